@@ -1,0 +1,1 @@
+"""Engines behind one protocol. Adapters translate; they never decide."""

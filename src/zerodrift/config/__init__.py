@@ -1,0 +1,1 @@
+"""One frozen struct per part of the product, and the profiles that ship with it."""

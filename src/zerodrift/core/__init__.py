@@ -1,0 +1,1 @@
+"""Pure values: requests, completions, weight versions, causes, errors. Nothing here computes or reads a file."""

@@ -1,0 +1,194 @@
+"""What an engine gave back: tokens, each with its behaviour logprob and the weights that made it.
+
+A completion that lacks a logprob, carries a NaN, or leaves a token without a weight version cannot be built:
+the faults that fill RL post-mortems are refused where they enter.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+import msgspec
+
+from zerodrift.core import require
+from zerodrift.core.errors import ContractViolation, InvalidCompletion, InvalidValue, NonFinite
+from zerodrift.core.request import SamplingParams
+from zerodrift.core.version import LineageSegment, VersionSpan, check_cover
+
+
+class LogprobKind(StrEnum):
+    """Which distribution a logprob belongs to."""
+
+    PROCESSED = "processed"
+    """The one sampled from: after bias, penalties, temperature and truncation."""
+    RAW = "raw"
+    """The model's own, before any of that."""
+
+
+class FinishReason(StrEnum):
+    """Why generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class TokenAlternative(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One entry of a top-k report."""
+
+    token_id: int
+    logprob: float
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One sampled sequence, with all that a trainer needs to reproduce its logprobs."""
+
+    prompt_token_ids: tuple[int, ...]
+    """As the engine saw them, which is not always as they were sent."""
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Behaviour logprob of each token, of the kind below."""
+    kind: LogprobKind
+    sampling: SamplingParams
+    """As resolved by the engine, with the seed that was used."""
+    finish_reason: FinishReason
+    versions: tuple[VersionSpan, ...]
+    """Weights that made each token's logits; spans over the output."""
+    fingerprint: str
+    """Digest of the engine's `EngineFingerprint`."""
+    sample_index: int = 0
+    lineage: tuple[LineageSegment, ...] = ()
+    """Weights that wrote the KV, over prompt and output; empty where the engine cannot tell."""
+    top_logprobs: tuple[tuple[TokenAlternative, ...], ...] = ()
+    """Alternatives per token, as many as were asked for; empty when none were."""
+    prompt_logprobs: tuple[float | None, ...] = ()
+    """Raw logprob of each prompt token; the first has none."""
+    cached_tokens: int | None = None
+    """Prompt tokens that came from a prefix cache; None where the engine does not say."""
+    text: str | None = None
+
+    def __post_init__(self) -> None:
+        """Impossible completions are refused."""
+        require.token_ids(InvalidCompletion, "token_ids", self.token_ids)
+        require.token_ids(InvalidCompletion, "prompt_token_ids", self.prompt_token_ids)
+        if not self.prompt_token_ids:
+            raise InvalidCompletion("the engine reports an empty prompt; ask it to return prompt token ids")
+        if len(self.logprobs) != len(self.token_ids):
+            raise InvalidCompletion(
+                f"{len(self.token_ids)} tokens carry {len(self.logprobs)} logprobs; "
+                "every sampled token needs one: request logprobs from the engine"
+            )
+        check_logprobs("logprobs", self.logprobs)
+        check_logprobs("prompt_logprobs", (value for value in self.prompt_logprobs if value is not None))
+        check_cover(self.versions, len(self.token_ids), "weight-version spans")
+        if self.lineage:
+            # The KV of the last sampled token is never written: nothing looked back on it yet.
+            check_cover(self.lineage, len(self.prompt_token_ids) + len(self.token_ids) - 1, "lineage segments")
+        if self.top_logprobs and len(self.top_logprobs) != len(self.token_ids):
+            raise InvalidCompletion(
+                f"{len(self.token_ids)} tokens carry alternatives for {len(self.top_logprobs)}"
+            )
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """Prompt and output, as the trainer scores them."""
+        return self.prompt_token_ids + self.token_ids
+
+
+def check_logprobs(name: str, values: Iterable[float]) -> None:
+    """Finite, and at most zero. vLLM writes -9999 for both -inf and NaN: that is a hidden NaN, and refused."""
+    for position, value in enumerate(values):
+        if not math.isfinite(value):
+            raise NonFinite(
+                f"{name}[{position}] is {value}; the row it came from is corrupt: discard the completion "
+                "and look for NaN in weights or activations"
+            )
+        if value <= -9998:
+            raise NonFinite(f"{name}[{position}] is {value}, the number some engines write for NaN or -inf")
+        # A softmax in fp32 may round to a hair above zero; more than that is no logprob.
+        if value > 1e-4:
+            raise InvalidCompletion(f"{name}[{position}] is {value}, which is no log-probability (above 0)")
+
+
+class LogprobContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the trainer must be able to reproduce: which distribution, and with which parameters.
+
+    A trainer that takes a softmax of logits / temperature can replay temperature and nothing else; truncation,
+    penalties and bias need the kept set or the whole processing.
+    """
+
+    kind: LogprobKind
+    sampling: SamplingParams
+    replays_processing: bool = False
+    """The trainer applies the full processing (bias, penalties, truncation) to its own logits."""
+
+    def __post_init__(self) -> None:
+        """What the trainer cannot replay is refused here, before it biases a gradient."""
+        if self.kind is LogprobKind.RAW or self.replays_processing:
+            return
+        params = self.sampling
+        if params.truncates:
+            raise ContractViolation(
+                f"top_p={params.top_p}, top_k={params.top_k}, min_p={params.min_p} renormalise over the kept "
+                "tokens, and a full softmax cannot reproduce that: sample without truncation, or replay it"
+            )
+        if params.penalises or params.logit_bias:
+            raise ContractViolation(
+                "penalties or logit bias change the sampled distribution in a way that a softmax of the logits "
+                "cannot reproduce: sample without them, or replay the processing in the trainer"
+            )
+
+    def check_same(self, other: "LogprobContract") -> None:
+        """Numbers under two contracts may be compared only if the contracts are equal in meaning."""
+        if self.kind is not other.kind:
+            raise ContractViolation(
+                f"{self.kind} logprobs were about to be compared with {other.kind} ones; "
+                "they belong to different distributions"
+            )
+        if self.kind is LogprobKind.PROCESSED and self.sampling.temperature != other.sampling.temperature:
+            raise ContractViolation(
+                f"temperature {self.sampling.temperature} against {other.sampling.temperature}: "
+                "the same tokens have different logprobs under each"
+            )
+
+
+class EngineFingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who computed the numbers, in three parts that are compared separately.
+
+    Two runs that differ only in `deployment` must agree in every number; a difference in `numeric` explains
+    rounding; a difference in `semantic` means that the numbers do not mean the same thing.
+    """
+
+    engine: str
+    semantic: Mapping[str, str]
+    """What the numbers mean: logprob mode, sampling defaults, model, tokenizer, template."""
+    numeric: Mapping[str, str]
+    """How they are computed: dtypes, kernels, attention backend, parallelism, library versions."""
+    deployment: Mapping[str, str]
+    """Where: host, cache sizes, limits."""
+
+    def __post_init__(self) -> None:
+        """Facts are strings, so that digests do not depend on float formatting."""
+        for part in (self.semantic, self.numeric, self.deployment):
+            for key, value in part.items():
+                if not isinstance(value, str):
+                    raise InvalidValue(f"fingerprint fact {key!r} is {value!r}; write facts as strings")
+
+    @property
+    def digest(self) -> str:
+        """Short digest of all three parts."""
+        return _digest([self.engine, self.semantic, self.numeric, self.deployment])
+
+    def digests(self) -> dict[str, str]:
+        """One digest per part."""
+        return {
+            "semantic": _digest([self.engine, self.semantic]),
+            "numeric": _digest([self.engine, self.numeric]),
+            "deployment": _digest([self.engine, self.deployment]),
+        }
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()[:16]

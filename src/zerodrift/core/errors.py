@@ -1,0 +1,186 @@
+"""Everything that zerodrift raises on purpose, in one tree.
+
+    ZerodriftError
+    ├── InvalidValue               value/invalid
+    │   ├── InvalidPrompt          value/prompt
+    │   ├── InvalidSampling        value/sampling
+    │   ├── InvalidCompletion      value/completion
+    │   ├── NonFinite              value/non-finite
+    │   └── ContractViolation      value/contract
+    ├── ConfigError                config/invalid
+    │   ├── UnknownKey             config/unknown-key
+    │   └── RetiredKey             config/retired-key
+    ├── ModelError                 model/invalid
+    │   ├── ModelNotFound          model/not-found
+    │   ├── NoWeights              model/no-weights
+    │   ├── TruncatedWeights       model/truncated-weights
+    │   ├── UnsafePath             model/unsafe-path
+    │   └── UnsupportedModel       model/unsupported
+    ├── EngineError                engine/failed
+    │   ├── EngineUnreachable      engine/unreachable
+    │   ├── EngineRefused          engine/refused
+    │   ├── BadAnswer              engine/bad-answer
+    │   └── CapabilityMissing      engine/capability-missing
+    ├── RecordError                record/invalid
+    │   ├── SchemaMismatch         record/schema
+    │   └── DigestMismatch         record/digest
+    └── MissingExtra               install/missing-extra
+
+A message says what happened, with which values, and what to do about it. `code` is stable: scripts may match on
+it, and `docs/errors.md` has a heading for each (a test compares the two). `assert` is for our own bugs only.
+"""
+
+from typing import ClassVar
+
+
+class ZerodriftError(Exception):
+    """Root of the tree; catch this to catch everything that zerodrift raises on purpose."""
+
+    code: ClassVar[str] = "zerodrift"
+    exit_code: ClassVar[int] = 2
+    """What the command line exits with: 2 for usage, 3 where an engine could not be judged."""
+
+
+class InvalidValue(ZerodriftError, ValueError):
+    """A value that cannot exist. Also a ValueError, so that decoders report it with its path."""
+
+    code = "value/invalid"
+
+
+class InvalidPrompt(InvalidValue):
+    """An empty prompt, or one with ids that the model does not have."""
+
+    code = "value/prompt"
+
+
+class InvalidSampling(InvalidValue):
+    """Sampling parameters out of range, or contradicting each other."""
+
+    code = "value/sampling"
+
+
+class InvalidCompletion(InvalidValue):
+    """A completion with missing logprobs, overlapping versions or other impossibilities."""
+
+    code = "value/completion"
+
+
+class NonFinite(InvalidValue):
+    """NaN or an infinity where a number was promised. Never neutralised, always refused."""
+
+    code = "value/non-finite"
+
+
+class ContractViolation(InvalidValue):
+    """Two sets of logprobs that do not mean the same thing were about to be compared."""
+
+    code = "value/contract"
+
+
+class ConfigError(ZerodriftError):
+    """A configuration that does not say what it means."""
+
+    code = "config/invalid"
+
+
+class UnknownKey(ConfigError):
+    """A key that no section has; typos are refused, with the nearest real key."""
+
+    code = "config/unknown-key"
+
+
+class RetiredKey(ConfigError):
+    """A key that only engines of the past had."""
+
+    code = "config/retired-key"
+
+
+class ModelError(ZerodriftError):
+    """A model that cannot be loaded safely."""
+
+    code = "model/invalid"
+
+
+class ModelNotFound(ModelError):
+    """No such directory, and no such built-in model."""
+
+    code = "model/not-found"
+
+
+class NoWeights(ModelError):
+    """A model directory without safetensors weights."""
+
+    code = "model/no-weights"
+
+
+class TruncatedWeights(ModelError):
+    """A safetensors file shorter, longer or other than its header says."""
+
+    code = "model/truncated-weights"
+
+
+class UnsafePath(ModelError):
+    """A weight index that points outside its own directory."""
+
+    code = "model/unsafe-path"
+
+
+class UnsupportedModel(ModelError):
+    """An architecture, or a part of one, that zerodrift does not claim to reproduce."""
+
+    code = "model/unsupported"
+
+
+class EngineError(ZerodriftError):
+    """The engine under audit failed; the verdict is INCONCLUSIVE, never PASS."""
+
+    code = "engine/failed"
+    exit_code = 3
+
+
+class EngineUnreachable(EngineError):
+    """Nothing answers at the address, or it stopped answering."""
+
+    code = "engine/unreachable"
+
+
+class EngineRefused(EngineError):
+    """The engine answered with a refusal (4xx)."""
+
+    code = "engine/refused"
+
+
+class BadAnswer(EngineError):
+    """The engine answered with something that cannot be true."""
+
+    code = "engine/bad-answer"
+
+
+class CapabilityMissing(EngineError):
+    """The engine cannot do what a probe needs; the message names the flag that would enable it."""
+
+    code = "engine/capability-missing"
+
+
+class RecordError(ZerodriftError):
+    """A file of ours, or a dump, that cannot be read as what it claims to be."""
+
+    code = "record/invalid"
+
+
+class SchemaMismatch(RecordError):
+    """A record written by another schema version."""
+
+    code = "record/schema"
+
+
+class DigestMismatch(RecordError):
+    """Content that is not what its digest says."""
+
+    code = "record/digest"
+
+
+class MissingExtra(ZerodriftError):
+    """A feature whose optional dependencies are not installed."""
+
+    code = "install/missing-extra"

@@ -1,0 +1,152 @@
+"""What is asked of an engine: a prompt in token ids, and every number that changes the distribution."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from zerodrift.core import require
+from zerodrift.core.errors import InvalidPrompt, InvalidSampling
+
+MAX_SEED = 2**63 - 1
+
+
+class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A prompt as the model sees it. Text is kept for people; the ids are what counts.
+
+    Example: `Prompt((1, 345, 99))`, or with `text=` where the ids came from a tokenizer.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str | None = None
+    cache_salt: str | None = None
+    """Engines share cached prefixes only between equal salts; the audit uses it to force a cold cache."""
+
+    def __post_init__(self) -> None:
+        """Ids may arrive as any sequence; they are kept as a tuple."""
+        if isinstance(self.token_ids, list):
+            msgspec.structs.force_setattr(self, "token_ids", tuple(self.token_ids))
+        require.token_ids(InvalidPrompt, "prompt", self.token_ids)
+        if not self.token_ids:
+            raise InvalidPrompt("the prompt is empty; a model needs at least one token, for example its BOS")
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Every id exists in a model of `vocab_size` tokens."""
+        for position, token in enumerate(self.token_ids):
+            if token >= vocab_size:
+                raise InvalidPrompt(
+                    f"prompt[{position}] is {token}, but the model has {vocab_size} tokens; "
+                    "the prompt was made with another tokenizer"
+                )
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that shapes the distribution a token is drawn from. Defaults sample the model's own.
+
+    Applied in this order, the one that vLLM documents: logit bias, penalties, temperature, min-p, top-k, top-p.
+    """
+
+    temperature: float = 1.0
+    """0 is greedy; the reported distribution is then that of temperature 1."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose mass reaches this."""
+    top_k: int = 0
+    """Keep this many tokens; 0 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this fraction of the likeliest."""
+    repetition_penalty: float = 1.0
+    """Divide positive and multiply negative logits of tokens seen in prompt or output."""
+    presence_penalty: float = 0.0
+    """Subtract from logits of tokens seen in the output."""
+    frequency_penalty: float = 0.0
+    """Subtract this for every time a token was seen in the output."""
+    logit_bias: Mapping[int, float] = {}
+    """Added to logits before anything else."""
+    seed: int | None = None
+    """Noise is a function of (seed, sample index, position) alone; None draws a seed and reports it."""
+    n: int = 1
+    """Samples per prompt."""
+    max_tokens: int = 16
+    min_tokens: int = 0
+    """No stop token before this many tokens."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = 0
+    """Alternatives to report beside the sampled token; None reports no logprobs at all."""
+    prompt_logprobs: int | None = None
+    """Alternatives to report for prompt tokens; None scores no prompt."""
+
+    def __post_init__(self) -> None:
+        """Out of range is refused, never clamped."""
+        if isinstance(self.stop, str):
+            raise InvalidSampling(f"stop is the string {self.stop!r}; give a tuple of strings")
+        for name in ("stop", "stop_token_ids"):
+            msgspec.structs.force_setattr(self, name, tuple(getattr(self, name)))
+        msgspec.structs.force_setattr(self, "logit_bias", dict(self.logit_bias))
+        _check_shape_of_distribution(self)
+        _check_penalties(self)
+        _check_lengths(self)
+
+    @property
+    def greedy(self) -> bool:
+        """Nothing is drawn: the likeliest token is taken."""
+        return self.temperature == 0
+
+    @property
+    def truncates(self) -> bool:
+        """Some tokens get probability zero, so a full-vocabulary softmax cannot reproduce the numbers."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
+    def penalises(self) -> bool:
+        """The distribution depends on which tokens came before, beyond what the model makes of them."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One prompt with its parameters: the unit that backends take."""
+
+    prompt: Prompt
+    sampling: SamplingParams = SamplingParams()
+
+
+def _check_shape_of_distribution(params: SamplingParams) -> None:
+    require.real(InvalidSampling, "temperature", params.temperature, "use 0 for greedy or a positive number", 0)
+    if 0 < params.temperature < 1e-2:
+        raise InvalidSampling(
+            f"temperature is {params.temperature!r}; below 0.01 logits overflow: use 0 for greedy decoding"
+        )
+    require.real(InvalidSampling, "top_p", params.top_p, "it is a mass in (0, 1]; 1 keeps every token", 0, 1)
+    if params.top_p == 0:
+        raise InvalidSampling("top_p is 0, which keeps no token; use temperature=0 for greedy decoding")
+    require.whole(InvalidSampling, "top_k", params.top_k, "it is a count; 0 keeps every token", 0)
+    require.real(InvalidSampling, "min_p", params.min_p, "it is a fraction in [0, 1)", 0, 1)
+    if params.min_p == 1:
+        raise InvalidSampling("min_p is 1, which keeps only ties of the likeliest token; use temperature=0")
+    if params.greedy and params.n > 1:
+        raise InvalidSampling(f"temperature 0 with n={params.n} gives {params.n} equal samples; use n=1")
+
+
+def _check_penalties(params: SamplingParams) -> None:
+    rule = "it divides logits, so it must be positive; 1 is off"
+    require.real(InvalidSampling, "repetition_penalty", params.repetition_penalty, rule, 1e-3)
+    for name in ("presence_penalty", "frequency_penalty"):
+        require.real(InvalidSampling, name, getattr(params, name), "it lies in [-2, 2]; 0 is off", -2, 2)
+    for token, bias in params.logit_bias.items():
+        require.whole(InvalidSampling, "logit_bias key", token, "it is a token id", 0)
+        require.real(InvalidSampling, f"logit_bias[{token}]", bias, "it lies in [-100, 100]", -100, 100)
+
+
+def _check_lengths(params: SamplingParams) -> None:
+    require.whole(InvalidSampling, "n", params.n, "ask for at least one sample", 1)
+    require.whole(InvalidSampling, "max_tokens", params.max_tokens, "generate at least one token", 1)
+    rule = f"it counts tokens and cannot exceed max_tokens={params.max_tokens}"
+    require.whole(InvalidSampling, "min_tokens", params.min_tokens, rule, 0, params.max_tokens)
+    require.token_ids(InvalidSampling, "stop_token_ids", params.stop_token_ids)
+    if any(not isinstance(text, str) or not text for text in params.stop):
+        raise InvalidSampling(f"stop is {params.stop!r}; every stop string must be a non-empty string")
+    for name in ("logprobs", "prompt_logprobs"):
+        if (count := getattr(params, name)) is not None:
+            require.whole(InvalidSampling, name, count, "it counts alternatives; None reports nothing", 0)
+    if params.seed is not None:
+        require.whole(InvalidSampling, "seed", params.seed, "it is a 63-bit count", 0, MAX_SEED)

@@ -1,0 +1,38 @@
+"""Range checks shared by the value types: each names the field, the value and the rule.
+
+`math.isfinite` and `isinstance` are spelt out once here so that no constructor forgets that NaN compares false
+with everything, and that `True` is an int.
+"""
+
+import math
+
+from zerodrift.core.errors import InvalidValue
+
+
+def real(
+    error: type[InvalidValue], name: str, value: object, rule: str, low: float, high: float = math.inf
+) -> None:
+    """`value` is a finite number in [low, high]; `rule` says the same in words, with what to do."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise error(f"{name} is {value!r}, which is not a finite number; {rule}")
+    if not low <= value <= high:
+        raise error(f"{name} is {value!r}; {rule}")
+
+
+def whole(
+    error: type[InvalidValue], name: str, value: object, rule: str, low: int, high: int | None = None
+) -> None:
+    """`value` is an int (never a bool) in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise error(f"{name} is {value!r}, which is not an integer; {rule}")
+    if value < low or (high is not None and value > high):
+        raise error(f"{name} is {value!r}; {rule}")
+
+
+def token_ids(error: type[InvalidValue], name: str, ids: object) -> None:
+    """`ids` is a tuple of non-negative ints; whether the model has them is the model's question."""
+    if not isinstance(ids, tuple):
+        raise error(f"{name} is a {type(ids).__name__}; token ids travel as a tuple of ints")
+    for position, token in enumerate(ids):
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+            raise error(f"{name}[{position}] is {token!r}; a token id is a non-negative int")

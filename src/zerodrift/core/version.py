@@ -1,0 +1,67 @@
+"""Which weights made a token: versions, the spans of tokens they cover, and where the KV came from.
+
+A version is the caller's label *and* the digest of the weights, because a label alone proves nothing: engines
+publish one that anybody may set without touching a tensor.
+"""
+
+import msgspec
+
+from zerodrift.core import require
+from zerodrift.core.errors import InvalidValue
+
+
+class WeightVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One set of weights: a label, and the digest that says whether the label is true."""
+
+    label: str
+    digest: str | None = None
+    """sha256 over the manifest in checkpoint space; None where the engine gives only a label."""
+
+    def __post_init__(self) -> None:
+        """A version must be nameable."""
+        if not self.label:
+            raise InvalidValue("a weight version needs a non-empty label; use the training step or a digest")
+
+
+class VersionSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Output tokens [start, end) were sampled from the logits of `version`."""
+
+    version: WeightVersion
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        """A span covers at least one token."""
+        require.whole(InvalidValue, "span start", self.start, "it counts output tokens from 0", 0)
+        require.whole(InvalidValue, "span end", self.end, "it lies after the start", self.start + 1)
+
+
+class LineageSegment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """KV of absolute positions [start, end) (prompt included) was written under `version`.
+
+    A span says which weights made the logits; a segment says which weights made what those logits looked back
+    on. After an in-flight update that keeps the cache the two differ, and only both together can be replayed.
+    """
+
+    version: WeightVersion
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        """A segment covers at least one position."""
+        require.whole(InvalidValue, "segment start", self.start, "it counts positions from 0", 0)
+        require.whole(InvalidValue, "segment end", self.end, "it lies after the start", self.start + 1)
+
+
+def check_cover(spans: tuple[VersionSpan, ...] | tuple[LineageSegment, ...], length: int, what: str) -> None:
+    """`spans` cover [0, length) in order, without gap or overlap."""
+    position = 0
+    for span in spans:
+        if span.start != position:
+            raise InvalidValue(
+                f"{what} leave {position}..{span.start} uncovered or twice covered; "
+                "each token has exactly one version"
+            )
+        position = span.end
+    if position != length:
+        raise InvalidValue(f"{what} cover {position} of {length}; each token has exactly one version")

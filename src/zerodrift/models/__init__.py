@@ -1,0 +1,1 @@
+"""Loading models safely, and building tiny ones on the spot."""

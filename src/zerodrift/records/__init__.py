@@ -1,0 +1,1 @@
+"""What goes to disk, with a schema version in every file."""

@@ -1,0 +1,1 @@
+"""Pages for people, rendered from a run directory alone."""
