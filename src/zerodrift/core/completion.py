@@ -97,6 +97,20 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.prompt_token_ids + self.token_ids
 
 
+class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A sample that came back and could not be a `Completion`; `code` is that of the error it would raise."""
+
+    code: str
+    message: str
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All samples of one request: what could be read, and what could not. Nothing is dropped in silence."""
+
+    completions: tuple[Completion, ...]
+    problems: tuple[Problem, ...] = ()
+
+
 def check_logprobs(name: str, values: Iterable[float]) -> None:
     """Finite, and at most zero. vLLM writes -9999 for both -inf and NaN: that is a hidden NaN, and refused."""
     for position, value in enumerate(values):

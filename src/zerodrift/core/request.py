@@ -103,13 +103,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One prompt with its parameters: the unit that backends take."""
-
-    prompt: Prompt
-    sampling: SamplingParams = SamplingParams()
-
-
 def _check_shape_of_distribution(params: SamplingParams) -> None:
     require.real(InvalidSampling, "temperature", params.temperature, "use 0 for greedy or a positive number", 0)
     if 0 < params.temperature < 1e-2:
@@ -150,3 +143,10 @@ def _check_lengths(params: SamplingParams) -> None:
             require.whole(InvalidSampling, name, count, "it counts alternatives; None reports nothing", 0)
     if params.seed is not None:
         require.whole(InvalidSampling, "seed", params.seed, "it is a 63-bit count", 0, MAX_SEED)
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One prompt with its parameters: the unit that backends take."""
+
+    prompt: Prompt
+    sampling: SamplingParams = SamplingParams()
