@@ -187,7 +187,7 @@ class EngineFingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """Facts are strings, so that digests do not depend on float formatting."""
         for part in (self.semantic, self.numeric, self.deployment):
             for key, value in part.items():
-                if not isinstance(value, str):
+                if type(value) is not str:
                     raise InvalidValue(f"fingerprint fact {key!r} is {value!r}; write facts as strings")
 
     @property

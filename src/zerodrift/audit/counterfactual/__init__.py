@@ -1,0 +1,1 @@
+"""What the engine would have reported if … : accounts, their evaluation, and the hypotheses that change them."""

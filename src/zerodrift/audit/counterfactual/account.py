@@ -1,0 +1,67 @@
+"""An account of what an engine did: the requested behaviour with some things changed.
+
+Each field is one stage on the way from prompt to reported number: the ids the model saw, the forward that computed
+logits, the parameters the sampler used, the distribution that was reported, and whose entry was read. A hypothesis
+changes one field; hypotheses on different fields compose because the stages do. The empty account is a healthy
+engine.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+AS_SENT = "as-sent"
+VANILLA = "vanilla"
+
+
+class Reported(StrEnum):
+    """Which distribution the reported number was read from."""
+
+    AS_CONTRACTED = "contract"
+    """Processed by the parameters that were in force."""
+    RAW = "raw"
+    """The model's own."""
+    UNRENORMALISED = "unrenormalised"
+    """Processed without truncation: the tokens were drawn from a part of it."""
+
+
+class Pick(StrEnum):
+    """Whose entry of that distribution was read."""
+
+    SAMPLED = "sampled"
+    NEXT_ROW = "next-row"
+    """The sampled token's entry, one row late."""
+    PREVIOUS_ROW = "previous-row"
+    PREVIOUS_VALUE = "previous-value"
+    """The number that belongs to the token before."""
+    NEXT_VALUE = "next-value"
+    TOP = "top"
+    """The likeliest token's entry."""
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done at each stage; defaults are what was asked for."""
+
+    context: str = AS_SENT
+    """Name of an edit to the prompt ids."""
+    forward: str = VANILLA
+    """Name of a forward that computed the logits."""
+    sampling: Mapping[str, float] = {}
+    """Sampling parameters in force that differ from those requested."""
+    bias: Mapping[int, float] = {}
+    """Logit bias in force beyond the requested one."""
+    reported: Reported = Reported.AS_CONTRACTED
+    pick: Pick = Pick.SAMPLED
+
+
+class Hypothesis(msgspec.Struct, frozen=True):
+    """One change to an account, and the cause it stands for."""
+
+    cause: str
+    says: str
+    """The change in words, with fitted values."""
+    account: Account
+    """The account with the change made."""
+    parameters: int = 0
+    """Values fitted to the data; each must earn its place."""

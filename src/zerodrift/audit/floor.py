@@ -1,0 +1,99 @@
+"""How far can rounding alone move a logprob? Measured, per token, by computing it in eight equivalent ways.
+
+The variants differ in what exact arithmetic would not see: attention implementation, batch layout, chunking. They
+run in the precision that the engine is expected to have; the spread around the reference is the token's σ.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from zerodrift.backends import variants
+from zerodrift.backends.teacher import Layout, Teacher
+from zerodrift.core.errors import ConfigError
+
+Floats = NDArray[np.float64]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+REPORT_EPSILON = 2.0**-24
+"""Engines report fp32 numbers; half a unit in the last place of a logprob near 1."""
+BINS = 8
+"""σ of a token that was not re-scored is read off a curve over log p with this many points."""
+
+
+class Floor(msgspec.Struct, frozen=True):
+    """The rounding floor: a summary, and a curve from log p to σ."""
+
+    precision: str
+    num_variants: int
+    num_tokens: int
+    mean: float
+    """Mean |deviation| of a variant from the reference."""
+    p90: float
+    edges: tuple[float, ...]
+    """log p at the points of the curve, ascending."""
+    sigmas: tuple[float, ...]
+
+    def sigma(self, logprobs: Floats) -> Floats:
+        """Rounding scale of tokens with these logprobs."""
+        curve = np.interp(logprobs, self.edges, self.sigmas)
+        result: Floats = np.hypot(curve, REPORT_EPSILON * np.maximum(1.0, np.abs(logprobs)))
+        return result
+
+
+class Passage(NamedTuple):
+    """Ids of a sequence, and the index of the first token whose logprob is wanted."""
+
+    ids: tuple[int, ...]
+    start: int
+
+
+def equivalent_teachers(model: Any, precision: str) -> list[Teacher]:
+    """Eight ways of computing the same thing in `precision`."""
+    if precision not in DTYPES:
+        raise ConfigError(f"precision {precision!r} has no rounding floor; choose one of {', '.join(DTYPES)}")
+    rounded = variants.in_dtype(model, DTYPES[precision])
+    return [
+        Teacher(rounded, layout=Layout.ALONE, attention="sdpa"),
+        Teacher(rounded, layout=Layout.ALONE, attention="eager"),
+        Teacher(rounded, layout=Layout.PADDED, attention="sdpa", batch=4),
+        Teacher(rounded, layout=Layout.PADDED, attention="eager", batch=7),
+        Teacher(rounded, layout=Layout.CHUNKED, attention="sdpa", chunk=1),
+        Teacher(rounded, layout=Layout.CHUNKED, attention="sdpa", chunk=16),
+        Teacher(rounded, layout=Layout.CHUNKED, attention="eager", chunk=7),
+        Teacher(rounded, layout=Layout.CHUNKED, attention="eager", chunk=33),
+    ]
+
+
+def measure_floor(model: Any, sequences: Sequence[Passage], precision: str) -> Floor:
+    """Score `sequences` in every variant, and compare with the model's own precision."""
+    exact = _score(Teacher(model, layout=Layout.PADDED), sequences)
+    teachers = equivalent_teachers(model, precision)
+    deviations = np.stack([_score(teacher, sequences) - exact for teacher in teachers])
+    per_token = np.sqrt((deviations**2).mean(axis=0))
+    order = np.argsort(exact)
+    groups = np.array_split(order, min(BINS, len(order)))
+    return Floor(
+        precision=precision,
+        num_variants=len(teachers),
+        num_tokens=len(exact),
+        mean=float(np.abs(deviations).mean()),
+        p90=float(np.quantile(np.abs(deviations), 0.9)),
+        edges=tuple(float(exact[group].mean()) for group in groups),
+        sigmas=tuple(float(np.sqrt((per_token[group] ** 2).mean())) for group in groups),
+    )
+
+
+def _score(teacher: Teacher, sequences: Sequence[Passage]) -> Floats:
+    rows = teacher.logits([item.ids for item in sequences], [item.start for item in sequences])
+    scored = []
+    for item, logits_TV in zip(sequences, rows, strict=True):
+        wide_TV = logits_TV if logits_TV.dtype is torch.float64 else logits_TV.float()
+        logprobs_TV = torch.log_softmax(wide_TV, dim=-1)
+        tokens = torch.tensor(item.ids[item.start :])
+        scored.append(logprobs_TV[torch.arange(len(tokens)), tokens].double().numpy())
+    return np.concatenate(scored)

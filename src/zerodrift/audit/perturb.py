@@ -1,0 +1,105 @@
+"""A known change to a checkpoint, by groups, so that what arrived and what did not can be told apart.
+
+Every tensor is moved by noise of a fixed share of its own spread. One group is one layer, the embedding, the final
+norm or the head: what an update path forgets, it forgets by such groups.
+"""
+
+import copy
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+from zerodrift.backends.teacher import Layout, Teacher
+from zerodrift.core.completion import Completion
+
+Floats = NDArray[np.float64]
+SHARE = 0.02
+"""Noise in units of a tensor's own spread: moves logprobs by about 0.1 nat, a thousand times the fp32 floor."""
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+
+
+class GroupedWeights:
+    """Two models, old and new, that differ by a known amount in every group."""
+
+    def __init__(self, old: Any, new: Any) -> None:
+        """Both models stay as they are."""
+        self.old, self.new = old, new
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Names of the groups, in the order of the forward."""
+        seen = dict.fromkeys(group_of(name) for name in self.new.state_dict())
+        return tuple(seen)
+
+    def score(self, model: Any, completions: Sequence[Completion]) -> Floats:
+        """Logprobs of all output tokens under `model`, at temperature 1."""
+        teacher = Teacher(model, layout=Layout.PADDED)
+        sequences = [completion.sequence for completion in completions]
+        starts = [len(completion.prompt_token_ids) for completion in completions]
+        scores = []
+        for completion, logits_TV in zip(completions, teacher.logits(sequences, starts), strict=True):
+            logprobs_TV = torch.log_softmax(logits_TV, dim=-1)
+            rows = torch.arange(len(completion.token_ids))
+            scores.append(logprobs_TV[rows, torch.tensor(completion.token_ids)].double().numpy())
+        return np.concatenate(scores)
+
+    def effects(self, completions: Sequence[Completion], at_new: Floats) -> dict[str, Floats]:
+        """Δ that each group would leave behind if it alone had not arrived."""
+        mixed = copy.deepcopy(self.new)
+        state, old = mixed.state_dict(), self.old.state_dict()
+        effects = {}
+        for group in self.groups:
+            names = [name for name in state if group_of(name) == group]
+            kept = {name: state[name].clone() for name in names}
+            for name in names:
+                state[name].copy_(old[name])
+            effects[group] = at_new - self.score(mixed, completions)
+            for name in names:
+                state[name].copy_(kept[name])
+        return effects
+
+
+def group_of(name: str) -> str:
+    """`layer 3`, or the last module that owns a tensor outside the layers."""
+    if match := _LAYER.search(name):
+        return f"layer {match.group(1)}"
+    return name.removesuffix(".weight").rsplit(".", maxsplit=1)[-1]
+
+
+def perturbed(model: Any, seed: int) -> Any:
+    """A copy of `model` with every parameter moved by a known amount."""
+    changed = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+            spread = parameter.std() if parameter.numel() > 1 else parameter.abs()
+            # A constant tensor (a fresh norm) has no spread; move it by its size.
+            spread = torch.where(spread > 0, spread, parameter.abs().mean())
+            moved = parameter + SHARE * spread * noise.to(parameter)
+            # Through fp32, so that the checkpoint on disk and this copy are the same numbers.
+            parameter.copy_(moved.float().to(parameter.dtype))
+    return changed
+
+
+def write_checkpoint(model: Any, like: Path, directory: Path) -> Path:
+    """`model`'s weights in fp32 beside the configuration and tokenizer of the checkpoint `like`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for file in like.iterdir():
+        if file.is_file() and file.suffix not in {".safetensors"} and "index" not in file.name:
+            shutil.copyfile(file, directory / file.name)
+    tied = {name for name, _ in model.named_parameters()}
+    state = {
+        name: tensor.detach().float().contiguous()
+        for name, tensor in model.state_dict().items()
+        if name in tied
+    }
+    save_file(state, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory

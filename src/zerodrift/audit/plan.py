@@ -1,0 +1,41 @@
+"""Which requests an audit sends. A plan is a pure function of configuration and prompts, so a run can resume."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from zerodrift.core.request import Prompt, Request, SamplingParams
+
+PAIRED_EVERY = 8
+"""One request in so many draws two samples, to see that they differ."""
+PROBE_REQUESTS = 8
+LONG_PROMPT = 300
+"""Longer than two of the largest cache blocks in use (128 tokens, vLLM on CPU)."""
+
+
+def parity_requests(prompts: Sequence[Prompt], sampling: SamplingParams, trials: int, seed: int) -> list[Request]:
+    """`trials` samples dealt over the prompts in turn, each with a seed of its own."""
+    requests, number, drawn = [], 0, 0
+    while drawn < trials:
+        n = 2 if number % PAIRED_EVERY == 0 and not sampling.greedy and trials - drawn > 1 else 1
+        params = msgspec.structs.replace(sampling, seed=seed + number, n=n)
+        requests.append(Request(prompts[number % len(prompts)], params))
+        number, drawn = number + 1, drawn + n
+    return requests
+
+
+def probe_requests(
+    vocab_size: int, max_model_len: int, max_tokens: int, special: Sequence[int], seed: int
+) -> list[Request]:
+    """Long prompts of random ids at temperature 1: for caches, batches and weight updates."""
+    rng = np.random.default_rng(seed)
+    allowed = np.setdiff1d(np.arange(vocab_size), np.array(special, dtype=np.int64))
+    length = min(LONG_PROMPT, max_model_len - max_tokens - 1)
+    return [
+        Request(
+            Prompt(tuple(rng.choice(allowed, length - 7 * number).tolist())),
+            SamplingParams(temperature=1.0, max_tokens=max_tokens, seed=seed + number),
+        )
+        for number in range(PROBE_REQUESTS)
+    ]

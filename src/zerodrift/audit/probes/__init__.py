@@ -1,0 +1,1 @@
+"""One controlled difference each, and a check that it was not vacuous."""

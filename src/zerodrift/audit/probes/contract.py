@@ -1,0 +1,118 @@
+"""Rung 1: did the engine do what was asked, before any number is compared?
+
+Cheap checks on what came back: the prompt it saw, values it could not give, samples that should differ. A fault
+found here is exact: no statistics are involved.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous
+from zerodrift.core.completion import Completion, FinishReason
+from zerodrift.records.rollout import Rollout
+from zerodrift.records.verdict import CauseFound, Outcome
+
+NAME = "contract"
+PROBLEM_CAUSES = {"value/non-finite": "semantic/nonfinite"}
+
+
+def contract(rollouts: Sequence[Rollout], engine: str, bos: int | None) -> ProbeResult:
+    """Judge every rollout of the plan, those without a completion included."""
+    completed = [rollout for rollout in rollouts if rollout.completion is not None]
+    problems = [rollout.problem for rollout in rollouts if rollout.problem is not None]
+    causes = [*_problems(rollouts, engine), *_prompts(completed, engine, bos), *_seeds(completed, engine)]
+    causes += _stops(completed, engine)
+    evidence = {"completions": len(completed), "unreadable": len(problems)}
+    if causes:
+        says = causes[0].evidence
+        return answered(NAME, Outcome.FAIL, says, evidence, required=True, causes=tuple(causes))
+    if problems:
+        says = f"{len(problems)} of {len(rollouts)} samples could not be read: {problems[0].message}"
+        return answered(NAME, Outcome.INCONCLUSIVE, says, evidence, required=True)
+    if not completed:
+        return vacuous(NAME, "no completion came back", evidence, required=True)
+    return answered(
+        NAME,
+        Outcome.PASS,
+        f"{len(completed)} completions: prompts as sent, logprobs finite, samples distinct",
+        evidence,
+        required=True,
+    )
+
+
+def _problems(rollouts: Sequence[Rollout], engine: str) -> list[CauseFound]:
+    codes = Counter(rollout.problem.code for rollout in rollouts if rollout.problem is not None)
+    causes = []
+    for code, count in codes.items():
+        if code in PROBLEM_CAUSES:
+            first = next(r.problem.message for r in rollouts if r.problem is not None and r.problem.code == code)
+            says = f"{count} of {len(rollouts)} samples carry no usable logprob: {first}"
+            causes.append(found(PROBLEM_CAUSES[code], engine, NAME, says, explained=count / len(rollouts)))
+    return causes
+
+
+def _prompts(rollouts: Sequence[Rollout], engine: str, bos: int | None) -> list[CauseFound]:
+    """The first prompt that the engine saw differently, classified by how."""
+    changed = [r for r in rollouts if _seen(r) != r.request.prompt.token_ids]
+    if not changed:
+        return []
+    sent, seen = changed[0].request.prompt.token_ids, _seen(changed[0])
+    share = len(changed) / len(rollouts)
+    cause, how = _classify_prompt(sent, seen, bos)
+    says = f"the engine saw {how} in {len(changed)} of {len(rollouts)} prompts: sent {len(sent)} ids, saw {len(seen)}"
+    return [found(cause, engine, NAME, says, explained=share)]
+
+
+def _classify_prompt(sent: tuple[int, ...], seen: tuple[int, ...], bos: int | None) -> tuple[str, str]:
+    if bos is not None and seen == (bos, *sent):
+        return "semantic/bos", "one BOS more than was sent"
+    if bos is not None and sent == (bos, *seen):
+        return "semantic/bos", "one BOS fewer than was sent"
+    if seen == sent[: len(seen)] or sent == seen[: len(sent)]:
+        return "semantic/template", "another end of the prompt"
+    if len(seen) != len(sent) and sorted(set(seen)) != sorted(set(sent)):
+        return "semantic/retokenised", "other token ids for the same prompt"
+    return "semantic/misbound-output", "another request's prompt"
+
+
+def _seeds(rollouts: Sequence[Rollout], engine: str) -> list[CauseFound]:
+    """Samples of one request that repeat each other although the request drew more than one."""
+    groups: dict[int, list[Completion]] = {}
+    for rollout in rollouts:
+        if rollout.completion is not None and rollout.request.sampling.n > 1:
+            groups.setdefault(rollout.index, []).append(rollout.completion)
+    groups = {index: group for index, group in groups.items() if len(group) > 1}
+    if not groups:
+        return []
+    equal = [
+        group
+        for group in groups.values()
+        if len({completion.token_ids for completion in group}) == 1
+        # A short or certain output may repeat by chance: demand a joint surprise of 20 nats.
+        and -sum(group[0].logprobs) * (len(group) - 1) > 20
+    ]
+    if not equal:
+        return []
+    says = f"all samples of {len(equal)} of {len(groups)} requests are equal, token for token"
+    return [found("semantic/seed", engine, NAME, says, explained=len(equal) / len(groups))]
+
+
+def _stops(rollouts: Sequence[Rollout], engine: str) -> list[CauseFound]:
+    """Outputs that ended by a stop and yet do not end in a stop token, or go on after one."""
+    wrong = [r for r in rollouts if r.completion is not None and _overruns(r.completion, r)]
+    if not wrong:
+        return []
+    says = f"{len(wrong)} outputs are longer than max_tokens or carry tokens after a stop"
+    return [found("semantic/eos", engine, NAME, says, explained=len(wrong) / len(rollouts))]
+
+
+def _overruns(completion: Completion, rollout: Rollout) -> bool:
+    limit = rollout.request.sampling.max_tokens
+    return len(completion.token_ids) > limit or (
+        completion.finish_reason is FinishReason.LENGTH and len(completion.token_ids) != limit
+    )
+
+
+def _seen(rollout: Rollout) -> tuple[int, ...]:
+    assert rollout.completion is not None, "only completed rollouts are asked"
+    return rollout.completion.prompt_token_ids

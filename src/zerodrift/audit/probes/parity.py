@@ -1,0 +1,100 @@
+"""Rungs 3 and 4: are the reported numbers the trainer's, and were the tokens drawn from what they claim?"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from zerodrift.audit.floor import Floor
+from zerodrift.audit.measure import TokenTable
+from zerodrift.audit.probes.result import ProbeResult, answered, vacuous
+from zerodrift.config.precision import Magnitude
+from zerodrift.records.verdict import Outcome
+from zerodrift.stats.intervals import bootstrap_mean
+from zerodrift.stats.martingale import sampling_fidelity
+from zerodrift.stats.ratios import sequence_ess, token_ess
+from zerodrift.stats.summary import summarise
+
+LEAST_TOKENS = 200
+"""Fewer tokens than this decide nothing: a top-p fault needs about 400."""
+FLOOR_MULTIPLE = 5.0
+"""An engine has other kernels than the reference's variants: vLLM on CPU sits at 2 to 4 floors in fp32."""
+SAMPLING_ALPHA = 1e-6
+"""Two-sided; 3,000 healthy runs are expected to raise 0.003 false alarms."""
+VETO_NATS = 2.0
+"""No dense model in bf16 was ever seen above 0.5 on a healthy token."""
+
+
+class Gates(NamedTuple):
+    """The limits in force: the profile's, or a multiple of the measured floor where that is higher."""
+
+    mean: float
+    p90: float
+    k3: float
+    veto: float
+
+
+def gates_for(profile: Magnitude, floor: Floor) -> Gates:
+    """Relative to the floor and to the precision profile, never one absolute number."""
+    mean = max(profile.mean_abs, FLOOR_MULTIPLE * floor.mean)
+    p90 = max(profile.p90_abs, FLOOR_MULTIPLE * floor.p90)
+    return Gates(mean, p90, profile.k3, max(VETO_NATS, 100 * floor.p90))
+
+
+def parity(table: TokenTable, gates: Gates, rng: np.random.Generator) -> ProbeResult:
+    """Mean and p90 of |Δ| decide, k3 is capped, the maximum is a veto."""
+    name = "parity"
+    possible = np.isfinite(table.contracted)
+    excluded = int((~possible).sum())
+    delta = table.delta[possible]
+    if len(delta) < LEAST_TOKENS:
+        return vacuous(name, f"{len(delta)} tokens; {LEAST_TOKENS} are needed", required=True)
+    summary = summarise(delta)
+    interval = bootstrap_mean(np.abs(delta), table.sequence[possible], rng)
+    evidence = {
+        "tokens": summary.count,
+        "mean": summary.mean,
+        "mean_low": interval.low,
+        "mean_high": interval.high,
+        "p90": summary.p90,
+        "p99": summary.p99,
+        "max": summary.max,
+        "k3": summary.k3,
+        "signed_mean": summary.signed_mean,
+        "token_ess": token_ess(delta),
+        "sequence_ess": sequence_ess(delta, table.sequence[possible]),
+        "impossible_tokens": excluded,
+    }
+    broken = [
+        f"{label} {value:.3g} > {limit:.3g}"
+        for label, value, limit in (
+            ("mean |Δ|", summary.mean, gates.mean),
+            ("p90 |Δ|", summary.p90, gates.p90),
+            ("k3", summary.k3, gates.k3),
+            ("max |Δ|", summary.max, gates.veto),
+        )
+        if value > limit
+    ]
+    if excluded > max(1, 1e-3 * len(possible)):
+        broken.append(f"{excluded} sampled tokens are excluded by the requested parameters")
+    status = Outcome.FAIL if broken else Outcome.PASS
+    says = "; ".join(broken) or f"mean |Δ| {summary.mean:.3g} over {summary.count} tokens, gate {gates.mean:.3g}"
+    return answered(name, status, says, evidence, required=True)
+
+
+def fidelity(table: TokenTable) -> ProbeResult:
+    """A martingale test of the sampled tokens against the distribution that the request describes."""
+    name = "sampling"
+    possible = np.isfinite(table.contracted)
+    if int(possible.sum()) < LEAST_TOKENS:
+        return vacuous(name, f"{int(possible.sum())} tokens; {LEAST_TOKENS} are needed", required=True)
+    test = sampling_fidelity(
+        np.minimum(table.contracted[possible], 0.0), table.entropy[possible], table.variance[possible]
+    )
+    evidence = {"z": test.z, "p": test.p_value, "tokens": test.tokens, "variance": test.variance}
+    if test.vacuous:
+        return vacuous(name, "the sampled distributions are (nearly) points", evidence, required=True)
+    if test.p_value < SAMPLING_ALPHA:
+        side = "likelier" if test.z > 0 else "rarer"
+        says = f"sampled tokens are {side} than the requested distribution allows (z = {test.z:+.1f})"
+        return answered(name, Outcome.FAIL, says, evidence, required=True)
+    return answered(name, Outcome.PASS, f"z = {test.z:+.2f}, p = {test.p_value:.2g}", evidence, required=True)

@@ -1,0 +1,73 @@
+"""What every probe gives back: an answer, the evidence, and the causes it can name by itself."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from zerodrift.core.cause import CAUSES
+from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord
+
+Evidence = Mapping[str, float | int | str | bool]
+
+
+class ProbeResult(NamedTuple):
+    """A probe's record and the causes it found."""
+
+    record: ProbeRecord
+    causes: tuple[CauseFound, ...] = ()
+
+
+def answered(
+    name: str,
+    status: Outcome,
+    says: str,
+    evidence: Evidence | None = None,
+    *,
+    required: bool = False,
+    causes: tuple[CauseFound, ...] = (),
+) -> ProbeResult:
+    """The question was asked and answered."""
+    record = ProbeRecord(name=name, status=status, says=says, evidence=evidence or {}, required=required)
+    return ProbeResult(record, causes)
+
+
+def vacuous(name: str, says: str, evidence: Evidence | None = None, *, required: bool = False) -> ProbeResult:
+    """The question was asked and its premise did not hold: nothing was learnt."""
+    record = ProbeRecord(
+        name=name,
+        status=Outcome.INCONCLUSIVE,
+        says=says,
+        evidence=evidence or {},
+        required=required,
+        vacuous=True,
+    )
+    return ProbeResult(record)
+
+
+def not_judged(name: str, says: str, *, required: bool = False) -> ProbeResult:
+    """The engine cannot answer, or failed while answering."""
+    return ProbeResult(
+        ProbeRecord(name=name, status=Outcome.INCONCLUSIVE, says=says, required=required)
+    )
+
+
+def found(
+    cause: str,
+    engine: str,
+    probe: str,
+    evidence: str,
+    *,
+    explained: float = 1.0,
+    interval: tuple[float, float] = (1.0, 1.0),
+    gating: bool | None = None,
+) -> CauseFound:
+    """A cause with its fix for `engine`; whether it gates is the cause's own unless a probe knows better."""
+    known = CAUSES[cause]
+    return CauseFound(
+        cause=cause,
+        gating=known.gating if gating is None else gating,
+        explained=explained,
+        interval=interval,
+        evidence=evidence,
+        fix=known.fix(engine),
+        found_by=probe,
+    )

@@ -1,0 +1,211 @@
+"""Rung 7: does a weight update arrive, whole, and does nothing older survive it?
+
+A known perturbation B of the checkpoint A is pushed the way the trainer pushes weights, and the engine is asked
+again. Four accounts are told apart on the same tokens:
+
+    delivered            the engine is at B: slope 1 of the observed on the predicted change
+    stale                the engine is still at A: slope 0
+    partial              Δ is a sum of the effects of groups that did not arrive, and the groups are named
+    stale prefix cache   fresh prompts are at B, cached ones are B looking back on A's keys and values
+
+Afterwards A is pushed back and must answer as before (A→B→A). Requests must sample at temperature 1 without
+truncation, where raw and processed logprobs are the same number.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from zerodrift.audit.perturb import GroupedWeights
+from zerodrift.audit.probes.parity import Gates
+from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
+from zerodrift.backends.base import Backend, Capability
+from zerodrift.backends.teacher import Teacher
+from zerodrift.core.completion import Completion
+from zerodrift.core.errors import BadAnswer
+from zerodrift.core.request import Prompt, Request
+from zerodrift.core.version import WeightVersion
+from zerodrift.records.verdict import CauseFound, Outcome
+
+Floats = NDArray[np.float64]
+NAME = "weight-sync"
+MISSING = 0.5
+"""A group whose effect is present to more than this share did not arrive."""
+
+
+class Update(NamedTuple):
+    """How the trainer updates this engine."""
+
+    before: Path
+    after: Path
+    resets_cache: bool
+
+
+class Seen(NamedTuple):
+    """Completions after the update, with what both sets of weights say about them."""
+
+    completions: list[Completion]
+    reported: Floats
+    at_new: Floats
+    at_old: Floats
+
+    @property
+    def gap(self) -> float:
+        """Mean |Δ| against the new weights."""
+        return float(np.abs(self.at_new - self.reported).mean())
+
+    @property
+    def slope(self) -> float:
+        """Observed change regressed on the predicted one: 1 delivered, 0 stale."""
+        predicted, observed = self.at_new - self.at_old, self.reported - self.at_old
+        return float(predicted @ observed / (predicted @ predicted))
+
+
+def weight_sync(
+    engine: Backend, weights: GroupedWeights, update: Update, requests: Sequence[Request], gates: Gates
+) -> ProbeResult:
+    """Push B, look, push A back, look again."""
+    needed = {Capability.LOAD_WEIGHTS, Capability.SEED}
+    if missing := needed - engine.capabilities:
+        return not_judged(NAME, f"the engine does not offer: {', '.join(sorted(missing))}")
+    _generate(engine, requests)
+    try:
+        engine.load_weights(update.after, WeightVersion("audit-b"))
+        if update.resets_cache:
+            engine.reset_cache()
+        cached = _see(weights, _generate(engine, requests))
+        fresh = _see(weights, _generate(engine, [_salted(request, "audit-b") for request in requests]))
+    finally:
+        engine.load_weights(update.before, WeightVersion("audit-a"))
+        if Capability.RESET_CACHE in engine.capabilities:
+            engine.reset_cache()
+    back = _generate(engine, [_salted(request, "audit-a") for request in requests])
+    returned = float(np.abs(weights.score(weights.old, back) - _reported(back)).mean())
+    return _judge(engine, weights, cached, fresh, returned, gates)
+
+
+def _judge(
+    engine: Backend, weights: GroupedWeights, cached: Seen, fresh: Seen, returned: float, gates: Gates
+) -> ProbeResult:
+    hits = sum(completion.cached_tokens or 0 for completion in cached.completions)
+    signal = float(np.abs(fresh.at_new - fresh.at_old).mean())
+    evidence = {
+        "slope": fresh.slope,
+        "gap_fresh": fresh.gap,
+        "gap_cached": cached.gap,
+        "gap_returned": returned,
+        "predicted_change": signal,
+        "cached_tokens": hits,
+    }
+    if signal < 5 * gates.mean:
+        return vacuous(NAME, f"the update moves logprobs by {signal:.2g}, too little to see", evidence)
+    causes = _causes(engine, weights, cached, fresh, gates)
+    if causes:
+        return answered(NAME, Outcome.FAIL, causes[0].evidence, evidence, causes=tuple(causes))
+    if returned > gates.mean:
+        says = f"after A→B→A the engine is {returned:.2g} away from A"
+        cause = found("weights/buffer", engine.name, NAME, says)
+        return answered(NAME, Outcome.FAIL, says, evidence, causes=(cause,))
+    says = f"the update arrived whole (slope {fresh.slope:.4f}) and left nothing behind"
+    if Capability.CACHED_TOKENS in engine.capabilities and not hits:
+        says += "; the cache held nothing to go stale"
+    return answered(NAME, Outcome.PASS, says, evidence)
+
+
+def _causes(
+    engine: Backend, weights: GroupedWeights, cached: Seen, fresh: Seen, gates: Gates
+) -> list[CauseFound]:
+    causes = []
+    if fresh.gap > gates.mean:
+        causes.append(_undelivered(engine, weights, fresh))
+    elif cached.gap > gates.mean:
+        causes.append(_stale_prefix(engine, weights, cached))
+    return causes
+
+
+def _undelivered(engine: Backend, weights: GroupedWeights, fresh: Seen) -> CauseFound:
+    """Δ as a non-negative combination of the effects of single groups."""
+    delta = fresh.at_new - fresh.reported
+    effects = weights.effects(fresh.completions, fresh.at_new)
+    shares = _shares(delta, effects)
+    absent = [name for name, share in shares.items() if share > MISSING]
+    left = delta - sum((shares[name] * effects[name] for name in effects), np.zeros_like(delta))
+    explained = 1 - float(np.abs(left).sum() / np.abs(delta).sum())
+    if len(absent) == len(shares) or abs(fresh.slope) < 0.1:
+        says = f"the engine answers as before the update: slope {fresh.slope:.3f}"
+        return found("weights/stale", engine.name, NAME, says, explained=explained)
+    if absent and explained > MISSING:
+        says = f"did not arrive: {', '.join(absent)} ({explained:.0%} of the difference)"
+        return found("weights/partial", engine.name, NAME, says, explained=explained)
+    says = f"after the update the engine is at neither version: slope {fresh.slope:.3f}, no group explains it"
+    return found("unexplained", engine.name, NAME, says, explained=max(0.0, explained))
+
+
+def _shares(delta: Floats, effects: Mapping[str, Floats]) -> dict[str, float]:
+    names = list(effects)
+    # Groups with large effects must not drown the others: columns are scaled, shares are scaled back.
+    matrix = np.stack([effects[name] for name in names], axis=1)
+    scale = np.sqrt((matrix**2).sum(axis=0)).clip(min=1e-12)
+    solution, _ = nnls(matrix / scale, delta)
+    return dict(zip(names, (solution / scale).tolist(), strict=True))
+
+
+def _stale_prefix(engine: Backend, weights: GroupedWeights, cached: Seen) -> CauseFound:
+    """What the new weights make of the old ones' keys and values, for as many tokens as the engine reused."""
+    before, after = 0.0, 0.0
+    teacher = Teacher(weights.new)
+    begin = 0
+    for completion in cached.completions:
+        end = begin + len(completion.token_ids)
+        reported = cached.reported[begin:end]
+        before += float(np.abs(cached.at_new[begin:end] - reported).sum())
+        predicted = _replay(teacher, weights.old, completion)
+        after += float(np.abs(predicted - reported).sum())
+        begin = end
+    explained = 1 - after / before
+    hits = sum(completion.cached_tokens or 0 for completion in cached.completions)
+    says = (
+        f"fresh prompts answer with the new weights, {hits} cached prompt tokens with the old ones' keys and "
+        f"values: replaying that explains {explained:.1%} of the difference"
+    )
+    cause = "weights/stale-prefix-cache" if explained > MISSING else "unexplained"
+    return found(cause, engine.name, NAME, says, explained=explained)
+
+
+def _replay(teacher: Teacher, earlier: Any, completion: Completion) -> Floats:
+    start = len(completion.prompt_token_ids)
+    logits_TV = teacher.continued(completion.sequence, start, earlier, completion.cached_tokens or 0)
+    logprobs_TV = torch.log_softmax(logits_TV, dim=-1)
+    rows = torch.arange(len(completion.token_ids))
+    return logprobs_TV[rows, torch.tensor(completion.token_ids)].double().numpy()
+
+
+def _see(weights: GroupedWeights, completions: list[Completion]) -> Seen:
+    return Seen(
+        completions,
+        _reported(completions),
+        weights.score(weights.new, completions),
+        weights.score(weights.old, completions),
+    )
+
+
+def _reported(completions: Sequence[Completion]) -> Floats:
+    return np.concatenate([np.array(completion.logprobs) for completion in completions])
+
+
+def _generate(engine: Backend, requests: Sequence[Request]) -> list[Completion]:
+    answers = engine.generate(requests)
+    for answer in answers:
+        if not answer.completions:
+            problem = answer.problems[0].message if answer.problems else "no sample at all"
+            raise BadAnswer(f"the engine's answer cannot be used: {problem}")
+    return [answer.completions[0] for answer in answers]
+
+
+def _salted(request: Request, salt: str) -> Request:
+    return Request(Prompt(request.prompt.token_ids, request.prompt.text, salt), request.sampling)

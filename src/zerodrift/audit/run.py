@@ -1,0 +1,236 @@
+"""The audit from first question to verdict: the ladder, in order, each rung once.
+
+Everything that decides is elsewhere; this file says what happens when. An engine that dies or answers nonsense ends
+a probe, not the audit: what could not be judged is said so, and the run directory can be resumed.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from zerodrift.audit import verdict as judging
+from zerodrift.audit.diagnose import diagnose
+from zerodrift.audit.floor import Floor, Passage, measure_floor
+from zerodrift.audit.measure import Measurement, Observed, TokenTable, measure, tabulate
+from zerodrift.audit.observe import observe
+from zerodrift.audit.perturb import GroupedWeights, perturbed, write_checkpoint
+from zerodrift.audit.plan import parity_requests, probe_requests
+from zerodrift.audit.probes import consistency
+from zerodrift.audit.probes.contract import contract
+from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, parity
+from zerodrift.audit.probes.result import ProbeResult, answered, not_judged
+from zerodrift.audit.probes.sync import Update, weight_sync
+from zerodrift.audit.shape import describe, shape
+from zerodrift.backends.base import Backend
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.config.precision import PROFILES, Precision
+from zerodrift.config.validation import ValidationConfig
+from zerodrift.core.errors import EngineError, InvalidValue
+from zerodrift.core.request import Prompt, SamplingParams
+from zerodrift.records.rollout import Rollout
+from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
+
+DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP8: "bfloat16"}
+FLOOR_SHARE = 8
+"""The floor is measured on one sequence in so many, eight variants each: one more scoring pass in all."""
+LEAST_FLOOR_SEQUENCES = 6
+
+
+class Progress:
+    """Where an audit says how far it is; the command line draws a bar."""
+
+    def stage(self, name: str) -> None:
+        """A new rung begins."""
+
+    def step(self, done: int, total: int) -> None:
+        """Within the rung."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What is audited, against what, how thoroughly."""
+
+    engine: Backend
+    reference: ReferenceBackend
+    prompts: Sequence[Prompt]
+    sampling: SamplingParams
+    validation: ValidationConfig
+    precision: Precision
+    directory: Path
+    checkpoint: Path | None = None
+    """A directory with the reference's weights; enables the weight-sync probe."""
+    resets_cache: bool = True
+    """Whether the trainer's own update resets the prefix cache."""
+    progress: Progress = Progress()
+
+    def run(self) -> "Audited":
+        """All rungs."""
+        rng = np.random.default_rng(self.validation.seed)
+        results, rollouts = self._ask()
+        observed = [
+            Observed(rollout.completion, rollout.request.sampling)
+            for rollout in rollouts
+            if rollout.completion is not None and rollout.completion.token_ids
+        ]
+        if not observed:
+            floor = None
+            conclusion = judging.conclude([*results, not_judged("parity", "nothing to compare", required=True)], ())
+            return self._audited(conclusion, results, floor, None, {}, ())
+        self.progress.stage("floor")
+        floor = self._floor(observed)
+        gates = gates_for(self.validation.gate_for(self.precision), floor)
+        measurements = self._measure(observed)
+        table = tabulate(measurements, floor)
+        parity_result, fidelity_result = parity(table, gates, rng), fidelity(table)
+        results += [parity_result, fidelity_result]
+        causes: tuple[CauseFound, ...] = ()
+        if Outcome.FAIL in (parity_result.record.status, fidelity_result.record.status):
+            causes = self._diagnose(measurements, table, floor, gates, rng)
+        results += self._consistency(gates)
+        if self.checkpoint is not None:
+            results.append(self._guard("weight-sync", lambda: self._sync(gates)))
+        conclusion = judging.conclude(results, causes)
+        return self._audited(conclusion, results, floor, table, gates._asdict(), measurements)
+
+    def _ask(self) -> tuple[list[ProbeResult], list[Rollout]]:
+        self.progress.stage("sample")
+        requests = parity_requests(
+            self.prompts, self.sampling, self.validation.equivalence_trials, self.validation.seed
+        )
+        try:
+            rollouts = observe(
+                self.engine, requests, "parity", self.directory / "rollouts.jsonl", self.progress.step
+            )
+        except EngineError as error:
+            return [not_judged("contract", f"the engine failed: {error}", required=True)], []
+        return [contract(rollouts, self.engine.name, self.reference.facts.bos_token_id)], rollouts
+
+    def _floor(self, observed: Sequence[Observed]) -> Floor:
+        count = max(LEAST_FLOOR_SEQUENCES, len(observed) // FLOOR_SHARE)
+        step = max(1, len(observed) // count)
+        passages = [
+            Passage(item.completion.sequence, len(item.completion.prompt_token_ids)) for item in observed[::step]
+        ]
+        return measure_floor(self.reference.model, passages, DTYPES[self.precision])
+
+    def _measure(self, observed: Sequence[Observed]) -> list[Measurement]:
+        self.progress.stage("score")
+        done = 0
+        total = sum(len(item.completion.token_ids) for item in observed)
+
+        def advance(tokens: int) -> None:
+            nonlocal done
+            done += tokens
+            self.progress.step(done, total)
+
+        stop_ids = self.reference.facts.eos_token_ids
+        return list(measure(self.reference.teacher, observed, stop_ids, advance))
+
+    def _diagnose(
+        self,
+        measurements: Sequence[Measurement],
+        table: TokenTable,
+        floor: Floor,
+        gates: Gates,
+        rng: np.random.Generator,
+    ) -> tuple[CauseFound, ...]:
+        self.progress.stage("attribute")
+        attribution = diagnose(
+            self.reference.model,
+            measurements,
+            floor,
+            gates,
+            self.reference.facts.generation_defaults,
+            self.reference.facts.eos_token_ids,
+            rng,
+        )
+        return judging.attributed(attribution, self.engine.name, describe(shape(table)))
+
+    def _consistency(self, gates: Gates) -> list[ProbeResult]:
+        self.progress.stage("self-consistency")
+        facts = self.reference.facts
+        requests = probe_requests(
+            facts.vocab_size,
+            min(self.engine.max_model_len, facts.context_length),
+            16,
+            self.reference.tokenizer.all_special_ids,
+            self.validation.seed,
+        )
+        salt = f"audit-{self.validation.seed}-{time.time_ns()}"
+        probes: list[tuple[str, Callable[[], ProbeResult]]] = [
+            ("repeat", lambda: consistency.repeat(self.engine, requests, gates)),
+            ("batch", lambda: consistency.batch(self.engine, requests, gates)),
+            ("cache", lambda: consistency.cache(self.engine, requests, gates, salt)),
+            ("prefill-decode", lambda: consistency.prefill_decode(self.engine, requests, gates)),
+        ]
+        results = []
+        for number, (name, probe) in enumerate(probes):
+            results.append(self._guard(name, probe))
+            self.progress.step(number + 1, len(probes))
+        return results
+
+    def _sync(self, gates: Gates) -> ProbeResult:
+        assert self.checkpoint is not None, "asked only with a checkpoint"
+        self.progress.stage("weight-sync")
+        facts = self.reference.facts
+        requests = probe_requests(
+            facts.vocab_size,
+            min(self.engine.max_model_len, facts.context_length),
+            16,
+            self.reference.tokenizer.all_special_ids,
+            self.validation.seed + 1,
+        )
+        model = self.reference.model
+        changed = perturbed(model, self.validation.seed)
+        after = write_checkpoint(changed, self.checkpoint, self.directory / "sync" / "b")
+        update = Update(self.checkpoint, after, self.resets_cache)
+        return weight_sync(self.engine, GroupedWeights(model, changed), update, requests, gates)
+
+    def _guard(self, name: str, probe: Callable[[], ProbeResult]) -> ProbeResult:
+        """A probe that the engine does not survive is not judged; the others still are."""
+        began = time.monotonic()
+        try:
+            result = probe()
+        except EngineError as error:
+            result = not_judged(name, f"the engine failed: {error}")
+        record = msgspec.structs.replace(result.record, seconds=round(time.monotonic() - began, 3))
+        return ProbeResult(record, result.causes)
+
+    def _audited(
+        self,
+        conclusion: judging.Conclusion,
+        results: Sequence[ProbeResult],
+        floor: Floor | None,
+        table: TokenTable | None,
+        gates: dict[str, float],
+        measurements: Sequence[Measurement],
+    ) -> "Audited":
+        evidence = next((r.record.evidence for r in results if r.record.name == "parity"), {})
+        record = VerdictRecord(
+            verdict=conclusion.verdict,
+            guilty=conclusion.guilty,
+            says=conclusion.says,
+            engine=self.engine.fingerprint(),
+            reference=self.reference.fingerprint(),
+            model=str(self.reference.spec),
+            precision=self.precision.value,
+            floor={} if floor is None else {"mean": floor.mean, "p90": floor.p90, "variants": floor.num_variants},
+            metrics={key: float(value) for key, value in evidence.items() if not isinstance(value, str)},
+            gates=gates,
+            causes=conclusion.causes,
+            probes=tuple(result.record for result in results),
+        )
+        return Audited(record, table, tuple(measurements))
+
+
+@dataclass(frozen=True)
+class Audited:
+    """The verdict, and the tokens behind it."""
+
+    record: VerdictRecord
+    table: TokenTable | None
+    measurements: tuple[Measurement, ...]

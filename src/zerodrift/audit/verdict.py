@@ -1,0 +1,78 @@
+"""One conclusion from many probes: which side is wrong, why, and what to type.
+
+PASS needs every required probe answered and no gating cause. A probe that could not be asked, or whose premise did
+not hold, makes a required question INCONCLUSIVE; an optional one is listed as not judged.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from zerodrift.audit.attribute import Attribution, Finding
+from zerodrift.audit.probes.result import ProbeResult, found
+from zerodrift.core.cause import CAUSES
+from zerodrift.records.verdict import CauseFound, Outcome
+
+LEAST_EXPLAINED = 0.5
+"""Below this the difference has no name: `unexplained` is the truth."""
+
+
+class Conclusion(NamedTuple):
+    """The verdict with its causes, principal first."""
+
+    verdict: Outcome
+    guilty: str
+    says: str
+    causes: tuple[CauseFound, ...]
+
+
+def attributed(attribution: Attribution, engine: str, shape: str) -> tuple[CauseFound, ...]:
+    """Findings as causes; `unexplained` where they leave most of the difference standing."""
+    causes = [_as_cause(finding, engine) for finding in attribution.findings]
+    explained = attribution.explained_to_floor or any(
+        finding.explained >= LEAST_EXPLAINED for finding in attribution.findings
+    )
+    if not explained:
+        evidence = f"no account brings Δ to the floor (median {attribution.residual_sigmas:.1f} σ left): {shape}"
+        causes.insert(0, found("unexplained", engine, "attribution", evidence, explained=0.0, interval=(0.0, 0.0)))
+    return tuple(causes)
+
+
+def _as_cause(finding: Finding, engine: str) -> CauseFound:
+    evidence = f"{finding.says}: {finding.gain_nats:.0f} nats of evidence from what was {finding.channel}"
+    return found(
+        finding.cause,
+        engine,
+        "attribution",
+        evidence,
+        explained=finding.explained,
+        interval=finding.interval,
+        gating=True,
+    )
+
+
+def conclude(results: Sequence[ProbeResult], causes: Sequence[CauseFound]) -> Conclusion:
+    """Order causes, and say in one sentence what was found."""
+    merged = _merged([*(cause for result in results for cause in result.causes), *causes])
+    gating = [cause for cause in merged if cause.gating]
+    failed = [r.record for r in results if r.record.status is Outcome.FAIL]
+    unanswered = [r.record for r in results if r.record.required and r.record.status is Outcome.INCONCLUSIVE]
+    if gating or failed:
+        principal = gating[0] if gating else None
+        guilty = "trainer" if principal is not None and principal.cause.startswith("trainer/") else "engine"
+        says = CAUSES[principal.cause].says if principal is not None else failed[0].says
+        return Conclusion(Outcome.FAIL, guilty, says, merged)
+    if unanswered:
+        says = f"{unanswered[0].name}: {unanswered[0].says}"
+        return Conclusion(Outcome.INCONCLUSIVE, "unknown", says, merged)
+    says = "Engine and reference are the same policy, within the rounding that their precision allows."
+    return Conclusion(Outcome.PASS, "none", says, merged)
+
+
+def _merged(causes: Sequence[CauseFound]) -> tuple[CauseFound, ...]:
+    """Each cause once, by its strongest evidence; gating ones first, in the order they were found."""
+    best: dict[str, CauseFound] = {}
+    for cause in causes:
+        known = best.get(cause.cause)
+        if known is None or (cause.gating, cause.explained) > (known.gating, known.explained):
+            best[cause.cause] = cause
+    return tuple(sorted(best.values(), key=lambda cause: not cause.gating))

@@ -1,0 +1,222 @@
+"""How is an engine spoken to over HTTP, so that neither a vendor exception nor an endless wait gets past here?
+
+Whatever goes wrong is one of our errors, with the server's own words: EngineUnreachable where nothing answers,
+EngineRefused for 4xx, EngineError for 5xx, BadAnswer for what is not JSON. Only what is safe to say twice is said
+twice: a GET, and any call answered with 429, which the server by its own account did not take up.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+import httpx2
+import msgspec
+
+from zerodrift.core.errors import BadAnswer, EngineError, EngineRefused, EngineUnreachable
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+ATTEMPTS = 4
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 30.0
+"""A server that asks for more patience than this is reported, not waited for."""
+
+
+class Reply(NamedTuple):
+    """What came back, whatever its status."""
+
+    status: int
+    body: bytes
+    retry_after: str | None
+    """Seconds to wait before asking again, in the server's words."""
+
+
+class HttpClient:
+    """One server, spoken to by as many threads as `concurrency` says."""
+
+    def __init__(
+        self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0, concurrency: int = 32
+    ) -> None:
+        self.address = _checked(url)
+        """Without user, password or key: this is what messages show."""
+        self.timeout_s = timeout_s
+        self.concurrency = concurrency
+        headers = {"content-type": "application/json"}
+        if api_key is not None:
+            headers["authorization"] = f"Bearer {api_key}"
+        self._client = httpx2.Client(
+            base_url=url,
+            headers=headers,
+            timeout=timeout_s,
+            # uvicorn drops idle connections after 5 s; letting go first avoids sending into a closing one.
+            limits=httpx2.Limits(
+                max_connections=concurrency, max_keepalive_connections=concurrency, keepalive_expiry=2.0
+            ),
+            # Engines are reached directly: a proxy or .netrc from the environment would speak in their place.
+            trust_env=False,
+        )
+
+    def get(self, path: str) -> object:
+        """The JSON at `path`."""
+        return self.read(path, self.exchange("GET", path))
+
+    def find(self, path: str) -> object | None:
+        """The JSON at `path`, or None where the server has no such route."""
+        reply = self.exchange("GET", path)
+        return None if reply.status == 404 else self.read(path, reply)
+
+    def post(self, path: str, body: object) -> object:
+        """The JSON that answers `body`; None where the answer is empty."""
+        return self.read(path, self.exchange("POST", path, body))
+
+    def each(self, call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """`call` on every item, `concurrency` at a time, results in order of `items`.
+
+        At the first failure nothing new is sent; what is in flight is waited for, so that no request of ours
+        loads the engine after this returns.
+        """
+        if not items:
+            return []
+        with ThreadPoolExecutor(min(self.concurrency, len(items))) as pool:
+            futures = [pool.submit(call, item) for item in items]
+            try:
+                wait(futures, return_when=FIRST_EXCEPTION)
+                failed = [future for future in futures if future.done() and future.exception() is not None]
+                return [future.result() for future in failed or futures]
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def exchange(self, method: str, path: str, body: object = None) -> Reply:
+        """One call with its bounded retries; any status is returned, and only silence raises."""
+        deadline = time.monotonic() + self.timeout_s
+        content = None if body is None else msgspec.json.encode(body)
+        for attempt in range(ATTEMPTS):
+            pause_s = FIRST_PAUSE_S * 2**attempt
+            last = attempt == ATTEMPTS - 1
+            try:
+                reply = self._once(method, path, content, deadline)
+            except EngineUnreachable:
+                if last or method != "GET" or time.monotonic() + pause_s > deadline:
+                    raise
+            else:
+                pause_s = _asked_pause_s(reply.retry_after, pause_s)
+                patient = pause_s <= LONGEST_PAUSE_S and time.monotonic() + pause_s <= deadline
+                if reply.status != 429 or last or not patient:
+                    return reply
+            time.sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
+
+    def read(self, path: str, reply: Reply) -> object:
+        """The JSON of a successful reply; everything else raises."""
+        where = f"{self.address}{path}"
+        if not 200 <= reply.status < 300:
+            raise _refusal(where, reply)
+        if not reply.body:
+            return None
+        try:
+            # The standard parser reads NaN and Infinity, which some servers write: the sample that carries one
+            # is then reported by itself, instead of the whole answer as garbage.
+            return json.loads(reply.body)
+        except (ValueError, RecursionError) as error:
+            raise BadAnswer(
+                f"{where} answered {reply.status} with {_excerpt(reply.body)!r}, which is not JSON ({error}); "
+                "is this the engine itself, or something in front of it?"
+            ) from error
+
+    def close(self) -> None:
+        """Drop every connection. Safe to call twice."""
+        self._client.close()
+
+    def _once(self, method: str, path: str, content: bytes | None, deadline: float) -> Reply:
+        chunks = []
+        with (
+            self._ours(path),
+            self._client.stream(method, path, content=content) as response,
+        ):
+            for chunk in response.iter_bytes():
+                chunks.append(chunk)
+                # The client's own timeout starts anew with every byte: a trickle would never end.
+                if time.monotonic() > deadline:
+                    raise EngineUnreachable(
+                        f"{self.address}{path} was still sending after {self.timeout_s:g} s; raise the timeout, "
+                        "or ask for fewer tokens or logprobs at once"
+                    )
+            return Reply(response.status_code, b"".join(chunks), response.headers.get("retry-after"))
+
+    @contextmanager
+    def _ours(self, path: str) -> Iterator[None]:
+        """Vendor exceptions become EngineUnreachable. OSError and ValueError are what leaks below the vendor's."""
+        where = f"{self.address}{path}"
+        try:
+            yield
+        except httpx2.TimeoutException as error:
+            raise EngineUnreachable(
+                f"{where} did not answer within {self.timeout_s:g} s; is it overloaded, or stuck?"
+            ) from error
+        except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError) as error:
+            raise EngineUnreachable(
+                f"{where} cannot be reached or broke off ({type(error).__name__}: {error}); "
+                "check that the server runs, and its log"
+            ) from error
+
+
+def _checked(url: str) -> str:
+    """`url` without credentials, if it can be the address of a server at all."""
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise EngineUnreachable(
+            f"the server's address cannot be read ({error}); write http://HOST:PORT"
+        ) from error
+    shown = str(parsed.copy_with(username=None, password=None)).rstrip("/")
+    if parsed.scheme not in ("http", "https") or not parsed.host or (parsed.port or 0) > 65535:
+        raise EngineUnreachable(f"{shown!r} is no address of a server; write http://HOST:PORT")
+    return shown
+
+
+def _asked_pause_s(retry_after: str | None, otherwise_s: float) -> float:
+    try:
+        asked = float(retry_after or "")
+    except ValueError:  # absent, or a date
+        return otherwise_s
+    return asked if math.isfinite(asked) and asked >= 0 else otherwise_s
+
+
+def _refusal(where: str, reply: Reply) -> EngineError:
+    words = _words(reply.body)
+    if reply.status in (401, 403):
+        return EngineRefused(
+            f"{where} refused the key ({reply.status}: {words}); give the server's --api-key"
+        )
+    if reply.status == 404:
+        return EngineRefused(
+            f"{where} does not exist there (404: {words}); check the address and the model's name"
+        )
+    if reply.status == 429:
+        return EngineRefused(f"{where} is overloaded (429: {words}) and stayed so; lower the concurrency")
+    if reply.status in (502, 503, 504):
+        return EngineUnreachable(f"{where} has no engine behind it now ({reply.status}: {words})")
+    if reply.status >= 500:
+        return EngineError(f"{where} failed ({reply.status}: {words}); the cause is in the server's log")
+    return EngineRefused(f"{where} refused the call ({reply.status}: {words})")
+
+
+def _words(body: bytes) -> str:
+    """The server's message, from the shapes that servers use: {"error": {"message"}}, {"error"}, {"detail"}."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return _excerpt(body)
+    for key in ("error", "detail", "message"):
+        if isinstance(answer, dict) and key in answer:
+            answer = answer[key]
+    return answer if isinstance(answer, str) else _excerpt(body)
+
+
+def _excerpt(body: bytes) -> str:
+    return body[:300].decode(errors="replace")

@@ -1,0 +1,187 @@
+"""How is a vLLM server started in its own environment, and made sure to be gone afterwards?
+
+The server gets a process group of its own, a free port on loopback, its caches below `.cache`, and no network;
+whatever happens here, that group, and nothing else, is ended.
+"""
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from zerodrift.backends.http import HttpClient
+from zerodrift.core.errors import EngineError, EngineUnreachable
+
+STOP_PATIENCE_S = 15.0
+"""vLLM needs 2 to 5 s to end its engine and worker processes in order."""
+LOG_LINES_SHOWN = 30
+
+DEFAULTS = {
+    # Without it neither settings, weights nor caches can be reached.
+    "VLLM_SERVER_DEV_MODE": "1",
+    # GiB of KV; the default asks for a share of the whole machine.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # vLLM would pin itself to cores that others use.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    # The working directory must not offer modules to the engine.
+    "PYTHONSAFEPATH": "1",
+}
+"""Environment of a launched server; `env` overrides any of it."""
+
+CACHES = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "VLLM_CONFIG_ROOT": "vllm-config",
+    "HF_HOME": "huggingface",
+    "XDG_CACHE_HOME": "xdg",
+    "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
+    "TRITON_CACHE_DIR": "triton",
+}
+
+
+class LaunchedServer:
+    """A server process of ours. Use it in a `with`, or call `stop`; at exit it is stopped in any case."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", url: str, log_path: Path) -> None:
+        self.url = url
+        self.log_path = log_path
+        self._process = process
+        atexit.register(self.stop)
+
+    @property
+    def pid(self) -> int:
+        """Of the server, and of its process group."""
+        return self._process.pid
+
+    def exited(self) -> bool:
+        """Whether the process has ended. It is not reaped, so its group's number cannot become another's."""
+        if self._process.returncode is not None:
+            return True
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self._process.pid, flags) is not None
+
+    def stop(self) -> None:
+        """Ask the group to end, then end it. Safe to call twice."""
+        if self._process.returncode is None:
+            self._signal(signal.SIGTERM)
+            deadline = time.monotonic() + STOP_PATIENCE_S
+            while not self.exited() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            # Even a server that went quietly may have left workers behind.
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+        atexit.unregister(self.stop)
+
+    def last_lines(self) -> str:
+        """The end of the log, for an error message."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_LINES_SHOWN:])
+
+    def __enter__(self) -> "LaunchedServer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # The leader is not reaped yet, so the group still exists, and is still ours.
+        os.killpg(self._process.pid, number)
+
+
+def launch_vllm(
+    python: str | Path,
+    model: str | Path,
+    args: Sequence[str],
+    env: Mapping[str, str],
+    log_path: Path,
+    timeout_s: float = 300.0,
+) -> LaunchedServer:
+    """Start vLLM with the interpreter of its own environment, and return once it answers.
+
+    `args` go to the server as they are, `env` on top of DEFAULTS. VLLM_* of our own environment stay here: a
+    server that is audited is configured by what is written down, and by nothing else.
+    """
+    port = _free_port()
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--host", "127.0.0.1", "--port", str(port), *args]
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                env=_environment(env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise EngineError(
+            f"{python} cannot be started ({error}); install the engine with engines/install, "
+            "or give the interpreter of the environment that holds it"
+        ) from error
+    server = LaunchedServer(process, f"http://127.0.0.1:{port}", log_path)
+    try:
+        _wait_until_healthy(server, timeout_s)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def _wait_until_healthy(server: LaunchedServer, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    client = HttpClient(server.url, timeout_s=5.0)
+    try:
+        while time.monotonic() < deadline:
+            if server.exited():
+                raise EngineError(
+                    f"the server ended while it started; the end of {server.log_path}:\n{server.last_lines()}"
+                )
+            if _healthy(client):
+                return
+            time.sleep(0.25)
+    finally:
+        client.close()
+    raise EngineError(
+        f"the server did not answer within {timeout_s:g} s of its start; the end of {server.log_path}:\n"
+        f"{server.last_lines()}"
+    )
+
+
+def _healthy(client: HttpClient) -> bool:
+    try:
+        return client.exchange("GET", "/health").status == 200
+    except EngineUnreachable:
+        return False
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    ours = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("VLLM_") and name not in ("PYTHONPATH", "PYTHONHOME")
+    }
+    root = Path(".cache").resolve()
+    caches = {name: str(root / folder) for name, folder in CACHES.items()}
+    return ours | DEFAULTS | caches | dict(env)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,163 @@
+"""Vanilla `transformers` as an engine: the slowest one, and the one the others are measured against."""
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from zerodrift import models
+from zerodrift.backends.base import Capability
+from zerodrift.backends.generation import Sampled, sample
+from zerodrift.backends.teacher import Layout, Teacher
+from zerodrift.core.completion import (
+    Answer,
+    Completion,
+    EngineFingerprint,
+    LogprobKind,
+    TokenAlternative,
+)
+from zerodrift.core.request import Request
+from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
+from zerodrift.weights.digest import model_digest
+
+TINY_PARAMETERS = 20_000_000
+"""Models below this run in fp64: a testbed forward costs milliseconds either way."""
+
+
+class ReferenceBackend:
+    """Generates and scores with an untouched transformers model, one batch at a time."""
+
+    name = "reference"
+    capabilities = frozenset(
+        {
+            Capability.TOP_LOGPROBS,
+            Capability.SCORE,
+            Capability.SEED,
+            Capability.TOKENIZE,
+            Capability.LOAD_WEIGHTS,
+            Capability.WEIGHT_VERSION,
+            Capability.EFFECTIVE_CONFIG,
+        }
+    )
+
+    def __init__(
+        self,
+        spec: str | Path,
+        *,
+        dtype: str | None = None,
+        kind: LogprobKind = LogprobKind.PROCESSED,
+        batch: int = 16,
+    ) -> None:
+        """`spec` as in `models.load`; `dtype` None takes fp64 for tiny models and fp32 for others."""
+        self.spec = spec
+        self.facts = models.facts(spec)
+        self.tokenizer = models.tokenizer(spec)
+        self.model = load_reference(spec, dtype)
+        self.kind = kind
+        self.batch = batch
+        self.max_model_len = self.facts.context_length
+        self.version = WeightVersion("initial", model_digest(self.model))
+        self.teacher = Teacher(self.model, layout=Layout.PADDED, batch=batch)
+
+    def fingerprint(self) -> EngineFingerprint:
+        """Settings are what the model object says, not what was asked for."""
+        return EngineFingerprint(
+            engine=self.name,
+            semantic={
+                "logprobs": self.kind.value,
+                "weights": self.version.digest or "unknown",
+                "defaults": "none",
+            },
+            numeric={
+                "dtype": str(self.model.dtype).removeprefix("torch."),
+                "attention": self.teacher.attention,
+                "torch": str(torch.__version__),
+                "transformers": transformers.__version__,
+                "isa": torch.backends.cpu.get_cpu_capability(),
+            },
+            deployment={
+                "device": self.model.device.type,
+                "threads": str(torch.get_num_threads()),
+                "machine": platform.machine(),
+            },
+        )
+
+    def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        """Requests are cut into batches of `batch` rows; a row is one sample of one request."""
+        for request in requests:
+            request.prompt.check_vocabulary(self.facts.vocab_size)
+        sampled = sample(
+            self.model,
+            requests,
+            eos_ids=self.facts.eos_token_ids,
+            max_len=self.max_model_len,
+            batch=self.batch,
+            decode=self.tokenizer.decode,
+        )
+        answers, begin = [], 0
+        for request in requests:
+            rows = sampled[begin : begin + request.sampling.n]
+            answers.append(Answer(tuple(self._completion(request, row) for row in rows)))
+            begin += request.sampling.n
+        return answers
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Teacher-forced, in a padded batch."""
+        return self.teacher.score(sequences)
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """As the tokenizer does by default, special tokens included."""
+        return tuple(self.tokenizer(text)["input_ids"])
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """The checkpoint's own chat template."""
+        return tuple(
+            self.tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
+            )["input_ids"]
+        )
+
+    def load_weights(self, directory: Path, version: WeightVersion) -> None:
+        """All tensors or none: the new model is complete before the old one is let go."""
+        self.model = load_reference(directory, str(self.model.dtype).removeprefix("torch."))
+        self.teacher = Teacher(self.model, layout=Layout.PADDED, batch=self.batch)
+        self.version = WeightVersion(version.label, model_digest(self.model))
+
+    def reset_cache(self) -> None:
+        """There is no prefix cache."""
+
+    def close(self) -> None:
+        """Nothing is held beyond the model itself."""
+
+    def _completion(self, request: Request, row: Sampled) -> Completion:
+        prompt = request.prompt.token_ids
+        raw = self.kind is LogprobKind.RAW
+        total = len(prompt) + len(row.token_ids)
+        return Completion(
+            prompt_token_ids=prompt,
+            token_ids=tuple(row.token_ids),
+            logprobs=tuple(row.raw_logprobs if raw else row.logprobs),
+            kind=self.kind,
+            sampling=row.sampling,
+            finish_reason=row.finish_reason,
+            versions=(VersionSpan(self.version, 0, len(row.token_ids)),),
+            fingerprint=self.fingerprint().digest,
+            sample_index=row.sample_index,
+            lineage=(LineageSegment(self.version, 0, total - 1),),
+            top_logprobs=tuple(
+                tuple(TokenAlternative(token, value) for token, value in alternatives)
+                for alternatives in (row.raw_alternatives if raw else row.alternatives)
+            ),
+            text=self.tokenizer.decode(row.token_ids),
+        )
+
+
+def load_reference(spec: str | Path, dtype: str | None = None) -> Any:
+    """The model in the reference's dtype: fp64 where that is cheap, fp32 elsewhere."""
+    model = models.load(spec, dtype=dtype or "float32")
+    if dtype is None and sum(p.numel() for p in model.parameters()) < TINY_PARAMETERS:
+        model = model.double()
+    return model

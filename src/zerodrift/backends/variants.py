@@ -1,0 +1,105 @@
+"""Copies of a model that compute the same function another way: in less precision, or with other positions.
+
+A copy is made for each variant and the original is never touched. Used to measure how far rounding alone moves a
+logprob, and to ask what an engine would have reported had it computed like this.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+FP8_KV = "zerodrift_fp8_kv"
+QUANT_GROUP = 32
+"""Weights that share one scale, as in the common 4-bit formats."""
+
+
+def in_dtype(model: Any, dtype: torch.dtype) -> Any:
+    """Weights and activations in `dtype`, head included."""
+    return copy.deepcopy(model).to(dtype)
+
+
+def with_head(model: Any, dtype: torch.dtype) -> Any:
+    """The output head computed and rounded in `dtype`, the rest as it is."""
+    changed = copy.deepcopy(model)
+    changed.set_output_embeddings(RoundedHead(changed.get_output_embeddings(), dtype))
+    return changed
+
+
+class RoundedHead(nn.Module):
+    """A head whose operands and result are rounded to `dtype`; the result comes back in the input's dtype."""
+
+    def __init__(self, head: nn.Module, dtype: torch.dtype) -> None:
+        """The head's weight is copied in `dtype`, so that a tied embedding keeps its own."""
+        super().__init__()
+        self.dtype = dtype
+        self.register_buffer("weight", head.get_parameter("weight").detach().to(dtype))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits on the grid of `dtype`, as engines without an fp32 head report them."""
+        weight = self.get_buffer("weight")
+        return nn.functional.linear(hidden.to(self.dtype), weight).to(hidden.dtype)
+
+
+def with_quantised_weights(model: Any, bits: int) -> Any:
+    """Every linear but the head rounded to `bits`-bit integers with one absmax scale per 32 weights."""
+    changed = copy.deepcopy(model)
+    top = 2 ** (bits - 1) - 1
+    head = changed.get_output_embeddings()
+    for module in changed.modules():
+        if isinstance(module, nn.Linear) and module is not head:
+            weight = module.weight.data
+            groups = weight.reshape(-1, QUANT_GROUP)
+            scale = groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / top
+            module.weight.data = ((groups / scale).round() * scale).reshape(weight.shape)
+    return changed
+
+
+def with_fp8_kv(model: Any) -> Any:
+    """Keys and values rounded to fp8 (e4m3) before attention reads them."""
+    AttentionInterface.register(FP8_KV, _fp8_kv_attention)
+    AttentionMaskInterface.register(FP8_KV, sdpa_mask)
+    changed = copy.deepcopy(model)
+    changed.set_attn_implementation(FP8_KV)
+    return changed
+
+
+def _fp8_kv_attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **options: Any
+) -> Any:
+    rounded = (stored.to(torch.float8_e4m3fn).to(stored.dtype) for stored in (key, value))
+    return sdpa_attention_forward(module, query, *rounded, *args, **options)
+
+
+def with_config(model: Any, change: Callable[[Any], None]) -> Any:
+    """The same weights under a changed configuration; buffers such as rotary tables are rebuilt."""
+    config = copy.deepcopy(model.config)
+    change(config)
+    changed = type(model)(config).to(model.dtype).eval()
+    changed.load_state_dict(model.state_dict())
+    return changed
+
+
+def with_rope_theta(model: Any, theta: float) -> Any:
+    """Another base of the rotary embedding."""
+
+    def change(config: Any) -> None:
+        config.rope_parameters = {**config.rope_parameters, "rope_theta": theta}
+
+    return with_config(model, change)
+
+
+def without_window(model: Any) -> Any:
+    """Full attention where the checkpoint asks for a sliding window."""
+
+    def change(config: Any) -> None:
+        config.sliding_window = None
+        if getattr(config, "layer_types", None):
+            config.layer_types = ["full_attention"] * len(config.layer_types)
+
+    return with_config(model, change)

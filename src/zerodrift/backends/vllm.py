@@ -1,0 +1,272 @@
+"""A running vLLM server, seen through the Backend protocol and spoken to as trainers speak to it.
+
+What the server can do is found by asking it when we connect, never by its version string: forks, back-ports and
+flags all lie there. What the audit needs beyond that names the flag that would give it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from zerodrift.backends import vllm_facts, vllm_wire
+from zerodrift.backends.base import Capability, need
+from zerodrift.backends.http import HttpClient, Reply
+from zerodrift.core.completion import Answer, EngineFingerprint
+from zerodrift.core.errors import (
+    BadAnswer,
+    CapabilityMissing,
+    EngineError,
+    EngineRefused,
+    InvalidPrompt,
+    ModelNotFound,
+    NonFinite,
+    NoWeights,
+)
+from zerodrift.core.request import Prompt, Request
+from zerodrift.core.version import WeightVersion
+
+COMPLETIONS = "/v1/completions"
+DEV_MODE = "start the server with VLLM_SERVER_DEV_MODE=1"
+UNKNOWN = WeightVersion("unknown")
+
+HINTS = {
+    Capability.TOP_LOGPROBS: "start the server with --max-logprobs of at least 1",
+    Capability.SCORE: "the server must accept prompt_logprobs, and --logprobs-mode must not report logits",
+    Capability.TOKENIZE: "start the server without --skip-tokenizer-init",
+    Capability.CACHED_TOKENS: "start the server with --enable-prompt-tokens-details",
+    Capability.RESET_CACHE: DEV_MODE,
+    Capability.LOAD_WEIGHTS: DEV_MODE,
+    Capability.WEIGHT_VERSION: DEV_MODE,
+    Capability.EFFECTIVE_CONFIG: DEV_MODE,
+}
+"""What to type where a capability is missing."""
+
+
+class _ModelCard(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_ModelCard]
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Success(msgspec.Struct):
+    success: bool
+
+
+class _WeightInfo(msgspec.Struct):
+    weight_version: str
+
+
+class VllmBackend:
+    """One model of one vLLM server. A request is one HTTP call; the server makes the batches."""
+
+    name = vllm_facts.ENGINE
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        explicit: bool = False,
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+        concurrency: int = 32,
+    ) -> None:
+        """Connect, and find out what the server can do.
+
+        `model` None takes the first that the server lists. `explicit` sends every sampling parameter instead of
+        those that differ from their defaults: with it, the server's generation_config.json has nothing to fill.
+        """
+        self.explicit = explicit
+        # OpenAI clients are given the address with /v1, so people paste it so.
+        self._http = HttpClient(
+            url.rstrip("/").removesuffix("/v1"), api_key=api_key, timeout_s=timeout_s, concurrency=concurrency
+        )
+        try:
+            self.model, self.max_model_len = self._choose(model)
+            self._info = self._read_info()
+            self._fingerprint = vllm_facts.fingerprint(self.model, self.max_model_len, self._info)
+            self.capabilities = self._probe()
+        except BaseException:
+            self.close()
+            raise
+
+    def fingerprint(self) -> EngineFingerprint:
+        """As read when we connected: vLLM cannot change its settings while it runs."""
+        return self._fingerprint
+
+    def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        """All requests in flight together, `concurrency` at a time. `sampling` is reported as it was asked for."""
+        for request in requests:
+            self._check_length(len(request.prompt.token_ids), request.sampling.max_tokens)
+        before = self._version()
+        answers = self._http.each(self._complete, requests)
+        # A label that moved in between belongs to some of these tokens, and nobody can say to which.
+        version = before if self._version() == before else UNKNOWN
+        context = vllm_wire.Context(vllm_facts.logprob_kind(self._info), version, self._fingerprint.digest)
+        return [
+            vllm_wire.read_answer(answer, request, context)
+            for request, answer in zip(requests, answers, strict=True)
+        ]
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Raw logprobs, whatever --logprobs-mode says; vLLM bypasses its prefix cache for such calls."""
+        self._need(Capability.SCORE)
+        prompts = [Prompt(tuple(sequence)) for sequence in sequences]
+        for prompt in prompts:
+            self._check_length(len(prompt.token_ids), 1)
+        return self._http.each(self._score, prompts)
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """As the server does for a plain prompt, special tokens included."""
+        self._need(Capability.TOKENIZE)
+        return self._tokens({"prompt": text})
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """As the server does for /v1/chat/completions."""
+        self._need(Capability.TOKENIZE)
+        return self._tokens({"messages": list(messages), "add_generation_prompt": True})
+
+    def load_weights(self, directory: Path, version: WeightVersion) -> None:
+        """Have the server read `directory` itself, then set its label where it keeps one.
+
+        vLLM has no rollback: a directory that it cannot read ends its engine process, so it is looked at here.
+        """
+        self._need(Capability.LOAD_WEIGHTS)
+        directory = directory.resolve()
+        if not directory.is_dir():
+            raise ModelNotFound(f"{directory} is no directory; the engine would die of reading it")
+        if not any(directory.glob("*.safetensors")):
+            raise NoWeights(f"{directory} has no *.safetensors; the engine would die of reading it")
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
+        self._http.post("/collective_rpc", body)
+        if self._has_route("/update_weight_version"):
+            self._http.post("/update_weight_version", {"new_version": version.label})
+
+    def reset_cache(self) -> None:
+        """Only an idle server can: with requests in flight it answers 200 and resets nothing."""
+        self._need(Capability.RESET_CACHE)
+        path = "/reset_prefix_cache"
+        if not vllm_wire.parse(self._http.post(path, None), _Success, path).success:
+            raise EngineError(
+                "vLLM answered success=false to /reset_prefix_cache: requests still hold cached blocks; "
+                "wait until they are done, or use a new cache_salt"
+            )
+
+    def close(self) -> None:
+        """The server is not ours and runs on. Safe to call twice."""
+        self._http.close()
+
+    def _complete(self, request: Request) -> object | None:
+        return self._call(vllm_wire.request_body(request, self.model, explicit=self.explicit))
+
+    def _score(self, prompt: Prompt) -> list[float]:
+        answer = self._call(vllm_wire.score_body(prompt.token_ids, self.model))
+        if answer is None:
+            raise NonFinite("the engine scored a prompt with NaN; look for NaN in its weights")
+        return vllm_wire.read_scores(answer, prompt.token_ids)
+
+    def _call(self, body: dict[str, object]) -> object | None:
+        """The answer, or None where it held a NaN that the server could not write."""
+        reply = self._http.exchange("POST", COMPLETIONS, body)
+        return None if _is_nan(reply) else self._http.read(COMPLETIONS, reply)
+
+    def _tokens(self, body: dict[str, object]) -> tuple[int, ...]:
+        answer = self._http.post("/tokenize", {"model": self.model, **body})
+        return tuple(vllm_wire.parse(answer, _Tokens, "/tokenize").tokens)
+
+    def _version(self) -> WeightVersion:
+        if Capability.WEIGHT_VERSION not in self.capabilities:
+            return UNKNOWN
+        info = vllm_wire.parse(self._http.get("/weight_info"), _WeightInfo, "/weight_info")
+        return WeightVersion(info.weight_version) if info.weight_version else UNKNOWN
+
+    def _check_length(self, prompt_tokens: int, max_tokens: int) -> None:
+        """vLLM would cut max_tokens down to what fits, and say nothing."""
+        if prompt_tokens + max_tokens > self.max_model_len:
+            raise InvalidPrompt(
+                f"{prompt_tokens} prompt tokens and {max_tokens} to generate exceed max_model_len="
+                f"{self.max_model_len}; shorten one of the two, or start the server with a larger --max-model-len"
+            )
+
+    def _need(self, capability: Capability) -> None:
+        need(self, capability, HINTS[capability])
+
+    def _choose(self, wanted: str | None) -> tuple[str, int]:
+        cards = vllm_wire.parse(self._http.get("/v1/models"), _Models, "/v1/models").data
+        names = [card.id for card in cards]
+        if wanted is not None and wanted not in names:
+            raise EngineRefused(f"{self._http.address} serves {names}, not {wanted!r}; name one of those")
+        # Adapters are listed behind their base model, and only the base says how long a sequence may be.
+        lengths = [card.max_model_len for card in cards if card.max_model_len is not None]
+        if not lengths:
+            raise BadAnswer(f"{self._http.address}/v1/models shows no max_model_len; is this a vLLM server?")
+        return wanted or names[0], lengths[0]
+
+    def _read_info(self) -> vllm_facts.ServerInfo | None:
+        """The settings in force, where the server shows them in a form that can be read."""
+        path = "/server_info?config_format=json"
+        answer = self._http.find(path)
+        try:
+            info = vllm_wire.parse(answer, vllm_facts.ServerInfo, path)
+        except BadAnswer:
+            return None
+        if (info.logprobs_mode or "").endswith("_logits"):
+            raise CapabilityMissing(
+                f"this server reports logits, not logprobs (--logprobs-mode {info.logprobs_mode}); "
+                "start it with --logprobs-mode processed_logprobs"
+            )
+        return info
+
+    def _probe(self) -> frozenset[Capability]:
+        answer = self._http.post(COMPLETIONS, self._probe_body({}))
+        response = vllm_wire.parse(answer, vllm_wire.Response, COMPLETIONS)
+        if not any(choice.get("token_ids") for choice in response.choices):
+            raise CapabilityMissing(
+                "the server ignores return_token_ids, and text cannot be turned back into the sampled ids; "
+                "use a release of vLLM that honours it"
+            )
+        found = {
+            Capability.TOP_LOGPROBS: self._takes("logprobs", 1)
+            and self._reads("return_tokens_as_token_ids", "?"),
+            Capability.SCORE: self._takes("prompt_logprobs", 0) and self._reads("prompt_logprobs", -7),
+            Capability.SEED: self._reads("seed", "?"),
+            Capability.CACHE_SALT: self._reads("cache_salt", ""),
+            Capability.CACHED_TOKENS: response.cached_tokens is not None,
+            Capability.TOKENIZE: self._http.exchange("POST", "/tokenize", {"prompt": "a"}).status == 200,
+            Capability.RESET_CACHE: self._has_route("/reset_prefix_cache"),
+            Capability.LOAD_WEIGHTS: self._has_route("/collective_rpc"),
+            Capability.WEIGHT_VERSION: self._http.find("/weight_info") is not None,
+            Capability.EFFECTIVE_CONFIG: self._info is not None,
+        }
+        return frozenset(capability for capability, present in found.items() if present)
+
+    def _takes(self, field: str, value: object) -> bool:
+        reply = self._http.exchange("POST", COMPLETIONS, self._probe_body({field: value}))
+        return reply.status == 200 or _is_nan(reply)
+
+    def _reads(self, field: str, nonsense: object) -> bool:
+        """vLLM ignores fields that it does not know: one that refuses nonsense is one that it reads."""
+        return self._http.exchange("POST", COMPLETIONS, self._probe_body({field: nonsense})).status in (
+            400,
+            422,
+        )
+
+    def _has_route(self, path: str) -> bool:
+        """A route for POST answers GET with 405, and nothing happens; one that is not there answers with 404."""
+        return self._http.exchange("GET", path).status == 405
+
+    def _probe_body(self, extra: dict[str, object]) -> dict[str, object]:
+        prompt = {"prompt": [0, 0], "max_tokens": 1, "temperature": 0, "return_token_ids": True}
+        return {"model": self.model, **prompt, **extra}
+
+
+def _is_nan(reply: Reply) -> bool:
+    return reply.status == 400 and vllm_wire.NAN_REFUSAL.encode() in reply.body

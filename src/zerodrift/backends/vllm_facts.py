@@ -1,0 +1,156 @@
+"""Which of the settings in force say what vLLM's numbers mean, which how they are computed, and which only where?
+
+Read from /server_info, which shows the effective configuration, not the command line. A setting that a release
+does not have is left out: two releases then differ in it, as they should.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from zerodrift.core.completion import EngineFingerprint, LogprobKind
+
+ENGINE = "vllm"
+
+SEMANTIC = {
+    "logprobs_mode": "model_config.logprobs_mode",
+    "max_logprobs": "model_config.max_logprobs",
+    "generation_config": "model_config.generation_config",
+    "override_generation_config": "model_config.override_generation_config",
+    "logits_processors": "model_config.logits_processors",
+    "return_sampling_mask": "model_config.return_sampling_mask",
+    "tokenizer": "model_config.tokenizer",
+    "tokenizer_mode": "model_config.tokenizer_mode",
+    "disable_sliding_window": "model_config.disable_sliding_window",
+    "lora": "lora_config",
+}
+
+NUMERIC = {
+    "dtype": "model_config.dtype",
+    "quantization": "model_config.quantization",
+    "kv_cache_dtype": "cache_config.cache_dtype",
+    "enforce_eager": "model_config.enforce_eager",
+    "compilation_mode": "compilation_config.mode",
+    "cudagraph_mode": "compilation_config.cudagraph_mode",
+    "attention_backend": "attention_config.backend",
+    "block_size": "cache_config.block_size",
+    "enable_prefix_caching": "cache_config.enable_prefix_caching",
+    "enable_chunked_prefill": "scheduler_config.enable_chunked_prefill",
+    "async_scheduling": "scheduler_config.async_scheduling",
+    "tensor_parallel_size": "parallel_config.tensor_parallel_size",
+    "pipeline_parallel_size": "parallel_config.pipeline_parallel_size",
+    "enable_expert_parallel": "parallel_config.enable_expert_parallel",
+    "worker": "parallel_config.worker_cls",
+    "worker_extension": "parallel_config.worker_extension_cls",
+    "model_impl": "model_config.model_impl",
+    "use_fp64_gumbel": "model_config.use_fp64_gumbel",
+    "speculative": "speculative_config",
+    "device": "device_config.device",
+}
+
+NUMERIC_ENVIRONMENT = (
+    "VLLM_BATCH_INVARIANT",
+    "VLLM_CPU_ATTN_SPLIT_KV",
+    "VLLM_CPU_INT4_W4A8",
+    "VLLM_FLOAT32_MATMUL_PRECISION",
+    "VLLM_MARLIN_USE_ATOMIC_ADD",
+    "VLLM_ROCM_USE_AITER",
+    "VLLM_USE_DEEP_GEMM",
+    "VLLM_USE_FLASHINFER_SAMPLER",
+    "VLLM_USE_V2_MODEL_RUNNER",
+)
+"""The few of some 230 variables that pick another kernel or another order of summation."""
+
+NUMERIC_SYSTEM = {
+    "torch": "torch_version",
+    "vllm": "vllm_version",
+    "cuda": "cuda_runtime_version",
+    "gpu": "nvidia_gpu_models",
+}
+
+DEPLOYMENT = {
+    "max_model_len": "model_config.max_model_len",
+    "max_num_seqs": "scheduler_config.max_num_seqs",
+    "max_num_batched_tokens": "scheduler_config.max_num_batched_tokens",
+    "num_gpu_blocks": "cache_config.num_gpu_blocks",
+    "gpu_memory_utilization": "cache_config.gpu_memory_utilization",
+    "data_parallel_size": "parallel_config.data_parallel_size",
+    "executor": "parallel_config.distributed_executor_backend",
+}
+
+
+class ServerInfo(msgspec.Struct):
+    """The answer of /server_info?config_format=json."""
+
+    vllm_config: dict[str, Any]
+    vllm_env: dict[str, Any] = {}
+    system_env: dict[str, Any] = {}
+
+    @property
+    def logprobs_mode(self) -> str | None:
+        """`raw_` or `processed_`, `logprobs` or `logits`; None where the release does not show it."""
+        mode = _look_up(self.vllm_config, "model_config.logprobs_mode")
+        return mode if isinstance(mode, str) else None
+
+
+def logprob_kind(info: ServerInfo | None) -> LogprobKind:
+    """What the server says that its logprobs are.
+
+    A server that does not say is taken to keep the contract (processed): whether it does is what the audit tests.
+    """
+    if info is not None and (info.logprobs_mode or "").startswith("raw_"):
+        return LogprobKind.RAW
+    return LogprobKind.PROCESSED
+
+
+def fingerprint(model: str, max_model_len: int, info: ServerInfo | None) -> EngineFingerprint:
+    """All that the server shows about who computes the numbers; without dev mode that is only the model's name."""
+    semantic, numeric, deployment = {"model": model}, {}, {"max_model_len": str(max_model_len)}
+    if info is not None:
+        overrides = _look_up(info.vllm_config, "model_config.hf_overrides")
+        overrides = dict(overrides) if isinstance(overrides, dict) else {}
+        numeric["head_dtype"] = _fact(overrides.pop("head_dtype", "model"))
+        # What is left of the overrides (rope, window, …) makes another model of the checkpoint.
+        semantic["hf_overrides"] = _fact(overrides)
+        semantic |= _facts(info.vllm_config, SEMANTIC)
+        numeric |= _facts(info.vllm_config, NUMERIC)
+        numeric |= _facts(info.vllm_env, {name: name for name in NUMERIC_ENVIRONMENT})
+        numeric |= _facts(info.system_env, NUMERIC_SYSTEM)
+        numeric |= _machine(info.system_env)
+        deployment |= _facts(info.vllm_config, DEPLOYMENT)
+    return EngineFingerprint(engine=ENGINE, semantic=semantic, numeric=numeric, deployment=deployment)
+
+
+def _machine(system: Mapping[str, Any]) -> dict[str, str]:
+    """The processor picks the kernels, and the number of threads the order of their sums."""
+    found = {}
+    for text, separator, wanted in (
+        (system.get("cpu_info"), ":", {"Model name": "cpu"}),
+        (system.get("env_vars"), "=", {"OMP_NUM_THREADS": "threads"}),
+    ):
+        for line in text.splitlines() if isinstance(text, str) else ():
+            name, _, value = line.partition(separator)
+            if name.strip() in wanted:
+                found[wanted[name.strip()]] = value.strip()
+    return found
+
+
+def _facts(tree: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, str]:
+    found = {name: _look_up(tree, path) for name, path in paths.items()}
+    return {name: _fact(value) for name, value in found.items() if value is not msgspec.UNSET}
+
+
+def _look_up(tree: Mapping[str, Any], path: str) -> Any:
+    value: Any = tree
+    for key in path.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return msgspec.UNSET
+        value = value[key]
+    return value
+
+
+def _fact(value: object) -> str:
+    if isinstance(value, str):
+        return value.removeprefix("torch.")
+    return msgspec.json.encode(value, order="sorted").decode()

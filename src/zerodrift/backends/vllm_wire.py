@@ -1,0 +1,271 @@
+"""What does vLLM's completion call look like, and which of its answers can be believed?
+
+Requests go out as trainers send them; what comes back becomes a `Completion` only if every token has its id and a
+finite logprob of its own. A sample that does not is a `Problem` with the code of the error; an answer that cannot
+be told apart into samples raises BadAnswer.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from zerodrift.core.completion import (
+    Answer,
+    Completion,
+    FinishReason,
+    LogprobKind,
+    Problem,
+    TokenAlternative,
+    check_logprobs,
+)
+from zerodrift.core.errors import BadAnswer, InvalidCompletion, NonFinite, ZerodriftError
+from zerodrift.core.request import Request, SamplingParams
+from zerodrift.core.version import VersionSpan, WeightVersion
+
+Shape = TypeVar("Shape")
+
+ALWAYS_SENT = ("temperature", "max_tokens", "seed", "n", "logprobs")
+"""What every trainer states; the rest is left to the server's defaults unless it was asked for."""
+
+NAN_REFUSAL = "Out of range float values are not JSON compliant"
+"""vLLM's answer to its own NaN: it fails to write the number, and blames the request for it with a 400."""
+
+NEVER = -9998.0
+"""vLLM writes -9999 for -inf: in a list of alternatives, a token that truncation excluded."""
+
+_PREFIX = "token_id:"
+
+
+class _PromptLogprob(msgspec.Struct):
+    logprob: float | None
+
+
+class _Logprobs(msgspec.Struct):
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float | None] | None]
+
+
+class _Choice(msgspec.Struct):
+    index: int
+    finish_reason: str | None
+    text: str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    prompt_logprobs: list[dict[str, _PromptLogprob] | None] | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class Response(msgspec.Struct):
+    """One answer of /v1/completions; choices stay raw, so that one bad choice does not spoil its neighbours."""
+
+    choices: list[dict[str, Any]]
+    usage: _Usage | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens from the prefix cache; None without --enable-prompt-tokens-details."""
+        details = self.usage.prompt_tokens_details if self.usage else None
+        return details.cached_tokens if details else None
+
+
+class Context(msgspec.Struct, frozen=True):
+    """What a completion must carry and its choice does not say."""
+
+    kind: LogprobKind
+    version: WeightVersion
+    fingerprint: str
+    cached_tokens: int | None = None
+
+
+def request_body(request: Request, model: str, *, explicit: bool) -> dict[str, object]:
+    """The JSON of one completion call.
+
+    `explicit` sends every sampling parameter. Without it those that keep their default stay out, as in most
+    trainers, and the server fills them in from wherever it likes: that is the fault to be found.
+    """
+    body: dict[str, object] = {
+        "model": model,
+        "prompt": request.prompt.token_ids,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+    defaults = SamplingParams()
+    for name in SamplingParams.__struct_fields__:
+        value = getattr(request.sampling, name)
+        if value is not None and (explicit or name in ALWAYS_SENT or value != getattr(defaults, name)):
+            body[name] = value
+    if request.prompt.cache_salt is not None:
+        body["cache_salt"] = request.prompt.cache_salt
+    return body
+
+
+def score_body(token_ids: tuple[int, ...], model: str) -> dict[str, object]:
+    """A call that scores its own prompt. vLLM cannot generate nothing, so one greedy token is thrown away."""
+    return {
+        "model": model,
+        "prompt": token_ids,
+        "max_tokens": 1,
+        "temperature": 0,
+        "prompt_logprobs": 0,
+        "return_token_ids": True,
+    }
+
+
+def parse(answer: object, shape: type[Shape], where: str) -> Shape:
+    """`answer` as `shape`, or BadAnswer."""
+    try:
+        return msgspec.convert(answer, shape)
+    except msgspec.ValidationError as error:
+        raise BadAnswer(f"{where} answered in an unknown shape ({error}); is this a vLLM server?") from error
+
+
+def read_answer(answer: object | None, request: Request, context: Context) -> Answer:
+    """Every sample of one request, in order of its index; `answer` None stands for NAN_REFUSAL."""
+    if answer is None:
+        problem = Problem(
+            NonFinite.code, "the engine computed NaN and could not write it; look for NaN in its weights"
+        )
+        return Answer((), (problem,) * request.sampling.n)
+    response = parse(answer, Response, "/v1/completions")
+    by_index = {choice.get("index"): choice for choice in response.choices}
+    expected = range(request.sampling.n)
+    if len(response.choices) != len(expected) or set(by_index) != set(expected):
+        raise BadAnswer(
+            f"/v1/completions was asked for {len(expected)} samples and answered with the indices "
+            f"{[choice.get('index') for choice in response.choices]}; each must come once"
+        )
+    context = msgspec.structs.replace(context, cached_tokens=response.cached_tokens)
+    completions = []
+    problems = []
+    for index in expected:
+        try:
+            completions.append(_completion(by_index[index], request, context))
+        except ZerodriftError as error:
+            problems.append(Problem(error.code, f"sample {index}: {error}"))
+    return Answer(tuple(completions), tuple(problems))
+
+
+def read_scores(answer: object, token_ids: tuple[int, ...]) -> list[float]:
+    """Raw logprobs of tokens 1… of the sequence that was sent."""
+    response = parse(answer, Response, "/v1/completions")
+    choice = parse(response.choices[0] if response.choices else None, _Choice, "/v1/completions")
+    if choice.prompt_token_ids != list(token_ids):
+        raise BadAnswer(
+            f"the engine was sent {len(token_ids)} token ids and scored others: "
+            f"{_shorten(choice.prompt_token_ids)}"
+        )
+    return [value for value in _prompt_logprobs(choice)[1:] if value is not None]
+
+
+def _completion(raw: Mapping[str, Any], request: Request, context: Context) -> Completion:
+    choice = parse(raw, _Choice, "/v1/completions")
+    if choice.token_ids is None or choice.prompt_token_ids is None:
+        raise InvalidCompletion("the engine returned no token ids; it must honour return_token_ids")
+    sampling = request.sampling
+    token_ids = tuple(choice.token_ids)
+    logprobs = choice.logprobs or _Logprobs([], [], [])
+    _check_tokens(choice.token_ids, logprobs.tokens)
+    spans = (VersionSpan(context.version, 0, len(token_ids)),) if token_ids else ()
+    return Completion(
+        prompt_token_ids=tuple(choice.prompt_token_ids),
+        token_ids=token_ids,
+        logprobs=tuple(_number(value) for value in logprobs.token_logprobs),
+        kind=context.kind,
+        sampling=sampling,
+        finish_reason=_finish_reason(choice.finish_reason),
+        versions=spans,
+        fingerprint=context.fingerprint,
+        sample_index=choice.index,
+        top_logprobs=_alternatives(choice.token_ids, logprobs.top_logprobs, sampling.logprobs or 0),
+        prompt_logprobs=_prompt_logprobs(choice) if sampling.prompt_logprobs is not None else (),
+        cached_tokens=context.cached_tokens,
+        text=choice.text,
+    )
+
+
+def _check_tokens(token_ids: list[int], named: list[str]) -> None:
+    """The logprobs belong to the sampled tokens, where the server names tokens by id as it was asked to."""
+    if named and all(name.startswith(_PREFIX) for name in named):
+        owners = [_token_id(name) for name in named]
+        if owners != token_ids:
+            raise InvalidCompletion(
+                f"the engine sampled {_shorten(token_ids)} and reports logprobs of {_shorten(owners)}; "
+                "they belong to other tokens"
+            )
+
+
+def _alternatives(
+    token_ids: list[int], entries: list[dict[str, float | None] | None], count: int
+) -> tuple[tuple[TokenAlternative, ...], ...]:
+    """The `count` likeliest tokens at each position, likeliest first; fewer where truncation left fewer."""
+    if count == 0 or not entries:
+        return ()
+    if len(entries) != len(token_ids):
+        raise InvalidCompletion(f"{len(token_ids)} tokens carry alternatives for {len(entries)}")
+    return tuple(_ranked(sampled, entry, count) for sampled, entry in zip(token_ids, entries, strict=True))
+
+
+def _ranked(sampled: int, entry: dict[str, float | None] | None, count: int) -> tuple[TokenAlternative, ...]:
+    if entry is None:
+        raise InvalidCompletion(f"token {sampled} carries no alternatives, although {count} were asked for")
+    found = {_token_id(name): _number(value) for name, value in entry.items()}
+    if len(found) > count:
+        # The sampled token comes first, and on top of the `count` where it is not one of them.
+        found.pop(sampled, None)
+    if len(found) > count:
+        raise InvalidCompletion(f"token {sampled} carries {len(found)} alternatives; {count} were asked for")
+    kept = [TokenAlternative(token, logprob) for token, logprob in found.items() if logprob > NEVER]
+    check_logprobs("top_logprobs", (alternative.logprob for alternative in kept))
+    return tuple(sorted(kept, key=lambda alternative: (-alternative.logprob, alternative.token_id)))
+
+
+def _prompt_logprobs(choice: _Choice) -> tuple[float | None, ...]:
+    ids = choice.prompt_token_ids or []
+    entries = choice.prompt_logprobs
+    if entries is None or len(entries) != len(ids):
+        raise InvalidCompletion(
+            f"{len(ids)} prompt tokens carry {None if entries is None else len(entries)} prompt logprobs"
+        )
+    values: list[float | None] = [None]
+    for token, entry in zip(ids[1:], entries[1:], strict=True):
+        own = (entry or {}).get(str(token))
+        if own is None:
+            raise InvalidCompletion(f"the prompt logprobs have no entry for their own token {token}")
+        values.append(_number(own.logprob))
+    check_logprobs("prompt_logprobs", (value for value in values if value is not None))
+    return tuple(values)
+
+
+def _number(value: float | None) -> float:
+    if value is None:
+        raise NonFinite("a logprob is null, which is how JSON writers spell NaN; look for NaN in the weights")
+    return value
+
+
+def _token_id(name: str) -> int:
+    digits = name.removeprefix(_PREFIX)
+    if digits == name or not digits.isdecimal():
+        raise BadAnswer(f"the engine names a token {name!r}; it must honour return_tokens_as_token_ids")
+    return int(digits)
+
+
+def _finish_reason(word: str | None) -> FinishReason:
+    try:
+        return FinishReason(word or "")
+    except ValueError:
+        raise BadAnswer(f"the engine finished for the reason {word!r}, which we do not know") from None
+
+
+def _shorten(ids: list[int] | None) -> str:
+    shown = str(ids)
+    return shown if len(shown) <= 60 else f"{shown[:60]}…"

@@ -1,0 +1,38 @@
+"""What a person sees: answers on stdout, trouble on stderr, so that either can be piped alone."""
+
+import traceback
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from zerodrift.core.errors import ZerodriftError
+
+
+def say(text: str) -> None:
+    """An answer, as it is: never wrapped or coloured, for a program may be reading."""
+    typer.echo(text)
+
+
+def complain(label: str, message: str) -> None:
+    """Trouble, as one paragraph: wrapped at words on a terminal, in one line anywhere else."""
+    console = Console(stderr=True, highlight=False)
+    # Text, not markup: a message may hold brackets, which markup would swallow.
+    paragraph = Text.assemble(("error", "bold red"), f" [{label}] ", " ".join(message.split()))
+    console.print(paragraph, soft_wrap=not console.is_terminal)
+
+
+def report(error: Exception, *, debug: bool) -> int:
+    """Tell the user about `error`, and return what to exit with."""
+    if debug:
+        typer.echo("".join(traceback.format_exception(error)), err=True)
+    if isinstance(error, ZerodriftError):
+        complain(error.code, str(error))
+        return error.exit_code
+    hint = (
+        ""
+        if debug
+        else "; run it again as `zerodrift --debug …` and report the traceback, which is a bug of ours"
+    )
+    complain("internal", f"{type(error).__name__}: {error}{hint}")
+    return 70  # EX_SOFTWARE of sysexits.h: our fault, not the user's

@@ -1,0 +1,49 @@
+"""`zerodrift init`: write a configuration to start from, and never over one that exists."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerodrift.cli import console
+from zerodrift.config import shipped
+from zerodrift.config.shipped import Profile
+from zerodrift.core.errors import ConfigError
+
+
+def command(
+    profile: Annotated[
+        Profile, typer.Option(help="Which deployment the configuration is for.")
+    ] = Profile.RL_TRAINING,
+    out: Annotated[Path, typer.Option(help="Where to write it.")] = Path("zerodrift.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+) -> None:
+    """Write a commented configuration to start from.
+
+    serving: throughput first; nothing is trained on the answers.
+    rl-training: correctness first; logprobs that the trainer can reproduce.
+    long-context: rollouts near and beyond the trained context.
+    mixed-cluster: training and serving on one cluster, in pools of their own.
+
+    A file that exists is never replaced without --force:
+
+    $ zerodrift init
+    $ zerodrift init --profile long-context --out audits/long.yaml
+    """
+    write(shipped.text(profile), out, replace=force)
+    console.say(f"wrote {out} (profile {profile}); fill in model.path and where the engine is")
+
+
+def write(text: str, out: Path, *, replace: bool) -> None:
+    """Write `text` to `out`; a file that is there stays as it is unless `replace`."""
+    try:
+        # "x" asks the file system, so that two runs at once cannot both think that they are first.
+        with out.open("w" if replace else "x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise ConfigError(
+            f"{out} exists; choose another name with --out, or replace it with --force"
+        ) from error
+    except OSError as error:
+        reason = error.strerror
+        raise ConfigError(f"{out} cannot be written ({reason}); choose another place with --out") from error

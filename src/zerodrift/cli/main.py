@@ -1,0 +1,87 @@
+"""The command `zerodrift`: one file per verb, each importing what it needs only when it runs.
+
+Exit codes are a contract: 0 done or passed, 1 gate failed, 2 wrong usage, 3 could not be judged, 70 our own bug,
+130 interrupted.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from zerodrift import __version__
+from zerodrift.cli import console, env, init
+
+# Verb -> function; help lists them in this order.
+COMMANDS: Mapping[str, Callable[..., None]] = {
+    "init": init.command,
+    "env": env.command,
+}
+
+
+@dataclass(slots=True)
+class Session:
+    """What the global options decided; one per run of the command line."""
+
+    debug: bool = False
+
+
+def make_app(commands: Mapping[str, Callable[..., None]]) -> typer.Typer:
+    """A command line with these verbs."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,  # errors are told by console.report
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for verb, function in commands.items():
+        app.command(verb)(function)
+    return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        console.say(f"zerodrift {__version__}")
+        raise typer.Exit
+
+
+# Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
+def _options(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Rollouts your RL trainer can trust.
+
+    zerodrift tells whether the log-probabilities of an inference engine are
+    those of the policy that the trainer differentiates, names the cause where
+    they are not, and says what to type to fix it.
+
+    Start with a configuration, and look at what it runs on:
+
+    $ zerodrift init --profile rl-training
+    $ zerodrift env
+    """
+    context.ensure_object(Session).debug = debug
+
+
+app = make_app(COMMANDS)
+
+
+def main(arguments: Sequence[str] | None = None, application: typer.Typer = app) -> None:
+    """Run the command line and exit; `arguments` are those of the process unless given."""
+    session = Session()
+    try:
+        application(args=arguments, prog_name="zerodrift", obj=session)
+    except Exception as error:  # everything: report tells known errors from bugs of ours
+        sys.exit(console.report(error, debug=session.debug))
+
+
+if __name__ == "__main__":
+    main()

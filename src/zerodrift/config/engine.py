@@ -1,0 +1,130 @@
+"""Which engine makes the rollouts, and under which settings?
+
+Fields that vLLM also has carry vLLM's names. None always means the engine's own default: those change between
+releases, so an audit reads back what is in force instead of assuming it.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from zerodrift.core import require
+from zerodrift.core.errors import InvalidValue
+
+# Smallest sensible value of each count, and what it counts.
+_COUNTS = {
+    "max_model_len": (2, "it counts tokens, one of prompt and one of output at least"),
+    "block_size": (1, "it counts tokens per KV block"),
+    "max_num_seqs": (1, "it counts sequences in flight"),
+    "max_num_batched_tokens": (1, "it counts tokens per step"),
+    "tensor_parallel_size": (1, "it counts devices"),
+}
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The engine under audit: where it is, and what is asked of it."""
+
+    name: str = "reference"
+    """Which adapter speaks to it: `reference`, `vllm`, …"""
+    url: str | None = None
+    """Address of an engine that is already running; None starts one."""
+    replicas: tuple[str, ...] = ()
+    """Addresses of further engines of the same pool, which must give the same numbers as `url`."""
+    python: str | None = None
+    """Interpreter of the environment that holds the engine, for starting it there; never our own environment."""
+    args: tuple[str, ...] = ()
+    """Further arguments for starting the engine, passed on as they are."""
+    startup_timeout_s: float = 600.0
+    """How long a started engine may take until it answers."""
+    request_timeout_s: float = 300.0
+    """How long one request may take."""
+
+    max_model_len: int | None = None
+    """Longest sequence that the engine accepts, prompt and output together."""
+    block_size: int | None = None
+    """Tokens per KV block."""
+    max_num_seqs: int | None = None
+    """Sequences in flight together."""
+    max_num_batched_tokens: int | None = None
+    """Tokens per step; a longer prompt is prefilled in chunks of this size."""
+    enable_chunked_prefill: bool | None = None
+    """Cut long prefills into chunks; where the cuts fall may change the last bits."""
+    enable_prefix_caching: bool | None = False
+    """Reuse the KV of equal prefixes; after a weight update they are stale unless salted or reset."""
+    prefix_cache_salt: Literal["none", "weight-version"] = "none"
+    """Put the weight version into `cache_salt`, so that no prefix outlives the weights that made it."""
+    async_scheduling: bool | None = False
+    """Plan a step while the last one runs; which sequences share a batch then depends on timing."""
+    gpu_memory_utilization: float | None = None
+    """Fraction of the device's memory that the engine may take (of the machine's, on CPU)."""
+    tensor_parallel_size: int = 1
+    """Devices that share each matmul; another number gives other bits."""
+    enforce_eager: bool = False
+    """Run without CUDA graphs and torch.compile."""
+
+    logprobs_mode: Literal["processed_logprobs", "raw_logprobs"] = "processed_logprobs"
+    """Report the distribution sampled from, or the model's own; the trainer needs the first."""
+    generation_config: Literal["vllm", "auto"] = "vllm"
+    """`auto` fills in sampling defaults from the model's generation_config.json; `vllm` takes none from it."""
+    head_dtype: Literal["auto", "float32"] = "auto"
+    """Precision of the output head; float32 on one side alone makes the gap larger, not smaller."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Precision of stored keys and values; `auto` is the model's."""
+
+    def __post_init__(self) -> None:
+        """Settings that no engine could obey are refused before one is started."""
+        if not self.name:
+            raise InvalidValue("name is empty; name the engine's adapter, for example vllm")
+        _check_addresses(self)
+        for name, (low, rule) in _COUNTS.items():
+            if (value := getattr(self, name)) is not None:
+                require.whole(InvalidValue, name, value, rule, low)
+        for name in ("startup_timeout_s", "request_timeout_s"):
+            require.real(InvalidValue, name, getattr(self, name), "it is a time in seconds, from 0.1 up", 0.1)
+        if self.gpu_memory_utilization is not None:
+            rule = "it is a fraction of memory from 0.01 to 1"
+            require.real(InvalidValue, "gpu_memory_utilization", self.gpu_memory_utilization, rule, 0.01, 1)
+        _check_step_budget(self)
+
+
+def _check_addresses(engine: EngineConfig) -> None:
+    addresses = [] if engine.url is None else [engine.url]
+    addresses += engine.replicas
+    for address in addresses:
+        if not address.startswith(("http://", "https://")):
+            raise InvalidValue(
+                f"address {address!r} has no scheme; write http://{address} or https://{address}"
+            )
+    if len(set(addresses)) < len(addresses):
+        raise InvalidValue(
+            f"addresses {addresses} hold one engine twice, which would be compared with itself; name each once"
+        )
+    if engine.replicas and engine.url is None:
+        raise InvalidValue(
+            f"replicas are {list(engine.replicas)}, but url is null; name the first engine in url"
+        )
+    if engine.url is not None and (engine.python is not None or engine.args):
+        raise InvalidValue(
+            f"url {engine.url!r} is an engine that runs already, while python={engine.python!r} and "
+            f"args={list(engine.args)} are for starting one; keep one of the two"
+        )
+
+
+def _check_step_budget(engine: EngineConfig) -> None:
+    budget = engine.max_num_batched_tokens
+    if budget is None:
+        return
+    if engine.max_num_seqs is not None and budget < engine.max_num_seqs:
+        raise InvalidValue(
+            f"max_num_batched_tokens is {budget}, below max_num_seqs={engine.max_num_seqs}; "
+            "every sequence in flight needs a token per step"
+        )
+    if (
+        engine.enable_chunked_prefill is False
+        and engine.max_model_len is not None
+        and budget < engine.max_model_len
+    ):
+        raise InvalidValue(
+            f"max_num_batched_tokens is {budget} and chunked prefill is off, so a prompt of "
+            f"max_model_len={engine.max_model_len} fits in no step; raise the former or allow chunks"
+        )

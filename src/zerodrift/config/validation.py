@@ -1,0 +1,85 @@
+"""What does an audit compare, on how much data, and where does it draw the line?
+
+Gates come from the precision profile; a user may tighten or loosen each, and `tolerance` can only tighten.
+"""
+
+import msgspec
+
+from zerodrift.config.model import Dtype
+from zerodrift.config.precision import PROFILES, Magnitude, Precision
+from zerodrift.core import require
+from zerodrift.core.errors import InvalidValue
+from zerodrift.core.request import MAX_SEED
+
+_POSITIVE = "it is a positive number of nats; null leaves it to the precision profile"
+
+
+class GateConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Gates of one's own, each in place of the precision profile's."""
+
+    mean_abs: float | None = None
+    """Largest mean of |Δ|."""
+    p90_abs: float | None = None
+    """Largest 90th percentile of |Δ|."""
+    k3: float | None = None
+    """Largest mean of k3."""
+
+    def __post_init__(self) -> None:
+        """A gate of zero would fail two equal engines for their last bit."""
+        for name in self.__struct_fields__:
+            if (value := getattr(self, name)) is not None:
+                require.real(InvalidValue, name, value, _POSITIVE, 1e-15)
+
+
+class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One audit: reference, prompts, amount of evidence, gates."""
+
+    reference_model: str | None = None
+    """Checkpoint that the reference scores with; None takes `model.path`, which is what an audit should compare."""
+    reference_dtype: Dtype = "float32"
+    """Dtype of the reference; float32 keeps its own rounding out of the answer."""
+    prompts: str | None = None
+    """JSON-lines file of prompts; None takes those that ship with zerodrift."""
+    num_prompts: int = 32
+    """Prompts to use."""
+    property_based_prompts: bool = True
+    """Add generated prompts: odd lengths, scripts, whitespace, shared prefixes; failures shrink to the smallest."""
+    equivalence_trials: int = 64
+    """Sampled sequences that the verdict rests on, dealt over the prompts in turn, each with its own seed."""
+    max_tokens: int = 32
+    """Tokens sampled per sequence."""
+    position_probes: tuple[float, ...] = ()
+    """Lengths to probe, as fractions of the trained context: 1.25 is a quarter beyond it."""
+    seed: int = 0
+    """All randomness of the audit follows from it."""
+    precision: Precision = Precision.BF16
+    """Lowest precision that either side computes in; picks the gates."""
+    tolerance: float | None = None
+    """Extra cap on mean k3, in nats; None adds none."""
+    gates: GateConfig = GateConfig()
+    """Gates in place of the precision profile's."""
+
+    def __post_init__(self) -> None:
+        """Evidence must exist, and every prompt must be used."""
+        for name in ("reference_model", "prompts"):
+            if getattr(self, name) == "":
+                raise InvalidValue(f"{name} is an empty string; name a path, or leave it null")
+        require.whole(InvalidValue, "num_prompts", self.num_prompts, "use at least one prompt", 1)
+        rule = f"sample each of num_prompts={self.num_prompts} at least once, or lower num_prompts"
+        require.whole(InvalidValue, "equivalence_trials", self.equivalence_trials, rule, self.num_prompts)
+        require.whole(InvalidValue, "max_tokens", self.max_tokens, "sample at least one token", 1)
+        require.whole(InvalidValue, "seed", self.seed, "it is a 63-bit count", 0, MAX_SEED)
+        for probe in self.position_probes:
+            rule = "each is a fraction of the trained context, from 0.01 to 16"
+            require.real(InvalidValue, "position_probes entry", probe, rule, 0.01, 16)
+        if self.tolerance is not None:
+            require.real(InvalidValue, "tolerance", self.tolerance, _POSITIVE, 1e-15)
+
+    def gate(self) -> Magnitude:
+        """The gates in force."""
+        profile = PROFILES[self.precision].gate
+        own = {name: value for name, value in msgspec.structs.asdict(self.gates).items() if value is not None}
+        gate = msgspec.structs.replace(profile, **own)
+        if self.tolerance is not None:
+            gate = msgspec.structs.replace(gate, k3=min(gate.k3, self.tolerance))
+        return gate

@@ -1,0 +1,116 @@
+"""What must be known of a model before it is loaded: sizes, special ids, window, sampling defaults. Torch-free.
+
+Read from config.json and generation_config.json as written. A default that is not written there is filled in only
+for the families whose default is known (a test compares them with `transformers`); otherwise it is refused.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from zerodrift.core.errors import ModelError, UnsupportedModel
+from zerodrift.models import directory as model_directory
+from zerodrift.models.spec import TESTBED_PREFIX, directory_of, testbed_name
+from zerodrift.models.testbed_config import CONFIGS
+
+# What vLLM takes from generation_config.json unless told otherwise (`--generation-config vllm`).
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+
+FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"tie_word_embeddings": False},
+    "qwen2": {"tie_word_embeddings": False, "use_sliding_window": False},
+    "qwen3": {"tie_word_embeddings": False, "use_sliding_window": False, "head_dim": 128},
+    "mistral": {"tie_word_embeddings": False, "sliding_window": 4096},
+}
+"""Defaults of the config classes, for keys that config.json may leave out."""
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model as its files describe it."""
+
+    name: str
+    """`testbed:NAME`, or the directory's own name."""
+    architecture: str
+    vocab_size: int
+    context_length: int
+    """Positions that the model was made for; prompt and output together."""
+    eos_token_ids: tuple[int, ...]
+    """As `generate` takes them: from generation_config.json, else from config.json."""
+    bos_token_id: int | None
+    num_layers: int
+    head_dim: int
+    tied_head: bool
+    """The head is the transposed embedding, and has no tensor of its own."""
+    sliding_window: int | None
+    """Positions that a token attends to; None where it attends to all before it."""
+    generation_defaults: dict[str, float | int]
+    """Sampling parameters in generation_config.json, which engines apply to requests that leave them out."""
+
+
+def facts(spec: str | Path) -> ModelFacts:
+    """Facts of "testbed:NAME" or of a model directory, without loading weights."""
+    if (name := testbed_name(spec)) is not None:
+        return facts_from(TESTBED_PREFIX + name, CONFIGS[name], {})
+    directory = directory_of(spec)
+    model_directory.check_contained(directory)
+    config = model_directory.read_config(directory)
+    generation = directory / "generation_config.json"
+    return facts_from(
+        directory.resolve().name, config, model_directory.read_json(generation) if generation.is_file() else {}
+    )
+
+
+def facts_from(name: str, config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelFacts:
+    """Facts from the two files' contents."""
+    settings = {**FAMILY_DEFAULTS.get(str(config.get("model_type")), {}), **config}
+    values = {
+        "name": name,
+        "architecture": model_directory.architecture_of(config),
+        "vocab_size": _needed(settings, "vocab_size"),
+        "context_length": _needed(settings, "max_position_embeddings"),
+        "eos_token_ids": _ids(generation.get("eos_token_id"), settings.get("eos_token_id")),
+        "bos_token_id": settings.get("bos_token_id"),
+        "num_layers": _needed(settings, "num_hidden_layers"),
+        "head_dim": _head_dim(settings),
+        "tied_head": _needed(settings, "tie_word_embeddings"),
+        "sliding_window": _sliding_window(settings),
+        "generation_defaults": {
+            key: generation[key] for key in SAMPLING_KEYS if generation.get(key) is not None
+        },
+    }
+    try:
+        return msgspec.convert(values, ModelFacts)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"the configuration of {name} cannot be true: {error}") from error
+
+
+def _needed(settings: Mapping[str, Any], key: str) -> Any:
+    if settings.get(key) is None:
+        raise UnsupportedModel(
+            f"config.json of model_type {settings.get('model_type')!r} does not say {key}, and its default is known "
+            f"here only for {', '.join(FAMILY_DEFAULTS)}; write the key into config.json"
+        )
+    return settings[key]
+
+
+def _head_dim(settings: Mapping[str, Any]) -> Any:
+    # null in config.json means hidden_size / heads, except where the family has a default of its own.
+    if settings.get("head_dim") is not None:
+        return settings["head_dim"]
+    hidden, heads = _needed(settings, "hidden_size"), _needed(settings, "num_attention_heads")
+    if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1 or hidden % heads:
+        raise ModelError(f"config.json has hidden_size={hidden!r} and num_attention_heads={heads!r}; no head_dim fits")
+    return hidden // heads
+
+
+def _ids(*candidates: Any) -> Any:
+    written = next((value for value in candidates if value is not None), ())
+    return [written] if isinstance(written, int) else written
+
+
+def _sliding_window(settings: Mapping[str, Any]) -> Any:
+    layers = settings.get("layer_types")
+    windowed = settings.get("use_sliding_window", True) and (layers is None or "sliding_attention" in layers)
+    return settings.get("sliding_window") if windowed else None

@@ -1,0 +1,47 @@
+"""What does a model's name mean: a built-in, or a directory? Anything else is refused, nothing is downloaded."""
+
+import difflib
+from pathlib import Path
+
+from zerodrift.core.errors import ModelNotFound
+from zerodrift.models.testbed_config import CONFIGS
+
+TESTBED_PREFIX = "testbed:"
+
+
+def testbed_name(spec: str | Path) -> str | None:
+    """NAME of "testbed:NAME", or None where `spec` is a path. An unknown NAME raises."""
+    text = str(spec)
+    if not text.startswith(TESTBED_PREFIX):
+        return None
+    name = text.removeprefix(TESTBED_PREFIX)
+    if name not in CONFIGS:
+        raise ModelNotFound(f"there is no built-in model {text!r}{_nearest(text)}; there are: {_builtin()}")
+    return name
+
+
+def directory_of(spec: str | Path) -> Path:
+    """The directory that `spec` names; it exists."""
+    directory = Path(spec)
+    if directory.is_dir():
+        return directory
+    if directory.exists():
+        raise ModelNotFound(
+            f"{directory} is a file; give the directory that holds it beside config.json and the tokenizer"
+        )
+    raise ModelNotFound(
+        f"there is no directory {str(directory)!r}{_nearest(str(spec))}; give a directory with config.json, "
+        f"tokenizer and safetensors weights (`hf download ORG/NAME --local-dir DIR`), or a built-in: {_builtin()}"
+    )
+
+
+def _builtin() -> str:
+    return ", ".join(TESTBED_PREFIX + name for name in CONFIGS)
+
+
+def _nearest(text: str) -> str:
+    candidates = [TESTBED_PREFIX + name for name in CONFIGS]
+    near = difflib.get_close_matches(text, candidates, n=1) or [
+        candidate for candidate in candidates if candidate.removeprefix(TESTBED_PREFIX) == text
+    ]
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,0 +1,20 @@
+"""One request and one of the completions it got, as it stands in `rollouts.jsonl`."""
+
+import msgspec
+
+from zerodrift.core.completion import Completion, Problem
+from zerodrift.core.request import Request
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A sampled sequence with what was asked for; `problem` where none could be read."""
+
+    index: int
+    """Of the request in the run's plan; a resumed run skips those it finds."""
+    group: str
+    """Which part of the plan it belongs to."""
+    request: Request
+    completion: Completion | None = None
+    problem: Problem | None = None
+    source: str = "engine"
+    """Who sampled it: `engine` or `reference`."""

@@ -1,0 +1,58 @@
+"""`tokens.parquet`: one row per sampled token, with both sides' numbers. Any data tool reads it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerodrift.core.errors import MissingExtra, RecordError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+COLUMNS: Mapping[str, str] = {
+    "sequence": "number of the sampled sequence",
+    "index": "of the token within the output",
+    "position": "of the token within prompt and output",
+    "token": "id",
+    "text": "what the tokenizer makes of the id",
+    "reported": "logprob that the engine reported",
+    "contracted": "logprob that the reference computes under the requested parameters",
+    "raw": "logprob that the reference computes without processing",
+    "entropy": "of the distribution that should have been sampled",
+    "variance": "of log p under it",
+    "sigma": "how far rounding alone moves this token",
+}
+SCHEMA = b"zerodrift.tokens/1"
+
+
+def write_tokens(path: Path, columns: Mapping[str, NDArray[np.generic] | list[str]]) -> None:
+    """All of COLUMNS, none other."""
+    if columns.keys() != COLUMNS.keys():
+        raise RecordError(f"tokens.parquet has the columns {sorted(COLUMNS)}, not {sorted(columns)}")
+    arrow = _arrow()
+    table = arrow.table({name: columns[name] for name in COLUMNS})
+    table = table.replace_schema_metadata({b"schema": SCHEMA})
+    temporary = path.with_name(path.name + ".tmp")
+    arrow.parquet.write_table(table, temporary, compression="zstd")
+    temporary.replace(path)
+
+
+def read_tokens(path: Path) -> "pyarrow.Table":
+    """The table, after checking that it is one of ours."""
+    arrow = _arrow()
+    table = arrow.parquet.read_table(path)
+    if (table.schema.metadata or {}).get(b"schema") != SCHEMA:
+        raise RecordError(f"{path.name} was not written by this version of zerodrift (schema {SCHEMA.decode()})")
+    return table
+
+
+def _arrow() -> "pyarrow":  # type: ignore[valid-type]
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise MissingExtra("tokens.parquet needs pyarrow: pip install 'zerodrift[local]'") from error
+    return pyarrow

@@ -1,0 +1,100 @@
+"""From the model's logits to the distribution that is sampled, in the order that vLLM documents.
+
+Order: minimum length, logit bias, penalties, temperature, min-p, top-k, top-p; what is left is renormalised.
+Every step works on rows and keeps the dtype it is given. Shapes: T rows (tokens), V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from zerodrift.core.request import SamplingParams
+
+
+class History(NamedTuple):
+    """What a row looks back on: the ids that penalties count."""
+
+    prompt: Sequence[int]
+    output: Sequence[int]
+
+
+def histories(prompt: Sequence[int], output: Sequence[int]) -> list[History]:
+    """One history per token of a finished output: token i was drawn when `output[:i]` was known."""
+    return [History(prompt, output[:position]) for position in range(len(output))]
+
+
+def processed_logprobs(
+    logits_TV: torch.Tensor,
+    params: SamplingParams,
+    rows: Sequence[History],
+    stop_ids: Sequence[int] = (),
+) -> torch.Tensor:
+    """Log-probabilities of the sampled distribution; excluded tokens are -inf."""
+    logits_TV = _forbid_stops(logits_TV, params, rows, stop_ids)
+    logits_TV = _bias(logits_TV, params)
+    logits_TV = _penalise(logits_TV, params, rows)
+    if not params.greedy:
+        # Greedy decoding draws nothing; its reported distribution is that of temperature 1, untruncated.
+        logits_TV = truncate(logits_TV / params.temperature, params)
+    return torch.log_softmax(logits_TV, dim=-1)
+
+
+def truncate(logits_TV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Exclude what min-p, top-k and top-p exclude, each judged on what the one before left."""
+    if params.min_p > 0:
+        probs_TV = torch.softmax(logits_TV, dim=-1)
+        floor_T1 = params.min_p * probs_TV.amax(dim=-1, keepdim=True)
+        logits_TV = logits_TV.masked_fill(probs_TV < floor_T1, -torch.inf)
+    if 0 < params.top_k < logits_TV.shape[-1]:
+        kth_T1 = logits_TV.topk(params.top_k, dim=-1).values[:, -1:]
+        logits_TV = logits_TV.masked_fill(logits_TV < kth_T1, -torch.inf)
+    if params.top_p < 1:
+        logits_TV = _top_p(logits_TV, params.top_p)
+    return logits_TV
+
+
+def _top_p(logits_TV: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Drop a token if all the mass at and below it still fits into 1 - p; the likeliest always stays."""
+    ordered_TV, order_TV = logits_TV.sort(dim=-1, stable=True)
+    dropped_TV = torch.softmax(ordered_TV, dim=-1).cumsum(dim=-1) <= 1 - top_p
+    dropped_TV[:, -1] = False
+    return logits_TV.masked_fill(torch.empty_like(dropped_TV).scatter_(-1, order_TV, dropped_TV), -torch.inf)
+
+
+def _forbid_stops(
+    logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[History], stop_ids: Sequence[int]
+) -> torch.Tensor:
+    young = [row for row, history in enumerate(rows) if len(history.output) < params.min_tokens]
+    forbidden = sorted({*stop_ids, *params.stop_token_ids})
+    if not young or not forbidden:
+        return logits_TV
+    logits_TV = logits_TV.clone()
+    logits_TV[torch.tensor(young)[:, None], torch.tensor(forbidden)] = -torch.inf
+    return logits_TV
+
+
+def _bias(logits_TV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    if not params.logit_bias:
+        return logits_TV
+    bias_V = torch.zeros_like(logits_TV[0])
+    for token, value in params.logit_bias.items():
+        bias_V[token] = value
+    return logits_TV + bias_V
+
+
+def _penalise(logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[History]) -> torch.Tensor:
+    if not params.penalises:
+        return logits_TV
+    counts_TV = torch.zeros_like(logits_TV)
+    seen_TV = torch.zeros_like(logits_TV, dtype=torch.bool)
+    for row, history in enumerate(rows):
+        output = torch.tensor(history.output, dtype=torch.long)
+        counts_TV[row].index_add_(0, output, torch.ones(len(output), dtype=counts_TV.dtype))
+        seen_TV[row, torch.tensor(history.prompt, dtype=torch.long)] = True
+    seen_TV |= counts_TV > 0
+    strength = params.repetition_penalty
+    repeated_TV = torch.where(logits_TV > 0, logits_TV / strength, logits_TV * strength)
+    logits_TV = torch.where(seen_TV, repeated_TV, logits_TV)
+    logits_TV = logits_TV - params.frequency_penalty * counts_TV
+    return logits_TV - params.presence_penalty * (counts_TV > 0)

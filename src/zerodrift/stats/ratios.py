@@ -1,0 +1,84 @@
+"""How much are these samples worth to the target policy?
+
+ρ = exp(r), r = log target - log behaviour, per token or per sequence. Effective sample size is normalised to
+(0, 1], ESS = (Σρ)² / (n Σρ²), and always of the ratios as they are: an ESS of clipped or truncated ratios looks
+healthy for exactly the tokens that are not.
+"""
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from zerodrift.core import require
+from zerodrift.core.errors import InvalidValue
+from zerodrift.stats.arrays import Floats, log_ratios
+from zerodrift.stats.sequences import sequence_sums
+
+
+class ClipFraction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Share of tokens whose ratio leaves [1 - low, 1 + high], whatever the sign of their advantage."""
+
+    below: float
+    above: float
+
+    @property
+    def total(self) -> float:
+        """Share outside on either side."""
+        return self.below + self.above
+
+
+def importance_ratios(r: npt.ArrayLike) -> Floats:
+    """ρ = exp(r) of each token."""
+    return np.exp(log_ratios(r))
+
+
+def token_ess(r: npt.ArrayLike) -> float:
+    """ESS over tokens; 1 where all ratios are equal, 1/n where one token outweighs the rest."""
+    return _ess(log_ratios(r))
+
+
+def sequence_ess(r: npt.ArrayLike, sequence_ids: npt.ArrayLike) -> float:
+    """ESS over sequences, each weighted by the product of its token ratios."""
+    return _ess(log_product_ratios(r, sequence_ids))
+
+
+def log_product_ratios(r: npt.ArrayLike, sequence_ids: npt.ArrayLike) -> Floats:
+    """Σr of each sequence: the log of its importance ratio. Unbounded, so it travels as a log."""
+    return sequence_sums(log_ratios(r), sequence_ids)
+
+
+def product_ratios(r: npt.ArrayLike, sequence_ids: npt.ArrayLike) -> Floats:
+    """Π ρ of each sequence: the unbiased sequence ratio."""
+    logs = log_product_ratios(r, sequence_ids)
+    if logs.max() > 700:
+        raise InvalidValue(
+            f"sequence {int(logs.argmax())} has a log ratio of {logs.max():.4g}, whose exponential is beyond "
+            "float64; work with log_product_ratios"
+        )
+    return np.exp(logs)
+
+
+def geometric_mean_ratios(r: npt.ArrayLike, sequence_ids: npt.ArrayLike) -> Floats:
+    """(Π ρ)^(1/length) of each sequence, as GSPO and length-normalised masks use it."""
+    logs = log_product_ratios(r, sequence_ids)
+    return np.exp(logs / sequence_sums(np.ones(np.shape(r)), sequence_ids))
+
+
+def clip_fraction(r: npt.ArrayLike, *, low: float, high: float) -> ClipFraction:
+    """Share of tokens outside [1 - low, 1 + high]; PPO's symmetric ε is low = high = ε."""
+    require.real(InvalidValue, "low", low, "it is subtracted from 1 and the bound must stay positive", 0)
+    require.real(InvalidValue, "high", high, "it is added to 1, so it is at least 0", 0)
+    if low >= 1:
+        raise InvalidValue(
+            f"low is {low}; no ratio lies below 1 - low = {1 - low}, so nothing would ever clip"
+        )
+    array = log_ratios(r)
+    return ClipFraction(float((array < np.log1p(-low)).mean()), float((array > np.log1p(high)).mean()))
+
+
+def _ess(log_weights: Floats) -> float:
+    # Weights relative to the largest lie in [0, 1] with one 1 among them: neither sum can overflow or vanish.
+    weights: Floats = np.exp(log_weights - log_weights.max())
+    total, squares = float(weights.sum()), float((weights * weights).sum())
+    # Cauchy-Schwarz says at most 1; the last bit of two sums of near-equal weights may not.
+    return min(total * total / (weights.size * squares), 1.0)

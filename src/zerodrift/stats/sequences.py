@@ -1,0 +1,36 @@
+"""Which tokens belong together: sums over the tokens of one sequence.
+
+Tokens of a sequence share their prompt, their KV and their fate, so they are not independent; sequences are.
+Every token carries the id of its sequence, and results come in the order of increasing id.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from zerodrift.core.errors import InvalidValue
+from zerodrift.stats.arrays import Floats, Ids, same_shape, vector
+
+
+def ids_of(lengths: npt.ArrayLike) -> Ids:
+    """Sequence ids 0, 1, … of sequences laid end to end: lengths (2, 3) give 0 0 1 1 1."""
+    array = np.asarray(lengths)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        raise InvalidValue(f"lengths {lengths!r} are not a non-empty list of whole numbers")
+    if (array < 1).any():
+        raise InvalidValue(
+            f"lengths[{int(array.argmin())}] is {array.min()}; leave out sequences without tokens"
+        )
+    return np.repeat(np.arange(array.size, dtype=np.int64), array)
+
+
+def sequence_sums(values: npt.ArrayLike, sequence_ids: npt.ArrayLike) -> Floats:
+    """Σ over the tokens of each sequence; tokens of different sequences may be interleaved."""
+    array = vector("values", values)
+    ids = np.asarray(sequence_ids)
+    if ids.dtype.kind not in "iu":
+        raise InvalidValue(
+            f"sequence ids have type {ids.dtype}; give each token the integer id of its sequence"
+        )
+    same_shape("values", array, "sequence ids", ids)
+    _, index = np.unique(ids, return_inverse=True)
+    return np.bincount(index, weights=array).astype(np.float64)

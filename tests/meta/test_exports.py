@@ -1,0 +1,48 @@
+"""What `import zerodrift` promises exists, and nothing else does."""
+
+import ast
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import zerodrift
+
+
+@pytest.mark.parametrize("name", zerodrift.__all__)
+def test_every_export_can_be_imported(name: str) -> None:
+    assert getattr(zerodrift, name) is not None
+
+
+@pytest.mark.parametrize("name", zerodrift._PACKAGES)
+def test_every_package_can_be_imported(name: str) -> None:
+    assert getattr(zerodrift, name) is import_module(f"zerodrift.{name}")
+
+
+def test_the_lists_agree() -> None:
+    assert set(zerodrift._EXPORTS) | {"__version__"} == set(zerodrift.__all__) - set(zerodrift._PACKAGES)
+    assert zerodrift.__all__ == sorted(zerodrift.__all__, key=lambda name: (name.startswith("__"), name))
+
+
+def test_other_names_are_refused() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = zerodrift.Nothing
+
+
+def test_packages_import_nothing_by_themselves(root: Path, sources: dict[str, ast.Module]) -> None:
+    """An import in an `__init__` is one that the layer contracts do not see, and that everybody pays for."""
+    packages = {
+        path: tree for path, tree in sources.items() if path.endswith("__init__.py") and path.count("/") > 1
+    }
+    assert packages
+    for path, tree in packages.items():
+        assert ast.get_docstring(tree), f"{path} does not say what it is for"
+        assert len(tree.body) == 1, f"{path} holds more than its docstring"
+
+
+def test_every_module_says_what_it_is_for(sources: dict[str, ast.Module]) -> None:
+    assert not [path for path, tree in sources.items() if not ast.get_docstring(tree)]
+
+
+def test_the_version_is_that_of_the_package(root: Path) -> None:
+    assert f'version = "{zerodrift.__version__}"' in (root / "pyproject.toml").read_text(encoding="utf-8")

@@ -1,0 +1,68 @@
+"""`import zerodrift` must cost nothing: it runs inside other people's trainers."""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HEAVY = {"torch", "transformers", "scipy", "pyarrow", "plotly", "jinja2"}
+# Adds a fifth to a half to these timings on a loaded machine; the limits below leave room for that.
+RUNS = 5
+
+
+def modules_after(code: str) -> set[str]:
+    """Top-level modules that a fresh Python has loaded after running `code`."""
+    script = f"import sys\ntry:\n    {code}\nexcept SystemExit: pass\n" + (
+        "import json; print('\\n' + json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(json.loads(run.stdout.splitlines()[-1]))
+
+
+def median_s(*arguments: str) -> float:
+    """Median wall time of a fresh Python."""
+    times = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import zerodrift",
+        "from zerodrift import Completion, LogprobContract, Prompt, Request, SamplingParams",
+        "from zerodrift.config.load import load; load(None)",
+        "from zerodrift.cli.main import main; main(['--help'])",
+    ],
+)
+def test_nothing_heavy_is_loaded(code: str) -> None:
+    loaded = modules_after(code)
+    assert "zerodrift" in loaded
+    assert not loaded & HEAVY
+
+
+def test_the_probe_would_see_a_heavy_module() -> None:
+    assert "scipy" in modules_after("import scipy")
+
+
+def test_importing_takes_less_than_300_ms() -> None:
+    assert median_s("-c", "import zerodrift") - median_s("-c", "pass") < 0.3
+
+
+def test_help_takes_less_than_500_ms() -> None:
+    assert median_s("-m", "zerodrift.cli.main", "--help") < 0.5
+
+
+def test_the_installed_command_is_this_one() -> None:
+    script = Path(sys.executable).with_name("zerodrift")
+    if not script.exists():
+        pytest.skip("the package is on the path but not installed")
+    run = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("zerodrift ")

@@ -1,0 +1,126 @@
+import re
+import runpy
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from zerodrift import __version__
+from zerodrift.cli.main import COMMANDS, main, make_app
+from zerodrift.core.errors import ConfigError, EngineUnreachable
+
+
+def fails_as_config() -> None:
+    """Fail on purpose."""
+    raise ConfigError("engine.block_size is 'x' [sic];\n  write a number")
+
+
+def fails_as_engine() -> None:
+    """Fail on purpose."""
+    raise EngineUnreachable("nobody answers")
+
+
+def fails_as_bug() -> None:
+    """Fail on purpose."""
+    raise ZeroDivisionError("one by none")
+
+
+def is_interrupted() -> None:
+    """Be interrupted."""
+    raise KeyboardInterrupt
+
+
+def works() -> None:
+    """Work."""
+
+
+COMMANDS_HERE: dict[str, Callable[..., None]] = {
+    "config": fails_as_config,
+    "engine": fails_as_engine,
+    "bug": fails_as_bug,
+    "interrupt": is_interrupted,
+    "works": works,
+}
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments), make_app(COMMANDS_HERE))
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("works", 0), ("config", 2), ("engine", 3), ("bug", 70), ("interrupt", 130), ("no-such", 2)],
+)
+def test_exit_codes(command: str, code: int) -> None:
+    assert run(command) == code
+
+
+def test_an_error_is_one_line_with_its_code(capsys: pytest.CaptureFixture[str]) -> None:
+    run("config")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "error [config/invalid] engine.block_size is 'x' [sic]; write a number\n"
+
+
+def test_a_bug_asks_for_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    run("bug")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(
+        "error [internal] ZeroDivisionError: one by none; run it again as `zerodrift --debug"
+    )
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("command", "code"), [("config", 2), ("bug", 70)])
+def test_debug_adds_the_traceback_and_keeps_the_exit_code(
+    command: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--debug", command) == code
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err
+    assert f"in fails_as_{command}" in err
+    assert "--debug" not in err.splitlines()[-1]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"zerodrift {__version__}\n"
+
+
+def test_the_file_itself_is_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["zerodrift", "--version"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(main.__code__.co_filename, run_name="__main__")
+    assert capsys.readouterr().out == f"zerodrift {__version__}\n"
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_lists_every_command(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([flag])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert all(re.search(rf"\b{verb}\b", out) for verb in COMMANDS)
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_help_of_every_command_teaches_by_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    assert f"$ zerodrift {verb}" in capsys.readouterr().out
+
+
+def test_examples_in_help_name_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], *([verb, "--help"] for verb in COMMANDS)):
+        with pytest.raises(SystemExit):
+            main(arguments)
+    verbs = re.findall(r"\$ zerodrift (\S+)", capsys.readouterr().out)
+    assert verbs
+    assert set(verbs) <= set(COMMANDS)

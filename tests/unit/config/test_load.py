@@ -1,0 +1,157 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from zerodrift.config.load import dump, load
+from zerodrift.config.run import RunConfig
+from zerodrift.core.errors import ConfigError, RetiredKey, UnknownKey
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text("engine:\n  block_size: 16\n  args: [--enforce-eager]\nvalidation: {tolerance: 1e-3}\n")
+    return path
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(None, overrides)
+    assert type(caught.value) is ConfigError
+    return str(caught.value)
+
+
+def test_without_a_file_everything_is_default() -> None:
+    assert load(None) == RunConfig()
+
+
+def test_a_file_and_overrides_in_order(file: Path) -> None:
+    config = load(file, ["engine.block_size=32", "engine.max_num_seqs=4", "engine.block_size=64"])
+    assert config.engine.block_size == 64
+    assert config.engine.max_num_seqs == 4
+    assert config.engine.args == ("--enforce-eager",)
+    assert config.validation.tolerance == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("engine.enable_prefix_caching=true", True),
+        ("engine.enable_prefix_caching=null", None),
+        ("engine.args=[--a, b=c]", ("--a", "b=c")),
+        ("engine.startup_timeout_s=3", 3.0),
+        ("engine.url=http://h:1/?a=b", "http://h:1/?a=b"),
+        ("engine.python='123'", "123"),
+    ],
+)
+def test_override_values_have_the_types_of_yaml(override: str, value: object) -> None:
+    found = getattr(load(None, [override]).engine, re.split(r"[.=]", override)[1])
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_an_override_may_hold_a_section(file: Path) -> None:
+    config = load(file, ["validation.gates={k3: 0.5}", "validation={seed: 3}"])
+    assert (config.validation.gates.k3, config.validation.seed, config.validation.tolerance) == (0.5, 3, 1e-3)
+
+
+def test_loading_does_not_change_what_was_parsed(file: Path) -> None:
+    assert load(file, ["engine.block_size=32"]) != load(file)
+
+
+@pytest.mark.parametrize("text", ["engine.block_size", "=3", ".=3", "engine..name=x", "engine.=x", ""])
+def test_overrides_of_another_form_are_refused(text: str) -> None:
+    assert "section.key=value" in refusal(text)
+
+
+@pytest.mark.parametrize("text", ["model.path=", "model.path=  "])
+def test_an_override_without_a_value_is_refused(text: str) -> None:
+    assert "model.path=null" in refusal(text)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("engine.block_size=x", "engine.block_size is 'x', but it must be an integer or null"),
+        ("engine.block_size=1.5", "engine.block_size is 1.5, but it must be an integer or null"),
+        ("engine.block_size={x: 1}", "engine.block_size is {'x': 1}, but it must be an integer or null"),
+        ("engine.block_size.x=1", "engine.block_size is {'x': 1}, but it must be an integer or null"),
+        ("validation.seed=true", "validation.seed is True, but it must be an integer"),
+        ("validation.gates.k3=x", "validation.gates.k3 is 'x', but it must be a number or null"),
+        ("engine.args=--x", "engine.args is '--x', but it must be a list, each entry being text"),
+        ("engine.args=[1]", "engine.args is [1], but it must be a list, each entry being text"),
+        ("engine.enforce_eager=1", "engine.enforce_eager is 1, but it must be true or false"),
+        ("engine.head_dtype=half", "engine.head_dtype is 'half', but it must be auto or float32"),
+        ("validation.precision=fp4", "validation.precision is 'fp4', but it must be fp32 or bf16 or fp8"),
+        ("model.path=no", "model.path is False, but it must be text or null"),
+        ("model.path=2026-01-01", "but it must be text or null"),
+        ("engine.block_size=0", "engine: block_size is 0; it counts tokens per KV block"),
+        ("validation.gates.k3=0", "validation.gates: k3 is 0.0"),
+        ("sampling_defaults.top_p=2", "sampling_defaults: top_p is 2.0"),
+        ("validation.max_tokens=[", "is not valid YAML"),
+    ],
+)
+def test_wrong_values_are_refused_with_path_value_and_rule(override: str, says: str) -> None:
+    message = refusal(override)
+    assert message.startswith(f"--set {override}")
+    assert says in message
+
+
+def test_an_error_names_the_layer_that_caused_it(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--set engine.block_size=x: "):
+        load(file, ["engine.block_size=x", "engine.max_num_seqs=4"])
+    file.write_text("engine: {block_size: x}")
+    with pytest.raises(ConfigError, match=rf"^{file}: engine.block_size is 'x'"):
+        load(file, ["engine.max_num_seqs=4"])
+
+
+def test_sections_that_contradict_each_other_are_refused() -> None:
+    assert "below model.max_model_len=100" in refusal("model.max_model_len=100", "engine.max_model_len=50")
+
+
+def test_unknown_and_retired_keys_are_refused_in_files_and_overrides(file: Path) -> None:
+    with pytest.raises(UnknownKey, match=r"^--set engine.blok_size=1: .*did you mean engine.block_size"):
+        load(None, ["engine.blok_size=1"])
+    file.write_text("engine: {swap_space: 4}")
+    with pytest.raises(RetiredKey, match=r"run\.yaml"):
+        load(file)
+    # An override cannot hide what the file says.
+    with pytest.raises(RetiredKey):
+        load(file, ["engine={block_size: 1}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds nothing"),
+        ("# only a comment\n", "holds nothing"),
+        ("[1, 2]", "holds a list"),
+        ("text", "holds a str"),
+        ("engine:\n", "engine is None, but it is a section"),
+        ("engine: {block_size: 1}\nengine: {block_size: 2}", "key 'engine' is given twice"),
+        ("\tengine: 1", "is not valid YAML"),
+    ],
+)
+def test_a_file_that_holds_no_configuration_is_refused(file: Path, text: str, says: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        load(file)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="zerodrift init"):
+        load(tmp_path / "nothing.yaml")
+    with pytest.raises(ConfigError, match="cannot be read as text"):
+        load(tmp_path)
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes(b"model: {path: caf\xe9}")
+    with pytest.raises(ConfigError, match="cannot be read as text"):
+        load(latin)
+
+
+def test_a_dump_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "all.yaml"
+    path.write_text(dump(RunConfig()), encoding="utf-8")
+    assert load(path) == RunConfig()
+    assert "consecutive_windows: 3" in path.read_text()

@@ -1,0 +1,118 @@
+from itertools import combinations
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from zerodrift.core.errors import InvalidValue, NonFinite
+from zerodrift.stats import twosample
+from zerodrift.stats.twosample import energy_distance, kolmogorov_smirnov, mean_difference
+
+GENERATOR_SEED = 11
+
+
+def test_kolmogorov_smirnov_by_counting_all_labellings() -> None:
+    first, second = [0.1, 0.4, 0.9], [0.5, 1.2, 1.3, 2.0]
+    pooled = np.sort(first + second)
+
+    def distance(inside: tuple[int, ...]) -> float:
+        contrast = np.where(np.isin(np.arange(7), inside), 1 / 3, -1 / 4)
+        return float(np.abs(np.cumsum(contrast)).max())
+
+    observed = distance(tuple(np.searchsorted(pooled, first).tolist()))
+    everything = [distance(inside) for inside in combinations(range(7), 3)]
+    found = kolmogorov_smirnov(first, second)
+    assert found.statistic == pytest.approx(observed)
+    assert found.p_value == pytest.approx(np.mean([value >= observed - 1e-12 for value in everything]))
+    assert (found.test, found.first_count, found.second_count) == ("kolmogorov-smirnov", 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "shift"), [(1, 1, 0.0), (40, 60, 0.0), (50, 50, 1.0), (7, 300, 0.5), (90, 91, 2.0)]
+)
+def test_kolmogorov_smirnov_is_that_of_scipy(n: int, m: int, shift: float) -> None:
+    generator = np.random.default_rng(0)
+    first, second = generator.normal(size=n), generator.normal(size=m) + shift
+    found, oracle = kolmogorov_smirnov(first, second), stats.ks_2samp(first, second, method="exact")
+    assert found.statistic == pytest.approx(oracle.statistic, rel=1e-12)
+    assert found.p_value == pytest.approx(oracle.pvalue, rel=1e-9)
+
+
+def test_kolmogorov_smirnov_of_samples_apart_has_the_digits_of_its_tiny_p_value() -> None:
+    # Two of the (2n choose n) orders are that extreme.
+    found = kolmogorov_smirnov(np.arange(60.0), np.arange(100.0, 160.0))
+    assert found.p_value == pytest.approx(2 / special.comb(120, 60), rel=1e-12)
+
+
+def test_kolmogorov_smirnov_of_tied_samples_is_a_probability() -> None:
+    # scipy 1.17 leaves [0, 1] here and falls back to the limit law with a warning.
+    assert kolmogorov_smirnov([1.0] * 5, [0.0, 1.0, 1.0, 1.0, 1.0]).p_value == 1.0
+    assert kolmogorov_smirnov([1.0] * 5, [1.0] * 3).p_value == 1.0
+
+
+def test_kolmogorov_smirnov_of_large_samples_is_the_limit_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    first, second = generator.normal(size=900), generator.normal(size=1100)
+    exact = kolmogorov_smirnov(first, second)
+    monkeypatch.setattr(twosample, "_LARGEST_EXACT", 10)
+    limit = kolmogorov_smirnov(first, second)
+    assert limit.statistic == exact.statistic
+    assert limit.p_value == pytest.approx(exact.p_value, rel=0.05)
+    assert kolmogorov_smirnov(first, second + 0.3).p_value < 1e-6
+
+
+def test_energy_distance_is_that_of_scipy_and_of_its_definition() -> None:
+    generator = np.random.default_rng(1)
+    first, second = generator.integers(5, size=30) * 0.5, generator.normal(size=17)
+    found = energy_distance(first, second, generator)
+    assert found.statistic == pytest.approx(stats.energy_distance(first, second) ** 2)
+
+    def mean_gap(x: np.ndarray, y: np.ndarray) -> float:
+        return float(np.abs(x[:, None] - y[None, :]).mean())
+
+    expected = 2 * mean_gap(first, second) - mean_gap(first, first) - mean_gap(second, second)
+    assert found.statistic == pytest.approx(expected)
+
+
+def test_permutation_p_values_are_those_of_all_labellings() -> None:
+    first, second = np.array([0.0, 1.0, 1.0, 1.0]), np.array([0.0, 0.0, 1.0, 0.0, 0.0])
+    found = mean_difference(first, second, np.random.default_rng(GENERATOR_SEED), permutations=20_000)
+    # Rewards of 0 and 1: the exact two-sided answer is Fisher's, by enumeration of 126 labellings.
+    pooled = np.concatenate((first, second))
+    gaps = [pooled[list(i)].mean() - np.delete(pooled, list(i)).mean() for i in combinations(range(9), 4)]
+    exact = np.mean(np.abs(gaps) >= abs(found.statistic) - 1e-9)
+    assert found.statistic == pytest.approx(0.55)
+    assert found.p_value == pytest.approx(exact, abs=0.015)
+
+
+@pytest.mark.parametrize("test", [energy_distance, mean_difference])
+def test_a_permutation_p_value_is_small_for_a_shift_and_one_for_equal_samples(test: object) -> None:
+    generator = np.random.default_rng(2)
+    rewards = (generator.random(80) < 0.5).astype(float)
+    shifted = test(rewards, (generator.random(80) < 0.95).astype(float), generator, permutations=499)  # type: ignore[operator]
+    assert shifted.p_value == 1 / 500
+    assert test(np.ones(5), np.ones(7), generator, permutations=99).p_value == 1.0  # type: ignore[operator]
+    assert test(rewards, rewards, generator, permutations=99).p_value == 1.0  # type: ignore[operator]
+
+
+def test_energy_distance_sees_a_spread_that_the_mean_hides() -> None:
+    generator = np.random.default_rng(3)
+    first, second = generator.normal(size=150), 2.5 * generator.normal(size=150)
+    assert energy_distance(first, second, generator).p_value < 0.01
+    assert mean_difference(first, second, generator, permutations=999).p_value > 0.01
+
+
+def test_permutations_run_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twosample, "_CELLS_PER_BLOCK", 30)
+    found = mean_difference([0.0, 1.0, 0.0], [1.0, 1.0, 0.0], np.random.default_rng(0), permutations=99)
+    assert 0 < found.p_value <= 1
+
+
+def test_bad_samples_and_too_few_permutations_are_refused() -> None:
+    generator = np.random.default_rng(0)
+    with pytest.raises(NonFinite, match="second"):
+        kolmogorov_smirnov([1.0], [np.nan])
+    with pytest.raises(InvalidValue, match="first is empty"):
+        energy_distance([], [1.0], generator)
+    with pytest.raises(InvalidValue, match="permutations is 10"):
+        mean_difference([1.0], [2.0], generator, permutations=10)
