@@ -9,37 +9,46 @@ import pytest
 
 FORBIDDEN_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
-FORBIDDEN_ATTRIBUTES = {("torch", "load"), ("yaml", "unsafe_load"), ("yaml", "full_load"), ("os", "system")}
-UNSAFE_LOADERS = {"Loader", "FullLoader", "UnsafeLoader", "CLoader"}
+FORBIDDEN_ATTRIBUTES = {
+    ("torch", "load"),
+    ("os", "system"),
+    *(
+        ("yaml", name)
+        for name in ("unsafe_load", "full_load", "Loader", "FullLoader", "UnsafeLoader", "CLoader")
+    ),
+}
+FORBIDDEN_FLAGS = {"trust_remote_code", "allow_pickle", "shell"}
 
 
 def offences(tree: ast.Module) -> list[str]:
-    """What in `tree` could run code that came from outside, with its line."""
+    """What in `tree` could run code that came from outside."""
+    return [what for node in ast.walk(tree) for what in (*_imports(node), *_uses(node)) if what]
+
+
+def _imports(node: ast.AST) -> list[str]:
+    names: list[tuple[str, str]] = []
+    if isinstance(node, ast.Import):
+        names = [(alias.name, "") for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        names = [(node.module or "", alias.name) for alias in node.names]
     return [
-        f"line {getattr(node, 'lineno', 0)}: {what}" for node in ast.walk(tree) for what in _offences_of(node)
+        f"line {node.lineno}: import of {module} {name}"
+        for module, name in names
+        if module.partition(".")[0] in FORBIDDEN_MODULES or (module, name) in FORBIDDEN_ATTRIBUTES
     ]
 
 
-def _offences_of(node: ast.AST) -> list[str]:
+def _uses(node: ast.AST) -> list[str]:
     match node:
-        case ast.Import(names=names):
-            return [name.name for name in names if name.name.partition(".")[0] in FORBIDDEN_MODULES]
-        case ast.ImportFrom(module=str(module), names=names):
-            if module.partition(".")[0] in FORBIDDEN_MODULES:
-                return [module]
-            return [f"{module}.{name.name}" for name in names if (module, name.name) in FORBIDDEN_ATTRIBUTES]
-        case ast.Attribute(value=ast.Name(id=owner), attr=attribute):
-            unsafe = owner == "yaml" and attribute in UNSAFE_LOADERS
-            return [f"{owner}.{attribute}"] if unsafe or (owner, attribute) in FORBIDDEN_ATTRIBUTES else []
+        case ast.Attribute(value=ast.Name(id=owner), attr=name) if (owner, name) in FORBIDDEN_ATTRIBUTES:
+            return [f"line {node.lineno}: {owner}.{name}"]
         case ast.Call(func=ast.Name(id=name)) if name in FORBIDDEN_CALLS:
-            return [f"{name}()"]
-        case ast.keyword(arg="trust_remote_code", value=value):
-            # Anything but a literal False might be True.
-            return [] if isinstance(value, ast.Constant) and value.value is False else ["trust_remote_code"]
-        case ast.keyword(arg="allow_pickle" | "shell", value=value):
-            return [] if isinstance(value, ast.Constant) and value.value is False else [str(node.arg)]
-        case _:
-            return []
+            return [f"line {node.lineno}: {name}()"]
+        # Anything but a literal False might be True.
+        case ast.keyword(arg=str(name), value=value) if name in FORBIDDEN_FLAGS:
+            safe = isinstance(value, ast.Constant) and value.value is False
+            return [] if safe else [f"line {node.lineno}: {name}={ast.unparse(value)}"]
+    return []
 
 
 def test_the_package_is_safe(sources: dict[str, ast.Module]) -> None:

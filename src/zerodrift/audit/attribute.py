@@ -12,18 +12,19 @@ A change must gain more than `PRICE`, plus `PRICE_PER_PARAMETER` for each fitted
 mathematics and says which causes cannot be told apart.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from zerodrift.audit.counterfactual.account import Account, Hypothesis
-from zerodrift.audit.counterfactual.evaluate import Case, Evaluator, Prediction
+from zerodrift.audit.counterfactual.evaluate import Evaluator, Prediction
 from zerodrift.stats.intervals import bootstrap_ratio
 
 Floats = NDArray[np.float64]
-Propose = Callable[[Account, Callable[[Account], float]], Iterable[Hypothesis]]
+Propose = Callable[[Account], Iterable[Hypothesis]]
 
 PRICE = 12.0
 """Nats: one chance in e¹² ≈ 160,000 per candidate tried, which pays for trying about a hundred."""
@@ -33,6 +34,15 @@ SCALE = 3.0
 AT_FLOOR = 4.0
 """Residuals with a median below this many σ are rounding: nothing is left to explain."""
 MAX_CAUSES = 4
+LEAST_SHARE = 1e-3
+"""A change must remove some of what is left, with confidence: the lower end of the interval of its share."""
+
+
+class Channels(NamedTuple):
+    """Cost in nats, by kind of evidence."""
+
+    reported: float
+    sampled: float
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -64,48 +74,57 @@ class Costs:
     def __init__(self, evaluator: Evaluator) -> None:
         """Keeps predictions, because selection asks again for what fitting has tried."""
         self.evaluator = evaluator
-        self.cases = evaluator.cases
-        self._known: dict[bytes, list[Prediction]] = {}
+        self._known: dict[bytes, Prediction] = {}
 
-    def predictions(self, account: Account) -> list[Prediction]:
+    def prediction(self, account: Account) -> Prediction:
         """Predictions of `account`, computed at most once."""
         key = msgspec.json.encode(account)
         if key not in self._known:
             self._known[key] = self.evaluator.predict(account)
         return self._known[key]
 
-    def channels(self, account: Account) -> tuple[float, float]:
-        """(reported, sampled) cost in nats."""
-        reported = sampled = 0.0
-        for case, prediction in zip(self.cases, self.predictions(account), strict=True):
-            cost = np.log1p((residual(case, prediction) / (SCALE * case.sigma)) ** 2)
-            # A shifted reading says nothing about the first or last token: charge it the average.
-            reported += float(np.nanmean(cost)) * len(cost) if np.isfinite(cost).any() else 0.0
-            sampled -= float(prediction.sampled.sum())
-        return reported, sampled
+    def residual(self, account: Account) -> Floats:
+        """Reported minus predicted; NaN where nothing is predicted."""
+        return self.evaluator.reported - self.prediction(account).reported
+
+    def channels(self, account: Account) -> Channels:
+        """Cost in nats, by kind of evidence."""
+        cost = np.log1p((self.residual(account) / (SCALE * self.evaluator.sigma)) ** 2)
+        # A shifted reading says nothing about the first or last token: charge it the average.
+        reported = float(np.nanmean(cost)) * len(cost)
+        return Channels(reported, -float(self.prediction(account).sampled.sum()))
 
     def total(self, account: Account) -> float:
         """Both channels together."""
         return sum(self.channels(account))
 
+    def at_floor(self, account: Account) -> bool:
+        """Nine in ten tokens are predicted to within rounding."""
+        return float(np.nanquantile(self.sigmas(account), 0.9)) <= AT_FLOOR
 
-def attribute(evaluator: Evaluator, propose: Propose, rng: np.random.Generator) -> Attribution:
+    def sigmas(self, account: Account) -> Floats:
+        """|residual| in units of σ."""
+        return np.abs(self.residual(account)) / self.evaluator.sigma
+
+
+def attribute(costs: Costs, propose: Propose, rng: np.random.Generator) -> Attribution:
     """Forward selection from a healthy account."""
-    costs = Costs(evaluator)
     account, findings = Account(), list[Finding]()
     while len(findings) < MAX_CAUSES:
         best = _best_step(costs, account, propose)
         if best is None:
             break
-        findings.append(_finding(costs, account, best, rng))
+        finding = _finding(costs, account, best, rng)
+        if finding.interval[0] < LEAST_SHARE:
+            break
+        findings.append(finding)
         account = best.account
-    sigmas, mean = _residual_size(costs, account)
-    return Attribution(tuple(findings), sigmas, mean, sigmas <= AT_FLOOR)
-
-
-def residual(case: Case, prediction: Prediction) -> Floats:
-    """Reported minus predicted; NaN where nothing is predicted."""
-    return case.reported - prediction.reported
+    return Attribution(
+        tuple(findings),
+        float(np.nanmedian(costs.sigmas(account))),
+        float(np.nanmean(np.abs(costs.residual(account)))),
+        costs.at_floor(account),
+    )
 
 
 def _best_step(costs: Costs, account: Account, propose: Propose) -> Hypothesis | None:
@@ -115,44 +134,23 @@ def _best_step(costs: Costs, account: Account, propose: Propose) -> Hypothesis |
         price = PRICE + PRICE_PER_PARAMETER * hypothesis.parameters
         return now - costs.total(hypothesis.account) - price
 
-    candidates = [(net(hypothesis), hypothesis) for hypothesis in propose(account, costs.total)]
+    candidates = [(net(hypothesis), hypothesis) for hypothesis in propose(account)]
     gain, best = max(candidates, key=lambda pair: pair[0], default=(0.0, None))
     return best if gain > 0 else None
 
 
 def _finding(costs: Costs, before: Account, step: Hypothesis, rng: np.random.Generator) -> Finding:
     was, now = costs.channels(before), costs.channels(step.account)
-    gains = {"reported": was[0] - now[0], "sampled": was[1] - now[1]}
-    channel = max(gains, key=lambda name: gains[name])
-    removed, total = _removed(costs, before, step.account, channel)
-    share = bootstrap_ratio(removed, total, np.arange(len(total)), rng)
+    gains = Channels(was.reported - now.reported, was.sampled - now.sampled)
+    channel = "reported" if gains.reported >= gains.sampled else "sampled"
+    if channel == "reported":
+        old, new = np.abs(costs.residual(before)), np.abs(costs.residual(step.account))
+    else:
+        # Surprise of the samples: how much of what the old account cannot expect does the new one expect?
+        old = -costs.prediction(before).sampled
+        new = -costs.prediction(step.account).sampled
+    both = np.isfinite(old) & np.isfinite(new)
+    share = bootstrap_ratio((old - new)[both], old[both], costs.evaluator.case_ids[both], rng)
     return Finding(
-        step.cause, step.says, share.estimate, (share.low, share.high), sum(gains.values()), channel
+        step.cause, step.says, share.estimate, (share.low, share.high), sum(gains), channel
     )
-
-
-def _removed(costs: Costs, before: Account, after: Account, channel: str) -> tuple[Floats, Floats]:
-    """Per case: how much of |residual| (or of the excess surprise of samples) went, and how much there was."""
-    removed, total = [], []
-    pairs = zip(costs.cases, costs.predictions(before), costs.predictions(after), strict=True)
-    for case, was, now in pairs:
-        if channel == "reported":
-            old, new = np.abs(residual(case, was)), np.abs(residual(case, now))
-            both = np.isfinite(old) & np.isfinite(new)
-            removed.append(float((old[both] - new[both]).sum()))
-            total.append(float(old[both].sum()))
-        else:
-            # Log-likelihood gained, as a share of itself: the sampled channel has no absolute zero.
-            gained = float((now.sampled - was.sampled).sum())
-            removed.append(gained)
-            total.append(abs(gained))
-    return np.array(removed), np.array(total)
-
-
-def _residual_size(costs: Costs, account: Account) -> tuple[float, float]:
-    sizes: Sequence[Floats] = [
-        np.abs(residual(case, prediction))
-        for case, prediction in zip(costs.cases, costs.predictions(account), strict=True)
-    ]
-    sigmas = np.concatenate([size / case.sigma for size, case in zip(sizes, costs.cases, strict=True)])
-    return float(np.nanmedian(sigmas)), float(np.nanmean(np.concatenate(sizes)))

@@ -5,12 +5,12 @@ where meaning alone leaves a difference above the gate, so that a wrong rotary b
 slightly changed temperature.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from zerodrift.audit.attribute import AT_FLOOR, Attribution, Propose, attribute
+from zerodrift.audit.attribute import Attribution, Costs, Propose, attribute
 from zerodrift.audit.counterfactual.account import Account, Hypothesis
 from zerodrift.audit.counterfactual.evaluate import Case, Evaluator
 from zerodrift.audit.counterfactual.path import Variant, path_forwards, path_hypotheses, path_variants
@@ -21,7 +21,7 @@ from zerodrift.audit.probes.parity import Gates
 
 ROW_BYTES = 96 * 2**20
 """Logits kept while accounts are compared: 24,000 tokens of a 512-word vocabulary, 500 of a 49,152-word one."""
-MOST_TOKENS = 2000
+MOST_TOKENS = 1000
 
 
 def diagnose(
@@ -37,7 +37,8 @@ def diagnose(
     cases = choose_cases(measurements, floor, gates, model, rng)
     variants = path_variants(model)
     evaluator = Evaluator(cases, path_forwards(model, variants), stop_ids=stop_ids)
-    return attribute(evaluator, _proposals(evaluator, variants, defaults), rng)
+    costs = Costs(evaluator)
+    return attribute(costs, _proposals(costs, variants, defaults), rng)
 
 
 def choose_cases(
@@ -81,23 +82,12 @@ def _fill(order: Iterable[int], cases: Sequence[Case], budget: int) -> set[int]:
     return chosen
 
 
-def _proposals(
-    evaluator: Evaluator, variants: Mapping[str, Variant], defaults: Mapping[str, float]
-) -> Propose:
-    def propose(account: Account, cost: Callable[[Account], float]) -> Iterable[Hypothesis]:
-        semantic = list(semantic_hypotheses(account, cost, defaults))
-        best = min(semantic, key=lambda hypothesis: cost(hypothesis.account))
-        if _at_floor(evaluator, best.account):
+def _proposals(costs: Costs, variants: Mapping[str, Variant], defaults: Mapping[str, float]) -> Propose:
+    def propose(account: Account) -> Iterable[Hypothesis]:
+        semantic = list(semantic_hypotheses(account, costs.total, defaults))
+        best = min(semantic, key=lambda hypothesis: costs.total(hypothesis.account))
+        if costs.at_floor(best.account):
             return semantic
         return [*semantic, *path_hypotheses(account, variants)]
 
     return propose
-
-
-def _at_floor(evaluator: Evaluator, account: Account) -> bool:
-    predictions = evaluator.predict(account)
-    sigmas = [
-        np.abs(case.reported - prediction.reported) / case.sigma
-        for case, prediction in zip(evaluator.cases, predictions, strict=True)
-    ]
-    return float(np.nanquantile(np.concatenate(sigmas), 0.9)) <= AT_FLOOR

@@ -27,7 +27,7 @@ from zerodrift.audit.probes.sync import Update, weight_sync
 from zerodrift.audit.shape import describe, shape
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.config.precision import PROFILES, Precision
+from zerodrift.config.precision import Precision
 from zerodrift.config.validation import ValidationConfig
 from zerodrift.core.errors import EngineError, InvalidValue
 from zerodrift.core.request import Prompt, SamplingParams
@@ -82,7 +82,7 @@ class Audit:
             return self._audited(conclusion, results, floor, None, {}, ())
         self.progress.stage("floor")
         floor = self._floor(observed)
-        gates = gates_for(self.validation.gate_for(self.precision), floor)
+        gates = gates_for(self.validation.gate(self.precision), floor)
         measurements = self._measure(observed)
         table = tabulate(measurements, floor)
         parity_result, fidelity_result = parity(table, gates, rng), fidelity(table)
@@ -90,7 +90,7 @@ class Audit:
         causes: tuple[CauseFound, ...] = ()
         if Outcome.FAIL in (parity_result.record.status, fidelity_result.record.status):
             causes = self._diagnose(measurements, table, floor, gates, rng)
-        results += self._consistency(gates)
+        results += self._consistency(gates, semantic=any(c.cause.startswith("semantic/") for c in causes))
         if self.checkpoint is not None:
             results.append(self._guard("weight-sync", lambda: self._sync(gates)))
         conclusion = judging.conclude(results, causes)
@@ -150,7 +150,7 @@ class Audit:
         )
         return judging.attributed(attribution, self.engine.name, describe(shape(table)))
 
-    def _consistency(self, gates: Gates) -> list[ProbeResult]:
+    def _consistency(self, gates: Gates, *, semantic: bool) -> list[ProbeResult]:
         self.progress.stage("self-consistency")
         facts = self.reference.facts
         requests = probe_requests(
@@ -165,8 +165,12 @@ class Audit:
             ("repeat", lambda: consistency.repeat(self.engine, requests, gates)),
             ("batch", lambda: consistency.batch(self.engine, requests, gates)),
             ("cache", lambda: consistency.cache(self.engine, requests, gates, salt)),
-            ("prefill-decode", lambda: consistency.prefill_decode(self.engine, requests, gates)),
         ]
+        if not semantic:
+            # Scored tokens are never processed: while processing is at fault, this would only find it again.
+            probes.append(
+                ("prefill-decode", lambda: consistency.prefill_decode(self.engine, requests, gates))
+            )
         results = []
         for number, (name, probe) in enumerate(probes):
             results.append(self._guard(name, probe))

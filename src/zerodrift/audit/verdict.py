@@ -52,7 +52,10 @@ def _as_cause(finding: Finding, engine: str) -> CauseFound:
 
 def conclude(results: Sequence[ProbeResult], causes: Sequence[CauseFound]) -> Conclusion:
     """Order causes, and say in one sentence what was found."""
-    merged = _merged([*(cause for result in results for cause in result.causes), *causes])
+    by_probe = [(result.record.name, cause) for result in results for cause in result.causes]
+    first = [cause for name, cause in by_probe if name == "contract"]
+    rest = [cause for name, cause in by_probe if name != "contract"]
+    merged = _merged([*first, *causes, *rest])
     gating = [cause for cause in merged if cause.gating]
     failed = [r.record for r in results if r.record.status is Outcome.FAIL]
     unanswered = [r.record for r in results if r.record.required and r.record.status is Outcome.INCONCLUSIVE]

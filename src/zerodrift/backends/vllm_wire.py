@@ -47,8 +47,11 @@ class _Logprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float | None] | None]
 
 
-class _Choice(msgspec.Struct):
+class _Indexed(msgspec.Struct):
     index: int
+
+
+class _Choice(_Indexed):
     finish_reason: str | None
     text: str | None = None
     token_ids: list[int] | None = None
@@ -137,12 +140,12 @@ def read_answer(answer: object | None, request: Request, context: Context) -> An
         )
         return Answer((), (problem,) * request.sampling.n)
     response = parse(answer, Response, "/v1/completions")
-    by_index = {choice.get("index"): choice for choice in response.choices}
+    by_index = {parse(choice, _Indexed, "/v1/completions").index: choice for choice in response.choices}
     expected = range(request.sampling.n)
     if len(response.choices) != len(expected) or set(by_index) != set(expected):
         raise BadAnswer(
-            f"/v1/completions was asked for {len(expected)} samples and answered with the indices "
-            f"{[choice.get('index') for choice in response.choices]}; each must come once"
+            f"/v1/completions was asked for {len(expected)} samples and answered with {len(response.choices)}, "
+            f"of the indices {sorted(by_index)}; each must come once"
         )
     context = msgspec.structs.replace(context, cached_tokens=response.cached_tokens)
     completions = []
@@ -171,9 +174,10 @@ def _completion(raw: Mapping[str, Any], request: Request, context: Context) -> C
     choice = parse(raw, _Choice, "/v1/completions")
     if choice.token_ids is None or choice.prompt_token_ids is None:
         raise InvalidCompletion("the engine returned no token ids; it must honour return_token_ids")
-    sampling = request.sampling
+    if choice.logprobs is None:
+        raise InvalidCompletion("the sample carries no logprobs; ask for them with logprobs=0 or more")
+    sampling, logprobs = request.sampling, choice.logprobs
     token_ids = tuple(choice.token_ids)
-    logprobs = choice.logprobs or _Logprobs([], [], [])
     _check_tokens(choice.token_ids, logprobs.tokens)
     spans = (VersionSpan(context.version, 0, len(token_ids)),) if token_ids else ()
     return Completion(
@@ -208,7 +212,7 @@ def _alternatives(
     token_ids: list[int], entries: list[dict[str, float | None] | None], count: int
 ) -> tuple[tuple[TokenAlternative, ...], ...]:
     """The `count` likeliest tokens at each position, likeliest first; fewer where truncation left fewer."""
-    if count == 0 or not entries:
+    if count == 0:
         return ()
     if len(entries) != len(token_ids):
         raise InvalidCompletion(f"{len(token_ids)} tokens carry alternatives for {len(entries)}")
@@ -224,7 +228,8 @@ def _ranked(sampled: int, entry: dict[str, float | None] | None, count: int) -> 
         found.pop(sampled, None)
     if len(found) > count:
         raise InvalidCompletion(f"token {sampled} carries {len(found)} alternatives; {count} were asked for")
-    kept = [TokenAlternative(token, logprob) for token, logprob in found.items() if logprob > NEVER]
+    # Written so that NaN, which compares false with everything, is kept and found out.
+    kept = [TokenAlternative(token, logprob) for token, logprob in found.items() if not logprob <= NEVER]
     check_logprobs("top_logprobs", (alternative.logprob for alternative in kept))
     return tuple(sorted(kept, key=lambda alternative: (-alternative.logprob, alternative.token_id)))
 

@@ -15,10 +15,13 @@ def say(text: str) -> None:
 
 
 def complain(label: str, message: str) -> None:
-    """Trouble, as one paragraph: wrapped at words on a terminal, in one line anywhere else."""
+    """Trouble, as one paragraph: wrapped at words on a terminal, in one line anywhere else.
+
+    Line breaks of the message stay, for it may end with the last lines of an engine's log.
+    """
     console = Console(stderr=True, highlight=False)
     # Text, not markup: a message may hold brackets, which markup would swallow.
-    paragraph = Text.assemble(("error", "bold red"), f" [{label}] ", " ".join(message.split()))
+    paragraph = Text.assemble(("error", "bold red"), f" [{label}] {message.strip()}")
     console.print(paragraph, soft_wrap=not console.is_terminal)
 
 

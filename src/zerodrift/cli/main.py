@@ -1,7 +1,7 @@
 """The command `zerodrift`: one file per verb, each importing what it needs only when it runs.
 
-Exit codes are a contract: 0 done or passed, 1 gate failed, 2 wrong usage, 3 could not be judged, 70 our own bug,
-130 interrupted.
+Exit codes are a contract: 0 done or passed, 1 gate failed, 2 wrong usage, 3 could not be judged, 70 our own
+bug, 130 interrupted.
 """
 
 import sys

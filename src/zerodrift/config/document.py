@@ -1,7 +1,7 @@
 """YAML in and out, without its surprises.
 
-Three of them are removed: a key given twice is refused (YAML keeps the last), `1e-3` is a number (YAML 1.1 reads a
-string, because there is no dot), and only plain values can be built (the safe loader).
+Three of them are removed: a key given twice is refused (YAML keeps the last), `1e-3` is a number (YAML 1.1 reads
+a string, because there is no dot), and only plain values can be built (the safe loader).
 """
 
 import re
@@ -11,11 +11,12 @@ import yaml
 
 from zerodrift.core.errors import ConfigError
 
-_FLOAT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
+_FLOAT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+\Z")
 
 
 class _Loader(yaml.SafeLoader):
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 (PyYAML's signature)
+    # deep is a flag because PyYAML's is.
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
@@ -29,6 +30,15 @@ class _Loader(yaml.SafeLoader):
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, _data: object) -> bool:
         return True  # a list that occurs twice is written twice: people read these files
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        # Between single quotes U+0085 and its like are line breaks, and come back as spaces; between double
+        # quotes they are escaped.
+        style = None if text.isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 # Both sides, so that the string "1e-3" is quoted on its way out and stays a string.

@@ -31,7 +31,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     replicas: tuple[str, ...] = ()
     """Addresses of further engines of the same pool, which must give the same numbers as `url`."""
     python: str | None = None
-    """Interpreter of the environment that holds the engine, for starting it there; never our own environment."""
+    """Interpreter of the environment that holds the engine, to start it there; never our own."""
     args: tuple[str, ...] = ()
     """Further arguments for starting the engine, passed on as they are."""
     startup_timeout_s: float = 600.0
@@ -80,7 +80,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if (value := getattr(self, name)) is not None:
                 require.whole(InvalidValue, name, value, rule, low)
         for name in ("startup_timeout_s", "request_timeout_s"):
-            require.real(InvalidValue, name, getattr(self, name), "it is a time in seconds, from 0.1 up", 0.1)
+            require.real(InvalidValue, name, getattr(self, name), "it counts seconds, from 0.1 up", 0.1)
         if self.gpu_memory_utilization is not None:
             rule = "it is a fraction of memory from 0.01 to 1"
             require.real(InvalidValue, "gpu_memory_utilization", self.gpu_memory_utilization, rule, 0.01, 1)

@@ -1,4 +1,4 @@
-"""Does every key of a configuration mean something? One that means nothing is refused, with the one that was meant."""
+"""Does every key of a configuration mean something? One that does not is refused, with the one that was meant."""
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -10,12 +10,13 @@ from zerodrift.core.errors import ConfigError, RetiredKey, UnknownKey
 
 RETIRED: Mapping[str, str] = {
     "use_v2_block_manager": (
-        "vLLM removed its first block manager in 2024 and the switch with it, so it would change nothing: delete "
-        "the line; block_size and gpu_memory_utilization are what is left to choose"
+        "vLLM removed its first block manager in 2024 and the switch with it, so it would change nothing: "
+        "delete the line; block_size and gpu_memory_utilization are what is left to choose"
     ),
     "swap_space": (
-        "it sized the CPU swap of vLLM's V0 engine; V1 recomputes preempted sequences instead, and vLLM 0.18 dropped "
-        "the option: delete the line, and raise gpu_memory_utilization or lower max_num_seqs against preemption"
+        "it sized the CPU swap of vLLM's V0 engine; V1 recomputes preempted sequences instead, and vLLM 0.18 "
+        "dropped the option: delete the line, and raise gpu_memory_utilization or lower max_num_seqs against "
+        "preemption"
     ),
 }
 
@@ -28,7 +29,7 @@ class Field(NamedTuple):
 
 
 def check_keys(values: Mapping[Any, Any], root: type[msgspec.Struct], source: str) -> None:
-    """Every key of `values` is a field of `root` or of its sections; `source` says where the keys were written."""
+    """Every key of `values` is a field of `root` or of its sections; `source` says where they were written."""
     known = {field.path: field for field in fields(root)}
     _check(values, known, source, "")
 
@@ -56,7 +57,8 @@ def _check(values: Mapping[Any, Any], known: Mapping[str, Field], source: str, p
         if is_section(known[path].kind):
             if not isinstance(value, dict):
                 raise ConfigError(
-                    f"{source}: {path} is {value!r}, but it is a section: give it keys, or leave it out for defaults"
+                    f"{source}: {path} is {value!r}, but it is a section: give it keys, or leave it out "
+                    "for defaults"
                 )
             _check(value, known, source, f"{path}.")
 

@@ -1,7 +1,7 @@
 """From a file and `--set` overrides to one resolved configuration, and back to text.
 
-Layers go on top of each other: defaults, the file, then each override in order. Nothing is ignored: a key that means
-nothing, a value of the wrong type or out of range is refused with the place it came from.
+Layers go on top of each other: defaults, the file, then each override in order. Nothing is ignored: a key that
+means nothing, a value of the wrong type or out of range is refused with the place it came from.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Which model is audited? The same checkpoint on both sides; anything else is not an audit but a comparison."""
+"""Which model is audited? The same checkpoint on both sides; anything else is a comparison, not an audit."""
 
 from typing import Literal
 
@@ -20,7 +20,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: Dtype = "auto"
     """Dtype of the weights in engine and trainer; `auto` is the checkpoint's own."""
     max_model_len: int | None = None
-    """Longest sequence that training will see, prompt and output together; None takes the checkpoint's own."""
+    """Longest sequence that training will see, prompt and output together; None: the checkpoint's own."""
 
     def __post_init__(self) -> None:
         """A model must be nameable, and hold a prompt and one token."""

@@ -1,7 +1,7 @@
 """When does a running training job stop trusting its engine?
 
-Thresholds apply to the mismatch of engine and trainer under the same weights. The distance to a frozen reference
-policy is no such measure: it grows because the model learns.
+Thresholds apply to the mismatch of engine and trainer under the same weights. The distance to a frozen
+reference policy is no such measure: it grows because the model learns.
 """
 
 import msgspec
@@ -28,7 +28,7 @@ class MonitoringConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     circuit_breaker_enabled: bool = True
     """Stop training on rollouts once the breaker trips; otherwise only warn."""
     consecutive_windows: int = 3
-    """Bad windows in a row that trip the breaker: single spikes are common and harmless, trends are neither."""
+    """Bad windows in a row that trip the breaker: spikes are common and harmless, trends are neither."""
 
     def __post_init__(self) -> None:
         """A monitor that can never, or must always, alarm is refused."""

@@ -1,8 +1,8 @@
 """How far apart may a healthy engine and trainer be, given the precision they compute in?
 
 No single number fits: a gate that catches a fault in fp32 alarms on every healthy bf16 engine. So each profile
-pairs the magnitude seen on healthy stacks with the gate above it. Δ is log π_trainer − log π_engine of one sampled
-token, in nats; k3 = exp(Δ) − 1 − Δ.
+pairs the magnitude seen on healthy stacks with the gate above it. Δ is log π_trainer − log π_engine of one
+sampled token, in nats; k3 = exp(Δ) − 1 − Δ.
 """
 
 from collections.abc import Mapping
@@ -37,8 +37,8 @@ class PrecisionProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     gate: Magnitude
 
 
-# Nobody publishes p90. It is 2.06 times the mean of |Δ| for Gaussian and 2.30 times for Laplace noise, and the
-# tails of real Δ are heavier still: 2.5 times the mean, healthy and gate alike.
+# Nobody publishes p90. It is 2.06 times the mean of |Δ| for Gaussian and 2.30 times for Laplace noise, and
+# the tails of real Δ are heavier still: 2.5 times the mean, healthy and gate alike.
 _P90_PER_MEAN = 2.5
 
 
@@ -51,14 +51,15 @@ def _profile(healthy: tuple[float, float], gate: tuple[float, float]) -> Precisi
 
 
 PROFILES: Mapping[Precision, PrecisionProfile] = {
-    # vLLM 0.32 on CPU against transformers, both fp32: mean |Δ| 1.5e-6; stacks of one framework sit between 1e-6
-    # and 1e-5. k3 ≈ Δ²/2 is then 1e-12, far below what fp32 logprobs resolve, so its gate is set by the largest
-    # gap known between frameworks: RMS 1.7e-3 at 7B (Fast-LLM PR 525), k3 ≈ 1.4e-6.
+    # vLLM 0.32 on CPU against transformers, both fp32: mean |Δ| 1.5e-6; stacks of one framework sit between
+    # 1e-6 and 1e-5. k3 ≈ Δ²/2 is then 1e-12, far below what fp32 logprobs resolve, so its gate is set just
+    # below the gap between frameworks at 7B: RMS 1.7e-3 (Fast-LLM PR 525), k3 ≈ 1.4e-6.
     Precision.FP32: _profile(healthy=(1.5e-6, 1e-12), gate=(1e-5, 1e-6)),
     # mean |Δ| 0.010-0.018 (TRL #5312, Qwen2.5-1.5B), 0.011 (vime #64, Qwen3-4B), 0.0165 (IsoExec, 35B MoE);
     # k3 6.4e-4 dense and 1.5e-3 MoE (R3 paper). Stale weights: 0.201 within one step (TRL #5312).
     Precision.BF16: _profile(healthy=(0.018, 6e-4), gate=(0.03, 2e-3)),
-    # k3 0.0014-0.0018 at 9B and 0.0024-0.0031 at 35B (NeMo-RL), 0.0038 with float scales and 0.0059 with UE8M0
-    # ones (prime-rl #3112). The healthy mean is ours: k3 ≈ σ²/2 and mean |Δ| ≈ 0.46 σ, as in bf16, at k3 = 0.0018.
+    # k3 0.0014-0.0018 at 9B and 0.0024-0.0031 at 35B (NeMo-RL), 0.0038 with float scales and 0.0059 with
+    # UE8M0 ones (prime-rl #3112). The healthy mean is ours: k3 ≈ σ²/2 and mean |Δ| ≈ 0.46 σ, the ratio of bf16,
+    # at k3 = 0.0018.
     Precision.FP8: _profile(healthy=(0.028, 1.8e-3), gate=(0.04, 6e-3)),
 }

@@ -1,4 +1,4 @@
-"""Everything that a run is configured by, in one value. What is discovered at run time never comes back here."""
+"""All that a run is configured by, in one value. What is discovered at run time never comes back here."""
 
 import msgspec
 
@@ -29,8 +29,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         trained, served = self.model.max_model_len, self.engine.max_model_len
         if trained is not None and served is not None and served < trained:
             raise InvalidValue(
-                f"engine.max_model_len is {served}, below model.max_model_len={trained}; the engine would cut or "
-                "refuse sequences that training needs: raise the former or lower the latter"
+                f"engine.max_model_len is {served}, below model.max_model_len={trained}; the engine would cut "
+                "or refuse sequences that training needs: raise the former or lower the latter"
             )
         limits = [length for length in (trained, served) if length is not None]
         for section, tokens in (
@@ -39,8 +39,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ):
             if limits and tokens >= min(limits):
                 raise InvalidValue(
-                    f"{section}.max_tokens is {tokens}, which leaves no room for a prompt in a max_model_len of "
-                    f"{min(limits)}; lower the former or raise the latter"
+                    f"{section}.max_tokens is {tokens}, which leaves no room for a prompt in a max_model_len "
+                    f"of {min(limits)}; lower the former or raise the latter"
                 )
 
     @property

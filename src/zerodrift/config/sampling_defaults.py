@@ -1,7 +1,7 @@
 """How are rollouts sampled where a request does not say?
 
-A subset of `SamplingParams`, with the same names, defaults and checks. What belongs to one request (seed, number of
-samples, logit bias, prompt logprobs) has no default worth sharing.
+A subset of `SamplingParams`, with the same names, defaults and checks. What belongs to one request (seed, number
+of samples, logit bias, prompt logprobs) has no default worth sharing.
 """
 
 import msgspec
@@ -15,7 +15,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     temperature: float = 1.0
     """0 is greedy."""
     top_p: float = 1.0
-    """Keep the smallest set of tokens whose mass reaches this; below 1 a full softmax cannot reproduce the numbers."""
+    """Keep the smallest set of tokens whose mass reaches this; a full softmax reproduces only 1."""
     top_k: int = 0
     """Keep this many tokens; 0 keeps all."""
     min_p: float = 0.0

@@ -35,7 +35,7 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """One audit: reference, prompts, amount of evidence, gates."""
 
     reference_model: str | None = None
-    """Checkpoint that the reference scores with; None takes `model.path`, which is what an audit should compare."""
+    """Checkpoint that the reference scores with; None takes `model.path`, as an audit should."""
     reference_dtype: Dtype = "float32"
     """Dtype of the reference; float32 keeps its own rounding out of the answer."""
     prompts: str | None = None
@@ -43,7 +43,7 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     num_prompts: int = 32
     """Prompts to use."""
     property_based_prompts: bool = True
-    """Add generated prompts: odd lengths, scripts, whitespace, shared prefixes; failures shrink to the smallest."""
+    """Add generated prompts: odd lengths, scripts, whitespace, shared prefixes."""
     equivalence_trials: int = 64
     """Sampled sequences that the verdict rests on, dealt over the prompts in turn, each with its own seed."""
     max_tokens: int = 32
@@ -77,9 +77,12 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def gate(self) -> Magnitude:
         """The gates in force."""
-        profile = PROFILES[self.precision].gate
+        return self.gate_for(self.precision)
+
+    def gate_for(self, precision: Precision) -> Magnitude:
+        """The gates that would be in force in another precision: one's own and the cap stay."""
         own = {name: value for name, value in msgspec.structs.asdict(self.gates).items() if value is not None}
-        gate = msgspec.structs.replace(profile, **own)
+        gate = msgspec.structs.replace(PROFILES[precision].gate, **own)
         if self.tolerance is not None:
             gate = msgspec.structs.replace(gate, k3=min(gate.k3, self.tolerance))
         return gate

@@ -54,7 +54,9 @@ def check_contained(directory: Path) -> None:
 def read_config(directory: Path) -> dict[str, Any]:
     """config.json, which asks for nothing that is refused."""
     if (directory / "adapter_config.json").exists():
-        raise UnsupportedModel(f"{directory} holds an adapter, not a model; merge it into its base and save that")
+        raise UnsupportedModel(
+            f"{directory} holds an adapter, not a model; merge it into its base and save that"
+        )
     if not (directory / "config.json").is_file():
         raise UnsupportedModel(f"{directory} has no config.json, so its architecture is unknown")
     config = read_json(directory / "config.json")
@@ -67,7 +69,9 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     """The one class that config.json names."""
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise UnsupportedModel(f"config.json has architectures={names!r}; one is needed, as ['LlamaForCausalLM']")
+        raise UnsupportedModel(
+            f"config.json has architectures={names!r}; one is needed, as ['LlamaForCausalLM']"
+        )
     return names[0]
 
 
@@ -96,7 +100,9 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     if INDEX in names:
         return _indexed_files(directory)
     pickles = [name for name in names if Path(name).suffix in {".bin", ".pt", ".pth"}]
-    found = f"; {', '.join(pickles)} are pickles, which run code when read, and are refused" if pickles else ""
+    found = (
+        f"; {', '.join(pickles)} are pickles, which run code when read, and are refused" if pickles else ""
+    )
     raise NoWeights(
         f"{directory} has neither {WEIGHTS} nor {INDEX}{found}. Save the model with "
         "`model.save_pretrained(DIR)`, which writes safetensors"
@@ -125,11 +131,15 @@ def _indexed_files(directory: Path) -> tuple[Path, ...]:
     for name in sorted(set(map(str, weight_map.values()))):
         # A shard lies beside its index; anything longer than a file name is a way out.
         if name in {"", ".", ".."} or Path(name).name != name or "\\" in name:
-            raise UnsafePath(f"{index} names the shard {name!r}; a shard is a file name in {directory}, nothing else")
+            raise UnsafePath(
+                f"{index} names the shard {name!r}; a shard is a file name in {directory}, nothing else"
+            )
         path = directory / name
         _require_inside(directory, path, f"{index} names the shard {name!r}")
         if path.suffix != ".safetensors":
-            raise NoWeights(f"{index} names the shard {name!r}; only .safetensors files are read, never pickles")
+            raise NoWeights(
+                f"{index} names the shard {name!r}; only .safetensors files are read, never pickles"
+            )
         if not path.is_file():
             raise NoWeights(f"{index} names the shard {name!r}, which is not there; download it again")
         files.append(path)
@@ -139,7 +149,9 @@ def _indexed_files(directory: Path) -> tuple[Path, ...]:
 def _require_inside(directory: Path, path: Path, what: str) -> None:
     target = path.resolve()
     if not any(target.is_relative_to(root) for root in _roots(directory)):
-        raise UnsafePath(f"{what} which leads to {target}, outside {directory}; copy the file into the directory")
+        raise UnsafePath(
+            f"{what} which leads to {target}, outside {directory}; copy the file into the directory"
+        )
 
 
 def _roots(directory: Path) -> tuple[Path, ...]:

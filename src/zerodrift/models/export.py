@@ -16,7 +16,9 @@ from zerodrift.models.warmup import warm_up
 _GENERATION_CONFIG = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": EOS_ID}
 
 
-def materialise(spec: str | Path, directory: str | Path, dtype: str = "float32", *, warmup: bool = False) -> Path:
+def materialise(
+    spec: str | Path, directory: str | Path, dtype: str = "float32", *, warmup: bool = False
+) -> Path:
     """Write "testbed:NAME" into `directory`, which `load` reads back bit for bit. Returns the directory.
 
     `warmup` first teaches it to add single digits. Files already there are replaced by new ones, never written
@@ -24,7 +26,9 @@ def materialise(spec: str | Path, directory: str | Path, dtype: str = "float32",
     """
     name = testbed_name(spec)
     if name is None:
-        raise ModelNotFound(f"{spec} is a directory already; only built-ins ({TESTBED_PREFIX}NAME) are written")
+        raise ModelNotFound(
+            f"{spec} is a directory already; only built-ins ({TESTBED_PREFIX}NAME) are written"
+        )
     torch_dtype = dtype_of(dtype)
     model, tokenizer = testbed.build(name), tokenizer_testbed.build()
     if warmup:

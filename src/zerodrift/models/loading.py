@@ -86,7 +86,9 @@ def _check_report(directory: Path, report: dict[str, Any]) -> None:
     ):
         if names := sorted(map(str, report[key])):
             shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-            raise ModelError(f"{directory} {what}: {shown}; config.json and the weights do not belong together")
+            raise ModelError(
+                f"{directory} {what}: {shown}; config.json and the weights do not belong together"
+            )
 
 
 def _own_memory(model: PreTrainedModel) -> None:

@@ -58,7 +58,9 @@ def facts(spec: str | Path) -> ModelFacts:
     config = model_directory.read_config(directory)
     generation = directory / "generation_config.json"
     return facts_from(
-        directory.resolve().name, config, model_directory.read_json(generation) if generation.is_file() else {}
+        directory.resolve().name,
+        config,
+        model_directory.read_json(generation) if generation.is_file() else {},
     )
 
 
@@ -101,7 +103,9 @@ def _head_dim(settings: Mapping[str, Any]) -> Any:
         return settings["head_dim"]
     hidden, heads = _needed(settings, "hidden_size"), _needed(settings, "num_attention_heads")
     if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1 or hidden % heads:
-        raise ModelError(f"config.json has hidden_size={hidden!r} and num_attention_heads={heads!r}; no head_dim fits")
+        raise ModelError(
+            f"config.json has hidden_size={hidden!r} and num_attention_heads={heads!r}; no head_dim fits"
+        )
     return hidden // heads
 
 

@@ -35,47 +35,45 @@ class TensorEntry(msgspec.Struct, frozen=True):
 def check_file(path: Path) -> dict[str, TensorEntry]:
     """Tensor entries by name, once they are known to cover the file exactly."""
     size = path.stat().st_size
-    entries = _read_header(path, size)
-    header_end = 8 + _header_length(path, size)
+    header = _read_header(path, size)
+    entries = _decode(path, header)
     position = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         _check_entry(path, name, entry)
         start, end = entry.data_offsets
         if start != position:
-            _refuse(path, f"tensor {name!r} starts at byte {start} of the data, but the one before ends at {position}")
+            _refuse(
+                path, f"tensor {name!r} starts at byte {start} of the data, the one before ends at {position}"
+            )
         position = end
-    if header_end + position != size:
-        _refuse(
-            path, f"the header describes {header_end + position} bytes and the file has {size}: it was cut or overgrown"
-        )
+    described = 8 + len(header) + position
+    if described != size:
+        _refuse(path, f"the header describes {described} bytes and the file has {size}")
     return entries
 
 
-def _header_length(path: Path, size: int) -> int:
+def _read_header(path: Path, size: int) -> bytes:
     if size < 8:
         _refuse(path, f"it has {size} bytes, and the header length alone takes 8")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-    if length > min(MAX_HEADER_BYTES, size - 8):
-        _refuse(
-            path,
-            f"its header claims {length} bytes; the file has {size}, and headers over {MAX_HEADER_BYTES} are refused",
-        )
-    return length
+        if length > min(MAX_HEADER_BYTES, size - 8):
+            _refuse(
+                path,
+                f"its header claims {length} bytes in a file of {size}, where at most {MAX_HEADER_BYTES} are accepted",
+            )
+        return file.read(length)
 
 
-def _read_header(path: Path, size: int) -> dict[str, TensorEntry]:
-    length = _header_length(path, size)
-    with path.open("rb") as file:
-        file.seek(8)
-        header = file.read(length)
+def _decode(path: Path, header: bytes) -> dict[str, TensorEntry]:
     try:
         raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
         return {name: msgspec.json.decode(entry, type=TensorEntry) for name, entry in raw.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TruncatedWeights(
-            f"{path} is no safetensors file: its header of {length} bytes cannot be read ({error}); copy it again"
+            f"{path} is damaged: its header of {len(header)} bytes cannot be read ({error}); "
+            "copy or download it again"
         ) from error
 
 
@@ -84,11 +82,14 @@ def _check_entry(path: Path, name: str, entry: TensorEntry) -> None:
     if entry.dtype not in BITS_PER_ELEMENT:
         _refuse(path, f"tensor {name!r} has dtype {entry.dtype!r}, which safetensors does not define")
     if min(entry.shape, default=0) < 0 or start < 0:
-        _refuse(path, f"tensor {name!r} has shape {entry.shape} at {entry.data_offsets}; neither can be negative")
+        _refuse(
+            path, f"tensor {name!r} has shape {entry.shape} at {entry.data_offsets}; neither can be negative"
+        )
     bits = math.prod(entry.shape) * BITS_PER_ELEMENT[entry.dtype]
     if bits != 8 * (end - start):
         _refuse(
-            path, f"tensor {name!r}, {entry.dtype} of shape {entry.shape}, takes {bits / 8:g} bytes and has {end - start}"
+            path,
+            f"tensor {name!r}, {entry.dtype} of shape {entry.shape}, takes {bits // 8} bytes and has {end - start}",
         )
 
 

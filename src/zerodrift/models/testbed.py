@@ -36,13 +36,10 @@ _NORM_SPREAD = 0.3
 _QUERY_KEY_NORM = 1.2
 """Centre of per-head norms, which replace the gains of q_proj and k_proj."""
 _EMBEDDING_DEVIATION = 1.0
-# A tied head scores the token just read by its own squared length. At 1.0 it would repeat that token with
-# probability 0.8; small beside the layers' outputs, it does so with 0.1.
-_TIED_EMBEDDING_DEVIATION = 0.03
 
 # Centre of the final norm, found by bisection so that mean entropy is 1.5 nats on words drawn from the tokenizer's
 # text (tests/unit/models/test_testbed.py measures it).
-_FINAL_NORM: Mapping[str, float] = {"llama": 10.386, "qwen2": 4.82, "qwen3": 4.88, "mistral": 5.06}
+_FINAL_NORM: Mapping[str, float] = {"llama": 0.315, "qwen2": 4.82, "qwen3": 4.88, "mistral": 5.06}
 
 
 def build(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -63,22 +60,24 @@ def _weights(model_name: str, tensor_name: str, shape: torch.Size) -> torch.Tens
     # In [-1, 1), on a grid of 2**-23: exact in float32 on every machine.
     uniform = torch.rand(shape, generator=generator) * 2 - 1
     if "norm" in tensor_name:
-        return (uniform * _NORM_SPREAD + 1) * _norm_centre(model_name, tensor_name)
+        return (uniform * _NORM_SPREAD + 1) * _norm_centre(model_name, tensor_name, shape)
     # A uniform variable in [-a, a) has deviation a / sqrt(3).
-    return uniform * (math.sqrt(3) * _deviation(model_name, tensor_name, shape))
+    return uniform * (math.sqrt(3) * _deviation(tensor_name, shape))
 
 
-def _norm_centre(model_name: str, tensor_name: str) -> float:
+def _norm_centre(model_name: str, tensor_name: str, shape: torch.Size) -> torch.Tensor | float:
     if tensor_name == "model.norm.weight":
-        return _FINAL_NORM[model_name]
+        # A tied head scores the token just read by its own squared length, and would repeat it with probability
+        # 0.8. Alternating signs cancel that length and leave all else alone.
+        signs = 1.0 - 2.0 * (torch.arange(*shape) % 2) if CONFIGS[model_name]["tie_word_embeddings"] else 1.0
+        return signs * _FINAL_NORM[model_name]
     return _QUERY_KEY_NORM if tensor_name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
 
 
-def _deviation(model_name: str, tensor_name: str, shape: torch.Size) -> float:
+def _deviation(tensor_name: str, shape: torch.Size) -> float:
     if tensor_name.endswith("bias"):
         return _BIAS_DEVIATION
     if tensor_name == "model.embed_tokens.weight":
-        tied = CONFIGS[model_name]["tie_word_embeddings"]
-        return _TIED_EMBEDDING_DEVIATION if tied else _EMBEDDING_DEVIATION
+        return _EMBEDDING_DEVIATION
     gain = next(gain for suffix, gain in _GAINS.items() if tensor_name.endswith(suffix))
     return gain / math.sqrt(shape[-1])

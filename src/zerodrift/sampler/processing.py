@@ -86,15 +86,19 @@ def _bias(logits_TV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 def _penalise(logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[History]) -> torch.Tensor:
     if not params.penalises:
         return logits_TV
-    counts_TV = torch.zeros_like(logits_TV)
-    seen_TV = torch.zeros_like(logits_TV, dtype=torch.bool)
-    for row, history in enumerate(rows):
-        output = torch.tensor(history.output, dtype=torch.long)
-        counts_TV[row].index_add_(0, output, torch.ones(len(output), dtype=counts_TV.dtype))
-        seen_TV[row, torch.tensor(history.prompt, dtype=torch.long)] = True
-    seen_TV |= counts_TV > 0
+    counts_TV = _counts(logits_TV, [history.output for history in rows])
+    seen_TV = (counts_TV > 0) | (_counts(logits_TV, [history.prompt for history in rows]) > 0)
     strength = params.repetition_penalty
     repeated_TV = torch.where(logits_TV > 0, logits_TV / strength, logits_TV * strength)
     logits_TV = torch.where(seen_TV, repeated_TV, logits_TV)
     logits_TV = logits_TV - params.frequency_penalty * counts_TV
     return logits_TV - params.presence_penalty * (counts_TV > 0)
+
+
+def _counts(logits_TV: torch.Tensor, ids: Sequence[Sequence[int]]) -> torch.Tensor:
+    """How often each token of the vocabulary stands in each row's ids."""
+    row_of = [row for row, tokens in enumerate(ids) for _ in tokens]
+    token_of = [token for tokens in ids for token in tokens]
+    counts_TV = torch.zeros_like(logits_TV)
+    where = (torch.tensor(row_of, dtype=torch.long), torch.tensor(token_of, dtype=torch.long))
+    return counts_TV.index_put_(where, torch.ones(len(token_of), dtype=counts_TV.dtype), accumulate=True)

@@ -39,7 +39,8 @@ class Cusum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Page's cumulative sum, with each step clipped.
 
     With the defaults one alarm in about 19,000 steps is false (Siegmund: (e^{2kb} - 2kb - 1) / 2k², b = h + 1.166),
-    a shift of two standard deviations is found in about 6 steps, and no single value can alarm.
+    a shift of two standard deviations is found in about 6 steps, and no single value can raise the
+    alarm from rest.
     """
 
     allowance: float = 0.5

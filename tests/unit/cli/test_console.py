@@ -14,6 +14,11 @@ def test_answers_are_written_as_they_are(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == text + "\n"
 
 
+def test_trouble_keeps_the_lines_of_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+    console.complain("engine/failed", "it ended:\n  line 1 [x]\n  line 2\n")
+    assert capsys.readouterr().err == "error [engine/failed] it ended:\n  line 1 [x]\n  line 2\n"
+
+
 def test_on_a_terminal_trouble_is_wrapped_at_words() -> None:
     code = "from zerodrift.cli.console import complain; complain('some/code', 'word ' * 40)"
     master, slave = pty.openpty()

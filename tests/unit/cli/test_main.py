@@ -12,7 +12,7 @@ from zerodrift.core.errors import ConfigError, EngineUnreachable
 
 def fails_as_config() -> None:
     """Fail on purpose."""
-    raise ConfigError("engine.block_size is 'x' [sic];\n  write a number")
+    raise ConfigError("engine.block_size is 'x' [sic]; write a number")
 
 
 def fails_as_engine() -> None:

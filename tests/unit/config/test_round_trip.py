@@ -75,9 +75,10 @@ configs = sections(
 
 
 @given(configs)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @example(RunConfig(model=ModelConfig(path="1e-3")))
-@example(RunConfig(model=ModelConfig(path="\x85\u2028 🙂")))
+@example(RunConfig(model=ModelConfig(path="\x85")))
+@example(RunConfig(model=ModelConfig(path="\u2028 🙂")))
 def test_load_undoes_dump(config: RunConfig) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "run.yaml")

@@ -8,6 +8,7 @@ from zerodrift.core.errors import InvalidValue
 @pytest.mark.parametrize("precision", Precision)
 def test_gates_come_from_the_precision(precision: Precision) -> None:
     assert ValidationConfig(precision=precision).gate() == PROFILES[precision].gate
+    assert ValidationConfig().gate_for(precision) == PROFILES[precision].gate
 
 
 def test_gates_of_ones_own_replace_those_of_the_precision_one_by_one() -> None:

@@ -8,7 +8,7 @@ from zerodrift.stats import arrays
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, None])
 def test_a_non_finite_value_is_refused_with_its_position(bad: float | None) -> None:
     with pytest.raises(NonFinite, match=r"delta\[1\] is"):
-        arrays.vector("delta", [0.0, bad, 1.0])
+        arrays.vector("delta", [0.0, bad, 1.0])  # type: ignore[arg-type]
 
 
 def test_the_position_in_a_row_is_named() -> None:
@@ -33,7 +33,7 @@ def test_what_is_no_vector_is_refused(bad: object, message: str) -> None:
 
 def test_tuples_and_float32_are_read_as_float64() -> None:
     assert arrays.vector("delta", (1, 2.5)).dtype == np.float64
-    assert arrays.vector("delta", np.float32([0.1]))[0] == np.float64(np.float32(0.1))
+    assert arrays.vector("delta", np.array([0.1], dtype=np.float32))[0] == np.float64(np.float32(0.1))
 
 
 @pytest.mark.parametrize("bad", [300.1, -10_001.0])

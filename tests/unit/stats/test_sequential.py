@@ -42,7 +42,7 @@ def test_cusum_alarms_when_page_hinkley_of_river_does() -> None:
         for count, value in enumerate(values, start=1):
             seen += value
             state = state.update(value - seen / count)
-            oracle.update(value)
+            oracle.update(value)  # type: ignore[no-untyped-call]
             assert state.alarm == oracle.drift_detected
             if state.alarm:
                 break

@@ -48,6 +48,8 @@ def test_kolmogorov_smirnov_of_tied_samples_is_a_probability() -> None:
     # scipy 1.17 leaves [0, 1] here and falls back to the limit law with a warning.
     assert kolmogorov_smirnov([1.0] * 5, [0.0, 1.0, 1.0, 1.0, 1.0]).p_value == 1.0
     assert kolmogorov_smirnov([1.0] * 5, [1.0] * 3).p_value == 1.0
+    # Here our own sum of masses would end one bit above 1.
+    assert kolmogorov_smirnov([3.0], [1.0, 2.0, 3.0, 4.0, 5.0]).p_value == 1.0
 
 
 def test_kolmogorov_smirnov_of_large_samples_is_the_limit_law(monkeypatch: pytest.MonkeyPatch) -> None:

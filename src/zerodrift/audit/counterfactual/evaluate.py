@@ -1,7 +1,7 @@
 """What an engine would have reported, and how likely its samples would have been, under an account.
 
-Rows of logits are computed once per (context, forward) and kept; everything after that is arithmetic on rows.
-Shapes: T tokens of a case, V vocabulary.
+Rows of logits are computed once per (context, forward) and kept; everything after that is arithmetic on rows. Tokens
+of all cases stand in one flat array, in case order. Shapes: N tokens, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from zerodrift.audit.counterfactual.account import AS_SENT, VANILLA, Account, Pick, Reported
 from zerodrift.core.request import SamplingParams
-from zerodrift.sampler.processing import histories, processed_logprobs
+from zerodrift.sampler.processing import History, histories, processed_logprobs
 
 Floats = NDArray[np.float64]
 Forward = Callable[[Sequence[Sequence[int]], Sequence[int]], Sequence[torch.Tensor]]
@@ -38,7 +38,7 @@ class Case(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """An account applied to one case."""
+    """An account applied to all tokens."""
 
     reported: Floats
     """NaN where the account says nothing about a token."""
@@ -59,41 +59,86 @@ class Evaluator:
         """`forwards` must hold VANILLA; forwards are built and run only when an account names them."""
         self.cases = cases
         self.stop_ids = stop_ids
+        self.reported = np.concatenate([case.reported for case in cases])
+        self.sigma = np.concatenate([case.sigma for case in cases])
+        self.case_ids = np.repeat(np.arange(len(cases)), [len(case.output) for case in cases])
+        self._tokens = torch.tensor([token for case in cases for token in case.output])
+        self._past = [row for case in cases for row in histories(case.prompt, case.output)]
+        self._groups = _by_parameters(cases)
         self._forwards = forwards
         self._contexts: dict[str, Edit] = {AS_SENT: lambda ids: ids, **(contexts or {})}
-        self._rows: dict[tuple[str, str], list[torch.Tensor]] = {}
+        self._rows: dict[tuple[str, str], torch.Tensor] = {}
 
-    def rows(self, context: str = AS_SENT, forward: str = VANILLA) -> list[torch.Tensor]:
-        """Logits that predict each case's output, in fp32 or better."""
+    def rows(self, context: str = AS_SENT, forward: str = VANILLA) -> torch.Tensor:
+        """Logits that predict each token, in fp32 or better."""
         key = (context, forward)
         if key not in self._rows:
             edit = self._contexts[context]
             prompts = [edit(case.prompt) for case in self.cases]
             sequences = [prompt + case.output for prompt, case in zip(prompts, self.cases, strict=True)]
             computed = self._forwards[forward](sequences, [len(prompt) for prompt in prompts])
-            self._rows[key] = [_wide(rows) for rows in computed]
+            self._rows[key] = torch.cat([_wide(rows) for rows in computed])
         return self._rows[key]
 
-    def predict(self, account: Account) -> list[Prediction]:
-        """One prediction per case."""
-        rows = self.rows(account.context, account.forward)
-        return [
-            self._predict(account, case, logits_TV) for case, logits_TV in zip(self.cases, rows, strict=True)
-        ]
+    def predict(self, account: Account) -> Prediction:
+        """What `account` says about every token."""
+        logits_NV = self.rows(account.context, account.forward)
+        drawn = np.empty(len(self.reported))
+        told = np.empty(len(self.reported))
+        for requested, members in self._groups:
+            drawn_NV = self._distribution(logits_NV[members], in_force(account, requested), members)
+            drawn[members] = _entries(drawn_NV, self._tokens[members])
+            told_NV = self._told(account, requested, logits_NV[members], members, drawn_NV)
+            told[members] = self._read(told_NV, account.pick, members)
+        return Prediction(self._shift(told, account.pick), np.maximum(drawn, EXCLUDED_LOGPROB))
 
-    def _predict(self, account: Account, case: Case, logits_TV: torch.Tensor) -> Prediction:
-        params = in_force(account, case.requested)
-        past = histories(case.prompt, case.output)
-        drawn_TV = processed_logprobs(logits_TV, params, past, self.stop_ids)
+    def _told(
+        self,
+        account: Account,
+        requested: SamplingParams,
+        logits_NV: torch.Tensor,
+        members: torch.Tensor,
+        drawn_NV: torch.Tensor,
+    ) -> torch.Tensor:
+        """The distribution that reported numbers are read from."""
         if account.reported is Reported.RAW:
-            told_TV = torch.log_softmax(logits_TV, dim=-1)
-        elif account.reported is Reported.UNRENORMALISED:
+            return torch.log_softmax(logits_NV, dim=-1)
+        if account.reported is Reported.UNRENORMALISED:
+            params = in_force(account, requested)
             whole = msgspec.structs.replace(params, top_p=1.0, top_k=0, min_p=0.0)
-            told_TV = processed_logprobs(logits_TV, whole, past, self.stop_ids)
-        else:
-            told_TV = drawn_TV
-        sampled = _entries(drawn_TV, case.output, 0)
-        return Prediction(_read(told_TV, case.output, account.pick), np.maximum(sampled, EXCLUDED_LOGPROB))
+            return self._distribution(logits_NV, whole, members)
+        return drawn_NV
+
+    def _distribution(
+        self, logits_NV: torch.Tensor, params: SamplingParams, members: torch.Tensor
+    ) -> torch.Tensor:
+        past: Sequence[History] = [self._past[i] for i in members.tolist()]
+        return processed_logprobs(logits_NV, params, past, self.stop_ids)
+
+    def _read(self, told_NV: torch.Tensor, pick: Pick, members: torch.Tensor) -> Floats:
+        if pick is Pick.TOP:
+            return told_NV.amax(dim=-1).double().numpy()
+        if pick in (Pick.NEXT_ROW, Pick.PREVIOUS_ROW):
+            # A row earlier or later is the entry of the token one later or earlier; edges are cut by _shift.
+            step = -1 if pick is Pick.NEXT_ROW else 1
+            tokens = torch.roll(self._tokens, -step)[members]
+            return _entries(told_NV, tokens)
+        return _entries(told_NV, self._tokens[members])
+
+    def _shift(self, told: Floats, pick: Pick) -> Floats:
+        """Move values by one token within each case; NaN where a case has no neighbour."""
+        step = {
+            Pick.NEXT_ROW: -1,
+            Pick.NEXT_VALUE: -1,
+            Pick.PREVIOUS_ROW: 1,
+            Pick.PREVIOUS_VALUE: 1,
+        }.get(pick, 0)
+        if step == 0:
+            return told
+        moved = np.roll(told, step)
+        moved[np.roll(self.case_ids, step) != self.case_ids] = np.nan
+        moved[0 if step == 1 else -1] = np.nan
+        return moved
 
 
 def in_force(account: Account, requested: SamplingParams) -> SamplingParams:
@@ -106,33 +151,22 @@ def in_force(account: Account, requested: SamplingParams) -> SamplingParams:
     return msgspec.structs.replace(requested, **account.sampling, logit_bias=bias)
 
 
-def _read(logprobs_TV: torch.Tensor, output: tuple[int, ...], pick: Pick) -> Floats:
-    if pick is Pick.TOP:
-        return logprobs_TV.amax(dim=-1).double().numpy()
-    if pick is Pick.NEXT_ROW:
-        return _entries(logprobs_TV, output, 1)
-    if pick is Pick.PREVIOUS_ROW:
-        return _entries(logprobs_TV, output, -1)
-    values = _entries(logprobs_TV, output, 0)
-    if pick is Pick.SAMPLED:
-        return values
-    shifted = np.full_like(values, np.nan)
-    if pick is Pick.PREVIOUS_VALUE:
-        shifted[1:] = values[:-1]
-    else:
-        shifted[:-1] = values[1:]
-    return shifted
+def _by_parameters(cases: Sequence[Case]) -> list[tuple[SamplingParams, torch.Tensor]]:
+    """Token indices by requested parameters; seed and number of samples do not shape a distribution."""
+    groups: dict[bytes, tuple[SamplingParams, list[int]]] = {}
+    position = 0
+    for case in cases:
+        params = msgspec.structs.replace(case.requested, seed=None, n=1)
+        _, members = groups.setdefault(msgspec.json.encode(params), (params, []))
+        members.extend(range(position, position + len(case.output)))
+        position += len(case.output)
+    return [(params, torch.tensor(members)) for params, members in groups.values()]
 
 
-def _entries(logprobs_TV: torch.Tensor, output: tuple[int, ...], shift: int) -> Floats:
-    """The entry of each output token in the row `shift` further on; NaN beyond the ends."""
-    values = np.full(len(output), np.nan)
-    rows = np.arange(len(output)) + shift
-    inside = (rows >= 0) & (rows < len(output))
-    tokens = torch.tensor(output)[torch.from_numpy(inside)]
-    values[inside] = logprobs_TV[torch.from_numpy(rows[inside]), tokens].double().numpy()
+def _entries(logprobs_NV: torch.Tensor, tokens_N: torch.Tensor) -> Floats:
+    values: Floats = logprobs_NV.gather(-1, tokens_N[:, None])[:, 0].double().numpy()
     return values
 
 
-def _wide(logits_TV: torch.Tensor) -> torch.Tensor:
-    return logits_TV if logits_TV.dtype is torch.float64 else logits_TV.float()
+def _wide(logits_NV: torch.Tensor) -> torch.Tensor:
+    return logits_NV if logits_NV.dtype is torch.float64 else logits_NV.float()

@@ -88,8 +88,10 @@ def _fit(
     def at(value: float) -> Account:
         return msgspec.structs.replace(account, sampling={**account.sampling, name: float(value)})
 
-    best = minimize_scalar(lambda value: cost(at(value)), bounds=bounds, method="bounded", options={"xatol": 1e-3})
-    return Hypothesis(cause, f"{name}={best.x:.3f} in force", at(best.x), 1)
+    best = minimize_scalar(lambda value: cost(at(value)), bounds=bounds, method="bounded", options={"xatol": 1e-7})
+    # People set round numbers: where one does as well as the fit, it is the better explanation.
+    value = min((round(best.x, 2), float(best.x)), key=lambda value: cost(at(value)) - (value != best.x))
+    return Hypothesis(cause, f"{name}={value:.3g} in force", at(value), 1)
 
 
 def _truncating(account: Account) -> bool:

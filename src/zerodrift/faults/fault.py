@@ -1,0 +1,146 @@
+"""What is a planted fault: which cause it plays, what it does in one sentence, and where it can be planted.
+
+A fault hides as it would in the wild: what it changes is claimed to be as requested, and whatever the engine says
+about itself (parameters, version, fingerprint) says nothing of it. Variants called visible are the exception.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from zerodrift.backends.base import Backend, Capability
+from zerodrift.core.cause import CAUSES, Layer
+from zerodrift.core.errors import CapabilityMissing, InvalidValue, ZerodriftError
+from zerodrift.core.task import Scorer
+from zerodrift.faults.wrapper import innermost, reference_in
+
+
+class Need(StrEnum):
+    """What an engine must have for a fault to be planted in it."""
+
+    REFERENCE = "reference"
+    """Acts inside the reference engine, beneath every fault that only wraps it."""
+    SYNC = "sync"
+    """Acts when weights are loaded: nothing is to be seen before the first update."""
+    CHECKPOINT = "checkpoint"
+    """The engine knows the checkpoint that it started from, to keep a part of it."""
+    SCORE = "score"
+    TOP_LOGPROBS = "top-logprobs"
+    BOS = "bos"
+    TOKENIZER = "tokenizer"
+    """Ids can be turned to text and back."""
+    GENERATION_DEFAULTS = "generation-defaults"
+    """The model's generation_config.json has sampling defaults."""
+    SLIDING_WINDOW = "sliding-window"
+    TIED_HEAD = "tied-head"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One way to break an engine or a trainer on purpose."""
+
+    cause: str
+    """As in `core.cause.CAUSES`; an audit of the broken engine should name it."""
+    variant: str
+    says: str
+    """What happens, in one sentence."""
+    plant: Callable[[Any], Any]
+    """Backend to Backend; for a fault of the trainer, a transformers model to a Scorer."""
+    needs: tuple[Need, ...] = ()
+
+    @property
+    def spec(self) -> str:
+        """`CAUSE:VARIANT`, as typed."""
+        return f"{self.cause}:{self.variant}"
+
+    @property
+    def kind(self) -> Layer:
+        """semantic, path, weights or trainer."""
+        return CAUSES[self.cause].layer
+
+    def inject(self, engine: Backend) -> Backend:
+        """`engine` with this fault; the one handed in stays whole, except that both share weight updates."""
+        if self.kind is Layer.TRAINER:
+            raise InvalidValue(
+                f"{self.spec} is a fault of the trainer and cannot be planted in an engine; "
+                "score with Fault.scorer(model) in the trainer's place"
+            )
+        for need in self.needs:
+            _check(self, need, engine)
+        broken: Backend = self.plant(engine)
+        return broken
+
+    def scorer(self, model: Any) -> Scorer:
+        """A trainer's forward with this fault, over a transformers causal LM."""
+        if self.kind is not Layer.TRAINER:
+            raise InvalidValue(f"{self.spec} is a fault of the engine; plant it with Fault.inject(engine)")
+        broken: Scorer = self.plant(model)
+        return broken
+
+
+def _fact(engine: Backend, name: str) -> Any:
+    """A fact of the engine's model, where the engine knows its model's files."""
+    return getattr(getattr(innermost(engine), "facts", None), name, None)
+
+
+# The test, which error says that it failed, and what to do.
+_CHECKS: Mapping[Need, tuple[Callable[[Backend], object], type[ZerodriftError], str]] = {
+    Need.REFERENCE: (
+        lambda engine: reference_in(engine) is not None,
+        CapabilityMissing,
+        "it acts inside the reference engine, beneath semantic faults; plant it there, and before those",
+    ),
+    Need.SYNC: (
+        lambda engine: Capability.LOAD_WEIGHTS in engine.capabilities,
+        CapabilityMissing,
+        "it acts when weights are loaded, and this engine cannot load any",
+    ),
+    Need.CHECKPOINT: (
+        lambda engine: hasattr(innermost(engine), "spec"),
+        CapabilityMissing,
+        "it keeps part of the old weights, and this engine does not say which checkpoint it started from",
+    ),
+    Need.SCORE: (
+        lambda engine: Capability.SCORE in engine.capabilities,
+        CapabilityMissing,
+        "it reports numbers from scoring, and this engine cannot score",
+    ),
+    Need.TOP_LOGPROBS: (
+        lambda engine: Capability.TOP_LOGPROBS in engine.capabilities,
+        CapabilityMissing,
+        "it reports the likeliest token, and this engine shows no alternatives",
+    ),
+    Need.BOS: (
+        lambda engine: _fact(engine, "bos_token_id") is not None,
+        CapabilityMissing,
+        "the engine does not know a BOS token; use one that has its model's files, of a model with a BOS",
+    ),
+    Need.TOKENIZER: (
+        lambda engine: hasattr(innermost(engine), "tokenizer") or Capability.TOKENIZE in engine.capabilities,
+        CapabilityMissing,
+        "it turns ids to text and back, and this engine has no tokenizer",
+    ),
+    Need.GENERATION_DEFAULTS: (
+        lambda engine: _fact(engine, "generation_defaults"),
+        InvalidValue,
+        "the model's generation_config.json has no sampling defaults; serve a directory written by "
+        "faults.sampling.write_model_with_defaults",
+    ),
+    Need.SLIDING_WINDOW: (
+        lambda engine: _fact(engine, "sliding_window"),
+        InvalidValue,
+        "the model has no sliding window; use one that has, as testbed:mistral",
+    ),
+    Need.TIED_HEAD: (
+        lambda engine: _fact(engine, "tied_head"),
+        InvalidValue,
+        "the model's head is not tied to its embedding; use one whose is, as testbed:llama",
+    ),
+}
+
+
+def _check(fault: Fault, need: Need, engine: Backend) -> None:
+    holds, error, sentence = _CHECKS[need]
+    if not holds(engine):
+        raise error(f"{fault.spec} cannot be planted in {engine.name}: {sentence}")

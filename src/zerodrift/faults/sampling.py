@@ -1,0 +1,260 @@
+"""Faults of the sampled distribution: other parameters than those requested, or noise that is shared.
+
+The completion claims the requested parameters, as an engine does that echoes what it was sent.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from zerodrift import models
+from zerodrift.backends.base import Backend
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.core.completion import Answer, Completion
+from zerodrift.core.errors import CapabilityMissing
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.faults.fault import Fault, Need
+from zerodrift.faults.rewriting import as_requested, restated, rewrite
+from zerodrift.faults.wrapper import FaultyBackend, innermost
+from zerodrift.sampler.processing import histories, processed_logprobs
+
+Parameters = Callable[[SamplingParams], SamplingParams]
+
+GENERATION_DEFAULTS: Mapping[str, float] = {"repetition_penalty": 1.05, "top_p": 0.9}
+"""As Qwen2.5 ships them, nearly: a penalty and a truncation that no trainer replays."""
+
+_BIASED_TOKENS = 5
+_BIAS = 2.0
+
+
+class OtherParameters(FaultyBackend):
+    """Samples and reports under other parameters than those it claims."""
+
+    def __init__(self, inner: Backend, change: Parameters) -> None:
+        super().__init__(inner)
+        self._change = change
+
+    def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        """Sent changed, answered as if not."""
+        sent = [
+            msgspec.structs.replace(request, sampling=self._change(request.sampling)) for request in requests
+        ]
+        return rewrite(requests, self.inner.generate(sent), as_requested)
+
+
+class RightNumbersForOthersTokens(OtherParameters):
+    """Samples under other parameters, and reports what the requested ones would have given these tokens."""
+
+    def __init__(self, inner: Backend, change: Parameters, hotter: float = 1.0) -> None:
+        """`hotter` is the ratio of the temperature that is sampled to the one that is reported."""
+        super().__init__(inner, change)
+        self._hotter = hotter
+
+    def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        """Tokens from one distribution, logprobs from another."""
+        answers = super().generate(requests)
+        claims = [
+            (request.sampling, completion)
+            for request, answer in zip(requests, answers, strict=True)
+            for completion in answer.completions
+        ]
+        values = iter(_logprobs_as_claimed(self.inner, claims))
+        return rewrite(requests, answers, lambda _, each: restated(each, next(values), self._hotter))
+
+
+class SharedNoise(FaultyBackend):
+    """Every sample of a request is the first one."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        """Asks for one sample and hands out copies of it."""
+        alone = [
+            msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, n=1))
+            for request in requests
+        ]
+        answers = rewrite(requests, self.inner.generate(alone), as_requested)
+        return [
+            Answer(
+                tuple(
+                    msgspec.structs.replace(each, sample_index=index)
+                    for each in answer.completions
+                    for index in range(request.sampling.n)
+                ),
+                answer.problems * request.sampling.n,
+            )
+            for request, answer in zip(requests, answers, strict=True)
+        ]
+
+
+def write_model_with_defaults(
+    spec: str | Path, directory: str | Path, defaults: Mapping[str, float] = GENERATION_DEFAULTS
+) -> Path:
+    """A built-in model as a directory whose generation_config.json has sampling defaults."""
+    target = models.materialise(spec, directory)
+    path = target / "generation_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**settings, **defaults}, indent=2) + "\n", encoding="utf-8")
+    return target
+
+
+def _logprobs_as_claimed(
+    engine: Backend, claims: Sequence[tuple[SamplingParams, Completion]]
+) -> list[list[float]]:
+    """What the claimed parameters give the tokens of each completion, by teacher forcing."""
+    if not claims:
+        return []
+    sequences = [completion.sequence for _, completion in claims]
+    starts = [len(completion.prompt_token_ids) for _, completion in claims]
+    reference = innermost(engine)
+    if not isinstance(reference, ReferenceBackend):
+        if not all(_plain(sampling) for sampling, _ in claims):
+            raise CapabilityMissing(
+                f"{engine.name} scores at temperature 1 only, and this fault must report what was requested: "
+                "request temperature 1 without penalties, truncation or bias, or use the reference engine"
+            )
+        scores = engine.score(sequences)
+        return [values[start - 1 :] for values, start in zip(scores, starts, strict=True)]
+    result = []
+    for (sampling, completion), logits_TV in zip(
+        claims, reference.teacher.logits(sequences, starts), strict=True
+    ):
+        rows = histories(completion.prompt_token_ids, completion.token_ids)
+        logprobs_TV = processed_logprobs(logits_TV, sampling, rows, reference.facts.eos_token_ids)
+        taken = logprobs_TV[torch.arange(len(rows)), torch.tensor(completion.token_ids)]
+        result.append(taken.tolist())
+    return result
+
+
+def _plain(params: SamplingParams) -> bool:
+    untouched = not (params.truncates or params.penalises or params.logit_bias or params.min_tokens)
+    return untouched and params.temperature == 1
+
+
+def _fixed(**values: Any) -> Parameters:
+    return lambda params: msgspec.structs.replace(params, **values)
+
+
+def _heated(factor: float) -> Parameters:
+    return lambda params: msgspec.structs.replace(params, temperature=params.temperature * factor)
+
+
+def _with_defaults(engine: Backend) -> Backend:
+    """Fills in what a request leaves at its neutral value, as engines do with what a request leaves out."""
+    neutral = SamplingParams()
+    defaults = {
+        name: value
+        for name, value in getattr(innermost(engine), "facts").generation_defaults.items()  # noqa: B009
+        # Every client states these two.
+        if name not in {"temperature", "max_new_tokens"}
+    }
+
+    def fill(params: SamplingParams) -> SamplingParams:
+        missing = {
+            name: value for name, value in defaults.items() if getattr(params, name) == getattr(neutral, name)
+        }
+        return msgspec.structs.replace(params, **missing)
+
+    return OtherParameters(engine, fill)
+
+
+def _biased(engine: Backend) -> Backend:
+    bias = dict.fromkeys(_frequent_tokens(engine), _BIAS)
+    return OtherParameters(
+        engine, lambda params: msgspec.structs.replace(params, logit_bias={**params.logit_bias, **bias})
+    )
+
+
+def _frequent_tokens(engine: Backend) -> list[int]:
+    """What the engine itself says most in a small seeded sample; a bias on rare tokens would not be seen."""
+    sampling = SamplingParams(seed=0, max_tokens=16, n=2, ignore_eos=True)
+    answers = engine.generate([Request(Prompt((token,)), sampling) for token in range(4, 8)])
+    said = Counter(
+        token for answer in answers for completion in answer.completions for token in completion.token_ids
+    )
+    # More or fewer ends of sequence would show in the lengths before anyone looked at a logprob.
+    for token in getattr(getattr(innermost(engine), "facts", None), "eos_token_ids", ()):
+        said.pop(token, None)
+    ranked = sorted(said, key=lambda token: (-said[token], token))
+    return ranked[:_BIASED_TOKENS]
+
+
+def _plant(change: Parameters) -> Callable[[Backend], Backend]:
+    return lambda engine: OtherParameters(engine, change)
+
+
+SAMPLING_FAULTS = (
+    Fault(
+        "semantic/temperature",
+        "0.9-instead",
+        "Samples and reports at 0.9 times the requested temperature.",
+        _plant(_heated(0.9)),
+    ),
+    Fault(
+        "semantic/temperature",
+        "ignored",
+        "Samples and reports at temperature 1, whatever was requested.",
+        _plant(_fixed(temperature=1.0)),
+    ),
+    Fault(
+        "semantic/truncation-mass",
+        "top-p-0.95",
+        "Samples with top-p 0.95 and reports logprobs renormalised over the kept tokens.",
+        _plant(_fixed(top_p=0.95)),
+    ),
+    Fault(
+        "semantic/truncation-mass",
+        "top-p-0.95-full-mass",
+        "Samples with top-p 0.95 and reports the logprobs of the untruncated distribution.",
+        lambda engine: RightNumbersForOthersTokens(engine, _fixed(top_p=0.95)),
+        (Need.SCORE,),
+    ),
+    Fault(
+        "semantic/truncation-mass",
+        "top-k-20",
+        "Samples with top-k 20 and reports logprobs renormalised over the kept tokens.",
+        _plant(_fixed(top_k=20)),
+    ),
+    Fault(
+        "semantic/penalty",
+        "repetition-1.05",
+        "Applies a repetition penalty of 1.05.",
+        _plant(_fixed(repetition_penalty=1.05)),
+    ),
+    Fault(
+        "semantic/penalty",
+        "presence-0.5",
+        "Applies a presence penalty of 0.5.",
+        _plant(_fixed(presence_penalty=0.5)),
+    ),
+    Fault(
+        "semantic/penalty",
+        "frequency-0.3",
+        "Applies a frequency penalty of 0.3.",
+        _plant(_fixed(frequency_penalty=0.3)),
+    ),
+    Fault(
+        "semantic/logit-bias",
+        "five-tokens",
+        "Adds 2 to the logits of the five tokens that the engine says most.",
+        _biased,
+    ),
+    Fault(
+        "semantic/generation-config",
+        "default",
+        "Fills in the sampling defaults of the model's generation_config.json.",
+        _with_defaults,
+        (Need.GENERATION_DEFAULTS,),
+    ),
+    Fault("semantic/seed", "shared", "Uses one noise for all samples of a request.", SharedNoise),
+    Fault(
+        "semantic/sampling-bias",
+        "hotter-1.2",
+        "Samples at 1.2 times the requested temperature and reports the logprobs of the requested one.",
+        lambda engine: RightNumbersForOthersTokens(engine, _heated(1.2), hotter=1.2),
+        (Need.SCORE,),
+    ),
+)

@@ -1,0 +1,89 @@
+"""An engine seen through a fault: everything is passed on, except what the fault overrides.
+
+The engine that was handed in is never changed by planting a fault; what must be changed is cloned first.
+"""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from zerodrift.backends.base import Backend
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.core.completion import Answer, EngineFingerprint
+from zerodrift.core.request import Request
+from zerodrift.core.version import WeightVersion
+
+
+class FaultyBackend:
+    """Delegates to `inner`; by itself it is no fault at all."""
+
+    inside: ClassVar[bool] = False
+    """Acts in the engine rather than on what it is sent or says: another fault may still be planted inside."""
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.capabilities = inner.capabilities
+        self.max_model_len = inner.max_model_len
+
+    def fingerprint(self) -> EngineFingerprint:
+        """As the engine says: a fault does not announce itself."""
+        return self.inner.fingerprint()
+
+    def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        """One answer per request, in request order."""
+        return self.inner.generate(requests)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Raw logprobs of tokens 1… of each sequence."""
+        return self.inner.score(sequences)
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """Ids that the engine makes of plain text."""
+        return self.inner.tokenize(text)
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """Ids that the engine makes of chat messages."""
+        return self.inner.render_chat(messages)
+
+    def load_weights(self, directory: Path, version: WeightVersion) -> None:
+        """Replace the weights by those of a checkpoint directory."""
+        self.inner.load_weights(directory, version)
+
+    def reset_cache(self) -> None:
+        """Forget every cached prefix."""
+        self.inner.reset_cache()
+
+    def close(self) -> None:
+        """Close the engine beneath."""
+        self.inner.close()
+
+
+def innermost(engine: Backend) -> Backend:
+    """The engine beneath all faults."""
+    while isinstance(engine, FaultyBackend):
+        engine = engine.inner
+    return engine
+
+
+def reference_in(engine: Backend) -> ReferenceBackend | None:
+    """The reference engine in which a fault can be planted; None where another engine or fault is in the way."""
+    while isinstance(engine, FaultyBackend) and engine.inside:
+        engine = engine.inner
+    return engine if isinstance(engine, ReferenceBackend) else None
+
+
+def the_reference(engine: Backend) -> ReferenceBackend:
+    """`reference_in`, for a fault whose needs were checked before it was planted."""
+    reference = reference_in(engine)
+    assert reference is not None, f"{engine.name} was not checked for a reference engine inside"
+    return reference
+
+
+def clone(engine: Backend) -> Backend:
+    """An engine that shares today's weights and no future ones: `load_weights` replaces the model, never writes it."""
+    twin = copy.copy(engine)
+    if isinstance(twin, FaultyBackend):
+        twin.inner = clone(twin.inner)
+    return twin

@@ -1,0 +1,45 @@
+"""How are numbers written for people? One notation for the page and for the terminal.
+
+Three digits are what the noise of an audit leaves of a number; a share that is not all and not nothing is never
+rounded to 100 % or to 0 %.
+"""
+
+import math
+
+
+def number(value: float) -> str:
+    """Three significant digits: 0.0213, 1.4e-6, 12.3, −∞."""
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    mantissa, exponential, exponent = f"{value:.3g}".partition("e")
+    if exponential:
+        mantissa = f"{mantissa}e{int(exponent)}"
+    return mantissa.replace("-", "−", 1) if value < 0 else mantissa
+
+
+def signed(value: float) -> str:
+    """As `number`, with a plus where it is positive."""
+    return f"+{number(value)}" if value > 0 else number(value)
+
+
+def count(value: float) -> str:
+    """A whole number with its thousands apart: 12,345."""
+    return f"{value:,.0f}"
+
+
+def share(value: float) -> str:
+    """A part of a whole: 97.3 %."""
+    if value in (0.0, 1.0) or not 0 < value < 1:
+        return f"{100 * value:.0f} %"
+    if value < 5e-4:
+        return "< 0.1 %"
+    return "> 99.9 %" if value >= 0.9995 else f"{100 * value:.1f} %"
+
+
+def fact(value: float | str | bool) -> str:
+    """One value of a probe's evidence."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    return count(value) if isinstance(value, int) else number(value)

@@ -1,0 +1,170 @@
+"""What does Δ look like? Its distribution, and |Δ| against position, against log p and per sequence.
+
+Tokens that the request excludes have Δ = −∞ and no place in any figure: the page counts them. Lines are means over
+all tokens, whatever the points leave out.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zerodrift.records.verdict import VerdictRecord
+from zerodrift.view import points
+from zerodrift.view.distribution import Bins, signed_log_bins
+from zerodrift.view.figure import INK, SIZE_AXIS, Floats, Mark, Trace, cloud, figure, line, marks, short
+from zerodrift.view.notation import count, number
+from zerodrift.view.run_directory import Tokens
+
+CROWDS = 40
+"""Parts of equal size, along the axis, in which the mean of |Δ| is drawn as a line."""
+
+
+class Plot(NamedTuple):
+    """A figure with what a reader should take from it."""
+
+    key: str
+    title: str
+    says: str
+    figure: dict[str, Any]
+
+
+def plots(tokens: Tokens, record: VerdictRecord) -> tuple[Plot, ...]:
+    """Every figure that these tokens can fill; where all are equal to the last bit, that is the first alone."""
+    possible = tokens.possible
+    if not possible.any():
+        return ()
+    kept = Tokens(*(column[possible] for column in tokens[:-1]), text=None)
+    lines = marks(record.floor.get("mean"), record.gates.get("mean"))
+    first = _distribution(kept, lines)
+    if not kept.delta.any():
+        return (first,)
+    return first, _by_position(kept, lines), _by_logprob(kept, lines), _by_sequence(kept, lines)
+
+
+def _distribution(tokens: Tokens, lines: list[Mark]) -> Plot:
+    bins = signed_log_bins(tokens.delta)
+    top = 2.0 * max(bins.counts)
+    bars: Trace = {
+        "type": "bar",
+        "name": "tokens",
+        "x": bins.centres,
+        "y": [held or None for held in bins.counts],
+        "width": 1,
+        "marker": {"color": "var(--data)", "line": {"width": 0}},
+        "customdata": [[number(low), number(high)] for low, high in bins.ranges],
+        "hovertemplate": "%{y:,} tokens with Δ from %{customdata[0]} to %{customdata[1]}<extra></extra>",
+        "showlegend": False,
+    }
+    traces = [bars]
+    for mark in lines:
+        place = bins.place(mark.value)
+        x = [-place, -place, None, place, place]
+        traces.append(line(f"± {mark.name} {number(mark.value)}", x, [0.5, top, None, 0.5, top], mark.line))
+    zeros = int((tokens.delta == 0).sum())
+    says = (
+        "To the right of the middle the engine reports less than the reference computes, to the left more. The "
+        f"middle bar holds |Δ| below {number(bins.least)}. {count(zeros)} of {count(tokens.delta.size)} tokens are "
+        "equal to the last bit."
+    )
+    x_axis = {"title": {"text": "Δ in nats, logarithmic to both sides"}, **_ticks(bins)}
+    y_axis = {
+        "title": {"text": "tokens"},
+        "type": "log",
+        "range": [float(np.log10(0.7)), float(np.log10(top))],
+        "dtick": 1,
+    }
+    return Plot("distribution", "How Δ is distributed", says, figure(traces, x_axis, y_axis))
+
+
+def _ticks(bins: Bins) -> dict[str, Any]:
+    """Powers of ten to both sides, at most seven to a side: more do not fit on a phone."""
+    step = 1 + len(bins.decades) // 5
+    decades = list(bins.decades)[::step]
+    places = [bins.place(10.0**decade) for decade in decades]
+    labels = [f"10<sup>{decade}</sup>" for decade in decades]
+    return {
+        "tickvals": [*(-place for place in reversed(places)), *places],
+        "ticktext": [*(f"−{label}" for label in reversed(labels)), *labels],
+    }
+
+
+def _by_position(tokens: Tokens, lines: list[Mark]) -> Plot:
+    says = "Growth along the sequence points at rotary positions, the KV cache or the length of the context."
+    axis = _Axis(tokens.position.astype(np.float64), "position in prompt and output", "position %{x}")
+    drawn, sentence = _scatter(axis, tokens, lines)
+    return Plot("position", "|Δ| against position", f"{says} {sentence}", drawn)
+
+
+def _by_logprob(tokens: Tokens, lines: list[Mark]) -> Plot:
+    says = "A slope points at temperature or raw logprobs, a constant at truncation; rounding rises to the left."
+    axis = _Axis(tokens.contracted, "log p under the reference", "log p %{x}")
+    drawn, sentence = _scatter(axis, tokens, lines)
+    return Plot("logprob", "|Δ| against log p", f"{says} {sentence}", drawn)
+
+
+class _Axis(NamedTuple):
+    values: Floats
+    title: str
+    hover: str
+
+
+def _scatter(axis: _Axis, tokens: Tokens, lines: list[Mark]) -> tuple[dict[str, Any], str]:
+    """Single tokens by the sign of Δ, the mean of |Δ| along the axis, and floor and gate across."""
+    delta, sizes = tokens.delta, np.abs(tokens.delta)
+    chosen = points.choose(sizes)
+    hover = f"|Δ| %{{y}} at {axis.hover}<br>sequence %{{customdata[0]}}, token id %{{customdata[1]}}"
+    traces = []
+    for name, colour, side in (
+        ("engine reports less", "var(--less)", delta > 0),
+        ("engine reports more", "var(--more)", delta < 0),
+    ):
+        rows = chosen[side[chosen]]
+        trace = cloud(name, axis.values[rows], sizes[rows], colour, hover)
+        trace["customdata"] = np.stack((tokens.sequence[rows], tokens.token[rows]), axis=1).tolist()
+        traces.append(trace)
+    traces.append(line("mean |Δ|", *_crowds(axis.values, sizes), INK))
+    traces += _across(axis.values, lines)
+    says = _chosen(chosen.size, sizes, "tokens", int((delta[chosen] == 0).sum()))
+    return figure(traces, {"title": {"text": axis.title}}, SIZE_AXIS), says
+
+
+def _chosen(drawn: int, sizes: Floats, what: str, zeros: int) -> str:
+    """Which points there are, and which of them a logarithmic axis cannot show."""
+    says = points.says(drawn, sizes.size, what)
+    return f"{says} {count(zeros)} of these are exactly 0 and have no place on this axis." if zeros else says
+
+
+def _by_sequence(tokens: Tokens, lines: list[Mark]) -> Plot:
+    sequences, where = np.unique(tokens.sequence, return_inverse=True)
+    sizes = np.abs(tokens.delta)
+    means = np.bincount(where, weights=sizes) / np.bincount(where)
+    largest = np.zeros(sequences.size)
+    np.maximum.at(largest, where, sizes)
+    chosen = points.choose(means)
+    shown = chosen[means[chosen] > 0]
+    traces = [
+        cloud(name, sequences[shown], values[shown], colour, f"sequence %{{x}}: {name} %{{y}}")
+        for name, values, colour in (
+            ("largest |Δ|", largest, "var(--more)"),
+            ("mean |Δ|", means, "var(--less)"),
+        )
+    ]
+    traces += _across(sequences.astype(np.float64), lines)
+    says = (
+        "A few sequences far above the rest point at a replica, a cache hit or a misbound request. "
+        f"{_chosen(chosen.size, means, 'sequences', chosen.size - shown.size)}"
+    )
+    return Plot("sequence", "|Δ| per sequence", says, figure(traces, {"title": {"text": "sequence"}}, SIZE_AXIS))
+
+
+def _across(values: npt.NDArray[np.float64], lines: list[Mark]) -> list[Trace]:
+    ends = [float(values.min()), float(values.max())]
+    return [line(f"{mark.name} {number(mark.value)}", ends, [mark.value] * 2, mark.line) for mark in lines]
+
+
+def _crowds(values: Floats, sizes: Floats) -> tuple[list[float], list[float | None]]:
+    """Mean place and mean |Δ| in up to CROWDS parts of equal size."""
+    parts = np.array_split(np.argsort(values, kind="stable"), min(CROWDS, values.size))
+    places = short(values[part].mean() for part in parts)
+    return places, [mean or None for mean in short(sizes[part].mean() for part in parts)]

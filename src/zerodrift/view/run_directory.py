@@ -1,0 +1,174 @@
+"""What does a finished run leave to look at? The files of its directory, read strictly and without torch.
+
+`verdict.json` must be there. Everything else may be missing, because an engine that never answered leaves no tokens;
+what is there is read as what it claims to be or refused, for a page that draws a damaged file would be believed.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from zerodrift.core.errors import RecordError, SchemaMismatch
+from zerodrift.records import tokens as token_records
+from zerodrift.records import verdict as verdict_records
+from zerodrift.records.verdict import VerdictRecord
+
+Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
+
+LONGEST_DOCUMENT = 100_000
+"""Characters of config.yaml that are shown: the shipped profiles have 4,000."""
+
+
+class Tokens(NamedTuple):
+    """Every sampled token, ordered by sequence and then by index."""
+
+    sequence: Ids
+    index: Ids
+    position: Ids
+    token: Ids
+    reported: Floats
+    contracted: Floats
+    sigma: Floats
+    text: Any
+    """A pyarrow column: of ten million texts only those on the page become Python strings."""
+
+    @property
+    def delta(self) -> Floats:
+        """Δ = contracted − reported = log π_trainer − log π_engine; −∞ where the request excludes the token."""
+        result: Floats = self.contracted - self.reported
+        return result
+
+    @property
+    def possible(self) -> npt.NDArray[np.bool_]:
+        """Tokens that the requested parameters allow."""
+        return np.isfinite(self.contracted)
+
+
+class Run(NamedTuple):
+    """All that the report is made of."""
+
+    name: str
+    record: VerdictRecord
+    tokens: Tokens | None
+    """None where nothing could be measured."""
+    config: str | None
+    environment: dict[str, str]
+    """Facts with dotted names; empty where the file is missing."""
+
+
+def read(directory: Path) -> Run:
+    """Everything in `directory`."""
+    return Run(
+        name=directory.resolve().name,
+        record=_verdict(directory / "verdict.json"),
+        tokens=_tokens(directory / "tokens.parquet"),
+        config=_document(directory / "config.yaml"),
+        environment=_environment(directory / "environment.json"),
+    )
+
+
+def _verdict(path: Path) -> VerdictRecord:
+    if not path.is_file():
+        raise RecordError(
+            f"there is no verdict.json in {path.parent}; name the directory of a finished run, "
+            "or let the run finish"
+        )
+    content = path.read_bytes()
+    try:
+        schema = msgspec.json.decode(content, type=_Schema).schema
+        if schema != verdict_records.SCHEMA:
+            raise SchemaMismatch(
+                f"verdict.json has schema {schema!r} and this version reads {verdict_records.SCHEMA!r}; "
+                "render it with the version that wrote it, or run the audit again"
+            )
+        return msgspec.json.decode(content, type=VerdictRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"verdict.json cannot be read ({error}); run the audit again") from error
+
+
+class _Schema(msgspec.Struct):
+    schema: str
+
+
+def _tokens(path: Path) -> Tokens | None:
+    if not path.is_file():
+        return None
+    try:
+        table = token_records.read_tokens(path)
+    except (ValueError, OSError) as error:
+        raise RecordError(f"{path.name} is damaged ({error}); run the audit again") from error
+    if set(table.column_names) != token_records.COLUMNS.keys():
+        raise RecordError(
+            f"{path.name} has the columns {sorted(table.column_names)} in place of "
+            f"{sorted(token_records.COLUMNS)}; run the audit again"
+        )
+    if not table.num_rows:
+        return None
+    ids = [_column(table, name, "iu") for name in ("sequence", "index", "position", "token")]
+    values = [_column(table, name, "f") for name in ("reported", "contracted", "sigma")]
+    _check(*values)
+    order = np.lexsort((ids[1], ids[0]))
+    in_order = (column[order] for column in (*ids, *values))
+    return Tokens(*in_order, text=table.column("text").take(order))
+
+
+def _column(table: Any, name: str, kinds: str) -> Any:
+    column = table.column(name)
+    values = column.to_numpy()
+    if column.null_count or values.dtype.kind not in kinds:
+        raise RecordError(
+            f"tokens.parquet: column {name!r} holds {column.type} with {column.null_count} gaps; it must hold "
+            f"{'whole numbers' if kinds == 'iu' else 'floats'} without gaps: run the audit again"
+        )
+    return values.astype(np.int64 if kinds == "iu" else np.float64)
+
+
+def _check(reported: Floats, contracted: Floats, sigma: Floats) -> None:
+    """Only a token that the request excludes may be infinite, and only on the reference's side."""
+    wrong = {
+        "reported": ~np.isfinite(reported),
+        "contracted": np.isnan(contracted) | (contracted == np.inf),
+        "sigma": ~(np.isfinite(sigma) & (sigma > 0)),
+    }
+    for name, rows in wrong.items():
+        if rows.any():
+            row = int(rows.argmax())
+            value = {"reported": reported, "contracted": contracted, "sigma": sigma}[name][row]
+            raise RecordError(
+                f"tokens.parquet, row {row}: {name} is {value}, which no audit writes; "
+                "the file was damaged or made elsewhere: run the audit again"
+            )
+
+
+def _document(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{path.name} is not UTF-8 text ({error}); restore or delete it") from error
+
+
+def _environment(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    try:
+        tree = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"{path.name} cannot be read ({error}); restore or delete it") from error
+    return dict(_flattened(tree, ""))
+
+
+def _flattened(tree: dict[str, Any], prefix: str) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            rows += _flattened(value, f"{prefix}{key}.")
+        else:
+            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            rows.append((prefix + key, text))
+    return rows

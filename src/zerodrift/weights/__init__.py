@@ -1,0 +1,1 @@
+"""Which weights are these? Names, shapes, dtypes and content, compared bit for bit."""

@@ -1,0 +1,33 @@
+"""One digest for a whole model, equal on every side that holds the same checkpoint."""
+
+from collections.abc import Mapping
+
+import torch
+
+from zerodrift.weights.manifest import Manifest
+
+
+def model_digest(model: torch.nn.Module) -> str:
+    """sha256 over the model's checkpoint: equal to that of the files it was saved to, in the same dtype."""
+    return Manifest.of(checkpoint_state(model)).digest
+
+
+def model_manifest(model: torch.nn.Module) -> Manifest:
+    """The checkpoint, and beside it the buffers that no checkpoint holds."""
+    state = checkpoint_state(model)
+    return Manifest.of(state, {name: tensor for name, tensor in model.named_buffers() if name not in state})
+
+
+def checkpoint_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The state dict as it would be saved: of names that share one memory, only the first."""
+    state: Mapping[str, torch.Tensor] = model.state_dict()
+    kept: dict[str, torch.Tensor] = {}
+    seen = set()
+    for name, tensor in state.items():
+        # Empty tensors have no memory, and all of them would look tied to each other.
+        address = tensor.data_ptr() if tensor.numel() else name
+        place = (address, tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+        if place not in seen:
+            kept[name] = tensor
+        seen.add(place)
+    return kept

@@ -1,0 +1,367 @@
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from zerodrift.backends import http
+from zerodrift.backends.http import ATTEMPTS, HttpClient
+from zerodrift.core.errors import (
+    BadAnswer,
+    ConfigError,
+    EngineError,
+    EngineRefused,
+    EngineUnreachable,
+    InvalidPrompt,
+    ZerodriftError,
+)
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch):
+    monkeypatch.setattr(http, "FIRST_PAUSE_S", 0.01)
+
+
+@pytest.fixture
+def connect():
+    with contextlib.ExitStack() as stack:
+
+        def connect(url, **options):
+            return stack.enter_context(contextlib.closing(HttpClient(url, **options)))
+
+        yield connect
+
+
+@pytest.fixture
+def client(loopback, connect):
+    return connect(loopback.url, timeout_s=5, concurrency=4)
+
+
+def answering(status, answer, **headers):
+    return lambda call, handler: handler.send(status, answer, **headers)
+
+
+def test_json_travels_both_ways(loopback, client):
+    loopback.routes["POST /echo"] = lambda call, handler: (200, call.body)
+    loopback.routes["GET /here"] = answering(200, {"a": 1})
+
+    assert client.post("/echo", {"ids": (1, 2), "t": 0.1}) == {"ids": [1, 2], "t": 0.1}
+    assert client.get("/here") == {"a": 1}
+    assert client.find("/here") == {"a": 1}
+    assert client.find("/nowhere") is None
+    assert loopback.calls[0].headers["content-type"] == "application/json"
+    assert "authorization" not in loopback.calls[0].headers
+
+
+def test_an_empty_answer_is_none(loopback, client):
+    loopback.routes["POST /done"] = answering(200, b"")
+
+    assert client.post("/done", None) is None
+
+
+def test_a_path_in_the_address_is_kept(loopback, connect):
+    loopback.routes["GET /behind/gateway/x"] = answering(200, 1)
+
+    assert connect(f"{loopback.url}/behind/gateway/").get("/x") == 1
+
+
+def test_nan_is_read_rather_than_called_garbage(loopback, client):
+    loopback.routes["GET /x"] = answering(200, b'{"logprob": NaN, "other": -Infinity}')
+
+    answer = client.get("/x")
+
+    assert answer["logprob"] != answer["logprob"]
+    assert answer["other"] == float("-inf")
+
+
+@pytest.mark.parametrize("body", [b"<html>hello</html>", b"[" * 100_000, b"\xff\xfe\x00", b'{"a": 1'])
+def test_what_is_not_json_is_a_bad_answer(loopback, client, body):
+    loopback.routes["GET /x"] = answering(200, body)
+
+    with pytest.raises(BadAnswer, match="not JSON"):
+        client.get("/x")
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "says"),
+    [
+        (400, EngineRefused, "too long"),
+        (401, EngineRefused, "--api-key"),
+        (403, EngineRefused, "--api-key"),
+        (404, EngineRefused, "does not exist"),
+        (422, EngineRefused, "too long"),
+        (500, EngineError, "server's log"),
+        (501, EngineError, "server's log"),
+        (302, EngineRefused, "302"),
+        (502, EngineUnreachable, "no engine behind"),
+        (503, EngineUnreachable, "no engine behind"),
+    ],
+)
+def test_each_status_has_its_error_with_the_servers_words(loopback, client, status, error, says):
+    loopback.routes["POST /x"] = answering(status, {"error": {"message": "too long", "code": status}})
+
+    with pytest.raises(EngineError, match=says) as caught:
+        client.post("/x", {})
+
+    assert type(caught.value) is error
+    assert "too long" in str(caught.value)
+    assert len(loopback.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"error": "Unauthorized"}, "Unauthorized"),
+        ({"detail": "Not Found"}, "Not Found"),
+        ({"error": {"message": "deep"}}, "400: deep"),
+        ({"message": "flat"}, "400: flat"),
+        ({"detail": [{"loc": "seed"}]}, '"loc": "seed"'),
+        (["odd"], "odd"),
+        (b"plain words", "plain words"),
+        (b"[" * 100_000, r"\[\["),
+    ],
+)
+def test_the_servers_message_is_found_in_every_shape(loopback, client, body, words):
+    loopback.routes["POST /x"] = answering(400, body)
+
+    with pytest.raises(EngineRefused, match=words) as caught:
+        client.post("/x", {})
+
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("wait", ["0", "0.01", "Wed, 21 Oct 2026 07:28:00 GMT", "nan", "-3", None])
+def test_a_busy_server_is_asked_again(loopback, client, wait):
+    headers = {} if wait is None else {"retry_after": wait}
+
+    def busy_twice(call, handler):
+        if len(loopback.calls) <= 2:
+            return handler.send(429, {"error": "busy"}, **headers)
+        return 200, "done"
+
+    loopback.routes["POST /x"] = busy_twice
+
+    assert client.post("/x", {}) == "done"
+    assert len(loopback.calls) == 3
+
+
+def test_a_server_that_stays_busy_is_reported(loopback, client):
+    loopback.routes["POST /x"] = answering(429, {"error": "busy"}, retry_after="0")
+
+    with pytest.raises(EngineRefused, match="lower the concurrency"):
+        client.post("/x", {})
+
+    assert len(loopback.calls) == ATTEMPTS
+
+
+@pytest.mark.parametrize("asked_s", ["3600", "20"])
+def test_nobody_waits_longer_than_the_timeout_or_half_a_minute(loopback, client, asked_s):
+    loopback.routes["POST /x"] = answering(429, {"error": "busy"}, retry_after=asked_s)
+    begin = time.monotonic()
+
+    with pytest.raises(EngineRefused, match="busy"):
+        client.post("/x", {})
+
+    assert len(loopback.calls) == 1
+    assert time.monotonic() - begin < 2
+
+
+def half_a_body(call, handler):
+    handler.send_response(200)
+    handler.send_header("content-length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b'{"choices": [')
+    handler.close_connection = True
+
+
+def no_http(call, handler):
+    handler.wfile.write(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
+    handler.close_connection = True
+
+
+def bad_gzip(call, handler):
+    handler.send(200, b"not gzip at all", content_encoding="gzip")
+
+
+def silent_close(call, handler):
+    handler.close_connection = True
+
+
+@pytest.mark.parametrize("fault", [half_a_body, no_http, bad_gzip, silent_close])
+def test_a_broken_answer_is_unreachable_and_only_get_is_repeated(loopback, client, fault):
+    loopback.routes["POST /x"] = loopback.routes["GET /x"] = fault
+
+    with pytest.raises(EngineUnreachable, match="/x"):
+        client.post("/x", {})
+    assert len(loopback.calls) == 1
+
+    with pytest.raises(EngineUnreachable, match="/x"):
+        client.get("/x")
+    assert len(loopback.calls) == 1 + ATTEMPTS
+
+
+def test_a_get_survives_one_broken_answer(loopback, client):
+    loopback.routes["GET /x"] = lambda call, handler: (
+        half_a_body(call, handler) if len(loopback.calls) == 1 else (200, "fine")
+    )
+
+    assert client.get("/x") == "fine"
+
+
+def test_a_server_that_hangs_is_given_up(loopback, connect):
+    release = threading.Event()
+    loopback.routes["POST /x"] = lambda call, handler: release.wait(10) and None
+    client = connect(loopback.url, timeout_s=0.3)
+    begin = time.monotonic()
+
+    with pytest.raises(EngineUnreachable, match=r"within 0\.3 s"):
+        client.post("/x", {})
+
+    assert time.monotonic() - begin < 2
+    release.set()
+
+
+def test_a_get_that_hangs_is_not_asked_again(loopback, connect):
+    release = threading.Event()
+    loopback.routes["GET /x"] = lambda call, handler: release.wait(10) and None
+    client = connect(loopback.url, timeout_s=0.3)
+
+    with pytest.raises(EngineUnreachable, match=r"within 0\.3 s"):
+        client.get("/x")
+
+    assert len(loopback.calls) == 1
+    release.set()
+
+
+def test_a_trickle_ends_too(loopback, connect):
+    def trickle(call, handler):
+        handler.send_response(200)
+        handler.send_header("content-length", "1000")
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(200):
+                handler.wfile.write(b"1")
+                time.sleep(0.05)
+
+    loopback.routes["POST /x"] = trickle
+    client = connect(loopback.url, timeout_s=0.4)
+    begin = time.monotonic()
+
+    with pytest.raises(EngineUnreachable, match="still sending"):
+        client.post("/x", {})
+
+    assert time.monotonic() - begin < 2
+
+
+def test_nobody_listening(connect):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+    with pytest.raises(EngineUnreachable, match="check that the server runs"):
+        connect(url).post("/x", {})
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["localhost:8000", "ftp://x", "http://", "http://h:99999", "not a url", "http://h\x00", "http://h:a/"],
+)
+def test_an_address_that_cannot_be_one_is_refused_at_once(url):
+    with pytest.raises(EngineUnreachable, match="write http://HOST:PORT"):
+        HttpClient(url)
+
+
+def test_errors_below_the_vendor_are_caught_too(connect):
+    with pytest.raises(EngineUnreachable, match="cannot be reached"):
+        connect(f"http://{'a' * 70}.localhost").post("/x", {})
+
+
+def test_a_closed_client_says_so_in_our_words(client):
+    client.close()
+    client.close()
+
+    with pytest.raises(EngineUnreachable, match="closed"):
+        client.post("/x", {})
+
+
+@pytest.mark.parametrize(
+    ("login", "key", "sent"),
+    [("", "hunter2", "Bearer hunter2"), ("user:hunter2@", None, "Basic dXNlcjpodW50ZXIy")],
+)
+def test_secrets_are_sent_and_stay_out_of_messages(loopback, connect, login, key, sent):
+    client = connect(loopback.url.replace("http://", f"http://{login}"), api_key=key)
+
+    with pytest.raises(EngineRefused) as caught:
+        client.get("/x")
+
+    assert "hunter2" not in str(caught.value)
+    assert loopback.calls[0].headers["authorization"] == sent
+
+
+def test_two_secrets_are_one_too_many():
+    with pytest.raises(ConfigError, match="only one can be sent") as caught:
+        HttpClient("http://user:hunter2@localhost", api_key="sk-1")
+
+    assert "hunter2" not in str(caught.value)
+
+
+def test_proxies_of_the_environment_are_ignored(loopback, connect, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    loopback.routes["GET /x"] = answering(200, 1)
+
+    assert connect(loopback.url).get("/x") == 1
+
+
+def test_each_keeps_order_and_the_bound(loopback, client):
+    lock = threading.Lock()
+    seen = {"now": 0, "most": 0}
+
+    def slow(call, handler):
+        with lock:
+            seen["now"] += 1
+            seen["most"] = max(seen["most"], seen["now"])
+        time.sleep(0.05 if call.body % 2 else 0.01)
+        with lock:
+            seen["now"] -= 1
+        return 200, call.body
+
+    loopback.routes["POST /x"] = slow
+
+    assert client.each(lambda item: client.post("/x", item), list(range(16))) == list(range(16))
+    assert seen["most"] == 4
+
+
+def test_each_of_nothing_is_nothing(client):
+    assert client.each(lambda item: item, []) == []
+
+
+def test_after_a_failure_nothing_new_is_sent_and_nothing_stays_in_flight(loopback, client):
+    finished = []
+
+    def fail_on_second(call, handler):
+        if call.body == 1:
+            return 400, {"error": "no"}
+        time.sleep(0.2)
+        finished.append(call.body)
+        return 200, call.body
+
+    loopback.routes["POST /x"] = fail_on_second
+
+    with pytest.raises(EngineRefused, match="no"):
+        client.each(lambda item: client.post("/x", item), list(range(40)))
+
+    sent = len(loopback.calls)
+    assert len(finished) == sent - 1
+    assert sent < 12
+    time.sleep(0.1)
+    assert len(loopback.calls) == sent
+
+
+def test_errors_of_the_call_itself_pass_through(client):
+    def refuse(item):
+        raise InvalidPrompt("ours")
+
+    with pytest.raises(ZerodriftError, match="ours"):
+        client.each(refuse, [1])

@@ -1,0 +1,189 @@
+"""Launching and ending a server process, with a small script in the place of the engine's interpreter."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from zerodrift.backends import launch
+from zerodrift.backends.launch import launch_vllm
+from zerodrift.core.errors import EngineError
+
+# Stands where `python` would: takes vLLM's command line, starts a child as vLLM does, and serves /health.
+ENGINE = """#!{python}
+import http.server, os, signal, subprocess, sys, time
+port = int(sys.argv[sys.argv.index("--port") + 1])
+print("command", " ".join(sys.argv[1:]))
+for name, value in sorted(os.environ.items()):
+    print("env", name, value)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+print("child", child.pid, flush=True)
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+{body}
+http.server.HTTPServer(("127.0.0.1", port), Health).serve_forever()
+"""
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def engine(body=""):
+        script = tmp_path / "python"
+        script.write_text(ENGINE.format(python=sys.executable, body=body))
+        script.chmod(0o755)
+        return script
+
+    return engine
+
+
+def alive(pid):
+    """Whether a process still runs; a zombie that nobody reaps does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+def gone(pid):
+    deadline = time.monotonic() + 5
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+def logged(log, word):
+    return [line.split(" ", 1)[1] for line in log.read_text().splitlines() if line.startswith(f"{word} ")]
+
+
+def child_of(log):
+    return int(logged(log, "child")[0])
+
+
+def start(python, log, **options):
+    return launch_vllm(python, "a-model", options.pop("args", []), options.pop("env", {}), log, **options)
+
+
+def test_the_server_and_its_children_are_gone_after_the_with(engine, tmp_path):
+    log = tmp_path / "logs" / "server.log"
+
+    with start(engine(), log, args=["--dtype", "float32"]) as server:
+        pid, child = server.pid, child_of(log)
+        assert alive(pid)
+        assert alive(child)
+        assert not server.exited()
+
+    assert gone(pid)
+    assert gone(child)
+    assert server.exited()
+    port = server.url.rsplit(":", 1)[1]
+    assert logged(log, "command") == [
+        f"-m vllm.entrypoints.openai.api_server --model a-model --host 127.0.0.1 --port {port} --dtype float32"
+    ]
+
+
+def test_the_environment_is_what_is_written_down(engine, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    monkeypatch.setenv("EDITOR_OF_THE_USER", "ed")
+    log = tmp_path / "server.log"
+
+    start(engine(), log, env={"VLLM_CPU_KVCACHE_SPACE": "2", "EXTRA": "x"}).stop()
+
+    seen = dict(line.split(" ", 1) for line in logged(log, "env") if " " in line)
+    assert "VLLM_BATCH_INVARIANT" not in seen
+    assert "PYTHONPATH" not in seen
+    assert seen["EDITOR_OF_THE_USER"] == "ed"
+    assert seen["EXTRA"] == "x"
+    assert seen["VLLM_CPU_KVCACHE_SPACE"] == "2"
+    assert seen["HF_HUB_OFFLINE"] == seen["VLLM_NO_USAGE_STATS"] == seen["DO_NOT_TRACK"] == "1"
+    assert seen["VLLM_CACHE_ROOT"] == str(tmp_path / ".cache" / "vllm")
+
+
+def test_stopping_twice_is_fine(engine, tmp_path):
+    server = start(engine(), tmp_path / "log")
+    server.stop()
+    server.stop()
+
+    assert server.exited()
+
+
+def test_a_server_that_ignores_the_request_to_end_is_ended(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "STOP_PATIENCE_S", 0.3)
+    log = tmp_path / "log"
+
+    server = start(engine("signal.signal(signal.SIGTERM, signal.SIG_IGN)"), log)
+    server.stop()
+
+    assert gone(server.pid)
+    assert gone(child_of(log))
+
+
+def test_a_server_that_dies_at_start_shows_its_last_words(engine, tmp_path):
+    log = tmp_path / "log"
+    body = "print('\\n'.join(f'line {i}' for i in range(100)))\nsys.exit('no such model')"
+
+    with pytest.raises(EngineError, match="no such model") as caught:
+        start(engine(body), log)
+
+    assert "line 99" in str(caught.value)
+    assert "line 9\n" not in str(caught.value)
+    assert gone(child_of(log))
+
+
+def test_a_server_that_dies_later_is_stopped_all_the_same(engine, tmp_path):
+    log = tmp_path / "log"
+    body = "import threading; threading.Timer(0.8, lambda: os._exit(3)).start()"
+
+    with start(engine(body), log) as server:
+        deadline = time.monotonic() + 5
+        while not server.exited() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert server.exited()
+        assert alive(child_of(log))
+
+    assert gone(child_of(log))
+
+
+def test_a_server_that_never_answers_is_given_up(engine, tmp_path):
+    log = tmp_path / "log"
+
+    with pytest.raises(EngineError, match=r"within 1\.5 s of its start") as caught:
+        start(engine("print('thinking', flush=True)\ntime.sleep(60)"), log, timeout_s=1.5)
+
+    assert "thinking" in str(caught.value)
+    assert gone(child_of(log))
+
+
+def test_an_interpreter_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(EngineError, match="engines/install"):
+        start(tmp_path / "nowhere" / "python", tmp_path / "log")
+
+
+def test_a_process_that_forgets_its_server_takes_it_along(engine, tmp_path):
+    log = tmp_path / "log"
+    program = (
+        "import sys; from pathlib import Path; from zerodrift.backends.launch import launch_vllm\n"
+        "server = launch_vllm(sys.argv[1], 'm', [], {}, Path(sys.argv[2]))\n"
+        "print(server.pid)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(engine()), str(log)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"VLLM_LOGGING_LEVEL": "DEBUG"},
+    )
+
+    assert gone(int(done.stdout))
+    assert gone(child_of(log))

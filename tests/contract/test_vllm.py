@@ -1,0 +1,803 @@
+"""VllmBackend against a small server that speaks vLLM's documented format, and against hostile variants of it."""
+
+import contextlib
+import copy
+import json
+import threading
+import time
+
+import pytest
+
+from zerodrift.backends import http
+from zerodrift.backends.base import Capability
+from zerodrift.backends.vllm import VllmBackend
+from zerodrift.core.completion import FinishReason, LogprobKind, TokenAlternative
+from zerodrift.core.errors import (
+    BadAnswer,
+    CapabilityMissing,
+    EngineError,
+    EngineRefused,
+    EngineUnreachable,
+    InvalidPrompt,
+    ModelNotFound,
+    NonFinite,
+    NoWeights,
+    ZerodriftError,
+)
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.core.version import VersionSpan, WeightVersion
+
+NAN_WORDS = "Out of range float values are not JSON compliant"
+
+INFO = {
+    "vllm_config": {
+        "model_config": {
+            "dtype": "torch.float32",
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "auto",
+            "hf_overrides": {},
+            "quantization": None,
+        },
+        "cache_config": {"cache_dtype": "auto", "enable_prefix_caching": True},
+        "scheduler_config": {"max_num_seqs": 128},
+        "parallel_config": {"tensor_parallel_size": 1},
+    },
+    "vllm_env": {"VLLM_CPU_ATTN_SPLIT_KV": True, "VLLM_CACHE_ROOT": "/somewhere"},
+    "system_env": {
+        "torch_version": "2.13.0+cpu",
+        "cpu_info": "Vendor ID:  X\nModel name:   Fast CPU\nFlags: sse",
+        "env_vars": "OMP_NUM_THREADS=2\nHOME=/root",
+    },
+}
+
+
+class Vllm:
+    """State of the pretended server; tests change it before they connect, or after."""
+
+    def __init__(self, loopback):
+        self.url = loopback.url
+        self.calls = loopback.calls
+        self.routes = loopback.routes
+        self.models = [{"id": "tiny", "max_model_len": 64}]
+        self.info = copy.deepcopy(INFO)
+        self.versions = ["v1"]
+        self.cached_tokens = 0
+        self.reads = {
+            "seed",
+            "cache_salt",
+            "prompt_logprobs",
+            "return_tokens_as_token_ids",
+            "return_token_ids",
+        }
+        self.reset = True
+        self.spoil = lambda answer: None
+        self.routes |= {
+            "GET /v1/models": lambda call, handler: (200, {"object": "list", "data": self.models}),
+            "POST /v1/completions": self.complete,
+            "POST /tokenize": self.tokenize,
+            "GET /server_info?config_format=json": lambda call, handler: (200, self.info),
+            "GET /weight_info": lambda call, handler: (200, {"weight_version": self.version()}),
+            "POST /update_weight_version": lambda call, handler: (200, {"success": True}),
+            "POST /collective_rpc": lambda call, handler: (200, {"results": [None]}),
+            "POST /reset_prefix_cache": lambda call, handler: (200, {"success": self.reset}),
+        }
+
+    def without(self, *paths):
+        for name in [name for name in self.routes if name.split(" ")[1].split("?")[0] in paths]:
+            del self.routes[name]
+
+    def version(self):
+        return self.versions.pop(0) if len(self.versions) > 1 else self.versions[0]
+
+    def complete(self, call, handler):
+        body = call.body
+        for name, nonsense in (
+            ("seed", "?"),
+            ("cache_salt", ""),
+            ("prompt_logprobs", -7),
+            ("return_tokens_as_token_ids", "?"),
+        ):
+            if name in self.reads and body.get(name) == nonsense:
+                return 400, {"error": {"message": f"bad {name}", "type": "BadRequestError", "code": 400}}
+        answer = self.answer(body)
+        self.spoil(answer)
+        return 200, answer
+
+    def answer(self, body):
+        choices = [self.choice(body, index) for index in range(body.get("n", 1))]
+        usage = {"prompt_tokens": len(body["prompt"]), "prompt_tokens_details": None}
+        if self.cached_tokens is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        return {"id": "cmpl-1", "object": "text_completion", "choices": choices, "usage": usage}
+
+    def choice(self, body, index):
+        """Token i of sample s after a prompt that ends in p is 10·s + p + i, with logprob -(i + 1) / 2."""
+        tokens = [10 * index + body["prompt"][-1] + i for i in range(body["max_tokens"])]
+        values = [-(i + 1) / 2 for i in range(len(tokens))]
+        count = body.get("logprobs")
+        shown = None
+        if count is not None:
+            names = [f"token_id:{token}" for token in tokens]
+            tops = [
+                {name: value, **{f"token_id:{500 + rank}": -0.1 * (rank + 1) for rank in range(count)}}
+                for name, value in zip(names, values, strict=True)
+            ]
+            shown = {"text_offset": [], "token_logprobs": values, "tokens": names, "top_logprobs": tops}
+        prompt = None
+        if body.get("prompt_logprobs") is not None:
+            prompt = [
+                {str(t): {"logprob": -float(t), "rank": 1}, "7": {"logprob": -9.0}} for t in body["prompt"]
+            ]
+            prompt[0] = None
+        keep = "return_token_ids" in self.reads
+        return {
+            "index": index,
+            "text": "…",
+            "logprobs": shown,
+            "finish_reason": "length",
+            "stop_reason": None,
+            "token_ids": tokens if keep else None,
+            "prompt_logprobs": prompt,
+            "prompt_token_ids": body["prompt"] if keep else None,
+        }
+
+    def tokenize(self, call, handler):
+        text = call.body.get("prompt") or "".join(m["content"] for m in call.body["messages"])
+        return 200, {"count": len(text), "max_model_len": 64, "tokens": list(text.encode())}
+
+
+@pytest.fixture
+def server(loopback):
+    return Vllm(loopback)
+
+
+@pytest.fixture
+def connect(server):
+    with contextlib.ExitStack() as stack:
+
+        def connect(**options):
+            backend = VllmBackend(server.url, **options)
+            stack.enter_context(contextlib.closing(backend))
+            server.calls.clear()
+            return backend
+
+        yield connect
+
+
+def ask(*ids, salt=None, **sampling):
+    return Request(Prompt(ids, cache_salt=salt), SamplingParams(**({"max_tokens": 2} | sampling)))
+
+
+def one(backend, request):
+    [answer] = backend.generate([request])
+    return answer
+
+
+# What the server can do
+
+
+def test_a_full_server_has_every_capability(connect):
+    backend = connect()
+
+    assert backend.capabilities == frozenset(Capability)
+    assert (backend.name, backend.model, backend.max_model_len) == ("vllm", "tiny", 64)
+
+
+def test_a_plain_server_has_what_it_shows(server, connect):
+    server.without(
+        "/server_info", "/weight_info", "/update_weight_version", "/collective_rpc", "/reset_prefix_cache"
+    )
+    server.cached_tokens = None
+    server.routes["POST /tokenize"] = lambda call, handler: (400, {"error": "no tokenizer"})
+
+    backend = connect()
+
+    assert backend.capabilities == {
+        Capability.TOP_LOGPROBS,
+        Capability.SCORE,
+        Capability.SEED,
+        Capability.CACHE_SALT,
+    }
+    for call, flag in [
+        (lambda: backend.tokenize("a"), "--skip-tokenizer-init"),
+        (lambda: backend.render_chat([]), "--skip-tokenizer-init"),
+        (backend.reset_cache, "VLLM_SERVER_DEV_MODE=1"),
+        (lambda: backend.load_weights(None, WeightVersion("x")), "VLLM_SERVER_DEV_MODE=1"),
+    ]:
+        with pytest.raises(CapabilityMissing, match=flag):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("field", "lost"),
+    [
+        ("seed", Capability.SEED),
+        ("cache_salt", Capability.CACHE_SALT),
+        ("prompt_logprobs", Capability.SCORE),
+        ("return_tokens_as_token_ids", Capability.TOP_LOGPROBS),
+    ],
+)
+def test_a_field_that_is_ignored_is_no_capability(server, connect, field, lost):
+    server.reads.remove(field)
+
+    assert connect().capabilities == frozenset(Capability) - {lost}
+
+
+def test_a_server_that_allows_no_alternatives(server, connect):
+    complete = server.complete
+    server.routes["POST /v1/completions"] = lambda call, handler: (
+        (400, {"error": "max allowed: 0"}) if call.body.get("logprobs") else complete(call, handler)
+    )
+
+    assert Capability.TOP_LOGPROBS not in connect().capabilities
+
+
+def test_without_token_ids_there_is_nothing_to_audit(server, connect):
+    server.reads.remove("return_token_ids")
+
+    with pytest.raises(CapabilityMissing, match="return_token_ids"):
+        connect()
+
+
+@pytest.mark.parametrize("mode", ["raw_logits", "processed_logits"])
+def test_a_server_that_reports_logits_is_refused_with_the_flag(server, connect, mode):
+    server.info["vllm_config"]["model_config"]["logprobs_mode"] = mode
+
+    with pytest.raises(CapabilityMissing, match="--logprobs-mode processed_logprobs"):
+        connect()
+
+
+def test_a_server_with_nan_weights_can_be_connected_to(server, connect):
+    complete = server.complete
+    server.routes["POST /v1/completions"] = lambda call, handler: (
+        (400, {"error": {"message": NAN_WORDS}})
+        if "logprobs" in call.body or call.body.get("prompt_logprobs") == 0
+        else complete(call, handler)
+    )
+
+    assert connect().capabilities == frozenset(Capability)
+
+
+def test_the_address_may_end_in_v1(server):
+    with contextlib.closing(VllmBackend(f"{server.url}/v1/", api_key="k")) as backend:
+        assert backend.model == "tiny"
+    assert server.calls[0].headers["authorization"] == "Bearer k"
+
+
+def test_the_model_is_chosen_by_name(server, connect):
+    server.models.append({"id": "adapter", "max_model_len": None})
+
+    backend = connect(model="adapter")
+    one(backend, ask(1))
+
+    assert (backend.model, backend.max_model_len) == ("adapter", 64)
+    assert {call.body["model"] for call in server.calls if call.path == "/v1/completions"} == {"adapter"}
+    with pytest.raises(EngineRefused, match=r"serves \['tiny', 'adapter'\], not 'big'"):
+        connect(model="big")
+
+
+@pytest.mark.parametrize("models", [[], [{"id": "x"}]])
+def test_a_server_that_does_not_say_how_long_is_no_vllm(server, connect, models):
+    server.models = models
+
+    with pytest.raises(BadAnswer, match="max_model_len"):
+        connect()
+
+
+def test_wrong_shapes_are_bad_answers(server, connect):
+    server.models = [{"name": "x"}]
+    with pytest.raises(BadAnswer, match=r"/v1/models .*shape.*is this a vLLM server"):
+        connect()
+
+
+def test_no_server_at_all(loopback):
+    with pytest.raises(EngineRefused, match="404"):
+        VllmBackend(loopback.url)
+
+
+def test_closing_twice_is_fine(server, monkeypatch):
+    monkeypatch.setattr(http, "FIRST_PAUSE_S", 0.01)
+    backend = VllmBackend(server.url)
+    backend.close()
+    backend.close()
+    with pytest.raises(EngineUnreachable, match="closed"):
+        backend.generate([ask(1)])
+
+
+# What is sent
+
+
+def test_by_default_only_what_trainers_state_is_sent(server, connect):
+    one(connect(), ask(1, 2, temperature=0.5, seed=3, salt="s", stop=("x",)))
+
+    [call] = [call for call in server.calls if call.path == "/v1/completions"]
+    assert call.body == {
+        "model": "tiny",
+        "prompt": [1, 2],
+        "temperature": 0.5,
+        "max_tokens": 2,
+        "seed": 3,
+        "n": 1,
+        "logprobs": 0,
+        "stop": ["x"],
+        "cache_salt": "s",
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+
+
+def test_explicit_leaves_nothing_to_the_server(server, connect):
+    one(connect(explicit=True), ask(1, logit_bias={4: 1.5}))
+
+    [call] = [call for call in server.calls if call.path == "/v1/completions"]
+    assert call.body == {
+        "model": "tiny",
+        "prompt": [1],
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {"4": 1.5},
+        "n": 1,
+        "max_tokens": 2,
+        "min_tokens": 0,
+        "stop": [],
+        "stop_token_ids": [],
+        "ignore_eos": False,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+
+
+def test_a_request_that_would_be_cut_is_not_sent(server, connect):
+    backend = connect()
+
+    with pytest.raises(InvalidPrompt, match="63 prompt tokens and 2 to generate exceed max_model_len=64"):
+        backend.generate([ask(1), ask(*range(63))])
+    with pytest.raises(InvalidPrompt, match="64 prompt tokens"):
+        backend.score([range(64)])
+    assert server.calls == []
+    assert len(backend.score([range(63)])[0]) == 62
+
+
+# What comes back
+
+
+def test_a_completion_carries_all_that_the_server_said(server, connect):
+    server.cached_tokens = 16
+    backend = connect()
+
+    answer = one(backend, ask(20, 30, n=2, seed=1, logprobs=2, prompt_logprobs=0))
+
+    assert answer.problems == ()
+    first, second = answer.completions
+    assert first.token_ids == (30, 31)
+    assert second.token_ids == (40, 41)
+    assert first.logprobs == (-0.5, -1.0)
+    assert first.prompt_token_ids == (20, 30)
+    assert first.prompt_logprobs == (None, -30.0)
+    assert (first.sample_index, second.sample_index) == (0, 1)
+    assert first.finish_reason is FinishReason.LENGTH
+    assert first.kind is LogprobKind.PROCESSED
+    assert first.versions == (VersionSpan(WeightVersion("v1"), 0, 2),)
+    assert first.cached_tokens == 16
+    assert first.fingerprint == backend.fingerprint().digest
+    assert first.top_logprobs == ((TokenAlternative(500, -0.1), TokenAlternative(501, -0.2)),) * 2
+    assert first.sampling.seed == 1
+
+
+def test_nothing_asked_nothing_answered(server, connect):
+    assert connect().generate([]) == []
+
+
+def test_answers_keep_the_order_of_requests(server, connect):
+    complete = server.complete
+
+    def late_first(call, handler):
+        time.sleep(0.1 if call.body["prompt"][-1] < 4 else 0)
+        return complete(call, handler)
+
+    backend = connect(concurrency=8)
+    server.routes["POST /v1/completions"] = late_first
+
+    answers = backend.generate([ask(i) for i in range(1, 9)])
+
+    assert [answer.completions[0].token_ids[0] for answer in answers] == list(range(1, 9))
+
+
+def test_requests_are_in_flight_together(server, connect):
+    backend = connect(concurrency=6)
+    complete, meeting = server.complete, threading.Barrier(6)
+
+    def meet(call, handler):
+        meeting.wait(5)  # a request alone would break the barrier
+        return complete(call, handler)
+
+    server.routes["POST /v1/completions"] = meet
+
+    assert len(backend.generate([ask(i) for i in range(6)])) == 6
+
+
+def test_choices_are_bound_by_index_not_by_order(server, connect):
+    backend = connect()
+    server.spoil = lambda answer: answer["choices"].reverse()
+
+    answer = one(backend, ask(1, n=3))
+
+    assert [completion.sample_index for completion in answer.completions] == [0, 1, 2]
+    assert [completion.token_ids[0] for completion in answer.completions] == [1, 11, 21]
+
+
+def change(**changes):
+    def spoil(answer):
+        choice = answer["choices"][1]
+        for path, value in changes.items():
+            *parents, last = path.split("__")
+            target = choice
+            for parent in parents:
+                target = target[parent]
+            target[last] = value
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "says"),
+    [
+        (change(logprobs=None), "value/completion", "no logprobs"),
+        (change(logprobs__token_logprobs=[-1.0]), "value/completion", "2 tokens carry 1 logprobs"),
+        (change(logprobs__token_logprobs=[-1.0, None]), "value/non-finite", "null"),
+        (change(logprobs__token_logprobs=[float("nan"), -1.0]), "value/non-finite", "nan"),
+        (change(logprobs__token_logprobs=[-1.0, float("-inf")]), "value/non-finite", "-inf"),
+        (change(logprobs__token_logprobs=[-9999.0, -1.0]), "value/non-finite", "-9999"),
+        (change(logprobs__token_logprobs=[0.5, -1.0]), "value/completion", "no log-probability"),
+        (change(logprobs__token_logprobs="all of them"), "engine/bad-answer", "shape"),
+        (change(logprobs__tokens=["token_id:11", "token_id:99"]), "value/completion", "other tokens"),
+        (change(logprobs__tokens=["token_id:12", "token_id:11"]), "value/completion", "other tokens"),
+        (change(logprobs__tokens=["token_id:x", "token_id:1"]), "engine/bad-answer", "token_id:x"),
+        (change(logprobs__top_logprobs=[]), "value/completion", "alternatives for 0"),
+        (change(logprobs__top_logprobs=[{"token_id:1": -1.0}]), "value/completion", "alternatives for 1"),
+        (change(logprobs__top_logprobs=[None, None]), "value/completion", "no alternatives"),
+        (change(logprobs__top_logprobs=[{"a": -1.0}] * 2), "engine/bad-answer", "token 'a'"),
+        (change(logprobs__top_logprobs=[{"token_id:1": None}] * 2), "value/non-finite", "null"),
+        (change(logprobs__top_logprobs=[{"token_id:1": float("nan")}] * 2), "value/non-finite", "nan"),
+        (
+            change(logprobs__top_logprobs=[{f"token_id:{i}": -1.0 for i in range(500, 504)}] * 2),
+            "value/completion",
+            "carries 4 alternatives; 2",
+        ),
+        (change(token_ids=None), "value/completion", "return_token_ids"),
+        (change(prompt_token_ids=None), "value/completion", "return_token_ids"),
+        (change(token_ids=[11, -1]), "value/completion", "other tokens"),
+        (change(token_ids=["11", "12"]), "engine/bad-answer", "shape"),
+        (change(prompt_token_ids=[]), "value/completion", "0 prompt tokens"),
+        (change(prompt_logprobs=None), "value/completion", "carry None prompt logprobs"),
+        (change(prompt_logprobs=[None]), "value/completion", "carry 1 prompt logprobs"),
+        (change(prompt_logprobs=[None, None]), "value/completion", "own token 1"),
+        (change(prompt_logprobs=[None, {"5": {"logprob": -1.0}}]), "value/completion", "own token 1"),
+        (change(prompt_logprobs=[None, {"1": {"logprob": None}}]), "value/non-finite", "null"),
+        (change(prompt_logprobs=[None, {"1": {"logprob": -9999.0}}]), "value/non-finite", "-9999"),
+        (change(finish_reason="repetition"), "engine/bad-answer", "repetition"),
+        (change(finish_reason=None), "engine/bad-answer", "None"),
+    ],
+)
+def test_a_sample_that_cannot_be_believed_is_a_problem_and_its_neighbours_are_not(
+    server, connect, spoil, code, says
+):
+    backend = connect()
+    server.spoil = spoil
+
+    answer = one(backend, ask(20, 1, n=3, logprobs=2, prompt_logprobs=0))
+
+    [problem] = answer.problems
+    assert problem.code == code
+    assert problem.message.startswith("sample 1: ")
+    assert says in problem.message
+    assert [completion.sample_index for completion in answer.completions] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda answer: answer["choices"].pop(),
+        lambda answer: answer["choices"].append(answer["choices"][0]),
+        lambda answer: answer["choices"][1].update(index=0),
+        lambda answer: answer["choices"][1].update(index=[]),
+        lambda answer: answer["choices"][1].pop("index"),
+        lambda answer: answer.update(choices=None),
+        lambda answer: answer.update(choices=["a", "b"]),
+        lambda answer: answer.clear(),
+    ],
+)
+def test_an_answer_that_cannot_be_told_apart_raises(server, connect, spoil):
+    backend = connect()
+    server.spoil = spoil
+
+    with pytest.raises(BadAnswer, match="/v1/completions"):
+        backend.generate([ask(1, n=2)])
+
+
+def test_tokens_named_by_text_are_not_compared(server, connect):
+    backend = connect()
+    server.spoil = lambda answer: answer["choices"][0]["logprobs"].update(tokens=["a", "b"])
+
+    assert len(one(backend, ask(1)).completions) == 1
+
+
+def test_a_stop_at_once_is_an_empty_completion(server, connect):
+    backend = connect()
+    empty = {"token_logprobs": [], "tokens": [], "top_logprobs": []}
+    server.spoil = lambda answer: answer["choices"][0].update(
+        token_ids=[], logprobs=empty, finish_reason="abort"
+    )
+
+    [completion] = one(backend, ask(1)).completions
+
+    assert (completion.token_ids, completion.versions) == ((), ())
+    assert completion.finish_reason is FinishReason.ABORT
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        # The sampled token 1 is one of the two likeliest, and comes first on the wire.
+        ({"1": -0.9, "8": -0.6}, ((8, -0.6), (1, -0.9))),
+        # It is not, and comes on top.
+        ({"1": -3.0, "8": -0.6, "9": -0.9}, ((8, -0.6), (9, -0.9))),
+        # Ties go by id.
+        ({"9": -0.7, "8": -0.7}, ((8, -0.7), (9, -0.7))),
+        # Truncation excluded the rest.
+        ({"1": -0.0, "8": -9999.0}, ((1, -0.0),)),
+    ],
+)
+def test_alternatives_are_the_likeliest_in_order(server, connect, entry, expected):
+    backend = connect()
+    named = {f"token_id:{token}": value for token, value in entry.items()}
+    server.spoil = lambda answer: answer["choices"][0]["logprobs"].update(top_logprobs=[named])
+
+    [completion] = one(backend, ask(1, max_tokens=1, logprobs=2)).completions
+
+    assert completion.top_logprobs == (tuple(TokenAlternative(*pair) for pair in expected),)
+
+
+def test_nan_that_the_server_cannot_write_is_a_problem_of_every_sample(server, connect):
+    backend = connect()
+    complete = server.complete
+    server.routes["POST /v1/completions"] = lambda call, handler: (
+        (400, {"error": {"message": NAN_WORDS, "type": "BadRequestError", "code": 400}})
+        if call.body["prompt"] == [1]
+        else complete(call, handler)
+    )
+
+    sick, well = backend.generate([ask(1, n=2), ask(2)])
+
+    assert [problem.code for problem in sick.problems] == [NonFinite.code] * 2
+    assert sick.completions == ()
+    assert len(well.completions) == 1
+    with pytest.raises(NonFinite, match="NaN"):
+        backend.score([(1,)])
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(400, EngineRefused), (401, EngineRefused), (500, EngineError), (503, EngineUnreachable)],
+)
+def test_a_call_that_fails_as_a_whole_raises(server, connect, status, error):
+    backend = connect()
+    server.routes["POST /v1/completions"] = lambda call, handler: (status, {"error": {"message": "why"}})
+
+    with pytest.raises(error, match="why"):
+        backend.generate([ask(1)])
+
+
+def test_the_version_is_unknown_where_it_moved_or_is_not_shown(server, connect):
+    backend = connect()
+    server.versions = ["v1", "v2"]
+    [moved] = one(backend, ask(1)).completions
+    [still] = one(backend, ask(1)).completions
+    server.versions = [""]
+    [nameless] = one(backend, ask(1)).completions
+    server.without("/weight_info")
+    [silent] = one(connect(), ask(1)).completions
+
+    labels = [completion.versions[0].version.label for completion in (moved, still, nameless, silent)]
+    assert labels == ["unknown", "v2", "unknown", "unknown"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        ("raw_logprobs", LogprobKind.RAW),
+        ("processed_logprobs", LogprobKind.PROCESSED),
+        (None, LogprobKind.PROCESSED),
+    ],
+)
+def test_the_kind_is_what_the_server_claims(server, connect, mode, kind):
+    server.info["vllm_config"]["model_config"]["logprobs_mode"] = mode
+
+    [completion] = one(connect(), ask(1)).completions
+
+    assert completion.kind is kind
+
+
+# Scoring, tokens, weights, caches
+
+
+def test_scores_are_those_of_the_tokens_after_the_first(server, connect):
+    backend = connect()
+
+    assert backend.score([(3, 4, 5), (6,), (1, 2)]) == [[-4.0, -5.0], [], [-2.0]]
+    assert [call.body["prompt_logprobs"] for call in server.calls] == [0, 0, 0]
+    assert backend.score([]) == []
+    with pytest.raises(InvalidPrompt, match="empty"):
+        backend.score([()])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (lambda choice: choice.update(prompt_token_ids=[3, 4, 6]), BadAnswer),
+        (lambda choice: choice.update(prompt_token_ids=None), BadAnswer),
+        (lambda choice: choice.update(prompt_token_ids=[3] * 60), BadAnswer),
+        (lambda choice: choice.update(prompt_logprobs=None), ZerodriftError),
+        (lambda choice: choice["prompt_logprobs"].pop(), ZerodriftError),
+        (lambda choice: choice["prompt_logprobs"][1].clear(), ZerodriftError),
+        (lambda choice: choice["prompt_logprobs"][1]["4"].update(logprob=-9999.0), NonFinite),
+        (lambda choice: choice["prompt_logprobs"][1]["4"].update(logprob=float("nan")), NonFinite),
+    ],
+)
+def test_scores_that_cannot_be_believed_raise(server, connect, spoil, error):
+    backend = connect()
+    server.spoil = lambda answer: spoil(answer["choices"][0])
+
+    with pytest.raises(error):
+        backend.score([(3, 4, 5)])
+
+
+def test_a_score_without_a_choice_is_a_bad_answer(server, connect):
+    backend = connect()
+    server.spoil = lambda answer: answer["choices"].clear()
+
+    with pytest.raises(BadAnswer, match="shape"):
+        backend.score([(3, 4)])
+
+
+def test_the_server_tokenizes(server, connect):
+    backend = connect()
+
+    assert backend.tokenize("ab") == (97, 98)
+    assert backend.render_chat([{"role": "user", "content": "c"}]) == (99,)
+    assert [call.body for call in server.calls] == [
+        {"model": "tiny", "prompt": "ab"},
+        {"model": "tiny", "messages": [{"role": "user", "content": "c"}], "add_generation_prompt": True},
+    ]
+
+
+def test_weights_are_loaded_from_a_directory_and_then_labelled(server, connect, tmp_path):
+    (tmp_path / "model.safetensors").touch()
+
+    connect().load_weights(tmp_path / "." / "x" / "..", WeightVersion("step-3"))
+
+    posts = [(call.path, call.body) for call in server.calls if call.method == "POST"]
+    assert posts == [
+        (
+            "/collective_rpc",
+            {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path.resolve())}},
+        ),
+        ("/update_weight_version", {"new_version": "step-3"}),
+    ]
+
+
+def test_a_server_without_labels_is_not_asked_for_one(server, connect, tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    server.without("/update_weight_version")
+    server.routes["POST /collective_rpc"] = lambda call, handler: (200, b"")
+
+    connect().load_weights(tmp_path, WeightVersion("step-3"))
+
+    assert [call.path for call in server.calls if call.method == "POST"] == ["/collective_rpc"]
+
+
+def test_weights_that_would_kill_the_engine_are_not_sent(server, connect, tmp_path):
+    backend = connect()
+
+    with pytest.raises(ModelNotFound, match="would die"):
+        backend.load_weights(tmp_path / "nowhere", WeightVersion("x"))
+    with pytest.raises(NoWeights, match="would die"):
+        backend.load_weights(tmp_path, WeightVersion("x"))
+    assert server.calls == []
+
+
+def test_a_failed_load_does_not_move_the_label(server, connect, tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    server.routes["POST /collective_rpc"] = lambda call, handler: (500, {"error": {"message": "dead"}})
+
+    with pytest.raises(EngineError, match="dead"):
+        connect().load_weights(tmp_path, WeightVersion("x"))
+    assert "/update_weight_version" not in [call.path for call in server.calls]
+
+
+def test_a_reset_that_did_not_happen_raises(server, connect):
+    backend = connect()
+    backend.reset_cache()
+    server.reset = False
+
+    with pytest.raises(EngineError, match="success=false"):
+        backend.reset_cache()
+
+
+# The fingerprint
+
+
+def test_facts_fall_into_three_parts(connect):
+    facts = connect().fingerprint()
+
+    assert facts.semantic == {
+        "model": "tiny",
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "auto",
+        "hf_overrides": "{}",
+    }
+    assert facts.numeric == {
+        "dtype": "float32",
+        "head_dtype": "model",
+        "quantization": "null",
+        "kv_cache_dtype": "auto",
+        "enable_prefix_caching": "true",
+        "tensor_parallel_size": "1",
+        "VLLM_CPU_ATTN_SPLIT_KV": "true",
+        "torch": "2.13.0+cpu",
+        "cpu": "Fast CPU",
+        "threads": "2",
+    }
+    assert facts.deployment == {"max_model_len": "64", "max_num_seqs": "128"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "moved"),
+    [
+        (("vllm_config", "model_config", "hf_overrides"), {"head_dtype": "float32"}, "numeric"),
+        (("vllm_config", "model_config", "hf_overrides"), {"rope_theta": 1}, "semantic"),
+        (("vllm_config", "model_config", "logprobs_mode"), "raw_logprobs", "semantic"),
+        (("vllm_config", "model_config", "generation_config"), "vllm", "semantic"),
+        (("vllm_config", "model_config", "dtype"), "torch.bfloat16", "numeric"),
+        (("vllm_env", "VLLM_CPU_ATTN_SPLIT_KV"), False, "numeric"),
+        (("system_env", "env_vars"), "OMP_NUM_THREADS=1", "numeric"),
+        (("vllm_config", "scheduler_config", "max_num_seqs"), 1, "deployment"),
+        (("vllm_env", "VLLM_CACHE_ROOT"), "/elsewhere", None),
+    ],
+)
+def test_a_setting_moves_its_own_digest_alone(server, connect, path, value, moved):
+    before = connect().fingerprint().digests()
+    target = server.info
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = value
+    after = connect().fingerprint().digests()
+
+    assert [part for part in before if before[part] != after[part]] == ([moved] if moved else [])
+
+
+@pytest.mark.parametrize("info", ["a text", {"vllm_config": "VllmConfig(...)"}, None])
+def test_settings_that_cannot_be_read_are_no_settings(server, connect, info):
+    server.info = info
+
+    backend = connect()
+
+    assert Capability.EFFECTIVE_CONFIG not in backend.capabilities
+    assert backend.fingerprint().semantic == {"model": "tiny"}
+    assert backend.fingerprint().numeric == {}
+
+
+def test_settings_of_another_shape_are_left_out(server, connect):
+    server.info = {"vllm_config": {"model_config": {"hf_overrides": "<function>"}, "cache_config": None}}
+
+    facts = connect().fingerprint()
+
+    assert facts.semantic == {"model": "tiny", "hf_overrides": "{}"}
+    assert facts.numeric == {"head_dtype": "model"}
+    assert json.dumps(facts.digests())

@@ -1,0 +1,280 @@
+"""VllmBackend against the real vLLM on CPU: the wire format is what we think it is, and so are its faults.
+
+One server for the whole module: it takes about half a minute to start.
+"""
+
+import contextlib
+import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from zerodrift import models
+from zerodrift.backends.base import Capability
+from zerodrift.backends.launch import launch_vllm
+from zerodrift.backends.vllm import VllmBackend
+from zerodrift.core.completion import FinishReason, LogprobKind
+from zerodrift.core.errors import EngineError, EngineRefused, InvalidPrompt, NonFinite
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.core.version import WeightVersion
+
+pytestmark = pytest.mark.engines
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".engines" / os.environ.get("ZERODRIFT_TEST_ENGINE", "vllm-0.32.0") / "bin" / "python"
+LONG = tuple(4 + i % 200 for i in range(300))
+"""Two blocks of 128 tokens, and a rest."""
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """Directories of one architecture: A, B with a changed layer, and N with one row of NaN in its head."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    root = tmp_path_factory.mktemp("weights")
+    for name in "ABN":
+        models.materialise("testbed:qwen3", root / name)
+    # A sampling default that nobody asked for, and that leaves no doubt when it is applied.
+    (root / "A" / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "top_k": 1}))
+    for name, tensor in (("B", "model.layers.1.mlp.down_proj.weight"), ("N", "lm_head.weight")):
+        path = root / name / "model.safetensors"
+        tensors = safetensors.load_file(path)
+        changed = tensors[tensor].clone()
+        changed[7] = float("nan") if name == "N" else changed[7] * -50
+        path.unlink()
+        safetensors.save_file(tensors | {tensor: changed}, path, metadata={"format": "pt"})
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(weights, tmp_path_factory):
+    if not PYTHON.exists():
+        pytest.skip(f"{PYTHON.parents[1].name} is not installed: engines/install {PYTHON.parents[1].name}")
+    flags = [
+        "--dtype",
+        "float32",
+        "--enforce-eager",
+        "--max-model-len",
+        "1024",
+        "--served-model-name",
+        "tiny",
+    ]
+    flags += ["--enable-prompt-tokens-details", "--logprobs-mode", "processed_logprobs"]
+    log = tmp_path_factory.mktemp("log") / "server.log"
+    # Without splitting, CPU attention sums in one order: prefill and decode then agree to the last bit.
+    env = {"VLLM_CPU_ATTN_SPLIT_KV": "0"}
+    with contextlib.chdir(ROOT), launch_vllm(PYTHON, weights / "A", flags, env, log) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def backend(server):
+    with contextlib.closing(VllmBackend(server.url, explicit=True, timeout_s=120)) as backend:
+        yield backend
+
+
+@pytest.fixture
+def restored(backend, weights):
+    """The test may load any weights; A is back afterwards."""
+    yield
+    backend.load_weights(weights / "A", WeightVersion("A"))
+    backend.reset_cache()
+
+
+def ask(*ids, salt=None, **sampling):
+    return Request(Prompt(ids, cache_salt=salt), SamplingParams(**({"max_tokens": 4, "seed": 1} | sampling)))
+
+
+def only(backend, request):
+    [answer] = backend.generate([request])
+    assert answer.problems == ()
+    [completion] = answer.completions
+    return completion
+
+
+def test_everything_is_found(backend):
+    assert backend.capabilities == frozenset(Capability)
+    assert (backend.model, backend.max_model_len) == ("tiny", 1024)
+
+
+def test_settings_in_force_are_shown(backend):
+    facts = backend.fingerprint()
+
+    assert facts.semantic["logprobs_mode"] == "processed_logprobs"
+    assert facts.semantic["generation_config"] == "auto"
+    assert facts.semantic["model"] == "tiny"
+    assert facts.numeric["dtype"] == "float32"
+    assert facts.numeric["head_dtype"] == "model"
+    assert facts.numeric["kv_cache_dtype"] == "auto"
+    assert facts.numeric["VLLM_CPU_ATTN_SPLIT_KV"] == "false"
+    assert facts.numeric["threads"] == "1"
+    assert facts.numeric["torch"].startswith("2.13.0")
+    assert {"enforce_eager", "attention_backend", "cpu", "vllm"} <= set(facts.numeric)
+    assert facts.deployment["max_num_seqs"].isdecimal()
+
+
+def test_many_requests_come_back_in_order_and_agree_with_scoring(backend):
+    requests = [ask(5, 6, 7 + i, n=2, max_tokens=8, seed=100 * i, ignore_eos=True) for i in range(24)]
+
+    answers = backend.generate(requests)
+
+    completions = [completion for answer in answers for completion in answer.completions]
+    assert len(completions) == 48
+    for request, answer in zip(requests, answers, strict=True):
+        assert answer.problems == ()
+        assert [completion.sample_index for completion in answer.completions] == [0, 1]
+        assert {completion.prompt_token_ids for completion in answer.completions} == {
+            request.prompt.token_ids
+        }
+    assert {len(completion.token_ids) for completion in completions} == {8}
+    assert {completion.kind for completion in completions} == {LogprobKind.PROCESSED}
+    assert {completion.fingerprint for completion in completions} == {backend.fingerprint().digest}
+    scores = backend.score([completion.sequence for completion in completions])
+    assert [tuple(score[2:]) for score in scores] == [completion.logprobs for completion in completions]
+
+
+def test_scores_are_those_of_transformers(backend, weights):
+    torch = pytest.importorskip("torch")
+    model = models.load(weights / "A")
+    ids = torch.tensor([LONG])
+    with torch.no_grad():
+        logprobs = model(ids).logits[0].log_softmax(-1)
+    expected = logprobs[:-1].gather(1, ids[0, 1:, None])[:, 0]
+
+    [scores] = backend.score([LONG])
+
+    assert (torch.tensor(scores) - expected).abs().max() < 2e-5
+
+
+def test_processed_logprobs_are_those_of_the_temperature(backend):
+    raw = only(backend, ask(5, 6, max_tokens=1, logprobs=1, temperature=0.0)).top_logprobs[0][0]
+    hot = only(backend, ask(5, 6, max_tokens=1, logprobs=1, temperature=2.0)).top_logprobs[0][0]
+
+    assert raw.token_id == hot.token_id
+    assert hot.logprob < raw.logprob
+
+
+def test_alternatives_are_the_likeliest_and_truncation_leaves_fewer(backend):
+    completion = only(backend, ask(5, 6, logprobs=5))
+    truncated = only(backend, ask(5, 6, logprobs=5, top_k=2))
+
+    for token, logprob, top in zip(
+        completion.token_ids, completion.logprobs, completion.top_logprobs, strict=True
+    ):
+        values = [alternative.logprob for alternative in top]
+        assert len(top) == 5
+        assert values == sorted(values, reverse=True)
+        own = [alternative.logprob for alternative in top if alternative.token_id == token]
+        assert own == [logprob] if own else logprob <= values[-1]
+    assert {len(top) for top in truncated.top_logprobs} == {2}
+
+
+def test_what_is_not_sent_is_filled_in_from_the_models_own_defaults(backend, server):
+    with contextlib.closing(VllmBackend(server.url)) as implicit:
+        filled_in = only(implicit, ask(5, 6))
+    stated = only(backend, ask(5, 6))
+
+    # top_k = 1 leaves one token, of probability 1.
+    assert set(filled_in.logprobs) == {0.0}
+    assert max(stated.logprobs) < -1e-3
+
+
+def test_seeds_repeat_and_samples_share_noise_with_the_next_seed(backend):
+    first, again, second = backend.generate([ask(5, seed=3, n=2), ask(5, seed=3, n=2), ask(5, seed=4)])
+
+    tokens = [completion.token_ids for completion in first.completions]
+    assert [completion.token_ids for completion in again.completions] == tokens
+    assert tokens[0] != tokens[1]
+    # vLLM seeds sample i with seed + i: consecutive seeds and n > 1 do not mix.
+    assert second.completions[0].token_ids == tokens[1]
+
+
+def test_a_stop_token_comes_with_its_own_logprob(backend):
+    completion = only(backend, ask(5, 6, logit_bias={1: 100.0}))
+
+    assert completion.token_ids == (1,)
+    assert completion.logprobs[0] == pytest.approx(0, abs=1e-4)
+    assert completion.finish_reason is FinishReason.STOP
+
+
+def test_the_prefix_cache_is_seen_salted_and_reset(backend):
+    backend.reset_cache()
+
+    def cached(**options):
+        return only(backend, ask(*LONG, **options)).cached_tokens
+
+    assert [cached(), cached(), cached(salt="other"), cached(salt="other")] == [0, 256, 0, 256]
+    backend.reset_cache()
+    assert cached() == 0
+
+
+@pytest.mark.usefixtures("restored")
+def test_new_weights_arrive_and_an_old_prefix_outlives_them(backend, weights):
+    backend.load_weights(weights / "A", WeightVersion("A"))
+    backend.reset_cache()
+    before = only(backend, ask(*LONG))
+    assert before.versions[0].version.label == "A"
+
+    backend.load_weights(weights / "B", WeightVersion("B"))
+    stale = only(backend, ask(*LONG))
+    salted = only(backend, ask(*LONG, salt="B"))
+    backend.reset_cache()
+    fresh = only(backend, ask(*LONG))
+
+    assert stale.versions[0].version.label == fresh.versions[0].version.label == "B"
+    assert (stale.cached_tokens, salted.cached_tokens, fresh.cached_tokens) == (256, 0, 0)
+    assert salted.logprobs == fresh.logprobs
+    assert stale.logprobs not in (fresh.logprobs, before.logprobs)
+    assert fresh.logprobs != before.logprobs
+
+    backend.load_weights(weights / "A", WeightVersion("A again"))
+    backend.reset_cache()
+    assert only(backend, ask(*LONG)).logprobs == before.logprobs
+
+
+@pytest.mark.usefixtures("restored")
+def test_nan_in_the_weights_is_named(backend, weights):
+    backend.load_weights(weights / "N", WeightVersion("N"))
+    backend.reset_cache()
+
+    [answer] = backend.generate([ask(5, 6, n=2)])
+
+    assert answer.completions == ()
+    assert [problem.code for problem in answer.problems] == [NonFinite.code] * 2
+    with pytest.raises(NonFinite, match="NaN"):
+        backend.score([(5, 6)])
+
+
+def test_the_server_tokenizes_as_the_tokenizer_does(backend, weights):
+    tokenizer = models.tokenizer(weights / "A")
+    messages = [{"role": "user", "content": "2 + 2?"}]
+
+    assert backend.tokenize("hello") == tuple(tokenizer("hello")["input_ids"])
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    assert backend.render_chat(messages) == tuple(rendered["input_ids"])
+
+
+def test_refusals_carry_the_servers_words(backend):
+    with pytest.raises(EngineRefused, match="512 is out of vocabulary"):
+        backend.generate([ask(512)])
+    with pytest.raises(EngineRefused, match="max allowed: 20"):
+        backend.generate([ask(5, logprobs=21)])
+    with pytest.raises(InvalidPrompt, match="max_model_len=1024"):
+        backend.generate([ask(*range(4, 400), max_tokens=1000)])
+    assert len(backend.score([(5,) * 1023])[0]) == 1022
+
+
+def test_a_reset_under_load_is_not_believed(backend):
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(backend.generate, [ask(*LONG, max_tokens=700, ignore_eos=True)])
+        time.sleep(0.5)
+        with pytest.raises(EngineError, match="success=false"):
+            backend.reset_cache()
+        assert running.result()[0].problems == ()
+
+
+def test_a_server_that_cannot_start_says_why(weights, server, tmp_path):
+    with pytest.raises(EngineError, match="no-such-flag"):
+        launch_vllm(PYTHON, weights / "A", ["--no-such-flag"], {}, tmp_path / "log")
