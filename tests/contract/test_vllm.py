@@ -10,7 +10,7 @@ import pytest
 
 from zerodrift.backends import http
 from zerodrift.backends.base import Capability
-from zerodrift.backends.vllm import VllmBackend
+from zerodrift.backends.vllm import HINTS, VllmBackend
 from zerodrift.core.completion import FinishReason, LogprobKind, TokenAlternative
 from zerodrift.core.errors import (
     BadAnswer,
@@ -209,18 +209,29 @@ def test_a_plain_server_has_what_it_shows(server, connect):
 
 
 @pytest.mark.parametrize(
-    ("field", "lost"),
+    ("field", "lost", "request_"),
     [
-        ("seed", Capability.SEED),
-        ("cache_salt", Capability.CACHE_SALT),
-        ("prompt_logprobs", Capability.SCORE),
-        ("return_tokens_as_token_ids", Capability.TOP_LOGPROBS),
+        ("seed", Capability.SEED, {"seed": 1}),
+        ("cache_salt", Capability.CACHE_SALT, {"salt": "s"}),
+        ("prompt_logprobs", Capability.SCORE, {"prompt_logprobs": 0}),
+        ("return_tokens_as_token_ids", Capability.TOP_LOGPROBS, {"logprobs": 1}),
     ],
 )
-def test_a_field_that_is_ignored_is_no_capability(server, connect, field, lost):
+def test_a_field_that_is_ignored_is_no_capability_and_is_not_asked_for(
+    server, connect, field, lost, request_
+):
     server.reads.remove(field)
 
-    assert connect().capabilities == frozenset(Capability) - {lost}
+    backend = connect()
+
+    assert backend.capabilities == frozenset(Capability) - {lost}
+    assert len(one(backend, ask(1)).completions) == 1
+    with pytest.raises(CapabilityMissing, match=lost.value):
+        backend.generate([ask(1, **request_)])
+
+
+def test_every_capability_has_its_hint():
+    assert set(HINTS) == set(Capability)
 
 
 def test_a_server_that_allows_no_alternatives(server, connect):
@@ -230,6 +241,16 @@ def test_a_server_that_allows_no_alternatives(server, connect):
     )
 
     assert Capability.TOP_LOGPROBS not in connect().capabilities
+
+
+@pytest.mark.parametrize("status", [200, 401, 404, 500])
+def test_only_a_route_that_wants_another_method_is_there(server, connect, status):
+    server.without("/collective_rpc", "/reset_prefix_cache")
+    for path in ("/collective_rpc", "/reset_prefix_cache"):
+        server.routes[f"GET {path}"] = lambda call, handler: (status, {"detail": "a gateway"})
+
+    lost = {Capability.LOAD_WEIGHTS, Capability.RESET_CACHE}
+    assert connect().capabilities == frozenset(Capability) - lost
 
 
 def test_without_token_ids_there_is_nothing_to_audit(server, connect):

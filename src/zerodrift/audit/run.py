@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -40,14 +41,26 @@ FLOOR_SHARE = 8
 LEAST_FLOOR_SEQUENCES = 6
 
 
-class Progress:
+class Progress(Protocol):
     """Where an audit says how far it is; the command line draws a bar."""
 
     def stage(self, name: str) -> None:
         """A new rung begins."""
+        ...
 
     def step(self, done: int, total: int) -> None:
-        """Within the rung."""
+        """So much of the rung is done."""
+        ...
+
+
+class Silent:
+    """Says nothing."""
+
+    def stage(self, name: str) -> None:
+        """Nothing."""
+
+    def step(self, done: int, total: int) -> None:
+        """Nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +78,7 @@ class Audit:
     """A directory with the reference's weights; enables the weight-sync probe."""
     resets_cache: bool = True
     """Whether the trainer's own update resets the prefix cache."""
-    progress: Progress = Progress()
+    progress: Progress = Silent()
 
     def run(self) -> "Audited":
         """All rungs."""
@@ -82,7 +95,7 @@ class Audit:
             return self._audited(conclusion, results, floor, None, {}, ())
         self.progress.stage("floor")
         floor = self._floor(observed)
-        gates = gates_for(self.validation.gate(self.precision), floor)
+        gates = gates_for(self.validation.gate_for(self.precision), floor)
         measurements = self._measure(observed)
         table = tabulate(measurements, floor)
         parity_result, fidelity_result = parity(table, gates, rng), fidelity(table)

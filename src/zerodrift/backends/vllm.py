@@ -32,7 +32,9 @@ UNKNOWN = WeightVersion("unknown")
 
 HINTS = {
     Capability.TOP_LOGPROBS: "start the server with --max-logprobs of at least 1",
-    Capability.SCORE: "the server must accept prompt_logprobs, and --logprobs-mode must not report logits",
+    Capability.SCORE: "the server must read prompt_logprobs; a newer release does",
+    Capability.SEED: "the server must read seed; a newer release does",
+    Capability.CACHE_SALT: "the server must read cache_salt; a newer release does",
     Capability.TOKENIZE: "start the server without --skip-tokenizer-init",
     Capability.CACHED_TOKENS: "start the server with --enable-prompt-tokens-details",
     Capability.RESET_CACHE: DEV_MODE,
@@ -105,7 +107,7 @@ class VllmBackend:
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
         """All requests in flight together, `concurrency` at a time. `sampling` is reported as it was asked for."""
         for request in requests:
-            self._check_length(len(request.prompt.token_ids), request.sampling.max_tokens)
+            self._check(request)
         before = self._version()
         answers = self._http.each(self._complete, requests)
         # A label that moved in between belongs to some of these tokens, and nobody can say to which.
@@ -187,6 +189,19 @@ class VllmBackend:
             return UNKNOWN
         info = vllm_wire.parse(self._http.get("/weight_info"), _WeightInfo, "/weight_info")
         return WeightVersion(info.weight_version) if info.weight_version else UNKNOWN
+
+    def _check(self, request: Request) -> None:
+        """What the server would ignore or cut down in silence is refused before it is sent."""
+        sampling = request.sampling
+        self._check_length(len(request.prompt.token_ids), sampling.max_tokens)
+        for capability, asked_for in (
+            (Capability.SEED, sampling.seed is not None),
+            (Capability.CACHE_SALT, request.prompt.cache_salt is not None),
+            (Capability.TOP_LOGPROBS, bool(sampling.logprobs)),
+            (Capability.SCORE, sampling.prompt_logprobs is not None),
+        ):
+            if asked_for:
+                self._need(capability)
 
     def _check_length(self, prompt_tokens: int, max_tokens: int) -> None:
         """vLLM would cut max_tokens down to what fits, and say nothing."""

@@ -14,6 +14,11 @@ def say(text: str) -> None:
     typer.echo(text)
 
 
+def stdout() -> Console:
+    """Where answers with colour and tables go."""
+    return Console(highlight=False)
+
+
 def complain(label: str, message: str) -> None:
     """Trouble, as one paragraph: wrapped at words on a terminal, in one line anywhere else.
 

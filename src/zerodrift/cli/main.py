@@ -7,15 +7,17 @@ bug, 130 interrupted.
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
 
 from zerodrift import __version__
-from zerodrift.cli import console, env, init
+from zerodrift.cli import audit, baseline, console, env, init
 
 # Verb -> function; help lists them in this order.
 COMMANDS: Mapping[str, Callable[..., None]] = {
+    "audit": audit.command,
     "init": init.command,
     "env": env.command,
 }
@@ -28,7 +30,13 @@ class Session:
     debug: bool = False
 
 
-def make_app(commands: Mapping[str, Callable[..., None]]) -> typer.Typer:
+# Verb with verbs of its own -> its command line.
+GROUPS: Mapping[str, typer.Typer] = {"baseline": baseline.app}
+
+
+def make_app(
+    commands: Mapping[str, Callable[..., None]], groups: Mapping[str, typer.Typer] = MappingProxyType({})
+) -> typer.Typer:
     """A command line with these verbs."""
     app = typer.Typer(
         no_args_is_help=True,
@@ -39,6 +47,8 @@ def make_app(commands: Mapping[str, Callable[..., None]]) -> typer.Typer:
     app.callback()(_options)
     for verb, function in commands.items():
         app.command(verb)(function)
+    for verb, group in groups.items():
+        app.add_typer(group, name=verb)
     return app
 
 
@@ -63,15 +73,15 @@ def _options(
     those of the policy that the trainer differentiates, names the cause where
     they are not, and says what to type to fix it.
 
-    Start with a configuration, and look at what it runs on:
+    Start with an audit of the built-in model, then one of your own server:
 
-    $ zerodrift init --profile rl-training
-    $ zerodrift env
+    $ zerodrift audit
+    $ zerodrift audit ./model --engine vllm --url http://127.0.0.1:8000
     """
     context.ensure_object(Session).debug = debug
 
 
-app = make_app(COMMANDS)
+app = make_app(COMMANDS, GROUPS)
 
 
 def main(arguments: Sequence[str] | None = None, application: typer.Typer = app) -> None:

@@ -4,6 +4,7 @@ Fields that vLLM also has carry vLLM's names. None always means the engine's own
 releases, so an audit reads back what is in force instead of assuming it.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -34,6 +35,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Interpreter of the environment that holds the engine, to start it there; never our own."""
     args: tuple[str, ...] = ()
     """Further arguments for starting the engine, passed on as they are."""
+    env: Mapping[str, str] = {}
+    """Environment variables for starting the engine, beside those that it needs anyway."""
     startup_timeout_s: float = 600.0
     """How long a started engine may take until it answers."""
     request_timeout_s: float = 300.0

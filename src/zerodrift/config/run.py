@@ -42,9 +42,3 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                     f"{section}.max_tokens is {tokens}, which leaves no room for a prompt in a max_model_len "
                     f"of {min(limits)}; lower the former or raise the latter"
                 )
-
-    @property
-    def kl_threshold(self) -> float:
-        """The monitor's threshold in force."""
-        own = self.monitoring.kl_threshold
-        return self.validation.gate().k3 if own is None else own

@@ -36,8 +36,8 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     reference_model: str | None = None
     """Checkpoint that the reference scores with; None takes `model.path`, as an audit should."""
-    reference_dtype: Dtype = "float32"
-    """Dtype of the reference; float32 keeps its own rounding out of the answer."""
+    reference_dtype: Dtype = "auto"
+    """Dtype of the reference; `auto` is fp64 for tiny models and fp32 for others, to keep its own rounding out."""
     prompts: str | None = None
     """JSON-lines file of prompts; None takes those that ship with zerodrift."""
     num_prompts: int = 32
@@ -52,8 +52,8 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Lengths to probe, as fractions of the trained context: 1.25 is a quarter beyond it."""
     seed: int = 0
     """All randomness of the audit follows from it."""
-    precision: Precision = Precision.BF16
-    """Lowest precision that either side computes in; picks the gates."""
+    precision: Precision | None = None
+    """Lowest precision that either side computes in; picks the gates. None reads it off the engine's own dtype."""
     tolerance: float | None = None
     """Extra cap on mean k3, in nats; None adds none."""
     gates: GateConfig = GateConfig()
@@ -75,12 +75,8 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if self.tolerance is not None:
             require.real(InvalidValue, "tolerance", self.tolerance, _POSITIVE, 1e-15)
 
-    def gate(self) -> Magnitude:
-        """The gates in force."""
-        return self.gate_for(self.precision)
-
     def gate_for(self, precision: Precision) -> Magnitude:
-        """The gates that would be in force in another precision: one's own and the cap stay."""
+        """The gates in force in this precision: the profile's, one's own in their place, and the cap."""
         own = {name: value for name, value in msgspec.structs.asdict(self.gates).items() if value is not None}
         gate = msgspec.structs.replace(PROFILES[precision].gate, **own)
         if self.tolerance is not None:

@@ -13,7 +13,7 @@ from zerodrift.backends.base import Backend, Capability
 from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.core.errors import CapabilityMissing, InvalidValue, ZerodriftError
 from zerodrift.core.task import Scorer
-from zerodrift.faults.wrapper import innermost, reference_in
+from zerodrift.faults.wrapper import fact_of, innermost, reference_in
 
 
 class Need(StrEnum):
@@ -79,11 +79,6 @@ class Fault:
         return broken
 
 
-def _fact(engine: Backend, name: str) -> Any:
-    """A fact of the engine's model, where the engine knows its model's files."""
-    return getattr(getattr(innermost(engine), "facts", None), name, None)
-
-
 # The test, which error says that it failed, and what to do.
 _CHECKS: Mapping[Need, tuple[Callable[[Backend], object], type[ZerodriftError], str]] = {
     Need.REFERENCE: (
@@ -112,7 +107,7 @@ _CHECKS: Mapping[Need, tuple[Callable[[Backend], object], type[ZerodriftError], 
         "it reports the likeliest token, and this engine shows no alternatives",
     ),
     Need.BOS: (
-        lambda engine: _fact(engine, "bos_token_id") is not None,
+        lambda engine: fact_of(engine, "bos_token_id") is not None,
         CapabilityMissing,
         "the engine does not know a BOS token; use one that has its model's files, of a model with a BOS",
     ),
@@ -122,18 +117,17 @@ _CHECKS: Mapping[Need, tuple[Callable[[Backend], object], type[ZerodriftError], 
         "it turns ids to text and back, and this engine has no tokenizer",
     ),
     Need.GENERATION_DEFAULTS: (
-        lambda engine: _fact(engine, "generation_defaults"),
+        lambda engine: fact_of(engine, "generation_defaults"),
         InvalidValue,
-        "the model's generation_config.json has no sampling defaults; serve a directory written by "
-        "faults.sampling.write_model_with_defaults",
+        "the model's generation_config.json has no sampling defaults; serve one of write_model_with_defaults",
     ),
     Need.SLIDING_WINDOW: (
-        lambda engine: _fact(engine, "sliding_window"),
+        lambda engine: fact_of(engine, "sliding_window"),
         InvalidValue,
         "the model has no sliding window; use one that has, as testbed:mistral",
     ),
     Need.TIED_HEAD: (
-        lambda engine: _fact(engine, "tied_head"),
+        lambda engine: fact_of(engine, "tied_head"),
         InvalidValue,
         "the model's head is not tied to its embedding; use one whose is, as testbed:llama",
     ),

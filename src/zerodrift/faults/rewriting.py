@@ -4,7 +4,7 @@ Prompt logprobs of a prompt that is being denied would give it away, and are lef
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,7 +19,9 @@ Change = Callable[[Request, Completion], Completion]
 def rewrite(requests: Sequence[Request], answers: Sequence[Answer], change: Change) -> list[Answer]:
     """Every completion changed, in order; problems stay."""
     return [
-        msgspec.structs.replace(answer, completions=tuple(change(request, each) for each in answer.completions))
+        msgspec.structs.replace(
+            answer, completions=tuple(change(request, each) for each in answer.completions)
+        )
         for request, answer in zip(requests, answers, strict=True)
     ]
 
@@ -42,17 +44,14 @@ def with_prompt(completion: Completion, prompt: tuple[int, ...]) -> Completion:
     )
 
 
-def with_output(completion: Completion, source: Completion) -> Completion:
-    """Claims the tokens of `source` as its own, with their numbers."""
+def with_output(completion: Completion, token_ids: tuple[int, ...], **reported: Any) -> Completion:
+    """Claims `token_ids` as its output, with what is reported of them."""
     return msgspec.structs.replace(
         completion,
-        token_ids=source.token_ids,
-        logprobs=source.logprobs,
-        top_logprobs=source.top_logprobs,
-        finish_reason=source.finish_reason,
-        text=source.text,
-        versions=_fitted(completion.versions, len(source.token_ids)),
-        lineage=_fitted(completion.lineage, len(completion.prompt_token_ids) + len(source.token_ids) - 1),
+        token_ids=token_ids,
+        versions=_fitted(completion.versions, len(token_ids)),
+        lineage=_fitted(completion.lineage, len(completion.prompt_token_ids) + len(token_ids) - 1),
+        **reported,
     )
 
 

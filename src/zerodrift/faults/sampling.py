@@ -16,11 +16,11 @@ from zerodrift import models
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer, Completion
-from zerodrift.core.errors import CapabilityMissing
+from zerodrift.core.errors import CapabilityMissing, InvalidValue
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.faults.fault import Fault, Need
 from zerodrift.faults.rewriting import as_requested, restated, rewrite
-from zerodrift.faults.wrapper import FaultyBackend, innermost
+from zerodrift.faults.wrapper import FaultyBackend, fact_of, innermost
 from zerodrift.sampler.processing import histories, processed_logprobs
 
 Parameters = Callable[[SamplingParams], SamplingParams]
@@ -57,6 +57,11 @@ class RightNumbersForOthersTokens(OtherParameters):
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
         """Tokens from one distribution, logprobs from another."""
+        if any(request.sampling.truncates for request in requests):
+            raise InvalidValue(
+                "this fault draws tokens that a requested top-p, top-k or min-p would exclude, and those have no "
+                "logprob: request top_p=1, top_k=0, min_p=0"
+            )
         answers = super().generate(requests)
         claims = [
             (request.sampling, completion)
@@ -147,7 +152,7 @@ def _with_defaults(engine: Backend) -> Backend:
     neutral = SamplingParams()
     defaults = {
         name: value
-        for name, value in getattr(innermost(engine), "facts").generation_defaults.items()  # noqa: B009
+        for name, value in fact_of(engine, "generation_defaults").items()
         # Every client states these two.
         if name not in {"temperature", "max_new_tokens"}
     }
@@ -176,7 +181,7 @@ def _frequent_tokens(engine: Backend) -> list[int]:
         token for answer in answers for completion in answer.completions for token in completion.token_ids
     )
     # More or fewer ends of sequence would show in the lengths before anyone looked at a logprob.
-    for token in getattr(getattr(innermost(engine), "facts", None), "eos_token_ids", ()):
+    for token in fact_of(engine, "eos_token_ids") or ():
         said.pop(token, None)
     ranked = sorted(said, key=lambda token: (-said[token], token))
     return ranked[:_BIASED_TOKENS]

@@ -6,7 +6,7 @@ The engine that was handed in is never changed by planting a fault; what must be
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
@@ -65,6 +65,11 @@ def innermost(engine: Backend) -> Backend:
     while isinstance(engine, FaultyBackend):
         engine = engine.inner
     return engine
+
+
+def fact_of(engine: Backend, name: str) -> Any:
+    """One of the `ModelFacts` of the engine's model; None where the engine does not know its model's files."""
+    return getattr(getattr(innermost(engine), "facts", None), name, None)
 
 
 def reference_in(engine: Backend) -> ReferenceBackend | None:

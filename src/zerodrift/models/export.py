@@ -8,7 +8,7 @@ from zerodrift.core.errors import ModelNotFound
 from zerodrift.models import testbed, tokenizer_testbed
 from zerodrift.models.loading import dtype_of
 from zerodrift.models.quiet import quiet
-from zerodrift.models.spec import TESTBED_PREFIX, testbed_name
+from zerodrift.models.spec import TESTBED_PREFIX, builtin_name
 from zerodrift.models.testbed_config import BOS_ID, EOS_ID
 from zerodrift.models.warmup import warm_up
 
@@ -24,13 +24,13 @@ def materialise(
     `warmup` first teaches it to add single digits. Files already there are replaced by new ones, never written
     into: an engine that still maps the old weights keeps them.
     """
-    name = testbed_name(spec)
+    name = builtin_name(spec)
     if name is None:
         raise ModelNotFound(
             f"{spec} is a directory already; only built-ins ({TESTBED_PREFIX}NAME) are written"
         )
     torch_dtype = dtype_of(dtype)
-    model, tokenizer = testbed.build(name), tokenizer_testbed.build()
+    model, tokenizer = testbed.build(name), tokenizer_testbed.build(name)
     if warmup:
         warm_up(model, tokenizer)
     target = Path(directory)

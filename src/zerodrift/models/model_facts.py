@@ -12,7 +12,7 @@ import msgspec
 
 from zerodrift.core.errors import ModelError, UnsupportedModel
 from zerodrift.models import directory as model_directory
-from zerodrift.models.spec import TESTBED_PREFIX, directory_of, testbed_name
+from zerodrift.models.spec import TESTBED_PREFIX, builtin_name, directory_of
 from zerodrift.models.testbed_config import CONFIGS
 
 # What vLLM takes from generation_config.json unless told otherwise (`--generation-config vllm`).
@@ -51,7 +51,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def facts(spec: str | Path) -> ModelFacts:
     """Facts of "testbed:NAME" or of a model directory, without loading weights."""
-    if (name := testbed_name(spec)) is not None:
+    if (name := builtin_name(spec)) is not None:
         return facts_from(TESTBED_PREFIX + name, CONFIGS[name], {})
     directory = directory_of(spec)
     model_directory.check_contained(directory)

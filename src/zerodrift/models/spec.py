@@ -9,7 +9,7 @@ from zerodrift.models.testbed_config import CONFIGS
 TESTBED_PREFIX = "testbed:"
 
 
-def testbed_name(spec: str | Path) -> str | None:
+def builtin_name(spec: str | Path) -> str | None:
     """NAME of "testbed:NAME", or None where `spec` is a path. An unknown NAME raises."""
     text = str(spec)
     if not text.startswith(TESTBED_PREFIX):

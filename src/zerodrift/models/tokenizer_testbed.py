@@ -7,9 +7,10 @@ sends text instead of ids changes the tokens that a trainer sees.
 
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from zerodrift.models.testbed_config import CONTEXT_LENGTH, VOCAB_SIZE
 
@@ -71,10 +72,22 @@ water had been. She drew a line through it, and under the line she wrote: not me
 """
 
 
-def build() -> Any:
-    """The tokenizer as `transformers` would load it from a directory."""
+def build(model_name: str = "llama") -> Any:
+    """The tokenizer of a built-in model, as `transformers` loads it back from a directory.
+
+    Whatever tokenizer.json says, `transformers` 5 reads that of a qwen2 directory as a Qwen2Tokenizer: with Qwen's way
+    of splitting words, which all built-ins therefore share, and with NFC, which only qwen2 has. Its text survives
+    decode(encode(text)) where it is NFC already.
+    """
     tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if model_name == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
@@ -90,6 +103,7 @@ def build() -> Any:
         bos_token=BOS,
         eos_token=EOS,
         pad_token=EOS,
+        unk_token=EOS,  # never used, but without one Qwen2Tokenizer adds a token that the model does not have
         extra_special_tokens=[IM_START, IM_END],
         chat_template=CHAT_TEMPLATE,
         model_max_length=CONTEXT_LENGTH,

@@ -12,14 +12,13 @@ _HEADLINES = {
     Outcome.FAIL: "Not the same policy",
     Outcome.INCONCLUSIVE: "Not judged",
 }
-_SAME = {Outcome.PASS: "Yes", Outcome.FAIL: "No", Outcome.INCONCLUSIVE: "Not known"}
 
 
 class Answers(NamedTuple):
     """What a reader wants to know first."""
 
     headline: str
-    same_policy: str
+    """Whether it is the same policy."""
     guilty: str
     """The side that left the other two, in words."""
     why: str
@@ -39,7 +38,6 @@ def answers(record: VerdictRecord) -> Answers:
     """The answers that `record` gives."""
     return Answers(
         headline=_HEADLINES[record.verdict],
-        same_policy=_SAME[record.verdict],
         guilty=_guilty(record),
         why=record.says,
         to_fix=tuple(cause for cause in record.causes if cause.gating),

@@ -17,7 +17,6 @@ Line = dict[str, str | float]
 
 HEIGHT = 400
 """Pixels: two rows of legend on a phone leave 240 to the plot."""
-SIZE_AXIS: dict[str, Any] = {"title": {"text": "|Δ| in nats"}, "type": "log", "exponentformat": "power", "dtick": 1}
 INK: Line = {"color": "var(--ink)", "width": 2}
 
 
@@ -60,20 +59,30 @@ def cloud(name: str, x: npt.NDArray[Any], y: Floats, colour: str, hover: str) ->
         "name": name,
         "x": short(x),
         "y": short(y),
-        "marker": {"color": colour, "size": 4, "opacity": 0.5},
+        "marker": {"color": colour, "size": 5, "opacity": 0.45},
         "hovertemplate": f"{hover}<extra></extra>",
     }
 
 
-def figure(traces: list[Trace], x_axis: dict[str, Any], y_axis: dict[str, Any]) -> dict[str, Any]:
-    """Traces on two axes, with the legend below so that a phone's width is left to the plot."""
-    axis = {
+def axis(title: str, **settings: Any) -> dict[str, Any]:
+    """An axis that makes room for its own labels."""
+    return {
+        "title": {"text": title, "standoff": 8},
         "gridcolor": "var(--grid)",
         "linecolor": "var(--grid)",
         "zeroline": False,
         "automargin": True,
-        "fixedrange": False,
+        **settings,
     }
+
+
+def size_axis() -> dict[str, Any]:
+    """|Δ| on a logarithmic axis, one line per decade."""
+    return axis("|Δ| in nats", type="log", exponentformat="power", dtick=1)
+
+
+def figure(traces: list[Trace], x_axis: dict[str, Any], y_axis: dict[str, Any]) -> dict[str, Any]:
+    """Traces on two axes, with the legend below so that a phone's width is left to the plot."""
     layout = {
         "height": HEIGHT,
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
@@ -83,8 +92,8 @@ def figure(traces: list[Trace], x_axis: dict[str, Any], y_axis: dict[str, Any]) 
         "hoverlabel": {"bgcolor": "var(--raised)", "bordercolor": "var(--grid)", "font": {"color": "var(--ink)"}},
         "hovermode": "closest",
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": -0.2, "yanchor": "top"},
-        "xaxis": {**axis, **x_axis},
-        "yaxis": {**axis, **y_axis},
+        "xaxis": x_axis,
+        "yaxis": y_axis,
     }
     return {"data": traces, "layout": layout}
 

@@ -1,16 +1,18 @@
 """How are numbers written for people? One notation for the page and for the terminal.
 
 Three digits are what the noise of an audit leaves of a number; a share that is not all and not nothing is never
-rounded to 100 % or to 0 %.
+rounded to 100% or to 0%.
 """
 
 import math
 
 
 def number(value: float) -> str:
-    """Three significant digits: 0.0213, 1.4e-6, 12.3, −∞."""
+    """Three significant digits: 0.0213, 1.4e-6, 12.3; 2,794 and −∞ in full."""
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
+    if 1e3 <= abs(value) < 1e7:
+        return count(value).replace("-", "−")
     mantissa, exponential, exponent = f"{value:.3g}".partition("e")
     if exponential:
         mantissa = f"{mantissa}e{int(exponent)}"
@@ -28,12 +30,12 @@ def count(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """A part of a whole: 97.3 %."""
-    if value in (0.0, 1.0) or not 0 < value < 1:
-        return f"{100 * value:.0f} %"
+    """A part of a whole: 97.3%."""
+    if not 0 < value < 1:
+        return f"{100 * value:.0f}%"
     if value < 5e-4:
-        return "< 0.1 %"
-    return "> 99.9 %" if value >= 0.9995 else f"{100 * value:.1f} %"
+        return "<0.1%"
+    return ">99.9%" if value >= 0.9995 else f"{100 * value:.1f}%"
 
 
 def fact(value: float | str | bool) -> str:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from zerodrift.records.verdict import VerdictRecord
 from zerodrift.view import points
 from zerodrift.view.distribution import Bins, signed_log_bins
-from zerodrift.view.figure import INK, SIZE_AXIS, Floats, Mark, Trace, cloud, figure, line, marks, short
+from zerodrift.view.figure import INK, Floats, Mark, Trace, axis, cloud, figure, line, marks, short, size_axis
 from zerodrift.view.notation import count, number
 from zerodrift.view.run_directory import Tokens
 
@@ -67,66 +67,67 @@ def _distribution(tokens: Tokens, lines: list[Mark]) -> Plot:
         f"middle bar holds |Δ| below {number(bins.least)}. {count(zeros)} of {count(tokens.delta.size)} tokens are "
         "equal to the last bit."
     )
-    x_axis = {"title": {"text": "Δ in nats, logarithmic to both sides"}, **_ticks(bins)}
-    y_axis = {
-        "title": {"text": "tokens"},
-        "type": "log",
-        "range": [float(np.log10(0.7)), float(np.log10(top))],
-        "dtick": 1,
-    }
+    x_axis = axis("Δ in nats, logarithmic to both sides", **_ticks(bins))
+    # One token must still be a bar, so the axis begins below 1.
+    y_axis = axis("tokens", type="log", dtick=1, range=[float(np.log10(0.7)), float(np.log10(top))])
     return Plot("distribution", "How Δ is distributed", says, figure(traces, x_axis, y_axis))
 
 
 def _ticks(bins: Bins) -> dict[str, Any]:
-    """Powers of ten to both sides, at most seven to a side: more do not fit on a phone."""
-    step = 1 + len(bins.decades) // 5
-    decades = list(bins.decades)[::step]
+    """Powers of ten to both sides of 0, four to a side at most: nine labels fill a phone's width."""
+    decades = bins.decades[1:]
+    step = -(-len(decades) // 4)
+    decades = decades[step - 1 :: step]
     places = [bins.place(10.0**decade) for decade in decades]
     labels = [f"10<sup>{decade}</sup>" for decade in decades]
+    reach = max((abs(centre) for centre, held in zip(bins.centres, bins.counts, strict=True) if held), default=0)
+    edge = max([reach + 2.5, *places[:1]])
     return {
-        "tickvals": [*(-place for place in reversed(places)), *places],
-        "ticktext": [*(f"−{label}" for label in reversed(labels)), *labels],
+        "tickvals": [*(-place for place in reversed(places)), 0, *places],
+        "ticktext": [*(f"−{label}" for label in reversed(labels)), "0", *labels],
+        "tickangle": 0,
+        "range": [-edge, edge],
     }
 
 
 def _by_position(tokens: Tokens, lines: list[Mark]) -> Plot:
     says = "Growth along the sequence points at rotary positions, the KV cache or the length of the context."
-    axis = _Axis(tokens.position.astype(np.float64), "position in prompt and output", "position %{x}")
-    drawn, sentence = _scatter(axis, tokens, lines)
+    along = _Along(tokens.position.astype(np.float64), "position in prompt and output", "position %{x}")
+    drawn, sentence = _scatter(along, tokens, lines)
     return Plot("position", "|Δ| against position", f"{says} {sentence}", drawn)
 
 
 def _by_logprob(tokens: Tokens, lines: list[Mark]) -> Plot:
     says = "A slope points at temperature or raw logprobs, a constant at truncation; rounding rises to the left."
-    axis = _Axis(tokens.contracted, "log p under the reference", "log p %{x}")
-    drawn, sentence = _scatter(axis, tokens, lines)
+    along = _Along(tokens.contracted, "log p under the reference", "log p %{x}")
+    drawn, sentence = _scatter(along, tokens, lines)
     return Plot("logprob", "|Δ| against log p", f"{says} {sentence}", drawn)
 
 
-class _Axis(NamedTuple):
+class _Along(NamedTuple):
     values: Floats
     title: str
     hover: str
 
 
-def _scatter(axis: _Axis, tokens: Tokens, lines: list[Mark]) -> tuple[dict[str, Any], str]:
+def _scatter(along: _Along, tokens: Tokens, lines: list[Mark]) -> tuple[dict[str, Any], str]:
     """Single tokens by the sign of Δ, the mean of |Δ| along the axis, and floor and gate across."""
     delta, sizes = tokens.delta, np.abs(tokens.delta)
     chosen = points.choose(sizes)
-    hover = f"|Δ| %{{y}} at {axis.hover}<br>sequence %{{customdata[0]}}, token id %{{customdata[1]}}"
+    hover = f"|Δ| %{{y}} at {along.hover}<br>sequence %{{customdata[0]}}, token id %{{customdata[1]}}"
     traces = []
     for name, colour, side in (
         ("engine reports less", "var(--less)", delta > 0),
         ("engine reports more", "var(--more)", delta < 0),
     ):
         rows = chosen[side[chosen]]
-        trace = cloud(name, axis.values[rows], sizes[rows], colour, hover)
+        trace = cloud(name, along.values[rows], sizes[rows], colour, hover)
         trace["customdata"] = np.stack((tokens.sequence[rows], tokens.token[rows]), axis=1).tolist()
         traces.append(trace)
-    traces.append(line("mean |Δ|", *_crowds(axis.values, sizes), INK))
-    traces += _across(axis.values, lines)
+    traces.append(line("mean |Δ|", *_crowds(along.values, sizes), INK))
+    traces += _across(along.values, lines)
     says = _chosen(chosen.size, sizes, "tokens", int((delta[chosen] == 0).sum()))
-    return figure(traces, {"title": {"text": axis.title}}, SIZE_AXIS), says
+    return figure(traces, axis(along.title), size_axis()), says
 
 
 def _chosen(drawn: int, sizes: Floats, what: str, zeros: int) -> str:
@@ -155,7 +156,7 @@ def _by_sequence(tokens: Tokens, lines: list[Mark]) -> Plot:
         "A few sequences far above the rest point at a replica, a cache hit or a misbound request. "
         f"{_chosen(chosen.size, means, 'sequences', chosen.size - shown.size)}"
     )
-    return Plot("sequence", "|Δ| per sequence", says, figure(traces, {"title": {"text": "sequence"}}, SIZE_AXIS))
+    return Plot("sequence", "|Δ| per sequence", says, figure(traces, axis("sequence"), size_axis()))
 
 
 def _across(values: npt.NDArray[np.float64], lines: list[Mark]) -> list[Trace]:

@@ -36,6 +36,7 @@ engines = sections(
     name=text,
     python=text,
     args=st.lists(st.text()).map(tuple),
+    env=st.dictionaries(text, st.text()),
     startup_timeout_s=st.floats(0.1, 1e9),
     block_size=counts,
     max_num_seqs=counts,

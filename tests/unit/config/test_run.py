@@ -26,8 +26,3 @@ def test_outputs_must_leave_room_for_a_prompt(side: str) -> None:
     with pytest.raises(InvalidValue, match=r"sampling_defaults.max_tokens is 33"):
         RunConfig(**{side: limit}, sampling_defaults=SamplingDefaults(max_tokens=33))  # type: ignore[arg-type]
 
-
-def test_the_monitor_falls_back_on_the_gate_of_the_audit() -> None:
-    assert RunConfig().kl_threshold == 2e-3
-    assert RunConfig(validation=ValidationConfig(precision=Precision.FP8)).kl_threshold == 6e-3
-    assert RunConfig(monitoring=MonitoringConfig(kl_threshold=0.5)).kl_threshold == 0.5

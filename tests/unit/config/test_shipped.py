@@ -9,6 +9,7 @@ from zerodrift.config.document import parse
 from zerodrift.config.keys import fields
 from zerodrift.config.load import load
 from zerodrift.config.run import RunConfig
+from zerodrift.config.precision import Precision
 from zerodrift.config.shipped import Profile
 from zerodrift.core.completion import LogprobContract, LogprobKind
 
@@ -85,7 +86,7 @@ def test_the_mixed_cluster_has_replicas_to_compare(tmp_path: Path) -> None:
 
 
 def test_numbers_in_comments_are_those_of_the_gates(tmp_path: Path) -> None:
-    gate = config(Profile.RL_TRAINING, tmp_path).validation.gate()
+    gate = config(Profile.RL_TRAINING, tmp_path).validation.gate_for(Precision.BF16)
     assert f"mean |Δ| {gate.mean_abs}, k3 {gate.k3} for bf16" in shipped.text(Profile.RL_TRAINING)
 
 

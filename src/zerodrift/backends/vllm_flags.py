@@ -1,0 +1,39 @@
+"""The command line that makes vLLM obey a configuration. What is None is left to vLLM; own arguments come last."""
+
+import json
+
+from zerodrift.config.engine import EngineConfig
+
+# Field -> flag that takes its value.
+VALUES = {
+    "max_model_len": "--max-model-len",
+    "block_size": "--block-size",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "gpu_memory_utilization": "--gpu-memory-utilization",
+    "logprobs_mode": "--logprobs-mode",
+    "generation_config": "--generation-config",
+    "kv_cache_dtype": "--kv-cache-dtype",
+    "tensor_parallel_size": "--tensor-parallel-size",
+}
+# Field -> switch; False becomes its `--no-` form, because a default that is on stays on in silence otherwise.
+SWITCHES = {
+    "enable_chunked_prefill": "enable-chunked-prefill",
+    "enable_prefix_caching": "enable-prefix-caching",
+    "async_scheduling": "async-scheduling",
+    "enforce_eager": "enforce-eager",
+}
+
+
+def flags(config: EngineConfig, dtype: str) -> list[str]:
+    """Arguments for the OpenAI server; argparse takes the last of two, so `config.args` wins."""
+    arguments = ["--enable-prompt-tokens-details", "--dtype", dtype]
+    for field, flag in VALUES.items():
+        if (value := getattr(config, field)) is not None:
+            arguments += [flag, str(value)]
+    for field, switch in SWITCHES.items():
+        if (wanted := getattr(config, field)) is not None:
+            arguments.append(f"--{switch}" if wanted else f"--no-{switch}")
+    if config.head_dtype != "auto":
+        arguments += ["--hf-overrides", json.dumps({"head_dtype": config.head_dtype})]
+    return [*arguments, *config.args]

@@ -1,0 +1,41 @@
+"""A progress bar on stderr: which rung, how far, how long it will take. Silent where nobody watches."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+
+class Bar:
+    """One line that changes with the stage."""
+
+    def __init__(self) -> None:
+        """Drawn only on a terminal; a log file gets nothing."""
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description:18}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task("start", total=None)
+
+    def stage(self, name: str) -> None:
+        """A new rung begins; its length is not known yet."""
+        self._bar.reset(self._task, description=name, total=None)
+
+    def step(self, done: int, total: int) -> None:
+        """So much of the rung is done."""
+        self._bar.update(self._task, completed=done, total=total)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()

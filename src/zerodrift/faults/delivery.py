@@ -1,0 +1,295 @@
+"""Faults on the way of new weights to the engine: what arrives is not what was sent, and nobody says so.
+
+The checkpoint is rewritten in a directory of our own, which is the engine's to read until the next update or until
+`close`. The claim that the update arrived whole is kept up everywhere: label, digest and fingerprint.
+"""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors.torch import load_file, save_file
+
+from zerodrift import models
+from zerodrift.backends.base import Backend
+from zerodrift.backends.reference import ReferenceBackend, load_reference
+from zerodrift.core.completion import Answer, Completion, EngineFingerprint
+from zerodrift.core.errors import InvalidValue
+from zerodrift.core.request import Request
+from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
+from zerodrift.faults.fault import Fault, Need
+from zerodrift.faults.rewriting import rewrite
+from zerodrift.faults.wrapper import FaultyBackend, innermost
+from zerodrift.models.directory import WEIGHTS, weight_files
+from zerodrift.models.spec import builtin_name
+from zerodrift.weights.digest import model_digest
+
+Tensors = Mapping[str, torch.Tensor]
+Transit = Callable[[Tensors, Tensors], Tensors]
+"""(what the engine holds, what is sent) to what arrives."""
+
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+
+
+class Claiming(FaultyBackend):
+    """Says that it runs the version it was last given."""
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self._claimed: WeightVersion | None = None
+
+    def load_weights(self, directory: Path, version: WeightVersion) -> None:
+        """The label moves, and nothing else does."""
+        self._claim(directory, version)
+
+    def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        """Every token is said to come from the claimed version."""
+        answers = self.inner.generate(requests)
+        return answers if self._claimed is None else rewrite(requests, answers, self._relabelled)
+
+    def fingerprint(self) -> EngineFingerprint:
+        """With the claimed digest, where the engine shows one."""
+        facts = self.inner.fingerprint()
+        if self._claimed is None or "weights" not in facts.semantic:
+            return facts
+        claimed = {**facts.semantic, "weights": self._claimed.digest or "unknown"}
+        return msgspec.structs.replace(facts, semantic=claimed)
+
+    def _claim(self, directory: Path, version: WeightVersion) -> None:
+        """The version that a sound engine would show after loading `directory`."""
+        engine = innermost(self.inner)
+        if isinstance(engine, ReferenceBackend):
+            dtype = str(engine.model.dtype).removeprefix("torch.")
+            version = WeightVersion(version.label, model_digest(load_reference(directory, dtype)))
+        self._claimed = version
+
+    def _relabelled(self, _: Request, completion: Completion) -> Completion:
+        assert self._claimed is not None, "relabelled before anything was claimed"
+        total = len(completion.sequence) - 1
+        return msgspec.structs.replace(
+            completion,
+            versions=(VersionSpan(self._claimed, 0, len(completion.token_ids)),),
+            lineage=(LineageSegment(self._claimed, 0, total),) if completion.lineage else (),
+            fingerprint=self.fingerprint().digest,
+        )
+
+
+class LostUpdate(FaultyBackend):
+    """Takes an update, and does nothing with it."""
+
+    def load_weights(self, directory: Path, version: WeightVersion) -> None:
+        """Not even the label moves."""
+
+
+class Altered(Claiming):
+    """Delivers a rewritten checkpoint."""
+
+    def __init__(self, inner: Backend, transit: Transit, *, keeps: bool = False) -> None:
+        """`keeps` says that `transit` looks at what the engine holds, which is then read from its checkpoint."""
+        super().__init__(inner)
+        self._transit = transit
+        self._held: Tensors = _held_by(inner) if keeps else {}
+        self._rewritten: tempfile.TemporaryDirectory[str] | None = None
+
+    def load_weights(self, directory: Path, version: WeightVersion) -> None:
+        """Whatever the fault makes of `directory`, under the version that was asked for."""
+        sent = read_checkpoint(directory)
+        arrived = self._transit(self._held, sent)
+        if all(arrived[name] is sent[name] for name in sent):
+            raise InvalidValue(f"the fault finds nothing to change in {directory}; it needs another model")
+        self._clean()
+        self._rewritten = tempfile.TemporaryDirectory(prefix="zerodrift-fault-")
+        target = Path(self._rewritten.name)
+        _write_checkpoint(directory, arrived, target)
+        self.inner.load_weights(target, version)
+        self._held = arrived if self._held else {}
+        self._claim(directory, version)
+
+    def close(self) -> None:
+        """The rewritten checkpoint goes with the engine."""
+        super().close()
+        self._clean()
+
+    def _clean(self) -> None:
+        if self._rewritten is not None:
+            self._rewritten.cleanup()
+            self._rewritten = None
+
+
+def read_checkpoint(directory: Path) -> Tensors:
+    """Every tensor of a checkpoint directory, by name."""
+    return {name: tensor for path in weight_files(directory) for name, tensor in load_file(path).items()}
+
+
+def _write_checkpoint(source: Path, tensors: Tensors, target: Path) -> None:
+    for path in source.iterdir():
+        if path.is_file() and path.suffix != ".safetensors" and not path.name.endswith(".index.json"):
+            shutil.copy(path, target / path.name)
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(whole, target / WEIGHTS, metadata={"format": "pt"})
+
+
+def _held_by(engine: Backend) -> Tensors:
+    spec: str | Path = getattr(innermost(engine), "spec", "")
+    if builtin_name(spec) is None:
+        return read_checkpoint(Path(spec))
+    with tempfile.TemporaryDirectory(prefix="zerodrift-fault-") as scratch:
+        return read_checkpoint(models.materialise(spec, scratch))
+
+
+def _layer(name: str) -> int | None:
+    found = _LAYER.search(name)
+    return int(found[1]) if found else None
+
+
+def _layer_count(names: Tensors) -> int:
+    return 1 + max((layer for name in names if (layer := _layer(name)) is not None), default=-1)
+
+
+def _keeping(kept: Callable[[str, int], bool]) -> Transit:
+    """Tensors for which `kept(name, number of layers)` holds stay as the engine has them."""
+
+    def transit(held: Tensors, sent: Tensors) -> Tensors:
+        if set(held) != set(sent):
+            raise InvalidValue(
+                f"the update has {len(sent)} tensors of other names than the {len(held)} that the engine started "
+                "with; send a checkpoint of the same model"
+            )
+        count = _layer_count(sent)
+        return {name: held[name] if kept(name, count) else tensor for name, tensor in sent.items()}
+
+    return transit
+
+
+def _keeping_layer(place: Callable[[int], int]) -> Transit:
+    return _keeping(lambda name, count: _layer(name) == place(count))
+
+
+def _after_the_middle(name: str, count: int) -> bool:
+    layer = _layer(name)
+    return "embed_tokens" not in name if layer is None else layer >= count / 2
+
+
+def _exchanging(partner: Callable[[str, int], str]) -> Transit:
+    """Each tensor arrives under the name of its partner; `partner(name, number of layers)` may be itself."""
+
+    def transit(_: Tensors, sent: Tensors) -> Tensors:
+        count = _layer_count(sent)
+        return {name: sent[partner(name, count)] for name in sent}
+
+    return transit
+
+
+def _gate_and_up(name: str, _: int) -> str:
+    pair = {"gate_proj": "up_proj", "up_proj": "gate_proj"}
+    return re.sub(r"gate_proj|up_proj", lambda found: pair[found[0]], name)
+
+
+def _key_and_value(name: str, _: int) -> str:
+    pair = {"k_proj": "v_proj", "v_proj": "k_proj"}
+    return re.sub(r"[kv]_proj", lambda found: pair[found[0]], name) if _layer(name) == 0 else name
+
+
+def _first_and_last_layer(name: str, count: int) -> str:
+    ends = {0: count - 1, count - 1: 0}
+    layer = _layer(name)
+    return name if layer not in ends else _LAYER.sub(f".layers.{ends[layer]}.", name)
+
+
+def _through_bf16(_: Tensors, sent: Tensors) -> Tensors:
+    return {name: tensor.to(torch.bfloat16).to(tensor.dtype) for name, tensor in sent.items()}
+
+
+def _kept(transit: Transit) -> Callable[[Backend], Backend]:
+    return lambda engine: Altered(engine, transit, keeps=True)
+
+
+def _sent(transit: Transit) -> Callable[[Backend], Backend]:
+    return lambda engine: Altered(engine, transit)
+
+
+_KEEPING = (Need.SYNC, Need.CHECKPOINT)
+
+DELIVERY_FAULTS = (
+    Fault(
+        "weights/stale",
+        "nothing",
+        "Drops the update; the label does not move either.",
+        LostUpdate,
+        (Need.SYNC,),
+    ),
+    Fault(
+        "weights/version-label",
+        "label-only",
+        "Moves the version label and leaves the weights as they are.",
+        Claiming,
+        (Need.SYNC,),
+    ),
+    Fault(
+        "weights/partial",
+        "middle-layer",
+        "Does not deliver the layer in the middle.",
+        _kept(_keeping_layer(lambda count: count // 2)),
+        _KEEPING,
+    ),
+    Fault(
+        "weights/partial",
+        "first-layer",
+        "Does not deliver the first layer.",
+        _kept(_keeping_layer(lambda count: 0)),
+        _KEEPING,
+    ),
+    Fault(
+        "weights/partial",
+        "last-layer",
+        "Does not deliver the last layer.",
+        _kept(_keeping_layer(lambda count: count - 1)),
+        _KEEPING,
+    ),
+    Fault(
+        "weights/partial",
+        "norms",
+        "Does not deliver the weights of norms.",
+        _kept(_keeping(lambda name, count: "norm" in name)),
+        _KEEPING,
+    ),
+    Fault(
+        "weights/torn",
+        "second-half",
+        "Breaks off in the middle of the layers; what comes after, norm and head included, stays as it was.",
+        _kept(_keeping(_after_the_middle)),
+        _KEEPING,
+    ),
+    Fault(
+        "weights/swapped",
+        "gate-up",
+        "Delivers gate and up projections under each other's names, in all layers.",
+        _sent(_exchanging(_gate_and_up)),
+        (Need.SYNC,),
+    ),
+    Fault(
+        "weights/swapped",
+        "key-value",
+        "Delivers key and value projections of the first layer under each other's names.",
+        _sent(_exchanging(_key_and_value)),
+        (Need.SYNC,),
+    ),
+    Fault(
+        "weights/swapped",
+        "layers",
+        "Delivers the first and the last layer in each other's place.",
+        _sent(_exchanging(_first_and_last_layer)),
+        (Need.SYNC,),
+    ),
+    Fault(
+        "weights/dtype",
+        "bf16",
+        "Delivers every tensor through bf16.",
+        _sent(_through_bf16),
+        (Need.SYNC,),
+    ),
+)

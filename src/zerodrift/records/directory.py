@@ -1,0 +1,46 @@
+"""What a run leaves behind: one directory, the same files in every one.
+
+    config.yaml        the resolved configuration
+    environment.json   versions and devices
+    rollouts.jsonl     every request and what came back
+    tokens.parquet     every token with both sides' numbers
+    verdict.json       the conclusion
+    report.html        the same, for people
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from zerodrift.core.errors import RecordError, SchemaMismatch
+from zerodrift.records.codec import write_atomically
+from zerodrift.records.verdict import SCHEMA, VerdictRecord
+
+CONFIG, ENVIRONMENT, VERDICT = "config.yaml", "environment.json", "verdict.json"
+ROLLOUTS, TOKENS, REPORT = "rollouts.jsonl", "tokens.parquet", "report.html"
+
+
+def write_verdict(directory: Path, record: VerdictRecord) -> Path:
+    """`verdict.json`, indented for people."""
+    path = directory / VERDICT
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    return path
+
+
+def read_verdict(directory: Path) -> VerdictRecord:
+    """The verdict of a finished run."""
+    path = directory / VERDICT
+    if not path.is_file():
+        raise RecordError(f"{directory} holds no {VERDICT}; it is not a finished audit")
+    content = path.read_bytes()
+    try:
+        schema = msgspec.json.decode(content, type=_Schema).schema
+        if schema != SCHEMA:
+            raise SchemaMismatch(f"{path} has schema {schema!r}, and this version reads {SCHEMA!r}; run the audit again")
+        return msgspec.json.decode(content, type=VerdictRecord)
+    except msgspec.DecodeError as error:
+        raise RecordError(f"{path} cannot be read: {error}") from error
+
+
+class _Schema(msgspec.Struct):
+    schema: str

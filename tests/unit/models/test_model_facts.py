@@ -1,0 +1,127 @@
+import json
+
+import msgspec
+import pytest
+from transformers import AutoConfig
+
+import zerodrift as zd
+from zerodrift.core.errors import ModelError, ModelNotFound, UnsupportedModel
+from zerodrift.models.model_facts import FAMILY_DEFAULTS, SAMPLING_KEYS, facts, facts_from
+
+MINIMAL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 10,
+    "max_position_embeddings": 20,
+    "num_hidden_layers": 1,
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+}
+
+
+def test_facts_of_a_built_in():
+    assert facts("testbed:mistral") == zd.models.ModelFacts(
+        name="testbed:mistral",
+        architecture="MistralForCausalLM",
+        vocab_size=512,
+        context_length=1024,
+        eos_token_ids=(1,),
+        bos_token_id=0,
+        num_layers=2,
+        head_dim=64,
+        tied_head=False,
+        sliding_window=64,
+        generation_defaults={},
+    )
+
+
+def test_a_built_in_and_its_directory_have_the_same_facts(name, written):
+    built_in = facts(f"testbed:{name}")
+    assert facts(written) == msgspec.structs.replace(built_in, name=name)
+    assert built_in.tied_head == (name == "llama")
+
+
+def test_facts_are_those_of_the_model(name, model):
+    found, config = facts(f"testbed:{name}"), model.config
+    assert found.architecture == type(model).__name__
+    assert found.vocab_size == model.get_output_embeddings().weight.shape[0]
+    assert found.head_dim == model.model.layers[0].self_attn.head_dim
+    assert found.num_layers == len(model.model.layers)
+    assert found.tied_head == (model.get_output_embeddings().weight is model.get_input_embeddings().weight)
+    assert (
+        found.sliding_window == config.sliding_window if name == "mistral" else found.sliding_window is None
+    )
+
+
+def test_sampling_defaults_are_read_as_written(llama_directory):
+    wanted = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
+    extra = {"do_sample": True, "min_p": None, "eos_token_id": [3, 1]}
+    (llama_directory / "generation_config.json").write_text(json.dumps({**wanted, **extra}))
+    found = facts(llama_directory)
+    assert found.generation_defaults == wanted
+    assert set(wanted) < set(SAMPLING_KEYS)
+    assert found.eos_token_ids == (3, 1)
+    assert isinstance(found.generation_defaults["top_k"], int)
+
+
+def test_a_directory_without_generation_config(llama_directory):
+    (llama_directory / "generation_config.json").unlink()
+    assert facts(llama_directory).eos_token_ids == (1,)
+
+
+def test_no_directory():
+    with pytest.raises(ModelNotFound):
+        facts("nowhere")
+
+
+@pytest.mark.parametrize("family", list(FAMILY_DEFAULTS))
+def test_family_defaults_are_those_of_transformers(family):
+    config = AutoConfig.for_model(family)
+    for key, value in FAMILY_DEFAULTS[family].items():
+        assert getattr(config, key) == value, key
+
+
+def test_a_minimal_config():
+    found = facts_from("tiny", MINIMAL, {})
+    assert (found.head_dim, found.tied_head, found.sliding_window) == (4, False, None)
+    assert (found.eos_token_ids, found.bos_token_id) == ((), None)
+
+
+def test_windows():
+    mistral = {**MINIMAL, "model_type": "mistral"}
+    assert facts_from("m", mistral, {}).sliding_window == 4096
+    assert facts_from("m", {**mistral, "sliding_window": None}, {}).sliding_window is None
+    qwen = {**MINIMAL, "model_type": "qwen2", "sliding_window": 32}
+    assert facts_from("q", qwen, {}).sliding_window is None
+    assert facts_from("q", {**qwen, "use_sliding_window": True}, {}).sliding_window == 32
+    full = {**qwen, "use_sliding_window": True, "layer_types": ["full_attention"]}
+    assert facts_from("q", full, {}).sliding_window is None
+
+
+def test_qwen3_has_a_head_size_of_its_own():
+    assert facts_from("q", {**MINIMAL, "model_type": "qwen3"}, {}).head_dim == 128
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "max_position_embeddings", "num_hidden_layers", "hidden_size"])
+def test_a_size_that_is_not_written(key):
+    with pytest.raises(UnsupportedModel, match=f"does not say {key}"):
+        facts_from("tiny", {**MINIMAL, key: None}, {})
+
+
+def test_the_default_of_an_unknown_family_is_not_guessed():
+    config = {**MINIMAL, "model_type": "novel"}
+    with pytest.raises(UnsupportedModel, match="model_type 'novel' does not say tie_word_embeddings"):
+        facts_from("novel", config, {})
+    assert facts_from("novel", {**config, "tie_word_embeddings": True}, {}).tied_head
+
+
+@pytest.mark.parametrize("change", [{"vocab_size": "10"}, {"bos_token_id": 1.5}, {"eos_token_id": "end"}])
+def test_values_of_the_wrong_type(change):
+    with pytest.raises(ModelError, match="configuration of tiny cannot be true"):
+        facts_from("tiny", {**MINIMAL, **change}, {})
+
+
+@pytest.mark.parametrize("change", [{"hidden_size": 9}, {"num_attention_heads": 0}, {"hidden_size": "8"}])
+def test_heads_that_do_not_divide(change):
+    with pytest.raises(ModelError, match="no head_dim fits"):
+        facts_from("tiny", {**MINIMAL, **change}, {})
