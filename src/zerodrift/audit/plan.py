@@ -9,6 +9,8 @@ from zerodrift.core.request import Prompt, Request, SamplingParams
 
 PAIRED_EVERY = 8
 """One request in so many draws two samples, to see that they differ."""
+SEED_STRIDE = 16
+"""vLLM draws sample i with seed + i: seeds of neighbouring requests must lie further apart than n."""
 PROBE_REQUESTS = 8
 LONG_PROMPT = 300
 """Longer than two of the largest cache blocks in use (128 tokens, vLLM on CPU)."""
@@ -16,10 +18,11 @@ LONG_PROMPT = 300
 
 def parity_requests(prompts: Sequence[Prompt], sampling: SamplingParams, trials: int, seed: int) -> list[Request]:
     """`trials` samples dealt over the prompts in turn, each with a seed of its own."""
-    requests, number, drawn = [], 0, 0
+    requests: list[Request] = []
+    number = drawn = 0
     while drawn < trials:
         n = 2 if number % PAIRED_EVERY == 0 and not sampling.greedy and trials - drawn > 1 else 1
-        params = msgspec.structs.replace(sampling, seed=seed + number, n=n)
+        params = msgspec.structs.replace(sampling, seed=seed + SEED_STRIDE * number, n=n)
         requests.append(Request(prompts[number % len(prompts)], params))
         number, drawn = number + 1, drawn + n
     return requests

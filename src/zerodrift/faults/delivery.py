@@ -258,8 +258,8 @@ DELIVERY_FAULTS = (
         _KEEPING,
     ),
     Fault(
-        "weights/torn",
-        "second-half",
+        "weights/partial",
+        "torn",
         "Breaks off in the middle of the layers; what comes after, norm and head included, stays as it was.",
         _kept(_keeping(_after_the_middle)),
         _KEEPING,

@@ -20,11 +20,14 @@ from zerodrift.faults.wrapper import FaultyBackend, clone, the_reference
 BLOCK = 16
 """Tokens per block, as in vLLM."""
 
-Spoil = Callable[[torch.Tensor], torch.Tensor]
-"""What happens to keys and values, [1, heads, positions, width], when a block is reused."""
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values, [1, heads, positions, width] each."""
 
-_Block = list[tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values of one block, per layer."""
+Spoil = Callable[[torch.Tensor, torch.Tensor], Pair]
+"""What happens to keys and values when a block is reused."""
+
+_Block = list[Pair]
+"""One block, per layer."""
 
 
 class _CachedPrefill:
@@ -48,7 +51,7 @@ class _CachedPrefill:
         cache = DynamicCache()
         for block in known:
             for layer, (keys, values) in enumerate(block):
-                cache.update(self._spoil(keys), self._spoil(values), layer)
+                cache.update(*self._spoil(keys, values), layer)
         begin = BLOCK * len(known)
         options |= {"past_key_values": cache, "position_ids": options["position_ids"][:, begin:]}
         output = self._model(ids_1L[:, begin:], **options)
@@ -81,7 +84,7 @@ class PrefixCachingReference(FaultyBackend):
         self,
         engine: Backend,
         *,
-        spoil: Spoil = lambda tensor: tensor,
+        spoil: Spoil = lambda keys, values: (keys, values),
         outlives_weights: bool = False,
         outlives_reset: bool = False,
     ) -> None:
@@ -122,12 +125,13 @@ class PrefixCachingReference(FaultyBackend):
         return msgspec.structs.replace(answer, completions=completions)
 
 
-def _through_bf16(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.bfloat16).to(tensor.dtype)
+def _through_bf16(keys: torch.Tensor, values: torch.Tensor) -> Pair:
+    return keys.to(torch.bfloat16).to(keys.dtype), values.to(torch.bfloat16).to(values.dtype)
 
 
-def _rolled(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.roll(1, dims=-2)
+def _misaligned(keys: torch.Tensor, values: torch.Tensor) -> Pair:
+    """Values alone: attention does not mind the order of its pairs, only which value goes with which key."""
+    return keys, values.roll(1, dims=-2)
 
 
 CACHE_FAULTS = (
@@ -140,9 +144,9 @@ CACHE_FAULTS = (
     ),
     Fault(
         "path/prefix-cache",
-        "shifted",
-        "Reads cached blocks shifted by one position.",
-        lambda engine: PrefixCachingReference(engine, spoil=_rolled),
+        "misaligned",
+        "Reads the values of cached blocks one position off their keys.",
+        lambda engine: PrefixCachingReference(engine, spoil=_misaligned),
         (Need.REFERENCE,),
     ),
     Fault(

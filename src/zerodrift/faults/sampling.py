@@ -102,7 +102,9 @@ def write_model_with_defaults(
     target = models.materialise(spec, directory)
     path = target / "generation_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**settings, **defaults}, indent=2) + "\n", encoding="utf-8")
+    # Without do_sample, transformers takes the defaults for a mistake and says so.
+    settings |= {"do_sample": True, **defaults}
+    path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     return target
 
 

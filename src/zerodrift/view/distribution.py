@@ -30,9 +30,9 @@ class Bins(NamedTuple):
         return float(10.0**self.lowest_decade)
 
     @property
-    def decades(self) -> range:
-        """Exponents of the powers of ten on the axis."""
-        return range(self.lowest_decade, self.lowest_decade + max(self.centres) // BINS_PER_DECADE + 1)
+    def reach(self) -> int:
+        """How far from the middle the outermost tokens are, in bins."""
+        return max(abs(centre) for centre, held in zip(self.centres, self.counts, strict=True) if held)
 
     @property
     def ranges(self) -> list[tuple[float, float]]:

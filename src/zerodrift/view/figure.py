@@ -59,7 +59,7 @@ def cloud(name: str, x: npt.NDArray[Any], y: Floats, colour: str, hover: str) ->
         "name": name,
         "x": short(x),
         "y": short(y),
-        "marker": {"color": colour, "size": 5, "opacity": 0.45},
+        "marker": {"color": colour, "size": 5, "opacity": 0.6},
         "hovertemplate": f"{hover}<extra></extra>",
     }
 
@@ -89,9 +89,20 @@ def figure(traces: list[Trace], x_axis: dict[str, Any], y_axis: dict[str, Any]) 
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"color": "var(--ink)", "size": 12},
-        "hoverlabel": {"bgcolor": "var(--raised)", "bordercolor": "var(--grid)", "font": {"color": "var(--ink)"}},
+        "hoverlabel": {
+            "bgcolor": "var(--raised)",
+            "bordercolor": "var(--grid)",
+            "font": {"color": "var(--ink)"},
+        },
         "hovermode": "closest",
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": -0.2, "yanchor": "top"},
+        "legend": {
+            "orientation": "h",
+            "yref": "container",
+            "y": 0,
+            "yanchor": "bottom",
+            "x": 0,
+            "xanchor": "left",
+        },
         "xaxis": x_axis,
         "yaxis": y_axis,
     }
@@ -100,6 +111,4 @@ def figure(traces: list[Trace], x_axis: dict[str, Any], y_axis: dict[str, Any]) 
 
 def short(values: Iterable[Any]) -> list[float]:
     """Four digits, which is what a screen can show; whole numbers, which are names, keep all of theirs."""
-    return [
-        float(value) if float(value).is_integer() else float(f"{float(value):.4g}") for value in values
-    ]
+    return [float(value) if float(value).is_integer() else float(f"{float(value):.4g}") for value in values]

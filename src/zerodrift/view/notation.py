@@ -6,6 +6,9 @@ rounded to 100% or to 0%.
 
 import math
 
+Fact = float | int | str | bool
+"""One value of a probe's evidence."""
+
 
 def number(value: float) -> str:
     """Three significant digits: 0.0213, 1.4e-6, 12.3; 2,794 and −∞ in full."""
@@ -38,8 +41,8 @@ def share(value: float) -> str:
     return ">99.9%" if value >= 0.9995 else f"{100 * value:.1f}%"
 
 
-def fact(value: float | str | bool) -> str:
-    """One value of a probe's evidence."""
+def fact(value: Fact) -> str:
+    """Counts in full, measurements in three digits, words as they are."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from zerodrift.records.verdict import VerdictRecord
 from zerodrift.view import points
-from zerodrift.view.distribution import Bins, signed_log_bins
+from zerodrift.view.distribution import BINS_PER_DECADE, Bins, signed_log_bins
 from zerodrift.view.figure import INK, Floats, Mark, Trace, axis, cloud, figure, line, marks, short, size_axis
 from zerodrift.view.notation import count, number
 from zerodrift.view.run_directory import Tokens
@@ -34,7 +34,7 @@ def plots(tokens: Tokens, record: VerdictRecord) -> tuple[Plot, ...]:
     possible = tokens.possible
     if not possible.any():
         return ()
-    kept = Tokens(*(column[possible] for column in tokens[:-1]), text=None)
+    kept = tokens.take(np.flatnonzero(possible))
     lines = marks(record.floor.get("mean"), record.gates.get("mean"))
     first = _distribution(kept, lines)
     if not kept.delta.any():
@@ -67,21 +67,20 @@ def _distribution(tokens: Tokens, lines: list[Mark]) -> Plot:
         f"middle bar holds |Δ| below {number(bins.least)}. {count(zeros)} of {count(tokens.delta.size)} tokens are "
         "equal to the last bit."
     )
-    x_axis = axis("Δ in nats, logarithmic to both sides", **_ticks(bins))
+    x_axis = axis("Δ in nats, logarithmic to both sides", **_ticks(bins, lines))
     # One token must still be a bar, so the axis begins below 1.
     y_axis = axis("tokens", type="log", dtick=1, range=[float(np.log10(0.7)), float(np.log10(top))])
     return Plot("distribution", "How Δ is distributed", says, figure(traces, x_axis, y_axis))
 
 
-def _ticks(bins: Bins) -> dict[str, Any]:
+def _ticks(bins: Bins, lines: list[Mark]) -> dict[str, Any]:
     """Powers of ten to both sides of 0, four to a side at most: nine labels fill a phone's width."""
-    decades = bins.decades[1:]
+    edge = max(bins.reach, *(bins.place(mark.value) for mark in lines), BINS_PER_DECADE) + 2.0
+    decades = range(bins.lowest_decade + 1, bins.lowest_decade + int(edge) // BINS_PER_DECADE + 1)
     step = -(-len(decades) // 4)
     decades = decades[step - 1 :: step]
     places = [bins.place(10.0**decade) for decade in decades]
     labels = [f"10<sup>{decade}</sup>" for decade in decades]
-    reach = max((abs(centre) for centre, held in zip(bins.centres, bins.counts, strict=True) if held), default=0)
-    edge = max([reach + 2.5, *places[:1]])
     return {
         "tickvals": [*(-place for place in reversed(places)), 0, *places],
         "ticktext": [*(f"−{label}" for label in reversed(labels)), "0", *labels],
@@ -98,7 +97,9 @@ def _by_position(tokens: Tokens, lines: list[Mark]) -> Plot:
 
 
 def _by_logprob(tokens: Tokens, lines: list[Mark]) -> Plot:
-    says = "A slope points at temperature or raw logprobs, a constant at truncation; rounding rises to the left."
+    says = (
+        "A slope points at temperature or raw logprobs, a constant at truncation; rounding rises to the left."
+    )
     along = _Along(tokens.contracted, "log p under the reference", "log p %{x}")
     drawn, sentence = _scatter(along, tokens, lines)
     return Plot("logprob", "|Δ| against log p", f"{says} {sentence}", drawn)

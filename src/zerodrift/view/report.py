@@ -22,7 +22,7 @@ from zerodrift.view.plots import plots
 from zerodrift.view.policy import content_policy
 from zerodrift.view.run_directory import LONGEST_DOCUMENT, Run, read
 from zerodrift.view.usability import usability
-from zerodrift.view.visible import visible
+from zerodrift.view.visible import LONGEST_TYPED, visible
 from zerodrift.view.worst import worst
 
 if TYPE_CHECKING:
@@ -41,15 +41,19 @@ def write_report(run_directory: Path) -> Path:
 
 def render(run_directory: Path) -> str:
     """The page of a finished run."""
-    run = read(run_directory)
-    environment = _environment()
+    content = _content(read(run_directory))
     own = _text("report.js")
-    scripts = [_plotly(), own] if run.tokens is not None else [own]
-    return environment.get_template("report.html").render(
-        **_content(run),
-        policy=content_policy(scripts),
-        styles=_text("report.css"),
-        scripts=scripts,
+    # Without figures Plotly's five megabytes would draw nothing.
+    scripts = [_plotly(), own] if content["figures"] else [own]
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            **content,
+            policy=content_policy(scripts),
+            styles=_text("report.css"),
+            scripts=scripts,
+        )
     )
 
 
@@ -96,6 +100,7 @@ def _environment() -> "jinja2.Environment":
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "ensure_ascii": False}
+    environment.filters["typed"] = lambda text: jinja2.filters.escape(visible(text, LONGEST_TYPED))
     for form in (notation.number, notation.signed, notation.count, notation.share, notation.fact):
         environment.filters[form.__name__] = form
     return environment
@@ -111,7 +116,9 @@ def _plotly() -> str:
 
 
 def _text(name: str) -> str:
-    return _one_newline(resources.files("zerodrift.view").joinpath(TEMPLATES, name).read_text(encoding="utf-8"))
+    return _one_newline(
+        resources.files("zerodrift.view").joinpath(TEMPLATES, name).read_text(encoding="utf-8")
+    )
 
 
 def _one_newline(text: str) -> str:

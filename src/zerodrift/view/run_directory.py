@@ -4,6 +4,7 @@
 what is there is read as what it claims to be or refused, for a page that draws a damaged file would be believed.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,8 @@ LONGEST_DOCUMENT = 100_000
 """Characters of config.yaml that are shown: the shipped profiles have 4,000."""
 
 
-class Tokens(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Tokens:
     """Every sampled token, ordered by sequence and then by index."""
 
     sequence: Ids
@@ -46,6 +48,19 @@ class Tokens(NamedTuple):
     def possible(self) -> npt.NDArray[np.bool_]:
         """Tokens that the requested parameters allow."""
         return np.isfinite(self.contracted)
+
+    def take(self, rows: Ids) -> "Tokens":
+        """These rows, in this order."""
+        return Tokens(
+            sequence=self.sequence[rows],
+            index=self.index[rows],
+            position=self.position[rows],
+            token=self.token[rows],
+            reported=self.reported[rows],
+            contracted=self.contracted[rows],
+            sigma=self.sigma[rows],
+            text=self.text.take(rows),
+        )
 
 
 class Run(NamedTuple):
@@ -108,12 +123,13 @@ def _tokens(path: Path) -> Tokens | None:
         )
     if not table.num_rows:
         return None
-    ids = [_column(table, name, "iu") for name in ("sequence", "index", "position", "token")]
-    values = [_column(table, name, "f") for name in ("reported", "contracted", "sigma")]
-    _check(*values)
-    order = np.lexsort((ids[1], ids[0]))
-    in_order = (column[order] for column in (*ids, *values))
-    return Tokens(*in_order, text=table.column("text").take(order))
+    tokens = Tokens(
+        **{name: _column(table, name, "iu") for name in ("sequence", "index", "position", "token")},
+        **{name: _column(table, name, "f") for name in ("reported", "contracted", "sigma")},
+        text=table.column("text"),
+    )
+    _check(tokens)
+    return tokens.take(np.lexsort((tokens.index, tokens.sequence)))
 
 
 def _column(table: Any, name: str, kinds: str) -> Any:
@@ -127,19 +143,18 @@ def _column(table: Any, name: str, kinds: str) -> Any:
     return values.astype(np.int64 if kinds == "iu" else np.float64)
 
 
-def _check(reported: Floats, contracted: Floats, sigma: Floats) -> None:
+def _check(tokens: Tokens) -> None:
     """Only a token that the request excludes may be infinite, and only on the reference's side."""
     wrong = {
-        "reported": ~np.isfinite(reported),
-        "contracted": np.isnan(contracted) | (contracted == np.inf),
-        "sigma": ~(np.isfinite(sigma) & (sigma > 0)),
+        "reported": ~np.isfinite(tokens.reported),
+        "contracted": np.isnan(tokens.contracted) | (tokens.contracted == np.inf),
+        "sigma": ~(np.isfinite(tokens.sigma) & (tokens.sigma > 0)),
     }
     for name, rows in wrong.items():
         if rows.any():
             row = int(rows.argmax())
-            value = {"reported": reported, "contracted": contracted, "sigma": sigma}[name][row]
             raise RecordError(
-                f"tokens.parquet, row {row}: {name} is {value}, which no audit writes; "
+                f"tokens.parquet, row {row}: {name} is {getattr(tokens, name)[row]}, which no audit writes; "
                 "the file was damaged or made elsewhere: run the audit again"
             )
 

@@ -5,13 +5,19 @@ All from ρ = exp(Δ) as it is, before any clip, over the tokens that the reques
 
 from typing import NamedTuple
 
+import numpy as np
+
 from zerodrift.core.errors import InvalidValue
 from zerodrift.stats.ratios import ClipFraction, clip_fraction, sequence_ess, token_ess
 from zerodrift.view.run_directory import Tokens
 
 # PPO's own range (Schulman 2017), DAPO's clip-higher (2503.14476), and the band of two-sided truncated importance
 # sampling: verl, slime and ms-swift all cap at 2.
-_RANGES = (("PPO, ε = 0.2", 0.2, 0.2), ("DAPO, clip-higher", 0.2, 0.28), ("importance sampling, cap 2", 0.5, 1.0))
+_RANGES = (
+    ("PPO, ε = 0.2", 0.2, 0.2),
+    ("DAPO, clip-higher", 0.2, 0.28),
+    ("importance sampling, cap 2", 0.5, 1.0),
+)
 
 
 class Clip(NamedTuple):
@@ -40,7 +46,7 @@ def usability(tokens: Tokens) -> Usability | str:
         return Usability(
             token_ess=token_ess(delta),
             sequence_ess=sequence_ess(delta, sequence),
-            sequences=len(set(sequence.tolist())),
+            sequences=np.unique(sequence).size,
             clips=tuple(
                 Clip(name, 1 - low, 1 + high, clip_fraction(delta, low=low, high=high))
                 for name, low, high in _RANGES

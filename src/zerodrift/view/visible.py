@@ -9,6 +9,8 @@ import unicodedata
 
 LONGEST = 600
 """Characters of prose: the longest evidence that a probe writes is 200."""
+LONGEST_TYPED = 4000
+"""Characters of a fix, a command or a path, which must be whole to be of use: the longest fix of ours has 120."""
 LONGEST_TOKEN = 40
 """Characters of a token: the longest in a vocabulary of 150,000 are runs of 128 spaces; a screen has 80 columns."""
 

@@ -28,7 +28,6 @@ class WorstToken(NamedTuple):
     """One token with both sides' numbers and its surroundings."""
 
     sequence: int
-    index: int
     position: int
     token: int
     reported: float
@@ -58,7 +57,6 @@ def _in_context(tokens: Tokens, row: int, sigmas: float) -> WorstToken:
     texts = tokens.text.slice(begin, end - begin).to_pylist()
     return WorstToken(
         sequence=int(sequence),
-        index=int(tokens.index[row]),
         position=int(tokens.position[row]),
         token=int(tokens.token[row]),
         reported=float(tokens.reported[row]),

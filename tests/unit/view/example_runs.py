@@ -55,7 +55,13 @@ ENGINE = EngineFingerprint(
 REFERENCE = EngineFingerprint(
     engine="reference",
     semantic={"logprobs": "processed", "weights": "51d1c2b8a9f0e3d4", "defaults": "none"},
-    numeric={"dtype": "float32", "attention": "sdpa", "torch": "2.11.0", "transformers": "5.17.0", "isa": "AVX512"},
+    numeric={
+        "dtype": "float32",
+        "attention": "sdpa",
+        "torch": "2.11.0",
+        "transformers": "5.17.0",
+        "isa": "AVX512",
+    },
     deployment={"device": "cpu", "threads": "2", "machine": "x86_64"},
 )
 
@@ -124,7 +130,7 @@ def probe(name: str, status: Outcome, says: str, **more: Any) -> ProbeRecord:
 
 def cause(name: str, explained: float, evidence: str, **more: Any) -> CauseFound:
     known = CAUSES[name]
-    settled = {
+    settled: dict[str, Any] = {
         "gating": known.gating,
         "interval": (max(0.0, explained - 0.02), min(1.0, explained + 0.01)),
         "fix": known.fix("vllm"),
@@ -137,8 +143,15 @@ def write(directory: Path, record: VerdictRecord, drawn: Drawn | None) -> Path:
     """A run directory; `drawn` None leaves tokens.parquet out."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "verdict.json").write_bytes(msgspec.json.encode(record))
-    (directory / "config.yaml").write_text("model:\n  path: SmolLM2-360M\nengine:\n  url: http://127.0.0.1:8000\n")
-    environment = {"zerodrift": "0.1.0", "packages": {"torch": "2.11.0", "scipy": None}, "cores": 2, "devices": []}
+    (directory / "config.yaml").write_text(
+        "model:\n  path: SmolLM2-360M\nengine:\n  url: http://127.0.0.1:8000\n"
+    )
+    environment = {
+        "zerodrift": "0.1.0",
+        "packages": {"torch": "2.11.0", "scipy": None},
+        "cores": 2,
+        "devices": [],
+    }
     (directory / "environment.json").write_bytes(msgspec.json.encode(environment))
     if drawn is not None:
         write_tokens(directory / "tokens.parquet", drawn.columns)
@@ -172,10 +185,23 @@ def passing(directory: Path) -> Path:
         metrics=found,
         causes=(cause("path/batch-variance", 0.41, batch, found_by="batch"),),
         probes=(
-            probe("contract", Outcome.PASS, "48 completions: prompts as sent, logprobs finite", required=True),
+            probe(
+                "contract", Outcome.PASS, "48 completions: prompts as sent, logprobs finite", required=True
+            ),
             probe("parity", Outcome.PASS, f"mean |Δ| {found['mean']:.3g}", required=True, evidence=found),
-            probe("sampling", Outcome.PASS, "z = −0.42, p = 0.67", required=True, evidence={"z": -0.42, "p": 0.67}),
-            probe("repeat", Outcome.PASS, "512 tokens, every bit equal", evidence={"tokens": 512, "differing": 0}),
+            probe(
+                "sampling",
+                Outcome.PASS,
+                "z = −0.42, p = 0.67",
+                required=True,
+                evidence={"z": -0.42, "p": 0.67},
+            ),
+            probe(
+                "repeat",
+                Outcome.PASS,
+                "512 tokens, every bit equal",
+                evidence={"tokens": 512, "differing": 0},
+            ),
             probe("batch", Outcome.PASS, batch, evidence={"tokens": 512, "differing": 212}),
             probe("cache", Outcome.INCONCLUSIVE, "no prefix was served from the cache", vacuous=True),
         ),
@@ -206,9 +232,17 @@ def failing(directory: Path) -> Path:
             cause("path/head-precision", 0.08, "top-k differences lie on the bf16 grid", found_by="head"),
         ),
         probes=(
-            probe("contract", Outcome.PASS, "48 completions: prompts as sent, logprobs finite", required=True),
+            probe(
+                "contract", Outcome.PASS, "48 completions: prompts as sent, logprobs finite", required=True
+            ),
             probe("parity", Outcome.FAIL, broken, required=True, evidence=found),
-            probe("sampling", Outcome.PASS, "z = −0.42, p = 0.67", required=True, evidence={"z": -0.42, "p": 0.67}),
+            probe(
+                "sampling",
+                Outcome.PASS,
+                "z = −0.42, p = 0.67",
+                required=True,
+                evidence={"z": -0.42, "p": 0.67},
+            ),
             probe("cache", Outcome.INCONCLUSIVE, "the engine failed: HTTP 500 after 3 attempts"),
             probe("weight-sync", Outcome.FAIL, stale, evidence={"slope": 0.9998, "cached_tokens": 1024}),
         ),
@@ -218,7 +252,9 @@ def failing(directory: Path) -> Path:
 
 def inconclusive(directory: Path) -> Path:
     """An engine that never answered: no tokens, no numbers."""
-    says = "the engine failed: nothing answers at http://127.0.0.1:8000/v1; start it, or name another with --url"
+    says = (
+        "the engine failed: nothing answers at http://127.0.0.1:8000/v1; start it, or name another with --url"
+    )
     record = verdict(
         Outcome.INCONCLUSIVE,
         guilty="unknown",

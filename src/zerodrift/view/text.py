@@ -1,0 +1,126 @@
+"""The verdict in a terminal: the four answers, what was asked, and where to read on.
+
+Every foreign string passes through `visible`, because a terminal obeys what it prints; fixes and paths stand alone
+on lines that are never wrapped, because people copy them.
+"""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
+from zerodrift.view.answers import Answers, answers
+from zerodrift.view.gauges import Gauge, gauges
+from zerodrift.view.notation import count, number, share
+from zerodrift.view.report import REPORT
+from zerodrift.view.visible import LONGEST_TYPED, visible
+
+STYLES = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow"}
+
+
+def print_verdict(record: VerdictRecord, console: Console, run_directory: Path | None) -> None:
+    """Summarise `record`; `run_directory` None leaves out where the files are."""
+    said = answers(record)
+    _answer(record, said, console)
+    for label, typed in _to_type(record, said):
+        _copyable(label, typed, console, STYLES[record.verdict])
+    measured = gauges(record)
+    for table in (
+        _causes(record.causes) if record.causes else None,
+        _probes(record.probes) if record.probes else None,
+        _gauges(measured) if measured else None,
+    ):
+        if table is not None:
+            console.print(table)
+            console.print()
+    if worth := _worth(record):
+        console.print(Text(worth))
+        console.print()
+    if run_directory is not None:
+        _copyable("run directory", str(run_directory), console)
+        if (report := run_directory / REPORT).is_file():
+            _copyable("report", str(report), console)
+
+
+def _answer(record: VerdictRecord, said: Answers, console: Console) -> None:
+    verdict = (record.verdict.value, f"bold {STYLES[record.verdict]}")
+    console.print(Text.assemble(verdict, f"  {said.headline}"))
+    facts = {"guilty": said.guilty}
+    if said.principal is not None:
+        facts["cause"] = said.principal.cause
+    facts["why"] = said.why
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        grid.add_row(Text(name, style="dim"), Text(visible(value), style="bold" if name == "cause" else ""))
+    console.print(grid)
+    console.print()
+
+
+def _to_type(record: VerdictRecord, said: Answers) -> list[tuple[str, str]]:
+    """Fixes, principal first; without one, where there was no verdict, the command that asks again."""
+    if said.to_fix:
+        principal, *others = said.to_fix
+        return [("type this", principal.fix), *((f"and for {cause.cause}", cause.fix) for cause in others)]
+    if record.verdict is Outcome.INCONCLUSIVE and record.reproduce:
+        return [("remove what stands in the way, then", record.reproduce)]
+    return []
+
+
+def _copyable(label: str, text: str, console: Console, style: str = "") -> None:
+    """`text` on a line of its own, however long: a terminal wraps it, a copy does not."""
+    console.print(Text(f"{visible(label)}:", style="dim"))
+    console.print(Text.assemble("    ", (visible(text, LONGEST_TYPED), style)), soft_wrap=True)
+    console.print()
+
+
+def _causes(causes: tuple[CauseFound, ...]) -> Table:
+    table = _table("cause", "gating", "explained", "evidence")
+    for cause in causes:
+        table.add_row(
+            Text(visible(cause.cause)),
+            Text("fails", style="red") if cause.gating else Text("listed", style="dim"),
+            Text(share(cause.explained)),
+            Text(visible(cause.evidence)),
+        )
+    return table
+
+
+def _probes(probes: tuple[ProbeRecord, ...]) -> Table:
+    table = _table("probe", "status", "says")
+    for probe in probes:
+        status = "vacuous" if probe.vacuous else probe.status.value.lower()
+        table.add_row(
+            Text(visible(probe.name)), Text(status, style=STYLES[probe.status]), Text(visible(probe.says))
+        )
+    return table
+
+
+def _gauges(measured: tuple[Gauge, ...]) -> Table:
+    table = _table("nats", "measured", "floor", "gate")
+    for gauge in measured:
+        table.add_row(
+            gauge.name,
+            Text(number(gauge.measured), style="red" if gauge.broken else ""),
+            *("–" if mark is None else number(mark) for mark in (gauge.floor, gauge.gate)),
+        )
+    return table
+
+
+def _worth(record: VerdictRecord) -> str:
+    forms = {
+        "tokens": ("tokens", count),
+        "token_ess": ("token ESS", share),
+        "sequence_ess": ("sequence ESS", share),
+    }
+    return "   ".join(
+        f"{name} {form(record.metrics[key])}" for key, (name, form) in forms.items() if key in record.metrics
+    )
+
+
+def _table(*headers: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    return table
