@@ -40,8 +40,8 @@ PATIENCE_S = 60.0
 class Page:
     """One tab, with everything it said since it was opened."""
 
-    def __init__(self, browser: "Browser", session: str) -> None:
-        self.browser, self.session = browser, session
+    def __init__(self, browser: "Browser", target: str, session: str) -> None:
+        self.browser, self.target, self.session = browser, target, session
         self.events: list[dict[str, Any]] = []
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class Browser:
         """A loaded page of `path` in a window of that size and colour scheme."""
         target = self.call("Target.createTarget", {"url": "about:blank"}, None)["targetId"]
         attach = {"targetId": target, "flatten": True}
-        page = Page(self, self.call("Target.attachToTarget", attach, None)["sessionId"])
+        page = Page(self, target, self.call("Target.attachToTarget", attach, None)["sessionId"])
         self._pages[page.session] = page
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.call(f"{domain}.enable")
@@ -114,6 +114,7 @@ class Browser:
             deviceScaleFactor=1,
             mobile=width < 500,
         )
+        page.call("Emulation.setTouchEmulationEnabled", enabled=width < 500)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         page.call("Emulation.setEmulatedMedia", features=[scheme])
         page.call("Page.navigate", url=path.as_uri())
@@ -147,6 +148,12 @@ class Browser:
         answer: dict[str, Any] = json.loads(message)
         return answer
 
+    def close_pages(self) -> None:
+        """Pages of five megabytes add up on a small machine."""
+        for page in self._pages.values():
+            self.call("Target.closeTarget", {"targetId": page.target}, None)
+        self._pages.clear()
+
     def close(self) -> None:
         os.close(self._out)
         os.close(self._in)
@@ -156,7 +163,7 @@ class Browser:
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """One Chromium for all tests of this folder."""
     program = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if program is None:
@@ -168,6 +175,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser = Browser(program, tmp_path_factory.mktemp("chromium"))
     yield browser
     browser.close()
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Iterator[Browser]:
+    """The Chromium, without pages of earlier tests."""
+    yield chromium
+    chromium.close_pages()
 
 
 @pytest.fixture(scope="session")

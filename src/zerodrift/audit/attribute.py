@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from zerodrift.audit.counterfactual.account import Account, Hypothesis
 from zerodrift.audit.counterfactual.evaluate import Evaluator, Prediction
-from zerodrift.stats.intervals import bootstrap_ratio
+from zerodrift.stats.intervals import bootstrap_mean, bootstrap_ratio
 
 Floats = NDArray[np.float64]
 Propose = Callable[[Account], Iterable[Hypothesis]]
@@ -98,6 +98,12 @@ class Costs:
         """Both channels together."""
         return sum(self.channels(account))
 
+    def z(self, account: Account) -> float:
+        """How far the samples are from the distribution they would have been drawn from."""
+        prediction = self.prediction(account)
+        steps = prediction.sampled + prediction.entropy
+        return float(steps.sum() / np.sqrt(max(float(prediction.variance.sum()), 1e-12)))
+
     def at_floor(self, account: Account) -> bool:
         """Nine in ten tokens are predicted to within rounding."""
         return float(np.nanquantile(self.sigmas(account), 0.9)) <= AT_FLOOR
@@ -142,15 +148,17 @@ def _best_step(costs: Costs, account: Account, propose: Propose) -> Hypothesis |
 def _finding(costs: Costs, before: Account, step: Hypothesis, rng: np.random.Generator) -> Finding:
     was, now = costs.channels(before), costs.channels(step.account)
     gains = Channels(was.reported - now.reported, was.sampled - now.sampled)
-    channel = "reported" if gains.reported >= gains.sampled else "sampled"
-    if channel == "reported":
+    if gains.reported >= gains.sampled:
         old, new = np.abs(costs.residual(before)), np.abs(costs.residual(step.account))
-    else:
-        # Surprise of the samples: how much of what the old account cannot expect does the new one expect?
-        old = -costs.prediction(before).sampled
-        new = -costs.prediction(step.account).sampled
-    both = np.isfinite(old) & np.isfinite(new)
-    share = bootstrap_ratio((old - new)[both], old[both], costs.evaluator.case_ids[both], rng)
-    return Finding(
-        step.cause, step.says, share.estimate, (share.low, share.high), sum(gains), channel
-    )
+        both = np.isfinite(old) & np.isfinite(new)
+        share = bootstrap_ratio((old - new)[both], old[both], costs.evaluator.case_ids[both], rng)
+        return Finding(
+            step.cause, step.says, share.estimate, (share.low, share.high), sum(gains), "reported"
+        )
+    gain = costs.prediction(step.account).sampled - costs.prediction(before).sampled
+    per_token = bootstrap_mean(gain, costs.evaluator.case_ids, rng)
+    z_was, z_now = costs.z(before), costs.z(step.account)
+    explained = max(0.0, 1 - abs(z_now) / max(abs(z_was), 1e-9))
+    # The tokens' log-likelihood must rise with confidence; the share is that of the z score it took away.
+    interval = (explained * (per_token.low > 0), explained)
+    return Finding(step.cause, step.says, explained, interval, sum(gains), "sampled")

@@ -14,14 +14,14 @@ from zerodrift.audit.attribute import Attribution, Costs, Propose, attribute
 from zerodrift.audit.counterfactual.account import Account, Hypothesis
 from zerodrift.audit.counterfactual.evaluate import Case, Evaluator
 from zerodrift.audit.counterfactual.path import Variant, path_forwards, path_hypotheses, path_variants
-from zerodrift.audit.counterfactual.semantic import semantic_hypotheses
+from zerodrift.audit.counterfactual.semantic import hidden_hypotheses, told_hypotheses
 from zerodrift.audit.floor import Floor
 from zerodrift.audit.measure import Measurement
 from zerodrift.audit.probes.parity import Gates
 
 ROW_BYTES = 96 * 2**20
 """Logits kept while accounts are compared: 24,000 tokens of a 512-word vocabulary, 500 of a 49,152-word one."""
-MOST_TOKENS = 1000
+MOST_TOKENS = 1500
 
 
 def diagnose(
@@ -84,7 +84,9 @@ def _fill(order: Iterable[int], cases: Sequence[Case], budget: int) -> set[int]:
 
 def _proposals(costs: Costs, variants: Mapping[str, Variant], defaults: Mapping[str, float]) -> Propose:
     def propose(account: Account) -> Iterable[Hypothesis]:
-        semantic = list(semantic_hypotheses(account, costs.total, defaults))
+        if costs.at_floor(account):
+            return list(hidden_hypotheses(account, costs.total, defaults))
+        semantic = list(told_hypotheses(account, costs.total, defaults))
         best = min(semantic, key=lambda hypothesis: costs.total(hypothesis.account))
         if costs.at_floor(best.account):
             return semantic

@@ -149,7 +149,7 @@ _PATH = (
         "The output head is computed in less precision than the trainer's.",
         "compute the head in fp32",
         gating=False,
-        vllm="--hf-overrides '{\"head_dtype\":\"float32\"}'",
+        vllm='--hf-overrides \'{"head_dtype":"float32"}\'',
     ),
     _cause(
         "path/body-precision",

@@ -75,26 +75,61 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         require.token_ids(InvalidCompletion, "prompt_token_ids", self.prompt_token_ids)
         if not self.prompt_token_ids:
             raise InvalidCompletion("the engine reports an empty prompt; ask it to return prompt token ids")
+        for name in ("logprobs", "versions", "lineage", "top_logprobs", "prompt_logprobs"):
+            if not isinstance(value := getattr(self, name), tuple):
+                raise InvalidCompletion(f"{name} is a {type(value).__name__}; a completion is made of tuples")
         if len(self.logprobs) != len(self.token_ids):
             raise InvalidCompletion(
                 f"{len(self.token_ids)} tokens carry {len(self.logprobs)} logprobs; "
                 "every sampled token needs one: request logprobs from the engine"
             )
         check_logprobs("logprobs", self.logprobs)
-        check_logprobs("prompt_logprobs", (value for value in self.prompt_logprobs if value is not None))
-        check_cover(self.versions, len(self.token_ids), "weight-version spans")
-        if self.lineage:
-            # The KV of the last sampled token is never written: nothing looked back on it yet.
-            check_cover(self.lineage, len(self.prompt_token_ids) + len(self.token_ids) - 1, "lineage segments")
-        if self.top_logprobs and len(self.top_logprobs) != len(self.token_ids):
-            raise InvalidCompletion(
-                f"{len(self.token_ids)} tokens carry alternatives for {len(self.top_logprobs)}"
-            )
+        _check_alternatives(self)
+        _check_prompt(self)
+        _check_versions(self)
+        require.whole(InvalidCompletion, "sample_index", self.sample_index, "it counts samples from 0", 0)
 
     @property
     def sequence(self) -> tuple[int, ...]:
         """Prompt and output, as the trainer scores them."""
         return self.prompt_token_ids + self.token_ids
+
+
+def _check_alternatives(completion: Completion) -> None:
+    entries = completion.top_logprobs
+    if entries and len(entries) != len(completion.token_ids):
+        raise InvalidCompletion(
+            f"{len(completion.token_ids)} tokens carry alternatives for {len(entries)}; each needs its own"
+        )
+    for position, alternatives in enumerate(entries):
+        name = f"top_logprobs[{position}]"
+        require.token_ids(InvalidCompletion, name, tuple(each.token_id for each in alternatives))
+        check_logprobs(name, (each.logprob for each in alternatives))
+
+
+def _check_prompt(completion: Completion) -> None:
+    values, length = completion.prompt_logprobs, len(completion.prompt_token_ids)
+    if values:
+        if len(values) != length:
+            raise InvalidCompletion(
+                f"{length} prompt tokens carry {len(values)} prompt logprobs; each needs one"
+            )
+        if values[0] is not None:
+            raise InvalidCompletion(f"prompt_logprobs[0] is {values[0]}; nothing predicts the first token")
+        # A certain first token stands in for the missing one, so that positions in messages are right.
+        check_logprobs("prompt_logprobs", (0.0, *values[1:]))
+    if completion.cached_tokens is not None:
+        rule = f"it counts prompt tokens, and the prompt has {length}"
+        require.whole(InvalidCompletion, "cached_tokens", completion.cached_tokens, rule, 0, length)
+
+
+def _check_versions(completion: Completion) -> None:
+    outputs = len(completion.token_ids)
+    check_cover(completion.versions, outputs, "weight-version spans")
+    if completion.lineage:
+        # The KV of the last sampled token is never written: nothing looked back on it yet.
+        written = len(completion.prompt_token_ids) + max(outputs - 1, 0)
+        check_cover(completion.lineage, written, "lineage segments")
 
 
 class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,9 +146,13 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     problems: tuple[Problem, ...] = ()
 
 
-def check_logprobs(name: str, values: Iterable[float]) -> None:
+def check_logprobs(name: str, values: Iterable[float | None]) -> None:
     """Finite, and at most zero. vLLM writes -9999 for both -inf and NaN: that is a hidden NaN, and refused."""
     for position, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise InvalidCompletion(
+                f"{name}[{position}] is {value!r}, which is no number; request logprobs from the engine"
+            )
         if not math.isfinite(value):
             raise NonFinite(
                 f"{name}[{position}] is {value}; the row it came from is corrupt: discard the completion "
@@ -124,6 +163,20 @@ def check_logprobs(name: str, values: Iterable[float]) -> None:
         # A softmax in fp32 may round to a hair above zero; more than that is no logprob.
         if value > 1e-4:
             raise InvalidCompletion(f"{name}[{position}] is {value}, which is no log-probability (above 0)")
+
+
+# Parameters that change what a processed logprob is.
+_SHAPING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "min_tokens",
+)
 
 
 class LogprobContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,6 +196,11 @@ class LogprobContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.kind is LogprobKind.RAW or self.replays_processing:
             return
         params = self.sampling
+        if params.min_tokens:
+            raise ContractViolation(
+                f"min_tokens={params.min_tokens} takes stop tokens out of the first distributions, and a full softmax "
+                "cannot reproduce that: sample without a minimum, or replay it"
+            )
         if params.truncates:
             raise ContractViolation(
                 f"top_p={params.top_p}, top_k={params.top_k}, min_p={params.min_p} renormalise over the kept "
@@ -161,11 +219,14 @@ class LogprobContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"{self.kind} logprobs were about to be compared with {other.kind} ones; "
                 "they belong to different distributions"
             )
-        if self.kind is LogprobKind.PROCESSED and self.sampling.temperature != other.sampling.temperature:
-            raise ContractViolation(
-                f"temperature {self.sampling.temperature} against {other.sampling.temperature}: "
-                "the same tokens have different logprobs under each"
-            )
+        if self.kind is LogprobKind.RAW:
+            return
+        for name in _SHAPING:
+            mine, theirs = getattr(self.sampling, name), getattr(other.sampling, name)
+            if mine != theirs:
+                raise ContractViolation(
+                    f"{name} {mine} against {theirs}: the same tokens have different logprobs under each"
+                )
 
 
 class EngineFingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,6 +1,6 @@
 """What is asked of an engine: a prompt in token ids, and every number that changes the distribution."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -78,10 +78,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         """Out of range is refused, never clamped."""
-        if isinstance(self.stop, str):
-            raise InvalidSampling(f"stop is the string {self.stop!r}; give a tuple of strings")
         for name in ("stop", "stop_token_ids"):
-            msgspec.structs.force_setattr(self, name, tuple(getattr(self, name)))
+            if isinstance(values := getattr(self, name), str) or not isinstance(values, Iterable):
+                raise InvalidSampling(f"{name} is {values!r}; give a tuple, with one entry for each stop")
+            msgspec.structs.force_setattr(self, name, tuple(values))
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidSampling(f"logit_bias is {self.logit_bias!r}; give a mapping from token id to bias")
         msgspec.structs.force_setattr(self, "logit_bias", dict(self.logit_bias))
         _check_shape_of_distribution(self)
         _check_penalties(self)
@@ -102,9 +104,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """The distribution depends on which tokens came before, beyond what the model makes of them."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """A model of `vocab_size` tokens has every token that is named, and one left to sample."""
+        for name in ("logit_bias", "stop_token_ids"):
+            for token in getattr(self, name):
+                if token >= vocab_size:
+                    raise InvalidSampling(
+                        f"{name} names token {token}, but the model has {vocab_size} tokens; "
+                        "the ids belong to another tokenizer"
+                    )
+        if self.min_tokens > 0 and len(set(self.stop_token_ids)) == vocab_size:
+            raise InvalidSampling(
+                f"min_tokens={self.min_tokens} forbids all {vocab_size} tokens, since each is a stop token; "
+                "use min_tokens=0"
+            )
+
 
 def _check_shape_of_distribution(params: SamplingParams) -> None:
-    require.real(InvalidSampling, "temperature", params.temperature, "use 0 for greedy or a positive number", 0)
+    require.real(
+        InvalidSampling, "temperature", params.temperature, "use 0 for greedy or a positive number", 0
+    )
     if 0 < params.temperature < 1e-2:
         raise InvalidSampling(
             f"temperature is {params.temperature!r}; below 0.01 logits overflow: use 0 for greedy decoding"
@@ -116,8 +135,6 @@ def _check_shape_of_distribution(params: SamplingParams) -> None:
     require.real(InvalidSampling, "min_p", params.min_p, "it is a fraction in [0, 1)", 0, 1)
     if params.min_p == 1:
         raise InvalidSampling("min_p is 1, which keeps only ties of the likeliest token; use temperature=0")
-    if params.greedy and params.n > 1:
-        raise InvalidSampling(f"temperature 0 with n={params.n} gives {params.n} equal samples; use n=1")
 
 
 def _check_penalties(params: SamplingParams) -> None:
@@ -132,12 +149,16 @@ def _check_penalties(params: SamplingParams) -> None:
 
 def _check_lengths(params: SamplingParams) -> None:
     require.whole(InvalidSampling, "n", params.n, "ask for at least one sample", 1)
+    if params.greedy and params.n > 1:
+        raise InvalidSampling(f"temperature 0 with n={params.n} gives {params.n} equal samples; use n=1")
     require.whole(InvalidSampling, "max_tokens", params.max_tokens, "generate at least one token", 1)
     rule = f"it counts tokens and cannot exceed max_tokens={params.max_tokens}"
     require.whole(InvalidSampling, "min_tokens", params.min_tokens, rule, 0, params.max_tokens)
     require.token_ids(InvalidSampling, "stop_token_ids", params.stop_token_ids)
     if any(not isinstance(text, str) or not text for text in params.stop):
         raise InvalidSampling(f"stop is {params.stop!r}; every stop string must be a non-empty string")
+    if not isinstance(params.ignore_eos, bool):
+        raise InvalidSampling(f"ignore_eos is {params.ignore_eos!r}; it is true or false")
     for name in ("logprobs", "prompt_logprobs"):
         if (count := getattr(params, name)) is not None:
             require.whole(InvalidSampling, name, count, "it counts alternatives; None reports nothing", 0)

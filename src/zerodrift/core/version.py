@@ -7,7 +7,7 @@ publish one that anybody may set without touching a tensor.
 import msgspec
 
 from zerodrift.core import require
-from zerodrift.core.errors import InvalidValue
+from zerodrift.core.errors import InvalidCompletion, InvalidValue
 
 
 class WeightVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,10 +58,10 @@ def check_cover(spans: tuple[VersionSpan, ...] | tuple[LineageSegment, ...], len
     position = 0
     for span in spans:
         if span.start != position:
-            raise InvalidValue(
+            raise InvalidCompletion(
                 f"{what} leave {position}..{span.start} uncovered or twice covered; "
                 "each token has exactly one version"
             )
         position = span.end
     if position != length:
-        raise InvalidValue(f"{what} cover {position} of {length}; each token has exactly one version")
+        raise InvalidCompletion(f"{what} cover {position} of {length}; each token has exactly one version")

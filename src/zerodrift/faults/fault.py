@@ -60,7 +60,7 @@ class Fault:
         return CAUSES[self.cause].layer
 
     def inject(self, engine: Backend) -> Backend:
-        """`engine` with this fault; the one handed in stays whole, except that both share weight updates."""
+        """`engine` with this fault. Planting changes nothing in the one handed in; updates may pass on to it."""
         if self.kind is Layer.TRAINER:
             raise InvalidValue(
                 f"{self.spec} is a fault of the trainer and cannot be planted in an engine; "

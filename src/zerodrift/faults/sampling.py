@@ -47,7 +47,7 @@ class OtherParameters(FaultyBackend):
         return rewrite(requests, self.inner.generate(sent), as_requested)
 
 
-class RightNumbersForOthersTokens(OtherParameters):
+class BiasedTokens(OtherParameters):
     """Samples under other parameters, and reports what the requested ones would have given these tokens."""
 
     def __init__(self, inner: Backend, change: Parameters, hotter: float = 1.0) -> None:
@@ -216,7 +216,7 @@ SAMPLING_FAULTS = (
         "semantic/truncation-mass",
         "top-p-0.95-full-mass",
         "Samples with top-p 0.95 and reports the logprobs of the untruncated distribution.",
-        lambda engine: RightNumbersForOthersTokens(engine, _fixed(top_p=0.95)),
+        lambda engine: BiasedTokens(engine, _fixed(top_p=0.95)),
         (Need.SCORE,),
     ),
     Fault(
@@ -261,7 +261,7 @@ SAMPLING_FAULTS = (
         "semantic/sampling-bias",
         "hotter-1.2",
         "Samples at 1.2 times the requested temperature and reports the logprobs of the requested one.",
-        lambda engine: RightNumbersForOthersTokens(engine, _heated(1.2), hotter=1.2),
+        lambda engine: BiasedTokens(engine, _heated(1.2), hotter=1.2),
         (Need.SCORE,),
     ),
 )

@@ -100,9 +100,8 @@ def _convert(gguf: Path, directory: Path) -> None:
     with quiet():
         config = AutoConfig.from_pretrained(**source)
         quantised = AutoModelForCausalLM.from_pretrained(**source, dtype="float32")
-        # A model loaded from GGUF refuses to be saved: its config still says quantised. A fresh one has no such memory.
-        settings = {key: value for key, value in config.to_dict().items() if key != "quantization_config"}
-        model = LlamaForCausalLM(type(config)(**settings))
+        # A model loaded from GGUF refuses to be saved, because loading wrote `quantization_config` into its config.
+        model = LlamaForCausalLM(config)
         model.load_state_dict(quantised.state_dict())
         model.save_pretrained(directory)
         _tokenizer(source, config.max_position_embeddings).save_pretrained(directory)

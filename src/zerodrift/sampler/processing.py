@@ -24,16 +24,37 @@ def histories(prompt: Sequence[int], output: Sequence[int]) -> list[History]:
     return [History(prompt, output[:position]) for position in range(len(output))]
 
 
+class Tally(NamedTuple):
+    """Rows of history, counted: what penalties need."""
+
+    output_TV: torch.Tensor
+    """How often each token stands in the output so far."""
+    seen_TV: torch.Tensor
+    """Whether it stands in prompt or output."""
+
+
+def tally(rows: Sequence[History], logits_TV: torch.Tensor) -> Tally:
+    """Count `rows` in the shape and dtype of `logits_TV`."""
+    output_TV = _counts(logits_TV, [history.output for history in rows])
+    seen_TV = (output_TV > 0) | (_counts(logits_TV, [history.prompt for history in rows]) > 0)
+    return Tally(output_TV, seen_TV)
+
+
 def processed_logprobs(
     logits_TV: torch.Tensor,
     params: SamplingParams,
     rows: Sequence[History],
     stop_ids: Sequence[int] = (),
+    counted: Tally | None = None,
 ) -> torch.Tensor:
-    """Log-probabilities of the sampled distribution; excluded tokens are -inf."""
+    """Log-probabilities of the sampled distribution; excluded tokens are -inf.
+
+    `counted` is `tally(rows, …)`, for callers that process the same rows many times.
+    """
     logits_TV = _forbid_stops(logits_TV, params, rows, stop_ids)
     logits_TV = _bias(logits_TV, params)
-    logits_TV = _penalise(logits_TV, params, rows)
+    if params.penalises:
+        logits_TV = _penalise(logits_TV, params, counted or tally(rows, logits_TV))
     if not params.greedy:
         # Greedy decoding draws nothing; its reported distribution is that of temperature 1, untruncated.
         logits_TV = truncate(logits_TV / params.temperature, params)
@@ -83,16 +104,13 @@ def _bias(logits_TV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     return logits_TV + bias_V
 
 
-def _penalise(logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[History]) -> torch.Tensor:
-    if not params.penalises:
-        return logits_TV
-    counts_TV = _counts(logits_TV, [history.output for history in rows])
-    seen_TV = (counts_TV > 0) | (_counts(logits_TV, [history.prompt for history in rows]) > 0)
+def _penalise(logits_TV: torch.Tensor, params: SamplingParams, counted: Tally) -> torch.Tensor:
     strength = params.repetition_penalty
     repeated_TV = torch.where(logits_TV > 0, logits_TV / strength, logits_TV * strength)
-    logits_TV = torch.where(seen_TV, repeated_TV, logits_TV)
-    logits_TV = logits_TV - params.frequency_penalty * counts_TV
-    return logits_TV - params.presence_penalty * (counts_TV > 0)
+    logits_TV = torch.where(counted.seen_TV, repeated_TV, logits_TV)
+    logits_TV = logits_TV - params.frequency_penalty * counted.output_TV
+    # A number times booleans is fp32, whatever the logits are.
+    return logits_TV - params.presence_penalty * (counted.output_TV > 0).to(logits_TV.dtype)
 
 
 def _counts(logits_TV: torch.Tensor, ids: Sequence[Sequence[int]]) -> torch.Tensor:

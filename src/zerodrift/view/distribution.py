@@ -70,5 +70,5 @@ def signed_log_bins(delta: Floats) -> Bins:
 def _decades(sizes: Floats) -> tuple[int, int]:
     if not sizes.size:
         return LOWEST_DECADE, LOWEST_DECADE + 1
-    lowest = max(LOWEST_DECADE, int(np.floor(np.log10(np.quantile(sizes, 0.01)))))
+    lowest = max(LOWEST_DECADE, int(np.floor(np.log10(np.quantile(sizes, 0.01, method="lower")))))
     return lowest, max(lowest, int(np.floor(np.log10(sizes.max())))) + 1

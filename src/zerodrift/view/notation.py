@@ -10,13 +10,13 @@ Fact = float | int | str | bool
 """One value of a probe's evidence."""
 
 
-def number(value: float) -> str:
-    """Three significant digits: 0.0213, 1.4e-6, 12.3; 2,794 and −∞ in full."""
+def number(value: float, digits: int = 3) -> str:
+    """Three significant digits, or as many as asked for: 0.0213, 1.4e-6, 12.3; 2,794 and −∞ in full."""
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     if 1e3 <= abs(value) < 1e7:
         return count(value).replace("-", "−")
-    mantissa, exponential, exponent = f"{value:.3g}".partition("e")
+    mantissa, exponential, exponent = f"{value:.{digits}g}".partition("e")
     if exponential:
         mantissa = f"{mantissa}e{int(exponent)}"
     return mantissa.replace("-", "−", 1) if value < 0 else mantissa
@@ -42,9 +42,9 @@ def share(value: float) -> str:
 
 
 def fact(value: Fact) -> str:
-    """Counts in full, measurements in three digits, words as they are."""
+    """Counts in full, measurements in four digits (a slope of 0.9998 is not 1), words as they are."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
-    return count(value) if isinstance(value, int) else number(value)
+    return count(value) if isinstance(value, int) else number(value, 4)

@@ -88,6 +88,7 @@ def _lines(document: str) -> list[str]:
 def _environment() -> "jinja2.Environment":
     try:
         import jinja2  # noqa: PLC0415 (optional: the terminal summary works without)
+        from markupsafe import Markup  # noqa: PLC0415 (comes with it)
     except ModuleNotFoundError as error:
         raise MissingExtra("report.html needs Jinja: pip install 'zerodrift[local]'") from error
     environment = jinja2.Environment(
@@ -100,7 +101,7 @@ def _environment() -> "jinja2.Environment":
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "ensure_ascii": False}
-    environment.filters["typed"] = lambda text: jinja2.filters.escape(visible(text, LONGEST_TYPED))
+    environment.filters["typed"] = lambda text: Markup.escape(visible(text, LONGEST_TYPED))
     for form in (notation.number, notation.signed, notation.count, notation.share, notation.fact):
         environment.filters[form.__name__] = form
     return environment

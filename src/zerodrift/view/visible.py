@@ -10,10 +10,12 @@ import unicodedata
 LONGEST = 600
 """Characters of prose: the longest evidence that a probe writes is 200."""
 LONGEST_TYPED = 4000
-"""Characters of a fix, a command or a path, which must be whole to be of use: the longest fix of ours has 120."""
+"""Characters of a fix, a command or a path, which must be whole to be of use: the longest fix of ours has 96."""
 LONGEST_TOKEN = 40
 """Characters of a token: the longest in a vocabulary of 150,000 are runs of 128 spaces; a screen has 80 columns."""
 
+# The pictures of these controls are three letters in the space of one: too small for what tokens hold most.
+_WHITE = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
 _DELETE = 0x7F
 _FIRST_PICTURE = 0x2400
 # Printable to Python and yet nothing on the screen: joiners and fillers that no font draws.
@@ -27,8 +29,8 @@ def visible(text: str, limit: int = LONGEST) -> str:
 
 
 def visible_token(text: str, limit: int = LONGEST_TOKEN) -> str:
-    """As `visible`, with spaces that can be counted, and a mark without a letter put on a dotted circle."""
-    shown = visible(text[:limit].replace(" ", "␣"), limit)
+    """As `visible`, with white space that can be counted, and a mark without a letter put on a dotted circle."""
+    shown = visible(text[:limit].translate(_WHITE), limit)
     if text and _combines(text[0]):
         shown = "◌" + shown
     return shown if len(text) <= limit else f"{shown}… ({len(text):,} characters)"

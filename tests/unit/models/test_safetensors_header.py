@@ -72,6 +72,7 @@ def test_a_garbled_header(path, header):
     [
         ({"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}, "dtype 'F99'"),
         ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, "takes 8 bytes and has 4"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [0, 8]}, "takes 4 bytes and has 8"),
         ({"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]}, "neither can be negative"),
         ({"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}, "neither can be negative"),
         ({"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}, "starts at byte 4 .* ends at 0"),

@@ -22,6 +22,8 @@ class Reported(StrEnum):
     """Processed by the parameters that were in force."""
     RAW = "raw"
     """The model's own."""
+    AS_REQUESTED = "as-requested"
+    """Processed by the requested parameters, whatever was in force: numbers that hide what the sampler did."""
     UNRENORMALISED = "unrenormalised"
     """Processed without truncation: the tokens were drawn from a part of it."""
 

@@ -5,6 +5,7 @@ continuous parameter are fitted by the same cost that later decides between them
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 from scipy.optimize import minimize_scalar
@@ -12,6 +13,9 @@ from scipy.optimize import minimize_scalar
 from zerodrift.audit.counterfactual.account import Account, Hypothesis, Pick, Reported
 
 Cost = Callable[[Account], float]
+
+LEAST_HOPE = 2.0
+"""Nats that a first look must gain before a parameter is fitted."""
 
 PICKS = {
     Pick.NEXT_ROW: "semantic/off-by-one",
@@ -28,71 +32,97 @@ TRUNCATIONS: Mapping[str, tuple[float, ...]] = {
     "min_p": (0.01, 0.02, 0.05, 0.1, 0.2),
 }
 
+
+
+class Fitted(NamedTuple):
+    """A parameter that is fitted, and where to look first: it is fitted only if one of these helps at all."""
+
+    cause: str
+    low: float
+    high: float
+    looks: tuple[float, ...]
+
+
 FITTED = {
-    "temperature": ("semantic/temperature", 0.2, 2.0),
-    "repetition_penalty": ("semantic/penalty", 0.8, 1.5),
-    "presence_penalty": ("semantic/penalty", -2.0, 2.0),
-    "frequency_penalty": ("semantic/penalty", -2.0, 2.0),
+    "temperature": Fitted("semantic/temperature", 0.2, 2.0, (0.5, 0.7, 0.9, 0.98, 1.02, 1.1, 1.3)),
+    "repetition_penalty": Fitted("semantic/penalty", 0.8, 1.5, (0.95, 1.02, 1.05, 1.1, 1.2)),
+    "presence_penalty": Fitted("semantic/penalty", -2.0, 2.0, (-0.5, 0.1, 0.5, 1.0)),
+    "frequency_penalty": Fitted("semantic/penalty", -2.0, 2.0, (-0.3, 0.05, 0.3, 0.8)),
 }
 
 
-def semantic_hypotheses(
-    account: Account, cost: Cost, defaults: Mapping[str, float]
-) -> Iterator[Hypothesis]:
-    """Every single change of meaning that can be made to `account`.
+def told_hypotheses(account: Account, cost: Cost, defaults: Mapping[str, float]) -> Iterator[Hypothesis]:
+    """Single changes of meaning that show in the reported numbers."""
+    yield from _readings(account)
+    yield from _parameters(account, cost, defaults, account.reported)
 
-    `defaults` are the sampling parameters of the model's generation_config.json: the one place where an engine
-    finds parameters that nobody sent.
+
+def hidden_hypotheses(account: Account, cost: Cost, defaults: Mapping[str, float]) -> Iterator[Hypothesis]:
+    """Single changes of the sampler that the reported numbers hide: only the tokens themselves give them away.
+
+    Raw logprobs hide everything; an engine may also process what it reports and sample from something else.
     """
-    yield from _reports(account)
-    if defaults and not account.sampling:
-        changed = msgspec.structs.replace(account, sampling=dict(defaults))
-        words = ", ".join(f"{name}={value:g}" for name, value in defaults.items())
-        yield Hypothesis("semantic/generation-config", f"defaults in force: {words}", changed)
-    yield from _truncations(account)
-    for name, (cause, low, high) in FITTED.items():
-        if name not in account.sampling:
-            yield _fit(account, cost, name, cause, (low, high))
+    hiding = Reported.RAW if account.reported is Reported.RAW else Reported.AS_REQUESTED
+    for hypothesis in _parameters(account, cost, defaults, hiding):
+        if hypothesis.cause == "semantic/temperature":
+            # The number reported is right and the draw is not: that is a fault of the sampler.
+            yield msgspec.structs.replace(hypothesis, cause="semantic/sampling-bias")
+        else:
+            yield hypothesis
 
 
-def _reports(account: Account) -> Iterator[Hypothesis]:
+def _readings(account: Account) -> Iterator[Hypothesis]:
     if account.reported is Reported.AS_CONTRACTED:
         changed = msgspec.structs.replace(account, reported=Reported.RAW)
         yield Hypothesis("semantic/raw-logprobs", "logprobs are the model's own, before processing", changed)
         changed = msgspec.structs.replace(account, reported=Reported.UNRENORMALISED)
-        if _truncating(account):
-            yield Hypothesis("semantic/truncation-mass", "logprobs are not renormalised", changed)
+        yield Hypothesis("semantic/truncation-mass", "logprobs are not renormalised after truncation", changed)
     if account.pick is Pick.SAMPLED:
         for pick, cause in PICKS.items():
             changed = msgspec.structs.replace(account, pick=pick)
             yield Hypothesis(cause, f"the value read is that of: {pick.value}", changed)
 
 
-def _truncations(account: Account) -> Iterator[Hypothesis]:
+def _parameters(
+    account: Account, cost: Cost, defaults: Mapping[str, float], reported: Reported
+) -> Iterator[Hypothesis]:
+    """Sampling parameters in force that nobody asked for.
+
+    `defaults` are those of the model's generation_config.json: the one place where an engine finds parameters that
+    nobody sent.
+    """
+    account = msgspec.structs.replace(account, reported=reported)
+    if defaults and not account.sampling:
+        words = ", ".join(f"{name}={value:g}" for name, value in defaults.items())
+        yield Hypothesis(
+            "semantic/generation-config", f"defaults in force: {words}", _with(account, **defaults)
+        )
     for name, grid in TRUNCATIONS.items():
-        if name in account.sampling:
-            continue
-        for value in grid:
-            changed = msgspec.structs.replace(account, sampling={**account.sampling, name: value})
-            yield Hypothesis("semantic/truncation-mass", f"{name}={value:g} in force", changed, 1)
-            changed = msgspec.structs.replace(changed, reported=Reported.UNRENORMALISED)
-            if account.reported is Reported.AS_CONTRACTED:
-                yield Hypothesis(
-                    "semantic/truncation-mass", f"{name}={value:g} in force, logprobs not renormalised", changed, 1
-                )
+        if name not in account.sampling:
+            for value in grid:
+                changed = _with(account, **{name: value})
+                yield Hypothesis("semantic/truncation-mass", f"{name}={value:g} in force", changed, 1)
+    for name, fitted in FITTED.items():
+        if name not in account.sampling:
+            yield from _fit(account, cost, name, fitted)
 
 
-def _fit(
-    account: Account, cost: Cost, name: str, cause: str, bounds: tuple[float, float]
-) -> Hypothesis:
-    def at(value: float) -> Account:
-        return msgspec.structs.replace(account, sampling={**account.sampling, name: float(value)})
+def _fit(account: Account, cost: Cost, name: str, fitted: Fitted) -> Iterator[Hypothesis]:
+    def at(value: float) -> float:
+        return cost(_with(account, **{name: float(value)}))
 
-    best = minimize_scalar(lambda value: cost(at(value)), bounds=bounds, method="bounded", options={"xatol": 1e-7})
-    # People set round numbers: where one does as well as the fit, it is the better explanation.
-    value = min((round(best.x, 2), float(best.x)), key=lambda value: cost(at(value)) - (value != best.x))
-    return Hypothesis(cause, f"{name}={value:.3g} in force", at(value), 1)
+    looks = sorted(fitted.looks, key=at)
+    if at(looks[0]) > cost(account) - LEAST_HOPE:
+        return
+    # Between the neighbours of the best look; a bounded search over the whole range costs three times as much.
+    grid = sorted({fitted.low, *fitted.looks, fitted.high})
+    place = grid.index(looks[0])
+    bounds = (grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)])
+    best = float(minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": 1e-7}).x)
+    # People set round numbers: where one does about as well as the fit, it is the better explanation.
+    value = round(best, 2) if at(round(best, 2)) <= at(best) + 1 else best
+    yield Hypothesis(fitted.cause, f"{name}={value:.3g} in force", _with(account, **{name: value}), 1)
 
 
-def _truncating(account: Account) -> bool:
-    return any(name in account.sampling for name in TRUNCATIONS)
+def _with(account: Account, **sampling: float) -> Account:
+    return msgspec.structs.replace(account, sampling={**account.sampling, **sampling})

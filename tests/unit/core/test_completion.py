@@ -1,0 +1,283 @@
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from zerodrift.core.completion import (
+    Answer,
+    Completion,
+    EngineFingerprint,
+    FinishReason,
+    LogprobContract,
+    LogprobKind,
+    TokenAlternative,
+    check_logprobs,
+)
+from zerodrift.core.errors import (
+    ContractViolation,
+    InvalidCompletion,
+    InvalidValue,
+    NonFinite,
+    ZerodriftError,
+)
+from zerodrift.core.request import SamplingParams
+from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
+
+OLD, NEW = WeightVersion("step-1"), WeightVersion("step-2")
+IMPOSSIBLE: list[tuple[dict[str, Any], type[ZerodriftError], str]] = [
+    (
+        {"prompt_token_ids": ()},
+        InvalidCompletion,
+        "reports an empty prompt; ask it to return prompt token ids",
+    ),
+    ({"prompt_token_ids": [1, 2]}, InvalidCompletion, "prompt_token_ids is a list"),
+    ({"prompt_token_ids": (1, -2)}, InvalidCompletion, r"prompt_token_ids\[1\] is -2"),
+    ({"token_ids": (3, 4, None)}, InvalidCompletion, r"token_ids\[2\] is None"),
+    ({"token_ids": "abc"}, InvalidCompletion, "token_ids is a str"),
+    (
+        {"logprobs": ()},
+        InvalidCompletion,
+        "3 tokens carry 0 logprobs; every sampled token needs one: request",
+    ),
+    ({"logprobs": (-1.0, -1.0)}, InvalidCompletion, "3 tokens carry 2 logprobs"),
+    ({"logprobs": (-1.0, math.nan, -1.0)}, NonFinite, r"logprobs\[1\] is nan; .* discard the completion"),
+    ({"logprobs": (-1.0, -1.0, -math.inf)}, NonFinite, r"logprobs\[2\] is -inf"),
+    ({"logprobs": (math.inf, -1.0, -1.0)}, NonFinite, r"logprobs\[0\] is inf"),
+    (
+        {"logprobs": (-1.0, -9999.0, -1.0)},
+        NonFinite,
+        r"logprobs\[1\] is -9999.0, the number some engines write",
+    ),
+    (
+        {"logprobs": (-1.0, -1.0, 0.001)},
+        InvalidCompletion,
+        r"logprobs\[2\] is 0.001, which is no log-probability",
+    ),
+    (
+        {"logprobs": (-1.0, None, -1.0)},
+        InvalidCompletion,
+        r"logprobs\[1\] is None, which is no number; request",
+    ),
+    ({"logprobs": (-1.0, "-1", -1.0)}, InvalidCompletion, r"logprobs\[1\] is '-1', which is no number"),
+    ({"logprobs": (-1.0, False, -1.0)}, InvalidCompletion, r"logprobs\[1\] is False, which is no number"),
+    (
+        {"logprobs": (-1.0, np.float32(-1), -1.0)},
+        InvalidCompletion,
+        r"logprobs\[1\] is .*, which is no number",
+    ),
+    (
+        {"logprobs": [-1.0, -1.0, -1.0]},
+        InvalidCompletion,
+        "logprobs is a list; a completion is made of tuples",
+    ),
+    ({"versions": ()}, InvalidCompletion, "weight-version spans cover 0 of 3"),
+    ({"versions": (VersionSpan(OLD, 0, 2),)}, InvalidCompletion, "weight-version spans cover 2 of 3"),
+    (
+        {"versions": (VersionSpan(OLD, 0, 2), VersionSpan(NEW, 1, 3))},
+        InvalidCompletion,
+        "weight-version spans leave 2..1 uncovered or twice covered",
+    ),
+    ({"versions": [VersionSpan(OLD, 0, 3)]}, InvalidCompletion, "versions is a list"),
+    ({"lineage": (LineageSegment(OLD, 0, 5),)}, InvalidCompletion, "lineage segments cover 5 of 4"),
+    ({"lineage": (LineageSegment(OLD, 0, 3),)}, InvalidCompletion, "lineage segments cover 3 of 4"),
+    (
+        {"lineage": (LineageSegment(OLD, 0, 2), LineageSegment(NEW, 3, 4))},
+        InvalidCompletion,
+        "lineage segments leave 2..3 uncovered",
+    ),
+    ({"top_logprobs": ((),)}, InvalidCompletion, "3 tokens carry alternatives for 1"),
+    (
+        {"top_logprobs": ((), (TokenAlternative(1, -1.0), TokenAlternative(2, math.nan)), ())},
+        NonFinite,
+        r"top_logprobs\[1\]\[1\] is nan",
+    ),
+    (
+        {"top_logprobs": ((TokenAlternative(1, -math.inf),), (), ())},
+        NonFinite,
+        r"top_logprobs\[0\]\[0\] is -inf",
+    ),
+    (
+        {"top_logprobs": ((TokenAlternative(1, -9999.0),), (), ())},
+        NonFinite,
+        r"top_logprobs\[0\]\[0\] is -9999.0",
+    ),
+    (
+        {"top_logprobs": ((TokenAlternative(-1, -1.0),), (), ())},
+        InvalidCompletion,
+        r"top_logprobs\[0\].* is -1",
+    ),
+    ({"prompt_logprobs": (None,)}, InvalidCompletion, "2 prompt tokens carry 1 prompt logprobs"),
+    (
+        {"prompt_logprobs": (None, None)},
+        InvalidCompletion,
+        r"prompt_logprobs\[1\] is None, which is no number",
+    ),
+    (
+        {"prompt_logprobs": (-1.0, -1.0)},
+        InvalidCompletion,
+        r"prompt_logprobs\[0\] is -1.0; .* predicts the first",
+    ),
+    ({"prompt_logprobs": (None, math.nan)}, NonFinite, r"prompt_logprobs\[1\] is nan"),
+    ({"sample_index": -1}, InvalidCompletion, "sample_index is -1"),
+    ({"cached_tokens": -1}, InvalidCompletion, "cached_tokens is -1; .* the prompt has 2"),
+    ({"cached_tokens": 3}, InvalidCompletion, "cached_tokens is 3; .* the prompt has 2"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "says"), IMPOSSIBLE, ids=lambda value: str(value)[:50])
+def test_an_impossible_completion(
+    fields: dict[str, Any], changes: dict[str, Any], error: type[ZerodriftError], says: str
+) -> None:
+    with pytest.raises(error, match=says) as caught:
+        Completion(**{**fields, **changes})
+    assert type(caught.value) is error
+    assert caught.value.code in ("value/completion", "value/non-finite")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"logprobs": (-9997.9, -0.0, 1e-5)},
+        {"versions": (VersionSpan(OLD, 0, 1), VersionSpan(NEW, 1, 3))},
+        {"lineage": ()},
+        {"lineage": (LineageSegment(OLD, 0, 3), LineageSegment(NEW, 3, 4))},
+        {"prompt_logprobs": (None, -3.0)},
+        {"cached_tokens": 0},
+        {"cached_tokens": 2},
+        {"top_logprobs": ((), (TokenAlternative(1, -1.0),), ())},
+        {"sample_index": 3, "text": "abc"},
+    ],
+    ids=str,
+)
+def test_a_possible_completion(fields: dict[str, Any], changes: dict[str, Any]) -> None:
+    assert Completion(**{**fields, **changes}).sequence == (1, 2, 3, 4, 5)
+
+
+def test_a_completion_of_nothing(fields: dict[str, Any]) -> None:
+    """An aborted request: no token, no version, and KV for the prompt or for none of it."""
+    nothing = {"token_ids": (), "logprobs": (), "versions": (), "finish_reason": FinishReason.ABORT}
+    for lineage in ((), (LineageSegment(OLD, 0, 2),)):
+        assert Completion(**{**fields, **nothing, "lineage": lineage}).sequence == (1, 2)
+
+
+def test_a_change_is_checked_as_a_construction_is(completion: Completion) -> None:
+    with pytest.raises(NonFinite):
+        msgspec.structs.replace(completion, logprobs=(math.nan,) * 3)
+
+
+def test_a_decoder_refuses_it_too(completion: Completion) -> None:
+    document = msgspec.json.encode(completion)
+    assert msgspec.json.decode(document, type=Completion) == completion
+    for bad in (document.replace(b"-1.5", b"-9999.0"), document.replace(b"-1.5", b"null")):
+        assert bad != document
+        with pytest.raises(msgspec.ValidationError, match="logprobs"):
+            msgspec.json.decode(bad, type=Completion)
+
+
+def test_unknown_fields_are_refused(completion: Completion) -> None:
+    document = msgspec.json.encode({**msgspec.to_builtins(completion), "rank": 1})
+    with pytest.raises(msgspec.ValidationError, match="rank"):
+        msgspec.json.decode(document, type=Completion)
+
+
+def test_positions_in_messages_count_from_the_first_value() -> None:
+    with pytest.raises(NonFinite, match=r"^scores\[2\] is nan"):
+        check_logprobs("scores", iter([-1.0, -2, math.nan]))
+
+
+def test_an_answer_holds_what_could_be_read_and_what_not(completion: Completion) -> None:
+    answer = Answer((completion,))
+    assert answer.problems == ()
+
+
+RAW, PROCESSED = LogprobKind.RAW, LogprobKind.PROCESSED
+SHAPED: list[dict[str, Any]] = [
+    {"top_p": 0.9},
+    {"top_k": 5},
+    {"min_p": 0.1},
+    {"repetition_penalty": 1.1},
+    {"presence_penalty": 0.5},
+    {"frequency_penalty": 0.5},
+    {"logit_bias": {1: 1.0}},
+    {"min_tokens": 2},
+]
+
+
+@pytest.mark.parametrize("options", SHAPED, ids=str)
+def test_what_a_softmax_cannot_reproduce(options: dict[str, Any]) -> None:
+    with pytest.raises(ContractViolation, match=r"cannot reproduce.*: sample without .*, or replay") as caught:
+        LogprobContract(PROCESSED, SamplingParams(**options))
+    assert caught.value.code == "value/contract"
+    if "top_p" in options:
+        assert "top_p=0.9" in str(caught.value)
+
+
+@pytest.mark.parametrize("options", SHAPED, ids=str)
+def test_what_can_be_replayed_is_allowed(options: dict[str, Any]) -> None:
+    LogprobContract(PROCESSED, SamplingParams(**options), replays_processing=True)
+    LogprobContract(RAW, SamplingParams(**options))
+
+
+def test_temperature_alone_is_reproducible() -> None:
+    LogprobContract(PROCESSED, SamplingParams(temperature=0.7))
+
+
+def test_kinds_are_never_mixed() -> None:
+    raw, processed = LogprobContract(RAW, SamplingParams()), LogprobContract(PROCESSED, SamplingParams())
+    for one, other in ((raw, processed), (processed, raw)):
+        with pytest.raises(
+            ContractViolation, match=f"{one.kind} logprobs .* compared with {other.kind} ones"
+        ):
+            one.check_same(other)
+    raw.check_same(raw)
+    processed.check_same(processed)
+
+
+def test_temperatures_are_never_mixed_where_they_matter() -> None:
+    warm, hot = SamplingParams(temperature=0.7), SamplingParams(temperature=1.0)
+    with pytest.raises(ContractViolation, match=r"temperature 0.7 against 1.0"):
+        LogprobContract(PROCESSED, warm).check_same(LogprobContract(PROCESSED, hot))
+    LogprobContract(RAW, warm).check_same(LogprobContract(RAW, hot))
+
+
+@pytest.mark.parametrize("options", SHAPED, ids=str)
+def test_processings_are_never_mixed(options: dict[str, Any]) -> None:
+    """Both trainers can replay; they would replay different things."""
+    plain = LogprobContract(PROCESSED, SamplingParams(), replays_processing=True)
+    shaped = LogprobContract(PROCESSED, SamplingParams(**options), replays_processing=True)
+    with pytest.raises(ContractViolation, match=next(iter(options))):
+        plain.check_same(shaped)
+    shaped.check_same(LogprobContract(PROCESSED, SamplingParams(**options, seed=3, max_tokens=9), True))
+
+
+def fingerprint(**changes: Any) -> EngineFingerprint:
+    parts = {"semantic": {"a": "1", "b": "2"}, "numeric": {"c": "3"}, "deployment": {"d": "4"}}
+    return EngineFingerprint(**{"engine": "x", **parts, **changes})
+
+
+def test_a_fingerprint_does_not_depend_on_order() -> None:
+    assert fingerprint(semantic={"b": "2", "a": "1"}).digest == fingerprint().digest
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "moved"),
+    [
+        ("semantic", {"a": "2"}, {"semantic"}),
+        ("numeric", {"c": "4"}, {"numeric"}),
+        ("deployment", {}, {"deployment"}),
+        ("engine", "y", {"semantic", "numeric", "deployment"}),
+    ],
+)
+def test_a_changed_part_changes_its_digest_and_the_whole(part: str, value: Any, moved: set[str]) -> None:
+    before, after = fingerprint(), fingerprint(**{part: value})
+    assert before.digest != after.digest
+    assert {name for name, digest in after.digests().items() if digest != before.digests()[name]} == moved
+
+
+@pytest.mark.parametrize("part", ["semantic", "numeric", "deployment"])
+def test_facts_are_strings(part: str) -> None:
+    with pytest.raises(InvalidValue, match="fingerprint fact 'threads' is 2; write facts as strings"):
+        fingerprint(**{part: {"threads": 2}})
