@@ -5,10 +5,13 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: demo test check venv smollm2 engines test-engines test-browser coverage clean
+.PHONY: demo demo-vllm test check venv smollm2 engines test-engines test-browser coverage clean
 
 demo: venv ## three faults planted and found, on a built-in model
 	$(BIN)/python -m zerodrift.cli.main demo
+
+demo-vllm: venv engines ## the same on a real vLLM server: its own faults, its own fixes
+	$(BIN)/python -m zerodrift.cli.main demo --vllm .engines/vllm-0.32.0/bin/python
 
 test: venv ## everything that needs neither a foreign engine nor a browser
 	$(PYTEST) -m "not engines and not browser and not long" --cov --cov-report=

@@ -62,7 +62,7 @@ def equivalent_teachers(model: Any, precision: str) -> list[Teacher]:
         Teacher(rounded, layout=Layout.ALONE, attention="eager"),
         Teacher(rounded, layout=Layout.PADDED, attention="sdpa", batch=4),
         Teacher(rounded, layout=Layout.PADDED, attention="eager", batch=7),
-        Teacher(rounded, layout=Layout.CHUNKED, attention="sdpa", chunk=1),
+        Teacher(rounded, layout=Layout.DECODED, attention="sdpa"),
         Teacher(rounded, layout=Layout.CHUNKED, attention="sdpa", chunk=16),
         Teacher(rounded, layout=Layout.CHUNKED, attention="eager", chunk=7),
         Teacher(rounded, layout=Layout.CHUNKED, attention="eager", chunk=33),

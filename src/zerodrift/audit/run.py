@@ -32,6 +32,7 @@ from zerodrift.config.precision import Precision
 from zerodrift.config.validation import ValidationConfig
 from zerodrift.core.errors import EngineError, InvalidValue
 from zerodrift.core.request import Prompt, SamplingParams
+from zerodrift.core.task import Scorer
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
 
@@ -69,6 +70,8 @@ class Audit:
 
     engine: Backend
     reference: ReferenceBackend
+    trainer: Scorer | None = None
+    """The trainer's own forward, where the user brings it."""
     prompts: Sequence[Prompt]
     sampling: SamplingParams
     validation: ValidationConfig

@@ -25,6 +25,8 @@ class Layout(StrEnum):
     """Several sequences of mixed length, padded on the right."""
     CHUNKED = "chunked"
     """One sequence in chunks over a KV cache, as an engine prefills it."""
+    DECODED = "decoded"
+    """The prompt at once and the rest token by token, as an engine decodes it."""
 
 
 class Teacher:
@@ -62,7 +64,7 @@ class Teacher:
             self._check(ids, start)
         if self.layout is Layout.PADDED:
             yield from self._padded(sequences, starts)
-        elif self.layout is Layout.CHUNKED:
+        elif self.layout in (Layout.CHUNKED, Layout.DECODED):
             for ids, start in zip(sequences, starts, strict=True):
                 yield self.continued(ids, start, self.model, 0)
         else:
@@ -78,8 +80,11 @@ class Teacher:
         """
         self._check(ids, start)
         cache, rows = None, []
-        step = self.chunk if self.layout is Layout.CHUNKED else len(ids)
-        bounds = sorted({0, split, *range(split, len(ids), step), len(ids)})
+        cuts = {
+            Layout.CHUNKED: range(split, len(ids), self.chunk),
+            Layout.DECODED: range(max(start, split), len(ids)),
+        }
+        bounds = sorted({0, split, *cuts.get(self.layout, ()), len(ids)})
         for begin, end in zip(bounds, bounds[1:], strict=False):
             model = earlier if end <= split else self.model
             output = self._forward(

@@ -13,11 +13,12 @@ from typing import Annotated
 import typer
 
 from zerodrift import __version__
-from zerodrift.cli import audit, baseline, console, env, init
+from zerodrift.cli import audit, baseline, console, demo, env, init
 
 # Verb -> function; help lists them in this order.
 COMMANDS: Mapping[str, Callable[..., None]] = {
     "audit": audit.command,
+    "demo": demo.command,
     "init": init.command,
     "env": env.command,
 }

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from zerodrift.core import require
 from zerodrift.core.completion import EngineFingerprint, check_logprobs
-from zerodrift.core.errors import RecordError, SchemaMismatch
+from zerodrift.core.errors import InvalidValue, RecordError, SchemaMismatch
 from zerodrift.core.request import SamplingParams
+from zerodrift.records.codec import read_lines
 
 SCHEMA = "zerodrift.baseline/1"
 
@@ -42,6 +44,11 @@ class BaselineRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         """Every token has both numbers."""
+        require.whole(InvalidValue, "row index", self.index, "it counts prompts from 0", 0)
+        require.token_ids(InvalidValue, "prompt", self.prompt)
+        require.token_ids(InvalidValue, "output", self.output)
+        if not self.prompt:
+            raise RecordError(f"row {self.index} has an empty prompt; record the baseline again")
         if not len(self.output) == len(self.logprobs) == len(self.raw_logprobs):
             raise RecordError(
                 f"row {self.index} has {len(self.output)} tokens, {len(self.logprobs)} logprobs and "
@@ -55,28 +62,26 @@ def read_header(path: Path) -> BaselineHeader:
     """The header of a recorded baseline."""
     if not path.is_file():
         raise RecordError(f"there is no baseline {path}; make one with `zerodrift baseline record`")
-    with path.open("rb") as file:
-        line = file.readline()
     try:
-        header = msgspec.json.decode(line, type=BaselineHeader)
-    except msgspec.DecodeError as error:
+        # The schema first: the fields of another one may be other fields.
+        schema = next(read_lines(path, _Schema)).schema
+        if schema != SCHEMA:
+            raise SchemaMismatch(f"{path.name} has schema {schema!r}, and this version reads {SCHEMA!r}")
+        return next(read_lines(path, BaselineHeader))
+    except StopIteration as error:
+        raise RecordError(
+            f"{path.name}, line 1: not the header of a baseline, for the file is empty"
+        ) from error
+    except SchemaMismatch:
+        raise
+    except RecordError as error:
         raise RecordError(f"{path.name}, line 1: not the header of a baseline ({error})") from error
-    if header.schema != SCHEMA:
-        raise SchemaMismatch(f"{path.name} has schema {header.schema!r}, and this version reads {SCHEMA!r}")
-    return header
+
+
+class _Schema(msgspec.Struct):
+    schema: str
 
 
 def read_rows(path: Path) -> Iterator[BaselineRow]:
     """Every row, in file order; a bad line is refused by number."""
-    decoder = msgspec.json.Decoder(BaselineRow)
-    with path.open("rb") as file:
-        file.readline()
-        for number, line in enumerate(file, start=2):
-            if not line.endswith(b"\n"):
-                raise RecordError(
-                    f"{path.name}, line {number}: the line is torn, as after a kill; resume the recording"
-                )
-            try:
-                yield decoder.decode(line)
-            except (msgspec.DecodeError, RecordError) as error:
-                raise RecordError(f"{path.name}, line {number}: {error}") from error
+    return read_lines(path, BaselineRow, skip=1)

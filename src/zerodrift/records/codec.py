@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import BinaryIO, Generic, Self, TypeVar
 
 import msgspec
 
@@ -20,18 +20,27 @@ MAX_LINE_BYTES = 64 * 2**20
 """A line above this is an attack or a mistake; a rollout of 100k tokens needs 5 MB."""
 
 
+BLOCK_BYTES = 2**20
+
+
 class LineWriter(Generic[T]):
     """Appends values to a file, one JSON line each."""
 
     def __init__(self, path: Path) -> None:
         """Opens for appending; what is there stays."""
+        self._path = path
         self._file = path.open("ab")
         self._encoder = msgspec.json.Encoder()
 
     def write(self, *values: T) -> None:
-        """All of `values` are on the disk when this returns."""
-        for value in values:
-            self._file.write(self._encoder.encode(value) + b"\n")
+        """All of `values` are on the disk when this returns; none of them if one cannot be written."""
+        lines = [self._encoder.encode(value) + b"\n" for value in values]
+        if (longest := max(map(len, lines), default=0)) > MAX_LINE_BYTES:
+            raise RecordError(
+                f"{self._path.name}: a line of {longest} bytes was about to be written, and at most {MAX_LINE_BYTES} "
+                "can be read back; ask for fewer alternatives or shorter outputs"
+            )
+        self._file.write(b"".join(lines))
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -44,41 +53,59 @@ class LineWriter(Generic[T]):
         self._file.close()
 
 
-def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
-    """Every line of `path` as a `kind`; the first bad line is refused by number."""
+def read_lines(path: Path, kind: type[T], skip: int = 0) -> Iterator[T]:
+    """Every line of `path` after the first `skip` as a `kind`; the first bad line is refused by number."""
     decoder = msgspec.json.Decoder(kind)
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        # With a limit: a file without a newline would be one line, and might not fit into memory.
+        lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
+        for number, line in enumerate(lines, start=1):
             if len(line) > MAX_LINE_BYTES:
-                raise RecordError(f"{path.name}, line {number}: {len(line)} bytes; lines end at {MAX_LINE_BYTES}")
+                raise RecordError(
+                    f"{path.name}, line {number}: more than {MAX_LINE_BYTES} bytes; this is no file of ours"
+                )
             if not line.endswith(b"\n"):
                 raise RecordError(
                     f"{path.name}, line {number}: the line is torn, as after a kill; "
                     "delete it or resume the run that wrote it"
                 )
+            if number <= skip:
+                continue
             try:
                 yield decoder.decode(line)
-            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            except (msgspec.MsgspecError, RecordError, RecursionError, UnicodeDecodeError) as error:
                 raise RecordError(f"{path.name}, line {number}: {error}") from error
 
 
 def drop_torn_line(path: Path) -> bool:
     """Cut an unfinished last line off, and say whether there was one."""
-    data_end = path.stat().st_size
     with path.open("rb+") as file:
-        content = file.read()
-        whole = content.rfind(b"\n") + 1
-        if whole == data_end:
-            return False
+        end = file.seek(0, os.SEEK_END)
+        whole = _end_of_last_line(file, end)
         file.truncate(whole)
-    return True
+    return whole != end
+
+
+def _end_of_last_line(file: BinaryIO, end: int) -> int:
+    """Read from the back: a run's file may not fit into memory, and its last line always does."""
+    while end > 0:
+        begin = max(0, end - BLOCK_BYTES)
+        file.seek(begin)
+        newline = file.read(end - begin).rfind(b"\n")
+        if newline >= 0:
+            return begin + newline + 1
+        end = begin
+    return 0
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Readers see the old file or the new one, never half of it."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,11 +1,11 @@
 """What a run leaves behind: one directory, the same files in every one.
 
-    config.yaml        the resolved configuration
-    environment.json   versions and devices
-    rollouts.jsonl     every request and what came back
-    tokens.parquet     every token with both sides' numbers
-    verdict.json       the conclusion
-    report.html        the same, for people
+config.yaml        the resolved configuration
+environment.json   versions and devices
+rollouts.jsonl     every request and what came back
+tokens.parquet     every token with both sides' numbers
+verdict.json       the conclusion
+report.html        the same, for people
 """
 
 from pathlib import Path
@@ -23,7 +23,15 @@ ROLLOUTS, TOKENS, REPORT = "rollouts.jsonl", "tokens.parquet", "report.html"
 def write_verdict(directory: Path, record: VerdictRecord) -> Path:
     """`verdict.json`, indented for people."""
     path = directory / VERDICT
-    write_atomically(path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    content = msgspec.json.encode(record)
+    try:
+        # NaN and infinities become null in JSON, and a verdict that cannot be read back is none.
+        msgspec.json.decode(content, type=VerdictRecord)
+    except msgspec.ValidationError as error:
+        raise RecordError(
+            f"the verdict has a number that JSON cannot carry, NaN or an infinity ({error})"
+        ) from error
+    write_atomically(path, msgspec.json.format(content, indent=2) + b"\n")
     return path
 
 
@@ -36,9 +44,11 @@ def read_verdict(directory: Path) -> VerdictRecord:
     try:
         schema = msgspec.json.decode(content, type=_Schema).schema
         if schema != SCHEMA:
-            raise SchemaMismatch(f"{path} has schema {schema!r}, and this version reads {SCHEMA!r}; run the audit again")
+            raise SchemaMismatch(
+                f"{path} has schema {schema!r}, and this version reads {SCHEMA!r}; run the audit again"
+            )
         return msgspec.json.decode(content, type=VerdictRecord)
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"{path} cannot be read: {error}") from error
 
 

@@ -2,7 +2,9 @@
 
 import msgspec
 
+from zerodrift.core import require
 from zerodrift.core.completion import Completion, Problem
+from zerodrift.core.errors import InvalidValue
 from zerodrift.core.request import Request
 
 
@@ -18,3 +20,10 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     problem: Problem | None = None
     source: str = "engine"
     """Who sampled it: `engine` or `reference`."""
+
+    def __post_init__(self) -> None:
+        """A rollout without an outcome would be one dropped in silence."""
+        require.whole(InvalidValue, "rollout index", self.index, "it counts requests from 0", 0)
+        if (self.completion is None) == (self.problem is None):
+            both = "neither" if self.completion is None else "both"
+            raise InvalidValue(f"rollout {self.index} has {both}; it is a completion or a problem")

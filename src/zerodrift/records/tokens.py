@@ -1,7 +1,9 @@
 """`tokens.parquet`: one row per sampled token, with both sides' numbers. Any data tool reads it."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +34,11 @@ def write_tokens(path: Path, columns: Mapping[str, NDArray[np.generic] | list[st
     """All of COLUMNS, none other."""
     if columns.keys() != COLUMNS.keys():
         raise RecordError(f"tokens.parquet has the columns {sorted(COLUMNS)}, not {sorted(columns)}")
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise RecordError(
+            f"the columns of tokens.parquet have the lengths {lengths}; each token needs one of each"
+        )
     arrow = _arrow()
     table = arrow.table({name: columns[name] for name in COLUMNS})
     table = table.replace_schema_metadata({b"schema": SCHEMA})
@@ -43,16 +50,23 @@ def write_tokens(path: Path, columns: Mapping[str, NDArray[np.generic] | list[st
 def read_tokens(path: Path) -> "pyarrow.Table":
     """The table, after checking that it is one of ours."""
     arrow = _arrow()
-    table = arrow.parquet.read_table(path)
+    if not path.is_file():
+        raise RecordError(f"there is no {path}; it is part of a finished audit")
+    try:
+        table = arrow.parquet.read_table(path)
+    except (arrow.ArrowException, OSError) as error:
+        raise RecordError(f"{path.name} is damaged ({error}); run the audit again") from error
     if (table.schema.metadata or {}).get(b"schema") != SCHEMA:
-        raise RecordError(f"{path.name} was not written by this version of zerodrift (schema {SCHEMA.decode()})")
+        raise RecordError(
+            f"{path.name} was not written by this version of zerodrift (schema {SCHEMA.decode()})"
+        )
     return table
 
 
-def _arrow() -> "pyarrow":  # type: ignore[valid-type]
+def _arrow() -> ModuleType:
     try:
-        import pyarrow
-        import pyarrow.parquet
+        pyarrow = import_module("pyarrow")
+        import_module("pyarrow.parquet")
     except ModuleNotFoundError as error:
         raise MissingExtra("tokens.parquet needs pyarrow: pip install 'zerodrift[local]'") from error
     return pyarrow

@@ -118,7 +118,9 @@ def _fit(account: Account, cost: Cost, name: str, fitted: Fitted) -> Iterator[Hy
     grid = sorted({fitted.low, *fitted.looks, fitted.high})
     place = grid.index(looks[0])
     bounds = (grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)])
-    best = float(minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": 1e-7}).x)
+    # Reported numbers pin a parameter down to many digits; the choice of tokens to two.
+    tolerance = 1e-3 if account.reported in (Reported.RAW, Reported.AS_REQUESTED) else 1e-7
+    best = float(minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": tolerance}).x)
     # People set round numbers: where one does about as well as the fit, it is the better explanation.
     value = round(best, 2) if at(round(best, 2)) <= at(best) + 1 else best
     yield Hypothesis(fitted.cause, f"{name}={value:.3g} in force", _with(account, **{name: value}), 1)

@@ -1,0 +1,140 @@
+"""Every planted fault on every model it applies to: was it detected, and was it named? Makes docs/faults.md.
+
+    python tests/faults/matrix.py --models testbed:qwen3 --out .cache/faults.jsonl
+
+Resumable: rows that the file holds are not run again.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from zerodrift import models
+from zerodrift.audit.prompts import generated
+from zerodrift.audit.run import Audit
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.config.precision import Precision
+from zerodrift.config.validation import ValidationConfig
+from zerodrift.core.cause import Layer
+from zerodrift.core.errors import CapabilityMissing, InvalidValue
+from zerodrift.core.request import SamplingParams
+from zerodrift.faults.fault import Fault, Need
+from zerodrift.faults.registry import FAULTS
+from zerodrift.faults.sampling import write_model_with_defaults
+from zerodrift.records.codec import LineWriter, read_lines
+
+TESTBEDS = ("testbed:llama", "testbed:qwen2", "testbed:qwen3", "testbed:mistral")
+VALIDATION = ValidationConfig(num_prompts=24, equivalence_trials=32, max_tokens=24)
+SAMPLING = SamplingParams(temperature=0.7, max_tokens=24)
+
+# Causes that the data of one audit cannot tell apart; docs/attribution.md says why, and which probe would.
+EQUIVALENT = (
+    frozenset({"weights/stale", "weights/version-label"}),
+    frozenset({"semantic/temperature", "semantic/raw-logprobs"}),
+    frozenset({"path/body-precision", "weights/dtype"}),
+)
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault on one model."""
+
+    fault: str
+    model: str
+    verdict: str
+    found: tuple[str, ...]
+    """Gating causes, principal first, then the others."""
+    listed: tuple[str, ...] = ()
+    says: str = ""
+    seconds: float = 0.0
+
+
+def run_fault(fault: Fault, spec: str, scratch: Path) -> Row | None:
+    """Audit an engine with the fault; None where it does not apply to the model."""
+    if Need.GENERATION_DEFAULTS in fault.needs:
+        spec_path = str(write_model_with_defaults(spec, scratch / "model"))
+    else:
+        spec_path = spec
+    sync = Need.SYNC in fault.needs
+    checkpoint = None
+    if sync:
+        checkpoint = Path(spec) if not spec.startswith("testbed:") else models.materialise(spec, scratch / "model")
+        spec_path = str(checkpoint)
+    reference = ReferenceBackend(spec_path)
+    healthy = ReferenceBackend(spec_path, dtype="float32")
+    trainer = None
+    try:
+        if fault.kind is Layer.TRAINER:
+            engine, trainer = healthy, fault.scorer(models.load(spec_path))
+        else:
+            engine = fault.inject(healthy)
+    except (InvalidValue, CapabilityMissing):
+        return None
+    began = time.monotonic()
+    prompts = generated(
+        reference.tokenizer, reference.facts.vocab_size, 200, VALIDATION.num_prompts, VALIDATION.seed
+    )
+    audit = Audit(
+        engine=engine,
+        reference=reference,
+        trainer=trainer,
+        prompts=prompts,
+        sampling=SAMPLING,
+        validation=VALIDATION,
+        precision=Precision.FP32,
+        directory=scratch,
+        checkpoint=checkpoint,
+        resets_cache=fault.variant != "kept",
+    )
+    record = audit.run().record
+    engine.close()
+    return Row(
+        fault=fault.spec,
+        model=spec,
+        verdict=record.verdict.value,
+        found=tuple(cause.cause for cause in record.causes if cause.gating),
+        listed=tuple(cause.cause for cause in record.causes if not cause.gating),
+        says=record.causes[0].evidence if record.causes else record.says,
+        seconds=round(time.monotonic() - began, 2),
+    )
+
+
+def named(row: Row) -> bool:
+    """The principal cause is the planted one, or one that cannot be told from it."""
+    planted = row.fault.split(":")[0]
+    first = (row.found or row.listed or ("",))[0]
+    return first == planted or any({first, planted} <= group for group in EQUIVALENT)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="*", default=list(TESTBEDS))
+    parser.add_argument("--faults", nargs="*", default=list(FAULTS))
+    parser.add_argument("--out", type=Path, default=Path(".cache/faults.jsonl"))
+    options = parser.parse_args()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    done = {(row.fault, row.model) for row in read_lines(options.out, Row)} if options.out.exists() else set()
+    with LineWriter[Row](options.out) as writer:
+        for spec in options.models:
+            for name in options.faults:
+                fault = FAULTS[name]
+                if (fault.spec, spec) in done:
+                    continue
+                with tempfile.TemporaryDirectory() as scratch:
+                    row = run_fault(fault, spec, Path(scratch))
+                if row is not None:
+                    writer.write(row)
+                    mark = "ok " if named(row) else "???"
+                    sys.stdout.write(
+                        f"{mark} {row.seconds:5.1f}s {row.model:16} {row.fault:42} {row.verdict:12} "
+                        f"{row.found} {row.listed} | {row.says[:110]}\n"
+                    )
+                    sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

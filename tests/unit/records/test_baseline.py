@@ -1,0 +1,114 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from zerodrift.core.errors import RecordError, SchemaMismatch, ZerodriftError
+from zerodrift.records import codec
+from zerodrift.records.baseline import BaselineHeader, BaselineRow, read_header, read_rows
+from zerodrift.records.codec import LineWriter
+
+ROW: dict[str, Any] = {
+    "index": 0,
+    "prompt": (1, 2),
+    "output": (3, 4),
+    "logprobs": (-0.5, -1.0),
+    "raw_logprobs": (-0.25, -2.0),
+}
+ROWS = [BaselineRow(**ROW), BaselineRow(**{**ROW, "index": 1, "prompt": (9,)})]
+
+
+@pytest.fixture
+def path(tmp_path: Path, header: BaselineHeader) -> Path:
+    path = tmp_path / "base.jsonl"
+    with LineWriter[BaselineHeader | BaselineRow](path) as writer:
+        writer.write(header, *ROWS)
+    return path
+
+
+def test_a_baseline_is_read_back(path: Path, header: BaselineHeader) -> None:
+    assert read_header(path) == header
+    assert list(read_rows(path)) == ROWS
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(
+        RecordError, match="there is no baseline .*; make one with `zerodrift baseline record`"
+    ):
+        read_header(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"\n", b"{}\n", b"[]\n", b"\xff\xfe\n", b"[" * 100_000 + b"\n", b'{"prompt": "hi"}\n']
+)
+def test_what_is_no_header(path: Path, line: bytes) -> None:
+    path.write_bytes(line)
+    with pytest.raises(RecordError, match="^base.jsonl, line 1: not the header of a baseline") as caught:
+        read_header(path)
+    assert caught.value.code == "record/invalid"
+
+
+@pytest.mark.parametrize("extra", [{}, {"tokenizer": "unknown to this version"}])
+def test_a_header_of_another_schema(path: Path, header: BaselineHeader, extra: dict[str, str]) -> None:
+    """Also where the other schema has other fields, as it will."""
+    other = {**msgspec.to_builtins(header), "schema": "zerodrift.baseline/2", **extra}
+    path.write_bytes(msgspec.json.encode(other) + b"\n")
+    with pytest.raises(
+        SchemaMismatch, match=r"base.jsonl has schema 'zerodrift.baseline/2', .* reads '.*/1'"
+    ):
+        read_header(path)
+
+
+def test_a_header_that_is_one_endless_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MAX_LINE_BYTES", 100)
+    with pytest.raises(RecordError, match="line 1: "):
+        read_header(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"logprobs": (-0.5,)}, "row 0 has 2 tokens, 1 logprobs and 2 raw ones; record the baseline again"),
+        ({"raw_logprobs": ()}, "row 0 has 2 tokens, 2 logprobs and 0 raw ones"),
+        ({"output": (3,)}, "row 0 has 1 tokens, 2 logprobs"),
+        ({"logprobs": (-0.5, math.nan)}, r"logprobs\[1\] is nan"),
+        ({"raw_logprobs": (-9999.0, -1.0)}, r"raw_logprobs\[0\] is -9999.0"),
+        ({"logprobs": (-0.5, 1.0)}, r"logprobs\[1\] is 1.0, which is no log-probability"),
+        ({"index": -1}, "row index is -1"),
+        ({"prompt": ()}, "row 0 has an empty prompt"),
+        ({"prompt": (-4,)}, r"prompt\[0\] is -4"),
+        ({"output": (3, -4)}, r"output\[1\] is -4"),
+    ],
+)
+def test_an_impossible_row(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ZerodriftError, match=says):
+        BaselineRow(**{**ROW, **changes})
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b"oops\n", "malformed"),
+        (b"{}\n", "missing required field"),
+        (
+            b'{"index":1,"prompt":[1],"output":[3],"logprobs":[],"raw_logprobs":[-1.0]}\n',
+            "row 1 has 1 tokens",
+        ),
+        (b'{"index":1,"prompt":[1],"output":[3],"logprobs":[null],"raw_logprobs":[-1.0]}\n', "got `null`"),
+        (
+            b'{"index":1,"prompt":[1],"output":[3],"logprobs":[-9999],"raw_logprobs":[-1.0]}\n',
+            "-9999.0, the number",
+        ),
+        (b'{"index":1,', "the line is torn"),
+        (b"\xff\n", "malformed|decode"),
+    ],
+)
+def test_a_bad_row_is_refused_by_number(path: Path, line: bytes, says: str) -> None:
+    with path.open("ab") as file:
+        file.write(line)
+    rows = read_rows(path)
+    assert [next(rows), next(rows)] == ROWS
+    with pytest.raises(RecordError, match=f"(?i)^base.jsonl, line 4: .*({says})"):
+        next(rows)

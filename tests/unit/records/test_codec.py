@@ -1,0 +1,208 @@
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from zerodrift.core.errors import RecordError
+from zerodrift.core.request import Prompt, SamplingParams
+from zerodrift.records import codec
+from zerodrift.records.codec import LineWriter, drop_torn_line, read_lines, write_atomically
+
+PROMPTS = [Prompt((1, 2)), Prompt((3,), "é\n"), Prompt((4, 5, 6), None, "salt")]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A sound file of three lines."""
+    path = tmp_path / "prompts.jsonl"
+    with LineWriter[Prompt](path) as writer:
+        writer.write(*PROMPTS)
+    return path
+
+
+def test_what_is_written_is_read(path: Path) -> None:
+    assert list(read_lines(path, Prompt)) == PROMPTS
+    assert path.read_bytes().count(b"\n") == 3
+
+
+def test_a_writer_appends(path: Path) -> None:
+    with LineWriter[Prompt](path) as writer:
+        writer.write()
+        writer.write(PROMPTS[0])
+    assert list(read_lines(path, Prompt)) == [*PROMPTS, PROMPTS[0]]
+
+
+def test_lines_are_on_the_disk_when_write_returns(path: Path) -> None:
+    with LineWriter[Prompt](path) as writer:
+        writer.write(PROMPTS[0])
+        assert len(list(read_lines(path, Prompt))) == 4
+
+
+def test_reading_can_begin_after_a_header(path: Path) -> None:
+    assert list(read_lines(path, Prompt, skip=1)) == PROMPTS[1:]
+    path.write_bytes(b"header\n" + path.read_bytes() + b"oops\n")
+    with pytest.raises(RecordError, match="prompts.jsonl, line 5: "):
+        list(read_lines(path, Prompt, skip=1))
+
+
+def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert list(read_lines(tmp_path / "empty", Prompt)) == []
+    assert drop_torn_line(tmp_path / "empty") is False
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b"{}", "missing required field `token_ids`"),
+        (b"", "truncated"),
+        (b"[1]", "Expected `object`, got `array`"),
+        (b'{"token_ids": [-1]}', r"prompt\[0\] is -1"),
+        (b'{"token_ids": []}', "the prompt is empty"),
+        (b'{"token_ids": [1], "extra": 1}', "extra"),
+        (b'{"token_ids": [1]} {}', "trailing characters"),
+        (b'{"token_ids": [1], "text": "\xff"}', "codec can't decode|Invalid UTF-8"),
+        (b"\x00\x01\x02", "malformed"),
+        (b'{"token_ids": ' + b"[" * 100_000, "recursion|Expected `int`"),
+    ],
+)
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_bad_line_is_refused_by_number(path: Path, line: bytes, says: str, number: int) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[number - 1] = line + b"\n"
+    path.write_bytes(b"".join(lines))
+    read = []
+    with pytest.raises(RecordError, match=f"(?i)^prompts.jsonl, line {number}: .*({says})"):
+        for prompt in read_lines(path, Prompt):
+            read.append(prompt)  # noqa: PERF402 (what came before the bad line is looked at)
+    assert read == PROMPTS[: number - 1]
+
+
+@pytest.mark.parametrize("nested", [b"[" * 100_000, b'{"a":' * 100_000])
+def test_a_line_that_is_too_deep(tmp_path: Path, nested: bytes) -> None:
+    path = tmp_path / "deep.jsonl"
+    path.write_bytes(nested + b"\n")
+    with pytest.raises(RecordError, match="line 1"):
+        list(read_lines(path, dict[str, object]))
+
+
+def test_a_torn_line_is_called_torn_and_can_be_dropped(path: Path) -> None:
+    whole = path.read_bytes()
+    for cut in range(1, len(whole)):
+        path.write_bytes(whole[:cut])
+        kept = whole[:cut].rfind(b"\n") + 1
+        if kept != cut:
+            number = whole[:cut].count(b"\n") + 1
+            with pytest.raises(
+                RecordError, match=f"line {number}: the line is torn, as after a kill; delete it or"
+            ):
+                list(read_lines(path, Prompt))
+        assert drop_torn_line(path) is (kept != cut)
+        assert path.read_bytes() == whole[:kept]
+        assert drop_torn_line(path) is False
+
+
+def test_a_line_that_is_too_long_is_refused_unread(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MAX_LINE_BYTES", 80)
+    with path.open("ab") as file:
+        file.write(b'{"token_ids": [1], "text": "' + b"a" * 100 + b'"}\n')
+    with pytest.raises(RecordError, match=r"line 4: more than 80 bytes"):
+        list(read_lines(path, Prompt))
+
+
+def test_memory_is_bounded_by_the_longest_line_allowed(tmp_path: Path) -> None:
+    """A hole of 8 GiB without a newline is one line, and would not fit into memory."""
+    path = tmp_path / "hole.jsonl"
+    with path.open("wb") as file:
+        file.truncate(8 * 2**30)
+    with pytest.raises(RecordError, match="line 1: more than"):
+        next(read_lines(path, Prompt))
+
+
+def test_a_torn_line_is_dropped_from_a_file_larger_than_memory(tmp_path: Path) -> None:
+    path = tmp_path / "hole.jsonl"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + b"x" * (2 * codec.BLOCK_BYTES + 5))
+    assert drop_torn_line(path) is True
+    assert path.stat().st_size == 2**40 + 1
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+def test_a_newline_is_found_wherever_blocks_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: int
+) -> None:
+    monkeypatch.setattr(codec, "BLOCK_BYTES", 8)
+    path = tmp_path / "blocks.jsonl"
+    path.write_bytes(b"ab\n" + b"x" * (16 + extra))
+    assert drop_torn_line(path) is True
+    assert path.read_bytes() == b"ab\n"
+    path.write_bytes(b"x" * (16 + extra))
+    assert drop_torn_line(path) is True
+    assert path.read_bytes() == b""
+
+
+def test_a_line_of_exactly_the_limit_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = max(len(line) for line in path.read_bytes().splitlines(keepends=True))
+    monkeypatch.setattr(codec, "MAX_LINE_BYTES", longest)
+    assert list(read_lines(path, Prompt)) == PROMPTS
+    monkeypatch.setattr(codec, "MAX_LINE_BYTES", longest - 1)
+    with pytest.raises(RecordError, match="line 3"):
+        list(read_lines(path, Prompt))
+
+
+def test_a_line_that_could_not_be_read_is_not_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = path.read_bytes()
+    monkeypatch.setattr(codec, "MAX_LINE_BYTES", 60)
+    with (
+        LineWriter[Prompt](path) as writer,
+        pytest.raises(RecordError, match=r"a line of \d+ bytes .* at most 60.*fewer alternatives"),
+    ):
+        writer.write(PROMPTS[0], Prompt(tuple(range(100))))
+    assert path.read_bytes() == before
+
+
+def test_a_writer_refuses_what_it_cannot_encode(path: Path) -> None:
+    before = path.read_bytes()
+    with LineWriter[object](path) as writer, pytest.raises(TypeError):
+        writer.write(PROMPTS[0], object())
+    assert path.read_bytes() == before
+
+
+def test_an_atomic_write_replaces_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_atomically(path, b"one")
+    write_atomically(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_failed_atomic_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    write_atomically(path, b"one")
+
+    def fail(_: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="no space"):
+        write_atomically(path, b"two")
+    assert path.read_bytes() == b"one"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_values_of_the_file_are_checked_as_others_are(tmp_path: Path) -> None:
+    path = tmp_path / "sampling.jsonl"
+    path.write_bytes(b'{"temperature": 0.5}\n{"temperature": -1}\n')
+    lines = read_lines(path, SamplingParams)
+    assert next(lines) == SamplingParams(temperature=0.5)
+    with pytest.raises(RecordError, match=r"sampling.jsonl, line 2: temperature is -1.0; use 0"):
+        next(lines)
+
+
+def test_msgspec_errors_have_one_root() -> None:
+    """`read_lines` catches the root; a release that moves these out of it must show here."""
+    assert issubclass(msgspec.DecodeError, msgspec.MsgspecError)
+    assert issubclass(msgspec.ValidationError, msgspec.MsgspecError)

@@ -1,0 +1,88 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from zerodrift.core.errors import RecordError
+from zerodrift.records.tokens import COLUMNS, read_tokens, write_tokens
+
+
+@pytest.fixture
+def columns() -> dict[str, Any]:
+    numbers = {name: np.array([0.5, -1.5, np.nan]) for name in COLUMNS}
+    return {**numbers, "token": np.array([1, 2, 3]), "text": ["a", "é", ""]}
+
+
+def test_a_table_is_read_back(tmp_path: Path, columns: dict[str, Any]) -> None:
+    path = tmp_path / "tokens.parquet"
+    write_tokens(path, columns)
+    table = read_tokens(path)
+    assert table.column_names == list(COLUMNS)
+    assert table["text"].to_pylist() == ["a", "é", ""]
+    assert table["token"].to_pylist() == [1, 2, 3]
+    assert np.array_equal(table["sigma"].to_numpy(), columns["sigma"], equal_nan=True)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tokens.parquet"]
+
+
+@pytest.mark.parametrize("change", [{"colour": [1, 2, 3]}, {"sigma": None}])
+def test_other_columns_are_refused(tmp_path: Path, columns: dict[str, Any], change: dict[str, Any]) -> None:
+    changed = {name: values for name, values in {**columns, **change}.items() if values is not None}
+    with pytest.raises(RecordError, match="tokens.parquet has the columns .*, not .*"):
+        write_tokens(tmp_path / "tokens.parquet", changed)
+    assert not list(tmp_path.iterdir())
+
+
+def test_columns_of_other_lengths_are_refused(tmp_path: Path, columns: dict[str, Any]) -> None:
+    with pytest.raises(RecordError, match="columns of tokens.parquet have the lengths .*'text': 1"):
+        write_tokens(tmp_path / "tokens.parquet", {**columns, "text": ["a"]})
+
+
+def test_a_table_of_somebody_else(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.parquet"
+    pq.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(
+        RecordError, match=r"was not written by this version of zerodrift \(schema zerodrift.tokens/1"
+    ):
+        read_tokens(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" * 100, b"text\n"])
+def test_a_damaged_table(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "tokens.parquet"
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match=r"tokens.parquet is damaged \(.*\); run the audit again"):
+        read_tokens(path)
+
+
+def test_a_torn_table(tmp_path: Path, columns: dict[str, Any]) -> None:
+    path = tmp_path / "tokens.parquet"
+    write_tokens(path, columns)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(RecordError, match="tokens.parquet is damaged"):
+        read_tokens(path)
+
+
+def test_no_table(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"there is no .*tokens.parquet"):
+        read_tokens(tmp_path / "tokens.parquet")
+
+
+def test_without_pyarrow_it_says_what_to_install(tmp_path: Path) -> None:
+    """In another process: this one has pyarrow loaded."""
+    script = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from pathlib import Path\n"
+        "from zerodrift.core.errors import MissingExtra\n"
+        "from zerodrift.records.tokens import read_tokens\n"
+        "try: read_tokens(Path('x'))\n"
+        "except MissingExtra as error: print(error.code, error)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (
+        run.stdout == "install/missing-extra tokens.parquet needs pyarrow: pip install 'zerodrift[local]'\n"
+    )
