@@ -42,7 +42,9 @@ def main() -> int:
         share, limit = 100 * hit / max(all_of, 1), LIMITS.get(package, ELSEWHERE)
         short = share < limit
         failed |= short
-        out.write(f"{package:15} {share:6.2f} %  (at least {limit:.0f} %){'  <-- too low' if short else ''}\n")
+        out.write(
+            f"{package:15} {share:6.2f} %  (at least {limit:.0f} %){'  <-- too low' if short else ''}\n"
+        )
         if short:
             for path, part, whole in sorted(entries, key=lambda e: e[1] - e[2])[:6]:
                 if part < whole:

@@ -20,7 +20,15 @@ _EXPORTS = {
 }
 _PACKAGES = ("models",)
 
-__all__ = ["Completion", "LogprobContract", "LogprobKind", "Prompt", "Request", "SamplingParams", "__version__"]
+__all__ = [
+    "Completion",
+    "LogprobContract",
+    "LogprobKind",
+    "Prompt",
+    "Request",
+    "SamplingParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -61,7 +61,9 @@ def run_fault(fault: Fault, spec: str, scratch: Path) -> Row | None:
     sync = Need.SYNC in fault.needs
     checkpoint = None
     if sync:
-        checkpoint = Path(spec) if not spec.startswith("testbed:") else models.materialise(spec, scratch / "model")
+        checkpoint = (
+            Path(spec) if not spec.startswith("testbed:") else models.materialise(spec, scratch / "model")
+        )
         spec_path = str(checkpoint)
     reference = ReferenceBackend(spec_path)
     healthy = ReferenceBackend(spec_path, dtype="float32")

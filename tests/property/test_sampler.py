@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -161,6 +162,14 @@ def test_every_combination_equals_the_oracle() -> None:
     check_processing(processing.processed_logprobs)
 
 
+def test_counting_beforehand_changes_nothing() -> None:
+    def process(logits_TV, params, rows, stop_ids):
+        counted = processing.tally(rows, logits_TV)
+        return processing.processed_logprobs(logits_TV, params, rows, stop_ids, counted)
+
+    check_processing(process)
+
+
 @given(
     seed=st.integers(0, 2**32),
     scale=st.sampled_from([0.01, 1.0, 10.0]),
@@ -197,16 +206,30 @@ def test_sampled_tokens_follow_the_distribution() -> None:
 Step = Callable[[torch.Tensor, SamplingParams, Sequence[History], Sequence[int]], torch.Tensor]
 
 
-def forbid(logits_TV, params, rows, stop_ids):
-    return processing._forbid_stops(logits_TV, params, rows, stop_ids)
+def forbid(logits_TV, params, rows, stop_ids, beyond=0):
+    logits_TV = logits_TV.clone()
+    for row, history in enumerate(rows):
+        if len(history.output) < params.min_tokens + beyond:
+            logits_TV[row, [*stop_ids, *params.stop_token_ids]] = -torch.inf
+    return logits_TV
 
 
 def bias(logits_TV, params, rows, stop_ids):
-    return processing._bias(logits_TV, params)
+    values = [params.logit_bias.get(token, 0.0) for token in range(VOCAB)]
+    return logits_TV + torch.tensor(values, dtype=logits_TV.dtype)
 
 
 def penalise(logits_TV, params, rows, stop_ids):
-    return processing._penalise(logits_TV, params, rows)
+    counts_TV = torch.zeros_like(logits_TV)
+    seen_TV = torch.zeros_like(logits_TV)
+    for row, history in enumerate(rows):
+        for token in history.output:
+            counts_TV[row, token] += 1
+        seen_TV[row, [*history.prompt, *history.output]] = 1
+    strength = params.repetition_penalty
+    repeated_TV = torch.where(logits_TV > 0, logits_TV / strength, logits_TV * strength)
+    logits_TV = torch.where(seen_TV > 0, repeated_TV, logits_TV) - params.frequency_penalty * counts_TV
+    return logits_TV - params.presence_penalty * counts_TV.clamp(max=1)
 
 
 def temper(logits_TV, params, rows, stop_ids):
@@ -224,28 +247,34 @@ def normalise(logits_TV, params, rows, stop_ids):
 def penalise_with_prompt_counted(logits_TV, params, rows, stop_ids):
     """Presence and frequency look at the prompt too."""
     rows = [History(row.prompt, [*row.prompt, *row.output]) for row in rows]
-    return processing._penalise(logits_TV, params, rows)
+    return penalise(logits_TV, params, rows, stop_ids)
 
 
 def penalise_output_only(logits_TV, params, rows, stop_ids):
     """Repetition looks at the output alone."""
-    return processing._penalise(logits_TV, params, [History((), row.output) for row in rows])
+    return penalise(logits_TV, params, [History((), row.output) for row in rows], stop_ids)
 
 
 def penalise_once(logits_TV, params, rows, stop_ids):
     """Frequency counts every token once."""
-    return processing._penalise(logits_TV, params, [History(row.prompt, [*{*row.output}]) for row in rows])
+    return penalise(logits_TV, params, [History(row.prompt, [*{*row.output}]) for row in rows], stop_ids)
+
+
+def penalise_in_fp32(logits_TV, params, rows, stop_ids):
+    """A penalty that is rounded on its way."""
+    rounded = float(torch.tensor(params.presence_penalty))
+    params = msgspec.structs.replace(params, presence_penalty=rounded)
+    return penalise(logits_TV, params, rows, stop_ids)
 
 
 def forbid_one_longer(logits_TV, params, rows, stop_ids):
     """Off by one in the minimum length."""
-    rows = [History(row.prompt, row.output[:-1]) for row in rows]
-    return processing._forbid_stops(logits_TV, params, rows, stop_ids)
+    return forbid(logits_TV, params, rows, stop_ids, beyond=1)
 
 
 def forbid_own_only(logits_TV, params, rows, stop_ids):
     """The model's own end is not forbidden."""
-    return processing._forbid_stops(logits_TV, params, rows, ())
+    return forbid(logits_TV, params, rows, ())
 
 
 def truncate_greedy_too(logits_TV, params, rows, stop_ids):
@@ -310,6 +339,7 @@ PLANTED_STEPS = {
     "no bias": (forbid, penalise, temper, truncate, normalise),
     "presence counts the prompt": (forbid, bias, penalise_with_prompt_counted, temper, truncate, normalise),
     "repetition without the prompt": (forbid, bias, penalise_output_only, temper, truncate, normalise),
+    "penalty in fp32": (forbid, bias, penalise_in_fp32, temper, truncate, normalise),
     "frequency counts once": (forbid, bias, penalise_once, temper, truncate, normalise),
     "minimum length off by one": (forbid_one_longer, bias, penalise, temper, truncate, normalise),
     "end of sequence not forbidden": (forbid_own_only, bias, penalise, temper, truncate, normalise),
@@ -323,7 +353,7 @@ PLANTED_STEPS = {
 }
 
 
-def test_the_steps_themselves_pass() -> None:
+def test_the_steps_by_themselves_are_right() -> None:
     check_processing(chain(forbid, bias, penalise, temper, truncate, normalise))
 
 

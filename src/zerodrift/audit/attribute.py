@@ -3,8 +3,8 @@
 Forward selection: start from a healthy engine, try every single change, keep the one that the data prefers most,
 and go on until nothing pays for itself. Two channels of evidence are added up, in nats:
 
-    reported   sum of log(1 + (rᵢ / sᵢ)²), where rᵢ is reported minus predicted and sᵢ the token's rounding scale:
-               a Cauchy log-likelihood, which a few wild tokens cannot dominate
+    reported   sum of log(1 + (rᵢ / sᵢ)²) + log sᵢ, where rᵢ is reported minus predicted and sᵢ the token's rounding
+               scale: a Cauchy log-likelihood, which a few wild tokens cannot dominate
     sampled    minus the log-likelihood of the sampled tokens under the distribution they would have been drawn
                from: this is what tells raw logprobs from a changed temperature, and finds what raw logprobs hide
 
@@ -29,8 +29,6 @@ Propose = Callable[[Account], Iterable[Hypothesis]]
 PRICE = 12.0
 """Nats: one chance in e¹² ≈ 160,000 per candidate tried, which pays for trying about a hundred."""
 PRICE_PER_PARAMETER = 4.0
-SCALE = 3.0
-"""Rounding scales are estimates from a few variants; three of them is still rounding."""
 AT_FLOOR = 4.0
 """Residuals with a median below this many σ are rounding: nothing is left to explain."""
 MAX_CAUSES = 4
@@ -55,7 +53,7 @@ class Finding(msgspec.Struct, frozen=True):
     interval: tuple[float, float]
     gain_nats: float
     channel: str
-    """Which evidence carried it: `reported` or `sampled`."""
+    """Which evidence carried it: `reported`, `sampled`, or `size` where only the size of Δ speaks for it."""
 
 
 class Attribution(msgspec.Struct, frozen=True):
@@ -89,7 +87,9 @@ class Costs:
 
     def channels(self, account: Account) -> Channels:
         """Cost in nats, by kind of evidence."""
-        cost = np.log1p((self.residual(account) / (SCALE * self.evaluator.sigma)) ** 2)
+        scale = self.evaluator.scale(account)
+        widened = np.log(scale / self.evaluator.sigma)
+        cost = np.log1p((self.residual(account) / scale) ** 2) + widened
         # A shifted reading says nothing about the first or last token: charge it the average.
         reported = float(np.nanmean(cost)) * len(cost)
         return Channels(reported, -float(self.prediction(account).sampled.sum()))
@@ -110,7 +110,7 @@ class Costs:
 
     def sigmas(self, account: Account) -> Floats:
         """|residual| in units of σ."""
-        return np.abs(self.residual(account)) / self.evaluator.sigma
+        return np.abs(self.residual(account)) / self.evaluator.scale(account)
 
 
 def attribute(costs: Costs, propose: Propose, rng: np.random.Generator) -> Attribution:
@@ -150,11 +150,13 @@ def _finding(costs: Costs, before: Account, step: Hypothesis, rng: np.random.Gen
     gains = Channels(was.reported - now.reported, was.sampled - now.sampled)
     if gains.reported >= gains.sampled:
         old, new = np.abs(costs.residual(before)), np.abs(costs.residual(step.account))
+        if step.account.rounding != before.rounding:
+            # Coarser rounding predicts no value: what lies within three of its scales is explained by it.
+            new = np.maximum(old - 3 * costs.evaluator.scale(step.account), 0.0)
         both = np.isfinite(old) & np.isfinite(new)
         share = bootstrap_ratio((old - new)[both], old[both], costs.evaluator.case_ids[both], rng)
-        return Finding(
-            step.cause, step.says, share.estimate, (share.low, share.high), sum(gains), "reported"
-        )
+        channel = "size" if step.account.rounding != before.rounding else "reported"
+        return Finding(step.cause, step.says, share.estimate, (share.low, share.high), sum(gains), channel)
     gain = costs.prediction(step.account).sampled - costs.prediction(before).sampled
     per_token = bootstrap_mean(gain, costs.evaluator.case_ids, rng)
     z_was, z_now = costs.z(before), costs.z(step.account)

@@ -6,39 +6,72 @@ slightly changed temperature.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zerodrift.audit.attribute import Attribution, Costs, Propose, attribute
 from zerodrift.audit.counterfactual.account import Account, Hypothesis
+from zerodrift.audit.counterfactual.bias import bias_hypotheses
+from zerodrift.audit.counterfactual.context import PromptEdit, context_hypotheses, prompt_edits
 from zerodrift.audit.counterfactual.evaluate import Case, Evaluator
-from zerodrift.audit.counterfactual.path import Variant, path_forwards, path_hypotheses, path_variants
+from zerodrift.audit.counterfactual.path import (
+    ROUNDINGS,
+    Variant,
+    path_forwards,
+    path_hypotheses,
+    path_variants,
+)
 from zerodrift.audit.counterfactual.semantic import hidden_hypotheses, told_hypotheses
-from zerodrift.audit.floor import Floor
+from zerodrift.audit.floor import Floor, Passage, measure_floor
 from zerodrift.audit.measure import Measurement
 from zerodrift.audit.probes.parity import Gates
+from zerodrift.core.completion import FinishReason
+from zerodrift.models.model_facts import ModelFacts
 
 ROW_BYTES = 96 * 2**20
 """Logits kept while accounts are compared: 24,000 tokens of a 512-word vocabulary, 500 of a 49,152-word one."""
-MOST_TOKENS = 1500
+MOST_TOKENS = 1000
+ROUNDING_CASES = 4
+
+
+class Suspect(NamedTuple):
+    """What is known of the model beyond its weights."""
+
+    model: Any
+    tokenizer: Any
+    facts: ModelFacts
 
 
 def diagnose(
-    model: Any,
+    suspect: Suspect,
     measurements: Sequence[Measurement],
     floor: Floor,
     gates: Gates,
-    defaults: Mapping[str, float],
-    stop_ids: Sequence[int],
     rng: np.random.Generator,
 ) -> Attribution:
     """The account that explains the measurements best."""
+    model, facts = suspect.model, suspect.facts
     cases = choose_cases(measurements, floor, gates, model, rng)
     variants = path_variants(model)
-    evaluator = Evaluator(cases, path_forwards(model, variants), stop_ids=stop_ids)
+    edits = prompt_edits(suspect.tokenizer, facts.bos_token_id)
+    evaluator = Evaluator(
+        cases,
+        path_forwards(model, variants),
+        contexts={name: edit.edit for name, edit in edits.items()},
+        stop_ids=facts.eos_token_ids,
+        roundings={dtype: partial(_rounding, model, dtype) for dtype in ROUNDINGS.values()},
+    )
     costs = Costs(evaluator)
-    return attribute(costs, _proposals(costs, variants, defaults), rng)
+    return attribute(costs, _proposals(costs, variants, edits, facts.generation_defaults), rng)
+
+
+def _rounding(model: Any, dtype: str, cases: Sequence[Case]) -> np.ndarray:
+    """Rounding scale of every token in `dtype`, from the floor of a few cases."""
+    passages = [Passage(case.prompt + case.output, len(case.prompt)) for case in cases[:ROUNDING_CASES]]
+    floor = measure_floor(model, passages, dtype)
+    return floor.sigma(np.concatenate([np.maximum(case.reported, -100.0) for case in cases]))
 
 
 def choose_cases(
@@ -62,7 +95,12 @@ def _case(item: Measurement, floor: Floor, gates: Gates) -> Case:
     # Below a third of the gate nothing needs a cause; without this, fp32 rounding of another framework would.
     sigma = np.hypot(sigma, gates.mean / 3)
     return Case(
-        completion.prompt_token_ids, completion.token_ids, item.observed.requested, item.reported, sigma
+        completion.prompt_token_ids,
+        completion.token_ids,
+        item.observed.requested,
+        item.reported,
+        sigma,
+        stopped=completion.finish_reason is FinishReason.STOP,
     )
 
 
@@ -82,14 +120,22 @@ def _fill(order: Iterable[int], cases: Sequence[Case], budget: int) -> set[int]:
     return chosen
 
 
-def _proposals(costs: Costs, variants: Mapping[str, Variant], defaults: Mapping[str, float]) -> Propose:
+def _proposals(
+    costs: Costs,
+    variants: Mapping[str, Variant],
+    edits: Mapping[str, PromptEdit],
+    defaults: Mapping[str, float],
+) -> Propose:
     def propose(account: Account) -> Iterable[Hypothesis]:
         if costs.at_floor(account):
             return list(hidden_hypotheses(account, costs.total, defaults))
-        semantic = list(told_hypotheses(account, costs.total, defaults))
-        best = min(semantic, key=lambda hypothesis: costs.total(hypothesis.account))
+        cheap = [
+            *told_hypotheses(account, costs.total, defaults),
+            *bias_hypotheses(account, costs.residual(account), costs.evaluator.tokens, costs.total),
+        ]
+        best = min(cheap, key=lambda hypothesis: costs.total(hypothesis.account))
         if costs.at_floor(best.account):
-            return semantic
-        return [*semantic, *path_hypotheses(account, variants)]
+            return cheap
+        return [*cheap, *context_hypotheses(account, edits), *path_hypotheses(account, variants)]
 
     return propose

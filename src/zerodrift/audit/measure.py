@@ -5,6 +5,7 @@ reduced to a handful of numbers per token as they come: a run of 10,000 prompts 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from zerodrift.audit.floor import Floor
 from zerodrift.backends.teacher import Teacher
-from zerodrift.core.completion import Completion, LogprobKind
+from zerodrift.core.completion import Completion
 from zerodrift.core.request import SamplingParams
 from zerodrift.sampler.processing import histories, processed_logprobs
 
@@ -74,7 +75,8 @@ def _measure(item: Observed, logits_TV: torch.Tensor, stop_ids: Sequence[int]) -
     # 0 · log 0 = 0: excluded tokens carry no surprise because they carry no mass.
     surprise_TV = torch.where(probs_TV > 0, drawn_TV, 0.0)
     entropy_T = -(probs_TV * surprise_TV).sum(dim=-1)
-    variance_T = (probs_TV * surprise_TV**2).sum(dim=-1) - entropy_T**2
+    # Around the mean: Σ p (log p)² − H² would lose its digits, and may go below zero.
+    variance_T = (probs_TV * (surprise_TV + entropy_T[:, None]) ** 2).sum(dim=-1)
     rows = torch.arange(len(completion.token_ids))
     tokens = torch.tensor(completion.token_ids)
     return Measurement(
@@ -82,11 +84,12 @@ def _measure(item: Observed, logits_TV: torch.Tensor, stop_ids: Sequence[int]) -
         drawn_TV[rows, tokens].numpy(),
         torch.log_softmax(logits_TV, dim=-1)[rows, tokens].double().numpy(),
         entropy_T.numpy(),
-        variance_T.clamp(min=0).numpy(),
+        variance_T.numpy(),
     )
 
 
-class TokenTable(NamedTuple):
+@dataclass(frozen=True)
+class TokenTable:
     """All tokens of all measurements, as columns."""
 
     sequence: NDArray[np.int64]
@@ -111,31 +114,21 @@ class TokenTable(NamedTuple):
 
 def tabulate(measurements: Iterable[Measurement], floor: Floor) -> TokenTable:
     """Columns of every token, with the rounding scale that `floor` gives it."""
-    columns: list[list[NDArray[np.int64] | Floats]] = [[] for _ in range(9)]
-    for number, item in enumerate(measurements):
-        completion = item.observed.completion
-        count = len(completion.token_ids)
-        index = np.arange(count)
-        values = (
-            np.full(count, number),
-            index,
-            index + len(completion.prompt_token_ids),
-            np.array(completion.token_ids),
-            item.reported,
-            item.contracted,
-            item.raw,
-            item.entropy,
-            item.variance,
-        )
-        for column, value in zip(columns, values, strict=True):
-            column.append(value)
-    whole = [np.concatenate(column) for column in columns]
-    # An excluded token has contracted = −inf: its Δ is infinite, its rounding scale is that of a rare token.
-    sigma = floor.sigma(np.maximum(whole[5].astype(np.float64), -100.0))
-    return TokenTable(*whole, sigma=sigma)  # type: ignore[arg-type]
-
-
-def kind_of(observed: Sequence[Observed]) -> LogprobKind:
-    """The kind that the engine claims for all of them."""
-    kinds = {item.completion.kind for item in observed}
-    return kinds.pop() if len(kinds) == 1 else LogprobKind.PROCESSED
+    rows = list(measurements)
+    counts = [len(item.observed.completion.token_ids) for item in rows]
+    index = np.concatenate([np.arange(count) for count in counts])
+    prompts = np.repeat([len(item.observed.completion.prompt_token_ids) for item in rows], counts)
+    contracted = np.concatenate([item.contracted for item in rows])
+    return TokenTable(
+        sequence=np.repeat(np.arange(len(rows)), counts),
+        index=index,
+        position=index + prompts,
+        token=np.concatenate([np.array(item.observed.completion.token_ids) for item in rows]),
+        reported=np.concatenate([item.reported for item in rows]),
+        contracted=contracted,
+        raw=np.concatenate([item.raw for item in rows]),
+        entropy=np.concatenate([item.entropy for item in rows]),
+        variance=np.concatenate([item.variance for item in rows]),
+        # An excluded token has contracted = −inf: its Δ is infinite, its rounding scale that of a rare token.
+        sigma=floor.sigma(np.maximum(contracted, -100.0)),
+    )

@@ -50,20 +50,19 @@ class GroupedWeights:
             scores.append(logprobs_TV[rows, torch.tensor(completion.token_ids)].double().numpy())
         return np.concatenate(scores)
 
+    def without(self, groups: Sequence[str]) -> Any:
+        """The new model with some groups left at their old values."""
+        mixed = copy.deepcopy(self.new)
+        old = self.old.state_dict()
+        with torch.no_grad():
+            for name, tensor in mixed.state_dict().items():
+                if group_of(name) in groups:
+                    tensor.copy_(old[name])
+        return mixed
+
     def effects(self, completions: Sequence[Completion], at_new: Floats) -> dict[str, Floats]:
         """Δ that each group would leave behind if it alone had not arrived."""
-        mixed = copy.deepcopy(self.new)
-        state, old = mixed.state_dict(), self.old.state_dict()
-        effects = {}
-        for group in self.groups:
-            names = [name for name in state if group_of(name) == group]
-            kept = {name: state[name].clone() for name in names}
-            for name in names:
-                state[name].copy_(old[name])
-            effects[group] = at_new - self.score(mixed, completions)
-            for name in names:
-                state[name].copy_(kept[name])
-        return effects
+        return {group: at_new - self.score(self.without([group]), completions) for group in self.groups}
 
 
 def group_of(name: str) -> str:

@@ -16,7 +16,9 @@ LONG_PROMPT = 300
 """Longer than two of the largest cache blocks in use (128 tokens, vLLM on CPU)."""
 
 
-def parity_requests(prompts: Sequence[Prompt], sampling: SamplingParams, trials: int, seed: int) -> list[Request]:
+def parity_requests(
+    prompts: Sequence[Prompt], sampling: SamplingParams, trials: int, seed: int
+) -> list[Request]:
     """`trials` samples dealt over the prompts in turn, each with a seed of its own."""
     requests: list[Request] = []
     number = drawn = 0

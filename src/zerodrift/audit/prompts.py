@@ -57,7 +57,9 @@ def id_lists(vocab_size: int, longest: int, forbidden: Sequence[int]) -> SearchS
 def generated(tokenizer: Any, vocab_size: int, longest: int, count: int, seed: int) -> list[Prompt]:
     """`count` prompts, half from text and half from ids, none longer than `longest` tokens."""
     special = tuple(tokenizer.all_special_ids)
-    as_text = texts().map(lambda text: tokenise(tokenizer, text)).filter(lambda p: len(p.token_ids) <= longest)
+    as_text = (
+        texts().map(lambda text: tokenise(tokenizer, text)).filter(lambda p: len(p.token_ids) <= longest)
+    )
     as_ids = id_lists(vocab_size, longest, special).map(lambda ids: Prompt(tuple(ids)))
     drawn: list[Prompt] = []
 
@@ -92,7 +94,9 @@ def from_file(path: Path, tokenizer: Any, longest: int, count: int) -> list[Prom
     """The first `count` prompts of a JSON-lines file with `prompt` or `messages`, short enough for the context."""
     prompts: list[Prompt] = []
     if not path.is_file():
-        raise RecordError(f"there is no prompt file {path}; give a JSON-lines file with `prompt` or `messages`")
+        raise RecordError(
+            f"there is no prompt file {path}; give a JSON-lines file with `prompt` or `messages`"
+        )
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             if len(prompts) == count:

@@ -6,7 +6,7 @@ a probe, not the audit: what could not be judged is said so, and the run directo
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from zerodrift.audit import verdict as judging
-from zerodrift.audit.diagnose import diagnose
+from zerodrift.audit.counterfactual.binding import find_misbound
+from zerodrift.audit.diagnose import Suspect, diagnose
 from zerodrift.audit.floor import Floor, Passage, measure_floor
 from zerodrift.audit.measure import Measurement, Observed, TokenTable, measure, tabulate
 from zerodrift.audit.observe import observe
@@ -23,14 +24,14 @@ from zerodrift.audit.plan import parity_requests, probe_requests
 from zerodrift.audit.probes import consistency
 from zerodrift.audit.probes.contract import contract
 from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, parity
-from zerodrift.audit.probes.result import ProbeResult, answered, not_judged
+from zerodrift.audit.probes.result import ProbeResult, found, not_judged
 from zerodrift.audit.probes.sync import Update, weight_sync
 from zerodrift.audit.shape import describe, shape
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
 from zerodrift.config.validation import ValidationConfig
-from zerodrift.core.errors import EngineError, InvalidValue
+from zerodrift.core.errors import EngineError
 from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.core.task import Scorer
 from zerodrift.records.rollout import Rollout
@@ -81,7 +82,7 @@ class Audit:
     """A directory with the reference's weights; enables the weight-sync probe."""
     resets_cache: bool = True
     """Whether the trainer's own update resets the prefix cache."""
-    progress: Progress = Silent()
+    progress: Progress = field(default_factory=Silent)
 
     def run(self) -> "Audited":
         """All rungs."""
@@ -94,7 +95,9 @@ class Audit:
         ]
         if not observed:
             floor = None
-            conclusion = judging.conclude([*results, not_judged("parity", "nothing to compare", required=True)], ())
+            conclusion = judging.conclude(
+                [*results, not_judged("parity", "nothing to compare", required=True)], ()
+            )
             return self._audited(conclusion, results, floor, None, {}, ())
         self.progress.stage("floor")
         floor = self._floor(observed)
@@ -106,7 +109,10 @@ class Audit:
         causes: tuple[CauseFound, ...] = ()
         if Outcome.FAIL in (parity_result.record.status, fidelity_result.record.status):
             causes = self._diagnose(measurements, table, floor, gates, rng)
-        results += self._consistency(gates, semantic=any(c.cause.startswith("semantic/") for c in causes))
+        about_itself = self._consistency(gates, semantic=any(c.cause.startswith("semantic/") for c in causes))
+        mean = float(parity_result.record.evidence.get("mean", 0.0))
+        causes, about_itself = judging.reconcile(causes, about_itself, mean, gates.mean)
+        results += about_itself
         if self.checkpoint is not None:
             results.append(self._guard("weight-sync", lambda: self._sync(gates)))
         conclusion = judging.conclude(results, causes)
@@ -123,13 +129,14 @@ class Audit:
             )
         except EngineError as error:
             return [not_judged("contract", f"the engine failed: {error}", required=True)], []
-        return [contract(rollouts, self.engine.name, self.reference.facts.bos_token_id)], rollouts
+        return [contract(rollouts, self.engine.name, self.reference.facts)], rollouts
 
     def _floor(self, observed: Sequence[Observed]) -> Floor:
         count = max(LEAST_FLOOR_SEQUENCES, len(observed) // FLOOR_SHARE)
         step = max(1, len(observed) // count)
         passages = [
-            Passage(item.completion.sequence, len(item.completion.prompt_token_ids)) for item in observed[::step]
+            Passage(item.completion.sequence, len(item.completion.prompt_token_ids))
+            for item in observed[::step]
         ]
         return measure_floor(self.reference.model, passages, DTYPES[self.precision])
 
@@ -155,15 +162,10 @@ class Audit:
         rng: np.random.Generator,
     ) -> tuple[CauseFound, ...]:
         self.progress.stage("attribute")
-        attribution = diagnose(
-            self.reference.model,
-            measurements,
-            floor,
-            gates,
-            self.reference.facts.generation_defaults,
-            self.reference.facts.eos_token_ids,
-            rng,
-        )
+        suspect = Suspect(self.reference.model, self.reference.tokenizer, self.reference.facts)
+        if (swap := find_misbound(self.reference.teacher, measurements, gates)) is not None:
+            return (found("semantic/misbound-output", self.engine.name, "attribution", swap),)
+        attribution = diagnose(suspect, measurements, floor, gates, rng)
         return judging.attributed(attribution, self.engine.name, describe(shape(table)))
 
     def _consistency(self, gates: Gates, *, semantic: bool) -> list[ProbeResult]:
@@ -185,7 +187,10 @@ class Audit:
         if not semantic:
             # Scored tokens are never processed: while processing is at fault, this would only find it again.
             probes.append(
-                ("prefill-decode", lambda: consistency.prefill_decode(self.engine, requests, gates))
+                (
+                    "prefill-decode",
+                    lambda: consistency.prefill_decode(self.engine, requests, gates, self.reference),
+                )
             )
         results = []
         for number, (name, probe) in enumerate(probes):
@@ -238,7 +243,9 @@ class Audit:
             reference=self.reference.fingerprint(),
             model=str(self.reference.spec),
             precision=self.precision.value,
-            floor={} if floor is None else {"mean": floor.mean, "p90": floor.p90, "variants": floor.num_variants},
+            floor={}
+            if floor is None
+            else {"mean": floor.mean, "p90": floor.p90, "variants": floor.num_variants},
             metrics={key: float(value) for key, value in evidence.items() if not isinstance(value, str)},
             gates=gates,
             causes=conclusion.causes,

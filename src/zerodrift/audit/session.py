@@ -111,13 +111,15 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         longest = min(room, LONGEST_PROMPT)
         if validation.prompts is not None:
             return from_file(Path(validation.prompts), reference.tokenizer, longest, validation.num_prompts)
-        return generated(reference.tokenizer, facts.vocab_size, longest, validation.num_prompts, validation.seed)
+        return generated(
+            reference.tokenizer, facts.vocab_size, longest, validation.num_prompts, validation.seed
+        )
 
     def _write(self, audited: Audited, reference: ReferenceBackend) -> None:
         files.write_verdict(self.directory, audited.record)
         if (table := audited.table) is not None:
             known = {token: reference.tokenizer.decode([token]) for token in np.unique(table.token).tolist()}
-            columns = {**table._asdict(), "text": [known[token] for token in table.token.tolist()]}
+            columns = {**vars(table), "text": [known[token] for token in table.token.tolist()]}
             write_tokens(self.directory / files.TOKENS, columns)
 
 

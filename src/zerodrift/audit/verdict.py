@@ -7,11 +7,16 @@ not hold, makes a required question INCONCLUSIVE; an optional one is listed as n
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from zerodrift.audit.attribute import Attribution, Finding
 from zerodrift.audit.probes.result import ProbeResult, found
 from zerodrift.core.cause import CAUSES
 from zerodrift.records.verdict import CauseFound, Outcome
 
+SIZE_ONLY = "attribution by size"
+COMPARABLE = 0.3
+"""Two differences within this factor of each other may be one."""
 LEAST_EXPLAINED = 0.5
 """Below this the difference has no name: `unexplained` is the truth."""
 
@@ -32,22 +37,71 @@ def attributed(attribution: Attribution, engine: str, shape: str) -> tuple[Cause
         finding.explained >= LEAST_EXPLAINED for finding in attribution.findings
     )
     if not explained:
-        evidence = f"no account brings Δ to the floor (median {attribution.residual_sigmas:.1f} σ left): {shape}"
-        causes.insert(0, found("unexplained", engine, "attribution", evidence, explained=0.0, interval=(0.0, 0.0)))
+        evidence = (
+            f"no account brings Δ to the floor (median {attribution.residual_sigmas:.1f} σ left): {shape}"
+        )
+        causes.insert(
+            0, found("unexplained", engine, "attribution", evidence, explained=0.0, interval=(0.0, 0.0))
+        )
     return tuple(causes)
 
 
 def _as_cause(finding: Finding, engine: str) -> CauseFound:
     evidence = f"{finding.says}: {finding.gain_nats:.0f} nats of evidence from what was {finding.channel}"
+    if finding.channel == "size":
+        evidence = f"{finding.says}: {finding.gain_nats:.0f} nats of evidence"
     return found(
         finding.cause,
         engine,
-        "attribution",
+        SIZE_ONLY if finding.channel == "size" else "attribution",
         evidence,
         explained=finding.explained,
         interval=finding.interval,
         gating=True,
     )
+
+
+def reconcile(
+    causes: tuple[CauseFound, ...], about_itself: Sequence[ProbeResult], mean: float, gate: float
+) -> tuple[tuple[CauseFound, ...], list[ProbeResult]]:
+    """What an engine disagrees with itself by may be the cause of a difference, or the consequence of another cause.
+
+    A difference without a name, or named by its size alone, takes the name of a self-inconsistency that is as large
+    and proves more. Where the difference has a better name, self-inconsistencies no larger than it are consequences
+    and only listed.
+    """
+    for result in about_itself:
+        if causes and _proves_more(causes[0], result, mean):
+            rest = tuple(cause for cause in causes[1:] if cause.found_by != SIZE_ONLY)
+            own = tuple(msgspec.structs.replace(cause, gating=True) for cause in result.causes)
+            causes = (*own, *rest)
+            break
+    reconciled = []
+    for result in about_itself:
+        gap = float(result.record.evidence.get("mean", 0.0))
+        consequence = bool(causes) and gap <= mean / COMPARABLE and result.causes[:1] != causes[:1]
+        reconciled.append(
+            _regated(result, gating=gap > gate and not consequence) if result.causes else result
+        )
+    return causes, reconciled
+
+
+def _proves_more(cause: CauseFound, result: ProbeResult, mean: float) -> bool:
+    """Whether a self-inconsistency names `cause`'s difference better than `cause` does."""
+    gap = float(result.record.evidence.get("mean", 0.0))
+    if not result.causes or gap < COMPARABLE * mean:
+        return False
+    if cause.cause == "unexplained":
+        return True
+    # Rounding is the same every time and on both paths: what is not, is more than rounding.
+    decisive = result.record.name == "repeat" or bool(result.record.evidence.get("prefill_is_right", False))
+    return cause.found_by == SIZE_ONLY and decisive
+
+
+def _regated(result: ProbeResult, *, gating: bool) -> ProbeResult:
+    causes = tuple(msgspec.structs.replace(cause, gating=gating) for cause in result.causes)
+    status = Outcome.FAIL if gating else Outcome.PASS
+    return ProbeResult(msgspec.structs.replace(result.record, status=status), causes)
 
 
 def conclude(results: Sequence[ProbeResult], causes: Sequence[CauseFound]) -> Conclusion:

@@ -19,6 +19,7 @@ from zerodrift.core.completion import (
     LogprobKind,
     TokenAlternative,
 )
+from zerodrift.core.errors import ModelError
 from zerodrift.core.request import Request
 from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
 from zerodrift.weights.digest import model_digest
@@ -63,32 +64,44 @@ class ReferenceBackend:
         self.teacher = Teacher(self.model, layout=Layout.PADDED, batch=batch)
 
     def fingerprint(self) -> EngineFingerprint:
-        """Settings are what the model object says, not what was asked for."""
+        """Settings are what the model object says, not what was asked for.
+
+        Named, and where they mean the same also worded, as vLLM's (see vllm_facts): a fact is compared with the
+        fact of the same name, so raw_logprobs here beside processed_logprobs there must not hide under two names.
+        """
         return EngineFingerprint(
             engine=self.name,
             semantic={
-                "logprobs": self.kind.value,
+                "logprobs_mode": f"{self.kind.value}_logprobs",
+                # vLLM's word for: no sampling default comes from the checkpoint's generation_config.json.
+                "generation_config": "vllm",
+                "hf_overrides": "{}",
+                "lora": "null",
                 "weights": self.version.digest or "unknown",
-                "defaults": "none",
             },
             numeric={
                 "dtype": str(self.model.dtype).removeprefix("torch."),
-                "attention": self.teacher.attention,
+                "quantization": "null",
+                "kv_cache_dtype": "auto",
+                "attention_backend": self.teacher.attention,
+                "enable_prefix_caching": "false",
+                "enable_chunked_prefill": "false",
+                "speculative": "null",
+                "tensor_parallel_size": "1",
+                "device": self.model.device.type,
+                "threads": str(torch.get_num_threads()),
                 "torch": str(torch.__version__),
                 "transformers": transformers.__version__,
                 "isa": torch.backends.cpu.get_cpu_capability(),
             },
-            deployment={
-                "device": self.model.device.type,
-                "threads": str(torch.get_num_threads()),
-                "machine": platform.machine(),
-            },
+            deployment={"max_model_len": str(self.max_model_len), "machine": platform.machine()},
         )
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
         """Requests are cut into batches of `batch` rows; a row is one sample of one request."""
         for request in requests:
             request.prompt.check_vocabulary(self.facts.vocab_size)
+            request.sampling.check_vocabulary(self.facts.vocab_size)
         sampled = sample(
             self.model,
             requests,
@@ -122,7 +135,13 @@ class ReferenceBackend:
 
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
         """All tensors or none: the new model is complete before the old one is let go."""
-        self.model = load_reference(directory, str(self.model.dtype).removeprefix("torch."))
+        model = load_reference(directory, str(self.model.dtype).removeprefix("torch."))
+        if differing := sorted(_shapes(model).items() ^ _shapes(self.model).items()):
+            raise ModelError(
+                f"{directory} holds another model than the one that runs: {differing[0][0]} and others are not in both "
+                "or differ in shape; give a checkpoint of the same model"
+            )
+        self.model = model
         self.teacher = Teacher(self.model, layout=Layout.PADDED, batch=self.batch)
         self.version = WeightVersion(version.label, model_digest(self.model))
 
@@ -151,8 +170,19 @@ class ReferenceBackend:
                 tuple(TokenAlternative(token, value) for token, value in alternatives)
                 for alternatives in (row.raw_alternatives if raw else row.alternatives)
             ),
+            prompt_logprobs=self._prompt_logprobs(request),
             text=self.tokenizer.decode(row.token_ids),
         )
+
+    def _prompt_logprobs(self, request: Request) -> tuple[float | None, ...]:
+        prompt = request.prompt.token_ids
+        if request.sampling.prompt_logprobs is None:
+            return ()
+        return (None, *(self.score([prompt])[0] if len(prompt) > 1 else ()))
+
+
+def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def load_reference(spec: str | Path, dtype: str | None = None) -> Any:

@@ -11,7 +11,6 @@ from zerodrift.config.engine import EngineConfig
 from zerodrift.core.errors import ConfigError
 
 
-
 class Served(NamedTuple):
     """What an engine is to serve."""
 

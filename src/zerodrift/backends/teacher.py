@@ -5,8 +5,9 @@ in exact arithmetic: the dtype, the attention implementation, and the layout of 
 vocabulary, L positions, B sequences.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -40,13 +41,18 @@ class Teacher:
         attention: str = "sdpa",
         batch: int = 8,
         chunk: int = 16,
+        positions: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        """`model` is a transformers causal LM in eval mode; it is shared, never copied or changed."""
+        """`model` is a transformers causal LM in eval mode; it is shared, never copied or changed.
+
+        `positions` turns right positions into those to use, in padded batches: for asking what a wrong one does.
+        """
         self.model = model
         self.layout = layout
         self.attention = attention
         self.batch = batch
         self.chunk = chunk
+        self.positions = positions
         self.vocab_size: int = model.config.vocab_size
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -79,13 +85,17 @@ class Teacher:
         survived a weight update.
         """
         self._check(ids, start)
+        if not 0 <= split <= len(ids):
+            raise InvalidPrompt(
+                f"the first {split} of {len(ids)} tokens cannot be cached; count from 0 to all"
+            )
         cache, rows = None, []
         cuts = {
             Layout.CHUNKED: range(split, len(ids), self.chunk),
             Layout.DECODED: range(max(start, split), len(ids)),
         }
         bounds = sorted({0, split, *cuts.get(self.layout, ()), len(ids)})
-        for begin, end in zip(bounds, bounds[1:], strict=False):
+        for begin, end in pairwise(bounds):
             model = earlier if end <= split else self.model
             output = self._forward(
                 torch.tensor([list(ids[begin:end])]), model=model, past_key_values=cache, use_cache=True
@@ -104,7 +114,12 @@ class Teacher:
                 ids_BL[row, : len(ids)] = torch.tensor(list(ids))
                 mask_BL[row, : len(ids)] = 1
             first = min(starts[begin:end]) - 1
-            output = self._forward(ids_BL, attention_mask=mask_BL, logits_to_keep=longest - first)
+            options = (
+                {}
+                if self.positions is None
+                else {"position_ids": self.positions(torch.arange(longest))[None]}
+            )
+            output = self._forward(ids_BL, attention_mask=mask_BL, logits_to_keep=longest - first, **options)
             for row, ids in enumerate(group):
                 yield output.logits[row, starts[begin + row] - 1 - first : len(ids) - 1 - first]
 
@@ -126,7 +141,8 @@ class Teacher:
     @torch.no_grad()
     def _forward(self, ids_BL: torch.Tensor, model: Any = None, **options: Any) -> Any:
         model = self.model if model is None else model
-        if model.config._attn_implementation != self.attention:
+        # The public setter has no public getter.
+        if model.config._attn_implementation != self.attention:  # noqa: SLF001
             model.set_attn_implementation(self.attention)
         options.setdefault("use_cache", False)
         return model(ids_BL.to(model.device), **options)

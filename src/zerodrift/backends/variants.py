@@ -80,7 +80,9 @@ def with_config(model: Any, change: Callable[[Any], None]) -> Any:
     """The same weights under a changed configuration; buffers such as rotary tables are rebuilt."""
     config = copy.deepcopy(model.config)
     change(config)
-    changed = type(model)(config).to(model.dtype).eval()
+    # The vendor's initialisation draws from the global generator; its values are overwritten below.
+    with torch.random.fork_rng(devices=[]):
+        changed = type(model)(config).to(model.dtype).eval()
     changed.load_state_dict(model.state_dict())
     return changed
 
@@ -90,6 +92,15 @@ def with_rope_theta(model: Any, theta: float) -> Any:
 
     def change(config: Any) -> None:
         config.rope_parameters = {**config.rope_parameters, "rope_theta": theta}
+
+    return with_config(model, change)
+
+
+def with_window(model: Any, width: int) -> Any:
+    """A sliding window of another width."""
+
+    def change(config: Any) -> None:
+        config.sliding_window = width
 
     return with_config(model, change)
 

@@ -1,20 +1,55 @@
-"""`zerodrift audit`: is this engine the same policy as the trainer?"""
+"""`zerodrift audit`: is this engine the same policy as the trainer? And what did earlier audits find?"""
 
+import os
 import sys
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from zerodrift.cli import console
 from zerodrift.cli.bar import Bar
 
 if TYPE_CHECKING:
     from zerodrift.config.run import RunConfig
+    from zerodrift.records.verdict import VerdictRecord
+
+RUNS = Path("runs")
+
+
+class AuditOrVerb(TyperGroup):
+    """A command that has verbs beside it: the first word decides.
+
+    Where it names a verb, all that follows is the verb's; everything else is parsed as the command's own, options
+    and MODEL in any order. A model directory called `ls` is audited as `./ls`.
+    """
+
+    allow_interspersed_args = True
+    allow_extra_args = False  # a word after MODEL is a mistake, never a verb that would run after the audit
+
+    # The types are those of the Click inside Typer, which has no public name.
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """The context of the command, or of the verb in its place."""
+        if args and (verb := self.commands.get(args[0])) is not None:
+            return verb.make_context(f"{info_name} {args[0]}", args[1:], parent=parent, **extra)
+        return super().make_context(info_name, args, parent=parent, **extra)
+
+
+class Format(StrEnum):
+    """How an answer is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+app = typer.Typer(cls=AuditOrVerb, invoke_without_command=True, subcommand_metavar="| COMMAND [ARGS]...")
 
 
 # Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
+@app.callback()
 def command(
     model: Annotated[
         str | None, typer.Argument(help="Checkpoint directory or testbed:NAME. Default: testbed:qwen3.")
@@ -36,6 +71,9 @@ def command(
         str | None, typer.Option(help="Plant a fault, CAUSE[:VARIANT], to see it found. `list` lists them.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory; an unfinished one is resumed.")] = None,
+    junitxml: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Also write a JUnit file, one test case per probe.")
+    ] = None,
 ) -> None:
     """Is this engine the same policy as the trainer, and if not, why?
 
@@ -46,19 +84,28 @@ def command(
     $ zerodrift audit
     $ zerodrift audit ./model --engine vllm --url http://127.0.0.1:8000
     $ zerodrift audit --inject semantic/raw-logprobs --temperature 0.7
+
+    Earlier audits, and what changed between two of them:
+
+    $ zerodrift audit ls
+    $ zerodrift audit diff RUN RUN
     """
     from zerodrift.audit.session import Session, command_line
-    from zerodrift.view.report import write_report
-    from zerodrift.view.text import print_verdict
 
     if inject == "list":
         _list_faults()
         return
     resolved = _configuration(
-        config, settings or [], model=model, engine=engine, url=url, prompts=prompts,
-        temperature=temperature, trials=trials,
+        config,
+        settings or [],
+        model=model,
+        engine=engine,
+        url=url,
+        prompts=prompts,
+        temperature=temperature,
+        trials=trials,
     )
-    directory = out or Path("runs") / time.strftime("audit-%Y%m%d-%H%M%S")
+    directory = out or RUNS / time.strftime("audit-%Y%m%d-%H%M%S")
     session = Session(
         config=resolved,
         directory=directory,
@@ -69,9 +116,79 @@ def command(
     _write_environment(directory)
     with Bar() as progress:
         audited = session.run(progress, reproduce=command_line(sys.argv[1:]))
-    write_report(directory)
-    print_verdict(audited.record, console.stdout(), directory)
+    _publish(audited.record, directory, junitxml)
     raise typer.Exit(audited.record.verdict.exit_code)
+
+
+@app.command("ls")
+def list_command(
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Directory that holds the runs.")] = RUNS,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for a program.")] = False,
+) -> None:
+    """List audits, newest first, finished or not.
+
+    $ zerodrift audit ls
+    $ zerodrift audit ls nightly --json
+    """
+    import msgspec
+
+    from zerodrift.view.runs import list_runs
+    from zerodrift.view.tables import print_runs
+
+    runs = list_runs(directory)
+    if as_json:
+        console.say(msgspec.json.format(msgspec.json.encode(runs)).decode())
+    elif runs:
+        print_runs(runs, console.stdout())
+    else:
+        console.say(f"{directory} holds no runs")
+
+
+@app.command("diff")
+def diff_command(
+    before: Annotated[str, typer.Argument(metavar="RUN", help="Directory of a run, or its name in `ls`.")],
+    after: Annotated[
+        str, typer.Argument(metavar="RUN", help="The run to compare with it, by custom the newer.")
+    ],
+    form: Annotated[Format, typer.Option("--format", help="For people or for a program.")] = Format.TEXT,
+) -> None:
+    """What changed between two audits, and what explains it?
+
+    Fingerprints first, then numbers, then one sentence. Exit code: 0 where the
+    second verdict is as good as the first or better, 1 where it is worse.
+
+    $ zerodrift audit diff audit-20261115-031000 audit-20261116-031000
+    $ zerodrift audit diff runs/before runs/after --format json
+    """
+    import msgspec
+
+    from zerodrift.view.comparison import compare_runs
+    from zerodrift.view.explanation import explain
+    from zerodrift.view.runs import find_run
+    from zerodrift.view.tables import print_comparison
+
+    comparison = compare_runs(find_run(before, RUNS), find_run(after, RUNS))
+    if form is Format.JSON:
+        told = {"says": explain(comparison), "worse": comparison.worse, **msgspec.structs.asdict(comparison)}
+        console.say(msgspec.json.format(msgspec.json.encode(told)).decode())
+    else:
+        print_comparison(comparison, console.stdout())
+    raise typer.Exit(int(comparison.worse))
+
+
+def _publish(record: "VerdictRecord", directory: Path, junitxml: Path | None) -> None:
+    """The verdict wherever somebody looks: report, terminal, JUnit file, page of the job on GitHub."""
+    from zerodrift.view import github
+    from zerodrift.view.junit import write_junit
+    from zerodrift.view.report import write_report
+    from zerodrift.view.text import print_verdict
+
+    write_report(directory)
+    if junitxml is not None:
+        write_junit(junitxml, record)
+    print_verdict(record, console.stdout(), directory)
+    if github.append_summary(record, os.environ) and (line := github.annotation(record)) is not None:
+        console.say(line)
 
 
 def _configuration(path: Path | None, settings: list[str], **options: Any) -> "RunConfig":

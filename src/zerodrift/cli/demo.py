@@ -55,7 +55,9 @@ _VLLM = (
     "engine.env={VLLM_CPU_ATTN_SPLIT_KV: '0'}",
 )
 REAL_VLLM = (
-    Scene("vLLM's default logprobs mode", "semantic/raw-logprobs", (*_VLLM, "engine.logprobs_mode=raw_logprobs")),
+    Scene(
+        "vLLM's default logprobs mode", "semantic/raw-logprobs", (*_VLLM, "engine.logprobs_mode=raw_logprobs")
+    ),
     Scene("the fix it printed; update with cache reset", None, _VLLM, sync=True),
     Scene("update without cache reset", "weights/stale-prefix-cache", _VLLM, sync=True, resets_cache=False),
 )
@@ -64,7 +66,8 @@ REAL_VLLM = (
 # Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
 def command(
     vllm: Annotated[
-        str | None, typer.Option(metavar="PYTHON", help="Interpreter of an environment with vLLM to use instead.")
+        str | None,
+        typer.Option(metavar="PYTHON", help="Interpreter of an environment with vLLM to use instead."),
     ] = None,
 ) -> None:
     """Plant three faults of the vLLM V0 to V1 story, and see them found.

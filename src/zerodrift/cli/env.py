@@ -124,7 +124,7 @@ def _installed(package: str) -> str | None:
 
 def _torch() -> "ModuleType | None":
     try:
-        import torch  # noqa: PLC0415 (seconds, and it may not be there)
+        import torch
     except ImportError:
         return None
     return torch

@@ -7,18 +7,22 @@ bug, 130 interrupted.
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from zerodrift import __version__
 from zerodrift.cli import audit, baseline, console, demo, env, init
 
-# Verb -> function; help lists them in this order.
-COMMANDS: Mapping[str, Callable[..., None]] = {
-    "audit": audit.command,
+Command = Callable[..., None] | typer.Typer
+"""A function, or a command line of its own where the verb has verbs."""
+
+# Help lists them in this order.
+COMMANDS: Mapping[str, Command] = {
+    "audit": audit.app,
     "demo": demo.command,
+    "baseline": baseline.app,
     "init": init.command,
     "env": env.command,
 }
@@ -31,25 +35,28 @@ class Session:
     debug: bool = False
 
 
-# Verb with verbs of its own -> its command line.
-GROUPS: Mapping[str, typer.Typer] = {"baseline": baseline.app}
-
-
-def make_app(
-    commands: Mapping[str, Callable[..., None]], groups: Mapping[str, typer.Typer] = MappingProxyType({})
-) -> typer.Typer:
+def make_app(commands: Mapping[str, Command]) -> typer.Typer:
     """A command line with these verbs."""
+    order = list(commands)
+
+    class InOrder(TyperGroup):
+        # Typer lists functions before command lines of their own, and people look for `audit` first.
+        def list_commands(self, _context: Any) -> list[str]:
+            return order
+
     app = typer.Typer(
+        cls=InOrder,
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,  # errors are told by console.report
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    for verb, function in commands.items():
-        app.command(verb)(function)
-    for verb, group in groups.items():
-        app.add_typer(group, name=verb)
+    for verb, what in commands.items():
+        if isinstance(what, typer.Typer):
+            app.add_typer(what, name=verb)
+        else:
+            app.command(verb)(what)
     return app
 
 
@@ -82,7 +89,7 @@ def _options(
     context.ensure_object(Session).debug = debug
 
 
-app = make_app(COMMANDS, GROUPS)
+app = make_app(COMMANDS)
 
 
 def main(arguments: Sequence[str] | None = None, application: typer.Typer = app) -> None:

@@ -105,7 +105,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """A model of `vocab_size` tokens has every token that is named, and one left to sample."""
+        """A model of `vocab_size` tokens has every token that is named."""
         for name in ("logit_bias", "stop_token_ids"):
             for token in getattr(self, name):
                 if token >= vocab_size:
@@ -113,11 +113,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                         f"{name} names token {token}, but the model has {vocab_size} tokens; "
                         "the ids belong to another tokenizer"
                     )
-        if self.min_tokens > 0 and len(set(self.stop_token_ids)) == vocab_size:
-            raise InvalidSampling(
-                f"min_tokens={self.min_tokens} forbids all {vocab_size} tokens, since each is a stop token; "
-                "use min_tokens=0"
-            )
 
 
 def _check_shape_of_distribution(params: SamplingParams) -> None:

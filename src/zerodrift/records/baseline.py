@@ -6,6 +6,7 @@ nor the process that made it, and cannot drift along with a training run.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -14,6 +15,8 @@ from zerodrift.core.completion import EngineFingerprint, check_logprobs
 from zerodrift.core.errors import InvalidValue, RecordError, SchemaMismatch
 from zerodrift.core.request import SamplingParams
 from zerodrift.records.codec import read_lines
+
+T = TypeVar("T")
 
 SCHEMA = "zerodrift.baseline/1"
 
@@ -62,20 +65,21 @@ def read_header(path: Path) -> BaselineHeader:
     """The header of a recorded baseline."""
     if not path.is_file():
         raise RecordError(f"there is no baseline {path}; make one with `zerodrift baseline record`")
+    # The schema first: the fields of another one may be other fields.
+    schema = _first_line(path, _Schema).schema
+    if schema != SCHEMA:
+        raise SchemaMismatch(f"{path.name} has schema {schema!r}, and this version reads {SCHEMA!r}")
+    return _first_line(path, BaselineHeader)
+
+
+def _first_line(path: Path, kind: type[T]) -> T:
     try:
-        # The schema first: the fields of another one may be other fields.
-        schema = next(read_lines(path, _Schema)).schema
-        if schema != SCHEMA:
-            raise SchemaMismatch(f"{path.name} has schema {schema!r}, and this version reads {SCHEMA!r}")
-        return next(read_lines(path, BaselineHeader))
+        return next(read_lines(path, kind))
     except StopIteration as error:
-        raise RecordError(
-            f"{path.name}, line 1: not the header of a baseline, for the file is empty"
-        ) from error
-    except SchemaMismatch:
-        raise
+        raise RecordError(f"{path.name}, line 1: not the header of a baseline; the file is empty") from error
     except RecordError as error:
-        raise RecordError(f"{path.name}, line 1: not the header of a baseline ({error})") from error
+        what = error.__cause__ or error
+        raise RecordError(f"{path.name}, line 1: not the header of a baseline ({what})") from error
 
 
 class _Schema(msgspec.Struct):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from zerodrift.core.errors import InvalidSampling
 from zerodrift.core.request import SamplingParams
 
 
@@ -90,6 +91,11 @@ def _forbid_stops(
     forbidden = sorted({*stop_ids, *params.stop_token_ids})
     if not young or not forbidden:
         return logits_TV
+    if len(forbidden) == logits_TV.shape[-1]:
+        raise InvalidSampling(
+            f"min_tokens={params.min_tokens} forbids every token, since each of {len(forbidden)} is a stop token; "
+            "use min_tokens=0"
+        )
     logits_TV = logits_TV.clone()
     logits_TV[torch.tensor(young)[:, None], torch.tensor(forbidden)] = -torch.inf
     return logits_TV

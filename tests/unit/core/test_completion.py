@@ -208,7 +208,9 @@ SHAPED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", SHAPED, ids=str)
 def test_what_a_softmax_cannot_reproduce(options: dict[str, Any]) -> None:
-    with pytest.raises(ContractViolation, match=r"cannot reproduce.*: sample without .*, or replay") as caught:
+    with pytest.raises(
+        ContractViolation, match=r"cannot reproduce.*: sample without .*, or replay"
+    ) as caught:
         LogprobContract(PROCESSED, SamplingParams(**options))
     assert caught.value.code == "value/contract"
     if "top_p" in options:

@@ -35,7 +35,7 @@ def test_a_baseline_is_read_back(path: Path, header: BaselineHeader) -> None:
 
 def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(
-        RecordError, match="there is no baseline .*; make one with `zerodrift baseline record`"
+        RecordError, match=r"there is no baseline .*; make one with `zerodrift baseline record`"
     ):
         read_header(tmp_path / "none.jsonl")
 
@@ -45,7 +45,7 @@ def test_no_such_file(tmp_path: Path) -> None:
 )
 def test_what_is_no_header(path: Path, line: bytes) -> None:
     path.write_bytes(line)
-    with pytest.raises(RecordError, match="^base.jsonl, line 1: not the header of a baseline") as caught:
+    with pytest.raises(RecordError, match=r"^base.jsonl, line 1: not the header of a baseline") as caught:
         read_header(path)
     assert caught.value.code == "record/invalid"
 
@@ -63,7 +63,7 @@ def test_a_header_of_another_schema(path: Path, header: BaselineHeader, extra: d
 
 def test_a_header_that_is_one_endless_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "MAX_LINE_BYTES", 100)
-    with pytest.raises(RecordError, match="line 1: "):
+    with pytest.raises(RecordError, match=r"line 1: "):
         read_header(path)
 
 

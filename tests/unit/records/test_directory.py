@@ -21,9 +21,9 @@ def test_a_verdict_is_written_for_people_and_read_back(tmp_path: Path, record: V
 
 
 def test_no_verdict(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="holds no verdict.json; it is not a finished audit"):
+    with pytest.raises(RecordError, match=r"holds no verdict.json; it is not a finished audit"):
         read_verdict(tmp_path)
-    with pytest.raises(RecordError, match="holds no verdict.json"):
+    with pytest.raises(RecordError, match=r"holds no verdict.json"):
         read_verdict(tmp_path / "nowhere")
 
 

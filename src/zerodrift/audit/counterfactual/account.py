@@ -1,8 +1,8 @@
 """An account of what an engine did: the requested behaviour with some things changed.
 
 Each field is one stage on the way from prompt to reported number: the ids the model saw, the forward that computed
-logits, the parameters the sampler used, the distribution that was reported, and whose entry was read. A hypothesis
-changes one field; hypotheses on different fields compose because the stages do. The empty account is a healthy
+logits, the parameters the sampler used, the distribution that was reported, whose entry was read, and how coarsely
+all of it was rounded. A hypothesis changes one field; hypotheses on different fields compose because the stages do. The empty account is a healthy
 engine.
 """
 
@@ -13,6 +13,7 @@ import msgspec
 
 AS_SENT = "as-sent"
 VANILLA = "vanilla"
+ROUNDED_AS_EXPECTED = "as-expected"
 
 
 class Reported(StrEnum):
@@ -40,6 +41,8 @@ class Pick(StrEnum):
     NEXT_VALUE = "next-value"
     TOP = "top"
     """The likeliest token's entry."""
+    NO_STOP = "no-stop"
+    """The sampled token's, but nothing (zero) for a token that ended the output."""
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +58,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     """Logit bias in force beyond the requested one."""
     reported: Reported = Reported.AS_CONTRACTED
     pick: Pick = Pick.SAMPLED
+    rounding: str = ROUNDED_AS_EXPECTED
+    """Name of a precision whose rounding moved the numbers: it widens what is predicted, and does not shift it."""
 
 
 class Hypothesis(msgspec.Struct, frozen=True):

@@ -12,7 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zerodrift.audit.counterfactual.account import AS_SENT, VANILLA, Account, Pick, Reported
+from zerodrift.audit.counterfactual.account import (
+    AS_SENT,
+    ROUNDED_AS_EXPECTED,
+    VANILLA,
+    Account,
+    Pick,
+    Reported,
+)
 from zerodrift.core.request import SamplingParams
 from zerodrift.sampler.processing import Tally, histories, processed_logprobs, tally
 
@@ -21,6 +28,9 @@ Forward = Callable[[Sequence[Sequence[int]], Sequence[int]], Sequence[torch.Tens
 """(sequences, starts) to logits rows, as `Teacher.logits`."""
 Edit = Callable[[tuple[int, ...]], tuple[int, ...]]
 """Prompt ids as sent to prompt ids as seen."""
+
+Rounding = Callable[[Sequence["Case"]], Floats]
+"""Cases to the rounding scale of each of their tokens in some precision."""
 
 EXCLUDED_LOGPROB = -30.0
 """What an impossible token costs in the likelihood of samples: much, and finite, because a token on the edge of a
@@ -35,6 +45,8 @@ class Case(NamedTuple):
     requested: SamplingParams
     reported: Floats
     sigma: Floats
+    stopped: bool = False
+    """The last token ended the output."""
 
 
 class Prediction(NamedTuple):
@@ -59,6 +71,7 @@ class Evaluator:
         forwards: Mapping[str, Forward],
         contexts: Mapping[str, Edit] | None = None,
         stop_ids: Sequence[int] = (),
+        roundings: Mapping[str, Rounding] | None = None,
     ) -> None:
         """`forwards` must hold VANILLA; forwards are built and run only when an account names them."""
         self.cases = cases
@@ -66,10 +79,14 @@ class Evaluator:
         self.reported = np.concatenate([case.reported for case in cases])
         self.sigma = np.concatenate([case.sigma for case in cases])
         self.case_ids = np.repeat(np.arange(len(cases)), [len(case.output) for case in cases])
-        self._tokens = torch.tensor([token for case in cases for token in case.output])
+        self.tokens = np.array([token for case in cases for token in case.output])
+        self._tokens = torch.from_numpy(self.tokens)
         self._past = [row for case in cases for row in histories(case.prompt, case.output)]
         self._groups = _by_parameters(cases)
+        self._last = np.cumsum([len(case.output) for case in cases]) - 1
         self._forwards = forwards
+        self._roundings = roundings or {}
+        self._scales: dict[str, Floats] = {ROUNDED_AS_EXPECTED: self.sigma}
         self._contexts: dict[str, Edit] = {AS_SENT: lambda ids: ids, **(contexts or {})}
         self._rows: dict[tuple[str, str], torch.Tensor] = {}
         self._counted: dict[int, Tally] = {}
@@ -85,6 +102,13 @@ class Evaluator:
             computed = self._forwards[forward](sequences, [len(prompt) for prompt in prompts])
             self._rows[key] = torch.cat([rows.float() for rows in computed])
         return self._rows[key]
+
+    def scale(self, account: Account) -> Floats:
+        """How far rounding may move each token, if the account is true."""
+        if account.rounding not in self._scales:
+            coarse = self._roundings[account.rounding](self.cases)
+            self._scales[account.rounding] = np.hypot(self.sigma, coarse)
+        return self._scales[account.rounding]
 
     def predict(self, account: Account) -> Prediction:
         """What `account` says about every token."""
@@ -148,6 +172,9 @@ class Evaluator:
             Pick.PREVIOUS_ROW: 1,
             Pick.PREVIOUS_VALUE: 1,
         }.get(pick, 0)
+        if pick is Pick.NO_STOP:
+            told = told.copy()
+            told[self._last[[case.stopped for case in self.cases]]] = 0.0
         if step == 0:
             return told
         moved = np.roll(told, step)

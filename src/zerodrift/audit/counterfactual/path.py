@@ -1,12 +1,13 @@
 """Hypotheses about the path: the logits were computed another way. Each costs one forward over the cases."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
-from zerodrift.audit.counterfactual.account import VANILLA, Account, Hypothesis
+from zerodrift.audit.counterfactual.account import ROUNDED_AS_EXPECTED, VANILLA, Account, Hypothesis
 from zerodrift.audit.counterfactual.evaluate import Forward
 from zerodrift.backends import variants
 from zerodrift.backends.teacher import Layout, Teacher
@@ -19,8 +20,22 @@ class Variant(NamedTuple):
     says: str
     build: Callable[[Any], Any]
     """Model to changed model; run only if the hypothesis is tried."""
-    position_jump: int | None = None
-    """Positions from here on are one too high; None: positions are right."""
+    positions: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Right positions to those that were used; None: they are right."""
+
+
+def jumped(boundary: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Positions from `boundary` on are one too high."""
+    return lambda positions: positions + (positions >= boundary).long()
+
+
+def stretched(scale: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Positions are multiplied, as a context extension does that only one side applies."""
+    return lambda positions: positions * scale
+
+
+ROUNDINGS = {"bf16": "bfloat16", "fp16": "float16"}
+"""Foreign kernels round elsewhere than ours: their bf16 cannot be predicted, only its size can."""
 
 
 def path_variants(model: Any) -> dict[str, Variant]:
@@ -43,22 +58,34 @@ def path_variants(model: Any) -> dict[str, Variant]:
         ),
         "fp8-kv": Variant("path/kv-precision", "keys and values in fp8", variants.with_fp8_kv),
     }
+    for scale in (0.5, 0.9, 0.95, 1.05, 1.1, 2.0, 4.0, 8.0):
+        found[f"stretch-{scale:g}"] = Variant(
+            "path/rope", f"positions multiplied by {scale:g}", lambda m: m, positions=stretched(scale)
+        )
     if (parameters := getattr(model.config, "rope_parameters", None)) is not None:
         theta = float(parameters["rope_theta"])
-        for other in sorted({theta / 10, theta / 2, theta * 2, theta * 10, 10_000.0, 500_000.0, 1e6} - {theta}):
+        for other in sorted(
+            {theta / 10, theta / 2, theta * 2, theta * 10, 10_000.0, 500_000.0, 1e6} - {theta}
+        ):
             found[f"rope-{other:g}"] = Variant(
                 "path/rope",
                 f"rotary base {other:g} instead of {theta:g}",
-                lambda m, other=other: variants.with_rope_theta(m, other),
+                partial(variants.with_rope_theta, theta=other),
             )
-    if getattr(model.config, "sliding_window", None):
+    if window := getattr(model.config, "sliding_window", None):
         found["no-window"] = Variant("path/window", "sliding window ignored", variants.without_window)
+        for other in (window // 2, window - 1, window + 1, window * 2):
+            found[f"window-{other}"] = Variant(
+                "path/window",
+                f"sliding window of {other} instead of {window}",
+                partial(variants.with_window, width=other),
+            )
     for boundary in (16, 32, 64, 128, 256, 512):
         found[f"jump-{boundary}"] = Variant(
             "path/context-boundary",
             f"positions from {boundary} on are one too high",
             lambda m: m,
-            boundary,
+            positions=jumped(boundary),
         )
     return found
 
@@ -73,10 +100,14 @@ def path_forwards(model: Any, found: Mapping[str, Variant]) -> dict[str, Forward
 
 def path_hypotheses(account: Account, found: Mapping[str, Variant]) -> Iterator[Hypothesis]:
     """Every change of path that can be made to `account`."""
-    if account.forward != VANILLA:
-        return
-    for name, variant in found.items():
-        yield Hypothesis(variant.cause, variant.says, msgspec.structs.replace(account, forward=name), 1)
+    if account.forward == VANILLA:
+        for name, variant in found.items():
+            yield Hypothesis(variant.cause, variant.says, msgspec.structs.replace(account, forward=name), 1)
+    if account.rounding == ROUNDED_AS_EXPECTED:
+        for name, dtype in ROUNDINGS.items():
+            changed = msgspec.structs.replace(account, rounding=dtype)
+            says = f"Δ has the size of {name} rounding, token by token"
+            yield Hypothesis("path/body-precision", says, changed, 1)
 
 
 def _forward(teacher: Teacher) -> Forward:
@@ -86,22 +117,8 @@ def _forward(teacher: Teacher) -> Forward:
 def _variant_forward(model: Any, variant: Variant) -> Forward:
     def forward(sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[torch.Tensor]:
         changed = variant.build(model)
-        if variant.position_jump is not None:
-            return [
-                _jumped(changed, ids, start, variant.position_jump)
-                for ids, start in zip(sequences, starts, strict=True)
-            ]
-        attention = changed.config._attn_implementation
-        teacher = Teacher(changed, layout=Layout.PADDED, attention=attention)
+        attention = changed.config._attn_implementation  # noqa: SLF001 - the setter has no public getter
+        teacher = Teacher(changed, layout=Layout.PADDED, attention=attention, positions=variant.positions)
         return list(teacher.logits(sequences, starts))
 
     return forward
-
-
-@torch.no_grad()
-def _jumped(model: Any, ids: Sequence[int], start: int, boundary: int) -> torch.Tensor:
-    positions = torch.arange(len(ids))
-    positions = positions + (positions >= boundary).long()
-    output = model(torch.tensor([list(ids)]), position_ids=positions[None], use_cache=False)
-    rows: torch.Tensor = output.logits[0, start - 1 : -1]
-    return rows

@@ -23,6 +23,7 @@ PICKS = {
     Pick.NEXT_VALUE: "semantic/off-by-one",
     Pick.PREVIOUS_VALUE: "semantic/off-by-one",
     Pick.TOP: "semantic/wrong-token",
+    Pick.NO_STOP: "semantic/eos",
 }
 
 # Values that people and model cards use; a kept set changes in steps, so a grid loses little.
@@ -31,7 +32,6 @@ TRUNCATIONS: Mapping[str, tuple[float, ...]] = {
     "top_k": (1, 5, 10, 20, 40, 50, 64, 100),
     "min_p": (0.01, 0.02, 0.05, 0.1, 0.2),
 }
-
 
 
 class Fitted(NamedTuple):
@@ -76,7 +76,9 @@ def _readings(account: Account) -> Iterator[Hypothesis]:
         changed = msgspec.structs.replace(account, reported=Reported.RAW)
         yield Hypothesis("semantic/raw-logprobs", "logprobs are the model's own, before processing", changed)
         changed = msgspec.structs.replace(account, reported=Reported.UNRENORMALISED)
-        yield Hypothesis("semantic/truncation-mass", "logprobs are not renormalised after truncation", changed)
+        yield Hypothesis(
+            "semantic/truncation-mass", "logprobs are not renormalised after truncation", changed
+        )
     if account.pick is Pick.SAMPLED:
         for pick, cause in PICKS.items():
             changed = msgspec.structs.replace(account, pick=pick)

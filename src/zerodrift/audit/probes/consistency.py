@@ -16,6 +16,7 @@ from zerodrift.backends.base import Backend, Capability
 from zerodrift.core.completion import Completion
 from zerodrift.core.errors import BadAnswer
 from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.core.task import Scorer
 from zerodrift.records.verdict import Outcome
 
 
@@ -23,7 +24,9 @@ def repeat(engine: Backend, requests: Sequence[Request], gates: Gates) -> ProbeR
     """The same requests, one at a time, twice."""
     if Capability.SEED not in engine.capabilities:
         return not_judged("repeat", "the engine takes no seed, so samples cannot be repeated")
-    return _compare("repeat", "path/nondeterminism", engine, _alone(engine, requests), _alone(engine, requests), gates)
+    return _compare(
+        "repeat", "path/nondeterminism", engine, _alone(engine, requests), _alone(engine, requests), gates
+    )
 
 
 def batch(engine: Backend, requests: Sequence[Request], gates: Gates) -> ProbeResult:
@@ -48,8 +51,10 @@ def cache(engine: Backend, requests: Sequence[Request], gates: Gates, salt: str)
     return _compare("cache", "path/prefix-cache", engine, cold, warm, gates, {"cached_tokens": sum(hits)})
 
 
-def prefill_decode(engine: Backend, requests: Sequence[Request], gates: Gates) -> ProbeResult:
-    """Logprobs reported while decoding, and those of the same tokens as a prompt."""
+def prefill_decode(
+    engine: Backend, requests: Sequence[Request], gates: Gates, reference: Scorer
+) -> ProbeResult:
+    """Logprobs reported while decoding, and those of the same tokens as a prompt; the reference says which is right."""
     name = "prefill-decode"
     if Capability.SCORE not in engine.capabilities:
         return not_judged(name, "the engine does not score given tokens")
@@ -60,10 +65,15 @@ def prefill_decode(engine: Backend, requests: Sequence[Request], gates: Gates) -
         (np.array(completion.logprobs), np.array(scores[len(completion.prompt_token_ids) - 1 :]))
         for completion, scores in zip(decoded, scored, strict=True)
     ]
-    return _judge(name, "path/prefill-decode", engine, pairs, gates, {})
+    truth = reference.score([completion.sequence for completion in decoded])
+    wrong = np.concatenate(
+        [np.abs(np.array(one) - np.array(other)) for one, other in zip(scored, truth, strict=True)]
+    )
+    right = bool(wrong.mean() <= gates.mean)
+    return _judge(name, "path/prefill-decode", engine, pairs, gates, {"prefill_is_right": right})
 
 
-def _compare(
+def _compare(  # noqa: PLR0913 - two sides, and what to say of them
     name: str,
     cause: str,
     engine: Backend,
@@ -91,7 +101,12 @@ def _judge(
     if len(gaps) == 0:
         return vacuous(name, "the two runs share no token")
     differing = int((gaps > 0).sum())
-    evidence = {"tokens": len(gaps), "differing": differing, "mean": float(gaps.mean()), "max": float(gaps.max())}
+    evidence = {
+        "tokens": len(gaps),
+        "differing": differing,
+        "mean": float(gaps.mean()),
+        "max": float(gaps.max()),
+    }
     if not differing:
         return answered(name, Outcome.PASS, f"{len(gaps)} tokens, every bit equal", {**evidence, **extra})
     gating = float(gaps.mean()) > gates.mean
@@ -127,6 +142,13 @@ def _salted(request: Request, salt: str) -> Request:
 def _plain(sampling: SamplingParams) -> SamplingParams:
     """At temperature 1 without truncation raw and processed logprobs are the same number."""
     return msgspec.structs.replace(
-        sampling, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0,
-        presence_penalty=0.0, frequency_penalty=0.0, n=1,
+        sampling,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        n=1,
     )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous
 from zerodrift.core.completion import Completion, FinishReason
+from zerodrift.models.model_facts import ModelFacts
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, Outcome
 
@@ -16,12 +17,13 @@ NAME = "contract"
 PROBLEM_CAUSES = {"value/non-finite": "semantic/nonfinite"}
 
 
-def contract(rollouts: Sequence[Rollout], engine: str, bos: int | None) -> ProbeResult:
+def contract(rollouts: Sequence[Rollout], engine: str, facts: ModelFacts) -> ProbeResult:
     """Judge every rollout of the plan, those without a completion included."""
+    bos = facts.bos_token_id
     completed = [rollout for rollout in rollouts if rollout.completion is not None]
     problems = [rollout.problem for rollout in rollouts if rollout.problem is not None]
     causes = [*_problems(rollouts, engine), *_prompts(completed, engine, bos), *_seeds(completed, engine)]
-    causes += _stops(completed, engine)
+    causes += _stops(completed, engine, facts.eos_token_ids)
     evidence = {"completions": len(completed), "unreadable": len(problems)}
     if causes:
         says = causes[0].evidence
@@ -45,7 +47,9 @@ def _problems(rollouts: Sequence[Rollout], engine: str) -> list[CauseFound]:
     causes = []
     for code, count in codes.items():
         if code in PROBLEM_CAUSES:
-            first = next(r.problem.message for r in rollouts if r.problem is not None and r.problem.code == code)
+            first = next(
+                r.problem.message for r in rollouts if r.problem is not None and r.problem.code == code
+            )
             says = f"{count} of {len(rollouts)} samples carry no usable logprob: {first}"
             causes.append(found(PROBLEM_CAUSES[code], engine, NAME, says, explained=count / len(rollouts)))
     return causes
@@ -97,20 +101,41 @@ def _seeds(rollouts: Sequence[Rollout], engine: str) -> list[CauseFound]:
     return [found("semantic/seed", engine, NAME, says, explained=len(equal) / len(groups))]
 
 
-def _stops(rollouts: Sequence[Rollout], engine: str) -> list[CauseFound]:
-    """Outputs that ended by a stop and yet do not end in a stop token, or go on after one."""
-    wrong = [r for r in rollouts if r.completion is not None and _overruns(r.completion, r)]
-    if not wrong:
-        return []
-    says = f"{len(wrong)} outputs are longer than max_tokens or carry tokens after a stop"
-    return [found("semantic/eos", engine, NAME, says, explained=len(wrong) / len(rollouts))]
+def _stops(rollouts: Sequence[Rollout], engine: str, eos_ids: Sequence[int]) -> list[CauseFound]:
+    """Outputs whose end is not the end they claim."""
+    causes = []
+    for says, wrong in (
+        ("ended by a stop but hold no stop token: it was dropped, and its logprob with it", _lost_stop),
+        ("go on after a stop token", _overran_stop),
+        ("have another length than their finish reason says", _wrong_length),
+    ):
+        count = sum(wrong(rollout, eos_ids) for rollout in rollouts)
+        if count:
+            share = count / len(rollouts)
+            causes.append(found("semantic/eos", engine, NAME, f"{count} outputs {says}", explained=share))
+    return causes
 
 
-def _overruns(completion: Completion, rollout: Rollout) -> bool:
-    limit = rollout.request.sampling.max_tokens
-    return len(completion.token_ids) > limit or (
-        completion.finish_reason is FinishReason.LENGTH and len(completion.token_ids) != limit
-    )
+def _lost_stop(rollout: Rollout, eos_ids: Sequence[int]) -> bool:
+    completion, params = rollout.completion, rollout.request.sampling
+    assert completion is not None, "only completed rollouts are asked"
+    if completion.finish_reason is not FinishReason.STOP or params.stop:
+        return False
+    return not completion.token_ids or completion.token_ids[-1] not in {*eos_ids, *params.stop_token_ids}
+
+
+def _overran_stop(rollout: Rollout, eos_ids: Sequence[int]) -> bool:
+    completion, params = rollout.completion, rollout.request.sampling
+    assert completion is not None, "only completed rollouts are asked"
+    stops = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
+    return any(token in stops for token in completion.token_ids[params.min_tokens : -1])
+
+
+def _wrong_length(rollout: Rollout, eos_ids: Sequence[int]) -> bool:
+    completion, limit = rollout.completion, rollout.request.sampling.max_tokens
+    assert completion is not None, "only completed rollouts are asked"
+    short = completion.finish_reason is FinishReason.LENGTH and len(completion.token_ids) != limit
+    return short or len(completion.token_ids) > limit
 
 
 def _seen(rollout: Rollout) -> tuple[int, ...]:

@@ -77,7 +77,9 @@ def parity(table: TokenTable, gates: Gates, rng: np.random.Generator) -> ProbeRe
     if excluded > max(1, 1e-3 * len(possible)):
         broken.append(f"{excluded} sampled tokens are excluded by the requested parameters")
     status = Outcome.FAIL if broken else Outcome.PASS
-    says = "; ".join(broken) or f"mean |Δ| {summary.mean:.3g} over {summary.count} tokens, gate {gates.mean:.3g}"
+    says = (
+        "; ".join(broken) or f"mean |Δ| {summary.mean:.3g} over {summary.count} tokens, gate {gates.mean:.3g}"
+    )
     return answered(name, status, says, evidence, required=True)
 
 

@@ -45,12 +45,10 @@ def vacuous(name: str, says: str, evidence: Evidence | None = None, *, required:
 
 def not_judged(name: str, says: str, *, required: bool = False) -> ProbeResult:
     """The engine cannot answer, or failed while answering."""
-    return ProbeResult(
-        ProbeRecord(name=name, status=Outcome.INCONCLUSIVE, says=says, required=required)
-    )
+    return ProbeResult(ProbeRecord(name=name, status=Outcome.INCONCLUSIVE, says=says, required=required))
 
 
-def found(
+def found(  # noqa: PLR0913 - the fields of a cause
     cause: str,
     engine: str,
     probe: str,

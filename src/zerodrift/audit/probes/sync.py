@@ -13,6 +13,7 @@ truncation, where raw and processed logprobs are the same number.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from zerodrift.audit.counterfactual.delivery import deliveries
 from zerodrift.audit.perturb import GroupedWeights
 from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
@@ -36,6 +38,8 @@ Floats = NDArray[np.float64]
 NAME = "weight-sync"
 MISSING = 0.5
 """A group whose effect is present to more than this share did not arrive."""
+MOST = 0.9
+"""An account of the update must remove this share of the difference to be believed."""
 
 
 class Update(NamedTuple):
@@ -122,28 +126,67 @@ def _causes(
 ) -> list[CauseFound]:
     causes = []
     if fresh.gap > gates.mean:
-        causes.append(_undelivered(engine, weights, fresh))
+        causes.append(_undelivered(engine, weights, fresh, gates))
     elif cached.gap > gates.mean:
         causes.append(_stale_prefix(engine, weights, cached))
     return causes
 
 
-def _undelivered(engine: Backend, weights: GroupedWeights, fresh: Seen) -> CauseFound:
-    """Δ as a non-negative combination of the effects of single groups."""
+def _undelivered(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) -> CauseFound:
+    """The account of the update under which the engine's numbers are what they should be."""
+    for account in (_stale_replica, _stale, _partial, _misdelivered):
+        if (cause := account(engine, weights, fresh, gates)) is not None:
+            return cause
+    says = f"after the update the engine is at neither version: slope {fresh.slope:.3f}, nothing known explains it"
+    return found("unexplained", engine.name, NAME, says, explained=0.0, interval=(0.0, 0.0))
+
+
+def _stale(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:
+    left = float(np.abs(fresh.at_old - fresh.reported).mean())
+    if left > max(gates.mean, fresh.gap / 20):
+        return None
+    says = f"the engine answers with the weights from before the update: slope {fresh.slope:.3f}"
+    return found("weights/stale", engine.name, NAME, says, explained=1 - left / fresh.gap)
+
+
+def _stale_replica(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:
+    """Some requests are entirely at the new weights and others entirely at the old ones."""
+    lengths = [len(completion.token_ids) for completion in fresh.completions]
+    edges = np.cumsum([0, *lengths])
+    old = [float(np.abs(fresh.at_old[a:b] - fresh.reported[a:b]).mean()) for a, b in pairwise(edges)]
+    new = [float(np.abs(fresh.at_new[a:b] - fresh.reported[a:b]).mean()) for a, b in pairwise(edges)]
+    at_old = [number for number, size in enumerate(old) if size <= gates.mean]
+    at_new = [number for number, size in enumerate(new) if size <= gates.mean]
+    if not at_old or not at_new or len(at_old) + len(at_new) < len(old):
+        return None
+    says = f"{len(at_old)} of {len(old)} requests were answered with the old weights, the others with the new ones"
+    return found("weights/replica", engine.name, NAME, says)
+
+
+def _partial(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:
+    """Δ as a non-negative combination of the effects of single groups, then checked by mixing the weights so."""
     delta = fresh.at_new - fresh.reported
     effects = weights.effects(fresh.completions, fresh.at_new)
     shares = _shares(delta, effects)
     absent = [name for name, share in shares.items() if share > MISSING]
-    left = delta - sum((shares[name] * effects[name] for name in effects), np.zeros_like(delta))
-    explained = 1 - float(np.abs(left).sum() / np.abs(delta).sum())
-    if len(absent) == len(shares) or abs(fresh.slope) < 0.1:
-        says = f"the engine answers as before the update: slope {fresh.slope:.3f}"
-        return found("weights/stale", engine.name, NAME, says, explained=explained)
-    if absent and explained > MISSING:
-        says = f"did not arrive: {', '.join(absent)} ({explained:.0%} of the difference)"
-        return found("weights/partial", engine.name, NAME, says, explained=explained)
-    says = f"after the update the engine is at neither version: slope {fresh.slope:.3f}, no group explains it"
-    return found("unexplained", engine.name, NAME, says, explained=max(0.0, explained))
+    if not absent or len(absent) == len(shares):
+        return None
+    mixed = weights.score(weights.without(absent), fresh.completions)
+    explained = 1 - float(np.abs(mixed - fresh.reported).mean()) / fresh.gap
+    if explained < MOST:
+        return None
+    says = f"did not arrive: {', '.join(absent)} ({explained:.1%} of the difference)"
+    return found("weights/partial", engine.name, NAME, says, explained=explained)
+
+
+def _misdelivered(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:
+    """The engine answers like the new weights with one thing done wrong to them."""
+    for delivery in deliveries(weights.old, weights.new):
+        scores = weights.score(delivery.build(), fresh.completions)
+        explained = 1 - float(np.abs(scores - fresh.reported).mean()) / fresh.gap
+        if explained > MOST:
+            return found(delivery.cause, engine.name, NAME, delivery.says, explained=explained)
+    return None
 
 
 def _shares(delta: Floats, effects: Mapping[str, Floats]) -> dict[str, float]:

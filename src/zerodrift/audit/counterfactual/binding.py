@@ -1,0 +1,55 @@
+"""Were outputs handed to the wrong requests? Then another prompt explains an output's numbers, to the last digit."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from zerodrift.audit.measure import Measurement
+from zerodrift.audit.probes.parity import Gates
+from zerodrift.backends.teacher import Teacher
+from zerodrift.sampler.processing import histories, processed_logprobs
+
+WORST = 3
+"""Outputs that are tried under other prompts."""
+MOST_PROMPTS = 40
+AT_HOME = 20.0
+"""Gates: an output is explained by a prompt if its mean |Δ| under it is within this many, and ten times better."""
+
+
+def find_misbound(teacher: Teacher, measurements: Sequence[Measurement], gates: Gates) -> str | None:
+    """The evidence in words, or None where no other prompt explains the worst outputs."""
+    sizes = [float(np.abs(item.delta).mean()) for item in measurements]
+    worst = [i for i in np.argsort(sizes)[::-1].tolist() if sizes[i] > 10 * gates.mean][:WORST]
+    for index in worst:
+        home = _home_of(teacher, measurements, index, gates, sizes[index])
+        if home is not None:
+            away = sum(size > AT_HOME * gates.mean for size in sizes)
+            return (
+                f"the output of request {index} has the logprobs it would have after the prompt of request {home}; "
+                f"{away} of {len(sizes)} outputs are not at home"
+            )
+    return None
+
+
+def _home_of(
+    teacher: Teacher, measurements: Sequence[Measurement], index: int, gates: Gates, size: float
+) -> int | None:
+    item = measurements[index]
+    own, output = item.observed.completion.prompt_token_ids, item.observed.completion.token_ids
+    prompts = {
+        other.observed.completion.prompt_token_ids: number for number, other in enumerate(measurements)
+    }
+    prompts.pop(own, None)
+    # Requests that were in flight together are the likeliest to be mixed up: nearest neighbours first.
+    nearest = sorted(prompts.items(), key=lambda entry: abs(entry[1] - index))[:MOST_PROMPTS]
+    sequences = [prompt + output for prompt, _ in nearest]
+    rows = teacher.logits(sequences, [len(prompt) for prompt, _ in nearest])
+    for (prompt, number), logits_TV in zip(nearest, rows, strict=True):
+        wide_TV = logits_TV if logits_TV.dtype is torch.float64 else logits_TV.float()
+        drawn_TV = processed_logprobs(wide_TV, item.observed.requested, histories(prompt, output))
+        scores = drawn_TV[torch.arange(len(output)), torch.tensor(output)].double().numpy()
+        gap = float(np.abs(scores - item.reported).mean())
+        if gap < AT_HOME * gates.mean and gap < size / 10:
+            return number
+    return None

@@ -1,0 +1,106 @@
+"""In one sentence: what changed between two runs, and where should one look?
+
+The part that explains most is named, and no other: where the meaning of the numbers changed, how they are rounded is
+no news. A difference in rounding never explains a cause of another layer, and equal fingerprints explain nothing.
+"""
+
+from collections.abc import Sequence
+
+from zerodrift.core.cause import CAUSES, Layer
+from zerodrift.view.comparison import ENGINE, Comparison, FactChange, Part
+from zerodrift.view.notation import number
+from zerodrift.view.visible import visible
+
+MOST_FACTS = 3
+"""More than that is a list, and the list stands above the sentence."""
+LONGEST_FACT = 60
+
+
+def explain(comparison: Comparison) -> str:
+    """The sentence."""
+    return f"{_outcome(comparison)}{_drift(comparison)}; {_reason(comparison)}."
+
+
+def _outcome(comparison: Comparison) -> str:
+    before, after = comparison.verdict_before, comparison.verdict_after
+    if before is after:
+        verdict = f"The verdict stays {after}"
+    else:
+        verdict = f"The verdict went from {before} to {after}"
+    appeared, gone = _appeared(comparison), [c.name for c in comparison.causes if c.before == "fails"]
+    causes = [f"with {name}" for name in appeared] + [f"without {name}" for name in gone]
+    return " ".join([verdict, " and ".join(map(visible, causes))]).rstrip()
+
+
+def _appeared(comparison: Comparison) -> list[str]:
+    """Causes that fail the second run and did not fail the first."""
+    return [cause.name for cause in comparison.causes if cause.after == "fails"]
+
+
+def _drift(comparison: Comparison) -> str:
+    mean = next((each for each in comparison.numbers if each.name == "mean |Δ|"), None)
+    if mean is None or mean.before is None or mean.after is None:
+        return ""
+    if mean.before == mean.after:
+        return f", mean |Δ| unchanged at {number(mean.after)}"
+    return f", mean |Δ| from {number(mean.before)} to {number(mean.after)}"
+
+
+def _reason(comparison: Comparison) -> str:
+    for part in Part:
+        if facts := _explaining(comparison, part):
+            named = _named(facts)
+            if comparison.measured_alike:
+                return f"{part} facts differ ({named}), and nothing that was measured does"
+            return _reasons(comparison, part).format(facts=named)
+    if comparison.measured_alike:
+        return "every fact and every number is the same"
+    return (
+        "fingerprints and questions are equal, so look at the weights and at determinism: repeat the second run and "
+        "see whether it gives its own numbers again"
+    )
+
+
+def _reasons(comparison: Comparison, part: Part) -> str:
+    if part is Part.NUMERIC and (beyond := _beyond_rounding(comparison)):
+        return (
+            "the numbers are computed another way ({facts}), but rounding does not make "
+            f"{visible(beyond)}: look for a setting that the engine does not tell"
+        )
+    return {
+        Part.SEMANTIC: "the numbers mean something else ({facts}), which likely explains it: settle that first",
+        Part.QUESTIONS: "other questions were asked ({facts}), which likely explains it: ask both runs the same",
+        Part.NUMERIC: "the numbers are computed another way ({facts}), which likely explains it as rounding",
+        Part.DEPLOYMENT: "only the deployment differs ({facts}), which must change nothing: look at batching, "
+        "scheduling and determinism",
+    }[part]
+
+
+def _beyond_rounding(comparison: Comparison) -> str | None:
+    """The first cause that appeared and that no way of computing makes."""
+    layers = {name: CAUSES[name].layer for name in _appeared(comparison) if name in CAUSES}
+    return next((name for name, layer in layers.items() if layer not in (Layer.PATH, Layer.NONE)), None)
+
+
+def _explaining(comparison: Comparison, part: Part) -> list[FactChange]:
+    """Changes of `part`; of two different engines, only in what both of them state."""
+    others = {fact.side for fact in comparison.facts if fact.part is Part.NUMERIC and fact.name == ENGINE}
+    return [
+        fact
+        for fact in comparison.facts
+        if fact.part is part and not (fact.side in others and None in (fact.before, fact.after))
+    ]
+
+
+def _named(facts: Sequence[FactChange]) -> str:
+    shown = [
+        f"{fact.side} {visible(fact.name, LONGEST_FACT)} {_value(fact.before)} → {_value(fact.after)}"
+        for fact in facts[:MOST_FACTS]
+    ]
+    if len(facts) > MOST_FACTS:
+        shown.append(f"and {len(facts) - MOST_FACTS} more")
+    return ", ".join(shown)
+
+
+def _value(value: str | None) -> str:
+    return "not stated" if value is None else visible(value, LONGEST_FACT)

@@ -1,0 +1,122 @@
+"""Runs in a terminal: the list of them, and two of them side by side.
+
+As in `text`, every foreign string passes through `visible`.
+"""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from zerodrift.view.comparison import Comparison, NumberChange, Part, StatusChange
+from zerodrift.view.explanation import explain
+from zerodrift.view.notation import number
+from zerodrift.view.runs import RunSummary
+from zerodrift.view.text import STYLES
+from zerodrift.view.visible import visible
+
+NOTHING = "–"
+_MEANINGS = {
+    Part.SEMANTIC: "what the numbers mean",
+    Part.QUESTIONS: "what the audit asked",
+    Part.NUMERIC: "how the numbers are computed",
+    Part.DEPLOYMENT: "where they are computed",
+}
+
+
+def print_runs(runs: Sequence[RunSummary], console: Console) -> None:
+    """One line per run; those that cannot be read say why below."""
+    table = _table("run", "when", "verdict", "cause", "engine", "model", "mean |Δ|")
+    # Names are typed again, for `audit diff`: they are never cut.
+    table.columns[0].min_width = max((len(visible(run.name)) for run in runs), default=0)
+    for run in runs:
+        table.add_row(
+            Text(visible(run.name)),
+            # In the reader's own time zone, as `ls -l` shows it.
+            f"{run.when.astimezone():%Y-%m-%d %H:%M}",
+            _state(run),
+            _cell(run.cause),
+            _cell(run.engine),
+            _cell(run.model),
+            NOTHING if run.mean is None else number(run.mean),
+        )
+    console.print(table)
+    for run in runs:
+        if run.problem is not None:
+            console.print(Text(visible(f"{run.name}: {run.problem}"), style="dim"), soft_wrap=True)
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Fingerprints, numbers, and the sentence."""
+    console.print(Text(f"{visible(comparison.before)} → {visible(comparison.after)}", style="bold"))
+    console.print()
+    _print_facts(comparison, console)
+    changes = [
+        StatusChange(name="verdict", before=comparison.verdict_before, after=comparison.verdict_after),
+        *comparison.causes,
+    ]
+    for title, table in (
+        ("outcome", _statuses(changes)),
+        ("probes that ended otherwise", _statuses(comparison.probes) if comparison.probes else None),
+        ("numbers", _numbers(comparison.numbers) if comparison.numbers else None),
+    ):
+        if table is not None:
+            console.print(Text(title, style="dim"))
+            console.print(table)
+            console.print()
+    console.print(Text(explain(comparison)))
+
+
+def _print_facts(comparison: Comparison, console: Console) -> None:
+    for part in Part:
+        facts = [fact for fact in comparison.facts if fact.part is part]
+        console.print(Text(f"{part}: {_MEANINGS[part]}", style="dim"))
+        if not facts:
+            console.print("  no difference")
+        else:
+            table = _table("side", "fact", "before", "after")
+            for fact in facts:
+                table.add_row(fact.side, *(_cell(value) for value in (fact.name, fact.before, fact.after)))
+            console.print(table)
+        console.print()
+
+
+def _statuses(changes: Sequence[StatusChange]) -> Table:
+    table = _table("", "before", "after")
+    for change in changes:
+        table.add_row(*(_cell(value) for value in (change.name, change.before, change.after)))
+    return table
+
+
+def _numbers(numbers: Sequence[NumberChange]) -> Table:
+    table = _table("", "before", "after", "change")
+    for each in numbers:
+        values = (NOTHING if value is None else number(value) for value in (each.before, each.after))
+        table.add_row(each.name, *values, _change(each))
+    return table
+
+
+def _change(change: NumberChange) -> str:
+    if change.before == change.after:
+        return "="
+    if not change.before or change.after is None:
+        return NOTHING
+    return f"× {number(change.after / change.before)}"
+
+
+def _state(run: RunSummary) -> Text:
+    if run.verdict is None:
+        return Text(run.state, style="dim")
+    return Text(run.verdict, style=STYLES[run.verdict])
+
+
+def _cell(text: str | None) -> Text:
+    return Text(NOTHING if text is None else visible(text))
+
+
+def _table(*headers: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    return table

@@ -1,0 +1,236 @@
+from typing import Any
+
+import pytest
+
+from zerodrift.backends.generation import sample
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.core.completion import Completion, FinishReason
+from zerodrift.core.errors import InvalidPrompt, InvalidSampling, NonFinite
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.models.testbed_config import CONTEXT_LENGTH, EOS_ID, VOCAB_SIZE
+
+PROMPT = Prompt((20, 30, 40, 50))
+
+
+def complete(reference: ReferenceBackend, **options: Any) -> Completion:
+    request = Request(PROMPT, SamplingParams(**{"seed": 5, "max_tokens": 16, **options}))
+    (completion,) = reference.generate([request])[0].completions
+    return completion
+
+
+@pytest.fixture
+def free(reference: ReferenceBackend) -> Completion:
+    """What comes when nothing stops it."""
+    completion = complete(reference, ignore_eos=True)
+    assert len(completion.token_ids) == 16
+    assert completion.finish_reason is FinishReason.LENGTH
+    return completion
+
+
+def test_a_stop_token_ends_the_output_and_stays_in_it(reference: ReferenceBackend, free: Completion) -> None:
+    stop = free.token_ids[6]
+    first = free.token_ids.index(stop)
+    stopped = complete(reference, ignore_eos=True, stop_token_ids=(stop,))
+    assert stopped.token_ids == free.token_ids[: first + 1]
+    assert stopped.logprobs == free.logprobs[: first + 1]
+    assert stopped.finish_reason is FinishReason.STOP
+
+
+def test_a_stop_string_ends_the_output_with_the_token_that_completes_it(
+    reference: ReferenceBackend, free: Completion
+) -> None:
+    decode = reference.tokenizer.decode
+    text = decode(list(free.token_ids[:9]))
+    # The end of a text, so that it spans tokens where one token is one letter.
+    stop = text[-3:]
+    first = next(end for end in range(1, 17) if stop in decode(list(free.token_ids[:end])))
+    for stops in ((stop,), ("never in there \x00", stop)):
+        stopped = complete(reference, ignore_eos=True, stop=stops)
+        assert stopped.token_ids == free.token_ids[:first]
+        assert stopped.finish_reason is FinishReason.STOP
+        assert stop in (stopped.text or "")
+
+
+def test_a_stop_that_never_comes_changes_nothing(reference: ReferenceBackend, free: Completion) -> None:
+    unused = next(token for token in range(VOCAB_SIZE) if token not in free.token_ids)
+    same = complete(reference, ignore_eos=True, stop=("\x00\x01",), stop_token_ids=(unused,))
+    assert (same.token_ids, same.logprobs) == (free.token_ids, free.logprobs)
+    assert same.finish_reason is FinishReason.LENGTH
+
+
+# With such a bias EOS is drawn wherever it may be.
+EAGER_TO_END: dict[str, Any] = {"logit_bias": {EOS_ID: 100.0}}
+
+
+def test_the_end_of_sequence_ends_it(reference: ReferenceBackend) -> None:
+    ended = complete(reference, **EAGER_TO_END)
+    assert ended.token_ids == (EOS_ID,)
+    assert ended.finish_reason is FinishReason.STOP
+    assert ended.logprobs[0] > -1e-6
+
+
+def test_unless_it_is_ignored(reference: ReferenceBackend) -> None:
+    ignored = complete(reference, **EAGER_TO_END, ignore_eos=True)
+    assert ignored.token_ids == (EOS_ID,) * 16
+    assert ignored.finish_reason is FinishReason.LENGTH
+
+
+def test_a_stop_token_that_is_named_is_not_ignored(reference: ReferenceBackend) -> None:
+    named = complete(reference, **EAGER_TO_END, ignore_eos=True, stop_token_ids=(EOS_ID,))
+    assert named.token_ids == (EOS_ID,)
+
+
+@pytest.mark.parametrize("least", [1, 5, 16])
+def test_no_end_before_the_minimum(reference: ReferenceBackend, least: int) -> None:
+    held = complete(reference, **EAGER_TO_END, min_tokens=least)
+    assert EOS_ID not in held.token_ids[:least]
+    if least < 16:
+        assert held.token_ids[least:] == (EOS_ID,)
+        assert held.finish_reason is FinishReason.STOP
+    else:
+        assert held.finish_reason is FinishReason.LENGTH
+
+
+def test_no_stop_token_before_the_minimum(reference: ReferenceBackend, free: Completion) -> None:
+    stop = free.token_ids[0]
+    held = complete(reference, ignore_eos=True, stop_token_ids=(stop,), min_tokens=4)
+    assert stop not in held.token_ids[:4]
+    assert len(held.token_ids) > 4
+
+
+def test_a_stop_string_within_the_minimum_waits_for_it(reference: ReferenceBackend, free: Completion) -> None:
+    stop = reference.tokenizer.decode(list(free.token_ids[:1]))
+    assert complete(reference, ignore_eos=True, stop=(stop,)).token_ids == free.token_ids[:1]
+    held = complete(reference, ignore_eos=True, stop=(stop,), min_tokens=4)
+    assert held.token_ids == free.token_ids[:4]
+
+
+def test_the_last_token_may_be_a_stop(reference: ReferenceBackend, free: Completion) -> None:
+    stop = free.token_ids[3]
+    length = free.token_ids.index(stop) + 1
+    last = complete(reference, ignore_eos=True, stop_token_ids=(stop,), max_tokens=length)
+    assert last.finish_reason is FinishReason.STOP
+
+
+def test_greedy_takes_the_likeliest_and_reports_temperature_one(reference: ReferenceBackend) -> None:
+    greedy = complete(reference, temperature=0, logprobs=2)
+    assert greedy.token_ids == tuple(entries[0].token_id for entries in greedy.top_logprobs)
+    assert any(value < -0.1 for value in greedy.logprobs)
+    assert complete(reference, temperature=0, seed=99).token_ids == greedy.token_ids
+
+
+def test_samples_of_one_request_differ_and_the_first_is_that_of_one(
+    reference: ReferenceBackend, free: Completion
+) -> None:
+    request = Request(PROMPT, SamplingParams(seed=5, max_tokens=16, n=6, ignore_eos=True))
+    samples = reference.generate([request])[0].completions
+    assert [each.sample_index for each in samples] == list(range(6))
+    assert {each.sampling.seed for each in samples} == {5}
+    assert len({each.token_ids for each in samples}) == 6
+    assert samples[0].token_ids == free.token_ids
+
+
+def test_other_seeds_give_other_samples(reference: ReferenceBackend) -> None:
+    outputs = {complete(reference, seed=seed, ignore_eos=True).token_ids for seed in range(8)}
+    assert len(outputs) == 8
+
+
+def test_a_seed_that_was_drawn_is_reported_and_reproduces_the_sample(reference: ReferenceBackend) -> None:
+    request = Request(PROMPT, SamplingParams(max_tokens=16, ignore_eos=True, n=2, temperature=1.5))
+    first, second = reference.generate([request, request])
+    seeds = [answer.completions[0].sampling.seed for answer in (first, second)]
+    assert None not in seeds
+    assert seeds[0] != seeds[1]
+    assert first.completions[0].token_ids != second.completions[0].token_ids
+    for answer in (first, second):
+        again = reference.generate([Request(PROMPT, answer.completions[0].sampling)])[0]
+        for one, other in zip(again.completions, answer.completions, strict=True):
+            assert one.token_ids == other.token_ids
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-12)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(None, ()), (0, ()), (3, 3), (10**6, VOCAB_SIZE)])
+def test_as_many_alternatives_as_asked_for(reference: ReferenceBackend, count: int, expected: Any) -> None:
+    completion = complete(reference, logprobs=count, max_tokens=2)
+    if expected == ():
+        assert completion.top_logprobs == ()
+    else:
+        assert [len(entries) for entries in completion.top_logprobs] == [expected, expected]
+
+
+def test_alternatives_that_are_excluded_are_left_out(reference: ReferenceBackend) -> None:
+    completion = complete(reference, logprobs=5, top_k=2, max_tokens=3)
+    assert [len(entries) for entries in completion.top_logprobs] == [2, 2, 2]
+
+
+def test_what_exceeds_the_context_is_refused_before_anything_is_generated(
+    reference: ReferenceBackend,
+) -> None:
+    fits = Request(Prompt((9,)), SamplingParams(max_tokens=1))
+    too_long = Request(Prompt((9,) * (CONTEXT_LENGTH - 3)), SamplingParams(max_tokens=4))
+    says = (
+        f"{CONTEXT_LENGTH - 3} prompt tokens and max_tokens=4 exceed the context of {CONTEXT_LENGTH}; shorten"
+    )
+    with pytest.raises(InvalidPrompt, match=says):
+        reference.generate([fits, too_long])
+
+
+def test_what_just_fits_is_generated(reference: ReferenceBackend) -> None:
+    request = Request(Prompt((9,) * (CONTEXT_LENGTH - 2)), SamplingParams(max_tokens=2, ignore_eos=True))
+    (completion,) = reference.generate([request])[0].completions
+    assert len(completion.token_ids) == 2
+
+
+def test_nothing_asked_nothing_done(reference: ReferenceBackend) -> None:
+    assert reference.generate([]) == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "says"),
+    [
+        (Request(Prompt((VOCAB_SIZE,))), InvalidPrompt, r"prompt\[0\] is 512, but the model has 512 tokens"),
+        (
+            Request(PROMPT, SamplingParams(logit_bias={VOCAB_SIZE: 1.0})),
+            InvalidSampling,
+            "logit_bias names token 512, but the model has 512 tokens",
+        ),
+        (
+            Request(PROMPT, SamplingParams(stop_token_ids=(9999,), min_tokens=1)),
+            InvalidSampling,
+            "stop_token_ids names token 9999, but the model has 512 tokens",
+        ),
+    ],
+)
+def test_ids_that_the_model_does_not_have(
+    reference: ReferenceBackend, request_: Request, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        reference.generate([request_])
+
+
+def test_a_minimum_that_leaves_no_token(reference: ReferenceBackend) -> None:
+    """All but EOS are stop tokens, and EOS may not come either."""
+    others = tuple(token for token in range(VOCAB_SIZE) if token != EOS_ID)
+    with pytest.raises(InvalidSampling, match="forbids every token"):
+        complete(reference, stop_token_ids=others, min_tokens=1)
+
+
+def test_corrupt_weights_are_refused_with_the_position() -> None:
+    engine = ReferenceBackend("testbed:llama")
+    engine.model.model.norm.weight.data[3] = float("nan")
+    with pytest.raises(NonFinite, match="non-finite logits at output position 0; its weights are corrupt"):
+        complete(engine)
+
+
+def test_a_sample_is_not_read_before_it_ended(reference: ReferenceBackend) -> None:
+    rows = sample(
+        reference.model,
+        [Request(PROMPT, SamplingParams(max_tokens=1))],
+        eos_ids=(),
+        max_len=9,
+        batch=1,
+        decode=str,
+    )
+    rows[0].finished = None
+    with pytest.raises(AssertionError, match="read before it ended"):
+        _ = rows[0].finish_reason

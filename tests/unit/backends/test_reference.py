@@ -1,0 +1,120 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from zerodrift import models
+from zerodrift.backends.base import Capability, need
+from zerodrift.backends.reference import TINY_PARAMETERS, ReferenceBackend, load_reference
+from zerodrift.core.completion import LogprobKind
+from zerodrift.core.errors import CapabilityMissing, ModelError, ModelNotFound, TruncatedWeights
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
+from zerodrift.models import testbed, tokenizer_testbed
+from zerodrift.models.export import materialise
+from zerodrift.weights.digest import model_digest
+
+REQUEST = Request(Prompt((20, 30, 40)), SamplingParams(seed=1, max_tokens=4))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in llama after a step of training: every weight moved a little."""
+    directory = materialise("testbed:llama", tmp_path_factory.mktemp("trained"))
+    model = testbed.build("llama")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.01)
+    model.save_pretrained(directory)
+    return directory
+
+
+def test_tiny_models_run_in_fp64_and_others_in_what_is_asked_for() -> None:
+    assert load_reference("testbed:llama").dtype is torch.float64
+    assert load_reference("testbed:llama", "float32").dtype is torch.float32
+    assert load_reference("testbed:llama", "bfloat16").dtype is torch.bfloat16
+    assert (
+        sum(parameter.numel() for parameter in load_reference("testbed:qwen3").parameters()) < TINY_PARAMETERS
+    )
+
+
+def test_a_model_that_is_not_tiny_runs_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zerodrift.backends.reference.TINY_PARAMETERS", 1000)
+    assert load_reference("testbed:llama").dtype is torch.float32
+
+
+def test_a_completion_says_which_weights_made_it(reference: ReferenceBackend) -> None:
+    (completion,) = reference.generate([REQUEST])[0].completions
+    version = reference.version
+    assert version == WeightVersion("initial", model_digest(reference.model))
+    assert completion.versions == (VersionSpan(version, 0, 4),)
+    assert completion.lineage == (LineageSegment(version, 0, 6),)
+    assert completion.fingerprint == reference.fingerprint().digest
+    assert completion.text == reference.tokenizer.decode(completion.token_ids)
+
+
+def test_the_fingerprint_says_what_the_model_says(reference: ReferenceBackend) -> None:
+    fingerprint = reference.fingerprint()
+    assert fingerprint.numeric["dtype"] == "float64"
+    assert fingerprint.semantic["logprobs_mode"] == "processed_logprobs"
+    assert fingerprint.semantic["weights"] == reference.version.digest
+    raw = ReferenceBackend("testbed:llama", kind=LogprobKind.RAW, dtype="float32").fingerprint()
+    assert raw.semantic["logprobs_mode"] == "raw_logprobs"
+    assert raw.numeric["dtype"] == "float32"
+
+
+def test_new_weights_are_all_new(trained: Path) -> None:
+    engine = ReferenceBackend("testbed:llama")
+    before = engine.generate([REQUEST])[0].completions[0]
+    engine.load_weights(trained, WeightVersion("step-1"))
+    after = engine.generate([REQUEST])[0].completions[0]
+    fresh = ReferenceBackend(trained)
+    assert engine.version == WeightVersion("step-1", fresh.version.digest)
+    assert engine.version.digest != before.versions[0].version.digest
+    assert engine.model.dtype is torch.float64
+    assert not engine.model.training
+    assert after.logprobs == fresh.generate([REQUEST])[0].completions[0].logprobs
+    assert after.logprobs != before.logprobs
+    assert engine.score([(5, 6, 7)]) == fresh.score([(5, 6, 7)])
+
+
+@pytest.mark.parametrize("damage", ["gone", "truncated", "another"])
+def test_an_update_that_fails_changes_nothing(tmp_path: Path, damage: str) -> None:
+    engine = ReferenceBackend("testbed:llama")
+    before, version = engine.generate([REQUEST]), engine.version
+    directory, error = tmp_path / "update", ModelNotFound
+    if damage == "truncated":
+        materialise("testbed:llama", directory)
+        weights = directory / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        error = TruncatedWeights
+    if damage == "another":
+        materialise("testbed:qwen3", directory)
+        error = ModelError
+    with pytest.raises(error):
+        engine.load_weights(directory, WeightVersion("step-1"))
+    assert engine.version == version
+    assert engine.generate([REQUEST]) == before
+
+
+def test_text_and_chat_become_the_ids_of_the_checkpoint(reference: ReferenceBackend) -> None:
+    tokenizer = tokenizer_testbed.build("llama")
+    assert reference.tokenize("The keeper counted.") == tuple(tokenizer("The keeper counted.")["input_ids"])
+    messages = [{"role": "user", "content": "Hi"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert reference.render_chat(messages) == tuple(tokenizer(text)["input_ids"])
+    assert reference.tokenizer.decode(reference.render_chat(messages)).endswith("<|im_start|>assistant\n")
+
+
+def test_it_has_no_cache_to_reset_and_nothing_to_close(reference: ReferenceBackend) -> None:
+    reference.reset_cache()
+    reference.close()
+    reference.close()
+    assert Capability.RESET_CACHE not in reference.capabilities
+    assert reference.max_model_len == models.facts("testbed:llama").context_length
+
+
+def test_what_it_cannot_do_is_said(reference: ReferenceBackend) -> None:
+    need(reference, Capability.SCORE, "no hint needed")
+    with pytest.raises(CapabilityMissing, match="reference cannot cache-salt: use another engine"):
+        need(reference, Capability.CACHE_SALT, "use another engine")

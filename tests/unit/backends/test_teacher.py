@@ -1,0 +1,89 @@
+import pytest
+import torch
+
+from zerodrift.backends import teacher as teaching
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.backends.teacher import Layout, Teacher
+from zerodrift.core.errors import InvalidPrompt
+
+
+@pytest.mark.parametrize("layout", [Layout.ALONE, Layout.PADDED, Layout.CHUNKED])
+@pytest.mark.parametrize(
+    ("ids", "start", "says"),
+    [
+        ((), 1, "cannot score tokens 1… of a sequence of 0; the first token is never predicted"),
+        ((5,), 1, "cannot score tokens 1… of a sequence of 1"),
+        ((5, 6), 0, "cannot score tokens 0… of a sequence of 2"),
+        ((5, 6), 2, "cannot score tokens 2… of a sequence of 2"),
+        ((5, 512), 1, "token 1 is 512, but the model has 512 tokens; the ids belong to another tokenizer"),
+        ((-1, 5), 1, "token 0 is -1"),
+    ],
+)
+def test_what_cannot_be_scored(
+    reference: ReferenceBackend, layout: Layout, ids: tuple[int, ...], start: int, says: str
+) -> None:
+    teacher = Teacher(reference.model, layout=layout)
+    with pytest.raises(InvalidPrompt, match=says):
+        list(teacher.logits([(5, 6, 7), ids], [1, start]))
+    with pytest.raises(InvalidPrompt, match=says):
+        teacher.continued(ids, start, reference.model, 0)
+
+
+@pytest.mark.parametrize("split", [-1, 4, 100])
+def test_a_prefix_that_is_none(reference: ReferenceBackend, split: int) -> None:
+    with pytest.raises(InvalidPrompt, match=f"the first {split} of 3 tokens cannot be cached"):
+        Teacher(reference.model).continued((5, 6, 7), 1, reference.model, split)
+
+
+@pytest.mark.parametrize("layout", [Layout.ALONE, Layout.PADDED, Layout.CHUNKED])
+def test_nothing_to_score(reference: ReferenceBackend, layout: Layout) -> None:
+    assert Teacher(reference.model, layout=layout).score([]) == []
+
+
+def test_sequences_and_starts_are_as_many(reference: ReferenceBackend) -> None:
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        list(Teacher(reference.model).logits([(5, 6), (7, 8)], [1]))
+
+
+def test_scores_are_python_floats_of_every_token_but_the_first(reference: ReferenceBackend) -> None:
+    (scores,) = Teacher(reference.model).score([[9, 8, 7, 6]])
+    assert len(scores) == 3
+    assert all(type(value) is float and value < 0 for value in scores)
+
+
+def test_half_precision_is_widened_before_the_softmax() -> None:
+    engine = ReferenceBackend("testbed:llama", dtype="bfloat16")
+    (scores,) = engine.score([(5, 6, 7, 8, 9)])
+    logits_TV = next(engine.teacher.logits([(5, 6, 7, 8, 9)], [1]))
+    assert logits_TV.dtype is torch.bfloat16
+    expected = logits_TV.float().log_softmax(-1)[torch.arange(4), torch.tensor([6, 7, 8, 9])]
+    assert scores == expected.tolist()
+
+
+def test_batches_hold_so_many_sequences_and_so_many_logits(
+    reference: ReferenceBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = Teacher(reference.model, layout=Layout.PADDED, batch=3)
+    assert list(teacher._batches([5] * 7)) == [(0, 3), (3, 6), (6, 7)]
+    assert list(teacher._batches([])) == []
+    # Two rows of five positions, 512 logits of 8 bytes each.
+    monkeypatch.setattr(teaching, "LOGIT_BYTES", 2 * 5 * 512 * 8)
+    assert list(teacher._batches([5] * 5)) == [(0, 2), (2, 4), (4, 5)]
+    # A longer one fills the batch by itself, and one that never fits is computed all the same.
+    assert list(teacher._batches([5, 9, 5, 100, 5])) == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]
+
+
+def test_the_attention_is_the_one_asked_for() -> None:
+    engine = ReferenceBackend("testbed:llama")
+    for attention in ("eager", "sdpa"):
+        Teacher(engine.model, attention=attention).score([(5, 6, 7)])
+        assert engine.model.config._attn_implementation == attention
+
+
+def test_scoring_leaves_no_gradients_and_no_weights_changed() -> None:
+    engine = ReferenceBackend("testbed:llama")
+    before = {name: tensor.clone() for name, tensor in engine.model.state_dict().items()}
+    for layout in (Layout.ALONE, Layout.PADDED, Layout.CHUNKED):
+        for logits_TV in Teacher(engine.model, layout=layout).logits([(5, 6, 7)], [1]):
+            assert not logits_TV.requires_grad
+    assert all(torch.equal(tensor, before[name]) for name, tensor in engine.model.state_dict().items())

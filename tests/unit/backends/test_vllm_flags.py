@@ -1,0 +1,63 @@
+import msgspec
+import pytest
+
+from zerodrift.backends.vllm_flags import SWITCHES, VALUES, flags
+from zerodrift.config.engine import EngineConfig
+
+
+def test_what_is_not_set_is_left_to_the_engine() -> None:
+    nothing = EngineConfig(enable_prefix_caching=None, async_scheduling=None)
+    assert flags(nothing, "auto") == [
+        "--enable-prompt-tokens-details",
+        *("--dtype", "auto"),
+        *("--logprobs-mode", "processed_logprobs"),
+        *("--generation-config", "vllm"),
+        *("--kv-cache-dtype", "auto"),
+        *("--tensor-parallel-size", "1"),
+        "--no-enforce-eager",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("max_model_len", 512, ["--max-model-len", "512"]),
+        ("block_size", 16, ["--block-size", "16"]),
+        ("max_num_seqs", 4, ["--max-num-seqs", "4"]),
+        ("max_num_batched_tokens", 64, ["--max-num-batched-tokens", "64"]),
+        ("gpu_memory_utilization", 0.5, ["--gpu-memory-utilization", "0.5"]),
+        ("logprobs_mode", "raw_logprobs", ["--logprobs-mode", "raw_logprobs"]),
+        ("generation_config", "auto", ["--generation-config", "auto"]),
+        ("kv_cache_dtype", "fp8", ["--kv-cache-dtype", "fp8"]),
+        ("tensor_parallel_size", 2, ["--tensor-parallel-size", "2"]),
+        ("head_dtype", "float32", ["--hf-overrides", '{"head_dtype": "float32"}']),
+        ("enable_chunked_prefill", True, ["--enable-chunked-prefill"]),
+        ("enable_chunked_prefill", False, ["--no-enable-chunked-prefill"]),
+        ("enable_prefix_caching", True, ["--enable-prefix-caching"]),
+        ("enable_prefix_caching", False, ["--no-enable-prefix-caching"]),
+        ("async_scheduling", True, ["--async-scheduling"]),
+        ("async_scheduling", False, ["--no-async-scheduling"]),
+        ("enforce_eager", True, ["--enforce-eager"]),
+    ],
+)
+def test_every_setting_becomes_its_flag(field: str, value: object, expected: list[str]) -> None:
+    arguments = flags(msgspec.structs.replace(EngineConfig(), **{field: value}), "float32")
+    start = arguments.index(expected[0])
+    assert arguments[start : start + len(expected)] == expected
+    assert arguments.count(expected[0]) == 1
+
+
+def test_own_arguments_come_last_and_win() -> None:
+    arguments = flags(EngineConfig(args=("--dtype", "half", "--seed", "1")), "float32")
+    assert arguments[-4:] == ["--dtype", "half", "--seed", "1"]
+
+
+def test_every_field_that_is_named_exists() -> None:
+    assert {*VALUES, *SWITCHES} <= set(EngineConfig.__struct_fields__)
+    # Settings of the engine that no flag carries: how it is reached or started, and what the audit does with it.
+    others = {"name", "url", "replicas", "python", "args", "env", "startup_timeout_s", "request_timeout_s"}
+    assert set(EngineConfig.__struct_fields__) - {*VALUES, *SWITCHES} == {
+        *others,
+        "head_dtype",
+        "prefix_cache_salt",
+    }
