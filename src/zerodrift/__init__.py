@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zerodrift.audit.facade import EquivalenceReport, EquivalenceValidator, ReferenceBaseline
     from zerodrift.core.completion import Completion, LogprobContract, LogprobKind
     from zerodrift.core.request import Prompt, Request, SamplingParams
 
@@ -12,19 +13,26 @@ __version__ = "0.1.0"
 # Public name -> module that defines it. Lazy, so that `import zerodrift` costs no torch (a test measures it).
 _EXPORTS = {
     "Completion": "zerodrift.core.completion",
+    "EquivalenceReport": "zerodrift.audit.facade",
+    "EquivalenceValidator": "zerodrift.audit.facade",
     "LogprobContract": "zerodrift.core.completion",
     "LogprobKind": "zerodrift.core.completion",
     "Prompt": "zerodrift.core.request",
+    "ReferenceBaseline": "zerodrift.audit.facade",
     "Request": "zerodrift.core.request",
     "SamplingParams": "zerodrift.core.request",
 }
 _PACKAGES = ("models",)
+_LOCAL_EXTRA = frozenset({"hypothesis", "safetensors", "tokenizers", "torch", "transformers"})
 
 __all__ = [
     "Completion",
+    "EquivalenceReport",
+    "EquivalenceValidator",
     "LogprobContract",
     "LogprobKind",
     "Prompt",
+    "ReferenceBaseline",
     "Request",
     "SamplingParams",
     "__version__",
@@ -32,8 +40,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        return getattr(import_module(_EXPORTS[name]), name)
     if name in _PACKAGES:
         return import_module(f"zerodrift.{name}")
-    raise AttributeError(f"module 'zerodrift' has no attribute {name!r}")
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'zerodrift' has no attribute {name!r}")
+    try:
+        return getattr(import_module(_EXPORTS[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name not in _LOCAL_EXTRA:
+            raise
+        missing_extra = import_module("zerodrift.core.errors").MissingExtra
+        raise missing_extra(
+            f"zerodrift.{name} needs {error.name}, which is not installed: pip install 'zerodrift[local]'"
+        ) from error

@@ -5,6 +5,8 @@ that still does. The same seed gives the same prompts.
 """
 
 import json
+import random
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,10 @@ SENTENCES = (
 )
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 """Around the page and chunk sizes that engines use."""
+BYTES_PER_PROMPT = 2048
+"""More than the longest of LENGTHS consumes; an example that runs out of bytes is none."""
+ATTEMPTS = 20
+"""Draws per prompt asked for, most of which are used: then a prompt comes twice."""
 
 
 def texts() -> SearchStrategy[str]:
@@ -56,30 +62,29 @@ def id_lists(vocab_size: int, longest: int, forbidden: Sequence[int]) -> SearchS
 
 def generated(tokenizer: Any, vocab_size: int, longest: int, count: int, seed: int) -> list[Prompt]:
     """`count` prompts, half from text and half from ids, none longer than `longest` tokens."""
+    if longest < 1 or count < 1:
+        raise InvalidPrompt(
+            f"asked for {count} prompts of at most {longest} tokens; both must be at least one"
+        )
     special = tuple(tokenizer.all_special_ids)
-    as_text = (
-        texts().map(lambda text: tokenise(tokenizer, text)).filter(lambda p: len(p.token_ids) <= longest)
-    )
-    as_ids = id_lists(vocab_size, longest, special).map(lambda ids: Prompt(tuple(ids)))
-    drawn: list[Prompt] = []
+    as_text = texts().map(lambda text: (tuple(tokenizer(text)["input_ids"]), text))
+    as_ids = id_lists(vocab_size, longest, special).map(lambda ids: (tuple(ids), None))
+    drawn: dict[tuple[int, ...], Prompt] = {}
 
-    @hypothesis.seed(seed)
-    @hypothesis.settings(
-        max_examples=4 * count,
-        database=None,
-        deadline=None,
-        phases=(hypothesis.Phase.generate,),
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    @hypothesis.given(st.one_of(as_text, as_ids))
-    def collect(prompt: Prompt) -> None:
-        drawn.append(prompt)
+    @hypothesis.settings(database=None, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.given(st.one_of(as_text.filter(lambda pair: 0 < len(pair[0]) <= longest), as_ids))
+    def collect(pair: tuple[tuple[int, ...], str | None]) -> None:
+        drawn.setdefault(pair[0], Prompt(*pair))
 
-    collect()
-    # Hypothesis begins with the simplest and repeats itself; prompts should be many and different.
-    unique = list({prompt.token_ids: prompt for prompt in drawn}.values())
-    step = max(1, len(unique) // count)
-    return (unique[::step] * count)[:count]
+    # Bytes of our own: Hypothesis by itself mixes in literals of whatever modules are loaded, and the same seed would
+    # give other prompts in another program.
+    source = random.Random(seed)
+    for _ in range(ATTEMPTS * count):
+        collect.hypothesis.fuzz_one_input(source.randbytes(BYTES_PER_PROMPT))
+        if len(drawn) == count:
+            break
+    unique = list(drawn.values())
+    return (unique * count)[:count]
 
 
 def tokenise(tokenizer: Any, text: str) -> Prompt:
@@ -90,20 +95,30 @@ def tokenise(tokenizer: Any, text: str) -> Prompt:
     return Prompt(ids, text)
 
 
-def from_file(path: Path, tokenizer: Any, longest: int, count: int) -> list[Prompt]:
-    """The first `count` prompts of a JSON-lines file with `prompt` or `messages`, short enough for the context."""
+def from_file(
+    path: Path, tokenizer: Any, longest: int, count: int, vocab_size: int | None = None
+) -> list[Prompt]:
+    """The first `count` prompts of a JSON-lines file with `prompt` or `messages`, short enough for the context.
+
+    `vocab_size` None leaves it to the engine to refuse ids that the model does not have.
+    """
     prompts: list[Prompt] = []
     if not path.is_file():
         raise RecordError(
             f"there is no prompt file {path}; give a JSON-lines file with `prompt` or `messages`"
         )
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if len(prompts) == count:
                 break
             if not line.strip():
                 continue
-            prompt = _prompt(line, tokenizer, f"{path.name}, line {number}")
+            where = f"{path.name}, line {number}"
+            try:
+                prompt = _prompt(line, tokenizer, where)
+                prompt.check_vocabulary(vocab_size or sys.maxsize)
+            except InvalidPrompt as error:
+                raise InvalidPrompt(f"{where}: {error}") from error
             if len(prompt.token_ids) <= longest:
                 prompts.append(prompt)
     if not prompts:
@@ -111,20 +126,42 @@ def from_file(path: Path, tokenizer: Any, longest: int, count: int) -> list[Prom
     return prompts
 
 
-def _prompt(line: str, tokenizer: Any, where: str) -> Prompt:
+def _prompt(line: bytes, tokenizer: Any, where: str) -> Prompt:
     try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise RecordError(f"{where}: not JSON ({error.msg})") from error
+        entry = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{where}: not UTF-8 ({error.reason})") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise RecordError(f"{where}: not JSON ({error})") from error
     match entry:
         case {"prompt": str(text)}:
-            return tokenise(tokenizer, text)
+            return tokenise(tokenizer, _text(text, where))
         case {"prompt": [*ids]} if ids and all(isinstance(token, int) for token in ids):
             return Prompt(tuple(ids))
         case {"messages": [*messages]}:
-            rendered = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=True, return_dict=True
-            )
-            return Prompt(tuple(rendered["input_ids"]))
+            return Prompt(_rendered(messages, tokenizer, where))
         case _:
             raise RecordError(f"{where}: no `prompt` (text or ids) and no `messages`")
+
+
+def _text(text: str, where: str) -> str:
+    """JSON can spell half of a character (`\\ud800`), which no tokenizer takes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RecordError(f"{where}: the prompt is no text ({error.reason})") from error
+    return text
+
+
+def _rendered(messages: list[Any], tokenizer: Any, where: str) -> tuple[int, ...]:
+    try:
+        rendered = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=True
+        )
+    except Exception as error:  # a template is a program of the checkpoint, and fails in any way it likes
+        what = str(error).partition("\n")[0]
+        raise RecordError(
+            f"{where}: the chat template does not take these messages ({what}); "
+            "correct them, or give `prompt` with text or ids"
+        ) from error
+    return tuple(rendered["input_ids"])

@@ -26,6 +26,7 @@ from zerodrift.audit.probes.contract import contract
 from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, parity
 from zerodrift.audit.probes.result import ProbeResult, found, not_judged
 from zerodrift.audit.probes.sync import Update, weight_sync
+from zerodrift.audit.probes.trainer import trainer
 from zerodrift.audit.shape import describe, shape
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
@@ -113,6 +114,8 @@ class Audit:
         mean = float(parity_result.record.evidence.get("mean", 0.0))
         causes, about_itself = judging.reconcile(causes, about_itself, mean, gates.mean)
         results += about_itself
+        if self.trainer is not None:
+            results.append(self._guard("trainer", lambda: self._trainer(measurements, gates)))
         if self.checkpoint is not None:
             results.append(self._guard("weight-sync", lambda: self._sync(gates)))
         conclusion = judging.conclude(results, causes)
@@ -197,6 +200,12 @@ class Audit:
             results.append(self._guard(name, probe))
             self.progress.step(number + 1, len(probes))
         return results
+
+    def _trainer(self, measurements: Sequence[Measurement], gates: Gates) -> ProbeResult:
+        assert self.trainer is not None, "asked only with a trainer"
+        self.progress.stage("trainer")
+        sequences = [item.observed.completion.sequence for item in measurements]
+        return trainer(self.trainer, self.reference, sequences, gates)
 
     def _sync(self, gates: Gates) -> ProbeResult:
         assert self.checkpoint is not None, "asked only with a checkpoint"

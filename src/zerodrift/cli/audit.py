@@ -52,7 +52,8 @@ app = typer.Typer(cls=AuditOrVerb, invoke_without_command=True, subcommand_metav
 @app.callback()
 def command(
     model: Annotated[
-        str | None, typer.Argument(help="Checkpoint directory or testbed:NAME. Default: testbed:qwen3.")
+        str | None,
+        typer.Argument(metavar="MODEL", help="Checkpoint directory or testbed:NAME. Default: testbed:qwen3."),
     ] = None,
     engine: Annotated[str | None, typer.Option(help="reference or vllm.")] = None,
     url: Annotated[str | None, typer.Option(help="Address of a running server.")] = None,
@@ -122,7 +123,7 @@ def command(
 
 @app.command("ls")
 def list_command(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Directory that holds the runs.")] = RUNS,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory that holds the runs.")] = RUNS,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for a program.")] = False,
 ) -> None:
     """List audits, newest first, finished or not.

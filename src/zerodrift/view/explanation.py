@@ -93,13 +93,15 @@ def _explaining(comparison: Comparison, part: Part) -> list[FactChange]:
 
 
 def _named(facts: Sequence[FactChange]) -> str:
-    shown = [
-        f"{fact.side} {visible(fact.name, LONGEST_FACT)} {_value(fact.before)} → {_value(fact.after)}"
-        for fact in facts[:MOST_FACTS]
-    ]
+    shown = [_change(fact) for fact in facts[:MOST_FACTS]]
     if len(facts) > MOST_FACTS:
         shown.append(f"and {len(facts) - MOST_FACTS} more")
     return ", ".join(shown)
+
+
+def _change(fact: FactChange) -> str:
+    owner = "" if fact.side == "audit" else f"{fact.side}'s "
+    return f"{owner}{visible(fact.name, LONGEST_FACT)} {_value(fact.before)} → {_value(fact.after)}"
 
 
 def _value(value: str | None) -> str:

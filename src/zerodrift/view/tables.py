@@ -30,6 +30,7 @@ def print_runs(runs: Sequence[RunSummary], console: Console) -> None:
     table = _table("run", "when", "verdict", "cause", "engine", "model", "mean |Δ|")
     # Names are typed again, for `audit diff`: they are never cut.
     table.columns[0].min_width = max((len(visible(run.name)) for run in runs), default=0)
+    table.columns[1].no_wrap = True
     for run in runs:
         table.add_row(
             Text(visible(run.name)),

@@ -36,6 +36,8 @@ from zerodrift.records.verdict import CauseFound, Outcome
 
 Floats = NDArray[np.float64]
 NAME = "weight-sync"
+NEW = "audit-b"
+"""Label of the pushed weights."""
 MISSING = 0.5
 """A group whose effect is present to more than this share did not arrive."""
 MOST = 0.9
@@ -79,11 +81,11 @@ def weight_sync(
         return not_judged(NAME, f"the engine does not offer: {', '.join(sorted(missing))}")
     _generate(engine, requests)
     try:
-        engine.load_weights(update.after, WeightVersion("audit-b"))
+        engine.load_weights(update.after, WeightVersion(NEW))
         if update.resets_cache:
             engine.reset_cache()
         cached = _see(weights, _generate(engine, requests))
-        fresh = _see(weights, _generate(engine, [_salted(request, "audit-b") for request in requests]))
+        fresh = _see(weights, _generate(engine, [_salted(request, NEW) for request in requests]))
     finally:
         engine.load_weights(update.before, WeightVersion("audit-a"))
         if Capability.RESET_CACHE in engine.capabilities:
@@ -146,6 +148,10 @@ def _stale(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) 
     if left > max(gates.mean, fresh.gap / 20):
         return None
     says = f"the engine answers with the weights from before the update: slope {fresh.slope:.3f}"
+    labels = {span.version.label for completion in fresh.completions for span in completion.versions}
+    if Capability.WEIGHT_VERSION in engine.capabilities and labels == {NEW}:
+        says += f", under the label {NEW!r} of the update"
+        return found("weights/version-label", engine.name, NAME, says, explained=1 - left / fresh.gap)
     return found("weights/stale", engine.name, NAME, says, explained=1 - left / fresh.gap)
 
 

@@ -1,0 +1,117 @@
+"""The third side: does the trainer's own forward agree with the reference on the very same tokens?
+
+The trainer is often the wrong side. Its numbers are taken through the `Scorer` that the user brings; where they leave
+the reference, four accounts are told apart: sequences that leak into each other when packed, numbers that depend on
+the micro-batch, a forward in less precision, and positions that are off.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from zerodrift.audit.floor import Passage, measure_floor
+from zerodrift.audit.probes.parity import LEAST_TOKENS, Gates
+from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.core.errors import BadAnswer
+from zerodrift.core.task import Scorer
+from zerodrift.records.verdict import CauseFound, Outcome
+
+Floats = NDArray[np.float64]
+NAME = "trainer"
+MOST_SEQUENCES = 32
+ALONE = 6
+EXPLAINED = 0.9
+
+
+def trainer(
+    scorer: Scorer, reference: ReferenceBackend, sequences: Sequence[tuple[int, ...]], gates: Gates
+) -> ProbeResult:
+    """Raw logprobs of whole sequences, the trainer's against the reference's."""
+    sequences = sequences[:MOST_SEQUENCES]
+    theirs, ours = _score(scorer, sequences), [np.array(row) for row in reference.score(sequences)]
+    gap = np.abs(np.concatenate([one - other for one, other in zip(theirs, ours, strict=True)]))
+    evidence = {"tokens": len(gap), "mean": float(gap.mean()), "max": float(gap.max())}
+    if len(gap) < LEAST_TOKENS:
+        return vacuous(NAME, f"{len(gap)} tokens; {LEAST_TOKENS} are needed", evidence)
+    if gap.mean() <= gates.mean:
+        return answered(NAME, Outcome.PASS, f"mean |Δ| {gap.mean():.3g} from the reference", evidence)
+    cause = _cause(scorer, reference, sequences, ours, gates)
+    return answered(NAME, Outcome.FAIL, cause.evidence, evidence, causes=(cause,))
+
+
+def _cause(
+    scorer: Scorer,
+    reference: ReferenceBackend,
+    sequences: Sequence[tuple[int, ...]],
+    ours: Sequence[Floats],
+    gates: Gates,
+) -> CauseFound:
+    alone = [_score(scorer, [ids])[0] for ids in sequences[:ALONE]]
+    gaps = [np.abs(one - other) for one, other in zip(alone, ours, strict=False)]
+    size = float(np.concatenate(gaps).mean())
+    if size <= gates.mean:
+        return _batch_cause(scorer, reference, sequences)
+    if (onset := _onset(gaps, gates)) is not None:
+        says = f"scores are right up to position {onset} and wrong from there on"
+        return found("trainer/positions", "trainer", NAME, says)
+    coarse = measure_floor(reference.model, [Passage(ids, 1) for ids in sequences[:ALONE]], "bfloat16")
+    if coarse.mean / 4 <= size <= coarse.mean * 4:
+        says = f"mean |Δ| {size:.2g} has the size of bf16 rounding ({coarse.mean:.2g}), also for one sequence alone"
+        return found("trainer/autocast", "trainer", NAME, says)
+    says = f"scores of single sequences are off by {size:.2g} on average, and nothing known explains it"
+    return found("unexplained", "trainer", NAME, says, explained=0.0, interval=(0.0, 0.0))
+
+
+def _batch_cause(
+    scorer: Scorer, reference: ReferenceBackend, sequences: Sequence[tuple[int, ...]]
+) -> CauseFound:
+    """Right alone and wrong together: does the sequence before it explain what the second one is given?"""
+    first, second = sequences[0], sequences[1]
+    together = _score(scorer, [first, second])[1]
+    plain = np.array(reference.score([second])[0])
+    leaked = _leaked(reference, first, second)
+    before, after = np.abs(together - plain).sum(), np.abs(together - leaked).sum()
+    if before > 0 and 1 - after / before > EXPLAINED:
+        says = f"a sequence sees the one packed before it: that explains {1 - after / before:.1%} of the difference"
+        return found("trainer/packing", "trainer", NAME, says, explained=float(1 - after / before))
+    says = "sequences are scored right alone and wrong in a batch"
+    return found("trainer/micro-batch", "trainer", NAME, says)
+
+
+@torch.no_grad()
+def _leaked(reference: ReferenceBackend, first: tuple[int, ...], second: tuple[int, ...]) -> Floats:
+    """Scores of `second` after `first` in one row, with positions that start anew as packers number them."""
+    ids = torch.tensor([[*first, *second]])
+    positions = torch.cat([torch.arange(len(first)), torch.arange(len(second))])[None]
+    # Restarting positions alone would make transformers cut the attention; an explicit mask keeps the leak.
+    output = reference.model(
+        ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False
+    )
+    rows = torch.log_softmax(output.logits[0, len(first) : -1], dim=-1)
+    scores: Floats = rows[torch.arange(len(second) - 1), torch.tensor(second[1:])].double().numpy()
+    return scores
+
+
+def _onset(gaps: Sequence[Floats], gates: Gates) -> int | None:
+    """The position up to which every sequence is right, if there is one and it lies inside."""
+    longest = max(map(len, gaps))
+    worst = np.zeros(longest)
+    for gap in gaps:
+        worst[: len(gap)] = np.maximum(worst[: len(gap)], gap)
+    wrong = np.flatnonzero(worst > 10 * gates.mean)
+    first = int(wrong[0]) if len(wrong) else 0
+    return first if first >= 2 else None
+
+
+def _score(scorer: Scorer, sequences: Sequence[tuple[int, ...]]) -> list[Floats]:
+    rows = [np.array(row, dtype=np.float64) for row in scorer.score(sequences)]
+    for ids, row in zip(sequences, rows, strict=True):
+        if len(row) != len(ids) - 1 or not np.isfinite(row).all():
+            raise BadAnswer(
+                f"the trainer's scorer gave {len(row)} numbers for {len(ids)} tokens, or some that are not finite; "
+                "it must give one finite logprob for every token but the first"
+            )
+    return rows

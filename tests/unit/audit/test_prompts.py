@@ -1,0 +1,202 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerodrift.audit.prompts import LENGTHS, SENTENCES, from_file, generated, id_lists, texts, tokenise
+from zerodrift.core.errors import InvalidPrompt, RecordError, ZerodriftError
+from zerodrift.core.request import Prompt
+from zerodrift.models import tokenizer_testbed
+from zerodrift.models.testbed_config import VOCAB_SIZE
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tokenizer_testbed.build()
+
+
+class Speechless:
+    """A tokenizer without BOS that makes no token of whitespace, as some do."""
+
+    all_special_ids = (0,)
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [1 + ord(letter) % 50 for letter in text if not letter.isspace()]}
+
+
+def test_the_same_seed_gives_the_same_prompts(tokenizer: Any) -> None:
+    first = generated(tokenizer, VOCAB_SIZE, 200, 24, seed=3)
+    assert generated(tokenizer, VOCAB_SIZE, 200, 24, seed=3) == first
+    assert generated(tokenizer, VOCAB_SIZE, 200, 24, seed=4) != first
+
+
+def test_the_same_seed_gives_the_same_prompts_in_another_program(tokenizer: Any, tmp_path: Path) -> None:
+    """Hypothesis by itself draws literals of the modules that happen to be loaded: here it must not."""
+    (tmp_path / "neighbour.py").write_text(
+        "A = ['odd literal', 'another one', 'zzqq']\nB = [77, 133, 255, 301, 402, 499]\n"
+    )
+    script = (
+        "import neighbour, json\n"
+        "from zerodrift.audit.prompts import generated\n"
+        "from zerodrift.models import tokenizer_testbed\n"
+        f"prompts = generated(tokenizer_testbed.build(), {VOCAB_SIZE}, 200, 40, 0)\n"
+        "print(json.dumps([prompt.token_ids for prompt in prompts]))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    ours = generated(tokenizer, VOCAB_SIZE, 200, 40, seed=0)
+    assert json.loads(run.stdout) == [list(prompt.token_ids) for prompt in ours]
+
+
+def test_prompts_differ_and_cover_texts_and_lengths(tokenizer: Any) -> None:
+    prompts = generated(tokenizer, VOCAB_SIZE, 200, 64, seed=0)
+    assert len(prompts) == 64
+    assert len({prompt.token_ids for prompt in prompts}) == 64
+    from_text = [prompt for prompt in prompts if prompt.text is not None]
+    assert 16 <= len(from_text) <= 48
+    for prompt in from_text:
+        assert tokenizer(prompt.text)["input_ids"] == list(prompt.token_ids)
+    random = {len(prompt.token_ids) for prompt in prompts if prompt.text is None}
+    assert random <= set(LENGTHS)
+    assert len(random) >= 5
+    assert any(sentence in (prompt.text or "") for prompt in prompts for sentence in SENTENCES)
+
+
+@pytest.mark.parametrize("longest", [1, 2, 16, 130])
+def test_no_prompt_is_longer_than_allowed(tokenizer: Any, longest: int) -> None:
+    prompts = generated(tokenizer, VOCAB_SIZE, longest, 20, seed=1)
+    assert len(prompts) == 20
+    assert max(len(prompt.token_ids) for prompt in prompts) <= longest
+
+
+def test_random_ids_are_of_the_model_and_none_is_special(tokenizer: Any) -> None:
+    special = set(tokenizer.all_special_ids)
+    for prompt in generated(tokenizer, VOCAB_SIZE, 64, 40, seed=2):
+        prompt.check_vocabulary(VOCAB_SIZE)
+        if prompt.text is None:
+            assert not special & set(prompt.token_ids)
+
+
+def test_where_there_are_fewer_than_asked_for_they_repeat() -> None:
+    """Four tokens, one of them special, one position."""
+    prompts = generated(Speechless(), 4, 1, 50, seed=0)
+    assert len(prompts) == 50
+    assert {prompt.token_ids for prompt in prompts if prompt.text is None} == {(1,), (2,), (3,)}
+
+
+def test_texts_that_make_no_token_are_not_drawn() -> None:
+    prompts = generated(Speechless(), 60, 300, 60, seed=0)
+    assert all(prompt.token_ids for prompt in prompts)
+    assert any(prompt.text is not None for prompt in prompts)
+
+
+@pytest.mark.parametrize(("longest", "count"), [(0, 4), (-3, 4), (16, 0), (16, -1)])
+def test_no_room_or_nothing_to_draw(tokenizer: Any, longest: int, count: int) -> None:
+    with pytest.raises(InvalidPrompt, match="at least one"):
+        generated(tokenizer, VOCAB_SIZE, longest, count, seed=0)
+
+
+def test_strategies_are_strategies() -> None:
+    assert texts().filter(bool) is not None
+    assert id_lists(10, 20, (0,)) is not None
+
+
+def test_no_token_of_a_text() -> None:
+    with pytest.raises(InvalidPrompt, match="the tokenizer makes no token of ' '"):
+        tokenise(Speechless(), " ")
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, *entries: object) -> Path:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+    return path
+
+
+def test_texts_ids_and_messages_are_read(tokenizer: Any, tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "p.jsonl",
+        {"prompt": "Où est le phare ?", "answer": "là"},
+        {"prompt": [5, 6, 7]},
+        {"messages": [{"role": "user", "content": "Hi"}]},
+    )
+    text, ids, chat = from_file(path, tokenizer, 100, 10)
+    assert text == Prompt(tuple(tokenizer("Où est le phare ?")["input_ids"]), "Où est le phare ?")
+    assert ids == Prompt((5, 6, 7))
+    assert tokenizer.decode(chat.token_ids) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_blank_lines_and_a_missing_last_newline_are_fine(tokenizer: Any, tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('\n{"prompt": [5]}\n   \n{"prompt": [6]}')
+    assert from_file(path, tokenizer, 9, 9) == [Prompt((5,)), Prompt((6,))]
+
+
+def test_only_so_many_are_read_and_long_ones_left_out(tokenizer: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", *({"prompt": [5] * length} for length in (3, 9, 1, 2, 4)))
+    with path.open("a") as file:
+        file.write("this line is never reached\n")
+    assert [len(prompt.token_ids) for prompt in from_file(path, tokenizer, 3, 3)] == [3, 1, 2]
+
+
+BAD_LINES: list[tuple[bytes, str]] = [
+    (b"oops", "not JSON"),
+    (b"{", "not JSON"),
+    (b"[" * 100_000, "not JSON"),
+    (b'"text"', "no `prompt`"),
+    (b"5", "no `prompt`"),
+    (b"{}", "no `prompt`"),
+    (b'{"text": "hi"}', "no `prompt`"),
+    (b'{"prompt": null}', "no `prompt`"),
+    (b'{"prompt": []}', "no `prompt`"),
+    (b'{"prompt": [1.5]}', "no `prompt`"),
+    (b'{"prompt": [true]}', r"prompt\[0\] is True|no `prompt`"),
+    (b'{"prompt": [3, -1]}', r"prompt\[1\] is -1"),
+    (b'{"prompt": [3, 512]}', r"prompt\[1\] is 512, but the model has 512 tokens"),
+    (b'{"prompt": ""}', "makes no token of ''"),
+    (b'{"prompt": "\\ud800"}', "no text|surrogate"),
+    (b'{"prompt": "\xff"}', "not UTF-8"),
+    (b'{"messages": []}', "chat template"),
+    (b'{"messages": [1, 2]}', "chat template"),
+    (b'{"messages": [{"role": "user"}]}', "chat template"),
+    (b'{"messages": "hi"}', "no `prompt`"),
+]
+
+
+@pytest.mark.parametrize(("line", "says"), BAD_LINES)
+def test_a_bad_line_is_refused_by_number(tokenizer: Any, tmp_path: Path, line: bytes, says: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'{"prompt": [5]}\n\n' + line + b"\n")
+    with pytest.raises(ZerodriftError, match=rf"p\.jsonl, line 3: .*({says})") as caught:
+        from_file(path, tokenizer, 64, 10, VOCAB_SIZE)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_without_a_template(tmp_path: Path) -> None:
+    bare = tokenizer_testbed.build()
+    bare.chat_template = None
+    path = write(tmp_path / "p.jsonl", {"messages": [{"role": "user", "content": "Hi"}]})
+    with pytest.raises(RecordError, match=r"line 1: .*chat template.*give `prompt`"):
+        from_file(path, bare, 64, 10)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b'{"prompt": [5, 6, 7]}\n'])
+def test_a_file_without_a_prompt_that_fits(tokenizer: Any, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match=r"p.jsonl holds no prompt of at most 2 tokens"):
+        from_file(path, tokenizer, 2, 10)
+
+
+def test_no_such_file(tokenizer: Any, tmp_path: Path) -> None:
+    for path in (tmp_path / "none.jsonl", tmp_path):
+        with pytest.raises(
+            RecordError, match=r"there is no prompt file .*; give a JSON-lines file with `prompt`"
+        ):
+            from_file(path, tokenizer, 9, 9)

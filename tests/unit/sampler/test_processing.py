@@ -1,0 +1,115 @@
+"""Edges that random logits never meet: ties, dtypes, nothing left. The rest is in tests/property/test_sampler.py."""
+
+import math
+
+import pytest
+import torch
+
+from zerodrift.core.errors import InvalidSampling
+from zerodrift.core.request import SamplingParams
+from zerodrift.sampler.processing import History, histories, processed_logprobs
+
+NOTHING = [History((0,), ())]
+
+
+def kept(logits: list[float], **options: float) -> list[int]:
+    """Tokens that survive."""
+    params = SamplingParams(**options)  # type: ignore[arg-type]
+    logprobs_V = processed_logprobs(torch.tensor([logits], dtype=torch.float64), params, NOTHING)[0]
+    assert logprobs_V.exp().sum() == pytest.approx(1, abs=1e-12)
+    return [token for token, value in enumerate(logprobs_V.tolist()) if value > -math.inf]
+
+
+def test_a_history_holds_what_was_known_when_the_token_was_drawn() -> None:
+    assert histories((1, 2), (7, 8, 9)) == [
+        History((1, 2), ()),
+        History((1, 2), (7,)),
+        History((1, 2), (7, 8)),
+    ]
+    assert histories((1,), ()) == []
+
+
+def test_top_k_keeps_all_that_tie_with_the_last() -> None:
+    """As vLLM does: which of two equals is dropped would depend on the order of a sort."""
+    assert kept([3.0, 1.0, 1.0, 1.0, 0.0], top_k=2) == [0, 1, 2, 3]
+    assert kept([1.0, 1.0, 1.0], top_k=1) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("top_k", [3, 4, 10**6])
+def test_a_top_k_of_the_vocabulary_or_more_keeps_all(top_k: int) -> None:
+    assert kept([0.0, 1.0, 2.0], top_k=top_k) == [0, 1, 2]
+
+
+def test_top_k_counts_what_min_p_left() -> None:
+    assert kept([0.0, math.log(0.5), math.log(0.4), math.log(0.01)], min_p=0.45, top_k=3) == [0, 1]
+
+
+@pytest.mark.parametrize("top_p", [1e-12, 0.3, 0.49])
+def test_the_likeliest_always_stays(top_p: float) -> None:
+    assert kept([math.log(0.5), math.log(0.3), math.log(0.2)], top_p=top_p) == [0]
+
+
+@pytest.mark.parametrize(
+    ("top_p", "expected"), [(0.51, [0, 1]), (0.79, [0, 1]), (0.81, [0, 1, 2]), (1.0, [0, 1, 2])]
+)
+def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, expected: list[int]) -> None:
+    assert kept([math.log(0.5), math.log(0.3), math.log(0.2)], top_p=top_p) == expected
+
+
+def test_top_p_renormalises_what_top_k_left() -> None:
+    """0.5 and 0.3 become 0.625 and 0.375: the first alone reaches 0.6, and would not have without top-k."""
+    logits = [math.log(0.5), math.log(0.3), math.log(0.2)]
+    assert kept(logits, top_p=0.6, top_k=2) == [0]
+    assert kept(logits, top_p=0.6) == [0, 1]
+
+
+def test_top_p_drops_the_lower_ids_of_equals() -> None:
+    """Any choice is right; it must only be the same every time."""
+    assert kept([0.0] * 10, top_p=0.35) == [6, 7, 8, 9]
+
+
+def test_min_p_keeps_what_is_exactly_at_the_floor() -> None:
+    assert kept([math.log(4.0), 0.0, math.log(0.5)], min_p=0.25) == [0, 1]
+
+
+def test_a_forbidden_token_stays_forbidden_whatever_is_added() -> None:
+    params = SamplingParams(
+        min_tokens=1,
+        stop_token_ids=(1,),
+        logit_bias={1: 100.0},
+        repetition_penalty=0.5,
+        frequency_penalty=-2.0,
+    )
+    logits_TV = torch.zeros(1, 3, dtype=torch.float64)
+    logprobs_V = processed_logprobs(logits_TV, params, [History((1,), ())])[0]
+    assert logprobs_V.tolist() == pytest.approx([-math.log(2), -math.inf, -math.log(2)])
+
+
+def test_a_minimum_that_forbids_everything_is_refused() -> None:
+    params = SamplingParams(min_tokens=2, stop_token_ids=(0, 1))
+    with pytest.raises(
+        InvalidSampling, match="min_tokens=2 forbids every token, since each of 3 is a stop token"
+    ):
+        processed_logprobs(torch.zeros(1, 3), params, NOTHING, stop_ids=(2,))
+    # Once the minimum is reached nothing is forbidden.
+    processed_logprobs(torch.zeros(1, 3), params, [History((0,), (0, 0))], stop_ids=(2,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_every_step_keeps_the_dtype(dtype: torch.dtype) -> None:
+    params = SamplingParams(
+        temperature=0.7,
+        top_p=0.9,
+        top_k=4,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        presence_penalty=0.3,
+        frequency_penalty=0.2,
+        logit_bias={2: 1.0},
+        min_tokens=2,
+        stop_token_ids=(1,),
+    )
+    logits_TV = torch.linspace(-2, 2, 8).repeat(2, 1).to(dtype)
+    logprobs_TV = processed_logprobs(logits_TV, params, [History((3,), ()), History((3,), (4, 4, 5))])
+    assert logprobs_TV.dtype is dtype
+    assert not logprobs_TV.isnan().any()
