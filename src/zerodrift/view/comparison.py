@@ -7,6 +7,7 @@ move the difference between them.
 
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,6 @@ _STATISTICS = {
     "sequence ESS": ("metrics", "sequence_ess"),
     "tokens": ("metrics", "tokens"),
 }
-
-
-ENGINE = "engine"
-"""The fact that names the engine itself."""
 
 
 class Part(StrEnum):
@@ -154,7 +151,7 @@ def _facts(old: VerdictRecord, new: VerdictRecord) -> Iterator[FactChange]:
 
 def _fingerprints(side: str, old: EngineFingerprint, new: EngineFingerprint) -> Iterator[FactChange]:
     # Another engine does not by itself mean something else, but no two engines round alike.
-    yield from _changes(Part.NUMERIC, side, {ENGINE: old.engine}, {ENGINE: new.engine})
+    yield from _changes(Part.NUMERIC, side, {"engine": old.engine}, {"engine": new.engine})
     yield from _changes(Part.SEMANTIC, side, old.semantic, new.semantic)
     yield from _changes(Part.NUMERIC, side, old.numeric, new.numeric)
     yield from _changes(Part.DEPLOYMENT, side, old.deployment, new.deployment)
@@ -212,7 +209,7 @@ def _typed(record: VerdictRecord) -> dict[str, str]:
     """Options of the command that no configuration holds."""
     words = record.reproduce.split()
     typed = {word: "given" for word in words if word in _FLAGS}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         if word == _INJECT:
             typed[_INJECT] = following
         elif word.startswith(f"{_INJECT}="):

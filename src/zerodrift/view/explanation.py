@@ -1,13 +1,14 @@
 """In one sentence: what changed between two runs, and where should one look?
 
 The part that explains most is named, and no other: where the meaning of the numbers changed, how they are rounded is
-no news. A difference in rounding never explains a cause of another layer, and equal fingerprints explain nothing.
+no news. A fact that one run alone states is no difference, for releases publish more or fewer of them. Rounding never
+explains a cause of another layer, and equal fingerprints explain nothing.
 """
 
 from collections.abc import Sequence
 
 from zerodrift.core.cause import CAUSES, Layer
-from zerodrift.view.comparison import ENGINE, Comparison, FactChange, Part
+from zerodrift.view.comparison import Comparison, FactChange, Part
 from zerodrift.view.notation import number
 from zerodrift.view.visible import visible
 
@@ -18,7 +19,7 @@ LONGEST_FACT = 60
 
 def explain(comparison: Comparison) -> str:
     """The sentence."""
-    return f"{_outcome(comparison)}{_drift(comparison)}; {_reason(comparison)}."
+    return f"{_outcome(comparison)}{_drift(comparison)}; {_reason(comparison)}"
 
 
 def _outcome(comparison: Comparison) -> str:
@@ -48,31 +49,38 @@ def _drift(comparison: Comparison) -> str:
 
 def _reason(comparison: Comparison) -> str:
     for part in Part:
-        if facts := _explaining(comparison, part):
+        if facts := [fact for fact in comparison.facts if fact.part is part and _differs(fact)]:
             named = _named(facts)
             if comparison.measured_alike:
-                return f"{part} facts differ ({named}), and nothing that was measured does"
+                return f"{part} facts differ ({named}), and nothing that was measured does."
             return _reasons(comparison, part).format(facts=named)
     if comparison.measured_alike:
-        return "every fact and every number is the same"
-    return (
-        "fingerprints and questions are equal, so look at the weights and at determinism: repeat the second run and "
-        "see whether it gives its own numbers again"
+        return "every fact that both state and every number is the same."
+    look = (
+        "look at the weights and at determinism: does the second run, repeated, give its own numbers again?"
     )
+    if alone := [fact for fact in comparison.facts if not _differs(fact)]:
+        return f"what both runs state is equal, and {_named(alone)} only one of them states; otherwise {look}"
+    return f"fingerprints and questions are equal, so {look}"
+
+
+def _differs(fact: FactChange) -> bool:
+    """Both state it; a question that was not asked is a statement too."""
+    return fact.part is Part.QUESTIONS or None not in (fact.before, fact.after)
 
 
 def _reasons(comparison: Comparison, part: Part) -> str:
     if part is Part.NUMERIC and (beyond := _beyond_rounding(comparison)):
         return (
             "the numbers are computed another way ({facts}), but rounding does not make "
-            f"{visible(beyond)}: look for a setting that the engine does not tell"
+            f"{visible(beyond)}: look for a setting that the engine does not tell."
         )
     return {
-        Part.SEMANTIC: "the numbers mean something else ({facts}), which likely explains it: settle that first",
-        Part.QUESTIONS: "other questions were asked ({facts}), which likely explains it: ask both runs the same",
-        Part.NUMERIC: "the numbers are computed another way ({facts}), which likely explains it as rounding",
+        Part.SEMANTIC: "the numbers mean something else ({facts}), which likely explains it: settle that first.",
+        Part.QUESTIONS: "other questions were asked ({facts}), which likely explains it: ask both runs the same.",
+        Part.NUMERIC: "the numbers are computed another way ({facts}), which likely explains it as rounding.",
         Part.DEPLOYMENT: "only the deployment differs ({facts}), which must change nothing: look at batching, "
-        "scheduling and determinism",
+        "scheduling and determinism.",
     }[part]
 
 
@@ -80,16 +88,6 @@ def _beyond_rounding(comparison: Comparison) -> str | None:
     """The first cause that appeared and that no way of computing makes."""
     layers = {name: CAUSES[name].layer for name in _appeared(comparison) if name in CAUSES}
     return next((name for name, layer in layers.items() if layer not in (Layer.PATH, Layer.NONE)), None)
-
-
-def _explaining(comparison: Comparison, part: Part) -> list[FactChange]:
-    """Changes of `part`; of two different engines, only in what both of them state."""
-    others = {fact.side for fact in comparison.facts if fact.part is Part.NUMERIC and fact.name == ENGINE}
-    return [
-        fact
-        for fact in comparison.facts
-        if fact.part is part and not (fact.side in others and None in (fact.before, fact.after))
-    ]
 
 
 def _named(facts: Sequence[FactChange]) -> str:

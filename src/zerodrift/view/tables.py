@@ -26,26 +26,31 @@ _MEANINGS = {
 
 
 def print_runs(runs: Sequence[RunSummary], console: Console) -> None:
-    """One line per run; those that cannot be read say why below."""
-    table = _table("run", "when", "verdict", "cause", "engine", "model", "mean |Δ|")
-    # Names are typed again, for `audit diff`: they are never cut.
-    table.columns[0].min_width = max((len(visible(run.name)) for run in runs), default=0)
-    table.columns[1].no_wrap = True
-    for run in runs:
-        table.add_row(
-            Text(visible(run.name)),
-            # In the reader's own time zone, as `ls -l` shows it.
-            f"{run.when.astimezone():%Y-%m-%d %H:%M}",
-            _state(run),
-            _cell(run.cause),
-            _cell(run.engine),
-            _cell(run.model),
-            NOTHING if run.mean is None else number(run.mean),
-        )
-    console.print(table)
+    """One line per run, however long, for `grep` and for copying; those that cannot be read say why below."""
+    headers = ("run", "when", "verdict", "mean |Δ|", "cause", "engine", "model")
+    rows = [[Text(header, style="dim") for header in headers], *(_run(run) for run in runs)]
+    widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        for cell, width in zip(row, widths, strict=True):
+            cell.pad_right(width - cell.cell_len)
+        line = Text("  ").join(row)
+        line.rstrip()
+        console.print(line, soft_wrap=True)
     for run in runs:
         if run.problem is not None:
             console.print(Text(visible(f"{run.name}: {run.problem}"), style="dim"), soft_wrap=True)
+
+
+def _run(run: RunSummary) -> list[Text]:
+    return [
+        Text(visible(run.name)),
+        # In the reader's own time zone, as `ls -l` shows it.
+        Text(f"{run.when.astimezone():%Y-%m-%d %H:%M}"),
+        Text(run.state, style="dim") if run.verdict is None else Text(run.verdict, style=STYLES[run.verdict]),
+        Text(NOTHING if run.mean is None else number(run.mean)),
+        # The model last: it may be a path, and nothing is aligned after it.
+        *(_cell(text) for text in (run.cause, run.engine, run.model)),
+    ]
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -104,12 +109,6 @@ def _change(change: NumberChange) -> str:
     if not change.before or change.after is None:
         return NOTHING
     return f"× {number(change.after / change.before)}"
-
-
-def _state(run: RunSummary) -> Text:
-    if run.verdict is None:
-        return Text(run.state, style="dim")
-    return Text(run.verdict, style=STYLES[run.verdict])
 
 
 def _cell(text: str | None) -> Text:
