@@ -1,13 +1,13 @@
 """A known change to a checkpoint, by groups, so that what arrived and what did not can be told apart.
 
-Every tensor is moved by noise of a fixed share of its own spread. One group is one layer, the embedding, the final
-norm or the head: what an update path forgets, it forgets by such groups.
+Every tensor is moved by noise of a fixed share of its own spread. Groups are layers, or kinds of tensor: what an
+update path forgets, it forgets by one or the other.
 """
 
 import copy
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from zerodrift.core.completion import Completion
 Floats = NDArray[np.float64]
 SHARE = 0.02
 """Noise in units of a tensor's own spread: moves logprobs by about 0.1 nat, a thousand times the fp32 floor."""
+Grouping = Callable[[str], str]
+"""Tensor name to the name of its group."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
@@ -32,11 +34,9 @@ class GroupedWeights:
         """Both models stay as they are."""
         self.old, self.new = old, new
 
-    @property
-    def groups(self) -> tuple[str, ...]:
+    def groups(self, grouping: Grouping) -> tuple[str, ...]:
         """Names of the groups, in the order of the forward."""
-        seen = dict.fromkeys(group_of(name) for name in self.new.state_dict())
-        return tuple(seen)
+        return tuple(dict.fromkeys(grouping(name) for name in self.new.state_dict()))
 
     def score(self, model: Any, completions: Sequence[Completion]) -> Floats:
         """Logprobs of all output tokens under `model`, at temperature 1."""
@@ -50,26 +50,41 @@ class GroupedWeights:
             scores.append(logprobs_TV[rows, torch.tensor(completion.token_ids)].double().numpy())
         return np.concatenate(scores)
 
-    def without(self, groups: Sequence[str]) -> Any:
+    def without(self, grouping: Grouping, groups: Sequence[str]) -> Any:
         """The new model with some groups left at their old values."""
         mixed = copy.deepcopy(self.new)
         old = self.old.state_dict()
         with torch.no_grad():
             for name, tensor in mixed.state_dict().items():
-                if group_of(name) in groups:
+                if grouping(name) in groups:
                     tensor.copy_(old[name])
         return mixed
 
-    def effects(self, completions: Sequence[Completion], at_new: Floats) -> dict[str, Floats]:
+    def effects(
+        self, grouping: Grouping, completions: Sequence[Completion], at_new: Floats
+    ) -> dict[str, Floats]:
         """Δ that each group would leave behind if it alone had not arrived."""
-        return {group: at_new - self.score(self.without([group]), completions) for group in self.groups}
+        return {
+            group: at_new - self.score(self.without(grouping, [group]), completions)
+            for group in self.groups(grouping)
+        }
 
 
-def group_of(name: str) -> str:
+def by_layer(name: str) -> str:
     """`layer 3`, or the last module that owns a tensor outside the layers."""
     if match := _LAYER.search(name):
         return f"layer {match.group(1)}"
     return name.removesuffix(".weight").rsplit(".", maxsplit=1)[-1]
+
+
+def by_role(name: str) -> str:
+    """What a tensor does, in whichever layer: `norms`, or the name of its projection."""
+    module = name.removesuffix(".weight").removesuffix(".bias").rsplit(".", maxsplit=1)[-1]
+    return "norms" if "norm" in module else module
+
+
+GROUPINGS: tuple[Grouping, ...] = (by_layer, by_role)
+"""What an update path forgets, it forgets by layer or by kind of tensor."""
 
 
 def perturbed(model: Any, seed: int) -> Any:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from zerodrift.audit.counterfactual.delivery import deliveries
-from zerodrift.audit.perturb import GroupedWeights
+from zerodrift.audit.perturb import GROUPINGS, GroupedWeights
 from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
 from zerodrift.backends.base import Backend, Capability
@@ -172,17 +172,17 @@ def _stale_replica(engine: Backend, weights: GroupedWeights, fresh: Seen, gates:
 def _partial(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:
     """Δ as a non-negative combination of the effects of single groups, then checked by mixing the weights so."""
     delta = fresh.at_new - fresh.reported
-    effects = weights.effects(fresh.completions, fresh.at_new)
-    shares = _shares(delta, effects)
-    absent = [name for name, share in shares.items() if share > MISSING]
-    if not absent or len(absent) == len(shares):
-        return None
-    mixed = weights.score(weights.without(absent), fresh.completions)
-    explained = 1 - float(np.abs(mixed - fresh.reported).mean()) / fresh.gap
-    if explained < MOST:
-        return None
-    says = f"did not arrive: {', '.join(absent)} ({explained:.1%} of the difference)"
-    return found("weights/partial", engine.name, NAME, says, explained=explained)
+    for grouping in GROUPINGS:
+        shares = _shares(delta, weights.effects(grouping, fresh.completions, fresh.at_new))
+        absent = [name for name, share in shares.items() if share > MISSING]
+        if not absent or len(absent) == len(shares):
+            continue
+        mixed = weights.score(weights.without(grouping, absent), fresh.completions)
+        explained = 1 - float(np.abs(mixed - fresh.reported).mean()) / fresh.gap
+        if explained > MOST:
+            says = f"did not arrive: {', '.join(absent)} ({explained:.1%} of the difference)"
+            return found("weights/partial", engine.name, NAME, says, explained=explained)
+    return None
 
 
 def _misdelivered(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:
