@@ -7,9 +7,15 @@ from pathlib import Path
 import msgspec
 
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.core.completion import Completion
-from zerodrift.core.errors import DigestMismatch
-from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.core.completion import Completion, LogprobKind
+from zerodrift.core.errors import (
+    ContractViolation,
+    DigestMismatch,
+    InvalidPrompt,
+    InvalidSampling,
+    RecordError,
+)
+from zerodrift.core.request import MAX_SEED, Prompt, Request, SamplingParams
 from zerodrift.records.baseline import BaselineHeader, BaselineRow, read_header, read_rows
 from zerodrift.records.codec import LineWriter, drop_torn_line
 
@@ -25,24 +31,53 @@ def record(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
     """Sample and score every prompt that `path` does not hold yet; returns how many rows are new."""
+    _check(reference, prompts, sampling)
     header = _header(reference, prompts, sampling)
-    done = _resume(path, header)
-    todo = [index for index in range(len(prompts)) if index not in done]
-    with LineWriter[BaselineHeader | BaselineRow](path) as writer:
+    with _open(path) as writer:
+        done = _resume(path, header)
+        todo = [index for index in range(len(prompts)) if index not in done]
         if path.stat().st_size == 0:
             writer.write(header)
         for begin in range(0, len(todo), BATCH):
             part = todo[begin : begin + BATCH]
-            requests = [
-                Request(prompts[index], msgspec.structs.replace(sampling, seed=(sampling.seed or 0) + index))
-                for index in part
-            ]
+            requests = [Request(prompts[index], _sampling_of(index, sampling)) for index in part]
             completions = [answer.completions[0] for answer in reference.generate(requests)]
             scores = reference.score([completion.sequence for completion in completions])
             rows = zip(part, completions, scores, strict=True)
             writer.write(*(_row(index, completion, score) for index, completion, score in rows))
             progress(len(done) + begin + len(part), len(prompts))
     return len(todo)
+
+
+def _check(reference: ReferenceBackend, prompts: Sequence[Prompt], sampling: SamplingParams) -> None:
+    """What cannot be recorded is refused before the file is touched."""
+    if reference.kind is not LogprobKind.PROCESSED:
+        raise ContractViolation(
+            f"a baseline keeps processed logprobs, and this reference reports {reference.kind} ones; "
+            "raw ones are recorded beside them in any case"
+        )
+    if sampling.n != 1:
+        raise InvalidSampling(
+            f"n is {sampling.n}; a baseline keeps one sample of each prompt: repeat the prompts"
+        )
+    if not prompts:
+        raise InvalidPrompt("there is no prompt to record; give at least one")
+    sampling.check_vocabulary(reference.facts.vocab_size)
+    for prompt in prompts:
+        prompt.check_vocabulary(reference.facts.vocab_size)
+
+
+def _open(path: Path) -> LineWriter[BaselineHeader | BaselineRow]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return LineWriter(path)
+    except OSError as error:
+        raise RecordError(f"{path} cannot be written ({error.strerror}); choose another --out") from error
+
+
+def _sampling_of(index: int, sampling: SamplingParams) -> SamplingParams:
+    """Row i has seed + i; seeds go round at the end of their range."""
+    return msgspec.structs.replace(sampling, seed=((sampling.seed or 0) + index) % (MAX_SEED + 1))
 
 
 def _row(index: int, completion: Completion, scores: list[float]) -> BaselineRow:
@@ -69,10 +104,9 @@ def _header(
 
 
 def _resume(path: Path, header: BaselineHeader) -> set[int]:
-    if not path.exists() or path.stat().st_size == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    """Indices that are there already. A file that is not this recording is left as it is."""
+    if _begins_anew(path, header):
         return set()
-    drop_torn_line(path)
     known = read_header(path)
     for part in ("weights", "prompts", "sampling"):
         if getattr(known, part) != getattr(header, part):
@@ -80,4 +114,18 @@ def _resume(path: Path, header: BaselineHeader) -> set[int]:
                 f"{path} was recorded with other {part} ({getattr(known, part)}) than asked for now "
                 f"({getattr(header, part)}); choose another file, or repeat the options it was made with"
             )
+    drop_torn_line(path)
     return {row.index for row in read_rows(path)}
+
+
+def _begins_anew(path: Path, header: BaselineHeader) -> bool:
+    """The file holds nothing, or the beginning of this very header and no more, as after a kill."""
+    line = msgspec.json.encode(header) + b"\n"
+    with path.open("rb") as file:
+        start = file.readline(len(line))
+    if start.endswith(b"\n"):
+        return False
+    if not line.startswith(start):
+        raise RecordError(f"{path} is not the beginning of this baseline; choose another file, or delete it")
+    drop_torn_line(path)
+    return True

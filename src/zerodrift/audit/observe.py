@@ -1,13 +1,16 @@
 """Ask the engine, and keep every answer on disk before the next question: a killed run goes on where it was."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import msgspec
 
 from zerodrift.backends.base import Backend
 from zerodrift.core.completion import Answer
 from zerodrift.core.errors import RecordError
 from zerodrift.core.request import Request
-from zerodrift.records.codec import LineWriter, drop_torn_line, read_lines
+from zerodrift.records.codec import LineWriter, drop_torn_line, read_lines, write_atomically
 from zerodrift.records.rollout import Rollout
 
 BATCH = 32
@@ -43,8 +46,9 @@ def observe(
 def _resume(path: Path, requests: Sequence[Request], group: str) -> list[Rollout]:
     if not path.exists():
         return []
+    _check_ours(path)
     drop_torn_line(path)
-    rollouts = [rollout for rollout in read_lines(path, Rollout) if rollout.group == group]
+    rollouts = [rollout for rollout in _drop_partial(path) if rollout.group == group]
     for rollout in rollouts:
         if rollout.index >= len(requests) or requests[rollout.index] != rollout.request:
             raise RecordError(
@@ -52,6 +56,28 @@ def _resume(path: Path, requests: Sequence[Request], group: str) -> list[Rollout
                 "resume with the same configuration, or choose another --out"
             )
     return rollouts
+
+
+def _check_ours(path: Path) -> None:
+    """A file of somebody else must not lose its last line for having no newline."""
+    begin = b'{"index":'
+    with path.open("rb") as file:
+        start = file.read(len(begin))
+    if start != begin[: len(start)]:
+        raise RecordError(f"{path} holds no rollouts of ours; choose another --out, or move it away")
+
+
+def _drop_partial(path: Path) -> list[Rollout]:
+    """All rollouts of requests that are there with every sample; the others leave the file, to be asked again.
+
+    A kill may fall between two samples of one request, and what it leaves behind then are whole lines.
+    """
+    rollouts = list(read_lines(path, Rollout))
+    samples = Counter((rollout.group, rollout.index) for rollout in rollouts)
+    whole = [each for each in rollouts if samples[each.group, each.index] >= each.request.sampling.n]
+    if len(whole) < len(rollouts):
+        write_atomically(path, b"".join(msgspec.json.encode(rollout) + b"\n" for rollout in whole))
+    return whole
 
 
 def _rollouts(index: int, group: str, request: Request, answer: Answer) -> list[Rollout]:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.core.errors import InvalidPrompt
+from zerodrift.core.request import MAX_SEED, Prompt, Request, SamplingParams
 
 PAIRED_EVERY = 8
 """One request in so many draws two samples, to see that they differ."""
@@ -14,6 +15,8 @@ SEED_STRIDE = 16
 PROBE_REQUESTS = 8
 LONG_PROMPT = 300
 """Longer than two of the largest cache blocks in use (128 tokens, vLLM on CPU)."""
+SHORTER_BY = 7
+"""Each probe is shorter than the one before by this, so that no two end at the same place of a block."""
 
 
 def parity_requests(
@@ -24,7 +27,7 @@ def parity_requests(
     number = drawn = 0
     while drawn < trials:
         n = 2 if number % PAIRED_EVERY == 0 and not sampling.greedy and trials - drawn > 1 else 1
-        params = msgspec.structs.replace(sampling, seed=seed + SEED_STRIDE * number, n=n)
+        params = msgspec.structs.replace(sampling, seed=_seed(seed + SEED_STRIDE * number), n=n)
         requests.append(Request(prompts[number % len(prompts)], params))
         number, drawn = number + 1, drawn + n
     return requests
@@ -37,10 +40,21 @@ def probe_requests(
     rng = np.random.default_rng(seed)
     allowed = np.setdiff1d(np.arange(vocab_size), np.array(special, dtype=np.int64))
     length = min(LONG_PROMPT, max_model_len - max_tokens - 1)
+    least = SHORTER_BY * (PROBE_REQUESTS - 1) + 1
+    if length < least:
+        raise InvalidPrompt(
+            f"a context of {max_model_len} leaves {length} tokens beside max_tokens={max_tokens} and one more, and "
+            f"probes need prompts of {least}; lower max_tokens, or give the engine a longer context"
+        )
     return [
         Request(
-            Prompt(tuple(rng.choice(allowed, length - 7 * number).tolist())),
-            SamplingParams(temperature=1.0, max_tokens=max_tokens, seed=seed + number),
+            Prompt(tuple(rng.choice(allowed, length - SHORTER_BY * number).tolist())),
+            SamplingParams(temperature=1.0, max_tokens=max_tokens, seed=_seed(seed + number)),
         )
         for number in range(PROBE_REQUESTS)
     ]
+
+
+def _seed(number: int) -> int:
+    """Seeds go round at the end of their range."""
+    return number % (MAX_SEED + 1)

@@ -82,8 +82,9 @@ def generated(tokenizer: Any, vocab_size: int, longest: int, count: int, seed: i
     # Bytes of our own: Hypothesis by itself mixes in literals of whatever modules are loaded, and the same seed would
     # give other prompts in another program.
     source = random.Random(seed)
+    draw: Any = collect
     for _ in range(ATTEMPTS * count):
-        collect.hypothesis.fuzz_one_input(source.randbytes(BYTES_PER_PROMPT))
+        draw.hypothesis.fuzz_one_input(source.randbytes(BYTES_PER_PROMPT))
         if len(drawn) == count:
             break
     unique = list(drawn.values())

@@ -30,7 +30,7 @@ def test_an_impossible_prompt(ids: Any, says: str) -> None:
 
 def test_a_list_of_ids_is_kept_as_a_tuple() -> None:
     ids = [1, 2]
-    prompt = Prompt(ids)  # type: ignore[arg-type]
+    prompt = Prompt(ids)
     ids.append(3)
     assert prompt.token_ids == (1, 2)
 
@@ -139,7 +139,7 @@ def test_the_ends_of_every_range_are_allowed(options: dict[str, Any]) -> None:
 
 def test_sequences_and_mappings_are_copied() -> None:
     stop, ids, bias = ["x"], [4], {1: 2.0}
-    params = SamplingParams(stop=stop, stop_token_ids=ids, logit_bias=bias)  # type: ignore[arg-type]
+    params = SamplingParams(stop=stop, stop_token_ids=ids, logit_bias=bias)
     stop.append("y")
     ids.append(5)
     bias[2] = 3.0
@@ -148,14 +148,14 @@ def test_sequences_and_mappings_are_copied() -> None:
 
 def test_an_unknown_parameter_is_refused() -> None:
     with pytest.raises(TypeError, match="best_of"):
-        SamplingParams(best_of=3)  # type: ignore[call-arg]
+        SamplingParams(best_of=3)
     with pytest.raises(msgspec.ValidationError, match="best_of"):
         msgspec.json.decode(b'{"best_of": 3}', type=SamplingParams)
 
 
 def test_parameters_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
-        SamplingParams().temperature = 2.0  # type: ignore[misc]
+        SamplingParams().temperature = 2.0
 
 
 @pytest.mark.parametrize(

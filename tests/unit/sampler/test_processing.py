@@ -14,7 +14,7 @@ NOTHING = [History((0,), ())]
 
 def kept(logits: list[float], **options: float) -> list[int]:
     """Tokens that survive."""
-    params = SamplingParams(**options)  # type: ignore[arg-type]
+    params = SamplingParams(**options)
     logprobs_V = processed_logprobs(torch.tensor([logits], dtype=torch.float64), params, NOTHING)[0]
     assert logprobs_V.exp().sum() == pytest.approx(1, abs=1e-12)
     return [token for token, value in enumerate(logprobs_V.tolist()) if value > -math.inf]

@@ -54,10 +54,14 @@ ENGINE = EngineFingerprint(
 )
 REFERENCE = EngineFingerprint(
     engine="reference",
-    semantic={"logprobs": "processed", "weights": "51d1c2b8a9f0e3d4", "defaults": "none"},
+    semantic={
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "weights": "51d1c2b8a9f0e3d4",
+    },
     numeric={
         "dtype": "float32",
-        "attention": "sdpa",
+        "attention_backend": "sdpa",
         "torch": "2.11.0",
         "transformers": "5.17.0",
         "isa": "AVX512",

@@ -1,0 +1,75 @@
+import pytest
+
+from zerodrift.audit.plan import LONG_PROMPT, PAIRED_EVERY, PROBE_REQUESTS, parity_requests, probe_requests
+from zerodrift.core.errors import InvalidPrompt
+from zerodrift.core.request import MAX_SEED, Prompt, SamplingParams
+
+PROMPTS = [Prompt((number,)) for number in range(5)]
+
+
+@pytest.mark.parametrize("trials", [1, 2, 3, 8, 9, 64, 100])
+def test_as_many_samples_as_trials_dealt_in_turn(trials: int) -> None:
+    requests = parity_requests(PROMPTS, SamplingParams(temperature=0.7, max_tokens=9), trials, seed=3)
+    assert sum(request.sampling.n for request in requests) == trials
+    assert [request.prompt for request in requests] == [PROMPTS[i % 5] for i in range(len(requests))]
+    assert all(
+        request.sampling.temperature == 0.7 and request.sampling.max_tokens == 9 for request in requests
+    )
+
+
+def test_some_draw_two_samples_and_greedy_ones_never_do() -> None:
+    drawn = [request.sampling.n for request in parity_requests(PROMPTS, SamplingParams(), 40, seed=0)]
+    assert [index for index, n in enumerate(drawn) if n == 2] == list(range(0, len(drawn), PAIRED_EVERY))
+    greedy = parity_requests(PROMPTS, SamplingParams(temperature=0), 40, seed=0)
+    assert {request.sampling.n for request in greedy} == {1}
+    assert len(greedy) == 40
+
+
+def test_no_two_samples_share_a_seed_even_where_sample_i_takes_seed_plus_i() -> None:
+    requests = parity_requests(PROMPTS, SamplingParams(), 200, seed=11)
+    seeds = [
+        (request.sampling.seed or 0) + index for request in requests for index in range(request.sampling.n)
+    ]
+    assert len(seeds) == len(set(seeds)) == 200
+
+
+def test_a_plan_is_a_pure_function() -> None:
+    assert parity_requests(PROMPTS, SamplingParams(), 9, 1) == parity_requests(
+        PROMPTS, SamplingParams(), 9, 1
+    )
+    assert parity_requests(PROMPTS, SamplingParams(), 9, 1) != parity_requests(
+        PROMPTS, SamplingParams(), 9, 2
+    )
+    assert probe_requests(512, 1024, 16, (0,), 1) == probe_requests(512, 1024, 16, (0,), 1)
+    assert probe_requests(512, 1024, 16, (0,), 1) != probe_requests(512, 1024, 16, (0,), 2)
+
+
+def test_the_largest_seed_is_no_trouble() -> None:
+    """Seeds of a plan go round at the end of the range."""
+    requests = parity_requests(PROMPTS, SamplingParams(), 20, seed=MAX_SEED)
+    assert len({request.sampling.seed for request in requests}) == len(requests)
+    probes = probe_requests(512, 1024, 16, (), seed=MAX_SEED)
+    assert len({request.sampling.seed for request in probes}) == PROBE_REQUESTS
+
+
+@pytest.mark.parametrize("context", [1024, 400, 300, 100, 80])
+def test_probes_fit_into_the_context_and_differ_in_length(context: int) -> None:
+    requests = probe_requests(512, context, 16, (0, 1), seed=5)
+    lengths = [len(request.prompt.token_ids) for request in requests]
+    assert len(set(lengths)) == len(requests) == PROBE_REQUESTS
+    assert max(lengths) == min(LONG_PROMPT, context - 17)
+    assert min(lengths) >= 1
+    for request in requests:
+        assert not {0, 1} & set(request.prompt.token_ids)
+        request.prompt.check_vocabulary(512)
+        assert len(request.prompt.token_ids) + request.sampling.max_tokens <= context
+
+
+@pytest.mark.parametrize("context", [10, 17, 40, 66])
+def test_a_context_that_is_too_short_for_probes(context: int) -> None:
+    with pytest.raises(InvalidPrompt, match=f"context of {context} .* max_tokens=16 .* lower max_tokens"):
+        probe_requests(512, context, 16, (), seed=0)
+
+
+def test_a_context_that_is_just_long_enough() -> None:
+    assert len(probe_requests(512, 67, 16, (), seed=0)) == PROBE_REQUESTS

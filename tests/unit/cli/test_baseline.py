@@ -1,0 +1,216 @@
+"""`zerodrift baseline record`: what it writes, and what it says to bad input before it has done any work."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from zerodrift.cli.main import main
+from zerodrift.models.export import materialise
+from zerodrift.records.baseline import read_header, read_rows
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["baseline", "record", *map(str, arguments)])
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code
+
+
+@pytest.fixture(scope="module")
+def _files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return materialise("testbed:llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def model(_files: Path, tmp_path: Path) -> Path:
+    """A model directory of one's own, to damage."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    for path in _files.iterdir():
+        (directory / path.name).write_bytes(path.read_bytes())
+    return directory
+
+
+def test_a_recording_and_its_resumption(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "base.jsonl"
+    arguments = (model, "--out", out, "--num-prompts", 6, "--max-tokens", 4, "--temperature", 0.8, "--seed", 3)
+    assert run(*arguments) == 0
+    said = capsys.readouterr()
+    header, rows = read_header(out), list(read_rows(out))
+    assert said.out == f"{out}: 6 rows (6 new) of {model}, weights {header.weights}\n"
+    assert said.err == ""
+    assert [row.index for row in rows] == list(range(6))
+    assert header.sampling.temperature == 0.8
+    assert all(1 <= len(row.output) <= 4 for row in rows)
+    content = out.read_bytes()
+    out.write_bytes(content[: content.rindex(b"\n", 0, -1) + 20])
+    assert run(*arguments) == 0
+    assert "6 rows (1 new)" in capsys.readouterr().out
+    assert out.read_bytes() == content
+
+
+def test_prompts_of_a_file(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "The keeper"}\n{"prompt": [9, 8]}\n')
+    out = tmp_path / "base.jsonl"
+    assert run(model, "--prompts", prompts, "--out", out, "--max-tokens", 2) == 0
+    assert [row.prompt for row in read_rows(out)][1] == (9, 8)
+    assert "2 rows (2 new)" in capsys.readouterr().out
+
+
+Damage = Callable[[Path], object]
+
+
+def without(name: str) -> Damage:
+    return lambda directory: (directory / name).unlink()
+
+
+def truncated(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def pointing_outside(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory.parent / "model.safetensors")
+    names = dict.fromkeys(load_file(directory.parent / "model.safetensors"), "../model.safetensors")
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+def of_another_kind(directory: Path) -> None:
+    path = directory / "config.json"
+    config = {**json.loads(path.read_text()), "model_type": "novel", "architectures": ["NovelForCausalLM"]}
+    path.write_text(json.dumps(config))
+
+
+def not_json(directory: Path) -> None:
+    (directory / "config.json").write_text("{")
+
+
+BAD_MODELS: dict[str, tuple[Damage, str, str]] = {
+    "no weights": (without("model.safetensors"), "model/no-weights", "model.safetensors"),
+    "no config": (without("config.json"), "model/invalid", "config.json"),
+    "bad config": (not_json, "model/invalid", "config.json"),
+    "truncated weights": (truncated, "model/truncated-weights", "copy or download it again"),
+    "index pointing outside": (pointing_outside, "model/unsafe-path", "../model.safetensors"),
+    "unknown architecture": (of_another_kind, "model/unsupported", "NovelForCausalLM"),
+}
+
+
+def check_refusal(capsys: pytest.CaptureFixture[str], code: str, says: str) -> None:
+    """One paragraph on stderr, with its code; nothing on stdout."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error [{code}] "), err
+    assert says in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", BAD_MODELS)
+def test_a_bad_model(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    damage, code, says = BAD_MODELS[name]
+    damage(model)
+    out = tmp_path / "base.jsonl"
+    assert run(model, "--out", out) == 2
+    check_refusal(capsys, code, says)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("spec", "says"), [("no/such/model", "no/such/model"), ("testbed:lama", "testbed:llama")])
+def test_no_such_model(spec: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(spec, "--out", tmp_path / "base.jsonl") == 2
+    check_refusal(capsys, "model/not-found", says)
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "says"),
+    [
+        (None, "record/invalid", "there is no prompt file"),
+        (b"", "record/invalid", "holds no prompt of at most"),
+        (b"oops\n", "record/invalid", "prompts.jsonl, line 1: not JSON"),
+        (b'{"prompt": [3]}\n{"text": "hi"}\n', "record/invalid", "prompts.jsonl, line 2: no `prompt`"),
+        (b"\xff\xfe\n", "record/invalid", "prompts.jsonl, line 1: not UTF-8"),
+        (b'{"prompt": [512]}\n', "value/prompt", "prompts.jsonl, line 1: prompt[0] is 512"),
+        (b'{"messages": [{"role": "user"}]}\n', "record/invalid", "line 1: the chat template"),
+    ],
+)
+def test_bad_prompts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, code: str, says: str
+) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "base.jsonl"
+    if content is not None:
+        prompts.write_bytes(content)
+    assert run("testbed:llama", "--prompts", prompts, "--out", out) == 2
+    check_refusal(capsys, code, says)
+    assert not out.exists()
+
+
+def test_missing_prompts_are_missed_before_the_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Loading may take minutes; the model that is not there would be complained about otherwise."""
+    assert run("no/such/model", "--prompts", tmp_path / "none.jsonl", "--out", tmp_path / "base.jsonl") == 2
+    check_refusal(capsys, "record/invalid", "none.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--temperature", "-1"], "value/sampling", "temperature is -1.0"),
+        (["--temperature", "nan"], "value/sampling", "temperature is nan"),
+        (["--max-tokens", "0"], "value/sampling", "max_tokens is 0"),
+        (["--max-tokens", "1024"], "value/sampling", "max_tokens=1024 leaves no room for a prompt in a context of 1024"),
+        (["--max-tokens", "99999"], "value/sampling", "max_tokens=99999 leaves no room"),
+        (["--num-prompts", "0"], "value/prompt", "asked for 0 prompts"),
+        (["--num-prompts", "-5"], "value/prompt", "asked for -5 prompts"),
+        (["--seed", "-1"], "value/sampling", "seed is -1"),
+        (["--seed", str(2**63)], "value/sampling", "seed is 9223372036854775808"),
+    ],
+)
+def test_bad_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], code: str, says: str
+) -> None:
+    out = tmp_path / "base.jsonl"
+    assert run("testbed:llama", "--out", out, *options) == 2
+    check_refusal(capsys, code, says)
+    assert not out.exists()
+
+
+def test_a_count_of_zero_is_refused_with_a_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": [9, 8]}\n')
+    assert run("testbed:llama", "--prompts", prompts, "--out", tmp_path / "base.jsonl", "--num-prompts", 0) == 2
+    check_refusal(capsys, "value/prompt", "asked for 0 prompts")
+
+
+@pytest.mark.parametrize("where", [".", "file/base.jsonl"])
+def test_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str) -> None:
+    (tmp_path / "file").write_text("x")
+    assert run("testbed:llama", "--out", tmp_path / where, "--num-prompts", 1, "--max-tokens", 1) == 2
+    check_refusal(capsys, "record/invalid", "cannot be written")
+
+
+def test_a_file_that_is_no_baseline_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "notes.txt"
+    out.write_text("precious")
+    assert run("testbed:llama", "--out", out, "--num-prompts", 1, "--max-tokens", 1) == 2
+    check_refusal(capsys, "record/invalid", "notes.txt")
+    assert out.read_text() == "precious"
+
+
+@pytest.mark.parametrize("arguments", [[], ["testbed:llama"], ["testbed:llama", "--out", "x", "--tempratur", "1"]])
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    assert "$ zerodrift baseline record" in text
+    assert re.search(r"--num-prompts", text)

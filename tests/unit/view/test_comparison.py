@@ -1,0 +1,260 @@
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from zerodrift.core.completion import EngineFingerprint
+from zerodrift.core.errors import ConfigError, RecordError
+from zerodrift.records.directory import read_verdict, write_verdict
+from zerodrift.records.verdict import Outcome, VerdictRecord
+from zerodrift.view.comparison import (
+    Comparison,
+    FactChange,
+    NumberChange,
+    Part,
+    StatusChange,
+    compare_runs,
+)
+
+
+@pytest.fixture
+def compare(tmp_path: Path) -> Any:
+    """Compares two records, with a configuration each where one is given."""
+
+    def _compare(
+        old: VerdictRecord, new: VerdictRecord, configs: tuple[str | None, str | None] = (None, None)
+    ) -> Comparison:
+        for name, record, config in zip(("old", "new"), (old, new), configs, strict=True):
+            (tmp_path / name).mkdir(exist_ok=True)
+            write_verdict(tmp_path / name, record)
+            if config is not None:
+                (tmp_path / name / "config.yaml").write_text(config)
+        return compare_runs(tmp_path / "old", tmp_path / "new")
+
+    return _compare
+
+
+@pytest.fixture
+def record(examples: Any) -> VerdictRecord:
+    plain: VerdictRecord = examples.verdict(Outcome.PASS, guilty="none", says="")
+    return plain
+
+
+def changed(record: VerdictRecord, side: str = "engine", **parts: dict[str, str]) -> VerdictRecord:
+    """`record` with facts of one side put on top of its own."""
+    fingerprint: EngineFingerprint = getattr(record, side)
+    merged = {part: {**getattr(fingerprint, part), **facts} for part, facts in parts.items()}
+    return msgspec.structs.replace(record, **{side: msgspec.structs.replace(fingerprint, **merged)})
+
+
+def without(record: VerdictRecord, part: str, name: str) -> VerdictRecord:
+    kept = {key: value for key, value in getattr(record.engine, part).items() if key != name}
+    return msgspec.structs.replace(record, engine=msgspec.structs.replace(record.engine, **{part: kept}))
+
+
+def test_a_run_is_the_same_as_itself(runs: dict[str, Path]) -> None:
+    same = compare_runs(runs["failing"], runs["failing"])
+    assert (same.before, same.after) == ("failing", "failing")
+    assert (same.facts, same.causes, same.probes) == ((), (), ())
+    assert same.measured_alike
+    assert not same.worse
+    assert {number.name for number in same.numbers} >= {"mean |Δ|", "p90 |Δ|", "k3", "floor", "token ESS"}
+
+
+def test_numbers_causes_and_probes(runs: dict[str, Path]) -> None:
+    found = compare_runs(runs["passing"], runs["failing"])
+    assert found.worse
+    assert not found.measured_alike
+    assert (found.verdict_before, found.verdict_after) == (Outcome.PASS, Outcome.FAIL)
+    assert found.causes == (
+        StatusChange(name="semantic/raw-logprobs", before=None, after="fails"),
+        StatusChange(name="weights/stale-prefix-cache", before=None, after="fails"),
+        StatusChange(name="path/head-precision", before=None, after="listed"),
+        StatusChange(name="path/batch-variance", before="listed", after=None),
+    )
+    assert found.probes == (
+        StatusChange(name="parity", before="pass", after="fail"),
+        StatusChange(name="cache", before="vacuous", after="inconclusive"),
+        StatusChange(name="weight-sync", before=None, after="fail"),
+        StatusChange(name="repeat", before="pass", after=None),
+        StatusChange(name="batch", before="pass", after=None),
+    )
+    mean = found.numbers[0]
+    assert mean.name == "mean |Δ|"
+    assert mean.before is not None
+    assert mean.after is not None
+    assert mean.after > 5 * mean.before
+    floor = next(number for number in found.numbers if number.name == "floor")
+    assert floor == NumberChange(name="floor", before=0.0041, after=0.0041)
+
+
+def test_a_number_that_one_run_lacks_is_none_and_one_that_both_lack_is_left_out(
+    runs: dict[str, Path],
+) -> None:
+    found = compare_runs(runs["failing"], runs["inconclusive"])
+    assert all(number.after is None for number in found.numbers)
+    assert all(number.before is not None for number in found.numbers)
+    assert compare_runs(runs["inconclusive"], runs["inconclusive"]).numbers == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "worse"),
+    [
+        ("passing", "inconclusive", True),
+        ("inconclusive", "failing", True),
+        ("passing", "failing", True),
+        ("failing", "passing", False),
+        ("failing", "inconclusive", False),
+        ("inconclusive", "passing", False),
+        ("passing", "passing", False),
+    ],
+)
+def test_which_verdict_is_worse(runs: dict[str, Path], before: str, after: str, worse: bool) -> None:
+    assert compare_runs(runs[before], runs[after]).worse is worse
+
+
+def test_facts_come_by_part_with_added_and_removed_ones_last(compare: Any, record: VerdictRecord) -> None:
+    new = without(record, "numeric", "torch")
+    new = changed(
+        new,
+        semantic={"a_new_setting": "1", "logprobs_mode": "processed_logprobs"},
+        numeric={"dtype": "float32"},
+        deployment={"max_num_seqs": "64"},
+    )
+    new = changed(new, "reference", numeric={"dtype": "float64"})
+    facts = compare(record, new).facts
+    assert facts == (
+        FactChange(
+            part=Part.SEMANTIC,
+            side="engine",
+            name="logprobs_mode",
+            before="raw_logprobs",
+            after="processed_logprobs",
+        ),
+        FactChange(part=Part.SEMANTIC, side="engine", name="a_new_setting", before=None, after="1"),
+        FactChange(part=Part.NUMERIC, side="engine", name="dtype", before="bfloat16", after="float32"),
+        FactChange(part=Part.NUMERIC, side="reference", name="dtype", before="float32", after="float64"),
+        FactChange(part=Part.NUMERIC, side="engine", name="torch", before="2.11.0", after=None),
+        FactChange(part=Part.DEPLOYMENT, side="engine", name="max_num_seqs", before="128", after="64"),
+    )
+
+
+def test_another_engine_is_another_way_of_computing(compare: Any, record: VerdictRecord) -> None:
+    engine = msgspec.structs.replace(record.engine, engine="sglang")
+    (fact,) = compare(record, msgspec.structs.replace(record, engine=engine)).facts
+    assert (fact.part, fact.side, fact.name) == (Part.NUMERIC, "engine", "engine")
+    assert (fact.before, fact.after) == ("vllm", "sglang")
+
+
+def test_the_same_weights_in_another_directory_have_only_moved(compare: Any, record: VerdictRecord) -> None:
+    """A built-in model lies in the run directory, so that its path differs between any two runs."""
+    old = changed(record, semantic={"model": "runs/a/model", "tokenizer": "runs/a/model"})
+    new = changed(record, semantic={"model": "runs/b/model", "tokenizer": "runs/b/model"})
+    new = msgspec.structs.replace(new, model="./model")
+    facts = compare(old, new).facts
+    assert [(fact.side, fact.name) for fact in facts] == [
+        ("audit", "model"),
+        ("engine", "model"),
+        ("engine", "tokenizer"),
+    ]
+    assert {fact.part for fact in facts} == {Part.DEPLOYMENT}
+
+
+def test_a_tokenizer_from_elsewhere_is_not_covered_by_the_weights(
+    compare: Any, record: VerdictRecord
+) -> None:
+    old = changed(record, semantic={"tokenizer": "one"})
+    new = changed(record, semantic={"tokenizer": "another"})
+    assert [fact.part for fact in compare(old, new).facts] == [Part.SEMANTIC]
+
+
+@pytest.mark.parametrize("weights", ["other", None])
+def test_without_equal_weights_another_model_is_another_meaning(
+    compare: Any, record: VerdictRecord, weights: str | None
+) -> None:
+    new = changed(record, semantic={"model": "b"})
+    if weights is None:
+        bare = msgspec.structs.replace(record.reference, semantic={})
+        old, new = (msgspec.structs.replace(each, reference=bare) for each in (record, new))
+    else:
+        old, new = record, changed(new, "reference", semantic={"weights": weights})
+    facts = compare(old, new).facts
+    assert {fact.part for fact in facts} == {Part.SEMANTIC}
+    assert ("engine", "model") in {(fact.side, fact.name) for fact in facts}
+
+
+def test_what_was_asked_is_compared_and_what_the_engine_was_asked_to_be_is_not(
+    compare: Any, record: VerdictRecord
+) -> None:
+    new = msgspec.structs.replace(record, precision="fp32")
+    configs = (
+        "engine: {url: a}\nsampling_defaults: {temperature: 0.7}\nvalidation: {gates: {k3: null}, seed: 1}\n",
+        "engine: {url: b}\nsampling_defaults: {temperature: 1.0}\nvalidation: {gates: {k3: 0.1}, seed: 1}\n",
+    )
+    facts = compare(record, new, configs).facts
+    assert [(fact.name, fact.before, fact.after) for fact in facts] == [
+        ("sampling_defaults.temperature", "0.7", "1.0"),
+        ("validation.gates.k3", "null", "0.1"),
+        ("precision", "bf16", "fp32"),
+    ]
+    assert {fact.part for fact in facts} == {Part.QUESTIONS}
+
+
+@pytest.mark.parametrize(
+    ("command", "typed"),
+    [
+        ("zerodrift audit", {}),
+        ("", {}),
+        (
+            "zerodrift audit --sync --inject semantic/bos --no-reset-cache",
+            {"--sync": "given", "--inject": "semantic/bos", "--no-reset-cache": "given"},
+        ),
+        ("zerodrift audit --inject=semantic/bos ./model", {"--inject": "semantic/bos"}),
+        ("zerodrift audit --inject", {"--inject": ""}),
+        ("zerodrift audit --out --synchronous", {}),
+    ],
+)
+def test_options_that_no_configuration_holds(
+    compare: Any, record: VerdictRecord, command: str, typed: dict[str, str]
+) -> None:
+    old = msgspec.structs.replace(record, reproduce="zerodrift audit")
+    new = msgspec.structs.replace(record, reproduce=command)
+    facts = compare(old, new).facts
+    assert {fact.name: fact.after for fact in facts} == typed
+    assert all(fact.part is Part.QUESTIONS and fact.before is None for fact in facts)
+
+
+def test_a_configuration_that_only_one_run_kept_is_one_difference(
+    compare: Any, record: VerdictRecord
+) -> None:
+    facts = compare(record, record, (None, "validation: {seed: 1}\n")).facts
+    assert [(fact.name, fact.before, fact.after) for fact in facts] == [("config.yaml", None, "present")]
+
+
+def test_a_configuration_that_is_no_mapping_asks_nothing(compare: Any, record: VerdictRecord) -> None:
+    assert (
+        compare(record, record, ("- 1\n", "just text\n")).facts
+        == (
+            # A section that is missing and one that is null are the same.
+        )
+    )
+
+
+def test_damaged_configurations_are_refused(compare: Any, record: VerdictRecord, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        compare(record, record, ("a: [", "b: 1"))
+    compare(record, record, ("a: 1", "a: 1"))
+    (tmp_path / "new" / "config.yaml").write_bytes(b"\xff")
+    with pytest.raises(RecordError, match="not UTF-8"):
+        compare_runs(tmp_path / "old", tmp_path / "new")
+
+
+def test_an_unfinished_run_cannot_be_compared(runs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="not a finished audit"):
+        compare_runs(runs["passing"], tmp_path)
+
+
+def test_a_comparison_can_be_written_as_json(compare: Any, runs: dict[str, Path]) -> None:
+    found = compare(*(read_verdict(runs[name]) for name in ("passing", "hostile")))
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Comparison) == found

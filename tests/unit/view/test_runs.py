@@ -1,0 +1,92 @@
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from zerodrift.config.load import dump
+from zerodrift.config.run import RunConfig
+from zerodrift.core.errors import RecordError
+from zerodrift.records.verdict import Outcome
+from zerodrift.view.runs import RunSummary, State, find_run, list_runs
+
+
+def at(path: Path, hour: int) -> None:
+    moment = datetime(2026, 11, 15, hour, tzinfo=UTC).timestamp()
+    os.utime(path, (moment, moment))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, examples: Any) -> Path:
+    """Four runs, each with its hour, and two things that are none."""
+    examples.passing(tmp_path / "first")
+    at(tmp_path / "first" / "verdict.json", 1)
+    examples.failing(tmp_path / "second")
+    at(tmp_path / "second" / "verdict.json", 2)
+    for name, files in (("killed", ("config.yaml", "rollouts.jsonl")), ("broken", ("verdict.json",))):
+        (tmp_path / name).mkdir()
+        for hour, file in enumerate(files, start=3):
+            (tmp_path / name / file).write_text(dump(RunConfig()))
+            at(tmp_path / name / file, hour)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "verdict.json").touch()
+    return tmp_path
+
+
+def test_newest_first_and_nothing_left_out(folder: Path) -> None:
+    killed, broken, second, first = list_runs(folder)
+    assert [run.name for run in (killed, broken, second, first)] == ["killed", "broken", "second", "first"]
+    # Of an unfinished run the last file counts, whichever it is.
+    assert [run.when.hour for run in (killed, broken, second, first)] == [4, 3, 2, 1]
+    assert first.verdict is Outcome.PASS
+    assert first.cause is None
+    assert first.engine == "vllm"
+    assert first.mean is not None
+    assert (second.verdict, second.cause) == (Outcome.FAIL, "semantic/raw-logprobs")
+    assert (killed.state, killed.verdict, killed.engine) == (State.UNFINISHED, None, "reference")
+    assert broken.state is State.UNREADABLE
+    assert "verdict.json" in str(broken.problem)
+
+
+def test_a_run_with_a_configuration_of_another_version_is_listed(folder: Path) -> None:
+    (folder / "killed" / "config.yaml").write_text("engine: {retired: 1}\n")
+    killed = next(run for run in list_runs(folder) if run.name == "killed")
+    assert killed.state is State.UNREADABLE
+    assert "retired" in str(killed.problem)
+
+
+def test_runs_of_one_moment_are_in_order_of_their_names(tmp_path: Path, examples: Any) -> None:
+    for name in ("b", "a", "c"):
+        examples.inconclusive(tmp_path / name)
+        at(tmp_path / name / "verdict.json", 1)
+    assert [run.name for run in list_runs(tmp_path)] == ["c", "b", "a"]
+    assert list_runs(tmp_path)[0].mean is None
+
+
+def test_a_name_that_is_not_utf8_survives_json(tmp_path: Path, examples: Any) -> None:
+    directory = examples.inconclusive(tmp_path / os.fsdecode(b"run-\xff"))
+    assert directory.is_dir()
+    (run,) = list_runs(tmp_path)
+    assert run.name == r"run-\udcff"
+    assert msgspec.json.decode(msgspec.json.encode(run), type=RunSummary) == run
+
+
+def test_an_empty_directory_holds_no_runs_and_a_missing_one_is_refused(tmp_path: Path) -> None:
+    assert list_runs(tmp_path) == ()
+    with pytest.raises(RecordError, match=r"there is no directory .*nowhere; `zerodrift audit`"):
+        list_runs(tmp_path / "nowhere")
+
+
+def test_a_run_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    assert find_run("one") == Path("runs/one")
+    assert find_run("runs/one") == Path("runs/one")
+    assert find_run("one", tmp_path / "runs") == tmp_path / "runs" / "one"
+    # A directory here comes before one of the same name among the runs.
+    (tmp_path / "one").mkdir()
+    assert find_run("one") == Path("one")
+    with pytest.raises(RecordError, match="there is no run 'two', here or in runs"):
+        find_run("two")
