@@ -14,7 +14,7 @@ demo-vllm: venv engines ## the same on a real vLLM server: its own faults, its o
 	$(BIN)/python -m zerodrift.cli.main demo --vllm .engines/vllm-0.32.0/bin/python
 
 test: venv ## everything that needs neither a foreign engine nor a browser
-	$(PYTEST) -m "not engines and not browser and not long" --cov --cov-report=
+	$(PYTEST) -m "not engines and not browser and not long" -n 2 --dist loadfile --cov --cov-report=
 	$(BIN)/python tests/coverage_gate.py
 
 check: venv ## lint, types, layers

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from zerodrift.audit.attribute import Attribution, Costs, Propose, attribute
+from zerodrift.audit.attribute import Attribution, Costs, attribute
 from zerodrift.audit.counterfactual.account import Account, Hypothesis
 from zerodrift.audit.counterfactual.bias import bias_hypotheses
 from zerodrift.audit.counterfactual.context import PromptEdit, context_hypotheses, prompt_edits
@@ -27,12 +28,15 @@ from zerodrift.audit.counterfactual.semantic import hidden_hypotheses, told_hypo
 from zerodrift.audit.floor import Floor, Passage, measure_floor
 from zerodrift.audit.measure import Measurement
 from zerodrift.audit.probes.parity import Gates
+from zerodrift.backends import variants
 from zerodrift.core.completion import FinishReason
 from zerodrift.models.model_facts import ModelFacts
 
 ROW_BYTES = 96 * 2**20
 """Logits kept while accounts are compared: 24,000 tokens of a 512-word vocabulary, 500 of a 49,152-word one."""
 MOST_TOKENS = 1000
+FEW_TOKENS = 240
+"""Enough for a path: a wrong rotary base gains ten nats a token."""
 ROUNDING_CASES = 4
 
 
@@ -51,20 +55,33 @@ def diagnose(
     gates: Gates,
     rng: np.random.Generator,
 ) -> Attribution:
-    """The account that explains the measurements best."""
+    """The account that explains the measurements best.
+
+    Meaning is judged on many tokens, because it costs arithmetic only. Prompts and paths cost a forward each, and are
+    judged on a few, where meaning alone does not reach the floor.
+    """
     model, facts = suspect.model, suspect.facts
-    cases = choose_cases(measurements, floor, gates, model, rng)
-    variants = path_variants(model)
+    width = model.config.vocab_size * torch.float32.itemsize
+    many = choose_cases(measurements, floor, gates, min(MOST_TOKENS, max(200, ROW_BYTES // width)), rng)
+    meaning = Costs(Evaluator(many, path_forwards(model, {}), stop_ids=facts.eos_token_ids))
+    attribution = attribute(meaning, partial(_meanings, meaning, facts.generation_defaults), rng)
+    if attribution.explained_to_floor:
+        return attribution
+    few = choose_cases(measurements, floor, gates, FEW_TOKENS, rng)
+    # Variants are told apart by differences far above fp32 rounding, and cost half as much in it as in fp64.
+    narrow = model if model.dtype is torch.float32 else variants.in_dtype(model, torch.float32)
+    paths = path_variants(narrow)
     edits = prompt_edits(suspect.tokenizer, facts.bos_token_id)
     evaluator = Evaluator(
-        cases,
-        path_forwards(model, variants),
+        few,
+        path_forwards(narrow, paths),
         contexts={name: edit.edit for name, edit in edits.items()},
         stop_ids=facts.eos_token_ids,
         roundings={dtype: partial(_rounding, model, dtype) for dtype in ROUNDINGS.values()},
     )
-    costs = Costs(evaluator)
-    return attribute(costs, _proposals(costs, variants, edits, facts.generation_defaults), rng)
+    everything = Costs(evaluator)
+    propose = partial(_everything, everything, paths, edits, facts.generation_defaults)
+    return attribute(everything, propose, rng)
 
 
 def _rounding(model: Any, dtype: str, cases: Sequence[Case]) -> np.ndarray:
@@ -75,11 +92,9 @@ def _rounding(model: Any, dtype: str, cases: Sequence[Case]) -> np.ndarray:
 
 
 def choose_cases(
-    measurements: Sequence[Measurement], floor: Floor, gates: Gates, model: Any, rng: np.random.Generator
+    measurements: Sequence[Measurement], floor: Floor, gates: Gates, budget: int, rng: np.random.Generator
 ) -> list[Case]:
-    """Half the budget for the worst sequences, half for random ones: a rare fault must be seen, and put in place."""
-    width = model.config.vocab_size * model.dtype.itemsize
-    budget = min(MOST_TOKENS, max(200, ROW_BYTES // width))
+    """Half the tokens for the worst sequences, half for random ones: a rare fault must be seen, and put in place."""
     cases = [_case(item, floor, gates) for item in measurements]
     badness = [_badness(item, case) for item, case in zip(measurements, cases, strict=True)]
     worst = sorted(range(len(cases)), key=lambda i: -badness[i])
@@ -120,22 +135,25 @@ def _fill(order: Iterable[int], cases: Sequence[Case], budget: int) -> set[int]:
     return chosen
 
 
-def _proposals(
+def _meanings(costs: Costs, defaults: Mapping[str, float], account: Account) -> list[Hypothesis]:
+    """What needs no other forward: told where Δ is off, hidden where only the samples are."""
+    if costs.at_floor(account):
+        return list(hidden_hypotheses(account, costs.total, defaults))
+    return [
+        *told_hypotheses(account, costs.total, defaults),
+        *bias_hypotheses(account, costs.residual(account), costs.evaluator.tokens, costs.total),
+    ]
+
+
+def _everything(
     costs: Costs,
-    variants: Mapping[str, Variant],
+    paths: Mapping[str, Variant],
     edits: Mapping[str, PromptEdit],
     defaults: Mapping[str, float],
-) -> Propose:
-    def propose(account: Account) -> Iterable[Hypothesis]:
-        if costs.at_floor(account):
-            return list(hidden_hypotheses(account, costs.total, defaults))
-        cheap = [
-            *told_hypotheses(account, costs.total, defaults),
-            *bias_hypotheses(account, costs.residual(account), costs.evaluator.tokens, costs.total),
-        ]
-        best = min(cheap, key=lambda hypothesis: costs.total(hypothesis.account))
-        if costs.at_floor(best.account):
-            return cheap
-        return [*cheap, *context_hypotheses(account, edits), *path_hypotheses(account, variants)]
-
-    return propose
+    account: Account,
+) -> Iterable[Hypothesis]:
+    """Meanings, prompts and paths together, so that none is explained away by a poorer account of another kind."""
+    meanings = _meanings(costs, defaults, account)
+    if costs.at_floor(account):
+        return meanings
+    return [*meanings, *context_hypotheses(account, edits), *path_hypotheses(account, paths)]

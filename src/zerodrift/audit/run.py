@@ -183,8 +183,8 @@ class Audit:
         )
         salt = f"audit-{self.validation.seed}-{time.time_ns()}"
         probes: list[tuple[str, Callable[[], ProbeResult]]] = [
-            ("repeat", lambda: consistency.repeat(self.engine, requests, gates)),
-            ("batch", lambda: consistency.batch(self.engine, requests, gates)),
+            ("repeat", lambda: consistency.repeat(self.engine, requests, gates, salt)),
+            ("batch", lambda: consistency.batch(self.engine, requests, gates, salt)),
             ("cache", lambda: consistency.cache(self.engine, requests, gates, salt)),
         ]
         if not semantic:
@@ -192,7 +192,7 @@ class Audit:
             probes.append(
                 (
                     "prefill-decode",
-                    lambda: consistency.prefill_decode(self.engine, requests, gates, self.reference),
+                    lambda: consistency.prefill_decode(self.engine, requests, gates, self.reference, salt),
                 )
             )
         results = []

@@ -36,9 +36,23 @@ def model(_files: Path, tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_recording_and_its_resumption(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_and_its_resumption(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "new" / "base.jsonl"
-    arguments = (model, "--out", out, "--num-prompts", 6, "--max-tokens", 4, "--temperature", 0.8, "--seed", 3)
+    arguments = (
+        model,
+        "--out",
+        out,
+        "--num-prompts",
+        6,
+        "--max-tokens",
+        4,
+        "--temperature",
+        0.8,
+        "--seed",
+        3,
+    )
     assert run(*arguments) == 0
     said = capsys.readouterr()
     header, rows = read_header(out), list(read_rows(out))
@@ -121,7 +135,9 @@ def test_a_bad_model(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not out.exists()
 
 
-@pytest.mark.parametrize(("spec", "says"), [("no/such/model", "no/such/model"), ("testbed:lama", "testbed:llama")])
+@pytest.mark.parametrize(
+    ("spec", "says"), [("no/such/model", "no/such/model"), ("testbed:lama", "testbed:llama")]
+)
 def test_no_such_model(spec: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(spec, "--out", tmp_path / "base.jsonl") == 2
     check_refusal(capsys, "model/not-found", says)
@@ -164,7 +180,11 @@ def test_missing_prompts_are_missed_before_the_model_is_loaded(
         (["--temperature", "-1"], "value/sampling", "temperature is -1.0"),
         (["--temperature", "nan"], "value/sampling", "temperature is nan"),
         (["--max-tokens", "0"], "value/sampling", "max_tokens is 0"),
-        (["--max-tokens", "1024"], "value/sampling", "max_tokens=1024 leaves no room for a prompt in a context of 1024"),
+        (
+            ["--max-tokens", "1024"],
+            "value/sampling",
+            "max_tokens=1024 leaves no room for a prompt in a context of 1024",
+        ),
         (["--max-tokens", "99999"], "value/sampling", "max_tokens=99999 leaves no room"),
         (["--num-prompts", "0"], "value/prompt", "asked for 0 prompts"),
         (["--num-prompts", "-5"], "value/prompt", "asked for -5 prompts"),
@@ -181,15 +201,21 @@ def test_bad_options(
     assert not out.exists()
 
 
-def test_a_count_of_zero_is_refused_with_a_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_count_of_zero_is_refused_with_a_file_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": [9, 8]}\n')
-    assert run("testbed:llama", "--prompts", prompts, "--out", tmp_path / "base.jsonl", "--num-prompts", 0) == 2
+    assert (
+        run("testbed:llama", "--prompts", prompts, "--out", tmp_path / "base.jsonl", "--num-prompts", 0) == 2
+    )
     check_refusal(capsys, "value/prompt", "asked for 0 prompts")
 
 
 @pytest.mark.parametrize("where", [".", "file/base.jsonl"])
-def test_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str) -> None:
+def test_a_place_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
     (tmp_path / "file").write_text("x")
     assert run("testbed:llama", "--out", tmp_path / where, "--num-prompts", 1, "--max-tokens", 1) == 2
     check_refusal(capsys, "record/invalid", "cannot be written")
@@ -203,7 +229,9 @@ def test_a_file_that_is_no_baseline_is_kept(tmp_path: Path, capsys: pytest.Captu
     assert out.read_text() == "precious"
 
 
-@pytest.mark.parametrize("arguments", [[], ["testbed:llama"], ["testbed:llama", "--out", "x", "--tempratur", "1"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["testbed:llama"], ["testbed:llama", "--out", "x", "--tempratur", "1"]]
+)
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*arguments) == 2
     assert "Traceback" not in capsys.readouterr().err

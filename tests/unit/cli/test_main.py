@@ -4,9 +4,11 @@ import sys
 from collections.abc import Callable
 
 import pytest
+import typer
+from typer.core import TyperGroup
 
 from zerodrift import __version__
-from zerodrift.cli.main import COMMANDS, main, make_app
+from zerodrift.cli.main import COMMANDS, app, main, make_app
 from zerodrift.core.errors import ConfigError, EngineUnreachable
 
 
@@ -101,26 +103,51 @@ def test_the_file_itself_is_the_command(
     assert capsys.readouterr().out == f"zerodrift {__version__}\n"
 
 
+def paths(command: object, *above: str) -> list[tuple[str, ...]]:
+    """Every command that does something, as the words that call it."""
+    if not isinstance(command, TyperGroup):
+        return [above]
+    own = [above] if command.invoke_without_command else []
+    return own + [path for verb, below in command.commands.items() for path in paths(below, *above, verb)]
+
+
+PATHS = paths(typer.main.get_command(app))
+
+
+def test_the_commands_there_are() -> None:
+    assert {" ".join(path) for path in PATHS} >= {
+        "audit",
+        "audit ls",
+        "audit diff",
+        "baseline record",
+        "demo",
+        "env",
+    }
+
+
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_lists_every_command(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_command_in_order(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([flag])
     assert caught.value.code == 0
-    out = capsys.readouterr().out
-    assert all(re.search(rf"\b{verb}\b", out) for verb in COMMANDS)
+    listed = re.findall(r"^│ ([a-z]+)  ", capsys.readouterr().out, re.MULTILINE)
+    assert listed == list(COMMANDS)
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_help_of_every_command_teaches_by_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("path", PATHS, ids=" ".join)
+def test_help_of_every_command_teaches_by_example(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        main([verb, "--help"])
-    assert f"$ zerodrift {verb}" in capsys.readouterr().out
+        main([*path, "--help"])
+    assert f"$ zerodrift {' '.join(path)}" in capsys.readouterr().out
 
 
 def test_examples_in_help_name_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--help"], *([verb, "--help"] for verb in COMMANDS)):
+    for path in ((), *PATHS):
         with pytest.raises(SystemExit):
-            main(arguments)
-    verbs = re.findall(r"\$ zerodrift (\S+)", capsys.readouterr().out)
-    assert verbs
-    assert set(verbs) <= set(COMMANDS)
+            main([*path, "--help"])
+    examples = re.findall(r"\$ zerodrift (\S+)(?: (\S+))?", capsys.readouterr().out)
+    assert examples
+    for example in examples:
+        assert (example[0],) in PATHS or example in PATHS

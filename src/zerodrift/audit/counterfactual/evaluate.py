@@ -118,13 +118,15 @@ class Evaluator:
         key = (account.context, account.forward, account.reported, account.pick)
         known = self._told_already.get(key)
         for group, (requested, members) in enumerate(self._groups):
+            # As an array: numpy takes a tensor of one index for a number.
+            here = members.numpy()
             rows_NV = logits_NV if len(members) == len(logits_NV) else logits_NV[members]
             drawn_NV = self._distribution(rows_NV, in_force(account, requested), group)
-            drawn[members] = _entries(drawn_NV, self._tokens[members])
-            entropy[members], variance[members] = _moments(drawn_NV)
+            drawn[here] = _entries(drawn_NV, self._tokens[members])
+            entropy[here], variance[here] = _moments(drawn_NV)
             if known is None:
                 told_NV = self._told(account, rows_NV, group, drawn_NV)
-                told[members] = self._read(told_NV, account.pick, members)
+                told[here] = self._read(told_NV, account.pick, members)
         if known is None:
             # Finite, so that costs can be compared: an excluded token is as bad as a prediction can be.
             told = self._shift(np.maximum(told, EXCLUDED_LOGPROB), account.pick)

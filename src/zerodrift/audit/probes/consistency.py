@@ -20,22 +20,23 @@ from zerodrift.core.task import Scorer
 from zerodrift.records.verdict import Outcome
 
 
-def repeat(engine: Backend, requests: Sequence[Request], gates: Gates) -> ProbeResult:
-    """The same requests, one at a time, twice."""
+def repeat(engine: Backend, requests: Sequence[Request], gates: Gates, salt: str) -> ProbeResult:
+    """The same requests, one at a time, twice; each time with a cold cache where the engine can be told so."""
     if Capability.SEED not in engine.capabilities:
         return not_judged("repeat", "the engine takes no seed, so samples cannot be repeated")
-    return _compare(
-        "repeat", "path/nondeterminism", engine, _alone(engine, requests), _alone(engine, requests), gates
-    )
+    first = _alone(engine, _cold(engine, requests, f"{salt}-first"))
+    second = _alone(engine, _cold(engine, requests, f"{salt}-second"))
+    return _compare("repeat", "path/nondeterminism", engine, first, second, gates)
 
 
-def batch(engine: Backend, requests: Sequence[Request], gates: Gates) -> ProbeResult:
-    """The same requests, one at a time and all together."""
+def batch(engine: Backend, requests: Sequence[Request], gates: Gates, salt: str) -> ProbeResult:
+    """The same requests, one at a time and all together, with a cold cache both times."""
     if Capability.SEED not in engine.capabilities:
         return not_judged("batch", "the engine takes no seed, so samples cannot be repeated")
-    together = [answer.completions for answer in engine.generate(requests)]
-    alone = _alone(engine, requests)
-    return _compare("batch", "path/batch-variance", engine, alone, _first(together), gates)
+    answers = engine.generate(_cold(engine, requests, f"{salt}-together"))
+    together = _first([answer.completions for answer in answers])
+    alone = _alone(engine, _cold(engine, requests, f"{salt}-alone"))
+    return _compare("batch", "path/batch-variance", engine, alone, together, gates)
 
 
 def cache(engine: Backend, requests: Sequence[Request], gates: Gates, salt: str) -> ProbeResult:
@@ -43,23 +44,25 @@ def cache(engine: Backend, requests: Sequence[Request], gates: Gates, salt: str)
     needed = {Capability.SEED, Capability.CACHE_SALT, Capability.CACHED_TOKENS}
     if missing := needed - engine.capabilities:
         return not_judged("cache", f"the engine does not offer: {', '.join(sorted(missing))}")
-    salted = [_salted(request, f"{salt}-{number}") for number, request in enumerate(requests)]
+    salted = _cold(engine, requests, f"{salt}-cache")
     cold, warm = _alone(engine, salted), _alone(engine, salted)
     hits = [completion.cached_tokens or 0 for completion in warm]
     if not any(hits) or any(completion.cached_tokens for completion in cold):
-        return vacuous("cache", "no prefix was served from the cache; prompts are shorter than a cache block")
+        return vacuous(
+            "cache", "no prefix was served from the cache: caching is off, or prompts are too short"
+        )
     return _compare("cache", "path/prefix-cache", engine, cold, warm, gates, {"cached_tokens": sum(hits)})
 
 
 def prefill_decode(
-    engine: Backend, requests: Sequence[Request], gates: Gates, reference: Scorer
+    engine: Backend, requests: Sequence[Request], gates: Gates, reference: Scorer, salt: str
 ) -> ProbeResult:
     """Logprobs reported while decoding, and those of the same tokens as a prompt; the reference says which is right."""
     name = "prefill-decode"
     if Capability.SCORE not in engine.capabilities:
         return not_judged(name, "the engine does not score given tokens")
     plain = [Request(r.prompt, _plain(r.sampling)) for r in requests]
-    decoded = _alone(engine, plain)
+    decoded = _alone(engine, _cold(engine, plain, f"{salt}-decode"))
     scored = engine.score([completion.sequence for completion in decoded])
     pairs = [
         (np.array(completion.logprobs), np.array(scores[len(completion.prompt_token_ids) - 1 :]))
@@ -134,9 +137,14 @@ def _shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     return min(len(one), len(other))
 
 
-def _salted(request: Request, salt: str) -> Request:
-    prompt = request.prompt
-    return Request(Prompt(prompt.token_ids, prompt.text, salt), request.sampling)
+def _cold(engine: Backend, requests: Sequence[Request], salt: str) -> list[Request]:
+    """The requests with salts that no request had before, where the engine knows salts."""
+    if Capability.CACHE_SALT not in engine.capabilities:
+        return list(requests)
+    return [
+        Request(Prompt(request.prompt.token_ids, request.prompt.text, f"{salt}-{number}"), request.sampling)
+        for number, request in enumerate(requests)
+    ]
 
 
 def _plain(sampling: SamplingParams) -> SamplingParams:

@@ -1,0 +1,312 @@
+"""One command with verbs beside it: which words go where, and what comes out.
+
+The audit itself is replaced by one that writes down how it was called and gives back a verdict that was prepared; what
+it does is tested where it lives.
+"""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from zerodrift.audit import session
+from zerodrift.cli.main import main
+from zerodrift.config.run import RunConfig
+from zerodrift.core.completion import EngineFingerprint
+from zerodrift.records.directory import write_verdict
+from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
+
+ENGINE = EngineFingerprint(engine="vllm", semantic={}, numeric={}, deployment={})
+
+
+def verdict(outcome: Outcome) -> VerdictRecord:
+    cause = CauseFound(
+        cause="semantic/raw-logprobs",
+        gating=True,
+        explained=0.97,
+        interval=(0.9, 1.0),
+        evidence="as raw",
+        fix="--logprobs-mode processed_logprobs",
+        found_by="attribution",
+    )
+    failed = outcome is Outcome.FAIL
+    return VerdictRecord(
+        verdict=outcome,
+        guilty="engine" if failed else "none",
+        says="so it is",
+        engine=ENGINE,
+        reference=ENGINE,
+        model="testbed:llama",
+        precision="fp32",
+        floor={"mean": 1e-6},
+        metrics={"mean": 0.2 if failed else 2e-6},
+        gates={"mean": 1e-5},
+        causes=(cause,) if failed else (),
+        probes=(ProbeRecord(name="parity", status=outcome, required=True, says="measured"),),
+    )
+
+
+class Asked(SimpleNamespace):
+    """How the audit was called."""
+
+    config: RunConfig
+    directory: Path
+    sync: bool
+    resets_cache: bool
+    wrap: Any
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Asked]:
+    """Every audit that a test started; each ends as its model is called."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    calls: list[Asked] = []
+
+    class Recorded(Asked):
+        def run(self, progress: Any, reproduce: str = "") -> Any:
+            progress.stage("score")
+            calls.append(self)
+            name = (self.config.model.path or "").upper()
+            record = verdict(Outcome(name) if name in set(Outcome) else Outcome.PASS)
+            write_verdict(self.directory, record)
+            return SimpleNamespace(record=record)
+
+    monkeypatch.setattr(session, "Session", Recorded)
+    return calls
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["audit", *arguments])
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two finished runs below runs/, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for name, outcome in (("good", Outcome.PASS), ("bad", Outcome.FAIL)):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        write_verdict(tmp_path / "runs" / name, verdict(outcome))
+    return tmp_path / "runs"
+
+
+def test_without_a_word_the_audit_runs(asked: list[Asked]) -> None:
+    assert run() == 0
+    (call,) = asked
+    assert call.config == RunConfig()
+    assert call.directory.parent == Path("runs")
+    assert (call.sync, call.resets_cache, call.wrap) == (False, True, None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("./model", "--engine", "vllm", "--temperature", "0.7"),
+        ("--engine", "vllm", "./model", "--temperature", "0.7"),
+        ("--engine", "vllm", "--temperature=0.7", "./model"),
+        ("--temperature", "0.7", "--engine=vllm", "--", "./model"),
+    ],
+)
+def test_the_model_and_options_stand_in_any_order(asked: list[Asked], arguments: tuple[str, ...]) -> None:
+    assert run(*arguments) == 0
+    (call,) = asked
+    assert (call.config.model.path, call.config.engine.name) == ("./model", "vllm")
+    assert call.config.sampling_defaults.temperature == 0.7
+
+
+def test_every_option_arrives(asked: list[Asked], tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("validation: {seed: 5}\n")
+    assert run(
+        *("testbed:llama", "--url", "http://127.0.0.1:1", "--config", "own.yaml", "--set", "validation.max_tokens=7"),
+        *("--prompts", "p.jsonl", "--trials", "99", "--sync", "--no-reset-cache", "--out", "here"),
+        *("--inject", "semantic/bos"),
+    ) == 0  # fmt: skip
+    (call,) = asked
+    config = call.config
+    assert (config.validation.seed, config.validation.max_tokens) == (5, 7)
+    assert (config.validation.prompts, config.validation.equivalence_trials) == ("p.jsonl", 99)
+    assert config.engine.url == "http://127.0.0.1:1"
+    assert (call.sync, call.resets_cache, call.directory) == (True, False, Path("here"))
+    assert call.wrap is not None
+    assert (tmp_path / "here" / "environment.json").is_file()
+    assert (tmp_path / "here" / "report.html").is_file()
+
+
+def test_an_option_whose_value_is_the_name_of_a_verb(asked: list[Asked]) -> None:
+    assert run("--out", "ls") == 0
+    assert asked[0].directory == Path("ls")
+
+
+@pytest.mark.parametrize("word", ["ls", "diff"])
+def test_a_model_that_is_called_like_a_verb(asked: list[Asked], word: str) -> None:
+    assert run(f"./{word}") == 0
+    assert run("--", word) == 0
+    assert run("--trials", "64", word) == 0
+    assert [call.config.model.path for call in asked] == [f"./{word}", word, word]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("./model", "ls"), "unexpected extra argument"),
+        (("one", "two"), "unexpected extra argument"),
+        (("--json",), "No such option: --json"),
+        (("ls", "--engine", "vllm"), "No such option: --engine"),
+        (("ls", "a", "b"), "unexpected extra argument"),
+        (("diff",), "Missing argument 'RUN'"),
+        (("diff", "good"), "Missing argument 'RUN'"),
+        (("diff", "good", "bad", "ugly"), "unexpected extra argument"),
+        (("diff", "good", "bad", "--format", "yaml"), "'yaml' is not one of"),
+        (("--junitxml", "."), "is a directory"),
+    ],
+)
+def test_wrong_usage_starts_nothing(
+    asked: list[Asked], capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str
+) -> None:
+    assert run(*arguments) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert not asked
+
+
+@pytest.mark.parametrize(("model", "code"), [("pass", 0), ("fail", 1), ("inconclusive", 3)])
+def test_the_exit_code_is_the_verdict(asked: list[Asked], model: str, code: int) -> None:
+    assert run(model) == code
+    assert len(asked) == 1
+
+
+def test_faults_are_listed_without_an_audit(asked: list[Asked], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--inject", "list") == 0
+    assert "semantic/raw-logprobs" in capsys.readouterr().out
+    assert not asked
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_junit_file_on_request(tmp_path: Path) -> None:
+    assert run("fail", "--junitxml", "build/audit.xml") == 1
+    root = ElementTree.fromstring((tmp_path / "build" / "audit.xml").read_bytes())
+    assert root.get("failures") == "1"
+
+
+@pytest.mark.usefixtures("asked")
+def test_on_github_the_job_gets_a_summary_and_a_failure_its_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    run("pass")
+    assert "::error" not in capsys.readouterr().out
+    run("fail")
+    assert (
+        capsys.readouterr().out.splitlines()[-1].startswith("::error title=zerodrift audit%3A semantic/raw")
+    )
+    text = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert text.count("\n## ") + text.startswith("## ") == 2
+
+
+@pytest.mark.usefixtures("asked")
+def test_elsewhere_nothing_speaks_to_github(capsys: pytest.CaptureFixture[str]) -> None:
+    run("fail")
+    assert "::error" not in capsys.readouterr().out
+
+
+def test_ls(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("ls") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["run", "when", "verdict"]
+    assert {line.split()[0] for line in lines[1:]} == {"good", "bad"}
+    assert run("ls", str(runs), "--json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {entry["name"]: entry["cause"] for entry in listed} == {
+        "good": None,
+        "bad": "semantic/raw-logprobs",
+    }
+    assert {entry["name"]: entry["mean"] for entry in listed} == {"good": 2e-6, "bad": 0.2}
+
+
+def test_ls_of_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("ls") == 2
+    assert "there is no directory runs; `zerodrift audit` makes one" in capsys.readouterr().err
+    (tmp_path / "runs").mkdir()
+    assert run("ls") == 0
+    assert capsys.readouterr().out == "runs holds no runs\n"
+    assert run("ls", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize(
+    ("before", "after", "code"), [("good", "bad", 1), ("bad", "good", 0), ("bad", "runs/bad", 0)]
+)
+def test_diff(before: str, after: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("diff", before, after) == code
+    text = capsys.readouterr().out
+    assert text.startswith(f"{before} → {Path(after).name}\n")
+    assert "The verdict" in text
+    assert run("diff", "--format", "json", before, after) == code
+    told = json.loads(capsys.readouterr().out)
+    assert told["worse"] is bool(code)
+    assert told["says"].startswith("The verdict")
+    assert told["numbers"][0]["name"] == "mean |Δ|"
+
+
+@pytest.mark.usefixtures("runs")
+def test_diff_of_what_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("diff", "good", "ugly") == 2
+    assert (
+        "there is no run 'ugly', here or in runs; `zerodrift audit ls` lists them" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ((), ("[OPTIONS] [MODEL]", "--junitxml", "--engine", "$ zerodrift audit diff RUN RUN", "ls", "diff")),
+        (("ls",), ("zerodrift audit ls [OPTIONS] [DIR]", "--json", "default: runs", "$ zerodrift audit ls")),
+        (("diff",), ("zerodrift audit diff [OPTIONS] {RUN} {RUN}", "--format", "Exit code: 0 where")),
+    ],
+)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_teaches(
+    asked: list[Asked],
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    shown: tuple[str, ...],
+    flag: str,
+) -> None:
+    assert run(*arguments, flag) == 0
+    text = capsys.readouterr().out
+    assert all(part in text for part in shown), text
+    assert not asked
+
+
+def test_errors_of_a_verb_keep_their_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Global options stand before `audit`, and reach what stands behind it."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["--debug", "audit", "ls"])
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("runs")
+def test_verbs_load_no_torch() -> None:
+    import subprocess
+    import sys
+
+    for arguments in ("['audit', 'ls']", "['audit', 'diff', 'good', 'bad']", "['audit', '--help']"):
+        code = (
+            "import sys\nfrom zerodrift.cli.main import main\n"
+            f"try:\n    main({arguments})\nexcept SystemExit:\n    pass\n"
+            "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+        )
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
