@@ -7,7 +7,7 @@ that still does. The same seed gives the same prompts.
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,19 +63,20 @@ def id_lists(vocab_size: int, longest: int, forbidden: Sequence[int]) -> SearchS
 
 
 def generated(tokenizer: Any, vocab_size: int, longest: int, count: int, seed: int) -> list[Prompt]:
-    """`count` prompts, half from text and half from ids, none longer than `longest` tokens."""
+    """`count` prompts from plain text, text after a BOS, chat, and ids, none longer than `longest` tokens."""
     if longest < 1 or count < 1:
         raise InvalidPrompt(
             f"asked for {count} prompts of at most {longest} tokens; both must be at least one"
         )
     special = tuple(tokenizer.all_special_ids)
-    as_text = texts().map(lambda text: (tuple(tokenizer(text)["input_ids"]), text))
-    as_text = as_text.filter(lambda pair: 0 < len(pair[0]) <= longest)
+    ways = st.sampled_from(_renderings(tokenizer))
+    written = st.tuples(ways, texts()).map(lambda drawn: (drawn[0](tokenizer, drawn[1]), drawn[1]))
+    as_text = written.filter(lambda pair: 0 < len(pair[0]) <= longest)
     as_ids = id_lists(vocab_size, longest, special).map(lambda ids: (tuple(ids), None))
     drawn: dict[tuple[int, ...], Prompt] = {}
 
     @hypothesis.settings(database=None, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
-    @hypothesis.given(st.booleans().flatmap(lambda written: as_text if written else as_ids))
+    @hypothesis.given(st.sampled_from([as_text, as_text, as_ids]).flatmap(lambda strategy: strategy))
     def collect(pair: tuple[tuple[int, ...], str | None]) -> None:
         drawn.setdefault(pair[0], Prompt(*pair))
 
@@ -89,6 +90,33 @@ def generated(tokenizer: Any, vocab_size: int, longest: int, count: int, seed: i
             break
     unique = list(drawn.values())
     return (unique * count)[:count]
+
+
+def _renderings(tokenizer: Any) -> list[Callable[[Any, str], tuple[int, ...]]]:
+    """Ways from text to ids that trainers use; a fault in one of them is invisible to prompts made in another."""
+    ways: list[Callable[[Any, str], tuple[int, ...]]] = [_plain]
+    if tokenizer.bos_token_id is not None:
+        ways.append(_after_bos)
+    if tokenizer.chat_template is not None:
+        ways.append(_as_chat)
+    return ways
+
+
+def _plain(tokenizer: Any, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer(text)["input_ids"])
+
+
+def _after_bos(tokenizer: Any, text: str) -> tuple[int, ...]:
+    ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return (tokenizer.bos_token_id, *ids)
+
+
+def _as_chat(tokenizer: Any, text: str) -> tuple[int, ...]:
+    messages = [{"role": "user", "content": text}]
+    rendered = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=True
+    )
+    return tuple(rendered["input_ids"])
 
 
 def tokenise(tokenizer: Any, text: str) -> Prompt:

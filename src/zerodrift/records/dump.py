@@ -1,0 +1,209 @@
+"""Rollouts that a training run left behind, read line by line: every line is judged, refused, or skipped by name.
+
+The format is that of the first line that has one, and holds for the whole dump. A bad line (torn, not JSON, another
+model's, absurd numbers) is refused with its number; with `skip_bad` it is left out and listed with its reason, so that
+nothing disappears. Torch-free: a dump can be checked inside any trainer's environment.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from zerodrift.core.errors import InvalidValue, NonFinite, RecordError, ZerodriftError
+from zerodrift.core.request import SamplingParams
+from zerodrift.records.codec import MAX_LINE_BYTES
+from zerodrift.records.directory import ROLLOUTS
+from zerodrift.records.dump_formats import READERS, Fields, Format, Place, detect
+from zerodrift.records.recorded import RecordedRollout
+
+_NUMBER = re.compile(r"\d+")
+
+
+class BadLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line that cannot be judged, and why; `code` is that of the error it would raise."""
+
+    source: str
+    line: int
+    code: str
+    reason: str
+
+    @property
+    def where(self) -> str:
+        """File and line, as messages name them."""
+        return f"{self.source}, line {self.line}"
+
+
+class Dump(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of a dump, in the order it was written."""
+
+    format: Format
+    rollouts: tuple[RecordedRollout, ...]
+    bad: tuple[BadLine, ...] = ()
+    """Lines that were skipped; empty unless that was asked for."""
+    empty: tuple[str, ...] = ()
+    """Lines on which the policy sampled no token: there is nothing to judge in them."""
+    lines: int
+    """Lines that hold anything."""
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a dump is to be read."""
+
+    format: Format | None = None
+    """None detects it."""
+    default: SamplingParams = SamplingParams()
+    """What holds where the dump does not state a parameter."""
+    vocab_size: int | None = None
+    """Ids at or above it are refused; None lets all pass."""
+    skip_bad: bool = False
+
+    def read(self, path: Path) -> Dump:
+        """The dump at `path`: a file, a run directory of ours, or a directory of prime-rl's exports."""
+        state = _State(self)
+        files = dump_files(path)
+        for file in files:
+            # Files of one dump share names (rank_0.jsonl); the directory tells them apart.
+            source = file.name if len(files) == 1 else f"{file.parent.name}/{file.name}"
+            for number, line in _lines(file):
+                state.take(source, number, line)
+        return state.finished(path)
+
+
+class _State:
+    """What has been read so far, and what it obliges the next line to."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._format = reading.format
+        self._first: RecordedRollout | None = None
+        self._rollouts: list[RecordedRollout] = []
+        self._bad: list[BadLine] = []
+        self._empty: list[str] = []
+        self._count = 0
+        self._model: str | None = None
+
+    def take(self, source: str, number: int, line: bytes) -> None:
+        """Read one line, or put it down as bad."""
+        if not line.strip():
+            return
+        self._count += 1
+        try:
+            rollouts = self._read(line, Place(source, number, self._reading.default))
+            for rollout in rollouts:
+                self._check(rollout)
+        # Overflow: JSON has integers that no float can hold.
+        except (ZerodriftError, msgspec.ValidationError, OverflowError) as error:
+            code = error.code if isinstance(error, ZerodriftError) else RecordError.code
+            self._refuse(BadLine(source, number, code, str(error)))
+            return
+        for rollout in rollouts:
+            self._keep(rollout)
+        if not rollouts:
+            self._empty.append(f"{source}, line {number}")
+
+    def finished(self, path: Path) -> Dump:
+        """The dump, if there is one."""
+        if self._format is None or not self._rollouts:
+            why = (
+                f"; the first problem is at {self._bad[0].where}: {self._bad[0].reason}" if self._bad else ""
+            )
+            raise RecordError(f"{path} holds no rollout that can be judged{why}")
+        return Dump(
+            format=self._format,
+            rollouts=tuple(self._rollouts),
+            bad=tuple(self._bad),
+            empty=tuple(self._empty),
+            lines=self._count,
+        )
+
+    def _read(self, line: bytes, place: Place) -> list[RecordedRollout]:
+        fields = _decode(line)
+        found = self._format or detect(fields)
+        if found is None:
+            shown = ", ".join(sorted(fields)[:8])
+            raise RecordError(
+                f"no known format has these keys: {shown}; plain lines need prompt_token_ids, token_ids and logprobs"
+            )
+        rollouts = READERS[found](fields, place)
+        self._format = found
+        return rollouts
+
+    def _check(self, rollout: RecordedRollout) -> None:
+        """What a line must have in common with the model and with the lines before it."""
+        if self._reading.vocab_size is not None:
+            rollout.check_vocabulary(self._reading.vocab_size)
+        if None not in (rollout.model, self._model) and rollout.model != self._model:
+            raise InvalidValue(
+                f"it was made by {rollout.model!r} and the lines before it by {self._model!r}; "
+                "judge the models one at a time"
+            )
+        if self._first is not None and (rollout.step is None) != (self._first.step is None):
+            has, had = ("no step", "one") if rollout.step is None else ("a step", "none")
+            raise InvalidValue(f"it has {has} and the lines before it have {had}; number all or none")
+
+    def _keep(self, rollout: RecordedRollout) -> None:
+        self._first = self._first or rollout
+        self._model = self._model or rollout.model
+        if rollout.output:
+            self._rollouts.append(rollout)
+        else:
+            self._empty.append(rollout.where)
+
+    def _refuse(self, bad: BadLine) -> None:
+        if not self._reading.skip_bad:
+            raise RecordError(
+                f"{bad.where}: {bad.reason}; repair the dump, or judge it without such lines (--skip-bad)"
+            )
+        self._bad.append(bad)
+
+
+def dump_files(path: Path) -> list[Path]:
+    """The files that `path` stands for, in the order of training."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise RecordError(f"there is no dump at {path}")
+    if (own := path / ROLLOUTS).is_file():
+        return [own]
+    below = path / "token_exports" if (path / "token_exports").is_dir() else path
+    exports = sorted(
+        below.glob("step_*/rank_*.jsonl"),
+        key=lambda file: [int(_NUMBER.findall(part)[-1]) for part in (file.parent.name, file.stem)],
+    )
+    if not exports:
+        raise RecordError(f"{path} holds neither {ROLLOUTS} nor step_*/rank_*.jsonl; name the file itself")
+    return exports
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with path.open("rb") as file:
+        # With a limit: a file without a newline would be one line, and might not fit into memory.
+        lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
+        for number, line in enumerate(lines, start=1):
+            if len(line) > MAX_LINE_BYTES:
+                raise RecordError(
+                    f"{path.name}, line {number}: more than {MAX_LINE_BYTES} bytes; this is no dump"
+                )
+            yield number, line
+
+
+def _decode(line: bytes) -> Fields:
+    try:
+        value: Any = json.loads(line, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ZerodriftError):
+            raise
+        torn = "" if line.endswith(b"\n") else "the line is torn, as after a kill: "
+        raise RecordError(f"{torn}it is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise RecordError(f"the line holds a {type(value).__name__}; a rollout is an object")
+    return value
+
+
+def _no_number(word: str) -> Any:
+    # Python writes NaN and Infinity where JSON has no word for them.
+    raise NonFinite(f"the line holds {word}; a logprob is finite: the row it came from is corrupt")

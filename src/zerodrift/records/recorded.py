@@ -1,0 +1,103 @@
+"""One rollout as somebody else recorded it: the tokens, the behaviour logprobs, and as much else as the dump says.
+
+A recorded rollout that cannot be judged cannot be built: every output token has one finite logprob, and the trainer's
+numbers, where they are there, stand beside the same tokens. What the dump does not say is None, or is listed as not
+stated; nothing is made up here.
+"""
+
+import msgspec
+
+from zerodrift.core import require
+from zerodrift.core.completion import FinishReason, LogprobKind, check_logprobs
+from zerodrift.core.errors import InvalidCompletion, InvalidValue
+from zerodrift.core.request import SamplingParams
+
+SHAPING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""Parameters whose absence from a dump leaves the meaning of its logprobs open."""
+
+
+class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A sampled sequence out of a dump."""
+
+    source: str
+    """Name of the file it stood in."""
+    line: int
+    """Counted from 1. Several rollouts may share a line: the turns of one conversation."""
+    step: int | None = None
+    """Of training, as the dump numbers them."""
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Behaviour logprob of each output token: what the engine reported."""
+    kind: LogprobKind | None = None
+    """Which distribution the dump claims they belong to."""
+    sampling: SamplingParams
+    """As far as the dump states them; the others are the reader's defaults."""
+    stated: frozenset[str] = frozenset()
+    """Names of the parameters in `sampling` that the dump states."""
+    trainer_logprobs: tuple[float, ...] | None = None
+    """The trainer's own numbers for the same tokens under the same parameters."""
+    version: str | None = None
+    """Label of the weights that are said to have made it."""
+    model: str | None = None
+    finish_reason: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        """What no engine can have done is refused."""
+        require.whole(InvalidValue, "line", self.line, "lines count from 1", 1)
+        if self.step is not None:
+            require.whole(InvalidValue, "step", self.step, "steps count from 0", 0)
+        require.token_ids(InvalidCompletion, "prompt ids", self.prompt)
+        require.token_ids(InvalidCompletion, "output ids", self.output)
+        if not self.prompt:
+            raise InvalidCompletion("the prompt is empty; the first token of a sequence cannot be scored")
+        _check_numbers("logprobs", self.logprobs, len(self.output))
+        if self.trainer_logprobs is not None:
+            _check_numbers("trainer_logprobs", self.trainer_logprobs, len(self.output))
+
+    @property
+    def where(self) -> str:
+        """File and line, as messages name them."""
+        return f"{self.source}, line {self.line}"
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Every id exists in a model of `vocab_size` tokens."""
+        for name, ids in (("prompt", self.prompt), ("output", self.output)):
+            worst = max(ids, default=0)
+            if worst >= vocab_size:
+                raise InvalidCompletion(
+                    f"{name} ids hold {worst}, but the model has {vocab_size} tokens; "
+                    "the rollout belongs to another model"
+                )
+        self.sampling.check_vocabulary(vocab_size)
+
+
+def _check_numbers(name: str, values: tuple[float, ...], tokens: int) -> None:
+    if len(values) != tokens:
+        raise InvalidCompletion(f"{tokens} output tokens carry {len(values)} {name}; each token needs one")
+    check_logprobs(name, values)
+
+
+class JudgedRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of `judged.jsonl`: which rollout of the dump a sequence of `tokens.parquet` is, and how far it is off."""
+
+    sequence: int
+    """Its number in `tokens.parquet`."""
+    source: str
+    line: int
+    step: int | None
+    version: str | None
+    tokens: int
+    mean: float | None
+    """Mean |Δ| of the engine's numbers from the reference, in nats; None where a token is excluded by the parameters."""
+    trainer_mean: float | None = None
+    previous_mean: float | None = None
+    """Mean |Δ| under the weights before, where they were given."""

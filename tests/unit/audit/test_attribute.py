@@ -1,0 +1,280 @@
+"""Attribution on a chain whose engine is played by numpy: the truth is known, and must be what the data prefers."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from zerodrift.audit.attribute import MAX_CAUSES, Attribution, Costs, attribute
+from zerodrift.audit.counterfactual.account import VANILLA, Account, Hypothesis, Pick, Reported
+from zerodrift.audit.counterfactual.bias import bias_hypotheses
+from zerodrift.audit.counterfactual.evaluate import Case, Evaluator
+from zerodrift.audit.counterfactual.semantic import hidden_hypotheses, told_hypotheses
+from zerodrift.core.request import SamplingParams
+
+Floats = NDArray[np.float64]
+WORDS = 24
+REQUESTED = SamplingParams(temperature=0.7)
+SIGMA = 1e-6
+TABLE: Floats = np.random.default_rng(7).normal(0.0, 1.6, (WORDS, WORDS))
+"""Logits after each token: about 1.7 nats of entropy at the requested temperature."""
+
+
+def softmax(logits: Floats) -> Floats:
+    weights: Floats = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+def kept(p: Floats, top_p: float) -> Floats:
+    """The smallest set that reaches `top_p`, renormalised."""
+    order = np.argsort(-p)
+    count = int(np.searchsorted(np.cumsum(p[order]), top_p)) + 1
+    left = np.zeros_like(p)
+    left[order[:count]] = p[order[:count]]
+    return left / left.sum()
+
+
+class Engine:
+    """Draws from one distribution and reports another, as told; written apart from the code under test."""
+
+    def __init__(self, draws: Callable[..., Floats], tells: Callable[..., Floats] | None = None) -> None:
+        """Both map (logits, output so far) to probabilities; what is told is what is drawn unless said."""
+        self.draws, self.tells = draws, tells or draws
+
+    def cases(self, count: int = 24, length: int = 16, noise: float = 0.0) -> list[Case]:
+        rng = np.random.default_rng(1)
+        return [self._case(rng, start % WORDS, length, noise) for start in range(count)]
+
+    def _case(self, rng: np.random.Generator, start: int, length: int, noise: float) -> Case:
+        output: list[int] = []
+        told = []
+        for _ in range(length):
+            logits = TABLE[output[-1] if output else start]
+            token = int(rng.choice(WORDS, p=self.draws(logits, output)))
+            told.append(np.log(self.tells(logits, output)[token]) + noise * rng.normal())
+            output.append(token)
+        return Case((0, start), tuple(output), REQUESTED, np.array(told), np.full(length, SIGMA))
+
+
+def at(temperature: float, top_p: float = 1.0) -> Callable[..., Floats]:
+    return lambda logits, output: kept(softmax(logits / temperature), top_p)
+
+
+def penalised(presence: float) -> Callable[..., Floats]:
+    def draw(logits: Floats, output: Sequence[int]) -> Floats:
+        changed = logits.copy()
+        changed[list(set(output))] -= presence
+        return softmax(changed / 0.7)
+
+    return draw
+
+
+def biased(tokens: Sequence[int], size: float) -> Callable[..., Floats]:
+    def draw(logits: Floats, output: Sequence[int]) -> Floats:
+        changed = logits.copy()
+        changed[list(tokens)] += size
+        return softmax(changed / 0.7)
+
+    return draw
+
+
+RAW = at(1.0)
+ASKED = at(0.7)
+
+
+@pytest.fixture
+def judge(chain: Callable[[Any], Any]) -> Callable[..., Attribution]:
+    def run(cases: Sequence[Case], defaults: dict[str, float] | None = None) -> Attribution:
+        costs = Costs(Evaluator(cases, {VANILLA: chain(TABLE)}))
+
+        def propose(account: Account) -> Iterable[Hypothesis]:
+            if costs.at_floor(account):
+                return list(hidden_hypotheses(account, costs.total, defaults or {}))
+            return [
+                *told_hypotheses(account, costs.total, defaults or {}),
+                *bias_hypotheses(account, costs.residual(account), costs.evaluator.tokens, costs.total),
+            ]
+
+        return attribute(costs, propose, np.random.default_rng(0))
+
+    return run
+
+
+Judge = Callable[..., Attribution]
+
+
+def causes(attribution: Attribution) -> list[str]:
+    return [finding.cause for finding in attribution.findings]
+
+
+@pytest.mark.parametrize("noise", [0.0, SIGMA])
+def test_nothing_wrong_finds_nothing(judge: Judge, noise: float) -> None:
+    attribution = judge(Engine(ASKED).cases(noise=noise))
+    assert attribution.findings == ()
+    assert attribution.explained_to_floor
+
+
+@pytest.mark.parametrize(
+    ("engine", "cause", "words"),
+    [
+        (Engine(ASKED, RAW), "semantic/raw-logprobs", "before processing"),
+        (Engine(at(0.63)), "semantic/temperature", "temperature=0.63 in force"),
+        (Engine(at(0.7, 0.9)), "semantic/truncation-mass", "top_p=0.9 in force"),
+        (Engine(at(0.7, 0.9), ASKED), "semantic/truncation-mass", "top_p="),
+        (Engine(at(0.9), ASKED), "semantic/sampling-bias", "temperature="),
+        (Engine(penalised(0.5)), "semantic/penalty", "presence_penalty=0.5 in force"),
+        (Engine(biased((3, 5), 2.0)), "semantic/logit-bias", "a bias of +2 on 2 tokens (3, 5)"),
+    ],
+)
+def test_one_fault_is_named_with_its_value(judge: Judge, engine: Engine, cause: str, words: str) -> None:
+    attribution = judge(engine.cases())
+    assert causes(attribution) == [cause]
+    (finding,) = attribution.findings
+    assert words in finding.says
+    assert attribution.explained_to_floor
+    assert finding.interval[0] <= finding.explained <= finding.interval[1]
+    assert finding.gain_nats > 12
+
+
+def test_which_evidence_carried_it_is_said(judge: Judge) -> None:
+    told, hidden = judge(Engine(at(0.63)).cases()), judge(Engine(at(0.9), ASKED).cases())
+    assert told.findings[0].channel == "reported"
+    assert told.findings[0].explained == pytest.approx(1.0, abs=1e-4)
+    assert hidden.findings[0].channel == "sampled"
+    assert 0.5 < hidden.findings[0].explained <= 1.0
+
+
+def test_two_faults_at_once_are_both_named(judge: Judge) -> None:
+    """Raw logprobs hide the truncation: first what is told, then what was drawn."""
+    attribution = judge(Engine(at(0.7, 0.8), RAW).cases())
+    assert causes(attribution) == ["semantic/raw-logprobs", "semantic/truncation-mass"]
+    assert [finding.channel for finding in attribution.findings] == ["reported", "sampled"]
+    assert "top_p=0.8" in attribution.findings[1].says
+
+
+def test_a_shift_of_a_changed_temperature_is_both(judge: Judge) -> None:
+    cases = [case._replace(reported=np.roll(case.reported, 1)) for case in Engine(at(0.5)).cases()]
+    assert set(causes(judge(cases))) == {"semantic/off-by-one", "semantic/temperature"}
+
+
+@pytest.mark.parametrize(
+    ("pick", "shift"), [("previous-value", 1), ("next-value", -1)], ids=["right", "left"]
+)
+def test_a_neighbours_number_is_off_by_one(judge: Judge, pick: str, shift: int) -> None:
+    cases = [case._replace(reported=np.roll(case.reported, shift)) for case in Engine(ASKED).cases()]
+    attribution = judge(cases)
+    assert causes(attribution) == ["semantic/off-by-one"]
+    assert pick in attribution.findings[0].says
+
+
+def test_the_defaults_of_the_checkpoint_beat_the_parameter_they_set(judge: Judge) -> None:
+    attribution = judge(Engine(at(0.6, 0.95)).cases(), {"temperature": 0.6, "top_p": 0.95})
+    assert causes(attribution) == ["semantic/generation-config"]
+
+
+def test_what_no_account_explains_is_left_standing(judge: Judge) -> None:
+    rng = np.random.default_rng(3)
+    cases = [
+        case._replace(reported=case.reported - np.abs(rng.normal(0, 0.5, len(case.reported))))
+        for case in Engine(ASKED).cases()
+    ]
+    attribution = judge(cases)
+    assert not attribution.explained_to_floor
+    assert attribution.residual_mean > 0.1
+    assert attribution.residual_sigmas > 1000
+    assert all(finding.explained < 0.5 for finding in attribution.findings)
+
+
+def test_one_token_each_leaves_nothing_to_shift(judge: Judge) -> None:
+    """Where no output has a second token, off-by-one accounts predict nothing: they lose, and spoil nothing."""
+    attribution = judge(Engine(ASKED, RAW).cases(count=300, length=1))
+    assert causes(attribution) == ["semantic/raw-logprobs"]
+    attribution = judge(Engine(at(0.7, 0.8), RAW).cases(count=300, length=1))
+    assert causes(attribution) == ["semantic/raw-logprobs", "semantic/truncation-mass"]
+
+
+def test_sequences_without_any_residual_do_not_end_attribution(judge: Judge) -> None:
+    """Every draw is certain, so all residuals are exactly zero but those of the one sequence that is wrong."""
+    certain = SamplingParams(temperature=0.7, top_k=1)
+    cases = [
+        Case(case.prompt, _greedy(case.prompt[-1]), certain, np.zeros(16), case.sigma)
+        for case in Engine(ASKED).cases()
+    ]
+    cases[3] = cases[3]._replace(reported=np.full(16, -0.5))
+    assert not judge(cases).explained_to_floor
+
+
+def _greedy(start: int) -> tuple[int, ...]:
+    output: list[int] = []
+    for _ in range(16):
+        output.append(int(TABLE[output[-1] if output else start].argmax()))
+    return tuple(output)
+
+
+def test_no_more_causes_than_anyone_would_read(chain: Callable[[Any], Any]) -> None:
+    """Each proposal removes half of what is left: without a limit this would never end."""
+    cases = [case._replace(reported=case.reported - 8.0) for case in Engine(ASKED).cases()]
+    costs = Costs(Evaluator(cases, {VANILLA: chain(TABLE)}))
+    wide = {f"step-{number}": lambda _, size=4.0**number: np.full(24 * 16, size * 1e-3) for number in range(9)}
+    costs.evaluator._roundings = wide
+
+    def propose(account: Account) -> list[Hypothesis]:
+        number = 0 if account.rounding not in wide else int(account.rounding[-1]) + 1
+        return [Hypothesis("path/body-precision", "coarser still", Account(rounding=f"step-{number}"))]
+
+    assert len(attribute(costs, propose, np.random.default_rng(0)).findings) <= MAX_CAUSES
+
+
+def test_coarser_rounding_is_found_by_its_size_alone(chain: Callable[[Any], Any]) -> None:
+    cases = Engine(ASKED).cases(noise=1e-2)
+    evaluator = Evaluator(
+        cases, {VANILLA: chain(TABLE)}, roundings={"bfloat16": lambda cases: np.full(24 * 16, 1e-2)}
+    )
+    step = Hypothesis("path/body-precision", "bf16", Account(rounding="bfloat16"), 1)
+    attribution = attribute(Costs(evaluator), lambda _: [step], np.random.default_rng(0))
+    assert [finding.channel for finding in attribution.findings] == ["size"]
+    assert attribution.findings[0].explained > 0.9
+    assert attribution.explained_to_floor
+
+
+def test_a_change_must_pay_for_itself(chain: Callable[[Any], Any]) -> None:
+    """A fault in one token of hundreds is worth less than the price of a name."""
+    cases = Engine(ASKED).cases()
+    cases[0].reported[0] -= 5e-6
+    costs = Costs(Evaluator(cases, {VANILLA: chain(TABLE)}))
+    step = Hypothesis("semantic/raw-logprobs", "x", Account(reported=Reported.RAW))
+    assert attribute(costs, lambda _: [step], np.random.default_rng(0)).findings == ()
+    assert attribute(costs, lambda _: [], np.random.default_rng(0)).findings == ()
+
+
+def test_costs_ask_the_evaluator_once_per_account(chain: Callable[[Any], Any]) -> None:
+    evaluator = Evaluator(Engine(ASKED).cases(count=2), {VANILLA: chain(TABLE)})
+    costs = Costs(evaluator)
+    first = costs.prediction(Account(sampling={"temperature": 0.9}))
+    assert costs.prediction(Account(sampling={"temperature": 0.9})) is first
+    assert costs.prediction(Account(sampling={"temperature": 0.8})) is not first
+
+
+def test_costs_by_hand(chain: Callable[[Any], Any]) -> None:
+    """Cauchy over what is reported, likelihood over what is drawn; a reading that is silent is charged the average."""
+    (case,) = Engine(ASKED).cases(count=1, length=4)
+    off = case._replace(reported=case.reported + np.array([0, SIGMA, 0, 0]))
+    costs = Costs(Evaluator([off], {VANILLA: chain(TABLE)}))
+    channels = costs.channels(Account())
+    assert channels.reported == pytest.approx(np.log(2), abs=0.2)
+    assert channels.sampled == pytest.approx(-case.reported.sum(), abs=1e-4)
+    assert costs.total(Account()) == pytest.approx(sum(channels))
+    shifted = Account(pick=Pick.NEXT_VALUE)
+    known = np.log1p((costs.residual(shifted)[:3] / SIGMA) ** 2)
+    assert costs.channels(shifted).reported == pytest.approx(known.mean() * 4)
+
+
+def test_z_is_that_of_the_martingale(chain: Callable[[Any], Any]) -> None:
+    costs = Costs(Evaluator(Engine(at(0.4), ASKED).cases(), {VANILLA: chain(TABLE)}))
+    prediction = costs.prediction(Account())
+    steps = prediction.sampled + prediction.entropy
+    assert costs.z(Account()) == pytest.approx(steps.sum() / np.sqrt(prediction.variance.sum()))
+    assert costs.z(Account()) > 5
+    assert abs(costs.z(Account(sampling={"temperature": 0.4}))) < 3
