@@ -55,7 +55,7 @@ def found(  # noqa: PLR0913 - the fields of a cause
     evidence: str,
     *,
     explained: float = 1.0,
-    interval: tuple[float, float] = (1.0, 1.0),
+    interval: tuple[float, float] | None = None,
     gating: bool | None = None,
 ) -> CauseFound:
     """A cause with its fix for `engine`; whether it gates is the cause's own unless a probe knows better."""
@@ -64,7 +64,8 @@ def found(  # noqa: PLR0913 - the fields of a cause
         cause=cause,
         gating=known.gating if gating is None else gating,
         explained=explained,
-        interval=interval,
+        # A count is exact: its interval is itself.
+        interval=(explained, explained) if interval is None else interval,
         evidence=evidence,
         fix=known.fix(engine),
         found_by=probe,
