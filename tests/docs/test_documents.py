@@ -50,7 +50,9 @@ def test_options_exist(document: Path) -> None:
         command, rest = root, words[1:]
         while rest and rest[0] in getattr(command, "commands", {}):
             command, rest = command.commands[rest[0]], rest[1:]  # type: ignore[attr-defined]
-        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        known = {
+            option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+        }
         known |= {"--help"}
         assert {word for word in rest if word.startswith("--")} <= known, words
 

@@ -31,9 +31,11 @@ PRICE = 12.0
 PRICE_PER_PARAMETER = 4.0
 AT_FLOOR = 4.0
 """Residuals with a median below this many σ are rounding: nothing is left to explain."""
+FAR_OFF = 100.0
+"""No token of a healthy engine was seen more than 20 σ away, in fp32 or bf16."""
 MAX_CAUSES = 4
-LEAST_SHARE = 1e-3
-"""A change must remove some of what is left, with confidence: the lower end of the interval of its share."""
+LEAST_SHARE = 0.05
+"""A change must remove this share of what is left to be worth a name."""
 
 
 class Channels(NamedTuple):
@@ -90,8 +92,10 @@ class Costs:
         scale = self.evaluator.scale(account)
         widened = np.log(scale / self.evaluator.sigma)
         cost = np.log1p((self.residual(account) / scale) ** 2) + widened
-        # A shifted reading says nothing about the first or last token: charge it the average.
-        reported = float(np.nanmean(cost)) * len(cost)
+        said = cost[np.isfinite(cost)]
+        # A shifted reading says nothing about the first or last token: charge it the average. One that says nothing
+        # at all, because every output is one token long, explains nothing.
+        reported = float(said.mean()) * len(cost) if len(said) else np.inf
         return Channels(reported, -float(self.prediction(account).sampled.sum()))
 
     def total(self, account: Account) -> float:
@@ -105,8 +109,12 @@ class Costs:
         return float(steps.sum() / np.sqrt(max(float(prediction.variance.sum()), 1e-12)))
 
     def at_floor(self, account: Account) -> bool:
-        """Nine in ten tokens are predicted to within rounding."""
-        return float(np.nanquantile(self.sigmas(account), 0.9)) <= AT_FLOOR
+        """Nine in ten tokens are predicted to within rounding, and none is far from it.
+
+        Both, because a fault may touch one token of each sequence: an end of sequence without its logprob.
+        """
+        sigmas = self.sigmas(account)
+        return float(np.nanquantile(sigmas, 0.9)) <= AT_FLOOR and float(np.nanmax(sigmas)) <= FAR_OFF
 
     def sigmas(self, account: Account) -> Floats:
         """|residual| in units of σ."""
@@ -121,7 +129,7 @@ def attribute(costs: Costs, propose: Propose, rng: np.random.Generator) -> Attri
         if best is None:
             break
         finding = _finding(costs, account, best, rng)
-        if finding.interval[0] < LEAST_SHARE:
+        if finding.explained < LEAST_SHARE:
             break
         findings.append(finding)
         account = best.account
@@ -154,7 +162,9 @@ def _finding(costs: Costs, before: Account, step: Hypothesis, rng: np.random.Gen
             # Coarser rounding predicts no value: what lies within three of its scales is explained by it.
             new = np.maximum(old - 3 * costs.evaluator.scale(step.account), 0.0)
         both = np.isfinite(old) & np.isfinite(new)
-        share = bootstrap_ratio((old - new)[both], old[both], costs.evaluator.case_ids[both], rng)
+        # A resample of sequences that agree to the last bit has no difference: its share is none, not 0 / 0.
+        whole = np.maximum(old[both], 1e-12)
+        share = bootstrap_ratio((old - new)[both], whole, costs.evaluator.case_ids[both], rng)
         channel = "size" if step.account.rounding != before.rounding else "reported"
         return Finding(step.cause, step.says, share.estimate, (share.low, share.high), sum(gains), channel)
     gain = costs.prediction(step.account).sampled - costs.prediction(before).sampled

@@ -35,18 +35,31 @@ def record(
     header = _header(reference, prompts, sampling)
     with _open(path) as writer:
         done = _resume(path, header)
-        todo = [index for index in range(len(prompts)) if index not in done]
+        before = len(done)
         if path.stat().st_size == 0:
             writer.write(header)
-        for begin in range(0, len(todo), BATCH):
-            part = todo[begin : begin + BATCH]
-            requests = [Request(prompts[index], _sampling_of(index, sampling)) for index in part]
-            completions = [answer.completions[0] for answer in reference.generate(requests)]
-            scores = reference.score([completion.sequence for completion in completions])
-            rows = zip(part, completions, scores, strict=True)
-            writer.write(*(_row(index, completion, score) for index, completion, score in rows))
-            progress(len(done) + begin + len(part), len(prompts))
-    return len(todo)
+        for begin in range(0, len(prompts), BATCH):
+            block = range(begin, min(begin + BATCH, len(prompts)))
+            if not done.issuperset(block):
+                rows = _rows(reference, prompts, sampling, block)
+                writer.write(*(row for row in rows if row.index not in done))
+                done.update(block)
+                progress(len(done), len(prompts))
+    return len(done) - before
+
+
+def _rows(
+    reference: ReferenceBackend, prompts: Sequence[Prompt], sampling: SamplingParams, block: range
+) -> list[BaselineRow]:
+    """A block is made as a whole, also where a kill left some of its rows behind.
+
+    The last bits of a row depend on its neighbours in the batch, and a resumed recording must be the one that was
+    never interrupted.
+    """
+    requests = [Request(prompts[index], _sampling_of(index, sampling)) for index in block]
+    completions = [answer.completions[0] for answer in reference.generate(requests)]
+    scores = reference.score([completion.sequence for completion in completions])
+    return [_row(*made) for made in zip(block, completions, scores, strict=True)]
 
 
 def _check(reference: ReferenceBackend, prompts: Sequence[Prompt], sampling: SamplingParams) -> None:

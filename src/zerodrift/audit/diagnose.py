@@ -24,7 +24,7 @@ from zerodrift.audit.counterfactual.path import (
     path_hypotheses,
     path_variants,
 )
-from zerodrift.audit.counterfactual.semantic import hidden_hypotheses, told_hypotheses
+from zerodrift.audit.counterfactual.semantic import Expected, hidden_hypotheses, told_hypotheses
 from zerodrift.audit.floor import Floor, Passage, measure_floor
 from zerodrift.audit.measure import Measurement
 from zerodrift.audit.probes.parity import Gates
@@ -137,10 +137,11 @@ def _fill(order: Iterable[int], cases: Sequence[Case], budget: int) -> set[int]:
 
 def _meanings(costs: Costs, defaults: Mapping[str, float], account: Account) -> list[Hypothesis]:
     """What needs no other forward: told where Δ is off, hidden where only the samples are."""
+    expected = Expected(costs.evaluator.cases[0].requested.temperature, defaults)
     if costs.at_floor(account):
-        return list(hidden_hypotheses(account, costs.total, defaults))
+        return list(hidden_hypotheses(account, costs.total, expected))
     return [
-        *told_hypotheses(account, costs.total, defaults),
+        *told_hypotheses(account, costs.total, expected),
         *bias_hypotheses(account, costs.residual(account), costs.evaluator.tokens, costs.total),
     ]
 

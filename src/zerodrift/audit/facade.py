@@ -170,11 +170,14 @@ class EquivalenceValidator:
         self.close()
 
     def _opened(self, config: EngineConfig) -> Backend:
-        folder = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="zerodrift-")))
-        model = str(self.reference.spec)
-        if config.name != "reference" and config.url is None and model.startswith("testbed:"):
-            model = str(models.materialise(model, folder / "model"))
-        return self._held.enter_context(open_engine(config, Served(model, "auto"), folder))
+        with ExitStack() as held:
+            folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="zerodrift-")))
+            model = str(self.reference.spec)
+            if config.name != "reference" and config.url is None and model.startswith("testbed:"):
+                model = str(models.materialise(model, folder / "model"))
+            engine = held.enter_context(open_engine(config, Served(model, "auto"), folder))
+            self._held = held.pop_all()
+        return engine
 
     def _observe(self, requests: Sequence[Request]) -> list[Observed]:
         """What came back with tokens for the prompt that was sent; the rest counts as not passed."""

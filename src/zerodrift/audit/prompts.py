@@ -127,6 +127,14 @@ def tokenise(tokenizer: Any, text: str) -> Prompt:
     return Prompt(ids, text)
 
 
+def check_file(path: Path) -> None:
+    """There is a file to read prompts from; to be asked before a model is loaded."""
+    if not path.is_file():
+        raise RecordError(
+            f"there is no prompt file {path}; give a JSON-lines file with `prompt` or `messages`"
+        )
+
+
 def from_file(
     path: Path, tokenizer: Any, longest: int, count: int, vocab_size: int | None = None
 ) -> list[Prompt]:

@@ -19,14 +19,17 @@ class Bar:
 
     def __init__(self) -> None:
         """Drawn only on a terminal; a log file gets nothing."""
+        console = Console(stderr=True)
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description:18}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=console,
             transient=True,
+            # Rich would still end with an empty line.
+            disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("start", total=None)
 

@@ -31,20 +31,37 @@ def record(
     $ zerodrift baseline record ./model --prompts prompts.jsonl --out base.jsonl
     """
     from zerodrift.audit.baseline import record as record_rows
-    from zerodrift.audit.prompts import from_file, generated
+    from zerodrift.audit.prompts import check_file, from_file, generated
     from zerodrift.backends.reference import ReferenceBackend
     from zerodrift.core.request import SamplingParams
 
     sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    if prompts is not None:
+        check_file(prompts)
+    longest = _room(model, max_tokens, num_prompts)
     with Bar() as bar:
         bar.stage("load")
         reference = ReferenceBackend(model)
-        longest = reference.max_model_len - max_tokens
+        vocab = reference.facts.vocab_size
         if prompts is None:
-            vocab = reference.facts.vocab_size
             chosen = generated(reference.tokenizer, vocab, min(longest, 512), num_prompts, seed)
         else:
-            chosen = from_file(prompts, reference.tokenizer, longest, num_prompts)
+            chosen = from_file(prompts, reference.tokenizer, longest, num_prompts, vocab)
         bar.stage("record")
         fresh = record_rows(reference, chosen, sampling, out, bar.step)
     console.say(f"{out}: {len(chosen)} rows ({fresh} new) of {model}, weights {reference.version.digest}")
+
+
+def _room(model: str, max_tokens: int, num_prompts: int) -> int:
+    """Tokens that a prompt may have; asked before the weights are read, which may take minutes."""
+    from zerodrift.core.errors import InvalidPrompt, InvalidSampling
+    from zerodrift.models.model_facts import facts
+
+    if num_prompts < 1:
+        raise InvalidPrompt(f"asked for {num_prompts} prompts; record at least one")
+    context = facts(model).context_length
+    if max_tokens >= context:
+        raise InvalidSampling(
+            f"max_tokens={max_tokens} leaves no room for a prompt in a context of {context}"
+        )
+    return context - max_tokens

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from zerodrift import __version__
-from zerodrift.cli import audit, baseline, console, demo, env, init
+from zerodrift.cli import audit, baseline, blame, console, demo, env, init
 
 Command = Callable[..., None] | typer.Typer
 """A function, or a command line of its own where the verb has verbs."""
@@ -21,6 +21,7 @@ Command = Callable[..., None] | typer.Typer
 # Help lists them in this order.
 COMMANDS: Mapping[str, Command] = {
     "audit": audit.app,
+    "blame": blame.command,
     "demo": demo.command,
     "baseline": baseline.app,
     "init": init.command,

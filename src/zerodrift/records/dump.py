@@ -57,6 +57,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """None detects it."""
     default: SamplingParams = SamplingParams()
     """What holds where the dump does not state a parameter."""
+    given: frozenset[str] = frozenset()
+    """Names of the defaults that somebody vouches for."""
     vocab_size: int | None = None
     """Ids at or above it are refused; None lets all pass."""
     skip_bad: bool = False
@@ -92,7 +94,7 @@ class _State:
             return
         self._count += 1
         try:
-            rollouts = self._read(line, Place(source, number, self._reading.default))
+            rollouts = self._read(line, Place(source, number, self._reading.default, self._reading.given))
             for rollout in rollouts:
                 self._check(rollout)
         # Overflow: JSON has integers that no float can hold.

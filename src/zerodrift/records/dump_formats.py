@@ -36,6 +36,8 @@ class Place(NamedTuple):
     source: str
     line: int
     default: SamplingParams
+    given: frozenset[str] = frozenset()
+    """Names of the defaults that somebody vouches for."""
 
 
 Fields = Mapping[str, Any]
@@ -109,7 +111,7 @@ def read_plain(fields: Fields, place: Place) -> list[RecordedRollout]:
             logprobs=_list(fields, "logprobs"),
             kind=_kind(fields),
             sampling=_sampling(place.default, stated),
-            stated=frozenset(stated),
+            stated=place.given | stated.keys(),
             trainer_logprobs=_list(fields, "trainer_logprobs")
             if _given(fields, "trainer_logprobs")
             else None,
@@ -152,6 +154,7 @@ def read_prime_rl(fields: Fields, place: Place) -> list[RecordedRollout]:
                 logprobs=engine[begin:end],
                 trainer_logprobs=trainer[begin:end],
                 sampling=place.default,
+                stated=place.given,
             )
         )
     return rollouts

@@ -42,7 +42,7 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     sampling: SamplingParams
     """As far as the dump states them; the others are the reader's defaults."""
     stated: frozenset[str] = frozenset()
-    """Names of the parameters in `sampling` that the dump states."""
+    """Names of the parameters in `sampling` that the dump states, or its reader vouches for."""
     trainer_logprobs: tuple[float, ...] | None = None
     """The trainer's own numbers for the same tokens under the same parameters."""
     version: str | None = None

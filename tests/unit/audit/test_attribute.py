@@ -11,7 +11,7 @@ from zerodrift.audit.attribute import MAX_CAUSES, Attribution, Costs, attribute
 from zerodrift.audit.counterfactual.account import VANILLA, Account, Hypothesis, Pick, Reported
 from zerodrift.audit.counterfactual.bias import bias_hypotheses
 from zerodrift.audit.counterfactual.evaluate import Case, Evaluator
-from zerodrift.audit.counterfactual.semantic import hidden_hypotheses, told_hypotheses
+from zerodrift.audit.counterfactual.semantic import Expected, hidden_hypotheses, told_hypotheses
 from zerodrift.core.request import SamplingParams
 
 Floats = NDArray[np.float64]
@@ -88,12 +88,13 @@ ASKED = at(0.7)
 def judge(chain: Callable[[Any], Any]) -> Callable[..., Attribution]:
     def run(cases: Sequence[Case], defaults: dict[str, float] | None = None) -> Attribution:
         costs = Costs(Evaluator(cases, {VANILLA: chain(TABLE)}))
+        expected = Expected(REQUESTED.temperature, defaults or {})
 
         def propose(account: Account) -> Iterable[Hypothesis]:
             if costs.at_floor(account):
-                return list(hidden_hypotheses(account, costs.total, defaults or {}))
+                return list(hidden_hypotheses(account, costs.total, expected))
             return [
-                *told_hypotheses(account, costs.total, defaults or {}),
+                *told_hypotheses(account, costs.total, expected),
                 *bias_hypotheses(account, costs.residual(account), costs.evaluator.tokens, costs.total),
             ]
 
@@ -123,7 +124,7 @@ def test_nothing_wrong_finds_nothing(judge: Judge, noise: float) -> None:
         (Engine(at(0.63)), "semantic/temperature", "temperature=0.63 in force"),
         (Engine(at(0.7, 0.9)), "semantic/truncation-mass", "top_p=0.9 in force"),
         (Engine(at(0.7, 0.9), ASKED), "semantic/truncation-mass", "top_p="),
-        (Engine(at(0.9), ASKED), "semantic/sampling-bias", "temperature="),
+        (Engine(at(1.0), ASKED), "semantic/sampling-bias", "temperature="),
         (Engine(penalised(0.5)), "semantic/penalty", "presence_penalty=0.5 in force"),
         (Engine(biased((3, 5), 2.0)), "semantic/logit-bias", "a bias of +2 on 2 tokens (3, 5)"),
     ],
@@ -139,7 +140,7 @@ def test_one_fault_is_named_with_its_value(judge: Judge, engine: Engine, cause: 
 
 
 def test_which_evidence_carried_it_is_said(judge: Judge) -> None:
-    told, hidden = judge(Engine(at(0.63)).cases()), judge(Engine(at(0.9), ASKED).cases())
+    told, hidden = judge(Engine(at(0.63)).cases()), judge(Engine(at(1.0), ASKED).cases())
     assert told.findings[0].channel == "reported"
     assert told.findings[0].explained == pytest.approx(1.0, abs=1e-4)
     assert hidden.findings[0].channel == "sampled"
@@ -195,29 +196,33 @@ def test_one_token_each_leaves_nothing_to_shift(judge: Judge) -> None:
     assert causes(attribution) == ["semantic/raw-logprobs", "semantic/truncation-mass"]
 
 
-def test_sequences_without_any_residual_do_not_end_attribution(judge: Judge) -> None:
-    """Every draw is certain, so all residuals are exactly zero but those of the one sequence that is wrong."""
-    certain = SamplingParams(temperature=0.7, top_k=1)
-    cases = [
-        Case(case.prompt, _greedy(case.prompt[-1]), certain, np.zeros(16), case.sigma)
-        for case in Engine(ASKED).cases()
-    ]
-    cases[3] = cases[3]._replace(reported=np.full(16, -0.5))
-    assert not judge(cases).explained_to_floor
+@pytest.mark.parametrize(("wrong", "sure"), [(1, False), (16, True)])
+def test_sequences_that_agree_to_the_last_bit(chain: Callable[[Any], Any], wrong: int, sure: bool) -> None:
+    """A resample of nothing but those has no difference to explain: one wrong sequence of many is no certainty."""
+    vanilla, other = chain(TABLE), chain(TABLE[::-1].copy())
 
+    def partly(sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[Any]:
+        pairs = zip(sequences, vanilla(sequences, starts), other(sequences, starts), strict=True)
+        return [theirs if ids[1] < wrong else ours for ids, ours, theirs in pairs]
 
-def _greedy(start: int) -> tuple[int, ...]:
-    output: list[int] = []
-    for _ in range(16):
-        output.append(int(TABLE[output[-1] if output else start].argmax()))
-    return tuple(output)
+    forwards = {VANILLA: vanilla, "partly": partly}
+    cases = Engine(ASKED).cases()
+    told = Evaluator(cases, forwards).predict(Account(forward="partly")).reported
+    cases = [case._replace(reported=values) for case, values in zip(cases, np.split(told, 24), strict=True)]
+    step = Hypothesis("path/rope", "another forward", Account(forward="partly"))
+    attribution = attribute(Costs(Evaluator(cases, forwards)), lambda _: [step], np.random.default_rng(0))
+    (finding,) = attribution.findings
+    assert finding.explained == pytest.approx(1.0)
+    assert (finding.interval[0] > 0.9) is sure
 
 
 def test_no_more_causes_than_anyone_would_read(chain: Callable[[Any], Any]) -> None:
     """Each proposal removes half of what is left: without a limit this would never end."""
     cases = [case._replace(reported=case.reported - 8.0) for case in Engine(ASKED).cases()]
     costs = Costs(Evaluator(cases, {VANILLA: chain(TABLE)}))
-    wide = {f"step-{number}": lambda _, size=4.0**number: np.full(24 * 16, size * 1e-3) for number in range(9)}
+    wide = {
+        f"step-{number}": lambda _, size=4.0**number: np.full(24 * 16, size * 1e-3) for number in range(9)
+    }
     costs.evaluator._roundings = wide
 
     def propose(account: Account) -> list[Hypothesis]:

@@ -107,7 +107,7 @@ def not_json(directory: Path) -> None:
 
 BAD_MODELS: dict[str, tuple[Damage, str, str]] = {
     "no weights": (without("model.safetensors"), "model/no-weights", "model.safetensors"),
-    "no config": (without("config.json"), "model/invalid", "config.json"),
+    "no config": (without("config.json"), "model/unsupported", "config.json"),
     "bad config": (not_json, "model/invalid", "config.json"),
     "truncated weights": (truncated, "model/truncated-weights", "copy or download it again"),
     "index pointing outside": (pointing_outside, "model/unsafe-path", "../model.safetensors"),

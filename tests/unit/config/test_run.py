@@ -25,4 +25,3 @@ def test_outputs_must_leave_room_for_a_prompt(side: str) -> None:
         RunConfig(**{side: limit}, validation=ValidationConfig(max_tokens=33))  # type: ignore[arg-type]
     with pytest.raises(InvalidValue, match=r"sampling_defaults.max_tokens is 33"):
         RunConfig(**{side: limit}, sampling_defaults=SamplingDefaults(max_tokens=33))  # type: ignore[arg-type]
-

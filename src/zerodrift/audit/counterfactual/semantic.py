@@ -34,6 +34,12 @@ TRUNCATIONS: Mapping[str, tuple[float, ...]] = {
 }
 
 
+SHAPING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Keys of a generation_config.json that shape the distribution."""
+LEAST_TEMPERATURE = 0.01
+"""Below it requests are refused: logits overflow."""
+
+
 class Fitted(NamedTuple):
     """A parameter that is fitted, and where to look first: it is fitted only if one of these helps at all."""
 
@@ -44,26 +50,38 @@ class Fitted(NamedTuple):
 
 
 FITTED = {
-    "temperature": Fitted("semantic/temperature", 0.2, 2.0, (0.5, 0.7, 0.9, 0.98, 1.02, 1.1, 1.3)),
     "repetition_penalty": Fitted("semantic/penalty", 0.8, 1.5, (0.95, 1.02, 1.05, 1.1, 1.2)),
     "presence_penalty": Fitted("semantic/penalty", -2.0, 2.0, (-0.5, 0.1, 0.5, 1.0)),
     "frequency_penalty": Fitted("semantic/penalty", -2.0, 2.0, (-0.3, 0.05, 0.3, 0.8)),
 }
 
 
-def told_hypotheses(account: Account, cost: Cost, defaults: Mapping[str, float]) -> Iterator[Hypothesis]:
+TEMPERATURES = (0.5, 0.7, 0.9, 0.98, 1.02, 1.1, 1.3)
+"""Looks in units of the requested temperature: 0.63 where 0.7 was asked for gains nothing at 0.5 or at 0.9."""
+
+
+class Expected(NamedTuple):
+    """What a healthy engine samples with, and where an unhealthy one finds something else."""
+
+    temperature: float = 1.0
+    """As requested."""
+    defaults: Mapping[str, float] = {}
+    """Of the model's generation_config.json: the one place where an engine finds parameters that nobody sent."""
+
+
+def told_hypotheses(account: Account, cost: Cost, expected: Expected) -> Iterator[Hypothesis]:
     """Single changes of meaning that show in the reported numbers."""
     yield from _readings(account)
-    yield from _parameters(account, cost, defaults, account.reported)
+    yield from _parameters(account, cost, expected, account.reported)
 
 
-def hidden_hypotheses(account: Account, cost: Cost, defaults: Mapping[str, float]) -> Iterator[Hypothesis]:
+def hidden_hypotheses(account: Account, cost: Cost, expected: Expected) -> Iterator[Hypothesis]:
     """Single changes of the sampler that the reported numbers hide: only the tokens themselves give them away.
 
     Raw logprobs hide everything; an engine may also process what it reports and sample from something else.
     """
     hiding = Reported.RAW if account.reported is Reported.RAW else Reported.AS_REQUESTED
-    for hypothesis in _parameters(account, cost, defaults, hiding):
+    for hypothesis in _parameters(account, cost, expected, hiding):
         if hypothesis.cause == "semantic/temperature":
             # The number reported is right and the draw is not: that is a fault of the sampler.
             yield msgspec.structs.replace(hypothesis, cause="semantic/sampling-bias")
@@ -85,15 +103,11 @@ def _readings(account: Account) -> Iterator[Hypothesis]:
             yield Hypothesis(cause, f"the value read is that of: {pick.value}", changed)
 
 
-def _parameters(
-    account: Account, cost: Cost, defaults: Mapping[str, float], reported: Reported
-) -> Iterator[Hypothesis]:
-    """Sampling parameters in force that nobody asked for.
-
-    `defaults` are those of the model's generation_config.json: the one place where an engine finds parameters that
-    nobody sent.
-    """
+def _parameters(account: Account, cost: Cost, expected: Expected, reported: Reported) -> Iterator[Hypothesis]:
+    """Sampling parameters in force that nobody asked for."""
     account = msgspec.structs.replace(account, reported=reported)
+    # A default that shapes no distribution (max_new_tokens) explains nothing.
+    defaults = {name: value for name, value in expected.defaults.items() if name in SHAPING}
     if defaults and not account.sampling:
         words = ", ".join(f"{name}={value:g}" for name, value in defaults.items())
         yield Hypothesis(
@@ -104,9 +118,16 @@ def _parameters(
             for value in grid:
                 changed = _with(account, **{name: value})
                 yield Hypothesis("semantic/truncation-mass", f"{name}={value:g} in force", changed, 1)
-    for name, fitted in FITTED.items():
+    for name, fitted in {"temperature": _temperatures(expected.temperature), **FITTED}.items():
         if name not in account.sampling:
             yield from _fit(account, cost, name, fitted)
+
+
+def _temperatures(requested: float) -> Fitted:
+    """Around the requested temperature, and at 1, which is what engines fall back to."""
+    base = requested or 1.0
+    looks = tuple(sorted({1.0, *(max(LEAST_TEMPERATURE, base * factor) for factor in TEMPERATURES)}))
+    return Fitted("semantic/temperature", max(LEAST_TEMPERATURE, looks[0] / 2), looks[-1] * 2, looks)
 
 
 def _fit(account: Account, cost: Cost, name: str, fitted: Fitted) -> Iterator[Hypothesis]:

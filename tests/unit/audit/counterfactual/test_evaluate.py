@@ -126,14 +126,14 @@ def test_every_pick_reads_its_own_entry(make: Make, pick: Pick, expected: list[f
         (Pick.PREVIOUS_VALUE, [NAN, 4, NAN, 12]),
     ],
 )
-def test_a_shifted_reading_does_not_leave_its_sequence(
-    make: Make, pick: Pick, expected: list[float]
-) -> None:
+def test_a_shifted_reading_does_not_leave_its_sequence(make: Make, pick: Pick, expected: list[float]) -> None:
     raw = SamplingParams()
     # (3, 0) | 1, 2 and (3,) | 3, 0: rows 0, 1 and rows 3, 3. Two groups of parameters, so that flat indices matter.
     other = SamplingParams(max_tokens=7)
     evaluator = make(case((1, 2), raw), case((3, 0), other, prompt=(3,)))
-    assert_allclose(evaluator.predict(Account(pick=pick)).reported, np.log(np.array(expected) / 16), atol=1e-6)
+    assert_allclose(
+        evaluator.predict(Account(pick=pick)).reported, np.log(np.array(expected) / 16), atol=1e-6
+    )
 
 
 def test_the_stop_token_of_a_stopped_output_may_carry_nothing(make: Make) -> None:
@@ -154,12 +154,16 @@ def test_an_excluded_token_is_as_bad_as_a_prediction_can_be(make: Make) -> None:
 def test_another_context_changes_what_the_first_token_looks_back_on(make: Make) -> None:
     evaluator = make(case(requested=SamplingParams()), contexts={"cut": lambda ids: ids[:-1]})
     # Row 3 in place of row 0 predicts the first token.
-    assert_allclose(evaluator.predict(Account(context="cut")).reported, log(1 / 16, 4 / 16, 8 / 16), atol=1e-6)
+    assert_allclose(
+        evaluator.predict(Account(context="cut")).reported, log(1 / 16, 4 / 16, 8 / 16), atol=1e-6
+    )
 
 
 def test_another_forward_gives_other_rows(make: Make) -> None:
     evaluator = make(case(requested=SamplingParams()))
-    assert_allclose(evaluator.predict(Account(forward="other")).reported, log(1 / 16, 8 / 16, 4 / 16), atol=1e-6)
+    assert_allclose(
+        evaluator.predict(Account(forward="other")).reported, log(1 / 16, 8 / 16, 4 / 16), atol=1e-6
+    )
 
 
 def test_rows_are_computed_once_for_each_context_and_forward(chain: Callable[[Any], Any]) -> None:

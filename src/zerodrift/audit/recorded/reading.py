@@ -1,0 +1,126 @@
+"""What the dump itself says, and leaves unsaid, as answers that stand in the verdict beside the numbers.
+
+Lines that were skipped, rollouts that were not asked for, parameters that nobody stated and labels of several weights
+all limit what the numbers can prove; a reader of the verdict must see them.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from zerodrift.audit.probes.result import Evidence, ProbeResult, answered, found
+from zerodrift.core.completion import EngineFingerprint
+from zerodrift.core.errors import NonFinite
+from zerodrift.records.dump import Dump
+from zerodrift.records.recorded import SHAPING, RecordedRollout
+from zerodrift.records.verdict import CauseFound, Outcome
+
+MOST_NAMED = 20
+"""Bad lines that are named in the verdict; their number is always told."""
+MOST_BAD = 0.1
+"""Share of bad lines above which the others prove nothing: what was skipped may be the fault."""
+# Causes that a parameter nobody stated may turn out to be.
+_MAY_BE_UNSTATED = (
+    "semantic/temperature",
+    "semantic/raw-logprobs",
+    "semantic/truncation-mass",
+    "semantic/penalty",
+    "semantic/generation-config",
+)
+
+
+def dump_probe(dump: Dump, judged: Sequence[RecordedRollout], selection: str, engine: str) -> ProbeResult:
+    """How much of the dump was judged, and which lines were not."""
+    evidence: Evidence = {
+        "lines": dump.lines,
+        "judged": len(judged),
+        "bad_lines": len(dump.bad),
+        "empty": len(dump.empty),
+    }
+    says = f"{len(judged)} of {len(dump.rollouts)} rollouts judged"
+    if selection:
+        says += f" ({selection})"
+    if dump.empty:
+        says += f"; {len(dump.empty)} sampled nothing"
+    versions = sorted({rollout.version for rollout in judged if rollout.version is not None})
+    if len(versions) > 1:
+        says += f"; they carry {len(versions)} weight versions, and one checkpoint cannot be all of them (--version)"
+    if not dump.bad:
+        return answered("dump", Outcome.PASS, says, evidence)
+    says += f"; {len(dump.bad)} of {dump.lines} lines skipped: {_named(dump)}"
+    return answered(
+        "dump",
+        Outcome.INCONCLUSIVE,
+        says,
+        evidence,
+        required=len(dump.bad) > MOST_BAD * dump.lines,
+        causes=tuple(_nonfinite(dump, engine)),
+    )
+
+
+def parameters_probe(judged: Sequence[RecordedRollout]) -> ProbeResult:
+    """Which sampling parameters the dump does not state, and what they were taken for."""
+    silent = unstated(judged)
+    if not silent:
+        return answered(
+            "parameters", Outcome.PASS, "the dump states every parameter that shapes a distribution"
+        )
+    taken = ", ".join(f"{name}={getattr(judged[0].sampling, name):g}" for name in silent)
+    says = f"the dump does not state {', '.join(silent)}; taken as {taken}"
+    return answered("parameters", Outcome.INCONCLUSIVE, says)
+
+
+def unstated(judged: Sequence[RecordedRollout]) -> list[str]:
+    """Parameters that some rollout leaves open."""
+    return [name for name in SHAPING if any(name not in rollout.stated for rollout in judged)]
+
+
+def with_doubt(causes: Sequence[CauseFound], judged: Sequence[RecordedRollout]) -> tuple[CauseFound, ...]:
+    """A parameter in force that nobody asked for, or one that the dump forgot to mention? Said where it is open."""
+    silent = unstated(judged)
+    doubt = f"; the dump does not state {', '.join(silent)}: if they were requested so, say it on the command line"
+    return tuple(
+        msgspec.structs.replace(cause, evidence=cause.evidence + doubt)
+        if silent and cause.cause in _MAY_BE_UNSTATED
+        else cause
+        for cause in causes
+    )
+
+
+def fingerprint_of(dump: Dump, judged: Sequence[RecordedRollout], engine: str) -> EngineFingerprint:
+    """The engine as far as the dump knows it."""
+    semantic = {}
+    if kinds := sorted({rollout.kind.value for rollout in judged if rollout.kind is not None}):
+        semantic["logprobs_mode"] = ",".join(f"{kind}_logprobs" for kind in kinds)
+    if (model := next((rollout.model for rollout in judged if rollout.model), None)) is not None:
+        semantic["model"] = model
+    if versions := sorted({rollout.version for rollout in judged if rollout.version is not None}):
+        semantic["weights_label"] = ", ".join(versions[:8]) + (", …" if len(versions) > 8 else "")
+    deployment = {"recorded_as": dump.format.value, "recorded_in": judged[0].source}
+    return EngineFingerprint(engine=engine, semantic=semantic, numeric={}, deployment=deployment)
+
+
+def _named(dump: Dump) -> str:
+    shown = "; ".join(f"{bad.where} ({bad.reason})" for bad in dump.bad[:MOST_NAMED])
+    rest = len(dump.bad) - MOST_NAMED
+    return shown + (f"; and {rest} more" if rest > 0 else "")
+
+
+def _nonfinite(dump: Dump, engine: str) -> list[CauseFound]:
+    corrupt = [bad for bad in dump.bad if bad.code == NonFinite.code]
+    if not corrupt:
+        return []
+    evidence = f"{len(corrupt)} of {dump.lines} lines, first {corrupt[0].where}: {corrupt[0].reason}"
+    share = len(corrupt) / dump.lines
+    # Listed only: whoever skips bad lines asks about the others.
+    return [
+        found(
+            "semantic/nonfinite",
+            engine,
+            "dump",
+            evidence,
+            explained=share,
+            interval=(share, share),
+            gating=False,
+        )
+    ]

@@ -1,0 +1,86 @@
+"""Do the weights from before explain the numbers? Then the update did not reach the engine, or not all of it.
+
+Every rollout of the bad steps is scored once more, with the older checkpoint. A rollout belongs to the weights under
+which its numbers are at the gate, and to none where neither fits.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from zerodrift.audit.measure import Measurement, measure
+from zerodrift.audit.probes.parity import Gates
+from zerodrift.audit.probes.result import ProbeResult, answered, found
+from zerodrift.backends.teacher import Teacher
+from zerodrift.core.errors import ModelError
+from zerodrift.records.recorded import RecordedRollout
+from zerodrift.records.verdict import Outcome
+
+NAME = "previous-weights"
+MOSTLY = 20.0
+"""An older checkpoint fits if it leaves less than a twentieth of the difference, as after an update in an audit."""
+MIXED = 0.1
+"""Share of rollouts at the newer weights from which on some replicas were updated and others were not."""
+
+
+class Suspected(NamedTuple):
+    """Rollouts of bad steps with what the reference makes of them."""
+
+    rollouts: Sequence[RecordedRollout]
+    measurements: Sequence[Measurement]
+
+
+class Older(NamedTuple):
+    """The answer, and mean |Δ| of each suspected rollout under the older weights."""
+
+    result: ProbeResult
+    means: list[float]
+
+
+def compare_weights(
+    suspected: Suspected, older: Teacher, stop_ids: Sequence[int], gates: Gates, engine: str
+) -> Older:
+    """Score the suspected rollouts with the older weights."""
+    observed = [item.observed for item in suspected.measurements]
+    if older.vocab_size <= max(max(item.completion.sequence) for item in observed):
+        raise ModelError(f"the previous weights have {older.vocab_size} tokens, too few for these rollouts")
+    now = np.array([_mean(item) for item in suspected.measurements])
+    before = np.array([_mean(item) for item in measure(older, observed, stop_ids)])
+    at_old = (before <= np.maximum(gates.mean, now / MOSTLY)) & (now > gates.mean)
+    at_new = (now <= gates.mean) & (before > gates.mean)
+    neither = (now > gates.mean) & ~at_old
+    evidence = {
+        "at_previous": int(at_old.sum()),
+        "at_model": int(at_new.sum()),
+        "at_neither": int(neither.sum()),
+    }
+    if not at_old.any() or neither.sum() > at_old.sum():
+        says = f"the previous weights explain {at_old.sum()} of {len(now)} rollouts: they are not the cause"
+        return Older(answered(NAME, Outcome.PASS, says, evidence), before.tolist())
+    mixed = at_new.sum() > max(1, MIXED * (at_new.sum() + at_old.sum()))
+    says = _evidence(suspected.rollouts, at_old, float(now[at_old].mean()), float(before[at_old].mean()))
+    cause = found(
+        "weights/replica" if mixed else "weights/stale",
+        engine,
+        NAME,
+        f"{says}, and {at_new.sum()} those of the model" if mixed else says,
+        explained=1 - float(before[at_old].mean() / now[at_old].mean()),
+    )
+    return Older(answered(NAME, Outcome.FAIL, cause.evidence, evidence, causes=(cause,)), before.tolist())
+
+
+def _mean(item: Measurement) -> float:
+    """Mean |Δ|; excluded tokens count as thirty nats, for a mean must stay a number."""
+    return float(np.minimum(np.abs(item.delta), 30.0).mean())
+
+
+def _evidence(rollouts: Sequence[RecordedRollout], at_old: np.ndarray, now: float, before: float) -> str:
+    old = [rollout for rollout, stale in zip(rollouts, at_old, strict=True) if stale]
+    says = f"{len(old)} of {len(rollouts)} rollouts have the numbers of the previous weights"
+    steps = sorted({rollout.step for rollout in old if rollout.step is not None})
+    if steps:
+        says += f", in steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f", in step {steps[0]}"
+    if labels := sorted({rollout.version for rollout in old if rollout.version is not None}):
+        says += f", under the label {', '.join(labels[:4])}"
+    return f"{says}: mean |Δ| {before:.2g} from those and {now:.2g} from the model"

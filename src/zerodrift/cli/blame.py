@@ -1,0 +1,150 @@
+"""`zerodrift blame`: from recorded rollouts and a checkpoint, which side is wrong, why, and since which step?"""
+
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zerodrift.cli import console
+from zerodrift.cli.bar import Bar
+from zerodrift.config.precision import Precision
+from zerodrift.core.errors import ConfigError
+from zerodrift.records.dump_formats import Format
+
+if TYPE_CHECKING:
+    from zerodrift.audit.blame import Blamed
+
+RUNS = Path("runs")
+_RANGE = re.compile(r"(\d*):(\d*)|(\d+)")
+
+
+# Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
+def command(
+    dump: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DUMP", help="JSON lines, a run directory, or prime-rl's token_exports directory."
+        ),
+    ],
+    model: Annotated[
+        str, typer.Option(help="Checkpoint that should have made the rollouts, or testbed:NAME.")
+    ],
+    previous: Annotated[
+        str | None, typer.Option(help="Checkpoint from before the update, to tell stale weights.")
+    ] = None,
+    precision: Annotated[
+        Precision, typer.Option(help="Lowest precision that engine or trainer computed in.")
+    ] = Precision.BF16,
+    engine: Annotated[
+        str | None, typer.Option(help="Engine that made them (vllm): fixes are given in its words.")
+    ] = None,
+    form: Annotated[Format | None, typer.Option("--format", help="Default: detected by keys.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Where the dump states none.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Where the dump states none.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Where the dump states none.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Where the dump states none.")] = None,
+    steps: Annotated[
+        str | None, typer.Option(metavar="FIRST:LAST", help="Judge these steps, both ends included.")
+    ] = None,
+    version: Annotated[str | None, typer.Option(help="Judge rollouts with this weight version.")] = None,
+    per_step: Annotated[
+        int | None, typer.Option(min=1, help="Judge at most so many rollouts of each step.")
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave bad lines out and list them; default: refuse the dump.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Run directory.")] = None,
+) -> None:
+    """Which side is wrong in recorded rollouts, why, and since which step?
+
+    Scores every recorded token with the checkpoint. Needs prompt token ids,
+    output token ids and logprobs; with trainer logprobs as well, it tells the
+    engine from the trainer, and with the checkpoint from before the update it
+    tells stale weights. Exit code: 0 pass, 1 fail, 2 usage, 3 could not judge.
+
+    $ zerodrift blame rollouts.jsonl --model ./step-100 --temperature 0.7
+    $ zerodrift blame rollouts.jsonl --model ./step-100 --previous ./step-99
+    $ zerodrift blame outputs/token_exports --model ./step-100 --steps 100:120
+
+    A plain line has these keys, of which the first three are needed:
+
+    {"prompt_token_ids": [..], "token_ids": [..], "logprobs": [..], "step": 7,
+    "version": "7", "temperature": 0.7, "trainer_logprobs": [..]}
+    """
+    import msgspec
+
+    from zerodrift import models
+    from zerodrift.audit.blame import ENGINE, Blame
+    from zerodrift.audit.recorded.timeline import Selection
+    from zerodrift.backends.reference import ReferenceBackend
+    from zerodrift.core.request import SamplingParams
+    from zerodrift.records.dump import Reading
+
+    first, last = _range(steps)
+    said = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+    given = {name: value for name, value in said.items() if value is not None}
+    reading = Reading(
+        format=form,
+        default=msgspec.convert(given, SamplingParams),
+        given=frozenset(given),
+        vocab_size=models.facts(model).vocab_size,
+        skip_bad=skip_bad,
+    )
+    directory = out or RUNS / time.strftime("blame-%Y%m%d-%H%M%S")
+    with Bar() as bar:
+        bar.stage("read")
+        read = reading.read(dump)
+        bar.stage("load")
+        reference = ReferenceBackend(model)
+        blame = Blame(
+            dump=read,
+            reference=reference,
+            precision=precision,
+            previous=previous,
+            selection=Selection(first=first, last=last, version=version, per_step=per_step),
+            engine=engine or ENGINE,
+            reproduce=shlex.join(["zerodrift", *sys.argv[1:]]),
+            progress=bar,
+        )
+        blamed = blame.run()
+        blamed.write(directory, reference.tokenizer.decode)
+    _publish(blamed, directory)
+    raise typer.Exit(blamed.record.verdict.exit_code)
+
+
+def _range(steps: str | None) -> tuple[int | None, int | None]:
+    """`10:20`, `10:`, `:20` or `10`."""
+    if steps is None:
+        return None, None
+    match = _RANGE.fullmatch(steps)
+    if match is None or steps == ":":
+        raise ConfigError(f"--steps is {steps!r}; write FIRST:LAST, as 100:120, or one step")
+    first, last, only = match.groups()
+    return _number(only or first), _number(only or last)
+
+
+def _number(digits: str | None) -> int | None:
+    return int(digits) if digits else None
+
+
+def _publish(blamed: "Blamed", directory: Path) -> None:
+    import msgspec
+    import torch
+
+    from zerodrift.cli.env import collect
+    from zerodrift.records.codec import write_atomically
+    from zerodrift.records.directory import ENVIRONMENT
+    from zerodrift.view.report import write_report
+    from zerodrift.view.text import print_verdict
+    from zerodrift.view.visible import visible
+
+    write_atomically(directory / ENVIRONMENT, msgspec.json.encode(collect(torch)))
+    write_report(directory)
+    print_verdict(blamed.record, console.stdout(), directory)
+    console.say(f"side   {visible(blamed.side)}")
+    console.say(f"since  {visible(blamed.since)}")
+    console.say(f"       gates are those of {blamed.record.precision}; --precision names another profile")

@@ -1,0 +1,135 @@
+"""From a configuration to an engine that answers, and to nothing left behind when it is done with."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.backends.registry import OPENERS, Served, open_engine
+from zerodrift.backends.vllm import VllmBackend
+from zerodrift.config.engine import EngineConfig
+from zerodrift.core.completion import LogprobKind
+from zerodrift.core.errors import ConfigError, EngineError, EngineUnreachable
+
+SERVED = Served("testbed:llama", "auto")
+
+# Stands where the interpreter of vLLM's environment would: takes its command line and serves a model of no size.
+INTERPRETER = """#!{python}
+import http.server, json, sys
+port = int(sys.argv[sys.argv.index("--port") + 1])
+print("command", " ".join(sys.argv[1:]), flush=True)
+class Server(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        answers = {{"/health": {{}}, "/v1/models": {{"data": [{{"id": "tiny", "max_model_len": 64}}]}}}}
+        self.answer(200 if self.path in answers else 404, answers.get(self.path))
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        known = self.path == "/v1/completions"
+        self.answer(200 if known else 404, {{"choices": [{{"index": 0, "token_ids": [1]}}]}})
+    def answer(self, status, body):
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+http.server.HTTPServer(("127.0.0.1", port), Server).serve_forever()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("vlm", "; did you mean 'vllm'"), ("Reference", "; did you mean 'reference'"), ("unheard-of", "")],
+)
+def test_an_engine_that_nobody_knows(name: str, hint: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=f"no engine is called '{name}'; there are {', '.join(OPENERS)}{hint}"
+    ):
+        open_engine(EngineConfig(name=name), SERVED, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [("raw_logprobs", LogprobKind.RAW), ("processed_logprobs", LogprobKind.PROCESSED)],
+)
+@pytest.mark.parametrize(("dtype", "computed"), [("auto", "float32"), ("bfloat16", "bfloat16")])
+def test_the_reference_as_an_engine(
+    tmp_path: Path, mode: Any, kind: LogprobKind, dtype: str, computed: str
+) -> None:
+    """Not in the reference's own fp64: an engine rounds."""
+    config = EngineConfig(logprobs_mode=mode)
+    with open_engine(config, Served("testbed:llama", dtype), tmp_path) as engine:
+        assert isinstance(engine, ReferenceBackend)
+        assert engine.kind is kind
+        assert engine.fingerprint().numeric["dtype"] == computed
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_engine_that_runs_already(loopback: Any, tmp_path: Path) -> None:
+    loopback.routes |= {
+        "GET /v1/models": lambda *_: (200, {"data": [{"id": "tiny", "max_model_len": 64}]}),
+        "POST /v1/completions": lambda *_: (200, {"choices": [{"index": 0, "token_ids": [1]}]}),
+    }
+    config = EngineConfig(name="vllm", url=loopback.url, request_timeout_s=3.0)
+    with open_engine(config, SERVED, tmp_path) as engine:
+        assert isinstance(engine, VllmBackend)
+        assert engine.model == "tiny"
+    with pytest.raises(EngineUnreachable, match="closed"):
+        engine._http.get("/v1/models")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_engine_that_does_not_run(tmp_path: Path) -> None:
+    config = EngineConfig(name="vllm", url="http://127.0.0.1:9", request_timeout_s=1.0)
+    with pytest.raises(EngineUnreachable) as caught, open_engine(config, SERVED, tmp_path):
+        pass
+    assert caught.value.exit_code == 3
+
+
+def test_neither_an_address_nor_an_interpreter(tmp_path: Path) -> None:
+    with (
+        pytest.raises(
+            ConfigError, match=r"engine.url and engine.python are both null: give .* \(--url\), or"
+        ),
+        open_engine(EngineConfig(name="vllm"), SERVED, tmp_path),
+    ):
+        pass
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "python"
+    script.write_text(INTERPRETER.format(python=sys.executable))
+    script.chmod(0o755)
+    return script
+
+
+def test_an_engine_that_is_started_obeys_and_is_stopped(interpreter: Path, tmp_path: Path) -> None:
+    config = EngineConfig(
+        name="vllm", python=str(interpreter), max_num_seqs=3, startup_timeout_s=20.0, args=("--seed", "9")
+    )
+    with open_engine(config, Served("some-model", "float32"), tmp_path / "logs") as engine:
+        assert engine.max_model_len == 64
+        url = engine._http.address
+    log = (tmp_path / "logs" / "vllm.log").read_text()
+    for part in ("--model some-model", "--dtype float32", "--max-num-seqs 3", "--seed 9"):
+        assert part in log
+    with pytest.raises(EngineUnreachable):
+        VllmBackend(url, timeout_s=1.0)
+
+
+def test_it_is_stopped_after_a_failure_too(interpreter: Path, tmp_path: Path) -> None:
+    config = EngineConfig(name="vllm", python=str(interpreter), startup_timeout_s=20.0)
+    urls = []
+
+    def fail() -> None:
+        with open_engine(config, SERVED, tmp_path / "logs") as engine:
+            urls.append(engine._http.address)
+            raise EngineError("halfway")
+
+    with pytest.raises(EngineError, match="halfway"):
+        fail()
+    with pytest.raises(EngineUnreachable):
+        VllmBackend(urls[0], timeout_s=1.0)
