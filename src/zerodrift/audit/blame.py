@@ -193,7 +193,8 @@ class _Case(NamedTuple):
             return older
         chosen = [self.measurements[i] for i in members]
         if (swap := find_misbound(self.blame.reference.teacher, chosen, self.gates)) is not None:
-            causes = (found("semantic/misbound-output", self.blame.engine, "attribution", swap),)
+            says = f"{swap} (requests are numbered from 0 over the {len(chosen)} rollouts of the bad steps)"
+            causes = (found("semantic/misbound-output", self.blame.engine, "attribution", says),)
             return older._replace(causes=causes)
         attribution = diagnose(self._suspect, chosen, self.floor, self.gates, rng)
         told = describe(shape(tabulate(chosen, self.floor)))

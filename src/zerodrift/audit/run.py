@@ -166,9 +166,12 @@ class Audit:
     ) -> tuple[CauseFound, ...]:
         self.progress.stage("attribute")
         suspect = Suspect(self.reference.model, self.reference.tokenizer, self.reference.facts)
-        if (swap := find_misbound(self.reference.teacher, measurements, gates)) is not None:
-            return (found("semantic/misbound-output", self.engine.name, "attribution", swap),)
         attribution = diagnose(suspect, measurements, floor, gates, rng)
+        if not attribution.explained_to_floor:
+            # Asked last: prompts that differ by a BOS explain each other's outputs where a BOS was lost.
+            swap = find_misbound(self.reference.teacher, measurements, gates)
+            if swap is not None:
+                return (found("semantic/misbound-output", self.engine.name, "attribution", swap),)
         return judging.attributed(attribution, self.engine.name, describe(shape(table)))
 
     def _consistency(self, gates: Gates, *, semantic: bool) -> list[ProbeResult]:

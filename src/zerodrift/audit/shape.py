@@ -16,6 +16,8 @@ Floats = NDArray[np.float64]
 def shape(table: TokenTable) -> dict[str, float]:
     """Named statistics of Δ; each is near zero where that direction is innocent."""
     possible = np.isfinite(table.contracted)
+    if not possible.any():
+        return {"possible_tokens": 0.0}
     delta, size = table.delta[possible], np.abs(table.delta[possible])
     first = table.index[possible] == 0
     by_sequence = _means(size, table.sequence[possible])
@@ -23,6 +25,7 @@ def shape(table: TokenTable) -> dict[str, float]:
         "slope_on_log_p": _correlation(delta, table.contracted[possible]),
         "growth_with_position": _correlation(size, table.position[possible].astype(np.float64)),
         "first_token_excess": _excess(size, first),
+        "repeated_token_excess": _excess(size, _repeated(table)[possible]),
         "signed_bias": float(delta.mean() / max(size.mean(), 1e-30)),
         "sequence_concentration": float(by_sequence.max() / max(by_sequence.mean(), 1e-30)),
     }
@@ -31,6 +34,14 @@ def shape(table: TokenTable) -> dict[str, float]:
 def describe(statistics: dict[str, float]) -> str:
     """The statistics in one line."""
     return ", ".join(f"{name.replace('_', ' ')} {value:+.2f}" for name, value in statistics.items())
+
+
+def _repeated(table: TokenTable) -> NDArray[np.bool_]:
+    """Whether a token stands in its own output before."""
+    words = table.sequence * (int(table.token.max()) + 1) + table.token
+    repeated = np.ones(len(words), dtype=np.bool_)
+    repeated[np.unique(words, return_index=True)[1]] = False
+    return repeated
 
 
 def _correlation(one: Floats, other: Floats) -> float:

@@ -7,7 +7,7 @@ from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.core.errors import InvalidPrompt
 
 
-@pytest.mark.parametrize("layout", [Layout.ALONE, Layout.PADDED, Layout.CHUNKED])
+@pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize(
     ("ids", "start", "says"),
     [
@@ -35,7 +35,7 @@ def test_a_prefix_that_is_none(reference: ReferenceBackend, split: int) -> None:
         Teacher(reference.model).continued((5, 6, 7), 1, reference.model, split)
 
 
-@pytest.mark.parametrize("layout", [Layout.ALONE, Layout.PADDED, Layout.CHUNKED])
+@pytest.mark.parametrize("layout", Layout)
 def test_nothing_to_score(reference: ReferenceBackend, layout: Layout) -> None:
     assert Teacher(reference.model, layout=layout).score([]) == []
 
@@ -83,7 +83,22 @@ def test_the_attention_is_the_one_asked_for() -> None:
 def test_scoring_leaves_no_gradients_and_no_weights_changed() -> None:
     engine = ReferenceBackend("testbed:llama")
     before = {name: tensor.clone() for name, tensor in engine.model.state_dict().items()}
-    for layout in (Layout.ALONE, Layout.PADDED, Layout.CHUNKED):
+    for layout in Layout:
         for logits_TV in Teacher(engine.model, layout=layout).logits([(5, 6, 7)], [1]):
             assert not logits_TV.requires_grad
     assert all(torch.equal(tensor, before[name]) for name, tensor in engine.model.state_dict().items())
+
+
+def test_positions_can_be_asked_about(reference: ReferenceBackend) -> None:
+    """Right ones change nothing; a jump shows from the token after it on."""
+    sequences = [(5, 6, 7, 8, 9, 10), (9, 8, 7)]
+    plain = Teacher(reference.model, layout=Layout.PADDED).score(sequences)
+    same = Teacher(reference.model, layout=Layout.PADDED, positions=lambda positions: positions)
+    assert same.score(sequences) == plain
+    jumped = Teacher(
+        reference.model, layout=Layout.PADDED, positions=lambda positions: positions + 5 * (positions >= 3)
+    )
+    long, short = jumped.score(sequences)
+    assert long[:3] == pytest.approx(plain[0][:3], abs=1e-12)
+    assert all(abs(one - other) > 1e-6 for one, other in zip(long[3:], plain[0][3:], strict=True))
+    assert short == pytest.approx(plain[1], abs=1e-12)

@@ -2,8 +2,6 @@ import pytest
 
 from zerodrift.config.engine import EngineConfig
 from zerodrift.config.model import ModelConfig
-from zerodrift.config.monitoring import MonitoringConfig
-from zerodrift.config.precision import Precision
 from zerodrift.config.run import RunConfig
 from zerodrift.config.sampling_defaults import SamplingDefaults
 from zerodrift.config.validation import ValidationConfig

@@ -8,8 +8,8 @@ from zerodrift.config import shipped
 from zerodrift.config.document import parse
 from zerodrift.config.keys import fields
 from zerodrift.config.load import load
-from zerodrift.config.run import RunConfig
 from zerodrift.config.precision import Precision
+from zerodrift.config.run import RunConfig
 from zerodrift.config.shipped import Profile
 from zerodrift.core.completion import LogprobContract, LogprobKind
 

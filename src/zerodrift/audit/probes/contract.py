@@ -5,7 +5,7 @@ found here is exact: no statistics are involved.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous
 from zerodrift.core.completion import Completion, FinishReason
@@ -56,27 +56,32 @@ def _problems(rollouts: Sequence[Rollout], engine: str) -> list[CauseFound]:
 
 
 def _prompts(rollouts: Sequence[Rollout], engine: str, bos: int | None) -> list[CauseFound]:
-    """The first prompt that the engine saw differently, classified by how."""
-    changed = [r for r in rollouts if _seen(r) != r.request.prompt.token_ids]
+    """Prompts that the engine saw differently, classified by how most of them were changed."""
+    changed = [(r.request.prompt.token_ids, _seen(r)) for r in rollouts]
+    changed = [(sent, seen) for sent, seen in changed if seen != sent]
     if not changed:
         return []
-    sent, seen = changed[0].request.prompt.token_ids, _seen(changed[0])
+    others = {rollout.request.prompt.token_ids for rollout in rollouts}
+    kinds = [_classify_prompt(sent, seen, bos, others) for sent, seen in changed]
+    (cause, how), _ = Counter(kinds).most_common(1)[0]
+    sent, seen = changed[kinds.index((cause, how))]
     share = len(changed) / len(rollouts)
-    cause, how = _classify_prompt(sent, seen, bos)
     says = f"the engine saw {how} in {len(changed)} of {len(rollouts)} prompts: sent {len(sent)} ids, saw {len(seen)}"
     return [found(cause, engine, NAME, says, explained=share)]
 
 
-def _classify_prompt(sent: tuple[int, ...], seen: tuple[int, ...], bos: int | None) -> tuple[str, str]:
+def _classify_prompt(
+    sent: tuple[int, ...], seen: tuple[int, ...], bos: int | None, others: Set[tuple[int, ...]]
+) -> tuple[str, str]:
     if bos is not None and seen == (bos, *sent):
         return "semantic/bos", "one BOS more than was sent"
     if bos is not None and sent == (bos, *seen):
         return "semantic/bos", "one BOS fewer than was sent"
     if seen == sent[: len(seen)] or sent == seen[: len(sent)]:
         return "semantic/template", "another end of the prompt"
-    if len(seen) != len(sent) and sorted(set(seen)) != sorted(set(sent)):
-        return "semantic/retokenised", "other token ids for the same prompt"
-    return "semantic/misbound-output", "another request's prompt"
+    if seen in others:
+        return "semantic/misbound-output", "another request's prompt"
+    return "semantic/retokenised", "other token ids for the same prompt"
 
 
 def _seeds(rollouts: Sequence[Rollout], engine: str) -> list[CauseFound]:

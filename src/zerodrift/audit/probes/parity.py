@@ -9,6 +9,7 @@ from zerodrift.audit.measure import TokenTable
 from zerodrift.audit.probes.result import ProbeResult, answered, vacuous
 from zerodrift.config.precision import Magnitude
 from zerodrift.records.verdict import Outcome
+from zerodrift.stats.arrays import LARGEST_LOG_RATIO
 from zerodrift.stats.intervals import bootstrap_mean
 from zerodrift.stats.martingale import sampling_fidelity
 from zerodrift.stats.ratios import sequence_ess, token_ess
@@ -45,11 +46,18 @@ def parity(table: TokenTable, gates: Gates, rng: np.random.Generator) -> ProbeRe
     name = "parity"
     possible = np.isfinite(table.contracted)
     excluded = int((~possible).sum())
-    delta = table.delta[possible]
-    if len(delta) < LEAST_TOKENS:
-        return vacuous(name, f"{len(delta)} tokens; {LEAST_TOKENS} are needed", required=True)
+    absurd = possible & (table.delta > LARGEST_LOG_RATIO)
+    compared = possible & ~absurd
+    delta, sequence = table.delta[compared], table.sequence[compared]
+    broken = _not_sampled(excluded, int(absurd.sum()), len(possible))
+    if len(delta) < LEAST_TOKENS or len(np.unique(sequence)) < 2:
+        if broken and len(possible) >= LEAST_TOKENS:
+            evidence = {"tokens": len(delta), "impossible_tokens": excluded}
+            return answered(name, Outcome.FAIL, "; ".join(broken), evidence, required=True)
+        says = f"{len(delta)} tokens of {len(np.unique(sequence))} sequences; {LEAST_TOKENS} of 2 are needed"
+        return vacuous(name, says, required=True)
     summary = summarise(delta)
-    interval = bootstrap_mean(np.abs(delta), table.sequence[possible], rng)
+    interval = bootstrap_mean(np.abs(delta), sequence, rng)
     evidence = {
         "tokens": summary.count,
         "mean": summary.mean,
@@ -61,10 +69,10 @@ def parity(table: TokenTable, gates: Gates, rng: np.random.Generator) -> ProbeRe
         "k3": summary.k3,
         "signed_mean": summary.signed_mean,
         "token_ess": token_ess(delta),
-        "sequence_ess": sequence_ess(delta, table.sequence[possible]),
+        "sequence_ess": sequence_ess(delta, sequence),
         "impossible_tokens": excluded,
     }
-    broken = [
+    broken += [
         f"{label} {value:.3g} > {limit:.3g}"
         for label, value, limit in (
             ("mean |Δ|", summary.mean, gates.mean),
@@ -74,13 +82,22 @@ def parity(table: TokenTable, gates: Gates, rng: np.random.Generator) -> ProbeRe
         )
         if value > limit
     ]
-    if excluded > max(1, 1e-3 * len(possible)):
-        broken.append(f"{excluded} sampled tokens are excluded by the requested parameters")
     status = Outcome.FAIL if broken else Outcome.PASS
     says = (
         "; ".join(broken) or f"mean |Δ| {summary.mean:.3g} over {summary.count} tokens, gate {gates.mean:.3g}"
     )
     return answered(name, status, says, evidence, required=True)
+
+
+def _not_sampled(excluded: int, absurd: int, tokens: int) -> list[str]:
+    """What no rounding does: tokens that the request excludes, and numbers that no sampled token can have."""
+    broken = []
+    # A token on the edge of a kept set may fall on either side by rounding.
+    if excluded > max(1, 1e-3 * tokens):
+        broken.append(f"{excluded} sampled tokens are excluded by the requested parameters")
+    if absurd:
+        broken.append(f"{absurd} reported logprobs lie more than {LARGEST_LOG_RATIO:.0f} nats too low")
+    return broken
 
 
 def fidelity(table: TokenTable) -> ProbeResult:

@@ -19,14 +19,14 @@ MOST_NAMED = 20
 """Bad lines that are named in the verdict; their number is always told."""
 MOST_BAD = 0.1
 """Share of bad lines above which the others prove nothing: what was skipped may be the fault."""
-# Causes that a parameter nobody stated may turn out to be.
-_MAY_BE_UNSTATED = (
-    "semantic/temperature",
-    "semantic/raw-logprobs",
-    "semantic/truncation-mass",
-    "semantic/penalty",
-    "semantic/generation-config",
-)
+# A cause, and the parameters that may have been requested so and left out of the dump.
+_MAY_BE_UNSTATED = {
+    "semantic/temperature": ("temperature",),
+    "semantic/raw-logprobs": ("temperature",),
+    "semantic/truncation-mass": ("top_p", "top_k", "min_p"),
+    "semantic/penalty": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    "semantic/generation-config": SHAPING,
+}
 
 
 def dump_probe(dump: Dump, judged: Sequence[RecordedRollout], selection: str, engine: str) -> ProbeResult:
@@ -78,13 +78,13 @@ def unstated(judged: Sequence[RecordedRollout]) -> list[str]:
 def with_doubt(causes: Sequence[CauseFound], judged: Sequence[RecordedRollout]) -> tuple[CauseFound, ...]:
     """A parameter in force that nobody asked for, or one that the dump forgot to mention? Said where it is open."""
     silent = unstated(judged)
-    doubt = f"; the dump does not state {', '.join(silent)}: if they were requested so, say it on the command line"
-    return tuple(
-        msgspec.structs.replace(cause, evidence=cause.evidence + doubt)
-        if silent and cause.cause in _MAY_BE_UNSTATED
-        else cause
-        for cause in causes
-    )
+    doubted = []
+    for cause in causes:
+        open_to_doubt = [name for name in _MAY_BE_UNSTATED.get(cause.cause, ()) if name in silent]
+        doubt = f"; the dump does not state {', '.join(open_to_doubt)}: if this was requested, put it into the dump"
+        evidence = cause.evidence + (doubt if open_to_doubt else "")
+        doubted.append(msgspec.structs.replace(cause, evidence=evidence))
+    return tuple(doubted)
 
 
 def fingerprint_of(dump: Dump, judged: Sequence[RecordedRollout], engine: str) -> EngineFingerprint:
