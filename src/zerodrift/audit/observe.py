@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from zerodrift.audit.answers import generated
 from zerodrift.backends.base import Backend
 from zerodrift.core.completion import Answer
 from zerodrift.core.errors import RecordError
@@ -31,7 +32,7 @@ def observe(
     with LineWriter[Rollout](path) as writer:
         for begin in range(0, len(open_requests), BATCH):
             part = open_requests[begin : begin + BATCH]
-            answers = engine.generate([request for _, request in part])
+            answers = generated(engine, [request for _, request in part])
             fresh = [
                 rollout
                 for (index, request), answer in zip(part, answers, strict=True)

@@ -22,6 +22,8 @@ class Speechless:
     """A tokenizer without BOS that makes no token of whitespace, as some do."""
 
     all_special_ids = (0,)
+    bos_token_id = None
+    chat_template = None
 
     def __call__(self, text: str) -> dict[str, list[int]]:
         return {"input_ids": [1 + ord(letter) % 50 for letter in text if not letter.isspace()]}
@@ -52,14 +54,23 @@ def test_the_same_seed_gives_the_same_prompts_in_another_program(tokenizer: Any,
     assert json.loads(run.stdout) == [list(prompt.token_ids) for prompt in ours]
 
 
+def renderings(tokenizer: Any, text: str) -> list[list[int]]:
+    """What trainers make of a text."""
+    plain = tokenizer(text)["input_ids"]
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+    )
+    return [plain, [tokenizer.bos_token_id, *plain], tokenizer(chat)["input_ids"]]
+
+
 def test_prompts_differ_and_cover_texts_and_lengths(tokenizer: Any) -> None:
     prompts = generated(tokenizer, VOCAB_SIZE, 200, 64, seed=0)
     assert len(prompts) == 64
     assert len({prompt.token_ids for prompt in prompts}) == 64
     from_text = [prompt for prompt in prompts if prompt.text is not None]
-    assert 16 <= len(from_text) <= 48
-    for prompt in from_text:
-        assert tokenizer(prompt.text)["input_ids"] == list(prompt.token_ids)
+    assert 16 <= len(from_text) <= 56
+    ways = [renderings(tokenizer, prompt.text or "").index(list(prompt.token_ids)) for prompt in from_text]
+    assert set(ways) == {0, 1, 2}, "plain text, text after a BOS, and chat"
     random = {len(prompt.token_ids) for prompt in prompts if prompt.text is None}
     assert random <= set(LENGTHS)
     assert len(random) >= 5

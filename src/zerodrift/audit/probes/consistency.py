@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from zerodrift.audit.answers import generated, scored
 from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
 from zerodrift.backends.base import Backend, Capability
@@ -33,7 +34,7 @@ def batch(engine: Backend, requests: Sequence[Request], gates: Gates, salt: str)
     """The same requests, one at a time and all together, with a cold cache both times."""
     if Capability.SEED not in engine.capabilities:
         return not_judged("batch", "the engine takes no seed, so samples cannot be repeated")
-    answers = engine.generate(_cold(engine, requests, f"{salt}-together"))
+    answers = generated(engine, _cold(engine, requests, f"{salt}-together"))
     together = _first([answer.completions for answer in answers])
     alone = _alone(engine, _cold(engine, requests, f"{salt}-alone"))
     return _compare("batch", "path/batch-variance", engine, alone, together, gates)
@@ -63,16 +64,15 @@ def prefill_decode(
         return not_judged(name, "the engine does not score given tokens")
     plain = [Request(r.prompt, _plain(r.sampling)) for r in requests]
     decoded = _alone(engine, _cold(engine, plain, f"{salt}-decode"))
-    scored = engine.score([completion.sequence for completion in decoded])
+    sequences = [completion.sequence for completion in decoded]
+    prefilled = scored(engine, sequences, engine.name)
     pairs = [
-        (np.array(completion.logprobs), np.array(scores[len(completion.prompt_token_ids) - 1 :]))
-        for completion, scores in zip(decoded, scored, strict=True)
+        (np.array(completion.logprobs), scores[len(completion.prompt_token_ids) - 1 :])
+        for completion, scores in zip(decoded, prefilled, strict=True)
     ]
-    truth = reference.score([completion.sequence for completion in decoded])
-    wrong = np.concatenate(
-        [np.abs(np.array(one) - np.array(other)) for one, other in zip(scored, truth, strict=True)]
-    )
-    right = bool(wrong.mean() <= gates.mean)
+    truth = scored(reference, sequences, "the reference")
+    wrong = [np.abs(one - other) for one, other in zip(prefilled, truth, strict=True)]
+    right = bool(np.concatenate(wrong).mean() <= gates.mean)
     return _judge(name, "path/prefill-decode", engine, pairs, gates, {"prefill_is_right": right})
 
 
@@ -120,7 +120,7 @@ def _judge(
 
 
 def _alone(engine: Backend, requests: Sequence[Request]) -> list[Completion]:
-    return _first([engine.generate([request])[0].completions for request in requests])
+    return _first([generated(engine, [request])[0].completions for request in requests])
 
 
 def _first(groups: Sequence[tuple[Completion, ...]]) -> list[Completion]:

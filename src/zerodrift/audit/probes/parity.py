@@ -6,7 +6,7 @@ import numpy as np
 
 from zerodrift.audit.floor import Floor
 from zerodrift.audit.measure import TokenTable
-from zerodrift.audit.probes.result import ProbeResult, answered, vacuous
+from zerodrift.audit.probes.result import Evidence, ProbeResult, answered, vacuous
 from zerodrift.config.precision import Magnitude
 from zerodrift.records.verdict import Outcome
 from zerodrift.stats.arrays import LARGEST_LOG_RATIO
@@ -52,8 +52,8 @@ def parity(table: TokenTable, gates: Gates, rng: np.random.Generator) -> ProbeRe
     broken = _not_sampled(excluded, int(absurd.sum()), len(possible))
     if len(delta) < LEAST_TOKENS or len(np.unique(sequence)) < 2:
         if broken and len(possible) >= LEAST_TOKENS:
-            evidence = {"tokens": len(delta), "impossible_tokens": excluded}
-            return answered(name, Outcome.FAIL, "; ".join(broken), evidence, required=True)
+            few: Evidence = {"tokens": len(delta), "impossible_tokens": excluded}
+            return answered(name, Outcome.FAIL, "; ".join(broken), few, required=True)
         says = f"{len(delta)} tokens of {len(np.unique(sequence))} sequences; {LEAST_TOKENS} of 2 are needed"
         return vacuous(name, says, required=True)
     summary = summarise(delta)

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from zerodrift.audit.answers import generated
 from zerodrift.audit.counterfactual.delivery import deliveries
 from zerodrift.audit.perturb import GROUPINGS, GroupedWeights
 from zerodrift.audit.probes.parity import Gates
@@ -248,7 +249,7 @@ def _reported(completions: Sequence[Completion]) -> Floats:
 
 
 def _generate(engine: Backend, requests: Sequence[Request]) -> list[Completion]:
-    answers = engine.generate(requests)
+    answers = generated(engine, requests)
     for answer in answers:
         if not answer.completions:
             problem = answer.problems[0].message if answer.problems else "no sample at all"

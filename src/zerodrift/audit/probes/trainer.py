@@ -5,22 +5,23 @@ the reference, four accounts are told apart: sequences that leak into each other
 the micro-batch, a forward in less precision, and positions that are off.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from zerodrift.audit.answers import scored
 from zerodrift.audit.floor import Passage, measure_floor
 from zerodrift.audit.probes.parity import LEAST_TOKENS, Gates
 from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.core.errors import BadAnswer
 from zerodrift.core.task import Scorer
 from zerodrift.records.verdict import CauseFound, Outcome
 
 Floats = NDArray[np.float64]
 NAME = "trainer"
+WHOSE = "the trainer's scorer"
 MOST_SEQUENCES = 32
 ALONE = 6
 EXPLAINED = 0.9
@@ -31,14 +32,17 @@ def trainer(
 ) -> ProbeResult:
     """Raw logprobs of whole sequences, the trainer's against the reference's."""
     sequences = sequences[:MOST_SEQUENCES]
-    theirs, ours = _score(scorer, sequences), [np.array(row) for row in reference.score(sequences)]
-    gap = np.abs(np.concatenate([one - other for one, other in zip(theirs, ours, strict=True)]))
+    theirs, ours = scored(scorer, sequences, WHOSE), [np.array(row) for row in reference.score(sequences)]
+    gaps = [np.abs(one - other) for one, other in zip(theirs, ours, strict=True)]
+    gap = np.concatenate(gaps)
     evidence = {"tokens": len(gap), "mean": float(gap.mean()), "max": float(gap.max())}
     if len(gap) < LEAST_TOKENS:
         return vacuous(NAME, f"{len(gap)} tokens; {LEAST_TOKENS} are needed", evidence)
     if gap.mean() <= gates.mean:
         return answered(NAME, Outcome.PASS, f"mean |Δ| {gap.mean():.3g} from the reference", evidence)
-    cause = _cause(scorer, reference, sequences, ours, gates)
+    # Alone, those that are wrong: a fault may reach only the longest.
+    worst = sorted(range(len(gaps)), key=lambda number: -float(gaps[number].mean()))[:ALONE]
+    cause = _cause(scorer, reference, sequences, {number: ours[number] for number in worst}, gates)
     return answered(NAME, Outcome.FAIL, cause.evidence, evidence, causes=(cause,))
 
 
@@ -46,18 +50,18 @@ def _cause(
     scorer: Scorer,
     reference: ReferenceBackend,
     sequences: Sequence[tuple[int, ...]],
-    ours: Sequence[Floats],
+    worst: Mapping[int, Floats],
     gates: Gates,
 ) -> CauseFound:
-    alone = [_score(scorer, [ids])[0] for ids in sequences[:ALONE]]
-    gaps = [np.abs(one - other) for one, other in zip(alone, ours, strict=False)]
+    """`worst` are the reference's scores of the sequences that the trainer is furthest from."""
+    gaps = [np.abs(scored(scorer, [sequences[n]], WHOSE)[0] - right) for n, right in worst.items()]
     size = float(np.concatenate(gaps).mean())
     if size <= gates.mean:
         return _batch_cause(scorer, reference, sequences)
     if (onset := _onset(gaps, gates)) is not None:
         says = f"scores are right up to position {onset} and wrong from there on"
         return found("trainer/positions", "trainer", NAME, says)
-    coarse = measure_floor(reference.model, [Passage(ids, 1) for ids in sequences[:ALONE]], "bfloat16")
+    coarse = measure_floor(reference.model, [Passage(sequences[n], 1) for n in worst], "bfloat16")
     if coarse.mean / 4 <= size <= coarse.mean * 4:
         says = f"mean |Δ| {size:.2g} has the size of bf16 rounding ({coarse.mean:.2g}), also for one sequence alone"
         return found("trainer/autocast", "trainer", NAME, says)
@@ -69,15 +73,17 @@ def _batch_cause(
     scorer: Scorer, reference: ReferenceBackend, sequences: Sequence[tuple[int, ...]]
 ) -> CauseFound:
     """Right alone and wrong together: does the sequence before it explain what the second one is given?"""
+    says = "sequences are scored right alone and wrong in a batch"
+    if len(sequences) < 2:
+        return found("trainer/micro-batch", "trainer", NAME, says)
     first, second = sequences[0], sequences[1]
-    together = _score(scorer, [first, second])[1]
+    together = scored(scorer, [first, second], WHOSE)[1]
     plain = np.array(reference.score([second])[0])
     leaked = _leaked(reference, first, second)
     before, after = np.abs(together - plain).sum(), np.abs(together - leaked).sum()
     if before > 0 and 1 - after / before > EXPLAINED:
-        says = f"a sequence sees the one packed before it: that explains {1 - after / before:.1%} of the difference"
-        return found("trainer/packing", "trainer", NAME, says, explained=float(1 - after / before))
-    says = "sequences are scored right alone and wrong in a batch"
+        leak = f"a sequence sees the one packed before it: that explains {1 - after / before:.1%} of the difference"
+        return found("trainer/packing", "trainer", NAME, leak, explained=float(1 - after / before))
     return found("trainer/micro-batch", "trainer", NAME, says)
 
 
@@ -104,14 +110,3 @@ def _onset(gaps: Sequence[Floats], gates: Gates) -> int | None:
     wrong = np.flatnonzero(worst > 10 * gates.mean)
     first = int(wrong[0]) if len(wrong) else 0
     return first if first >= 2 else None
-
-
-def _score(scorer: Scorer, sequences: Sequence[tuple[int, ...]]) -> list[Floats]:
-    rows = [np.array(row, dtype=np.float64) for row in scorer.score(sequences)]
-    for ids, row in zip(sequences, rows, strict=True):
-        if len(row) != len(ids) - 1 or not np.isfinite(row).all():
-            raise BadAnswer(
-                f"the trainer's scorer gave {len(row)} numbers for {len(ids)} tokens, or some that are not finite; "
-                "it must give one finite logprob for every token but the first"
-            )
-    return rows

@@ -1,0 +1,43 @@
+"""Is what came back an answer at all: one for each question, one finite number for each token?
+
+A NaN compares false with everything, and a row too few would be compared with its neighbour: both are refused here,
+so that a probe ends as not judged and never as passed.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerodrift.backends.base import Backend
+from zerodrift.core.completion import Answer
+from zerodrift.core.errors import BadAnswer
+from zerodrift.core.request import Request
+from zerodrift.core.task import Scorer
+
+Floats = NDArray[np.float64]
+
+
+def generated(engine: Backend, requests: Sequence[Request]) -> list[Answer]:
+    """One answer per request, whatever is in it."""
+    answers = engine.generate(requests)
+    if len(answers) != len(requests):
+        raise BadAnswer(
+            f"{engine.name} gave {len(answers)} answers to {len(requests)} requests; outputs cannot be told apart"
+        )
+    return answers
+
+
+def scored(scorer: Scorer | Backend, sequences: Sequence[Sequence[int]], whose: str) -> list[Floats]:
+    """Raw logprobs of every token but the first, of each sequence."""
+    told = scorer.score(sequences)
+    if len(told) != len(sequences):
+        raise BadAnswer(f"{whose} gave {len(told)} rows of scores for {len(sequences)} sequences")
+    rows = [np.array(row, dtype=np.float64) for row in told]
+    for ids, row in zip(sequences, rows, strict=True):
+        if len(row) != len(ids) - 1 or not np.isfinite(row).all():
+            raise BadAnswer(
+                f"{whose} gave {len(row)} numbers for {len(ids)} tokens, or some that are not finite; "
+                "it must give one finite logprob for every token but the first"
+            )
+    return rows

@@ -1,0 +1,283 @@
+"""The probes against an engine that is played by the test: equal bits, small gaps, large gaps, and no answer at all."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from zerodrift.audit.probes import consistency
+from zerodrift.audit.probes.parity import Gates
+from zerodrift.audit.probes.result import ProbeResult
+from zerodrift.backends.base import Capability
+from zerodrift.core.completion import Answer, Completion
+from zerodrift.core.errors import BadAnswer
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.records.verdict import Outcome
+
+REQUESTS = [Request(Prompt((10 + row, 4, 5)), SamplingParams(max_tokens=4, seed=row)) for row in range(4)]
+OUTPUT = (7, 8, 9, 10)
+Make = Callable[..., Completion]
+Engine = Callable[..., Any]
+Told = Callable[[Request, int, int], Sequence[float]]
+"""(request, number of the call, requests in the call) to logprobs."""
+
+
+@pytest.fixture
+def engine(scripted: Engine, completion: Make) -> Callable[..., Any]:
+    """Reports `told`, and gives `output` for every request."""
+
+    def build(told: Told, output: Callable[[Request, int], tuple[int, ...]] | None = None, **options: Any) -> Any:
+        def answer(request: Request, number: int) -> Answer:
+            tokens = OUTPUT if output is None else output(request, number)
+            values = told(request, number, played.batches[-1])
+            fields = {"cached_tokens": options.get("cached", lambda _: 0)(number)}
+            return Answer((completion(request.prompt.token_ids, tokens, values[: len(tokens)], **fields),))
+
+        played = scripted(answer, **{k: v for k, v in options.items() if k != "cached"})
+        return played
+
+    return build
+
+
+def steady(request: Request, number: int, together: int) -> Sequence[float]:
+    return (-1.0, -2.0, -3.0, -4.0)
+
+
+def off_by(gap: float, when: Callable[[int, int], bool]) -> Told:
+    def told(request: Request, number: int, together: int) -> Sequence[float]:
+        shift = gap if when(number, together) else 0.0
+        return tuple(value - shift for value in steady(request, number, together))
+
+    return told
+
+
+class Truth:
+    """A reference that scores like the engine's decoding does, unless told otherwise."""
+
+    def __init__(self, value: float = -1.0) -> None:
+        self.value = value
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return [[self.value] * (len(ids) - 1) for ids in sequences]
+
+
+def run(name: str, engine: Any, gates: Gates, requests: Sequence[Request] = REQUESTS) -> ProbeResult:
+    return getattr(consistency, name)(engine, requests, gates, "salt")  # type: ignore[no-any-return]
+
+
+# When the second look is taken: the second pass of eight; the call of four; the second pass again.
+SECOND = {
+    "repeat": lambda number, together: number >= 4,
+    "batch": lambda number, together: together == 4,
+    "cache": lambda number, together: number >= 4,
+}
+CAUSE = {"repeat": "path/nondeterminism", "batch": "path/batch-variance", "cache": "path/prefix-cache"}
+HITS = {"cached": lambda number: 2 if number >= 4 else 0}
+
+
+@pytest.mark.parametrize("name", list(SECOND))
+def test_equal_bits_pass(engine: Engine, gates: Gates, name: str) -> None:
+    result = run(name, engine(steady, **HITS), gates)
+    assert result.record.name == name
+    assert result.record.status is Outcome.PASS
+    assert result.causes == ()
+    assert result.record.says == "16 tokens, every bit equal"
+    assert result.record.evidence["mean"] == 0.0
+
+
+@pytest.mark.parametrize("name", list(SECOND))
+@pytest.mark.parametrize(("gap", "gating"), [(1e-6, False), (1e-3, True)])
+def test_a_difference_is_listed_and_gates_above_the_gate(
+    engine: Engine, gates: Gates, name: str, gap: float, gating: bool
+) -> None:
+    result = run(name, engine(off_by(gap, SECOND[name]), **HITS), gates)
+    assert result.record.status is (Outcome.FAIL if gating else Outcome.PASS)
+    (cause,) = result.causes
+    assert (cause.cause, cause.gating, cause.explained) == (CAUSE[name], gating, 1.0)
+    assert result.record.evidence["mean"] == pytest.approx(gap)
+    assert result.record.evidence["max"] == pytest.approx(gap)
+    assert result.record.evidence["differing"] == 16
+    assert "16 of 16 tokens differ" in result.record.says
+
+
+def test_tokens_after_a_different_one_are_not_compared(engine: Engine, gates: Gates) -> None:
+    def output(request: Request, number: int) -> tuple[int, ...]:
+        return OUTPUT if number < 4 else (7, 8, 11, 10)
+
+    def told(request: Request, number: int, together: int) -> Sequence[float]:
+        return (-1.0, -2.0, -3.0, -4.0) if number < 4 else (-1.0, -2.5, -30.0, -40.0)
+
+    result = run("repeat", engine(told, output), gates)
+    assert result.record.evidence["tokens"] == 8
+    assert result.record.evidence["max"] == 0.5
+
+
+def test_a_shorter_output_is_compared_as_far_as_it_goes(engine: Engine, gates: Gates) -> None:
+    result = run("repeat", engine(steady, lambda request, number: OUTPUT[: 4 if number < 4 else 3]), gates)
+    assert result.record.evidence["tokens"] == 12
+
+
+@pytest.mark.parametrize("name", list(SECOND))
+def test_nothing_in_common_is_vacuous(engine: Engine, gates: Gates, name: str) -> None:
+    result = run(name, engine(steady, lambda request, number: (number, 8, 9, 10), **HITS), gates)
+    assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "lacks"),
+    [
+        ("repeat", Capability.SEED),
+        ("batch", Capability.SEED),
+        ("cache", Capability.SEED),
+        ("cache", Capability.CACHE_SALT),
+        ("cache", Capability.CACHED_TOKENS),
+    ],
+)
+def test_what_the_engine_cannot_do_is_not_judged(
+    engine: Engine, gates: Gates, name: str, lacks: Capability
+) -> None:
+    played = engine(steady, capabilities=frozenset(Capability) - {lacks})
+    result = run(name, played, gates)
+    assert result.record.status is Outcome.INCONCLUSIVE
+    assert "seed" in result.record.says or lacks.value in result.record.says
+    assert played.asked == []
+
+
+@pytest.mark.parametrize(
+    "cached",
+    [lambda number: 0, lambda number: None, lambda number: 2],
+    ids=["never", "unsaid", "already at the first time"],
+)
+def test_a_cache_that_was_not_hit_or_not_cold_is_vacuous(
+    engine: Engine, gates: Gates, cached: Callable[[int], int | None]
+) -> None:
+    result = run("cache", engine(steady, cached=cached), gates)
+    assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
+
+
+def test_the_cache_probe_says_how_much_was_cached(engine: Engine, gates: Gates) -> None:
+    assert run("cache", engine(steady, **HITS), gates).record.evidence["cached_tokens"] == 8
+
+
+def salts(played: Any) -> list[str | None]:
+    return [request.prompt.cache_salt for request in played.asked]
+
+
+def test_salts_keep_caches_cold_where_they_should_be(engine: Engine, gates: Gates) -> None:
+    for name in ("repeat", "batch"):
+        played = engine(steady)
+        run(name, played, gates)
+        assert len(set(salts(played))) == 8, "no salt is used twice"
+    played = engine(steady, **HITS)
+    run("cache", played, gates)
+    assert salts(played)[:4] == salts(played)[4:]
+    assert len(set(salts(played))) == 4, "one request does not warm the cache of another"
+
+
+def test_an_engine_without_salts_gets_none(engine: Engine, gates: Gates) -> None:
+    played = engine(steady, capabilities=frozenset({Capability.SEED}))
+    run("repeat", played, gates)
+    assert set(salts(played)) == {None}
+
+
+def test_batches_form_and_singles_are_single(engine: Engine, gates: Gates) -> None:
+    played = engine(steady)
+    run("batch", played, gates)
+    assert sorted(played.batches) == [1, 1, 1, 1, 4]
+    played = engine(steady)
+    run("repeat", played, gates)
+    assert played.batches == [1] * 8
+
+
+@pytest.mark.parametrize("name", list(SECOND))
+def test_no_usable_sample_is_a_bad_answer(scripted: Engine, gates: Gates, name: str) -> None:
+    with pytest.raises(BadAnswer, match="no usable sample"):
+        run(name, scripted(lambda request, number: Answer(())), gates)
+
+
+@pytest.mark.parametrize("name", list(SECOND))
+def test_another_number_of_answers_is_a_bad_answer(scripted: Engine, gates: Gates, name: str) -> None:
+    played = scripted(lambda request, number: Answer(()))
+    played.generate = lambda requests: []
+    with pytest.raises(BadAnswer, match="0 answers"):
+        run(name, played, gates)
+
+
+# --- prefill and decode -----------------------------------------------------------------------------------------
+
+
+def ones(request: Request, number: int, together: int) -> Sequence[float]:
+    return (-1.0,) * 4
+
+
+def prefill_decode(
+    played: Any, gates: Gates, truth: Truth, requests: Sequence[Request] = REQUESTS
+) -> ProbeResult:
+    return consistency.prefill_decode(played, requests, gates, truth, "salt")
+
+
+def test_decode_and_prefill_that_agree_pass(engine: Engine, gates: Gates) -> None:
+    result = prefill_decode(engine(ones), gates, Truth())
+    assert result.record.status is Outcome.PASS
+    assert result.record.evidence["tokens"] == 16
+    assert result.record.evidence["prefill_is_right"] is True
+
+
+@pytest.mark.parametrize(("scored", "right"), [(-1.0, True), (-1.5, False)])
+def test_the_reference_says_which_of_the_two_is_right(
+    engine: Engine, gates: Gates, scored: float, right: bool
+) -> None:
+    played = engine(lambda *_: (-1.25,) * 4, scores=lambda ids: [scored] * (len(ids) - 1))
+    result = prefill_decode(played, gates, Truth(-1.0))
+    assert result.record.status is Outcome.FAIL
+    assert result.causes[0].cause == "path/prefill-decode"
+    assert result.record.evidence["mean"] == pytest.approx(0.25)
+    assert result.record.evidence["prefill_is_right"] is right
+
+
+def test_scoring_is_asked_at_temperature_one_without_truncation(engine: Engine, gates: Gates) -> None:
+    hot = SamplingParams(temperature=0.3, top_p=0.9, top_k=5, presence_penalty=1.0, n=2, max_tokens=4, seed=3)
+    played = engine(ones)
+    prefill_decode(played, gates, Truth(), [Request(request.prompt, hot) for request in REQUESTS])
+    for request in played.asked:
+        assert request.sampling == msgspec.structs.replace(SamplingParams(), max_tokens=4, seed=3)
+
+
+def test_an_engine_that_cannot_score_is_not_judged(engine: Engine, gates: Gates) -> None:
+    played = engine(ones, capabilities=frozenset(Capability) - {Capability.SCORE})
+    result = prefill_decode(played, gates, Truth())
+    assert result.record.status is Outcome.INCONCLUSIVE
+    assert "does not score" in result.record.says
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        lambda ids: [-1.0] * len(ids),
+        lambda ids: [-1.0] * (len(ids) - 2),
+        lambda ids: [],
+        lambda ids: [-1.0] * (len(ids) - 2) + [float("nan")],
+        lambda ids: [None] + [-1.0] * (len(ids) - 2),
+    ],
+    ids=["one more", "one fewer", "none", "nan", "null"],
+)
+def test_scores_that_are_none_are_a_bad_answer(
+    engine: Engine, gates: Gates, scores: Callable[[Sequence[int]], Any]
+) -> None:
+    with pytest.raises(BadAnswer, match="one finite logprob for every token but the first"):
+        prefill_decode(engine(ones, scores=scores), gates, Truth())
+
+
+def test_scores_for_other_sequences_are_a_bad_answer(engine: Engine, gates: Gates) -> None:
+    played = engine(ones)
+    played.score = lambda sequences: [[-1.0] * 6]
+    with pytest.raises(BadAnswer, match="1 rows of scores for 4 sequences"):
+        prefill_decode(played, gates, Truth())
+
+
+def test_nothing_was_decoded(engine: Engine, gates: Gates) -> None:
+    result = prefill_decode(engine(lambda *_: (), lambda *_: ()), gates, Truth())
+    assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
+    assert np.isfinite([v for v in result.record.evidence.values() if isinstance(v, float)]).all()

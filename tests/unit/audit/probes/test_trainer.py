@@ -1,0 +1,152 @@
+"""Trainers whose forward is wrong in one way each, over the llama testbed in fp64."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from zerodrift.audit.probes.parity import Gates
+from zerodrift.audit.probes.result import ProbeResult
+from zerodrift.audit.probes.trainer import trainer
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.core.errors import BadAnswer
+from zerodrift.records.verdict import Outcome
+
+Scores = Callable[[Sequence[Sequence[int]]], list[list[float]]]
+
+
+class Trainer:
+    """A scorer made of a function."""
+
+    def __init__(self, score: Scores) -> None:
+        self.score = score
+
+
+@pytest.fixture(scope="module")
+def sequences() -> list[tuple[int, ...]]:
+    rng = np.random.default_rng(0)
+    return [tuple(rng.integers(4, 500, 30 + row).tolist()) for row in range(10)]
+
+
+@pytest.fixture
+def judge(
+    llama: ReferenceBackend, gates: Gates, sequences: list[tuple[int, ...]]
+) -> Callable[[Scores], ProbeResult]:
+    return lambda score: trainer(Trainer(score), llama, sequences, gates)
+
+
+Judge = Callable[[Scores], ProbeResult]
+
+
+def cause(result: ProbeResult) -> str:
+    assert result.record.status is Outcome.FAIL
+    (only,) = result.causes
+    assert only.evidence == result.record.says
+    return only.cause
+
+
+def changed(llama: ReferenceBackend, change: Callable[[int, np.ndarray], np.ndarray]) -> Scores:
+    """The reference's scores with something done to each row, given its place in the batch."""
+    return lambda batch: [
+        change(place, np.array(row)).tolist() for place, row in enumerate(llama.score(batch))
+    ]
+
+
+def test_the_references_own_scores_pass(llama: ReferenceBackend, judge: Judge) -> None:
+    result = judge(llama.score)
+    assert result.record.status is Outcome.PASS
+    assert result.record.evidence["mean"] == 0.0
+    assert result.record.evidence["tokens"] == sum(29 + row for row in range(10))
+
+
+def test_a_few_tokens_decide_nothing(
+    llama: ReferenceBackend, gates: Gates, sequences: list[tuple[int, ...]]
+) -> None:
+    result = trainer(llama, llama, sequences[:2], gates)
+    assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
+
+
+def test_packed_sequences_that_see_each_other(llama: ReferenceBackend, judge: Judge) -> None:
+    @torch.no_grad()
+    def packed(batch: Sequence[Sequence[int]]) -> list[list[float]]:
+        ids = torch.tensor([[token for sequence in batch for token in sequence]])
+        positions = torch.cat([torch.arange(len(sequence)) for sequence in batch])[None]
+        mask = torch.ones_like(ids)
+        rows = torch.log_softmax(
+            llama.model(ids, position_ids=positions, attention_mask=mask).logits[0].double(), -1
+        )
+        scores, begin = [], 0
+        for sequence in batch:
+            own = rows[begin : begin + len(sequence) - 1]
+            scores.append(own[torch.arange(len(own)), torch.tensor(list(sequence[1:]))].tolist())
+            begin += len(sequence)
+        return scores
+
+    result = judge(packed)
+    assert cause(result) == "trainer/packing"
+    assert result.causes[0].explained > 0.99
+
+
+def test_rows_that_depend_on_their_neighbours(llama: ReferenceBackend, judge: Judge) -> None:
+    spoiled = changed(llama, lambda place, row: row - 0.1 * (place % 2))
+    assert cause(judge(spoiled)) == "trainer/micro-batch"
+
+
+def test_wrong_from_a_position_on(llama: ReferenceBackend, judge: Judge) -> None:
+    shifted = changed(llama, lambda place, row: row - 0.3 * (np.arange(len(row)) >= 8))
+    result = judge(shifted)
+    assert cause(result) == "trainer/positions"
+    assert "up to position 8" in result.record.says
+
+
+def test_wrong_where_only_long_sequences_reach(
+    llama: ReferenceBackend, gates: Gates, sequences: list[tuple[int, ...]]
+) -> None:
+    """The sequences that are scored alone must be those that are wrong, not those that come first."""
+    shifted = changed(llama, lambda place, row: row - 0.3 * (np.arange(len(row)) >= 36))
+    result = trainer(Trainer(shifted), llama, sequences, gates)
+    assert cause(result) == "trainer/positions"
+
+
+def test_noise_of_the_size_of_bf16(llama: ReferenceBackend, judge: Judge) -> None:
+    narrow = ReferenceBackend("testbed:llama", dtype="bfloat16")
+    assert cause(judge(narrow.score)) == "trainer/autocast"
+
+
+def test_another_model_is_unexplained(llama: ReferenceBackend, judge: Judge) -> None:
+    result = judge(changed(llama, lambda place, row: row - 1.0))
+    assert cause(result) == "unexplained"
+    assert result.causes[0].explained == 0.0
+
+
+def test_one_sequence_that_comes_out_differently_each_time(
+    llama: ReferenceBackend, gates: Gates
+) -> None:
+    """Right alone and wrong together, with nothing to be together with."""
+    calls = []
+
+    def moody(batch: Sequence[Sequence[int]]) -> list[list[float]]:
+        calls.append(batch)
+        return [[value - 0.5 * (len(calls) == 1) for value in row] for row in llama.score(batch)]
+
+    ids = tuple(np.random.default_rng(1).integers(4, 500, 250).tolist())
+    assert cause(trainer(Trainer(moody), llama, [ids], gates)) == "trainer/micro-batch"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda rows: rows[:-1],
+        lambda rows: [row[:-1] for row in rows],
+        lambda rows: [[float("nan"), *row[1:]] for row in rows],
+        lambda rows: [[None, *row[1:]] for row in rows],
+        lambda rows: [[float("-inf"), *row[1:]] for row in rows],
+    ],
+    ids=["a row fewer", "a number fewer", "nan", "null", "infinite"],
+)
+def test_a_scorer_that_breaks_its_promise(
+    llama: ReferenceBackend, judge: Judge, spoil: Callable[[list[list[float]]], list[list[float]]]
+) -> None:
+    with pytest.raises(BadAnswer, match="the trainer's scorer gave"):
+        judge(lambda batch: spoil(llama.score(batch)))
