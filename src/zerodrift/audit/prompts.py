@@ -143,10 +143,7 @@ def from_file(
     `vocab_size` None leaves it to the engine to refuse ids that the model does not have.
     """
     prompts: list[Prompt] = []
-    if not path.is_file():
-        raise RecordError(
-            f"there is no prompt file {path}; give a JSON-lines file with `prompt` or `messages`"
-        )
+    check_file(path)
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if len(prompts) == count:

@@ -26,7 +26,7 @@ class Speechless:
     chat_template = None
 
     def __call__(self, text: str) -> dict[str, list[int]]:
-        return {"input_ids": [1 + ord(letter) % 50 for letter in text if not letter.isspace()]}
+        return {"input_ids": [1 + ord(letter) % 3 for letter in text if not letter.isspace()]}
 
 
 def test_the_same_seed_gives_the_same_prompts(tokenizer: Any) -> None:
