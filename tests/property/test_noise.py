@@ -19,8 +19,8 @@ from zerodrift.sampler.noise import draw_seed, uniform
 LARGEST = 1 - 2.0**-53
 """The largest number that `uniform` can return."""
 AXES = ("seed", "sample index", "position")
-ORIGINS = ((0, 0, 0), (MAX_SEED - 40_000, 3, 1000), (2**40 + 17, 0, 0))
-DRAWS = 20_000
+ORIGINS = ((0, 0, 0), (MAX_SEED - 20_000, 3, 1000), (2**40 + 17, 0, 0))
+DRAWS = 10_000
 
 Noise = Callable[[int, int, int], float]
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerodrift.core.completion import (
-    Answer,
     Completion,
     EngineFingerprint,
     FinishReason,
@@ -96,9 +95,6 @@ def completions(draw: st.DrawFn) -> Completion:
     )
 
 
-answers = st.builds(
-    Answer, st.lists(completions(), max_size=2).map(tuple), st.lists(problems, max_size=2).map(tuple)
-)
 rollouts = st.builds(
     lambda outcome, **shared: Rollout(**shared, **outcome),
     st.one_of(
@@ -147,7 +143,7 @@ def check_round_trip(value: Any) -> None:
     assert msgspec.json.encode(back) == document
 
 
-@given(st.one_of(requests, completions(), answers, rollouts, verdicts))
+@given(st.one_of(requests, completions(), rollouts, verdicts))
 def test_json(value: Any) -> None:
     check_round_trip(value)
 

@@ -4,9 +4,11 @@ Everything that decides is elsewhere; this file says what happens when. An engin
 a probe, not the audit: what could not be judged is said so, and the run directory can be resumed.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +24,7 @@ from zerodrift.audit.observe import observe
 from zerodrift.audit.perturb import GroupedWeights, perturbed, write_checkpoint
 from zerodrift.audit.plan import parity_requests, probe_requests
 from zerodrift.audit.probes import consistency
-from zerodrift.audit.probes.contract import contract
+from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, parity
 from zerodrift.audit.probes.result import ProbeResult, found, not_judged
 from zerodrift.audit.probes.sync import Update, weight_sync
@@ -32,8 +34,9 @@ from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
 from zerodrift.config.validation import ValidationConfig
-from zerodrift.core.errors import EngineError
-from zerodrift.core.request import Prompt, SamplingParams
+from zerodrift.core.completion import EngineFingerprint
+from zerodrift.core.errors import CapabilityMissing, EngineError, InvalidValue, ZerodriftError
+from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.task import Scorer
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
@@ -88,6 +91,7 @@ class Audit:
     def run(self) -> "Audited":
         """All rungs."""
         rng = np.random.default_rng(self.validation.seed)
+        fingerprint = self._fingerprint()
         results, rollouts = self._ask()
         observed = [
             Observed(rollout.completion, rollout.request.sampling)
@@ -95,11 +99,8 @@ class Audit:
             if rollout.completion is not None and rollout.completion.token_ids
         ]
         if not observed:
-            floor = None
-            conclusion = judging.conclude(
-                [*results, not_judged("parity", "nothing to compare", required=True)], ()
-            )
-            return self._audited(conclusion, results, floor, None, {}, ())
+            results.append(not_judged("parity", "nothing to compare", required=True))
+            return self._audited(fingerprint, judging.conclude(results, ()), results, None, None, {}, ())
         self.progress.stage("floor")
         floor = self._floor(observed)
         gates = gates_for(self.validation.gate_for(self.precision), floor)
@@ -108,18 +109,30 @@ class Audit:
         parity_result, fidelity_result = parity(table, gates, rng), fidelity(table)
         results += [parity_result, fidelity_result]
         causes: tuple[CauseFound, ...] = ()
-        if Outcome.FAIL in (parity_result.record.status, fidelity_result.record.status):
+        # One sequence has no spread between sequences: what is wrong with it stays without a name.
+        if len(measurements) > 1 and Outcome.FAIL in (
+            parity_result.record.status,
+            fidelity_result.record.status,
+        ):
             causes = self._diagnose(measurements, table, floor, gates, rng)
         about_itself = self._consistency(gates, semantic=any(c.cause.startswith("semantic/") for c in causes))
-        mean = float(parity_result.record.evidence.get("mean", 0.0))
+        # Where no Δ could be compared, nothing that the engine says of itself is known to be as large.
+        mean = float(parity_result.record.evidence.get("mean", math.inf))
         causes, about_itself = judging.reconcile(causes, about_itself, mean, gates.mean)
         results += about_itself
         if self.trainer is not None:
-            results.append(self._guard("trainer", lambda: self._trainer(measurements, gates)))
+            results.append(self._asked("trainer", lambda: self._trainer(measurements, gates)))
         if self.checkpoint is not None:
-            results.append(self._guard("weight-sync", lambda: self._sync(gates)))
+            results.append(self._asked("weight-sync", lambda: self._sync(gates)))
         conclusion = judging.conclude(results, causes)
-        return self._audited(conclusion, results, floor, table, gates._asdict(), measurements)
+        return self._audited(fingerprint, conclusion, results, floor, table, gates._asdict(), measurements)
+
+    def _fingerprint(self) -> EngineFingerprint:
+        """Asked before anything else: an engine that dies later was still this one."""
+        try:
+            return self.engine.fingerprint()
+        except EngineError:
+            return EngineFingerprint(engine=self.engine.name, semantic={}, numeric={}, deployment={})
 
     def _ask(self) -> tuple[list[ProbeResult], list[Rollout]]:
         self.progress.stage("sample")
@@ -130,8 +143,9 @@ class Audit:
             rollouts = observe(
                 self.engine, requests, "parity", self.directory / "rollouts.jsonl", self.progress.step
             )
-        except EngineError as error:
+        except (EngineError, InvalidValue) as error:
             return [not_judged("contract", f"the engine failed: {error}", required=True)], []
+        rollouts = [readable(rollout, self.reference.facts.vocab_size) for rollout in rollouts]
         return [contract(rollouts, self.engine.name, self.reference.facts)], rollouts
 
     def _floor(self, observed: Sequence[Observed]) -> Floor:
@@ -176,33 +190,35 @@ class Audit:
 
     def _consistency(self, gates: Gates, *, semantic: bool) -> list[ProbeResult]:
         self.progress.stage("self-consistency")
-        facts = self.reference.facts
-        requests = probe_requests(
-            facts.vocab_size,
-            min(self.engine.max_model_len, facts.context_length),
-            16,
-            self.reference.tokenizer.all_special_ids,
-            self.validation.seed,
-        )
+        engine, requests = self.engine, partial(self._probe_requests, self.validation.seed)
         salt = f"audit-{self.validation.seed}-{time.time_ns()}"
         probes: list[tuple[str, Callable[[], ProbeResult]]] = [
-            ("repeat", lambda: consistency.repeat(self.engine, requests, gates, salt)),
-            ("batch", lambda: consistency.batch(self.engine, requests, gates, salt)),
-            ("cache", lambda: consistency.cache(self.engine, requests, gates, salt)),
+            ("repeat", lambda: consistency.repeat(engine, requests(), gates, salt)),
+            ("batch", lambda: consistency.batch(engine, requests(), gates, salt)),
+            ("cache", lambda: consistency.cache(engine, requests(), gates, salt)),
         ]
         if not semantic:
             # Scored tokens are never processed: while processing is at fault, this would only find it again.
             probes.append(
                 (
                     "prefill-decode",
-                    lambda: consistency.prefill_decode(self.engine, requests, gates, self.reference, salt),
+                    lambda: consistency.prefill_decode(engine, requests(), gates, self.reference, salt),
                 )
             )
         results = []
         for number, (name, probe) in enumerate(probes):
             results.append(self._guard(name, probe))
             self.progress.step(number + 1, len(probes))
+        if all(result.record.status is Outcome.INCONCLUSIVE for result in results):
+            # Each may be missing for a good reason; an engine of which nothing is known is not passed.
+            names = ", ".join(name for name, _ in probes)
+            results.append(not_judged("self-consistency", f"none was answered: {names}", required=True))
         return results
+
+    def _probe_requests(self, seed: int) -> list[Request]:
+        facts = self.reference.facts
+        room = min(self.engine.max_model_len, facts.context_length)
+        return probe_requests(facts.vocab_size, room, 16, self.reference.tokenizer.all_special_ids, seed)
 
     def _trainer(self, measurements: Sequence[Measurement], gates: Gates) -> ProbeResult:
         assert self.trainer is not None, "asked only with a trainer"
@@ -213,14 +229,7 @@ class Audit:
     def _sync(self, gates: Gates) -> ProbeResult:
         assert self.checkpoint is not None, "asked only with a checkpoint"
         self.progress.stage("weight-sync")
-        facts = self.reference.facts
-        requests = probe_requests(
-            facts.vocab_size,
-            min(self.engine.max_model_len, facts.context_length),
-            16,
-            self.reference.tokenizer.all_special_ids,
-            self.validation.seed + 1,
-        )
+        requests = self._probe_requests(self.validation.seed + 1)
         model = self.reference.model
         changed = perturbed(model, self.validation.seed)
         after = write_checkpoint(changed, self.checkpoint, self.directory / "sync" / "b")
@@ -228,17 +237,25 @@ class Audit:
         return weight_sync(self.engine, GroupedWeights(model, changed), update, requests, gates)
 
     def _guard(self, name: str, probe: Callable[[], ProbeResult]) -> ProbeResult:
-        """A probe that the engine does not survive is not judged; the others still are."""
+        """A probe that the engine does not survive is not judged; the others still are, and none of it passes."""
         began = time.monotonic()
         try:
             result = probe()
-        except EngineError as error:
-            result = not_judged(name, f"the engine failed: {error}")
+        except CapabilityMissing as error:
+            result = not_judged(name, str(error))
+        except ZerodriftError as error:
+            result = not_judged(name, f"the engine failed: {error}", required=True)
         record = msgspec.structs.replace(result.record, seconds=round(time.monotonic() - began, 3))
         return ProbeResult(record, result.causes)
 
-    def _audited(
+    def _asked(self, name: str, probe: Callable[[], ProbeResult]) -> ProbeResult:
+        """A probe that the user asked for: not judged is not passed."""
+        result = self._guard(name, probe)
+        return ProbeResult(msgspec.structs.replace(result.record, required=True), result.causes)
+
+    def _audited(  # noqa: PLR0913 - the parts of a verdict
         self,
+        fingerprint: EngineFingerprint,
         conclusion: judging.Conclusion,
         results: Sequence[ProbeResult],
         floor: Floor | None,
@@ -251,7 +268,7 @@ class Audit:
             verdict=conclusion.verdict,
             guilty=conclusion.guilty,
             says=conclusion.says,
-            engine=self.engine.fingerprint(),
+            engine=fingerprint,
             reference=self.reference.fingerprint(),
             model=str(self.reference.spec),
             precision=self.precision.value,

@@ -115,7 +115,7 @@ def conclude(results: Sequence[ProbeResult], causes: Sequence[CauseFound]) -> Co
     unanswered = [r.record for r in results if r.record.required and r.record.status is Outcome.INCONCLUSIVE]
     if gating or failed:
         principal = gating[0] if gating else None
-        guilty = "trainer" if principal is not None and principal.cause.startswith("trainer/") else "engine"
+        guilty = "trainer" if principal is not None and principal.found_by == "trainer" else "engine"
         says = CAUSES[principal.cause].says if principal is not None else failed[0].says
         return Conclusion(Outcome.FAIL, guilty, says, merged)
     if unanswered:

@@ -39,6 +39,7 @@ class Onset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fresh: EProcess
     """The bet as it starts: its null is what "nothing is wrong" means."""
     steps: int = 0
+    """Values so far that a bet may start with."""
     candidates: tuple[Candidate, ...] = ()
     log_e: float = 0.0
     log_peak: float = 0.0
@@ -46,14 +47,14 @@ class Onset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     began: int | None = None
     """The first bad step by the likeliest candidate when E peaked; None while E never rose above 1."""
 
-    def update(self, z: float) -> "Onset":
-        """The state after one more value."""
+    def update(self, z: float, *, opens: bool = True) -> "Onset":
+        """The state after one more value; `opens` says whether it is the first of a step, where a change may begin."""
+        fresh = (Candidate(self.steps, self.fresh),) if opens else ()
         candidates = [
-            Candidate(candidate.start, candidate.bet.update(z))
-            for candidate in (*self.candidates, Candidate(self.steps, self.fresh))
+            Candidate(candidate.start, candidate.bet.update(z)) for candidate in (*self.candidates, *fresh)
         ]
         candidates = sorted(candidates, key=lambda each: -each.bet.log_e)[:MOST_CANDIDATES]
-        steps = self.steps + 1
+        steps = self.steps + len(fresh)
         log_e = _log_sum([-math.log(steps + 1), *(candidate.log_worth for candidate in candidates)])
         rose = log_e > self.log_peak
         return msgspec.structs.replace(

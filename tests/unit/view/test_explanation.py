@@ -139,3 +139,9 @@ def test_foreign_text_is_visible_and_short() -> None:
     assert "{facts}␛[2J {0}␊ → xxx" in sentence
     assert "bad␇" in sentence
     assert len(sentence) < 1000
+
+
+@pytest.mark.parametrize("what", ["causes", "probes"])
+def test_an_outcome_that_changed_is_a_change_even_where_every_number_is_equal(what: str) -> None:
+    other = (StatusChange(name="path/batch-variance", before="pass", after="listed"),)
+    assert "look at the weights and at determinism" in explain(comparison(**ALIKE | {what: other}))

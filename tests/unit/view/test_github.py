@@ -2,6 +2,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from zerodrift.records.directory import read_verdict
@@ -130,3 +131,6 @@ def test_an_annotation_is_one_command(examples: Any) -> None:
     line = str(annotation(examples.verdict(Outcome.FAIL, guilty="engine", says=attack, causes=causes)))
     assert line.isprintable()
     assert line.count("a,b::c␊::add-mask::x␍::stop-commands::y%250A") == 2
+    named = msgspec.structs.replace(causes[0], cause="a,b:c")
+    line = str(annotation(examples.verdict(Outcome.FAIL, guilty="engine", says="", causes=(named,))))
+    assert line.startswith("::error title=zerodrift audit%3A a%2Cb%3Ac::")

@@ -7,14 +7,26 @@ found here is exact: no statistics are involved.
 from collections import Counter
 from collections.abc import Sequence, Set
 
+import msgspec
+
 from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous
-from zerodrift.core.completion import Completion, FinishReason
+from zerodrift.core.completion import Completion, FinishReason, Problem
+from zerodrift.core.errors import BadAnswer
 from zerodrift.models.model_facts import ModelFacts
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, Outcome
 
 NAME = "contract"
 PROBLEM_CAUSES = {"value/non-finite": "semantic/nonfinite"}
+
+
+def readable(rollout: Rollout, vocab_size: int) -> Rollout:
+    """The rollout, or a problem in its place where it holds ids that the model does not have: nothing can score it."""
+    completion = rollout.completion
+    if completion is None or (largest := max(completion.sequence)) < vocab_size:
+        return rollout
+    says = f"token id {largest} came back, but the model has {vocab_size} tokens"
+    return msgspec.structs.replace(rollout, completion=None, problem=Problem(BadAnswer.code, says))
 
 
 def contract(rollouts: Sequence[Rollout], engine: str, facts: ModelFacts) -> ProbeResult:

@@ -28,7 +28,9 @@ Told = Callable[[Request, int, int], Sequence[float]]
 def engine(scripted: Engine, completion: Make) -> Callable[..., Any]:
     """Reports `told`, and gives `output` for every request."""
 
-    def build(told: Told, output: Callable[[Request, int], tuple[int, ...]] | None = None, **options: Any) -> Any:
+    def build(
+        told: Told, output: Callable[[Request, int], tuple[int, ...]] | None = None, **options: Any
+    ) -> Any:
         def answer(request: Request, number: int) -> Answer:
             tokens = OUTPUT if output is None else output(request, number)
             values = told(request, number, played.batches[-1])

@@ -167,3 +167,19 @@ def test_a_distribution_of_one_token_tests_nothing() -> None:
     result = fidelity(certain)
     assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
     assert result.record.evidence["tokens"] == 400
+
+
+def test_one_wild_token_decides_nothing() -> None:
+    """Every step but one is where it should be: that one may be chance, and weighs more than all the others."""
+    contracted = np.full(400, -1.0)
+    contracted[7] = -30.0
+    result = fidelity(table(np.zeros(400), contracted))
+    assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
+    assert "one token" in result.record.says
+
+
+def test_tokens_that_are_all_wild_are_no_chance() -> None:
+    """Drawn at random from the whole vocabulary: no single step is small, and that must not hide the sum of them."""
+    result = fidelity(table(np.zeros(400), np.full(400, -17.0)))
+    assert result.record.status is Outcome.FAIL
+    assert "rarer" in result.record.says

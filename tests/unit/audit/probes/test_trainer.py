@@ -120,9 +120,7 @@ def test_another_model_is_unexplained(llama: ReferenceBackend, judge: Judge) -> 
     assert result.causes[0].explained == 0.0
 
 
-def test_one_sequence_that_comes_out_differently_each_time(
-    llama: ReferenceBackend, gates: Gates
-) -> None:
+def test_one_sequence_that_comes_out_differently_each_time(llama: ReferenceBackend, gates: Gates) -> None:
     """Right alone and wrong together, with nothing to be together with."""
     calls = []
 

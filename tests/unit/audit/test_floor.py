@@ -1,0 +1,86 @@
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from zerodrift.audit.floor import BINS, REPORT_EPSILON, Floor, Passage, equivalent_teachers, measure_floor
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.core.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def passages() -> list[Passage]:
+    rng = np.random.default_rng(0)
+    return [Passage(tuple(rng.integers(4, 500, 40).tolist()), 20) for _ in range(2)]
+
+
+@pytest.fixture(scope="module")
+def single(llama: ReferenceBackend, passages: list[Passage]) -> Floor:
+    return measure_floor(llama.model, passages, "float32")
+
+
+def test_eight_ways_that_differ_from_each_other(llama: ReferenceBackend) -> None:
+    teachers = equivalent_teachers(llama.model, "bfloat16")
+    assert len(teachers) == 8
+    ways = {(t.layout, t.attention, t.batch, t.chunk) for t in teachers}
+    assert len(ways) == 8
+    assert {teacher.model.dtype for teacher in teachers} == {torch.bfloat16}
+    assert llama.model.dtype is torch.float64, "the model handed in stays as it is"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "float64", "int8", ""])
+def test_a_precision_without_a_floor_is_refused(llama: ReferenceBackend, precision: str) -> None:
+    with pytest.raises(ConfigError, match="float32, bfloat16, float16"):
+        equivalent_teachers(llama.model, precision)
+
+
+def test_the_floor_of_fp32(single: Floor) -> None:
+    assert (single.precision, single.num_variants, single.num_tokens) == ("float32", 8, 40)
+    assert 1e-8 < single.mean < 1e-5
+    assert single.mean < single.p90 < 20 * single.mean
+    assert len(single.edges) == len(single.sigmas) == BINS
+    assert list(single.edges) == sorted(single.edges)
+
+
+def test_bf16_rounds_thousands_of_times_as_much(
+    llama: ReferenceBackend, passages: list[Passage], single: Floor
+) -> None:
+    coarse = measure_floor(llama.model, passages, "bfloat16")
+    assert coarse.mean > 1000 * single.mean
+
+
+def test_the_floor_is_the_spread_of_the_variants_around_the_model(
+    llama: ReferenceBackend, passages: list[Passage], single: Floor
+) -> None:
+    """Worked out again from scores alone, without the curve."""
+
+    def outputs(rows: list[list[float]]) -> Iterator[float]:
+        for passage, row in zip(passages, rows, strict=True):
+            yield from row[passage.start - 1 :]
+
+    ids = [list(passage.ids) for passage in passages]
+    exact = np.array(list(outputs(llama.score(ids))))
+    deviations = [
+        np.array(list(outputs(teacher.score(ids)))) - exact
+        for teacher in equivalent_teachers(llama.model, "float32")
+    ]
+    assert single.mean == pytest.approx(np.abs(deviations).mean(), rel=0.2)
+
+
+def test_a_few_tokens_have_a_curve_of_as_many_points(llama: ReferenceBackend) -> None:
+    short = measure_floor(llama.model, [Passage((5, 6, 7, 8), 2)], "float32")
+    assert (short.num_tokens, len(short.edges)) == (2, 2)
+
+
+def test_sigma_is_read_off_the_curve() -> None:
+    floor = Floor("float32", 8, 4, 1e-3, 1e-3, (-8.0, -4.0, 0.0), (4e-3, 2e-3, 1e-3))
+    sigma = floor.sigma(np.array([-8.0, -6.0, -4.0, -1.0, 0.0]))
+    assert sigma == pytest.approx([4e-3, 3e-3, 2e-3, 1.25e-3, 1e-3])
+    # Beyond the last point it stays at it: rare tokens have no smaller error than those that were measured.
+    assert floor.sigma(np.array([-50.0])) == pytest.approx([4e-3])
+
+
+def test_no_number_is_better_than_the_format_it_is_reported_in() -> None:
+    exact = Floor("float32", 8, 4, 0.0, 0.0, (-8.0, 0.0), (0.0, 0.0))
+    assert exact.sigma(np.array([0.0, -0.5, -8.0])) == pytest.approx(REPORT_EPSILON * np.array([1, 1, 8]))

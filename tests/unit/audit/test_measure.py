@@ -1,0 +1,118 @@
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from zerodrift.audit.floor import Floor
+from zerodrift.audit.measure import Measurement, Observed, measure, tabulate
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.core.completion import Completion
+from zerodrift.core.request import Prompt, Request, SamplingParams
+
+Make = Callable[..., Completion]
+PROMPT = (0, 20, 30)
+OUTPUT = (40, 50, 60, 70)
+
+
+def one(teacher: Any, completion: Completion, stop_ids: tuple[int, ...] = (), **sampling: Any) -> Measurement:
+    (measured,) = measure(teacher, [Observed(completion, SamplingParams(**sampling))], stop_ids)
+    return measured
+
+
+def rows(llama: ReferenceBackend) -> np.ndarray:
+    """Logits that predict the output, by calling the model."""
+    with torch.no_grad():
+        return llama.model(torch.tensor([PROMPT + OUTPUT])).logits[0, len(PROMPT) - 1 : -1].numpy()
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    return (
+        logits
+        - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        - logits.max(-1, keepdims=True)
+    )
+
+
+def test_numbers_are_those_of_numpy(llama: ReferenceBackend, completion: Make) -> None:
+    told = (-1.0, -2.0, -3.0, -4.0)
+    measured = one(llama.teacher, completion(PROMPT, OUTPUT, told), temperature=0.7)
+    drawn = log_softmax(rows(llama) / 0.7)
+    p = np.exp(drawn)
+    entropy = -(p * drawn).sum(-1)
+    places = np.arange(4), np.array(OUTPUT)
+    np.testing.assert_allclose(measured.contracted, drawn[places], rtol=1e-9)
+    np.testing.assert_allclose(measured.raw, log_softmax(rows(llama))[places], rtol=1e-9)
+    np.testing.assert_allclose(measured.entropy, entropy, rtol=1e-9)
+    np.testing.assert_allclose(measured.variance, (p * (drawn + entropy[:, None]) ** 2).sum(-1), rtol=1e-9)
+    np.testing.assert_allclose(measured.delta, drawn[places] - told, rtol=1e-9)
+    assert measured.reported.tolist() == list(told)
+
+
+def test_what_the_request_excludes_has_no_probability(llama: ReferenceBackend, completion: Make) -> None:
+    logits = rows(llama)
+    likeliest = logits.argmax(-1)
+    output = (int(likeliest[0]), *OUTPUT[1:])
+    assert OUTPUT[1] != likeliest[1]
+    measured = one(llama.teacher, completion(PROMPT, output), top_k=1)
+    assert measured.contracted[0] == 0.0
+    assert measured.contracted[1] == -np.inf
+    assert measured.delta[1] == -np.inf
+    # Nothing is 0 · log 0 = NaN: the whole mass is on one token.
+    assert measured.entropy.tolist() == measured.variance.tolist() == [0.0] * 4
+    assert np.isfinite(measured.raw).all()
+
+
+def test_stop_tokens_are_forbidden_below_the_minimum(llama: ReferenceBackend, completion: Make) -> None:
+    stop = (40,)
+    measured = one(llama.teacher, completion(PROMPT, OUTPUT), stop, min_tokens=1, max_tokens=4)
+    assert measured.contracted[0] == -np.inf
+    assert np.isfinite(measured.contracted[1:]).all()
+
+
+def test_an_engine_in_fp32_is_measured_as_it_reported(llama: ReferenceBackend) -> None:
+    """A healthy engine: what it says and what the reference makes of it agree to rounding."""
+    engine = ReferenceBackend("testbed:llama", dtype="float32")
+    params = SamplingParams(temperature=0.7, top_p=0.9, presence_penalty=0.5, max_tokens=8, seed=1)
+    (completion,) = engine.generate([Request(Prompt(PROMPT), params)])[0].completions
+    (measured,) = measure(llama.teacher, [Observed(completion, params)], llama.facts.eos_token_ids)
+    assert np.abs(measured.delta).max() < 1e-4
+    narrow = one(engine.teacher, completion, temperature=0.7, top_p=0.9, presence_penalty=0.5)
+    assert narrow.contracted.dtype == np.float64
+
+
+def test_progress_counts_tokens_and_order_is_kept(llama: ReferenceBackend, completion: Make) -> None:
+    seen: list[int] = []
+    observed = [Observed(completion(PROMPT, OUTPUT[:length]), SamplingParams()) for length in (1, 4, 2)]
+    measured = list(measure(llama.teacher, observed, (), seen.append))
+    assert seen == [1, 4, 2]
+    assert [item.observed for item in measured] == observed
+
+
+def test_columns_of_every_token(floor: Floor, completion: Make) -> None:
+    items = [
+        Measurement(
+            Observed(completion((1, 2, 3), (7, 8), (-1.0, -2.0)), SamplingParams()),
+            *[np.array([-1.5, -np.inf])] * 2,
+            np.array([1.0, 2.0]),
+            np.array([3.0, 4.0]),
+        ),
+        Measurement(
+            Observed(completion((1,), (9,), (-3.0,)), SamplingParams()),
+            *[np.array([-3.0])] * 2,
+            np.array([5.0]),
+            np.array([6.0]),
+        ),
+    ]
+    table = tabulate(items, floor)
+    assert table.sequence.tolist() == [0, 0, 1]
+    assert table.index.tolist() == [0, 1, 0]
+    assert table.position.tolist() == [3, 4, 1]
+    assert table.token.tolist() == [7, 8, 9]
+    assert table.reported.tolist() == [-1.0, -2.0, -3.0]
+    assert table.delta.tolist() == [-0.5, -np.inf, 0.0]
+    assert table.entropy.tolist() == [1.0, 2.0, 5.0]
+    assert table.variance.tolist() == [3.0, 4.0, 6.0]
+    # An excluded token has the rounding of a rare one: finite, so that it can be counted.
+    assert table.sigma == pytest.approx(floor.sigma(np.array([-1.5, -100.0, -3.0])))

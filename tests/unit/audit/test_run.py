@@ -1,0 +1,298 @@
+"""The ladder on engines that fail at one rung: what could not be judged is said, and never passed."""
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from zerodrift.audit.probes.result import ProbeResult, answered
+from zerodrift.audit.run import Audit, Audited
+from zerodrift.backends.base import Capability
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.config.precision import Precision
+from zerodrift.config.validation import ValidationConfig
+from zerodrift.core.completion import Answer, Completion, EngineFingerprint
+from zerodrift.core.errors import (
+    BadAnswer,
+    CapabilityMissing,
+    EngineUnreachable,
+    InvalidPrompt,
+    RecordError,
+    ZerodriftError,
+)
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.records.codec import read_lines
+from zerodrift.records.rollout import Rollout
+from zerodrift.records.verdict import Outcome, ProbeRecord
+
+PROMPTS = [Prompt((0, 10 + number)) for number in range(4)]
+TOKENS = 4
+Engine = Callable[..., Any]
+Make = Callable[..., Completion]
+
+
+@pytest.fixture
+def audit(llama: ReferenceBackend, tmp_path: Path) -> Callable[..., Audit]:
+    def build(engine: Any, **options: Any) -> Audit:
+        values = {
+            "engine": engine,
+            "reference": llama,
+            "prompts": PROMPTS,
+            "sampling": SamplingParams(temperature=0.7, max_tokens=TOKENS),
+            "validation": ValidationConfig(num_prompts=4, equivalence_trials=4, max_tokens=TOKENS),
+            "precision": Precision.FP32,
+            "directory": tmp_path,
+            **options,
+        }
+        return Audit(**values)
+
+    return build
+
+
+@pytest.fixture
+def honest(llama: ReferenceBackend) -> Callable[[Request], Completion]:
+    return lambda request: llama.generate([request])[0].completions[0]
+
+
+def able_to_do_nothing(llama: ReferenceBackend) -> ReferenceBackend:
+    """A sound engine that offers nothing beyond generating: the rungs that need more cost nothing."""
+    engine = copy.copy(llama)
+    engine.capabilities = frozenset()  # type: ignore[misc]
+    return engine
+
+
+def probe(audited: Audited, name: str) -> ProbeRecord:
+    (record,) = [record for record in audited.record.probes if record.name == name]
+    return record
+
+
+def test_an_engine_that_never_answers(audit: Callable[..., Audit], scripted: Engine) -> None:
+    def answer(request: Request, number: int) -> Answer:
+        raise EngineUnreachable("nothing answers at http://nowhere")
+
+    audited = audit(scripted(answer)).run()
+    assert audited.record.verdict is Outcome.INCONCLUSIVE
+    assert "nothing answers at http://nowhere" in audited.record.says
+    assert probe(audited, "contract").required
+    assert probe(audited, "parity").says == "nothing to compare"
+    assert audited.table is None
+    assert audited.measurements == ()
+    assert audited.record.floor == audited.record.metrics == audited.record.gates == {}
+
+
+def test_an_engine_that_answers_nothing(audit: Callable[..., Audit], scripted: Engine) -> None:
+    audited = audit(scripted(lambda request, number: Answer(()))).run()
+    assert audited.record.verdict is Outcome.INCONCLUSIVE
+    assert probe(audited, "contract").vacuous
+
+
+def test_an_engine_that_says_no_word(audit: Callable[..., Audit], scripted: Engine, completion: Make) -> None:
+    """Empty outputs have nothing to compare, and are found out by how they claim to have ended."""
+    empty = scripted(lambda request, number: Answer((completion(request.prompt.token_ids, ()),)))
+    audited = audit(empty).run()
+    assert audited.record.verdict is Outcome.FAIL
+    assert audited.record.causes[0].cause == "semantic/eos"
+
+
+def test_an_engine_without_a_fingerprint_is_still_judged(
+    audit: Callable[..., Audit], scripted: Engine
+) -> None:
+    class Dead:
+        def __call__(self) -> EngineFingerprint:
+            raise EngineUnreachable("gone")
+
+    engine = scripted(lambda request, number: Answer(()))
+    engine.fingerprint = Dead()
+    audited = audit(engine).run()
+    assert audited.record.verdict is Outcome.INCONCLUSIVE
+    assert audited.record.engine.engine == "scripted"
+
+
+@pytest.mark.parametrize("where", ["prompt_token_ids", "token_ids"])
+def test_ids_that_the_model_does_not_have(
+    audit: Callable[..., Audit], scripted: Engine, honest: Callable[[Request], Completion], where: str
+) -> None:
+    def answer(request: Request, number: int) -> Answer:
+        sound = honest(request)
+        ids = getattr(sound, where)
+        return Answer((msgspec.structs.replace(sound, **{where: (*ids[:-1], 5000)}),))
+
+    engine = scripted(answer, capabilities=frozenset())
+    audited = audit(engine).run()
+    assert audited.record.verdict is Outcome.INCONCLUSIVE
+    contract = probe(audited, "contract")
+    assert contract.evidence == {"completions": 0, "unreadable": 3}
+    assert "5000" in contract.says
+    assert "512 tokens" in contract.says
+
+
+def test_few_tokens_are_inconclusive_and_every_question_is_listed(
+    audit: Callable[..., Audit], llama: ReferenceBackend, tmp_path: Path
+) -> None:
+    steps: list[tuple[str, int, int]] = []
+
+    class Listening:
+        name = ""
+
+        def stage(self, name: str) -> None:
+            self.name = name
+
+        def step(self, done: int, total: int) -> None:
+            steps.append((self.name, done, total))
+
+    audited = audit(able_to_do_nothing(llama), progress=Listening()).run()
+    assert audited.record.verdict is Outcome.INCONCLUSIVE
+    assert [record.name for record in audited.record.probes] == [
+        "contract",
+        "parity",
+        "sampling",
+        "repeat",
+        "batch",
+        "cache",
+        "prefill-decode",
+        "self-consistency",
+    ]
+    assert probe(audited, "contract").status is Outcome.PASS
+    assert probe(audited, "parity").vacuous
+    assert audited.record.floor["variants"] == 8
+    assert audited.table is not None
+    assert len(audited.table.token) == sum(len(m.contracted) for m in audited.measurements)
+    assert {name for name, *_ in steps} == {"sample", "score", "self-consistency"}
+    assert all(0 < done <= total for _, done, total in steps)
+    assert len(list(read_lines(tmp_path / "rollouts.jsonl", Rollout))) == 4
+
+
+def test_an_engine_of_another_plan_is_refused(
+    audit: Callable[..., Audit], scripted: Engine, completion: Make
+) -> None:
+    """A directory that holds other rollouts is the user's mistake, not the engine's."""
+    engine = scripted(lambda request, number: Answer((completion(request.prompt.token_ids, ()),)))
+    audit(engine).run()
+    with pytest.raises(RecordError, match="another plan"):
+        audit(engine, sampling=SamplingParams(temperature=0.9, max_tokens=TOKENS)).run()
+
+
+# --- the guard --------------------------------------------------------------------------------------------------
+
+
+def test_a_probe_that_answers_is_timed(audit: Callable[..., Audit], scripted: Engine) -> None:
+    guarded = audit(scripted(None))._guard("x", lambda: answered("x", Outcome.PASS, "fine"))
+    assert guarded.record.status is Outcome.PASS
+    assert guarded.record.seconds >= 0.0
+
+
+@pytest.mark.parametrize(
+    ("error", "required"),
+    [
+        (EngineUnreachable("no answer within 60 s"), True),
+        (BadAnswer("half an answer"), True),
+        # Ids that the reference cannot score came back in the middle of a probe.
+        (InvalidPrompt("token 3 is 5000"), True),
+        # What an engine cannot do by design is no failure of this engine today.
+        (CapabilityMissing("a context of 40 tokens"), False),
+    ],
+)
+def test_a_probe_that_the_engine_does_not_survive_is_not_judged(
+    audit: Callable[..., Audit], scripted: Engine, error: ZerodriftError, required: bool
+) -> None:
+    def fail() -> ProbeResult:
+        raise error
+
+    guarded = audit(scripted(None))._guard("x", fail)
+    assert guarded.record.status is Outcome.INCONCLUSIVE
+    assert guarded.record.required is required
+    assert str(error) in guarded.record.says
+
+
+def test_a_mistake_of_our_own_is_not_hidden(audit: Callable[..., Audit], scripted: Engine) -> None:
+    def fail() -> ProbeResult:
+        raise KeyError("ours")
+
+    with pytest.raises(KeyError):
+        audit(scripted(None))._guard("x", fail)
+
+
+def consistency(audit: Audit) -> list[ProbeResult]:
+    gates = audit.validation.gate_for(Precision.FP32)
+    return audit._consistency(gates, semantic=False)  # type: ignore[arg-type]
+
+
+def test_an_engine_that_can_do_nothing_leaves_a_required_question_open(
+    audit: Callable[..., Audit], scripted: Engine
+) -> None:
+    results = consistency(audit(scripted(None, capabilities=frozenset())))
+    assert {result.record.status for result in results} == {Outcome.INCONCLUSIVE}
+    (asked,) = [result.record for result in results if result.record.required]
+    assert asked.name == "self-consistency"
+    assert "repeat, batch, cache, prefill-decode" in asked.says
+
+
+def test_a_context_too_short_for_the_probes_is_said_so(audit: Callable[..., Audit], scripted: Engine) -> None:
+    results = consistency(audit(scripted(None, max_model_len=40)))
+    assert all("context of 40" in r.record.says for r in results if r.record.name != "self-consistency")
+    assert any(result.record.required for result in results)
+
+
+def test_what_the_user_asked_for_and_the_engine_cannot_do_is_not_passed(
+    audit: Callable[..., Audit], llama: ReferenceBackend, tmp_path: Path
+) -> None:
+    class Fixed(ReferenceBackend):
+        capabilities = ReferenceBackend.capabilities - {
+            Capability.LOAD_WEIGHTS,
+            Capability.SEED,
+            Capability.SCORE,
+        }
+
+    class Broken:
+        def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+            return []
+
+    engine = Fixed("testbed:llama", dtype="float32")
+    audited = audit(engine, checkpoint=tmp_path, trainer=Broken()).run()
+    for name in ("trainer", "weight-sync"):
+        assert probe(audited, name).required
+        assert probe(audited, name).status is Outcome.INCONCLUSIVE
+    assert "load-weights" in probe(audited, "weight-sync").says
+    assert "0 rows of scores" in probe(audited, "trainer").says
+
+
+def test_the_same_seed_gives_the_same_verdict(
+    audit: Callable[..., Audit], llama: ReferenceBackend, tmp_path: Path
+) -> None:
+    engine = able_to_do_nothing(llama)
+    enough = ValidationConfig(num_prompts=4, equivalence_trials=30, max_tokens=8)
+    records = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        run = audit(
+            engine,
+            validation=enough,
+            sampling=SamplingParams(temperature=0.7, max_tokens=8),
+            directory=tmp_path / name,
+        )
+        record = run.run().record
+        probes = tuple(msgspec.structs.replace(each, seconds=0.0) for each in record.probes)
+        records.append(msgspec.structs.replace(record, probes=probes))
+    assert records[0] == records[1]
+    assert records[0].metrics["tokens"] >= 200
+
+
+def test_one_long_sequence_is_not_enough_for_a_verdict(
+    audit: Callable[..., Audit], completion: Make, scripted: Engine
+) -> None:
+    """Words at random, far from what was asked for: nothing says how one sequence varies, and nothing crashes."""
+    output = tuple(np.random.default_rng(0).integers(4, 500, 210).tolist())
+    engine = scripted(
+        lambda request, number: Answer((completion(request.prompt.token_ids, output),)),
+        capabilities=frozenset(),
+    )
+    once = ValidationConfig(num_prompts=1, equivalence_trials=1, max_tokens=210)
+    audited = audit(engine, sampling=SamplingParams(max_tokens=210), validation=once).run()
+    assert probe(audited, "parity").vacuous
+    assert probe(audited, "sampling").status is Outcome.FAIL
+    assert audited.record.verdict is Outcome.FAIL
+    assert audited.record.causes == ()
