@@ -120,9 +120,12 @@ def starts(
         arguments = flags(config.engine, config.model.dtype)
         return launch_vllm(PYTHON, checkpoints[setup.model], arguments, config.engine.env, log)
 
-    asked_for = [
-        item.callspec.params["server"] for item in request.session.items if item.path == request.path
+    mine = [
+        item
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path
     ]
+    asked_for = [item.callspec.params["server"] for item in mine]
     with contextlib.chdir(ROOT):
         starts = Starts([setup for setup in asked_for if setup.model in checkpoints], start)
         yield starts

@@ -41,7 +41,7 @@ from zerodrift.records.verdict import CauseFound, VerdictRecord
 
 JUDGED = "judged.jsonl"
 """Beside the files of every run: which line of the dump each sequence is, and how far it is off."""
-ENGINE = "recorded engine"
+ENGINE = "recorded"
 """What the engine is called where nobody says which one it was; fixes are then in general words."""
 
 
@@ -183,7 +183,7 @@ class _Case(NamedTuple):
         for name in guilty.keys() & {"engine", "sampler"}:
             known = self._engine(guilty[name], rng)
         if "trainer" in guilty and not same_numbers:
-            known = known._replace(causes=(*known.causes, *self._trainer(guilty["trainer"], rng)))
+            known = known._replace(causes=_joined(known.causes, self._trainer(guilty["trainer"], rng)))
         return known._replace(causes=with_doubt(known.causes, self.rollouts))
 
     def _engine(self, side: Side, rng: np.random.Generator) -> Found:
@@ -198,6 +198,8 @@ class _Case(NamedTuple):
             return older._replace(causes=causes)
         attribution = diagnose(self._suspect, chosen, self.floor, self.gates, rng)
         told = describe(shape(tabulate(chosen, self.floor)))
+        if self.blame.previous is None:
+            told += "; whether these are older weights, --previous CHECKPOINT tells"
         return older._replace(causes=judging.attributed(attribution, self.blame.engine, told))
 
     def _compare_weights(self, members: list[int]) -> Found:
@@ -231,6 +233,20 @@ class _Case(NamedTuple):
     def _suspect(self) -> Suspect:
         reference = self.blame.reference
         return Suspect(reference.model, reference.tokenizer, reference.facts)
+
+
+def _joined(engine: Sequence[CauseFound], trainer: Sequence[CauseFound]) -> tuple[CauseFound, ...]:
+    """Causes of both sides; one that both have is the engine's, and its evidence says so."""
+    shared = {cause.cause for cause in engine} & {cause.cause for cause in trainer}
+    return (
+        *(
+            msgspec.structs.replace(cause, evidence=f"{cause.evidence}, and so does the trainer")
+            if cause.cause in shared
+            else cause
+            for cause in engine
+        ),
+        *(cause for cause in trainer if cause.cause not in shared),
+    )
 
 
 def _judged(

@@ -100,7 +100,8 @@ def choose_cases(
     worst = sorted(range(len(cases)), key=lambda i: -badness[i])
     chosen = _fill(worst, cases, budget // 2)
     others = [i for i in rng.permutation(len(cases)).tolist() if i not in chosen]
-    chosen |= _fill(others, cases, budget - sum(len(cases[i].output) for i in chosen))
+    # At least two in all, however long they are: one has no spread between sequences.
+    chosen |= _fill(others, cases, max(2 - len(chosen), budget - sum(len(cases[i].output) for i in chosen)))
     return [cases[i] for i in sorted(chosen)]
 
 

@@ -72,9 +72,7 @@ def command(
         str | None, typer.Option(help="Plant a fault, CAUSE[:VARIANT], to see it found. `list` lists them.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory; an unfinished one is resumed.")] = None,
-    junitxml: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Also write a JUnit file, one test case per probe.")
-    ] = None,
+    junitxml: Annotated[Path | None, typer.Option(dir_okay=False, help="Also write a JUnit file.")] = None,
 ) -> None:
     """Is this engine the same policy as the trainer, and if not, why?
 
@@ -108,11 +106,7 @@ def command(
     )
     directory = out or RUNS / time.strftime("audit-%Y%m%d-%H%M%S")
     session = Session(
-        config=resolved,
-        directory=directory,
-        sync=sync,
-        resets_cache=reset_cache,
-        wrap=_fault(inject),
+        config=resolved, directory=directory, sync=sync, resets_cache=reset_cache, wrap=_fault(inject)
     )
     _write_environment(directory)
     with Bar() as progress:

@@ -111,7 +111,7 @@ def read_plain(fields: Fields, place: Place) -> list[RecordedRollout]:
             logprobs=_list(fields, "logprobs"),
             kind=_kind(fields),
             sampling=_sampling(place.default, stated),
-            stated=place.given | stated.keys(),
+            stated=frozenset({*place.given, *stated}),
             trainer_logprobs=_list(fields, "trainer_logprobs")
             if _given(fields, "trainer_logprobs")
             else None,

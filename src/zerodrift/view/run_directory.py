@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from zerodrift.core.errors import RecordError, SchemaMismatch
+from zerodrift.core.errors import RecordError
 from zerodrift.records import tokens as token_records
-from zerodrift.records import verdict as verdict_records
+from zerodrift.records.directory import read_verdict
 from zerodrift.records.verdict import VerdictRecord
 
 Floats = npt.NDArray[np.float64]
@@ -79,43 +79,17 @@ def read(directory: Path) -> Run:
     """Everything in `directory`."""
     return Run(
         name=directory.resolve().name,
-        record=_verdict(directory / "verdict.json"),
+        record=read_verdict(directory),
         tokens=_tokens(directory / "tokens.parquet"),
         config=_document(directory / "config.yaml"),
         environment=_environment(directory / "environment.json"),
     )
 
 
-def _verdict(path: Path) -> VerdictRecord:
-    if not path.is_file():
-        raise RecordError(
-            f"there is no verdict.json in {path.parent}; name the directory of a finished run, "
-            "or let the run finish"
-        )
-    content = path.read_bytes()
-    try:
-        schema = msgspec.json.decode(content, type=_Schema).schema
-        if schema != verdict_records.SCHEMA:
-            raise SchemaMismatch(
-                f"verdict.json has schema {schema!r} and this version reads {verdict_records.SCHEMA!r}; "
-                "render it with the version that wrote it, or run the audit again"
-            )
-        return msgspec.json.decode(content, type=VerdictRecord)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RecordError(f"verdict.json cannot be read ({error}); run the audit again") from error
-
-
-class _Schema(msgspec.Struct):
-    schema: str
-
-
 def _tokens(path: Path) -> Tokens | None:
     if not path.is_file():
         return None
-    try:
-        table = token_records.read_tokens(path)
-    except (ValueError, OSError) as error:
-        raise RecordError(f"{path.name} is damaged ({error}); run the audit again") from error
+    table = token_records.read_tokens(path)
     if set(table.column_names) != token_records.COLUMNS.keys():
         raise RecordError(
             f"{path.name} has the columns {sorted(table.column_names)} in place of "

@@ -64,11 +64,9 @@ class Since(NamedTuple):
         if self.affected and self.affected[-1] < len(self.labels) - 1:
             when += f", last seen in {self.unit} {self.labels[self.affected[-1]]}"
         weak = "" if self.alarm else ", too little to be sure"
-        return f"{when}; e = {e_value(self.log_e)} over {len(self.labels)} {self._blocks}{weak}"
-
-    @property
-    def _blocks(self) -> str:
-        return "steps" if self.unit == "step" else "blocks of lines"
+        many = "" if len(self.labels) == 1 else "s"
+        what = f"step{many}" if self.unit == "step" else f"block{many} of lines"
+        return f"{when}; e = {e_value(self.log_e)} over {len(self.labels)} {what}{weak}"
 
 
 def e_value(log_e: float) -> str:

@@ -15,9 +15,10 @@ import torch
 from zerodrift.audit import verdict as judging
 from zerodrift.audit.diagnose import Suspect, diagnose
 from zerodrift.audit.floor import Floor
-from zerodrift.audit.measure import Floats, Measurement, Observed
+from zerodrift.audit.measure import Floats, Measurement, Observed, tabulate
 from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import found
+from zerodrift.audit.shape import describe, shape
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.verdict import CauseFound
 from zerodrift.sampler.processing import histories, processed_logprobs
@@ -56,7 +57,7 @@ def trainer_causes(
     # How tokens were drawn says nothing about the trainer.
     about_numbers = tuple(finding for finding in attribution.findings if finding.channel != "sampled")
     attribution = msgspec.structs.replace(attribution, findings=about_numbers)
-    causes = judging.attributed(attribution, NAME, "the trainer's numbers fit no known account")
+    causes = judging.attributed(attribution, NAME, describe(shape(tabulate(measurements, floor))))
     return tuple(_renamed(cause) for cause in causes)
 
 

@@ -1,0 +1,124 @@
+"""Each way for an update to go wrong, against tensors exchanged by hand."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from zerodrift import models
+from zerodrift.audit.counterfactual.delivery import Delivery, deliveries
+from zerodrift.audit.perturb import perturbed
+
+State = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def llama() -> tuple[Any, Any]:
+    old = models.load("testbed:llama")
+    return old, perturbed(old, 1)
+
+
+def find(pair: tuple[Any, Any], words: str) -> Delivery:
+    (delivery,) = [each for each in deliveries(*pair) if words in each.says]
+    return delivery
+
+
+def state(model: Any) -> State:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def differing(one: State, other: State) -> set[str]:
+    return {name for name in one if not torch.equal(one[name], other[name])}
+
+
+def test_every_delivery_differs_from_the_update_and_changes_neither_model(llama: tuple[Any, Any]) -> None:
+    before = state(llama[0]), state(llama[1])
+    ids = torch.arange(4, 40)[None]
+    with torch.no_grad():
+        whole = llama[1](ids).logits
+        for delivery in deliveries(*llama):
+            assert not torch.equal(delivery.build()(ids).logits, whole), delivery.says
+    assert not differing(before[0], state(llama[0]))
+    assert not differing(before[1], state(llama[1]))
+
+
+def test_rounded_on_the_way(llama: tuple[Any, Any]) -> None:
+    delivery = find(llama, "rounded to bf16")
+    assert delivery.cause == "weights/dtype" or "rotary" in delivery.says
+    built, new = state(find_first(llama, "weights/dtype").build()), state(llama[1])
+    for name in new:
+        assert torch.equal(built[name], new[name].bfloat16().float())
+
+
+def find_first(pair: tuple[Any, Any], cause: str) -> Delivery:
+    return next(each for each in deliveries(*pair) if each.cause == cause)
+
+
+@pytest.mark.parametrize(
+    ("words", "embedding_is_new"),
+    [
+        ("the embedding was updated and the head was not", True),
+        ("the head was updated and the embedding", False),
+    ],
+)
+def test_one_end_of_a_tie(llama: tuple[Any, Any], words: str, embedding_is_new: bool) -> None:
+    old, new = llama
+    built = find(llama, words).build()
+    source = (old.get_input_embeddings().weight, new.get_input_embeddings().weight)
+    embedding, head = built.get_input_embeddings().weight, built.get_output_embeddings().weight
+    assert torch.equal(embedding, source[embedding_is_new])
+    assert torch.equal(head, source[not embedding_is_new])
+    for name, tensor in built.state_dict().items():
+        if "layers" in name:
+            assert torch.equal(tensor, new.state_dict()[name]), name
+
+
+def test_an_untied_head_cannot_come_loose() -> None:
+    old = models.load("testbed:qwen3")
+    causes = {each.cause for each in deliveries(old, perturbed(old, 1))}
+    assert "weights/tied-head" not in causes
+    assert {"weights/dtype", "weights/swapped", "weights/buffer"} <= causes
+
+
+@pytest.mark.parametrize(
+    ("words", "layers"),
+    [("gate_proj and up_proj exchanged in every layer", (0, 1)), ("gate_proj and up_proj of layer 1", (1,))],
+)
+def test_projections_under_each_others_names(
+    llama: tuple[Any, Any], words: str, layers: tuple[int, ...]
+) -> None:
+    built, new = state(find(llama, words).build()), state(llama[1])
+    expected = {f"model.layers.{layer}.mlp.{name}_proj.weight" for layer in layers for name in ("gate", "up")}
+    assert differing(built, new) == expected
+    for name in expected:
+        twin = name.replace("gate", "X").replace("up_", "gate_").replace("X", "up")
+        assert torch.equal(built[name], new[twin])
+
+
+def test_only_projections_of_one_shape_are_exchanged(llama: tuple[Any, Any]) -> None:
+    """Queries have twice the heads of keys: an engine would refuse them, so nothing is asked."""
+    says = [each.says for each in deliveries(*llama)]
+    assert any("k_proj and v_proj" in each for each in says)
+    assert not any("q_proj" in each for each in says)
+
+
+def test_layers_under_each_others_names(llama: tuple[Any, Any]) -> None:
+    built, new = state(find(llama, "layers 0 and 1").build()), state(llama[1])
+    assert differing(built, new) == {name for name in new if ".layers." in name}
+    for name in new:
+        if ".layers.0." in name:
+            assert torch.equal(built[name], new[name.replace(".0.", ".1.")])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("rotary frequencies rounded", lambda t: t.bfloat16().to(t.dtype)),
+        ("rotary frequencies zero", torch.zeros_like),
+    ],
+)
+def test_rotary_frequencies(llama: tuple[Any, Any], words: str, expected: Any) -> None:
+    delivery = find(llama, words)
+    assert delivery.cause == "weights/buffer"
+    built = delivery.build()
+    assert torch.equal(built.model.rotary_emb.inv_freq, expected(llama[1].model.rotary_emb.inv_freq))

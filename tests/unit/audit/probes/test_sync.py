@@ -1,0 +1,285 @@
+"""Judgements on made-up numbers, then whole updates of a tiny engine that goes wrong in one way each."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from zerodrift.audit.perturb import Grouping, GroupedWeights, by_layer, perturbed, write_checkpoint
+from zerodrift.audit.plan import probe_requests
+from zerodrift.audit.probes import sync
+from zerodrift.audit.probes.parity import Gates
+from zerodrift.audit.probes.result import ProbeResult
+from zerodrift.audit.probes.sync import NEW, Seen, Update, weight_sync
+from zerodrift.backends.base import Capability
+from zerodrift.backends.reference import ReferenceBackend, load_reference
+from zerodrift.core.completion import Answer, Completion, Problem
+from zerodrift.core.errors import BadAnswer, EngineUnreachable
+from zerodrift.core.request import Request
+from zerodrift.core.version import VersionSpan, WeightVersion
+from zerodrift.faults.prefix_cache import PrefixCachingReference
+from zerodrift.records.verdict import Outcome
+
+Make = Callable[..., Completion]
+Engine = Callable[..., Any]
+SIZE = 40
+RNG = np.random.default_rng(0)
+OLD = RNG.normal(-2, 0.5, SIZE)
+CHANGE = RNG.normal(0, 0.1, SIZE)
+
+
+class Linear:
+    """Weights whose groups add up: group g moves every logprob by its own part of the change."""
+
+    def __init__(self, *effects: np.ndarray) -> None:
+        self.parts = {f"layer {number}": effect for number, effect in enumerate(effects)}
+        self.old, self.new = "old", "new"
+
+    def effects(self, grouping: Grouping, completions: object, at_new: np.ndarray) -> dict[str, np.ndarray]:
+        return self.parts if grouping is by_layer else {}
+
+    def without(self, grouping: Grouping, groups: Sequence[str]) -> tuple[str, ...]:
+        return tuple(groups)
+
+    def score(self, model: tuple[str, ...], completions: object) -> np.ndarray:
+        new = OLD + sum(self.parts.values())
+        return new - sum((self.parts[name] for name in model), np.zeros(SIZE))
+
+
+PARTS = (0.5 * CHANGE, RNG.normal(0, 0.05, SIZE), RNG.normal(0, 1e-3, SIZE))
+WEIGHTS: Any = Linear(*PARTS)
+AT_NEW = OLD + sum(PARTS)
+
+
+@pytest.fixture
+def seen(completion: Make) -> Callable[..., Seen]:
+    def build(reported: np.ndarray, label: str = NEW, **fields: Any) -> Seen:
+        versions = (VersionSpan(WeightVersion(label), 0, 10),)
+        completions = [completion((1, 2), (3,) * 10, versions=versions, **fields) for _ in range(SIZE // 10)]
+        return Seen(completions, reported, AT_NEW, OLD)
+
+    return build
+
+
+See = Callable[..., Seen]
+
+
+@pytest.fixture
+def engine(scripted: Engine) -> Any:
+    return scripted(None)
+
+
+@pytest.fixture
+def judge(engine: Any, gates: Gates) -> Callable[..., ProbeResult]:
+    def run(cached: Seen, fresh: Seen, returned: float = 0.0) -> ProbeResult:
+        return sync._judge(engine, WEIGHTS, cached, fresh, returned, gates)
+
+    return run
+
+
+Judge = Callable[..., ProbeResult]
+
+
+def cause(result: ProbeResult) -> str:
+    assert result.record.status is Outcome.FAIL
+    (only,) = result.causes
+    return only.cause
+
+
+def test_slopes_say_what_arrived(seen: See) -> None:
+    assert seen(AT_NEW).slope == pytest.approx(1.0)
+    assert seen(OLD).slope == pytest.approx(0.0)
+    assert seen((OLD + AT_NEW) / 2).slope == pytest.approx(0.5)
+    assert seen(AT_NEW).gap == 0.0
+    assert seen(AT_NEW - 0.25).gap == pytest.approx(0.25)
+
+
+def test_an_update_that_arrived(judge: Judge, seen: See) -> None:
+    result = judge(seen(AT_NEW, cached_tokens=16), seen(AT_NEW))
+    assert result.record.status is Outcome.PASS
+    assert result.record.says == "the update arrived whole (slope 1.0000) and left nothing behind"
+    assert result.record.evidence["cached_tokens"] == 64
+
+
+def test_a_cache_that_held_nothing_is_mentioned(judge: Judge, seen: See) -> None:
+    assert "held nothing to go stale" in judge(seen(AT_NEW), seen(AT_NEW)).record.says
+
+
+@pytest.mark.parametrize(
+    ("label", "name"), [(NEW, "weights/version-label"), ("initial", "weights/stale")], ids=["moved", "old"]
+)
+def test_an_update_that_did_not(judge: Judge, seen: See, label: str, name: str) -> None:
+    result = judge(seen(OLD), seen(OLD, label))
+    assert cause(result) == name
+    assert result.causes[0].explained == pytest.approx(1.0)
+
+
+def test_a_label_that_the_engine_does_not_keep_proves_nothing(judge: Judge, seen: See, engine: Any) -> None:
+    engine.capabilities -= {Capability.WEIGHT_VERSION}
+    assert cause(judge(seen(OLD), seen(OLD))) == "weights/stale"
+
+
+@pytest.mark.parametrize("absent", [(0,), (1,), (2,), (0, 2)])
+def test_groups_that_did_not_arrive_are_named(judge: Judge, seen: See, absent: tuple[int, ...]) -> None:
+    """Also the third, whose effect is a fiftieth of the others'."""
+    result = judge(seen(OLD), seen(AT_NEW - sum(PARTS[number] for number in absent)))
+    assert cause(result) == "weights/partial"
+    assert result.causes[0].explained > 0.99
+    names = [f"layer {number}" for number in range(3) if number in absent]
+    assert f"did not arrive: {', '.join(names)} (" in result.record.says
+
+
+def test_one_replica_of_several(judge: Judge, seen: See) -> None:
+    mixed = np.where(np.arange(SIZE) < 10, OLD, AT_NEW)
+    result = judge(seen(mixed), seen(mixed))
+    assert cause(result) == "weights/replica"
+    assert "1 of 4 requests were answered with the old weights" in result.record.says
+
+
+def test_requests_torn_in_the_middle_are_no_replica(
+    judge: Judge, seen: See, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "deliveries", lambda old, new: [])
+    torn = np.where(np.arange(SIZE) % 10 < 5, OLD, AT_NEW)
+    result = judge(seen(torn), seen(torn))
+    assert cause(result) == "unexplained"
+    assert "at neither version" in result.record.says
+
+
+def test_weights_that_do_not_come_back(judge: Judge, seen: See) -> None:
+    result = judge(seen(AT_NEW), seen(AT_NEW), returned=0.1)
+    assert cause(result) == "weights/buffer"
+    assert "after A→B→A" in result.record.says
+
+
+def test_an_update_too_small_to_see_is_vacuous(engine: Any, gates: Gates, completion: Make) -> None:
+    for change in (0.0, 1e-6):
+        still = Seen([completion((1,), (3,) * SIZE)], OLD, OLD + change, OLD)
+        result = sync._judge(engine, WEIGHTS, still, still, 0.0, gates)
+        assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
+        assert np.isfinite(list(result.record.evidence.values())).all()
+
+
+def test_shares_are_not_drowned_by_large_groups() -> None:
+    large, small = RNG.normal(0, 1, SIZE), RNG.normal(0, 1e-5, SIZE)
+    shares = sync._shares(0.0 * large + 1.0 * small, {"large": large, "small": small})
+    assert shares == pytest.approx({"large": 0.0, "small": 1.0}, abs=1e-6)
+    assert sync._shares(small, {"none": np.zeros(SIZE), "small": small})["none"] == 0.0
+
+
+# --- whole updates ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def update(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Update, GroupedWeights]:
+    old = load_reference(checkpoint)
+    new = perturbed(old, 0)
+    after = write_checkpoint(new, checkpoint, tmp_path_factory.mktemp("sync") / "b")
+    return Update(checkpoint, after, True), GroupedWeights(old, new)
+
+
+REQUESTS = probe_requests(512, 120, 8, (0, 1, 2, 3), seed=1)[:4]
+
+
+def push(
+    engine: Any, update: tuple[Update, GroupedWeights], gates: Gates, resets: bool = True
+) -> ProbeResult:
+    how, weights = update
+    return weight_sync(engine, weights, how._replace(resets_cache=resets), REQUESTS, gates)
+
+
+@pytest.fixture
+def fresh(checkpoint: Path) -> ReferenceBackend:
+    return ReferenceBackend(checkpoint, dtype="float32")
+
+
+Whole = tuple[Update, GroupedWeights]
+
+
+def test_a_sound_engine_takes_the_update_and_gives_it_back(
+    fresh: ReferenceBackend, update: Whole, gates: Gates
+) -> None:
+    before = [tensor.clone() for tensor in fresh.model.parameters()]
+    result = push(fresh, update, gates)
+    assert result.record.status is Outcome.PASS
+    assert result.record.evidence["slope"] == pytest.approx(1.0, abs=1e-3)
+    assert result.record.evidence["predicted_change"] > 0.01
+    assert all(map(torch.equal, before, fresh.model.parameters())), "the engine is left as it was found"
+
+
+def test_an_engine_that_drops_the_update(fresh: ReferenceBackend, update: Whole, gates: Gates) -> None:
+    fresh.load_weights = lambda directory, version: None  # type: ignore[method-assign]
+    assert cause(push(fresh, update, gates)) == "weights/stale"
+
+
+def test_an_engine_that_rounds_on_the_way(fresh: ReferenceBackend, update: Whole, gates: Gates) -> None:
+    load = fresh.load_weights
+
+    def rounding(directory: Path, version: WeightVersion) -> None:
+        load(directory, version)
+        with torch.no_grad():
+            for parameter in fresh.model.parameters():
+                parameter.copy_(parameter.bfloat16().float())
+
+    fresh.load_weights = rounding  # type: ignore[method-assign]
+    assert cause(push(fresh, update, gates)) == "weights/dtype"
+
+
+@pytest.mark.parametrize(("resets", "name"), [(False, "weights/stale-prefix-cache"), (True, None)])
+def test_a_prefix_cache_that_outlives_the_weights(
+    fresh: ReferenceBackend, update: Whole, gates: Gates, resets: bool, name: str | None
+) -> None:
+    engine = PrefixCachingReference(fresh, outlives_weights=True)
+    result = push(engine, update, gates, resets)
+    assert (result.causes[0].cause if result.causes else None) == name
+    if name is not None:
+        assert result.causes[0].explained > 0.9
+        assert result.record.evidence["cached_tokens"] > 0
+
+
+@pytest.mark.parametrize("lacks", [Capability.LOAD_WEIGHTS, Capability.SEED])
+def test_an_engine_that_cannot_be_updated_is_not_judged(
+    scripted: Engine, update: Whole, gates: Gates, lacks: Capability
+) -> None:
+    engine = scripted(None, capabilities=frozenset(Capability) - {lacks})
+    result = push(engine, update, gates)
+    assert result.record.status is Outcome.INCONCLUSIVE
+    assert lacks.value in result.record.says
+
+
+def test_an_engine_that_dies_gets_its_weights_back_first(
+    fresh: ReferenceBackend, update: Whole, gates: Gates
+) -> None:
+    loaded = []
+    load, generate = fresh.load_weights, fresh.generate
+
+    def remember(directory: Path, version: WeightVersion) -> None:
+        loaded.append(version.label)
+        load(directory, version)
+
+    def die(requests: Sequence[Request]) -> list[Answer]:
+        if loaded:
+            raise EngineUnreachable("gone")
+        return generate(requests)
+
+    fresh.load_weights, fresh.generate = remember, die  # type: ignore[method-assign]
+    with pytest.raises(EngineUnreachable):
+        push(fresh, update, gates)
+    assert loaded == [NEW, "audit-a"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Answer((), (Problem("value/non-finite", "logprobs[2] is nan"),)), "logprobs[2] is nan"),
+        (Answer(()), "no sample at all"),
+    ],
+)
+def test_answers_that_cannot_be_used(
+    scripted: Engine, update: Whole, gates: Gates, answer: Answer, words: str
+) -> None:
+    with pytest.raises(BadAnswer, match=words.replace("[", r"\[")):
+        push(scripted(lambda request, number: answer), update, gates)

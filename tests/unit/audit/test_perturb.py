@@ -1,0 +1,129 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from zerodrift import models
+from zerodrift.audit.perturb import SHARE, GroupedWeights, by_layer, by_role, perturbed, write_checkpoint
+from zerodrift.backends.reference import ReferenceBackend, load_reference
+from zerodrift.core.completion import Completion
+
+Make = Callable[..., Completion]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return models.load("testbed:llama")
+
+
+@pytest.fixture(scope="module")
+def weights(model: Any) -> GroupedWeights:
+    return GroupedWeights(model, perturbed(model, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "role"),
+    [
+        ("model.layers.3.mlp.gate_proj.weight", "layer 3", "gate_proj"),
+        ("model.layers.12.self_attn.q_proj.bias", "layer 12", "q_proj"),
+        ("model.layers.0.input_layernorm.weight", "layer 0", "norms"),
+        ("model.embed_tokens.weight", "embed_tokens", "embed_tokens"),
+        ("model.norm.weight", "norm", "norms"),
+        ("lm_head.weight", "lm_head", "lm_head"),
+    ],
+)
+def test_groups_are_what_an_update_forgets(name: str, layer: str, role: str) -> None:
+    assert (by_layer(name), by_role(name)) == (layer, role)
+
+
+def test_every_tensor_moves_by_a_share_of_its_spread(model: Any) -> None:
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    changed = perturbed(model, 1)
+    for name, tensor in changed.state_dict().items():
+        old = before[name]
+        moved = float((tensor - old).std() / old.std())
+        assert moved == pytest.approx(SHARE, rel=0.2), name
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_change_is_known_by_its_seed(model: Any) -> None:
+    one, same, other = perturbed(model, 1), perturbed(model, 1), perturbed(model, 2)
+    for a, b, c in zip(one.parameters(), same.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert not torch.equal(a, c)
+
+
+def test_a_constant_tensor_moves_by_its_size() -> None:
+    """A fresh norm is all ones, and a scale may be a single number: neither has a spread."""
+    flat = torch.nn.Module()
+    flat.norm = torch.nn.Parameter(torch.full((64,), 3.0))
+    flat.scale = torch.nn.Parameter(torch.tensor([2.0]))
+    changed = perturbed(flat, 0)
+    moved = (changed.norm - flat.norm).detach().abs().mean()
+    assert float(moved) == pytest.approx(0.8 * SHARE * 3, rel=0.5)
+    assert changed.scale.item() != 2.0
+
+
+@pytest.mark.parametrize("spec", ["testbed:llama", "testbed:qwen3"], ids=["tied", "untied"])
+def test_a_written_checkpoint_loads_bit_for_bit(spec: str, tmp_path: Path) -> None:
+    original = models.materialise(spec, tmp_path / "a")
+    (original / "model.safetensors.index.json").write_text("{}")
+    changed = perturbed(load_reference(spec), 3)
+    assert changed.dtype is torch.float64
+    directory = write_checkpoint(changed, original, tmp_path / "deep" / "b")
+    loaded = load_reference(directory)
+    assert loaded.dtype is torch.float64
+    for (name, one), (twin, other) in zip(
+        changed.state_dict().items(), loaded.state_dict().items(), strict=True
+    ):
+        assert name == twin
+        assert torch.equal(one, other), name
+    assert (directory / "config.json").read_bytes() == (original / "config.json").read_bytes()
+    assert not (directory / "model.safetensors.index.json").exists(), "it would name files that are not there"
+    assert ReferenceBackend(directory).tokenizer("the") == ReferenceBackend(spec).tokenizer("the")
+
+
+@pytest.mark.parametrize("grouping", [by_layer, by_role])
+def test_without_some_groups_those_are_old_and_the_rest_is_new(
+    weights: GroupedWeights, grouping: Callable[[str], str]
+) -> None:
+    groups = weights.groups(grouping)
+    absent = groups[1]
+    mixed = weights.without(grouping, [absent]).state_dict()
+    old, new = weights.old.state_dict(), weights.new.state_dict()
+    for name, tensor in mixed.items():
+        assert torch.equal(tensor, old[name] if grouping(name) == absent else new[name]), name
+
+
+def test_groups_come_in_the_order_of_the_forward(weights: GroupedWeights) -> None:
+    assert weights.groups(by_layer) == ("embed_tokens", "layer 0", "layer 1", "norm", "lm_head")
+    assert weights.groups(by_role)[:3] == ("embed_tokens", "q_proj", "k_proj")
+
+
+def test_scores_are_those_of_the_outputs(weights: GroupedWeights, completion: Make) -> None:
+    outputs = [completion((0, 5, 6), (7, 8)), completion((0, 9), (10, 11, 12))]
+    scores = weights.score(weights.old, outputs)
+    expected = []
+    for each in outputs:
+        with torch.no_grad():
+            rows = torch.log_softmax(weights.old(torch.tensor([each.sequence])).logits[0], -1)
+        for place, token in enumerate(each.token_ids, start=len(each.prompt_token_ids)):
+            expected.append(float(rows[place - 1, token]))
+    assert scores == pytest.approx(expected, abs=1e-5)
+
+
+def test_effects_of_single_groups_add_up_to_that_of_all(weights: GroupedWeights, completion: Make) -> None:
+    """To first order, which is what a share of two percent is chosen for."""
+    rng = np.random.default_rng(0)
+    outputs = [completion(rng.integers(4, 500, 20).tolist(), rng.integers(4, 500, 12).tolist())]
+    at_new, at_old = weights.score(weights.new, outputs), weights.score(weights.old, outputs)
+    effects = weights.effects(by_layer, outputs, at_new)
+    tied = effects.pop("lm_head")
+    assert tied == pytest.approx(effects["embed_tokens"], abs=1e-9), "one tensor under two names"
+    total = np.sum(list(effects.values()), axis=0)
+    whole = at_new - at_old
+    assert np.corrcoef(total, whole)[0, 1] > 0.95
+    assert np.abs(whole).mean() > 1e-2
