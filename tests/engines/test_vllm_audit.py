@@ -120,12 +120,8 @@ def starts(
         arguments = flags(config.engine, config.model.dtype)
         return launch_vllm(PYTHON, checkpoints[setup.model], arguments, config.engine.env, log)
 
-    mine = [
-        item
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.path == request.path
-    ]
-    asked_for = [item.callspec.params["server"] for item in mine]
+    mine = (item for item in request.session.items if item.path == request.path)
+    asked_for: list[Setup] = [item.callspec.params["server"] for item in mine]  # type: ignore[attr-defined]
     with contextlib.chdir(ROOT):
         starts = Starts([setup for setup in asked_for if setup.model in checkpoints], start)
         yield starts
@@ -270,7 +266,7 @@ def test_raw_logprobs_hide_them_from_all_but_the_sampling_probe(audit: Audit) ->
 
 @served_by(SPLIT)
 def test_split_attention_is_listed_and_does_not_gate(audit: Audit) -> None:
-    """With more threads than KV heads; test_a_healthy_server… is the same server without the split."""
+    """With one thread there is no split. test_a_healthy_server… is the same server with nothing else changed."""
     record = audit()
 
     assert_the_same_policy(record)

@@ -8,7 +8,9 @@ import pytest
 MAX_FILE = 400
 MAX_FUNCTION = 50
 # "path" or "path:function" -> the reason why it may be longer. A reason is not "it grew".
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    "zerodrift/cli/blame.py:command": "34 of its lines are the sixteen documented options of one verb",
+}
 
 
 def lengths(tree: ast.Module, path: str) -> dict[str, int]:

@@ -44,7 +44,7 @@ def test_top_k_counts_what_min_p_left() -> None:
     assert kept([0.0, math.log(0.5), math.log(0.4), math.log(0.01)], min_p=0.45, top_k=3) == [0, 1]
 
 
-@pytest.mark.parametrize("top_p", [1e-12, 0.3, 0.49])
+@pytest.mark.parametrize("top_p", [1e-300, 1e-17, 0.3, 0.49])
 def test_the_likeliest_always_stays(top_p: float) -> None:
     assert kept([math.log(0.5), math.log(0.3), math.log(0.2)], top_p=top_p) == [0]
 

@@ -70,7 +70,8 @@ class Seen(NamedTuple):
     def slope(self) -> float:
         """Observed change regressed on the predicted one: 1 delivered, 0 stale."""
         predicted, observed = self.at_new - self.at_old, self.reported - self.at_old
-        return float(predicted @ observed / (predicted @ predicted))
+        # A change of nothing has no slope: zero, and the probe is vacuous.
+        return float(predicted @ observed / max(float(predicted @ predicted), 1e-300))
 
 
 def weight_sync(

@@ -22,7 +22,12 @@ ALPHA = 1e-3
 """Chance of ever alarming on a healthy recording, at most; those sit at half a gate and never come near."""
 CLIP = 20.0
 """Gates. A token counts for at most so much: one wild token in a thousand adds 0.02 gates to its step, and no single
-step can raise the alarm (it multiplies E by at most 6.8)."""
+bet can raise the alarm (it multiplies E by at most 6.8)."""
+PARTS = 4
+"""Bets on each step, on as many consecutive parts of its rollouts: a step of 64 says more than one of two. A mean of
+r gates multiplies E by at most r, so that steps at twice the gate would need twenty bets; one rollout alone cannot
+alarm.
+"""
 SAMPLING_VARIANCE = 20.0
 """Nats². Tokens are bet on in blocks of so much variance, about 15 tokens at 1.5 nats of entropy: small enough that a
 bounded stake is the right stake, and cut where no outcome is known yet, so that no block is chosen by what it shows."""
@@ -77,14 +82,42 @@ def e_value(log_e: float) -> str:
 def drift_since(table: TokenTable, order: Timeline, gate: float) -> Since:
     """When the numbers left the reference by more than the gate."""
     # A token that the parameters exclude is infinitely far off, and counts as the clip.
-    sizes = order.means(np.minimum(np.abs(table.delta) / gate, CLIP), table.sequence)
+    per_token = np.minimum(np.abs(table.delta) / gate, CLIP)
+    steps = len(order.labels)
+    sizes = _means(per_token, order.of_sequence[table.sequence], steps)
+    parts = _parts(table, order)
+    part_sizes = _means(per_token, parts[table.sequence], PARTS * steps)
     state = Onset(fresh=EProcess(clip=1.0, null_mean=2 / CLIP - 1))
-    for size in sizes.tolist():
+    openings: list[int] = []
+    # A trainer need not have scored every step: only parts with tokens are bet on.
+    for part in np.unique(parts[table.sequence]).tolist():
+        opens = part // PARTS not in openings[-1:]
+        openings += [part // PARTS] if opens else []
         # From [0, CLIP] to [-1, 1], as the e-process takes values that are bounded below.
-        state = state.update(2 * size / CLIP - 1)
-    began = state.began
-    bad = tuple(place for place in np.flatnonzero(sizes > 1).tolist() if began is None or place >= began)
+        state = state.update(2 * float(part_sizes[part]) / CLIP - 1, opens=opens)
+    began = None if state.began is None else openings[state.began]
+    bad = tuple(step for step in np.flatnonzero(sizes > 1).tolist() if began is None or step >= began)
     return Since(order.unit, order.labels, sizes, began, state.log_peak, state.alarm(ALPHA), bad)
+
+
+def _parts(table: TokenTable, order: Timeline) -> NDArray[np.int64]:
+    """Number of the part that each sequence belongs to: its step's times PARTS, and its place among the step's."""
+    scored = np.unique(table.sequence)
+    place = order.of_sequence[scored]
+    counts = np.bincount(place, minlength=len(order.labels))
+    by_step = np.argsort(place, kind="stable")
+    rank = np.empty(len(scored), dtype=np.int64)
+    rank[by_step] = np.arange(len(scored)) - np.repeat(np.cumsum(counts) - counts, counts)
+    parts = np.zeros(len(order.of_sequence), dtype=np.int64)
+    parts[scored] = PARTS * place + rank * np.minimum(PARTS, counts[place]) // counts[place]
+    return parts
+
+
+def _means(values: Floats, group: NDArray[np.int64], groups: int) -> Floats:
+    """Mean of each group; 0 where it is empty."""
+    sums = np.bincount(group, weights=values, minlength=groups)
+    means: Floats = sums / np.maximum(np.bincount(group, minlength=groups), 1)
+    return means
 
 
 def sampling_since(table: TokenTable, order: Timeline, drawn: NDArray[np.bool_]) -> Since:
@@ -96,7 +129,7 @@ def sampling_since(table: TokenTable, order: Timeline, drawn: NDArray[np.bool_])
         opens = not openings or place > openings[-1]
         openings += [place] if opens else []
         sharper, flatter = sharper.update(z, opens=opens), flatter.update(-z, opens=opens)
-    better = max(sharper, flatter, key=lambda state: state.log_peak)
+    better = max(sharper, flatter, key=lambda state: (state.log_peak, state.log_best))
     began = None if better.began is None else openings[better.began]
     # Two bets, each with half the stake.
     log_e = max(0.0, better.log_peak - math.log(2))

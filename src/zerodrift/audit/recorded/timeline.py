@@ -74,13 +74,6 @@ class Timeline(NamedTuple):
     """Number of each step, or first line of each block."""
     of_sequence: NDArray[np.int64]
 
-    def means(self, values: NDArray[np.float64], sequence: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Mean of a value per token over each step; `sequence` says whose token it is."""
-        place = self.of_sequence[sequence]
-        sums = np.bincount(place, weights=values, minlength=len(self.labels))
-        result: NDArray[np.float64] = sums / np.bincount(place, minlength=len(self.labels))
-        return result
-
 
 def timeline(rollouts: Sequence[RecordedRollout]) -> Timeline:
     """Group by step, or by consecutive lines."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from zerodrift.audit.perturb import Grouping, GroupedWeights, by_layer, perturbed, write_checkpoint
+from zerodrift.audit.perturb import GroupedWeights, Grouping, by_layer, perturbed, write_checkpoint
 from zerodrift.audit.plan import probe_requests
 from zerodrift.audit.probes import sync
 from zerodrift.audit.probes.parity import Gates
@@ -39,7 +39,7 @@ class Linear:
         self.old, self.new = "old", "new"
 
     def effects(self, grouping: Grouping, completions: object, at_new: np.ndarray) -> dict[str, np.ndarray]:
-        return self.parts if grouping is by_layer else {}
+        return self.parts if grouping is by_layer else {"all": sum(self.parts.values(), np.zeros(SIZE))}
 
     def without(self, grouping: Grouping, groups: Sequence[str]) -> tuple[str, ...]:
         return tuple(groups)

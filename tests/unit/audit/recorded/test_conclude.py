@@ -1,0 +1,109 @@
+import numpy as np
+import pytest
+
+from zerodrift.audit.probes.result import answered, found
+from zerodrift.audit.recorded.conclude import ODD_CHECKPOINT, conclude, side_in_words, since_in_words
+from zerodrift.audit.recorded.sides import Side, Sides
+from zerodrift.audit.recorded.since import Since
+from zerodrift.core.cause import CAUSES
+from zerodrift.records.verdict import CauseFound, Outcome
+
+BEGAN = Since("step", (3, 4, 5), np.ones(3), 1, 9.0, True, (1, 2))
+NEVER = Since("step", (3, 4, 5), np.zeros(3), None, 0.0, False, ())
+
+
+def side(name: str, status: Outcome) -> Side:
+    since = BEGAN if status is Outcome.FAIL else NEVER
+    return Side(answered(name, status, "says", required=True), since)
+
+
+def sides(engine: bool = True, samples: bool = True, trainer: bool | None = None) -> Sides:
+    """Which of them are right."""
+    outcome = {True: Outcome.PASS, False: Outcome.FAIL}
+    judged = None if trainer is None else side("trainer", outcome[trainer])
+    return Sides(side("parity", outcome[engine]), side("sampling", outcome[samples]), judged)
+
+
+def cause(name: str, explained: float = 1.0) -> CauseFound:
+    return found(name, "vllm", "attribution", f"evidence of {name}", explained=explained, gating=True)
+
+
+def test_nobody_is_guilty() -> None:
+    healthy = sides(trainer=True)
+    concluded = conclude(healthy, healthy.results, (), same_numbers=False)
+    assert (concluded.verdict, concluded.guilty) == (Outcome.PASS, "none")
+    assert side_in_words("none", healthy).startswith("none: ")
+    assert since_in_words(healthy) == "nothing to date"
+
+
+@pytest.mark.parametrize(
+    ("judged", "name", "guilty", "words"),
+    [
+        (sides(engine=False), "semantic/raw-logprobs", "engine", "engine: its logprobs leave"),
+        (sides(engine=False, trainer=True), "path/rope", "engine", "and the trainer's are the checkpoint's"),
+        (
+            sides(samples=False),
+            "semantic/sampling-bias",
+            "sampler",
+            "sampler: the reported logprobs are right",
+        ),
+        (sides(trainer=False), "trainer/autocast", "trainer", "trainer: its logprobs leave"),
+        (sides(engine=False), "weights/stale", "weight sync", "weight sync: the engine's logprobs are those"),
+        (
+            sides(engine=False, trainer=False),
+            "semantic/eos",
+            "engine and trainer",
+            "each leaves the checkpoint",
+        ),
+        (sides(engine=False, trainer=False), "weights/stale", "weight sync and trainer", "each leaves"),
+    ],
+)
+def test_the_side_that_left(judged: Sides, name: str, guilty: str, words: str) -> None:
+    concluded = conclude(judged, judged.results, (cause(name),), same_numbers=False)
+    assert (concluded.verdict, concluded.guilty) == (Outcome.FAIL, guilty)
+    assert concluded.says == CAUSES[name].says
+    assert words in side_in_words(guilty, judged)
+
+
+def test_sentences_about_engines_are_not_said_of_a_trainer() -> None:
+    judged = sides(trainer=False)
+    concluded = conclude(judged, judged.results, (cause("semantic/off-by-one"),), same_numbers=False)
+    assert concluded.says == (
+        "The trainer's logprobs are not those of the checkpoint; evidence of semantic/off-by-one."
+    )
+
+
+def test_a_failure_without_a_name() -> None:
+    judged = sides(engine=False)
+    concluded = conclude(judged, judged.results, (), same_numbers=False)
+    assert (concluded.verdict, concluded.guilty, concluded.says) == (Outcome.FAIL, "engine", "says")
+
+
+@pytest.mark.parametrize(
+    ("causes", "odd"),
+    [
+        ((), True),
+        ((cause("weights/stale"),), True),
+        ((cause("path/body-precision"),), True),
+        ((cause("semantic/temperature", 0.2),), True),
+        ((cause("semantic/raw-logprobs"),), False),
+    ],
+)
+def test_two_that_agree_against_the_checkpoint(causes: tuple[CauseFound, ...], odd: bool) -> None:
+    judged = sides(engine=False, trainer=False)
+    concluded = conclude(judged, judged.results, causes, same_numbers=True)
+    if odd:
+        assert concluded.verdict is Outcome.INCONCLUSIVE
+        assert (concluded.guilty, concluded.says) == ("unknown", ODD_CHECKPOINT)
+    else:
+        assert (concluded.verdict, concluded.guilty) == (Outcome.FAIL, "engine and trainer")
+    assert side_in_words("unknown", judged) == "cannot be told"
+
+
+def test_every_guilty_side_is_dated() -> None:
+    assert since_in_words(sides(engine=False)).startswith("since step 4; e = ")
+    both = since_in_words(sides(engine=False, trainer=False))
+    assert both.startswith("engine since step 4; e = ")
+    assert "; trainer since step 4; e = " in both
+    undated = Sides(side("parity", Outcome.FAIL)._replace(since=None), side("sampling", Outcome.PASS), None)
+    assert since_in_words(undated) == "not known"

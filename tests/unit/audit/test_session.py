@@ -1,0 +1,154 @@
+"""From a configuration to a directory. The engine offers nothing beyond generating, so that the rungs are cheap."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from zerodrift.audit.run import Silent
+from zerodrift.audit.session import PRECISIONS, Session, command_line, precision_of
+from zerodrift.backends.base import Backend
+from zerodrift.config.load import load
+from zerodrift.config.precision import Precision
+from zerodrift.config.run import RunConfig
+from zerodrift.core.completion import EngineFingerprint
+from zerodrift.core.errors import ConfigError, RecordError
+from zerodrift.models.testbed_config import CONTEXT_LENGTH
+from zerodrift.records import directory as files
+from zerodrift.records.codec import read_lines
+from zerodrift.records.rollout import Rollout
+from zerodrift.records.verdict import Outcome
+
+
+def bare(engine: Backend) -> Backend:
+    stripped = copy.copy(engine)
+    stripped.capabilities = frozenset()
+    return stripped
+
+
+def config(**sections: dict[str, Any]) -> RunConfig:
+    values = {
+        "model": {"path": "testbed:llama"},
+        "engine": {"name": "reference"},
+        "sampling_defaults": {"temperature": 0.7},
+        "validation": {"num_prompts": 3, "equivalence_trials": 4, "max_tokens": 5},
+    }
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section}
+    return msgspec.convert(values, RunConfig)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, Any]:
+    session = Session(config=config(), directory=tmp_path_factory.mktemp("runs") / "deep" / "run", wrap=bare)
+    return session, session.run(Silent(), "zerodrift audit")
+
+
+def test_a_run_leaves_its_files(finished: tuple[Session, Any]) -> None:
+    session, audited = finished
+    verdict = files.read_verdict(session.directory)
+    assert verdict == audited.record
+    assert verdict.reproduce == "zerodrift audit"
+    assert verdict.verdict is Outcome.INCONCLUSIVE, "twenty tokens decide nothing"
+    assert verdict.precision == "fp32"
+    assert load(session.directory / files.CONFIG) == session.config
+    assert len(list(read_lines(session.directory / files.ROLLOUTS, Rollout))) == 4
+
+
+def test_every_token_is_in_the_table_with_its_text(finished: tuple[Session, Any]) -> None:
+    session, audited = finished
+    rows = pq.read_table(session.directory / files.TOKENS).to_pydict()
+    assert rows["token"] == audited.table.token.tolist()
+    assert rows["reported"] == audited.table.reported.tolist()
+    assert all(isinstance(text, str) for text in rows["text"])
+
+
+def test_sampling_is_the_configured_one_with_the_audits_length(finished: tuple[Session, Any]) -> None:
+    session, _ = finished
+    for rollout in read_lines(session.directory / files.ROLLOUTS, Rollout):
+        assert rollout.request.sampling.temperature == 0.7
+        assert rollout.request.sampling.max_tokens == 5
+
+
+def test_a_finished_run_is_read_again_without_asking(finished: tuple[Session, Any]) -> None:
+    session, audited = finished
+    asked = []
+
+    def watched(engine: Backend) -> Backend:
+        stripped = bare(engine)
+        stripped.generate = lambda requests: asked.append(requests) or []  # type: ignore[method-assign, func-returns-value]
+        return stripped
+
+    again = msgspec.structs.replace(session, wrap=watched).run(Silent(), "zerodrift audit")
+    assert asked == []
+    assert again.record.metrics == audited.record.metrics
+    assert again.record.verdict is audited.record.verdict
+
+
+def test_another_configuration_is_refused(finished: tuple[Session, Any]) -> None:
+    session, _ = finished
+    other = msgspec.structs.replace(session, config=config(validation={"seed": 1}))
+    with pytest.raises(RecordError, match="another configuration"):
+        other.run(Silent())
+
+
+def test_no_room_for_a_prompt(tmp_path: Path) -> None:
+    too_long = config(validation={"max_tokens": CONTEXT_LENGTH})
+    with pytest.raises(ConfigError, match=f"max_tokens={CONTEXT_LENGTH} leaves no room"):
+        Session(config=too_long, directory=tmp_path, wrap=bare).run(Silent())
+
+
+def test_prompts_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": [5, 6, 7]}\n{"prompt": "the"}\n')
+    own = config(validation={"prompts": str(file), "num_prompts": 2})
+    session = Session(config=own, directory=tmp_path / "run", wrap=bare)
+    session.run(Silent())
+    prompts = {r.request.prompt.token_ids for r in read_lines(session.directory / files.ROLLOUTS, Rollout)}
+    assert (5, 6, 7) in prompts
+    assert len(prompts) == 2
+
+
+def test_a_reference_in_the_dtype_that_was_asked_for(tmp_path: Path) -> None:
+    narrow = config(validation={"reference_dtype": "float32", "reference_model": "testbed:llama"})
+    audited = Session(config=narrow, directory=tmp_path, wrap=bare).run(Silent())
+    assert audited.record.reference.numeric["dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("sections", "sync", "written"),
+    [
+        ({}, False, False),
+        ({}, True, True),
+        ({"engine": {"name": "vllm", "url": "http://127.0.0.1:9"}}, False, True),
+    ],
+)
+def test_a_testbed_model_is_written_out_where_an_engine_needs_files(
+    tmp_path: Path, sections: dict[str, Any], sync: bool, written: bool
+) -> None:
+    session = Session(config=config(**sections), directory=tmp_path, sync=sync)
+    checkpoint = session._checkpoint("testbed:llama")
+    assert (checkpoint is not None) is written
+    if checkpoint is not None:
+        assert (checkpoint / "model.safetensors").is_file()
+    assert session._checkpoint(str(tmp_path)) == tmp_path, "a model of one's own is served from where it is"
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [*PRECISIONS.items(), ("torch.bfloat16", Precision.BF16)])
+def test_the_gates_hang_on_what_the_engine_says_it_computes_in(dtype: str, precision: Precision) -> None:
+    said = EngineFingerprint(engine="x", semantic={}, numeric={"dtype": dtype}, deployment={})
+    assert precision_of(said) is precision
+
+
+@pytest.mark.parametrize("numeric", [{}, {"dtype": "int4"}])
+def test_an_engine_that_does_not_say_is_not_guessed_at(numeric: dict[str, str]) -> None:
+    said = EngineFingerprint(engine="x", semantic={}, numeric=numeric, deployment={})
+    with pytest.raises(ConfigError, match=r"validation\.precision=fp32\|bf16\|fp8"):
+        precision_of(said)
+
+
+def test_how_to_type_it_again() -> None:
+    assert command_line(["audit", "--set", "a b=1"]) == "zerodrift audit --set 'a b=1'"

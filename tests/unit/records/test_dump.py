@@ -1,0 +1,197 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerodrift.core.errors import RecordError
+from zerodrift.records import dump as dump_module
+from zerodrift.records.dump import Dump, Reading, dump_files
+from zerodrift.records.dump_formats import Format
+
+GOOD: dict[str, Any] = {
+    "prompt_ids": [1, 2],
+    "completion_ids": [3],
+    "logprobs": [-0.5],
+    "step": 0,
+    "model": "a",
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """A dump of these lines: bytes as they are, objects as JSON, each with its newline."""
+
+    def make(*lines: bytes | dict[str, Any], name: str = "dump.jsonl") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(
+            b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
+        )
+        return path
+
+    return make
+
+
+def skipped(path: Path, **how: Any) -> Dump:
+    return Reading(skip_bad=True, **how).read(path)
+
+
+def test_lines_in_order(write: Callable[..., Path]) -> None:
+    dump = Reading().read(write({**GOOD, "step": 4}, b"\n", GOOD))
+    assert dump.format is Format.PLAIN
+    assert [(each.source, each.line, each.step) for each in dump.rollouts] == [
+        ("dump.jsonl", 1, 4),
+        ("dump.jsonl", 3, 0),
+    ]
+    assert dump.lines == 2
+    assert dump.bad == ()
+
+
+def test_the_last_line_may_lack_its_newline(write: Callable[..., Path]) -> None:
+    assert len(Reading().read(write(json.dumps(GOOD).encode())).rollouts) == 1
+
+
+BAD: dict[str, tuple[bytes | dict[str, Any], str]] = {
+    "torn": (b'{"prompt_ids": [1, 2], "comple', "the line is torn, as after a kill: it is not JSON"),
+    "no JSON": (b"hello\n", "it is not JSON"),
+    "no UTF-8": (b'{"prompt_ids": "\xff"}\n', "it is not JSON"),
+    "deep": (b"[" * 100_000 + b"\n", "it is not JSON"),
+    "no object": (b"[1, 2]\n", "the line holds a list; a rollout is an object"),
+    "NaN": ({**GOOD, "logprobs": [float("nan")]}, "the line holds NaN"),
+    "-9999": ({**GOOD, "logprobs": [-9999.0]}, "the number some engines write for NaN"),
+    "overflow": (
+        b'{"prompt_ids":[1],"completion_ids":[3],"logprobs":[-1e999],"step":0}\n',
+        r"logprobs\[0\] is -inf",
+    ),
+    "huge integer": ({**GOOD, "logprobs": [-(10**400)]}, "int too large"),
+    "above zero": ({**GOOD, "logprobs": [0.2]}, "which is no log-probability"),
+    "length": ({**GOOD, "logprobs": [-0.5, -0.5]}, "1 output tokens carry 2 logprobs"),
+    "vocabulary": ({**GOOD, "completion_ids": [99]}, "output ids hold 99, but the model has 50 tokens"),
+    "another model": ({**GOOD, "model": "b"}, "it was made by 'b' and the lines before it by 'a'"),
+    "no step": ({**GOOD, "step": None}, "it has no step and the lines before it have one"),
+    "another format": ({"prompt": "text"}, "the line has no prompt_token_ids or prompt_ids"),
+}
+
+
+@pytest.mark.parametrize("line", [line for line, _ in BAD.values()], ids=list(BAD))
+def test_a_bad_line_is_refused_by_number(
+    line: bytes | dict[str, Any], write: Callable[..., Path], request: pytest.FixtureRequest
+) -> None:
+    match = BAD[request.node.callspec.id][1]
+    path = write(GOOD, line)
+    with pytest.raises(RecordError, match=rf"^dump.jsonl, line 2: .*{match}.*--skip-bad"):
+        Reading(vocab_size=50).read(path)
+    dump = skipped(path, vocab_size=50)
+    assert [(bad.line, bad.where) for bad in dump.bad] == [(2, "dump.jsonl, line 2")]
+    assert len(dump.rollouts) == 1
+    assert dump.lines == 2
+
+
+def test_corrupt_numbers_are_told_from_damage(write: Callable[..., Path]) -> None:
+    lines = (
+        GOOD,
+        BAD["NaN"][0],
+        BAD["-9999"][0],
+        BAD["no JSON"][0],
+        BAD["length"][0],
+        BAD["huge integer"][0],
+    )
+    codes = [bad.code for bad in skipped(write(*lines)).bad]
+    assert codes == [
+        "value/non-finite",
+        "value/non-finite",
+        "record/invalid",
+        "value/completion",
+        "record/invalid",
+    ]
+
+
+def test_a_bad_first_line_does_not_decide_the_format(write: Callable[..., Path]) -> None:
+    dump = skipped(write(b"junk\n", {"something": "else"}, GOOD))
+    assert [bad.line for bad in dump.bad] == [1, 2]
+    assert "no known format has these keys: something" in dump.bad[1].reason
+    assert len(dump.rollouts) == 1
+
+
+def test_a_step_where_the_others_have_none(write: Callable[..., Path]) -> None:
+    with pytest.raises(RecordError, match="it has a step and the lines before it have none"):
+        Reading().read(write({**GOOD, "step": None}, GOOD))
+
+
+def test_the_first_named_model_counts(write: Callable[..., Path]) -> None:
+    nameless = {**GOOD, "model": None}
+    assert len(Reading().read(write(nameless, GOOD, nameless)).rollouts) == 3
+
+
+def test_a_format_can_be_forced(write: Callable[..., Path]) -> None:
+    with pytest.raises(RecordError, match="line 1: schema_version is None"):
+        Reading(format=Format.PRIME_RL).read(write(GOOD))
+
+
+def test_rollouts_without_a_token_are_listed(write: Callable[..., Path]) -> None:
+    nothing = {**GOOD, "completion_ids": [], "logprobs": []}
+    dump = Reading().read(write(GOOD, nothing))
+    assert dump.empty == ("dump.jsonl, line 2",)
+    assert len(dump.rollouts) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "match"),
+    [
+        ((), "holds no rollout that can be judged$"),
+        (
+            (b"junk\n",),
+            "holds no rollout that can be judged; the first problem is at dump.jsonl, line 1: it is not",
+        ),
+    ],
+)
+def test_a_dump_of_nothing(lines: tuple[bytes, ...], match: str, write: Callable[..., Path]) -> None:
+    with pytest.raises(RecordError, match=match):
+        skipped(write(*lines))
+
+
+def prime_rl(step: int) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "step": step,
+        "token_ids": [1, 2, 3],
+        "loss_mask": [False, True, True],
+        "inference_logprobs": [0.0, -1.0, -2.0],
+        "trainer_logprobs": [0.0, -1.1, -2.1],
+    }
+
+
+def test_prime_rl_exports_in_the_order_of_training(write: Callable[..., Path], tmp_path: Path) -> None:
+    write(prime_rl(10), name="token_exports/step_10/rank_0.jsonl")
+    silent = {**prime_rl(2), "loss_mask": [False] * 3}
+    write(prime_rl(2), silent, name="token_exports/step_2/rank_10.jsonl")
+    write(prime_rl(2), name="token_exports/step_2/rank_9.jsonl")
+    dump = Reading().read(tmp_path)
+    assert dump.format is Format.PRIME_RL
+    assert [each.where for each in dump.rollouts] == [
+        "step_2/rank_9.jsonl, line 1",
+        "step_2/rank_10.jsonl, line 1",
+        "step_10/rank_0.jsonl, line 1",
+    ]
+    assert dump.empty == ("step_2/rank_10.jsonl, line 2",)
+    assert dump_files(tmp_path / "token_exports") == dump_files(tmp_path)
+
+
+def test_a_run_directory_stands_for_its_rollouts(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = write(GOOD, name="rollouts.jsonl")
+    assert dump_files(tmp_path) == [path]
+
+
+def test_places_without_a_dump(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="there is no dump at"):
+        dump_files(tmp_path / "nowhere")
+    with pytest.raises(RecordError, match=r"holds neither rollouts.jsonl nor step_\*/rank_\*.jsonl"):
+        dump_files(tmp_path)
+
+
+def test_a_line_without_end_is_no_dump(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dump_module, "MAX_LINE_BYTES", 10)
+    with pytest.raises(RecordError, match="line 1: more than 10 bytes"):
+        Reading().read(write(GOOD))
