@@ -10,12 +10,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from zerodrift import models
 from zerodrift.audit.prompts import generated
 from zerodrift.audit.run import Audit
+from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
 from zerodrift.config.validation import ValidationConfig
@@ -26,10 +28,11 @@ from zerodrift.faults.fault import Fault, Need
 from zerodrift.faults.registry import FAULTS
 from zerodrift.faults.sampling import write_model_with_defaults
 from zerodrift.records.codec import LineWriter, read_lines
+from zerodrift.records.verdict import VerdictRecord
 
 TESTBEDS = ("testbed:llama", "testbed:qwen2", "testbed:qwen3", "testbed:mistral")
 VALIDATION = ValidationConfig(num_prompts=24, equivalence_trials=32, max_tokens=24)
-SAMPLING = SamplingParams(temperature=0.7, max_tokens=24)
+SAMPLING = SamplingParams(temperature=0.7)
 
 # Causes that the data of one audit cannot tell apart; docs/attribution.md says why, and which probe would.
 EQUIVALENT = (
@@ -52,7 +55,29 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-def run_fault(fault: Fault, spec: str, scratch: Path) -> Row | None:
+def judge(
+    engine: Backend,
+    reference: ReferenceBackend,
+    scratch: Path,
+    size: ValidationConfig = VALIDATION,
+    **options: Any,
+) -> VerdictRecord:
+    """The verdict on an engine, healthy or not, by an audit of this size."""
+    prompts = generated(reference.tokenizer, reference.facts.vocab_size, 200, size.num_prompts, size.seed)
+    settings = {"precision": Precision.FP32, **options}
+    audit = Audit(
+        engine=engine,
+        reference=reference,
+        prompts=prompts,
+        sampling=msgspec.structs.replace(SAMPLING, max_tokens=size.max_tokens),
+        validation=size,
+        directory=scratch,
+        **settings,
+    )
+    return audit.run().record
+
+
+def run_fault(fault: Fault, spec: str, scratch: Path, size: ValidationConfig = VALIDATION) -> Row | None:
     """Audit an engine with the fault; None where it does not apply to the model."""
     if Need.GENERATION_DEFAULTS in fault.needs:
         spec_path = str(write_model_with_defaults(spec, scratch / "model"))
@@ -76,22 +101,10 @@ def run_fault(fault: Fault, spec: str, scratch: Path) -> Row | None:
     except (InvalidValue, CapabilityMissing):
         return None
     began = time.monotonic()
-    prompts = generated(
-        reference.tokenizer, reference.facts.vocab_size, 200, VALIDATION.num_prompts, VALIDATION.seed
+    resets = fault.variant != "kept"
+    record = judge(
+        engine, reference, scratch, size, trainer=trainer, checkpoint=checkpoint, resets_cache=resets
     )
-    audit = Audit(
-        engine=engine,
-        reference=reference,
-        trainer=trainer,
-        prompts=prompts,
-        sampling=SAMPLING,
-        validation=VALIDATION,
-        precision=Precision.FP32,
-        directory=scratch,
-        checkpoint=checkpoint,
-        resets_cache=fault.variant != "kept",
-    )
-    record = audit.run().record
     engine.close()
     return Row(
         fault=fault.spec,

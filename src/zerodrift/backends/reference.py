@@ -57,6 +57,8 @@ class ReferenceBackend:
         self.facts = models.facts(spec)
         self.tokenizer = models.tokenizer(spec)
         self.model = load_reference(spec, dtype)
+        # Of the checkpoint, not of the model that runs: a planted fault may wrap modules of the latter.
+        self._shapes = _shapes(self.model)
         self.kind = kind
         self.batch = batch
         self.max_model_len = self.facts.context_length
@@ -136,7 +138,7 @@ class ReferenceBackend:
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
         """All tensors or none: the new model is complete before the old one is let go."""
         model = load_reference(directory, str(self.model.dtype).removeprefix("torch."))
-        if differing := sorted(_shapes(model).items() ^ _shapes(self.model).items()):
+        if differing := sorted(_shapes(model).items() ^ self._shapes.items()):
             raise ModelError(
                 f"{directory} holds another model than the one that runs: {differing[0][0]} and others are not in both "
                 "or differ in shape; give a checkpoint of the same model"

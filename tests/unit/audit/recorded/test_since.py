@@ -50,7 +50,8 @@ def test_200_healthy_recordings_raise_no_alarm(table: Make) -> None:
     for number in range(200):
         # From half the gate, as healthy bf16 engines have it, to the gate itself, where the null ends.
         mean = GATE * (0.5 + 0.5 * number / 199)
-        found = drift_since(table([rounding(generator, mean) for _ in range(20)]), order(20), GATE)
+        rollouts = [rounding(generator, mean, 10) for _ in range(20 * 4)]
+        found = drift_since(table(rollouts), order(20, 4), GATE)
         assert not found.alarm
         assert found.log_e < np.log(100)
 

@@ -1,0 +1,36 @@
+"""The matrix as a module, and references that are loaded once."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from zerodrift.backends.reference import ReferenceBackend
+
+
+def _matrix() -> ModuleType:
+    # Test folders are no packages, so the module is found by its place, not by its name.
+    spec = importlib.util.spec_from_file_location("faults_matrix", Path(__file__).with_name("matrix.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def matrix() -> Any:
+    """The module `matrix`: the same code that makes docs/faults.md."""
+    return _matrix()
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[[str], ReferenceBackend]:
+    """In fp64; no audit changes it."""
+    return cache(ReferenceBackend)

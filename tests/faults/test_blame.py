@@ -1,0 +1,258 @@
+"""Faults planted from step 4 on in recorded rollouts: is the side named, the cause, and the step?"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zerodrift import models
+from zerodrift.audit.blame import Blame, Blamed
+from zerodrift.audit.perturb import perturbed, write_checkpoint
+from zerodrift.audit.recorded.timeline import Selection
+from zerodrift.backends.base import Backend
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.config.precision import Precision
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.core.task import Scorer
+from zerodrift.core.version import WeightVersion
+from zerodrift.faults.registry import resolve
+from zerodrift.faults.sampling import BiasedTokens, _fixed
+from zerodrift.records.dump import Reading
+from zerodrift.records.verdict import Outcome
+
+SPEC = "testbed:qwen3"
+BEFORE, AFTER = range(4), range(4, 8)
+SEEDS = np.random.default_rng(5)
+PROMPTS = [
+    Prompt(tuple(SEEDS.integers(4, 500, int(length)).tolist())) for length in SEEDS.integers(4, 20, 40)
+]
+
+Row = dict[str, Any]
+Judge = Callable[..., Blamed]
+
+
+@pytest.fixture(scope="module")
+def engine() -> ReferenceBackend:
+    return ReferenceBackend(SPEC, dtype="float32", batch=32)
+
+
+@pytest.fixture(scope="module")
+def reference() -> ReferenceBackend:
+    return ReferenceBackend(SPEC)
+
+
+@pytest.fixture(scope="module")
+def updated(reference: ReferenceBackend, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Checkpoints before and after a weight update."""
+    before = models.materialise(SPEC, tmp_path_factory.mktemp("before") / "model")
+    after = write_checkpoint(
+        perturbed(reference.model, 1), before, tmp_path_factory.mktemp("after") / "model"
+    )
+    return before, after
+
+
+@pytest.fixture
+def judge(reference: ReferenceBackend, tmp_path: Path) -> Judge:
+    """Write rows down as they would be in a dump, and blame."""
+
+    def run(rows: Iterable[Row], **options: Any) -> Blamed:
+        path = tmp_path / "dump.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        read = Reading(skip_bad=options.pop("skip_bad", False)).read(path)
+        values = {"dump": read, "reference": reference, "precision": Precision.FP32, **options}
+        return Blame(**values).run()
+
+    return run
+
+
+def record(engine: Backend, steps: Iterable[int], temperature: float = 0.7, tokens: int = 16) -> list[Row]:
+    """Five rollouts of each step."""
+    asked = [
+        (
+            step,
+            Request(
+                PROMPTS[(5 * step + number) % len(PROMPTS)],
+                SamplingParams(temperature=temperature, max_tokens=tokens, seed=1000 * step + 17 * number),
+            ),
+        )
+        for step in steps
+        for number in range(5)
+    ]
+    answers = engine.generate([request for _, request in asked])
+    return [
+        {
+            "step": step,
+            "prompt_ids": request.prompt.token_ids,
+            "completion_ids": answer.completions[0].token_ids,
+            "logprobs": answer.completions[0].logprobs,
+            "temperature": temperature,
+        }
+        for (step, request), answer in zip(asked, answers, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def healthy(engine: ReferenceBackend) -> list[Row]:
+    return record(engine, [*BEFORE, *AFTER])
+
+
+@pytest.fixture(scope="module")
+def at_one(engine: ReferenceBackend) -> list[Row]:
+    """Healthy, at temperature 1: there a trainer's raw scores are the contracted ones."""
+    return record(engine, [*BEFORE, *AFTER], temperature=1.0)
+
+
+def scored(rows: Sequence[Row], trainer: Scorer) -> list[Row]:
+    """The same rows with the trainer's numbers beside the engine's."""
+    scores = trainer.score([[*row["prompt_ids"], *row["completion_ids"]] for row in rows])
+    return [
+        {**row, "trainer_logprobs": score[len(row["prompt_ids"]) - 1 :]}
+        for row, score in zip(rows, scores, strict=True)
+    ]
+
+
+def principal(blamed: Blamed) -> str:
+    return next(cause.cause for cause in blamed.record.causes if cause.gating)
+
+
+def test_a_healthy_dump_passes(healthy: list[Row], judge: Judge) -> None:
+    blamed = judge(healthy)
+    assert blamed.record.verdict is Outcome.PASS
+    assert (blamed.record.guilty, blamed.since) == ("none", "nothing to date")
+    assert blamed.record.causes == ()
+
+
+@pytest.mark.parametrize("fault", ["semantic/raw-logprobs", "semantic/off-by-one", "path/head-precision"])
+def test_faults_of_the_engine(fault: str, engine: ReferenceBackend, healthy: list[Row], judge: Judge) -> None:
+    broken = record(resolve(fault).inject(engine), AFTER)
+    blamed = judge([*healthy[: 5 * len(BEFORE)], *broken])
+    assert blamed.record.verdict is Outcome.FAIL
+    assert blamed.record.guilty == "engine"
+    assert principal(blamed) == fault
+    assert blamed.since.startswith("since step 4; e = ")
+    # In bf16 the head's rounding is nothing to speak of, and the default profile must not complain.
+    if fault == "path/head-precision":
+        assert judge([*healthy[:20], *broken], precision=Precision.BF16).record.verdict is Outcome.PASS
+
+
+def test_a_truncation_that_the_numbers_hide_is_the_samplers(engine: ReferenceBackend, judge: Judge) -> None:
+    hiding = BiasedTokens(engine, _fixed(top_p=0.8))
+    rows = [
+        *record(engine, BEFORE, 1.0, tokens=24),
+        *record(hiding, range(4, 10), 1.0, tokens=24),
+    ]
+    blamed = judge(rows)
+    assert blamed.record.verdict is Outcome.FAIL
+    assert blamed.record.guilty == "sampler"
+    assert principal(blamed) == "semantic/truncation-mass"
+    probes = {probe.name: probe for probe in blamed.record.probes}
+    assert probes["parity"].status is Outcome.PASS
+    assert abs(int(probes["sampling-since"].evidence["first"]) - 4) <= 2
+    assert "the dump does not state top_p" in blamed.record.causes[0].evidence
+
+
+def test_stale_weights_are_told_by_the_checkpoint_from_before(
+    updated: tuple[Path, Path], judge: Judge
+) -> None:
+    before, after = updated
+    fresh = ReferenceBackend(after, dtype="float32")
+    stale = resolve("weights/stale").inject(ReferenceBackend(before, dtype="float32"))
+    stale.load_weights(after, WeightVersion("1"))
+    good, bad = record(fresh, [*BEFORE, *AFTER]), record(stale, AFTER)
+    against = {"reference": ReferenceBackend(after), "previous": before}
+    blamed = judge([{**row, "version": "1"} for row in (*good[:20], *bad)], **against)
+    assert blamed.record.guilty == "weight sync"
+    assert principal(blamed) == "weights/stale"
+    assert blamed.since.startswith("since step 4; e = ")
+    evidence = blamed.record.causes[0].evidence
+    assert evidence.startswith(
+        "20 of 20 rollouts have the numbers of the previous weights, in steps 4 to 7, under the label 1: "
+    )
+    assert [row.previous_mean is not None for row in blamed.judged] == [False] * 20 + [True] * 20
+    # One rollout in two by a replica that was not updated.
+    mixed = [*good[:20], *(bad[i] if i % 2 else good[20 + i] for i in range(20))]
+    assert principal(judge(mixed, **against)) == "weights/replica"
+    # Older weights are no excuse for a fault that they do not explain.
+    shifted = [{**row, "logprobs": [*row["logprobs"][1:], -0.5]} for row in good[20:]]
+    blamed = judge([*good[:20], *shifted], **against)
+    assert principal(blamed) == "semantic/off-by-one"
+    assert {probe.name: probe.status for probe in blamed.record.probes}["previous-weights"] is Outcome.PASS
+
+
+@pytest.mark.parametrize("fault", ["trainer/autocast", "trainer/packing"])
+def test_faults_of_the_trainer(fault: str, engine: ReferenceBackend, at_one: list[Row], judge: Judge) -> None:
+    rows = [
+        *scored(at_one[:20], engine.teacher),
+        *scored(at_one[20:], resolve(fault).scorer(engine.model)),
+    ]
+    blamed = judge(rows)
+    assert blamed.record.verdict is Outcome.FAIL
+    assert blamed.record.guilty == "trainer"
+    assert principal(blamed) == fault
+    assert blamed.since.startswith("since step 4; e = ")
+    assert blamed.side.startswith("trainer: ")
+
+
+def test_a_right_trainer_speaks_against_the_engine(
+    engine: ReferenceBackend, at_one: list[Row], judge: Judge
+) -> None:
+    rows = [{**row, "logprobs": [*row["logprobs"][1:], -0.5]} for row in scored(at_one[:15], engine.teacher)]
+    blamed = judge(rows, engine="vllm")
+    assert blamed.record.guilty == "engine"
+    assert principal(blamed) == "semantic/off-by-one"
+    assert blamed.since.startswith("bad from the first recorded step (0) on; e = ")
+    assert blamed.side.endswith("and the trainer's are the checkpoint's")
+
+
+def test_one_fault_on_both_sides(engine: ReferenceBackend, healthy: list[Row], judge: Judge) -> None:
+    raw = record(resolve("semantic/raw-logprobs").inject(engine), AFTER)
+    # A trainer that forgets the temperature scores as the engine reports.
+    blamed = judge(scored([*healthy[:20], *raw], engine.teacher))
+    assert blamed.record.guilty == "engine and trainer"
+    assert principal(blamed) == "semantic/raw-logprobs"
+    assert blamed.record.causes[0].evidence.endswith(", and so does the trainer")
+    assert "engine since step 4" in blamed.since
+    assert "trainer bad from the first recorded step (0) on" in blamed.since
+
+
+def test_the_wrong_checkpoint_is_the_odd_one_out(
+    updated: tuple[Path, Path], engine: ReferenceBackend, at_one: list[Row], judge: Judge
+) -> None:
+    blamed = judge(scored(at_one[:14], engine.teacher), reference=ReferenceBackend(updated[1]))
+    assert blamed.record.verdict is Outcome.INCONCLUSIVE
+    assert blamed.record.guilty == "unknown"
+    assert "not the one that made these rollouts" in blamed.record.says
+
+
+def test_outputs_at_the_wrong_prompts(engine: ReferenceBackend, healthy: list[Row], judge: Judge) -> None:
+    broken = record(resolve("semantic/misbound-output:rotated").inject(engine), AFTER)
+    blamed = judge([*healthy[:20], *broken])
+    assert principal(blamed) == "semantic/misbound-output"
+    assert blamed.since.startswith("since step 4; e = ")
+
+
+def test_bad_lines_can_be_skipped_and_are_told(healthy: list[Row], judge: Judge) -> None:
+    rows = [*healthy, {**healthy[0], "logprobs": [float("nan")] * 16}, {"junk": 1}]
+    blamed = judge(rows, skip_bad=True, selection=Selection(last=7, per_step=4))
+    assert blamed.record.verdict is Outcome.PASS
+    dump = blamed.record.probes[0]
+    assert dump.status is Outcome.INCONCLUSIVE
+    assert dump.says.startswith("32 of 40 rollouts judged (to step 7, at most 4 of each step)")
+    assert "2 of 42 lines skipped: dump.jsonl, line 41 (the line holds NaN" in dump.says
+    assert [(cause.cause, cause.gating) for cause in blamed.record.causes] == [("semantic/nonfinite", False)]
+
+
+def test_lines_stand_in_where_there_are_no_steps(healthy: list[Row], judge: Judge) -> None:
+    rows = [{key: value for key, value in row.items() if key != "step"} for row in healthy]
+    off = [{**row, "logprobs": [*row["logprobs"][1:], -0.5]} for row in rows[20:]]
+    blamed = judge([*rows[:20], *off])
+    assert (blamed.record.guilty, principal(blamed)) == ("engine", "semantic/off-by-one")
+    # Blocks of 200 tokens are 13 lines: the fault of line 21 is in the one that begins at 14.
+    assert blamed.since.startswith("since line 14; e = ")
+
+
+def test_too_few_tokens_are_not_judged(healthy: list[Row], judge: Judge) -> None:
+    assert judge(healthy[:4]).record.verdict is Outcome.INCONCLUSIVE

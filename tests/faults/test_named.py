@@ -1,0 +1,128 @@
+"""Planted faults must fail and be named, and healthy engines must pass: a part of the matrix that every run can afford.
+
+The whole of it, every fault on every model, is `python tests/faults/matrix.py`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.config.precision import Precision
+from zerodrift.config.validation import ValidationConfig
+from zerodrift.core.cause import CAUSES, Layer
+from zerodrift.faults.prefix_cache import PrefixCachingReference
+from zerodrift.faults.registry import FAULTS
+from zerodrift.records.verdict import Outcome, VerdictRecord
+
+SMALL = ValidationConfig(num_prompts=16, equivalence_trials=20, max_tokens=16)
+# What numbers hide only the choice of tokens gives away, at a few hundredths of a nat each.
+LARGE = ValidationConfig(num_prompts=24, equivalence_trials=48, max_tokens=24)
+
+PLANTED = [
+    ("semantic/raw-logprobs:default", "qwen3", SMALL),
+    ("semantic/temperature:0.9-instead", "llama", SMALL),
+    ("semantic/truncation-mass:top-p-0.95-full-mass", "llama", LARGE),
+    ("semantic/generation-config:default", "llama", SMALL),
+    ("semantic/nonfinite:minus-9999", "llama", SMALL),
+    ("semantic/bos:missing", "mistral", SMALL),
+    ("semantic/misbound-output:swapped", "qwen2", SMALL),
+    ("path/rope:theta-doubled", "qwen2", SMALL),
+    ("path/window:halved", "mistral", SMALL),
+    ("path/nondeterminism:noise", "llama", SMALL),
+    ("path/prefix-cache:misaligned", "llama", SMALL),
+    ("weights/partial:norms", "llama", SMALL),
+    ("weights/replica:one-of-eight", "qwen2", SMALL),
+    ("weights/stale-prefix-cache:kept", "llama", SMALL),
+    ("trainer/packing:leak", "llama", SMALL),
+]
+
+
+@pytest.mark.parametrize(("fault", "model", "size"), PLANTED, ids=[spec for spec, *_ in PLANTED])
+def test_a_planted_fault_fails_and_is_named(
+    matrix: Any, tmp_path: Path, fault: str, model: str, size: ValidationConfig
+) -> None:
+    row = matrix.run_fault(FAULTS[fault], f"testbed:{model}", tmp_path, size)
+    assert row.verdict == "FAIL"
+    assert row.found, "a cause that only is listed does not fail an audit"
+    assert matrix.named(row), (row.found, row.says)
+
+
+def test_every_layer_that_an_audit_can_see_is_among_them() -> None:
+    assert {FAULTS[spec].kind for spec, *_ in PLANTED} == {
+        Layer.SEMANTIC,
+        Layer.PATH,
+        Layer.WEIGHTS,
+        Layer.TRAINER,
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "listed", "named"),
+    [
+        (("path/rope",), (), True),
+        (("path/window", "path/rope"), (), False),
+        ((), ("path/rope",), True),
+        ((), (), False),
+        (("unexplained",), (), False),
+    ],
+)
+def test_named_means_by_the_principal_cause(
+    matrix: Any, found: tuple[str, ...], listed: tuple[str, ...], named: bool
+) -> None:
+    row = matrix.Row(fault="path/rope:x", model="m", verdict="FAIL", found=found, listed=listed)
+    assert matrix.named(row) is named
+
+
+def test_causes_that_cannot_be_told_apart_count_for_each_other(matrix: Any) -> None:
+    for group in matrix.EQUIVALENT:
+        assert group <= set(CAUSES)
+        for planted in group:
+            for found in group:
+                row = matrix.Row(fault=f"{planted}:x", model="m", verdict="FAIL", found=(found,))
+                assert matrix.named(row)
+
+
+# --- healthy ----------------------------------------------------------------------------------------------------
+
+
+def statuses(record: VerdictRecord) -> dict[str, Outcome]:
+    return {probe.name: probe.status for probe in record.probes}
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "mistral"])
+def test_a_healthy_engine_passes(
+    matrix: Any, reference: Callable[[str], ReferenceBackend], tmp_path: Path, model: str
+) -> None:
+    spec = f"testbed:{model}"
+    record = matrix.judge(ReferenceBackend(spec, dtype="float32"), reference(spec), tmp_path, SMALL)
+    assert record.verdict is Outcome.PASS, (record.says, record.causes)
+    assert not any(cause.gating for cause in record.causes)
+    assert record.metrics["mean"] < record.gates["mean"] / 2
+    assert statuses(record)["repeat"] is Outcome.PASS
+
+
+def test_a_healthy_engine_in_bf16_passes_in_its_own_profile(
+    matrix: Any, reference: Callable[[str], ReferenceBackend], tmp_path: Path
+) -> None:
+    """And fails in that of fp32: the gates are relative to a precision, and one that is not kept is a fault."""
+    engine = ReferenceBackend("testbed:llama", dtype="bfloat16")
+    own = matrix.judge(engine, reference("testbed:llama"), tmp_path, SMALL, precision=Precision.BF16)
+    assert own.verdict is Outcome.PASS, (own.says, own.causes)
+    assert own.floor["mean"] > 1e-3
+    other = matrix.judge(engine, reference("testbed:llama"), tmp_path, SMALL)
+    assert other.verdict is Outcome.FAIL
+    assert other.causes[0].cause == "path/body-precision"
+
+
+def test_a_sound_prefix_cache_passes_and_is_seen_to_be_hit(
+    matrix: Any, reference: Callable[[str], ReferenceBackend], tmp_path: Path
+) -> None:
+    engine = PrefixCachingReference(ReferenceBackend("testbed:qwen2", dtype="float32"))
+    record = matrix.judge(engine, reference("testbed:qwen2"), tmp_path, SMALL)
+    assert record.verdict is Outcome.PASS, (record.says, record.causes)
+    (cache,) = [probe for probe in record.probes if probe.name == "cache"]
+    assert cache.status is Outcome.PASS
+    assert cache.evidence["cached_tokens"] > 1000
