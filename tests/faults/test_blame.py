@@ -1,6 +1,7 @@
 """Faults planted from step 4 on in recorded rollouts: is the side named, the cause, and the step?"""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ from zerodrift.records.verdict import Outcome
 
 SPEC = "testbed:qwen3"
 BEFORE, AFTER = range(4), range(4, 8)
+EACH = 4
+"""Rollouts of each step."""
+CUT = EACH * len(BEFORE)
+"""Row at which step 4 begins."""
 SEEDS = np.random.default_rng(5)
 PROMPTS = [
     Prompt(tuple(SEEDS.integers(4, 500, int(length)).tolist())) for length in SEEDS.integers(4, 20, 40)
@@ -68,18 +73,18 @@ def judge(reference: ReferenceBackend, tmp_path: Path) -> Judge:
     return run
 
 
-def record(engine: Backend, steps: Iterable[int], temperature: float = 0.7, tokens: int = 16) -> list[Row]:
-    """Five rollouts of each step."""
+def record(engine: Backend, steps: Iterable[int], temperature: float = 0.7, tokens: int = 14) -> list[Row]:
+    """EACH rollouts of each step."""
     asked = [
         (
             step,
             Request(
-                PROMPTS[(5 * step + number) % len(PROMPTS)],
+                PROMPTS[(EACH * step + number) % len(PROMPTS)],
                 SamplingParams(temperature=temperature, max_tokens=tokens, seed=1000 * step + 17 * number),
             ),
         )
         for step in steps
-        for number in range(5)
+        for number in range(EACH)
     ]
     answers = engine.generate([request for _, request in asked])
     return [
@@ -128,21 +133,21 @@ def test_a_healthy_dump_passes(healthy: list[Row], judge: Judge) -> None:
 @pytest.mark.parametrize("fault", ["semantic/raw-logprobs", "semantic/off-by-one", "path/head-precision"])
 def test_faults_of_the_engine(fault: str, engine: ReferenceBackend, healthy: list[Row], judge: Judge) -> None:
     broken = record(resolve(fault).inject(engine), AFTER)
-    blamed = judge([*healthy[: 5 * len(BEFORE)], *broken])
+    blamed = judge([*healthy[:CUT], *broken])
     assert blamed.record.verdict is Outcome.FAIL
     assert blamed.record.guilty == "engine"
     assert principal(blamed) == fault
     assert blamed.since.startswith("since step 4; e = ")
     # In bf16 the head's rounding is nothing to speak of, and the default profile must not complain.
     if fault == "path/head-precision":
-        assert judge([*healthy[:20], *broken], precision=Precision.BF16).record.verdict is Outcome.PASS
+        assert judge([*healthy[:CUT], *broken], precision=Precision.BF16).record.verdict is Outcome.PASS
 
 
 def test_a_truncation_that_the_numbers_hide_is_the_samplers(engine: ReferenceBackend, judge: Judge) -> None:
     hiding = BiasedTokens(engine, _fixed(top_p=0.8))
     rows = [
-        *record(engine, BEFORE, 1.0, tokens=24),
-        *record(hiding, range(4, 10), 1.0, tokens=24),
+        *record(engine, BEFORE, 1.0, tokens=28),
+        *record(hiding, range(4, 10), 1.0, tokens=28),
     ]
     blamed = judge(rows)
     assert blamed.record.verdict is Outcome.FAIL
@@ -163,21 +168,21 @@ def test_stale_weights_are_told_by_the_checkpoint_from_before(
     stale.load_weights(after, WeightVersion("1"))
     good, bad = record(fresh, [*BEFORE, *AFTER]), record(stale, AFTER)
     against = {"reference": ReferenceBackend(after), "previous": before}
-    blamed = judge([{**row, "version": "1"} for row in (*good[:20], *bad)], **against)
+    blamed = judge([{**row, "version": "1"} for row in (*good[:CUT], *bad)], **against)
     assert blamed.record.guilty == "weight sync"
     assert principal(blamed) == "weights/stale"
     assert blamed.since.startswith("since step 4; e = ")
     evidence = blamed.record.causes[0].evidence
     assert evidence.startswith(
-        "20 of 20 rollouts have the numbers of the previous weights, in steps 4 to 7, under the label 1: "
+        "16 of 16 rollouts have the numbers of the previous weights, in steps 4 to 7, under the label 1: "
     )
-    assert [row.previous_mean is not None for row in blamed.judged] == [False] * 20 + [True] * 20
+    assert [row.previous_mean is not None for row in blamed.judged] == [False] * CUT + [True] * CUT
     # One rollout in two by a replica that was not updated.
-    mixed = [*good[:20], *(bad[i] if i % 2 else good[20 + i] for i in range(20))]
+    mixed = [*good[:CUT], *(bad[i] if i % 2 else good[CUT + i] for i in range(CUT))]
     assert principal(judge(mixed, **against)) == "weights/replica"
     # Older weights are no excuse for a fault that they do not explain.
-    shifted = [{**row, "logprobs": [*row["logprobs"][1:], -0.5]} for row in good[20:]]
-    blamed = judge([*good[:20], *shifted], **against)
+    shifted = [{**row, "logprobs": [*row["logprobs"][1:], -0.5]} for row in good[CUT:]]
+    blamed = judge([*good[:CUT], *shifted], **against)
     assert principal(blamed) == "semantic/off-by-one"
     assert {probe.name: probe.status for probe in blamed.record.probes}["previous-weights"] is Outcome.PASS
 
@@ -185,8 +190,8 @@ def test_stale_weights_are_told_by_the_checkpoint_from_before(
 @pytest.mark.parametrize("fault", ["trainer/autocast", "trainer/packing"])
 def test_faults_of_the_trainer(fault: str, engine: ReferenceBackend, at_one: list[Row], judge: Judge) -> None:
     rows = [
-        *scored(at_one[:20], engine.teacher),
-        *scored(at_one[20:], resolve(fault).scorer(engine.model)),
+        *scored(at_one[:CUT], engine.teacher),
+        *scored(at_one[CUT:], resolve(fault).scorer(engine.model)),
     ]
     blamed = judge(rows)
     assert blamed.record.verdict is Outcome.FAIL
@@ -199,7 +204,7 @@ def test_faults_of_the_trainer(fault: str, engine: ReferenceBackend, at_one: lis
 def test_a_right_trainer_speaks_against_the_engine(
     engine: ReferenceBackend, at_one: list[Row], judge: Judge
 ) -> None:
-    rows = [{**row, "logprobs": [*row["logprobs"][1:], -0.5]} for row in scored(at_one[:15], engine.teacher)]
+    rows = [{**row, "logprobs": [*row["logprobs"][1:], -0.5]} for row in scored(at_one[:CUT], engine.teacher)]
     blamed = judge(rows, engine="vllm")
     assert blamed.record.guilty == "engine"
     assert principal(blamed) == "semantic/off-by-one"
@@ -210,7 +215,7 @@ def test_a_right_trainer_speaks_against_the_engine(
 def test_one_fault_on_both_sides(engine: ReferenceBackend, healthy: list[Row], judge: Judge) -> None:
     raw = record(resolve("semantic/raw-logprobs").inject(engine), AFTER)
     # A trainer that forgets the temperature scores as the engine reports.
-    blamed = judge(scored([*healthy[:20], *raw], engine.teacher))
+    blamed = judge(scored([*healthy[:CUT], *raw], engine.teacher))
     assert blamed.record.guilty == "engine and trainer"
     assert principal(blamed) == "semantic/raw-logprobs"
     assert blamed.record.causes[0].evidence.endswith(", and so does the trainer")
@@ -221,7 +226,7 @@ def test_one_fault_on_both_sides(engine: ReferenceBackend, healthy: list[Row], j
 def test_the_wrong_checkpoint_is_the_odd_one_out(
     updated: tuple[Path, Path], engine: ReferenceBackend, at_one: list[Row], judge: Judge
 ) -> None:
-    blamed = judge(scored(at_one[:14], engine.teacher), reference=ReferenceBackend(updated[1]))
+    blamed = judge(scored(at_one[:CUT], engine.teacher), reference=ReferenceBackend(updated[1]))
     assert blamed.record.verdict is Outcome.INCONCLUSIVE
     assert blamed.record.guilty == "unknown"
     assert "not the one that made these rollouts" in blamed.record.says
@@ -229,29 +234,31 @@ def test_the_wrong_checkpoint_is_the_odd_one_out(
 
 def test_outputs_at_the_wrong_prompts(engine: ReferenceBackend, healthy: list[Row], judge: Judge) -> None:
     broken = record(resolve("semantic/misbound-output:rotated").inject(engine), AFTER)
-    blamed = judge([*healthy[:20], *broken])
+    blamed = judge([*healthy[:CUT], *broken])
     assert principal(blamed) == "semantic/misbound-output"
     assert blamed.since.startswith("since step 4; e = ")
 
 
 def test_bad_lines_can_be_skipped_and_are_told(healthy: list[Row], judge: Judge) -> None:
-    rows = [*healthy, {**healthy[0], "logprobs": [float("nan")] * 16}, {"junk": 1}]
-    blamed = judge(rows, skip_bad=True, selection=Selection(last=7, per_step=4))
+    rows = [*healthy, {**healthy[0], "logprobs": [float("nan")] * 14}, {"junk": 1}]
+    blamed = judge(rows, skip_bad=True, selection=Selection(last=7, per_step=3))
     assert blamed.record.verdict is Outcome.PASS
     dump = blamed.record.probes[0]
     assert dump.status is Outcome.INCONCLUSIVE
-    assert dump.says.startswith("32 of 40 rollouts judged (to step 7, at most 4 of each step)")
-    assert "2 of 42 lines skipped: dump.jsonl, line 41 (the line holds NaN" in dump.says
+    assert dump.says.startswith("24 of 32 rollouts judged (to step 7, at most 3 of each step)")
+    assert "2 of 34 lines skipped: dump.jsonl, line 33 (the line holds NaN" in dump.says
     assert [(cause.cause, cause.gating) for cause in blamed.record.causes] == [("semantic/nonfinite", False)]
 
 
 def test_lines_stand_in_where_there_are_no_steps(healthy: list[Row], judge: Judge) -> None:
     rows = [{key: value for key, value in row.items() if key != "step"} for row in healthy]
-    off = [{**row, "logprobs": [*row["logprobs"][1:], -0.5]} for row in rows[20:]]
-    blamed = judge([*rows[:20], *off])
+    off = [{**row, "logprobs": [*row["logprobs"][1:], -0.5]} for row in rows[CUT:]]
+    blamed = judge([*rows[:CUT], *off])
     assert (blamed.record.guilty, principal(blamed)) == ("engine", "semantic/off-by-one")
-    # Blocks of 200 tokens are 13 lines: the fault of line 21 is in the one that begins at 14.
-    assert blamed.since.startswith("since line 14; e = ")
+    # Blocks of 200 tokens are 15 lines or a few more: the fault of line 17 is in the second.
+    match = re.match(r"since line (\d+); e = .* over \d blocks of lines$", blamed.since)
+    assert match is not None
+    assert 15 <= int(match[1]) <= 17
 
 
 def test_too_few_tokens_are_not_judged(healthy: list[Row], judge: Judge) -> None:
