@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: demo demo-vllm test check venv smollm2 engines test-engines test-browser coverage clean
+.PHONY: demo demo-vllm test faults check venv smollm2 engines test-engines test-browser coverage clean
 
 demo: venv ## three faults planted and found, on a built-in model
 	$(BIN)/python -m zerodrift.cli.main demo
@@ -14,8 +14,11 @@ demo-vllm: venv engines ## the same on a real vLLM server: its own faults, its o
 	$(BIN)/python -m zerodrift.cli.main demo --vllm .engines/vllm-0.32.0/bin/python
 
 test: venv ## everything that needs neither a foreign engine nor a browser
-	$(PYTEST) -m "not engines and not browser and not long" -n 2 --dist loadfile --cov --cov-report=
+	$(PYTEST) -m "not engines and not browser and not long" --ignore=tests/faults -n 2 --dist loadfile --cov --cov-report=
 	$(BIN)/python tests/coverage_gate.py
+
+faults: venv ## planted faults must be named, healthy engines must pass (several minutes)
+	$(PYTEST) tests/faults -n 2 --dist loadfile
 
 check: venv ## lint, types, layers
 	$(BIN)/ruff format --check src tests
