@@ -39,6 +39,8 @@ def baseline(path: Path) -> None:
             fresh = recording.record(reference, prompts, sampling, path, lambda *done: say("batch", *done))
             say("done", fresh)
             os._exit(0)
+        # Reaped when told so: until then its number cannot become that of another process, and may be killed.
+        sys.stdin.readline()
         os.waitpid(child, 0)
         say("ended")
 

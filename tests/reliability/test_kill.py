@@ -63,18 +63,21 @@ def record(program: Program, kill_after: int | None, delay: float = 0.0) -> int 
     program.say("go")
     word, pid = program.hear()
     assert word == "pid"
-    batches = 0
-    while True:
+    fresh = None
+    for batch in itertools.count(1):
         heard = program.hear()
-        if heard[0] == "ended":
-            return None
         if heard[0] == "done":
-            assert program.hear() == ["ended"]
-            return int(heard[1])
-        batches += 1
-        if batches == kill_after:
+            fresh = int(heard[1])
+            break
+        if batch == kill_after:
             time.sleep(delay)
             os.kill(int(pid), signal.SIGKILL)
+            break
+    program.say("reap")
+    while (heard := program.hear())[0] != "ended":
+        # Said before the kill arrived.
+        fresh = int(heard[1]) if heard[0] == "done" else fresh
+    return fresh
 
 
 def test_a_baseline_that_is_killed_again_and_again(recorder: tuple[Program, Path]) -> None:

@@ -8,8 +8,8 @@ import msgspec
 
 from zerodrift.audit.answers import generated
 from zerodrift.backends.base import Backend
-from zerodrift.core.completion import Answer
-from zerodrift.core.errors import RecordError
+from zerodrift.core.completion import Answer, Problem
+from zerodrift.core.errors import BadAnswer, RecordError
 from zerodrift.core.request import Request
 from zerodrift.records.codec import LineWriter, drop_torn_line, read_lines, write_atomically
 from zerodrift.records.rollout import Rollout
@@ -86,5 +86,9 @@ def _rollouts(index: int, group: str, request: Request, answer: Answer) -> list[
         Rollout(index=index, group=group, request=request, completion=completion)
         for completion in answer.completions
     ]
-    bad = [Rollout(index=index, group=group, request=request, problem=problem) for problem in answer.problems]
+    # A sample that nobody mentions is a problem too: as many rollouts as samples were asked for, or more.
+    missing = request.sampling.n - len(answer.completions) - len(answer.problems)
+    lost = Problem(BadAnswer.code, f"{missing} of {request.sampling.n} samples did not come back")
+    problems = [*answer.problems, *[lost] * missing]
+    bad = [Rollout(index=index, group=group, request=request, problem=problem) for problem in problems]
     return good + bad

@@ -146,5 +146,5 @@ def _publish(blamed: "Blamed", directory: Path) -> None:
     write_report(directory)
     print_verdict(blamed.record, console.stdout(), directory)
     console.say(f"side   {visible(blamed.side)}")
-    console.say(f"since  {visible(blamed.since)}")
+    console.say(f"since  {visible(blamed.since.removeprefix('since '))}")
     console.say(f"       gates are those of {blamed.record.precision}; --precision names another profile")

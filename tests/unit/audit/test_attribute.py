@@ -217,19 +217,30 @@ def test_sequences_that_agree_to_the_last_bit(chain: Callable[[Any], Any], wrong
 
 
 def test_no_more_causes_than_anyone_would_read(chain: Callable[[Any], Any]) -> None:
-    """Each proposal removes half of what is left: without a limit this would never end."""
-    cases = [case._replace(reported=case.reported - 8.0) for case in Engine(ASKED).cases()]
-    costs = Costs(Evaluator(cases, {VANILLA: chain(TABLE)}))
-    wide = {
-        f"step-{number}": lambda _, size=4.0**number: np.full(24 * 16, size * 1e-3) for number in range(9)
-    }
-    costs.evaluator._roundings = wide
+    """Eight steps, each of which explains three sequences more: the fifth is not taken."""
+    vanilla, other = chain(TABLE), chain(TABLE[::-1].copy())
+
+    def first(count: int) -> Callable[..., list[Any]]:
+        def forward(sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[Any]:
+            pairs = zip(sequences, vanilla(sequences, starts), other(sequences, starts), strict=True)
+            return [theirs if ids[1] < 3 * count else ours for ids, ours, theirs in pairs]
+
+        return forward
+
+    forwards = {VANILLA: vanilla, **{f"step-{count}": first(count) for count in range(1, 9)}}
+    cases = Engine(ASKED).cases()
+    told = Evaluator(cases, forwards).predict(Account(forward="step-8")).reported
+    cases = [case._replace(reported=values) for case, values in zip(cases, np.split(told, 24), strict=True)]
 
     def propose(account: Account) -> list[Hypothesis]:
-        number = 0 if account.rounding not in wide else int(account.rounding[-1]) + 1
-        return [Hypothesis("path/body-precision", "coarser still", Account(rounding=f"step-{number}"))]
+        count = 1 if account.forward == VANILLA else int(account.forward[-1]) + 1
+        return [Hypothesis("path/rope", f"step {count}", Account(forward=f"step-{count}"))]
 
-    assert len(attribute(costs, propose, np.random.default_rng(0)).findings) <= MAX_CAUSES
+    attribution = attribute(Costs(Evaluator(cases, forwards)), propose, np.random.default_rng(0))
+    assert [finding.says for finding in attribution.findings] == [
+        f"step {n}" for n in range(1, MAX_CAUSES + 1)
+    ]
+    assert not attribution.explained_to_floor
 
 
 def test_coarser_rounding_is_found_by_its_size_alone(chain: Callable[[Any], Any]) -> None:

@@ -87,7 +87,8 @@ def test_an_engine_that_never_answers(audit: Callable[..., Audit], scripted: Eng
 def test_an_engine_that_answers_nothing(audit: Callable[..., Audit], scripted: Engine) -> None:
     audited = audit(scripted(lambda request, number: Answer(()))).run()
     assert audited.record.verdict is Outcome.INCONCLUSIVE
-    assert probe(audited, "contract").vacuous
+    assert probe(audited, "contract").evidence == {"completions": 0, "unreadable": 4}
+    assert "did not come back" in probe(audited, "contract").says
 
 
 def test_an_engine_that_says_no_word(audit: Callable[..., Audit], scripted: Engine, completion: Make) -> None:
@@ -125,7 +126,7 @@ def test_ids_that_the_model_does_not_have(
     audited = audit(engine).run()
     assert audited.record.verdict is Outcome.INCONCLUSIVE
     contract = probe(audited, "contract")
-    assert contract.evidence == {"completions": 0, "unreadable": 3}
+    assert contract.evidence == {"completions": 0, "unreadable": 4}
     assert "5000" in contract.says
     assert "512 tokens" in contract.says
 

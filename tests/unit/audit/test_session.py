@@ -14,7 +14,7 @@ from zerodrift.backends.base import Backend
 from zerodrift.config.load import load
 from zerodrift.config.precision import Precision
 from zerodrift.config.run import RunConfig
-from zerodrift.core.completion import EngineFingerprint
+from zerodrift.core.completion import Answer, EngineFingerprint
 from zerodrift.core.errors import ConfigError, RecordError
 from zerodrift.models.testbed_config import CONTEXT_LENGTH
 from zerodrift.records import directory as files
@@ -86,6 +86,17 @@ def test_a_finished_run_is_read_again_without_asking(finished: tuple[Session, An
     assert asked == []
     assert again.record.metrics == audited.record.metrics
     assert again.record.verdict is audited.record.verdict
+
+
+def test_nothing_to_compare_leaves_a_verdict_and_no_table(tmp_path: Path) -> None:
+    def mute(engine: Backend) -> Backend:
+        stripped = bare(engine)
+        stripped.generate = lambda requests: [Answer(())] * len(requests)  # type: ignore[method-assign]
+        return stripped
+
+    Session(config=config(), directory=tmp_path, wrap=mute).run(Silent())
+    assert files.read_verdict(tmp_path).verdict is Outcome.INCONCLUSIVE
+    assert not (tmp_path / files.TOKENS).exists()
 
 
 def test_another_configuration_is_refused(finished: tuple[Session, Any]) -> None:

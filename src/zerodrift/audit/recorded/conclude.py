@@ -51,7 +51,7 @@ def _named(causes: Sequence[CauseFound]) -> bool:
 def side_in_words(guilty: str, sides: Sides) -> str:
     """The guilty side, and the one that speaks against it."""
     words = {
-        "none": "none: every side that the dump shows is the checkpoint",
+        "none": "none: what the dump shows is the checkpoint's",
         "unknown": "cannot be told",
         "engine": "engine: its logprobs leave the checkpoint's",
         "trainer": "trainer: its logprobs leave the checkpoint's and the engine's do not",

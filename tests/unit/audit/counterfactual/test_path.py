@@ -1,3 +1,4 @@
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,12 @@ def test_variants_follow_from_the_model(mistral: Any) -> None:
     plain = path_variants(models.load("testbed:qwen2"))
     assert not any("window" in name for name in plain)
     assert "rope-10000" in plain
+
+
+def test_a_model_without_rotary_positions_has_no_variant_of_them() -> None:
+    found = path_variants(SimpleNamespace(config=SimpleNamespace()))
+    assert not any(name.startswith("rope") for name in found)
+    assert {"int8", "jump-64"} <= set(found)
 
 
 def test_vanilla_is_the_model_itself(mistral: Any, sequences: list[tuple[int, ...]]) -> None:

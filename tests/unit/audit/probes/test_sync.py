@@ -149,6 +149,15 @@ def test_requests_torn_in_the_middle_are_no_replica(
     assert "at neither version" in result.record.says
 
 
+def test_a_group_that_arrived_by_halves_is_no_group_that_stayed_away(
+    judge: Judge, seen: See, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four fifths of its effect are there: leaving it out explains three quarters, and that is not enough."""
+    monkeypatch.setattr(sync, "deliveries", lambda old, new: [])
+    result = judge(seen(OLD), seen(AT_NEW - 0.8 * PARTS[0]))
+    assert cause(result) == "unexplained"
+
+
 def test_weights_that_do_not_come_back(judge: Judge, seen: See) -> None:
     result = judge(seen(AT_NEW), seen(AT_NEW), returned=0.1)
     assert cause(result) == "weights/buffer"

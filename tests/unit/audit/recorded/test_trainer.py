@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+
+from zerodrift.audit.diagnose import Suspect
+from zerodrift.audit.floor import Floor
+from zerodrift.audit.measure import Measurement, measure
+from zerodrift.audit.probes.parity import Gates
+from zerodrift.audit.recorded.timeline import observer
+from zerodrift.audit.recorded.trainer import as_trainer, trainer_causes
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.core.request import SamplingParams
+from zerodrift.core.task import Scorer
+from zerodrift.faults.registry import resolve
+from zerodrift.records.recorded import RecordedRollout
+from zerodrift.records.verdict import CauseFound
+
+GATES = Gates(mean=1e-5, p90=3e-5, k3=1e-6, veto=2.0)
+FLOOR = Floor("float32", 8, 100, 1e-6, 3e-6, (-5.0, 0.0), (1e-6, 1e-6))
+
+
+@pytest.fixture(scope="module")
+def reference() -> ReferenceBackend:
+    return ReferenceBackend("testbed:llama")
+
+
+def measured(reference: ReferenceBackend, trainer: Scorer, count: int) -> list[Measurement]:
+    """Sequences with the numbers of `trainer`."""
+    draw = np.random.default_rng(0)
+    sequences = [tuple(draw.integers(4, 500, 22).tolist()) for _ in range(count)]
+    rollouts = [
+        RecordedRollout(
+            source="d",
+            line=number + 1,
+            prompt=ids[:6],
+            output=ids[6:],
+            logprobs=(-1.0,) * 16,
+            trainer_logprobs=tuple(numbers[5:]),
+            sampling=SamplingParams(),
+        )
+        for number, (ids, numbers) in enumerate(zip(sequences, trainer.score(sequences), strict=True))
+    ]
+    items = measure(reference.teacher, [observer(())(rollout) for rollout in rollouts], ())
+    return [as_trainer(rollout, item) for rollout, item in zip(rollouts, items, strict=True)]
+
+
+def causes(reference: ReferenceBackend, items: list[Measurement]) -> tuple[CauseFound, ...]:
+    suspect = Suspect(reference.model, reference.tokenizer, reference.facts)
+    return trainer_causes(suspect, items, FLOOR, GATES, np.random.default_rng(0))
+
+
+def test_the_trainers_numbers_stand_in_the_engines_place(reference: ReferenceBackend) -> None:
+    for item in measured(reference, reference.teacher, 2):
+        assert np.abs(item.delta).max() < 1e-9
+
+
+def test_a_sequence_that_sees_the_one_before_it(reference: ReferenceBackend) -> None:
+    packed = resolve("trainer/packing").scorer(reference.model)
+    (cause,) = causes(reference, measured(reference, packed, 3))
+    assert cause.cause == "trainer/packing"
+    assert cause.explained == pytest.approx(1, abs=1e-6)
+    assert cause.found_by == "trainer"
+
+
+def test_a_known_account_is_named_as_a_fault_of_the_trainer(reference: ReferenceBackend) -> None:
+    class Shifted:
+        """Reads the score of the token before."""
+
+        def score(self, sequences: list[tuple[int, ...]]) -> list[list[float]]:
+            return [[row[0], *row[:-1]] for row in reference.teacher.score(sequences)]
+
+    (cause,) = causes(reference, measured(reference, Shifted(), 6))
+    assert cause.cause == "semantic/off-by-one"
+    assert cause.evidence.startswith("in the trainer's numbers: the value read is that of: previous-value")

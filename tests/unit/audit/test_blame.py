@@ -1,0 +1,95 @@
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from zerodrift import models
+from zerodrift.audit.blame import JUDGED, Blame, _joined, _mean
+from zerodrift.audit.perturb import perturbed, write_checkpoint
+from zerodrift.audit.probes.result import found
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.config.precision import Precision
+from zerodrift.core.request import SamplingParams
+from zerodrift.records.dump import Dump
+from zerodrift.records.dump_formats import Format
+from zerodrift.records.recorded import RecordedRollout
+from zerodrift.records.verdict import Outcome
+from zerodrift.view.report import render
+
+MODEL = "testbed:llama"
+
+
+def rollouts(reference: ReferenceBackend, steps: range) -> list[RecordedRollout]:
+    """Two rollouts of 16 random tokens in each step, scored right by both sides."""
+    draw = np.random.default_rng(0)
+    ids = [tuple(draw.integers(4, 500, 20).tolist()) for _ in range(2 * steps.stop)][2 * steps.start :]
+    return [
+        RecordedRollout(
+            source="d",
+            line=number + 1,
+            step=steps.start + number // 2,
+            prompt=each[:4],
+            output=each[4:],
+            logprobs=tuple(numbers[3:]),
+            trainer_logprobs=tuple(numbers[3:]),
+            # Greedy: random tokens were not drawn from anything.
+            sampling=SamplingParams(temperature=0),
+        )
+        for number, (each, numbers) in enumerate(zip(ids, reference.score(ids), strict=True))
+    ]
+
+
+def blame(recorded: list[RecordedRollout], reference: ReferenceBackend, **options: object) -> Blame:
+    dump = Dump(format=Format.PLAIN, rollouts=tuple(recorded), lines=len(recorded))
+    return Blame(dump=dump, reference=reference, precision=Precision.FP32, **options)
+
+
+def test_a_run_directory_that_can_be_rendered(tmp_path: Path) -> None:
+    reference = ReferenceBackend(MODEL)
+    blamed = blame(rollouts(reference, range(8)), reference, reproduce="zerodrift blame d").run()
+    assert blamed.record.verdict is Outcome.PASS
+    assert blamed.record.reproduce == "zerodrift blame d"
+    assert {probe.name for probe in blamed.record.probes} >= {
+        "dump",
+        "parameters",
+        "parity",
+        "trainer",
+        "trainer-since",
+    }
+    blamed.write(tmp_path / "run", reference.tokenizer.decode)
+    assert len((tmp_path / "run" / JUDGED).read_bytes().splitlines()) == 16
+    assert "The same policy" in render(tmp_path / "run")
+
+
+def test_weights_from_before_an_update(tmp_path: Path) -> None:
+    before = models.materialise(MODEL, tmp_path / "before")
+    older = ReferenceBackend(before)
+    after = write_checkpoint(perturbed(older.model, 1), before, tmp_path / "after")
+    newer = ReferenceBackend(after)
+    stale = [
+        msgspec.structs.replace(late, trainer_logprobs=right.trainer_logprobs)
+        for late, right in zip(rollouts(older, range(4, 8)), rollouts(newer, range(4, 8)), strict=True)
+    ]
+    blamed = blame([*rollouts(newer, range(4)), *stale], newer, previous=before).run()
+    assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.FAIL, "weight sync")
+    assert [cause.cause for cause in blamed.record.causes] == ["weights/stale"]
+    assert blamed.since.startswith("since step 4; e = ")
+    assert blamed.side.endswith("and the trainer's are the checkpoint's")
+    assert [judged.previous_mean is None for judged in blamed.judged] == [True] * 8 + [False] * 8
+
+
+def test_a_cause_of_both_sides_is_told_once() -> None:
+    engine = found("semantic/off-by-one", "vllm", "attribution", "one late")
+    trainer = [
+        found(name, "trainer", "trainer", "why") for name in ("semantic/off-by-one", "trainer/autocast")
+    ]
+    causes = _joined([engine], trainer)
+    assert [cause.cause for cause in causes] == ["semantic/off-by-one", "trainer/autocast"]
+    assert causes[0].evidence == "one late, and so does the trainer"
+    assert _joined([engine], trainer[1:]) == (engine, trainer[1])
+
+
+@pytest.mark.parametrize(("delta", "mean"), [([0.1, -0.3], 0.2), ([0.1, -np.inf], None)])
+def test_an_infinite_mean_is_not_written_down(delta: list[float], mean: float | None) -> None:
+    assert _mean(np.array(delta)) == (None if mean is None else pytest.approx(mean))

@@ -1,0 +1,110 @@
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerodrift.audit.blame import JUDGED
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.cli.blame import _range
+from zerodrift.cli.main import main
+from zerodrift.core.completion import LogprobKind
+from zerodrift.core.errors import ConfigError
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.records.codec import read_lines
+from zerodrift.records.directory import read_verdict
+from zerodrift.records.recorded import JudgedRollout
+from zerodrift.records.tokens import read_tokens
+from zerodrift.records.verdict import Outcome
+
+MODEL = "testbed:llama"
+
+
+def blame(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["blame", *arguments])
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    """Rollouts at temperature 0.7 with raw logprobs from the eleventh on."""
+    requests = [
+        Request(Prompt((0, 5 + number, 40)), SamplingParams(temperature=0.7, max_tokens=20, seed=number))
+        for number in range(30)
+    ]
+    sound = ReferenceBackend(MODEL, dtype="float32").generate(requests[:10])
+    raw = ReferenceBackend(MODEL, dtype="float32", kind=LogprobKind.RAW).generate(requests[10:])
+    return [
+        {
+            "prompt_token_ids": request.prompt.token_ids,
+            "token_ids": answer.completions[0].token_ids,
+            "logprobs": answer.completions[0].logprobs,
+        }
+        for request, answer in zip(requests, [*sound, *raw], strict=True)
+    ]
+
+
+def test_the_whole_way(
+    rows: list[dict[str, Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dump, out = tmp_path / "dump.jsonl", tmp_path / "run"
+    dump.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["--model", MODEL, "--temperature", "0.7", "--precision", "fp32", "--engine", "vllm"]
+    arguments = [str(dump), *options, "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["zerodrift", "blame", *arguments])
+    assert blame(*arguments) == 1
+    told = capsys.readouterr().out
+    assert "semantic/raw-logprobs" in told
+    assert "--logprobs-mode processed_logprobs" in told
+    assert "\nside   engine: its logprobs leave the checkpoint's\n" in told
+    # There are no steps: blocks of lines with 200 tokens stand in, and the second begins at line eleven.
+    assert re.search(r"\nsince  line 11; e = \S+ over 3 blocks of lines\n", told)
+    assert "gates are those of fp32" in told
+    record = read_verdict(out)
+    assert (record.verdict, record.guilty) == (Outcome.FAIL, "engine")
+    assert "temperature" not in {probe.name: probe.says for probe in record.probes}["parameters"]
+    assert record.reproduce == shlex.join(["zerodrift", "blame", *arguments])
+    assert (out / "report.html").is_file()
+    assert (out / "environment.json").is_file()
+    judged = list(read_lines(out / JUDGED, JudgedRollout))
+    assert [row.line for row in judged] == list(range(1, 31))
+    assert read_tokens(out / "tokens.parquet").num_rows == sum(row.tokens for row in judged)
+
+
+def test_a_bad_dump_is_refused_before_anything_is_loaded(
+    rows: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump = tmp_path / "dump.jsonl"
+    dump.write_text(json.dumps(rows[0]) + "\n" + json.dumps({**rows[1], "token_ids": [99_999] * 20}) + "\n")
+    assert blame(str(dump), "--model", MODEL, "--out", str(tmp_path / "run")) == 2
+    assert "dump.jsonl, line 2: output ids hold 99999" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    [
+        (None, (None, None)),
+        ("3:9", (3, 9)),
+        ("3:", (3, None)),
+        (":9", (None, 9)),
+        ("7", (7, 7)),
+        ("0:0", (0, 0)),
+    ],
+)
+def test_ranges_of_steps(text: str | None, bounds: tuple[int | None, int | None]) -> None:
+    assert _range(text) == bounds
+
+
+@pytest.mark.parametrize("text", ["", ":", "a:b", "-1:3", "3-9"])
+def test_other_words_are_no_range(text: str) -> None:
+    with pytest.raises(ConfigError, match="write FIRST:LAST"):
+        _range(text)
