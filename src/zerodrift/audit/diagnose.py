@@ -5,8 +5,8 @@ where meaning alone leaves a difference above the gate, so that a wrong rotary b
 slightly changed temperature.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +15,10 @@ import torch
 from zerodrift.audit.attribute import Attribution, Costs, attribute
 from zerodrift.audit.counterfactual.account import Account, Hypothesis
 from zerodrift.audit.counterfactual.bias import bias_hypotheses
-from zerodrift.audit.counterfactual.context import PromptEdit, context_hypotheses, prompt_edits
+from zerodrift.audit.counterfactual.context import context_hypotheses, prompt_edits
 from zerodrift.audit.counterfactual.evaluate import Case, Evaluator
 from zerodrift.audit.counterfactual.path import (
     ROUNDINGS,
-    Variant,
     path_forwards,
     path_hypotheses,
     path_variants,
@@ -37,7 +36,11 @@ ROW_BYTES = 96 * 2**20
 MOST_TOKENS = 1000
 FEW_TOKENS = 240
 """Enough for a path: a wrong rotary base gains ten nats a token."""
-ROUNDING_CASES = 4
+ROUNDING_CASES = 2
+SCOUTS = 3
+"""Every prompt and path is tried on so many of the worst sequences first, …"""
+SHORTLIST = 6
+"""… and so many of the best go on to all: of forty forwards, few are worth their price on every case."""
 
 
 class Suspect(NamedTuple):
@@ -72,29 +75,51 @@ def diagnose(
     narrow = model if model.dtype is torch.float32 else variants.in_dtype(model, torch.float32)
     paths = path_variants(narrow)
     edits = prompt_edits(suspect.tokenizer, facts.bos_token_id)
-    evaluator = Evaluator(
-        few,
-        path_forwards(narrow, paths),
+    evaluator = partial(
+        Evaluator,
+        forwards=path_forwards(narrow, paths),
         contexts={name: edit.edit for name, edit in edits.items()},
         stop_ids=facts.eos_token_ids,
-        roundings={dtype: partial(_rounding, model, dtype) for dtype in ROUNDINGS.values()},
+        roundings={
+            dtype: partial(_rounding, _coarse_floor(model, few, dtype)) for dtype in ROUNDINGS.values()
+        },
     )
-    everything = Costs(evaluator)
-    propose = partial(_everything, everything, paths, edits, facts.generation_defaults)
+    everything, scouts = Costs(evaluator(few)), Costs(evaluator(few[:SCOUTS]))
+    meanings = partial(_meanings, everything, facts.generation_defaults)
+
+    def propose(account: Account) -> list[Hypothesis]:
+        """Meanings, prompts and paths together, so that none is explained away by a poorer account of another."""
+        if everything.at_floor(account):
+            return meanings(account)
+        elsewhere = [*context_hypotheses(account, edits), *path_hypotheses(account, paths)]
+        return [*meanings(account), *shortlist(scouts, elsewhere)]
+
     return attribute(everything, propose, rng)
 
 
-def _rounding(model: Any, dtype: str, cases: Sequence[Case]) -> np.ndarray:
-    """Rounding scale of every token in `dtype`, from the floor of a few cases."""
+def shortlist(scouts: Costs, hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+    """The hypotheses that explain the scouts best."""
+    return sorted(hypotheses, key=lambda hypothesis: scouts.total(hypothesis.account))[:SHORTLIST]
+
+
+def _coarse_floor(model: Any, cases: Sequence[Case], dtype: str) -> Callable[[], Floor]:
+    """The floor in `dtype`, measured on a few cases when it is first asked for."""
     passages = [Passage(case.prompt + case.output, len(case.prompt)) for case in cases[:ROUNDING_CASES]]
-    floor = measure_floor(model, passages, dtype)
-    return floor.sigma(np.concatenate([np.maximum(case.reported, -100.0) for case in cases]))
+    return cache(lambda: measure_floor(model, passages, dtype))
+
+
+def _rounding(floor: Callable[[], Floor], cases: Sequence[Case]) -> np.ndarray:
+    """Rounding scale of every token."""
+    return floor().sigma(np.concatenate([np.maximum(case.reported, -100.0) for case in cases]))
 
 
 def choose_cases(
     measurements: Sequence[Measurement], floor: Floor, gates: Gates, budget: int, rng: np.random.Generator
 ) -> list[Case]:
-    """Half the tokens for the worst sequences, half for random ones: a rare fault must be seen, and put in place."""
+    """Half the tokens for the worst sequences, half for random ones: a rare fault must be seen, and put in place.
+
+    The worst comes first.
+    """
     cases = [_case(item, floor, gates) for item in measurements]
     badness = [_badness(item, case) for item, case in zip(measurements, cases, strict=True)]
     worst = sorted(range(len(cases)), key=lambda i: -badness[i])
@@ -102,7 +127,7 @@ def choose_cases(
     others = [i for i in rng.permutation(len(cases)).tolist() if i not in chosen]
     # At least two in all, however long they are: one has no spread between sequences.
     chosen |= _fill(others, cases, max(2 - len(chosen), budget - sum(len(cases[i].output) for i in chosen)))
-    return [cases[i] for i in sorted(chosen)]
+    return [cases[i] for i in sorted(chosen, key=lambda i: -badness[i])]
 
 
 def _case(item: Measurement, floor: Floor, gates: Gates) -> Case:
@@ -145,17 +170,3 @@ def _meanings(costs: Costs, defaults: Mapping[str, float], account: Account) -> 
         *told_hypotheses(account, costs.total, expected),
         *bias_hypotheses(account, costs.residual(account), costs.evaluator.tokens, costs.total),
     ]
-
-
-def _everything(
-    costs: Costs,
-    paths: Mapping[str, Variant],
-    edits: Mapping[str, PromptEdit],
-    defaults: Mapping[str, float],
-    account: Account,
-) -> Iterable[Hypothesis]:
-    """Meanings, prompts and paths together, so that none is explained away by a poorer account of another kind."""
-    meanings = _meanings(costs, defaults, account)
-    if costs.at_floor(account):
-        return meanings
-    return [*meanings, *context_hypotheses(account, edits), *path_hypotheses(account, paths)]

@@ -63,9 +63,9 @@ def equivalent_teachers(model: Any, precision: str) -> list[Teacher]:
         Teacher(rounded, layout=Layout.PADDED, attention="sdpa", batch=4),
         Teacher(rounded, layout=Layout.PADDED, attention="eager", batch=7),
         Teacher(rounded, layout=Layout.DECODED, attention="sdpa"),
-        Teacher(rounded, layout=Layout.CHUNKED, attention="sdpa", chunk=16),
-        Teacher(rounded, layout=Layout.CHUNKED, attention="eager", chunk=7),
-        Teacher(rounded, layout=Layout.CHUNKED, attention="eager", chunk=33),
+        Teacher(rounded, layout=Layout.CHUNKED, attention="sdpa", chunk=32),
+        Teacher(rounded, layout=Layout.CHUNKED, attention="eager", chunk=24),
+        Teacher(rounded, layout=Layout.CHUNKED, attention="eager", chunk=65),
     ]
 
 

@@ -12,7 +12,7 @@ PAIRED_EVERY = 8
 """One request in so many draws two samples, to see that they differ."""
 SEED_STRIDE = 16
 """vLLM draws sample i with seed + i: seeds of neighbouring requests must lie further apart than n."""
-PROBE_REQUESTS = 8
+PROBE_REQUESTS = 6
 LONG_PROMPT = 300
 """Longer than two of the largest cache blocks in use (128 tokens, vLLM on CPU)."""
 SHORTER_BY = 7

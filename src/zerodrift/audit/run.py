@@ -23,7 +23,7 @@ from zerodrift.audit.measure import Measurement, Observed, TokenTable, measure, 
 from zerodrift.audit.observe import observe
 from zerodrift.audit.perturb import GroupedWeights, perturbed, write_checkpoint
 from zerodrift.audit.plan import parity_requests, probe_requests
-from zerodrift.audit.probes import consistency
+from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, parity
 from zerodrift.audit.probes.result import ProbeResult, found, not_judged
@@ -190,21 +190,16 @@ class Audit:
 
     def _consistency(self, gates: Gates, *, semantic: bool) -> list[ProbeResult]:
         self.progress.stage("self-consistency")
-        engine, requests = self.engine, partial(self._probe_requests, self.validation.seed)
         salt = f"audit-{self.validation.seed}-{time.time_ns()}"
+        itself = SelfConsistency(self.engine, self._probe_requests(self.validation.seed), gates, salt)
         probes: list[tuple[str, Callable[[], ProbeResult]]] = [
-            ("repeat", lambda: consistency.repeat(engine, requests(), gates, salt)),
-            ("batch", lambda: consistency.batch(engine, requests(), gates, salt)),
-            ("cache", lambda: consistency.cache(engine, requests(), gates, salt)),
+            ("repeat", itself.repeat),
+            ("batch", itself.batch),
+            ("cache", itself.cache),
         ]
         if not semantic:
             # Scored tokens are never processed: while processing is at fault, this would only find it again.
-            probes.append(
-                (
-                    "prefill-decode",
-                    lambda: consistency.prefill_decode(engine, requests(), gates, self.reference, salt),
-                )
-            )
+            probes.append(("prefill-decode", partial(itself.prefill_decode, self.reference)))
         results = []
         for number, (name, probe) in enumerate(probes):
             results.append(self._guard(name, probe))

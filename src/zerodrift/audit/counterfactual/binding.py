@@ -15,12 +15,16 @@ WORST = 3
 MOST_PROMPTS = 40
 AT_HOME = 20.0
 """Gates: an output is explained by a prompt if its mean |Δ| under it is within this many, and ten times better."""
+FAR_FROM_HOME = 0.05
+"""Nats: another prompt moves an output by tenths of a nat a token; rounding and wrong precision do not."""
 
 
 def find_misbound(teacher: Teacher, measurements: Sequence[Measurement], gates: Gates) -> str | None:
     """The evidence in words, or None where no other prompt explains the worst outputs."""
     sizes = [float(np.abs(item.delta).mean()) for item in measurements]
-    worst = [i for i in np.argsort(sizes)[::-1].tolist() if sizes[i] > 10 * gates.mean][:WORST]
+    worst = [i for i in np.argsort(sizes)[::-1].tolist() if sizes[i] > max(FAR_FROM_HOME, 10 * gates.mean)][
+        :WORST
+    ]
     for index in worst:
         home = _home_of(teacher, measurements, index, gates, sizes[index])
         if home is not None:

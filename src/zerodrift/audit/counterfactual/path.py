@@ -111,14 +111,22 @@ def path_hypotheses(account: Account, found: Mapping[str, Variant]) -> Iterator[
 
 
 def _forward(teacher: Teacher) -> Forward:
-    return lambda sequences, starts: list(teacher.logits(sequences, starts))
+    """Padded batches of sequences of like length: in the order given, half of what is computed is padding."""
+
+    def forward(sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[torch.Tensor]:
+        order = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
+        rows = teacher.logits([sequences[index] for index in order], [starts[index] for index in order])
+        found = dict(zip(order, rows, strict=True))
+        return [found[index] for index in range(len(sequences))]
+
+    return forward
 
 
 def _variant_forward(model: Any, variant: Variant) -> Forward:
-    def forward(sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[torch.Tensor]:
+    def forward(sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Sequence[torch.Tensor]:
         changed = variant.build(model)
         attention = changed.config._attn_implementation  # noqa: SLF001 - the setter has no public getter
         teacher = Teacher(changed, layout=Layout.PADDED, attention=attention, positions=variant.positions)
-        return list(teacher.logits(sequences, starts))
+        return _forward(teacher)(sequences, starts)
 
     return forward

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
-from zerodrift.audit.probes import consistency
+from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult
 from zerodrift.backends.base import Capability
@@ -66,12 +65,12 @@ class Truth:
 
 
 def run(name: str, engine: Any, gates: Gates, requests: Sequence[Request] = REQUESTS) -> ProbeResult:
-    return getattr(consistency, name)(engine, requests, gates, "salt")  # type: ignore[no-any-return]
+    return getattr(SelfConsistency(engine, requests, gates, "salt"), name)()  # type: ignore[no-any-return]
 
 
-# When the second look is taken: the second pass of eight; the call of four; the second pass again.
+# When the other look is taken: the first pass of eight; the call of four; the second pass.
 SECOND = {
-    "repeat": lambda number, together: number >= 4,
+    "repeat": lambda number, together: number < 4,
     "batch": lambda number, together: together == 4,
     "cache": lambda number, together: number >= 4,
 }
@@ -217,7 +216,7 @@ def ones(request: Request, number: int, together: int) -> Sequence[float]:
 def prefill_decode(
     played: Any, gates: Gates, truth: Truth, requests: Sequence[Request] = REQUESTS
 ) -> ProbeResult:
-    return consistency.prefill_decode(played, requests, gates, truth, "salt")
+    return SelfConsistency(played, requests, gates, "salt").prefill_decode(truth)
 
 
 def test_decode_and_prefill_that_agree_pass(engine: Engine, gates: Gates) -> None:
@@ -239,12 +238,13 @@ def test_the_reference_says_which_of_the_two_is_right(
     assert result.record.evidence["prefill_is_right"] is right
 
 
-def test_scoring_is_asked_at_temperature_one_without_truncation(engine: Engine, gates: Gates) -> None:
-    hot = SamplingParams(temperature=0.3, top_p=0.9, top_k=5, presence_penalty=1.0, n=2, max_tokens=4, seed=3)
+def test_what_every_probe_compares_with_is_asked_for_once(engine: Engine, gates: Gates) -> None:
     played = engine(ones)
-    prefill_decode(played, gates, Truth(), [Request(request.prompt, hot) for request in REQUESTS])
-    for request in played.asked:
-        assert request.sampling == msgspec.structs.replace(SamplingParams(), max_tokens=4, seed=3)
+    itself = SelfConsistency(played, REQUESTS, gates, "salt")
+    itself.repeat()
+    itself.batch()
+    itself.prefill_decode(Truth())
+    assert sorted(played.batches) == [1] * 8 + [4]
 
 
 def test_an_engine_that_cannot_score_is_not_judged(engine: Engine, gates: Gates) -> None:
