@@ -35,7 +35,7 @@ from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
 from zerodrift.config.validation import ValidationConfig
 from zerodrift.core.completion import EngineFingerprint
-from zerodrift.core.errors import CapabilityMissing, EngineError, InvalidValue, ZerodriftError
+from zerodrift.core.errors import CapabilityMissing, EngineError, InvalidPrompt, InvalidValue, ZerodriftError
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.task import Scorer
 from zerodrift.records.rollout import Rollout
@@ -190,8 +190,13 @@ class Audit:
 
     def _consistency(self, gates: Gates, *, semantic: bool) -> list[ProbeResult]:
         self.progress.stage("self-consistency")
-        salt = f"audit-{self.validation.seed}-{time.time_ns()}"
-        itself = SelfConsistency(self.engine, self._probe_requests(self.validation.seed), gates, salt)
+        try:
+            requests = self._probe_requests(self.validation.seed)
+        except InvalidPrompt as error:
+            return [not_judged("self-consistency", str(error), required=True)]
+        itself = SelfConsistency(
+            self.engine, requests, gates, f"audit-{self.validation.seed}-{time.time_ns()}"
+        )
         probes: list[tuple[str, Callable[[], ProbeResult]]] = [
             ("repeat", itself.repeat),
             ("batch", itself.batch),
