@@ -13,6 +13,8 @@ PAIRED_EVERY = 8
 SEED_STRIDE = 16
 """vLLM draws sample i with seed + i: seeds of neighbouring requests must lie further apart than n."""
 PROBE_REQUESTS = 6
+SYNC_REQUESTS = 8
+"""One for each of eight replicas that are served in turn."""
 LONG_PROMPT = 300
 """Longer than two of the largest cache blocks in use (128 tokens, vLLM on CPU)."""
 SHORTER_BY = 7
@@ -34,13 +36,18 @@ def parity_requests(
 
 
 def probe_requests(
-    vocab_size: int, max_model_len: int, max_tokens: int, special: Sequence[int], seed: int
+    vocab_size: int,
+    max_model_len: int,
+    max_tokens: int,
+    special: Sequence[int],
+    seed: int,
+    count: int = PROBE_REQUESTS,
 ) -> list[Request]:
     """Long prompts of random ids at temperature 1: for caches, batches and weight updates."""
     rng = np.random.default_rng(seed)
     allowed = np.setdiff1d(np.arange(vocab_size), np.array(special, dtype=np.int64))
     length = min(LONG_PROMPT, max_model_len - max_tokens - 1)
-    least = SHORTER_BY * (PROBE_REQUESTS - 1) + 1
+    least = SHORTER_BY * (count - 1) + 1
     if length < least:
         raise InvalidPrompt(
             f"a context of {max_model_len} leaves {length} tokens beside max_tokens={max_tokens} and one more, and "
@@ -51,7 +58,7 @@ def probe_requests(
             Prompt(tuple(rng.choice(allowed, length - SHORTER_BY * number).tolist())),
             SamplingParams(temperature=1.0, max_tokens=max_tokens, seed=_seed(seed + number)),
         )
-        for number in range(PROBE_REQUESTS)
+        for number in range(count)
     ]
 
 

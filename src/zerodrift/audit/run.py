@@ -8,9 +8,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -22,9 +21,10 @@ from zerodrift.audit.floor import Floor, Passage, measure_floor
 from zerodrift.audit.measure import Measurement, Observed, TokenTable, measure, tabulate
 from zerodrift.audit.observe import observe
 from zerodrift.audit.perturb import GroupedWeights, perturbed, write_checkpoint
-from zerodrift.audit.plan import parity_requests, probe_requests
+from zerodrift.audit.plan import PROBE_REQUESTS, SYNC_REQUESTS, parity_requests, probe_requests
 from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.contract import contract, readable
+from zerodrift.audit.probes.given import given_tokens, recorded_in, same_reference, sampled_by
 from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, parity
 from zerodrift.audit.probes.result import ProbeResult, found, not_judged
 from zerodrift.audit.probes.sync import Update, weight_sync
@@ -38,6 +38,7 @@ from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import CapabilityMissing, EngineError, InvalidPrompt, InvalidValue, ZerodriftError
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.task import Scorer
+from zerodrift.records.baseline import BaselineHeader, BaselineRow
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
 
@@ -45,6 +46,7 @@ DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP8: 
 FLOOR_SHARE = 8
 """The floor is measured on one sequence in so many, eight variants each: one more scoring pass in all."""
 LEAST_FLOOR_SEQUENCES = 6
+GIVEN_SEQUENCES = 8
 
 
 class Progress(Protocol):
@@ -69,6 +71,13 @@ class Silent:
         """Nothing."""
 
 
+class Baseline(NamedTuple):
+    """What `zerodrift baseline record` wrote, as far as an audit needs it."""
+
+    header: BaselineHeader
+    rows: Sequence[BaselineRow]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Audit:
     """What is audited, against what, how thoroughly."""
@@ -77,6 +86,8 @@ class Audit:
     reference: ReferenceBackend
     trainer: Scorer | None = None
     """The trainer's own forward, where the user brings it."""
+    baseline: Baseline | None = None
+    """Recorded ground truth, where there is one."""
     prompts: Sequence[Prompt]
     sampling: SamplingParams
     validation: ValidationConfig
@@ -120,6 +131,7 @@ class Audit:
         mean = float(parity_result.record.evidence.get("mean", math.inf))
         causes, about_itself = judging.reconcile(causes, about_itself, mean, gates.mean)
         results += about_itself
+        results += self._given(gates)
         if self.trainer is not None:
             results.append(self._asked("trainer", lambda: self._trainer(measurements, gates)))
         if self.checkpoint is not None:
@@ -191,11 +203,11 @@ class Audit:
     def _consistency(self, gates: Gates, *, semantic: bool) -> list[ProbeResult]:
         self.progress.stage("self-consistency")
         try:
-            requests = self._probe_requests(self.validation.seed)
+            requests = self._probe_requests(self.validation.seed, PROBE_REQUESTS)
         except InvalidPrompt as error:
             return [not_judged("self-consistency", str(error), required=True)]
         itself = SelfConsistency(
-            self.engine, requests, gates, f"audit-{self.validation.seed}-{time.time_ns()}"
+            self.engine, self.reference, requests, gates, f"audit-{self.validation.seed}-{time.time_ns()}"
         )
         probes: list[tuple[str, Callable[[], ProbeResult]]] = [
             ("repeat", itself.repeat),
@@ -204,7 +216,7 @@ class Audit:
         ]
         if not semantic:
             # Scored tokens are never processed: while processing is at fault, this would only find it again.
-            probes.append(("prefill-decode", partial(itself.prefill_decode, self.reference)))
+            probes.append(("prefill-decode", itself.prefill_decode))
         results = []
         for number, (name, probe) in enumerate(probes):
             results.append(self._guard(name, probe))
@@ -215,10 +227,25 @@ class Audit:
             results.append(not_judged("self-consistency", f"none was answered: {names}", required=True))
         return results
 
-    def _probe_requests(self, seed: int) -> list[Request]:
+    def _given(self, gates: Gates) -> list[ProbeResult]:
+        """Parity the other way round, on fresh samples of the reference or on recorded ones."""
+        self.progress.stage("given tokens")
+        if self.baseline is None:
+            sampling = msgspec.structs.replace(self.sampling, n=1, seed=self.validation.seed)
+            requests = [Request(prompt, sampling) for prompt in self.prompts[:GIVEN_SEQUENCES]]
+            given = sampled_by(self.reference, requests)
+            return [self._guard("given-tokens", lambda: given_tokens(self.engine, given, gates))]
+        header, given = self.baseline.header, recorded_in(self.baseline.rows)
+        return [
+            same_reference(self.reference, header, given, gates),
+            self._guard("given-tokens", lambda: given_tokens(self.engine, given, gates)),
+        ]
+
+    def _probe_requests(self, seed: int, count: int) -> list[Request]:
         facts = self.reference.facts
         room = min(self.engine.max_model_len, facts.context_length)
-        return probe_requests(facts.vocab_size, room, 16, self.reference.tokenizer.all_special_ids, seed)
+        special = self.reference.tokenizer.all_special_ids
+        return probe_requests(facts.vocab_size, room, 16, special, seed, count)
 
     def _trainer(self, measurements: Sequence[Measurement], gates: Gates) -> ProbeResult:
         assert self.trainer is not None, "asked only with a trainer"
@@ -229,7 +256,7 @@ class Audit:
     def _sync(self, gates: Gates) -> ProbeResult:
         assert self.checkpoint is not None, "asked only with a checkpoint"
         self.progress.stage("weight-sync")
-        requests = self._probe_requests(self.validation.seed + 1)
+        requests = self._probe_requests(self.validation.seed + 1, SYNC_REQUESTS)
         model = self.reference.model
         changed = perturbed(model, self.validation.seed)
         after = write_checkpoint(changed, self.checkpoint, self.directory / "sync" / "b")

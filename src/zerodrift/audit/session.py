@@ -10,8 +10,10 @@ import msgspec
 import numpy as np
 
 from zerodrift import models
+from zerodrift.audit.probes.given import check_weights
 from zerodrift.audit.prompts import from_file, generated
-from zerodrift.audit.run import Audit, Audited, Progress
+from zerodrift.audit.run import Audit, Audited, Baseline, Progress
+from zerodrift.audit.trainers import open_trainer
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.registry import Served, open_engine
@@ -21,7 +23,9 @@ from zerodrift.config.run import RunConfig
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import ConfigError, RecordError
 from zerodrift.core.request import Prompt
+from zerodrift.core.task import Scorer
 from zerodrift.records import directory as files
+from zerodrift.records.baseline import read_header, read_rows
 from zerodrift.records.codec import write_atomically
 from zerodrift.records.tokens import write_tokens
 
@@ -49,15 +53,19 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         self._prepare()
         progress.stage("load")
         spec = self.config.model.path or DEFAULT_MODEL
-        reference = self._reference(spec)
+        baseline = self._baseline()
+        reference = self._reference(spec, baseline)
         checkpoint = self._checkpoint(spec)
         served = Served(str(checkpoint or spec), self.config.model.dtype)
+        trainer = self._trainer(spec)
         with self._engine(served) as opened:
             engine = opened if self.wrap is None else self.wrap(opened)
             fingerprint = engine.fingerprint()
             audit = Audit(
                 engine=engine,
                 reference=reference,
+                trainer=trainer,
+                baseline=baseline,
                 prompts=self._prompts(reference, engine.max_model_len),
                 sampling=msgspec.structs.replace(
                     self.config.sampling_defaults.params(), max_tokens=self.config.validation.max_tokens
@@ -85,10 +93,29 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
             )
         write_atomically(path, content)
 
-    def _reference(self, spec: str) -> ReferenceBackend:
+    def _baseline(self) -> Baseline | None:
+        path = self.config.validation.baseline
+        if path is None:
+            return None
+        rows = tuple(read_rows(Path(path)))
+        if not any(row.output for row in rows):
+            raise RecordError(
+                f"{path} holds no row with an output; finish it with `zerodrift baseline record`"
+            )
+        return Baseline(read_header(Path(path)), rows)
+
+    def _reference(self, spec: str, baseline: Baseline | None) -> ReferenceBackend:
         validation = self.config.validation
-        dtype = None if validation.reference_dtype == "auto" else validation.reference_dtype
-        return ReferenceBackend(validation.reference_model or spec, dtype=dtype)
+        recorded = None if baseline is None else baseline.header.reference.numeric.get("dtype")
+        dtype = recorded if validation.reference_dtype == "auto" else validation.reference_dtype
+        reference = ReferenceBackend(validation.reference_model or spec, dtype=dtype)
+        if baseline is not None:
+            check_weights(reference, baseline.header)
+        return reference
+
+    def _trainer(self, spec: str) -> Scorer | None:
+        named = self.config.validation.trainer
+        return None if named is None else open_trainer(named, spec)
 
     def _checkpoint(self, spec: str) -> Path | None:
         """A directory that an engine can be pointed at: the model's own, or a testbed model written out."""

@@ -93,9 +93,9 @@ def _proves_more(cause: CauseFound, result: ProbeResult, mean: float) -> bool:
         return False
     if cause.cause == "unexplained":
         return True
-    # Rounding is the same every time and on both paths: what is not, is more than rounding.
-    decisive = result.record.name == "repeat" or bool(result.record.evidence.get("prefill_is_right", False))
-    return cause.found_by == SIZE_ONLY and decisive
+    # Rounding is the same every time, on both paths and in every batch: what is not, is more than rounding.
+    one_is_right = any(result.record.evidence.get(name) for name in ("prefill_is_right", "alone_is_right"))
+    return cause.found_by == SIZE_ONLY and (result.record.name == "repeat" or one_is_right)
 
 
 def _regated(result: ProbeResult, *, gating: bool) -> ProbeResult:

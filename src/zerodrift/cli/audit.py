@@ -62,6 +62,13 @@ def command(
         list[str] | None, typer.Option("--set", help="One setting, as section.key=value. Repeatable.")
     ] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON lines with `prompt` or `messages`.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="Recorded ground truth; see `zerodrift baseline record`.")
+    ] = None,
+    trainer: Annotated[
+        str | None,
+        typer.Option(help="Your trainer's forward: module:scorer, or transformers[:dtype=…,packed=true]."),
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="What the trainer samples at.")] = None,
     trials: Annotated[int | None, typer.Option(help="Sampled sequences to judge by.")] = None,
     sync: Annotated[bool, typer.Option("--sync", help="Also push a weight update and follow it.")] = False,
@@ -82,6 +89,7 @@ def command(
 
     $ zerodrift audit
     $ zerodrift audit ./model --engine vllm --url http://127.0.0.1:8000
+    $ zerodrift audit ./model --trainer transformers:autocast=bfloat16
     $ zerodrift audit --inject semantic/raw-logprobs --temperature 0.7
 
     Earlier audits, and what changed between two of them:
@@ -101,6 +109,8 @@ def command(
         engine=engine,
         url=url,
         prompts=prompts,
+        baseline=baseline,
+        trainer=trainer,
         temperature=temperature,
         trials=trials,
     )
@@ -195,6 +205,8 @@ def _configuration(path: Path | None, settings: list[str], **options: Any) -> "R
         "engine": "engine.name",
         "url": "engine.url",
         "prompts": "validation.prompts",
+        "baseline": "validation.baseline",
+        "trainer": "validation.trainer",
         "temperature": "sampling_defaults.temperature",
         "trials": "validation.equivalence_trials",
     }

@@ -40,6 +40,10 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Dtype of the reference; `auto` is fp64 for tiny models and fp32 for others, to keep its own rounding out."""
     prompts: str | None = None
     """JSON-lines file of prompts; None takes those that ship with zerodrift."""
+    baseline: str | None = None
+    """File of `zerodrift baseline record`: ground truth that was written before, elsewhere. None samples it anew."""
+    trainer: str | None = None
+    """The trainer's own forward, as `zerodrift audit --trainer` takes it; None leaves that side out."""
     num_prompts: int = 32
     """Prompts to use."""
     property_based_prompts: bool = True
@@ -61,7 +65,7 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def __post_init__(self) -> None:
         """Evidence must exist, and every prompt must be used."""
-        for name in ("reference_model", "prompts"):
+        for name in ("reference_model", "prompts", "baseline", "trainer"):
             if getattr(self, name) == "":
                 raise InvalidValue(f"{name} is an empty string; name a path, or leave it null")
         require.whole(InvalidValue, "num_prompts", self.num_prompts, "use at least one prompt", 1)

@@ -156,6 +156,7 @@ def test_few_tokens_are_inconclusive_and_every_question_is_listed(
         "cache",
         "prefill-decode",
         "self-consistency",
+        "given-tokens",
     ]
     assert probe(audited, "contract").status is Outcome.PASS
     assert probe(audited, "parity").vacuous

@@ -167,7 +167,8 @@ BY_SIZE = cause("path/body-precision", SIZE_ONLY)
         # Without a name the difference takes that of an inconsistency as large.
         ((UNNAMED,), itself("batch", BATCH, 0.1), 0.1, BATCH, True),
         ((UNNAMED,), itself("batch", BATCH, 0.02), 0.1, "unexplained", False),
-        # Named by size alone, it yields to what proves more: noise, or a prefill that is right.
+        # Named by size alone, it yields to what proves more: noise, or another way that is right.
+        ((BY_SIZE,), itself("batch", BATCH, 0.1, alone_is_right=True), 0.1, BATCH, True),
         ((BY_SIZE,), itself("repeat", REPEAT, 0.1), 0.1, REPEAT, True),
         ((BY_SIZE,), itself("prefill-decode", DECODE, 0.1, prefill_is_right=True), 0.1, DECODE, True),
         (

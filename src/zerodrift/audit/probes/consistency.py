@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from zerodrift.audit.answers import generated, scored
+from zerodrift.audit.answers import Floats, generated, scored
 from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
 from zerodrift.backends.base import Backend, Capability
@@ -29,6 +29,8 @@ class SelfConsistency:
     """The probes; what several of them compare with is asked for once."""
 
     engine: Backend
+    reference: Scorer
+    """Says which of two different answers is right."""
     requests: Sequence[Request]
     """At temperature 1 without truncation, where raw and processed logprobs are the same number."""
     gates: Gates
@@ -39,6 +41,11 @@ class SelfConsistency:
     def alone(self) -> list[Completion]:
         """Every request by itself, with a cold cache where the engine can be told so."""
         return _alone(self.engine, self._cold("alone"))
+
+    @cached_property
+    def truth(self) -> list[Floats]:
+        """What the reference makes of the sequences that came back alone: prompt and output, but the first token."""
+        return scored(self.reference, [completion.sequence for completion in self.alone], "the reference")
 
     def repeat(self) -> ProbeResult:
         """The same requests, one at a time, twice."""
@@ -53,7 +60,11 @@ class SelfConsistency:
             return not_judged("batch", "the engine takes no seed, so samples cannot be repeated")
         answers = generated(self.engine, self._cold("together"))
         together = _first([answer.completions for answer in answers])
-        return self._compare("batch", "path/batch-variance", self.alone, together)
+        told = [np.array(completion.logprobs) for completion in self.alone]
+        right = self._right(
+            told, [row[len(row) - len(one) :] for row, one in zip(self.truth, told, strict=True)]
+        )
+        return self._compare("batch", "path/batch-variance", self.alone, together, {"alone_is_right": right})
 
     def cache(self) -> ProbeResult:
         """The same long prompts with a cold and with a warm prefix cache."""
@@ -69,24 +80,22 @@ class SelfConsistency:
             )
         return self._compare("cache", "path/prefix-cache", cold, warm, {"cached_tokens": sum(hits)})
 
-    def prefill_decode(self, reference: Scorer) -> ProbeResult:
-        """Logprobs reported while decoding, and those of the same tokens as a prompt.
-
-        The reference says which of the two is right.
-        """
+    def prefill_decode(self) -> ProbeResult:
+        """Logprobs reported while decoding, and those of the same tokens as a prompt."""
         name = "prefill-decode"
         if Capability.SCORE not in self.engine.capabilities:
             return not_judged(name, "the engine does not score given tokens")
-        sequences = [completion.sequence for completion in self.alone]
-        prefilled = scored(self.engine, sequences, self.engine.name)
+        prefilled = scored(self.engine, [completion.sequence for completion in self.alone], self.engine.name)
         pairs = [
             (np.array(completion.logprobs), scores[len(completion.prompt_token_ids) - 1 :])
             for completion, scores in zip(self.alone, prefilled, strict=True)
         ]
-        truth = scored(reference, sequences, "the reference")
-        wrong = [np.abs(one - other) for one, other in zip(prefilled, truth, strict=True)]
-        right = bool(np.concatenate(wrong).mean() <= self.gates.mean)
+        right = self._right(prefilled, self.truth)
         return self._judge(name, "path/prefill-decode", pairs, {"prefill_is_right": right})
+
+    def _right(self, told: Sequence[Floats], truth: Sequence[Floats]) -> bool:
+        gaps = np.concatenate([np.abs(one - other) for one, other in zip(told, truth, strict=True)])
+        return bool(len(gaps) and gaps.mean() <= self.gates.mean)
 
     def _cold(self, purpose: str) -> list[Request]:
         """The requests with salts that no request had before, where the engine knows salts."""
@@ -115,7 +124,7 @@ class SelfConsistency:
         return self._judge(name, cause, pairs, extra or {})
 
     def _judge(
-        self, name: str, cause: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]], extra: Evidence
+        self, name: str, cause: str, pairs: Sequence[tuple[Floats, Floats]], extra: Evidence
     ) -> ProbeResult:
         gaps = np.abs(np.concatenate([one - other for one, other in pairs]))
         if len(gaps) == 0:

@@ -65,7 +65,7 @@ class Truth:
 
 
 def run(name: str, engine: Any, gates: Gates, requests: Sequence[Request] = REQUESTS) -> ProbeResult:
-    return getattr(SelfConsistency(engine, requests, gates, "salt"), name)()  # type: ignore[no-any-return]
+    return getattr(SelfConsistency(engine, Truth(), requests, gates, "salt"), name)()  # type: ignore[no-any-return]
 
 
 # When the other look is taken: the first pass of eight; the call of four; the second pass.
@@ -101,6 +101,18 @@ def test_a_difference_is_listed_and_gates_above_the_gate(
     assert result.record.evidence["max"] == pytest.approx(gap)
     assert result.record.evidence["differing"] == 16
     assert "16 of 16 tokens differ" in result.record.says
+
+
+@pytest.mark.parametrize(("said", "right"), [(-1.0, True), (-1.5, False)])
+def test_the_reference_says_whether_answers_alone_are_right(
+    engine: Engine, gates: Gates, said: float, right: bool
+) -> None:
+    def told(request: Request, number: int, together: int) -> Sequence[float]:
+        return (said if together == 1 else -2.0,) * 4
+
+    result = run("batch", engine(told), gates)
+    assert result.causes[0].cause == "path/batch-variance"
+    assert result.record.evidence["alone_is_right"] is right
 
 
 def test_tokens_after_a_different_one_are_not_compared(engine: Engine, gates: Gates) -> None:
@@ -216,7 +228,7 @@ def ones(request: Request, number: int, together: int) -> Sequence[float]:
 def prefill_decode(
     played: Any, gates: Gates, truth: Truth, requests: Sequence[Request] = REQUESTS
 ) -> ProbeResult:
-    return SelfConsistency(played, requests, gates, "salt").prefill_decode(truth)
+    return SelfConsistency(played, truth, requests, gates, "salt").prefill_decode()
 
 
 def test_decode_and_prefill_that_agree_pass(engine: Engine, gates: Gates) -> None:
@@ -240,10 +252,10 @@ def test_the_reference_says_which_of_the_two_is_right(
 
 def test_what_every_probe_compares_with_is_asked_for_once(engine: Engine, gates: Gates) -> None:
     played = engine(ones)
-    itself = SelfConsistency(played, REQUESTS, gates, "salt")
+    itself = SelfConsistency(played, Truth(), REQUESTS, gates, "salt")
     itself.repeat()
     itself.batch()
-    itself.prefill_decode(Truth())
+    itself.prefill_decode()
     assert sorted(played.batches) == [1] * 8 + [4]
 
 
