@@ -7,9 +7,12 @@ rebuilt: the engine would then answer exactly like the model built here.
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 import torch
+
+FEW_LAYERS = 8
 
 
 class Delivery(NamedTuple):
@@ -35,13 +38,12 @@ def deliveries(old: Any, new: Any) -> Iterator[Delivery]:
         )
     for one, other in (("gate_proj", "up_proj"), ("k_proj", "v_proj"), ("q_proj", "k_proj")):
         yield from _swaps_within(new, one, other)
-    layers = len(new.model.layers)
-    for first in range(layers - 1):
-        says = f"layers {first} and {first + 1} arrived under each other's names"
+    for first, second in _layer_pairs(len(new.model.layers)):
+        says = f"layers {first} and {second} arrived under each other's names"
         yield Delivery(
             "weights/swapped",
             says,
-            partial(_swapped, new, f".layers.{first}.", f".layers.{first + 1}."),
+            partial(_swapped, new, f".layers.{first}.", f".layers.{second}."),
         )
     yield Delivery(
         "weights/buffer", "rotary frequencies rounded to bf16", lambda: _with_frequencies(new, _to_bf16)
@@ -49,6 +51,16 @@ def deliveries(old: Any, new: Any) -> Iterator[Delivery]:
     yield Delivery(
         "weights/buffer", "rotary frequencies zero", lambda: _with_frequencies(new, torch.zeros_like)
     )
+
+
+def _layer_pairs(layers: int) -> list[tuple[int, int]]:
+    """Layers that may have changed places: any two of a few, neighbours and the ends of many.
+
+    Each pair costs a forward; all pairs of 30 layers would cost 435.
+    """
+    if layers <= FEW_LAYERS:
+        return list(combinations(range(layers), 2))
+    return [*pairwise(range(layers)), (0, layers - 1)]
 
 
 def _rounded(model: Any) -> Any:

@@ -41,6 +41,9 @@ NEW = "audit-b"
 """Label of the pushed weights."""
 MISSING = 0.5
 """A group whose effect is present to more than this share did not arrive."""
+TOKENS_PER_UNKNOWN = 4
+SCOUTING_TOKENS = 24
+"""Accounts of an update are tried on so many tokens first; one that explains half of those is tried on all."""
 MOST = 0.9
 """An account of the update must remove this share of the difference to be believed."""
 
@@ -72,6 +75,13 @@ class Seen(NamedTuple):
         predicted, observed = self.at_new - self.at_old, self.reported - self.at_old
         # A change of nothing has no slope: zero, and the probe is vacuous.
         return float(predicted @ observed / max(float(predicted @ predicted), 1e-300))
+
+    def first(self, tokens: int) -> "Seen":
+        """The first completions that have so many tokens between them, or all: a forward costs by the sequence."""
+        totals = np.cumsum([len(completion.token_ids) for completion in self.completions])
+        count = min(int(np.searchsorted(totals, tokens)) + 1, len(totals))
+        end = int(totals[count - 1])
+        return Seen(self.completions[:count], self.reported[:end], self.at_new[:end], self.at_old[:end])
 
 
 def weight_sync(
@@ -173,14 +183,14 @@ def _stale_replica(engine: Backend, weights: GroupedWeights, fresh: Seen, gates:
 
 def _partial(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:
     """Δ as a non-negative combination of the effects of single groups, then checked by mixing the weights so."""
-    delta = fresh.at_new - fresh.reported
     for grouping in GROUPINGS:
-        shares = _shares(delta, weights.effects(grouping, fresh.completions, fresh.at_new))
+        some = fresh.first(TOKENS_PER_UNKNOWN * len(weights.groups(grouping)))
+        effects = weights.effects(grouping, some.completions, some.at_new)
+        shares = _shares(some.at_new - some.reported, effects)
         absent = [name for name, share in shares.items() if share > MISSING]
         if not absent or len(absent) == len(shares):
             continue
-        mixed = weights.score(weights.without(grouping, absent), fresh.completions)
-        explained = 1 - float(np.abs(mixed - fresh.reported).mean()) / fresh.gap
+        explained = _explained(weights, weights.without(grouping, absent), fresh)
         if explained > MOST:
             says = f"did not arrive: {', '.join(absent)} ({explained:.1%} of the difference)"
             return found("weights/partial", engine.name, NAME, says, explained=explained)
@@ -189,12 +199,20 @@ def _partial(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates
 
 def _misdelivered(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:
     """The engine answers like the new weights with one thing done wrong to them."""
+    scouts = fresh.first(SCOUTING_TOKENS)
     for delivery in deliveries(weights.old, weights.new):
-        scores = weights.score(delivery.build(), fresh.completions)
-        explained = 1 - float(np.abs(scores - fresh.reported).mean()) / fresh.gap
-        if explained > MOST:
-            return found(delivery.cause, engine.name, NAME, delivery.says, explained=explained)
+        built = delivery.build()
+        if (
+            _explained(weights, built, scouts) > MISSING
+            and (share := _explained(weights, built, fresh)) > MOST
+        ):
+            return found(delivery.cause, engine.name, NAME, delivery.says, explained=share)
     return None
+
+
+def _explained(weights: GroupedWeights, model: Any, seen: Seen) -> float:
+    """Share of the difference that is gone if the engine is `model`."""
+    return 1 - float(np.abs(weights.score(model, seen.completions) - seen.reported).mean()) / seen.gap
 
 
 def _shares(delta: Floats, effects: Mapping[str, Floats]) -> dict[str, float]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from zerodrift import models
-from zerodrift.audit.counterfactual.delivery import Delivery, deliveries
+from zerodrift.audit.counterfactual.delivery import Delivery, _layer_pairs, deliveries
 from zerodrift.audit.perturb import perturbed
 
 State = dict[str, torch.Tensor]
@@ -118,3 +118,9 @@ def test_rotary_frequencies(llama: tuple[Any, Any], words: str, expected: Any) -
     assert delivery.cause == "weights/buffer"
     built = delivery.build()
     assert torch.equal(built.model.rotary_emb.inv_freq, expected(llama[1].model.rotary_emb.inv_freq))
+
+
+def test_of_few_layers_any_two_may_have_changed_places() -> None:
+    assert _layer_pairs(3) == [(0, 1), (0, 2), (1, 2)]
+    assert len(_layer_pairs(30)) == 30
+    assert {(0, 1), (28, 29), (0, 29)} <= set(_layer_pairs(30))

@@ -38,15 +38,22 @@ class Linear:
         self.parts = {f"layer {number}": effect for number, effect in enumerate(effects)}
         self.old, self.new = "old", "new"
 
-    def effects(self, grouping: Grouping, completions: object, at_new: np.ndarray) -> dict[str, np.ndarray]:
-        return self.parts if grouping is by_layer else {"all": sum(self.parts.values(), np.zeros(SIZE))}
+    def groups(self, grouping: Grouping) -> tuple[str, ...]:
+        return tuple(self.parts) if grouping is by_layer else ("all",)
+
+    def effects(
+        self, grouping: Grouping, completions: Sequence[Completion], at_new: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        parts = self.parts if grouping is by_layer else {"all": sum(self.parts.values(), np.zeros(SIZE))}
+        return {name: part[: len(at_new)] for name, part in parts.items()}
 
     def without(self, grouping: Grouping, groups: Sequence[str]) -> tuple[str, ...]:
         return tuple(groups)
 
-    def score(self, model: tuple[str, ...], completions: object) -> np.ndarray:
+    def score(self, model: tuple[str, ...], completions: Sequence[Completion]) -> np.ndarray:
         new = OLD + sum(self.parts.values())
-        return new - sum((self.parts[name] for name in model), np.zeros(SIZE))
+        scores = new - sum((self.parts[name] for name in model), np.zeros(SIZE))
+        return scores[: sum(len(completion.token_ids) for completion in completions)]
 
 
 PARTS = (0.5 * CHANGE, RNG.normal(0, 0.05, SIZE), RNG.normal(0, 1e-3, SIZE))
@@ -156,6 +163,13 @@ def test_a_group_that_arrived_by_halves_is_no_group_that_stayed_away(
     monkeypatch.setattr(sync, "deliveries", lambda old, new: [])
     result = judge(seen(OLD), seen(AT_NEW - 0.8 * PARTS[0]))
     assert cause(result) == "unexplained"
+
+
+@pytest.mark.parametrize(("tokens", "count"), [(1, 1), (10, 1), (11, 2), (10**6, SIZE // 10)])
+def test_the_first_completions_with_so_many_tokens(seen: See, tokens: int, count: int) -> None:
+    some = seen(AT_NEW).first(tokens)
+    assert len(some.completions) == count
+    assert len(some.reported) == len(some.at_new) == len(some.at_old) == 10 * count
 
 
 def test_weights_that_do_not_come_back(judge: Judge, seen: See) -> None:
