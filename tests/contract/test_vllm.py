@@ -3,11 +3,13 @@
 import contextlib
 import copy
 import json
+import shutil
 import threading
 import time
 
 import pytest
 
+from zerodrift import models
 from zerodrift.backends import http
 from zerodrift.backends.base import Capability
 from zerodrift.backends.vllm import HINTS, VllmBackend
@@ -21,7 +23,8 @@ from zerodrift.core.errors import (
     InvalidPrompt,
     ModelNotFound,
     NonFinite,
-    NoWeights,
+    TruncatedWeights,
+    UnsupportedModel,
     ZerodriftError,
 )
 from zerodrift.core.request import Prompt, Request, SamplingParams
@@ -698,47 +701,54 @@ def test_the_server_tokenizes(server, connect):
     ]
 
 
-def test_weights_are_loaded_from_a_directory_and_then_labelled(server, connect, tmp_path):
-    (tmp_path / "model.safetensors").touch()
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return models.materialise("testbed:llama", tmp_path_factory.mktemp("weights") / "step-3")
 
-    connect().load_weights(tmp_path / "." / "x" / "..", WeightVersion("step-3"))
+
+def test_weights_are_loaded_from_a_directory_and_then_labelled(server, connect, checkpoint):
+    connect().load_weights(checkpoint / "." / "x" / "..", WeightVersion("step-3"))
 
     posts = [(call.path, call.body) for call in server.calls if call.method == "POST"]
     assert posts == [
         (
             "/collective_rpc",
-            {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path.resolve())}},
+            {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint.resolve())}},
         ),
         ("/update_weight_version", {"new_version": "step-3"}),
     ]
 
 
-def test_a_server_without_labels_is_not_asked_for_one(server, connect, tmp_path):
-    (tmp_path / "model.safetensors").touch()
+def test_a_server_without_labels_is_not_asked_for_one(server, connect, checkpoint):
     server.without("/update_weight_version")
     server.routes["POST /collective_rpc"] = lambda call, handler: (200, b"")
 
-    connect().load_weights(tmp_path, WeightVersion("step-3"))
+    connect().load_weights(checkpoint, WeightVersion("step-3"))
 
     assert [call.path for call in server.calls if call.method == "POST"] == ["/collective_rpc"]
 
 
-def test_weights_that_would_kill_the_engine_are_not_sent(server, connect, tmp_path):
+def test_weights_that_would_kill_the_engine_are_not_sent(server, connect, checkpoint, tmp_path):
     backend = connect()
 
     with pytest.raises(ModelNotFound, match="would die"):
         backend.load_weights(tmp_path / "nowhere", WeightVersion("x"))
-    with pytest.raises(NoWeights, match="would die"):
+    with pytest.raises(UnsupportedModel, match=r"no config\.json"):
         backend.load_weights(tmp_path, WeightVersion("x"))
+    torn = tmp_path / "torn"
+    shutil.copytree(checkpoint, torn)
+    weights = torn / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    with pytest.raises(TruncatedWeights):
+        backend.load_weights(torn, WeightVersion("x"))
     assert server.calls == []
 
 
-def test_a_failed_load_does_not_move_the_label(server, connect, tmp_path):
-    (tmp_path / "model.safetensors").touch()
+def test_a_failed_load_does_not_move_the_label(server, connect, checkpoint):
     server.routes["POST /collective_rpc"] = lambda call, handler: (500, {"error": {"message": "dead"}})
 
     with pytest.raises(EngineError, match="dead"):
-        connect().load_weights(tmp_path, WeightVersion("x"))
+        connect().load_weights(checkpoint, WeightVersion("x"))
     assert "/update_weight_version" not in [call.path for call in server.calls]
 
 

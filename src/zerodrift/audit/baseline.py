@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -18,6 +19,7 @@ from zerodrift.core.errors import (
 from zerodrift.core.request import MAX_SEED, Prompt, Request, SamplingParams
 from zerodrift.records.baseline import BaselineHeader, BaselineRow, read_header, read_rows
 from zerodrift.records.codec import LineWriter, drop_torn_line
+from zerodrift.records.lock import only_writer
 
 BATCH = 32
 """Rows that are made, and put on the disk, together."""
@@ -33,7 +35,7 @@ def record(
     """Sample and score every prompt that `path` does not hold yet; returns how many rows are new."""
     _check(reference, prompts, sampling)
     header = _header(reference, prompts, sampling)
-    with _open(path) as writer:
+    with _open(path) as writer, only_writer(path, path):
         done = _resume(path, header)
         before = len(done)
         if path.stat().st_size == 0:
@@ -42,7 +44,7 @@ def record(
             block = range(begin, min(begin + BATCH, len(prompts)))
             if not done.issuperset(block):
                 rows = _rows(reference, prompts, sampling, block)
-                writer.write(*(row for row in rows if row.index not in done))
+                writer.write(*(row.sealed(header.weights) for row in rows if row.index not in done))
                 done.update(block)
                 progress(len(done), len(prompts))
     return len(done) - before
@@ -73,6 +75,8 @@ def _check(reference: ReferenceBackend, prompts: Sequence[Prompt], sampling: Sam
         raise InvalidSampling(
             f"n is {sampling.n}; a baseline keeps one sample of each prompt: repeat the prompts"
         )
+    if sampling.seed is None:
+        raise InvalidSampling("the seed is None; give one, so that the recording can be repeated")
     if not prompts:
         raise InvalidPrompt("there is no prompt to record; give at least one")
     sampling.check_vocabulary(reference.facts.vocab_size)
@@ -90,7 +94,7 @@ def _open(path: Path) -> LineWriter[BaselineHeader | BaselineRow]:
 
 def _sampling_of(index: int, sampling: SamplingParams) -> SamplingParams:
     """Row i has seed + i; seeds go round at the end of their range."""
-    return msgspec.structs.replace(sampling, seed=((sampling.seed or 0) + index) % (MAX_SEED + 1))
+    return msgspec.structs.replace(sampling, seed=(cast("int", sampling.seed) + index) % (MAX_SEED + 1))
 
 
 def _row(index: int, completion: Completion, scores: list[float]) -> BaselineRow:
@@ -111,6 +115,7 @@ def _header(
         model=str(reference.spec),
         weights=reference.version.digest or "",
         prompts=hashlib.sha256(ids).hexdigest()[:16],
+        count=len(prompts),
         sampling=sampling,
         reference=reference.fingerprint(),
     )
@@ -121,11 +126,16 @@ def _resume(path: Path, header: BaselineHeader) -> set[int]:
     if _begins_anew(path, header):
         return set()
     known = read_header(path)
-    for part in ("weights", "prompts", "sampling"):
-        if getattr(known, part) != getattr(header, part):
+    parts = {
+        part: (getattr(known, part), getattr(header, part)) for part in ("weights", "prompts", "sampling")
+    }
+    # A row's last bits depend on how it was computed: half a file by another library would be two baselines.
+    parts["numerics"] = (dict(known.reference.numeric), dict(header.reference.numeric))
+    for part, (was, now) in parts.items():
+        if was != now:
             raise DigestMismatch(
-                f"{path} was recorded with other {part} ({getattr(known, part)}) than asked for now "
-                f"({getattr(header, part)}); choose another file, or repeat the options it was made with"
+                f"{path} was recorded with other {part} ({was}) than asked for now "
+                f"({now}); choose another file, or repeat the options it was made with"
             )
     drop_torn_line(path)
     return {row.index for row in read_rows(path)}

@@ -37,7 +37,7 @@ from zerodrift.config.precision import PROFILES, Precision
 from zerodrift.core import require
 from zerodrift.core.errors import BadAnswer, DigestMismatch, InvalidValue
 from zerodrift.core.request import Prompt, Request, SamplingParams
-from zerodrift.records.baseline import BaselineHeader, BaselineRow, read_header, read_rows
+from zerodrift.records.baseline import BaselineHeader, BaselineRow, read_finished
 
 AnyPrompt = str | Sequence[int] | Prompt
 """Text for the model's own tokenizer, token ids, or a prompt."""
@@ -78,13 +78,11 @@ class ReferenceBaseline:
     def load(cls, path: str | Path) -> Self:
         """Read a recorded file, whole."""
         place = Path(path)
-        header = read_header(place)
-        return cls(place, header, tuple(sorted(read_rows(place), key=lambda row: row.index)))
+        return cls(place, *read_finished(place))
 
     def check(self, model: Model) -> None:
-        """Raise unless `model` has the weights that made the rows, in the dtype that they were made in."""
-        dtype = self.header.reference.numeric.get("dtype")
-        digest = _reference(model, dtype).version.digest
+        """Raise unless `model` has the weights that made the rows."""
+        digest = _reference(model).version.digest
         if digest != self.header.weights:
             raise DigestMismatch(
                 f"{self.path} was recorded from weights {self.header.weights}, and this model has {digest}; "

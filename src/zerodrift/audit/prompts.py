@@ -92,6 +92,13 @@ def generated(tokenizer: Any, vocab_size: int, longest: int, count: int, seed: i
     return (unique * count)[:count]
 
 
+def of_lengths(vocab_size: int, lengths: Sequence[int], special: Sequence[int], seed: int) -> list[Prompt]:
+    """Prompts of random ids, one of each length, to reach positions that text seldom does."""
+    source = random.Random(seed)
+    allowed = sorted(set(range(vocab_size)) - set(special))
+    return [Prompt(tuple(source.choices(allowed, k=length))) for length in lengths]
+
+
 def _renderings(tokenizer: Any) -> list[Callable[[Any, str], tuple[int, ...]]]:
     """Ways from text to ids that trainers use; a fault in one of them is invisible to prompts made in another."""
     ways: list[Callable[[Any, str], tuple[int, ...]]] = [_plain]

@@ -11,12 +11,12 @@ import numpy as np
 
 from zerodrift import models
 from zerodrift.audit.probes.given import check_weights
-from zerodrift.audit.prompts import from_file, generated
+from zerodrift.audit.prompts import from_file, generated, of_lengths
 from zerodrift.audit.run import Audit, Audited, Baseline, Progress
 from zerodrift.audit.trainers import open_trainer
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.backends.registry import Served, open_engine
+from zerodrift.backends.registry import Served, check_engine, open_engine
 from zerodrift.config.load import dump
 from zerodrift.config.precision import Precision
 from zerodrift.config.run import RunConfig
@@ -25,8 +25,9 @@ from zerodrift.core.errors import ConfigError, RecordError
 from zerodrift.core.request import Prompt
 from zerodrift.core.task import Scorer
 from zerodrift.records import directory as files
-from zerodrift.records.baseline import read_header, read_rows
+from zerodrift.records.baseline import read_finished
 from zerodrift.records.codec import write_atomically
+from zerodrift.records.lock import only_writer
 from zerodrift.records.tokens import write_tokens
 
 DEFAULT_MODEL = "testbed:qwen3"
@@ -47,44 +48,51 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     resets_cache: bool = True
     wrap: Wrap | None = None
     """Plants a fault in the engine."""
+    environment: bytes | None = None
+    """What the run stands in, as JSON, to be kept beside it."""
 
     def run(self, progress: Progress, reproduce: str = "") -> Audited:
-        """Audit, and leave everything but the report in the directory."""
-        self._prepare()
+        """Audit, and leave everything but the report in the directory.
+
+        What can be refused is refused before the directory is touched.
+        """
+        files.check_run_directory(self.directory)
+        check_engine(self.config.engine)
         progress.stage("load")
         spec = self.config.model.path or DEFAULT_MODEL
         baseline = self._baseline()
         reference = self._reference(spec, baseline)
-        checkpoint = self._checkpoint(spec)
-        served = Served(str(checkpoint or spec), self.config.model.dtype)
         trainer = self._trainer(spec)
-        with self._engine(served) as opened:
-            engine = opened if self.wrap is None else self.wrap(opened)
-            fingerprint = engine.fingerprint()
-            audit = Audit(
-                engine=engine,
-                reference=reference,
-                trainer=trainer,
-                baseline=baseline,
-                prompts=self._prompts(reference, engine.max_model_len),
-                sampling=msgspec.structs.replace(
-                    self.config.sampling_defaults.params(), max_tokens=self.config.validation.max_tokens
-                ),
-                validation=self.config.validation,
-                precision=self.config.validation.precision or precision_of(fingerprint),
-                directory=self.directory,
-                checkpoint=checkpoint if self.sync else None,
-                resets_cache=self.resets_cache,
-                progress=progress,
-            )
-            audited = audit.run()
-        record = msgspec.structs.replace(audited.record, reproduce=reproduce)
-        audited = dataclasses.replace(audited, record=record)
-        self._write(audited, reference)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with only_writer(self.directory / files.LOCK, self.directory):
+            self._prepare()
+            checkpoint = self._checkpoint(spec)
+            served = Served(str(checkpoint or spec), self.config.model.dtype)
+            with self._engine(served) as opened:
+                engine = opened if self.wrap is None else self.wrap(opened)
+                audit = Audit(
+                    engine=engine,
+                    reference=reference,
+                    trainer=trainer,
+                    baseline=baseline,
+                    prompts=self._prompts(reference, engine.max_model_len),
+                    sampling=msgspec.structs.replace(
+                        self.config.sampling_defaults.params(), max_tokens=self.config.validation.max_tokens
+                    ),
+                    validation=self.config.validation,
+                    precision=self.config.validation.precision or precision_of(engine.fingerprint()),
+                    directory=self.directory,
+                    checkpoint=checkpoint if self.sync else None,
+                    resets_cache=self.resets_cache,
+                    progress=progress,
+                )
+                audited = audit.run()
+            record = msgspec.structs.replace(audited.record, reproduce=reproduce)
+            audited = dataclasses.replace(audited, record=record)
+            self._write(audited, reference)
         return audited
 
     def _prepare(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
         path, content = self.directory / files.CONFIG, dump(self.config).encode()
         if path.exists() and path.read_bytes() != content:
             raise RecordError(
@@ -92,17 +100,17 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
                 "or repeat that run's options to resume it"
             )
         write_atomically(path, content)
+        if self.environment is not None:
+            write_atomically(self.directory / files.ENVIRONMENT, self.environment)
 
     def _baseline(self) -> Baseline | None:
         path = self.config.validation.baseline
         if path is None:
             return None
-        rows = tuple(read_rows(Path(path)))
+        header, rows = read_finished(Path(path))
         if not any(row.output for row in rows):
-            raise RecordError(
-                f"{path} holds no row with an output; finish it with `zerodrift baseline record`"
-            )
-        return Baseline(read_header(Path(path)), rows)
+            raise RecordError(f"{path} holds no row with an output; record one with longer outputs")
+        return Baseline(header, rows)
 
     def _reference(self, spec: str, baseline: Baseline | None) -> ReferenceBackend:
         validation = self.config.validation
@@ -130,17 +138,33 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
     def _prompts(self, reference: ReferenceBackend, max_model_len: int) -> list[Prompt]:
         validation, facts = self.config.validation, reference.facts
-        room = min(max_model_len, facts.context_length) - validation.max_tokens
-        if room < 1:
+        context = min(max_model_len, facts.context_length, self.config.model.max_model_len or max_model_len)
+        if context <= validation.max_tokens:
             raise ConfigError(
-                f"max_tokens={validation.max_tokens} leaves no room for a prompt in a context of {max_model_len}"
+                f"max_tokens={validation.max_tokens} leaves no room for a prompt in a context of {context}"
             )
-        longest = min(room, LONGEST_PROMPT)
+        longest = min(context - validation.max_tokens, LONGEST_PROMPT)
+        count, chosen = validation.num_prompts, self._long_prompts(reference, max_model_len)
         if validation.prompts is not None:
-            return from_file(Path(validation.prompts), reference.tokenizer, longest, validation.num_prompts)
-        return generated(
-            reference.tokenizer, facts.vocab_size, longest, validation.num_prompts, validation.seed
-        )
+            given = count - count // 5 if validation.property_based_prompts else count
+            chosen += from_file(Path(validation.prompts), reference.tokenizer, longest, given)
+            count -= given
+        if count:
+            chosen += generated(reference.tokenizer, facts.vocab_size, longest, count, validation.seed)
+        return chosen
+
+    def _long_prompts(self, reference: ReferenceBackend, max_model_len: int) -> list[Prompt]:
+        """One for each position probe: prompt and output together end where it says."""
+        validation, facts = self.config.validation, reference.facts
+        ends = [round(fraction * facts.context_length) for fraction in validation.position_probes]
+        for fraction, end in zip(validation.position_probes, ends, strict=True):
+            if not validation.max_tokens < end <= max_model_len:
+                raise ConfigError(
+                    f"position probe {fraction:g} is a sequence of {end} tokens; the engine takes {max_model_len}, "
+                    f"and {validation.max_tokens} of them are sampled: leave it out, or give the engine more"
+                )
+        lengths = [end - validation.max_tokens for end in ends]
+        return of_lengths(facts.vocab_size, lengths, reference.tokenizer.all_special_ids, validation.seed)
 
     def _write(self, audited: Audited, reference: ReferenceBackend) -> None:
         files.write_verdict(self.directory, audited.record)

@@ -21,6 +21,8 @@ from zerodrift.core.errors import BadAnswer, ConfigError, EngineError, EngineRef
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+MOST_BYTES = 256 * 2**20
+"""Of one answer: 10,000 tokens with 20 alternatives each are 20 MB of JSON."""
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 30.0
@@ -139,13 +141,19 @@ class HttpClient:
         self._client.close()
 
     def _once(self, method: str, path: str, content: bytes | None, deadline: float) -> Reply:
-        chunks = []
+        chunks, size = [], 0
         with (
             self._ours(path),
             self._client.stream(method, path, content=content) as response,
         ):
             for chunk in response.iter_bytes():
                 chunks.append(chunk)
+                size += len(chunk)
+                if size > MOST_BYTES:
+                    raise BadAnswer(
+                        f"{self.address}{path} sent more than {MOST_BYTES // 2**20} MiB; "
+                        "ask for fewer tokens or logprobs at once"
+                    )
                 # The client's own timeout starts anew with every byte: a trickle would never end.
                 if time.monotonic() > deadline:
                     raise EngineUnreachable(
@@ -197,7 +205,7 @@ def _refusal(where: str, reply: Reply) -> EngineError:
     words = _words(reply.body)
     if reply.status in (401, 403):
         return EngineRefused(
-            f"{where} refused the key ({reply.status}: {words}); give the server's --api-key"
+            f"{where} refused the key ({reply.status}: {words}); put the server's --api-key into a variable and name it: --set engine.api_key_env=NAME"
         )
     if reply.status == 404:
         return EngineRefused(

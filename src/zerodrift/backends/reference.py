@@ -3,7 +3,7 @@
 import platform
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -22,6 +22,7 @@ from zerodrift.core.completion import (
 from zerodrift.core.errors import ModelError
 from zerodrift.core.request import Request
 from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
+from zerodrift.models.loading import AS_SAVED, dtype_of
 from zerodrift.weights.digest import model_digest
 
 TINY_PARAMETERS = 20_000_000
@@ -56,13 +57,13 @@ class ReferenceBackend:
         self.spec = spec
         self.facts = models.facts(spec)
         self.tokenizer = models.tokenizer(spec)
-        self.model = load_reference(spec, dtype)
+        self.model, digest = load_reference(spec, dtype)
         # Of the checkpoint, not of the model that runs: a planted fault may wrap modules of the latter.
         self._shapes = _shapes(self.model)
         self.kind = kind
         self.batch = batch
         self.max_model_len = self.facts.context_length
-        self.version = WeightVersion("initial", model_digest(self.model))
+        self.version = WeightVersion("initial", digest)
         self.teacher = Teacher(self.model, layout=Layout.PADDED, batch=batch)
 
     def fingerprint(self) -> EngineFingerprint:
@@ -137,7 +138,7 @@ class ReferenceBackend:
 
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
         """All tensors or none: the new model is complete before the old one is let go."""
-        model = load_reference(directory, str(self.model.dtype).removeprefix("torch."))
+        model, digest = load_reference(directory, str(self.model.dtype).removeprefix("torch."))
         if differing := sorted(_shapes(model).items() ^ self._shapes.items()):
             raise ModelError(
                 f"{directory} holds another model than the one that runs: {differing[0][0]} and others are not in both "
@@ -145,7 +146,7 @@ class ReferenceBackend:
             )
         self.model = model
         self.teacher = Teacher(self.model, layout=Layout.PADDED, batch=self.batch)
-        self.version = WeightVersion(version.label, model_digest(self.model))
+        self.version = WeightVersion(version.label, digest)
 
     def reset_cache(self) -> None:
         """There is no prefix cache."""
@@ -187,9 +188,21 @@ def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def load_reference(spec: str | Path, dtype: str | None = None) -> Any:
-    """The model in the reference's dtype: fp64 where that is cheap, fp32 elsewhere."""
-    model = models.load(spec, dtype=dtype or "float32")
-    if dtype is None and sum(p.numel() for p in model.parameters()) < TINY_PARAMETERS:
-        model = model.double()
-    return model
+class Loaded(NamedTuple):
+    """A model, and the digest of the checkpoint that it was loaded from."""
+
+    model: Any
+    digest: str
+    """In the checkpoint's own dtype: the same whatever the model computes in."""
+
+
+def load_reference(spec: str | Path, dtype: str | None = None) -> Loaded:
+    """The model in `dtype`; None is fp64 where that is cheap, and fp32 elsewhere."""
+    model = models.load(spec, dtype=AS_SAVED)
+    digest = model_digest(model)
+    tiny = sum(p.numel() for p in model.parameters()) < TINY_PARAMETERS
+    wanted = dtype or ("float64" if tiny else "float32")
+    if torch.promote_types(model.dtype, dtype_of(wanted)) is dtype_of(wanted):
+        return Loaded(model.to(dtype_of(wanted)), digest)
+    # Narrower than saved: loaded anew, because `.to` would also narrow the rotary frequencies, which stay in fp32.
+    return Loaded(models.load(spec, dtype=wanted), digest)

@@ -1,14 +1,17 @@
 """From a configuration to an engine: one name, one adapter, imported when it is asked for."""
 
 import difflib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zerodrift.backends.base import Backend
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.errors import ConfigError
+
+IN_PROCESS = "reference"
 
 
 class Served(NamedTuple):
@@ -22,12 +25,23 @@ class Served(NamedTuple):
 Opener = Callable[[EngineConfig, Served, Path], AbstractContextManager[Backend]]
 
 
-def open_engine(config: EngineConfig, served: Served, logs: Path) -> AbstractContextManager[Backend]:
-    """The engine that `config` names; closed, and stopped if we started it, on leaving."""
+def check_engine(config: EngineConfig) -> None:
+    """`config` names an engine that exists, and settles how it is reached; asked before anything is loaded."""
     if config.name not in OPENERS:
         near = difflib.get_close_matches(config.name, OPENERS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"no engine is called {config.name!r}; there are {', '.join(OPENERS)}{hint}")
+    if config.name == IN_PROCESS and (config.url or config.python or config.args or config.env):
+        # Without this, an audit of a server whose kind was forgotten would pass: of the reference with itself.
+        raise ConfigError(
+            f"engine {IN_PROCESS!r} runs in this process, while url={config.url!r}, python={config.python!r}, "
+            f"args={list(config.args)} and env={dict(config.env)} are for a server; name its kind: --engine vllm"
+        )
+
+
+def open_engine(config: EngineConfig, served: Served, logs: Path) -> AbstractContextManager[Backend]:
+    """The engine that `config` names; closed, and stopped if we started it, on leaving."""
+    check_engine(config)
     return OPENERS[config.name](config, served, logs)
 
 
@@ -52,8 +66,13 @@ def _vllm(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]
     from zerodrift.backends.vllm import VllmBackend
     from zerodrift.backends.vllm_flags import flags
 
+    options: dict[str, Any] = {
+        "model": config.served_model,
+        "api_key": _api_key(config),
+        "timeout_s": config.request_timeout_s,
+    }
     if config.url is not None:
-        yield from _connected(VllmBackend(config.url, timeout_s=config.request_timeout_s))
+        yield from _connected(VllmBackend(config.url, **options))
         return
     if config.python is None:
         raise ConfigError(
@@ -68,7 +87,15 @@ def _vllm(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]
         logs / "vllm.log",
         timeout_s=config.startup_timeout_s,
     ) as server:
-        yield from _connected(VllmBackend(server.url, timeout_s=config.request_timeout_s))
+        yield from _connected(VllmBackend(server.url, **options))
+
+
+def _api_key(config: EngineConfig) -> str | None:
+    if config.api_key_env is None:
+        return None
+    if not (key := os.environ.get(config.api_key_env)):
+        raise ConfigError(f"engine.api_key_env names {config.api_key_env}, which is not set; export it first")
+    return key
 
 
 def _connected(engine: Backend) -> Iterator[Backend]:
@@ -78,4 +105,4 @@ def _connected(engine: Backend) -> Iterator[Backend]:
         engine.close()
 
 
-OPENERS: Mapping[str, Opener] = {"reference": _reference, "vllm": _vllm}
+OPENERS: Mapping[str, Opener] = {IN_PROCESS: _reference, "vllm": _vllm}

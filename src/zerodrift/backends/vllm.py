@@ -21,10 +21,10 @@ from zerodrift.core.errors import (
     InvalidPrompt,
     ModelNotFound,
     NonFinite,
-    NoWeights,
 )
 from zerodrift.core.request import Prompt, Request
 from zerodrift.core.version import WeightVersion
+from zerodrift.models import directory as model_directory
 
 COMPLETIONS = "/v1/completions"
 DEV_MODE = "start the server with VLLM_SERVER_DEV_MODE=1"
@@ -83,7 +83,7 @@ class VllmBackend:
     ) -> None:
         """Connect, and find out what the server can do.
 
-        `model` None takes the first that the server lists. `explicit` sends every sampling parameter instead of
+        `model` None takes the one that the server serves. `explicit` sends every sampling parameter instead of
         those that differ from their defaults: with it, the server's generation_config.json has nothing to fill.
         """
         self.explicit = explicit
@@ -145,8 +145,7 @@ class VllmBackend:
         directory = directory.resolve()
         if not directory.is_dir():
             raise ModelNotFound(f"{directory} is no directory; the engine would die of reading it")
-        if not any(directory.glob("*.safetensors")):
-            raise NoWeights(f"{directory} has no *.safetensors; the engine would die of reading it")
+        model_directory.check(directory)
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
         self._http.post("/collective_rpc", body)
         if self._has_route("/update_weight_version"):
@@ -223,6 +222,10 @@ class VllmBackend:
         lengths = [card.max_model_len for card in cards if card.max_model_len is not None]
         if not lengths:
             raise BadAnswer(f"{self._http.address}/v1/models shows no max_model_len; is this a vLLM server?")
+        if wanted is None and len(lengths) > 1:
+            raise EngineRefused(
+                f"{self._http.address} serves {names}; say which one is audited: --set engine.served_model={names[0]}"
+            )
         return wanted or names[0], lengths[0]
 
     def _read_info(self) -> vllm_facts.ServerInfo | None:

@@ -14,8 +14,9 @@ from zerodrift.cli import console
 from zerodrift.cli.bar import Bar
 
 if TYPE_CHECKING:
+    from zerodrift.audit.session import Session
     from zerodrift.config.run import RunConfig
-    from zerodrift.records.verdict import VerdictRecord
+    from zerodrift.records.verdict import Outcome, VerdictRecord
 
 RUNS = Path("runs")
 
@@ -45,6 +46,14 @@ class Format(StrEnum):
     JSON = "json"
 
 
+BaselineOption = Annotated[
+    Path | None, typer.Option(help="Recorded ground truth; see `zerodrift baseline record`.")
+]
+TrainerOption = Annotated[
+    str | None,
+    typer.Option(help="Your trainer's forward: module:scorer, or transformers[:dtype=…,packed=true]."),
+]
+
 app = typer.Typer(cls=AuditOrVerb, invoke_without_command=True, subcommand_metavar="| COMMAND [ARGS]...")
 
 
@@ -62,13 +71,8 @@ def command(
         list[str] | None, typer.Option("--set", help="One setting, as section.key=value. Repeatable.")
     ] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON lines with `prompt` or `messages`.")] = None,
-    baseline: Annotated[
-        Path | None, typer.Option(help="Recorded ground truth; see `zerodrift baseline record`.")
-    ] = None,
-    trainer: Annotated[
-        str | None,
-        typer.Option(help="Your trainer's forward: module:scorer, or transformers[:dtype=…,packed=true]."),
-    ] = None,
+    baseline: BaselineOption = None,
+    trainer: TrainerOption = None,
     temperature: Annotated[float | None, typer.Option(help="What the trainer samples at.")] = None,
     trials: Annotated[int | None, typer.Option(help="Sampled sequences to judge by.")] = None,
     sync: Annotated[bool, typer.Option("--sync", help="Also push a weight update and follow it.")] = False,
@@ -97,32 +101,30 @@ def command(
     $ zerodrift audit ls
     $ zerodrift audit diff RUN RUN
     """
-    from zerodrift.audit.session import Session, command_line
+    from zerodrift.audit.session import Session
 
     if inject == "list":
         _list_faults()
         return
-    resolved = _configuration(
-        config,
-        settings or [],
-        model=model,
-        engine=engine,
-        url=url,
-        prompts=prompts,
-        baseline=baseline,
-        trainer=trainer,
-        temperature=temperature,
-        trials=trials,
-    )
-    directory = out or RUNS / time.strftime("audit-%Y%m%d-%H%M%S")
+    named: dict[str, Any] = {
+        "model": model,
+        "engine": engine,
+        "url": url,
+        "prompts": prompts,
+        "baseline": baseline,
+    }
+    named |= {"trainer": trainer, "temperature": temperature, "trials": trials}
+    resolved = _configuration(config, settings or [], named)
+    _check_options(sync, reset_cache, junitxml)
     session = Session(
-        config=resolved, directory=directory, sync=sync, resets_cache=reset_cache, wrap=_fault(inject)
+        config=resolved,
+        directory=out or RUNS / time.strftime("audit-%Y%m%d-%H%M%S"),
+        sync=sync,
+        resets_cache=reset_cache,
+        wrap=_fault(inject),
+        environment=_environment(),
     )
-    _write_environment(directory)
-    with Bar() as progress:
-        audited = session.run(progress, reproduce=command_line(sys.argv[1:]))
-    _publish(audited.record, directory, junitxml)
-    raise typer.Exit(audited.record.verdict.exit_code)
+    raise typer.Exit(_run(session, junitxml).exit_code)
 
 
 @app.command("ls")
@@ -181,6 +183,15 @@ def diff_command(
     raise typer.Exit(int(comparison.worse))
 
 
+def _run(session: "Session", junitxml: Path | None) -> "Outcome":
+    from zerodrift.audit.session import command_line
+
+    with Bar() as progress:
+        audited = session.run(progress, reproduce=command_line(sys.argv[1:]))
+    _publish(audited.record, session.directory, junitxml)
+    return audited.record.verdict
+
+
 def _publish(record: "VerdictRecord", directory: Path, junitxml: Path | None) -> None:
     """The verdict wherever somebody looks: report, terminal, JUnit file, page of the job on GitHub."""
     from zerodrift.view import github
@@ -196,9 +207,9 @@ def _publish(record: "VerdictRecord", directory: Path, junitxml: Path | None) ->
         console.say(line)
 
 
-def _configuration(path: Path | None, settings: list[str], **options: Any) -> "RunConfig":
+def _configuration(path: Path | None, settings: list[str], options: dict[str, Any]) -> "RunConfig":
     """The file, then `--set`, then the options that have a name of their own."""
-    from zerodrift.config.load import load
+    from zerodrift.config.load import Option, load
 
     keys = {
         "model": "model.path",
@@ -210,8 +221,16 @@ def _configuration(path: Path | None, settings: list[str], **options: Any) -> "R
         "temperature": "sampling_defaults.temperature",
         "trials": "validation.equivalence_trials",
     }
-    named = [f"{keys[name]}={value}" for name, value in options.items() if value is not None]
-    return load(path, [*settings, *named])
+    named = [
+        Option(
+            "MODEL" if name == "model" else f"--{name}",
+            keys[name],
+            str(value) if isinstance(value, Path) else value,
+        )
+        for name, value in options.items()
+        if value is not None
+    ]
+    return load(path, settings, named)
 
 
 def _fault(name: str | None) -> Any:
@@ -229,14 +248,28 @@ def _list_faults() -> None:
         console.say(f"{name:45} {fault.says}")
 
 
-def _write_environment(directory: Path) -> None:
+def _environment() -> bytes:
     import msgspec
-
-    from zerodrift.cli.env import collect
-    from zerodrift.records.codec import write_atomically
-    from zerodrift.records.directory import ENVIRONMENT
-
-    directory.mkdir(parents=True, exist_ok=True)
     import torch
 
-    write_atomically(directory / ENVIRONMENT, msgspec.json.encode(collect(torch)))
+    from zerodrift.cli.env import collect
+
+    return msgspec.json.encode(collect(torch))
+
+
+def _check_options(sync: bool, reset_cache: bool, junitxml: Path | None) -> None:
+    """What can be refused before anything is loaded."""
+    from zerodrift.core.errors import ConfigError
+
+    if not sync and not reset_cache:
+        raise ConfigError(
+            "--no-reset-cache says how weights are updated, and without --sync none are; add --sync"
+        )
+    if junitxml is not None:
+        try:
+            junitxml.parent.mkdir(parents=True, exist_ok=True)
+            junitxml.open("ab").close()
+        except OSError as error:
+            raise ConfigError(
+                f"--junitxml {junitxml} cannot be written ({error.strerror}); choose another file"
+            ) from error

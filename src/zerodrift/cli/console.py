@@ -37,6 +37,11 @@ def report(error: Exception, *, debug: bool) -> int:
     if isinstance(error, ZerodriftError):
         complain(error.code, str(error))
         return error.exit_code
+    if isinstance(error, OSError) and error.strerror:
+        # A full disk, a directory that may not be written: nothing that a traceback would help with.
+        where = f"{error.filename}: " if error.filename else ""
+        complain("io", f"{where}{error.strerror}; check the path, its permissions and the space left")
+        return 2
     hint = (
         ""
         if debug

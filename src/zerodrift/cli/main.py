@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from zerodrift import __version__
 from zerodrift.cli import audit, baseline, blame, console, demo, env, init
 
+INTERRUPTED = 130
 Command = Callable[..., None] | typer.Typer
 """A function, or a command line of its own where the verb has verbs."""
 
@@ -98,6 +99,10 @@ def main(arguments: Sequence[str] | None = None, application: typer.Typer = app)
     session = Session()
     try:
         application(args=arguments, prog_name="zerodrift", obj=session)
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:  # Typer turns Ctrl-C into this, without a word
+            console.complain("interrupted", "what was written stays; the same command goes on from there")
+        raise
     except Exception as error:  # everything: report tells known errors from bugs of ours
         sys.exit(console.report(error, debug=session.debug))
 

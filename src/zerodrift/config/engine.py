@@ -12,6 +12,7 @@ import msgspec
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue
 
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 # Smallest sensible value of each count, and what it counts.
 _COUNTS = {
     "max_model_len": (2, "it counts tokens, one of prompt and one of output at least"),
@@ -29,8 +30,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Which adapter speaks to it: `reference`, `vllm`, …"""
     url: str | None = None
     """Address of an engine that is already running; None starts one."""
-    replicas: tuple[str, ...] = ()
-    """Addresses of further engines of the same pool, which must give the same numbers as `url`."""
+    served_model: str | None = None
+    """Which of the server's models to audit, by the name it has there; None: it serves one."""
+    api_key_env: str | None = None
+    """Environment variable that holds the server's key; the key itself is never written down."""
     python: str | None = None
     """Interpreter of the environment that holds the engine, to start it there; never our own."""
     args: tuple[str, ...] = ()
@@ -54,8 +57,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Cut long prefills into chunks; where the cuts fall may change the last bits."""
     enable_prefix_caching: bool | None = False
     """Reuse the KV of equal prefixes; after a weight update they are stale unless salted or reset."""
-    prefix_cache_salt: Literal["none", "weight-version"] = "none"
-    """Put the weight version into `cache_salt`, so that no prefix outlives the weights that made it."""
     async_scheduling: bool | None = False
     """Plan a step while the last one runs; which sequences share a batch then depends on timing."""
     gpu_memory_utilization: float | None = None
@@ -78,7 +79,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Settings that no engine could obey are refused before one is started."""
         if not self.name:
             raise InvalidValue("name is empty; name the engine's adapter, for example vllm")
-        _check_addresses(self)
+        for name in ("served_model", "api_key_env"):
+            if getattr(self, name) == "":
+                raise InvalidValue(f"{name} is an empty string; give a name, or leave it null")
+        _check_address(self)
+        _check_env(self)
         for name, (low, rule) in _COUNTS.items():
             if (value := getattr(self, name)) is not None:
                 require.whole(InvalidValue, name, value, rule, low)
@@ -90,27 +95,30 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_step_budget(self)
 
 
-def _check_addresses(engine: EngineConfig) -> None:
-    addresses = [] if engine.url is None else [engine.url]
-    addresses += engine.replicas
-    for address in addresses:
-        if not address.startswith(("http://", "https://")):
-            raise InvalidValue(
-                f"address {address!r} has no scheme; write http://{address} or https://{address}"
-            )
-    if len(set(addresses)) < len(addresses):
-        raise InvalidValue(
-            f"addresses {addresses} hold one engine twice, which would be compared with itself; name each once"
-        )
-    if engine.replicas and engine.url is None:
-        raise InvalidValue(
-            f"replicas are {list(engine.replicas)}, but url is null; name the first engine in url"
-        )
-    if engine.url is not None and (engine.python is not None or engine.args):
+def _check_address(engine: EngineConfig) -> None:
+    address = engine.url
+    if address is None:
+        return
+    if not address.startswith(("http://", "https://")):
+        rest = address.rpartition("://")[2]
+        raise InvalidValue(f"url is {address!r}, which is not HTTP; write http://{rest} or https://{rest}")
+    if "@" in address.partition("://")[2].partition("/")[0]:
+        # The configuration is written into the run directory, and run directories are shared.
+        raise InvalidValue("url holds a user or password; leave it out, and name a variable in api_key_env")
+    if engine.python is not None or engine.args:
         raise InvalidValue(
             f"url {engine.url!r} is an engine that runs already, while python={engine.python!r} and "
             f"args={list(engine.args)} are for starting one; keep one of the two"
         )
+
+
+def _check_env(engine: EngineConfig) -> None:
+    for name in engine.env:
+        if any(word in name.upper() for word in _SECRET):
+            raise InvalidValue(
+                f"env holds {name}, which looks like a secret and would be written into the run directory; set it "
+                "in the environment of zerodrift, which a started engine inherits"
+            )
 
 
 def _check_step_budget(engine: EngineConfig) -> None:

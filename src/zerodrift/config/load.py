@@ -5,7 +5,8 @@ means nothing, a value of the wrong type or out of range is refused with the pla
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -13,11 +14,11 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 
 from zerodrift.config.document import parse, render
-from zerodrift.config.keys import check_keys, fields
+from zerodrift.config.keys import Field, check_keys, fields
 from zerodrift.config.run import RunConfig
 from zerodrift.core.errors import ConfigError, InvalidValue
 
-_PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_PLACE = re.compile(r" - at (`key` in )?`\$\.?(?P<path>[^`]*)`$")
 
 
 class _Layer(NamedTuple):
@@ -25,10 +26,19 @@ class _Layer(NamedTuple):
     values: dict[str, Any]
 
 
-def load(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+class Option(NamedTuple):
+    """A setting that a command has an option of its own for: not parsed, and cited under its own name."""
+
+    flag: str
+    path: str
+    value: str | float
+
+
+def load(path: Path | None, overrides: Sequence[str] = (), options: Sequence[Option] = ()) -> RunConfig:
     """The configuration in `path` (None: all defaults) under overrides such as `engine.block_size=32`."""
     layers = [] if path is None else [_read(path)]
     layers += [_override(text) for text in overrides]
+    layers += [_Layer(option.flag, _nested(option.path.split("."), option.value)) for option in options]
     values: dict[str, Any] = {}
     for layer in layers:
         check_keys(layer.values, RunConfig, layer.source)
@@ -75,11 +85,14 @@ def _override(text: str) -> _Layer:
         raise ConfigError(
             f"{source} gives no value; write {dotted}=null for none, or {dotted}='\"\"' for empty text"
         )
-    values = parse(value_text, source)
+    return _Layer(source, _nested(keys, parse(value_text, source)))
+
+
+def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
     for key in reversed(keys):
-        values = {key: values}
-    assert isinstance(values, dict), "an override has at least one key"
-    return _Layer(source, values)
+        value = {key: value}
+    assert isinstance(value, dict), "there is at least one key"
+    return value
 
 
 def _merge(base: dict[str, Any], upper: dict[str, Any]) -> None:
@@ -98,11 +111,17 @@ def _explain(error: msgspec.ValidationError, values: dict[str, Any], layers: Seq
     source = next((layer.source for layer in reversed(layers) if _holds(layer.values, keys)), "defaults")
     if isinstance(error.__cause__, InvalidValue):
         return f"{source}: {path + ': ' if path else ''}{error.__cause__}"
+    field = _field_at(keys)
     value: Any = values
-    for key in keys:
+    for key in field.path.split("."):
         value = value[key]
-    field = next(field for field in fields(RunConfig) if field.path == ".".join(keys))
     return f"{source}: {field.path} is {value!r}, but it must be {_describe(field.kind)}"
+
+
+def _field_at(keys: Sequence[str]) -> Field:
+    """The innermost field on the way: the last keys may be a user's own, in a mapping."""
+    known = {field.path: field for field in fields(RunConfig)}
+    return next(known[path] for end in range(len(keys), 0, -1) if (path := ".".join(keys[:end])) in known)
 
 
 def _holds(values: Any, keys: Sequence[str]) -> bool:
@@ -124,4 +143,7 @@ def _describe(kind: Any) -> str:
         return f"a list, each entry being {_describe(get_args(kind)[0])}"
     if isinstance(kind, UnionType):
         return " or ".join(_describe(part) for part in get_args(kind))
-    return " or ".join(kind)  # an enumeration
+    if get_origin(kind) in (Mapping, dict):
+        return "a mapping of text to text; put numbers in quotes, as in {NAME: '4'}"
+    assert issubclass(kind, StrEnum), f"no words for {kind}"
+    return " or ".join(kind)

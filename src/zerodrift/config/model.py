@@ -8,6 +8,7 @@ from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+ReferenceDtype = Literal["auto", "float64", "float32", "bfloat16"]
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -15,8 +16,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     path: str | None = None
     """Checkpoint directory, or the name of a built-in model; None must be filled in on the command line."""
-    tokenizer: str | None = None
-    """Directory of the tokenizer; None takes the one in `path`."""
     dtype: Dtype = "auto"
     """Dtype of the weights in engine and trainer; `auto` is the checkpoint's own."""
     max_model_len: int | None = None
@@ -24,9 +23,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         """A model must be nameable, and hold a prompt and one token."""
-        for name in ("path", "tokenizer"):
-            if getattr(self, name) == "":
-                raise InvalidValue(f"{name} is an empty string; name a directory, or leave it null")
+        if self.path == "":
+            raise InvalidValue("path is an empty string; name a directory, or leave it null")
         if self.max_model_len is not None:
             rule = "it counts tokens, one of prompt and one of output at least"
             require.whole(InvalidValue, "max_model_len", self.max_model_len, rule, 2)

@@ -5,12 +5,13 @@ Gates come from the precision profile; a user may tighten or loosen each, and `t
 
 import msgspec
 
-from zerodrift.config.model import Dtype
+from zerodrift.config.model import ReferenceDtype
 from zerodrift.config.precision import PROFILES, Magnitude, Precision
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue
 from zerodrift.core.request import MAX_SEED
 
+MOST_TRIALS = 1_000_000
 _POSITIVE = "it is a positive number of nats; null leaves it to the precision profile"
 
 
@@ -36,7 +37,7 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     reference_model: str | None = None
     """Checkpoint that the reference scores with; None takes `model.path`, as an audit should."""
-    reference_dtype: Dtype = "auto"
+    reference_dtype: ReferenceDtype = "auto"
     """Dtype of the reference; `auto` is fp64 for tiny models and fp32 for others, to keep its own rounding out."""
     prompts: str | None = None
     """JSON-lines file of prompts; None takes those that ship with zerodrift."""
@@ -47,13 +48,13 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     num_prompts: int = 32
     """Prompts to use."""
     property_based_prompts: bool = True
-    """Add generated prompts: odd lengths, scripts, whitespace, shared prefixes."""
+    """Generate a fifth of the prompts also where a file is given: odd lengths, scripts, whitespace, repetitions."""
     equivalence_trials: int = 64
     """Sampled sequences that the verdict rests on, dealt over the prompts in turn, each with its own seed."""
     max_tokens: int = 32
     """Tokens sampled per sequence."""
     position_probes: tuple[float, ...] = ()
-    """Lengths to probe, as fractions of the trained context: 1.25 is a quarter beyond it."""
+    """Add sequences of these lengths, as fractions of the trained context: 1.25 is a quarter beyond it."""
     seed: int = 0
     """All randomness of the audit follows from it."""
     precision: Precision | None = None
@@ -69,8 +70,9 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             if getattr(self, name) == "":
                 raise InvalidValue(f"{name} is an empty string; name a path, or leave it null")
         require.whole(InvalidValue, "num_prompts", self.num_prompts, "use at least one prompt", 1)
-        rule = f"sample each of num_prompts={self.num_prompts} at least once, or lower num_prompts"
-        require.whole(InvalidValue, "equivalence_trials", self.equivalence_trials, rule, self.num_prompts)
+        prompts = self.num_prompts + len(self.position_probes)
+        rule = f"sample each of {prompts} prompts at least once, and {MOST_TRIALS} sequences at most"
+        require.whole(InvalidValue, "equivalence_trials", self.equivalence_trials, rule, prompts, MOST_TRIALS)
         require.whole(InvalidValue, "max_tokens", self.max_tokens, "sample at least one token", 1)
         require.whole(InvalidValue, "seed", self.seed, "it is a 63-bit count", 0, MAX_SEED)
         for probe in self.position_probes:

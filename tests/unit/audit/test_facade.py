@@ -22,7 +22,7 @@ from zerodrift.core.request import Prompt, Request, SamplingParams
 
 SPEC = "testbed:llama"
 PROMPTS = ["The capital of France is", (5, 6, 7, 8), Prompt((9, 10, 11))]
-COOL = SamplingParams(temperature=0.7, max_tokens=16)
+COOL = SamplingParams(temperature=0.7, max_tokens=16, seed=5)
 
 
 @pytest.fixture(scope="module")

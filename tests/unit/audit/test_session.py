@@ -11,14 +11,16 @@ import pytest
 from zerodrift.audit.run import Silent
 from zerodrift.audit.session import PRECISIONS, Session, command_line, precision_of
 from zerodrift.backends.base import Backend
-from zerodrift.config.load import load
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.config.load import dump, load
 from zerodrift.config.precision import Precision
 from zerodrift.config.run import RunConfig
 from zerodrift.core.completion import Answer, EngineFingerprint
-from zerodrift.core.errors import ConfigError, RecordError
+from zerodrift.core.errors import ConfigError, RecordError, ZerodriftError
 from zerodrift.models.testbed_config import CONTEXT_LENGTH
 from zerodrift.records import directory as files
 from zerodrift.records.codec import read_lines
+from zerodrift.records.lock import only_writer
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import Outcome
 
@@ -163,3 +165,81 @@ def test_an_engine_that_does_not_say_is_not_guessed_at(numeric: dict[str, str]) 
 
 def test_how_to_type_it_again() -> None:
     assert command_line(["audit", "--set", "a b=1"]) == "zerodrift audit --set 'a b=1'"
+
+
+# --- refused before the directory is touched --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sections", "error", "says"),
+    [
+        ({"model": {"path": "nowhere"}}, ZerodriftError, "nowhere"),
+        ({"engine": {"url": "http://127.0.0.1:1"}}, ConfigError, "name its kind: --engine vllm"),
+        ({"engine": {"name": "vlm"}}, ConfigError, "did you mean 'vllm'"),
+        ({"validation": {"trainer": "nobody:scorer"}}, ConfigError, "no module 'nobody'"),
+        ({"validation": {"baseline": "none.jsonl"}}, RecordError, "there is no baseline"),
+    ],
+)
+def test_what_is_refused_leaves_nothing_behind(
+    tmp_path: Path, sections: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        Session(config=config(**sections), directory=tmp_path / "run").run(Silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_of_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(RecordError, match="holds other things than a run"):
+        Session(config=config(), directory=tmp_path).run(Silent())
+    with pytest.raises(RecordError, match="is a file"):
+        Session(config=config(), directory=tmp_path / "model.safetensors").run(Silent())
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_a_directory_has_one_writer(tmp_path: Path) -> None:
+    (tmp_path / files.CONFIG).write_text(dump(config()))
+    session = Session(config=config(), directory=tmp_path, wrap=bare)
+    with (
+        only_writer(tmp_path / files.LOCK, tmp_path),
+        pytest.raises(RecordError, match="another process is writing"),
+    ):
+        session.run(Silent())
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------
+
+
+def prompts_of(tmp_path: Path, llama: ReferenceBackend, **validation: Any) -> list[Any]:
+    session = Session(config=config(validation={"max_tokens": 4, **validation}), directory=tmp_path)
+    return session._prompts(llama, 1200)
+
+
+def test_a_fifth_is_generated_beside_a_file(tmp_path: Path, llama: ReferenceBackend) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(f'{{"prompt": [{5 + n}, 6]}}\n' for n in range(20)))
+    options = {"prompts": str(path), "num_prompts": 10, "equivalence_trials": 10}
+    mixed = prompts_of(tmp_path, llama, **options)
+    assert len(mixed) == 10
+    assert [prompt.token_ids for prompt in mixed[:8]] == [(5 + n, 6) for n in range(8)]
+    assert mixed[8:] == prompts_of(tmp_path, llama, num_prompts=2, equivalence_trials=2)
+    alone = prompts_of(tmp_path, llama, **options, property_based_prompts=False)
+    assert [prompt.token_ids for prompt in alone] == [(5 + n, 6) for n in range(10)]
+
+
+def test_position_probes_end_where_they_say(tmp_path: Path, llama: ReferenceBackend) -> None:
+    probes = prompts_of(tmp_path, llama, position_probes=(0.5, 1.0, 1.1), equivalence_trials=6)[:3]
+    assert [len(prompt.token_ids) + 4 for prompt in probes] == [
+        round(share * CONTEXT_LENGTH) for share in (0.5, 1.0, 1.1)
+    ]
+    with pytest.raises(
+        ConfigError, match=r"position probe 2 is a sequence of \d+ tokens; the engine takes 1200"
+    ):
+        prompts_of(tmp_path, llama, position_probes=(2.0,))
+
+
+def test_no_prompt_is_longer_than_training_will_see(tmp_path: Path, llama: ReferenceBackend) -> None:
+    session = Session(
+        config=config(model={"max_model_len": 12}, sampling_defaults={"max_tokens": 5}), directory=tmp_path
+    )
+    assert max(len(prompt.token_ids) for prompt in session._prompts(llama, 1200)) <= 12 - 5

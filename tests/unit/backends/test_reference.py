@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from zerodrift import models
 from zerodrift.backends.base import Capability, need
@@ -13,6 +14,7 @@ from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
 from zerodrift.models import testbed, tokenizer_testbed
 from zerodrift.models.export import materialise
 from zerodrift.weights.digest import model_digest
+from zerodrift.weights.manifest import Manifest
 
 REQUEST = Request(Prompt((20, 30, 40)), SamplingParams(seed=1, max_tokens=4))
 
@@ -30,23 +32,42 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_tiny_models_run_in_fp64_and_others_in_what_is_asked_for() -> None:
-    assert load_reference("testbed:llama").dtype is torch.float64
-    assert load_reference("testbed:llama", "float32").dtype is torch.float32
-    assert load_reference("testbed:llama", "bfloat16").dtype is torch.bfloat16
-    assert (
-        sum(parameter.numel() for parameter in load_reference("testbed:qwen3").parameters()) < TINY_PARAMETERS
-    )
+    assert load_reference("testbed:llama").model.dtype is torch.float64
+    assert load_reference("testbed:llama", "float32").model.dtype is torch.float32
+    assert load_reference("testbed:llama", "bfloat16").model.dtype is torch.bfloat16
+    model = load_reference("testbed:qwen3").model
+    assert sum(parameter.numel() for parameter in model.parameters()) < TINY_PARAMETERS
+
+
+@pytest.mark.parametrize("saved", ["float32", "bfloat16"])
+def test_a_digest_is_that_of_the_checkpoint_whatever_the_model_computes_in(
+    saved: str, tmp_path: Path
+) -> None:
+    models.load("testbed:llama", saved).save_pretrained(tmp_path)
+    files = Manifest.of(load_file(tmp_path / "model.safetensors")).digest
+    loaded = {dtype: load_reference(tmp_path, dtype) for dtype in (None, "float32", "bfloat16")}
+    assert {each.digest for each in loaded.values()} == {files}
+    assert [str(each.model.dtype) for each in loaded.values()] == [
+        "torch.float64",
+        "torch.float32",
+        "torch.bfloat16",
+    ]
+
+
+def test_rotary_frequencies_keep_their_precision_in_a_narrower_model() -> None:
+    narrow = load_reference("testbed:llama", "bfloat16").model
+    assert narrow.model.rotary_emb.inv_freq.dtype is torch.float32
 
 
 def test_a_model_that_is_not_tiny_runs_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zerodrift.backends.reference.TINY_PARAMETERS", 1000)
-    assert load_reference("testbed:llama").dtype is torch.float32
+    assert load_reference("testbed:llama").model.dtype is torch.float32
 
 
 def test_a_completion_says_which_weights_made_it(reference: ReferenceBackend) -> None:
     (completion,) = reference.generate([REQUEST])[0].completions
     version = reference.version
-    assert version == WeightVersion("initial", model_digest(reference.model))
+    assert version == WeightVersion("initial", model_digest(models.load("testbed:llama")))
     assert completion.versions == (VersionSpan(version, 0, 4),)
     assert completion.lineage == (LineageSegment(version, 0, 6),)
     assert completion.fingerprint == reference.fingerprint().digest

@@ -26,7 +26,7 @@ VARIANTS: dict[str, Callable[[Any], Any]] = {
 # One with a tied head, one with a window and an untied head.
 @pytest.fixture(scope="module", params=["llama", "mistral"])
 def model(request: pytest.FixtureRequest) -> Any:
-    return load_reference(f"testbed:{request.param}")
+    return load_reference(f"testbed:{request.param}").model
 
 
 def logits(model: Any, layout: Layout = Layout.ALONE) -> torch.Tensor:

@@ -55,9 +55,7 @@ def test_own_arguments_come_last_and_win() -> None:
 def test_every_field_that_is_named_exists() -> None:
     assert {*VALUES, *SWITCHES} <= set(EngineConfig.__struct_fields__)
     # Settings of the engine that no flag carries: how it is reached or started, and what the audit does with it.
-    others = {"name", "url", "replicas", "python", "args", "env", "startup_timeout_s", "request_timeout_s"}
-    assert set(EngineConfig.__struct_fields__) - {*VALUES, *SWITCHES} == {
-        *others,
-        "head_dtype",
-        "prefix_cache_salt",
-    }
+    reached = {"name", "url", "served_model", "api_key_env", "python", "args", "env"}
+    patience = {"startup_timeout_s", "request_timeout_s"}
+    others = {*reached, *patience, "head_dtype"}
+    assert set(EngineConfig.__struct_fields__) - {*VALUES, *SWITCHES} == others

@@ -57,6 +57,7 @@ class Asked(SimpleNamespace):
     sync: bool
     resets_cache: bool
     wrap: Any
+    environment: bytes
 
 
 @pytest.fixture
@@ -72,6 +73,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Asked]:
             calls.append(self)
             name = (self.config.model.path or "").upper()
             record = verdict(Outcome(name) if name in set(Outcome) else Outcome.PASS)
+            self.directory.mkdir(parents=True, exist_ok=True)
             write_verdict(self.directory, record)
             return SimpleNamespace(record=record)
 
@@ -135,7 +137,7 @@ def test_every_option_arrives(asked: list[Asked], tmp_path: Path) -> None:
     assert config.engine.url == "http://127.0.0.1:1"
     assert (call.sync, call.resets_cache, call.directory) == (True, False, Path("here"))
     assert call.wrap is not None
-    assert (tmp_path / "here" / "environment.json").is_file()
+    assert json.loads(call.environment)["python"]
     assert (tmp_path / "here" / "report.html").is_file()
 
 
@@ -310,3 +312,40 @@ def test_verbs_load_no_torch() -> None:
             "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
         )
         assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--no-reset-cache"], "add --sync"),
+        (["--junitxml", "/proc/audit.xml"], "--junitxml /proc/audit.xml cannot be written"),
+        (["--temperature", "nan"], "--temperature: "),
+        (["--trials", "99999999999"], "1000000 sequences at most"),
+    ],
+)
+def test_refused_before_anything_is_loaded(
+    asked: list[Asked], capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert run(*arguments) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert asked == []
+
+
+@pytest.mark.parametrize("name", ["100", "testbed:", "null", "a: b"])
+def test_names_are_taken_as_they_are(asked: list[Asked], name: str) -> None:
+    run(name)
+    assert asked[0].config.model.path == name
+
+
+def test_an_interruption_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(Asked):
+        directory = Path("runs")
+
+        def run(self, progress: Any, reproduce: str = "") -> Any:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "Session", Interrupted)
+    assert run() == 130
+    assert "the same command goes on from there" in capsys.readouterr().err

@@ -4,7 +4,6 @@ from zerodrift.config.engine import EngineConfig
 from zerodrift.core.errors import InvalidValue
 
 URL = "http://127.0.0.1:8000"
-OTHER = "https://engine.example:8443"
 
 
 @pytest.mark.parametrize(
@@ -12,7 +11,8 @@ OTHER = "https://engine.example:8443"
     [
         {},
         {"name": "vllm", "url": URL},
-        {"url": URL, "replicas": (OTHER,)},
+        {"url": URL, "served_model": "policy", "api_key_env": "POLICY_KEY"},
+        {"env": {"VLLM_CPU_KVCACHE_SPACE": "4"}},
         {"python": ".engines/bin/python", "args": ("--enforce-eager",)},
         {"max_model_len": 2, "block_size": 1, "max_num_seqs": 1, "tensor_parallel_size": 1},
         {"max_num_batched_tokens": 64, "max_num_seqs": 64},
@@ -32,9 +32,11 @@ def test_what_an_engine_can_obey_is_taken(good: dict[str, object]) -> None:
     [
         ({"name": ""}, "name is empty"),
         ({"url": "127.0.0.1:8000"}, "write http://127.0.0.1:8000"),
-        ({"url": URL, "replicas": ("engine",)}, "'engine' has no scheme"),
-        ({"url": URL, "replicas": (URL,)}, "one engine twice"),
-        ({"replicas": (URL,)}, "url is null"),
+        ({"url": "ftp://engine"}, "'ftp://engine', which is not HTTP; write http://engine or"),
+        ({"url": "http://me:secret@engine:8000"}, "url holds a user or password; .* api_key_env"),
+        ({"served_model": ""}, "served_model is an empty string"),
+        ({"api_key_env": ""}, "api_key_env is an empty string"),
+        ({"env": {"HF_TOKEN": "hf_…"}}, "env holds HF_TOKEN, which looks like a secret"),
         ({"url": URL, "python": "python"}, "keep one of the two"),
         ({"url": URL, "args": ("--x",)}, "keep one of the two"),
         ({"max_model_len": 1}, "max_model_len is 1"),

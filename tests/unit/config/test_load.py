@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from zerodrift.config.load import dump, load
+from zerodrift.config.load import Option, dump, load
 from zerodrift.config.run import RunConfig
 from zerodrift.core.errors import ConfigError, RetiredKey, UnknownKey
 
@@ -155,3 +155,30 @@ def test_a_dump_is_complete(tmp_path: Path) -> None:
     path.write_text(dump(RunConfig()), encoding="utf-8")
     assert load(path) == RunConfig()
     assert "consecutive_windows: 3" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "engine.env={VLLM_CPU_KVCACHE_SPACE: 4}",
+            "engine.env is {'VLLM_CPU_KVCACHE_SPACE': 4}, but it must be a mapping",
+        ),
+        (
+            "engine.env={1: a}",
+            "engine.env is {1: 'a'}, but it must be a mapping of text to text; put numbers",
+        ),
+        ("engine.env={A: [1]}", "put numbers in quotes"),
+        ("validation.precision=fp7", "must be fp32 or bf16 or fp8"),
+    ],
+)
+def test_a_value_inside_a_mapping_is_told_by_its_field(text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(None, [text])
+    assert says in str(caught.value)
+
+
+def test_an_option_is_not_parsed_and_is_cited_by_its_flag() -> None:
+    assert load(None, [], [Option("MODEL", "model.path", "100")]).model.path == "100"
+    with pytest.raises(ConfigError, match=r"^--temperature: "):
+        load(None, [], [Option("--temperature", "sampling_defaults.temperature", -1.0)])

@@ -28,15 +28,13 @@ text = st.text(min_size=1)
 dtypes = st.sampled_from(get_args(Dtype))
 flags = st.none() | st.booleans()
 
-models = sections(
-    ModelConfig, path=text, tokenizer=text, dtype=dtypes, max_model_len=st.integers(2**20, 2**40)
-)
+models = sections(ModelConfig, path=text, dtype=dtypes, max_model_len=st.integers(2**20, 2**40))
 engines = sections(
     EngineConfig,
     name=text,
     python=text,
     args=st.lists(st.text()).map(tuple),
-    env=st.dictionaries(text, st.text()),
+    env=st.dictionaries(st.text("abc_", min_size=1), st.text()),
     startup_timeout_s=st.floats(0.1, 1e9),
     block_size=counts,
     max_num_seqs=counts,
@@ -45,7 +43,7 @@ engines = sections(
     async_scheduling=flags,
     gpu_memory_utilization=st.floats(0.01, 1),
     logprobs_mode=st.sampled_from(["processed_logprobs", "raw_logprobs"]),
-) | sections(EngineConfig, url=text.map(lambda rest: f"http://{rest}"))
+) | sections(EngineConfig, url=text.filter(lambda rest: "@" not in rest).map(lambda rest: f"http://{rest}"))
 samplings = sections(
     SamplingDefaults,
     temperature=st.just(0.0) | st.floats(0.01, 100),
@@ -57,11 +55,11 @@ monitorings = sections(MonitoringConfig, kl_threshold=positive, consecutive_wind
 validations = sections(
     ValidationConfig,
     prompts=text,
-    num_prompts=st.integers(1, 64),
+    num_prompts=st.integers(1, 48),
     seed=st.integers(0, 2**63 - 1),
     property_based_prompts=st.booleans(),
     precision=st.sampled_from(Precision),
-    position_probes=st.lists(st.floats(0.01, 16)).map(tuple),
+    position_probes=st.lists(st.floats(0.01, 16), max_size=16).map(tuple),
     tolerance=positive,
     gates=sections(GateConfig, mean_abs=positive, p90_abs=positive, k3=positive),
 )

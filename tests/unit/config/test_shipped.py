@@ -52,8 +52,7 @@ MATRIX = {
         "processed_logprobs",
     ),
     "engine.generation_config": ("auto", "vllm", "vllm", "vllm"),
-    "engine.enable_prefix_caching": (True, False, False, True),
-    "engine.prefix_cache_salt": ("none", "none", "weight-version", "weight-version"),
+    "engine.enable_prefix_caching": (True, False, False, False),
     "engine.async_scheduling": (True, False, False, False),
     "engine.head_dtype": ("auto", "float32", "float32", "float32"),
     "engine.enable_chunked_prefill": (True, True, True, True),
@@ -72,17 +71,15 @@ def test_profiles_follow_the_decision_matrix(path: str, tmp_path: Path) -> None:
 def test_profiles_for_training_sample_what_a_trainer_can_reproduce(profile: Profile, tmp_path: Path) -> None:
     run = config(profile, tmp_path)
     LogprobContract(kind=LogprobKind.PROCESSED, sampling=run.sampling_defaults.params())
-    assert not run.engine.enable_prefix_caching or run.engine.prefix_cache_salt == "weight-version"
+    assert not run.engine.enable_prefix_caching
 
 
 def test_long_context_probes_beyond_the_trained_context(tmp_path: Path) -> None:
     assert config(Profile.LONG_CONTEXT, tmp_path).validation.position_probes == (0.5, 1.0, 1.25, 1.5, 2.0)
 
 
-def test_the_mixed_cluster_has_replicas_to_compare(tmp_path: Path) -> None:
-    engine = config(Profile.MIXED_CLUSTER, tmp_path).engine
-    assert engine.url
-    assert engine.replicas
+def test_the_mixed_cluster_has_an_address(tmp_path: Path) -> None:
+    assert config(Profile.MIXED_CLUSTER, tmp_path).engine.url
 
 
 def test_numbers_in_comments_are_those_of_the_gates(tmp_path: Path) -> None:

@@ -136,6 +136,23 @@ def test_a_link_within_the_directory_and_one_that_is_not_read(llama_directory):
     check(llama_directory)
 
 
+def test_templates_in_a_directory_that_is_a_link_or_holds_one(llama_directory, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "evil.jinja").write_text("{{ messages }}")
+    templates = llama_directory / "additional_chat_templates"
+    templates.symlink_to(outside)
+    with pytest.raises(UnsafePath, match="additional_chat_templates is a link"):
+        check(llama_directory)
+    templates.unlink()
+    templates.mkdir()
+    (templates / "tool.jinja").write_text("{{ messages }}")
+    check(llama_directory)
+    (templates / "evil.jinja").symlink_to(outside / "evil.jinja")
+    with pytest.raises(UnsafePath, match=r"evil\.jinja is a link"):
+        check(llama_directory)
+
+
 def test_the_layout_of_the_hub_cache_is_accepted(llama_directory, tmp_path):
     snapshot = tmp_path / "models--org--name" / "snapshots" / "abc123"
     blobs = tmp_path / "models--org--name" / "blobs"

@@ -19,6 +19,7 @@ def header(fingerprint: EngineFingerprint) -> BaselineHeader:
         model="testbed:llama",
         weights="aa",
         prompts="bb",
+        count=2,
         sampling=SamplingParams(seed=0),
         reference=fingerprint,
     )

@@ -7,7 +7,7 @@ import pytest
 
 from zerodrift.core.errors import RecordError, SchemaMismatch, ZerodriftError
 from zerodrift.records import codec
-from zerodrift.records.baseline import BaselineHeader, BaselineRow, read_header, read_rows
+from zerodrift.records.baseline import BaselineHeader, BaselineRow, read_finished, read_header, read_rows
 from zerodrift.records.codec import LineWriter
 
 ROW: dict[str, Any] = {
@@ -17,20 +17,80 @@ ROW: dict[str, Any] = {
     "logprobs": (-0.5, -1.0),
     "raw_logprobs": (-0.25, -2.0),
 }
-ROWS = [BaselineRow(**ROW), BaselineRow(**{**ROW, "index": 1, "prompt": (9,)})]
+PLAIN = [BaselineRow(**ROW), BaselineRow(**{**ROW, "index": 1, "prompt": (9,)})]
 
 
 @pytest.fixture
-def path(tmp_path: Path, header: BaselineHeader) -> Path:
-    path = tmp_path / "base.jsonl"
+def rows(header: BaselineHeader) -> list[BaselineRow]:
+    return [row.sealed(header.weights) for row in PLAIN]
+
+
+@pytest.fixture
+def path(tmp_path: Path, header: BaselineHeader, rows: list[BaselineRow]) -> Path:
+    return write(tmp_path / "base.jsonl", header, rows)
+
+
+def write(path: Path, header: BaselineHeader, rows: list[BaselineRow]) -> Path:
     with LineWriter[BaselineHeader | BaselineRow](path) as writer:
-        writer.write(header, *ROWS)
+        writer.write(header, *rows)
     return path
 
 
-def test_a_baseline_is_read_back(path: Path, header: BaselineHeader) -> None:
+def test_a_baseline_is_read_back(path: Path, header: BaselineHeader, rows: list[BaselineRow]) -> None:
     assert read_header(path) == header
-    assert list(read_rows(path)) == ROWS
+    assert list(read_rows(path)) == rows
+    assert read_finished(path) == (header, tuple(rows))
+
+
+def test_rows_come_in_the_order_of_the_prompts(
+    tmp_path: Path, header: BaselineHeader, rows: list[BaselineRow]
+) -> None:
+    path = write(tmp_path / "turned.jsonl", header, rows[::-1])
+    assert read_finished(path)[1] == tuple(rows)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"logprobs": (-0.5, -1.25)},
+        {"raw_logprobs": (-0.25, -2.5)},
+        {"output": (3, 5)},
+        {"prompt": (1, 3)},
+        {"index": 7},
+        {"seal": ""},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_row_that_was_changed_is_refused(
+    tmp_path: Path, header: BaselineHeader, rows: list[BaselineRow], change: dict[str, Any]
+) -> None:
+    path = write(tmp_path / "base.jsonl", header, [rows[0], msgspec.structs.replace(rows[1], **change)])
+    with pytest.raises(RecordError, match=r"line 3: row \d is not what was recorded from these weights"):
+        list(read_rows(path))
+
+
+def test_rows_of_other_weights_are_refused(
+    tmp_path: Path, header: BaselineHeader, rows: list[BaselineRow]
+) -> None:
+    path = write(tmp_path / "base.jsonl", msgspec.structs.replace(header, weights="others"), rows)
+    with pytest.raises(RecordError, match="line 2: row 0 is not what was recorded"):
+        list(read_rows(path))
+
+
+def test_a_row_that_is_there_twice_is_refused(
+    tmp_path: Path, header: BaselineHeader, rows: list[BaselineRow]
+) -> None:
+    path = write(tmp_path / "base.jsonl", header, [*rows, rows[0]])
+    with pytest.raises(RecordError, match="line 4: row 0 is there already"):
+        list(read_rows(path))
+
+
+def test_a_recording_that_was_not_finished_is_refused(
+    tmp_path: Path, header: BaselineHeader, rows: list[BaselineRow]
+) -> None:
+    path = write(tmp_path / "base.jsonl", header, rows[1:])
+    with pytest.raises(RecordError, match="holds 1 of 2 rows; repeat `zerodrift baseline record`"):
+        read_finished(path)
 
 
 def test_no_such_file(tmp_path: Path) -> None:
@@ -105,10 +165,10 @@ def test_an_impossible_row(changes: dict[str, Any], says: str) -> None:
         (b"\xff\n", "malformed|decode"),
     ],
 )
-def test_a_bad_row_is_refused_by_number(path: Path, line: bytes, says: str) -> None:
+def test_a_bad_row_is_refused_by_number(path: Path, rows: list[BaselineRow], line: bytes, says: str) -> None:
     with path.open("ab") as file:
         file.write(line)
-    rows = read_rows(path)
-    assert [next(rows), next(rows)] == ROWS
+    read = read_rows(path)
+    assert [next(read), next(read)] == rows
     with pytest.raises(RecordError, match=f"(?i)^base.jsonl, line 4: .*({says})"):
-        next(rows)
+        next(read)

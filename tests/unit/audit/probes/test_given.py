@@ -67,6 +67,7 @@ def header(llama: ReferenceBackend) -> BaselineHeader:
         model="testbed:llama",
         weights=llama.version.digest or "",
         prompts="0",
+        count=3,
         sampling=SamplingParams(),
         reference=llama.fingerprint(),
     )

@@ -198,7 +198,7 @@ def test_shares_are_not_drowned_by_large_groups() -> None:
 
 @pytest.fixture(scope="module")
 def update(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Update, GroupedWeights]:
-    old = load_reference(checkpoint)
+    old = load_reference(checkpoint).model
     new = perturbed(old, 0)
     after = write_checkpoint(new, checkpoint, tmp_path_factory.mktemp("sync") / "b")
     return Update(checkpoint, after, True), GroupedWeights(old, new)
