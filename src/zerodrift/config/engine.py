@@ -11,6 +11,7 @@ import msgspec
 
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue
+from zerodrift.core.frozen import freeze
 
 # Smallest sensible value of each count, and what it counts.
 _COUNTS = {
@@ -76,6 +77,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         """Settings that no engine could obey are refused before one is started."""
+        freeze(self, "env")
         if not self.name:
             raise InvalidValue("name is empty; name the engine's adapter, for example vllm")
         _check_addresses(self)

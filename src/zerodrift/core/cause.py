@@ -9,6 +9,8 @@ from enum import StrEnum
 
 import msgspec
 
+from zerodrift.core.frozen import freeze
+
 ANY_ENGINE = "*"
 
 
@@ -38,6 +40,10 @@ class Cause(msgspec.Struct, frozen=True):
     """Engine name to what to type there; ANY_ENGINE where the fix is the same everywhere."""
     gating: bool = True
     """Whether it fails an audit by itself; a listed rounding effect below the gate does not."""
+
+    def __post_init__(self) -> None:
+        """Fixes stay as they were written."""
+        freeze(self, "fixes")
 
     @property
     def layer(self) -> Layer:

@@ -13,6 +13,7 @@ import msgspec
 
 from zerodrift.core import require
 from zerodrift.core.errors import ContractViolation, InvalidCompletion, InvalidValue, NonFinite
+from zerodrift.core.frozen import freeze
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import LineageSegment, VersionSpan, check_cover
 
@@ -246,6 +247,7 @@ class EngineFingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def __post_init__(self) -> None:
         """Facts are strings, so that digests do not depend on float formatting."""
+        freeze(self, "semantic", "numeric", "deployment")
         for part in (self.semantic, self.numeric, self.deployment):
             for key, value in part.items():
                 if type(value) is not str:

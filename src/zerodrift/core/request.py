@@ -6,6 +6,7 @@ import msgspec
 
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidPrompt, InvalidSampling
+from zerodrift.core.frozen import freeze
 
 MAX_SEED = 2**63 - 1
 
@@ -84,7 +85,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             msgspec.structs.force_setattr(self, name, tuple(values))
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidSampling(f"logit_bias is {self.logit_bias!r}; give a mapping from token id to bias")
-        msgspec.structs.force_setattr(self, "logit_bias", dict(self.logit_bias))
+        freeze(self, "logit_bias")
         _check_shape_of_distribution(self)
         _check_penalties(self)
         _check_lengths(self)

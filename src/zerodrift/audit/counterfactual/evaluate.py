@@ -197,14 +197,13 @@ def in_force(account: Account, requested: SamplingParams) -> SamplingParams:
 
 def _by_parameters(cases: Sequence[Case]) -> list[tuple[SamplingParams, torch.Tensor]]:
     """Token indices by requested parameters; seed and number of samples do not shape a distribution."""
-    groups: dict[bytes, tuple[SamplingParams, list[int]]] = {}
+    groups: dict[SamplingParams, list[int]] = {}
     position = 0
     for case in cases:
         params = msgspec.structs.replace(case.requested, seed=None, n=1)
-        _, members = groups.setdefault(msgspec.json.encode(params), (params, []))
-        members.extend(range(position, position + len(case.output)))
+        groups.setdefault(params, []).extend(range(position, position + len(case.output)))
         position += len(case.output)
-    return [(params, torch.tensor(members)) for params, members in groups.values()]
+    return [(params, torch.tensor(members)) for params, members in groups.items()]
 
 
 def _entries(logprobs_NV: torch.Tensor, tokens_N: torch.Tensor) -> Floats:
