@@ -76,9 +76,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         require.token_ids(InvalidCompletion, "prompt_token_ids", self.prompt_token_ids)
         if not self.prompt_token_ids:
             raise InvalidCompletion("the engine reports an empty prompt; ask it to return prompt token ids")
-        for name in ("logprobs", "versions", "lineage", "top_logprobs", "prompt_logprobs"):
-            if not isinstance(value := getattr(self, name), tuple):
-                raise InvalidCompletion(f"{name} is a {type(value).__name__}; a completion is made of tuples")
+        _check_kinds(self)
         if len(self.logprobs) != len(self.token_ids):
             raise InvalidCompletion(
                 f"{len(self.token_ids)} tokens carry {len(self.logprobs)} logprobs; "
@@ -96,6 +94,21 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.prompt_token_ids + self.token_ids
 
 
+def _check_kinds(completion: Completion) -> None:
+    for name, kind in (
+        ("kind", LogprobKind),
+        ("sampling", SamplingParams),
+        ("finish_reason", FinishReason),
+        ("fingerprint", str),
+        ("text", str | None),
+    ):
+        require.instance(InvalidCompletion, name, getattr(completion, name), kind)
+    for name, kind in (("versions", VersionSpan), ("lineage", LineageSegment)):
+        require.each(InvalidCompletion, name, getattr(completion, name), kind)
+    for name in ("logprobs", "prompt_logprobs", "top_logprobs"):
+        require.a_tuple(InvalidCompletion, name, getattr(completion, name))
+
+
 def _check_alternatives(completion: Completion) -> None:
     entries = completion.top_logprobs
     if entries and len(entries) != len(completion.token_ids):
@@ -104,6 +117,7 @@ def _check_alternatives(completion: Completion) -> None:
         )
     for position, alternatives in enumerate(entries):
         name = f"top_logprobs[{position}]"
+        require.each(InvalidCompletion, name, alternatives, TokenAlternative)
         require.token_ids(InvalidCompletion, name, tuple(each.token_id for each in alternatives))
         check_logprobs(name, (each.logprob for each in alternatives))
 
@@ -139,12 +153,22 @@ class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     code: str
     message: str
 
+    def __post_init__(self) -> None:
+        """Both are text."""
+        require.instance(InvalidValue, "code", self.code, str)
+        require.instance(InvalidValue, "message", self.message, str)
+
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All samples of one request: what could be read, and what could not. Nothing is dropped in silence."""
 
     completions: tuple[Completion, ...]
     problems: tuple[Problem, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Nothing else is an answer."""
+        require.each(InvalidValue, "completions", self.completions, Completion)
+        require.each(InvalidValue, "problems", self.problems, Problem)
 
 
 def check_logprobs(name: str, values: Iterable[float | None]) -> None:
@@ -194,6 +218,9 @@ class LogprobContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """What the trainer cannot replay is refused here, before it biases a gradient."""
+        require.instance(ContractViolation, "kind", self.kind, LogprobKind)
+        require.instance(ContractViolation, "sampling", self.sampling, SamplingParams)
+        require.instance(ContractViolation, "replays_processing", self.replays_processing, bool)
         if self.kind is LogprobKind.RAW or self.replays_processing:
             return
         params = self.sampling
@@ -247,10 +274,11 @@ class EngineFingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def __post_init__(self) -> None:
         """Facts are strings, so that digests do not depend on float formatting."""
+        require.instance(InvalidValue, "engine", self.engine, str)
         freeze(self, "semantic", "numeric", "deployment")
         for part in (self.semantic, self.numeric, self.deployment):
             for key, value in part.items():
-                if type(value) is not str:
+                if type(key) is not str or type(value) is not str:
                     raise InvalidValue(f"fingerprint fact {key!r} is {value!r}; write facts as strings")
 
     @property

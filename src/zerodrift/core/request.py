@@ -1,6 +1,6 @@
 """What is asked of an engine: a prompt in token ids, and every number that changes the distribution."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -23,12 +23,14 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Engines share cached prefixes only between equal salts; the audit uses it to force a cold cache."""
 
     def __post_init__(self) -> None:
-        """Ids may arrive as any sequence; they are kept as a tuple."""
-        if isinstance(self.token_ids, list):
+        """Ids may arrive as any sequence of ints; they are kept as a tuple."""
+        if isinstance(self.token_ids, Sequence) and not isinstance(self.token_ids, str | bytes | bytearray):
             msgspec.structs.force_setattr(self, "token_ids", tuple(self.token_ids))
         require.token_ids(InvalidPrompt, "prompt", self.token_ids)
         if not self.token_ids:
             raise InvalidPrompt("the prompt is empty; a model needs at least one token, for example its BOS")
+        require.instance(InvalidPrompt, "text", self.text, str | None)
+        require.instance(InvalidPrompt, "cache_salt", self.cache_salt, str | None)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Every id exists in a model of `vocab_size` tokens."""
@@ -167,3 +169,8 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     prompt: Prompt
     sampling: SamplingParams = SamplingParams()
+
+    def __post_init__(self) -> None:
+        """Ids and options by themselves are no request."""
+        require.instance(InvalidPrompt, "prompt", self.prompt, Prompt)
+        require.instance(InvalidSampling, "sampling", self.sampling, SamplingParams)

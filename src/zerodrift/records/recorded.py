@@ -55,6 +55,9 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         require.whole(InvalidValue, "line", self.line, "lines count from 1", 1)
         if self.step is not None:
             require.whole(InvalidValue, "step", self.step, "steps count from 0", 0)
+        require.instance(InvalidCompletion, "sampling", self.sampling, SamplingParams)
+        require.instance(InvalidCompletion, "kind", self.kind, LogprobKind | None)
+        require.instance(InvalidCompletion, "finish_reason", self.finish_reason, FinishReason | None)
         require.token_ids(InvalidCompletion, "prompt ids", self.prompt)
         require.token_ids(InvalidCompletion, "output ids", self.output)
         if not self.prompt:
@@ -81,6 +84,7 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def _check_numbers(name: str, values: tuple[float, ...], tokens: int) -> None:
+    require.a_tuple(InvalidCompletion, name, values)
     if len(values) != tokens:
         raise InvalidCompletion(f"{tokens} output tokens carry {len(values)} {name}; each token needs one")
     check_logprobs(name, values)

@@ -12,6 +12,7 @@ from zerodrift.core.completion import (
     FinishReason,
     LogprobContract,
     LogprobKind,
+    Problem,
     TokenAlternative,
     check_logprobs,
 )
@@ -70,7 +71,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], type[ZerodriftError], str]] = [
     (
         {"logprobs": [-1.0, -1.0, -1.0]},
         InvalidCompletion,
-        "logprobs is a list; a completion is made of tuples",
+        "logprobs is a list; give a tuple",
     ),
     ({"versions": ()}, InvalidCompletion, "weight-version spans cover 0 of 3"),
     ({"versions": (VersionSpan(OLD, 0, 2),)}, InvalidCompletion, "weight-version spans cover 2 of 3"),
@@ -120,6 +121,23 @@ IMPOSSIBLE: list[tuple[dict[str, Any], type[ZerodriftError], str]] = [
         r"prompt_logprobs\[0\] is -1.0; .* predicts the first",
     ),
     ({"prompt_logprobs": (None, math.nan)}, NonFinite, r"prompt_logprobs\[1\] is nan"),
+    ({"kind": "raw"}, InvalidCompletion, "kind is 'raw'; give a LogprobKind"),
+    ({"sampling": None}, InvalidCompletion, "sampling is None; give a SamplingParams"),
+    ({"finish_reason": "bogus"}, InvalidCompletion, "finish_reason is 'bogus'; give a FinishReason"),
+    ({"fingerprint": 5}, InvalidCompletion, "fingerprint is 5; give a str"),
+    ({"text": b"x"}, InvalidCompletion, r"text is b'x'; give a str \| None"),
+    ({"versions": ("step-1",)}, InvalidCompletion, r"versions\[0\] is 'step-1'; give a VersionSpan"),
+    (
+        {"lineage": (VersionSpan(OLD, 0, 4),)},
+        InvalidCompletion,
+        r"lineage\[0\] is .*; give a LineageSegment",
+    ),
+    ({"top_logprobs": ([], [], [])}, InvalidCompletion, r"top_logprobs\[0\] is a list; give a tuple"),
+    (
+        {"top_logprobs": (((1, -1.0),), (), ())},
+        InvalidCompletion,
+        r"top_logprobs\[0\]\[0\] is .*TokenAlternative",
+    ),
     ({"sample_index": -1}, InvalidCompletion, "sample_index is -1"),
     ({"cached_tokens": -1}, InvalidCompletion, "cached_tokens is -1; it counts tokens"),
     ({"cached_tokens": 1.0}, InvalidCompletion, "cached_tokens is 1.0, which is not an integer"),
@@ -188,6 +206,15 @@ def test_positions_in_messages_count_from_the_first_value() -> None:
         check_logprobs("scores", iter([-1.0, -2, math.nan]))
 
 
+def test_an_answer_is_made_of_completions_and_problems(completion: Completion) -> None:
+    with pytest.raises(InvalidValue, match="completions is a list; give a tuple"):
+        Answer([completion])  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match=r"problems\[0\] is 'torn'; give a Problem"):
+        Answer((), ("torn",))  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match="message is None; give a str"):
+        Problem("value/invalid", None)  # type: ignore[arg-type]
+
+
 def test_an_answer_holds_what_could_be_read_and_what_not(completion: Completion) -> None:
     answer = Answer((completion,))
     assert answer.problems == ()
@@ -221,6 +248,14 @@ def test_what_a_softmax_cannot_reproduce(options: dict[str, Any]) -> None:
 def test_what_can_be_replayed_is_allowed(options: dict[str, Any]) -> None:
     LogprobContract(PROCESSED, SamplingParams(**options), replays_processing=True)
     LogprobContract(RAW, SamplingParams(**options))
+
+
+@pytest.mark.parametrize(
+    "fields", [("raw", SamplingParams()), (RAW, None), (RAW, SamplingParams(), "yes")], ids=str
+)
+def test_a_contract_is_made_of_what_it_says(fields: tuple[Any, ...]) -> None:
+    with pytest.raises(ContractViolation, match=r"; give a (LogprobKind|SamplingParams|bool)"):
+        LogprobContract(*fields)
 
 
 def test_temperature_alone_is_reproducible() -> None:
@@ -277,6 +312,17 @@ def test_a_changed_part_changes_its_digest_and_the_whole(part: str, value: Any, 
     before, after = fingerprint(), fingerprint(**{part: value})
     assert before.digest != after.digest
     assert {name for name, digest in after.digests().items() if digest != before.digests()[name]} == moved
+
+
+def test_an_engine_has_a_name() -> None:
+    with pytest.raises(InvalidValue, match="engine is None; give a str"):
+        fingerprint(engine=None)
+
+
+@pytest.mark.parametrize("part", ["semantic", "numeric", "deployment"])
+def test_names_of_facts_are_strings(part: str) -> None:
+    with pytest.raises(InvalidValue, match="fingerprint fact 2 is 'threads'; write facts as strings"):
+        fingerprint(**{part: {2: "threads"}})
 
 
 @pytest.mark.parametrize("part", ["semantic", "numeric", "deployment"])

@@ -1,7 +1,10 @@
 import math
+from array import array
+from collections import deque
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from zerodrift.core.errors import InvalidPrompt, InvalidSampling
@@ -18,6 +21,10 @@ from zerodrift.core.request import MAX_SEED, Prompt, Request, SamplingParams
         ((1.0,), r"prompt\[0\] is 1.0"),
         (["1"], r"prompt\[0\] is '1'"),
         ("text", "prompt is a str; token ids travel as a tuple of ints"),
+        (b"text", "prompt is a bytes; token ids travel"),
+        (np.array([1]), r"prompt is a ndarray; .*\.tolist\(\)"),
+        (list(np.array([1])), r"prompt\[0\] is (np\.int64\()?1"),
+        ({1: 2}, "prompt is a dict"),
         (None, "prompt is a NoneType"),
     ],
 )
@@ -26,6 +33,24 @@ def test_an_impossible_prompt(ids: Any, says: str) -> None:
         Prompt(ids)
     assert caught.value.code == "value/prompt"
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("ids", [(1, 2), [1, 2], range(1, 3), deque((1, 2)), array("q", (1, 2))])
+def test_ids_may_come_as_any_sequence_of_ints(ids: Any) -> None:
+    assert Prompt(ids).token_ids == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["text", "cache_salt"])
+def test_text_and_salt_are_text(name: str) -> None:
+    with pytest.raises(InvalidPrompt, match=rf"{name} is 5; give a str \| None"):
+        Prompt((1,), **{name: 5})  # type: ignore[arg-type]
+
+
+def test_a_request_is_a_prompt_and_parameters() -> None:
+    with pytest.raises(InvalidPrompt, match=r"prompt is \(1, 2\); give a Prompt"):
+        Request((1, 2))  # type: ignore[arg-type]
+    with pytest.raises(InvalidSampling, match="sampling is None; give a SamplingParams"):
+        Request(Prompt((1,)), None)  # type: ignore[arg-type]
 
 
 def test_a_list_of_ids_is_kept_as_a_tuple() -> None:
