@@ -190,20 +190,6 @@ def check_logprobs(name: str, values: Iterable[float | None]) -> None:
             raise InvalidCompletion(f"{name}[{position}] is {value}, which is no log-probability (above 0)")
 
 
-# Parameters that change what a processed logprob is.
-_SHAPING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "min_tokens",
-)
-
-
 class LogprobContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the trainer must be able to reproduce: which distribution, and with which parameters.
 
@@ -221,9 +207,12 @@ class LogprobContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         require.instance(ContractViolation, "kind", self.kind, LogprobKind)
         require.instance(ContractViolation, "sampling", self.sampling, SamplingParams)
         require.instance(ContractViolation, "replays_processing", self.replays_processing, bool)
-        if self.kind is LogprobKind.RAW or self.replays_processing:
+        if self.replays_processing:
             return
         params = self.sampling
+        if self.kind is LogprobKind.RAW:
+            self._check_raw()
+            return
         if params.min_tokens:
             raise ContractViolation(
                 f"min_tokens={params.min_tokens} takes stop tokens out of the first distributions, and a full softmax "
@@ -240,6 +229,17 @@ class LogprobContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "cannot reproduce: sample without them, or replay the processing in the trainer"
             )
 
+    def _check_raw(self) -> None:
+        if not self.sampling.own_distribution:
+            plain = SamplingParams().shape
+            shown = ", ".join(
+                f"{name}={value}" for name, value in self.sampling.shape.items() if value != plain.get(name)
+            )
+            raise ContractViolation(
+                f"raw logprobs are the model's own, and the tokens were drawn under {shown}: report processed "
+                "logprobs, sample without these, or replay the processing in the trainer"
+            )
+
     def check_same(self, other: "LogprobContract") -> None:
         """Numbers under two contracts may be compared only if the contracts are equal in meaning."""
         if self.kind is not other.kind:
@@ -249,8 +249,8 @@ class LogprobContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.kind is LogprobKind.RAW:
             return
-        for name in _SHAPING:
-            mine, theirs = getattr(self.sampling, name), getattr(other.sampling, name)
+        for name, mine in self.sampling.shape.items():
+            theirs = other.sampling.shape.get(name)
             if mine != theirs:
                 raise ContractViolation(
                     f"{name} {mine} against {theirs}: the same tokens have different logprobs under each"

@@ -1,6 +1,7 @@
 """What is asked of an engine: a prompt in token ids, and every number that changes the distribution."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -9,6 +10,19 @@ from zerodrift.core.errors import InvalidPrompt, InvalidSampling
 from zerodrift.core.frozen import freeze
 
 MAX_SEED = 2**63 - 1
+SHAPING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "min_tokens",
+)
+"""Parameters that change what a processed logprob is; stop token ids do as well, where `min_tokens` forbids them."""
+_NOTHING_CUT = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,6 +121,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """The distribution depends on which tokens came before, beyond what the model makes of them."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
+    @property
+    def shape(self) -> Mapping[str, object]:
+        """Every parameter that changes what a processed logprob is, by name."""
+        shape = {name: getattr(self, name) for name in SHAPING}
+        return shape | ({"stop_token_ids": tuple(sorted({*self.stop_token_ids}))} if self.min_tokens else {})
+
+    @property
+    def own_distribution(self) -> bool:
+        """What is reported as processed is the model's own distribution, as it is for greedy sampling."""
+        changed = self.truncates or self.penalises or self.logit_bias or self.min_tokens
+        return self.temperature in (0, 1) and not changed
+
+    def with_in_force(self, **changes: Any) -> "SamplingParams":
+        """These with `changes` in force, as an engine takes them: a greedy one has nothing to cut off."""
+        if changes.get("temperature", self.temperature) == 0:
+            changes |= _NOTHING_CUT
+        return msgspec.structs.replace(self, **changes)
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """A model of `vocab_size` tokens has every token that is named."""
         for name in ("logit_bias", "stop_token_ids"):
@@ -133,6 +165,12 @@ def _check_shape_of_distribution(params: SamplingParams) -> None:
     require.real(InvalidSampling, "min_p", params.min_p, "it is a fraction in [0, 1)", 0, 1)
     if params.min_p == 1:
         raise InvalidSampling("min_p is 1, which keeps only ties of the likeliest token; use temperature=0")
+    for name, neutral in _NOTHING_CUT.items():
+        if params.greedy and (value := getattr(params, name)) != neutral:
+            raise InvalidSampling(
+                f"{name} is {value!r} at temperature 0, where the likeliest token is taken and there is nothing to "
+                f"cut off: leave it at {neutral}, or raise the temperature"
+            )
 
 
 def _check_penalties(params: SamplingParams) -> None:

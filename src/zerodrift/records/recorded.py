@@ -12,17 +12,6 @@ from zerodrift.core.completion import FinishReason, LogprobKind, check_logprobs
 from zerodrift.core.errors import InvalidCompletion, InvalidValue
 from zerodrift.core.request import SamplingParams
 
-SHAPING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
-"""Parameters whose absence from a dump leaves the meaning of its logprobs open."""
-
 
 class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A sampled sequence out of a dump."""

@@ -57,7 +57,7 @@ def processed_logprobs(
     if params.penalises:
         logits_TV = _penalise(logits_TV, params, counted or tally(rows, logits_TV))
     if not params.greedy:
-        # Greedy decoding draws nothing; its reported distribution is that of temperature 1, untruncated.
+        # Greedy decoding draws nothing; its reported distribution is that of temperature 1.
         logits_TV = truncate(logits_TV / params.temperature, params)
     return torch.log_softmax(logits_TV, dim=-1)
 

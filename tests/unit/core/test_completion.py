@@ -246,7 +246,18 @@ def test_what_a_softmax_cannot_reproduce(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", SHAPED, ids=str)
 def test_what_can_be_replayed_is_allowed(options: dict[str, Any]) -> None:
-    LogprobContract(PROCESSED, SamplingParams(**options), replays_processing=True)
+    for kind in LogprobKind:
+        LogprobContract(kind, SamplingParams(**options), replays_processing=True)
+
+
+@pytest.mark.parametrize("options", [*SHAPED, {"temperature": 0.7}], ids=str)
+def test_raw_logprobs_are_not_those_of_another_distribution(options: dict[str, Any]) -> None:
+    with pytest.raises(ContractViolation, match=f"raw logprobs.*{next(iter(options))}=.*: report processed"):
+        LogprobContract(RAW, SamplingParams(**options))
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"seed": 3, "stop_token_ids": (1,)}], ids=str)
+def test_raw_logprobs_are_those_of_the_model_itself(options: dict[str, Any]) -> None:
     LogprobContract(RAW, SamplingParams(**options))
 
 
@@ -277,7 +288,7 @@ def test_temperatures_are_never_mixed_where_they_matter() -> None:
     warm, hot = SamplingParams(temperature=0.7), SamplingParams(temperature=1.0)
     with pytest.raises(ContractViolation, match=r"temperature 0.7 against 1.0"):
         LogprobContract(PROCESSED, warm).check_same(LogprobContract(PROCESSED, hot))
-    LogprobContract(RAW, warm).check_same(LogprobContract(RAW, hot))
+    LogprobContract(RAW, warm, True).check_same(LogprobContract(RAW, hot, True))
 
 
 @pytest.mark.parametrize("options", SHAPED, ids=str)
@@ -288,6 +299,16 @@ def test_processings_are_never_mixed(options: dict[str, Any]) -> None:
     with pytest.raises(ContractViolation, match=next(iter(options))):
         plain.check_same(shaped)
     shaped.check_same(LogprobContract(PROCESSED, SamplingParams(**options, seed=3, max_tokens=9), True))
+
+
+def test_stop_tokens_shape_a_distribution_where_a_minimum_forbids_them() -> None:
+    def contract(*stops: int, minimum: int) -> LogprobContract:
+        return LogprobContract(PROCESSED, SamplingParams(stop_token_ids=stops, min_tokens=minimum), True)
+
+    with pytest.raises(ContractViolation, match=r"stop_token_ids \(1,\) against \(1, 2\)"):
+        contract(1, minimum=3).check_same(contract(1, 2, minimum=3))
+    contract(1, 2, 2, minimum=3).check_same(contract(2, 1, minimum=3))
+    contract(1, minimum=0).check_same(contract(2, minimum=0))
 
 
 def fingerprint(**changes: Any) -> EngineFingerprint:

@@ -192,7 +192,7 @@ def in_force(account: Account, requested: SamplingParams) -> SamplingParams:
     bias = dict(requested.logit_bias)
     for token, value in account.bias.items():
         bias[token] = bias.get(token, 0.0) + value
-    return msgspec.structs.replace(requested, **account.sampling, logit_bias=bias)
+    return requested.with_in_force(**account.sampling, logit_bias=bias)
 
 
 def _by_parameters(cases: Sequence[Case]) -> list[tuple[SamplingParams, torch.Tensor]]:
