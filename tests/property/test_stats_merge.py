@@ -14,6 +14,7 @@ from zerodrift.stats.sums import DriftSums
 
 steady = settings(deadline=None, max_examples=60)
 deltas = hnp.arrays(np.float64, st.integers(1, 30), elements=st.floats(-20, 20))
+extremes = hnp.arrays(np.float64, st.integers(1, 30), elements=st.floats(-9990, 300))
 sizes = st.one_of(st.just(0.0), st.floats(-8.9, 1.9).map(lambda exponent: 10.0**exponent))
 
 
@@ -42,6 +43,13 @@ def test_drift_sums_view_what_the_tokens_say(delta: np.ndarray) -> None:
         assert math.isclose(mine, theirs, rel_tol=1e-12, abs_tol=1e-300)
     assert 0 < sums.ess <= 1
     assert math.isclose(sums.ess, token_ess(delta), rel_tol=1e-9)
+
+
+@steady
+@given(extremes, extremes)
+def test_ess_of_merged_sums_is_that_of_all_tokens(a: np.ndarray, b: np.ndarray) -> None:
+    merged = DriftSums.of(a) + DriftSums.of(b)
+    assert math.isclose(merged.ess, token_ess(np.concatenate((a, b))), rel_tol=1e-12)
 
 
 @steady
