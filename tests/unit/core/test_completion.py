@@ -201,6 +201,14 @@ def test_unknown_fields_are_refused(completion: Completion) -> None:
         msgspec.json.decode(document, type=Completion)
 
 
+@pytest.mark.parametrize("value", [-9998.0, -9998.5, -9999.0, -1e5])
+def test_numbers_that_stand_for_nan_are_refused(value: float) -> None:
+    """-9999 in bf16 or after a subtraction is not quite -9999."""
+    with pytest.raises(NonFinite, match="the number some engines write for NaN or -inf"):
+        check_logprobs("logprobs", [value])
+    check_logprobs("logprobs", [-9997.9])
+
+
 def test_positions_in_messages_count_from_the_first_value() -> None:
     with pytest.raises(NonFinite, match=r"^scores\[2\] is nan"):
         check_logprobs("scores", iter([-1.0, -2, math.nan]))

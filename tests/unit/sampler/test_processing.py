@@ -1,6 +1,7 @@
 """Edges that random logits never meet: ties, dtypes, nothing left. The rest is in tests/property/test_sampler.py."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -83,6 +84,23 @@ def test_a_forbidden_token_stays_forbidden_whatever_is_added() -> None:
     logits_TV = torch.zeros(1, 3, dtype=torch.float64)
     logprobs_V = processed_logprobs(logits_TV, params, [History((1,), ())])[0]
     assert logprobs_V.tolist() == pytest.approx([-math.log(2), -math.inf, -math.log(2)])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_tokens": 1, "stop_token_ids": (1,)},
+        {"logit_bias": {1: 1.0}},
+        {"repetition_penalty": 2.0, "presence_penalty": 1.0, "frequency_penalty": 1.0},
+        {"temperature": 0.5, "top_k": 1, "top_p": 0.5, "min_p": 0.5},
+    ],
+    ids=str,
+)
+def test_the_logits_of_the_model_are_left_as_they_are(options: dict[str, Any]) -> None:
+    """They are used again: for the raw logprob, and for the next account of what happened."""
+    logits_TV = torch.tensor([[0.0, 1.0, 2.0]])
+    processed_logprobs(logits_TV, SamplingParams(**options), [History((1,), ())])
+    assert logits_TV.tolist() == [[0.0, 1.0, 2.0]]
 
 
 def test_a_minimum_that_forbids_everything_is_refused() -> None:
