@@ -103,8 +103,8 @@ def _check_kinds(completion: Completion) -> None:
         ("text", str | None),
     ):
         require.instance(InvalidCompletion, name, getattr(completion, name), kind)
-    for name, kind in (("versions", VersionSpan), ("lineage", LineageSegment)):
-        require.each(InvalidCompletion, name, getattr(completion, name), kind)
+    require.each(InvalidCompletion, "versions", completion.versions, VersionSpan)
+    require.each(InvalidCompletion, "lineage", completion.lineage, LineageSegment)
     for name in ("logprobs", "prompt_logprobs", "top_logprobs"):
         require.a_tuple(InvalidCompletion, name, getattr(completion, name))
 
@@ -184,10 +184,16 @@ def check_logprobs(name: str, values: Iterable[float | None]) -> None:
                 "and look for NaN in weights or activations"
             )
         if value <= -9998:
-            raise NonFinite(f"{name}[{position}] is {value}, the number some engines write for NaN or -inf")
+            raise NonFinite(
+                f"{name}[{position}] is {value}, the number some engines write for NaN or -inf; discard the "
+                "completion, and look for NaN in weights or activations"
+            )
         # A softmax in fp32 may round to a hair above zero; more than that is no logprob.
         if value > 1e-4:
-            raise InvalidCompletion(f"{name}[{position}] is {value}, which is no log-probability (above 0)")
+            raise InvalidCompletion(
+                f"{name}[{position}] is {value}, which is no log-probability (above 0); report the log of a "
+                "softmax, not a probability, a logit or a loss"
+            )
 
 
 class LogprobContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -82,7 +82,7 @@ def clip_fraction(r: npt.ArrayLike, *, low: float, high: float) -> ClipFraction:
 class WeightSums(NamedTuple):
     """Sums of weights relative to the largest: they lie in [0, 1], one of them is 1, and no sum can vanish."""
 
-    count: int
+    size: int
     log_largest: float
     total: float
     squares: float
@@ -97,10 +97,10 @@ class WeightSums(NamedTuple):
     def at(self, log_largest: float) -> "WeightSums":
         """The same sums relative to another, larger weight."""
         scale = math.exp(self.log_largest - log_largest)
-        return WeightSums(self.count, log_largest, self.total * scale, self.squares * scale * scale)
+        return WeightSums(self.size, log_largest, self.total * scale, self.squares * scale * scale)
 
     @property
     def ess(self) -> float:
         """(Σw)² / (n Σw²)."""
         # Cauchy-Schwarz says at most 1; the last bit of two sums of near-equal weights may not.
-        return min(self.total * self.total / (self.count * self.squares), 1.0)
+        return min(self.total * self.total / (self.size * self.squares), 1.0)

@@ -54,7 +54,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], type[ZerodriftError], str]] = [
     (
         {"logprobs": (-1.0, -1.0, 0.001)},
         InvalidCompletion,
-        r"logprobs\[2\] is 0.001, which is no log-probability",
+        r"logprobs\[2\] is 0.001, which is no log-probability \(above 0\); report the log of a softmax",
     ),
     (
         {"logprobs": (-1.0, None, -1.0)},
@@ -204,7 +204,7 @@ def test_unknown_fields_are_refused(completion: Completion) -> None:
 @pytest.mark.parametrize("value", [-9998.0, -9998.5, -9999.0, -1e5])
 def test_numbers_that_stand_for_nan_are_refused(value: float) -> None:
     """-9999 in bf16 or after a subtraction is not quite -9999."""
-    with pytest.raises(NonFinite, match="the number some engines write for NaN or -inf"):
+    with pytest.raises(NonFinite, match="the number some engines write for NaN or -inf; discard the comp"):
         check_logprobs("logprobs", [value])
     check_logprobs("logprobs", [-9997.9])
 
