@@ -18,6 +18,26 @@ def test_a_cause_is_complete(cause: Cause) -> None:
     assert all(fix == fix.strip() and not fix.endswith(".") for fix in cause.fixes.values())
 
 
+VOCABULARY = {
+    Layer.SEMANTIC: "raw-logprobs temperature truncation-mass penalty logit-bias generation-config off-by-one "
+    "wrong-token nonfinite bos template retokenised eos seed misbound-output sampling-bias",
+    Layer.PATH: "head-precision body-precision weight-quantisation kv-precision routing parallelism spec-decode "
+    "batch-variance prefill-decode chunked-prefill prefix-cache preemption rope window context-boundary "
+    "nondeterminism",
+    Layer.WEIGHTS: "stale partial swapped dtype tied-head buffer torn version-label stale-prefix-cache replica lora",
+    Layer.TRAINER: "packing autocast micro-batch positions",
+    Layer.OBJECTIVE: "staleness sequence-ratio reward-misbound",
+}
+
+
+def test_the_vocabulary_is_closed() -> None:
+    """Names stand in verdicts that others compare by machine: one more or one fewer is a decision, not an edit."""
+    wanted = {f"{layer}/{word}" for layer, words in VOCABULARY.items() for word in words.split()}
+    assert set(CAUSES) == wanted | {"unexplained"}
+    with pytest.raises(TypeError, match="frozen"):
+        CAUSES["path/weather"] = CAUSES["unexplained"]  # type: ignore[index]
+
+
 def test_names_are_keys_and_sentences_differ() -> None:
     assert all(name == cause.name for name, cause in CAUSES.items())
     assert len({cause.says for cause in CAUSES.values()}) == len(CAUSES)

@@ -74,14 +74,13 @@ class Costs:
     def __init__(self, evaluator: Evaluator) -> None:
         """Keeps predictions, because selection asks again for what fitting has tried."""
         self.evaluator = evaluator
-        self._known: dict[bytes, Prediction] = {}
+        self._known: dict[Account, Prediction] = {}
 
     def prediction(self, account: Account) -> Prediction:
         """Predictions of `account`, computed at most once."""
-        key = msgspec.json.encode(account)
-        if key not in self._known:
-            self._known[key] = self.evaluator.predict(account)
-        return self._known[key]
+        if account not in self._known:
+            self._known[account] = self.evaluator.predict(account)
+        return self._known[account]
 
     def residual(self, account: Account) -> Floats:
         """Reported minus predicted; NaN where nothing is predicted."""

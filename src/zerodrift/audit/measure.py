@@ -16,6 +16,7 @@ from zerodrift.audit.floor import Floor
 from zerodrift.backends.teacher import Teacher
 from zerodrift.core.completion import Completion
 from zerodrift.core.request import SamplingParams
+from zerodrift.sampler.moments import surprise_moments
 from zerodrift.sampler.processing import histories, processed_logprobs
 
 Floats = NDArray[np.float64]
@@ -71,12 +72,7 @@ def _measure(item: Observed, logits_TV: torch.Tensor, stop_ids: Sequence[int]) -
     completion = item.completion
     past = histories(completion.prompt_token_ids, completion.token_ids)
     drawn_TV = processed_logprobs(logits_TV, item.requested, past, stop_ids).double()
-    probs_TV = drawn_TV.exp()
-    # 0 · log 0 = 0: excluded tokens carry no surprise because they carry no mass.
-    surprise_TV = torch.where(probs_TV > 0, drawn_TV, 0.0)
-    entropy_T = -(probs_TV * surprise_TV).sum(dim=-1)
-    # Around the mean: Σ p (log p)² − H² would lose its digits, and may go below zero.
-    variance_T = (probs_TV * (surprise_TV + entropy_T[:, None]) ** 2).sum(dim=-1)
+    entropy_T, variance_T = surprise_moments(drawn_TV)
     rows = torch.arange(len(completion.token_ids))
     tokens = torch.tensor(completion.token_ids)
     return Measurement(

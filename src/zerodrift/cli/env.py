@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from zerodrift import __version__
 from zerodrift.cli import console
+from zerodrift.core.frozen import freeze
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -23,7 +25,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     zerodrift: str
     python: str
     platform: str
-    packages: dict[str, str | None]
+    packages: Mapping[str, str | None]
     """Installed version of each, None where there is none."""
     cpu: str
     """Model name of the processor."""
@@ -31,12 +33,16 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """Instruction set that torch's kernels use; None without torch."""
     cores: int
     """Logical processors that this process may run on."""
-    threads: dict[str, str | None]
+    threads: Mapping[str, str | None]
     """Settings and values of the thread pools; their number changes the order of sums."""
     cuda: str | None
     """CUDA version that torch was built for; None without torch, or for a CPU build."""
     devices: tuple[str, ...]
     """CUDA devices in torch's order."""
+
+    def __post_init__(self) -> None:
+        """A report of what was, not a place to keep settings."""
+        freeze(self, "packages", "threads")
 
 
 def command(

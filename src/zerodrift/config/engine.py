@@ -11,6 +11,7 @@ import msgspec
 
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue
+from zerodrift.core.frozen import freeze
 
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 # Smallest sensible value of each count, and what it counts.
@@ -77,6 +78,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         """Settings that no engine could obey are refused before one is started."""
+        freeze(self, "env")
         if not self.name:
             raise InvalidValue("name is empty; name the engine's adapter, for example vllm")
         for name in ("served_model", "api_key_env"):

@@ -9,6 +9,8 @@ from enum import StrEnum
 
 import msgspec
 
+from zerodrift.core.frozen import FrozenDict, freeze
+
 ANY_ENGINE = "*"
 
 
@@ -38,6 +40,10 @@ class Cause(msgspec.Struct, frozen=True):
     """Engine name to what to type there; ANY_ENGINE where the fix is the same everywhere."""
     gating: bool = True
     """Whether it fails an audit by itself; a listed rounding effect below the gate does not."""
+
+    def __post_init__(self) -> None:
+        """Fixes stay as they were written."""
+        freeze(self, "fixes")
 
     @property
     def layer(self) -> Layer:
@@ -169,6 +175,24 @@ _PATH = (
         vllm="--kv-cache-dtype auto",
     ),
     _cause(
+        "path/routing",
+        "A mixture of experts sends tokens to other experts in the engine than in the trainer.",
+        "replay the engine's expert choices in the trainer, or compute the router in fp32 on both sides",
+    ),
+    _cause(
+        "path/parallelism",
+        "The model is spread over devices in another way, so that sums are taken in another order.",
+        "use the same parallel sizes on both sides, or one device",
+        gating=False,
+        vllm="--tensor-parallel-size as in the trainer, or 1",
+    ),
+    _cause(
+        "path/spec-decode",
+        "Speculative decoding reports, or accepts, what the model alone would not have.",
+        "turn speculative decoding off",
+        vllm="remove --speculative-config",
+    ),
+    _cause(
         "path/batch-variance",
         "A sequence's numbers depend on which others are in the batch.",
         "use batch-invariant kernels",
@@ -260,6 +284,12 @@ _WEIGHTS = (
         "rebuild buffers after loading; sync them with the parameters",
     ),
     _cause(
+        "weights/torn",
+        "A sequence was computed while weights were exchanged: some layers old, others new.",
+        "exchange weights between two steps: pause, update, resume; and discard what an update that failed has touched",
+        vllm="POST /pause?mode=keep before the update and POST /resume after it",
+    ),
+    _cause(
         "weights/version-label",
         "The engine's version label and its weights do not belong together.",
         "set the label in the same transaction as the weights",
@@ -274,6 +304,11 @@ _WEIGHTS = (
         "weights/replica",
         "One replica runs other weights than the rest.",
         "update every replica before any of them serves; see the replica named in the evidence",
+    ),
+    _cause(
+        "weights/lora",
+        "The engine's adapter is missing, of another step, or scaled in another way than the trainer's.",
+        "load each step's adapter under a name of its own, with the trainer's rank and alpha, or merge it and send that",
     ),
 )
 
@@ -300,12 +335,30 @@ _TRAINER = (
     ),
 )
 
+_OBJECTIVE = (
+    _cause(
+        "objective/staleness",
+        "Rollouts are older than the objective allows for: the difference is learning, not drift.",
+        "bound the age of rollouts, or weight each token by the weights that made it",
+    ),
+    _cause(
+        "objective/sequence-ratio",
+        "Ratios are multiplied over whole sequences, where a drift too small to see in a token decides.",
+        "use token ratios or their geometric mean, and watch the sequence ESS",
+    ),
+    _cause(
+        "objective/reward-misbound",
+        "Rewards are bound to other completions than they were given for.",
+        "match rewards to completions by id, never by order of arrival",
+    ),
+)
+
 _UNEXPLAINED = _cause(
     "unexplained",
     "The difference is real and fits none of the known causes; its shape is in the evidence.",
     "keep the run directory, and bisect with the probes that failed",
 )
 
-CAUSES: Mapping[str, Cause] = {
-    cause.name: cause for cause in (*_SEMANTIC, *_PATH, *_WEIGHTS, *_TRAINER, _UNEXPLAINED)
-}
+CAUSES: Mapping[str, Cause] = FrozenDict(
+    (cause.name, cause) for cause in (*_SEMANTIC, *_PATH, *_WEIGHTS, *_TRAINER, *_OBJECTIVE, _UNEXPLAINED)
+)

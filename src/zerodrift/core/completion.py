@@ -13,6 +13,7 @@ import msgspec
 
 from zerodrift.core import require
 from zerodrift.core.errors import ContractViolation, InvalidCompletion, InvalidValue, NonFinite
+from zerodrift.core.frozen import freeze
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import LineageSegment, VersionSpan, check_cover
 
@@ -75,9 +76,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         require.token_ids(InvalidCompletion, "prompt_token_ids", self.prompt_token_ids)
         if not self.prompt_token_ids:
             raise InvalidCompletion("the engine reports an empty prompt; ask it to return prompt token ids")
-        for name in ("logprobs", "versions", "lineage", "top_logprobs", "prompt_logprobs"):
-            if not isinstance(value := getattr(self, name), tuple):
-                raise InvalidCompletion(f"{name} is a {type(value).__name__}; a completion is made of tuples")
+        _check_kinds(self)
         if len(self.logprobs) != len(self.token_ids):
             raise InvalidCompletion(
                 f"{len(self.token_ids)} tokens carry {len(self.logprobs)} logprobs; "
@@ -95,6 +94,21 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.prompt_token_ids + self.token_ids
 
 
+def _check_kinds(completion: Completion) -> None:
+    for name, kind in (
+        ("kind", LogprobKind),
+        ("sampling", SamplingParams),
+        ("finish_reason", FinishReason),
+        ("fingerprint", str),
+        ("text", str | None),
+    ):
+        require.instance(InvalidCompletion, name, getattr(completion, name), kind)
+    require.each(InvalidCompletion, "versions", completion.versions, VersionSpan)
+    require.each(InvalidCompletion, "lineage", completion.lineage, LineageSegment)
+    for name in ("logprobs", "prompt_logprobs", "top_logprobs"):
+        require.a_tuple(InvalidCompletion, name, getattr(completion, name))
+
+
 def _check_alternatives(completion: Completion) -> None:
     entries = completion.top_logprobs
     if entries and len(entries) != len(completion.token_ids):
@@ -103,6 +117,7 @@ def _check_alternatives(completion: Completion) -> None:
         )
     for position, alternatives in enumerate(entries):
         name = f"top_logprobs[{position}]"
+        require.each(InvalidCompletion, name, alternatives, TokenAlternative)
         require.token_ids(InvalidCompletion, name, tuple(each.token_id for each in alternatives))
         check_logprobs(name, (each.logprob for each in alternatives))
 
@@ -138,12 +153,22 @@ class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     code: str
     message: str
 
+    def __post_init__(self) -> None:
+        """Both are text."""
+        require.instance(InvalidValue, "code", self.code, str)
+        require.instance(InvalidValue, "message", self.message, str)
+
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All samples of one request: what could be read, and what could not. Nothing is dropped in silence."""
 
     completions: tuple[Completion, ...]
     problems: tuple[Problem, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Nothing else is an answer."""
+        require.each(InvalidValue, "completions", self.completions, Completion)
+        require.each(InvalidValue, "problems", self.problems, Problem)
 
 
 def check_logprobs(name: str, values: Iterable[float | None]) -> None:
@@ -159,24 +184,16 @@ def check_logprobs(name: str, values: Iterable[float | None]) -> None:
                 "and look for NaN in weights or activations"
             )
         if value <= -9998:
-            raise NonFinite(f"{name}[{position}] is {value}, the number some engines write for NaN or -inf")
+            raise NonFinite(
+                f"{name}[{position}] is {value}, the number some engines write for NaN or -inf; discard the "
+                "completion, and look for NaN in weights or activations"
+            )
         # A softmax in fp32 may round to a hair above zero; more than that is no logprob.
         if value > 1e-4:
-            raise InvalidCompletion(f"{name}[{position}] is {value}, which is no log-probability (above 0)")
-
-
-# Parameters that change what a processed logprob is.
-_SHAPING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "min_tokens",
-)
+            raise InvalidCompletion(
+                f"{name}[{position}] is {value}, which is no log-probability (above 0); report the log of a "
+                "softmax, not a probability, a logit or a loss"
+            )
 
 
 class LogprobContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -193,9 +210,15 @@ class LogprobContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """What the trainer cannot replay is refused here, before it biases a gradient."""
-        if self.kind is LogprobKind.RAW or self.replays_processing:
+        require.instance(ContractViolation, "kind", self.kind, LogprobKind)
+        require.instance(ContractViolation, "sampling", self.sampling, SamplingParams)
+        require.instance(ContractViolation, "replays_processing", self.replays_processing, bool)
+        if self.replays_processing:
             return
         params = self.sampling
+        if self.kind is LogprobKind.RAW:
+            self._check_raw()
+            return
         if params.min_tokens:
             raise ContractViolation(
                 f"min_tokens={params.min_tokens} takes stop tokens out of the first distributions, and a full softmax "
@@ -212,6 +235,17 @@ class LogprobContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "cannot reproduce: sample without them, or replay the processing in the trainer"
             )
 
+    def _check_raw(self) -> None:
+        if not self.sampling.own_distribution:
+            plain = SamplingParams().shape
+            shown = ", ".join(
+                f"{name}={value}" for name, value in self.sampling.shape.items() if value != plain.get(name)
+            )
+            raise ContractViolation(
+                f"raw logprobs are the model's own, and the tokens were drawn under {shown}: report processed "
+                "logprobs, sample without these, or replay the processing in the trainer"
+            )
+
     def check_same(self, other: "LogprobContract") -> None:
         """Numbers under two contracts may be compared only if the contracts are equal in meaning."""
         if self.kind is not other.kind:
@@ -221,8 +255,8 @@ class LogprobContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.kind is LogprobKind.RAW:
             return
-        for name in _SHAPING:
-            mine, theirs = getattr(self.sampling, name), getattr(other.sampling, name)
+        for name, mine in self.sampling.shape.items():
+            theirs = other.sampling.shape.get(name)
             if mine != theirs:
                 raise ContractViolation(
                     f"{name} {mine} against {theirs}: the same tokens have different logprobs under each"
@@ -246,9 +280,11 @@ class EngineFingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def __post_init__(self) -> None:
         """Facts are strings, so that digests do not depend on float formatting."""
+        require.instance(InvalidValue, "engine", self.engine, str)
+        freeze(self, "semantic", "numeric", "deployment")
         for part in (self.semantic, self.numeric, self.deployment):
             for key, value in part.items():
-                if type(value) is not str:
+                if type(key) is not str or type(value) is not str:
                     raise InvalidValue(f"fingerprint fact {key!r} is {value!r}; write facts as strings")
 
     @property

@@ -1,13 +1,28 @@
 """What is asked of an engine: a prompt in token ids, and every number that changes the distribution."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidPrompt, InvalidSampling
+from zerodrift.core.frozen import freeze
 
 MAX_SEED = 2**63 - 1
+SHAPING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "min_tokens",
+)
+"""Parameters that change what a processed logprob is; stop token ids do as well, where `min_tokens` forbids them."""
+_NOTHING_CUT = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,12 +37,14 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Engines share cached prefixes only between equal salts; the audit uses it to force a cold cache."""
 
     def __post_init__(self) -> None:
-        """Ids may arrive as any sequence; they are kept as a tuple."""
-        if isinstance(self.token_ids, list):
+        """Ids may arrive as any sequence of ints; they are kept as a tuple."""
+        if isinstance(self.token_ids, Sequence) and not isinstance(self.token_ids, str | bytes | bytearray):
             msgspec.structs.force_setattr(self, "token_ids", tuple(self.token_ids))
         require.token_ids(InvalidPrompt, "prompt", self.token_ids)
         if not self.token_ids:
             raise InvalidPrompt("the prompt is empty; a model needs at least one token, for example its BOS")
+        require.instance(InvalidPrompt, "text", self.text, str | None)
+        require.instance(InvalidPrompt, "cache_salt", self.cache_salt, str | None)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Every id exists in a model of `vocab_size` tokens."""
@@ -84,7 +101,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             msgspec.structs.force_setattr(self, name, tuple(values))
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidSampling(f"logit_bias is {self.logit_bias!r}; give a mapping from token id to bias")
-        msgspec.structs.force_setattr(self, "logit_bias", dict(self.logit_bias))
+        freeze(self, "logit_bias")
         _check_shape_of_distribution(self)
         _check_penalties(self)
         _check_lengths(self)
@@ -103,6 +120,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def penalises(self) -> bool:
         """The distribution depends on which tokens came before, beyond what the model makes of them."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def shape(self) -> Mapping[str, object]:
+        """Every parameter that changes what a processed logprob is, by name."""
+        shape = {name: getattr(self, name) for name in SHAPING}
+        return shape | ({"stop_token_ids": tuple(sorted({*self.stop_token_ids}))} if self.min_tokens else {})
+
+    @property
+    def own_distribution(self) -> bool:
+        """What is reported as processed is the model's own distribution, as it is for greedy sampling."""
+        changed = self.truncates or self.penalises or self.logit_bias or self.min_tokens
+        return self.temperature in (0, 1) and not changed
+
+    def with_in_force(self, **changes: Any) -> "SamplingParams":
+        """These with `changes` in force, as an engine takes them: a greedy one has nothing to cut off."""
+        if changes.get("temperature", self.temperature) == 0:
+            changes |= _NOTHING_CUT
+        return msgspec.structs.replace(self, **changes)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """A model of `vocab_size` tokens has every token that is named."""
@@ -130,6 +165,12 @@ def _check_shape_of_distribution(params: SamplingParams) -> None:
     require.real(InvalidSampling, "min_p", params.min_p, "it is a fraction in [0, 1)", 0, 1)
     if params.min_p == 1:
         raise InvalidSampling("min_p is 1, which keeps only ties of the likeliest token; use temperature=0")
+    for name, neutral in _NOTHING_CUT.items():
+        if params.greedy and (value := getattr(params, name)) != neutral:
+            raise InvalidSampling(
+                f"{name} is {value!r} at temperature 0, where the likeliest token is taken and there is nothing to "
+                f"cut off: leave it at {neutral}, or raise the temperature"
+            )
 
 
 def _check_penalties(params: SamplingParams) -> None:
@@ -166,3 +207,8 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     prompt: Prompt
     sampling: SamplingParams = SamplingParams()
+
+    def __post_init__(self) -> None:
+        """Ids and options by themselves are no request."""
+        require.instance(InvalidPrompt, "prompt", self.prompt, Prompt)
+        require.instance(InvalidSampling, "sampling", self.sampling, SamplingParams)

@@ -1,10 +1,11 @@
-"""Range checks shared by the value types: each names the field, the value and the rule.
+"""Checks shared by the value types: each names the field, the value and the rule.
 
 `math.isfinite` and `isinstance` are spelt out once here so that no constructor forgets that NaN compares false
 with everything, and that `True` is an int.
 """
 
 import math
+from types import UnionType
 
 from zerodrift.core.errors import InvalidValue
 
@@ -29,10 +30,31 @@ def whole(
         raise error(f"{name} is {value!r}; {rule}")
 
 
+def instance(error: type[InvalidValue], name: str, value: object, kind: type | UnionType) -> None:
+    """`value` is a `kind`: annotations are checked by decoders only, and constructors are open to anybody."""
+    if not isinstance(value, kind):
+        raise error(f"{name} is {value!r}; give a {kind.__name__ if isinstance(kind, type) else kind}")
+
+
+def a_tuple(error: type[InvalidValue], name: str, values: object) -> tuple[object, ...]:
+    """`values`, which is a tuple: nobody can change what a frozen value holds."""
+    if not isinstance(values, tuple):
+        raise error(f"{name} is a {type(values).__name__}; give a tuple")
+    return values
+
+
+def each(error: type[InvalidValue], name: str, values: object, kind: type | UnionType) -> None:
+    """`values` is a tuple of `kind`."""
+    for position, value in enumerate(a_tuple(error, name, values)):
+        instance(error, f"{name}[{position}]", value, kind)
+
+
 def token_ids(error: type[InvalidValue], name: str, ids: object) -> None:
     """`ids` is a tuple of non-negative ints; whether the model has them is the model's question."""
     if not isinstance(ids, tuple):
-        raise error(f"{name} is a {type(ids).__name__}; token ids travel as a tuple of ints")
+        raise error(
+            f"{name} is a {type(ids).__name__}; token ids travel as a tuple of ints (of an array: .tolist())"
+        )
     for position, token in enumerate(ids):
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise error(f"{name}[{position}] is {token!r}; a token id is a non-negative int")

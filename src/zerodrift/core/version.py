@@ -19,6 +19,8 @@ class WeightVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """A version must be nameable."""
+        require.instance(InvalidValue, "label", self.label, str)
+        require.instance(InvalidValue, "digest", self.digest, str | None)
         if not self.label:
             raise InvalidValue("a weight version needs a non-empty label; use the training step or a digest")
 
@@ -32,6 +34,7 @@ class VersionSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """A span covers at least one token."""
+        require.instance(InvalidValue, "version", self.version, WeightVersion)
         require.whole(InvalidValue, "span start", self.start, "it counts output tokens from 0", 0)
         require.whole(InvalidValue, "span end", self.end, "it lies after the start", self.start + 1)
 
@@ -49,6 +52,7 @@ class LineageSegment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """A segment covers at least one position."""
+        require.instance(InvalidValue, "version", self.version, WeightVersion)
         require.whole(InvalidValue, "segment start", self.start, "it counts positions from 0", 0)
         require.whole(InvalidValue, "segment end", self.end, "it lies after the start", self.start + 1)
 

@@ -137,12 +137,11 @@ def _logprobs_as_claimed(
 
 
 def _plain(params: SamplingParams) -> bool:
-    untouched = not (params.truncates or params.penalises or params.logit_bias or params.min_tokens)
-    return untouched and params.temperature == 1
+    return params.own_distribution and not params.greedy
 
 
 def _fixed(**values: Any) -> Parameters:
-    return lambda params: msgspec.structs.replace(params, **values)
+    return lambda params: params.with_in_force(**values)
 
 
 def _heated(factor: float) -> Parameters:
@@ -163,7 +162,7 @@ def _with_defaults(engine: Backend) -> Backend:
         missing = {
             name: value for name, value in defaults.items() if getattr(params, name) == getattr(neutral, name)
         }
-        return msgspec.structs.replace(params, **missing)
+        return params.with_in_force(**missing)
 
     return OtherParameters(engine, fill)
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from zerodrift.core.errors import ModelError, UnsupportedModel
+from zerodrift.core.frozen import freeze
 from zerodrift.models import directory as model_directory
 from zerodrift.models.spec import TESTBED_PREFIX, builtin_name, directory_of
 from zerodrift.models.testbed_config import CONFIGS
@@ -45,8 +46,12 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The head is the transposed embedding, and has no tensor of its own."""
     sliding_window: int | None
     """Positions that a token attends to; None where it attends to all before it."""
-    generation_defaults: dict[str, float | int]
+    generation_defaults: Mapping[str, float | int]
     """Sampling parameters in generation_config.json, which engines apply to requests that leave them out."""
+
+    def __post_init__(self) -> None:
+        """Facts do not change."""
+        freeze(self, "generation_defaults")
 
 
 def facts(spec: str | Path) -> ModelFacts:

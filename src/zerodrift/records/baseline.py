@@ -15,7 +15,7 @@ from zerodrift.core import require
 from zerodrift.core.completion import EngineFingerprint, check_logprobs
 from zerodrift.core.errors import InvalidValue, RecordError, SchemaMismatch
 from zerodrift.core.request import SamplingParams
-from zerodrift.records.codec import read_lines
+from zerodrift.records.codec import Schema, read_lines
 
 T = TypeVar("T")
 
@@ -76,8 +76,7 @@ def read_header(path: Path) -> BaselineHeader:
     """The header of a recorded baseline."""
     if not path.is_file():
         raise RecordError(f"there is no baseline {path}; make one with `zerodrift baseline record`")
-    # The schema first: the fields of another one may be other fields.
-    schema = _first_line(path, _Schema).schema
+    schema = _first_line(path, Schema).schema
     if schema != SCHEMA:
         raise SchemaMismatch(f"{path.name} has schema {schema!r}, and this version reads {SCHEMA!r}")
     return _first_line(path, BaselineHeader)
@@ -91,10 +90,6 @@ def _first_line(path: Path, kind: type[T]) -> T:
     except RecordError as error:
         what = error.__cause__ or error
         raise RecordError(f"{path.name}, line 1: not the header of a baseline ({what})") from error
-
-
-class _Schema(msgspec.Struct):
-    schema: str
 
 
 def read_rows(path: Path) -> Iterator[BaselineRow]:

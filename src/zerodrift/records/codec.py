@@ -53,28 +53,41 @@ class LineWriter(Generic[T]):
         self._file.close()
 
 
-def read_lines(path: Path, kind: type[T], skip: int = 0) -> Iterator[T]:
-    """Every line of `path` after the first `skip` as a `kind`; the first bad line is refused by number."""
-    decoder = msgspec.json.Decoder(kind)
+class Schema(msgspec.Struct):
+    """What is read of a file first: the fields of another schema may be other fields."""
+
+    schema: str
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Every line of `path` as it stands there, counted from 1; the last one may be torn."""
     with path.open("rb") as file:
         # With a limit: a file without a newline would be one line, and might not fit into memory.
         lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
         for number, line in enumerate(lines, start=1):
             if len(line) > MAX_LINE_BYTES:
                 raise RecordError(
-                    f"{path.name}, line {number}: more than {MAX_LINE_BYTES} bytes; this is no file of ours"
+                    f"{path.name}, line {number}: more than {MAX_LINE_BYTES} bytes, which no rollout needs; "
+                    "name a file of JSON lines"
                 )
-            if not line.endswith(b"\n"):
-                raise RecordError(
-                    f"{path.name}, line {number}: the line is torn, as after a kill; "
-                    "delete it or resume the run that wrote it"
-                )
-            if number <= skip:
-                continue
-            try:
-                yield decoder.decode(line)
-            except (msgspec.MsgspecError, RecordError, RecursionError, UnicodeDecodeError) as error:
-                raise RecordError(f"{path.name}, line {number}: {error}") from error
+            yield number, line
+
+
+def read_lines(path: Path, kind: type[T], skip: int = 0) -> Iterator[T]:
+    """Every line of `path` after the first `skip` as a `kind`; the first bad line is refused by number."""
+    decoder = msgspec.json.Decoder(kind)
+    for number, line in numbered_lines(path):
+        if not line.endswith(b"\n"):
+            raise RecordError(
+                f"{path.name}, line {number}: the line is torn, as after a kill; "
+                "delete it or resume the run that wrote it"
+            )
+        if number <= skip:
+            continue
+        try:
+            yield decoder.decode(line)
+        except (msgspec.MsgspecError, RecordError, RecursionError, UnicodeDecodeError) as error:
+            raise RecordError(f"{path.name}, line {number}: {error}") from error
 
 
 def drop_torn_line(path: Path) -> bool:

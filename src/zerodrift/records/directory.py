@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from zerodrift.core.errors import RecordError, SchemaMismatch
-from zerodrift.records.codec import write_atomically
+from zerodrift.records.codec import Schema, write_atomically
 from zerodrift.records.verdict import SCHEMA, VerdictRecord
 
 CONFIG, ENVIRONMENT, VERDICT = "config.yaml", "environment.json", "verdict.json"
@@ -55,7 +55,7 @@ def read_verdict(directory: Path) -> VerdictRecord:
         raise RecordError(f"{directory} holds no {VERDICT}; it is not a finished audit")
     content = path.read_bytes()
     try:
-        schema = msgspec.json.decode(content, type=_Schema).schema
+        schema = msgspec.json.decode(content, type=Schema).schema
         if schema != SCHEMA:
             raise SchemaMismatch(
                 f"{path} has schema {schema!r}, and this version reads {SCHEMA!r}; run the audit again"
@@ -63,7 +63,3 @@ def read_verdict(directory: Path) -> VerdictRecord:
         return msgspec.json.decode(content, type=VerdictRecord)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"{path} cannot be read: {error}") from error
-
-
-class _Schema(msgspec.Struct):
-    schema: str

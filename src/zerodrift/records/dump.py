@@ -7,7 +7,6 @@ nothing disappears. Torch-free: a dump can be checked inside any trainer's envir
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import msgspec
 
 from zerodrift.core.errors import InvalidValue, NonFinite, RecordError, ZerodriftError
 from zerodrift.core.request import SamplingParams
-from zerodrift.records.codec import MAX_LINE_BYTES
+from zerodrift.records.codec import numbered_lines
 from zerodrift.records.directory import ROLLOUTS
 from zerodrift.records.dump_formats import READERS, Fields, Format, Place, detect
 from zerodrift.records.recorded import RecordedRollout
@@ -70,7 +69,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         for file in files:
             # Files of one dump share names (rank_0.jsonl); the directory tells them apart.
             source = file.name if len(files) == 1 else f"{file.parent.name}/{file.name}"
-            for number, line in _lines(file):
+            for number, line in numbered_lines(file):
                 state.take(source, number, line)
         return state.finished(path)
 
@@ -179,18 +178,6 @@ def dump_files(path: Path) -> list[Path]:
     if not exports:
         raise RecordError(f"{path} holds neither {ROLLOUTS} nor step_*/rank_*.jsonl; name the file itself")
     return exports
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    with path.open("rb") as file:
-        # With a limit: a file without a newline would be one line, and might not fit into memory.
-        lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
-        for number, line in enumerate(lines, start=1):
-            if len(line) > MAX_LINE_BYTES:
-                raise RecordError(
-                    f"{path.name}, line {number}: more than {MAX_LINE_BYTES} bytes; this is no dump"
-                )
-            yield number, line
 
 
 def _decode(line: bytes) -> Fields:

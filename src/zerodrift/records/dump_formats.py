@@ -17,8 +17,8 @@ import msgspec
 
 from zerodrift.core.completion import FinishReason, LogprobKind
 from zerodrift.core.errors import InvalidCompletion, InvalidSampling, InvalidValue, NonFinite, RecordError
-from zerodrift.core.request import SamplingParams
-from zerodrift.records.recorded import SHAPING, RecordedRollout
+from zerodrift.core.request import SHAPING, SamplingParams
+from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.rollout import Rollout
 
 
@@ -74,7 +74,7 @@ def detect(fields: Fields) -> Format | None:
 
 def read_own(fields: Fields, place: Place) -> list[RecordedRollout]:
     """A line of `rollouts.jsonl`; one without a completion says why, and is refused for that reason."""
-    rollout = msgspec.convert(fields, Rollout)
+    rollout = msgspec.convert(fields, Rollout, str_keys=True)
     completion = rollout.completion
     if completion is None:
         assert rollout.problem is not None, "a rollout is a completion or a problem"
@@ -216,7 +216,7 @@ def _stated(fields: Fields) -> dict[str, Any]:
 def _sampling(default: SamplingParams, stated: Fields) -> SamplingParams:
     values = {**msgspec.structs.asdict(default), **stated}
     try:
-        return msgspec.convert(values, SamplingParams)
+        return msgspec.convert(values, SamplingParams, str_keys=True)
     except msgspec.ValidationError as error:
         raise InvalidSampling(str(error)) from error
 

@@ -12,17 +12,6 @@ from zerodrift.core.completion import FinishReason, LogprobKind, check_logprobs
 from zerodrift.core.errors import InvalidCompletion, InvalidValue
 from zerodrift.core.request import SamplingParams
 
-SHAPING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
-"""Parameters whose absence from a dump leaves the meaning of its logprobs open."""
-
 
 class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A sampled sequence out of a dump."""
@@ -55,6 +44,9 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         require.whole(InvalidValue, "line", self.line, "lines count from 1", 1)
         if self.step is not None:
             require.whole(InvalidValue, "step", self.step, "steps count from 0", 0)
+        require.instance(InvalidCompletion, "sampling", self.sampling, SamplingParams)
+        require.instance(InvalidCompletion, "kind", self.kind, LogprobKind | None)
+        require.instance(InvalidCompletion, "finish_reason", self.finish_reason, FinishReason | None)
         require.token_ids(InvalidCompletion, "prompt ids", self.prompt)
         require.token_ids(InvalidCompletion, "output ids", self.output)
         if not self.prompt:
@@ -81,6 +73,7 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def _check_numbers(name: str, values: tuple[float, ...], tokens: int) -> None:
+    require.a_tuple(InvalidCompletion, name, values)
     if len(values) != tokens:
         raise InvalidCompletion(f"{tokens} output tokens carry {len(values)} {name}; each token needs one")
     check_logprobs(name, values)

@@ -24,6 +24,9 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         """A rollout without an outcome would be one dropped in silence."""
         require.whole(InvalidValue, "rollout index", self.index, "it counts requests from 0", 0)
+        require.instance(InvalidValue, "request", self.request, Request)
+        require.instance(InvalidValue, "completion", self.completion, Completion | None)
+        require.instance(InvalidValue, "problem", self.problem, Problem | None)
         if (self.completion is None) == (self.problem is None):
             both = "neither" if self.completion is None else "both"
             raise InvalidValue(f"rollout {self.index} has {both}; it is a completion or a problem")

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerodrift.core.errors import MissingExtra, RecordError
+from zerodrift.records.codec import write_atomically
 
 if TYPE_CHECKING:
     import pyarrow
@@ -42,9 +43,9 @@ def write_tokens(path: Path, columns: Mapping[str, NDArray[np.generic] | list[st
     arrow = _arrow()
     table = arrow.table({name: columns[name] for name in COLUMNS})
     table = table.replace_schema_metadata({b"schema": SCHEMA})
-    temporary = path.with_name(path.name + ".tmp")
-    arrow.parquet.write_table(table, temporary, compression="zstd")
-    temporary.replace(path)
+    content = arrow.BufferOutputStream()
+    arrow.parquet.write_table(table, content, compression="zstd")
+    write_atomically(path, content.getvalue().to_pybytes())
 
 
 def read_tokens(path: Path) -> "pyarrow.Table":

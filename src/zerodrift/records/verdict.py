@@ -6,6 +6,7 @@ from enum import StrEnum
 import msgspec
 
 from zerodrift.core.completion import EngineFingerprint
+from zerodrift.core.frozen import freeze
 
 SCHEMA = "zerodrift.verdict/1"
 
@@ -50,6 +51,10 @@ class ProbeRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     evidence: Mapping[str, float | int | str | bool] = {}
     seconds: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Evidence is not touched after the fact."""
+        freeze(self, "evidence")
+
 
 class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole conclusion."""
@@ -72,3 +77,7 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     probes: tuple[ProbeRecord, ...] = ()
     reproduce: str = ""
     """A command that repeats the audit."""
+
+    def __post_init__(self) -> None:
+        """What was concluded stays."""
+        freeze(self, "floor", "metrics", "gates")

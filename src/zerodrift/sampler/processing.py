@@ -4,13 +4,40 @@ Order: minimum length, logit bias, penalties, temperature, min-p, top-k, top-p; 
 Every step works on rows and keeps the dtype it is given. Shapes: T rows (tokens), V vocabulary.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple, overload
 
 import torch
 
 from zerodrift.core.errors import InvalidSampling
 from zerodrift.core.request import SamplingParams
+
+
+class Prefix(Sequence[int]):
+    """The first `length` of `whole`, without a copy: an output of 32k tokens has prefixes of 4 GB together."""
+
+    __slots__ = ("_length", "whole")
+
+    def __init__(self, whole: tuple[int, ...], length: int) -> None:
+        """`whole` has at least `length` ids."""
+        self.whole = whole
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self.whole, self._length)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        """An id, or a tuple of some."""
+        places = range(self._length)[index]
+        return self.whole[places] if isinstance(places, int) else tuple(self.whole[place] for place in places)
 
 
 class History(NamedTuple):
@@ -22,7 +49,8 @@ class History(NamedTuple):
 
 def histories(prompt: Sequence[int], output: Sequence[int]) -> list[History]:
     """One history per token of a finished output: token i was drawn when `output[:i]` was known."""
-    return [History(prompt, output[:position]) for position in range(len(output))]
+    whole = tuple(output)
+    return [History(prompt, Prefix(whole, position)) for position in range(len(whole))]
 
 
 class Tally(NamedTuple):
@@ -57,7 +85,7 @@ def processed_logprobs(
     if params.penalises:
         logits_TV = _penalise(logits_TV, params, counted or tally(rows, logits_TV))
     if not params.greedy:
-        # Greedy decoding draws nothing; its reported distribution is that of temperature 1, untruncated.
+        # Greedy decoding draws nothing; its reported distribution is that of temperature 1.
         logits_TV = truncate(logits_TV / params.temperature, params)
     return torch.log_softmax(logits_TV, dim=-1)
 
@@ -120,9 +148,20 @@ def _penalise(logits_TV: torch.Tensor, params: SamplingParams, counted: Tally) -
 
 
 def _counts(logits_TV: torch.Tensor, ids: Sequence[Sequence[int]]) -> torch.Tensor:
-    """How often each token of the vocabulary stands in each row's ids."""
-    row_of = [row for row, tokens in enumerate(ids) for _ in tokens]
-    token_of = [token for tokens in ids for token in tokens]
+    """How often each token of the vocabulary stands in each row's ids; a row that goes on from the last adds to it."""
     counts_TV = torch.zeros_like(logits_TV)
-    where = (torch.tensor(row_of, dtype=torch.long), torch.tensor(token_of, dtype=torch.long))
-    return counts_TV.index_put_(where, torch.ones(len(token_of), dtype=counts_TV.dtype), accumulate=True)
+    for row, tokens in enumerate(ids):
+        known = _known(ids[row - 1], tokens) if row else 0
+        if known:
+            counts_TV[row] = counts_TV[row - 1]
+        added_A = torch.tensor(tokens[known:], dtype=torch.long, device=logits_TV.device)
+        counts_TV[row].index_add_(0, added_A, torch.ones_like(added_A, dtype=counts_TV.dtype))
+    return counts_TV
+
+
+def _known(before: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many of the first `tokens` are all that stands `before`; 0 where that would have to be looked up."""
+    if before is tokens:
+        return len(tokens)
+    same = isinstance(before, Prefix) and isinstance(tokens, Prefix) and before.whole is tokens.whole
+    return len(before) if same and len(before) <= len(tokens) else 0

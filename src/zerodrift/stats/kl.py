@@ -53,7 +53,7 @@ def exact_kl(log_p: npt.ArrayLike, log_q: npt.ArrayLike) -> Floats:
 
 def _k3(r: Floats) -> Floats:
     # expm1(r) - r has relative error 2e-16/r: at the 1e-7 of a healthy fp32 pair only 8 digits remain, and the
-    # sign is up to libm. Below 0.01 seven terms of the series are exact to float64 (the eighth is 5e-17).
+    # sign is up to libm. Below 0.01 six terms of the series are exact to float64 (the seventh is 5e-17).
     small = np.abs(r) < 1e-2
     x = np.where(small, r, 0.0)
     series = x * x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120 + x * (1 / 720 + x / 5040)))))

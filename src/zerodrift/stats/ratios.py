@@ -5,6 +5,9 @@
 healthy for exactly the tokens that are not.
 """
 
+import math
+from typing import NamedTuple
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -34,12 +37,12 @@ def importance_ratios(r: npt.ArrayLike) -> Floats:
 
 def token_ess(r: npt.ArrayLike) -> float:
     """ESS over tokens; 1 where all ratios are equal, 1/n where one token outweighs the rest."""
-    return _ess(log_ratios(r))
+    return WeightSums.of(log_ratios(r)).ess
 
 
 def sequence_ess(r: npt.ArrayLike, sequence_ids: npt.ArrayLike) -> float:
     """ESS over sequences, each weighted by the product of its token ratios."""
-    return _ess(log_product_ratios(r, sequence_ids))
+    return WeightSums.of(log_product_ratios(r, sequence_ids)).ess
 
 
 def log_product_ratios(r: npt.ArrayLike, sequence_ids: npt.ArrayLike) -> Floats:
@@ -76,9 +79,28 @@ def clip_fraction(r: npt.ArrayLike, *, low: float, high: float) -> ClipFraction:
     return ClipFraction(float((array < np.log1p(-low)).mean()), float((array > np.log1p(high)).mean()))
 
 
-def _ess(log_weights: Floats) -> float:
-    # Weights relative to the largest lie in [0, 1] with one 1 among them: neither sum can overflow or vanish.
-    weights: Floats = np.exp(log_weights - log_weights.max())
-    total, squares = float(weights.sum()), float((weights * weights).sum())
-    # Cauchy-Schwarz says at most 1; the last bit of two sums of near-equal weights may not.
-    return min(total * total / (weights.size * squares), 1.0)
+class WeightSums(NamedTuple):
+    """Sums of weights relative to the largest: they lie in [0, 1], one of them is 1, and no sum can vanish."""
+
+    size: int
+    log_largest: float
+    total: float
+    squares: float
+
+    @classmethod
+    def of(cls, log_weights: Floats) -> "WeightSums":
+        """The sums of exp(log_weights)."""
+        largest = log_weights.max()
+        weights: Floats = np.exp(log_weights - largest)
+        return cls(weights.size, float(largest), float(weights.sum()), float((weights * weights).sum()))
+
+    def at(self, log_largest: float) -> "WeightSums":
+        """The same sums relative to another, larger weight."""
+        scale = math.exp(self.log_largest - log_largest)
+        return WeightSums(self.size, log_largest, self.total * scale, self.squares * scale * scale)
+
+    @property
+    def ess(self) -> float:
+        """(Σw)² / (n Σw²)."""
+        # Cauchy-Schwarz says at most 1; the last bit of two sums of near-equal weights may not.
+        return min(self.total * self.total / (self.size * self.squares), 1.0)

@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from zerodrift.core.errors import InvalidValue
+from zerodrift.core.frozen import freeze
 from zerodrift.weights.tensor_hash import tensor_hash
 
 
@@ -48,6 +49,10 @@ class ManifestDiff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tensors that only the other has."""
     changed: Mapping[str, str]
     """Name to what changed: `content`, or the shape or dtype with both values."""
+
+    def __post_init__(self) -> None:
+        """What was found stays found."""
+        freeze(self, "changed")
 
     def __bool__(self) -> bool:
         """Whether there is any difference."""

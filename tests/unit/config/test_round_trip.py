@@ -44,9 +44,9 @@ engines = sections(
     gpu_memory_utilization=st.floats(0.01, 1),
     logprobs_mode=st.sampled_from(["processed_logprobs", "raw_logprobs"]),
 ) | sections(EngineConfig, url=text.filter(lambda rest: "@" not in rest).map(lambda rest: f"http://{rest}"))
-samplings = sections(
+samplings = sections(SamplingDefaults, temperature=st.just(0.0)) | sections(
     SamplingDefaults,
-    temperature=st.just(0.0) | st.floats(0.01, 100),
+    temperature=st.floats(0.01, 100),
     top_p=st.floats(0, 1, exclude_min=True),
     stop=st.lists(text).map(tuple),
     stop_token_ids=st.lists(st.integers(0, 2**40)).map(tuple),

@@ -12,6 +12,7 @@ from zerodrift.core.completion import (
     FinishReason,
     LogprobContract,
     LogprobKind,
+    Problem,
     TokenAlternative,
     check_logprobs,
 )
@@ -53,7 +54,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], type[ZerodriftError], str]] = [
     (
         {"logprobs": (-1.0, -1.0, 0.001)},
         InvalidCompletion,
-        r"logprobs\[2\] is 0.001, which is no log-probability",
+        r"logprobs\[2\] is 0.001, which is no log-probability \(above 0\); report the log of a softmax",
     ),
     (
         {"logprobs": (-1.0, None, -1.0)},
@@ -70,7 +71,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], type[ZerodriftError], str]] = [
     (
         {"logprobs": [-1.0, -1.0, -1.0]},
         InvalidCompletion,
-        "logprobs is a list; a completion is made of tuples",
+        "logprobs is a list; give a tuple",
     ),
     ({"versions": ()}, InvalidCompletion, "weight-version spans cover 0 of 3"),
     ({"versions": (VersionSpan(OLD, 0, 2),)}, InvalidCompletion, "weight-version spans cover 2 of 3"),
@@ -120,6 +121,23 @@ IMPOSSIBLE: list[tuple[dict[str, Any], type[ZerodriftError], str]] = [
         r"prompt_logprobs\[0\] is -1.0; .* predicts the first",
     ),
     ({"prompt_logprobs": (None, math.nan)}, NonFinite, r"prompt_logprobs\[1\] is nan"),
+    ({"kind": "raw"}, InvalidCompletion, "kind is 'raw'; give a LogprobKind"),
+    ({"sampling": None}, InvalidCompletion, "sampling is None; give a SamplingParams"),
+    ({"finish_reason": "bogus"}, InvalidCompletion, "finish_reason is 'bogus'; give a FinishReason"),
+    ({"fingerprint": 5}, InvalidCompletion, "fingerprint is 5; give a str"),
+    ({"text": b"x"}, InvalidCompletion, r"text is b'x'; give a str \| None"),
+    ({"versions": ("step-1",)}, InvalidCompletion, r"versions\[0\] is 'step-1'; give a VersionSpan"),
+    (
+        {"lineage": (VersionSpan(OLD, 0, 4),)},
+        InvalidCompletion,
+        r"lineage\[0\] is .*; give a LineageSegment",
+    ),
+    ({"top_logprobs": ([], [], [])}, InvalidCompletion, r"top_logprobs\[0\] is a list; give a tuple"),
+    (
+        {"top_logprobs": (((1, -1.0),), (), ())},
+        InvalidCompletion,
+        r"top_logprobs\[0\]\[0\] is .*TokenAlternative",
+    ),
     ({"sample_index": -1}, InvalidCompletion, "sample_index is -1"),
     ({"cached_tokens": -1}, InvalidCompletion, "cached_tokens is -1; it counts tokens"),
     ({"cached_tokens": 1.0}, InvalidCompletion, "cached_tokens is 1.0, which is not an integer"),
@@ -183,9 +201,26 @@ def test_unknown_fields_are_refused(completion: Completion) -> None:
         msgspec.json.decode(document, type=Completion)
 
 
+@pytest.mark.parametrize("value", [-9998.0, -9998.5, -9999.0, -1e5])
+def test_numbers_that_stand_for_nan_are_refused(value: float) -> None:
+    """-9999 in bf16 or after a subtraction is not quite -9999."""
+    with pytest.raises(NonFinite, match="the number some engines write for NaN or -inf; discard the comp"):
+        check_logprobs("logprobs", [value])
+    check_logprobs("logprobs", [-9997.9])
+
+
 def test_positions_in_messages_count_from_the_first_value() -> None:
     with pytest.raises(NonFinite, match=r"^scores\[2\] is nan"):
         check_logprobs("scores", iter([-1.0, -2, math.nan]))
+
+
+def test_an_answer_is_made_of_completions_and_problems(completion: Completion) -> None:
+    with pytest.raises(InvalidValue, match="completions is a list; give a tuple"):
+        Answer([completion])  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match=r"problems\[0\] is 'torn'; give a Problem"):
+        Answer((), ("torn",))  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match="message is None; give a str"):
+        Problem("value/invalid", None)  # type: ignore[arg-type]
 
 
 def test_an_answer_holds_what_could_be_read_and_what_not(completion: Completion) -> None:
@@ -219,8 +254,27 @@ def test_what_a_softmax_cannot_reproduce(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", SHAPED, ids=str)
 def test_what_can_be_replayed_is_allowed(options: dict[str, Any]) -> None:
-    LogprobContract(PROCESSED, SamplingParams(**options), replays_processing=True)
+    for kind in LogprobKind:
+        LogprobContract(kind, SamplingParams(**options), replays_processing=True)
+
+
+@pytest.mark.parametrize("options", [*SHAPED, {"temperature": 0.7}], ids=str)
+def test_raw_logprobs_are_not_those_of_another_distribution(options: dict[str, Any]) -> None:
+    with pytest.raises(ContractViolation, match=f"raw logprobs.*{next(iter(options))}=.*: report processed"):
+        LogprobContract(RAW, SamplingParams(**options))
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"seed": 3, "stop_token_ids": (1,)}], ids=str)
+def test_raw_logprobs_are_those_of_the_model_itself(options: dict[str, Any]) -> None:
     LogprobContract(RAW, SamplingParams(**options))
+
+
+@pytest.mark.parametrize(
+    "fields", [("raw", SamplingParams()), (RAW, None), (RAW, SamplingParams(), "yes")], ids=str
+)
+def test_a_contract_is_made_of_what_it_says(fields: tuple[Any, ...]) -> None:
+    with pytest.raises(ContractViolation, match=r"; give a (LogprobKind|SamplingParams|bool)"):
+        LogprobContract(*fields)
 
 
 def test_temperature_alone_is_reproducible() -> None:
@@ -242,7 +296,7 @@ def test_temperatures_are_never_mixed_where_they_matter() -> None:
     warm, hot = SamplingParams(temperature=0.7), SamplingParams(temperature=1.0)
     with pytest.raises(ContractViolation, match=r"temperature 0.7 against 1.0"):
         LogprobContract(PROCESSED, warm).check_same(LogprobContract(PROCESSED, hot))
-    LogprobContract(RAW, warm).check_same(LogprobContract(RAW, hot))
+    LogprobContract(RAW, warm, True).check_same(LogprobContract(RAW, hot, True))
 
 
 @pytest.mark.parametrize("options", SHAPED, ids=str)
@@ -253,6 +307,16 @@ def test_processings_are_never_mixed(options: dict[str, Any]) -> None:
     with pytest.raises(ContractViolation, match=next(iter(options))):
         plain.check_same(shaped)
     shaped.check_same(LogprobContract(PROCESSED, SamplingParams(**options, seed=3, max_tokens=9), True))
+
+
+def test_stop_tokens_shape_a_distribution_where_a_minimum_forbids_them() -> None:
+    def contract(*stops: int, minimum: int) -> LogprobContract:
+        return LogprobContract(PROCESSED, SamplingParams(stop_token_ids=stops, min_tokens=minimum), True)
+
+    with pytest.raises(ContractViolation, match=r"stop_token_ids \(1,\) against \(1, 2\)"):
+        contract(1, minimum=3).check_same(contract(1, 2, minimum=3))
+    contract(1, 2, 2, minimum=3).check_same(contract(2, 1, minimum=3))
+    contract(1, minimum=0).check_same(contract(2, minimum=0))
 
 
 def fingerprint(**changes: Any) -> EngineFingerprint:
@@ -277,6 +341,17 @@ def test_a_changed_part_changes_its_digest_and_the_whole(part: str, value: Any, 
     before, after = fingerprint(), fingerprint(**{part: value})
     assert before.digest != after.digest
     assert {name for name, digest in after.digests().items() if digest != before.digests()[name]} == moved
+
+
+def test_an_engine_has_a_name() -> None:
+    with pytest.raises(InvalidValue, match="engine is None; give a str"):
+        fingerprint(engine=None)
+
+
+@pytest.mark.parametrize("part", ["semantic", "numeric", "deployment"])
+def test_names_of_facts_are_strings(part: str) -> None:
+    with pytest.raises(InvalidValue, match="fingerprint fact 2 is 'threads'; write facts as strings"):
+        fingerprint(**{part: {2: "threads"}})
 
 
 @pytest.mark.parametrize("part", ["semantic", "numeric", "deployment"])

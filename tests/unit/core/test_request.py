@@ -1,11 +1,14 @@
 import math
+from array import array
+from collections import deque
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from zerodrift.core.errors import InvalidPrompt, InvalidSampling
-from zerodrift.core.request import MAX_SEED, Prompt, Request, SamplingParams
+from zerodrift.core.request import MAX_SEED, SHAPING, Prompt, Request, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -18,6 +21,10 @@ from zerodrift.core.request import MAX_SEED, Prompt, Request, SamplingParams
         ((1.0,), r"prompt\[0\] is 1.0"),
         (["1"], r"prompt\[0\] is '1'"),
         ("text", "prompt is a str; token ids travel as a tuple of ints"),
+        (b"text", "prompt is a bytes; token ids travel"),
+        (np.array([1]), r"prompt is a ndarray; .*\.tolist\(\)"),
+        (list(np.array([1])), r"prompt\[0\] is (np\.int64\()?1"),
+        ({1: 2}, "prompt is a dict"),
         (None, "prompt is a NoneType"),
     ],
 )
@@ -26,6 +33,24 @@ def test_an_impossible_prompt(ids: Any, says: str) -> None:
         Prompt(ids)
     assert caught.value.code == "value/prompt"
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("ids", [(1, 2), [1, 2], range(1, 3), deque((1, 2)), array("q", (1, 2))])
+def test_ids_may_come_as_any_sequence_of_ints(ids: Any) -> None:
+    assert Prompt(ids).token_ids == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["text", "cache_salt"])
+def test_text_and_salt_are_text(name: str) -> None:
+    with pytest.raises(InvalidPrompt, match=rf"{name} is 5; give a str \| None"):
+        Prompt((1,), **{name: 5})  # type: ignore[arg-type]
+
+
+def test_a_request_is_a_prompt_and_parameters() -> None:
+    with pytest.raises(InvalidPrompt, match=r"prompt is \(1, 2\); give a Prompt"):
+        Request((1, 2))  # type: ignore[arg-type]
+    with pytest.raises(InvalidSampling, match="sampling is None; give a SamplingParams"):
+        Request(Prompt((1,)), None)  # type: ignore[arg-type]
 
 
 def test_a_list_of_ids_is_kept_as_a_tuple() -> None:
@@ -79,6 +104,12 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"n": "2"}, "n is '2', which is not an integer"),
     ({"n": "2", "temperature": 0}, "n is '2', which is not an integer"),
     ({"n": 2, "temperature": 0}, "temperature 0 with n=2 gives 2 equal samples; use n=1"),
+    (
+        {"temperature": 0, "top_p": 0.5},
+        "top_p is 0.5 at temperature 0, .* nothing to cut off: leave it at 1.0, or raise the temperature",
+    ),
+    ({"temperature": 0, "top_k": 3}, "top_k is 3 at temperature 0, .*: leave it at 0, or"),
+    ({"temperature": 0, "min_p": 0.1}, "min_p is 0.1 at temperature 0, .*: leave it at 0.0, or"),
     ({"max_tokens": 0}, "max_tokens is 0; generate at least one token"),
     ({"max_tokens": None}, "max_tokens is None"),
     ({"min_tokens": -1}, "min_tokens is -1"),
@@ -175,6 +206,45 @@ def test_parameters_cannot_be_changed() -> None:
 def test_what_parameters_do(options: dict[str, Any], greedy: bool, truncates: bool, penalises: bool) -> None:
     params = SamplingParams(**options)
     assert (params.greedy, params.truncates, params.penalises) == (greedy, truncates, penalises)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.9},
+        {"top_p": 0.9},
+        {"top_k": 3},
+        {"min_p": 0.1},
+        {"repetition_penalty": 0.9},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": -0.1},
+        {"logit_bias": {1: 1.0}},
+        {"min_tokens": 1},
+    ],
+    ids=str,
+)
+def test_what_changes_the_distribution_is_listed(options: dict[str, Any]) -> None:
+    assert set(options) <= set(SHAPING)
+    assert not SamplingParams(**options).own_distribution
+    assert SamplingParams(**options).shape != SamplingParams().shape
+
+
+def test_what_does_not_is_not() -> None:
+    for options in ({}, {"temperature": 0}, {"seed": 4, "n": 1, "max_tokens": 3, "stop_token_ids": (5,)}):
+        assert SamplingParams(**options).own_distribution
+
+
+def test_a_greedy_sampler_has_nothing_to_cut_off() -> None:
+    """What an engine does that finds defaults for what a greedy request left out."""
+    greedy, warm = SamplingParams(temperature=0), SamplingParams(temperature=0.7)
+    cut = {"top_p": 0.9, "top_k": 5, "min_p": 0.1}
+    assert greedy.with_in_force(**cut) == greedy
+    assert greedy.with_in_force(**cut, presence_penalty=1.0) == SamplingParams(
+        temperature=0, presence_penalty=1.0
+    )
+    assert warm.with_in_force(**cut) == SamplingParams(temperature=0.7, **cut)
+    assert greedy.with_in_force(temperature=0.7, top_p=0.9) == warm.with_in_force(top_p=0.9)
+    assert warm.with_in_force(top_p=0.9).with_in_force(temperature=0) == greedy
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,15 @@
 import math
+from enum import StrEnum
 
 import numpy as np
 import pytest
 
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidPrompt, InvalidSampling, InvalidValue
+
+
+class Colour(StrEnum):
+    RAW = "raw"
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 0.5, 1, 1.0])
@@ -40,6 +45,32 @@ def test_what_is_no_integer(value: object) -> None:
 def test_an_integer_out_of_range(value: int) -> None:
     with pytest.raises(InvalidValue, match=f"^n is {value}; count to three$"):
         require.whole(InvalidValue, "n", value, "count to three", 0, 3)
+
+
+@pytest.mark.parametrize(("value", "kind"), [("a", str), (None, str | None), (True, bool), (3, int)])
+def test_an_instance(value: object, kind: type) -> None:
+    require.instance(InvalidValue, "x", value, kind)
+    require.each(InvalidValue, "xs", (value, value), kind)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "says"),
+    [
+        (5, str, "^x is 5; give a str$"),
+        (5, str | None, r"^x is 5; give a str \| None$"),
+        ("raw", Colour, "^x is 'raw'; give a Colour$"),
+    ],
+)
+def test_what_is_no_instance(value: object, kind: type, says: str) -> None:
+    with pytest.raises(InvalidPrompt, match=says):
+        require.instance(InvalidPrompt, "x", value, kind)
+
+
+def test_each_of_a_tuple() -> None:
+    with pytest.raises(InvalidValue, match=r"^xs is a list; give a tuple$"):
+        require.each(InvalidValue, "xs", [1], int)
+    with pytest.raises(InvalidValue, match=r"^xs\[1\] is '2'; give a int"):
+        require.each(InvalidValue, "xs", (1, "2"), int)
 
 
 @pytest.mark.parametrize("ids", [(), (0,), (5, 10**9)])

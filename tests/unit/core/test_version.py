@@ -16,6 +16,19 @@ def test_a_version_needs_a_name() -> None:
     assert caught.value.code == "value/invalid"
 
 
+def test_labels_and_digests_are_text() -> None:
+    with pytest.raises(InvalidValue, match="label is 7; give a str"):
+        WeightVersion(7)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match=r"digest is 7; give a str \| None"):
+        WeightVersion("step-7", 7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [VersionSpan, LineageSegment])
+def test_a_span_belongs_to_a_version(kind: Any) -> None:
+    with pytest.raises(InvalidValue, match="version is 'v'; give a WeightVersion"):
+        kind("v", 0, 1)
+
+
 @pytest.mark.parametrize("kind", [VersionSpan, LineageSegment])
 @pytest.mark.parametrize(
     ("start", "end", "says"),

@@ -110,6 +110,9 @@ def test_defaults_of_the_model_fill_in_what_a_request_leaves_out(
     assert outputs(tell(broken.generate(ask(30, max_tokens=12)))) == outputs(filled)
     stated = ask(30, max_tokens=12, top_p=0.5, repetition_penalty=1.3)
     assert tell(broken.generate(stated)) == tell(with_defaults.generate(stated))
+    # A greedy engine has nothing to cut off, whatever the defaults say.
+    penalised = tell(with_defaults.generate(ask(30, temperature=0.0, repetition_penalty=1.05)))
+    assert outputs(tell(broken.generate(ask(30, temperature=0.0)))) == outputs(penalised)
 
 
 def test_a_model_with_defaults_can_be_written(tmp_path: Path) -> None:

@@ -33,6 +33,17 @@ def test_a_writer_appends(path: Path) -> None:
     assert list(read_lines(path, Prompt)) == [*PROMPTS, PROMPTS[0]]
 
 
+def test_lines_are_synced_before_write_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flushed first: what Python still holds would not be synced."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_size))
+    with LineWriter[Prompt](path) as writer:
+        for prompt in PROMPTS:
+            writer.write(prompt)
+            assert synced[-1] == path.stat().st_size
+    assert len(synced) == len(PROMPTS)
+
+
 def test_lines_are_on_the_disk_when_write_returns(path: Path) -> None:
     with LineWriter[Prompt](path) as writer:
         writer.write(PROMPTS[0])

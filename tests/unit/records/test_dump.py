@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from zerodrift.core.errors import RecordError
-from zerodrift.records import dump as dump_module
+from zerodrift.records import codec
 from zerodrift.records.dump import Dump, Reading, dump_files
 from zerodrift.records.dump_formats import Format
 
@@ -192,6 +192,6 @@ def test_places_without_a_dump(tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_is_no_dump(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dump_module, "MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(codec, "MAX_LINE_BYTES", 10)
     with pytest.raises(RecordError, match="line 1: more than 10 bytes"):
         Reading().read(write(GOOD))

@@ -5,10 +5,10 @@ import pytest
 
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind, Problem
 from zerodrift.core.errors import InvalidCompletion, InvalidSampling, InvalidValue, NonFinite, RecordError
-from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.core.request import SHAPING, Prompt, Request, SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
 from zerodrift.records.dump_formats import Format, Place, detect, read_own, read_plain, read_prime_rl
-from zerodrift.records.recorded import SHAPING, RecordedRollout
+from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.rollout import Rollout
 
 PLACE = Place("dump.jsonl", 7, SamplingParams(temperature=0.7), frozenset({"temperature"}))
@@ -111,6 +111,23 @@ def test_a_plain_line_with_everything() -> None:
     assert rollout.trainer_logprobs == (-0.4, -0.9)
     assert rollout.sampling == SamplingParams(temperature=1.2, min_p=0.1, top_k=0, max_tokens=9)
     assert rollout.stated == {"temperature", "top_k", "min_p", "max_tokens"}
+
+
+def test_what_shapes_a_distribution_is_read_wherever_it_stands() -> None:
+    """In JSON every key is a string, token ids too."""
+    for rollout in (
+        plain(logit_bias={"5": 1.5}, min_tokens=2),
+        plain(sampling={"logit_bias": {"5": 1.5}, "min_tokens": 2}),
+    ):
+        assert rollout.sampling.logit_bias == {5: 1.5}
+        assert rollout.sampling.min_tokens == 2
+        assert {"logit_bias", "min_tokens"} <= rollout.stated
+
+
+def test_our_own_line_with_a_bias() -> None:
+    request = Request(Prompt((1, 2)), SamplingParams(logit_bias={5: 1.5}))
+    (rollout,) = read_own(own(request=request), PLACE)
+    assert rollout.sampling.logit_bias == {5: 1.5}
 
 
 def test_a_finish_reason_of_another_vocabulary_says_nothing() -> None:

@@ -34,6 +34,19 @@ def test_never_both_and_never_neither(outcome: dict[str, Any]) -> None:
         Rollout(**SHARED, **outcome)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"request": None}, "request is None; give a Request"),
+        ({"completion": "text"}, r"completion is 'text'; give a zerodrift.*Completion \| None"),
+        ({"problem": "torn"}, r"problem is 'torn'; give a zerodrift.*Problem \| None"),
+    ],
+)
+def test_it_is_made_of_what_it_says(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidValue, match=says):
+        Rollout(**{**SHARED, **change})
+
+
 def test_indices_count_from_zero() -> None:
     with pytest.raises(InvalidValue, match=r"rollout index is -1"):
         Rollout(**{**SHARED, "index": -1}, problem=PROBLEM)

@@ -1,13 +1,15 @@
 """Edges that random logits never meet: ties, dtypes, nothing left. The rest is in tests/property/test_sampler.py."""
 
 import math
+import tracemalloc
+from typing import Any
 
 import pytest
 import torch
 
 from zerodrift.core.errors import InvalidSampling
 from zerodrift.core.request import SamplingParams
-from zerodrift.sampler.processing import History, histories, processed_logprobs
+from zerodrift.sampler.processing import History, Prefix, histories, processed_logprobs, tally
 
 NOTHING = [History((0,), ())]
 
@@ -21,12 +23,58 @@ def kept(logits: list[float], **options: float) -> list[int]:
 
 
 def test_a_history_holds_what_was_known_when_the_token_was_drawn() -> None:
-    assert histories((1, 2), (7, 8, 9)) == [
-        History((1, 2), ()),
-        History((1, 2), (7,)),
-        History((1, 2), (7, 8)),
-    ]
+    rows = histories((1, 2), (7, 8, 9))
+    assert [row.prompt for row in rows] == [(1, 2)] * 3
+    assert [list(row.output) for row in rows] == [[], [7], [7, 8]]
     assert histories((1,), ()) == []
+
+
+def test_a_prefix_is_a_sequence_of_the_first_ids() -> None:
+    prefix = Prefix((7, 8, 9, 9), 3)
+    assert (len(prefix), list(prefix), prefix[0], prefix[-1]) == (3, [7, 8, 9], 7, 9)
+    assert (prefix[1:], prefix[::-1], prefix[5:]) == ((8, 9), (9, 8, 7), ())
+    assert 9 in prefix
+    assert prefix.count(9) == 1
+    for beyond in (3, -4):
+        with pytest.raises(IndexError):
+            prefix[beyond]
+
+
+def test_an_output_that_goes_on_does_not_change_the_past() -> None:
+    output = [7, 8]
+    rows = histories((1,), output)
+    output[0] = 5
+    assert list(rows[1].output) == [7]
+
+
+def test_memory_grows_with_the_length_and_not_with_its_square() -> None:
+    """2,000 prefixes as tuples are 16 MB, and as many rows and tokens again to count them."""
+    length = 2000
+    params = SamplingParams(presence_penalty=1.0, repetition_penalty=1.1)
+    output = [position % 3 for position in range(length)]
+    tracemalloc.start()
+    try:
+        rows = histories([0, 1] * 50, output)
+        processed_logprobs(torch.zeros(length, 4), params, rows)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_counts_are_those_of_each_row_by_itself(dtype: torch.dtype) -> None:
+    """Neighbours that go on where the last one stopped, that stop earlier, and that have nothing in common."""
+    one, other = histories((1, 2), (3, 3, 4, 1)), histories((2,), (4, 4))
+    rows = [*one, *other, one[2], one[1], History((5,), [3, 3]), one[3], one[3]]
+    counted = tally(rows, torch.zeros(len(rows), 6, dtype=dtype))
+    for row, history in enumerate(rows):
+        expected = [list(history.output).count(token) for token in range(6)]
+        assert counted.output_TV[row].tolist() == expected
+        assert counted.seen_TV[row].tolist() == [
+            token in {*history.prompt, *history.output} for token in range(6)
+        ]
+    assert counted.output_TV.dtype is dtype
 
 
 def test_top_k_keeps_all_that_tie_with_the_last() -> None:
@@ -83,6 +131,23 @@ def test_a_forbidden_token_stays_forbidden_whatever_is_added() -> None:
     logits_TV = torch.zeros(1, 3, dtype=torch.float64)
     logprobs_V = processed_logprobs(logits_TV, params, [History((1,), ())])[0]
     assert logprobs_V.tolist() == pytest.approx([-math.log(2), -math.inf, -math.log(2)])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_tokens": 1, "stop_token_ids": (1,)},
+        {"logit_bias": {1: 1.0}},
+        {"repetition_penalty": 2.0, "presence_penalty": 1.0, "frequency_penalty": 1.0},
+        {"temperature": 0.5, "top_k": 1, "top_p": 0.5, "min_p": 0.5},
+    ],
+    ids=str,
+)
+def test_the_logits_of_the_model_are_left_as_they_are(options: dict[str, Any]) -> None:
+    """They are used again: for the raw logprob, and for the next account of what happened."""
+    logits_TV = torch.tensor([[0.0, 1.0, 2.0]])
+    processed_logprobs(logits_TV, SamplingParams(**options), [History((1,), ())])
+    assert logits_TV.tolist() == [[0.0, 1.0, 2.0]]
 
 
 def test_a_minimum_that_forbids_everything_is_refused() -> None:

@@ -35,6 +35,15 @@ def test_a_histogram_survives_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(found), type=DeltaHistogram) == found
 
 
+@pytest.mark.parametrize("percent", range(1, 100))
+@pytest.mark.parametrize("number", [float, np.float64])
+def test_a_percentile_of_a_hundred_tokens_is_that_token(percent: int, number: type[float]) -> None:
+    """In float64, 0.07 · 100 is 7.000000000000001, and its ceiling 8."""
+    found = DeltaHistogram.of([1e-3] * percent + [1.0] * (100 - percent))
+    assert found.quantile(number(percent / 100)) == pytest.approx(1e-3, rel=1.01 * RELATIVE_ERROR)
+    assert found.quantile(number((percent + 1) / 100)) == pytest.approx(1.0, rel=1.01 * RELATIVE_ERROR)
+
+
 def test_no_quantile_of_nothing_and_none_outside_the_unit_interval() -> None:
     with pytest.raises(InvalidValue, match="empty"):
         DeltaHistogram().quantile(0.5)

@@ -121,6 +121,14 @@ def test_e_process_finds_a_shift_and_an_overbold_one_would_be_caught() -> None:
     assert paths_that_alarm(generator.normal(size=(50, 250)), 0.1, null_mean=-0.3) > 0.5
 
 
+def test_e_process_finds_a_shift_of_a_fiftieth_of_a_deviation() -> None:
+    """51 up, 49 down, over and over: every stake but the smallest loses to the noise."""
+    state = EProcess(clip=1.0)
+    for step in range(30_000):
+        state = state.update(1.0 if step * 51 % 100 < 51 else -1.0)
+    assert state.alarm(0.05)
+
+
 def test_e_process_p_value_remembers_the_peak() -> None:
     state = EProcess(clip=1.0)
     assert state.p_value == 1.0

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from zerodrift.core.errors import InvalidValue, NonFinite
+from zerodrift.core.errors import InvalidValue
 from zerodrift.stats.ratios import token_ess
 from zerodrift.stats.summary import summarise
 from zerodrift.stats.sums import DriftSums
@@ -33,14 +33,35 @@ def test_no_tokens_have_no_mean(view: str) -> None:
         getattr(DriftSums(), view)
 
 
-def test_ratios_that_vanish_have_no_ess() -> None:
-    with pytest.raises(NonFinite, match="vanish"):
-        _ = DriftSums.of([-400.0, -500.0]).ess
+@pytest.mark.parametrize("level", [-9000.0, -745.0, -400.0, -371.0, -5.0, 299.0])
+def test_ess_is_that_of_the_tokens_however_small_the_ratios_are(level: float) -> None:
+    """At -371 nats the squares of the ratios are denormal, and at -400 they vanish."""
+    delta = level + np.array([0.0, 0.9, -0.4, -1.3])
+    found = token_ess(delta)
+    assert DriftSums.of(delta).ess == found
+    assert (DriftSums.of(delta[:2]) + DriftSums.of(delta[2:])).ess == pytest.approx(found, rel=1e-14)
+    assert found == pytest.approx(token_ess(delta - level), rel=1e-10)
+
+
+def test_a_batch_that_vanishes_beside_another_still_counts_its_tokens() -> None:
+    merged = DriftSums.of([-9000.0] * 3) + DriftSums.of([0.0])
+    assert merged.ess == 0.25
+    assert merged.mean_ratio == 0.25
+    assert merged == DriftSums.of([0.0]) + DriftSums.of([-9000.0] * 3)
 
 
 @pytest.mark.parametrize(
     "broken",
-    [{"count": -1}, {"count": True}, {"delta": math.nan}, {"squared": -1.0}, {"ratio": math.inf}],
+    [
+        {"count": 1, "ratio": 1.0},
+        {"count": 1, "ratio_squared": 1.0},
+        {"largest": math.inf},
+        {"count": -1},
+        {"count": True},
+        {"delta": math.nan},
+        {"squared": -1.0},
+        {"ratio": math.inf},
+    ],
 )
 def test_sums_that_no_tokens_have_are_refused(broken: dict[str, float]) -> None:
     with pytest.raises(InvalidValue):

@@ -11,6 +11,8 @@ from enum import StrEnum
 
 import msgspec
 
+from zerodrift.core.frozen import freeze
+
 AS_SENT = "as-sent"
 VANILLA = "vanilla"
 ROUNDED_AS_EXPECTED = "as-expected"
@@ -60,6 +62,10 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     pick: Pick = Pick.SAMPLED
     rounding: str = ROUNDED_AS_EXPECTED
     """Name of a precision whose rounding moved the numbers: it widens what is predicted, and does not shift it."""
+
+    def __post_init__(self) -> None:
+        """Accounts share what they do not change."""
+        freeze(self, "sampling", "bias")
 
 
 class Hypothesis(msgspec.Struct, frozen=True):

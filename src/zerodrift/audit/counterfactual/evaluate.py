@@ -21,6 +21,7 @@ from zerodrift.audit.counterfactual.account import (
     Reported,
 )
 from zerodrift.core.request import SamplingParams
+from zerodrift.sampler.moments import surprise_moments
 from zerodrift.sampler.processing import Tally, histories, processed_logprobs, tally
 
 Floats = NDArray[np.float64]
@@ -123,7 +124,8 @@ class Evaluator:
             rows_NV = logits_NV if len(members) == len(logits_NV) else logits_NV[members]
             drawn_NV = self._distribution(rows_NV, in_force(account, requested), group)
             drawn[here] = _entries(drawn_NV, self._tokens[members])
-            entropy[here], variance[here] = _moments(drawn_NV)
+            moments = surprise_moments(drawn_NV)
+            entropy[here], variance[here] = (part.double().numpy() for part in moments)
             if known is None:
                 told_NV = self._told(account, rows_NV, group, drawn_NV)
                 told[here] = self._read(told_NV, account.pick, members)
@@ -192,30 +194,20 @@ def in_force(account: Account, requested: SamplingParams) -> SamplingParams:
     bias = dict(requested.logit_bias)
     for token, value in account.bias.items():
         bias[token] = bias.get(token, 0.0) + value
-    return msgspec.structs.replace(requested, **account.sampling, logit_bias=bias)
+    return requested.with_in_force(**account.sampling, logit_bias=bias)
 
 
 def _by_parameters(cases: Sequence[Case]) -> list[tuple[SamplingParams, torch.Tensor]]:
     """Token indices by requested parameters; seed and number of samples do not shape a distribution."""
-    groups: dict[bytes, tuple[SamplingParams, list[int]]] = {}
+    groups: dict[SamplingParams, list[int]] = {}
     position = 0
     for case in cases:
         params = msgspec.structs.replace(case.requested, seed=None, n=1)
-        _, members = groups.setdefault(msgspec.json.encode(params), (params, []))
-        members.extend(range(position, position + len(case.output)))
+        groups.setdefault(params, []).extend(range(position, position + len(case.output)))
         position += len(case.output)
-    return [(params, torch.tensor(members)) for params, members in groups.values()]
+    return [(params, torch.tensor(members)) for params, members in groups.items()]
 
 
 def _entries(logprobs_NV: torch.Tensor, tokens_N: torch.Tensor) -> Floats:
     values: Floats = logprobs_NV.gather(-1, tokens_N[:, None])[:, 0].double().numpy()
     return values
-
-
-def _moments(logprobs_NV: torch.Tensor) -> tuple[Floats, Floats]:
-    """Entropy, and variance of log p; tokens of probability zero carry no surprise."""
-    probs_NV = logprobs_NV.exp()
-    surprise_NV = torch.where(probs_NV > 0, logprobs_NV, 0.0)
-    entropy_N1 = -(probs_NV * surprise_NV).sum(dim=-1, keepdim=True)
-    variance_N = (probs_NV * (surprise_NV + entropy_N1) ** 2).sum(dim=-1)
-    return entropy_N1[:, 0].double().numpy(), variance_N.double().numpy()

@@ -11,8 +11,9 @@ import msgspec
 from zerodrift.audit.probes.result import Evidence, ProbeResult, answered, found
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import NonFinite
+from zerodrift.core.request import SHAPING
 from zerodrift.records.dump import Dump
-from zerodrift.records.recorded import SHAPING, RecordedRollout
+from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.verdict import CauseFound, Outcome
 
 MOST_NAMED = 20
@@ -25,6 +26,7 @@ _MAY_BE_UNSTATED = {
     "semantic/raw-logprobs": ("temperature",),
     "semantic/truncation-mass": ("top_p", "top_k", "min_p"),
     "semantic/penalty": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    "semantic/logit-bias": ("logit_bias",),
     "semantic/generation-config": SHAPING,
 }
 
@@ -65,7 +67,7 @@ def parameters_probe(judged: Sequence[RecordedRollout]) -> ProbeResult:
         return answered(
             "parameters", Outcome.PASS, "the dump states every parameter that shapes a distribution"
         )
-    taken = ", ".join(f"{name}={getattr(judged[0].sampling, name):g}" for name in silent)
+    taken = ", ".join(f"{name}={getattr(judged[0].sampling, name)}" for name in silent)
     says = f"the dump does not state {', '.join(silent)}; taken as {taken}"
     return answered("parameters", Outcome.INCONCLUSIVE, says)
 

@@ -240,3 +240,9 @@ def test_what_is_in_force_is_what_was_requested_and_the_changes() -> None:
     assert changed.temperature == 0.7
     assert changed.top_p == 0.8
     assert changed.logit_bias == {1: 1.5, 2: -1.0}
+
+
+def test_truncation_that_a_greedy_request_never_meets() -> None:
+    greedy = SamplingParams(temperature=0)
+    assert in_force(Account(sampling={"top_p": 0.8, "top_k": 3}), greedy) == greedy
+    assert in_force(Account(sampling={"top_p": 0.8, "temperature": 0.5}), greedy).top_p == 0.8

@@ -6,10 +6,10 @@ import pytest
 from zerodrift.audit.probes.result import found
 from zerodrift.audit.recorded.reading import dump_probe, fingerprint_of, parameters_probe, with_doubt
 from zerodrift.core.completion import LogprobKind
-from zerodrift.core.request import SamplingParams
+from zerodrift.core.request import SHAPING, SamplingParams
 from zerodrift.records.dump import BadLine, Dump
 from zerodrift.records.dump_formats import Format
-from zerodrift.records.recorded import SHAPING, RecordedRollout
+from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.verdict import Outcome
 
 Make = Callable[..., RecordedRollout]
@@ -64,6 +64,8 @@ def test_parameters_that_nobody_stated(rollout: Make) -> None:
     assert record.status is Outcome.INCONCLUSIVE
     assert not record.required
     assert record.says == "the dump does not state top_p; taken as top_p=0.9"
+    bare = rollout(stated=frozenset(SHAPING) - {"logit_bias", "min_tokens"})
+    assert parameters_probe([bare]).record.says.endswith("taken as logit_bias={}, min_tokens=0")
 
 
 def test_a_cause_that_the_dump_may_have_forgotten_to_mention(rollout: Make) -> None:
