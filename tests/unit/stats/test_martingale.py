@@ -142,6 +142,16 @@ def test_heavy_tokens_decide_nothing_unless_there_are_many(heavy: int, weight: f
     assert LARGEST_STEP < BEYOND_CHANCE
 
 
+def test_a_hot_sampler_of_sharp_rows_is_no_chance() -> None:
+    """0.7 nats of entropy, drawn at temperature 2: each step is heavy, and all of them are on one side."""
+    generator = np.random.default_rng(5)
+    for _ in range(20):
+        logits = -generator.uniform(2.6, 3.4, size=(256, 1)) * np.log(np.arange(1, 513))
+        found = sample(generator, logits, temperature=2.0)
+        assert found.z < -30
+        assert not found.vacuous
+
+
 def test_a_hair_above_zero_is_rounding() -> None:
     """A softmax in fp32 may give the only token a logprob of 1e-7."""
     assert sampling_fidelity([1e-7, -2.0], [1.0, 1.0], [1.0, 1.0]).z == pytest.approx(0.0, abs=1e-6)
