@@ -20,7 +20,12 @@
     │   ├── EngineUnreachable      engine/unreachable
     │   ├── EngineRefused          engine/refused
     │   ├── BadAnswer              engine/bad-answer
-    │   └── CapabilityMissing      engine/capability-missing
+    │   ├── CapabilityMissing      engine/capability-missing
+    │   ├── QueueFull              engine/queue-full
+    │   ├── UnknownRequest         engine/unknown-request
+    │   ├── DuplicateRequest       engine/duplicate-request
+    │   ├── OutOfBlocks            engine/kv-memory
+    │   └── InvariantBroken        engine/invariant
     ├── RecordError                record/invalid
     │   ├── SchemaMismatch         record/schema
     │   └── DigestMismatch         record/digest
@@ -160,6 +165,36 @@ class CapabilityMissing(EngineError):
     """The engine cannot do what a probe needs; the message names the flag that would enable it."""
 
     code = "engine/capability-missing"
+
+
+class QueueFull(EngineError):
+    """Our engine holds as many waiting requests as it may; the caller slows down or sheds load."""
+
+    code = "engine/queue-full"
+
+
+class UnknownRequest(EngineError):
+    """An id that no unfinished request of our engine has."""
+
+    code = "engine/unknown-request"
+
+
+class DuplicateRequest(EngineError):
+    """An id that an unfinished request of our engine already has."""
+
+    code = "engine/duplicate-request"
+
+
+class OutOfBlocks(EngineError):
+    """A request that would not fit into the whole KV memory of our engine, even alone."""
+
+    code = "engine/kv-memory"
+
+
+class InvariantBroken(EngineError):
+    """Our engine's own bookkeeping contradicts itself: a bug. It stops rather than serve wrong numbers."""
+
+    code = "engine/invariant"
 
 
 class RecordError(ZerodriftError):
