@@ -22,7 +22,7 @@ _EXPORTS = {
     "Request": "zerodrift.core.request",
     "SamplingParams": "zerodrift.core.request",
 }
-_PACKAGES = ("models",)
+_PACKAGES = ("exact", "models")
 _LOCAL_EXTRA = frozenset({"hypothesis", "safetensors", "tokenizers", "torch", "transformers"})
 
 __all__ = [

@@ -5,18 +5,33 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from zerodrift.core.errors import InvariantBroken
 from zerodrift.engine.blocks import BlockPool
 from zerodrift.engine.prefix_cache import PrefixCache, chain, root
 
 NUM_BLOCKS = 6
+# A quarter of the profile's examples: one example is a history of thirty rules.
+MACHINE = settings(max_examples=settings().max_examples // 4, stateful_step_count=30, deadline=None)
+# A planted bug only has to be found, not to be made small.
 QUIET = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    max_examples=200,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    database=None,
+    phases=[Phase.generate],
 )
+BLOCK = st.integers(0, NUM_BLOCKS - 1)
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -43,7 +58,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert block not in self.idle
         self.held[block] += 1
 
-    @rule(block=st.integers(0, NUM_BLOCKS - 1))
+    @rule(block=BLOCK)
     def share(self, block: int) -> None:
         if self.held[block] or block in self.idle:
             self.pool.share(block)
@@ -53,7 +68,7 @@ class PoolMachine(RuleBasedStateMachine):
             with pytest.raises(InvariantBroken, match="is free"):
                 self.pool.share(block)
 
-    @rule(block=st.integers(0, NUM_BLOCKS - 1))
+    @rule(block=BLOCK)
     def release(self, block: int) -> None:
         if not self.held[block]:
             with pytest.raises(InvariantBroken, match="more often"):
@@ -64,7 +79,7 @@ class PoolMachine(RuleBasedStateMachine):
         if not self.held[block] and block in self.kept:
             self.idle.append(block)
 
-    @rule(block=st.integers(0, NUM_BLOCKS - 1))
+    @rule(block=BLOCK)
     def keep(self, block: int) -> None:
         if self.held[block]:
             self.pool.keep(block)
@@ -72,6 +87,15 @@ class PoolMachine(RuleBasedStateMachine):
         else:
             with pytest.raises(InvariantBroken, match="not held"):
                 self.pool.keep(block)
+
+    @rule(blocks=st.permutations(range(NUM_BLOCKS)))
+    def retire(self, blocks: list[int]) -> None:
+        """Keep everything that is held, and let go of it in some order."""
+        for block in blocks:
+            if self.held[block]:
+                self.keep(block)
+                for _ in range(self.held[block]):
+                    self.release(block)
 
     @rule()
     def reclaim(self) -> None:
@@ -96,6 +120,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
+TestPool.settings = MACHINE
 
 
 class ForgetsToDecrement(BlockPool):
@@ -221,6 +246,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
+TestCache.settings = MACHINE
 
 
 def _without_weights(weights: str, salt: str | None, blocks: Any) -> list[bytes]:

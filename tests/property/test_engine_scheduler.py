@@ -11,23 +11,39 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis import Phase as HypothesisPhase
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from zerodrift.core.completion import FinishReason, Problem
 from zerodrift.core.errors import InvariantBroken, OutOfBlocks, QueueFull
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine import consistency
+from zerodrift.engine.blocks import BlockPool
 from zerodrift.engine.limits import KVPolicy, Limits
 from zerodrift.engine.plan import Drawn, Scored, Slice, StepPlan, StepResult
 from zerodrift.engine.request import Phase, Sample, ended_by_tokens
 from zerodrift.engine.scheduler import Scheduler
 
-VOCABULARY, EOS = 5, 4
+VOCABULARY, EOS = 16, 15
 WEIGHTS = [WeightVersion(name, name) for name in ("a", "b")]
+# A quarter of the profile's examples: one example is a whole history of requests, steps, aborts and swaps.
+MACHINE = settings(max_examples=settings().max_examples // 4, stateful_step_count=25, deadline=None)
+# A planted bug only has to be found, not to be made small.
 QUIET = settings(
-    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    max_examples=400,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    database=None,
+    phases=[HypothesisPhase.generate],
 )
 
 
@@ -95,7 +111,9 @@ class FakeRunner:
     @staticmethod
     def score(plan: StepPlan) -> dict[int, list[Scored]]:
         return {
-            part.key: [Scored(-float(token), ()) for token in part.scored] for part in plan.slices if part.scored
+            part.key: [Scored(-float(token), ()) for token in part.scored]
+            for part in plan.slices
+            if part.scored
         }
 
 
@@ -135,15 +153,25 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.scheduler is not None)
     @rule(
-        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=10),
-        salt=st.sampled_from([None, "tenant"]),
+        prompt=st.tuples(st.integers(0, 1), st.integers(1, 12)),
+        salt=st.sampled_from([None, None, "tenant"]),
         n=st.integers(1, 3),
-        max_tokens=st.integers(1, 6),
-        scores=st.booleans(),
+        max_tokens=st.integers(1, 10),
+        scores=st.sampled_from([False, False, True]),
+        copies=st.integers(1, 3),
     )
-    def add(self, prompt: list[int], salt: str | None, n: int, max_tokens: int, scores: bool) -> None:
+    def add(
+        self, prompt: tuple[int, int], salt: str | None, n: int, max_tokens: int, scores: bool, copies: int
+    ) -> None:
+        """Prompts repeat one of two tokens, so that most of them begin alike."""
+        for _ in range(copies):
+            self.add_one((prompt[0],) * prompt[1], salt, n, max_tokens, scores)
+
+    def add_one(
+        self, prompt: tuple[int, ...], salt: str | None, n: int, max_tokens: int, scores: bool
+    ) -> None:
         params = SamplingParams(n=n, max_tokens=max_tokens, seed=0, prompt_logprobs=0 if scores else None)
-        leader = Sample(0, f"r{self.number}", 0, tuple(prompt), params, salt)
+        leader = Sample(0, f"r{self.number}", 0, prompt, params, salt)
         self.number += 1
         if len(self.scheduler.waiting) >= self.limits.max_waiting:
             with pytest.raises(QueueFull):
@@ -156,7 +184,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.live[leader.request_id] = [leader, *leader.siblings]
 
     @precondition(lambda self: self.scheduler is not None)
-    @rule(steps=st.integers(1, 4))
+    @rule(steps=st.integers(1, 3))
     def steps(self, steps: int) -> None:
         for _ in range(steps):
             self.step()
@@ -165,7 +193,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler = self.scheduler
         older = list(scheduler.running)
         decoding = [sample for sample in older if sample.remaining == 1]
+        queued = list(scheduler.waiting)
         plan = scheduler.plan()
+        self.check_order(queued)
         assert plan.num_tokens <= self.limits.max_num_batched_tokens
         self.check_fairness(plan, older, decoding)
         changed = scheduler.commit(plan, self.runner.run(plan, scheduler))
@@ -174,6 +204,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             if sample.phase is Phase.FINISHED:
                 self.finished(sample)
         consistency.check(scheduler)
+
+    def check_order(self, queued: list[Sample]) -> None:
+        """Nobody is overtaken, except by others while somebody computes the prefix that it needs."""
+        admitted = [sample.key for sample in queued if sample.phase is Phase.RUNNING]
+        for sample in queued:
+            if sample.phase is Phase.WAITING and admitted and max(admitted) > sample.key:
+                assert self.scheduler._is_promised(sample), f"sample {sample.key} was overtaken"
 
     def check_fairness(self, plan: StepPlan, older: list[Sample], decoding: list[Sample]) -> None:
         planned = {part.key for part in plan.slices}
@@ -185,7 +222,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert sample.key in planned or sample.phase is Phase.WAITING, "a decode was left out"
         pushed_out = [sample.key for sample in older if sample.phase is Phase.WAITING]
         still = [sample.key for sample in older if sample.phase is Phase.RUNNING]
-        assert not pushed_out or not still or min(pushed_out) > max(still), "an older one gave way to a younger"
+        assert not pushed_out or not still or min(pushed_out) > max(still), (
+            "an older one gave way to a younger"
+        )
 
     def finished(self, sample: Sample) -> None:
         """Its tokens are those that the fake model gives to it alone, under the recorded weights."""
@@ -224,12 +263,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.swap(version, policy)
         consistency.check(self.scheduler)
 
-    @precondition(lambda self: self.scheduler is not None)
-    @rule()
-    def drain(self) -> None:
+    def teardown(self) -> None:
         """Everything comes to its end in as many steps as a naive engine would take, one request at a time."""
+        if self.scheduler is None:
+            return
         bound = sum(
-            2 * (len(sample.prompt) + sample.sampling.max_tokens) + 2 for mates in self.live.values() for sample in mates
+            2 * (len(sample.prompt) + sample.sampling.max_tokens) + 2
+            for mates in self.live.values()
+            for sample in mates
         )
         for _ in range(bound):
             if not self.live:
@@ -246,3 +287,102 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = MACHINE
+
+
+def forgets_a_reference(scheduler: Scheduler) -> None:
+    scheduler.pool.release = lambda blocks: BlockPool.release(scheduler.pool, list(blocks)[1:])
+
+
+def writes_into_shared_blocks(scheduler: Scheduler) -> None:
+    scheduler._shares_tail = lambda sample: False
+
+
+def shares_blocks_that_straddle_a_swap(scheduler: Scheduler) -> None:
+    def swap(version: WeightVersion, policy: KVPolicy) -> None:
+        Scheduler.swap(scheduler, version, policy)
+        for sample in scheduler.samples:
+            sample.straddles = False
+
+    scheduler.swap = swap
+
+
+def keeps_stale_kv(scheduler: Scheduler) -> None:
+    def swap(version: WeightVersion, policy: KVPolicy) -> None:
+        scheduler.version = version
+
+    scheduler.swap = swap
+
+
+def forgets_the_salt(scheduler: Scheduler) -> None:
+    def keys(sample: Sample) -> list[bytes]:
+        salt, sample.salt = sample.salt, None
+        try:
+            return Scheduler._keys(scheduler, sample)
+        finally:
+            sample.salt = salt
+
+    scheduler._keys = keys
+
+
+def starves_the_second_request(scheduler: Scheduler) -> None:
+    def plan() -> StepPlan:
+        full = Scheduler.plan(scheduler)
+        kept = tuple(part for part in full.slices if part.key != 1 or len(full.slices) == 1)
+        return StepPlan(full.version, kept, full.copies)
+
+    scheduler.plan = plan
+
+
+def preempts_the_oldest(scheduler: Scheduler) -> None:
+    def victim(but: Sample | None = None) -> Sample:
+        holders = [each for each in scheduler.waiting if each.blocks and each is not but] or scheduler.running
+        return holders[0]
+
+    scheduler._victim = victim
+
+
+def admits_the_youngest_first(scheduler: Scheduler) -> None:
+    def admit(budget: int, slices: list[Slice], copies: list[Any]) -> None:
+        scheduler.waiting.reverse()
+        Scheduler._admit(scheduler, budget, slices, copies)
+        scheduler.waiting.sort(key=lambda sample: sample.key)
+
+    scheduler._admit = admit
+
+
+def forgets_promises(scheduler: Scheduler) -> None:
+    def forget(sample: Sample) -> None:
+        scheduler.pool.release(sample.forget())
+
+    scheduler._forget = forget
+
+
+def exceeds_the_budget(scheduler: Scheduler) -> None:
+    def admit(budget: int, slices: list[Slice], copies: list[Any]) -> None:
+        Scheduler._admit(scheduler, budget + 1, slices, copies)
+
+    scheduler._admit = admit
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        forgets_a_reference,
+        writes_into_shared_blocks,
+        shares_blocks_that_straddle_a_swap,
+        keeps_stale_kv,
+        forgets_the_salt,
+        starves_the_second_request,
+        preempts_the_oldest,
+        admits_the_youngest_first,
+        forgets_promises,
+        exceeds_the_budget,
+    ],
+)
+def test_a_planted_bug_is_caught(bug: Callable[[Scheduler], None]) -> None:
+    class Planted(SchedulerMachine):
+        plant = lambda self, scheduler: bug(scheduler)  # noqa: E731
+
+    with pytest.raises((AssertionError, InvariantBroken, ExceptionGroup)):
+        run_state_machine_as_test(Planted, settings=QUIET)

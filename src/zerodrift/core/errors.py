@@ -29,6 +29,8 @@
     ├── RecordError                record/invalid
     │   ├── SchemaMismatch         record/schema
     │   └── DigestMismatch         record/digest
+    ├── ExactError                 exact/failed
+    │   └── Unproven               exact/unproven
     └── MissingExtra               install/missing-extra
 
 A message says what happened, with which values, and what to do about it. `code` is stable: scripts may match on
@@ -213,6 +215,18 @@ class DigestMismatch(RecordError):
     """Content that is not what its digest says."""
 
     code = "record/digest"
+
+
+class ExactError(ZerodriftError):
+    """Exact mode cannot keep its promise, and says so instead of computing something close."""
+
+    code = "exact/failed"
+
+
+class Unproven(ExactError):
+    """An op whose rows were seen to change their bits with their neighbours, in every variant there is."""
+
+    code = "exact/unproven"
 
 
 class MissingExtra(ZerodriftError):

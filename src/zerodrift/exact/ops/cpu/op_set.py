@@ -1,0 +1,187 @@
+"""The CPU's ops behind the common interface, each with the plain twin that shows what exactness costs and prevents.
+
+Variants are chosen by proof, per shape and number of threads, and remembered for the life of the process.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn.functional import linear as plain_linear
+from torch.nn.functional import scaled_dot_product_attention
+
+from zerodrift.core.errors import InvalidValue
+from zerodrift.exact import probe
+from zerodrift.exact.ops.cpu import attention, elementwise
+from zerodrift.exact.ops.cpu.attention import BLOCK, Keys
+from zerodrift.exact.ops.cpu.linear import ROW_FLOORS, linear, pack
+from zerodrift.exact.ops.cpu.step import Gather, Pages, Query, Step
+from zerodrift.exact.ops.interface import HeadShape, Segments
+
+PLAIN = frozenset({"linear", "attention", "activation"})
+"""Ops that can be swapped for torch's own, to see a theorem fail."""
+_ATTENTION_FLOORS = (1, 2, 3, 4, 6, 8, 11, 12, 16)
+_linear_floors: dict[tuple[int, int, int], int] = {}
+_attention_floors: dict[tuple[int, int], int] = {}
+
+
+class CpuOps:
+    """fp32 on any x86 or ARM CPU whose libraries pass the probe."""
+
+    device = "cpu"
+    dtypes = (torch.float32,)
+
+    def __init__(self, plain: frozenset[str] = frozenset()) -> None:
+        """`plain` names the ops to leave as torch has them."""
+        if unknown := plain - PLAIN:
+            raise InvalidValue(f"no op is called {sorted(unknown)}; plain twins exist for {sorted(PLAIN)}")
+        self.plain = plain
+
+    def pack(self, weight_NK: torch.Tensor) -> torch.Tensor:
+        return weight_NK.detach() if "linear" in self.plain else pack(weight_NK)
+
+    def linear(self, x_TK: torch.Tensor, packed: torch.Tensor, bias_N: torch.Tensor | None) -> torch.Tensor:
+        if "linear" in self.plain:
+            return plain_linear(x_TK, packed, bias_N)
+        key = (packed.shape[0], packed.shape[1], torch.get_num_threads())
+        if key not in _linear_floors:
+            self._prove_linear(key, packed, bias_N)
+        return linear(x_TK, packed, bias_N, _linear_floors[key])
+
+    def _prove_linear(
+        self, key: tuple[int, int, int], packed: torch.Tensor, bias_N: torch.Tensor | None
+    ) -> None:
+        outputs, inputs, _ = key
+        # 520 rows reach every blocking of M; a large head would take seconds, and gets 96.
+        x = probe.hard(520 if outputs * inputs <= 2**21 else 96, inputs)
+        _linear_floors[key] = probe.least_floor(
+            ROW_FLOORS,
+            lambda floor: lambda rows: linear(rows, packed, bias_N, floor),
+            x,
+            f"linear {inputs} -> {outputs}",
+        )
+
+    def activation(self, name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        return elementwise.ACTIVATIONS.get(name)
+
+    def attend(
+        self, q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], segments: Segments, shape: HeadShape
+    ) -> torch.Tensor:
+        out_THD = torch.zeros_like(q_THD)
+        for begin, end in zip(segments.starts, segments.ends, strict=True):
+            keys = _whole(kv[0][begin:end], kv[1][begin:end])
+            out_THD[begin:end] = self._sequence(q_THD[begin:end], 0, keys, shape)
+        return out_THD
+
+    def plan(self, queries: list[Query], block_size: int, num_kv_heads: int) -> Step:
+        return Step(queries, Pages(block_size, num_kv_heads))
+
+    def attend_paged(
+        self, q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], step: Step, shape: HeadShape
+    ) -> torch.Tensor:
+        out_THD = torch.empty_like(q_THD)
+        for group in step.groups(shape.window):
+            keys = _gathered(kv, group.gather, len(group.tokens_S))
+            q_SHD = q_THD[group.tokens_S]
+            out_THD[group.tokens_S] = (
+                _sdpa_single(q_SHD, group.hidden_SL, keys, shape.scale)
+                if "attention" in self.plain
+                else attention.attend_single(q_SHD, group.hidden_SL, keys, shape.scale, self._rows(q_THD))
+            )
+        for query in step.chunks:
+            keys = _gathered(kv, step.gather(query, shape.window), 1)
+            q_nHD = q_THD[query.begin : query.end]
+            out_THD[query.begin : query.end] = self._sequence(q_nHD, query.first, keys, shape)
+        return out_THD
+
+    def _sequence(self, q_nHD: torch.Tensor, first: int, keys: Keys, shape: HeadShape) -> torch.Tensor:
+        if "attention" in self.plain:
+            return _sdpa(q_nHD, first, keys, shape)
+        return attention.attend_sequence(q_nHD, first, keys, shape, self._rows(q_nHD))
+
+    def _rows(self, q: torch.Tensor) -> int:
+        key = (q.shape[-1], torch.get_num_threads())
+        if key not in _attention_floors:
+            _attention_floors[key] = _prove_attention(key[0])
+        return _attention_floors[key]
+
+    def facts(self) -> Mapping[str, str]:
+        return {
+            "linear": "plain" if "linear" in self.plain else "onednn-prepacked",
+            "attention": "sdpa" if "attention" in self.plain else f"blocks-{BLOCK}-global-max",
+            "activation": "plain" if "activation" in self.plain else "primitives",
+        }
+
+
+def _whole(k_TCD: torch.Tensor, v_TCD: torch.Tensor) -> Keys:
+    """Keys of one sequence from position 0, padded with zeros to whole blocks."""
+    count, heads, size = k_TCD.shape
+    shape = (heads, -(-count // BLOCK) * BLOCK, size)
+    k_CLD, v_CLD = k_TCD.new_zeros(shape), v_TCD.new_zeros(shape)
+    k_CLD[:, :count] = k_TCD.transpose(0, 1)
+    v_CLD[:, :count] = v_TCD.transpose(0, 1)
+    return Keys(k_CLD, v_CLD, 0)
+
+
+def _gathered(kv: tuple[torch.Tensor, torch.Tensor], gather: Gather, sequences: int) -> Keys:
+    _, heads, page, size = kv[0].shape
+    inside = slice(gather.offset, gather.offset + gather.length)
+    k_ZLD, v_ZLD = (
+        pages.view(-1, page * size).index_select(0, gather.rows).view(sequences * heads, -1, size)[:, inside]
+        for pages in kv
+    )
+    return Keys(k_ZLD, v_ZLD, gather.first)
+
+
+def _prove_attention(size: int) -> int:
+    """How many rows a tile needs, for heads of `size`."""
+    generator = torch.Generator().manual_seed(size)
+    pairs, length, rows = 3, 5 * BLOCK, 200
+    q = torch.randn(rows, pairs, size, generator=generator) * (2 / size**0.5)
+    k = torch.randn(pairs, length, size, generator=generator)
+    v = probe.hard(pairs * length, size).view(pairs, length, size)
+
+    def make(floor: int) -> probe.Rows:
+        def op(indexed: torch.Tensor) -> torch.Tensor:
+            row_of = indexed[:, 0].long()
+            padded = torch.cat([row_of, row_of[:1].expand(max(0, floor - len(row_of)))])
+            positions = (padded * 37) % (3 * BLOCK)
+            # As many blocks as these rows need, and hidden ones behind them where there are few rows.
+            last = int(positions.max()) // BLOCK + 1 + len(row_of) % 3
+            keys = Keys(k[:, : last * BLOCK], v[:, : last * BLOCK], 0)
+            hidden = attention.hidden_keys(positions, 0, last * BLOCK, None)
+            out = attention.attend_rows(
+                q[padded].transpose(0, 1).contiguous(), keys, hidden, (pairs, -1, last * BLOCK)
+            )
+            return out[:, : len(row_of)].transpose(0, 1)
+
+        return op
+
+    return probe.least_floor(
+        _ATTENTION_FLOORS,
+        make,
+        torch.arange(rows, dtype=torch.float32)[:, None],
+        f"attention over heads of {size}",
+    )
+
+
+def _sdpa(q_nHD: torch.Tensor, first: int, keys: Keys, shape: HeadShape) -> torch.Tensor:
+    positions = torch.arange(first, first + len(q_nHD))
+    last = first + len(q_nHD) - keys.first
+    hidden = attention.hidden_keys(positions, keys.first, last, shape.window)
+    return scaled_dot_product_attention(
+        q_nHD.transpose(0, 1)[None],
+        keys.k_ZLD[None, :, :last],
+        keys.v_ZLD[None, :, :last],
+        attn_mask=~hidden,
+        scale=shape.scale,
+        enable_gqa=True,
+    )[0].transpose(0, 1)
+
+
+def _sdpa_single(q_SHD: torch.Tensor, hidden_SL: torch.Tensor, keys: Keys, scale: float) -> torch.Tensor:
+    count = len(q_SHD)
+    k, v = (part.reshape(count, -1, *part.shape[1:]) for part in (keys.k_ZLD, keys.v_ZLD))
+    return scaled_dot_product_attention(
+        q_SHD[:, :, None], k, v, attn_mask=~hidden_SL[:, None, None], scale=scale, enable_gqa=True
+    )[:, :, 0]
