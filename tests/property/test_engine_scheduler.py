@@ -87,7 +87,7 @@ class FakeRunner:
                 if sample.straddles:
                     expected = (self.slots[self.slot(part, position)] or expected)[:1] + expected[1:]
                 assert self.slots[self.slot(part, position)] == expected, "a slice looks at foreign KV"
-        return StepResult(self.draw(plan, samples), self.score(plan))
+        return StepResult(self.draw(plan, samples), self.score(plan), {})
 
     @staticmethod
     def origin(plan: StepPlan, sample: Sample, position: int) -> tuple[Any, ...]:

@@ -37,6 +37,7 @@ A message says what happened, with which values, and what to do about it. `code`
 it, and `docs/errors.md` has a heading for each (a test compares the two). `assert` is for our own bugs only.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -197,6 +198,8 @@ class InvariantBroken(EngineError):
     """Our engine's own bookkeeping contradicts itself: a bug. It stops rather than serve wrong numbers."""
 
     code = "engine/invariant"
+    dump: Mapping[str, object] | None = None
+    """The state of the engine's books, where it was at hand."""
 
 
 class RecordError(ZerodriftError):

@@ -96,5 +96,7 @@ class StepResult:
 
     drawn: Mapping[int, Drawn | Problem]
     """By sample key; a problem ends its sample and no other."""
-    scored: Mapping[int, Sequence[Scored] | Problem]
+    scored: Mapping[int, Sequence[Scored]]
     """By slice key."""
+    failed: Mapping[int, Problem]
+    """By slice key: the KV that the slice wrote is not to be trusted, and everybody who starts from it ends."""

@@ -37,7 +37,8 @@ class Scheduler:
         self.waiting: list[Sample] = []
         self.running: list[Sample] = []
         self._ended = ended
-        self._requests: dict[str, list[Sample]] = {}
+        self.requests: dict[str, list[Sample]] = {}
+        """Samples, finished ones too, of every request that is not finished as a whole."""
         self._samples: dict[int, Sample] = {}
         self.promised: dict[bytes, int] = {}
         """Keys of blocks that a running sample is about to compute, and which one it is."""
@@ -50,7 +51,7 @@ class Scheduler:
 
     def add(self, leader: Sample) -> None:
         """Queue a request: its first sample, made by the caller; the other n - 1 are made here."""
-        if leader.request_id in self._requests:
+        if leader.request_id in self.requests:
             raise DuplicateRequest(
                 f"a request called {leader.request_id!r} is not finished yet; give every request an id of its own"
             )
@@ -71,17 +72,17 @@ class Scheduler:
         self._next_key += leader.sampling.n
         expand(leader, range(leader.key + 1, self._next_key))
         samples = [leader, *leader.siblings]
-        self._requests[leader.request_id] = samples
+        self.requests[leader.request_id] = samples
         self._samples.update((sample.key, sample) for sample in samples)
         self.waiting.append(leader)
 
     def abort(self, request_id: str) -> list[Sample]:
         """End all unfinished samples of a request; they keep the tokens that they have."""
-        if request_id not in self._requests:
+        if request_id not in self.requests:
             raise UnknownRequest(
                 f"no unfinished request is called {request_id!r}; it ended, was aborted, or was never added"
             )
-        samples = [each for each in self._requests[request_id] if each.phase is not Phase.FINISHED]
+        samples = [each for each in self.requests[request_id] if each.phase is not Phase.FINISHED]
         for sample in samples:
             self._finish(sample, FinishReason.ABORT)
         return samples
@@ -116,9 +117,13 @@ class Scheduler:
             if leader is None:
                 continue  # aborted while the step ran
             self.counters.forwarded_tokens += len(part.token_ids)
+            if (problem := result.failed.get(part.key)) is not None:
+                changed += self._fail([leader, *leader.siblings], problem)
+                continue
             leader.write(part.end, self.version)
             self._publish(leader)
-            changed += self._score(leader, part, result) or self._draw(leader, part, result)
+            leader.prompt_scores += result.scored.get(part.key, ())
+            changed += self._draw(leader, part, result)
         return changed
 
     def swap(self, version: WeightVersion, policy: KVPolicy = KVPolicy.RECOMPUTE) -> None:
@@ -136,16 +141,10 @@ class Scheduler:
             self.waiting = sorted([*self.waiting, *self.running], key=_AGE)
             self.running = []
 
-    def _score(self, leader: Sample, part: Slice, result: StepResult) -> list[Sample]:
-        """Record prompt logprobs; a problem with one ends the request, and the ended samples are returned."""
-        scored = result.scored.get(part.key, ())
-        if isinstance(scored, Problem):
-            ended = [leader, *leader.siblings]
-            for sample in ended:
-                self._finish(sample, FinishReason.ERROR, scored)
-            return ended
-        leader.prompt_scores += scored
-        return []
+    def _fail(self, samples: list[Sample], problem: Problem) -> list[Sample]:
+        for sample in samples:
+            self._finish(sample, FinishReason.ERROR, problem)
+        return samples
 
     def _draw(self, leader: Sample, part: Slice, result: StepResult) -> list[Sample]:
         """Give each drawn token to its sample; siblings of the leader begin here."""
@@ -329,8 +328,8 @@ class Scheduler:
         self._forget(sample)
         sample.finish(reason, problem)
         del self._samples[sample.key]
-        if all(each.phase is Phase.FINISHED for each in self._requests[sample.request_id]):
-            del self._requests[sample.request_id]
+        if all(each.phase is Phase.FINISHED for each in self.requests[sample.request_id]):
+            del self.requests[sample.request_id]
 
     def _forget(self, sample: Sample) -> None:
         for key in sample.cache_keys:
