@@ -7,7 +7,7 @@ from zerodrift.core.errors import InvalidPrompt, InvalidSampling
 from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.engine.text import MAX_STOP_CHARACTERS
 
-PromptLike = str | Sequence[int] | Prompt
+PromptLike = str | list[int] | tuple[int, ...] | Prompt
 
 
 class ServedFacts(NamedTuple):
@@ -21,10 +21,11 @@ class ServedFacts(NamedTuple):
 
 def as_prompts(prompts: PromptLike | Sequence[PromptLike], tokenizer: Any) -> list[Prompt]:
     """One prompt or many: a text, a list of ids, a `Prompt`, or a list of those."""
-    if isinstance(prompts, (str, Prompt)) or (
-        len(prompts) > 0 and all(isinstance(each, int) for each in prompts)
-    ):
-        return [as_prompt(prompts, tokenizer)]  # type: ignore[arg-type]
+    if isinstance(prompts, (str, Prompt)):
+        return [as_prompt(prompts, tokenizer)]
+    ids = [each for each in prompts if isinstance(each, int)]
+    if ids and len(ids) == len(prompts):
+        return [as_prompt(ids, tokenizer)]
     return [as_prompt(each, tokenizer) for each in prompts]  # type: ignore[arg-type]
 
 
@@ -38,11 +39,11 @@ def as_prompt(prompt: PromptLike, tokenizer: Any) -> Prompt:
                 "the prompt is text, but the engine was made without a tokenizer; give token ids"
             )
         return Prompt(tuple(tokenizer(prompt)["input_ids"]), prompt)
-    if not isinstance(prompt, Sequence):
-        raise InvalidPrompt(
-            f"a prompt is a {type(prompt).__name__}; give a text, a list of token ids, or a zerodrift.Prompt"
-        )
-    return Prompt(tuple(prompt))
+    if isinstance(prompt, (list, tuple)):
+        return Prompt(tuple(prompt))
+    raise InvalidPrompt(
+        f"a prompt is a {type(prompt).__name__}; give a text, a list of token ids, or a zerodrift.Prompt"
+    )
 
 
 def as_sampling(

@@ -77,6 +77,8 @@ class Sample:
     written: list[_Span] = field(default_factory=list)
     """Weights that wrote the KV of positions [0, computed)."""
     _versions: list[_Span] = field(default_factory=list)
+    _looked_back: bool = False
+    """Whether the last token was drawn from the KV in `written`, rather than from what was forgotten since."""
     _seen: tuple[LineageSegment, ...] = ()
 
     @property
@@ -97,7 +99,7 @@ class Sample:
     @property
     def lineage(self) -> tuple[LineageSegment, ...]:
         """Weights that wrote the KV which the last drawn token looked back on; empty before the first."""
-        return self._seen
+        return self._segments() if self._looked_back else self._seen
 
     @property
     def next_forced(self) -> int | None:
@@ -137,7 +139,7 @@ class Sample:
         self.output.append(drawn.token_id)
         self.drawn.append(drawn)
         _extend(self._versions, version, len(self.output) - 1, len(self.output))
-        self._seen = tuple(LineageSegment(span.version, span.start, span.end) for span in self.written)
+        self._looked_back = True
 
     def start_from(self, leader: "Sample") -> None:
         """Take over what the leader's prefill gave; the caller counts the references to its blocks."""
@@ -158,6 +160,7 @@ class Sample:
 
     def forget(self) -> list[int]:
         """All KV is to be recomputed. Returns the blocks, last first, so that heads of prefixes stay longest."""
+        self._seen, self._looked_back = self.lineage, False
         blocks = self.blocks[::-1]
         self.blocks, self.cache_keys, self.computed, self.published = [], [], 0, 0
         self.straddles, self.written = False, []
@@ -165,6 +168,14 @@ class Sample:
             # Scores of one prompt come from one set of weights: a restart may follow a swap.
             self.prompt_scores = []
         return blocks
+
+    def _segments(self) -> tuple[LineageSegment, ...]:
+        last = self.length - 1
+        return tuple(
+            LineageSegment(span.version, span.start, min(span.end, last))
+            for span in self.written
+            if span.start < last
+        )
 
     def finish(self, reason: FinishReason, problem: Problem | None = None) -> None:
         """The end, with its reason."""

@@ -69,13 +69,14 @@ class Runner:
     def _score(self, hidden_TH: torch.Tensor, parts: list[_Part]) -> dict[int, list[Scored]]:
         scored: dict[int, list[Scored]] = {}
         for part in parts:
+            if not part.slice.scored:
+                continue
             tokens, found = part.slice.scored, list[Scored]()
             hidden_RH = hidden_TH[part.begin : part.begin + len(tokens)]
             for cut in self._cuts(len(tokens)):
                 logits_RV = head(self.model, hidden_RH[cut])
                 found += self.sampler.score(logits_RV, tokens[cut], part.slice.score_top)
-            if tokens:
-                scored[part.slice.key] = found
+            scored[part.slice.key] = found
         return scored
 
     def _cuts(self, num_rows: int) -> Iterator[slice]:
