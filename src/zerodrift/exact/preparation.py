@@ -40,7 +40,7 @@ def prepare(model: Any, *, plain: frozenset[str] = frozenset()) -> Any:
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = ExactLinear
-            module.exact_pack = Pack(ops)
+            module.exact_pack = Pack(ops)  # type: ignore[assignment]
         elif type(module).__name__.endswith("Attention"):
             module.exact_ops = ops
         elif type(module).__name__.endswith("RotaryEmbedding"):

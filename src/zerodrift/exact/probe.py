@@ -51,6 +51,7 @@ def differing_counts(op: Rows, x: torch.Tensor, counts: Sequence[int] = COUNTS) 
 
 def least_floor(floors: Sequence[int], make: Callable[[int], Rows], x: torch.Tensor, what: str) -> int:
     """The first of `floors` with which `make(floor)` is the same for all row counts."""
+    differing: list[int] = []
     for floor in floors:
         differing = differing_counts(make(floor), x)
         if not differing:

@@ -8,6 +8,7 @@ Shapes: Z (sequence, kv head) pairs, C kv heads, G query heads of one kv head, M
 D head size, n tokens.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -29,21 +30,38 @@ class Keys(NamedTuple):
     """Absolute position of key 0, a multiple of BLOCK."""
 
 
-def attend_rows(q_ZMD: torch.Tensor, keys: Keys, hidden: torch.Tensor, view: tuple[int, ...]) -> torch.Tensor:
-    """softmax(q kᵀ) v for scaled q; `hidden` masks scores seen as `view`."""
-    rows, length = q_ZMD.shape[1], keys.k_ZLD.shape[1]
+class Hidden(NamedTuple):
+    """Which keys are out of sight of a query."""
+
+    begin: int
+    """Every query sees all keys before this one: on average 3 of 4 scores need no mask."""
+    hidden_nl: torch.Tensor
+    """For the keys from `begin` on."""
+
+
+def attend_rows(
+    q_ZMD: torch.Tensor, keys: Keys, hidden: Hidden, view: tuple[int, ...], out_ZMD: torch.Tensor
+) -> None:
+    """softmax(q kᵀ) v for scaled q into `out`, which may have fewer rows; `hidden` masks scores seen as `view`."""
+    pairs, rows, size = q_ZMD.shape
+    blocks = keys.k_ZLD.shape[1] // BLOCK
     scores_ZML = torch.bmm(q_ZMD, keys.k_ZLD.transpose(1, 2))
-    scores_ZML.view(view).masked_fill_(hidden, -torch.inf)
-    scores_ZML.sub_(scores_ZML.amax(dim=-1, keepdim=True)).exp_()
-    sums_ZMB = scores_ZML.view(-1, rows, length // BLOCK, BLOCK).sum(dim=-1)
-    # From +0: a sum that starts with -0 would show whether blocks before it were skipped.
-    out_ZMD = torch.zeros_like(q_ZMD)
-    total_ZM1 = torch.zeros_like(q_ZMD[..., :1])
-    for block in range(length // BLOCK):
-        inside = slice(block * BLOCK, (block + 1) * BLOCK)
-        out_ZMD += torch.bmm(scores_ZML[:, :, inside], keys.v_ZLD[:, inside])
-        total_ZM1 += sums_ZMB[:, :, block : block + 1]
-    return out_ZMD.div_(total_ZM1)
+    scores_ZML.view(view)[..., hidden.begin :].masked_fill_(hidden.hidden_nl, -torch.inf)
+    # Blocks before rows: then all blocks are one product, 1.8 times as fast as one after another for few rows.
+    weights_ZBMk = scores_ZML.new_empty(pairs, blocks, rows, BLOCK)
+    by_block = scores_ZML.view(pairs, rows, blocks, BLOCK).transpose(1, 2)
+    torch.sub(by_block, scores_ZML.amax(dim=-1)[:, None, :, None], out=weights_ZBMk).exp_()
+    sums_ZBM1 = weights_ZBMk.sum(dim=-1, keepdim=True)
+    values = keys.v_ZLD.reshape(pairs * blocks, BLOCK, size)
+    parts_ZBMD = torch.bmm(weights_ZBMk.view(-1, rows, BLOCK), values).view(pairs, blocks, rows, size)
+    total_ZMD, total_ZM1 = parts_ZBMD[:, 0], sums_ZBM1[:, 0]
+    for block in range(1, blocks):
+        total_ZMD += parts_ZBMD[:, block]
+        total_ZM1 += sums_ZBM1[:, block]
+    kept = out_ZMD.shape[1]
+    torch.div(total_ZMD[:, :kept], total_ZM1[:, :kept], out=out_ZMD)
+    # -0 and +0 are equal sums, but which one comes out could show whether hidden blocks were added before.
+    out_ZMD += 0.0
 
 
 def attend_sequence(
@@ -54,56 +72,52 @@ def attend_sequence(
     num_kv = keys.k_ZLD.shape[0]
     group = heads // num_kv
     # Small products take another path in BLAS: a tile has at least `min_rows` rows, if need be of zeros.
-    padded = max(count, -(-min_rows // group))
+    least = -(-min_rows // group)
+    padded = max(count, least)
     q_CnGD = q_nHD.new_zeros(num_kv, padded, group, size)
     torch.mul(q_nHD.view(count, num_kv, group, size).transpose(0, 1), shape.scale, out=q_CnGD[:, :count])
-    out_nCGD = q_nHD.new_empty(padded, num_kv, group, size)
-    positions = torch.arange(first, first + padded)
-    for begin in _tiles(padded, -(-min_rows // group)):
-        tile = slice(*begin)
-        last = min(first + begin[1], first + count) - 1
-        low = _first_block(first + begin[0], shape.window) - keys.first
-        high = (last // BLOCK + 1) * BLOCK - keys.first
+    out_CnGD = torch.empty_like(q_CnGD)
+    for begin, end in _tiles(padded, least):
+        positions_n = torch.arange(first + begin, first + end).clamp_(max=first + count - 1)
+        low = first_block(first + begin, shape.window) - keys.first
+        high = end_block(min(first + end, first + count) - 1) - keys.first
         visible = Keys(keys.k_ZLD[:, low:high], keys.v_ZLD[:, low:high], low + keys.first)
-        hidden_nL = hidden_keys(positions[tile].clamp(max=last), visible.first, high - low, shape.window)
-        q_CMD = q_CnGD[:, tile].reshape(num_kv, -1, size)
-        out_CMD = attend_rows(q_CMD, visible, hidden_nL[:, None], (num_kv, -1, group, high - low))
-        out_nCGD[tile] = out_CMD.view(num_kv, -1, group, size).transpose(0, 1)
-    return out_nCGD[:count].reshape(count, heads, size)
+        hidden = hidden_keys(positions_n, visible.first, high - low, shape.window)
+        out_CMD = q_nHD.new_empty(num_kv, (end - begin) * group, size)
+        attend_rows(
+            q_CnGD[:, begin:end].reshape(num_kv, -1, size),
+            visible,
+            Hidden(hidden.begin, hidden.hidden_nl[:, None]),
+            (num_kv, end - begin, group, high - low),
+            out_CMD,
+        )
+        out_CnGD[:, begin:end] = out_CMD.view(num_kv, -1, group, size)
+    return out_CnGD[:, :count].transpose(0, 1).reshape(count, heads, size)
 
 
-def attend_single(
-    q_SHD: torch.Tensor, hidden_SL: torch.Tensor, keys: Keys, scale: float, min_rows: int
-) -> torch.Tensor:
-    """One query of each of S sequences, all against as many keys."""
-    sequences, heads, size = q_SHD.shape
-    num_kv = keys.k_ZLD.shape[0] // sequences
-    group = heads // num_kv
-    rows = max(group, min_rows)
-    q_ZMD = q_SHD.view(sequences * num_kv, group, size) * scale
-    if rows > group:
-        q_ZMD = torch.nn.functional.pad(q_ZMD, (0, 0, 0, rows - group))
-    view = (sequences, num_kv * rows, hidden_SL.shape[1])
-    return attend_rows(q_ZMD, keys, hidden_SL[:, None], view)[:, :group].reshape(sequences, heads, size)
-
-
-def hidden_keys(positions_n: torch.Tensor, first: int, length: int, window: int | None) -> torch.Tensor:
-    """True where key `first` + l is out of sight of a query."""
-    keys_L = torch.arange(first, first + length)
-    hidden_nL = keys_L > positions_n[:, None]
+def hidden_keys(positions_n: torch.Tensor, first: int, length: int, window: int | None) -> Hidden:
+    """What queries at `positions` do not see of keys `first` to `first` + `length` - 1."""
+    begin = max(0, int(positions_n.min()) + 1 - first) if window is None else 0
+    keys_l = torch.arange(first + begin, first + length)
+    hidden_nl = keys_l > positions_n[:, None]
     if window is not None:
-        hidden_nL |= keys_L <= positions_n[:, None] - window
-    return hidden_nL
+        hidden_nl |= keys_l <= positions_n[:, None] - window
+    return Hidden(begin, hidden_nl)
+
+
+def first_block(position: int, window: int | None) -> int:
+    """Where the block starts that holds the first key in sight of a query at `position`."""
+    return 0 if window is None else max(0, position - window + 1) // BLOCK * BLOCK
+
+
+def end_block(position: int) -> int:
+    """Where the block ends that holds `position`."""
+    return (position // BLOCK + 1) * BLOCK
 
 
 def _tiles(count: int, least: int) -> list[tuple[int, int]]:
     """Cuts of TILE tokens, the last at least `least` long."""
-    cuts = list(range(0, count, TILE)) + [count]
+    cuts = [*range(0, count, TILE), count]
     if len(cuts) > 2 and cuts[-1] - cuts[-2] < least:
         del cuts[-2]
-    return list(zip(cuts, cuts[1:], strict=False))
-
-
-def _first_block(position: int, window: int | None) -> int:
-    """Where the block starts that holds the first key in sight of a query at `position`."""
-    return 0 if window is None else max(0, position - window + 1) // BLOCK * BLOCK
+    return list(pairwise(cuts))

@@ -23,13 +23,15 @@ class _Silu(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
         (x,) = ctx.saved_tensors
         sigmoid = torch.sigmoid(x)
-        return grads[0] * sigmoid * (1 + x * (1 - sigmoid))
+        grad: torch.Tensor = grads[0] * sigmoid * (1 + x * (1 - sigmoid))
+        return grad
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
     """x / (1 + e⁻ˣ)."""
     if torch.is_grad_enabled() and x.requires_grad:
-        return _Silu.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+        out: torch.Tensor = _Silu.apply(x)  # type: ignore[no-untyped-call]
+        return out
     return x / torch.exp(-x).add_(1)
 
 

@@ -4,18 +4,17 @@ Variants are chosen by proof, per shape and number of threads, and remembered fo
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch.nn.functional import linear as plain_linear
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from zerodrift.core.errors import InvalidValue
 from zerodrift.exact import probe
 from zerodrift.exact.ops.cpu import attention, elementwise
-from zerodrift.exact.ops.cpu.attention import BLOCK, Keys
+from zerodrift.exact.ops.cpu.attention import BLOCK, Hidden, Keys
 from zerodrift.exact.ops.cpu.linear import ROW_FLOORS, linear, pack
-from zerodrift.exact.ops.cpu.step import Gather, Pages, Query, Step
+from zerodrift.exact.ops.cpu.step import Gather, Group, Pages, Query, Singles, Step
 from zerodrift.exact.ops.interface import HeadShape, Segments
 
 PLAIN = frozenset({"linear", "attention", "activation"})
@@ -80,19 +79,37 @@ class CpuOps:
         self, q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], step: Step, shape: HeadShape
     ) -> torch.Tensor:
         out_THD = torch.empty_like(q_THD)
-        for group in step.groups(shape.window):
-            keys = _gathered(kv, group.gather, len(group.tokens_S))
-            q_SHD = q_THD[group.tokens_S]
-            out_THD[group.tokens_S] = (
-                _sdpa_single(q_SHD, group.hidden_SL, keys, shape.scale)
-                if "attention" in self.plain
-                else attention.attend_single(q_SHD, group.hidden_SL, keys, shape.scale, self._rows(q_THD))
+        if (singles := step.singles(shape.window)) is not None:
+            out_THD.index_copy_(
+                0, singles.tokens_S, self._singles(q_THD[singles.tokens_S], kv, singles, shape)
             )
         for query in step.chunks:
             keys = _gathered(kv, step.gather(query, shape.window), 1)
             q_nHD = q_THD[query.begin : query.end]
             out_THD[query.begin : query.end] = self._sequence(q_nHD, query.first, keys, shape)
         return out_THD
+
+    def _singles(
+        self, q_SHD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], singles: Singles, shape: HeadShape
+    ) -> torch.Tensor:
+        count, heads, size = q_SHD.shape
+        num_kv = kv[0].shape[1]
+        group_size = heads // num_kv
+        rows = max(group_size, self._rows(q_SHD))
+        out_ZGD = q_SHD.new_empty(count * num_kv, group_size, size)
+        q_ZMD = (q_SHD * shape.scale).view(-1, group_size, size)
+        if rows > group_size:
+            q_ZMD = pad(q_ZMD, (0, 0, 0, rows - group_size))
+        for group in singles.groups:
+            keys = _gathered(kv, group.gather, group.end - group.begin)
+            pairs = slice(group.begin * num_kv, group.end * num_kv)
+            if "attention" in self.plain:
+                _sdpa_single(q_ZMD[pairs], group, keys, out_ZGD[pairs])
+            else:
+                view = (group.end - group.begin, num_kv * rows, group.gather.length)
+                hidden = Hidden(group.hidden.begin, group.hidden.hidden_nl[:, None])
+                attention.attend_rows(q_ZMD[pairs], keys, hidden, view, out_ZGD[pairs])
+        return out_ZGD.view(count, heads, size)
 
     def _sequence(self, q_nHD: torch.Tensor, first: int, keys: Keys, shape: HeadShape) -> torch.Tensor:
         if "attention" in self.plain:
@@ -150,9 +167,9 @@ def _prove_attention(size: int) -> int:
             last = int(positions.max()) // BLOCK + 1 + len(row_of) % 3
             keys = Keys(k[:, : last * BLOCK], v[:, : last * BLOCK], 0)
             hidden = attention.hidden_keys(positions, 0, last * BLOCK, None)
-            out = attention.attend_rows(
-                q[padded].transpose(0, 1).contiguous(), keys, hidden, (pairs, -1, last * BLOCK)
-            )
+            rows_ZMD = q[padded].transpose(0, 1).contiguous()
+            out = torch.empty_like(rows_ZMD)
+            attention.attend_rows(rows_ZMD, keys, hidden, (pairs, -1, last * BLOCK), out)
             return out[:, : len(row_of)].transpose(0, 1)
 
         return op
@@ -166,22 +183,30 @@ def _prove_attention(size: int) -> int:
 
 
 def _sdpa(q_nHD: torch.Tensor, first: int, keys: Keys, shape: HeadShape) -> torch.Tensor:
-    positions = torch.arange(first, first + len(q_nHD))
     last = first + len(q_nHD) - keys.first
-    hidden = attention.hidden_keys(positions, keys.first, last, shape.window)
+    positions = torch.arange(first, first + len(q_nHD))
+    begin, hidden_nl = attention.hidden_keys(positions, keys.first, last, shape.window)
     return scaled_dot_product_attention(
         q_nHD.transpose(0, 1)[None],
         keys.k_ZLD[None, :, :last],
         keys.v_ZLD[None, :, :last],
-        attn_mask=~hidden,
+        attn_mask=pad(~hidden_nl, (begin, 0), value=True),
         scale=shape.scale,
         enable_gqa=True,
     )[0].transpose(0, 1)
 
 
-def _sdpa_single(q_SHD: torch.Tensor, hidden_SL: torch.Tensor, keys: Keys, scale: float) -> torch.Tensor:
-    count = len(q_SHD)
-    k, v = (part.reshape(count, -1, *part.shape[1:]) for part in (keys.k_ZLD, keys.v_ZLD))
-    return scaled_dot_product_attention(
-        q_SHD[:, :, None], k, v, attn_mask=~hidden_SL[:, None, None], scale=scale, enable_gqa=True
-    )[:, :, 0]
+def _sdpa_single(q_ZMD: torch.Tensor, group: Group, keys: Keys, out_ZGD: torch.Tensor) -> None:
+    count, (_, heads, size) = group.end - group.begin, out_ZGD.shape
+    k_SCLD, v_SCLD = (part.reshape(count, -1, *part.shape[1:]) for part in (keys.k_ZLD, keys.v_ZLD))
+    seen_SL = pad(~group.hidden.hidden_nl, (group.hidden.begin, 0), value=True)
+    out_ZGD.copy_(
+        scaled_dot_product_attention(
+            q_ZMD[:, :heads].reshape(count, -1, 1, size),
+            k_SCLD,
+            v_SCLD,
+            attn_mask=seen_SL[:, None, None],
+            scale=1.0,
+            enable_gqa=True,
+        ).view(out_ZGD.shape)
+    )

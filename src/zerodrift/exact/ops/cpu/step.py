@@ -6,16 +6,17 @@ Shapes: S sequences of a group, J pages, L keys, C kv heads.
 """
 
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 
-from zerodrift.exact.ops.cpu.attention import BLOCK, hidden_keys
+from zerodrift.exact.ops.cpu.attention import BLOCK, Hidden, end_block, first_block, hidden_keys
 
-GATHER_KEYS = 16384
-"""Keys gathered for one group, over all its sequences."""
+GATHER_KEYS = 3072
+"""Keys gathered for one group, over all its sequences: what is copied is read again while it is in the cache."""
 MAX_PADDING = 0.25
-"""A sequence joins a group if at most this share of its keys would be padding."""
+"""A sequence joins a group if at most this share of the keys computed for it, or one block, is padding."""
 
 
 class Pages(NamedTuple):
@@ -55,9 +56,18 @@ class Gather(NamedTuple):
 class Group(NamedTuple):
     """Sequences that decode one token each."""
 
-    tokens_S: torch.Tensor
+    begin: int
+    """First of its sequences in the order of `Singles`."""
+    end: int
     gather: Gather
-    hidden_SL: torch.Tensor
+    hidden: Hidden
+
+
+class Singles(NamedTuple):
+    """All sequences that decode one token, longest first."""
+
+    tokens_S: torch.Tensor
+    groups: list[Group]
 
 
 class Step:
@@ -66,34 +76,34 @@ class Step:
     def __init__(self, queries: list[Query], pages: Pages) -> None:
         self.queries = queries
         self.pages = pages
-        self._groups: dict[int | None, list[Group]] = {}
+        self._singles: dict[int | None, Singles | None] = {}
 
     @cached_property
     def chunks(self) -> list[Query]:
         """Sequences with several tokens."""
         return [query for query in self.queries if query.end - query.begin > 1]
 
-    def groups(self, window: int | None) -> list[Group]:
+    def singles(self, window: int | None) -> Singles | None:
         """Sequences with one token, for layers with this window."""
-        if window not in self._groups:
-            singles = [query for query in self.queries if query.end - query.begin == 1]
-            self._groups[window] = [self._group(members, window) for members in _alike(singles, window)]
-        return self._groups[window]
+        if window not in self._singles:
+            members = [query for query in self.queries if query.end - query.begin == 1]
+            self._singles[window] = self._grouped(members, window) if members else None
+        return self._singles[window]
 
     def gather(self, query: Query, window: int | None) -> Gather:
         """Keys that the tokens of `query` look at."""
-        first = _first_block(query.first, window)
-        return self._gather([query], first, _end_block(query.last) - first)
+        first = first_block(query.first, window)
+        return self._gather([query], first, end_block(query.last) - first)
 
-    def _group(self, members: list[Query], window: int | None) -> Group:
-        first = min(_first_block(query.first, window) for query in members)
-        length = max(_end_block(query.last) for query in members) - first
-        positions_S = torch.tensor([query.first for query in members])
-        return Group(
-            torch.tensor([query.begin for query in members]),
-            self._gather(members, first, length),
-            hidden_keys(positions_S, first, length, window),
-        )
+    def _grouped(self, singles: list[Query], window: int | None) -> Singles:
+        ordered, groups = sorted(singles, key=lambda query: -query.last), []
+        for begin, end in _alike(ordered, window):
+            members = ordered[begin:end]
+            first = min(first_block(query.first, window) for query in members)
+            length = max(end_block(query.last) for query in members) - first
+            hidden = hidden_keys(torch.tensor([query.first for query in members]), first, length, window)
+            groups.append(Group(begin, end, self._gather(members, first, length), hidden))
+        return Singles(torch.tensor([query.begin for query in ordered]), groups)
 
     def _gather(self, members: list[Query], first: int, length: int) -> Gather:
         size, heads = self.pages
@@ -110,28 +120,14 @@ class Step:
         return Gather(rows_SCJ.flatten(), first - begin * size, first, length)
 
 
-def _alike(singles: list[Query], window: int | None) -> list[list[Query]]:
-    """Groups of about equal length, longest first."""
-    groups: list[list[Query]] = []
-    keys = 0
-    for query in sorted(singles, key=lambda each: -each.last):
-        span = _end_block(query.last) - _first_block(query.first, window)
-        if groups:
-            head = groups[-1][0]
-            longest = _end_block(head.last) - _first_block(groups[-1][-1].first, window)
-            alike = span >= longest * (1 - MAX_PADDING) or longest - span <= BLOCK
-            apart = _end_block(head.last) - _first_block(query.first, window) > longest + BLOCK
-            if alike and not apart and (len(groups[-1]) + 1) * max(keys, span) <= GATHER_KEYS:
-                groups[-1].append(query)
-                continue
-        groups.append([query])
-        keys = span
-    return groups
-
-
-def _first_block(position: int, window: int | None) -> int:
-    return 0 if window is None else max(0, position - window + 1) // BLOCK * BLOCK
-
-
-def _end_block(position: int) -> int:
-    return (position // BLOCK + 1) * BLOCK
+def _alike(ordered: list[Query], window: int | None) -> list[tuple[int, int]]:
+    """Runs of sequences of about equal length, out of all in falling order of length."""
+    cuts = [0]
+    for index, query in enumerate(ordered):
+        longest = ordered[cuts[-1]]
+        keys = end_block(longest.last) - first_block(query.first, window)
+        padding = keys - (end_block(query.last) - first_block(longest.first, window))
+        fits = (index + 1 - cuts[-1]) * keys <= GATHER_KEYS and padding <= max(BLOCK, MAX_PADDING * keys)
+        if index > cuts[-1] and not fits:
+            cuts.append(index)
+    return list(pairwise([*cuts, len(ordered)]))
