@@ -309,8 +309,13 @@ def test_theorem(theorem: str, examples: int) -> None:
     assert getattr(THEOREMS[theorem], "seen", 1) > 0, "what the theorem is about never happened"
 
 
+# Who runs beside a request changes the rows of a matmul, and MKL sums one row in another order than four. How a
+# request is cut changes the queries of its attention, and SDPA sums one in another order than many.
+ABOUT_NEIGHBOURS = {"batch 1 = batch N", "arrival orders", "streaming = not"}
+
+
 @pytest.mark.parametrize("theorem", THEOREMS)
 def test_a_theorem_fails_with_one_op_as_torch_has_it(theorem: str) -> None:
-    """SDPA computes a token's attention in another order when it decodes than when it prefills."""
-    with pytest.raises(AssertionError):
-        run(theorem, 30, lambda family: model_of(family, plain="attention"))
+    plain = "linear" if theorem in ABOUT_NEIGHBOURS else "attention"
+    with pytest.raises(AssertionError, match="== 0"):
+        run(theorem, 10, lambda family: model_of(family, plain=plain))
