@@ -30,6 +30,7 @@ QUIET = settings(
     suppress_health_check=list(HealthCheck),
     database=None,
     phases=[Phase.generate],
+    derandomize=True,
 )
 BLOCK = st.integers(0, NUM_BLOCKS - 1)
 

@@ -44,6 +44,7 @@ QUIET = settings(
     suppress_health_check=list(HealthCheck),
     database=None,
     phases=[HypothesisPhase.generate],
+    derandomize=True,
 )
 
 
@@ -256,6 +257,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert {sample.key for sample in ended} == {sample.key for sample in self.live[request_id]}
         for sample in ended:
             self.finished(sample)
+        consistency.check(self.scheduler)
 
     @precondition(lambda self: self.scheduler is not None)
     @rule(version=st.sampled_from(WEIGHTS), policy=st.sampled_from(KVPolicy))

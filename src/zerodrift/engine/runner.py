@@ -92,12 +92,11 @@ def _failed(hidden_TH: torch.Tensor, parts: list[_Part]) -> dict[int, Problem]:
         return {}
     problems = {}
     for part in parts:
-        bad = (~finite_T[part.begin : part.last + 1]).nonzero()
-        if len(bad):
-            position = part.slice.start + int(bad[0])
+        if not bool(finite_T[part.begin : part.last + 1].all()):
+            # Not which position: within a slice 0 · NaN takes the ones before it along.
             problems[part.slice.key] = Problem(
                 NonFinite.code,
-                f"the model's hidden state at position {position} is not finite; look for NaN in the weights, such as "
-                "the embedding of a token of this request",
+                f"the model's hidden states at positions {part.slice.start} to {part.slice.end - 1} are not finite; look "
+                "for NaN in the weights, such as the embedding of a token of this request",
             )
     return problems
