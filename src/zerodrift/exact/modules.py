@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from zerodrift.core.errors import UnsupportedModel
 from zerodrift.exact.ops.interface import Ops
 
 
@@ -27,6 +28,11 @@ class Pack:
         # Every in-place op counts the version up: optimizers, load_state_dict, copy_.
         key = (weight_NK.data_ptr(), weight_NK._version)  # noqa: SLF001
         bits = _bit_sum(weight_NK) if torch.is_grad_enabled() else None
+        if weight_NK.dtype not in self.ops.dtypes:
+            raise UnsupportedModel(
+                f"a weight arrives as {weight_NK.dtype}; exact mode computes in {self.ops.dtypes}: switch off mixed "
+                "precision, which rounds parameters, or load the model in that dtype for engine and trainer alike"
+            )
         if key != self._key or (bits is not None and self._sum is not None and bits != self._sum):
             self._packed, self._key, self._sum = self.ops.pack(weight_NK), key, None
         self._sum = bits if bits is not None else self._sum
