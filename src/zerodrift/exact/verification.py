@@ -97,7 +97,7 @@ def paged(
     for step in schedule.steps(lengths):
         hidden_TH = forward_paged(model, _batch(model, sequences, tables, schedule.block_size, step), kv)
         sizes = [end - begin for _, begin, end in step]
-        for (index, _, _), part in zip(step, hidden_TH.split(sizes), strict=True):
+        for (index, _, _), part in zip(step, torch.split(hidden_TH, sizes), strict=True):
             found[index].append(part)
     return [torch.cat(parts) for parts in found]
 
