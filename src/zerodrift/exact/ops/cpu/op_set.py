@@ -1,5 +1,6 @@
 """The CPU's ops behind the common interface, each with the plain twin that shows what exactness costs and prevents."""
 
+import re
 from collections.abc import Callable, Mapping
 
 import torch
@@ -107,6 +108,11 @@ class CpuOps:
             "linear": "plain" if "linear" in self.plain else "onednn-prepacked",
             "attention": "sdpa" if "attention" in self.plain else f"blocks-{BLOCK}-global-max",
             "activation": "plain" if "activation" in self.plain else "primitives",
+            "isa": torch.backends.cpu.get_cpu_capability(),
+            # The libraries under the ops: an upgrade of either may change an order of summation.
+            "blas": ", ".join(
+                re.findall(r"(?:Math Kernel Library Version|MKL-DNN v)\s*([\d.]+)", torch.__config__.show())
+            ),
         }
 
 
