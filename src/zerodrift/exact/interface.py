@@ -54,7 +54,9 @@ def attention(  # noqa: PLR0913  transformers calls it so
                 "score whole sequences, and generate with zerodrift's engine"
             )
         segments = _segments(ops, kwargs.get("position_ids"), attention_mask, (batch, tokens))
-        out_THD = _Attention.apply(q_THD, k_TCD, v_TCD, (ops, segments, shape))  # type: ignore[no-untyped-call]
+        # Autocast would round the products to 16 bits; nothing else in a prepared model is touched by it.
+        with torch.autocast(query.device.type, enabled=False):
+            out_THD = _Attention.apply(q_THD, k_TCD, v_TCD, (ops, segments, shape))  # type: ignore[no-untyped-call]
     return out_THD.view(batch, tokens, heads, size), None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from zerodrift.core.errors import UnsupportedModel
 from zerodrift.exact.ops.interface import Ops
 
 
@@ -27,9 +28,13 @@ class Pack:
         # Every in-place op counts the version up: optimizers, load_state_dict, copy_.
         key = (weight_NK.data_ptr(), weight_NK._version)  # noqa: SLF001
         bits = _bit_sum(weight_NK) if torch.is_grad_enabled() else None
-        if key != self._key or (bits is not None and self._sum is not None and bits != self._sum):
-            self._packed, self._key, self._sum = self.ops.pack(weight_NK), key, None
-        self._sum = bits if bits is not None else self._sum
+        if weight_NK.dtype not in self.ops.dtypes:
+            raise UnsupportedModel(
+                f"a weight arrives as {weight_NK.dtype}; exact mode computes in {self.ops.dtypes}: switch off mixed "
+                "precision, which rounds parameters, or load the model in that dtype for engine and trainer alike"
+            )
+        if key != self._key or (bits is not None and bits != self._sum):
+            self._packed, self._key, self._sum = self.ops.pack(weight_NK), key, bits
         return self._packed
 
     def drop(self) -> None:
@@ -43,11 +48,15 @@ class Pack:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, pack: Pack
+        ctx: Any,
+        x_TK: torch.Tensor,
+        weight_NK: torch.Tensor,
+        bias_N: torch.Tensor | None,
+        packed: tuple[Ops, Any],
     ) -> torch.Tensor:
         ctx.save_for_backward(x_TK, weight_NK)
         ctx.has_bias = bias_N is not None
-        return pack.ops.linear(x_TK, pack.of(weight_NK), bias_N)
+        return packed[0].linear(x_TK, packed[1], bias_N)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -69,13 +78,19 @@ class ExactLinear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x Wᵀ + b."""
+        if x.dtype is not self.weight.dtype:
+            raise UnsupportedModel(
+                f"{x.dtype} activations meet {self.weight.dtype} weights; exact mode mixes none"
+            )
         x_TK = x.reshape(-1, x.shape[-1])
-        if torch.is_grad_enabled():
-            out_TN = _Linear.apply(x_TK, self.weight, self.bias, self.exact_pack)  # type: ignore[no-untyped-call]
-        else:
-            pack = self.exact_pack
-            out_TN = pack.ops.linear(x_TK, pack.of(self.weight), self.bias)
-        return out_TN.view(*x.shape[:-1], -1)  # type: ignore[no-any-return]
+        # Inside of an autograd function gradients are off: what they mean for the packing is asked before.
+        ops, packed = self.exact_pack.ops, self.exact_pack.of(self.weight)
+        out_TN = (
+            _Linear.apply(x_TK, self.weight, self.bias, (ops, packed))  # type: ignore[no-untyped-call]
+            if torch.is_grad_enabled()
+            else ops.linear(x_TK, packed, self.bias)
+        )
+        return out_TN.view(*x.shape[:-1], -1)
 
 
 class ExactActivation(nn.Module):

@@ -102,12 +102,13 @@ def forward_paged(model: Any, batch: PagedBatch, kv: PagedKV) -> torch.Tensor:
     """Hidden states [T, H] after the final norm. Writes K and V of the step's tokens, then attends."""
     ops = ops_of(model)
     _check(batch, kv)
-    output = model.model(
-        input_ids=batch.token_ids_T[None],
-        position_ids=batch.positions_T[None],
-        use_cache=False,
-        exact_step=_PagedStep(batch, kv, ops),
-    )
+    with torch.autocast(batch.token_ids_T.device.type, enabled=False):
+        output = model.model(
+            input_ids=batch.token_ids_T[None],
+            position_ids=batch.positions_T[None],
+            use_cache=False,
+            exact_step=_PagedStep(batch, kv, ops),
+        )
     hidden_TH: torch.Tensor = output.last_hidden_state[0]
     return hidden_TH
 

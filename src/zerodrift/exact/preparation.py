@@ -5,15 +5,17 @@ through the attention interface of transformers. Nothing global is patched. A mo
 to be exact is refused by the name of that part.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from zerodrift.core.errors import UnsupportedModel
+from zerodrift.core.errors import Unproven, UnsupportedModel
 from zerodrift.exact import interface
 from zerodrift.exact.modules import ExactActivation, ExactLinear, Pack
 from zerodrift.exact.ops.cpu.op_set import CpuOps
+from zerodrift.exact.ops.interface import Parts
 from zerodrift.exact.rotary import ROPE_TYPES, exchange_rotary, give_back_rotary
 
 FAMILIES = ("Llama", "Qwen2", "Qwen3", "Mistral")
@@ -48,6 +50,11 @@ def prepare(model: Any, *, plain: frozenset[str] = frozenset()) -> Any:
         if "activation" not in plain and (original := getattr(module, "act_fn", None)) is not None:
             module.act_fn = ExactActivation(original, ops.activation(model.config.hidden_act))
     model.set_attn_implementation(interface.NAME)
+    try:
+        ops.prove(_parts(model))
+    except Unproven:
+        restore(model)
+        raise
     return model
 
 
@@ -122,6 +129,28 @@ def _check_numbers(model: Any, ops: Any) -> None:
     rope = config.rope_parameters["rope_type"]
     if rope not in ROPE_TYPES:
         raise UnsupportedModel(f"rope_type is {rope!r}; exact mode has {', '.join(ROPE_TYPES)}")
+
+
+@torch.no_grad()
+def _parts(model: Any) -> Parts:
+    config = model.config
+    linears, norms = [], {}
+    for module in model.modules():
+        if isinstance(module, ExactLinear):
+            linears.append((module.exact_pack.of(module.weight), module.bias))
+        elif type(module).__name__.endswith("RMSNorm"):
+            norms[f"norm of {len(module.weight)}"] = (module.forward, len(module.weight))
+    layer = model.model.layers[0]
+    return Parts(
+        linears,
+        layer.self_attn.head_dim,
+        {
+            **norms,
+            "activation": (layer.mlp.act_fn.forward, config.intermediate_size),
+            "log-softmax": (partial(torch.log_softmax, dim=-1), config.vocab_size),
+            "softmax": (partial(torch.softmax, dim=-1), config.vocab_size),
+        },
+    )
 
 
 def parameters_on(model: Any) -> torch.device:

@@ -17,7 +17,7 @@ class _Silu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x)
-        return x / torch.exp(-x).add_(1)
+        return _silu(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
@@ -32,7 +32,12 @@ def silu(x: torch.Tensor) -> torch.Tensor:
     if torch.is_grad_enabled() and x.requires_grad:
         out: torch.Tensor = _Silu.apply(x)  # type: ignore[no-untyped-call]
         return out
-    return x / torch.exp(-x).add_(1)
+    return _silu(x)
+
+
+def _silu(x: torch.Tensor) -> torch.Tensor:
+    denominator = torch.neg(x).exp_().add_(1)
+    return torch.div(x, denominator, out=denominator)
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:

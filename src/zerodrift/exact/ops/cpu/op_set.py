@@ -1,8 +1,6 @@
-"""The CPU's ops behind the common interface, each with the plain twin that shows what exactness costs and prevents.
+"""The CPU's ops behind the common interface, each with the plain twin that shows what exactness costs and prevents."""
 
-Variants are chosen by proof, per shape and number of threads, and remembered for the life of the process.
-"""
-
+import re
 from collections.abc import Callable, Mapping
 
 import torch
@@ -10,18 +8,15 @@ from torch.nn.functional import linear as plain_linear
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from zerodrift.core.errors import InvalidValue
-from zerodrift.exact import probe
 from zerodrift.exact.ops.cpu import attention, elementwise
 from zerodrift.exact.ops.cpu.attention import BLOCK, Hidden, Keys
-from zerodrift.exact.ops.cpu.linear import ROW_FLOORS, linear, pack
+from zerodrift.exact.ops.cpu.linear import linear, pack
+from zerodrift.exact.ops.cpu.proof import attention_floor, linear_floor, require_rows
 from zerodrift.exact.ops.cpu.step import Gather, Group, Pages, Query, Singles, Step
-from zerodrift.exact.ops.interface import HeadShape, Segments
+from zerodrift.exact.ops.interface import HeadShape, Parts, Segments
 
 PLAIN = frozenset({"linear", "attention", "activation"})
 """Ops that can be swapped for torch's own, to see a theorem fail."""
-_ATTENTION_FLOORS = (1, 2, 3, 4, 6, 8, 11, 12, 16)
-_linear_floors: dict[tuple[int, int, int], int] = {}
-_attention_floors: dict[tuple[int, int], int] = {}
 
 
 class CpuOps:
@@ -36,29 +31,21 @@ class CpuOps:
             raise InvalidValue(f"no op is called {sorted(unknown)}; plain twins exist for {sorted(PLAIN)}")
         self.plain = plain
 
+    def prove(self, parts: Parts) -> None:
+        attention_floor(parts.head_dim)
+        for packed, bias_N in () if "linear" in self.plain else parts.linears:
+            linear_floor(packed, bias_N)
+        for name, (op, columns) in parts.row_ops.items():
+            if not (name == "activation" and name in self.plain):
+                require_rows(name, op, columns)
+
     def pack(self, weight_NK: torch.Tensor) -> torch.Tensor:
         return weight_NK.detach() if "linear" in self.plain else pack(weight_NK)
 
     def linear(self, x_TK: torch.Tensor, packed: torch.Tensor, bias_N: torch.Tensor | None) -> torch.Tensor:
         if "linear" in self.plain:
             return plain_linear(x_TK, packed, bias_N)
-        key = (packed.shape[0], packed.shape[1], torch.get_num_threads())
-        if key not in _linear_floors:
-            self._prove_linear(key, packed, bias_N)
-        return linear(x_TK, packed, bias_N, _linear_floors[key])
-
-    def _prove_linear(
-        self, key: tuple[int, int, int], packed: torch.Tensor, bias_N: torch.Tensor | None
-    ) -> None:
-        outputs, inputs, _ = key
-        # 520 rows reach every blocking of M; a large head would take seconds, and gets 96.
-        x = probe.hard(520 if outputs * inputs <= 2**21 else 96, inputs)
-        _linear_floors[key] = probe.least_floor(
-            ROW_FLOORS,
-            lambda floor: lambda rows: linear(rows, packed, bias_N, floor),
-            x,
-            f"linear {inputs} -> {outputs}",
-        )
+        return linear(x_TK, packed, bias_N, linear_floor(packed, bias_N))
 
     def activation(self, name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
         return elementwise.ACTIVATIONS.get(name)
@@ -95,7 +82,7 @@ class CpuOps:
         count, heads, size = q_SHD.shape
         num_kv = kv[0].shape[1]
         group_size = heads // num_kv
-        rows = max(group_size, self._rows(q_SHD))
+        rows = max(group_size, attention_floor(size))
         out_ZGD = q_SHD.new_empty(count * num_kv, group_size, size)
         q_ZMD = (q_SHD * shape.scale).view(-1, group_size, size)
         if rows > group_size:
@@ -114,19 +101,18 @@ class CpuOps:
     def _sequence(self, q_nHD: torch.Tensor, first: int, keys: Keys, shape: HeadShape) -> torch.Tensor:
         if "attention" in self.plain:
             return _sdpa(q_nHD, first, keys, shape)
-        return attention.attend_sequence(q_nHD, first, keys, shape, self._rows(q_nHD))
-
-    def _rows(self, q: torch.Tensor) -> int:
-        key = (q.shape[-1], torch.get_num_threads())
-        if key not in _attention_floors:
-            _attention_floors[key] = _prove_attention(key[0])
-        return _attention_floors[key]
+        return attention.attend_sequence(q_nHD, first, keys, shape, attention_floor(q_nHD.shape[-1]))
 
     def facts(self) -> Mapping[str, str]:
         return {
             "linear": "plain" if "linear" in self.plain else "onednn-prepacked",
             "attention": "sdpa" if "attention" in self.plain else f"blocks-{BLOCK}-global-max",
             "activation": "plain" if "activation" in self.plain else "primitives",
+            "isa": torch.backends.cpu.get_cpu_capability(),
+            # The libraries under the ops: an upgrade of either may change an order of summation.
+            "blas": ", ".join(
+                re.findall(r"(?:Math Kernel Library Version|MKL-DNN v)\s*([\d.]+)", torch.__config__.show())
+            ),
         }
 
 
@@ -148,38 +134,6 @@ def _gathered(kv: tuple[torch.Tensor, torch.Tensor], gather: Gather, sequences: 
         for pages in kv
     )
     return Keys(k_ZLD, v_ZLD, gather.first)
-
-
-def _prove_attention(size: int) -> int:
-    """How many rows a tile needs, for heads of `size`."""
-    generator = torch.Generator().manual_seed(size)
-    pairs, length, rows = 3, 5 * BLOCK, 200
-    q = torch.randn(rows, pairs, size, generator=generator) * (2 / size**0.5)
-    k = torch.randn(pairs, length, size, generator=generator)
-    v = probe.hard(pairs * length, size).view(pairs, length, size)
-
-    def make(floor: int) -> probe.Rows:
-        def op(indexed: torch.Tensor) -> torch.Tensor:
-            row_of = indexed[:, 0].long()
-            padded = torch.cat([row_of, row_of[:1].expand(max(0, floor - len(row_of)))])
-            positions = (padded * 37) % (3 * BLOCK)
-            # As many blocks as these rows need, and hidden ones behind them where there are few rows.
-            last = int(positions.max()) // BLOCK + 1 + len(row_of) % 3
-            keys = Keys(k[:, : last * BLOCK], v[:, : last * BLOCK], 0)
-            hidden = attention.hidden_keys(positions, 0, last * BLOCK, None)
-            rows_ZMD = q[padded].transpose(0, 1).contiguous()
-            out = torch.empty_like(rows_ZMD)
-            attention.attend_rows(rows_ZMD, keys, hidden, (pairs, -1, last * BLOCK), out)
-            return out[:, : len(row_of)].transpose(0, 1)
-
-        return op
-
-    return probe.least_floor(
-        _ATTENTION_FLOORS,
-        make,
-        torch.arange(rows, dtype=torch.float32)[:, None],
-        f"attention over heads of {size}",
-    )
 
 
 def _sdpa(q_nHD: torch.Tensor, first: int, keys: Keys, shape: HeadShape) -> torch.Tensor:
