@@ -47,6 +47,14 @@ def _reference(config: EngineConfig, served: Served, logs: Path) -> Iterator[Bac
 
 
 @contextmanager
+def _exact(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]:
+    from zerodrift.backends.exact import ExactBackend
+
+    dtype = "float32" if served.dtype == "auto" else served.dtype
+    yield from _connected(ExactBackend(served.model, dtype=dtype, config=config))
+
+
+@contextmanager
 def _vllm(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]:
     from zerodrift.backends.launch import launch_vllm
     from zerodrift.backends.vllm import VllmBackend
@@ -78,4 +86,4 @@ def _connected(engine: Backend) -> Iterator[Backend]:
         engine.close()
 
 
-OPENERS: Mapping[str, Opener] = {"reference": _reference, "vllm": _vllm}
+OPENERS: Mapping[str, Opener] = {"exact": _exact, "reference": _reference, "vllm": _vllm}
