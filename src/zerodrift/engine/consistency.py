@@ -18,10 +18,12 @@ def check(scheduler: Scheduler) -> None:
     for sample in scheduler.samples:
         _check_sample(scheduler, sample)
     held = Counter(block for sample in scheduler.samples for block in sample.blocks)
-    counted = {block: scheduler.pool.references(block) for block in range(scheduler.pool.num_blocks)}
-    if wrong := {block: count for block, count in counted.items() if count != held[block]}:
+    counted = {block: scheduler.pool.references(block) for block in held}
+    if counted != held or scheduler.pool.num_held != len(held):
+        wrong = {block: count for block, count in counted.items() if count != held[block]}
         raise InvariantBroken(
-            f"blocks are counted as {wrong}, but samples hold { ({block: held[block] for block in wrong}) }"
+            f"{scheduler.pool.num_held} blocks are counted as held, but samples hold {len(held)}; references differ in "
+            f"{wrong}, where samples hold { ({block: held[block] for block in wrong}) }"
         )
 
 

@@ -39,7 +39,7 @@ from zerodrift.engine.runner import Runner
 from zerodrift.engine.sampler import LogprobsMode, Sampler
 from zerodrift.engine.scheduler import Scheduler
 from zerodrift.engine.text import Texts
-from zerodrift.engine.weights import exchanged, own_copy, version_of
+from zerodrift.engine.weights import exchanged, own_copy, served, version_of
 from zerodrift.exact.fingerprint import numeric_fingerprint
 from zerodrift.exact.logprobs import stop_ids_of
 from zerodrift.exact.paged import PagedKV
@@ -73,8 +73,9 @@ class Engine:
         """`model` is "testbed:NAME", a directory, or a transformers model, of which the engine takes a copy."""
         if isinstance(model, (str, Path)):
             tokenizer = models.tokenizer(model) if tokenizer is None else tokenizer
-            model = models.load(model, dtype=dtype)
-        model = own_copy(model)
+            model = served(models.load(model, dtype=dtype))
+        else:
+            model = own_copy(model)
         self.tokenizer = tokenizer
         self.mode = _one_of(LogprobsMode, "logprobs_mode", logprobs_mode)
         context = model.config.max_position_embeddings if max_model_len is None else max_model_len

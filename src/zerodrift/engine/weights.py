@@ -15,8 +15,14 @@ from zerodrift.weights.digest import checkpoint_state, model_digest
 
 
 def own_copy(model: Any) -> Any:
-    """A prepared copy in eval mode, so that no optimizer writes into tensors that a step reads."""
-    return prepare(copy.deepcopy(model).eval().requires_grad_(requires_grad=False))
+    """A prepared copy, so that no optimizer writes into tensors that a step reads."""
+    return served(copy.deepcopy(model))
+
+
+def served(model: Any) -> Any:
+    """`model` itself, prepared, and rid of what only training needs."""
+    model.zero_grad(set_to_none=True)
+    return prepare(model.eval().requires_grad_(requires_grad=False))
 
 
 def exchanged(model: Any, state: Mapping[str, torch.Tensor]) -> Any:

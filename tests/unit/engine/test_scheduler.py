@@ -231,7 +231,7 @@ def _lose_a_block(books: Scheduler) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (_lose_a_reference, "but samples hold"),
+        (_lose_a_reference, "references differ in {0: 2}"),
         (_run_too_many, "2 samples run, and the bound is 1"),
         (_swap_places, "out of order"),
         (_mislabel, "in another phase"),
