@@ -17,8 +17,8 @@ from zerodrift.engine.sampler import Sampler
 from zerodrift.exact.logprobs import head
 from zerodrift.exact.paged import PagedKV, forward_paged
 
-LOGITS_AT_ONCE = 2**22
-"""Elements of logits held at a time, 16 MB in fp32: scoring a long prompt must not need tokens × vocabulary."""
+LOGITS_AT_ONCE = 2**24
+"""Elements of logits held at a time, 64 MB in fp32: scoring a long prompt must not need tokens × vocabulary."""
 
 
 class _Part(NamedTuple):

@@ -69,7 +69,9 @@ def processed_logits(
         logits_TV = _penalise(logits_TV, params, counted or tally(rows, logits_TV))
     if not params.greedy:
         # Greedy decoding draws nothing; its reported distribution is that of temperature 1, untruncated.
-        logits_TV = truncate(logits_TV / params.temperature, params)
+        if params.temperature != 1:
+            logits_TV = logits_TV / params.temperature
+        logits_TV = truncate(logits_TV, params)
     return logits_TV
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from zerodrift.core.completion import LogprobKind, Problem
 from zerodrift.core.request import SamplingParams
 from zerodrift.engine.plan import Draw, Drawn
-from zerodrift.engine.sampler import LogprobsMode, Sampler
+from zerodrift.engine.sampler import LogprobsMode, Sampler, invert
 from zerodrift.sampler.choose import choose
 from zerodrift.sampler.noise import uniform
 from zerodrift.sampler.processing import History, processed_logits, processed_logprobs
@@ -92,6 +92,22 @@ def test_rows_with_different_numbers_of_samples() -> None:
     drawn = sampler.draw(logits_RV, [[draw(0, params, index=0), draw(1, params, index=1)], [draw(2, params)]])
     for key, (row, index) in enumerate([(0, 0), (0, 1), (1, 0)]):
         assert drawn[key] == sampler.draw(logits_RV[row : row + 1], [[draw(key, params, index=index)]])[key]
+
+
+@given(st.integers(0, 1000), st.sampled_from([0.1, 1.0, 4.0]), st.integers(1, 400))
+def test_inversion_in_fp32_finds_what_fp64_finds(seed: int, spread: float, vocabulary: int) -> None:
+    """Also on the ends of slices, where only fp64 can tell."""
+    generator = torch.Generator().manual_seed(seed)
+    logprobs_GV = torch.log_softmax(torch.randn(3, vocabulary, generator=generator) * spread, dim=-1)
+    logprobs_GV[:, ::7] = -torch.inf if vocabulary > 7 else logprobs_GV[:, ::7]
+    ends_V = logprobs_GV[0].double().exp().cumsum(0)
+    edges = (ends_V / ends_V[-1]).tolist()[:20]
+    drawn = torch.rand(10, generator=generator, dtype=torch.float64).tolist()
+    near = [value + step for value in edges for step in (-1e-9, 0.0, 1e-16, 1e-9, 5e-7, 2e-6)]
+    uniforms = [value for value in (*drawn, *near, 0.0, 1 - 2**-53) if 0 <= value < 1]
+    for row in range(3):
+        found = invert(logprobs_GV, logprobs_GV.exp(), [row] * len(uniforms), uniforms)
+        assert found == [choose(logprobs_GV[row], value) for value in uniforms]
 
 
 @pytest.mark.parametrize("mode", LogprobsMode)
