@@ -7,12 +7,14 @@ if TYPE_CHECKING:
     from zerodrift.audit.facade import EquivalenceReport, EquivalenceValidator, ReferenceBaseline
     from zerodrift.core.completion import Completion, LogprobContract, LogprobKind
     from zerodrift.core.request import Prompt, Request, SamplingParams
+    from zerodrift.engine.engine import Engine
 
 __version__ = "0.1.0"
 
 # Public name -> module that defines it. Lazy, so that `import zerodrift` costs no torch (a test measures it).
 _EXPORTS = {
     "Completion": "zerodrift.core.completion",
+    "Engine": "zerodrift.engine.engine",
     "EquivalenceReport": "zerodrift.audit.facade",
     "EquivalenceValidator": "zerodrift.audit.facade",
     "LogprobContract": "zerodrift.core.completion",
@@ -22,11 +24,12 @@ _EXPORTS = {
     "Request": "zerodrift.core.request",
     "SamplingParams": "zerodrift.core.request",
 }
-_PACKAGES = ("models",)
+_PACKAGES = ("exact", "models")
 _LOCAL_EXTRA = frozenset({"hypothesis", "safetensors", "tokenizers", "torch", "transformers"})
 
 __all__ = [
     "Completion",
+    "Engine",
     "EquivalenceReport",
     "EquivalenceValidator",
     "LogprobContract",

@@ -11,7 +11,7 @@ from zerodrift.backends.base import Backend
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.errors import ConfigError
 
-IN_PROCESS = "reference"
+IN_PROCESS = frozenset({"exact", "reference"})
 
 
 class Served(NamedTuple):
@@ -31,10 +31,10 @@ def check_engine(config: EngineConfig) -> None:
         near = difflib.get_close_matches(config.name, OPENERS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"no engine is called {config.name!r}; there are {', '.join(OPENERS)}{hint}")
-    if config.name == IN_PROCESS and (config.url or config.python or config.args or config.env):
+    if config.name in IN_PROCESS and (config.url or config.python or config.args or config.env):
         # Without this, an audit of a server whose kind was forgotten would pass: of the reference with itself.
         raise ConfigError(
-            f"engine {IN_PROCESS!r} runs in this process, while url={config.url!r}, python={config.python!r}, "
+            f"engine {config.name!r} runs in this process, while url={config.url!r}, python={config.python!r}, "
             f"args={list(config.args)} and env={dict(config.env)} are for a server; name its kind: --engine vllm"
         )
 
@@ -58,6 +58,14 @@ def _reference(config: EngineConfig, served: Served, logs: Path) -> Iterator[Bac
         yield engine
     finally:
         engine.close()
+
+
+@contextmanager
+def _exact(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]:
+    from zerodrift.backends.exact import ExactBackend
+
+    dtype = "float32" if served.dtype == "auto" else served.dtype
+    yield from _connected(ExactBackend(served.model, dtype=dtype, config=config))
 
 
 @contextmanager
@@ -105,4 +113,4 @@ def _connected(engine: Backend) -> Iterator[Backend]:
         engine.close()
 
 
-OPENERS: Mapping[str, Opener] = {IN_PROCESS: _reference, "vllm": _vllm}
+OPENERS: Mapping[str, Opener] = {"exact": _exact, "reference": _reference, "vllm": _vllm}

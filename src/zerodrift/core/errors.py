@@ -20,16 +20,24 @@
     │   ├── EngineUnreachable      engine/unreachable
     │   ├── EngineRefused          engine/refused
     │   ├── BadAnswer              engine/bad-answer
-    │   └── CapabilityMissing      engine/capability-missing
+    │   ├── CapabilityMissing      engine/capability-missing
+    │   ├── QueueFull              engine/queue-full
+    │   ├── UnknownRequest         engine/unknown-request
+    │   ├── DuplicateRequest       engine/duplicate-request
+    │   ├── OutOfBlocks            engine/kv-memory
+    │   └── InvariantBroken        engine/invariant
     ├── RecordError                record/invalid
     │   ├── SchemaMismatch         record/schema
     │   └── DigestMismatch         record/digest
+    ├── ExactError                 exact/failed
+    │   └── Unproven               exact/unproven
     └── MissingExtra               install/missing-extra
 
 A message says what happened, with which values, and what to do about it. `code` is stable: scripts may match on
 it, and `docs/errors.md` has a heading for each (a test compares the two). `assert` is for our own bugs only.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -162,6 +170,38 @@ class CapabilityMissing(EngineError):
     code = "engine/capability-missing"
 
 
+class QueueFull(EngineError):
+    """Our engine holds as many waiting requests as it may; the caller slows down or sheds load."""
+
+    code = "engine/queue-full"
+
+
+class UnknownRequest(EngineError):
+    """An id that no unfinished request of our engine has."""
+
+    code = "engine/unknown-request"
+
+
+class DuplicateRequest(EngineError):
+    """An id that an unfinished request of our engine already has."""
+
+    code = "engine/duplicate-request"
+
+
+class OutOfBlocks(EngineError):
+    """A request that would not fit into the whole KV memory of our engine, even alone."""
+
+    code = "engine/kv-memory"
+
+
+class InvariantBroken(EngineError):
+    """Our engine's own bookkeeping contradicts itself: a bug. It stops rather than serve wrong numbers."""
+
+    code = "engine/invariant"
+    dump: Mapping[str, object] | None = None
+    """The state of the engine's books, where it was at hand."""
+
+
 class RecordError(ZerodriftError):
     """A file of ours, or a dump, that cannot be read as what it claims to be."""
 
@@ -178,6 +218,18 @@ class DigestMismatch(RecordError):
     """Content that is not what its digest says."""
 
     code = "record/digest"
+
+
+class ExactError(ZerodriftError):
+    """Exact mode cannot keep its promise, and says so instead of computing something close."""
+
+    code = "exact/failed"
+
+
+class Unproven(ExactError):
+    """An op whose rows were seen to change their bits with their neighbours, in every variant there is."""
+
+    code = "exact/unproven"
 
 
 class MissingExtra(ZerodriftError):

@@ -80,14 +80,27 @@ def processed_logprobs(
 
     `counted` is `tally(rows, …)`, for callers that process the same rows many times.
     """
+    return torch.log_softmax(processed_logits(logits_TV, params, rows, stop_ids, counted), dim=-1)
+
+
+def processed_logits(
+    logits_TV: torch.Tensor,
+    params: SamplingParams,
+    rows: Sequence[History],
+    stop_ids: Sequence[int] = (),
+    counted: Tally | None = None,
+) -> torch.Tensor:
+    """As above, before it is normalised."""
     logits_TV = _forbid_stops(logits_TV, params, rows, stop_ids)
     logits_TV = _bias(logits_TV, params)
     if params.penalises:
         logits_TV = _penalise(logits_TV, params, counted or tally(rows, logits_TV))
     if not params.greedy:
         # Greedy decoding draws nothing; its reported distribution is that of temperature 1.
-        logits_TV = truncate(logits_TV / params.temperature, params)
-    return torch.log_softmax(logits_TV, dim=-1)
+        if params.temperature != 1:
+            logits_TV = logits_TV / params.temperature
+        logits_TV = truncate(logits_TV, params)
+    return logits_TV
 
 
 def truncate(logits_TV: torch.Tensor, params: SamplingParams) -> torch.Tensor:

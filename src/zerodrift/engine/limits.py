@@ -1,0 +1,67 @@
+"""How much may run at once, what happens to KV at a weight swap, and what has been counted so far."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from zerodrift.core import require
+from zerodrift.core.errors import InvalidValue
+
+_RULES = {
+    "block_size": "it counts tokens per KV block",
+    "num_blocks": "it counts KV blocks",
+    "max_num_seqs": "it counts sequences that run together",
+    "max_num_batched_tokens": "it counts tokens per step",
+    "max_waiting": "it counts requests that wait",
+}
+
+
+class KVPolicy(StrEnum):
+    """What becomes of KV when the weights change."""
+
+    RECOMPUTE = "recompute"
+    """Nothing of the old weights is looked at again: what is reported is exactly the new weights' doing."""
+    KEEP = "keep"
+    """Sequences in flight go on with the KV they have; their lineage says so, and no block of theirs is shared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Sizes that a schedule has to respect. None of them changes a bit of any result."""
+
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_waiting: int
+    prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        """Sizes under which nothing could move are refused."""
+        for name, rule in _RULES.items():
+            require.whole(InvalidValue, name, getattr(self, name), f"{rule}, one at least", 1)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InvalidValue(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs={self.max_num_seqs}; "
+                "every sequence that runs needs a token per step"
+            )
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold the KV of so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened since the scheduler was made."""
+
+    steps: int = 0
+    forwarded_tokens: int = 0
+    """Tokens that went through the model, recomputed ones included."""
+    sampled_tokens: int = 0
+    entropy_sum: float = 0.0
+    """Of the distributions that were sampled, in nats."""
+    preemptions: int = 0
+    queried_tokens: int = 0
+    """Tokens whose prefix was looked up in the cache."""
+    reused_tokens: int = 0
+    """Those that were found there."""

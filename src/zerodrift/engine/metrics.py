@@ -1,0 +1,71 @@
+"""The engine in numbers, as one value: what a dashboard shows and a test compares."""
+
+from collections import Counter
+
+import msgspec
+
+from zerodrift.engine.scheduler import Scheduler
+
+
+class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Now, and since the start. Fractions are NaN-free: 0 where nothing was counted."""
+
+    waiting: int
+    """Samples that wait for their turn."""
+    running: int
+    """Samples in the batch."""
+    blocks_total: int
+    blocks_held: int
+    blocks_idle: int
+    """Blocks whose content is kept for equal prefixes, and could be taken at once."""
+    fragmentation: float
+    """Empty slots of held blocks, as a fraction of all their slots."""
+    prefix_hit_rate: float
+    """Tokens found in the prefix cache, of those that were looked up."""
+    preemptions: int
+    steps: int
+    forwarded_tokens: int
+    sampled_tokens: int
+    seconds: float
+    """Spent in steps."""
+    sampled_per_second: float
+    mean_batch_tokens: float
+    """Tokens per step."""
+    mean_entropy: float
+    """Of the distributions that were sampled, in nats."""
+    kv_bytes: int
+
+
+def metrics_of(scheduler: Scheduler, seconds: float, kv_bytes: int) -> EngineMetrics:
+    """Read everything off a scheduler between two steps."""
+    counters, pool = scheduler.counters, scheduler.pool
+    return EngineMetrics(
+        waiting=len(scheduler.waiting),
+        running=len(scheduler.running),
+        blocks_total=pool.num_blocks,
+        blocks_held=pool.num_held,
+        blocks_idle=pool.num_idle,
+        fragmentation=_fragmentation(scheduler),
+        prefix_hit_rate=_ratio(counters.reused_tokens, counters.queried_tokens),
+        preemptions=counters.preemptions,
+        steps=counters.steps,
+        forwarded_tokens=counters.forwarded_tokens,
+        sampled_tokens=counters.sampled_tokens,
+        seconds=seconds,
+        sampled_per_second=_ratio(counters.sampled_tokens, seconds),
+        mean_batch_tokens=_ratio(counters.forwarded_tokens, counters.steps),
+        mean_entropy=_ratio(counters.entropy_sum, counters.sampled_tokens),
+        kv_bytes=kv_bytes,
+    )
+
+
+def _fragmentation(scheduler: Scheduler) -> float:
+    size, filled = scheduler.limits.block_size, Counter[int]()
+    for sample in scheduler.samples:
+        for index, block in enumerate(sample.blocks):
+            filled[block] = max(filled[block], min(sample.computed - index * size, size))
+    return 1 - _ratio(sum(filled.values()), len(filled) * size) if filled else 0.0
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,136 @@
+"""What the engine gives back: a completion, and what only an engine of our own can say about it."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from zerodrift.core.completion import Completion, FinishReason, LogprobKind, Problem, TokenAlternative
+from zerodrift.core.errors import ZerodriftError
+from zerodrift.core.request import Prompt, SamplingParams
+from zerodrift.engine.plan import Drawn
+from zerodrift.engine.request import Sample
+from zerodrift.engine.text import Texts
+
+
+class Output(Completion, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One sample of one request. A request that failed has finish reason `error`, and a problem that says why."""
+
+    request_id: str
+    numeric: Mapping[str, str]
+    """Numeric fingerprint: a trainer with the same one computes the same bits, one with another is not to try."""
+    problem: Problem | None = None
+    logits: tuple[float, ...] = ()
+    """Of each token, in the two logits modes: raw ones or processed ones."""
+    top_logits: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """Of the likeliest tokens, in the two logits modes."""
+    prompt_top_logprobs: tuple[tuple[TokenAlternative, ...], ...] = ()
+    """Alternatives for prompt tokens, as many as were asked for; the first prompt token has none."""
+
+    def completion(self) -> Completion:
+        """Only what every engine gives, as records hold it."""
+        return Completion(**{name: getattr(self, name) for name in Completion.__struct_fields__})
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who computed: the same for all outputs between two swaps."""
+
+    kind: LogprobKind
+    fingerprint: str
+    numeric: Mapping[str, str]
+
+
+def output_of(sample: Sample, identity: Identity, text: str | None) -> Output:
+    """A finished sample as a value."""
+    assert sample.finish_reason is not None, "a sample was read before it ended"
+    drawn = sample.drawn
+    return Output(
+        prompt_token_ids=sample.prompt,
+        token_ids=tuple(sample.output),
+        logprobs=tuple(each.logprob for each in drawn),
+        kind=identity.kind,
+        sampling=sample.sampling,
+        finish_reason=sample.finish_reason,
+        versions=sample.versions,
+        fingerprint=identity.fingerprint,
+        sample_index=sample.sample_index,
+        lineage=sample.lineage,
+        top_logprobs=tuple(_alternatives(each.alternatives) for each in drawn)
+        if sample.sampling.logprobs
+        else (),
+        prompt_logprobs=_prompt_logprobs(sample),
+        cached_tokens=sample.cached_tokens or 0,
+        text=text,
+        request_id=sample.request_id,
+        numeric=identity.numeric,
+        problem=sample.problem,
+        logits=tuple(each.logit for each in drawn if each.logit is not None),
+        top_logits=_top_logits(drawn),
+        prompt_top_logprobs=_prompt_tops(sample),
+    )
+
+
+def refused(
+    request_id: str, prompt: Prompt, sampling: SamplingParams, identity: Identity, error: ZerodriftError
+) -> Output:
+    """A request that was never queued, as one output whatever `n` is."""
+    return Output(
+        prompt_token_ids=prompt.token_ids,
+        token_ids=(),
+        logprobs=(),
+        kind=identity.kind,
+        sampling=sampling,
+        finish_reason=FinishReason.ERROR,
+        versions=(),
+        fingerprint=identity.fingerprint,
+        request_id=request_id,
+        numeric=identity.numeric,
+        problem=Problem(error.code, str(error)),
+    )
+
+
+def _alternatives(pairs: tuple[tuple[int, float], ...]) -> tuple[TokenAlternative, ...]:
+    return tuple(TokenAlternative(token, value) for token, value in pairs)
+
+
+def _top_logits(drawn: list[Drawn]) -> tuple[tuple[tuple[int, float], ...], ...]:
+    return tuple(each.top_logits for each in drawn) if any(each.top_logits for each in drawn) else ()
+
+
+def _scored(sample: Sample) -> bool:
+    """Whether every prompt token has its logprob; a request that ended early has none to show."""
+    wanted = sample.sampling.prompt_logprobs is not None and bool(sample.output)
+    return wanted and len(sample.prompt_scores) == len(sample.prompt) - 1
+
+
+def _prompt_logprobs(sample: Sample) -> tuple[float | None, ...]:
+    return (None, *(score.logprob for score in sample.prompt_scores)) if _scored(sample) else ()
+
+
+def _prompt_tops(sample: Sample) -> tuple[tuple[TokenAlternative, ...], ...]:
+    if not _scored(sample) or not sample.sampling.prompt_logprobs:
+        return ()
+    return ((), *(_alternatives(score.alternatives) for score in sample.prompt_scores))
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step added to a sample that is streamed. All pieces of a sample, joined, are its output."""
+
+    request_id: str
+    sample_index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    output: Output | None = None
+    """The whole, with the last piece."""
+
+
+def piece_of(sample: Sample, given: int, texts: Texts, output: Output | None) -> Piece:
+    """What `sample` has beyond its first `given` tokens; `output` where it is finished."""
+    return Piece(
+        request_id=sample.request_id,
+        sample_index=sample.sample_index,
+        token_ids=tuple(sample.output[given:]),
+        logprobs=tuple(each.logprob for each in sample.drawn[given:]),
+        text=texts.take(sample, finished=output is not None),
+        output=output,
+    )

@@ -1,0 +1,102 @@
+"""Run a plan: copy blocks, forward, draw. Decides nothing, and remembers nothing but KV.
+
+Shapes: T tokens of the step, R rows that predict something asked for, H hidden size.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from zerodrift.core.completion import Problem
+from zerodrift.core.errors import NonFinite
+from zerodrift.engine.batch import paged_batch
+from zerodrift.engine.kv import copy_blocks
+from zerodrift.engine.plan import Draw, Drawn, Scored, Slice, StepPlan, StepResult
+from zerodrift.engine.sampler import Sampler
+from zerodrift.exact.logprobs import head
+from zerodrift.exact.paged import PagedKV, forward_paged
+
+LOGITS_AT_ONCE = 2**24
+"""Elements of logits held at a time, 64 MB in fp32: scoring a long prompt must not need tokens × vocabulary."""
+
+
+class _Part(NamedTuple):
+    """A slice, and where its tokens are among those of the step."""
+
+    slice: Slice
+    begin: int
+
+    @property
+    def last(self) -> int:
+        """Row of its last token."""
+        return self.begin + len(self.slice.token_ids) - 1
+
+
+class Runner:
+    """One model, its KV, and a sampler."""
+
+    def __init__(self, model: Any, kv: PagedKV, sampler: Sampler) -> None:
+        """`model` is prepared, and nobody else writes to it."""
+        self.model = model
+        self.kv = kv
+        self.sampler = sampler
+        self.forwarded_tokens = 0
+        """Counted where the forward is called, so that nobody can look twice without being seen."""
+
+    @torch.no_grad()
+    def run(self, plan: StepPlan) -> StepResult:
+        """One forward over all slices, and what it gives to each."""
+        copy_blocks(self.kv, plan.copies)
+        batch = paged_batch(plan, self.kv.block_size, self.model.device)
+        self.forwarded_tokens += len(batch.token_ids_T)
+        hidden_TH = forward_paged(self.model, batch, self.kv)
+        parts = [_Part(part, begin) for part, begin in zip(plan.slices, batch.bounds, strict=False)]
+        failed = _failed(hidden_TH, parts)
+        parts = [part for part in parts if part.slice.key not in failed]
+        return StepResult(self._draw(hidden_TH, parts), self._score(hidden_TH, parts), failed)
+
+    def _draw(self, hidden_TH: torch.Tensor, parts: list[_Part]) -> dict[int, Drawn | Problem]:
+        drawing = [part for part in parts if part.slice.draws]
+        drawn: dict[int, Drawn | Problem] = {}
+        for cut in self._cuts(len(drawing)):
+            members = drawing[cut]
+            rows = torch.tensor([part.last for part in members], device=hidden_TH.device)
+            draws: list[tuple[Draw, ...]] = [part.slice.draws for part in members]
+            drawn |= self.sampler.draw(head(self.model, hidden_TH[rows]), draws)
+        return drawn
+
+    def _score(self, hidden_TH: torch.Tensor, parts: list[_Part]) -> dict[int, list[Scored]]:
+        scored: dict[int, list[Scored]] = {}
+        for part in parts:
+            if not part.slice.scored:
+                continue
+            tokens, found = part.slice.scored, list[Scored]()
+            hidden_RH = hidden_TH[part.begin : part.begin + len(tokens)]
+            for cut in self._cuts(len(tokens)):
+                logits_RV = head(self.model, hidden_RH[cut])
+                found += self.sampler.score(logits_RV, tokens[cut], part.slice.score_top)
+            scored[part.slice.key] = found
+        return scored
+
+    def _cuts(self, num_rows: int) -> Iterator[slice]:
+        at_once = max(1, LOGITS_AT_ONCE // int(self.model.config.vocab_size))
+        for begin in range(0, num_rows, at_once):
+            yield slice(begin, begin + at_once)
+
+
+def _failed(hidden_TH: torch.Tensor, parts: list[_Part]) -> dict[int, Problem]:
+    """Slices with a hidden state that is not finite: their KV is not to be trusted, whatever they were to predict."""
+    finite_T = hidden_TH.sum(dim=-1).isfinite()
+    if bool(finite_T.all()):
+        return {}
+    problems = {}
+    for part in parts:
+        if not bool(finite_T[part.begin : part.last + 1].all()):
+            # Not which position: within a slice 0 · NaN takes the ones before it along.
+            problems[part.slice.key] = Problem(
+                NonFinite.code,
+                f"the model's hidden states at positions {part.slice.start} to {part.slice.end - 1} are not finite; look "
+                "for NaN in the weights, such as the embedding of a token of this request",
+            )
+    return problems

@@ -1,0 +1,338 @@
+"""Who goes next? First come, first served, many at a time, within a budget of tokens and a pool of KV blocks.
+
+Promises, each kept by `tests/property/test_engine_scheduler.py`:
+- every running sample that decodes gets its token in every step, and the oldest one that prefills gets a chunk;
+- memory is taken from those that wait with blocks in hand, then from the youngest that run, never from an older one;
+- a waiting sample is overtaken only while another computes the very prefix that it needs;
+- the `n` samples of a request start from one prefill, and copy only the block that each writes into.
+"""
+
+import bisect
+from collections.abc import Callable, Collection
+from operator import attrgetter
+
+from zerodrift.core.completion import FinishReason, Problem
+from zerodrift.core.errors import DuplicateRequest, InvariantBroken, OutOfBlocks, QueueFull, UnknownRequest
+from zerodrift.core.version import WeightVersion
+from zerodrift.engine.blocks import BlockPool
+from zerodrift.engine.limits import Counters, KVPolicy, Limits
+from zerodrift.engine.plan import Copy, Draw, Slice, StepPlan, StepResult
+from zerodrift.engine.prefix_cache import PrefixCache, chain, root
+from zerodrift.engine.request import Phase, Sample, expand
+
+Ended = Callable[[Sample], FinishReason | None]
+_AGE = attrgetter("key")
+
+
+class Scheduler:
+    """Plans steps and commits their results; owns every sample that is not finished."""
+
+    def __init__(self, limits: Limits, version: WeightVersion, ended: Ended) -> None:
+        """`ended` says, after each token, whether a sample has come to its end."""
+        self.limits = limits
+        self.version = version
+        self.counters = Counters()
+        self.pool = BlockPool(limits.num_blocks)
+        self.cache = PrefixCache(self.pool)
+        self.waiting: list[Sample] = []
+        self.running: list[Sample] = []
+        self._ended = ended
+        self.requests: dict[str, list[Sample]] = {}
+        """Samples, finished ones too, of every request that is not finished as a whole."""
+        self._samples: dict[int, Sample] = {}
+        self.promised: dict[bytes, int] = {}
+        """Keys of blocks that a running sample is about to compute, and which one it is."""
+        self._next_key = 0
+
+    @property
+    def samples(self) -> Collection[Sample]:
+        """All that have not come to their end."""
+        return self._samples.values()
+
+    def add(self, leader: Sample) -> None:
+        """Queue a request: its first sample, made by the caller; the other n - 1 are made here."""
+        if leader.request_id in self.requests:
+            raise DuplicateRequest(
+                f"a request called {leader.request_id!r} is not finished yet; give every request an id of its own"
+            )
+        if len(self.waiting) >= self.limits.max_waiting:
+            raise QueueFull(
+                f"{len(self.waiting)} samples wait already, and the bound is {self.limits.max_waiting}; "
+                "take results with step() first, or raise max_waiting"
+            )
+        # The last token is drawn and never forwarded.
+        needed = self.limits.blocks_for(len(leader.prompt) + leader.sampling.max_tokens - 1)
+        if needed > self.limits.num_blocks:
+            raise OutOfBlocks(
+                f"{len(leader.prompt)} prompt tokens and max_tokens={leader.sampling.max_tokens} need {needed} KV "
+                f"blocks of {self.limits.block_size} tokens, but there are {self.limits.num_blocks}; raise num_blocks "
+                "or shorten the request"
+            )
+        leader.key = self._next_key
+        self._next_key += leader.sampling.n
+        expand(leader, range(leader.key + 1, self._next_key))
+        samples = [leader, *leader.siblings]
+        self.requests[leader.request_id] = samples
+        self._samples.update((sample.key, sample) for sample in samples)
+        self.waiting.append(leader)
+
+    def abort(self, request_id: str) -> list[Sample]:
+        """End all unfinished samples of a request; they keep the tokens that they have."""
+        if request_id not in self.requests:
+            raise UnknownRequest(
+                f"no unfinished request is called {request_id!r}; it ended, was aborted, or was never added"
+            )
+        samples = [each for each in self.requests[request_id] if each.phase is not Phase.FINISHED]
+        for sample in samples:
+            self._finish(sample, FinishReason.ABORT)
+        return samples
+
+    def plan(self) -> StepPlan:
+        """The next step; it has no slices when there is nothing to do."""
+        preempted, copies = self.counters.preemptions, list[Copy]()
+        decoding = sum(sample.remaining == 1 for sample in self.running)
+        budget = self.limits.max_num_batched_tokens - decoding
+        slices = []
+        for sample in list(self.running):
+            decodes = sample.remaining == 1
+            count = 1 if decodes else min(sample.remaining, budget)
+            # Oldest first: whoever is preempted on the way comes later in this loop.
+            if sample.phase is Phase.RUNNING and count and self._reserve(sample, count, copies):
+                budget -= 0 if decodes else count
+                slices.append(self._slice(sample, count))
+        if self.counters.preemptions == preempted:
+            self._admit(budget, slices, copies)
+        self.counters.steps += bool(slices)
+        return StepPlan(self.version, tuple(slices), tuple(copies))
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[Sample]:
+        """Take over what a step gave; returns the samples that got a token or ended, oldest first."""
+        if plan.version is not self.version:
+            raise InvariantBroken(
+                f"a step planned under weights {plan.version.label!r} was committed under {self.version.label!r}"
+            )
+        changed = []
+        for part in plan.slices:
+            leader = self._samples.get(part.key)
+            if leader is None:
+                continue  # aborted while the step ran
+            self.counters.forwarded_tokens += len(part.token_ids)
+            if (problem := result.failed.get(part.key)) is not None:
+                changed += self._fail([leader, *leader.siblings], problem)
+                continue
+            leader.write(part.end, self.version)
+            self._publish(leader)
+            leader.prompt_scores += result.scored.get(part.key, ())
+            changed += self._draw(leader, part, result)
+        return changed
+
+    def swap(self, version: WeightVersion, policy: KVPolicy = KVPolicy.RECOMPUTE) -> None:
+        """From the next step on, other weights. KV of the old ones is recomputed, or kept and never shared."""
+        self.version = version
+        self.promised.clear()
+        for sample in self._samples.values():
+            if policy is KVPolicy.RECOMPUTE:
+                self._forget(sample)
+            sample.cache_keys = []
+            sample.straddles = sample.computed > 0
+        if policy is KVPolicy.RECOMPUTE:
+            for sample in self.running:
+                sample.move(Phase.WAITING)
+            self.waiting = sorted([*self.waiting, *self.running], key=_AGE)
+            self.running = []
+
+    def _fail(self, samples: list[Sample], problem: Problem) -> list[Sample]:
+        for sample in samples:
+            self._finish(sample, FinishReason.ERROR, problem)
+        return samples
+
+    def _draw(self, leader: Sample, part: Slice, result: StepResult) -> list[Sample]:
+        """Give each drawn token to its sample; siblings of the leader begin here."""
+        drawing = [sample for draw in part.draws if (sample := self._samples.get(draw.key)) is not None]
+        if drawing:
+            leader.siblings = []
+        for sample in drawing:
+            if sample is not leader:
+                self._fork(leader, sample)
+        for sample in drawing:
+            drawn = result.drawn[sample.key]
+            if isinstance(drawn, Problem):
+                self._finish(sample, FinishReason.ERROR, drawn)
+                continue
+            sample.append(drawn, self.version)
+            self.counters.sampled_tokens += 1
+            self.counters.entropy_sum += drawn.entropy
+            if (reason := self._ended(sample)) is not None:
+                self._finish(sample, reason)
+        return drawing
+
+    def _fork(self, leader: Sample, sample: Sample) -> None:
+        sample.start_from(leader)
+        for block in sample.blocks:
+            self.pool.share(block)
+        if len(self.running) < self.limits.max_num_seqs:
+            sample.move(Phase.RUNNING)
+            bisect.insort(self.running, sample, key=_AGE)
+        else:
+            bisect.insort(self.waiting, sample, key=_AGE)
+
+    def _slice(self, sample: Sample, count: int) -> Slice:
+        start, end = sample.computed, sample.computed + count
+        drawing = [sample, *sample.siblings] if end == sample.length else []
+        # Row p predicts token p + 1. A prefill that is forgotten starts over, scores included.
+        scores = sample.sampling.prompt_logprobs is not None and not sample.output
+        return Slice(
+            sample.key,
+            sample.tokens(start, end),
+            start,
+            tuple(sample.blocks),
+            tuple(
+                Draw(each.key, each.sampling, each.sample_index, each.prompt, each.output, each.next_forced)
+                for each in drawing
+            ),
+            sample.prompt[start + 1 : end + 1] if scores else (),
+            sample.sampling.prompt_logprobs or 0,
+        )
+
+    def _reserve(self, sample: Sample, count: int, copies: list[Copy]) -> bool:
+        """Blocks for the next `count` tokens, from others if need be; False where it had to give way itself."""
+        while True:
+            needed = self._new_blocks(sample, sample.computed + count)
+            if self.pool.num_free + self.pool.num_idle >= needed:
+                self._allocate(sample, needed, copies)
+                return True
+            victim = self._victim()
+            self._preempt(victim)
+            if victim is sample:
+                return False
+
+    def _new_blocks(self, sample: Sample, end: int) -> int:
+        return self.limits.blocks_for(end) - len(sample.blocks) + self._shares_tail(sample)
+
+    def _shares_tail(self, sample: Sample) -> bool:
+        """Whether the next token falls into a block that a sibling looks at too."""
+        index, offset = divmod(sample.computed, self.limits.block_size)
+        return offset > 0 and self.pool.references(sample.blocks[index]) > 1
+
+    def _allocate(self, sample: Sample, needed: int, copies: list[Copy]) -> None:
+        self.cache.make_room(needed)
+        if self._shares_tail(sample):
+            index = sample.computed // self.limits.block_size
+            shared, sample.blocks[index] = sample.blocks[index], self.pool.allocate()
+            copies.append(Copy(shared, sample.blocks[index]))
+            self.pool.release([shared])
+            needed -= 1
+        sample.blocks += [self.pool.allocate() for _ in range(needed)]
+
+    def _victim(self, but: Sample | None = None) -> Sample:
+        """The youngest that waits with blocks in hand, else the youngest that runs."""
+        holders = [sample for sample in self.waiting if sample.blocks and sample is not but] or self.running
+        if not holders:
+            raise InvariantBroken("KV memory is short, and nobody holds any")
+        return holders[-1]
+
+    def _preempt(self, sample: Sample) -> None:
+        self.counters.preemptions += 1
+        sample.preemptions += 1
+        self._forget(sample)
+        if sample.phase is Phase.RUNNING:
+            sample.move(Phase.WAITING)
+            self.running.remove(sample)
+            bisect.insort(self.waiting, sample, key=_AGE)
+
+    def _admit(self, budget: int, slices: list[Slice], copies: list[Copy]) -> None:
+        for sample in list(self.waiting):
+            if budget <= 0 or len(self.running) >= self.limits.max_num_seqs:
+                return
+            if self._is_promised(sample):
+                continue
+            while not self._fits(sample):
+                if self.running:
+                    return
+                # Nobody runs, so those that wait with blocks in hand would wait for each other.
+                self._preempt(self._victim(but=sample))
+            self._reuse(sample)
+            count = min(sample.remaining, budget)
+            self._allocate(sample, self._new_blocks(sample, sample.computed + count), copies)
+            budget -= count
+            self.waiting.remove(sample)
+            sample.move(Phase.RUNNING)
+            bisect.insort(self.running, sample, key=_AGE)
+            slices.append(self._slice(sample, count))
+
+    def _fits(self, sample: Sample) -> bool:
+        """Whether all its known tokens find room without preemption: half a prompt would only be thrown out again."""
+        matched = self._matched(sample)
+        revived = sum(self.pool.references(block) == 0 for block in matched)
+        needed = self._new_blocks(sample, sample.length) - len(matched)
+        return needed <= self.pool.num_free + self.pool.num_idle - revived
+
+    def _reuse(self, sample: Sample) -> None:
+        """Take what the cache has, and promise the rest to those who need the same."""
+        if sample.blocks:
+            return
+        matched = self._matched(sample)
+        for block in matched:
+            self.pool.share(block)
+        sample.blocks = matched
+        if self._cacheable(sample):
+            self.counters.queried_tokens += sample.length
+            self.counters.reused_tokens += len(matched) * self.limits.block_size
+            for key in sample.cache_keys[len(matched) :]:
+                self.promised.setdefault(key, sample.key)
+        sample.reuse(len(matched) * self.limits.block_size, self.version)
+
+    def _matched(self, sample: Sample) -> list[int]:
+        """Cached blocks of its prefix; at least one token is left, since something must give logits."""
+        if sample.blocks or not self._cacheable(sample):
+            return []
+        return self.cache.match(self._keys(sample)[: (sample.length - 1) // self.limits.block_size])
+
+    def _is_promised(self, sample: Sample) -> bool:
+        """Whether a running sample computes the next block that this one needs."""
+        if sample.blocks or not self._cacheable(sample):
+            return False
+        useful = self._keys(sample)[: (sample.length - 1) // self.limits.block_size]
+        found = len(self._matched(sample))
+        return found < len(useful) and useful[found] in self.promised
+
+    def _cacheable(self, sample: Sample) -> bool:
+        # Prompt logprobs need the logits of every prompt position, and a cache holds none.
+        scores = sample.sampling.prompt_logprobs is not None and not sample.output
+        return self.limits.prefix_caching and not scores
+
+    def _keys(self, sample: Sample) -> list[bytes]:
+        """Cache keys of all full blocks of known tokens."""
+        size, keys = self.limits.block_size, sample.cache_keys
+        for index in range(len(keys), sample.length // size):
+            parent = keys[-1] if keys else root(self.version.digest or self.version.label, sample.salt)
+            keys.append(chain(parent, sample.tokens(index * size, (index + 1) * size)))
+        return keys
+
+    def _publish(self, sample: Sample) -> None:
+        """Full blocks with KV can be found from now on."""
+        if not self.limits.prefix_caching or sample.straddles:
+            return
+        full = sample.computed // self.limits.block_size
+        for index in range(sample.published, full):
+            key = self._keys(sample)[index]
+            self.cache.insert(key, sample.blocks[index])
+            self.promised.pop(key, None)
+        sample.published = full
+
+    def _finish(self, sample: Sample, reason: FinishReason, problem: Problem | None = None) -> None:
+        if sample in self.running:
+            self.running.remove(sample)
+        elif sample in self.waiting:
+            self.waiting.remove(sample)
+        self._forget(sample)
+        sample.finish(reason, problem)
+        del self._samples[sample.key]
+        if all(each.phase is Phase.FINISHED for each in self.requests[sample.request_id]):
+            del self.requests[sample.request_id]
+
+    def _forget(self, sample: Sample) -> None:
+        for key in sample.cache_keys:
+            if self.promised.get(key) == sample.key:
+                del self.promised[key]
+        self.pool.release(sample.forget())

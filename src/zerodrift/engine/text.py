@@ -1,0 +1,114 @@
+"""From ids to text while they come, and where a stop string ends it.
+
+Text that may still change is held back: half a character, or the beginning of what may become a stop string.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from zerodrift.core.completion import FinishReason
+from zerodrift.engine.request import Sample, ended_by_tokens
+
+MAX_STOP_CHARACTERS = 1024
+"""A stream holds back as much text as the longest stop string has; 1,024 characters are a screenful."""
+_UNFINISHED = "\ufffd"
+
+
+class Text:
+    """The text of one growing sample."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stops = tuple(stops)
+        self._held_back = max((len(stop) for stop in stops), default=1) - 1
+        self._settled = 0
+        self._read = 0
+        self._given = 0
+        self._searched = 0
+        self.text = ""
+        self.stopped = False
+
+    def update(self, ids: Sequence[int], *, may_stop: bool) -> bool:
+        """Take the text of all `ids`, of which the first were seen before; True once a stop string is found."""
+        # Decoding starts a few tokens back: a token's text may depend on the one before it.
+        before = self._decode(ids[self._settled : self._read])
+        now = self._decode(ids[self._settled :])
+        if len(now) > len(before) and not now.endswith(_UNFINISHED):
+            self._settled, self._read = self._read, len(ids)
+            self.text += now[len(before) :]
+        if may_stop and self._stops:
+            self._search()
+        return self.stopped
+
+    def finish(self, ids: Sequence[int]) -> str:
+        """All there is: what was held back too, unless a stop string ended it."""
+        if not self.stopped:
+            before = self._decode(ids[self._settled : self._read])
+            self.text += self._decode(ids[self._settled :])[len(before) :]
+        return self.text
+
+    def take(self, *, finished: bool) -> str:
+        """What can be shown now and was not shown before."""
+        end = len(self.text) if finished else max(len(self.text) - self._held_back, self._given)
+        piece = self.text[self._given : end]
+        self._given = end
+        return piece
+
+    def _search(self) -> None:
+        # A stop string that ends in new text began at most its own length before.
+        start = max(self._searched - self._held_back, 0)
+        found = [at for stop in self._stops if (at := self.text.find(stop, start)) >= 0]
+        self._searched = len(self.text)
+        if found:
+            self.text = self.text[: min(found)]
+            self.stopped = True
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True) if ids else ""
+        return text
+
+
+class Texts:
+    """The texts of all samples that need one while they grow: those with stop strings, and those that are streamed."""
+
+    def __init__(self, tokenizer: Any, eos_ids: Sequence[int]) -> None:
+        self.tokenizer = tokenizer
+        self._eos_ids = frozenset(eos_ids)
+        self._growing: dict[int, Text] = {}
+        self._watched: set[int] = set()
+
+    def watch(self, sample: Sample) -> None:
+        """Decode `sample` step by step from now on, until it is dropped."""
+        if self.tokenizer is not None:
+            self._growing.setdefault(sample.key, Text(self.tokenizer, sample.sampling.stop))
+            self._watched.add(sample.key)
+
+    def ended(self, sample: Sample) -> FinishReason | None:
+        """What ids and text say after one more token."""
+        text = self._growing.get(sample.key)
+        if text is None and sample.sampling.stop:
+            text = self._growing[sample.key] = Text(self.tokenizer, sample.sampling.stop)
+        if text is not None:
+            enough = len(sample.output) >= max(sample.sampling.min_tokens, len(sample.forced))
+            if text.update(sample.output, may_stop=enough):
+                return FinishReason.STOP
+        return ended_by_tokens(sample, self._eos_ids)
+
+    def take(self, sample: Sample, *, finished: bool) -> str:
+        """The part of a watched sample's text that was not taken yet; empty without a tokenizer."""
+        text = self._growing.get(sample.key)
+        return "" if text is None else text.take(finished=finished)
+
+    def final(self, sample: Sample) -> str | None:
+        """The whole text of a finished sample, asked for once."""
+        if self.tokenizer is None:
+            return None
+        text = self._growing.get(sample.key) or Text(self.tokenizer, sample.sampling.stop)
+        if sample.key not in self._watched:
+            self._growing.pop(sample.key, None)
+        return text.finish(sample.output)
+
+    def drop(self, sample: Sample) -> None:
+        """Whoever watched `sample` is gone."""
+        self._watched.discard(sample.key)
+        self._growing.pop(sample.key, None)

@@ -1,0 +1,96 @@
+"""Other weights for the same model, all or none: a complete new model stands ready before the old one is let go."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from zerodrift.core.errors import DigestMismatch, ModelError, NonFinite
+from zerodrift.core.version import WeightVersion
+from zerodrift.exact.logprobs import head
+from zerodrift.exact.paged import PagedBatch, PagedKV, forward_paged
+from zerodrift.exact.preparation import prepare
+from zerodrift.weights.digest import checkpoint_state, model_digest
+
+
+def own_copy(model: Any) -> Any:
+    """A prepared copy, so that no optimizer writes into tensors that a step reads."""
+    return served(copy.deepcopy(model))
+
+
+def served(model: Any) -> Any:
+    """`model` itself, prepared, and rid of what only training needs."""
+    model.zero_grad(set_to_none=True)
+    return prepare(model.eval().requires_grad_(requires_grad=False))
+
+
+def exchanged(model: Any, state: Mapping[str, torch.Tensor]) -> Any:
+    """A copy of `model` with the tensors of `state`: every one that a checkpoint has, and nothing else."""
+    _check(model, state)
+    new = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, tensor in checkpoint_state(new).items():
+            tensor.copy_(state[name])
+    _try_out(new)
+    return new
+
+
+def version_of(model: Any, version: str | WeightVersion) -> WeightVersion:
+    """The version with the digest of the weights themselves; a digest that was promised must be that one."""
+    digest = model_digest(model)
+    if isinstance(version, str):
+        return WeightVersion(version, digest)
+    if version.digest not in (None, digest):
+        raise DigestMismatch(
+            f"weights {version.label!r} should have digest {version.digest}, but have {digest}; they were damaged or "
+            "mixed up on the way: send them again"
+        )
+    return WeightVersion(version.label, digest)
+
+
+def _check(model: Any, state: Mapping[str, torch.Tensor]) -> None:
+    needed, known = checkpoint_state(model), model.state_dict()
+    for what, names in (
+        ("lack", needed.keys() - state.keys()),
+        ("have unknown", state.keys() - known.keys()),
+    ):
+        if names:
+            shown = ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            raise ModelError(f"the new weights {what} {shown}; give the model's whole state dict")
+    for name, tensor in state.items():
+        if tensor.shape != known[name].shape or tensor.dtype != known[name].dtype:
+            raise ModelError(
+                f"the new {name} is {list(tensor.shape)} of {tensor.dtype}, but the model has "
+                f"{list(known[name].shape)} of {known[name].dtype}"
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise NonFinite(f"the new {name} holds NaN or an infinity; the old weights stay in place")
+    for name in known.keys() - needed.keys():
+        # Names that share memory with another: giving both is fine as long as they say the same.
+        if name in state and not _equals_its_twin(name, state, known, needed):
+            raise ModelError(
+                f"the new {name} differs from the tensor that it is tied to; untie the model first"
+            )
+
+
+def _equals_its_twin(
+    name: str,
+    state: Mapping[str, torch.Tensor],
+    known: Mapping[str, torch.Tensor],
+    needed: Mapping[str, torch.Tensor],
+) -> bool:
+    twins = [each for each in needed if needed[each].data_ptr() == known[name].data_ptr()]
+    return all(torch.equal(state[name], state[twin]) for twin in twins)
+
+
+@torch.no_grad()
+def _try_out(model: Any) -> None:
+    """One token through the new model: weights that are finite one by one may still overflow together."""
+    zero = torch.zeros(1, dtype=torch.int64, device=model.device)
+    batch = PagedBatch(zero, zero, zero, (0, 1), (zero,))
+    logits_1V = head(model, forward_paged(model, batch, PagedKV(model, 1, 1)))
+    if not bool(torch.isfinite(logits_1V).all()):
+        raise NonFinite(
+            "a first token through the new weights gives non-finite logits; the old ones stay in place"
+        )

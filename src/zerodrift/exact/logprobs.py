@@ -1,0 +1,101 @@
+"""From hidden states to log-probabilities: the one path that engine, trainer and audit share.
+
+Shapes: R rows (tokens that are predicted), H hidden size, V vocabulary, T tokens of all sequences.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+
+from zerodrift.core.completion import LogprobKind
+from zerodrift.core.errors import InvalidPrompt
+from zerodrift.core.request import SamplingParams
+from zerodrift.exact.preparation import ops_of, parameters_on
+from zerodrift.sampler.processing import History, histories, processed_logprobs
+
+
+class Scored(Protocol):
+    """What is needed of a completion to reproduce its logprobs."""
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def sampling(self) -> SamplingParams: ...
+    @property
+    def kind(self) -> LogprobKind: ...
+
+
+def head(model: Any, hidden_RH: torch.Tensor) -> torch.Tensor:
+    """Logits [R, V] in fp32, differentiable where gradients are on."""
+    ops_of(model)
+    logits_RV: torch.Tensor = model.lm_head(hidden_RH)
+    return logits_RV.float()
+
+
+def processed(
+    logits_RV: torch.Tensor, params: SamplingParams, rows: Sequence[History], stop_ids: Sequence[int] = ()
+) -> torch.Tensor:
+    """Log-probabilities of the sampled distribution; a row's bits do not depend on the rows beside it."""
+    return processed_logprobs(logits_RV, params, rows, stop_ids)
+
+
+def stop_ids_of(model: Any) -> tuple[int, ...]:
+    """The tokens that end a sequence, which `min_tokens` forbids."""
+    written = getattr(model, "generation_config", None)
+    ids = getattr(written, "eos_token_id", None)
+    ids = model.config.eos_token_id if ids is None else ids
+    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def token_logprobs(
+    model: Any, completions: Sequence[Scored], stop_ids: Sequence[int] | None = None
+) -> list[torch.Tensor]:
+    """The trainer's side: for each completion the logprobs of its tokens, of its kind, by one packed forward."""
+    if not completions:
+        return []
+    hidden_TH, starts = _packed(model, completions)
+    stop_ids = stop_ids_of(model) if stop_ids is None else stop_ids
+    found = []
+    for completion, start in zip(completions, starts, strict=True):
+        first = start + len(completion.prompt_token_ids) - 1
+        hidden_RH = hidden_TH[first : first + len(completion.token_ids)]
+        found.append(_of_tokens(model, hidden_RH, completion, stop_ids))
+    return found
+
+
+def _packed(model: Any, completions: Sequence[Scored]) -> tuple[torch.Tensor, list[int]]:
+    """Hidden states of all sequences, one after another; the last token of each predicts nothing and is left out."""
+    ops_of(model)
+    sequences = [(*each.prompt_token_ids, *each.token_ids)[:-1] for each in completions]
+    for index, (each, ids) in enumerate(zip(completions, sequences, strict=True)):
+        if not each.prompt_token_ids or not each.token_ids:
+            raise InvalidPrompt(
+                f"completion {index} has {len(each.prompt_token_ids)} prompt tokens and {len(each.token_ids)} tokens; "
+                "it takes one of each to predict something"
+            )
+        if (worst := max(ids)) >= model.config.vocab_size or min(ids) < 0:
+            raise InvalidPrompt(
+                f"completion {index} has token {worst}, but the model has {model.config.vocab_size}"
+            )
+    device = parameters_on(model)
+    token_ids = torch.tensor([token for ids in sequences for token in ids], device=device)
+    positions = torch.cat([torch.arange(len(ids)) for ids in sequences]).to(device)
+    output = model.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+    return output.last_hidden_state[0], [0, *accumulate(len(ids) for ids in sequences)][:-1]
+
+
+def _of_tokens(
+    model: Any, hidden_RH: torch.Tensor, completion: Scored, stop_ids: Sequence[int]
+) -> torch.Tensor:
+    logits_RV = head(model, hidden_RH)
+    if completion.kind is LogprobKind.RAW:
+        logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
+    else:
+        rows = histories(completion.prompt_token_ids, completion.token_ids)
+        logprobs_RV = processed(logits_RV, completion.sampling, rows, stop_ids)
+    tokens_R1 = torch.tensor(completion.token_ids, device=logprobs_RV.device)[:, None]
+    return logprobs_RV.gather(-1, tokens_R1)[:, 0]

@@ -1,0 +1,113 @@
+"""What `prepare` puts in the place of a model's own modules: same parameters, same names, exact forward.
+
+A linear keeps being an `nn.Linear` whose class is exchanged: parameters, tied weights, hooks and state dict stay as
+they are, and `restore` gives the class back.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerodrift.core.errors import UnsupportedModel
+from zerodrift.exact.ops.interface import Ops
+
+
+class Pack:
+    """A weight in the layout of an op, made anew when the weight has changed."""
+
+    def __init__(self, ops: Ops) -> None:
+        self.ops = ops
+        self._packed: Any = None
+        self._key: tuple[int, int] | None = None
+        self._sum: int | None = None
+
+    def of(self, weight_NK: torch.Tensor) -> Any:
+        """The packed weight. Writes through `.data` do not count as a change to torch: a trainer's forward, where
+        they happen, looks at the numbers too."""
+        # Every in-place op counts the version up: optimizers, load_state_dict, copy_.
+        key = (weight_NK.data_ptr(), weight_NK._version)  # noqa: SLF001
+        bits = _bit_sum(weight_NK) if torch.is_grad_enabled() else None
+        if weight_NK.dtype not in self.ops.dtypes:
+            raise UnsupportedModel(
+                f"a weight arrives as {weight_NK.dtype}; exact mode computes in {self.ops.dtypes}: switch off mixed "
+                "precision, which rounds parameters, or load the model in that dtype for engine and trainer alike"
+            )
+        if key != self._key or (bits is not None and bits != self._sum):
+            self._packed, self._key, self._sum = self.ops.pack(weight_NK), key, bits
+        return self._packed
+
+    def drop(self) -> None:
+        """Forget the packed weight."""
+        self._packed, self._key, self._sum = None, None, None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Pack":
+        return Pack(self.ops)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TK: torch.Tensor,
+        weight_NK: torch.Tensor,
+        bias_N: torch.Tensor | None,
+        packed: tuple[Ops, Any],
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x_TK, weight_NK)
+        ctx.has_bias = bias_N is not None
+        return packed[0].linear(x_TK, packed[1], bias_N)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x_TK, weight_NK = ctx.saved_tensors
+        grad_TN = grads[0]
+        need_x, need_weight, need_bias, _ = ctx.needs_input_grad
+        return (
+            grad_TN @ weight_NK if need_x else None,
+            grad_TN.T @ x_TK if need_weight else None,
+            grad_TN.sum(0) if need_bias and ctx.has_bias else None,
+            None,
+        )
+
+
+class ExactLinear(nn.Linear):
+    """An `nn.Linear` that computes with exact ops. Never constructed: `prepare` exchanges the class."""
+
+    exact_pack: Pack
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x Wᵀ + b."""
+        if x.dtype is not self.weight.dtype:
+            raise UnsupportedModel(
+                f"{x.dtype} activations meet {self.weight.dtype} weights; exact mode mixes none"
+            )
+        x_TK = x.reshape(-1, x.shape[-1])
+        # Inside of an autograd function gradients are off: what they mean for the packing is asked before.
+        ops, packed = self.exact_pack.ops, self.exact_pack.of(self.weight)
+        out_TN = (
+            _Linear.apply(x_TK, self.weight, self.bias, (ops, packed))  # type: ignore[no-untyped-call]
+            if torch.is_grad_enabled()
+            else ops.linear(x_TK, packed, self.bias)
+        )
+        return out_TN.view(*x.shape[:-1], -1)
+
+
+class ExactActivation(nn.Module):
+    """In the place of `act_fn`."""
+
+    def __init__(self, original: nn.Module, function: Any) -> None:
+        super().__init__()
+        # In a tuple: as a submodule it would show up in the tree.
+        self.original = (original,)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The activation."""
+        return self.function(x)  # type: ignore[no-any-return]
+
+
+def _bit_sum(weight: torch.Tensor) -> int:
+    """Of the elements' bits as whole numbers: exact, so it does not depend on the order of summation."""
+    words = weight.detach().view(torch.int32 if weight.element_size() == 4 else torch.int16)
+    return int(words.sum())

@@ -1,0 +1,1 @@
+"""One set of ops per device, each op beside its plain twin."""

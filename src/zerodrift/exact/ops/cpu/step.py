@@ -1,0 +1,133 @@
+"""One engine step as the CPU computes it: which pages to gather, and which sequences to compute together.
+
+Sequences that decode one token are computed in groups of about as many key blocks; the shorter ones get hidden
+blocks, which change no bit. All of it is worked out once per step and used by every layer.
+Shapes: S sequences of a group, J pages, L keys, C kv heads.
+"""
+
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+
+from zerodrift.exact.ops.cpu.attention import BLOCK, Hidden, end_block, first_block, hidden_keys
+
+GATHER_KEYS = 3072
+"""Keys gathered for one group, over all its sequences: what is copied is read again while it is in the cache."""
+MAX_PADDING = 0.25
+"""A sequence joins a group if at most this share of the keys computed for it, or one block, is padding."""
+
+
+class Pages(NamedTuple):
+    """How keys lie in memory: [num_blocks, C, block_size, D]."""
+
+    block_size: int
+    num_kv_heads: int
+
+
+class Query(NamedTuple):
+    """Tokens of one sequence in this step."""
+
+    begin: int
+    end: int
+    first: int
+    """Position of the first of them."""
+    table_J: torch.Tensor
+    """Blocks that cover positions 0 to the last."""
+
+    @property
+    def last(self) -> int:
+        """Position of the last token."""
+        return self.first + self.end - self.begin - 1
+
+
+class Gather(NamedTuple):
+    """Where keys `first`…`first`+`length` of some sequences are."""
+
+    rows: torch.Tensor
+    """Rows of the pages seen as [num_blocks · C, block_size · D], ordered by sequence, head, position."""
+    offset: int
+    """Keys to skip at the start of the first page."""
+    first: int
+    length: int
+
+
+class Group(NamedTuple):
+    """Sequences that decode one token each."""
+
+    begin: int
+    """First of its sequences in the order of `Singles`."""
+    end: int
+    gather: Gather
+    hidden: Hidden
+
+
+class Singles(NamedTuple):
+    """All sequences that decode one token, longest first."""
+
+    tokens_S: torch.Tensor
+    groups: list[Group]
+
+
+class Step:
+    """All queries of one step."""
+
+    def __init__(self, queries: list[Query], pages: Pages) -> None:
+        self.queries = queries
+        self.pages = pages
+        self._singles: dict[int | None, Singles | None] = {}
+
+    @cached_property
+    def chunks(self) -> list[Query]:
+        """Sequences with several tokens."""
+        return [query for query in self.queries if query.end - query.begin > 1]
+
+    def singles(self, window: int | None) -> Singles | None:
+        """Sequences with one token, for layers with this window."""
+        if window not in self._singles:
+            members = [query for query in self.queries if query.end - query.begin == 1]
+            self._singles[window] = self._grouped(members, window) if members else None
+        return self._singles[window]
+
+    def gather(self, query: Query, window: int | None) -> Gather:
+        """Keys that the tokens of `query` look at."""
+        first = first_block(query.first, window)
+        return self._gather([query], first, end_block(query.last) - first)
+
+    def _grouped(self, singles: list[Query], window: int | None) -> Singles:
+        ordered, groups = sorted(singles, key=lambda query: -query.last), []
+        for begin, end in _alike(ordered, window):
+            members = ordered[begin:end]
+            first = min(first_block(query.first, window) for query in members)
+            length = max(end_block(query.last) for query in members) - first
+            hidden = hidden_keys(torch.tensor([query.first for query in members]), first, length, window)
+            groups.append(Group(begin, end, self._gather(members, first, length), hidden))
+        return Singles(torch.tensor([query.begin for query in ordered]), groups)
+
+    def _gather(self, members: list[Query], first: int, length: int) -> Gather:
+        size, heads = self.pages
+        begin, end = first // size, -(-(first + length) // size)
+        # Where a table ends, its own first block stands in: those keys are hidden, and its values are finite
+        # unless this very sequence has gone wrong.
+        blocks_SJ = torch.stack(
+            [
+                torch.cat([query.table_J[begin:end], query.table_J[:1].expand(end - begin)])[: end - begin]
+                for query in members
+            ]
+        )
+        rows_SCJ = blocks_SJ[:, None] * heads + torch.arange(heads)[None, :, None]
+        return Gather(rows_SCJ.flatten(), first - begin * size, first, length)
+
+
+def _alike(ordered: list[Query], window: int | None) -> list[tuple[int, int]]:
+    """Runs of sequences of about equal length, out of all in falling order of length."""
+    cuts = [0]
+    for index, query in enumerate(ordered):
+        longest = ordered[cuts[-1]]
+        keys = end_block(longest.last) - first_block(query.first, window)
+        padding = keys - (end_block(query.last) - first_block(longest.first, window))
+        fits = (index + 1 - cuts[-1]) * keys <= GATHER_KEYS and padding <= max(BLOCK, MAX_PADDING * keys)
+        if index > cuts[-1] and not fits:
+            cuts.append(index)
+    return list(pairwise([*cuts, len(ordered)]))

@@ -1,0 +1,79 @@
+"""What a device must offer: the seam between the model code and CPU or CUDA.
+
+Every op gives a row the same bits whatever rows stand beside it, however many there are, and however many threads
+run. Shapes: T tokens, H query heads, C key/value heads, D head size, N outputs, K inputs, S sequences.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+
+class HeadShape(NamedTuple):
+    """How one attention layer looks at keys."""
+
+    scale: float
+    window: int | None
+    """A query at position p sees keys p-window+1…p; None sees all."""
+
+
+class Segments(NamedTuple):
+    """Whole sequences, one after another or apart: sequence s is tokens starts[s] to ends[s]-1, from position 0."""
+
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+class Parts(NamedTuple):
+    """What a model is made of, for the proof at start-up."""
+
+    linears: Sequence[tuple[Any, torch.Tensor | None]]
+    """Packed weight and bias of each."""
+    head_dim: int
+    row_ops: Mapping[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]]
+    """Ops that work on rows of so many columns and are used as they are."""
+
+
+class Ops(Protocol):
+    """One device's ops. Without gradient, unless said otherwise."""
+
+    device: str
+    dtypes: tuple[torch.dtype, ...]
+    """Parameters may have these; anything else is refused."""
+
+    def prove(self, parts: Parts) -> None:
+        """Find variants that hold for these shapes on this machine, or raise `Unproven`."""
+        ...
+
+    def pack(self, weight_NK: torch.Tensor) -> Any:
+        """The weight as `linear` wants it; taken anew whenever the weight changes."""
+        ...
+
+    def linear(self, x_TK: torch.Tensor, packed: Any, bias_N: torch.Tensor | None) -> torch.Tensor:
+        """x Wᵀ + b."""
+        ...
+
+    def activation(self, name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """A differentiable function for `hidden_act`, or None where there is none."""
+        ...
+
+    def attend(
+        self, q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], segments: Segments, shape: HeadShape
+    ) -> torch.Tensor:
+        """Causal attention of whole sequences, keys and values [T, C, D]."""
+        ...
+
+    def plan(self, queries: list[Any], block_size: int, num_kv_heads: int) -> Any:
+        """What the layers of one engine step share."""
+        ...
+
+    def attend_paged(
+        self, q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], step: Any, shape: HeadShape
+    ) -> torch.Tensor:
+        """The same for the tokens of one engine step, keys and values in pages [blocks, C, block_size, D]."""
+        ...
+
+    def facts(self) -> Mapping[str, str]:
+        """What decides the bits, for the numeric fingerprint."""
+        ...

@@ -1,0 +1,138 @@
+"""The engine's forward: the same modules as the trainer's, with keys and values in pages.
+
+K and V of a step's tokens are written first, then attended to, so that a token is read back the same way whether it
+was written now, a step ago, or by another request whose prefix is shared. The page size decides where numbers lie,
+never in which order they are added. Shapes: T tokens of the step, C kv heads, D head size, H hidden size.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from zerodrift.core.errors import InvalidValue
+from zerodrift.exact.ops.cpu.step import Query
+from zerodrift.exact.ops.interface import HeadShape
+from zerodrift.exact.preparation import ops_of, parameters_on
+
+
+class PagedBatch(NamedTuple):
+    """One engine step, all sequences one after another."""
+
+    token_ids_T: torch.Tensor
+    positions_T: torch.Tensor
+    """Absolute."""
+    slots_T: torch.Tensor
+    """block · block_size + offset: where each token's K and V are written."""
+    bounds: tuple[int, ...]
+    """Sequence s is tokens bounds[s] to bounds[s + 1] - 1."""
+    tables: tuple[torch.Tensor, ...]
+    """Per sequence: block ids that cover positions 0 to its last."""
+
+
+class PagedKV:
+    """Keys and values of all layers, in blocks: [num_blocks, C, block_size, D] for each layer.
+
+    Heads stand before positions, so that gathering a head's keys of one page is one copy.
+    """
+
+    def __init__(self, model: Any, num_blocks: int, block_size: int) -> None:
+        for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
+            if value < 1:
+                raise InvalidValue(f"{name} is {value}; a KV cache has at least one block of one token")
+        config = model.config
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.num_kv_heads: int = config.num_key_value_heads
+        self.head_dim: int = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        shape = (num_blocks, self.num_kv_heads, block_size, self.head_dim)
+        # Zeros: a hidden value is multiplied by 0, and 0 · NaN is NaN.
+        self.layers = tuple(
+            (_zeros(model, shape), _zeros(model, shape)) for _ in range(config.num_hidden_layers)
+        )
+        self.nbytes: int = sum(part.nbytes for layer in self.layers for part in layer)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Make block `target` hold what `source` holds, in every layer."""
+        for layer in self.layers:
+            for part in layer:
+                part[target] = part[source]
+
+
+class _PagedStep:
+    """What the layers of one forward share."""
+
+    def __init__(self, batch: PagedBatch, kv: PagedKV, ops: Any) -> None:
+        self.kv = kv
+        blocks_T, offsets_T = batch.slots_T // kv.block_size, batch.slots_T % kv.block_size
+        heads_C = torch.arange(kv.num_kv_heads, device=blocks_T.device)
+        rows_TC = (blocks_T[:, None] * kv.num_kv_heads + heads_C) * kv.block_size + offsets_T[:, None]
+        self.rows = rows_TC.flatten()
+        self.fresh = blocks_T[offsets_T == 0]
+        firsts = batch.positions_T[torch.tensor(batch.bounds[:-1], dtype=torch.long)].tolist()
+        queries = [
+            Query(begin, end, first, table)
+            for begin, end, first, table in zip(
+                batch.bounds[:-1], batch.bounds[1:], firsts, batch.tables, strict=True
+            )
+        ]
+        self.plan = ops.plan(queries, kv.block_size, kv.num_kv_heads)
+
+    def attend(
+        self,
+        ops: Any,
+        layer_index: int,
+        qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        shape: HeadShape,
+    ) -> torch.Tensor:
+        """Write, then read."""
+        q_THD, k_TCD, v_TCD = qkv
+        keys, values = self.kv.layers[layer_index]
+        # A block that changes hands may hold a NaN of its last owner beyond what is written now.
+        if len(self.fresh):
+            values.index_fill_(0, self.fresh, 0)
+        for pages, new_TCD in ((keys, k_TCD), (values, v_TCD)):
+            pages.view(-1, pages.shape[-1]).index_copy_(0, self.rows, new_TCD.reshape(-1, new_TCD.shape[-1]))
+        out_THD: torch.Tensor = ops.attend_paged(q_THD, (keys, values), self.plan, shape)
+        return out_THD
+
+
+@torch.no_grad()
+def forward_paged(model: Any, batch: PagedBatch, kv: PagedKV) -> torch.Tensor:
+    """Hidden states [T, H] after the final norm. Writes K and V of the step's tokens, then attends."""
+    ops = ops_of(model)
+    _check(batch, kv)
+    with torch.autocast(batch.token_ids_T.device.type, enabled=False):
+        output = model.model(
+            input_ids=batch.token_ids_T[None],
+            position_ids=batch.positions_T[None],
+            use_cache=False,
+            exact_step=_PagedStep(batch, kv, ops),
+        )
+    hidden_TH: torch.Tensor = output.last_hidden_state[0]
+    return hidden_TH
+
+
+def _check(batch: PagedBatch, kv: PagedKV) -> None:
+    count = len(batch.token_ids_T)
+    if not (
+        batch.bounds[0] == 0
+        and batch.bounds[-1] == count == len(batch.positions_T) == len(batch.slots_T)
+        and len(batch.tables) == len(batch.bounds) - 1
+        and all(begin < end for begin, end in zip(batch.bounds, batch.bounds[1:], strict=False))
+    ):
+        raise InvalidValue(
+            f"a batch of {count} tokens, {len(batch.positions_T)} positions, {len(batch.slots_T)} slots and "
+            f"{len(batch.tables)} tables has bounds {batch.bounds[:8]}…; each sequence needs at least one token"
+        )
+    lasts = batch.positions_T[torch.tensor(batch.bounds[1:]) - 1].tolist()
+    for index, (last, table) in enumerate(zip(lasts, batch.tables, strict=True)):
+        if len(table) * kv.block_size <= last:
+            raise InvalidValue(
+                f"sequence {index} reaches position {last}, but its table of {len(table)} blocks of {kv.block_size} "
+                f"covers {len(table) * kv.block_size}"
+            )
+
+
+def _zeros(model: Any, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.zeros(shape, dtype=model.dtype, device=parameters_on(model))

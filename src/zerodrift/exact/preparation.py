@@ -1,0 +1,159 @@
+"""Make a `transformers` causal LM exact in place, and undo it.
+
+Three replacements: linears by prepacked ones, activations by safe ones, attention by blocks at absolute positions,
+through the attention interface of transformers. Nothing global is patched. A model with a part that is not known
+to be exact is refused by the name of that part.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerodrift.core.errors import Unproven, UnsupportedModel
+from zerodrift.exact import interface
+from zerodrift.exact.modules import ExactActivation, ExactLinear, Pack
+from zerodrift.exact.ops.cpu.op_set import CpuOps
+from zerodrift.exact.ops.interface import Parts
+from zerodrift.exact.rotary import ROPE_TYPES, exchange_rotary, give_back_rotary
+
+FAMILIES = ("Llama", "Qwen2", "Qwen3", "Mistral")
+_OWN_PARTS = frozenset(
+    f"{family}{part}"
+    for family in FAMILIES
+    for part in ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
+)
+_SHARED_PARTS = frozenset(
+    {"Embedding", "Linear", "ModuleList", "ExactLinear", "ExactActivation", "ExactRotary"}
+)
+_STATE = "exact_state"
+
+
+def prepare(model: Any, *, plain: frozenset[str] = frozenset()) -> Any:
+    """`model` itself, exact from now on. `plain` leaves ops as torch has them: for negative controls and benches."""
+    if getattr(model, _STATE, None) is not None:
+        return model
+    _check_parts(model)
+    ops = _ops_for(model, plain)
+    _check_numbers(model, ops)
+    interface.register()
+    setattr(model, _STATE, (ops, model.config._attn_implementation))  # noqa: SLF001  no public getter
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = ExactLinear
+            module.exact_pack = Pack(ops)  # type: ignore[assignment]
+        elif type(module).__name__.endswith("Attention"):
+            module.exact_ops = ops
+        elif type(module).__name__.endswith("RotaryEmbedding"):
+            exchange_rotary(module)
+        if "activation" not in plain and (original := getattr(module, "act_fn", None)) is not None:
+            module.act_fn = ExactActivation(original, ops.activation(model.config.hidden_act))
+    model.set_attn_implementation(interface.NAME)
+    try:
+        ops.prove(_parts(model))
+    except Unproven:
+        restore(model)
+        raise
+    return model
+
+
+def restore(model: Any) -> Any:
+    """`model` as it was before `prepare`: vanilla bits again, whatever was trained in between kept."""
+    state = getattr(model, _STATE, None)
+    if state is None:
+        return model
+    for module in model.modules():
+        if type(module) is ExactLinear:
+            del module.exact_pack
+            module.__class__ = nn.Linear  # type: ignore[assignment]
+        elif hasattr(module, "exact_ops"):
+            del module.exact_ops
+        elif type(module).__name__ == "ExactRotary":
+            give_back_rotary(module)
+        if isinstance(exact := getattr(module, "act_fn", None), ExactActivation):
+            module.act_fn = exact.original[0]
+    model.set_attn_implementation(state[1])
+    delattr(model, _STATE)
+    return model
+
+
+def refresh(model: Any) -> None:
+    """Forget packed weights. Needed only after writing through `.data`, which torch does not notice."""
+    for module in model.modules():
+        if isinstance(module, ExactLinear):
+            module.exact_pack.drop()
+
+
+def ops_of(model: Any) -> Any:
+    """The ops of a prepared model."""
+    state = getattr(model, _STATE, None)
+    if state is None:
+        raise UnsupportedModel("the model is not prepared; call zerodrift.exact.prepare(model) first")
+    return state[0]
+
+
+def _ops_for(model: Any, plain: frozenset[str]) -> Any:
+    kinds = {parameter.device.type for parameter in model.parameters()}
+    if kinds == {"cpu"}:
+        return CpuOps(plain)
+    raise UnsupportedModel(
+        f"parameters lie on {sorted(kinds)}; exact mode runs a model that is wholly on one CPU"
+    )
+
+
+def _check_parts(model: Any) -> None:
+    for path, module in model.named_modules():
+        kind = type(module).__name__
+        if kind not in _OWN_PARTS and kind not in _SHARED_PARTS and not path.endswith(".act_fn"):
+            raise UnsupportedModel(
+                f"{path or 'the model'} is a {kind}, which is not known to be exact; "
+                f"exact mode runs the parts of {', '.join(FAMILIES)}"
+            )
+
+
+def _check_numbers(model: Any, ops: Any) -> None:
+    config = model.config
+    if found := sorted({str(p.dtype) for p in model.parameters() if p.dtype not in ops.dtypes}):
+        wanted = " or ".join(str(dtype) for dtype in ops.dtypes)
+        raise UnsupportedModel(
+            f"parameters are {found}; on this device exact mode computes in {wanted}: load them so"
+        )
+    if ops.activation(config.hidden_act) is None:
+        raise UnsupportedModel(f"hidden_act is {config.hidden_act!r}, which has no exact form here")
+    if config.attention_dropout:
+        raise UnsupportedModel(
+            f"attention_dropout is {config.attention_dropout}; a trainer that drops keys cannot agree with any engine: "
+            "set it to 0"
+        )
+    rope = config.rope_parameters["rope_type"]
+    if rope not in ROPE_TYPES:
+        raise UnsupportedModel(f"rope_type is {rope!r}; exact mode has {', '.join(ROPE_TYPES)}")
+
+
+@torch.no_grad()
+def _parts(model: Any) -> Parts:
+    config = model.config
+    linears, norms = [], {}
+    for module in model.modules():
+        if isinstance(module, ExactLinear):
+            linears.append((module.exact_pack.of(module.weight), module.bias))
+        elif type(module).__name__.endswith("RMSNorm"):
+            norms[f"norm of {len(module.weight)}"] = (module.forward, len(module.weight))
+    layer = model.model.layers[0]
+    return Parts(
+        linears,
+        layer.self_attn.head_dim,
+        {
+            **norms,
+            "activation": (layer.mlp.act_fn.forward, config.intermediate_size),
+            "log-softmax": (partial(torch.log_softmax, dim=-1), config.vocab_size),
+            "softmax": (partial(torch.softmax, dim=-1), config.vocab_size),
+        },
+    )
+
+
+def parameters_on(model: Any) -> torch.device:
+    """Where the model is."""
+    device: torch.device = next(model.parameters()).device
+    return device

@@ -1,0 +1,154 @@
+"""Our own engine behind the auditor's protocol: it promises everything, so everything is asked of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerodrift import models
+from zerodrift.audit.run import Silent
+from zerodrift.audit.session import Session
+from zerodrift.backends.base import Capability
+from zerodrift.backends.exact import ExactBackend
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.backends.registry import Served, open_engine
+from zerodrift.config.engine import EngineConfig
+from zerodrift.config.model import ModelConfig
+from zerodrift.config.run import RunConfig
+from zerodrift.config.validation import ValidationConfig
+from zerodrift.core.completion import Completion
+from zerodrift.core.errors import BadAnswer, ConfigError, ModelError
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.core.version import WeightVersion
+from zerodrift.records.verdict import Outcome
+
+
+@pytest.fixture(scope="module")
+def engine() -> ExactBackend:
+    return ExactBackend(
+        "testbed:llama", config=EngineConfig(name="exact", enable_prefix_caching=True, block_size=8)
+    )
+
+
+def ask(prompt: tuple[int, ...] = (5, 6, 7, 8), **settings: Any) -> Request:
+    return Request(Prompt(prompt), SamplingParams(**{"seed": 3, "max_tokens": 8, **settings}))
+
+
+def test_answers_come_in_the_order_of_requests(engine: ExactBackend) -> None:
+    answers = engine.generate([ask(n=2), ask((9, 10)), ask()])
+    assert [len(answer.completions) for answer in answers] == [2, 1, 1]
+    assert [answer.completions[0].prompt_token_ids for answer in answers] == [
+        (5, 6, 7, 8),
+        (9, 10),
+        (5, 6, 7, 8),
+    ]
+    assert all(type(one) is Completion for answer in answers for one in answer.completions)
+    assert answers[0].completions[0].logprobs == answers[2].completions[0].logprobs
+
+
+def test_it_draws_what_the_reference_draws(engine: ExactBackend) -> None:
+    """Same noise, same order of processing: only rounding is between them, and a draw rarely falls into that gap."""
+    requests = [ask((5, number), temperature=0.8, top_p=0.95, max_tokens=16) for number in range(8)]
+    reference = ReferenceBackend("testbed:llama").generate(requests)
+    equal = [
+        one.completions[0].token_ids == other.completions[0].token_ids
+        for one, other in zip(engine.generate(requests), reference, strict=True)
+    ]
+    assert sum(equal) >= 7
+
+
+def test_scores_are_the_logprobs_that_were_reported(engine: ExactBackend) -> None:
+    (answer,) = engine.generate([ask()])
+    (scores,) = engine.score([answer.completions[0].sequence])
+    assert tuple(scores[3:]) == answer.completions[0].logprobs
+
+
+def test_a_sequence_as_long_as_the_context_is_scored(engine: ExactBackend) -> None:
+    (scores,) = engine.score([[5] * engine.max_model_len])
+    assert len(scores) == engine.max_model_len - 1
+    with pytest.raises(BadAnswer, match="exceed the context of 1024"):
+        engine.generate([ask(tuple([5] * 1020))])
+    with pytest.raises(BadAnswer, match="a sequence cannot be scored: the prompt has 1025 tokens"):
+        engine.score([[5] * 1025])
+
+
+def test_a_request_that_fails_is_a_problem_of_its_answer(engine: ExactBackend) -> None:
+    good, bad = engine.generate([ask(), ask((5, 9999))])
+    assert good.completions
+    assert not bad.completions
+    assert bad.problems[0].code == "value/prompt"
+
+
+def test_text_and_chat_are_what_the_reference_makes_of_them(engine: ExactBackend) -> None:
+    reference = ReferenceBackend("testbed:llama")
+    messages = [{"role": "user", "content": "3+4"}]
+    assert engine.tokenize("3+4=") == reference.tokenize("3+4=")
+    assert engine.render_chat(messages) == reference.render_chat(messages)
+
+
+def test_caches_are_warm_until_reset(engine: ExactBackend) -> None:
+    prompt = tuple(range(20, 45))
+    engine.generate([ask(prompt)])
+    assert engine.generate([ask(prompt)])[0].completions[0].cached_tokens == 24
+    engine.reset_cache()
+    assert engine.generate([ask(prompt)])[0].completions[0].cached_tokens == 0
+
+
+def test_weights_come_from_a_directory_whole_or_not_at_all(tmp_path: Path) -> None:
+    engine = ExactBackend("testbed:llama")
+    same = models.materialise("testbed:llama", tmp_path / "same")
+    before = engine.generate([ask()])[0].completions[0]
+    engine.load_weights(same, WeightVersion("again"))
+    after = engine.generate([ask()])[0].completions[0]
+    assert after.logprobs == before.logprobs
+    assert after.versions[0].version.label == "again"
+    other = models.materialise("testbed:qwen2", tmp_path / "other")
+    with pytest.raises(ModelError, match="holds another model than the one that runs"):
+        engine.load_weights(other, WeightVersion("other"))
+    assert engine.generate([ask()])[0].completions[0].logprobs == before.logprobs
+
+
+def test_it_promises_everything(engine: ExactBackend) -> None:
+    assert engine.capabilities == frozenset(Capability)
+    fingerprint = engine.fingerprint()
+    assert fingerprint.engine == "exact"
+    assert fingerprint.numeric["dtype"] == "float32"
+    assert fingerprint.deployment["block_size"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            {"url": "http://127.0.0.1:1"},
+            "engine.url is 'http://127.0.0.1:1', and the exact engine has no such setting",
+        ),
+        ({"tensor_parallel_size": 2}, "engine.tensor_parallel_size is 2"),
+        ({"kv_cache_dtype": "fp8"}, "engine.kv_cache_dtype is 'fp8'"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 512}, "leave one of the two out"),
+    ],
+)
+def test_what_it_cannot_obey_is_refused(settings: dict[str, Any], says: str, tmp_path: Path) -> None:
+    config = EngineConfig(name="exact", **settings)
+    with (
+        pytest.raises(ConfigError, match=says),
+        open_engine(config, Served("testbed:llama", "auto"), tmp_path),
+    ):
+        pass
+
+
+def test_an_audit_finds_every_bit_equal(tmp_path: Path) -> None:
+    session = Session(
+        config=RunConfig(
+            engine=EngineConfig(name="exact", enable_prefix_caching=True),
+            model=ModelConfig(path="testbed:llama"),
+            validation=ValidationConfig(num_prompts=8, max_tokens=16),
+        ),
+        directory=tmp_path,
+    )
+    record = session.run(Silent()).record
+    status = {probe.name: probe for probe in record.probes}
+    assert record.verdict is Outcome.PASS
+    for name in ("repeat", "batch", "cache", "prefill-decode"):
+        assert status[name].status is Outcome.PASS
+        assert "every bit equal" in status[name].says

@@ -1,0 +1,232 @@
+"""The trainer's side: gradients are those of the vanilla model, and no way of training changes a bit of the forward.
+
+The outside reference is transformers as it comes, in fp32 and fp64.
+"""
+
+import copy
+import random
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zerodrift import exact, models
+from zerodrift.core.completion import Completion, FinishReason, LogprobKind
+from zerodrift.core.request import SamplingParams
+from zerodrift.core.version import VersionSpan, WeightVersion
+from zerodrift.exact.verification import Schedule, alone, differing_rows, packed, padded, paged
+from zerodrift.sampler.processing import History, processed_logprobs
+
+TESTBEDS = ("llama", "qwen2", "qwen3", "mistral")
+VERSION = WeightVersion("initial", "0" * 64)
+
+
+@pytest.fixture(scope="module", params=TESTBEDS)
+def pair(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    """(vanilla, prepared) with the same weights."""
+    return models.load(f"testbed:{request.param}"), exact.prepare(models.load(f"testbed:{request.param}"))
+
+
+def tokens(seed: int, *lengths: int) -> list[list[int]]:
+    source = random.Random(seed)
+    return [[source.randrange(512) for _ in range(length)] for length in lengths]
+
+
+def completion(prompt: list[int], output: list[int], kind: LogprobKind, **sampling: Any) -> Completion:
+    return Completion(
+        prompt_token_ids=tuple(prompt),
+        token_ids=tuple(output),
+        logprobs=(-1.0,) * len(output),
+        kind=kind,
+        sampling=SamplingParams(max_tokens=512, **sampling),
+        finish_reason=FinishReason.LENGTH,
+        versions=(VersionSpan(VERSION, 0, len(output)),),
+        fingerprint="x",
+    )
+
+
+def test_close_to_vanilla(pair: tuple[Any, Any]) -> None:
+    vanilla, prepared = pair
+    with torch.no_grad():
+        for ids in tokens(0, 300, 64, 7, 1):
+            expected = vanilla(torch.tensor([ids])).logits[0].log_softmax(-1)
+            found = prepared(torch.tensor([ids])).logits[0].log_softmax(-1)
+            assert float((expected - found).abs().max()) <= 1e-4
+
+
+def test_restore_gives_vanilla_bits_back(pair: tuple[Any, Any]) -> None:
+    vanilla, prepared = pair
+    ids = torch.tensor(tokens(1, 90))
+    other = exact.restore(copy.deepcopy(prepared))
+    assert type(other.lm_head) is torch.nn.Linear
+    with torch.no_grad():
+        assert torch.equal(other(ids).logits, vanilla(ids).logits)
+        assert not torch.equal(prepared(ids).logits, vanilla(ids).logits)
+
+
+def test_gradients_are_those_of_vanilla_in_fp64(pair: tuple[Any, Any]) -> None:
+    vanilla, prepared = pair
+    reference = copy.deepcopy(vanilla).double()
+    sequences = tokens(2, 130, 40)
+    loss = prepared.model.norm.weight.new_zeros(())
+    for hidden, ids in zip(packed(prepared, sequences), sequences, strict=True):
+        loss = loss + torch.nn.functional.cross_entropy(
+            exact.head(prepared, hidden)[:-1], torch.tensor(ids[1:])
+        )
+    loss.backward()
+    expected = sum(
+        torch.nn.functional.cross_entropy(
+            reference(torch.tensor([ids])).logits[0, :-1], torch.tensor(ids[1:])
+        )
+        for ids in sequences
+    )
+    assert isinstance(expected, torch.Tensor)
+    expected.backward()
+    assert abs(loss.item() - expected.item()) < 1e-5
+    for (name, found), wanted in zip(prepared.named_parameters(), reference.parameters(), strict=True):
+        assert found.grad is not None, name
+        error = (found.grad.double() - wanted.grad).norm() / wanted.grad.norm()
+        assert float(error) < 2e-5, name
+    prepared.zero_grad()
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_training_modes_change_no_bit(name: str) -> None:
+    model = exact.prepare(models.load(f"testbed:{name}"))
+    sequences = tokens(3, 70, 9, 130)
+    with torch.no_grad():
+        plain = alone(model, sequences)
+    model.train()
+    assert differing_rows(plain, packed(model, sequences)) == 0
+    assert differing_rows(plain, padded(model, sequences, left=True)) == 0
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert differing_rows(plain, packed(model, sequences)) == 0
+        assert differing_rows(plain, paged(model, sequences, Schedule(1, 16))) == 0
+        assert exact.head(model, plain[0]).dtype is torch.float32
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    kept = packed(model, sequences)
+    assert differing_rows(plain, kept) == 0
+    torch.cat(kept).square().mean().backward()
+    with_checkpoints = model.model.layers[0].mlp.up_proj.weight.grad.clone()
+    model.zero_grad()
+    model.gradient_checkpointing_disable()
+    torch.cat(packed(model, sequences)).square().mean().backward()
+    torch.testing.assert_close(with_checkpoints, model.model.layers[0].mlp.up_proj.weight.grad)
+
+
+def test_the_forward_follows_the_optimizer_and_comes_back() -> None:
+    model, sequences = exact.prepare(models.load("testbed:llama")), tokens(4, 33)
+    before = alone(model, sequences)
+    saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before[0].square().mean().backward()
+    optimizer.step()
+    with torch.no_grad():
+        moved = paged(model, sequences, Schedule(0, 16))
+        assert differing_rows(before, moved) == 33
+        assert differing_rows(moved, alone(model, sequences)) == 0
+        model.load_state_dict(saved)
+        assert differing_rows(before, paged(model, sequences, Schedule(1, 16))) == 0
+    # Through .data, which torch does not count: seen where gradients are on, and after a refresh elsewhere.
+    model.model.layers[1].mlp.down_proj.weight.data.mul_(2)
+    changed = alone(model, sequences)
+    assert differing_rows(before, changed) == 33
+    model.model.layers[1].mlp.down_proj.weight.data.div_(2)
+    exact.refresh(model)
+    with torch.no_grad():
+        assert differing_rows(before, alone(model, sequences)) == 0
+
+
+SAMPLING = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+        "top_p": st.sampled_from([1.0, 0.9, 0.3]),
+        "top_k": st.sampled_from([0, 1, 40]),
+        "min_p": st.sampled_from([0.0, 0.05]),
+        "repetition_penalty": st.sampled_from([1.0, 1.3]),
+        "frequency_penalty": st.sampled_from([0.0, 0.5]),
+        "logit_bias": st.sampled_from([{}, {3: 2.0, 77: -1.5}]),
+        "min_tokens": st.sampled_from([0, 3]),
+    }
+)
+
+
+@settings(max_examples=60)
+@given(SAMPLING, st.integers(0, 2**20), st.integers(1, 30), st.sampled_from([512, 4099]))
+def test_processing_gives_a_row_the_same_bits_in_any_group(
+    sampling: dict[str, Any], seed: int, count: int, vocabulary: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(count, vocabulary, generator=generator) * 4
+    params = SamplingParams(max_tokens=64, **sampling)
+    output = torch.randint(vocabulary, (count,), generator=generator).tolist()
+    rows = [History((1, 2, 3), output[:index]) for index in range(count)]
+    together = exact.processed(logits, params, rows, (0,))
+    single = [exact.processed(logits[i : i + 1], params, rows[i : i + 1], (0,)) for i in range(count)]
+    assert differing_rows([together], [torch.cat(single)]) == 0
+
+
+@settings(max_examples=20)
+@given(SAMPLING, st.integers(0, 2**20), st.sampled_from(TESTBEDS), st.sampled_from(LogprobKind))
+def test_token_logprobs_are_those_of_decoding(
+    sampling: dict[str, Any], seed: int, name: str, kind: LogprobKind
+) -> None:
+    """Given tokens, decoded one by one in pages in each other's company, then scored by the trainer at once."""
+    model = prepared_testbed(name)
+    prompts, outputs = tokens(seed, 5, 70, 1), tokens(seed + 1, 9, 3, 12)
+    outputs = [_possible(output, sampling) for output in outputs]
+    completions = [
+        completion(prompt, output, kind, **sampling) for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+    sequences = [prompt + output for prompt, output in zip(prompts, outputs, strict=True)]
+    decoded = paged(model, sequences, Schedule(seed, 16, chunks=(1, 4)))
+    scored = exact.token_logprobs(model, completions)
+    for each, hidden, found in zip(completions, decoded, scored, strict=True):
+        assert found.requires_grad
+        for index, token in enumerate(each.token_ids):
+            row = hidden[len(each.prompt_token_ids) + index - 1][None]
+            with torch.no_grad():
+                logits = exact.head(model, row)
+            history = History(each.prompt_token_ids, each.token_ids[:index])
+            expected = (
+                logits.log_softmax(-1)
+                if kind is LogprobKind.RAW
+                else processed_logprobs(logits, each.sampling, [history], (0,))
+            )
+            assert expected[0, token].item() == found[index].item()
+
+
+def test_logprobs_are_differentiable_through_truncation() -> None:
+    model = prepared_testbed("qwen3")
+    done = completion([5, 6, 7], [9, 11], LogprobKind.PROCESSED, top_p=0.9, temperature=0.7)
+    (found,) = exact.token_logprobs(model, [done])
+    found[found > -torch.inf].sum().backward()
+    gradient = model.model.embed_tokens.weight.grad
+    model.zero_grad()
+    assert gradient is None or bool(gradient.isfinite().all())
+
+
+def _possible(output: list[int], sampling: dict[str, Any]) -> list[int]:
+    return [token or 7 for token in output] if sampling["min_tokens"] else output
+
+
+_prepared: dict[str, Any] = {}
+
+
+def prepared_testbed(name: str) -> Any:
+    if name not in _prepared:
+        _prepared[name] = exact.prepare(models.load(f"testbed:{name}"))
+    return _prepared[name]
+
+
+def test_an_empty_list_and_impossible_completions() -> None:
+    model = prepared_testbed("llama")
+    assert exact.token_logprobs(model, []) == []
+    done = completion([1], [2], LogprobKind.RAW)
+    with pytest.raises(ValueError, match="has token 512"):
+        exact.token_logprobs(model, [msgspec.structs.replace(done, prompt_token_ids=(512,))])
+    with pytest.raises(ValueError, match="takes one of each"):
+        exact.token_logprobs(model, [msgspec.structs.replace(done, token_ids=(), logprobs=(), versions=())])

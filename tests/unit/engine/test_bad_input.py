@@ -1,0 +1,136 @@
+"""A request that cannot be served ends with a clear error, and its neighbours' bits do not change."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from zerodrift.core.completion import FinishReason
+from zerodrift.core.errors import DuplicateRequest, QueueFull, UnknownRequest, ZerodriftError
+from zerodrift.core.request import Prompt, SamplingParams
+from zerodrift.engine.engine import Engine
+from zerodrift.engine.output import Output
+
+Make = Callable[..., Engine]
+GOOD = [[5, 6, 7, 8], [9, 10], [11, 12, 13, 14, 15, 16, 17]]
+POISON = 60
+
+
+def seeded(**settings: Any) -> SamplingParams:
+    return SamplingParams(**{"seed": 1, "max_tokens": 6, "ignore_eos": True, **settings})
+
+
+def bits(outputs: list[Output]) -> list[object]:
+    return [(output.token_ids, output.logprobs, output.finish_reason) for output in outputs]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "code", "says"),
+    [
+        ([5] * 96, {}, "value/prompt", "has 96 tokens, and the context of 96 leaves no room"),
+        ([5] * 90, {"max_tokens": 7}, "value/sampling", "max_tokens is 7, but after 90 prompt tokens"),
+        ([5, 61], {}, "value/prompt", r"prompt\[1\] is 61, but the model has 61 tokens"),
+        ([5], {"stop_token_ids": (99,)}, "value/sampling", "names token 99"),
+        ([5] * 50, {"max_tokens": 15}, "engine/kv-memory", "need 16 KV blocks of 4 tokens, but there are 15"),
+        ([5], {"stop": ("x" * 10_240,)}, "value/sampling", "a stop string has 10240 characters"),
+        ([5], {"stop": ("x",)}, "value/sampling", "without a tokenizer"),
+        (
+            [5],
+            {"min_tokens": 1, "stop_token_ids": tuple(range(61))},
+            "value/sampling",
+            "forbids every token",
+        ),
+    ],
+)
+def test_it_ends_alone(
+    engine_of: Make, prompt: list[int], sampling: dict[str, Any], code: str, says: str
+) -> None:
+    engine = engine_of(num_blocks=15)
+    expected = bits(engine.generate(GOOD, seeded()))
+    outputs = engine.generate(
+        [GOOD[0], prompt, *GOOD[1:]], [seeded(), seeded(**sampling), seeded(), seeded()]
+    )
+    bad = outputs.pop(1)
+    assert bits(outputs) == expected
+    assert bad.finish_reason is FinishReason.ERROR
+    assert bad.problem is not None
+    assert bad.problem.code == code
+    with pytest.raises(ZerodriftError, match=says):
+        raise ZerodriftError(bad.problem.message)
+    assert bad.token_ids == ()
+
+
+@pytest.mark.parametrize(("forced", "says"), [([61], "token 61 is forced"), ([1] * 7, "7 tokens are forced")])
+def test_tokens_that_cannot_be_forced(engine: Engine, forced: list[int], says: str) -> None:
+    (output,) = engine.generate([[5]], seeded(), forced=[forced])
+    assert output.problem is not None
+    assert says in output.problem.message
+
+
+@pytest.fixture
+def poisoned(engine_of: Make) -> Engine:
+    """One token of the vocabulary has NaN for an embedding: who uses it has NaN logits from there on."""
+    engine = engine_of()
+    with torch.no_grad():
+        engine.model.model.embed_tokens.weight[POISON] = torch.nan
+    return engine
+
+
+@pytest.mark.parametrize("prompt", [[POISON], [5, 6, POISON, 7, 8], [5, 6, 7, POISON]])
+@pytest.mark.parametrize("n", [1, 2])
+def test_nan_in_one_request(engine_of: Make, poisoned: Engine, prompt: list[int], n: int) -> None:
+    expected = bits(engine_of().generate(GOOD, seeded(logit_bias={POISON: -100})))
+    params = seeded(logit_bias={POISON: -100})
+    outputs = poisoned.generate([GOOD[0], prompt, *GOOD[1:]], [params, seeded(n=n), params, params])
+    bad = [output for output in outputs if output.prompt_token_ids == tuple(prompt)]
+    good = [output for output in outputs if output.prompt_token_ids != tuple(prompt)]
+    assert bits(good) == expected
+    assert len(bad) == n
+    for output in bad:
+        assert output.finish_reason is FinishReason.ERROR
+        assert output.problem is not None
+        assert output.problem.code == "value/non-finite"
+        assert f"at positions 0 to {len(prompt) - 1} are not finite" in output.problem.message
+    # What it left in its blocks reaches nobody who gets them next.
+    assert bits(poisoned.generate(GOOD, params)) == expected
+
+
+def test_nan_after_some_tokens_keeps_those_before(poisoned: Engine) -> None:
+    outputs = poisoned.generate([[5, 6], [7, 8]], seeded(), forced=[[9, POISON], []])
+    assert outputs[0].token_ids == (9, POISON)
+    assert outputs[0].finish_reason is FinishReason.ERROR
+    assert len(outputs[0].logprobs) == 2
+
+
+def test_nan_in_the_head_alone_is_seen_too(engine_of: Make) -> None:
+    engine = engine_of()
+    with torch.no_grad():
+        engine.model.lm_head.weight[3] = torch.nan
+    (output,) = engine.generate([[5]], seeded())
+    assert output.problem is not None
+    assert "the logits of output token 0 are not finite" in output.problem.message
+
+
+def test_ids(engine: Engine) -> None:
+    engine.add_request([5], seeded(), request_id="mine")
+    with pytest.raises(DuplicateRequest, match="'mine'"):
+        engine.add_request([6], seeded(), request_id="mine")
+    with pytest.raises(UnknownRequest, match="'yours'"):
+        engine.abort("yours")
+    engine.abort("mine")
+    with pytest.raises(UnknownRequest, match="'mine'"):
+        engine.abort("mine")
+
+
+def test_a_full_queue(engine_of: Make) -> None:
+    engine = engine_of(max_waiting=1)
+    engine.add_request([5], seeded())
+    with pytest.raises(QueueFull):
+        engine.add_request([5], seeded())
+
+
+def test_a_request_that_raises_is_not_queued(engine: Engine) -> None:
+    with pytest.raises(ZerodriftError, match="the model has 61 tokens"):
+        engine.add_request(Prompt((99,)), seeded())
+    assert not engine.has_unfinished

@@ -1,0 +1,318 @@
+"""The engine as its users meet it: what goes in, what comes out, and what is counted on the way."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import zerodrift as zd
+from zerodrift.core.completion import Completion, FinishReason, LogprobKind
+from zerodrift.core.errors import InvalidPrompt, InvalidSampling, InvalidValue, InvariantBroken, OutOfBlocks
+from zerodrift.core.request import Prompt, SamplingParams
+from zerodrift.engine.engine import Engine
+
+Make = Callable[..., Engine]
+PROMPT = [5, 6, 7, 8, 9, 10]
+
+
+def seeded(**settings: Any) -> SamplingParams:
+    return SamplingParams(**{"seed": 1, "max_tokens": 6, "ignore_eos": True, **settings})
+
+
+def test_the_lines_that_every_user_tries_first() -> None:
+    prompts = ["3+4=", [5, 6, 7], Prompt((8, 9))]
+    engine = zd.Engine("testbed:qwen3")
+    outs = engine.generate(prompts, zd.SamplingParams(temperature=0.7, max_tokens=64, seed=1, logprobs=5))
+    model = zd.exact.prepare(zd.models.load("testbed:qwen3"))
+    lp = zd.exact.token_logprobs(model, outs)
+    assert all((a.detach() == torch.tensor(o.logprobs)).all() for a, o in zip(lp, outs, strict=True))
+    assert [len(o.top_logprobs[0]) for o in outs] == [5, 5, 5]
+    assert all(isinstance(o.text, str) for o in outs)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "count"),
+    [(PROMPT, 1), (tuple(PROMPT), 1), (Prompt(tuple(PROMPT)), 1), ([PROMPT, PROMPT], 2), ([], 0)],
+)
+def test_one_prompt_or_many(engine: Engine, prompts: Any, count: int) -> None:
+    outputs = engine.generate(prompts, seeded())
+    assert [output.prompt_token_ids for output in outputs] == [tuple(PROMPT)] * count
+
+
+def test_one_set_of_parameters_or_one_each(engine: Engine) -> None:
+    outputs = engine.generate([PROMPT, PROMPT], [seeded(max_tokens=1), seeded(max_tokens=2)])
+    assert [len(output.token_ids) for output in outputs] == [1, 2]
+    assert len(engine.generate(PROMPT)[0].token_ids) <= 16
+    with pytest.raises(InvalidSampling, match="2 prompts came with 1 sampling parameters"):
+        engine.generate([PROMPT, PROMPT], [seeded()])
+    with pytest.raises(InvalidPrompt, match="1 prompts came with 2 lists of forced tokens"):
+        engine.generate([PROMPT], seeded(), forced=[[1], [2]])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "says"), [("text", "without a tokenizer"), ([3.5], "a float"), ([[]], "is empty")]
+)
+def test_what_is_no_prompt_raises(engine: Engine, prompts: Any, says: str) -> None:
+    with pytest.raises(InvalidPrompt, match=says):
+        engine.generate(prompts)
+
+
+def test_samples_come_in_order_and_differ(engine: Engine) -> None:
+    outputs = engine.generate([PROMPT, [1, 2]], [seeded(n=3), seeded()])
+    assert [(output.prompt_token_ids[0], output.sample_index) for output in outputs] == [
+        (5, 0),
+        (5, 1),
+        (5, 2),
+        (1, 0),
+    ]
+    assert len({output.token_ids for output in outputs[:3]}) == 3
+    alone = engine.generate(PROMPT, seeded())[0]
+    assert (alone.token_ids, alone.logprobs) == (outputs[0].token_ids, outputs[0].logprobs)
+
+
+def test_every_token_is_forwarded_once_and_its_logprob_comes_from_that_forward(engine_of: Make) -> None:
+    """A second pass for logprobs would be seen in the count."""
+    engine = engine_of(enable_prefix_caching=False)
+    outputs = engine.generate([PROMPT, PROMPT, [1, 2]], seeded())
+    # The last token is drawn and never forwarded.
+    expected = sum(len(output.sequence) - 1 for output in outputs)
+    assert engine.runner.forwarded_tokens == expected == engine.metrics().forwarded_tokens
+
+
+def test_64_samples_of_a_long_prompt_cost_one_prefill() -> None:
+    engine = Engine("testbed:qwen3", num_blocks=512)
+    prompt = [5 + number % 400 for number in range(512)]
+    outputs = engine.generate(prompt, seeded(n=64, max_tokens=3))
+    assert len({output.token_ids for output in outputs}) > 1
+    assert engine.runner.forwarded_tokens == 512 + 64 * 2
+
+
+def test_equal_prompts_cost_one_prefill_and_a_block_each(engine_of: Make) -> None:
+    engine = engine_of(block_size=4, max_num_batched_tokens=256)
+    prompt = [5 + number % 50 for number in range(40)]
+    engine.generate([prompt] * 8, seeded(max_tokens=1))
+    assert engine.runner.forwarded_tokens == 40 + 7 * 4
+    assert engine.metrics().prefix_hit_rate == pytest.approx(7 * 36 / (8 * 40))
+
+
+def test_prompts_that_share_nothing_wait_for_nobody(engine_of: Make) -> None:
+    engine = engine_of(max_num_batched_tokens=256)
+    for first in range(4):
+        engine.add_request([first, *PROMPT], seeded(max_tokens=1))
+    assert len(engine.step()) == 4
+
+
+def test_salts_keep_tenants_apart(engine: Engine) -> None:
+    outputs = [
+        engine.generate(Prompt(tuple(range(1, 14)), cache_salt=salt), seeded())[0]
+        for salt in ("a", "b", "a", None)
+    ]
+    assert [output.cached_tokens for output in outputs] == [0, 0, 12, 0]
+    assert len({output.logprobs for output in outputs}) == 1
+
+
+def test_resetting_the_cache_makes_it_cold(engine: Engine) -> None:
+    prompt = list(range(1, 14))
+    engine.generate(prompt, seeded())
+    engine.reset_cache()
+    assert engine.generate(prompt, seeded())[0].cached_tokens == 0
+
+
+def test_a_completion_says_everything(engine: Engine) -> None:
+    (output,) = engine.generate(
+        PROMPT, SamplingParams(max_tokens=3, logprobs=2, prompt_logprobs=2, ignore_eos=True)
+    )
+    assert output.kind is LogprobKind.PROCESSED
+    assert output.sampling.seed is not None
+    assert output.finish_reason is FinishReason.LENGTH
+    assert [(span.version, span.start, span.end) for span in output.versions] == [(engine.version, 0, 3)]
+    assert [(part.version, part.start, part.end) for part in output.lineage] == [(engine.version, 0, 8)]
+    assert output.numeric == zd.exact.numeric_fingerprint(engine.model)
+    assert output.fingerprint == engine.fingerprint().digest
+    assert len(output.prompt_logprobs) == len(PROMPT)
+    assert [len(row) for row in output.prompt_top_logprobs] == [0, 2, 2, 2, 2, 2]
+    assert output.text is None
+    plain = output.completion()
+    assert type(plain) is Completion
+    assert plain.logprobs == output.logprobs
+    again = engine.generate(PROMPT, output.sampling)[0]
+    assert again.token_ids == output.token_ids
+
+
+def test_a_single_token_has_no_prompt_logprob(engine: Engine) -> None:
+    (output,) = engine.generate([[5]], seeded(prompt_logprobs=0))
+    assert output.prompt_logprobs == (None,)
+    assert output.prompt_top_logprobs == ()
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"])
+def test_four_modes(engine_of: Make, mode: str) -> None:
+    (output,) = engine_of(logprobs_mode=mode).generate(PROMPT, seeded(temperature=0.5, logprobs=2))
+    assert output.kind is (LogprobKind.RAW if mode.startswith("raw") else LogprobKind.PROCESSED)
+    model = zd.exact.prepare(engine_of().model)
+    (expected,) = zd.exact.token_logprobs(model, [output])
+    assert expected.tolist() == list(output.logprobs)
+    assert len(output.logits) == len(output.top_logits) == (6 if mode.endswith("logits") else 0)
+
+
+def test_other_modes_are_refused(engine_of: Make) -> None:
+    with pytest.raises(InvalidValue, match="logprobs_mode is 'raw'; use one of raw_logprobs"):
+        engine_of(logprobs_mode="raw")
+
+
+def test_given_tokens_are_decoded_as_if_drawn(engine: Engine) -> None:
+    (free,) = engine.generate(PROMPT, seeded())
+    (forced,) = engine.generate([PROMPT], seeded(seed=99), forced=[free.token_ids])
+    assert (forced.token_ids, forced.logprobs) == (free.token_ids, free.logprobs)
+    (half,) = engine.generate([PROMPT], seeded(), forced=[free.token_ids[:3]])
+    assert (half.token_ids, half.logprobs) == (free.token_ids, free.logprobs)
+
+
+def test_stop_strings_and_ids(with_text: Engine) -> None:
+    (free,) = with_text.generate("3+4=", seeded(max_tokens=40))
+    assert free.text is not None
+    piece = free.text[8:11]
+    (stopped,) = with_text.generate("3+4=", seeded(max_tokens=40, stop=(piece,)))
+    assert stopped.finish_reason is FinishReason.STOP
+    assert stopped.text == free.text[: free.text.index(piece)]
+    assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
+    token = free.token_ids[5]
+    (by_id,) = with_text.generate("3+4=", seeded(max_tokens=40, stop_token_ids=(token,)))
+    assert by_id.token_ids == free.token_ids[: free.token_ids.index(token) + 1]
+
+
+def test_streaming_gives_text_as_it_comes(with_text: Engine) -> None:
+    (whole,) = with_text.generate("3+4=", seeded(max_tokens=20))
+    pieces = list(with_text.stream("3+4=", seeded(max_tokens=20)))
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert len(pieces) == 20
+    assert [piece.output is None for piece in pieces] == [True] * 19 + [False]
+
+
+def test_streams_of_several_samples(engine: Engine) -> None:
+    pieces = list(engine.stream(PROMPT, seeded(n=2)))
+    whole = engine.generate(PROMPT, seeded(n=2))
+    for output in whole:
+        mine = [piece for piece in pieces if piece.sample_index == output.sample_index]
+        assert tuple(token for piece in mine for token in piece.token_ids) == output.token_ids
+        assert mine[-1].output is not None
+
+
+def test_a_stream_that_is_closed_ends_its_request_and_not_the_others(engine: Engine) -> None:
+    other = engine.add_request(PROMPT, seeded(max_tokens=3))
+    stream = engine.stream([1, 2], seeded(max_tokens=20))
+    for _ in range(5):
+        next(stream)
+    stream.close()
+    assert not engine.has_unfinished
+    assert [output.request_id for output in engine.step()] == [other]
+
+
+def test_generate_leaves_others_outputs_to_step(engine: Engine) -> None:
+    other = engine.add_request([1, 2], seeded(max_tokens=2))
+    (mine,) = engine.generate(PROMPT, seeded())
+    assert mine.request_id != other
+    assert [output.request_id for output in engine.step()] == [other]
+    assert engine.step() == []
+
+
+def test_an_aborted_request_keeps_what_it_has(engine: Engine) -> None:
+    name = engine.add_request(PROMPT, seeded(n=2))
+    for _ in range(3):
+        engine.step()
+    aborted = engine.abort(name)
+    assert [(output.finish_reason, len(output.token_ids)) for output in aborted] == [
+        (FinishReason.ABORT, 3)
+    ] * 2
+    assert engine.metrics().blocks_held == 0
+
+
+def test_metrics_while_running(engine_of: Make) -> None:
+    engine = engine_of(max_num_seqs=1)
+    engine.add_request([*PROMPT, 11], seeded())
+    engine.add_request([1], seeded())
+    engine.step()
+    now = engine.metrics()
+    assert (now.running, now.waiting, now.blocks_held, now.steps) == (1, 1, 2, 1)
+    assert now.fragmentation == pytest.approx(1 / 8)
+    assert (now.forwarded_tokens, now.sampled_tokens) == (7, 1)
+    assert now.sampled_per_second > 0
+    assert 0 < now.mean_entropy < 4.2
+    assert now.kv_bytes == 2 * 2 * 64 * 4 * 16 * 4
+
+
+def test_more_prompts_than_the_queue_holds(engine_of: Make) -> None:
+    engine = engine_of(max_waiting=2, max_num_seqs=2)
+    outputs = engine.generate([[number, 3] for number in range(1, 12)], seeded(max_tokens=2))
+    assert [output.prompt_token_ids[0] for output in outputs] == list(range(1, 12))
+
+
+def test_the_users_model_is_left_alone(tiny: Any) -> None:
+    before = tiny.config._attn_implementation
+    engine = Engine(tiny, num_blocks=8)
+    assert tiny.config._attn_implementation == before
+    weights = {name: tensor.clone() for name, tensor in engine.model.state_dict().items()}
+    with torch.no_grad():
+        first = tiny.model.layers[0].mlp.up_proj.weight
+        first.add_(1)
+        try:
+            assert all(
+                torch.equal(tensor, weights[name]) for name, tensor in engine.model.state_dict().items()
+            )
+        finally:
+            first.sub_(1)
+
+
+def test_a_directory_is_a_model(tmp_path: Path) -> None:
+    zd.models.materialise("testbed:llama", tmp_path / "model")
+    (one,) = Engine(tmp_path / "model", num_blocks=64).generate("3+4=", seeded())
+    (other,) = Engine("testbed:llama", num_blocks=64).generate("3+4=", seeded())
+    assert (one.logprobs, one.text) == (other.logprobs, other.text)
+
+
+def test_memory_is_what_was_asked_for(tiny: Any) -> None:
+    block = 2 * 2 * 4 * 16 * 4
+    assert Engine(tiny, block_size=4, kv_cache_bytes=10 * block + 7).metrics().kv_bytes == 10 * block
+    most = Engine(tiny, block_size=4, max_num_seqs=2).metrics()
+    assert most.blocks_total == 2 * 96 // 4
+    with pytest.raises(OutOfBlocks, match="one block of 4 tokens takes 1024 bytes"):
+        Engine(tiny, block_size=4, kv_cache_bytes=5)
+
+
+def test_a_forward_that_fails_costs_nobody_a_bit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = engine.generate(PROMPT, seeded(n=3))
+    engine.add_request(PROMPT, seeded(n=3))
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr("zerodrift.engine.runner.forward_paged", _fail)
+        with pytest.raises(MemoryError):
+            engine.step()
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    assert sorted(o.logprobs for o in outputs) == sorted(o.logprobs for o in expected)
+
+
+def test_generate_that_fails_leaves_nothing_running(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("zerodrift.engine.runner.forward_paged", _fail)
+        with pytest.raises(MemoryError):
+            engine.generate(PROMPT)
+    assert not engine.has_unfinished
+
+
+def _fail(*_: Any) -> None:
+    raise MemoryError
+
+
+def test_books_that_contradict_themselves_stop_the_engine(engine: Engine) -> None:
+    engine.scheduler.pool.allocate()
+    with pytest.raises(InvariantBroken, match="but samples hold") as caught:
+        engine.generate(PROMPT)
+    assert caught.value.dump is not None
+    assert caught.value.dump["running"] == []
+    for call in (lambda: engine.generate(PROMPT), engine.step, lambda: engine.add_request(PROMPT)):
+        with pytest.raises(InvariantBroken):
+            call()

@@ -1,0 +1,303 @@
+"""What the state machine in tests/property does not pin down: messages, counts, and the order of things."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from zerodrift.core.completion import FinishReason, Problem
+from zerodrift.core.errors import (
+    DuplicateRequest,
+    InvalidValue,
+    InvariantBroken,
+    OutOfBlocks,
+    QueueFull,
+    UnknownRequest,
+)
+from zerodrift.core.request import SamplingParams
+from zerodrift.core.version import WeightVersion
+from zerodrift.engine import consistency
+from zerodrift.engine.blocks import BlockPool
+from zerodrift.engine.limits import KVPolicy, Limits
+from zerodrift.engine.plan import Drawn, StepPlan, StepResult
+from zerodrift.engine.prefix_cache import PrefixCache
+from zerodrift.engine.request import Phase, Sample, ended_by_tokens
+from zerodrift.engine.scheduler import Scheduler
+
+OLD, NEW = WeightVersion("old", "a"), WeightVersion("new", "b")
+LIMITS = Limits(block_size=4, num_blocks=16, max_num_seqs=4, max_num_batched_tokens=16, max_waiting=4)
+
+
+def scheduler(**changes: object) -> Scheduler:
+    return Scheduler(dataclasses.replace(LIMITS, **changes), OLD, lambda sample: ended_by_tokens(sample, ()))
+
+
+def request(name: str, length: int = 6, **settings: object) -> Sample:
+    params = SamplingParams(seed=0, **{"max_tokens": 4, **settings})  # type: ignore[arg-type]
+    return Sample(0, name, 0, tuple(range(length)), params)
+
+
+def result(plan: StepPlan) -> StepResult:
+    draws = [draw for part in plan.slices for draw in part.draws]
+    return StepResult({draw.key: Drawn(50, -1.0, (), None, (), 0.5) for draw in draws}, {}, {})
+
+
+def step(books: Scheduler) -> StepPlan:
+    plan = books.plan()
+    books.commit(plan, result(plan))
+    consistency.check(books)
+    return plan
+
+
+def test_n_samples_start_from_one_prefill_and_copy_one_block_each() -> None:
+    books = scheduler()
+    books.add(request("r", n=3))
+    first = step(books)
+    assert [len(part.token_ids) for part in first.slices] == [6]
+    assert len(first.slices[0].draws) == 3
+    second = step(books)
+    assert [part.token_ids for part in second.slices] == [(50,)] * 3
+    # The last of three to write finds itself alone with the block.
+    assert len(second.copies) == 2
+    assert books.pool.num_held == 1 + 3
+
+
+def test_samples_that_find_no_place_wait_with_their_blocks() -> None:
+    books = scheduler(max_num_seqs=2)
+    books.add(request("r", n=4))
+    step(books)
+    assert [sample.sample_index for sample in books.running] == [0, 1]
+    assert [sample.sample_index for sample in books.waiting] == [2, 3]
+    assert all(sample.blocks for sample in books.waiting)
+    while books.samples:
+        step(books)
+    assert books.counters.forwarded_tokens == 6 + 4 * 3
+
+
+def test_equal_prompts_wait_for_the_first_to_compute_them() -> None:
+    books = scheduler()
+    for name in "ab":
+        books.add(request(name, length=9))
+    assert [part.key for part in step(books).slices] == [0]
+    plan = step(books)
+    assert [(part.key, part.start) for part in plan.slices] == [(0, 9), (1, 8)]
+    assert books.counters.reused_tokens == 8
+
+
+def test_other_tenants_compute_their_own() -> None:
+    books = scheduler()
+    for name, salt in (("a", None), ("b", "x")):
+        one = request(name, length=9)
+        one.salt = salt
+        books.add(one)
+    assert [(part.key, part.start) for part in step(books).slices] == [(0, 0), (1, 0)]
+    assert books.counters.reused_tokens == 0
+
+
+def test_rolled_back_weights_find_their_old_blocks() -> None:
+    books = scheduler()
+    books.add(request("a", length=9, max_tokens=1))
+    step(books)
+    books.swap(NEW)
+    books.add(request("b", length=9, max_tokens=1))
+    assert step(books).slices[0].start == 0
+    books.swap(OLD)
+    books.add(request("c", length=9, max_tokens=1))
+    assert step(books).slices[0].start == 8
+
+
+def test_kept_kv_is_not_shared() -> None:
+    books = scheduler()
+    books.add(request("a", length=9))
+    step(books)
+    books.swap(NEW, KVPolicy.KEEP)
+    (sample,) = books.running
+    assert sample.straddles
+    while books.samples:
+        step(books)
+    assert [segment.version for segment in sample.lineage] == [OLD, NEW]
+    assert len(books.cache) == 2
+
+
+def test_a_failed_slice_ends_its_request_and_leaves_nothing_behind() -> None:
+    books = scheduler()
+    books.add(request("a", n=2))
+    plan = books.plan()
+    problem = Problem("value/non-finite", "NaN")
+    ended = books.commit(plan, StepResult({}, {}, {0: problem}))
+    assert [(sample.finish_reason, sample.problem) for sample in ended] == [(FinishReason.ERROR, problem)] * 2
+    assert not books.samples
+    assert len(books.cache) == 0
+    consistency.check(books)
+
+
+def test_a_failed_draw_ends_its_sample_alone() -> None:
+    books = scheduler()
+    books.add(request("a", n=2))
+    plan = books.plan()
+    good = result(plan).drawn
+    books.commit(plan, StepResult({**good, 1: Problem("value/sampling", "no")}, {}, {}))
+    assert [sample.key for sample in books.running] == [0]
+    consistency.check(books)
+
+
+def test_what_was_aborted_while_the_step_ran_is_passed_over() -> None:
+    books = scheduler()
+    books.add(request("a"))
+    plan = books.plan()
+    (aborted,) = books.abort("a")
+    assert aborted.phase is Phase.FINISHED
+    assert books.commit(plan, result(plan)) == []
+    consistency.check(books)
+
+
+def test_a_step_belongs_to_the_weights_it_was_planned_under() -> None:
+    books = scheduler()
+    books.add(request("a"))
+    plan = books.plan()
+    books.swap(NEW)
+    with pytest.raises(InvariantBroken, match="planned under weights 'old' was committed under 'new'"):
+        books.commit(plan, result(plan))
+
+
+def test_ids_are_taken_until_a_request_ends() -> None:
+    books = scheduler()
+    books.add(request("a"))
+    with pytest.raises(DuplicateRequest, match="'a' is not finished yet"):
+        books.add(request("a"))
+    books.abort("a")
+    books.add(request("a"))
+    with pytest.raises(UnknownRequest, match="no unfinished request is called 'b'"):
+        books.abort("b")
+
+
+def test_the_queue_is_bounded() -> None:
+    books = scheduler()
+    for number in range(4):
+        books.add(request(str(number)))
+    with pytest.raises(QueueFull, match="4 samples wait already"):
+        books.add(request("x"))
+
+
+def test_what_could_never_fit_is_refused() -> None:
+    with pytest.raises(
+        OutOfBlocks, match="60 prompt tokens and max_tokens=6 need 17 KV blocks of 4 tokens, but there are 16"
+    ):
+        scheduler().add(request("a", length=60, max_tokens=6))
+    scheduler().add(request("a", length=60, max_tokens=5))
+
+
+@pytest.mark.parametrize(
+    "name", ["block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_waiting"]
+)
+def test_limits_are_positive(name: str) -> None:
+    with pytest.raises(InvalidValue, match=f"{name} is 0"):
+        dataclasses.replace(LIMITS, **{name: 0})
+
+
+def test_the_budget_covers_a_decode_of_everyone() -> None:
+    with pytest.raises(InvalidValue, match="max_num_batched_tokens is 3, below max_num_seqs=4"):
+        dataclasses.replace(LIMITS, max_num_batched_tokens=3)
+
+
+def _lose_a_reference(books: Scheduler) -> None:
+    books.pool.share(books.running[0].blocks[0])
+
+
+def _run_too_many(books: Scheduler) -> None:
+    books.limits = dataclasses.replace(books.limits, max_num_seqs=1)
+
+
+def _swap_places(books: Scheduler) -> None:
+    books.running.reverse()
+
+
+def _mislabel(books: Scheduler) -> None:
+    books.running[0].phase = Phase.WAITING
+
+
+def _lose_a_sample(books: Scheduler) -> None:
+    books.running.pop()
+
+
+def _break_a_promise(books: Scheduler) -> None:
+    books.promised[b"key"] = 99
+
+
+def _lose_a_block(books: Scheduler) -> None:
+    books.pool.release([books.running[0].blocks.pop()])
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (_lose_a_reference, "references differ in {0: 2}"),
+        (_run_too_many, "2 samples run, and the bound is 1"),
+        (_swap_places, "out of order"),
+        (_mislabel, "in another phase"),
+        (_lose_a_sample, "are queued"),
+        (_break_a_promise, "promised KV blocks and do not run"),
+        (_lose_a_block, "it needs 2 blocks"),
+    ],
+)
+def test_every_contradiction_is_found(damage: Callable[[Scheduler], None], says: str) -> None:
+    books = scheduler()
+    books.add(request("a"))
+    books.add(request("b", length=5, prompt_logprobs=0))
+    step(books)
+    damage(books)
+    with pytest.raises(InvariantBroken, match=says):
+        consistency.check(books)
+    assert consistency.dump(books)["limits"]["num_blocks"] == 16  # type: ignore[index]
+
+
+def test_contradictions_of_pool_and_cache_are_found() -> None:
+    pool = BlockPool(2)
+    pool._free.append(1)
+    with pytest.raises(InvariantBroken, match="holds a block twice"):
+        pool.check()
+    pool = BlockPool(2)
+    pool._free.pop()
+    with pytest.raises(InvariantBroken, match="it must be in exactly one place"):
+        pool.check()
+    pool = BlockPool(2)
+    pool._kept.add(0)
+    with pytest.raises(InvariantBroken, match="kept but free"):
+        pool.check()
+    pool = BlockPool(2)
+    cache = PrefixCache(pool)
+    block = pool.allocate()
+    cache.insert(b"a", block)
+    with pytest.raises(InvariantBroken, match="a full block never changes"):
+        cache.insert(b"b", block)
+    cache._block_of[b"b"] = block
+    with pytest.raises(InvariantBroken, match="inconsistently"):
+        cache.check()
+    del cache._block_of[b"b"]
+    pool._kept.clear()
+    with pytest.raises(InvariantBroken, match="the pool keeps blocks"):
+        cache.check()
+
+
+def test_those_who_wait_with_blocks_give_way_when_nobody_runs() -> None:
+    """Reached where an old request is overtaken while it waits for another to compute its prefix."""
+    books = scheduler(max_num_seqs=1, num_blocks=6, prefix_caching=False)
+    old = request("old", length=20)
+    books.add(old)
+    books.waiting.remove(old)
+    books.add(request("young", length=14, n=2, max_tokens=2))
+    for _ in range(2):
+        plan = books.plan()
+        books.commit(plan, result(plan))
+    (sibling,) = books.waiting
+    assert sibling.blocks
+    books.waiting.insert(0, old)
+    assert [part.key for part in step(books).slices] == [old.key]
+    assert not sibling.blocks
+    while books.samples:
+        step(books)
+
+
+def test_memory_cannot_be_taken_from_nobody() -> None:
+    with pytest.raises(InvariantBroken, match="nobody holds any"):
+        scheduler()._victim()

@@ -1,0 +1,151 @@
+"""Weights change between two steps, all of them or none."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from zerodrift.core.errors import DigestMismatch, InvalidValue, ModelError, NonFinite, ZerodriftError
+from zerodrift.core.request import SamplingParams
+from zerodrift.core.version import WeightVersion
+from zerodrift.engine.engine import Engine
+
+Make = Callable[..., Engine]
+PROMPT = [5, 6, 7, 8, 9]
+PARAMS = SamplingParams(seed=3, max_tokens=8, ignore_eos=True)
+
+
+def changed(engine: Engine) -> dict[str, torch.Tensor]:
+    return {name: tensor * 1.25 for name, tensor in engine.model.state_dict().items()}
+
+
+def bits(engine: Engine) -> tuple[float, ...]:
+    return engine.generate(PROMPT, PARAMS)[0].logprobs
+
+
+def test_there_and_back_again(engine_of: Make) -> None:
+    engine = engine_of()
+    first, state, label = bits(engine), engine.model.state_dict(), engine.version
+    new = engine.swap_weights(changed(engine), "step 1")
+    assert (new.label, new) == ("step 1", engine.version)
+    second = bits(engine)
+    assert second != first
+    back = engine.swap_weights(state, "step 2")
+    assert back.digest == label.digest
+    (output,) = engine.generate(PROMPT, PARAMS)
+    assert output.logprobs == first
+    assert output.cached_tokens == 4, "what the old weights left in the cache is valid again"
+    assert output.versions[0].version == back
+
+
+def test_outputs_after_a_swap_carry_a_fingerprint_of_their_own(engine: Engine) -> None:
+    (before,) = engine.generate(PROMPT, PARAMS)
+    engine.swap_weights(changed(engine), "b")
+    (after,) = engine.generate(PROMPT, PARAMS)
+    assert before.fingerprint != after.fingerprint
+    assert before.numeric == after.numeric
+
+
+@pytest.mark.parametrize("kv", ["recompute", "keep"])
+def test_every_token_knows_its_weights(engine_of: Make, kv: str) -> None:
+    engine = engine_of()
+    old = engine.version
+    engine.add_request(PROMPT, PARAMS)
+    for _ in range(3):
+        engine.step()
+    new = engine.swap_weights(changed(engine), "b", kv=kv)
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    (output,) = outputs
+    assert [(span.version, span.start, span.end) for span in output.versions] == [(old, 0, 3), (new, 3, 8)]
+    # Two tokens were forwarded before the swap: the third was drawn and waited for its forward.
+    expected = [(new, 0, 12)] if kv == "recompute" else [(old, 0, 7), (new, 7, 12)]
+    assert [(part.version, part.start, part.end) for part in output.lineage] == expected
+    assert engine.runner.forwarded_tokens == (5 + 2 + 8 + 4 if kv == "recompute" else 12)
+
+
+def _missing(state: dict[str, torch.Tensor]) -> None:
+    del state["lm_head.weight"]
+
+
+def _extra(state: dict[str, torch.Tensor]) -> None:
+    state["x"] = torch.zeros(1)
+
+
+def _shape(state: dict[str, torch.Tensor]) -> None:
+    state["lm_head.weight"] = state["lm_head.weight"][:3]
+
+
+def _dtype(state: dict[str, torch.Tensor]) -> None:
+    state["lm_head.weight"] = state["lm_head.weight"].double()
+
+
+def _nan(state: dict[str, torch.Tensor]) -> None:
+    state["lm_head.weight"][0, 0] = torch.nan
+
+
+def _overflow(state: dict[str, torch.Tensor]) -> None:
+    state["model.norm.weight"] = torch.full_like(state["model.norm.weight"], 3e38)
+    state["lm_head.weight"] = torch.full_like(state["lm_head.weight"], 3e38)
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "says"),
+    [
+        (_missing, ModelError, r"the new weights lack lm_head.weight; give"),
+        (_extra, ModelError, "have unknown x"),
+        (_shape, ModelError, r"the new lm_head.weight is \[3, 32\]"),
+        (_dtype, ModelError, "torch.float64, but the model has"),
+        (_nan, NonFinite, "the new lm_head.weight holds NaN"),
+        (_overflow, NonFinite, "non-finite logits; the old ones stay"),
+    ],
+)
+def test_what_is_wrong_changes_nothing(
+    engine: Engine, damage: Callable[[dict[str, torch.Tensor]], None], error: type[ZerodriftError], says: str
+) -> None:
+    before, version = bits(engine), engine.version
+    state = changed(engine)
+    damage(state)
+    with pytest.raises(error, match=says):
+        engine.swap_weights(state, "bad")
+    engine.reset_cache()
+    assert engine.version is version
+    assert bits(engine) == before
+
+
+def test_a_digest_that_was_promised_is_checked(engine: Engine) -> None:
+    before, state = bits(engine), changed(engine)
+    with pytest.raises(DigestMismatch, match="weights 'b' should have digest abc"):
+        engine.swap_weights(state, WeightVersion("b", "abc"))
+    assert bits(engine) == before
+    new = engine.swap_weights(state, WeightVersion("b"))
+    assert engine.swap_weights(state, new) == new
+
+
+def test_a_policy_that_does_not_exist_is_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidValue, match="kv is 'drop'; use one of recompute, keep"):
+        engine.swap_weights(changed(engine), "b", kv="drop")
+
+
+def test_tied_weights_may_be_given_once_or_twice() -> None:
+    engine = Engine("testbed:llama", num_blocks=32)
+    state = {name: tensor.clone() for name, tensor in engine.model.state_dict().items()}
+    assert "lm_head.weight" in state
+    engine.swap_weights(state, "twice")
+    untied = {**state, "lm_head.weight": state["lm_head.weight"] + 1}
+    with pytest.raises(ModelError, match="differs from the tensor that it is tied to"):
+        engine.swap_weights(untied, "untied")
+    del state["lm_head.weight"]
+    assert engine.swap_weights(state, "once").digest == engine.version.digest
+
+
+def test_the_callers_tensors_are_copied(engine: Engine) -> None:
+    state = changed(engine)
+    engine.swap_weights(state, "b")
+    before: Any = bits(engine)
+    for tensor in state.values():
+        tensor.zero_()
+    engine.reset_cache()
+    assert bits(engine) == before

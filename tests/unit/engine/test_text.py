@@ -1,0 +1,105 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerodrift.core.completion import FinishReason
+from zerodrift.core.request import SamplingParams
+from zerodrift.engine.request import Sample
+from zerodrift.engine.text import Text, Texts
+from zerodrift.models import tokenizer as load_tokenizer
+
+TOKENIZER = load_tokenizer("testbed:qwen3")
+
+
+def stream(text: Text, ids: list[int]) -> str:
+    pieces = []
+    for end in range(1, len(ids) + 1):
+        if text.update(ids[:end], may_stop=True):
+            break
+        pieces.append(text.take(finished=False))
+    text.finish(ids)
+    return "".join([*pieces, text.take(finished=True)])
+
+
+@given(st.lists(st.integers(4, 511), max_size=30), st.lists(st.text(min_size=1, max_size=3), max_size=2))
+def test_pieces_joined_are_the_whole(ids: list[int], stops: list[str]) -> None:
+    whole = TOKENIZER.decode(ids, skip_special_tokens=True)
+    shown = stream(Text(TOKENIZER, stops), ids)
+    if any(stop in whole for stop in stops):
+        assert whole.startswith(shown)
+        assert not any(stop in shown for stop in stops)
+    else:
+        assert shown == whole
+
+
+@given(st.text(max_size=40), st.integers(0, 30))
+def test_text_is_cut_before_the_first_stop_string(before: str, extra: int) -> None:
+    ids = TOKENIZER.encode(before + "END" + "x" * extra)
+    whole = TOKENIZER.decode(ids, skip_special_tokens=True)
+    text = Text(TOKENIZER, ["END", "ENDxx"])
+    assert stream(text, ids) == whole[: whole.index("END")]
+    assert text.stopped
+
+
+def test_a_stop_string_across_many_tokens_is_held_back() -> None:
+    ids = TOKENIZER.encode("a###b")
+    text = Text(TOKENIZER, ["###!"])
+    shown = []
+    for end in range(1, len(ids) + 1):
+        text.update(ids[:end], may_stop=True)
+        shown.append(text.take(finished=False))
+    assert "".join(shown) in "a###b"
+    assert len("".join(shown)) == len(text.text) - 3
+    assert text.finish(ids) == "a###b"
+
+
+def test_a_stop_string_before_the_minimum_counts_after_it() -> None:
+    ids = TOKENIZER.encode("a!b")
+    text = Text(TOKENIZER, ["!"])
+    assert not text.update(ids[:-1], may_stop=False)
+    assert text.update(ids, may_stop=True)
+    assert text.text == "a"
+
+
+def sample(**settings: Any) -> Sample:
+    return Sample(3, "r", 0, (1,), SamplingParams(seed=0, **settings))
+
+
+def test_texts_are_kept_only_where_they_are_needed() -> None:
+    texts = Texts(TOKENIZER, [1])
+    plain, stopping = sample(), sample(stop=("END",))
+    plain.output = stopping.output = TOKENIZER.encode("xEND")
+    assert texts.ended(plain) is None
+    assert not texts._growing
+    assert texts.final(plain) == "xEND"
+    assert texts.ended(stopping) is FinishReason.STOP
+    assert texts.final(stopping) == "x"
+    assert not texts._growing
+
+
+def test_watched_texts_stay_until_they_are_dropped() -> None:
+    texts, one = Texts(TOKENIZER, [1]), sample()
+    texts.watch(one)
+    one.output = TOKENIZER.encode("abc")
+    texts.ended(one)
+    assert texts.take(one, finished=False) == "abc"
+    assert texts.final(one) == "abc"
+    assert texts.take(one, finished=True) == ""
+    texts.drop(one)
+    assert not texts._growing
+    assert not texts._watched
+
+
+def test_without_a_tokenizer_there_is_no_text() -> None:
+    texts, one = Texts(None, [1]), sample()
+    texts.watch(one)
+    one.output = [5]
+    assert texts.take(one, finished=True) == ""
+    assert texts.final(one) is None
+
+
+@pytest.mark.parametrize("ids", [[], [1]])
+def test_special_tokens_are_not_shown(ids: list[int]) -> None:
+    assert Text(TOKENIZER, []).finish(ids) == ""
