@@ -4,7 +4,8 @@ Order: minimum length, logit bias, penalties, temperature, min-p, top-k, top-p; 
 Every step works on rows and keeps the dtype it is given. Shapes: T rows (tokens), V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import NamedTuple, overload
 
@@ -12,6 +13,8 @@ import torch
 
 from zerodrift.core.errors import InvalidSampling
 from zerodrift.core.request import SamplingParams
+
+_LOG_SOFTMAX = partial(torch.log_softmax, dim=-1)
 
 
 class Prefix(Sequence[int]):
@@ -75,12 +78,15 @@ def processed_logprobs(
     rows: Sequence[History],
     stop_ids: Sequence[int] = (),
     counted: Tally | None = None,
+    *,
+    log_softmax: Callable[[torch.Tensor], torch.Tensor] = _LOG_SOFTMAX,
 ) -> torch.Tensor:
     """Log-probabilities of the sampled distribution; excluded tokens are -inf.
 
-    `counted` is `tally(rows, …)`, for callers that process the same rows many times.
+    `counted` is `tally(rows, …)`, for callers that process the same rows many times. `log_softmax` normalises the
+    rows at the end.
     """
-    return torch.log_softmax(processed_logits(logits_TV, params, rows, stop_ids, counted), dim=-1)
+    return log_softmax(processed_logits(logits_TV, params, rows, stop_ids, counted))
 
 
 def processed_logits(
@@ -138,7 +144,11 @@ def _forbid_stops(
             "use min_tokens=0"
         )
     logits_TV = logits_TV.clone()
-    logits_TV[torch.tensor(young)[:, None], torch.tensor(forbidden)] = -torch.inf
+    where = (
+        torch.tensor(young, device=logits_TV.device)[:, None],
+        torch.tensor(forbidden, device=logits_TV.device),
+    )
+    logits_TV[where] = -torch.inf
     return logits_TV
 
 
