@@ -90,22 +90,28 @@ def prompt_of(length: int, seed: int, shared: bool) -> tuple[int, ...]:
 
 
 PROMPTS = st.builds(prompt_of, st.integers(1, 60), st.integers(0, 2**20), st.booleans())
-SAMPLING = st.builds(
-    SamplingParams,
-    temperature=st.sampled_from([1.0, 1.0, 0.7, 1.3, 0.0]),
-    top_p=st.sampled_from([1.0, 1.0, 0.9]),
-    top_k=st.sampled_from([0, 0, 20]),
-    min_p=st.sampled_from([0.0, 0.0, 0.02]),
-    repetition_penalty=st.sampled_from([1.0, 1.0, 1.2]),
-    presence_penalty=st.sampled_from([0.0, 0.0, 0.5]),
-    frequency_penalty=st.sampled_from([0.0, 0.0, 0.3]),
-    logit_bias=st.sampled_from([{}, {}, {3: 2.0, 7: -1.0}]),
-    seed=st.integers(0, 2**20),
-    max_tokens=st.integers(1, 8),
-    min_tokens=st.sampled_from([0, 1]),
-    logprobs=st.sampled_from([0, 3]),
-    stop_token_ids=st.sampled_from([(), (5, 6, 7)]),
+DISTRIBUTIONS = st.just({"temperature": 0.0}) | st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([1.0, 1.0, 0.7, 1.3]),
+        "top_p": st.sampled_from([1.0, 1.0, 0.9]),
+        "top_k": st.sampled_from([0, 0, 20]),
+        "min_p": st.sampled_from([0.0, 0.0, 0.02]),
+    }
 )
+REST = st.fixed_dictionaries(
+    {
+        "repetition_penalty": st.sampled_from([1.0, 1.0, 1.2]),
+        "presence_penalty": st.sampled_from([0.0, 0.0, 0.5]),
+        "frequency_penalty": st.sampled_from([0.0, 0.0, 0.3]),
+        "logit_bias": st.sampled_from([{}, {}, {3: 2.0, 7: -1.0}]),
+        "seed": st.integers(0, 2**20),
+        "max_tokens": st.integers(1, 8),
+        "min_tokens": st.sampled_from([0, 1]),
+        "logprobs": st.sampled_from([0, 3]),
+        "stop_token_ids": st.sampled_from([(), (5, 6, 7)]),
+    }
+)
+SAMPLING = st.builds(lambda shape, rest: SamplingParams(**shape, **rest), DISTRIBUTIONS, REST)
 CASES = st.lists(st.builds(Case, PROMPTS, SAMPLING), min_size=8, max_size=16)
 
 
