@@ -31,6 +31,7 @@ class CpuOps:
         if unknown := plain - PLAIN:
             raise InvalidValue(f"no op is called {sorted(unknown)}; plain twins exist for {sorted(PLAIN)}")
         self.plain = plain
+        self.copies = "linear" not in plain
 
     def prove(self, parts: Parts) -> None:
         attention_floor(parts.head_dim)

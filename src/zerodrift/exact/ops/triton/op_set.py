@@ -29,6 +29,7 @@ class CudaOps:
 
     device = "cuda"
     dtypes = (torch.bfloat16,)
+    copies = False
 
     def __init__(self, plain: frozenset[str] = frozenset()) -> None:
         """`plain` names the ops to leave as torch has them."""
