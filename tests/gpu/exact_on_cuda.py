@@ -2,8 +2,8 @@
 
     PYTHONPATH=src:.gpu-deps python3 tests/gpu/exact_on_cuda.py [--sequences 224] [--small]
 
-Random bf16 weights, sequences of mixed length with forced tokens. Needs torch, triton, transformers and msgspec. The
-counts and rates go to standard output, and as JSON to $OUT/exact_on_cuda.json where $OUT is set. Exit code 1 if a bit
+Random bf16 weights, sequences of mixed length with forced tokens. Needs torch, triton, transformers and msgspec
+(.gpu-deps may hold the last, unpacked from its wheel, where it is not installed). The counts and rates go to standard output, and as JSON to $OUT/exact_on_cuda.json where $OUT is set. Exit code 1 if a bit
 differs in exact mode, or if none differs with cuBLAS or SDPA put back.
 """
 
