@@ -194,7 +194,7 @@ def test_token_logprobs_are_those_of_decoding(
             expected = (
                 logits.log_softmax(-1)
                 if kind is LogprobKind.RAW
-                else processed_logprobs(logits, each.sampling, [history], (0,))
+                else processed_logprobs(logits, each.sampling, [history], (1,))
             )
             assert expected[0, token].item() == found[index].item()
 
@@ -210,7 +210,7 @@ def test_logprobs_are_differentiable_through_truncation() -> None:
 
 
 def _possible(output: list[int], sampling: dict[str, Any]) -> list[int]:
-    return [token or 7 for token in output] if sampling["min_tokens"] else output
+    return [7 if token == 1 else token for token in output] if sampling["min_tokens"] else output
 
 
 _prepared: dict[str, Any] = {}

@@ -30,7 +30,8 @@
     │   ├── SchemaMismatch         record/schema
     │   └── DigestMismatch         record/digest
     ├── ExactError                 exact/failed
-    │   └── Unproven               exact/unproven
+    │   ├── Unproven               exact/unproven
+    │   └── FingerprintMismatch    exact/fingerprint
     └── MissingExtra               install/missing-extra
 
 A message says what happened, with which values, and what to do about it. `code` is stable: scripts may match on
@@ -230,6 +231,12 @@ class Unproven(ExactError):
     """An op whose rows were seen to change their bits with their neighbours, in every variant there is."""
 
     code = "exact/unproven"
+
+
+class FingerprintMismatch(ExactError):
+    """An engine and a trainer that do not compute alike."""
+
+    code = "exact/fingerprint"
 
 
 class MissingExtra(ZerodriftError):

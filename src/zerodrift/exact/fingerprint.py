@@ -1,10 +1,12 @@
 """What decides the bits of a prepared model, as text that two processes compare before they trust each other."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import transformers
 
+from zerodrift.core.errors import FingerprintMismatch
 from zerodrift.exact.preparation import ops_of, parameters_on
 
 
@@ -24,3 +26,20 @@ def numeric_fingerprint(model: Any) -> dict[str, str]:
         "transformers": transformers.__version__,
         **ops.facts(),
     }
+
+
+def require_same(engine: Mapping[str, str], trainer: Mapping[str, str]) -> None:
+    """Two processes compute alike, or `FingerprintMismatch` names what differs."""
+    differing = {
+        name: (engine.get(name), trainer.get(name))
+        for name in sorted({*engine, *trainer})
+        if engine.get(name) != trainer.get(name)
+    }
+    if differing:
+        listed = "; ".join(
+            f"{name} is {ours} in the engine and {theirs} in the trainer"
+            for name, (ours, theirs) in differing.items()
+        )
+        raise FingerprintMismatch(
+            f"{listed}: their logprobs are not the same bits; run both with the same numerics"
+        )

@@ -81,7 +81,9 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q_THD, k_TCD, v_TCD, out_THD = ctx.saved_tensors
         segments, shape = ctx.how
-        dq, dk, dv = torch.zeros_like(q_THD), torch.zeros_like(k_TCD), torch.zeros_like(v_TCD)
+        # Sums over queries in at least fp32, whatever the model's dtype.
+        wide = torch.promote_types(q_THD.dtype, torch.float32)
+        dq, dk, dv = (torch.zeros_like(part, dtype=wide) for part in (q_THD, k_TCD, v_TCD))
         for begin, end in zip(segments.starts, segments.ends, strict=True):
             inside = slice(begin, end)
             _backward(
@@ -89,20 +91,20 @@ class _Attention(torch.autograd.Function):
                 (dq[inside], dk[inside], dv[inside]),
                 shape,
             )
-        return dq, dk, dv, None
+        return dq.to(q_THD.dtype), dk.to(q_THD.dtype), dv.to(q_THD.dtype), None
 
 
 _BACKWARD_TILE = 256
 
 
 def _backward(saved: tuple[torch.Tensor, ...], grads: tuple[torch.Tensor, ...], shape: HeadShape) -> None:
-    """dS = P ∘ (dO Vᵀ − rowsum(dO ∘ O)), in fp32, added to `grads` in place."""
+    """dS = P ∘ (dO Vᵀ − rowsum(dO ∘ O)), in the dtype of `grads`, added to them in place."""
     count, kv_heads, size = saved[1].shape
     q, out, dout = (
-        part.float().view(count, kv_heads, -1, size).permute(1, 2, 0, 3)
+        part.to(grads[0].dtype).view(count, kv_heads, -1, size).permute(1, 2, 0, 3)
         for part in (saved[0], saved[3], saved[4])
     )
-    k, v = (part.float().transpose(0, 1)[:, None] for part in saved[1:3])
+    k, v = (part.to(grads[0].dtype).transpose(0, 1)[:, None] for part in saved[1:3])
     dq, dk, dv = grads
     positions = torch.arange(count, device=q.device)
     for begin in range(0, count, _BACKWARD_TILE):

@@ -12,6 +12,7 @@ import torch
 from zerodrift.core.completion import LogprobKind
 from zerodrift.core.errors import InvalidPrompt
 from zerodrift.core.request import SamplingParams
+from zerodrift.exact.normalisation import log_softmax
 from zerodrift.exact.preparation import ops_of, parameters_on
 from zerodrift.sampler.processing import History, histories, processed_logprobs
 
@@ -32,15 +33,19 @@ class Scored(Protocol):
 def head(model: Any, hidden_RH: torch.Tensor) -> torch.Tensor:
     """Logits [R, V] in fp32, differentiable where gradients are on."""
     ops_of(model)
-    logits_RV: torch.Tensor = model.lm_head(hidden_RH)
-    return logits_RV.float()
+    logits_RV: torch.Tensor = model.lm_head.rounded_to(hidden_RH, torch.float32)
+    return logits_RV
 
 
 def processed(
     logits_RV: torch.Tensor, params: SamplingParams, rows: Sequence[History], stop_ids: Sequence[int] = ()
 ) -> torch.Tensor:
     """Log-probabilities of the sampled distribution; a row's bits do not depend on the rows beside it."""
-    return processed_logprobs(logits_RV, params, rows, stop_ids)
+    if logits_RV.is_cuda and len(logits_RV) == 1:
+        # On a GPU torch adds up a single row by another algorithm than the rows of many (cumsum, for top-p).
+        twice_RV = logits_RV.expand(2, -1)
+        return processed_logprobs(twice_RV, params, [*rows, *rows], stop_ids, log_softmax=log_softmax)[:1]
+    return processed_logprobs(logits_RV, params, rows, stop_ids, log_softmax=log_softmax)
 
 
 def stop_ids_of(model: Any) -> tuple[int, ...]:
@@ -93,7 +98,7 @@ def _of_tokens(
 ) -> torch.Tensor:
     logits_RV = head(model, hidden_RH)
     if completion.kind is LogprobKind.RAW:
-        logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
+        logprobs_RV = log_softmax(logits_RV)
     else:
         rows = histories(completion.prompt_token_ids, completion.token_ids)
         logprobs_RV = processed(logits_RV, completion.sampling, rows, stop_ids)

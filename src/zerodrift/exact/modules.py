@@ -52,16 +52,17 @@ class _Linear(torch.autograd.Function):
         x_TK: torch.Tensor,
         weight_NK: torch.Tensor,
         bias_N: torch.Tensor | None,
-        packed: tuple[Ops, Any],
+        how: tuple[Ops, Any, torch.dtype | None],
     ) -> torch.Tensor:
+        ops, packed, dtype = how
         ctx.save_for_backward(x_TK, weight_NK)
         ctx.has_bias = bias_N is not None
-        return packed[0].linear(x_TK, packed[1], bias_N)
+        return ops.linear(x_TK, packed, bias_N, dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x_TK, weight_NK = ctx.saved_tensors
-        grad_TN = grads[0]
+        grad_TN = grads[0].to(weight_NK.dtype)
         need_x, need_weight, need_bias, _ = ctx.needs_input_grad
         return (
             grad_TN @ weight_NK if need_x else None,
@@ -78,6 +79,10 @@ class ExactLinear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x Wᵀ + b."""
+        return self.rounded_to(x, None)
+
+    def rounded_to(self, x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+        """x Wᵀ + b in `dtype` instead of that of x: a head keeps its sums in fp32."""
         if x.dtype is not self.weight.dtype:
             raise UnsupportedModel(
                 f"{x.dtype} activations meet {self.weight.dtype} weights; exact mode mixes none"
@@ -86,11 +91,45 @@ class ExactLinear(nn.Linear):
         # Inside of an autograd function gradients are off: what they mean for the packing is asked before.
         ops, packed = self.exact_pack.ops, self.exact_pack.of(self.weight)
         out_TN = (
-            _Linear.apply(x_TK, self.weight, self.bias, (ops, packed))  # type: ignore[no-untyped-call]
+            _Linear.apply(x_TK, self.weight, self.bias, (ops, packed, dtype))  # type: ignore[no-untyped-call]
             if torch.is_grad_enabled()
-            else ops.linear(x_TK, packed, self.bias)
+            else ops.linear(x_TK, packed, self.bias, dtype)
         )
         return out_TN.view(*x.shape[:-1], -1)
+
+
+class _Norm(torch.autograd.Function):
+    """Exact forward; the backward is that of the formula, in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight_H: torch.Tensor, eps: float, norm: Any) -> torch.Tensor:
+        ctx.save_for_backward(x, weight_H)
+        ctx.eps = eps
+        out: torch.Tensor = norm(x, weight_H, eps)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight_H = ctx.saved_tensors
+        wide, grad = x.float(), grads[0].float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + ctx.eps)
+        normed, along = wide * scale, grad * weight_H.float()
+        grad_x = scale * (along - normed * (along * normed).mean(-1, keepdim=True))
+        grad_weight = (grad * normed).flatten(0, -2).sum(0)
+        return grad_x.to(x.dtype), grad_weight.to(weight_H.dtype), None, None
+
+
+class ExactNorm:
+    """What an RMS norm's class is mixed with where the device has a norm of its own."""
+
+    weight: torch.Tensor
+    variance_epsilon: float
+    exact_ops: Ops
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x / √(mean x² + ε) · weight."""
+        out: torch.Tensor = _Norm.apply(x, self.weight, self.variance_epsilon, self.exact_ops.rms_norm)  # type: ignore[no-untyped-call]
+        return out
 
 
 class ExactActivation(nn.Module):

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from zerodrift.core.errors import InvalidValue
-from zerodrift.exact.ops.cpu.step import Query
-from zerodrift.exact.ops.interface import HeadShape
+from zerodrift.exact.ops.interface import HeadShape, Query
 from zerodrift.exact.preparation import ops_of, parameters_on
 
 

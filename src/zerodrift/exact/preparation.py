@@ -6,6 +6,7 @@ to be exact is refused by the name of that part.
 """
 
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from torch import nn
 
 from zerodrift.core.errors import Unproven, UnsupportedModel
 from zerodrift.exact import interface
-from zerodrift.exact.modules import ExactActivation, ExactLinear, Pack
+from zerodrift.exact.modules import ExactActivation, ExactLinear, ExactNorm, Pack
+from zerodrift.exact.normalisation import log_softmax
 from zerodrift.exact.ops.cpu.op_set import CpuOps
 from zerodrift.exact.ops.interface import Parts
 from zerodrift.exact.rotary import ROPE_TYPES, exchange_rotary, give_back_rotary
@@ -45,6 +47,9 @@ def prepare(model: Any, *, plain: frozenset[str] = frozenset()) -> Any:
             module.exact_pack = Pack(ops)  # type: ignore[assignment]
         elif type(module).__name__.endswith("Attention"):
             module.exact_ops = ops
+        elif type(module).__name__.endswith("RMSNorm") and ops.rms_norm is not None:
+            module.exact_ops = ops
+            module.__class__ = type("ExactRMSNorm", (ExactNorm, type(module)), {})
         elif type(module).__name__.endswith("RotaryEmbedding"):
             exchange_rotary(module)
         if "activation" not in plain and (original := getattr(module, "act_fn", None)) is not None:
@@ -69,6 +74,8 @@ def restore(model: Any) -> Any:
             module.__class__ = nn.Linear  # type: ignore[assignment]
         elif hasattr(module, "exact_ops"):
             del module.exact_ops
+            if isinstance(module, ExactNorm):
+                module.__class__ = type(module).__bases__[1]
         elif type(module).__name__ == "ExactRotary":
             give_back_rotary(module)
         if isinstance(exact := getattr(module, "act_fn", None), ExactActivation):
@@ -97,8 +104,11 @@ def _ops_for(model: Any, plain: frozenset[str]) -> Any:
     kinds = {parameter.device.type for parameter in model.parameters()}
     if kinds == {"cpu"}:
         return CpuOps(plain)
+    if kinds == {"cuda"} and len({parameter.device for parameter in model.parameters()}) == 1:
+        # Triton comes with torch for CUDA only, and is imported only where it can run.
+        return import_module("zerodrift.exact.ops.triton.op_set").CudaOps(plain)
     raise UnsupportedModel(
-        f"parameters lie on {sorted(kinds)}; exact mode runs a model that is wholly on one CPU"
+        f"parameters lie on {sorted(kinds)}; exact mode runs a model that is wholly on the CPU or on one GPU"
     )
 
 
@@ -147,7 +157,7 @@ def _parts(model: Any) -> Parts:
         {
             **norms,
             "activation": (layer.mlp.act_fn.forward, config.intermediate_size),
-            "log-softmax": (partial(torch.log_softmax, dim=-1), config.vocab_size),
+            "log-softmax": (log_softmax, config.vocab_size),
             "softmax": (partial(torch.softmax, dim=-1), config.vocab_size),
         },
     )

@@ -4,13 +4,16 @@ Order: minimum length, logit bias, penalties, temperature, min-p, top-k, top-p; 
 Every step works on rows and keeps the dtype it is given. Shapes: T rows (tokens), V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from zerodrift.core.errors import InvalidSampling
 from zerodrift.core.request import SamplingParams
+
+_LOG_SOFTMAX = partial(torch.log_softmax, dim=-1)
 
 
 class History(NamedTuple):
@@ -47,12 +50,15 @@ def processed_logprobs(
     rows: Sequence[History],
     stop_ids: Sequence[int] = (),
     counted: Tally | None = None,
+    *,
+    log_softmax: Callable[[torch.Tensor], torch.Tensor] = _LOG_SOFTMAX,
 ) -> torch.Tensor:
     """Log-probabilities of the sampled distribution; excluded tokens are -inf.
 
-    `counted` is `tally(rows, …)`, for callers that process the same rows many times.
+    `counted` is `tally(rows, …)`, for callers that process the same rows many times. `log_softmax` normalises the
+    rows at the end.
     """
-    return torch.log_softmax(processed_logits(logits_TV, params, rows, stop_ids, counted), dim=-1)
+    return log_softmax(processed_logits(logits_TV, params, rows, stop_ids, counted))
 
 
 def processed_logits(
@@ -110,7 +116,11 @@ def _forbid_stops(
             "use min_tokens=0"
         )
     logits_TV = logits_TV.clone()
-    logits_TV[torch.tensor(young)[:, None], torch.tensor(forbidden)] = -torch.inf
+    where = (
+        torch.tensor(young, device=logits_TV.device)[:, None],
+        torch.tensor(forbidden, device=logits_TV.device),
+    )
+    logits_TV[where] = -torch.inf
     return logits_TV
 
 
@@ -137,5 +147,5 @@ def _counts(logits_TV: torch.Tensor, ids: Sequence[Sequence[int]]) -> torch.Tens
     row_of = [row for row, tokens in enumerate(ids) for _ in tokens]
     token_of = [token for tokens in ids for token in tokens]
     counts_TV = torch.zeros_like(logits_TV)
-    where = (torch.tensor(row_of, dtype=torch.long), torch.tensor(token_of, dtype=torch.long))
-    return counts_TV.index_put_(where, torch.ones(len(token_of), dtype=counts_TV.dtype), accumulate=True)
+    where = tuple(torch.tensor(ids, dtype=torch.long, device=counts_TV.device) for ids in (row_of, token_of))
+    return counts_TV.index_put_(where, counts_TV.new_ones(len(token_of)), accumulate=True)

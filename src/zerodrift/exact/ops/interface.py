@@ -25,6 +25,22 @@ class Segments(NamedTuple):
     ends: tuple[int, ...]
 
 
+class Query(NamedTuple):
+    """Tokens of one sequence in this step."""
+
+    begin: int
+    end: int
+    first: int
+    """Position of the first of them."""
+    table_J: torch.Tensor
+    """Blocks that cover positions 0 to the last."""
+
+    @property
+    def last(self) -> int:
+        """Position of the last token."""
+        return self.first + self.end - self.begin - 1
+
+
 class Parts(NamedTuple):
     """What a model is made of, for the proof at start-up."""
 
@@ -42,6 +58,9 @@ class Ops(Protocol):
     dtypes: tuple[torch.dtype, ...]
     """Parameters may have these; anything else is refused."""
 
+    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] | None
+    """x / √(mean x² + ε) · weight; None where the model's own holds."""
+
     def prove(self, parts: Parts) -> None:
         """Find variants that hold for these shapes on this machine, or raise `Unproven`."""
         ...
@@ -50,8 +69,10 @@ class Ops(Protocol):
         """The weight as `linear` wants it; taken anew whenever the weight changes."""
         ...
 
-    def linear(self, x_TK: torch.Tensor, packed: Any, bias_N: torch.Tensor | None) -> torch.Tensor:
-        """x Wᵀ + b."""
+    def linear(
+        self, x_TK: torch.Tensor, packed: Any, bias_N: torch.Tensor | None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """x Wᵀ + b, rounded once, to `dtype` or that of x."""
         ...
 
     def activation(self, name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -64,7 +85,7 @@ class Ops(Protocol):
         """Causal attention of whole sequences, keys and values [T, C, D]."""
         ...
 
-    def plan(self, queries: list[Any], block_size: int, num_kv_heads: int) -> Any:
+    def plan(self, queries: list[Query], block_size: int, num_kv_heads: int) -> Any:
         """What the layers of one engine step share."""
         ...
 

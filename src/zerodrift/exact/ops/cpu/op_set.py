@@ -12,8 +12,8 @@ from zerodrift.exact.ops.cpu import attention, elementwise
 from zerodrift.exact.ops.cpu.attention import BLOCK, Hidden, Keys
 from zerodrift.exact.ops.cpu.linear import linear, pack
 from zerodrift.exact.ops.cpu.proof import attention_floor, linear_floor, require_rows
-from zerodrift.exact.ops.cpu.step import Gather, Group, Pages, Query, Singles, Step
-from zerodrift.exact.ops.interface import HeadShape, Parts, Segments
+from zerodrift.exact.ops.cpu.step import Gather, Group, Pages, Singles, Step
+from zerodrift.exact.ops.interface import HeadShape, Parts, Query, Segments
 
 PLAIN = frozenset({"linear", "attention", "activation"})
 """Ops that can be swapped for torch's own, to see a theorem fail."""
@@ -24,6 +24,7 @@ class CpuOps:
 
     device = "cpu"
     dtypes = (torch.float32,)
+    rms_norm = None
 
     def __init__(self, plain: frozenset[str] = frozenset()) -> None:
         """`plain` names the ops to leave as torch has them."""
@@ -42,7 +43,14 @@ class CpuOps:
     def pack(self, weight_NK: torch.Tensor) -> torch.Tensor:
         return weight_NK.detach() if "linear" in self.plain else pack(weight_NK)
 
-    def linear(self, x_TK: torch.Tensor, packed: torch.Tensor, bias_N: torch.Tensor | None) -> torch.Tensor:
+    def linear(
+        self,
+        x_TK: torch.Tensor,
+        packed: torch.Tensor,
+        bias_N: torch.Tensor | None,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        assert dtype in (None, x_TK.dtype), "everything is fp32 here"
         if "linear" in self.plain:
             return plain_linear(x_TK, packed, bias_N)
         return linear(x_TK, packed, bias_N, linear_floor(packed, bias_N))

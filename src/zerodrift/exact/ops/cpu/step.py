@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from zerodrift.exact.ops.cpu.attention import BLOCK, Hidden, end_block, first_block, hidden_keys
+from zerodrift.exact.ops.interface import Query
 
 GATHER_KEYS = 3072
 """Keys gathered for one group, over all its sequences: what is copied is read again while it is in the cache."""
@@ -24,22 +25,6 @@ class Pages(NamedTuple):
 
     block_size: int
     num_kv_heads: int
-
-
-class Query(NamedTuple):
-    """Tokens of one sequence in this step."""
-
-    begin: int
-    end: int
-    first: int
-    """Position of the first of them."""
-    table_J: torch.Tensor
-    """Blocks that cover positions 0 to the last."""
-
-    @property
-    def last(self) -> int:
-        """Position of the last token."""
-        return self.first + self.end - self.begin - 1
 
 
 class Gather(NamedTuple):

@@ -1,0 +1,154 @@
+"""Attention on pages: blocks of 64 keys from absolute position 0, in order, one program per tile of queries.
+
+A softmax that is carried along inside of splits of 512 keys, and an ordered merge of splits: a formula that a second
+kernel could take over for long contexts without changing a bit. On an H200, tiles of 16 queries with one warp and of
+64 with four gave the same bits for every row; more warps than a row's sixteen neighbours need share out its keys, and
+change them. So: warps ≤ queries / 16, and 64 keys per block is part of the contract.
+Shapes: T tokens, H query heads, C kv heads, D head size.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 64
+SPLIT = 512
+LOG2_E = 1.4426950408889634
+
+
+class Tiles(NamedTuple):
+    """Tiles of one size, over the sequences of a step."""
+
+    rows: int
+    """Rows (token, query head of the group) in a tile."""
+    warps: int
+    sequence: torch.Tensor
+    first_row: torch.Tensor
+
+
+class Layout(NamedTuple):
+    """Where the queries and keys of each sequence are."""
+
+    start: torch.Tensor
+    """Its first token."""
+    tokens: torch.Tensor
+    first: torch.Tensor
+    """Position of its first token."""
+    table_start: torch.Tensor
+    """Where its blocks begin in `tables`."""
+    tables: torch.Tensor
+
+
+@triton.jit
+def _kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    tile_sequence,
+    tile_row,
+    starts,
+    counts,
+    firsts,
+    table_starts,
+    tables,
+    scale,
+    WINDOW: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    PAGE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    group: tl.constexpr = HEADS // KV_HEADS
+    sequence = tl.load(tile_sequence + tile)
+    count = tl.load(counts + sequence)
+    first = tl.load(firsts + sequence)
+    table = tables + tl.load(table_starts + sequence)
+    row = tl.load(tile_row + tile) + tl.arange(0, BM)
+    token = row // group
+    inside = token < count
+    position = first + token
+    d = tl.arange(0, SIZE)
+    at = ((tl.load(starts + sequence) + token).to(tl.int64) * HEADS + kv_head * group + row % group) * SIZE
+    q = tl.load(q_ptr + at[:, None] + d[None, :], mask=inside[:, None], other=0.0)
+    last = tl.max(tl.where(inside, position, 0), 0)
+    low = 0
+    if WINDOW > 0:
+        earliest = tl.min(tl.where(inside, position, last), 0)
+        low = tl.maximum(earliest - WINDOW + 1, 0) // BN * BN
+    most = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    out = tl.zeros((BM, SIZE), tl.float32)
+    for split in range(low // SPAN * SPAN, last + 1, SPAN):
+        m = tl.full((BM,), float("-inf"), tl.float32)
+        s = tl.zeros((BM,), tl.float32)
+        o = tl.zeros((BM, SIZE), tl.float32)
+        for begin in range(tl.maximum(split, low), tl.minimum(split + SPAN, last + 1), BN):
+            n = begin + tl.arange(0, BN)
+            there = n < first + count
+            block = tl.load(table + n // PAGE, mask=there, other=0).to(tl.int64)
+            where = ((block * KV_HEADS + kv_head) * PAGE + n % PAGE) * SIZE
+            k = tl.load(k_ptr + where[None, :] + d[:, None], mask=there[None, :], other=0.0)
+            x = tl.dot(q, k) * scale
+            seen = n[None, :] <= position[:, None]
+            if WINDOW > 0:
+                seen = seen & (n[None, :] > position[:, None] - WINDOW)
+            x = tl.where(seen, x, float("-inf"))
+            higher = tl.maximum(m, tl.max(x, 1))
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            shrink = tl.where(m == float("-inf"), 0.0, tl.exp2(m - base))
+            p = tl.exp2(x - base[:, None])
+            v = tl.load(v_ptr + where[:, None] + d[None, :], mask=there[:, None], other=0.0)
+            s = s * shrink + tl.sum(p, 1)
+            o = o * shrink[:, None] + tl.dot(p.to(v.dtype), v)
+            m = higher
+        higher = tl.maximum(most, m)
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        old = tl.where(most == float("-inf"), 0.0, tl.exp2(most - base))
+        new = tl.where(m == float("-inf"), 0.0, tl.exp2(m - base))
+        total = total * old + s * new
+        out = out * old[:, None] + o * new[:, None]
+        most = higher
+    out = out / total[:, None]
+    tl.store(out_ptr + at[:, None] + d[None, :], out.to(out_ptr.dtype.element_ty), mask=inside[:, None])
+
+
+def attend(
+    q_THD: torch.Tensor,
+    kv: tuple[torch.Tensor, torch.Tensor],
+    layout: Layout,
+    tiles: Tiles,
+    scale: float,
+    window: int | None,
+    out_THD: torch.Tensor,
+) -> None:
+    """Write the rows of `tiles` into `out`; keys and values are pages [blocks, C, page, D]."""
+    _, heads, size = q_THD.shape
+    _, kv_heads, page, _ = kv[0].shape
+    _kernel[(len(tiles.sequence), kv_heads)](
+        q_THD,
+        kv[0],
+        kv[1],
+        out_THD,
+        tiles.sequence,
+        tiles.first_row,
+        *layout,
+        scale * LOG2_E,
+        window or 0,
+        heads,
+        kv_heads,
+        size,
+        page,
+        tiles.rows,
+        BLOCK,
+        SPLIT,
+        num_warps=tiles.warps,
+        num_stages=2,
+    )

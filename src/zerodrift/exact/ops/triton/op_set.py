@@ -1,0 +1,163 @@
+"""The GPU's ops behind the common interface, each with its plain twin."""
+
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import Any
+
+import torch
+import triton
+from torch.nn.functional import gelu, scaled_dot_product_attention, silu
+from torch.nn.functional import linear as plain_linear
+
+from zerodrift.core.errors import InvalidValue, UnsupportedModel
+from zerodrift.exact import probe
+from zerodrift.exact.ops.interface import HeadShape, Parts, Query, Segments
+from zerodrift.exact.ops.triton import attention, gemm, rows
+from zerodrift.exact.ops.triton.step import Step
+
+PLAIN = frozenset({"linear", "attention", "norm"})
+_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    # A GPU has no vector tails: torch's own kernels compute every element alike, in fp32, and round once.
+    "silu": silu,
+    "swish": silu,
+    "gelu": gelu,
+}
+
+
+class CudaOps:
+    """bf16 weights on one GPU."""
+
+    device = "cuda"
+    dtypes = (torch.bfloat16,)
+
+    def __init__(self, plain: frozenset[str] = frozenset()) -> None:
+        """`plain` names the ops to leave as torch has them."""
+        if unknown := plain - PLAIN:
+            raise InvalidValue(f"no op is called {sorted(unknown)}; plain twins exist for {sorted(PLAIN)}")
+        self.plain = plain
+        self.rms_norm = None if "norm" in plain else rows.rms_norm
+        self._proven: set[tuple[Any, ...]] = set()
+
+    def prove(self, parts: Parts) -> None:
+        size = parts.head_dim
+        if size < 16 or size & (size - 1):
+            raise UnsupportedModel(f"heads of {size} have no GPU kernel yet; sizes are powers of two from 16")
+        for weight_NK, bias_N in () if "linear" in self.plain else parts.linears:
+            key = (*weight_NK.shape, bias_N is None)
+            if key not in self._proven:
+                self._prove_linear(weight_NK, bias_N)
+                self._proven.add(key)
+        for name, (op, columns) in parts.row_ops.items():
+            dtype = torch.float32 if "softmax" in name else self.dtypes[0]
+            probe.require_rows(lambda x, op=op, dtype=dtype: op(x.to("cuda", dtype)), columns, name)  # type: ignore[misc]
+
+    def _prove_linear(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> None:
+        """In fp32, where no rounding hides a difference, over all tiles."""
+        x = probe.hard(200, weight_NK.shape[1]).to(weight_NK.device, weight_NK.dtype)
+        op = lambda part: gemm.linear(part, weight_NK, bias_N, torch.float32)  # noqa: E731
+        probe.least_floor((1,), lambda _: op, x, f"linear {weight_NK.shape[1]} -> {weight_NK.shape[0]}")
+
+    def pack(self, weight_NK: torch.Tensor) -> torch.Tensor:
+        return weight_NK.detach()
+
+    def linear(
+        self,
+        x_TK: torch.Tensor,
+        packed: torch.Tensor,
+        bias_N: torch.Tensor | None,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        dtype = dtype or x_TK.dtype
+        if "linear" in self.plain:
+            return plain_linear(x_TK, packed, bias_N).to(dtype)
+        return gemm.linear(x_TK, packed, bias_N, dtype)
+
+    def activation(self, name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        return _ACTIVATIONS.get(name)
+
+    def attend(
+        self, q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], segments: Segments, shape: HeadShape
+    ) -> torch.Tensor:
+        """As an engine step that starts from nothing: the keys are put into pages, then read as ever."""
+        if "attention" in self.plain:
+            return _sdpa(q_THD, kv, segments, shape)
+        page = attention.BLOCK
+        blocks = [-(-(end - begin) // page) for begin, end in zip(*segments, strict=True)]
+        offsets = [0, *accumulate(blocks)]
+        spans = list(zip(*segments, offsets, blocks, strict=False))
+        tokens_n = torch.cat([torch.arange(begin, end) for begin, end, _, _ in spans]).to(q_THD.device)
+        slots_n = torch.cat([torch.arange(end - begin) + at * page for begin, end, at, _ in spans])
+        slots_n = slots_n.to(q_THD.device)
+        k_pages, v_pages = (part.new_zeros(offsets[-1], part.shape[1], page, part.shape[2]) for part in kv)
+        k_pages[slots_n // page, :, slots_n % page] = kv[0][tokens_n]
+        v_pages[slots_n // page, :, slots_n % page] = kv[1][tokens_n]
+        queries = [Query(begin, end, 0, torch.arange(at, at + count)) for begin, end, at, count in spans]
+        step = Step(queries, q_THD.device)
+        return self._attend(q_THD, (k_pages, v_pages), step, shape, torch.zeros_like(q_THD))
+
+    def plan(self, queries: list[Query], block_size: int, num_kv_heads: int) -> Step:
+        return Step(queries, queries[0].table_J.device)
+
+    def attend_paged(
+        self, q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], step: Step, shape: HeadShape
+    ) -> torch.Tensor:
+        if "attention" in self.plain:
+            return _sdpa_paged(q_THD, kv, step, shape)
+        return self._attend(q_THD, kv, step, shape, torch.empty_like(q_THD))
+
+    def _attend(
+        self,
+        q_THD: torch.Tensor,
+        kv: tuple[torch.Tensor, torch.Tensor],
+        step: Step,
+        shape: HeadShape,
+        out_THD: torch.Tensor,
+    ) -> torch.Tensor:
+        q_THD = q_THD.contiguous()
+        for tiles in step.tiles(q_THD.shape[1] // kv[0].shape[1]):
+            attention.attend(q_THD, kv, step.layout, tiles, shape.scale, shape.window, out_THD)
+        return out_THD
+
+    def facts(self) -> Mapping[str, str]:
+        major, minor = torch.cuda.get_device_capability()
+        return {
+            "linear": "cublas" if "linear" in self.plain else "triton-k-in-order",
+            "attention": "sdpa"
+            if "attention" in self.plain
+            else f"blocks-{attention.BLOCK}-splits-{attention.SPLIT}",
+            "norm": "plain" if "norm" in self.plain else "triton-row",
+            "isa": f"sm_{major}{minor}",
+            "triton": triton.__version__,
+            "cuda": str(torch.version.cuda),
+        }
+
+
+def _sdpa(
+    q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], segments: Segments, shape: HeadShape
+) -> torch.Tensor:
+    """torch's own, sequence by sequence."""
+    if shape.window is not None:
+        raise InvalidValue(
+            "the plain twin of attention has no window; it is for comparing models without one"
+        )
+    out_THD = torch.zeros_like(q_THD)
+    for begin, end in zip(*segments, strict=True):
+        q, k, v = (part[begin:end].transpose(0, 1)[None] for part in (q_THD, *kv))
+        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=shape.scale, enable_gqa=True)
+        out_THD[begin:end] = out[0].transpose(0, 1)
+    return out_THD
+
+
+def _sdpa_paged(
+    q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], step: Step, shape: HeadShape
+) -> torch.Tensor:
+    """The same against gathered pages, queries at the end of the keys."""
+    out_THD = torch.empty_like(q_THD)
+    for query in step.queries:
+        q = q_THD[query.begin : query.end].transpose(0, 1)[None]
+        k, v = (part[query.table_J].transpose(0, 1).flatten(1, 2)[None, :, : query.last + 1] for part in kv)
+        positions = torch.arange(query.first, query.last + 1, device=q.device)
+        seen = torch.arange(query.last + 1, device=q.device) <= positions[:, None]
+        out = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=shape.scale, enable_gqa=True)
+        out_THD[query.begin : query.end] = out[0].transpose(0, 1)
+    return out_THD

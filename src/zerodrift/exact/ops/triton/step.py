@@ -1,0 +1,57 @@
+"""One engine step as the GPU computes it: which tile of queries belongs to which sequence.
+
+Sequences with few rows get tiles of 16, others of 64; both give a row the same bits. Worked out once per step.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+
+from zerodrift.exact.ops.interface import Query
+from zerodrift.exact.ops.triton.attention import Layout, Tiles
+
+SMALL, LARGE = 16, 64
+
+
+class Step:
+    """Queries of one step, on `device`."""
+
+    def __init__(self, queries: Sequence[Query], device: torch.device) -> None:
+        self.queries = queries
+        self.counts = [query.end - query.begin for query in queries]
+        self.device = device
+        lengths = [len(query.table_J) for query in queries]
+        self.layout = Layout(
+            self._int([query.begin for query in queries]),
+            self._int(self.counts),
+            self._int([query.first for query in queries]),
+            self._int([0, *accumulate(lengths)][:-1]),
+            torch.cat([query.table_J for query in queries]).to(device=device, dtype=torch.int32),
+        )
+        self._tiles: dict[int, list[Tiles]] = {}
+
+    def tiles(self, group: int) -> list[Tiles]:
+        """For models with `group` query heads per kv head."""
+        if group not in self._tiles:
+            self._tiles[group] = [
+                tiles for rows in (SMALL, LARGE) if (tiles := self._of_size(rows, group)).sequence.numel()
+            ]
+        return self._tiles[group]
+
+    def _of_size(self, rows: int, group: int) -> Tiles:
+        chosen = [
+            (index, first)
+            for index, count in enumerate(self.counts)
+            if (count * group <= SMALL) is (rows == SMALL)
+            for first in range(0, count * group, rows)
+        ]
+        return Tiles(
+            rows,
+            rows // 16,
+            self._int([index for index, _ in chosen]),
+            self._int([first for _, first in chosen]),
+        )
+
+    def _int(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
