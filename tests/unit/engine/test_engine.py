@@ -1,5 +1,6 @@
 """The engine as its users meet it: what goes in, what comes out, and what is counted on the way."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,16 @@ def test_generate_leaves_others_outputs_to_step(engine: Engine) -> None:
     assert engine.step() == []
 
 
+def test_a_stream_goes_on_while_others_start_and_end(engine: Engine) -> None:
+    """A step in which the streamed request waits for its turn gives no piece."""
+    for number in range(3):
+        engine.add_request([number + 1] * 90, seeded(max_tokens=1))
+    engine.scheduler.limits = dataclasses.replace(engine.scheduler.limits, max_num_seqs=1)
+    pieces = list(engine.stream(PROMPT, seeded()))
+    assert len(pieces) == 6
+    assert len(engine.step()) == 3
+
+
 def test_an_aborted_request_keeps_what_it_has(engine: Engine) -> None:
     name = engine.add_request(PROMPT, seeded(n=2))
     for _ in range(3):
@@ -272,13 +283,20 @@ def test_a_directory_is_a_model(tmp_path: Path) -> None:
     assert (one.logprobs, one.text) == (other.logprobs, other.text)
 
 
+def test_a_loaded_model_keeps_its_dtype(tiny: Any) -> None:
+    with pytest.raises(InvalidValue, match="the model is loaded already and has its own"):
+        Engine(tiny, dtype="bfloat16")
+    with pytest.raises(InvalidValue, match="max_model_len is 1"):
+        Engine(tiny, max_model_len=1)
+
+
 def test_memory_is_what_was_asked_for(tiny: Any) -> None:
     block = 2 * 2 * 4 * 16 * 4
-    assert Engine(tiny, block_size=4, kv_cache_bytes=10 * block + 7).metrics().kv_bytes == 10 * block
+    assert Engine(tiny, block_size=4, kv_cache_memory_bytes=10 * block + 7).metrics().kv_bytes == 10 * block
     most = Engine(tiny, block_size=4, max_num_seqs=2).metrics()
     assert most.blocks_total == 2 * 96 // 4
     with pytest.raises(OutOfBlocks, match="one block of 4 tokens takes 1024 bytes"):
-        Engine(tiny, block_size=4, kv_cache_bytes=5)
+        Engine(tiny, block_size=4, kv_cache_memory_bytes=5)
 
 
 def test_a_forward_that_fails_costs_nobody_a_bit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
