@@ -17,6 +17,7 @@ from zerodrift import exact, models
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
+from zerodrift.exact import logprobs
 from zerodrift.exact.verification import Schedule, alone, differing_rows, packed, padded, paged
 from zerodrift.sampler.processing import History, processed_logprobs
 
@@ -207,6 +208,24 @@ def test_logprobs_are_differentiable_through_truncation() -> None:
     gradient = model.model.embed_tokens.weight.grad
     model.zero_grad()
     assert gradient is None or bool(gradient.isfinite().all())
+
+
+@pytest.mark.parametrize("kind", LogprobKind)
+def test_long_outputs_are_scored_in_parts_with_the_same_bits(
+    kind: LogprobKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = prepared_testbed("llama")
+    prompts, outputs = tokens(9, 3, 8), tokens(10, 40, 5)
+    done = [completion(a, b, kind, frequency_penalty=0.3) for a, b in zip(prompts, outputs, strict=True)]
+    gradients, found = [], []
+    for budget in (2**28, 4 * 512 * 7):
+        monkeypatch.setattr(logprobs, "LOGIT_BYTES", budget)
+        found.append(exact.token_logprobs(model, done))
+        torch.cat(found[-1]).sum().backward()
+        gradients.append(model.model.norm.weight.grad.clone())
+        model.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    torch.testing.assert_close(*gradients)
 
 
 def _possible(output: list[int], sampling: dict[str, Any]) -> list[int]:

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from zerodrift.core.completion import LogprobKind
 from zerodrift.core.errors import InvalidPrompt
@@ -15,6 +16,9 @@ from zerodrift.core.request import SamplingParams
 from zerodrift.exact.normalisation import log_softmax
 from zerodrift.exact.preparation import ops_of, parameters_on
 from zerodrift.sampler.processing import History, histories, processed_logprobs
+
+LOGIT_BYTES = 256 * 2**20
+"""Most logits computed at once, and kept for a backward."""
 
 
 class Scored(Protocol):
@@ -64,11 +68,22 @@ def token_logprobs(
         return []
     hidden_TH, starts = _packed(model, completions)
     stop_ids = stop_ids_of(model) if stop_ids is None else stop_ids
+    most = max(1, LOGIT_BYTES // (4 * model.config.vocab_size))
+    large = sum(len(each.token_ids) for each in completions) > most
     found = []
     for completion, start in zip(completions, starts, strict=True):
         first = start + len(completion.prompt_token_ids) - 1
-        hidden_RH = hidden_TH[first : first + len(completion.token_ids)]
-        found.append(_of_tokens(model, hidden_RH, completion, stop_ids))
+        parts = []
+        for begin in range(0, len(completion.token_ids), most):
+            inside = slice(begin, min(begin + most, len(completion.token_ids)))
+            hidden_RH = hidden_TH[first + inside.start : first + inside.stop]
+            arguments = (model, hidden_RH, completion, inside, stop_ids)
+            if large and torch.is_grad_enabled():
+                # Logits are made again for the backward instead of being kept: the same bits, a third of the memory.
+                parts.append(checkpoint(_of_tokens, *arguments, use_reentrant=False))
+            else:
+                parts.append(_of_tokens(*arguments))
+        found.append(torch.cat(parts))
     return found
 
 
@@ -94,13 +109,13 @@ def _packed(model: Any, completions: Sequence[Scored]) -> tuple[torch.Tensor, li
 
 
 def _of_tokens(
-    model: Any, hidden_RH: torch.Tensor, completion: Scored, stop_ids: Sequence[int]
+    model: Any, hidden_RH: torch.Tensor, completion: Scored, inside: slice, stop_ids: Sequence[int]
 ) -> torch.Tensor:
     logits_RV = head(model, hidden_RH)
     if completion.kind is LogprobKind.RAW:
         logprobs_RV = log_softmax(logits_RV)
     else:
-        rows = histories(completion.prompt_token_ids, completion.token_ids)
+        rows = histories(completion.prompt_token_ids, completion.token_ids)[inside]
         logprobs_RV = processed(logits_RV, completion.sampling, rows, stop_ids)
-    tokens_R1 = torch.tensor(completion.token_ids, device=logprobs_RV.device)[:, None]
+    tokens_R1 = torch.tensor(completion.token_ids[inside], device=logprobs_RV.device)[:, None]
     return logprobs_RV.gather(-1, tokens_R1)[:, 0]

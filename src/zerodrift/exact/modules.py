@@ -27,7 +27,7 @@ class Pack:
         they happen, looks at the numbers too."""
         # Every in-place op counts the version up: optimizers, load_state_dict, copy_.
         key = (weight_NK.data_ptr(), weight_NK._version)  # noqa: SLF001
-        bits = _bit_sum(weight_NK) if torch.is_grad_enabled() else None
+        bits = _bit_sum(weight_NK) if self.ops.copies and torch.is_grad_enabled() else None
         if weight_NK.dtype not in self.ops.dtypes:
             raise UnsupportedModel(
                 f"a weight arrives as {weight_NK.dtype}; exact mode computes in {self.ops.dtypes}: switch off mixed "

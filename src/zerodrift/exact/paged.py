@@ -70,7 +70,7 @@ class _PagedStep:
         self.fresh = blocks_T[offsets_T == 0]
         firsts = batch.positions_T[torch.tensor(batch.bounds[:-1], dtype=torch.long)].tolist()
         queries = [
-            Query(begin, end, first, table)
+            Query(begin, end, first, table.to(kv.layers[0][0].device))
             for begin, end, first, table in zip(
                 batch.bounds[:-1], batch.bounds[1:], firsts, batch.tables, strict=True
             )

@@ -95,7 +95,7 @@ def paged(
     kv = PagedKV(model, blocks, schedule.block_size) if kv is None else kv
     found: list[list[torch.Tensor]] = [[] for _ in sequences]
     for step in schedule.steps(lengths):
-        hidden_TH = forward_paged(model, _batch(model, sequences, tables, schedule.block_size, step), kv)
+        hidden_TH = forward_paged(model, batch_of(model, sequences, tables, schedule.block_size, step), kv)
         sizes = [end - begin for _, begin, end in step]
         for (index, _, _), part in zip(step, torch.split(hidden_TH, sizes), strict=True):
             found[index].append(part)
@@ -111,13 +111,14 @@ def differing_rows(a: Hidden, b: Hidden) -> int:
     return found
 
 
-def _batch(
+def batch_of(
     model: Any,
     sequences: Sequence[Sequence[int]],
     tables: list[list[int]],
     size: int,
     step: list[tuple[int, int, int]],
 ) -> PagedBatch:
+    """The tensors of one step of a schedule."""
     device = parameters_on(model)
     places = [(index, position) for index, begin, end in step for position in range(begin, end)]
     bounds = [0]

@@ -58,6 +58,8 @@ class Ops(Protocol):
     dtypes: tuple[torch.dtype, ...]
     """Parameters may have these; anything else is refused."""
 
+    copies: bool
+    """Whether `pack` makes a copy, which can then be older than the weight."""
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] | None
     """x / √(mean x² + ε) · weight; None where the model's own holds."""
 

@@ -12,7 +12,7 @@ from zerodrift.exact.ops.cpu import attention, elementwise
 from zerodrift.exact.ops.cpu.attention import BLOCK, Hidden, Keys
 from zerodrift.exact.ops.cpu.linear import linear, pack
 from zerodrift.exact.ops.cpu.proof import attention_floor, linear_floor, require_rows
-from zerodrift.exact.ops.cpu.step import Gather, Group, Pages, Singles, Step
+from zerodrift.exact.ops.cpu.step import Gather, Group, Pages, Step
 from zerodrift.exact.ops.interface import HeadShape, Parts, Query, Segments
 
 PLAIN = frozenset({"linear", "attention", "activation"})
@@ -31,6 +31,7 @@ class CpuOps:
         if unknown := plain - PLAIN:
             raise InvalidValue(f"no op is called {sorted(unknown)}; plain twins exist for {sorted(PLAIN)}")
         self.plain = plain
+        self.copies = "linear" not in plain
 
     def prove(self, parts: Parts) -> None:
         attention_floor(parts.head_dim)
@@ -74,18 +75,18 @@ class CpuOps:
         self, q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], step: Step, shape: HeadShape
     ) -> torch.Tensor:
         out_THD = torch.empty_like(q_THD)
-        if (singles := step.singles(shape.window)) is not None:
-            out_THD.index_copy_(
-                0, singles.tokens_S, self._singles(q_THD[singles.tokens_S], kv, singles, shape)
-            )
+        singles = step.singles(shape.window)
+        if singles.groups:
+            q_SHD = q_THD[singles.tokens_S]
+            out_THD.index_copy_(0, singles.tokens_S, self._singles(q_SHD, kv, step, shape))
         for query in step.chunks:
-            keys = _gathered(kv, step.gather(query, shape.window), 1)
+            keys = _gathered(kv, step, step.gather(query, shape.window), 1)
             q_nHD = q_THD[query.begin : query.end]
             out_THD[query.begin : query.end] = self._sequence(q_nHD, query.first, keys, shape)
         return out_THD
 
     def _singles(
-        self, q_SHD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], singles: Singles, shape: HeadShape
+        self, q_SHD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], step: Step, shape: HeadShape
     ) -> torch.Tensor:
         count, heads, size = q_SHD.shape
         num_kv = kv[0].shape[1]
@@ -95,8 +96,8 @@ class CpuOps:
         q_ZMD = (q_SHD * shape.scale).view(-1, group_size, size)
         if rows > group_size:
             q_ZMD = pad(q_ZMD, (0, 0, 0, rows - group_size))
-        for group in singles.groups:
-            keys = _gathered(kv, group.gather, group.end - group.begin)
+        for group in step.singles(shape.window).groups:
+            keys = _gathered(kv, step, group.gather, group.end - group.begin)
             pairs = slice(group.begin * num_kv, group.end * num_kv)
             if "attention" in self.plain:
                 _sdpa_single(q_ZMD[pairs], group, keys, out_ZGD[pairs])
@@ -134,14 +135,16 @@ def _whole(k_TCD: torch.Tensor, v_TCD: torch.Tensor) -> Keys:
     return Keys(k_CLD, v_CLD, 0)
 
 
-def _gathered(kv: tuple[torch.Tensor, torch.Tensor], gather: Gather, sequences: int) -> Keys:
+def _gathered(kv: tuple[torch.Tensor, torch.Tensor], step: Step, gather: Gather, sequences: int) -> Keys:
     _, heads, page, size = kv[0].shape
     inside = slice(gather.offset, gather.offset + gather.length)
-    k_ZLD, v_ZLD = (
-        pages.view(-1, page * size).index_select(0, gather.rows).view(sequences * heads, -1, size)[:, inside]
-        for pages in kv
-    )
-    return Keys(k_ZLD, v_ZLD, gather.first)
+    parts = []
+    for which, pages in enumerate(kv):
+        rows = pages.view(-1, page * size)
+        room = step.room(which, len(gather.rows), rows)
+        torch.index_select(rows, 0, gather.rows, out=room)
+        parts.append(room.view(sequences * heads, -1, size)[:, inside])
+    return Keys(parts[0], parts[1], gather.first)
 
 
 def _sdpa(q_nHD: torch.Tensor, first: int, keys: Keys, shape: HeadShape) -> torch.Tensor:

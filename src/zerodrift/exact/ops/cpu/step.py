@@ -61,19 +61,29 @@ class Step:
     def __init__(self, queries: list[Query], pages: Pages) -> None:
         self.queries = queries
         self.pages = pages
-        self._singles: dict[int | None, Singles | None] = {}
+        self._rooms: list[torch.Tensor | None] = [None, None]
+        self._singles: dict[int | None, Singles] = {}
 
     @cached_property
     def chunks(self) -> list[Query]:
         """Sequences with several tokens."""
         return [query for query in self.queries if query.end - query.begin > 1]
 
-    def singles(self, window: int | None) -> Singles | None:
+    def singles(self, window: int | None) -> Singles:
         """Sequences with one token, for layers with this window."""
         if window not in self._singles:
             members = [query for query in self.queries if query.end - query.begin == 1]
-            self._singles[window] = self._grouped(members, window) if members else None
+            self._singles[window] = self._grouped(members, window)
         return self._singles[window]
+
+    def room(self, which: int, rows: int, pages: torch.Tensor) -> torch.Tensor:
+        """Memory for `rows` gathered page rows, the same for all groups and layers: fresh memory costs a page fault
+        every 4 kB, which took as long as the copy itself."""
+        needed = rows * pages.shape[-1]
+        room = self._rooms[which]
+        if room is None or room.numel() < needed:
+            room = self._rooms[which] = pages.new_empty(needed)
+        return room[:needed].view(rows, -1)
 
     def gather(self, query: Query, window: int | None) -> Gather:
         """Keys that the tokens of `query` look at."""
@@ -115,4 +125,4 @@ def _alike(ordered: list[Query], window: int | None) -> list[tuple[int, int]]:
         fits = (index + 1 - cuts[-1]) * keys <= GATHER_KEYS and padding <= max(BLOCK, MAX_PADDING * keys)
         if index > cuts[-1] and not fits:
             cuts.append(index)
-    return list(pairwise([*cuts, len(ordered)]))
+    return list(pairwise([*cuts, len(ordered)])) if ordered else []

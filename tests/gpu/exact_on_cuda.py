@@ -1,0 +1,297 @@
+"""Are decode, prefill and the trainer's forward the same bits on this GPU? A model of Qwen3-0.6B's shape says.
+
+    PYTHONPATH=src:.gpu-deps python3 tests/gpu/exact_on_cuda.py [--sequences 224] [--small]
+
+Random bf16 weights, sequences of mixed length with forced tokens. Needs torch, triton, transformers and msgspec
+(.gpu-deps may hold the last, unpacked from its wheel, where it is not installed). The counts and rates go to standard output, and as JSON to $OUT/exact_on_cuda.json where $OUT is set. Exit code 1 if a bit
+differs in exact mode, or if none differs with cuBLAS or SDPA put back.
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from zerodrift import exact
+from zerodrift.core.completion import Completion, FinishReason, LogprobKind
+from zerodrift.core.request import SamplingParams
+from zerodrift.core.version import VersionSpan, WeightVersion
+from zerodrift.exact.normalisation import log_softmax
+from zerodrift.exact.verification import Schedule, alone, batch_of, differing_rows, packed, padded, paged
+
+VOCAB = 151_936
+OUTPUT = 48
+"""Tokens that are decoded one by one at the end of each sequence."""
+
+
+def say(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def build(*, small: bool) -> Any:
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=2 if small else 28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40_960,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                # A deviation of 0.02 would make attention uniform, and hide what it gets wrong.
+                parameter.normal_(0, parameter.shape[-1] ** -0.5)
+    return model.cuda().eval()
+
+
+def workload(count: int) -> list[list[int]]:
+    """Around the edges of blocks, pages and splits, up to 1,600 tokens."""
+    source = random.Random(0)
+    edges = [1, 15, 16, 17, 63, 64, 65, 128, 464, 511, 512, 513, 1024, 1552]
+    prompts = [edges[i] if i < len(edges) else source.randint(1, 600) for i in range(count)]
+    return [[source.randrange(VOCAB) for _ in range(length + OUTPUT)] for length in prompts]
+
+
+class Prefilled(Schedule):
+    """Prompts in chunks of 256, sixteen at a time, then one token of every sequence per step."""
+
+    def steps(self, lengths: Sequence[int]) -> list[list[tuple[int, int, int]]]:
+        prompts = [length - OUTPUT for length in lengths]
+        steps = []
+        for begin in range(0, max(prompts), 256):
+            chunks = [(i, begin, min(begin + 256, end)) for i, end in enumerate(prompts) if begin < end]
+            steps += [chunks[at : at + 16] for at in range(0, len(chunks), 16)]
+        for offset in range(OUTPUT):
+            steps.append([(i, end + offset, end + offset + 1) for i, end in enumerate(prompts)])
+        return steps
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    result = work()
+    torch.cuda.synchronize()
+    return result, time.perf_counter() - begin
+
+
+@torch.no_grad()
+def decoded(
+    model: Any, sequences: list[list[int]]
+) -> tuple[list[torch.Tensor], list[torch.Tensor], dict[str, float]]:
+    """As an engine: hidden states of all tokens, logprobs of the outputs, each from the step that ran it."""
+    schedule = Prefilled(1, 16)
+    lengths = [len(ids) for ids in sequences]
+    tables, blocks = schedule.tables(lengths)
+    kv = exact.PagedKV(model, blocks, 16)
+    hidden: list[list[torch.Tensor]] = [[] for _ in sequences]
+    logprobs: list[list[torch.Tensor]] = [[] for _ in sequences]
+    seconds = {"prefill": 0.0, "decode": 0.0}
+    for step in schedule.steps(lengths):
+        single = all(end - begin == 1 and begin >= lengths[i] - OUTPUT for i, begin, end in step)
+
+        def run(step: list[tuple[int, int, int]] = step) -> None:
+            batch = batch_of(model, sequences, tables, 16, step)
+            rows = exact.forward_paged(model, batch, kv)
+            for (index, _, _), part in zip(
+                step, rows.split([end - begin for _, begin, end in step]), strict=True
+            ):
+                hidden[index].append(part)
+            lasts = [
+                (at, index, end)
+                for at, (index, _, end) in enumerate(step)
+                if lengths[index] - OUTPUT <= end < lengths[index]
+            ]
+            if lasts:
+                ends = torch.tensor(batch.bounds[1:], device="cuda")[[at for at, _, _ in lasts]] - 1
+                logits = exact.head(model, rows[ends])
+                targets = torch.tensor([sequences[index][end] for _, index, end in lasts], device="cuda")
+                values = log_softmax(logits).gather(-1, targets[:, None])[:, 0]
+                for (_, index, _), value in zip(lasts, values, strict=True):
+                    logprobs[index].append(value)
+
+        _, took = timed(run)
+        seconds["decode" if single else "prefill"] += took
+    return [torch.cat(parts) for parts in hidden], [torch.stack(values) for values in logprobs], seconds
+
+
+def completion(ids: list[int]) -> Completion:
+    version = WeightVersion("initial", "0" * 64)
+    return Completion(
+        prompt_token_ids=tuple(ids[:-OUTPUT]),
+        token_ids=tuple(ids[-OUTPUT:]),
+        logprobs=(-1.0,) * OUTPUT,
+        kind=LogprobKind.PROCESSED,
+        sampling=SamplingParams(max_tokens=OUTPUT),
+        finish_reason=FinishReason.LENGTH,
+        versions=(VersionSpan(version, 0, OUTPUT),),
+        fingerprint="none",
+    )
+
+
+def micro_batches(sequences: list[list[int]], tokens: int = 8192) -> list[list[int]]:
+    """Indices of sequences that are packed together."""
+    groups: list[list[int]] = [[]]
+    for index, ids in enumerate(sequences):
+        if groups[-1] and sum(len(sequences[i]) for i in groups[-1]) + len(ids) > tokens:
+            groups.append([])
+        groups[-1].append(index)
+    return groups
+
+
+def check(model: Any, sequences: list[list[int]], report: dict[str, Any]) -> None:
+    rows = sum(map(len, sequences))
+    report["sequences"], report["tokens"] = len(sequences), rows
+    decoded(model, sequences[:20])  # compiles the kernels
+    crowd, logprobs, seconds = decoded(model, sequences)
+    outputs = len(sequences) * OUTPUT
+    report["decode_tokens_per_s"] = round(outputs / seconds["decode"])
+    report["prefill_tokens_per_s"] = round((rows - outputs) / seconds["prefill"])
+    say(
+        "engine:",
+        report["decode_tokens_per_s"],
+        "tok/s decode at batch",
+        len(sequences),
+        "·",
+        report["prefill_tokens_per_s"],
+        "tok/s prefill",
+    )
+    differ = report["differing_rows"] = {}
+    groups = micro_batches(sequences)
+    with torch.no_grad():
+        own, took = timed(lambda: [h for g in groups for h in packed(model, [sequences[i] for i in g])])
+    report["trainer_forward_tokens_per_s"] = round(rows / took)
+    differ["decode vs trainer packed"] = differing_rows(crowd, own)
+    by_length = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
+    for left in (False, True):
+        found: dict[int, torch.Tensor] = {}
+        with torch.no_grad():
+            for begin in range(0, len(by_length), 16):
+                chosen = by_length[begin : begin + 16]
+                chosen = chosen[::2] + chosen[1::2]
+                found.update(
+                    zip(chosen, padded(model, [sequences[i] for i in chosen], left=left), strict=True)
+                )
+        differ[f"decode vs trainer padded {'left' if left else 'right'}"] = differing_rows(
+            crowd, [found[i] for i in range(len(sequences))]
+        )
+    with torch.no_grad():
+        differ["crowd vs alone, whole prefill"] = differing_rows(crowd, alone(model, sequences))
+    few = by_length[:: max(1, len(by_length) // 6)]
+    for index in few:
+        single, _, _ = decoded(model, [sequences[index]])
+        differ["crowd vs decoded alone"] = differ.get("crowd vs decoded alone", 0) + differing_rows(
+            [crowd[index]], single
+        )
+    mixed = paged(model, sequences, Schedule(7, 32, chunks=(1, 2, 17, 64, 200, 700), share=0.9))
+    differ["decode vs random chunks, other pages"] = differing_rows(crowd, mixed)
+    scored: list[torch.Tensor] = []
+    for group in groups:
+        with torch.no_grad():
+            scored += exact.token_logprobs(model, [completion(sequences[i]) for i in group])
+    differ["logprobs, decode vs token_logprobs"] = sum(
+        int((a != b).sum()) for a, b in zip(logprobs, scored, strict=True)
+    )
+    graded = exact.token_logprobs(model, [completion(sequences[i]) for i in groups[0][:6]])
+    differ["logprobs, with gradients"] = sum(
+        int((a != b.detach()).sum()) for a, b in zip(logprobs, graded, strict=False)
+    )
+    torch.cat(graded).mean().backward()
+    report["gradients_finite"] = all(
+        bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None
+    )
+    report["gradient_norm"] = float(
+        torch.stack([p.grad.float().norm() for p in model.parameters() if p.grad is not None]).norm()
+    )
+    model.zero_grad()
+    report["logprob_range"] = [
+        round(float(torch.cat(logprobs).min()), 3),
+        round(float(torch.cat(logprobs).max()), 3),
+    ]
+
+
+def controls(model: Any, sequences: list[list[int]], report: dict[str, Any]) -> None:
+    """The same comparison with one plain op: it must find rows."""
+    report["controls"] = {}
+    for op in ("linear", "attention", "norm"):
+        exact.restore(model)
+        exact.prepare(model, plain=frozenset({op}))
+        crowd, _, _ = decoded(model, sequences)
+        with torch.no_grad():
+            report["controls"][op] = differing_rows(crowd, packed(model, sequences))
+        say(
+            "control: plain",
+            op,
+            "gives",
+            report["controls"][op],
+            "differing rows of",
+            sum(map(len, sequences)),
+        )
+    exact.restore(model)
+    with torch.no_grad():
+        ids = sequences[3][:300]
+        vanilla = torch.log_softmax(model(torch.tensor([ids], device="cuda")).logits[0].float(), -1)
+        exact.prepare(model)
+        own = log_softmax(exact.head(model, packed(model, [ids])[0]))
+    difference = (vanilla - own).gather(-1, torch.tensor(ids, device="cuda").roll(-1)[:, None])[:-1]
+    report["vanilla_mean_abs"] = float(difference.abs().mean())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sequences", type=int, default=224)
+    parser.add_argument("--small", action="store_true", help="two layers, to look at the script itself")
+    options = parser.parse_args()
+    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    begin = time.perf_counter()
+    model = build(small=options.small)
+    report["build_s"] = round(time.perf_counter() - begin, 1)
+    begin = time.perf_counter()
+    exact.prepare(model)
+    report["prepare_s"] = round(time.perf_counter() - begin, 1)
+    report["fingerprint"] = exact.numeric_fingerprint(model)
+    say(
+        "built in",
+        report["build_s"],
+        "s, prepared and proven in",
+        report["prepare_s"],
+        "s:",
+        report["fingerprint"],
+    )
+    sequences = workload(options.sequences)
+    try:
+        check(model, sequences, report)
+        for what, count in report["differing_rows"].items():
+            say(
+                f"{count:8d} of {report['tokens']} rows differ: {what}"
+                if "logprobs" not in what
+                else f"{count:8d} differ: {what}"
+            )
+        controls(model, sequences[:16], report)
+        report["seconds"] = round(time.perf_counter() - begin, 1)
+    finally:
+        if "OUT" in os.environ:
+            Path(os.environ["OUT"], "exact_on_cuda.json").write_text(json.dumps(report, indent=1))
+        say(json.dumps(report))
+    equal = not any(report["differing_rows"].values()) and report["gradients_finite"]
+    return 0 if equal and all(report["controls"][op] for op in ("linear", "attention")) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
