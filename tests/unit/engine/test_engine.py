@@ -1,5 +1,6 @@
 """The engine as its users meet it: what goes in, what comes out, and what is counted on the way."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,17 @@ import torch
 
 import zerodrift as zd
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind
-from zerodrift.core.errors import InvalidPrompt, InvalidSampling, InvalidValue, InvariantBroken, OutOfBlocks
+from zerodrift.core.errors import (
+    FingerprintMismatch,
+    InvalidPrompt,
+    InvalidSampling,
+    InvalidValue,
+    InvariantBroken,
+    OutOfBlocks,
+)
 from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.engine.engine import Engine
+from zerodrift.exact.fingerprint import require_same
 
 Make = Callable[..., Engine]
 PROMPT = [5, 6, 7, 8, 9, 10]
@@ -140,6 +149,17 @@ def test_a_completion_says_everything(engine: Engine) -> None:
     assert plain.logprobs == output.logprobs
     again = engine.generate(PROMPT, output.sampling)[0]
     assert again.token_ids == output.token_ids
+
+
+def test_a_trainer_with_other_numerics_is_told_so(engine: Engine, tiny: Any) -> None:
+    (output,) = engine.generate(PROMPT, seeded())
+    same = zd.exact.prepare(copy.deepcopy(tiny))
+    require_same(output.numeric, zd.exact.numeric_fingerprint(same))
+    other = zd.exact.prepare(copy.deepcopy(tiny), plain=frozenset({"attention"}))
+    with pytest.raises(
+        FingerprintMismatch, match="attention is blocks-.* in the engine and sdpa in the trainer"
+    ):
+        require_same(output.numeric, zd.exact.numeric_fingerprint(other))
 
 
 def test_a_single_token_has_no_prompt_logprob(engine: Engine) -> None:
