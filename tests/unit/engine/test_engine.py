@@ -157,7 +157,7 @@ def test_a_trainer_with_other_numerics_is_told_so(engine: Engine, tiny: Any) -> 
     require_same(output.numeric, zd.exact.numeric_fingerprint(same))
     other = zd.exact.prepare(copy.deepcopy(tiny), plain=frozenset({"attention"}))
     with pytest.raises(
-        FingerprintMismatch, match="attention is blocks-.* in the engine and sdpa in the trainer"
+        FingerprintMismatch, match=r"attention is blocks-.* in the engine and sdpa in the trainer"
     ):
         require_same(output.numeric, zd.exact.numeric_fingerprint(other))
 
