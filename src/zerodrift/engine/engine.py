@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from zerodrift import models
+from zerodrift.core import require
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import EngineError, InvalidPrompt, InvalidValue, InvariantBroken
 from zerodrift.core.request import SamplingParams
@@ -39,7 +40,7 @@ from zerodrift.engine.runner import Runner
 from zerodrift.engine.sampler import LogprobsMode, Sampler
 from zerodrift.engine.scheduler import Scheduler
 from zerodrift.engine.text import Texts
-from zerodrift.engine.weights import exchanged, own_copy, served, version_of
+from zerodrift.engine.weights import exchanged, own_model, version_of
 from zerodrift.exact.fingerprint import numeric_fingerprint
 from zerodrift.exact.logprobs import stop_ids_of
 from zerodrift.exact.paged import PagedKV
@@ -58,11 +59,11 @@ class Engine:
         model: Any,
         *,
         tokenizer: Any = None,
-        dtype: str = "float32",
+        dtype: str | None = None,
         max_model_len: int | None = None,
         block_size: int = 16,
         num_blocks: int | None = None,
-        kv_cache_bytes: int = DEFAULT_BYTES,
+        kv_cache_memory_bytes: int = DEFAULT_BYTES,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
         max_waiting: int = 1024,
@@ -71,19 +72,20 @@ class Engine:
         version: str = "initial",
     ) -> None:
         """`model` is "testbed:NAME", a directory, or a transformers model, of which the engine takes a copy."""
-        if isinstance(model, (str, Path)):
-            tokenizer = models.tokenizer(model) if tokenizer is None else tokenizer
-            model = served(models.load(model, dtype=dtype))
-        else:
-            model = own_copy(model)
+        if tokenizer is None and isinstance(model, (str, Path)):
+            tokenizer = models.tokenizer(model)
+        model = own_model(model, dtype)
         self.tokenizer = tokenizer
         self.mode = _one_of(LogprobsMode, "logprobs_mode", logprobs_mode)
         context = model.config.max_position_embeddings if max_model_len is None else max_model_len
+        require.whole(
+            InvalidValue, "max_model_len", context, "it counts tokens of prompt and output, two at least", 2
+        )
         self.facts = ServedFacts(context, model.config.vocab_size, tokenizer is not None)
         stop_ids = stop_ids_of(model)
         if num_blocks is None:
             most = max_num_seqs * -(-context // block_size)
-            num_blocks = blocks_in(model, block_size, kv_cache_bytes, most)
+            num_blocks = blocks_in(model, block_size, kv_cache_memory_bytes, most)
         limits = Limits(
             block_size=block_size,
             num_blocks=num_blocks,
@@ -119,7 +121,7 @@ class Engine:
     def generate(
         self,
         prompts: PromptLike | Sequence[PromptLike],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         forced: Sequence[Sequence[int]] | None = None,
     ) -> list[Output]:
         """One output per sample: in the order of prompts, and of sample indices within one.
@@ -127,7 +129,7 @@ class Engine:
         `forced` gives, for each prompt, the first output tokens: they are decoded one by one as if drawn.
         """
         requests = as_prompts(prompts, self.tokenizer)
-        params = as_sampling(sampling, len(requests))
+        params = as_sampling(sampling_params, len(requests))
         given = [()] * len(requests) if forced is None else [tuple(tokens) for tokens in forced]
         if len(given) != len(requests):
             raise InvalidPrompt(
@@ -150,9 +152,9 @@ class Engine:
             self._abandon(order.keys())
         return sorted(outputs, key=lambda output: (order[output.request_id], output.sample_index))
 
-    def stream(self, prompt: PromptLike, sampling: SamplingParams | None = None) -> Iterator[Piece]:
+    def stream(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> Iterator[Piece]:
         """Tokens as they come, of all samples of one prompt. Closing the iterator early aborts the request."""
-        request_id = self.add_request(prompt, sampling)
+        request_id = self.add_request(prompt, sampling_params)
         samples = list(self.scheduler.requests[request_id])
         for sample in samples:
             self._texts.watch(sample)
@@ -173,7 +175,7 @@ class Engine:
     def add_request(
         self,
         prompt: PromptLike,
-        sampling: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
         forced: Sequence[int] = (),
@@ -181,7 +183,7 @@ class Engine:
         """Queue a request, and give back its id. What could never be served raises."""
         self._check_usable()
         prompt = as_prompt(prompt, self.tokenizer)
-        sampling = SamplingParams() if sampling is None else sampling
+        sampling = SamplingParams() if sampling_params is None else sampling_params
         check_request(prompt, sampling, forced, self.facts)
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=draw_seed())

@@ -21,7 +21,7 @@ def blocks_in(model: Any, block_size: int, kv_bytes: int, most: int) -> int:
     each = bytes_per_block(model, block_size)
     if kv_bytes < each:
         raise OutOfBlocks(
-            f"kv_cache_bytes is {kv_bytes}, but one block of {block_size} tokens takes {each} bytes; give more memory "
+            f"kv_cache_memory_bytes is {kv_bytes}, but one block of {block_size} tokens takes {each} bytes; give more memory "
             "or smaller blocks"
         )
     return min(kv_bytes // each, most)

@@ -2,11 +2,13 @@
 
 import copy
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from zerodrift.core.errors import DigestMismatch, ModelError, NonFinite
+from zerodrift import models
+from zerodrift.core.errors import DigestMismatch, InvalidValue, ModelError, NonFinite
 from zerodrift.core.version import WeightVersion
 from zerodrift.exact.logprobs import head
 from zerodrift.exact.paged import PagedBatch, PagedKV, forward_paged
@@ -14,13 +16,16 @@ from zerodrift.exact.preparation import prepare
 from zerodrift.weights.digest import checkpoint_state, model_digest
 
 
-def own_copy(model: Any) -> Any:
-    """A prepared copy, so that no optimizer writes into tensors that a step reads."""
-    return served(copy.deepcopy(model))
-
-
-def served(model: Any) -> Any:
-    """`model` itself, prepared, and rid of what only training needs."""
+def own_model(model: Any, dtype: str | None) -> Any:
+    """A prepared model that nobody else holds, so that no optimizer writes into tensors that a step reads."""
+    if isinstance(model, (str, Path)):
+        model = models.load(model, dtype=dtype or "float32")
+    elif dtype is None:
+        model = copy.deepcopy(model)
+    else:
+        raise InvalidValue(
+            f"dtype is {dtype!r}, but the model is loaded already and has its own; leave it out"
+        )
     model.zero_grad(set_to_none=True)
     return prepare(model.eval().requires_grad_(requires_grad=False))
 

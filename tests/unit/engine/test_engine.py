@@ -1,5 +1,7 @@
 """The engine as its users meet it: what goes in, what comes out, and what is counted on the way."""
 
+import copy
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,17 @@ import torch
 
 import zerodrift as zd
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind
-from zerodrift.core.errors import InvalidPrompt, InvalidSampling, InvalidValue, InvariantBroken, OutOfBlocks
+from zerodrift.core.errors import (
+    FingerprintMismatch,
+    InvalidPrompt,
+    InvalidSampling,
+    InvalidValue,
+    InvariantBroken,
+    OutOfBlocks,
+)
 from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.engine.engine import Engine
+from zerodrift.exact.fingerprint import require_same
 
 Make = Callable[..., Engine]
 PROMPT = [5, 6, 7, 8, 9, 10]
@@ -141,6 +151,17 @@ def test_a_completion_says_everything(engine: Engine) -> None:
     assert again.token_ids == output.token_ids
 
 
+def test_a_trainer_with_other_numerics_is_told_so(engine: Engine, tiny: Any) -> None:
+    (output,) = engine.generate(PROMPT, seeded())
+    same = zd.exact.prepare(copy.deepcopy(tiny))
+    require_same(output.numeric, zd.exact.numeric_fingerprint(same))
+    other = zd.exact.prepare(copy.deepcopy(tiny), plain=frozenset({"attention"}))
+    with pytest.raises(
+        FingerprintMismatch, match=r"attention is blocks-.* in the engine and sdpa in the trainer"
+    ):
+        require_same(output.numeric, zd.exact.numeric_fingerprint(other))
+
+
 def test_a_single_token_has_no_prompt_logprob(engine: Engine) -> None:
     (output,) = engine.generate([[5]], seeded(prompt_logprobs=0))
     assert output.prompt_logprobs == (None,)
@@ -218,6 +239,16 @@ def test_generate_leaves_others_outputs_to_step(engine: Engine) -> None:
     assert engine.step() == []
 
 
+def test_a_stream_goes_on_while_others_start_and_end(engine: Engine) -> None:
+    """A step in which the streamed request waits for its turn gives no piece."""
+    for number in range(3):
+        engine.add_request([number + 1] * 90, seeded(max_tokens=1))
+    engine.scheduler.limits = dataclasses.replace(engine.scheduler.limits, max_num_seqs=1)
+    pieces = list(engine.stream(PROMPT, seeded()))
+    assert len(pieces) == 6
+    assert len(engine.step()) == 3
+
+
 def test_an_aborted_request_keeps_what_it_has(engine: Engine) -> None:
     name = engine.add_request(PROMPT, seeded(n=2))
     for _ in range(3):
@@ -272,13 +303,20 @@ def test_a_directory_is_a_model(tmp_path: Path) -> None:
     assert (one.logprobs, one.text) == (other.logprobs, other.text)
 
 
+def test_a_loaded_model_keeps_its_dtype(tiny: Any) -> None:
+    with pytest.raises(InvalidValue, match="the model is loaded already and has its own"):
+        Engine(tiny, dtype="bfloat16")
+    with pytest.raises(InvalidValue, match="max_model_len is 1"):
+        Engine(tiny, max_model_len=1)
+
+
 def test_memory_is_what_was_asked_for(tiny: Any) -> None:
     block = 2 * 2 * 4 * 16 * 4
-    assert Engine(tiny, block_size=4, kv_cache_bytes=10 * block + 7).metrics().kv_bytes == 10 * block
+    assert Engine(tiny, block_size=4, kv_cache_memory_bytes=10 * block + 7).metrics().kv_bytes == 10 * block
     most = Engine(tiny, block_size=4, max_num_seqs=2).metrics()
     assert most.blocks_total == 2 * 96 // 4
     with pytest.raises(OutOfBlocks, match="one block of 4 tokens takes 1024 bytes"):
-        Engine(tiny, block_size=4, kv_cache_bytes=5)
+        Engine(tiny, block_size=4, kv_cache_memory_bytes=5)
 
 
 def test_a_forward_that_fails_costs_nobody_a_bit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

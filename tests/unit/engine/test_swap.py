@@ -66,6 +66,31 @@ def test_every_token_knows_its_weights(engine_of: Make, kv: str) -> None:
     assert engine.runner.forwarded_tokens == (5 + 2 + 8 + 4 if kv == "recompute" else 12)
 
 
+def _kept(engine: Engine, company: int) -> tuple[tuple[float, ...], object]:
+    """The same request, swapped under after its third token, with KV kept."""
+    name = engine.add_request(PROMPT, PARAMS)
+    for number in range(company):
+        engine.add_request([number + 1, 2, 3], PARAMS)
+    (sample,) = engine.scheduler.requests[name]
+    outputs = []
+    while len(sample.output) < 3:
+        outputs += engine.step()
+    engine.swap_weights(changed(engine), "b", kv="keep")
+    while engine.has_unfinished:
+        outputs += engine.step()
+    (output,) = [each for each in outputs if each.request_id == name]
+    return output.logprobs, output.lineage
+
+
+def test_kept_kv_gives_bits_that_depend_on_the_lineage_alone(engine_of: Make) -> None:
+    alone = _kept(engine_of(), company=0)
+    assert alone == _kept(engine_of(block_size=7, max_num_seqs=6, max_num_batched_tokens=8), company=5)
+    engine = engine_of()
+    engine.swap_weights(changed(engine), "b")
+    (recomputed,) = engine.generate([PROMPT], PARAMS)
+    assert alone[0][3:] != recomputed.logprobs[3:]
+
+
 def _missing(state: dict[str, torch.Tensor]) -> None:
     del state["lm_head.weight"]
 
