@@ -20,6 +20,7 @@ from zerodrift.models.model_facts import ModelFacts, facts
 from zerodrift.records.verdict import Outcome, ProbeRecord, VerdictRecord
 from zerodrift.weights.manifest import ManifestDiff
 
+NEEDS_A_GPU = "zerodrift.exact.ops.triton."
 FINGERPRINT = EngineFingerprint(engine="x", semantic={"a": "1"}, numeric={}, deployment={})
 # How each struct with a mapping is built, the mappings plain dicts.
 EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
@@ -54,6 +55,8 @@ EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
 def structs() -> Iterator[type[msgspec.Struct]]:
     """Every frozen struct of the package."""
     for module in pkgutil.walk_packages(zerodrift.__path__, "zerodrift."):
+        if module.name.startswith(NEEDS_A_GPU):
+            continue
         for value in vars(import_module(module.name)).values():
             here = isinstance(value, type) and value.__module__ == module.name
             if here and issubclass(value, msgspec.Struct) and value.__struct_config__.frozen:
