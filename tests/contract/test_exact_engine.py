@@ -119,9 +119,10 @@ def test_it_promises_everything(engine: ExactBackend) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
+        ({"url": "http://127.0.0.1:1"}, "engine 'exact' runs in this process"),
         (
-            {"url": "http://127.0.0.1:1"},
-            "engine.url is 'http://127.0.0.1:1', and the exact engine has no such setting",
+            {"served_model": "policy"},
+            "engine.served_model is 'policy', and the exact engine has no such setting",
         ),
         ({"tensor_parallel_size": 2}, "engine.tensor_parallel_size is 2"),
         ({"kv_cache_dtype": "fp8"}, "engine.kv_cache_dtype is 'fp8'"),

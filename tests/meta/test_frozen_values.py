@@ -13,21 +13,26 @@ from zerodrift.audit.counterfactual.account import Account
 from zerodrift.cli.env import Environment, collect
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.cause import Cause
-from zerodrift.core.completion import EngineFingerprint
+from zerodrift.core.completion import EngineFingerprint, LogprobKind
+from zerodrift.core.errors import InvalidValue
 from zerodrift.core.frozen import FrozenDict
 from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.engine.output import Identity, Output, refused
 from zerodrift.models.model_facts import ModelFacts, facts
 from zerodrift.records.verdict import Outcome, ProbeRecord, VerdictRecord
 from zerodrift.weights.manifest import ManifestDiff
 
 NEEDS_A_GPU = "zerodrift.exact.ops.triton."
 FINGERPRINT = EngineFingerprint(engine="x", semantic={"a": "1"}, numeric={}, deployment={})
+IDENTITY = Identity(kind=LogprobKind.PROCESSED, fingerprint="f", numeric={"isa": "avx2"})
 # How each struct with a mapping is built, the mappings plain dicts.
 EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
     Account: lambda: Account(sampling={"top_p": 0.9}, bias={1: 1.0}),
     Cause: lambda: Cause("path/rope", "Positions.", {"*": "fix"}),
     EngineConfig: lambda: EngineConfig(env={"A": "1"}),
     EngineFingerprint: lambda: FINGERPRINT,
+    Identity: lambda: IDENTITY,
+    Output: lambda: refused("r", Prompt((1,)), SamplingParams(), IDENTITY, InvalidValue("no")),
     Environment: lambda: collect(None),
     ManifestDiff: lambda: ManifestDiff((), (), {"w": "content"}),
     ModelFacts: lambda: msgspec.structs.replace(

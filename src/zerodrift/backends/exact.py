@@ -16,7 +16,8 @@ from zerodrift.engine.output import Output
 # Settings that this engine has no way to obey: what is asked for is refused, never passed over.
 _UNKNOWN = (
     "url",
-    "replicas",
+    "served_model",
+    "api_key_env",
     "python",
     "args",
     "env",
@@ -26,7 +27,6 @@ _UNKNOWN = (
     "tensor_parallel_size",
     "kv_cache_dtype",
     "generation_config",
-    "prefix_cache_salt",
 )
 _TAKEN = ("block_size", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching")
 

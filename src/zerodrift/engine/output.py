@@ -6,6 +6,7 @@ import msgspec
 
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind, Problem, TokenAlternative
 from zerodrift.core.errors import ZerodriftError
+from zerodrift.core.frozen import freeze
 from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.engine.plan import Drawn
 from zerodrift.engine.request import Sample
@@ -26,6 +27,11 @@ class Output(Completion, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prompt_top_logprobs: tuple[tuple[TokenAlternative, ...], ...] = ()
     """Alternatives for prompt tokens, as many as were asked for; the first prompt token has none."""
 
+    def __post_init__(self) -> None:
+        """As a completion, and what it says of numerics cannot be changed either."""
+        super().__post_init__()
+        freeze(self, "numeric")
+
     def completion(self) -> Completion:
         """Only what every engine gives, as records hold it."""
         return Completion(**{name: getattr(self, name) for name in Completion.__struct_fields__})
@@ -37,6 +43,10 @@ class Identity(msgspec.Struct, frozen=True):
     kind: LogprobKind
     fingerprint: str
     numeric: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        """Shared by all outputs, so nobody may change it."""
+        freeze(self, "numeric")
 
 
 def output_of(sample: Sample, identity: Identity, text: str | None) -> Output:
