@@ -13,7 +13,7 @@ demo: venv ## three faults planted and found, on a built-in model
 demo-vllm: venv engines ## the same on a real vLLM server: its own faults, its own fixes
 	$(BIN)/python -m zerodrift.cli.main demo --vllm .engines/vllm-0.32.0/bin/python
 
-test: venv ## everything that needs neither a foreign engine nor a browser
+test: venv smollm2 ## everything that needs neither a foreign engine nor a browser
 	$(PYTEST) -m "not engines and not browser and not long" --ignore=tests/faults -n 2 --dist loadfile --cov --cov-report=
 	$(BIN)/python tests/coverage_gate.py
 
