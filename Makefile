@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: demo demo-vllm test faults check venv smollm2 engines test-engines test-browser coverage clean
+.PHONY: demo demo-vllm test faults faults-full check venv smollm2 engines test-engines test-browser clean
 
 demo: venv ## three faults planted and found, on a built-in model
 	$(BIN)/python -m zerodrift.cli.main demo
@@ -19,6 +19,9 @@ test: venv smollm2 ## everything that needs neither a foreign engine nor a brows
 
 faults: venv ## planted faults must be named, healthy engines must pass (several minutes)
 	$(PYTEST) tests/faults -n 2 --dist loadfile
+
+faults-full: venv ## every fault on every built-in model, into docs/faults.md; goes on where it stopped
+	$(BIN)/python tests/faults/matrix.py
 
 check: venv ## lint, types, layers
 	$(BIN)/ruff format --check src tests

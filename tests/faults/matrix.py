@@ -1,14 +1,20 @@
 """Every planted fault on every model it applies to: was it detected, and was it named? Makes docs/faults.md.
 
-    python tests/faults/matrix.py --models testbed:qwen3 --out .cache/faults.jsonl
+    make faults-full                                               # all of it; writes docs/faults.md
+    python tests/faults/matrix.py --models testbed:qwen3 --faults path/rope:theta-doubled --out some.jsonl
 
-Resumable: rows that the file holds are not run again.
+Resumable: rows that the file holds are not run again. The page is a function of docs/faults.jsonl.
 """
 
 import argparse
+import multiprocessing
+import statistics
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +35,21 @@ from zerodrift.faults.registry import FAULTS
 from zerodrift.faults.sampling import write_model_with_defaults
 from zerodrift.records.codec import LineWriter, read_lines
 from zerodrift.records.verdict import VerdictRecord
+
+ROOT = Path(__file__).parents[2]
+RESULTS, PAGE = ROOT / "docs" / "faults.jsonl", ROOT / "docs" / "faults.md"
+HEAD = """# Planted faults, and what the audit said
+
+Written by `make faults-full`: every injector (`zerodrift audit --inject list`) planted in an engine that is otherwise
+the reference in fp32, on {models}. A fault that a model has no part for (no sliding window, no tied head) is not planted
+there. Causes that the data of one audit cannot tell apart count as one; [attribution.md](attribution.md) says which.
+
+**Detected {detected} of {total}; principal cause right {right} of {total}.** A run took {median:.1f} s at the median,
+{longest:.1f} s at most, two at a time on two cores.
+
+| fault | what it does | detected | named | otherwise named |
+|---|---|---|---|---|
+"""
 
 TESTBEDS = ("testbed:llama", "testbed:qwen2", "testbed:qwen3", "testbed:mistral")
 VALIDATION = ValidationConfig(num_prompts=24, equivalence_trials=32, max_tokens=24)
@@ -128,30 +149,65 @@ def named(row: Row) -> bool:
     return first == planted or any({first, planted} <= group for group in EQUIVALENT)
 
 
+def page(rows: Sequence[Row]) -> str:
+    """The document for these results."""
+    by_fault: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_fault[row.fault].append(row)
+    head = HEAD.format(
+        models=", ".join(sorted({row.model for row in rows})),
+        total=len(rows),
+        detected=sum(row.verdict == "FAIL" for row in rows),
+        right=sum(named(row) for row in rows),
+        median=statistics.median(row.seconds for row in rows),
+        longest=max(row.seconds for row in rows),
+    )
+    return head + "".join(_line(name, by_fault[name]) for name in sorted(by_fault))
+
+
+def _line(name: str, rows: Sequence[Row]) -> str:
+    found = sum(row.verdict == "FAIL" for row in rows)
+    wrong = [
+        f"{row.model}: {f'`{row.found[0]}`' if row.found else row.verdict}" for row in rows if not named(row)
+    ]
+    right = len(rows) - len(wrong)
+    return f"| `{name}` | {FAULTS[name].says} | {found}/{len(rows)} | {right}/{len(rows)} | {'; '.join(wrong)} |\n"
+
+
+def run_one(name: str, spec: str) -> Row | None:
+    """One fault on one model, in a scratch directory of its own."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return run_fault(FAULTS[name], spec, Path(scratch))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", default=list(TESTBEDS))
     parser.add_argument("--faults", nargs="*", default=list(FAULTS))
-    parser.add_argument("--out", type=Path, default=Path(".cache/faults.jsonl"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     done = {(row.fault, row.model) for row in read_lines(options.out, Row)} if options.out.exists() else set()
-    with LineWriter[Row](options.out) as writer:
-        for spec in options.models:
-            for name in options.faults:
-                fault = FAULTS[name]
-                if (fault.spec, spec) in done:
-                    continue
-                with tempfile.TemporaryDirectory() as scratch:
-                    row = run_fault(fault, spec, Path(scratch))
-                if row is not None:
-                    writer.write(row)
-                    mark = "ok " if named(row) else "???"
-                    sys.stdout.write(
-                        f"{mark} {row.seconds:5.1f}s {row.model:16} {row.fault:42} {row.verdict:12} "
-                        f"{row.found} {row.listed} | {row.says[:110]}\n"
-                    )
-                    sys.stdout.flush()
+    asked = [(name, spec) for spec in options.models for name in options.faults]
+    todo = [(name, spec) for name, spec in asked if (FAULTS[name].spec, spec) not in done]
+    spawn = multiprocessing.get_context("spawn")  # torch does not survive a fork
+    with (
+        LineWriter[Row](options.out) as writer,
+        ProcessPoolExecutor(options.jobs, mp_context=spawn) as pool,
+    ):
+        for future in as_completed([pool.submit(run_one, *pair) for pair in todo]):
+            if (row := future.result()) is None:
+                continue
+            writer.write(row)
+            mark = "ok " if named(row) else "???"
+            sys.stdout.write(
+                f"{mark} {row.seconds:5.1f}s {row.model:16} {row.fault:42} {row.verdict:12} "
+                f"{row.found} {row.listed} | {row.says[:110]}\n"
+            )
+            sys.stdout.flush()
+    if options.out == RESULTS:
+        PAGE.write_text(page(list(read_lines(RESULTS, Row))))
     return 0
 
 
