@@ -80,8 +80,13 @@ def _check(reference: ReferenceBackend, prompts: Sequence[Prompt], sampling: Sam
     if not prompts:
         raise InvalidPrompt("there is no prompt to record; give at least one")
     sampling.check_vocabulary(reference.facts.vocab_size)
-    for prompt in prompts:
+    for number, prompt in enumerate(prompts):
         prompt.check_vocabulary(reference.facts.vocab_size)
+        if len(prompt.token_ids) + sampling.max_tokens > reference.max_model_len:
+            raise InvalidPrompt(
+                f"prompt {number} has {len(prompt.token_ids)} tokens, and max_tokens={sampling.max_tokens} more do not "
+                f"fit into a context of {reference.max_model_len}; shorten one of the two"
+            )
 
 
 def _open(path: Path) -> LineWriter[BaselineHeader | BaselineRow]:

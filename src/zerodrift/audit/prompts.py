@@ -178,6 +178,8 @@ def _prompt(line: bytes, tokenizer: Any, where: str) -> Prompt:
     except (json.JSONDecodeError, RecursionError) as error:
         raise RecordError(f"{where}: not JSON ({error})") from error
     match entry:
+        case {"prompt": _, "messages": _}:
+            raise RecordError(f"{where}: both `prompt` and `messages`; keep the one that the trainer uses")
         case {"prompt": str(text)}:
             return tokenise(tokenizer, _text(text, where))
         case {"prompt": [*ids]} if ids and all(isinstance(token, int) for token in ids):

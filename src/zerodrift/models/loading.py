@@ -64,6 +64,7 @@ def _load_directory(directory: Path, dtype: torch.dtype | str) -> PreTrainedMode
     except Exception as error:  # as above
         raise ModelError(f"transformers cannot load {directory}: {error}") from error
     _check_report(directory, report)
+    _check_values(directory, model)
     _own_memory(model)
     return model.eval()
 
@@ -91,6 +92,16 @@ def _check_report(directory: Path, report: dict[str, Any]) -> None:
             raise ModelError(
                 f"{directory} {what}: {shown}; config.json and the weights do not belong together"
             )
+
+
+def _check_values(directory: Path, model: PreTrainedModel) -> None:
+    """A damaged file must not become a policy: every parameter is a finite floating-point number."""
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point():
+            raise ModelError(f"{directory}: {name} is {parameter.dtype}; weights are floating-point numbers")
+        # A sum is finite exactly where its terms are, short of an overflow that no weights come near.
+        if not bool(parameter.detach().double().sum().isfinite()):
+            raise ModelError(f"{directory}: {name} holds NaN or an infinity; copy or download it again")
 
 
 def _own_memory(model: PreTrainedModel) -> None:

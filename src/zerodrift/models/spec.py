@@ -3,7 +3,7 @@
 import difflib
 from pathlib import Path
 
-from zerodrift.core.errors import ModelNotFound
+from zerodrift.core.errors import InvalidValue, ModelNotFound
 from zerodrift.models.testbed_config import CONFIGS
 
 TESTBED_PREFIX = "testbed:"
@@ -11,6 +11,8 @@ TESTBED_PREFIX = "testbed:"
 
 def builtin_name(spec: str | Path) -> str | None:
     """NAME of "testbed:NAME", or None where `spec` is a path. An unknown NAME raises."""
+    if not isinstance(spec, (str, Path)):
+        raise InvalidValue(f"a model is named by {spec!r}; give a directory, or a built-in: {_builtin()}")
     text = str(spec)
     if not text.startswith(TESTBED_PREFIX):
         return None
@@ -41,7 +43,6 @@ def _builtin() -> str:
 
 def _nearest(text: str) -> str:
     candidates = [TESTBED_PREFIX + name for name in CONFIGS]
-    near = difflib.get_close_matches(text, candidates, n=1) or [
-        candidate for candidate in candidates if candidate.removeprefix(TESTBED_PREFIX) == text
-    ]
+    bare = text.lower().removeprefix(TESTBED_PREFIX)
+    near = [TESTBED_PREFIX + bare] if bare in CONFIGS else difflib.get_close_matches(text, candidates, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
