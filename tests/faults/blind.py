@@ -1,6 +1,6 @@
 """Ten engine bugs that were written without a look at how causes are attributed, for measuring just that.
 
-`acceptable` was settled from the sentences in `core.cause` alone, before anything was run: the causes whose sentence
+`acceptable` was settled from the sentences in `core.cause` alone, before the bug was run: the causes whose sentence
 is true of the bug, and `unexplained` where none is. All of them hide: parameters, version and fingerprint are those of
 the healthy engine. They are made for a `ReferenceBackend` in float32 that reports processed logprobs. Shapes: B rows,
 L positions, K keys, H hidden, T tokens, V vocabulary.
@@ -26,7 +26,7 @@ from zerodrift.core.request import Request, SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.faults.wrapper import FaultyBackend, clone, the_reference
 from zerodrift.sampler.noise import uniform
-from zerodrift.sampler.processing import History, histories, processed_logits, processed_logprobs
+from zerodrift.sampler.processing import History, histories, processed_logprobs
 
 UNEXPLAINED = "unexplained"
 
@@ -107,7 +107,7 @@ def _adapter_twice(model: Any) -> None:
     for layer in model.model.layers:
         for linear in (layer.self_attn.q_proj, layer.self_attn.v_proj):
             down = torch.randn(rank, linear.in_features, generator=generator) / math.sqrt(linear.in_features)
-            up = torch.randn(linear.out_features, rank, generator=generator) * 0.02
+            up = torch.randn(linear.out_features, rank, generator=generator) * 0.005
             linear.weight.data += ((alpha / rank) * up @ down).to(linear.weight.dtype)
 
 
@@ -163,54 +163,44 @@ def _at_dynamic_temperature(
 _PADDING = 64
 
 
-class _PaddedVocabulary(FaultyBackend):
-    """The head has 64 rows of zeros more than there are tokens: never drawn, and counted in the softmax."""
+class _PaddedVocabulary(_Broken):
+    """The head has 64 rows more than there are tokens: never drawn, and counted in the softmax."""
 
-    inside: ClassVar[bool] = True
+    def __init__(self, engine: Backend) -> None:
+        super().__init__(engine, _pad_head)
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        with mock.patch.object(generation, "processed_logprobs", _with_padding_processed):
+        with mock.patch.object(generation, "processed_logprobs", _of_tokens_alone):
             return super().generate(requests)
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        logits = the_reference(self.inner).teacher.logits(sequences, [1] * len(sequences))
-        return [
-            _with_padding(logits_TV)[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].tolist()
-            for ids, logits_TV in zip(sequences, logits, strict=True)
-        ]
+
+def _pad_head(model: Any) -> None:
+    """New rows are drawn like the old ones, as `resize_token_embeddings` draws them."""
+    weight_VH = model.lm_head.weight.data
+    generator = torch.Generator().manual_seed(64)
+    rows = torch.randn(_PADDING, weight_VH.shape[1], generator=generator).to(weight_VH.dtype)
+    padded = weight_VH.mean(dim=0) + rows * weight_VH.std(dim=0)
+    model.lm_head.weight = torch.nn.Parameter(torch.cat([weight_VH, padded]), requires_grad=False)
 
 
-def _with_padding(logits_TV: torch.Tensor) -> torch.Tensor:
-    padded_TV = torch.nn.functional.pad(logits_TV, (0, _PADDING))
-    return torch.log_softmax(padded_TV, dim=-1)[:, : logits_TV.shape[-1]]
-
-
-def _with_padding_processed(
+def _of_tokens_alone(
     logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[History], stop_ids: Sequence[int]
 ) -> torch.Tensor:
-    return _with_padding(processed_logits(logits_TV, params, rows, stop_ids))
+    return processed_logprobs(logits_TV, params, rows, stop_ids)[:, :-_PADDING]
 
 
-class _NarrowRunningSum(FaultyBackend):
-    """Draws from a running sum in bf16: near 1, what is below half a step of 1/256 is not added at all."""
+class _ExponentialNoise(FaultyBackend):
+    """Takes the argmax of logits plus -log(u), where -log(-log(u)) would make it a sample."""
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        with mock.patch.object(generation, "choose", _choose_in_bf16):
+        with mock.patch.object(generation, "choose", _choose_by_exponential_noise):
             return super().generate(requests)
 
 
-def _choose_in_bf16(logprobs_V: torch.Tensor, noise: float) -> int:
-    total, sums = 0.0, []
-    for probability in logprobs_V.exp().bfloat16().tolist():
-        total = _to_bf16(total + probability)
-        sums.append(total)
-    return next(token for token, reached in enumerate(sums) if reached > noise * total)
-
-
-def _to_bf16(value: float) -> float:
-    """Eight bits of mantissa, ties to even."""
-    mantissa, exponent = math.frexp(value)
-    return math.ldexp(round(mantissa * 256), exponent - 8)
+def _choose_by_exponential_noise(logprobs_V: torch.Tensor, noise: float) -> int:
+    generator = torch.Generator().manual_seed(int(noise * 2**53))
+    uniform_V = torch.rand(logprobs_V.shape, generator=generator, dtype=torch.float64)
+    return int((logprobs_V - torch.log1p(-uniform_V)).argmax())
 
 
 # In what is reported.
@@ -311,8 +301,8 @@ BLIND = (
     ),
     BlindFault(
         "padded-vocabulary",
-        "The head was padded to a multiple of the shard size, and the softmax counts the zero logits of the padding, "
-        "which is never drawn.",
+        "The embeddings were resized to a multiple of the shard size, and the softmax counts the rows that were added, "
+        "of which no token is ever drawn.",
         _PaddedVocabulary,
         frozenset({UNEXPLAINED, "semantic/sampling-bias"}),
     ),
@@ -331,10 +321,10 @@ BLIND = (
         frozenset({"path/spec-decode", "semantic/sampling-bias"}),
     ),
     BlindFault(
-        "bf16-running-sum",
-        "A sampling kernel inverts a cumulative sum that it accumulates in bf16, and loses unlikely tokens late in "
-        "the vocabulary; the logprobs are right.",
-        _NarrowRunningSum,
+        "exponential-noise",
+        "A sampler of the Gumbel-max kind takes one logarithm where it should take two, so that its noise is "
+        "exponential; the logprobs are right.",
+        _ExponentialNoise,
         frozenset({"semantic/sampling-bias"}),
     ),
     BlindFault(
