@@ -13,9 +13,9 @@ import pytest
 from zerodrift.backends.reference import ReferenceBackend
 
 
-def _matrix() -> ModuleType:
+def _beside(name: str) -> ModuleType:
     # Test folders are no packages, so the module is found by its place, not by its name.
-    spec = importlib.util.spec_from_file_location("faults_matrix", Path(__file__).with_name("matrix.py"))
+    spec = importlib.util.spec_from_file_location(f"faults_{name}", Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -27,7 +27,13 @@ def _matrix() -> ModuleType:
 @pytest.fixture(scope="session")
 def matrix() -> Any:
     """The module `matrix`: the same code that makes docs/faults.md."""
-    return _matrix()
+    return _beside("matrix")
+
+
+@pytest.fixture(scope="session")
+def blind() -> Any:
+    """The module `blind`: bugs written without a look at the attribution."""
+    return _beside("blind")
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from zerodrift.audit.counterfactual.account import Account, Hypothesis
 from zerodrift.audit.counterfactual.evaluate import Evaluator, Prediction
+from zerodrift.audit.counterfactual.rounding import is_rounding
 from zerodrift.stats.intervals import bootstrap_mean, bootstrap_ratio
 
 Floats = NDArray[np.float64]
@@ -115,6 +116,11 @@ class Costs:
         sigmas = self.sigmas(account)
         return float(np.nanquantile(sigmas, 0.9)) <= AT_FLOOR and float(np.nanmax(sigmas)) <= FAR_OFF
 
+    def rounds(self, account: Account) -> bool:
+        """What `account` leaves over is what its rounding would leave, token by token."""
+        scale = self.evaluator.scale(account)
+        return is_rounding(self.residual(account), scale, self.evaluator.reported)
+
     def sigmas(self, account: Account) -> Floats:
         """|residual| in units of σ."""
         return np.abs(self.residual(account)) / self.evaluator.scale(account)
@@ -147,7 +153,11 @@ def _best_step(costs: Costs, account: Account, propose: Propose) -> Hypothesis |
         price = PRICE + PRICE_PER_PARAMETER * hypothesis.parameters
         return now - costs.total(hypothesis.account) - price
 
-    candidates = [(net(hypothesis), hypothesis) for hypothesis in propose(account)]
+    candidates = [
+        (net(hypothesis), hypothesis)
+        for hypothesis in propose(account)
+        if hypothesis.account.rounding == account.rounding or costs.rounds(hypothesis.account)
+    ]
     gain, best = max(candidates, key=lambda pair: pair[0], default=(0.0, None))
     return best if gain > 0 else None
 

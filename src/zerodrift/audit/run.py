@@ -126,6 +126,10 @@ class Audit:
             fidelity_result.record.status,
         ):
             causes = self._diagnose(measurements, table, floor, gates, rng)
+        if len(measurements) > 1 and fidelity_result.record.status is Outcome.FAIL and not causes:
+            # Numbers are right, samples are not, and no account of the sampler says how.
+            says = fidelity_result.record.says
+            causes = (found("semantic/sampling-bias", self.engine.name, "sampling", says),)
         about_itself = self._consistency(gates, semantic=any(c.cause.startswith("semantic/") for c in causes))
         # Where no Δ could be compared, nothing that the engine says of itself is known to be as large.
         mean = float(parity_result.record.evidence.get("mean", math.inf))

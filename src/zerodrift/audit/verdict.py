@@ -40,9 +40,9 @@ def attributed(attribution: Attribution, engine: str, shape: str) -> tuple[Cause
         evidence = (
             f"no account brings Δ to the floor (median {attribution.residual_sigmas:.1f} σ left): {shape}"
         )
-        causes.insert(
-            0, found("unexplained", engine, "attribution", evidence, explained=0.0, interval=(0.0, 0.0))
-        )
+        unnamed = found("unexplained", engine, "attribution", evidence, explained=0.0, interval=(0.0, 0.0))
+        # What explains less than half is a hint, not a name.
+        return (unnamed, *(msgspec.structs.replace(cause, gating=False) for cause in causes))
     return tuple(causes)
 
 

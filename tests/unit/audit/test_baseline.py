@@ -33,6 +33,8 @@ class Facts:
 class Pretender:
     """Has what `record` needs of a reference; its numbers are functions of seed and position."""
 
+    max_model_len = 1024
+
     spec = "testbed:none"
     facts = Facts()
     kind = LogprobKind.PROCESSED
@@ -234,3 +236,14 @@ def test_a_header_alone_is_a_beginning(tmp_path: Path, path: Path) -> None:
         writer.write(read_header(path))
     assert record(Pretender(), PROMPTS, SAMPLING, other) == 11
     assert other.read_bytes() == path.read_bytes()
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_the_file_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "base.jsonl"
+    long = Prompt((1,) * 1024)
+    with pytest.raises(InvalidPrompt, match=r"prompt 1 has 1024 tokens, .* a context of 1024"):
+        record(Pretender(), [PROMPTS[0], long], SAMPLING, path)
+    assert not path.exists()
+    with pytest.raises(InvalidSampling, match="the seed is None"):
+        record(Pretender(), PROMPTS, msgspec.structs.replace(SAMPLING, seed=None), path)
+    assert not path.exists()

@@ -163,6 +163,7 @@ BAD_LINES: list[tuple[bytes, str]] = [
     (b'"text"', "no `prompt`"),
     (b"5", "no `prompt`"),
     (b"{}", "no `prompt`"),
+    (b'{"prompt": [5], "messages": []}', "both `prompt` and `messages`"),
     (b'{"text": "hi"}', "no `prompt`"),
     (b'{"prompt": null}', "no `prompt`"),
     (b'{"prompt": []}', "no `prompt`"),

@@ -177,3 +177,13 @@ def test_a_tokenizer_that_transformers_refuses(llama_directory):
 def test_the_public_names():
     assert zd.models.load is load
     assert zd.models.tokenizer is tokenizer
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused_by_name(llama_directory, value):
+    path = llama_directory / "model.safetensors"
+    state = load_file(path)
+    state["model.norm.weight"][3] = value
+    save_file(state, path, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"model\.norm\.weight holds NaN or an infinity"):
+        load(llama_directory)

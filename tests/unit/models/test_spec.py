@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from zerodrift.core.errors import ModelNotFound
+from zerodrift.core.errors import InvalidValue, ModelNotFound
 from zerodrift.models.spec import builtin_name, directory_of
 
 
@@ -44,3 +44,14 @@ def test_a_weight_file_is_not_its_directory(tmp_path):
     file.touch()
     with pytest.raises(ModelNotFound, match="is a file; give the directory"):
         directory_of(file)
+
+
+@pytest.mark.parametrize("spec", [None, 5, b"testbed:llama", ["testbed:llama"]])
+def test_a_model_is_named_by_text_or_a_path(spec):
+    with pytest.raises(InvalidValue, match="give a directory, or a built-in"):
+        builtin_name(spec)
+
+
+def test_capital_letters_are_forgiven_in_the_hint():
+    with pytest.raises(ModelNotFound, match="did you mean 'testbed:llama'"):
+        builtin_name("testbed:LLAMA")
