@@ -13,7 +13,7 @@ import torch
 
 from zerodrift.core.completion import LogprobKind, Problem
 from zerodrift.core.errors import InvalidSampling, NonFinite, ZerodriftError
-from zerodrift.core.request import SamplingParams
+from zerodrift.core.request import SHAPING, SamplingParams
 from zerodrift.engine.plan import Draw, Drawn, Scored
 from zerodrift.exact.logprobs import processed
 from zerodrift.exact.normalisation import log_softmax
@@ -52,18 +52,8 @@ class LogprobsMode(StrEnum):
         return self.value.endswith("logits")
 
 
-_SHAPING = attrgetter(
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "stop_token_ids",
-    "logprobs",
-)
+# Rows with the same of these are processed together.
+_GROUPED_BY = attrgetter(*SHAPING, "stop_token_ids", "logprobs")
 
 
 class Sampler:
@@ -82,9 +72,7 @@ class Sampler:
         groups: dict[object, list[int]] = {}
         for index, draws in enumerate(rows):
             if finite[index]:
-                params = draws[0].sampling
-                key = (_SHAPING(params), tuple(sorted(params.logit_bias.items())))
-                groups.setdefault(key, []).append(index)
+                groups.setdefault(_GROUPED_BY(draws[0].sampling), []).append(index)
             else:
                 problem = _problem(
                     NonFinite,
