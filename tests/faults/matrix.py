@@ -55,6 +55,8 @@ TESTBEDS = ("testbed:llama", "testbed:qwen2", "testbed:qwen3", "testbed:mistral"
 VALIDATION = ValidationConfig(num_prompts=24, equivalence_trials=32, max_tokens=24)
 # What only the samples show needs more of them: of a nucleus of 0.95 that reports its full mass, 1,200 to 2,300 tokens.
 MANY_SAMPLES = ValidationConfig(num_prompts=24, equivalence_trials=96, max_tokens=32)
+SAMPLES_ONLY = ("semantic/truncation-mass:top-p-0.95-full-mass", "semantic/sampling-bias:hotter-1.2")
+"""Faults that leave every reported number right."""
 SAMPLING = SamplingParams(temperature=0.7)
 
 # Causes that the data of one audit cannot tell apart; docs/attribution.md says why, and which probe would.
@@ -103,7 +105,7 @@ def judge(
 def run_fault(fault: Fault, spec: str, scratch: Path, size: ValidationConfig | None = None) -> Row | None:
     """Audit an engine with the fault; None where it does not apply to the model."""
     if size is None:
-        size = MANY_SAMPLES if fault.kind is Layer.SEMANTIC else VALIDATION
+        size = MANY_SAMPLES if fault.spec in SAMPLES_ONLY else VALIDATION
     if Need.GENERATION_DEFAULTS in fault.needs:
         spec_path = str(write_model_with_defaults(spec, scratch / "model"))
     else:

@@ -104,9 +104,9 @@ class Costs:
 
     def z(self, account: Account) -> float:
         """How far the samples are from the distribution they would have been drawn from."""
-        prediction = self.prediction(account)
-        steps = prediction.sampled + prediction.entropy
-        return float(steps.sum() / np.sqrt(max(float(prediction.variance.sum()), 1e-12)))
+        entropy, variance = self.evaluator.surprise(account)
+        steps = self.prediction(account).sampled + entropy
+        return float(steps.sum() / np.sqrt(max(float(variance.sum()), 1e-12)))
 
     def at_floor(self, account: Account) -> bool:
         """Nine in ten tokens are predicted to within rounding, and none is far from it.

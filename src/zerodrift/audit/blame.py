@@ -17,7 +17,7 @@ import numpy as np
 from zerodrift.audit import verdict as judging
 from zerodrift.audit.counterfactual.binding import find_misbound
 from zerodrift.audit.diagnose import Suspect, diagnose
-from zerodrift.audit.floor import Floor, Passage, measure_floor
+from zerodrift.audit.floor import Floor, Passage, measure_floor, some_of
 from zerodrift.audit.measure import Floats, Measurement, TokenTable, measure, tabulate
 from zerodrift.audit.probes.parity import Gates, gates_for
 from zerodrift.audit.probes.result import ProbeResult, found
@@ -27,7 +27,7 @@ from zerodrift.audit.recorded.sides import Side, Sides, agree, judge_numbers, ju
 from zerodrift.audit.recorded.timeline import Selection, Timeline, observer, timeline
 from zerodrift.audit.recorded.trainer import as_trainer, trainer_causes
 from zerodrift.audit.recorded.weights import Suspected, compare_weights
-from zerodrift.audit.run import DTYPES, FLOOR_SHARE, LEAST_FLOOR_SEQUENCES, Progress, Silent
+from zerodrift.audit.run import DTYPES, Progress, Silent
 from zerodrift.audit.shape import describe, shape
 from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.backends.teacher import Layout, Teacher
@@ -128,14 +128,11 @@ class Blame:
         stop_ids = self.reference.facts.eos_token_ids
         observed = [observer(stop_ids)(rollout) for rollout in rollouts]
         self.progress.stage("score")
-        measurements = []
-        for item in measure(self.reference.teacher, observed, stop_ids):
-            measurements.append(item)
-            self.progress.step(len(measurements), len(observed))
+        measurements = measure(self.reference.teacher, observed, stop_ids, self.progress.step)
         self.progress.stage("floor")
-        count = max(LEAST_FLOOR_SEQUENCES, len(rollouts) // FLOOR_SHARE)
-        chosen = rollouts[:: max(1, len(rollouts) // count)]
-        passages = [Passage(rollout.prompt + rollout.output, len(rollout.prompt)) for rollout in chosen]
+        passages = some_of(
+            [Passage(rollout.prompt + rollout.output, len(rollout.prompt)) for rollout in rollouts]
+        )
         return measurements, measure_floor(self.reference.model, passages, DTYPES[self.precision])
 
     def _record(

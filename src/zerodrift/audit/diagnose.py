@@ -24,7 +24,7 @@ from zerodrift.audit.counterfactual.path import (
     path_variants,
 )
 from zerodrift.audit.counterfactual.semantic import Expected, hidden_hypotheses, told_hypotheses
-from zerodrift.audit.floor import Floor, Passage, measure_floor
+from zerodrift.audit.floor import ROUGHLY, Floor, Passage, measure_floor
 from zerodrift.audit.measure import Measurement
 from zerodrift.audit.probes.parity import Gates
 from zerodrift.backends import variants
@@ -39,8 +39,10 @@ FEW_TOKENS = 240
 ROUNDING_CASES = 2
 SCOUTS = 3
 """Every prompt and path is tried on so many of the worst sequences first, …"""
-SHORTLIST = 6
-"""… and so many of the best go on to all: of forty forwards, few are worth their price on every case."""
+MEANING_SCOUTS = 8
+"""… every meaning on so many, because a parameter that acts on few tokens must be seen, …"""
+SHORTLIST = 4
+"""… and so many of the best go on to all: of eighty candidates, few are worth their price on every case."""
 
 
 class Suspect(NamedTuple):
@@ -66,8 +68,9 @@ def diagnose(
     model, facts = suspect.model, suspect.facts
     width = model.config.vocab_size * torch.float32.itemsize
     many = choose_cases(measurements, floor, gates, min(MOST_TOKENS, max(200, ROW_BYTES // width)), rng)
-    meaning = Costs(Evaluator(many, path_forwards(model, {}), stop_ids=facts.eos_token_ids))
-    attribution = attribute(meaning, partial(_meanings, meaning, facts.generation_defaults), rng)
+    as_is = partial(Evaluator, forwards=path_forwards(model, {}), stop_ids=facts.eos_token_ids)
+    meaning = Meaning(Costs(as_is(many)), Costs(as_is(many[:MEANING_SCOUTS])), facts.generation_defaults)
+    attribution = attribute(meaning.costs, meaning.propose, rng)
     if attribution.explained_to_floor:
         return attribution
     few = choose_cases(measurements, floor, gates, FEW_TOKENS, rng)
@@ -85,16 +88,36 @@ def diagnose(
         },
     )
     everything, scouts = Costs(evaluator(few)), Costs(evaluator(few[:SCOUTS]))
-    meanings = partial(_meanings, everything, facts.generation_defaults)
+    meaning = Meaning(everything, Costs(evaluator(few[:MEANING_SCOUTS])), facts.generation_defaults)
 
     def propose(account: Account) -> list[Hypothesis]:
         """Meanings, prompts and paths together, so that none is explained away by a poorer account of another."""
         if everything.at_floor(account):
-            return meanings(account)
+            return meaning.propose(account)
         elsewhere = [*context_hypotheses(account, edits), *path_hypotheses(account, paths)]
-        return [*meanings(account), *shortlist(scouts, elsewhere)]
+        return [*meaning.propose(account), *shortlist(scouts, elsewhere)]
 
     return attribute(everything, propose, rng)
+
+
+class Meaning(NamedTuple):
+    """Proposes what needs no other forward: told where Δ is off, hidden where only the samples are."""
+
+    costs: Costs
+    scouts: Costs
+    defaults: Mapping[str, float]
+
+    def propose(self, account: Account) -> list[Hypothesis]:
+        """Changes of meaning that may be worth their price."""
+        costs = self.costs
+        expected = Expected(costs.evaluator.cases[0].requested.temperature, self.defaults)
+        if costs.at_floor(account):
+            # Samples say little about each token: what they do say takes all of them.
+            return list(hidden_hypotheses(account, costs.total, expected))
+        return [
+            *shortlist(self.scouts, list(told_hypotheses(account, self.scouts.total, expected))),
+            *bias_hypotheses(account, costs.residual(account), costs.evaluator.tokens, costs.total),
+        ]
 
 
 def shortlist(scouts: Costs, hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
@@ -105,7 +128,7 @@ def shortlist(scouts: Costs, hypotheses: Sequence[Hypothesis]) -> list[Hypothesi
 def _coarse_floor(model: Any, cases: Sequence[Case], dtype: str) -> Callable[[], Floor]:
     """The floor in `dtype`, measured on a few cases when it is first asked for."""
     passages = [Passage(case.prompt + case.output, len(case.prompt)) for case in cases[:ROUNDING_CASES]]
-    return cache(lambda: measure_floor(model, passages, dtype))
+    return cache(lambda: measure_floor(model, passages, dtype, ROUGHLY))
 
 
 def _rounding(floor: Callable[[], Floor], cases: Sequence[Case]) -> np.ndarray:
@@ -159,14 +182,3 @@ def _fill(order: Iterable[int], cases: Sequence[Case], budget: int) -> set[int]:
         chosen.add(index)
         budget -= len(cases[index].output)
     return chosen
-
-
-def _meanings(costs: Costs, defaults: Mapping[str, float], account: Account) -> list[Hypothesis]:
-    """What needs no other forward: told where Δ is off, hidden where only the samples are."""
-    expected = Expected(costs.evaluator.cases[0].requested.temperature, defaults)
-    if costs.at_floor(account):
-        return list(hidden_hypotheses(account, costs.total, expected))
-    return [
-        *told_hypotheses(account, costs.total, expected),
-        *bias_hypotheses(account, costs.residual(account), costs.evaluator.tokens, costs.total),
-    ]

@@ -21,13 +21,13 @@ import numpy as np
 
 from zerodrift import models
 from zerodrift.audit import baseline as recording
-from zerodrift.audit.floor import Passage, measure_floor
+from zerodrift.audit.floor import measure_floor, some_of
 from zerodrift.audit.measure import Observed, measure
 from zerodrift.audit.observe import BATCH
 from zerodrift.audit.plan import parity_requests
 from zerodrift.audit.probes.parity import LEAST_TOKENS, gates_for
 from zerodrift.audit.prompts import tokenise
-from zerodrift.audit.run import DTYPES, FLOOR_SHARE, LEAST_FLOOR_SEQUENCES
+from zerodrift.audit.run import DTYPES
 from zerodrift.audit.session import precision_of
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
@@ -197,11 +197,7 @@ class EquivalenceValidator:
 
     def _gate(self, observed: Sequence[Observed]) -> float:
         precision = self._precision or precision_of(self.engine.fingerprint())
-        step = max(1, len(observed) // max(LEAST_FLOOR_SEQUENCES, len(observed) // FLOOR_SHARE))
-        passages = [
-            Passage(item.completion.sequence, len(item.completion.prompt_token_ids))
-            for item in observed[::step]
-        ]
+        passages = some_of([item.passage for item in observed])
         floor = measure_floor(self.reference.model, passages, DTYPES[precision])
         return gates_for(PROFILES[precision].gate, floor).mean
 

@@ -21,6 +21,12 @@ Floats = NDArray[np.float64]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 REPORT_EPSILON = 2.0**-24
 """Engines report fp32 numbers; half a unit in the last place of a logprob near 1."""
+SHARE = 8
+"""The floor is measured on one sequence in so many, eight variants each: one more scoring pass in all."""
+LEAST_SEQUENCES = 6
+ROUGHLY = 4
+"""Variants that tell how coarse another precision would be. The first four differ in attention and in batch layout,
+and take no more than a forward for each sequence."""
 BINS = 8
 """σ of a token that was not re-scored is read off a curve over log p with this many points."""
 
@@ -69,10 +75,18 @@ def equivalent_teachers(model: Any, precision: str) -> list[Teacher]:
     ]
 
 
-def measure_floor(model: Any, sequences: Sequence[Passage], precision: str) -> Floor:
+def some_of(passages: Sequence[Passage]) -> Sequence[Passage]:
+    """As many as the floor is measured on, evenly from first to last."""
+    count = max(LEAST_SEQUENCES, len(passages) // SHARE)
+    return passages[:: max(1, len(passages) // count)]
+
+
+def measure_floor(
+    model: Any, sequences: Sequence[Passage], precision: str, most_variants: int | None = None
+) -> Floor:
     """Score `sequences` in every variant, and compare with the model's own precision."""
     exact = _score(Teacher(model, layout=Layout.PADDED), sequences)
-    teachers = equivalent_teachers(model, precision)
+    teachers = equivalent_teachers(model, precision)[:most_variants]
     deviations = np.stack([_score(teacher, sequences) - exact for teacher in teachers])
     per_token = np.sqrt((deviations**2).mean(axis=0))
     order = np.argsort(exact)
@@ -89,11 +103,5 @@ def measure_floor(model: Any, sequences: Sequence[Passage], precision: str) -> F
 
 
 def _score(teacher: Teacher, sequences: Sequence[Passage]) -> Floats:
-    rows = teacher.logits([item.ids for item in sequences], [item.start for item in sequences])
-    scored = []
-    for item, logits_TV in zip(sequences, rows, strict=True):
-        wide_TV = logits_TV if logits_TV.dtype is torch.float64 else logits_TV.float()
-        logprobs_TV = torch.log_softmax(wide_TV, dim=-1)
-        tokens = torch.tensor(item.ids[item.start :])
-        scored.append(logprobs_TV[torch.arange(len(tokens)), tokens].double().numpy())
-    return np.concatenate(scored)
+    scores = teacher.logprobs([item.ids for item in sequences], [item.start for item in sequences])
+    return torch.cat(list(scores)).double().numpy()

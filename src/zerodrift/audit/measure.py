@@ -4,7 +4,7 @@
 reduced to a handful of numbers per token as they come: a run of 10,000 prompts × 256 tokens holds 150 MB.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zerodrift.audit.floor import Floor
+from zerodrift.audit.floor import Floor, Passage
 from zerodrift.backends.teacher import Teacher
 from zerodrift.core.completion import Completion
 from zerodrift.core.request import SamplingParams
@@ -27,6 +27,11 @@ class Observed(NamedTuple):
 
     completion: Completion
     requested: SamplingParams
+
+    @property
+    def passage(self) -> Passage:
+        """The whole sequence, to be scored from the first output token on."""
+        return Passage(self.completion.sequence, len(self.completion.prompt_token_ids))
 
 
 class Measurement(NamedTuple):
@@ -57,14 +62,17 @@ def measure(
     teacher: Teacher,
     observed: Sequence[Observed],
     stop_ids: Sequence[int],
-    progress: Callable[[int], None] = lambda _: None,
-) -> Iterator[Measurement]:
-    """Score every observed sequence as it was sent, in order."""
-    sequences = [item.completion.sequence for item in observed]
-    starts = [len(item.completion.prompt_token_ids) for item in observed]
-    for item, logits_TV in zip(observed, teacher.logits(sequences, starts), strict=True):
-        yield _measure(item, logits_TV, stop_ids)
-        progress(len(item.completion.token_ids))
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Measurement]:
+    """Score every observed sequence as it was sent; what comes back is in the same order."""
+    sequences, starts = zip(*(item.passage for item in observed), strict=True) if observed else ((), ())
+    total, done = sum(len(item.completion.token_ids) for item in observed), 0
+    found: dict[int, Measurement] = {}
+    for index, logits_TV in teacher.shortest_first(sequences, starts):
+        found[index] = _measure(observed[index], logits_TV, stop_ids)
+        done += len(observed[index].completion.token_ids)
+        progress(done, total)
+    return [found[index] for index in range(len(observed))]
 
 
 def _measure(item: Observed, logits_TV: torch.Tensor, stop_ids: Sequence[int]) -> Measurement:

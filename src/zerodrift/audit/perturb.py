@@ -43,12 +43,8 @@ class GroupedWeights:
         teacher = Teacher(model, layout=Layout.PADDED)
         sequences = [completion.sequence for completion in completions]
         starts = [len(completion.prompt_token_ids) for completion in completions]
-        scores = []
-        for completion, logits_TV in zip(completions, teacher.logits(sequences, starts), strict=True):
-            logprobs_TV = torch.log_softmax(logits_TV, dim=-1)
-            rows = torch.arange(len(completion.token_ids))
-            scores.append(logprobs_TV[rows, torch.tensor(completion.token_ids)].double().numpy())
-        return np.concatenate(scores)
+        scores: Floats = torch.cat(list(teacher.logprobs(sequences, starts))).double().numpy()
+        return scores
 
     def without(self, grouping: Grouping, groups: Sequence[str]) -> Any:
         """The new model with some groups left at their old values."""

@@ -13,10 +13,14 @@ PAIRED_EVERY = 8
 SEED_STRIDE = 16
 """vLLM draws sample i with seed + i: seeds of neighbouring requests must lie further apart than n."""
 PROBE_REQUESTS = 6
+PROBE_TOKENS = 8
+"""Of each, asked for one at a time: the probes of self-consistency are a third of a small audit's cost."""
 SYNC_REQUESTS = 8
 """One for each of eight replicas that are served in turn."""
 LONG_PROMPT = 300
 """Longer than two of the largest cache blocks in use (128 tokens, vLLM on CPU)."""
+UNCACHED_PROMPT = 120
+"""Where no cached token is ever reported there is no block to fill."""
 SHORTER_BY = 7
 """Each probe is shorter than the one before by this, so that no two end at the same place of a block."""
 
@@ -38,25 +42,25 @@ def parity_requests(
 def probe_requests(
     vocab_size: int,
     max_model_len: int,
-    max_tokens: int,
     special: Sequence[int],
     seed: int,
     count: int = PROBE_REQUESTS,
+    longest: int = LONG_PROMPT,
 ) -> list[Request]:
     """Long prompts of random ids at temperature 1: for caches, batches and weight updates."""
     rng = np.random.default_rng(seed)
     allowed = np.setdiff1d(np.arange(vocab_size), np.array(special, dtype=np.int64))
-    length = min(LONG_PROMPT, max_model_len - max_tokens - 1)
+    length = min(longest, max_model_len - PROBE_TOKENS - 1)
     least = SHORTER_BY * (count - 1) + 1
     if length < least:
         raise InvalidPrompt(
-            f"a context of {max_model_len} leaves {length} tokens beside max_tokens={max_tokens} and one more, and "
-            f"probes need prompts of {least}; lower max_tokens, or give the engine a longer context"
+            f"a context of {max_model_len} leaves {length} tokens beside {PROBE_TOKENS} that are answered and one more, "
+            f"and probes need prompts of {least}; give the engine a longer context"
         )
     return [
         Request(
             Prompt(tuple(rng.choice(allowed, length - SHORTER_BY * number).tolist())),
-            SamplingParams(temperature=1.0, max_tokens=max_tokens, seed=_seed(seed + number)),
+            SamplingParams(temperature=1.0, max_tokens=PROBE_TOKENS, seed=_seed(seed + number)),
         )
         for number in range(count)
     ]

@@ -17,11 +17,18 @@ import numpy as np
 from zerodrift.audit import verdict as judging
 from zerodrift.audit.counterfactual.binding import find_misbound
 from zerodrift.audit.diagnose import Suspect, diagnose
-from zerodrift.audit.floor import Floor, Passage, measure_floor
+from zerodrift.audit.floor import Floor, measure_floor, some_of
 from zerodrift.audit.measure import Measurement, Observed, TokenTable, measure, tabulate
 from zerodrift.audit.observe import observe
 from zerodrift.audit.perturb import GroupedWeights, perturbed, write_checkpoint
-from zerodrift.audit.plan import PROBE_REQUESTS, SYNC_REQUESTS, parity_requests, probe_requests
+from zerodrift.audit.plan import (
+    LONG_PROMPT,
+    PROBE_REQUESTS,
+    SYNC_REQUESTS,
+    UNCACHED_PROMPT,
+    parity_requests,
+    probe_requests,
+)
 from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.probes.given import given_tokens, recorded_in, same_reference, sampled_by
@@ -30,7 +37,7 @@ from zerodrift.audit.probes.result import ProbeResult, found, not_judged
 from zerodrift.audit.probes.sync import Update, weight_sync
 from zerodrift.audit.probes.trainer import trainer
 from zerodrift.audit.shape import describe, shape
-from zerodrift.backends.base import Backend
+from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
 from zerodrift.config.validation import ValidationConfig
@@ -43,9 +50,6 @@ from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
 
 DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP8: "bfloat16"}
-FLOOR_SHARE = 8
-"""The floor is measured on one sequence in so many, eight variants each: one more scoring pass in all."""
-LEAST_FLOOR_SEQUENCES = 6
 GIVEN_SEQUENCES = 8
 
 
@@ -165,26 +169,13 @@ class Audit:
         return [contract(rollouts, self.engine.name, self.reference.facts)], rollouts
 
     def _floor(self, observed: Sequence[Observed]) -> Floor:
-        count = max(LEAST_FLOOR_SEQUENCES, len(observed) // FLOOR_SHARE)
-        step = max(1, len(observed) // count)
-        passages = [
-            Passage(item.completion.sequence, len(item.completion.prompt_token_ids))
-            for item in observed[::step]
-        ]
-        return measure_floor(self.reference.model, passages, DTYPES[self.precision])
+        passages = [item.passage for item in observed]
+        return measure_floor(self.reference.model, some_of(passages), DTYPES[self.precision])
 
     def _measure(self, observed: Sequence[Observed]) -> list[Measurement]:
         self.progress.stage("score")
-        done = 0
-        total = sum(len(item.completion.token_ids) for item in observed)
-
-        def advance(tokens: int) -> None:
-            nonlocal done
-            done += tokens
-            self.progress.step(done, total)
-
         stop_ids = self.reference.facts.eos_token_ids
-        return list(measure(self.reference.teacher, observed, stop_ids, advance))
+        return measure(self.reference.teacher, observed, stop_ids, self.progress.step)
 
     def _diagnose(
         self,
@@ -249,7 +240,9 @@ class Audit:
         facts = self.reference.facts
         room = min(self.engine.max_model_len, facts.context_length)
         special = self.reference.tokenizer.all_special_ids
-        return probe_requests(facts.vocab_size, room, 16, special, seed, count)
+        cached = Capability.CACHED_TOKENS in self.engine.capabilities
+        longest = LONG_PROMPT if cached else UNCACHED_PROMPT
+        return probe_requests(facts.vocab_size, room, special, seed, count, longest)
 
     def _trainer(self, measurements: Sequence[Measurement], gates: Gates) -> ProbeResult:
         assert self.trainer is not None, "asked only with a trainer"

@@ -27,7 +27,7 @@ class Layout(StrEnum):
     CHUNKED = "chunked"
     """One sequence in chunks over a KV cache, as an engine prefills it."""
     DECODED = "decoded"
-    """The prompt at once and the rest token by token, as an engine decodes it."""
+    """Several prompts at once, padded on the left, and the rest token by token, as an engine decodes it."""
 
 
 class Teacher:
@@ -57,12 +57,21 @@ class Teacher:
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Raw logprobs of tokens 1… of each sequence, in fp64 or fp32 as the model is."""
-        starts = [1] * len(sequences)
-        scores = []
-        for ids, logits_TV in zip(sequences, self.logits(sequences, starts), strict=True):
-            logprobs_TV = torch.log_softmax(_wide(logits_TV), dim=-1)
-            scores.append(logprobs_TV[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].tolist())
-        return scores
+        return [scores.tolist() for scores in self.logprobs(sequences, [1] * len(sequences))]
+
+    def logprobs(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[torch.Tensor]:
+        """For each sequence, in order, the raw logprobs of tokens `start`… to the last, in at least fp32."""
+        rows = self.logits(sequences, starts)
+        for ids, start, logits_TV in zip(sequences, starts, rows, strict=True):
+            yield entries(logits_TV, ids[start:])
+
+    def shortest_first(
+        self, sequences: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Which sequence, and its rows: in the order given, half of what padded batches compute is padding."""
+        order = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
+        rows = self.logits([sequences[index] for index in order], [starts[index] for index in order])
+        yield from zip(order, rows, strict=True)
 
     def logits(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[torch.Tensor]:
         """For each sequence, in order, the rows that predict tokens `start`… to the last."""
@@ -70,7 +79,9 @@ class Teacher:
             self._check(ids, start)
         if self.layout is Layout.PADDED:
             yield from self._padded(sequences, starts)
-        elif self.layout in (Layout.CHUNKED, Layout.DECODED):
+        elif self.layout is Layout.DECODED:
+            yield from self._decoded(sequences, starts)
+        elif self.layout is Layout.CHUNKED:
             for ids, start in zip(sequences, starts, strict=True):
                 yield self.continued(ids, start, self.model, 0)
         else:
@@ -90,11 +101,8 @@ class Teacher:
                 f"the first {split} of {len(ids)} tokens cannot be cached; count from 0 to all"
             )
         cache, rows = None, []
-        cuts = {
-            Layout.CHUNKED: range(split, len(ids), self.chunk),
-            Layout.DECODED: range(max(start, split), len(ids)),
-        }
-        bounds = sorted({0, split, *cuts.get(self.layout, ()), len(ids)})
+        cuts = range(split, len(ids), self.chunk) if self.layout is Layout.CHUNKED else ()
+        bounds = sorted({0, split, *cuts, len(ids)})
         for begin, end in pairwise(bounds):
             model = earlier if end <= split else self.model
             output = self._forward(
@@ -122,6 +130,37 @@ class Teacher:
             output = self._forward(ids_BL, attention_mask=mask_BL, logits_to_keep=longest - first, **options)
             for row, ids in enumerate(group):
                 yield output.logits[row, starts[begin + row] - 1 - first : len(ids) - 1 - first]
+
+    def _decoded(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[torch.Tensor]:
+        for begin, end in self._batches([len(ids) for ids in sequences]):
+            group, first = sequences[begin:end], starts[begin:end]
+            longest = max(first)
+            ids_BL = torch.zeros(len(group), longest, dtype=torch.long)
+            mask_BL = torch.zeros_like(ids_BL)
+            for row, (ids, start) in enumerate(zip(group, first, strict=True)):
+                ids_BL[row, longest - start :] = torch.tensor(list(ids[:start]))
+                mask_BL[row, longest - start :] = 1
+            cache, steps = None, []
+            for step in range(max(len(ids) - start for ids, start in zip(group, first, strict=True))):
+                if step:
+                    # A sequence that has ended goes on with its last token; its rows are not read.
+                    at = [min(start + step, len(ids)) - 1 for ids, start in zip(group, first, strict=True)]
+                    ids_BL = torch.tensor([[ids[index]] for ids, index in zip(group, at, strict=True)])
+                    mask_BL = torch.cat([mask_BL, torch.ones_like(ids_BL)], dim=-1)
+                positions_BL = (mask_BL.cumsum(dim=-1) - 1).clamp(min=0)[:, -ids_BL.shape[1] :]
+                output = self._forward(
+                    ids_BL,
+                    attention_mask=mask_BL,
+                    position_ids=positions_BL,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
+                cache = output.past_key_values
+                steps.append(output.logits[:, -1])
+            rows_BTV = torch.stack(steps, dim=1)
+            for row, (ids, start) in enumerate(zip(group, first, strict=True)):
+                yield rows_BTV[row, : len(ids) - start]
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Consecutive groups of at most `batch` sequences whose logits stay below LOGIT_BYTES."""
@@ -160,6 +199,7 @@ class Teacher:
                 )
 
 
-def _wide(logits_TV: torch.Tensor) -> torch.Tensor:
-    """At least fp32: a softmax over bf16 logits in bf16 would measure itself."""
-    return logits_TV if logits_TV.dtype is torch.float64 else logits_TV.float()
+def entries(logits_TV: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+    """Raw logprobs of `tokens`, one of each row, in at least fp32: a softmax in bf16 would measure itself."""
+    wide_TV = logits_TV if logits_TV.dtype is torch.float64 else logits_TV.float()
+    return torch.log_softmax(wide_TV, dim=-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]

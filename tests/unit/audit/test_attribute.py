@@ -289,8 +289,8 @@ def test_costs_by_hand(chain: Callable[[Any], Any]) -> None:
 
 def test_z_is_that_of_the_martingale(chain: Callable[[Any], Any]) -> None:
     costs = Costs(Evaluator(Engine(at(0.4), ASKED).cases(), {VANILLA: chain(TABLE)}))
-    prediction = costs.prediction(Account())
-    steps = prediction.sampled + prediction.entropy
-    assert costs.z(Account()) == pytest.approx(steps.sum() / np.sqrt(prediction.variance.sum()))
+    entropy, variance = costs.evaluator.surprise(Account())
+    steps = costs.prediction(Account()).sampled + entropy
+    assert costs.z(Account()) == pytest.approx(steps.sum() / np.sqrt(variance.sum()))
     assert costs.z(Account()) > 5
     assert abs(costs.z(Account(sampling={"temperature": 0.4}))) < 3

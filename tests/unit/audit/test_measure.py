@@ -83,10 +83,10 @@ def test_an_engine_in_fp32_is_measured_as_it_reported(llama: ReferenceBackend) -
 
 
 def test_progress_counts_tokens_and_order_is_kept(llama: ReferenceBackend, completion: Make) -> None:
-    seen: list[int] = []
+    seen: list[tuple[int, int]] = []
     observed = [Observed(completion(PROMPT, OUTPUT[:length]), SamplingParams()) for length in (1, 4, 2)]
-    measured = list(measure(llama.teacher, observed, (), seen.append))
-    assert seen == [1, 4, 2]
+    measured = measure(llama.teacher, observed, (), lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 7), (3, 7), (7, 7)], "the shortest is scored first"
     assert [item.observed for item in measured] == observed
 
 

@@ -1,6 +1,13 @@
 import pytest
 
-from zerodrift.audit.plan import LONG_PROMPT, PAIRED_EVERY, PROBE_REQUESTS, parity_requests, probe_requests
+from zerodrift.audit.plan import (
+    LONG_PROMPT,
+    PAIRED_EVERY,
+    PROBE_REQUESTS,
+    PROBE_TOKENS,
+    parity_requests,
+    probe_requests,
+)
 from zerodrift.core.errors import InvalidPrompt
 from zerodrift.core.request import MAX_SEED, Prompt, SamplingParams
 
@@ -40,24 +47,24 @@ def test_a_plan_is_a_pure_function() -> None:
     assert parity_requests(PROMPTS, SamplingParams(), 9, 1) != parity_requests(
         PROMPTS, SamplingParams(), 9, 2
     )
-    assert probe_requests(512, 1024, 16, (0,), 1) == probe_requests(512, 1024, 16, (0,), 1)
-    assert probe_requests(512, 1024, 16, (0,), 1) != probe_requests(512, 1024, 16, (0,), 2)
+    assert probe_requests(512, 1024, (0,), 1) == probe_requests(512, 1024, (0,), 1)
+    assert probe_requests(512, 1024, (0,), 1) != probe_requests(512, 1024, (0,), 2)
 
 
 def test_the_largest_seed_is_no_trouble() -> None:
     """Seeds of a plan go round at the end of the range."""
     requests = parity_requests(PROMPTS, SamplingParams(), 20, seed=MAX_SEED)
     assert len({request.sampling.seed for request in requests}) == len(requests)
-    probes = probe_requests(512, 1024, 16, (), seed=MAX_SEED)
+    probes = probe_requests(512, 1024, (), seed=MAX_SEED)
     assert len({request.sampling.seed for request in probes}) == PROBE_REQUESTS
 
 
 @pytest.mark.parametrize("context", [1024, 400, 300, 100, 80])
 def test_probes_fit_into_the_context_and_differ_in_length(context: int) -> None:
-    requests = probe_requests(512, context, 16, (0, 1), seed=5)
+    requests = probe_requests(512, context, (0, 1), seed=5)
     lengths = [len(request.prompt.token_ids) for request in requests]
     assert len(set(lengths)) == len(requests) == PROBE_REQUESTS
-    assert max(lengths) == min(LONG_PROMPT, context - 17)
+    assert max(lengths) == min(LONG_PROMPT, context - PROBE_TOKENS - 1)
     assert min(lengths) >= 1
     for request in requests:
         assert not {0, 1} & set(request.prompt.token_ids)
@@ -65,11 +72,13 @@ def test_probes_fit_into_the_context_and_differ_in_length(context: int) -> None:
         assert len(request.prompt.token_ids) + request.sampling.max_tokens <= context
 
 
-@pytest.mark.parametrize("context", [10, 17, 40, 52])
+@pytest.mark.parametrize("context", [8, 9, 32, 44])
 def test_a_context_that_is_too_short_for_probes(context: int) -> None:
-    with pytest.raises(InvalidPrompt, match=f"context of {context} .* max_tokens=16 .* lower max_tokens"):
-        probe_requests(512, context, 16, (), seed=0)
+    with pytest.raises(
+        InvalidPrompt, match=f"context of {context} .* beside {PROBE_TOKENS} .* longer context"
+    ):
+        probe_requests(512, context, (), seed=0)
 
 
 def test_a_context_that_is_just_long_enough() -> None:
-    assert len(probe_requests(512, 53, 16, (), seed=0)) == PROBE_REQUESTS
+    assert len(probe_requests(512, 45, (), seed=0)) == PROBE_REQUESTS

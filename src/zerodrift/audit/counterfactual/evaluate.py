@@ -57,8 +57,13 @@ class Prediction(NamedTuple):
     """NaN where the account says nothing about a token."""
     sampled: Floats
     """Log-probability of each sampled token under the distribution it would have been drawn from."""
+
+
+class Surprise(NamedTuple):
+    """What sampling by an account would lead one to expect of log p."""
+
     entropy: Floats
-    """Of that distribution."""
+    """Of the distribution that each token would have been drawn from."""
     variance: Floats
     """Of log p under it."""
 
@@ -114,7 +119,7 @@ class Evaluator:
     def predict(self, account: Account) -> Prediction:
         """What `account` says about every token."""
         logits_NV = self.rows(account.context, account.forward)
-        told, drawn, entropy, variance = (np.empty(len(self.reported)) for _ in range(4))
+        told, drawn = np.empty(len(self.reported)), np.empty(len(self.reported))
         # Numbers that do not depend on the sampler are the same for every account about the sampler.
         key = (account.context, account.forward, account.reported, account.pick)
         known = self._told_already.get(key)
@@ -124,8 +129,6 @@ class Evaluator:
             rows_NV = logits_NV if len(members) == len(logits_NV) else logits_NV[members]
             drawn_NV = self._distribution(rows_NV, in_force(account, requested), group)
             drawn[here] = _entries(drawn_NV, self._tokens[members])
-            moments = surprise_moments(drawn_NV)
-            entropy[here], variance[here] = (part.double().numpy() for part in moments)
             if known is None:
                 told_NV = self._told(account, rows_NV, group, drawn_NV)
                 told[here] = self._read(told_NV, account.pick, members)
@@ -136,7 +139,17 @@ class Evaluator:
                 self._told_already[key] = told
         else:
             told = known
-        return Prediction(told, np.maximum(drawn, EXCLUDED_LOGPROB), entropy, variance)
+        return Prediction(told, np.maximum(drawn, EXCLUDED_LOGPROB))
+
+    def surprise(self, account: Account) -> Surprise:
+        """Apart from predictions, because it costs as much as one and few accounts are asked for it."""
+        logits_NV = self.rows(account.context, account.forward)
+        entropy, variance = np.empty(len(self.reported)), np.empty(len(self.reported))
+        for group, (requested, members) in enumerate(self._groups):
+            drawn_NV = self._distribution(logits_NV[members], in_force(account, requested), group)
+            moments = surprise_moments(drawn_NV)
+            entropy[members.numpy()], variance[members.numpy()] = (part.double().numpy() for part in moments)
+        return Surprise(entropy, variance)
 
     def _told(
         self, account: Account, logits_NV: torch.Tensor, group: int, drawn_NV: torch.Tensor

@@ -111,12 +111,8 @@ def path_hypotheses(account: Account, found: Mapping[str, Variant]) -> Iterator[
 
 
 def _forward(teacher: Teacher) -> Forward:
-    """Padded batches of sequences of like length: in the order given, half of what is computed is padding."""
-
     def forward(sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[torch.Tensor]:
-        order = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
-        rows = teacher.logits([sequences[index] for index in order], [starts[index] for index in order])
-        found = dict(zip(order, rows, strict=True))
+        found = dict(teacher.shortest_first(sequences, starts))
         return [found[index] for index in range(len(sequences))]
 
     return forward

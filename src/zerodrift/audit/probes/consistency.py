@@ -48,11 +48,13 @@ class SelfConsistency:
         return scored(self.reference, [completion.sequence for completion in self.alone], "the reference")
 
     def repeat(self) -> ProbeResult:
-        """The same requests, one at a time, twice."""
+        """Half of the requests, one at a time, once more."""
         if Capability.SEED not in self.engine.capabilities:
             return not_judged("repeat", "the engine takes no seed, so samples cannot be repeated")
-        again = _alone(self.engine, self._cold("again"))
-        return self._compare("repeat", "path/nondeterminism", self.alone, again)
+        half = (len(self.requests) + 1) // 2
+        once = self.alone[:half]
+        again = _alone(self.engine, self._cold("again")[:half])
+        return self._compare("repeat", "path/nondeterminism", once, again)
 
     def batch(self) -> ProbeResult:
         """The same requests, one at a time and all together, with a cold cache both times."""

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
@@ -28,7 +27,7 @@ from zerodrift.audit.perturb import GROUPINGS, GroupedWeights
 from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
 from zerodrift.backends.base import Backend, Capability
-from zerodrift.backends.teacher import Teacher
+from zerodrift.backends.teacher import Teacher, entries
 from zerodrift.core.completion import Completion
 from zerodrift.core.errors import BadAnswer
 from zerodrift.core.request import Prompt, Request
@@ -97,7 +96,13 @@ def weight_sync(
         if update.resets_cache:
             engine.reset_cache()
         cached = _see(weights, _generate(engine, requests))
-        fresh = _see(weights, _generate(engine, [_salted(request, NEW) for request in requests]))
+        # Where no salt keeps a request out of the cache, asking once more would ask the same.
+        salted = [_salted(request, NEW) for request in requests]
+        fresh = (
+            _see(weights, _generate(engine, salted))
+            if Capability.CACHE_SALT in engine.capabilities
+            else cached
+        )
     finally:
         engine.load_weights(update.before, WeightVersion("audit-a"))
         if Capability.RESET_CACHE in engine.capabilities:
@@ -249,9 +254,8 @@ def _stale_prefix(engine: Backend, weights: GroupedWeights, cached: Seen) -> Cau
 def _replay(teacher: Teacher, earlier: Any, completion: Completion) -> Floats:
     start = len(completion.prompt_token_ids)
     logits_TV = teacher.continued(completion.sequence, start, earlier, completion.cached_tokens or 0)
-    logprobs_TV = torch.log_softmax(logits_TV, dim=-1)
-    rows = torch.arange(len(completion.token_ids))
-    return logprobs_TV[rows, torch.tensor(completion.token_ids)].double().numpy()
+    replayed: Floats = entries(logits_TV, completion.token_ids).double().numpy()
+    return replayed
 
 
 def _see(weights: GroupedWeights, completions: list[Completion]) -> Seen:

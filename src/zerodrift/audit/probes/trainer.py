@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from zerodrift.audit.answers import scored
-from zerodrift.audit.floor import Passage, measure_floor
+from zerodrift.audit.floor import ROUGHLY, Passage, measure_floor
 from zerodrift.audit.probes.parity import LEAST_TOKENS, Gates
 from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous
 from zerodrift.backends.reference import ReferenceBackend
@@ -61,7 +61,7 @@ def _cause(
     if (onset := _onset(gaps, gates)) is not None:
         says = f"scores are right up to position {onset} and wrong from there on"
         return found("trainer/positions", "trainer", NAME, says)
-    coarse = measure_floor(reference.model, [Passage(sequences[n], 1) for n in worst], "bfloat16")
+    coarse = measure_floor(reference.model, [Passage(sequences[n], 1) for n in worst], "bfloat16", ROUGHLY)
     if coarse.mean / 4 <= size <= coarse.mean * 4:
         says = f"mean |Δ| {size:.2g} has the size of bf16 rounding ({coarse.mean:.2g}), also for one sequence alone"
         return found("trainer/autocast", "trainer", NAME, says)

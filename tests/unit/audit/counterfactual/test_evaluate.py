@@ -54,11 +54,11 @@ def test_a_healthy_account_is_the_requested_distribution(make: Make) -> None:
 
 
 def test_entropy_and_variance_are_those_of_the_drawn_distribution(make: Make) -> None:
-    prediction = make().predict(Account())
+    surprise = make().surprise(Account())
     p = np.array([64, 16, 4, 4]) / 88
     entropy = -(p * np.log(p)).sum()
-    assert_allclose(prediction.entropy[0], entropy, rtol=1e-5)
-    assert_allclose(prediction.variance[0], (p * (np.log(p) + entropy) ** 2).sum(), rtol=1e-5)
+    assert_allclose(surprise.entropy[0], entropy, rtol=1e-5)
+    assert_allclose(surprise.variance[0], (p * (np.log(p) + entropy) ** 2).sum(), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,11 @@ def test_the_stop_token_of_a_stopped_output_may_carry_nothing(make: Make) -> Non
 
 
 def test_an_excluded_token_is_as_bad_as_a_prediction_can_be(make: Make) -> None:
-    prediction = make().predict(Account(sampling={"top_k": 1}))
+    evaluator, account = make(), Account(sampling={"top_k": 1})
+    prediction, surprise = evaluator.predict(account), evaluator.surprise(account)
     assert prediction.reported.tolist() == [EXCLUDED_LOGPROB, EXCLUDED_LOGPROB, 0.0]
     assert prediction.sampled.tolist() == [EXCLUDED_LOGPROB, EXCLUDED_LOGPROB, 0.0]
-    assert prediction.entropy.tolist() == prediction.variance.tolist() == [0.0, 0.0, 0.0]
+    assert surprise.entropy.tolist() == surprise.variance.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_another_context_changes_what_the_first_token_looks_back_on(make: Make) -> None:

@@ -204,7 +204,7 @@ def update(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return Update(checkpoint, after, True), GroupedWeights(old, new)
 
 
-REQUESTS = probe_requests(512, 120, 8, (0, 1, 2, 3), seed=1)[:4]
+REQUESTS = probe_requests(512, 120, (0, 1, 2, 3), seed=1)[:4]
 
 
 def push(
