@@ -19,6 +19,11 @@ COMPARABLE = 0.3
 """Two differences within this factor of each other may be one."""
 LEAST_EXPLAINED = 0.5
 """Below this the difference has no name: `unexplained` is the truth."""
+APPROXIMATE = frozenset(
+    {"path/head-precision", "path/body-precision", "path/weight-quantisation", "path/kv-precision"}
+)
+"""Engines round in other places and by other schemes than the account: it explains most of Δ where it is true. Every
+other account is exact where it is true, and brings Δ to the floor."""
 
 
 class Conclusion(NamedTuple):
@@ -34,14 +39,15 @@ def attributed(attribution: Attribution, engine: str, shape: str) -> tuple[Cause
     """Findings as causes; `unexplained` where they leave most of the difference standing."""
     causes = [_as_cause(finding, engine) for finding in attribution.findings]
     explained = attribution.explained_to_floor or any(
-        finding.explained >= LEAST_EXPLAINED for finding in attribution.findings
+        finding.cause in APPROXIMATE and finding.explained >= LEAST_EXPLAINED
+        for finding in attribution.findings
     )
     if not explained:
         evidence = (
             f"no account brings Δ to the floor (median {attribution.residual_sigmas:.1f} σ left): {shape}"
         )
         unnamed = found("unexplained", engine, "attribution", evidence, explained=0.0, interval=(0.0, 0.0))
-        # What explains less than half is a hint, not a name.
+        # What explains a part is a hint, not a name.
         return (unnamed, *(msgspec.structs.replace(cause, gating=False) for cause in causes))
     return tuple(causes)
 

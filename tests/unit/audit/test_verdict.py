@@ -17,6 +17,7 @@ RAW, ROPE, REPEAT, BATCH, DECODE = (
     "path/batch-variance",
     "path/prefill-decode",
 )
+INT4 = "path/weight-quantisation"
 
 
 def cause(name: str, by: str = "attribution", **fields: Any) -> CauseFound:
@@ -109,9 +110,12 @@ def finding(explained: float = 1.0, channel: str = "reported", name: str = RAW) 
         ((), True, []),
         ((), False, ["unexplained"]),
         ((finding(),), True, [RAW]),
-        ((finding(0.6),), False, [RAW]),
-        ((finding(0.4),), False, ["unexplained", RAW]),
-        ((finding(0.4), finding(0.9, name=ROPE)), False, [RAW, ROPE]),
+        # An exact account reaches the floor or is not the cause; only schemes that engines differ in need not.
+        ((finding(0.95),), False, ["unexplained", RAW]),
+        ((finding(0.6, name=INT4),), False, [INT4]),
+        ((finding(0.4, name=INT4),), False, ["unexplained", INT4]),
+        ((finding(0.4), finding(0.9, name=INT4)), False, [RAW, INT4]),
+        ((finding(0.4), finding(0.9, name=ROPE)), False, ["unexplained", RAW, ROPE]),
         ((finding(0.4),), True, [RAW]),
     ],
 )

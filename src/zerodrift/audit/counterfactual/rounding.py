@@ -2,7 +2,7 @@
 
 Coarser rounding predicts no value, only a scale for each token, so an account that says "bf16" could swallow anything.
 What rounding does, measured on testbed models whose body ran in bf16 or fp16: the median of |x|, x = Δ / scale, is 0.6
-to 0.7, x has no mean and no slope on log p (below 0.1), and the scales of single tokens explain the sizes of Δ better
+to 0.7, x has no mean and no trend on log p (below 0.15), and the scales of single tokens explain the sizes of Δ better
 than one scale for all by half a nat a token. A soft cap on logits has a median of 5 and a correlation of 0.8, a doubled
 adapter a median of 2, logprobs cut to two decimals lose by 0.4 nats a token.
 """
@@ -15,7 +15,9 @@ Floats = NDArray[np.float64]
 SIZES = (0.2, 1.5)
 """Of the median |x|. Foreign kernels round in other places: half and double the size is the same thing."""
 LARGEST_MEAN = 0.5
-LARGEST_SLOPE = 0.3
+LARGEST_TREND = 0.3
+"""Correlation with the parabola in log p that fits best. A line is not enough: what is left of a soft cap after a fitted
+temperature has no slope, and bends."""
 LEAST_PATTERN = 0.25
 """Share of what the tokens' own scales could gain over one scale for all, if they were right."""
 WILD = 4.0
@@ -33,16 +35,19 @@ def is_rounding(difference: Floats, scale: Floats, logprobs: Floats) -> bool:
     return bool(
         low <= np.median(sizes / scale) <= high
         and abs(steps.mean()) <= LARGEST_MEAN
-        and abs(_correlation(steps, logprobs[known])) <= LARGEST_SLOPE
+        and _trend(steps, logprobs[known]) <= LARGEST_TREND
         and _pattern(sizes, scale)
     )
 
 
-def _correlation(steps: Floats, logprobs: Floats) -> float:
-    spread = float(steps.std() * logprobs.std())
-    return (
-        0.0 if spread == 0 else float(((steps - steps.mean()) * (logprobs - logprobs.mean())).mean() / spread)
-    )
+def _trend(steps: Floats, logprobs: Floats) -> float:
+    """Share of the spread of `steps` that a parabola in log p follows."""
+    spread, reach = float(steps.std()), float(logprobs.std())
+    if spread == 0 or reach == 0:
+        return 0.0
+    place = (logprobs - logprobs.mean()) / reach
+    followed = np.polynomial.Polynomial.fit(place, steps, deg=2)(place)
+    return float(followed.std()) / spread
 
 
 def _pattern(sizes: Floats, scale: Floats) -> bool:
