@@ -1,0 +1,151 @@
+"""Does `zerodrift.Engine` report the trainer's own bits on this GPU? A model of Qwen3-0.6B's shape says.
+
+    PYTHONPATH=src:.gpu-deps python3 tests/gpu/engine_on_cuda.py [--sequences 224] [--small]
+
+Requests of mixed length and mixed sampling parameters go through the engine as a user sends them: in a crowd, one by
+one with other pages and budgets, with and without the prefix cache, and after a swap of weights in mid-flight. Counts
+and rates go to standard output, and as JSON to $OUT/engine_on_cuda.json where $OUT is set. Exit code 1 if a bit differs.
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from exact_on_cuda import VOCAB, build, say
+
+import zerodrift as zd
+from zerodrift.engine.output import Output
+
+OUTPUT = 64
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.7},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05},
+    {"temperature": 0.0},
+    {"temperature": 1.3, "min_p": 0.02, "logprobs": 5},
+)
+
+
+def requests(count: int) -> tuple[list[list[int]], list[zd.SamplingParams]]:
+    """Prompts around the edges of blocks and chunks; every fourth begins as the one before it, for the prefix cache."""
+    source = random.Random(0)
+    edges = [1, 15, 16, 17, 63, 64, 65, 128, 511, 512, 513, 1024, 1552]
+    prompts: list[list[int]] = []
+    for number in range(count):
+        length = edges[number] if number < len(edges) else source.randint(1, 600)
+        prompt = [source.randrange(VOCAB) for _ in range(length)]
+        if number % 4 == 3:
+            prompt = prompts[-1][: length // 2] + prompt[length // 2 :]
+        prompts.append(prompt)
+    params = [
+        zd.SamplingParams(**SAMPLINGS[number % len(SAMPLINGS)], max_tokens=OUTPUT, seed=number)
+        for number in range(count)
+    ]
+    return prompts, params
+
+
+def differing(one: Sequence[Output], other: Sequence[Output]) -> int:
+    """Outputs whose tokens or numbers are not the same, bit for bit."""
+    return sum(
+        a.token_ids != b.token_ids or a.logprobs != b.logprobs for a, b in zip(one, other, strict=True)
+    )
+
+
+@torch.no_grad()
+def against_trainer(model: Any, outputs: Sequence[Output]) -> int:
+    """Tokens whose logprob is not what the trainer's packed forward gives, bit for bit."""
+    count = 0
+    for begin in range(0, len(outputs), 16):
+        group = outputs[begin : begin + 16]
+        for own, output in zip(zd.exact.token_logprobs(model, group), group, strict=True):
+            count += int((own.cpu() != torch.tensor(output.logprobs)).sum())
+    return count
+
+
+def check(model: Any, count: int, report: dict[str, Any]) -> None:
+    prompts, params = requests(count)
+    engine = zd.Engine(model, max_num_seqs=256, max_num_batched_tokens=8192, kv_cache_memory_bytes=24 * 2**30)
+    trainer = zd.exact.prepare(model)
+    engine.generate(prompts[:16], params[:16])  # compiles the kernels
+    engine.reset_cache()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    crowd = engine.generate(prompts, params)
+    took = time.perf_counter() - begin
+    tokens = sum(len(output.token_ids) for output in crowd)
+    report["tokens"], report["output_tokens_per_s"] = tokens, round(tokens / took)
+    report["prompt_tokens"] = sum(map(len, prompts))
+    assert not any(output.problem for output in crowd), [output.problem for output in crowd]
+    differ = report["differing"] = {}
+    differ["tokens, engine vs trainer"] = against_trainer(trainer, crowd)
+    again = engine.generate(prompts, params)
+    report["cached_tokens"] = sum(output.cached_tokens or 0 for output in again)
+    differ["outputs, cold vs cached prefixes"] = differing(crowd, again)
+    other = zd.Engine(
+        model,
+        block_size=32,
+        max_num_seqs=7,
+        max_num_batched_tokens=300,
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes=2 * 2**30,
+    )
+    some = range(0, count, max(1, count // 40))
+    alone = [other.generate([prompts[i]], [params[i]])[0] for i in some]
+    differ["outputs, crowd vs alone"] = differing([crowd[i] for i in some], alone)
+    few = [i for i in range(count) if i % 3]
+    differ["outputs, crowd vs sevens in chunks of 300"] = differing(
+        [crowd[i] for i in few[:60]],
+        other.generate([prompts[i] for i in few[:60]], [params[i] for i in few[:60]]),
+    )
+    swapped(engine, trainer, prompts, params, differ)
+
+
+def swapped(
+    engine: zd.Engine,
+    trainer: Any,
+    prompts: list[list[int]],
+    params: list[zd.SamplingParams],
+    differ: dict[str, int],
+) -> None:
+    """New weights while requests run: what begins after the swap is the new trainer's, and nothing of the old."""
+    for prompt, sampling in zip(prompts[:32], params[:32], strict=True):
+        engine.add_request(prompt, sampling)
+    for _ in range(10):
+        engine.step()
+    with torch.no_grad():
+        for parameter in trainer.parameters():
+            parameter.mul_(1.01)
+    zd.exact.refresh(trainer)
+    engine.swap_weights(trainer.state_dict(), "after")
+    while engine.has_unfinished:
+        engine.step()
+    after = engine.generate(prompts[:64], params[:64])
+    differ["tokens, engine vs trainer after a swap"] = against_trainer(trainer, after)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sequences", type=int, default=224)
+    parser.add_argument("--small", action="store_true", help="two layers, to look at the script itself")
+    options = parser.parse_args()
+    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    begin = time.perf_counter()
+    try:
+        check(build(small=options.small), options.sequences, report)
+    finally:
+        report["seconds"] = round(time.perf_counter() - begin, 1)
+        if "OUT" in os.environ:
+            Path(os.environ["OUT"], "engine_on_cuda.json").write_text(json.dumps(report, indent=1))
+        say(json.dumps(report, indent=1))
+    return 1 if any(report["differing"].values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
