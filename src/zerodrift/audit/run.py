@@ -32,7 +32,7 @@ from zerodrift.audit.plan import (
 from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.probes.given import given_tokens, recorded_in, same_reference, sampled_by
-from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, parity
+from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, parity, sampling_cause
 from zerodrift.audit.probes.result import ProbeResult, found, not_judged
 from zerodrift.audit.probes.sync import Update, weight_sync
 from zerodrift.audit.probes.trainer import trainer
@@ -133,7 +133,7 @@ class Audit:
         if len(measurements) > 1 and fidelity_result.record.status is Outcome.FAIL and not causes:
             # Numbers are right, samples are not, and no account of the sampler says how.
             says = fidelity_result.record.says
-            causes = (found("semantic/sampling-bias", self.engine.name, "sampling", says),)
+            causes = (found(sampling_cause(fidelity_result), self.engine.name, "sampling", says),)
         about_itself = self._consistency(gates, semantic=any(c.cause.startswith("semantic/") for c in causes))
         # Where no Δ could be compared, nothing that the engine says of itself is known to be as large.
         mean = float(parity_result.record.evidence.get("mean", math.inf))

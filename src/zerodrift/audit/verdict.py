@@ -94,14 +94,18 @@ def reconcile(
 
 def _proves_more(cause: CauseFound, result: ProbeResult, mean: float) -> bool:
     """Whether a self-inconsistency names `cause`'s difference better than `cause` does."""
-    gap = float(result.record.evidence.get("mean", 0.0))
-    if not result.causes or gap < COMPARABLE * mean:
+    evidence = result.record.evidence
+    if not result.causes or float(evidence.get("mean", 0.0)) < COMPARABLE * mean:
         return False
-    if cause.cause == "unexplained":
-        return True
-    # Rounding is the same every time, on both paths and in every batch: what is not, is more than rounding.
-    one_is_right = any(result.record.evidence.get(name) for name in ("prefill_is_right", "alone_is_right"))
-    return cause.found_by == SIZE_ONLY and (result.record.name == "repeat" or one_is_right)
+    if cause.cause != "unexplained" and cause.found_by != SIZE_ONLY:
+        return False
+    if result.record.name == "prefill-decode":
+        # Scores are never sampled nor processed: whatever is done to logits or numbers while decoding shows here, and
+        # only what has the size of rounding is known to be the path's.
+        return cause.found_by == SIZE_ONLY and bool(evidence.get("prefill_is_right"))
+    if result.record.name == "batch":
+        return bool(evidence.get("alone_is_right"))
+    return cause.cause == "unexplained" or result.record.name == "repeat"
 
 
 def _regated(result: ProbeResult, *, gating: bool) -> ProbeResult:
@@ -115,7 +119,9 @@ def conclude(results: Sequence[ProbeResult], causes: Sequence[CauseFound]) -> Co
     by_probe = [(result.record.name, cause) for result in results for cause in result.causes]
     first = [cause for name, cause in by_probe if name == "contract"]
     rest = [cause for name, cause in by_probe if name != "contract"]
-    merged = _merged([*first, *causes, *rest])
+    unnamed = any(cause.cause == "unexplained" for cause in causes)
+    # A broken contract comes first, but where Δ has no name it does not give it one.
+    merged = _merged([*causes, *first, *rest] if unnamed else [*first, *causes, *rest])
     gating = [cause for cause in merged if cause.gating]
     failed = [r.record for r in results if r.record.status is Outcome.FAIL]
     unanswered = [r.record for r in results if r.record.required and r.record.status is Outcome.INCONCLUSIVE]

@@ -33,8 +33,7 @@ def measured(completion: Make) -> Callable[[Sequence[float], int], list[Measurem
                 ),
                 contracted,
                 contracted,
-                np.ones(length),
-                np.ones(length),
+                *[np.ones(length)] * 4,
             )
             for number, delta in enumerate(deltas)
         ]
@@ -92,7 +91,7 @@ def test_wild_tokens_count_as_fifty(measured: Measured, floor: Floor, gates: Gat
 def test_a_case_holds_what_was_seen(completion: Make, floor: Floor, gates: Gates) -> None:
     seen = completion((1, 2), (3, 4), (-0.5, -0.25), finish_reason=FinishReason.STOP)
     values = np.array([-0.5, -np.inf])
-    item = Measurement(Observed(seen, REQUESTED), values, values, np.ones(2), np.ones(2))
+    item = Measurement(Observed(seen, REQUESTED), values, values, *[np.ones(2)] * 4)
     (case,) = choose_cases([item], floor, gates, 100, np.random.default_rng(0))
     assert (case.prompt, case.output, case.requested) == ((1, 2), (3, 4), REQUESTED)
     assert case.reported.tolist() == [-0.5, -0.25]

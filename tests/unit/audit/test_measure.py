@@ -97,12 +97,16 @@ def test_columns_of_every_token(floor: Floor, completion: Make) -> None:
             *[np.array([-1.5, -np.inf])] * 2,
             np.array([1.0, 2.0]),
             np.array([3.0, 4.0]),
+            np.array([0.3, 0.4]),
+            np.array([0.5, 0.6]),
         ),
         Measurement(
             Observed(completion((1,), (9,), (-3.0,)), SamplingParams()),
             *[np.array([-3.0])] * 2,
             np.array([5.0]),
             np.array([6.0]),
+            np.array([0.7]),
+            np.array([0.8]),
         ),
     ]
     table = tabulate(items, floor)
@@ -114,5 +118,7 @@ def test_columns_of_every_token(floor: Floor, completion: Make) -> None:
     assert table.delta.tolist() == [-0.5, -np.inf, 0.0]
     assert table.entropy.tolist() == [1.0, 2.0, 5.0]
     assert table.variance.tolist() == [3.0, 4.0, 6.0]
+    assert table.by_likelihood.tolist() == [0.3, 0.4, 0.7]
+    assert table.by_id.tolist() == [0.5, 0.6, 0.8]
     # An excluded token has the rounding of a rare one: finite, so that it can be counted.
     assert table.sigma == pytest.approx(floor.sigma(np.array([-1.5, -100.0, -3.0])))

@@ -21,7 +21,8 @@ def table(delta: np.ndarray, **columns: np.ndarray) -> TokenTable:
         "contracted": contracted,
         **columns,
     }
-    return TokenTable(raw=contracted, entropy=zeros, variance=zeros, sigma=zeros + 1e-6, **values)
+    unused = dict.fromkeys(("entropy", "variance", "by_likelihood", "by_id"), zeros)
+    return TokenTable(raw=contracted, sigma=zeros + 1e-6, **unused, **values)
 
 
 @pytest.fixture

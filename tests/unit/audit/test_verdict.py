@@ -170,8 +170,18 @@ BY_SIZE = cause("path/body-precision", SIZE_ONLY)
         ((), itself("batch", BATCH, 0.1), 0.0, None, True),
         ((), itself("batch", BATCH, 1e-6), 0.0, None, False),
         # Without a name the difference takes that of an inconsistency as large.
-        ((UNNAMED,), itself("batch", BATCH, 0.1), 0.1, BATCH, True),
-        ((UNNAMED,), itself("batch", BATCH, 0.02), 0.1, "unexplained", False),
+        ((UNNAMED,), itself("repeat", REPEAT, 0.1), 0.1, REPEAT, True),
+        ((UNNAMED,), itself("repeat", REPEAT, 0.02), 0.1, "unexplained", False),
+        # A batch is to blame where answers alone are right; decoding only for what has the size of rounding.
+        ((UNNAMED,), itself("batch", BATCH, 0.1), 0.1, "unexplained", False),
+        ((UNNAMED,), itself("batch", BATCH, 0.1, alone_is_right=True), 0.1, BATCH, True),
+        (
+            (UNNAMED,),
+            itself("prefill-decode", DECODE, 0.1, prefill_is_right=True),
+            0.1,
+            "unexplained",
+            False,
+        ),
         # Named by size alone, it yields to what proves more: noise, or another way that is right.
         ((BY_SIZE,), itself("batch", BATCH, 0.1, alone_is_right=True), 0.1, BATCH, True),
         ((BY_SIZE,), itself("repeat", REPEAT, 0.1), 0.1, REPEAT, True),

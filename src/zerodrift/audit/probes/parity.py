@@ -12,6 +12,7 @@ from zerodrift.records.verdict import Outcome
 from zerodrift.stats.arrays import LARGEST_LOG_RATIO
 from zerodrift.stats.intervals import bootstrap_mean
 from zerodrift.stats.martingale import sampling_fidelity
+from zerodrift.stats.placement import serial_dependence, uniformity
 from zerodrift.stats.ratios import sequence_ess, token_ess
 from zerodrift.stats.summary import summarise
 
@@ -21,6 +22,7 @@ FLOOR_MULTIPLE = 5.0
 """An engine has other kernels than the reference's variants: vLLM on CPU sits at 2 to 4 floors in fp32."""
 SAMPLING_ALPHA = 1e-6
 """Two-sided; 3,000 healthy runs are expected to raise 0.003 false alarms."""
+SERIAL = "one draw says something about the next"
 VETO_NATS = 2.0
 """No dense model in bf16 was ever seen above 0.5 on a healthy token."""
 
@@ -101,20 +103,57 @@ def _not_sampled(excluded: int, absurd: int, tokens: int) -> list[str]:
 
 
 def fidelity(table: TokenTable) -> ProbeResult:
-    """A martingale test of the sampled tokens against the distribution that the request describes."""
+    """Were the tokens drawn from the distribution that the request describes, each by a number of its own?
+
+    Four tests: how likely the tokens are, where they fall among likelier and rarer ones, where among all ids, and
+    whether one draw says something about the next. The least p-value counts, times four.
+    """
     name = "sampling"
     possible = np.isfinite(table.contracted)
     if int(possible.sum()) < LEAST_TOKENS:
         return vacuous(name, f"{int(possible.sum())} tokens; {LEAST_TOKENS} are needed", required=True)
     test = sampling_fidelity(table.contracted[possible], table.entropy[possible], table.variance[possible])
-    evidence = {"z": test.z, "p": test.p_value, "tokens": test.tokens, "variance": test.variance}
     if test.vacuous:
         says = "the sampled distributions are (nearly) points"
         if test.largest_step:
             says = "one token weighs more than all the others together: sample more of them"
-        return vacuous(name, says, evidence, required=True)
-    if test.p_value < SAMPLING_ALPHA:
-        side = "likelier" if test.z > 0 else "rarer"
-        says = f"sampled tokens are {side} than the requested distribution allows (z = {test.z:+.1f})"
+        return vacuous(name, says, {"z": test.z, "tokens": test.tokens}, required=True)
+    ranks, ids = uniformity(table.by_likelihood[possible]), uniformity(table.by_id[possible])
+    serial = serial_dependence(table.by_id, _follows(table, possible))
+    side = "likelier" if test.z > 0 else "rarer"
+    findings = {
+        f"sampled tokens are {side} than the requested distribution allows (z = {test.z:+.1f})": test.p_value,
+        "tokens of some rank come too often: their places among likelier and rarer ones are not even "
+        f"(χ² = {ranks.chi_square:.0f})": ranks.p_value,
+        f"some ids come too often: places among all ids are not even (χ² = {ids.chi_square:.0f})": ids.p_value,
+        f"{SERIAL} (z = {serial.z:+.1f} over {serial.pairs} pairs)": serial.p_value,
+    }
+    p_value = min(1.0, len(findings) * min(findings.values()))
+    # Draws that depend on each other bunch up: then no other test says anything of its own.
+    dependent = len(findings) * serial.p_value < SAMPLING_ALPHA
+    says = list(findings)[-1] if dependent else min(findings, key=lambda finding: findings[finding])
+    evidence: Evidence = {
+        "z": test.z,
+        "p": p_value,
+        "p_surprise": test.p_value,
+        "p_rank": ranks.p_value,
+        "p_id": ids.p_value,
+        "p_serial": serial.p_value,
+        "tokens": test.tokens,
+        "variance": test.variance,
+    }
+    if p_value < SAMPLING_ALPHA:
         return answered(name, Outcome.FAIL, says, evidence, required=True)
-    return answered(name, Outcome.PASS, f"z = {test.z:+.2f}, p = {test.p_value:.2g}", evidence, required=True)
+    return answered(name, Outcome.PASS, f"z = {test.z:+.2f}, p = {p_value:.2g}", evidence, required=True)
+
+
+def _follows(table: TokenTable, possible: np.ndarray) -> np.ndarray:
+    """Whether a token stands right behind the one before it in the table, and both could be drawn."""
+    behind = np.zeros(len(possible), dtype=np.bool_)
+    behind[1:] = (np.diff(table.sequence) == 0) & (np.diff(table.index) == 1) & possible[1:] & possible[:-1]
+    return behind
+
+
+def sampling_cause(result: ProbeResult) -> str:
+    """What a failed test of the samples proves by itself, where no account of the sampler explains it."""
+    return "semantic/seed" if result.record.says.startswith(SERIAL) else "semantic/sampling-bias"

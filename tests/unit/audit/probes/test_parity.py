@@ -1,9 +1,20 @@
+import dataclasses
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from zerodrift.audit.floor import Floor
 from zerodrift.audit.measure import TokenTable
-from zerodrift.audit.probes.parity import FLOOR_MULTIPLE, LEAST_TOKENS, Gates, fidelity, gates_for, parity
+from zerodrift.audit.probes.parity import (
+    FLOOR_MULTIPLE,
+    LEAST_TOKENS,
+    Gates,
+    fidelity,
+    gates_for,
+    parity,
+    sampling_cause,
+)
 from zerodrift.audit.probes.result import ProbeResult
 from zerodrift.config.precision import Magnitude
 from zerodrift.records.verdict import Outcome
@@ -28,6 +39,8 @@ def table(delta: np.ndarray, contracted: np.ndarray | None = None, sequences: in
         raw=wanted,
         entropy=np.full(size, 1.0),
         variance=np.full(size, 1.0),
+        by_likelihood=np.random.default_rng(1).random(size),
+        by_id=np.random.default_rng(2).random(size),
         sigma=np.full(size, 1e-6),
     )
 
@@ -159,6 +172,43 @@ def test_samples_likelier_or_rarer_than_they_may_be(z: float, status: Outcome, w
     assert words in result.record.says
     assert result.record.evidence["z"] == pytest.approx(z)
     assert result.record.required
+
+
+def frozen(points: np.ndarray) -> np.ndarray:
+    """One number for all draws of a sequence."""
+    return np.repeat(points[:: len(points) // SEQUENCES], len(points) // SEQUENCES)[: len(points)]
+
+
+@pytest.mark.parametrize(
+    ("column", "change", "words", "cause"),
+    [
+        (
+            "by_likelihood",
+            lambda points: points**2,
+            "tokens of some rank come too often",
+            "semantic/sampling-bias",
+        ),
+        ("by_id", lambda points: points / 2, "some ids come too often", "semantic/sampling-bias"),
+        ("by_id", frozen, "one draw says something about the next", "semantic/seed"),
+    ],
+)
+def test_draws_that_are_as_likely_as_they_should_be_and_still_wrong(
+    column: str, change: Callable[[np.ndarray], np.ndarray], words: str, cause: str
+) -> None:
+    seen = drawn(0.0, 4000)
+    assert fidelity(seen).record.status is Outcome.PASS
+    result = fidelity(dataclasses.replace(seen, **{column: change(getattr(seen, column))}))
+    assert result.record.status is Outcome.FAIL
+    assert words in result.record.says
+    assert sampling_cause(result) == cause
+
+
+def test_a_token_that_could_not_be_drawn_is_nobodys_neighbour() -> None:
+    """Its place means nothing."""
+    seen = drawn(0.0, 4000)
+    seen.contracted[::2] = -np.inf
+    result = fidelity(dataclasses.replace(seen, by_id=frozen(seen.by_id)))
+    assert result.record.evidence["p_serial"] == 1.0
 
 
 def test_a_distribution_of_one_token_tests_nothing() -> None:

@@ -43,6 +43,8 @@ def table() -> Callable[[Sequence[Floats]], TokenTable]:
             raw=contracted,
             entropy=entropy,
             variance=np.ones(len(delta)),
+            by_likelihood=np.random.default_rng(1).random(len(delta)),
+            by_id=np.random.default_rng(2).random(len(delta)),
             sigma=np.full(len(delta), 1e-3),
         )
 
