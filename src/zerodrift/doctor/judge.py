@@ -33,31 +33,23 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     setting: Setting
     severity: Severity
     findings: tuple[Finding, ...]
+    depends: tuple[str, ...] = ()
+    """Settings that would have to be known to say more."""
+    undecided: bool = False
+    """Whether a rule of severity wrong could neither be shown to hold nor to fail."""
 
 
 def judge(settings: Settings, matrix: Sequence[Rule] | None = None) -> tuple[Judgement, ...]:
     """Every setting, in the order given."""
-    held = {rule.id: _holds(rule, settings) for rule in (rules() if matrix is None else matrix)}
-    judgements = []
-    for name, setting in settings.items():
-        about = [rule for rule in (rules() if matrix is None else matrix) if rule.setting == name]
-        findings = tuple(_finding(rule, settings) for rule in about if held[rule.id])
-        # What would be wrong or risky, and cannot be told: neither fine nor a finding.
-        open_question = any(
-            held[rule.id] is None and rule.severity in (Severity.WRONG, Severity.RISK) for rule in about
-        )
-        severities = [finding.severity for finding in findings]
-        if open_question or not (findings or setting.known):
-            severities.append(Severity.UNKNOWN)
-        worst = min(severities, key=_ORDER.index, default=Severity.FINE)
-        judgements.append(
-            Judgement(
-                setting=setting,
-                severity=worst,
-                findings=tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.severity))),
-            )
-        )
-    return tuple(judgements)
+    by_setting: dict[str, list[Rule]] = {name: [] for name in settings}
+    for rule in rules() if matrix is None else matrix:
+        by_setting.setdefault(rule.setting, []).append(rule)
+    # What no rule is about is context, worth a line only where it is known.
+    return tuple(
+        _judgement(setting, by_setting[name], settings)
+        for name, setting in settings.items()
+        if by_setting[name] or setting.known
+    )
 
 
 def findings(judgements: Sequence[Judgement]) -> list[Finding]:
@@ -71,7 +63,9 @@ def exit_code(judgements: Sequence[Judgement]) -> int:
     severities = {judgement.severity for judgement in judgements}
     if Severity.WRONG in severities:
         return 1
-    return 3 if any(_undecided(judgement) for judgement in judgements) else 0
+    # Where something else is said about the same setting, that is the answer.
+    open_ones = [each for each in judgements if each.undecided and each.severity is Severity.UNKNOWN]
+    return 3 if open_ones else 0
 
 
 def cures(judgements: Sequence[Judgement]) -> dict[str, Value]:
@@ -84,11 +78,28 @@ def cures(judgements: Sequence[Judgement]) -> dict[str, Value]:
     return changes
 
 
-def _undecided(judgement: Judgement) -> bool:
-    """Something that decides is unknown: a rule of severity wrong could neither be shown to hold nor to fail."""
-    name = judgement.setting.name
-    decides = any(rule.setting == name and rule.severity is Severity.WRONG for rule in rules())
-    return judgement.severity is Severity.UNKNOWN and decides
+def _judgement(setting: Setting, about: Sequence[Rule], settings: Settings) -> Judgement:
+    answers = {rule.id: _holds(rule, settings) for rule in about}
+    held = [_finding(rule, settings) for rule in about if answers[rule.id]]
+    # What would be wrong or risky, and cannot be told: neither fine nor a finding.
+    open_questions = [
+        rule
+        for rule in about
+        if answers[rule.id] is None and rule.severity in (Severity.WRONG, Severity.RISK)
+    ]
+    severities = [finding.severity for finding in held]
+    if open_questions or not (held or setting.known):
+        severities.append(Severity.UNKNOWN)
+    unseen = [
+        name for rule in open_questions for name in rule.when if name in settings and not settings[name].known
+    ]
+    return Judgement(
+        setting=setting,
+        severity=min(severities, key=_ORDER.index, default=Severity.FINE),
+        findings=tuple(sorted(held, key=lambda finding: _ORDER.index(finding.severity))),
+        depends=tuple(dict.fromkeys(unseen)),
+        undecided=any(rule.severity is Severity.WRONG for rule in open_questions),
+    )
 
 
 def _holds(rule: Rule, settings: Settings) -> bool | None:
@@ -128,7 +139,9 @@ def _compare(value: Value, how: str, operand: object) -> bool:
         case "in_" | "not_in":
             assert isinstance(operand, tuple)
             return any(_same(value, each) for each in operand) is (how == "in_")
-    numbers = [each for each in (value, operand) if isinstance(each, int | float) and not isinstance(each, bool)]
+    numbers = [
+        each for each in (value, operand) if isinstance(each, int | float) and not isinstance(each, bool)
+    ]
     if len(numbers) != 2:
         return False
     return numbers[0] > numbers[1] if how == "above" else numbers[0] < numbers[1]
@@ -153,7 +166,9 @@ def _finding(rule: Rule, settings: Settings) -> Finding:
 
 
 def _filled(text: str, settings: Settings) -> str:
-    return _NAME.sub(lambda match: shown(settings[match[1]].value) if match[1] in settings else match[0], text)
+    return _NAME.sub(
+        lambda match: shown(settings[match[1]].value) if match[1] in settings else match[0], text
+    )
 
 
 def _resolved(value: Value, settings: Mapping[str, Setting]) -> Value:
