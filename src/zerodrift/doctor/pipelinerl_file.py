@@ -9,7 +9,7 @@ from typing import Any
 
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor import file_settings, vllm_settings
-from zerodrift.doctor.setting import Origin, Setting, Value, gathered
+from zerodrift.doctor.setting import Origin, Setting, Value, gathered, unknown
 from zerodrift.doctor.tables import PIPELINERL_VERSION, VLLM_VERSION, file_names, vllm_names
 from zerodrift.doctor.target import Reading
 from zerodrift.doctor.vllm_arguments import Parsed, parse
@@ -65,6 +65,8 @@ class PipelineRlFile:
         servers = vllm_settings.settings(parsed, {"CUDA_VISIBLE_DEVICES": "0"}, None, BASE.get) | LAUNCHED
         found = file_settings.settings(self._text, self._names) | servers
         found["stream"] = self._stream()
+        elsewhere = {key.replace("_", "-") for key, value in self._kwargs.items() if _interpolated(value)}
+        found |= {name: unknown(name) for name, spec in vllm_names().items() if spec.flag in elsewhere}
         rest = [str(key) for key in self._text.values if key not in SECTIONS]
         return Reading(found, (*vllm_settings.not_judged(parsed), *rest))
 
@@ -112,9 +114,7 @@ class PipelineRlFile:
         for key, value in self._kwargs.items():
             if isinstance(value, bool):
                 words.append(f"--{key}" if value else f"--no-{key}")
-            elif isinstance(value, str) and "${" in value:
-                continue  # an interpolation; its place in BASE is as good a guess as any
-            else:
+            elif not _interpolated(value):
                 words.append(f"--{key}" if value in (None, "") else f"--{key}={value}")
         return parse(words)
 
@@ -128,3 +128,8 @@ class PipelineRlFile:
             if isinstance(entry, dict) and "streams" in entry:
                 return Setting("stream", str(entry["streams"]), Origin.SET)
         return Setting("stream", "files", Origin.DEFAULT)
+
+
+def _interpolated(value: object) -> bool:
+    """`${actor.llm_max_rollouts}`: what it stands for is decided when all files are together."""
+    return isinstance(value, str) and "${" in value

@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from zerodrift.config.document import parse
+from zerodrift.core.frozen import freeze
 from zerodrift.doctor.setting import Value
 
 VLLM_VERSION = "0.32"
@@ -63,6 +64,10 @@ class FileName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     values: Mapping[str, Value] = {}
     """Words of the file to words of ours, where they differ."""
 
+    def __post_init__(self) -> None:
+        """Tables do not change."""
+        freeze(self, "values")
+
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many words each flag of vLLM takes."""
@@ -72,6 +77,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     values: tuple[str, ...]
     lists: tuple[str, ...]
     aliases: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        """Tables do not change."""
+        freeze(self, "aliases")
 
     @property
     def names(self) -> frozenset[str]:

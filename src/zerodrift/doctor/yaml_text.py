@@ -11,6 +11,10 @@ from zerodrift.doctor.secrets import HIDDEN, names_a_secret
 from zerodrift.doctor.setting import Value
 
 
+NOTHING = ("", "null", "~")
+"""Spellings of none."""
+
+
 class YamlText:
     """A mapping at the top, addressed by paths of keys."""
 
@@ -94,7 +98,7 @@ class YamlText:
             where = self._line_end(parent.value[-1][1])
         else:  # a section without keys, or no section at all
             key = self._nodes(path[:depth])[-1][0]
-            if parent.value not in ("", "null", "~"):
+            if parent.value not in NOTHING:
                 raise ConfigError(f"{self.source}: {key.value} is no section; write {'.'.join(path)} by hand")
             column, where = key.start_mark.column + 2, self._line_end(parent)
         lines = [f"{' ' * (column + 2 * step)}{name}:" for step, name in enumerate(path[depth:])]
@@ -127,7 +131,7 @@ def _secrets(node: yaml.Node) -> list[yaml.Node]:
                 and isinstance(key.value, str)
                 and names_a_secret(key.value)
             ):
-                found.append(value)
+                found += [] if value.value in NOTHING else [value]
             else:
                 found += _secrets(value)
     elif isinstance(node, yaml.SequenceNode):
