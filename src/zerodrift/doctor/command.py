@@ -212,8 +212,17 @@ def _respelled(text: str, first: Word, argument: Argument, value: str) -> str:
 
 
 def _applied(text: str, edits: Mapping[tuple[int, int], str]) -> str:
-    """All edits at once, from the end, so that places stay true."""
-    for (start, end), replacement in sorted(edits.items(), reverse=True):
+    """All edits at once, from the end, so that places stay true; what is taken out needs no change inside."""
+    whole = [
+        span
+        for span in edits
+        if not any(
+            other != span and other[0] <= span[0] and span[1] <= other[1] and span[0] < span[1]
+            for other in edits
+        )
+    ]
+    for start, end in sorted(whole, reverse=True):
+        replacement = edits[start, end]
         text = text[:start] + replacement + text[end:]
     return text
 

@@ -10,7 +10,6 @@ from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.secrets import HIDDEN, names_a_secret
 from zerodrift.doctor.setting import Value
 
-
 NOTHING = ("", "null", "~")
 """Spellings of none."""
 
@@ -86,22 +85,28 @@ class YamlText:
         return found
 
     def _inserted(self, path: Sequence[str], depth: int, value: Value) -> "YamlText":
-        parent: yaml.Node = self._nodes(path[:depth])[-1][1] if depth else self._root()
+        """`path` written below its parent of this depth, in the style of that."""
+        names = path[depth:]
+        if depth == 0:
+            return self._as_lines(self._root(), 0, names, value)
+        key, parent = self._nodes(path[:depth])[-1]
         if isinstance(parent, yaml.MappingNode) and parent.flow_style:
-            entry = f"{path[-1]}: {_scalar(value)}"
-            for name in reversed(path[depth:-1]):
-                entry = f"{name}: {{{entry}}}"
             where = parent.end_mark.index - 1
-            return self._with(where, where, f", {entry}" if parent.value else entry)
+            return self._with(where, where, (", " if parent.value else "") + _flow(names, value))
         if isinstance(parent, yaml.MappingNode):
+            return self._as_lines(parent, 0, names, value)
+        if parent.value not in NOTHING:
+            raise ConfigError(f"{self.source}: {key.value} is no section; write {'.'.join(path)} by hand")
+        if parent.start_mark.index < parent.end_mark.index:  # `null` is written out
+            return self._with(parent.start_mark.index, parent.end_mark.index, f"{{{_flow(names, value)}}}")
+        return self._as_lines(parent, key.start_mark.column + 2, names, value)
+
+    def _as_lines(self, parent: yaml.Node, column: int, names: Sequence[str], value: Value) -> "YamlText":
+        """Behind the last line of `parent`, as far in as its keys are; `column` where it has none."""
+        if isinstance(parent, yaml.MappingNode) and parent.value:
             column = parent.value[0][0].start_mark.column
-            where = self._line_end(parent.value[-1][1])
-        else:  # a section without keys, or no section at all
-            key = self._nodes(path[:depth])[-1][0]
-            if parent.value not in NOTHING:
-                raise ConfigError(f"{self.source}: {key.value} is no section; write {'.'.join(path)} by hand")
-            column, where = key.start_mark.column + 2, self._line_end(parent)
-        lines = [f"{' ' * (column + 2 * step)}{name}:" for step, name in enumerate(path[depth:])]
+        where = self._line_end(parent)
+        lines = [f"{' ' * (column + 2 * step)}{name}:" for step, name in enumerate(names)]
         lines[-1] += f" {_scalar(value)}"
         start = "" if not where or self.text[where - 1] == "\n" else "\n"
         return self._with(where, where, start + "".join(f"{line}\n" for line in lines))
@@ -116,6 +121,13 @@ class YamlText:
             return end
         newline = self.text.find("\n", end)
         return len(self.text) if newline < 0 else newline + 1
+
+
+def _flow(names: Sequence[str], value: Value) -> str:
+    entry = f"{names[-1]}: {_scalar(value)}"
+    for name in reversed(names[:-1]):
+        entry = f"{name}: {{{entry}}}"
+    return entry
 
 
 def _scalar(value: Value) -> str:

@@ -46,10 +46,10 @@ class ZerodriftFile:
             running = f"engine.url: ask it with zerodrift doctor {engine.url}"
             return Reading(sampling, (running if engine.url else f"engine.name: {engine.name}",))
         parsed = parse(list(engine.args))
-        env = {**DEFAULTS, **engine.env}
-        # DEFAULTS hold variables of the CPU backend, which say nothing about where this engine runs.
+        # Those of the CPU backend are set wherever the engine runs, and say nothing about where that is.
+        env = {name: value for name, value in DEFAULTS.items() if not name.startswith("VLLM_CPU_")}
+        env |= engine.env
         found = vllm_settings.settings(parsed, env, self._config.model.path, asked.get)
-        found["device"] = vllm_settings.device(engine.env)
         found["host"] = Setting("host", "127.0.0.1", Origin.FRAMEWORK)
         return Reading(sampling | found, tuple(vllm_settings.not_judged(parsed)))
 

@@ -21,6 +21,8 @@ _HEADLINES = {
     3: ("UNKNOWN", "yellow", "What decides cannot be seen from here"),
 }
 _MARGIN = 2
+LONGEST_VALUE = 30
+"""Of a value in the table; findings show it whole."""
 
 
 def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
@@ -34,7 +36,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     console.print()
     for advice in diagnosis.findings:
         _print_advice(advice, console)
-    console.print(_table(diagnosis.settings))
+    _print_settings(diagnosis.settings, console)
     if diagnosis.not_judged:
         console.print()
         console.print(Text("not judged:", style="dim"))
@@ -67,18 +69,25 @@ def _print_advice(advice: Advice, console: Console) -> None:
     console.print()
 
 
-def _table(rows: tuple[Row, ...]) -> Table:
-    table = Table(box=None, padding=(0, _MARGIN, 0, 0), header_style="dim")
-    for header in ("setting", "value", "from", "judged"):
-        table.add_column(header, overflow="fold", no_wrap=header in ("from", "judged"))
-    # One line a setting: what does not fit is in the JSON.
-    table.add_column("", no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        table.add_row(
-            Text(visible(row.title)),
-            Text(visible(row.shown)),
-            Text(row.origin, style="dim"),
-            Text(row.severity, style=STYLES[row.severity]),
-            Text(visible(row.says), style="dim"),
-        )
-    return table
+def _print_settings(rows: tuple[Row, ...], console: Console) -> None:
+    """One line a setting, cut where the terminal ends: the whole sentence is in the JSON."""
+    headers = ("setting", "value", "from", "judged", "")
+    lines = [[Text(header, style="dim") for header in headers], *(_cells(row) for row in rows)]
+    widths = [max(cell.cell_len for cell in column) for column in zip(*lines, strict=True)]
+    for cells in lines:
+        for cell, width in zip(cells, widths, strict=True):
+            cell.pad_right(width - cell.cell_len)
+        line = Text("  ").join(cells)
+        line.rstrip()
+        line.truncate(console.width, overflow="ellipsis")
+        console.print(line, soft_wrap=True)
+
+
+def _cells(row: Row) -> list[Text]:
+    return [
+        Text(visible(row.title)),
+        Text(visible(row.shown, LONGEST_VALUE)),
+        Text(row.origin, style="dim"),
+        Text(row.severity, style=STYLES[row.severity]),
+        Text(visible(row.says), style="dim"),
+    ]
