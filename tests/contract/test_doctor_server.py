@@ -75,11 +75,7 @@ class Vllm:
         return 200, {"choices": [{"index": 0, "logprobs": {"top_logprobs": [values]}}]}
 
     def read(self, **options: Any) -> Settings:
-        server = Server(self.url, **options)
-        try:
-            return server.read().settings
-        finally:
-            server.close()
+        return Server(self.url, **options).read().settings
 
 
 @pytest.fixture

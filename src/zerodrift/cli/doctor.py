@@ -61,6 +61,7 @@ def command(
     from zerodrift.doctor.diagnosis import diagnose
     from zerodrift.doctor.judge import cures
     from zerodrift.doctor.open_target import corrected, is_url
+    from zerodrift.doctor.secrets import without_secrets
     from zerodrift.doctor.setting import Origin, Setting
     from zerodrift.view.diagnosis import print_diagnosis
 
@@ -69,7 +70,7 @@ def command(
     diagnosis, judgements = diagnose(opened, asked)
     if fix:
         text = opened.changed(changes := cures(judgements))
-        console.say(text.removesuffix("\n"))
+        console.say(without_secrets(text.removesuffix("\n")))
         _say_changes(opened, changes)
         if not is_url(target):
             diagnosis, _ = diagnose(corrected(text, target, kind), asked)

@@ -5,7 +5,8 @@ import re
 HIDDEN = "(not shown)"
 _WORDS = {"key", "apikey", "token", "secret", "password", "passwd", "credential", "credentials"}
 _ELSEWHERE = {"env", "file", "path"}
-_SHAPES = re.compile(r"\b(?:sk-|hf_|ghp_|github_pat_|xox[a-z]-)[A-Za-z0-9_-]{8,}")
+# Long enough that `hf_overrides` and a branch called sk-fix are none of them.
+_SHAPES = re.compile(r"\b(?:sk-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gh[a-z]_[A-Za-z0-9]{20,}|github_pat_\w{20,})")
 VLLM_SECRETS = frozenset({"api-key", "hf-token", "watermark-config"})
 """Those that vLLM itself keeps out of its log; its other flags with `token` in their name count tokens."""
 

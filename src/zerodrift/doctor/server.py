@@ -47,7 +47,13 @@ class Server:
         self.title = f"vLLM server at {self._http.address}"
 
     def read(self) -> Reading:
-        """All that it shows; a server that cannot be reached, or refuses the key, raises."""
+        """All that it shows; a server that cannot be reached, or refuses the key, raises. The connection ends."""
+        try:
+            return self._read()
+        finally:
+            self._http.close()
+
+    def _read(self) -> Reading:
         card = self._card()
         self.title = f"{self.title}, which calls itself {self._version()}"
         info = self._info()
@@ -77,10 +83,6 @@ class Server:
         ]
         variables = [text for text in typed if not text.startswith(("-", "remove"))]
         return " ".join([*variables, "vllm serve …", *(text for text in typed if text not in variables)])
-
-    def close(self) -> None:
-        """Drop the connection."""
-        self._http.close()
 
     def _card(self) -> _Card:
         cards = parse(self._http.get("/v1/models"), _Models, "/v1/models").data

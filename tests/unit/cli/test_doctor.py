@@ -5,7 +5,7 @@ import pytest
 
 from zerodrift.cli.main import main
 
-SECRET = "sk-verysecretindeed"
+SECRET = "sk-very-secret-indeed-it-is"
 RAW = "vllm serve Q --no-async-scheduling"
 
 

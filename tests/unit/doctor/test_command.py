@@ -158,7 +158,7 @@ def test_a_change_leaves_the_rest_as_it_was(before: str, changes: dict[str, Valu
     assert CommandLine(before).changed(changes) == after
 
 
-SECRET = "sk-verysecretindeed"
+SECRET = "sk-very-secret-indeed-it-is"
 
 
 def test_secrets_never_come_out() -> None:

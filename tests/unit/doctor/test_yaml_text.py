@@ -71,5 +71,5 @@ def test_names_of_other_things(name: str) -> None:
 
 
 def test_keys_are_known_by_their_shape() -> None:
-    assert without_secrets("use hf_abcdefghij now") == f"use {HIDDEN} now"
-    assert without_secrets("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
+    assert without_secrets("use hf_abcdefghijABCDEFGHIJ0123 now") == f"use {HIDDEN} now"
+    assert without_secrets("--hf_overrides Qwen/Qwen3-8B") == "--hf_overrides Qwen/Qwen3-8B"
