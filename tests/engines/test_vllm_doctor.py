@@ -7,13 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from zerodrift import models
+from zerodrift.backends.http import HttpClient
 from zerodrift.backends.launch import LaunchedServer, launch_vllm
+from zerodrift.doctor.behaviour import Behaviour
 from zerodrift.doctor.diagnosis import diagnose
 from zerodrift.doctor.server import Server
-from zerodrift.doctor.setting import Origin
+from zerodrift.doctor.setting import Origin, unknown
 from zerodrift.doctor.tables import vllm_names, vllm_options
+from zerodrift.view.diagnosis import print_diagnosis
 
 pytestmark = pytest.mark.engines
 
@@ -81,6 +85,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedServer]
 
 def test_a_server_as_it_comes(server: LaunchedServer) -> None:
     diagnosis, judgements = diagnose(Server(server.url), {})
+    print_diagnosis(diagnosis, Console(width=110))  # docs/doctor.md shows it
     settings = {judgement.setting.name: judgement.setting for judgement in judgements}
     assert diagnosis.exit_code == 1
     assert {"raw-logprobs", "stale-prefixes", "split-kv-on-cpu"} <= {
@@ -94,3 +99,17 @@ def test_a_server_as_it_comes(server: LaunchedServer) -> None:
     # Dev mode shows all that has a place in it; return_tokens_as_token_ids has none and is not asked about.
     unseen = {name for name, setting in settings.items() if setting.origin is Origin.UNKNOWN}
     assert unseen <= {"generation_defaults", "host"}
+
+
+def test_the_mode_is_seen_without_being_shown(server: LaunchedServer) -> None:
+    http = HttpClient(server.url, concurrency=1)
+    try:
+        models_served = http.get("/v1/models")
+        assert isinstance(models_served, dict)
+        measured = Behaviour(http, models_served["data"][0]["id"]).settings(
+            {"logprobs_mode": unknown("logprobs_mode")}
+        )
+    finally:
+        http.close()
+    assert measured["logprobs_mode"].value == "raw_logprobs"
+    assert "generation_defaults" not in measured  # raw logprobs would look alike

@@ -196,3 +196,26 @@ def test_words_are_taken_apart_as_a_shell_does() -> None:
     text = """a 'b c' "d \\" e" f\\ g \\\n h'i'"j" '' """
     assert [word.text for word in split(text)] == ["a", "b c", 'd " e', "f g", "hij", ""]
     assert all(text[word.start : word.end].strip() for word in split(text))
+
+
+@pytest.mark.parametrize(
+    ("content", "known", "expected"),
+    [
+        ('{"temperature": 0.6, "top_p": 1.0}', True, "temperature 0.6"),
+        ('{"eos_token_id": 2}', True, None),
+        (None, True, None),
+        ("{", False, None),
+    ],
+)
+def test_a_model_that_is_here_is_looked_into(
+    tmp_path: Path, content: str | None, known: bool, expected: Value
+) -> None:
+    if content is not None:
+        (tmp_path / "generation_config.json").write_text(content)
+    setting = CommandLine(f"vllm serve {tmp_path}").read().settings["generation_defaults"]
+    assert (setting.known, setting.value) == (known, expected)
+
+
+def test_what_is_no_number_stays_text() -> None:
+    assert value("vllm serve Q --max-model-len auto", "max_model_len") == "auto"
+    assert value("vllm serve Q --max-model-len 1.5k", "max_model_len") == 1500

@@ -259,3 +259,12 @@ def test_our_own_file_in_parts() -> None:
     assert opened("engine:\n  name: vllm\n").changed({"prefix_caching": False}) == (
         "engine:\n  name: vllm\n  enable_prefix_caching: false\n"
     )
+
+
+def test_structures_are_named_by_what_they_hold() -> None:
+    content = (
+        "use_vllm: true\nvllm_structured_outputs_regex: {a: 1, b: 2}\nvllm_importance_sampling_mode: [x, y]"
+    )
+    settings = opened(content).read().settings
+    assert settings["structured_outputs"].value == "a, b"
+    assert settings["correction_mode"].value == "x, y"
