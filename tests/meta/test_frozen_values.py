@@ -17,6 +17,8 @@ from zerodrift.core.completion import EngineFingerprint, LogprobKind
 from zerodrift.core.errors import InvalidValue
 from zerodrift.core.frozen import FrozenDict
 from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.doctor.rule import Rule, Severity, Test
+from zerodrift.doctor.tables import FileName, Options
 from zerodrift.engine.output import Identity, Output, refused
 from zerodrift.models.model_facts import ModelFacts, facts
 from zerodrift.records.verdict import Outcome, ProbeRecord, VerdictRecord
@@ -31,7 +33,9 @@ EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
     Cause: lambda: Cause("path/rope", "Positions.", {"*": "fix"}),
     EngineConfig: lambda: EngineConfig(env={"A": "1"}),
     EngineFingerprint: lambda: FINGERPRINT,
+    FileName: lambda: FileName("a.b", values={"true": "on"}),
     Identity: lambda: IDENTITY,
+    Options: lambda: Options((), (), (), (), {"tp": "tensor-parallel-size"}),
     Output: lambda: refused("r", Prompt((1,)), SamplingParams(), IDENTITY, InvalidValue("no")),
     Environment: lambda: collect(None),
     ManifestDiff: lambda: ManifestDiff((), (), {"w": "content"}),
@@ -40,6 +44,9 @@ EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
     ),
     ProbeRecord: lambda: ProbeRecord(
         name="p", status=Outcome.PASS, required=True, says="s", evidence={"z": 1.0}
+    ),
+    Rule: lambda: Rule(
+        id="r", setting="s", when={"s": Test(is_=1)}, severity=Severity.NOTE, says="S.", source=(), do="d"
     ),
     SamplingParams: lambda: SamplingParams(logit_bias={1: 1.0}),
     VerdictRecord: lambda: VerdictRecord(

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-PACKAGES = ("core", "config", "records", "stats", "view")
+PACKAGES = ("core", "config", "records", "stats", "view", "doctor")
 MODULES = ("request", "plan", "limits", "blocks", "prefix_cache", "scheduler")
 
 

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from zerodrift import __version__
-from zerodrift.cli import audit, baseline, blame, console, demo, env, init
+from zerodrift.cli import audit, baseline, blame, console, demo, doctor, env, init
 
 INTERRUPTED = 130
 Command = Callable[..., None] | typer.Typer
@@ -23,6 +23,7 @@ Command = Callable[..., None] | typer.Typer
 COMMANDS: Mapping[str, Command] = {
     "audit": audit.app,
     "blame": blame.command,
+    "doctor": doctor.command,
     "demo": demo.command,
     "baseline": baseline.app,
     "init": init.command,

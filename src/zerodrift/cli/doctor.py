@@ -1,0 +1,105 @@
+"""`zerodrift doctor`: are these settings fit for RL? Asked of a command, a file or a server, before a token is made."""
+
+import os
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zerodrift.cli import console
+from zerodrift.core.errors import ConfigError
+from zerodrift.doctor.kinds import FileKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zerodrift.doctor.setting import Value
+    from zerodrift.doctor.target import Target
+
+
+class Format(StrEnum):
+    """How the answer is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+# Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
+def command(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="http://HOST:PORT, a vLLM command in quotes, or a YAML file."),
+    ],
+    fix: Annotated[bool, typer.Option("--fix", help="Print the corrected command or file instead.")] = False,
+    form: Annotated[Format, typer.Option("--format", help="How to write the answer.")] = Format.TEXT,
+    temperature: Annotated[
+        float | None, typer.Option(help="What the trainer samples at, where TARGET does not say.")
+    ] = None,
+    kind: Annotated[
+        FileKind | None, typer.Option(help="Whose file it is; default: told by its keys.")
+    ] = None,
+    api_key_env: Annotated[str | None, typer.Option(help="Variable that holds the server's key.")] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe/--no-probe", help="Ask a server for three completions of one token.")
+    ] = True,
+) -> None:
+    """Are these settings fit for RL, and what to type if not?
+
+    Shows every setting in force (written, or the default of the version) with
+    a judgement: wrong, risk, note, fine, or unknown where it cannot be seen.
+    Exit code: 0 nothing wrong, 1 something wrong, 2 usage, 3 cannot be judged.
+
+    $ zerodrift doctor "vllm serve Qwen/Qwen3-8B --dtype bfloat16"
+    $ zerodrift doctor http://127.0.0.1:8000 --temperature 0.7
+    $ zerodrift doctor grpo.yaml --fix > fixed.yaml
+
+    With --fix, what is wrong or at risk is changed and everything else stays
+    as it was; the exit code is then that of the corrected text.
+    """
+    import msgspec
+
+    from zerodrift.doctor.diagnosis import diagnose
+    from zerodrift.doctor.judge import cures
+    from zerodrift.doctor.open_target import corrected, is_url
+    from zerodrift.doctor.secrets import without_secrets
+    from zerodrift.doctor.setting import Origin, Setting
+    from zerodrift.view.diagnosis import print_diagnosis
+
+    asked = {} if temperature is None else {"temperature": Setting("temperature", temperature, Origin.ASKED)}
+    opened = _open(target, kind, _key(api_key_env), probe)
+    diagnosis, judgements = diagnose(opened, asked)
+    if fix:
+        text = opened.changed(changes := cures(judgements))
+        console.say(without_secrets(text.removesuffix("\n")))
+        _say_changes(opened, changes)
+        if not is_url(target):
+            diagnosis, _ = diagnose(corrected(text, target, kind), asked)
+    elif form is Format.JSON:
+        console.say(msgspec.json.format(msgspec.json.encode(diagnosis)).decode())
+    else:
+        print_diagnosis(diagnosis, console.stdout())
+    raise typer.Exit(diagnosis.exit_code)
+
+
+def _open(target: str, kind: FileKind | None, api_key: str | None, probe: bool) -> "Target":
+    from zerodrift.doctor.open_target import is_url, open_target
+    from zerodrift.doctor.server import Server
+
+    return Server(target, api_key=api_key, probe=probe) if is_url(target) else open_target(target, kind)
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    if not (key := os.environ.get(variable)):
+        raise ConfigError(f"--api-key-env names {variable}, which is not set; export it first")
+    return key
+
+
+def _say_changes(opened: "Target", changes: "Mapping[str, Value]") -> None:
+    """On stderr, so that the text can be piped on."""
+    for name, value in changes.items():
+        typed = opened.typed(name, value)
+        typer.echo(f"changed: {typed}" if typed else f"not set here: {name} {value}", err=True)
+    if not changes:
+        typer.echo("nothing to change", err=True)

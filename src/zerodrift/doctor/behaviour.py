@@ -1,0 +1,102 @@
+"""Three completions of one token tell what the numbers of a server mean, whatever it shows of its configuration.
+
+Under raw logprobs the distance between two tokens is the same at every temperature; under processed ones it is twice
+as large at 0.5 as at 1. And a request that says nothing about sampling is answered like one that says everything
+neutrally, unless the server fills something in.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from zerodrift.backends.http import HttpClient
+from zerodrift.core.errors import EngineError
+from zerodrift.doctor.setting import Origin, Setting, Settings
+
+COMPLETIONS = "/v1/completions"
+NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
+PROMPT = [5, 6, 7, 8]
+TOP = 5
+"""Alternatives to ask for; vLLM gives up to 20 unless told otherwise."""
+FAR = 0.02
+"""Nats that two tokens must be apart to tell a factor of 2 from bf16 rounding of the same logits, which is none:
+all three requests see the same prompt."""
+SAME = 1e-3
+NEVER = -9998.0
+"""vLLM writes -9999 for a token that truncation excluded."""
+
+Logprobs = Mapping[str, float]
+
+
+class _Alternatives(msgspec.Struct):
+    top_logprobs: list[dict[str, float]]
+
+
+class _Choice(msgspec.Struct):
+    logprobs: _Alternatives
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class Behaviour:
+    """What one model of one server does."""
+
+    def __init__(self, http: HttpClient, model: str) -> None:
+        self._http = http
+        self._model = model
+
+    def settings(self, shown: Settings) -> dict[str, Setting]:
+        """What could be measured; it replaces what was only shown where the two disagree or nothing was shown."""
+        cold = self._ask({**NEUTRAL, "temperature": 0.5})
+        plain = self._ask({**NEUTRAL, "temperature": 1.0})
+        silent = self._ask({})
+        found: dict[str, Setting] = {}
+        mode = None if cold is None or plain is None else logprobs_mode(cold, plain)
+        if mode is not None and shown["logprobs_mode"].value != mode:
+            found["logprobs_mode"] = Setting("logprobs_mode", mode, Origin.MEASURED)
+        filled = None if plain is None or silent is None else differ(plain, silent)
+        if filled:
+            found["generation_defaults"] = Setting("generation_defaults", "applied", Origin.MEASURED)
+        elif filled is False and mode == "processed_logprobs":
+            # Raw logprobs would look alike whatever the server fills in.
+            found["generation_defaults"] = Setting("generation_defaults", None, Origin.MEASURED)
+        return found
+
+    def _ask(self, sampling: Mapping[str, float]) -> Logprobs | None:
+        body = {"model": self._model, "prompt": PROMPT, "max_tokens": 1, "seed": 0, "logprobs": TOP}
+        try:
+            answer = self._http.post(COMPLETIONS, {**body, "return_tokens_as_token_ids": True, **sampling})
+            return msgspec.convert(answer, _Answer).choices[0].logprobs.top_logprobs[0]
+        except (EngineError, msgspec.ValidationError, IndexError):
+            return None  # a server that refuses, or answers otherwise, leaves it unknown
+
+
+def logprobs_mode(cold: Logprobs, plain: Logprobs) -> str | None:
+    """Which mode gives `cold` at temperature 0.5 and `plain` at 1; None where no two tokens can tell."""
+    if any(value > SAME for value in (*cold.values(), *plain.values())):
+        # No logprob is positive. Processed logits double with the temperature halved.
+        token = max(plain, key=lambda each: abs(plain[each]))
+        return "processed_logits" if _doubled(cold.get(token, 0.0), plain[token]) else "raw_logits"
+    shared = sorted(
+        (token for token in plain if token in cold and plain[token] > NEVER), key=plain.__getitem__
+    )
+    if len(shared) < 2:
+        return None
+    low, high = shared[0], shared[-1]
+    near, far = plain[high] - plain[low], cold[high] - cold[low]
+    if near < FAR:
+        return None
+    return "processed_logprobs" if _doubled(far, near) else "raw_logprobs"
+
+
+def differ(explicit: Logprobs, silent: Logprobs) -> bool:
+    """Whether a request that left sampling out was answered from another distribution."""
+    if any(value < NEVER for value in silent.values()):
+        return True
+    return any(abs(explicit[token] - silent[token]) > SAME for token in explicit if token in silent)
+
+
+def _doubled(at_half: float, at_one: float) -> bool:
+    return abs(at_half - 2 * at_one) < abs(at_half - at_one)

@@ -1,0 +1,123 @@
+"""The whole answer, as `--format json` writes it and the terminal shows it."""
+
+import msgspec
+
+from zerodrift.core.cause import CAUSES
+from zerodrift.doctor.judge import Finding, Judgement, exit_code, findings, judge
+from zerodrift.doctor.rule import Severity
+from zerodrift.doctor.secrets import without_secrets
+from zerodrift.doctor.setting import Origin, Setting, Settings, Value, shown
+from zerodrift.doctor.tables import names
+from zerodrift.doctor.target import Reading, Target
+
+SCHEMA = "zerodrift.doctor/1"
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting in force."""
+
+    setting: str
+    title: str
+    value: Value
+    shown: str
+    origin: Origin
+    severity: Severity
+    says: str
+    """Why it is fine, or why it cannot be told; what is found stands in the findings."""
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """One finding, with what to type."""
+
+    rule: str
+    setting: str
+    title: str
+    value: str
+    severity: Severity
+    says: str
+    cause: str | None
+    type: tuple[str, ...]
+    """As it is written in this target."""
+    do: str
+    source: tuple[str, ...]
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is said about one target."""
+
+    schema: str = SCHEMA
+    target: str
+    exit_code: int
+    settings: tuple[Row, ...]
+    findings: tuple[Advice, ...]
+    not_judged: tuple[str, ...]
+
+
+def diagnose(target: Target, asked: Settings) -> tuple[Diagnosis, tuple[Judgement, ...]]:
+    """Read `target` and judge it; `asked` are settings that the caller knows and the target does not say."""
+    reading = target.read()
+    judgements = judge(_ordered(reading, asked))
+    return (
+        Diagnosis(
+            target=target.title,
+            exit_code=exit_code(judgements),
+            settings=tuple(_row(judgement) for judgement in judgements),
+            findings=tuple(_advice(finding, judgements, target) for finding in findings(judgements)),
+            not_judged=tuple(without_secrets(text) for text in reading.not_judged),
+        ),
+        judgements,
+    )
+
+
+def _ordered(reading: Reading, asked: Settings) -> dict[str, Setting]:
+    """In the order of the table of names. What the target says itself, it says better than the caller."""
+    both = {**asked, **{name: setting for name, setting in reading.settings.items() if setting.known}}
+    every = {**reading.settings, **both}
+    return {name: every[name] for name in names() if name in every}
+
+
+def _row(judgement: Judgement) -> Row:
+    setting = judgement.setting
+    name = names()[setting.name]
+    says = name.fine if judgement.severity is Severity.FINE else ""
+    if judgement.severity is Severity.UNKNOWN:
+        others = [names()[other].title for other in judgement.depends if other != setting.name]
+        says = (
+            f"Depends on {', '.join(others)}." if others and setting.known else "It cannot be seen from here."
+        )
+    return Row(
+        setting=setting.name,
+        title=name.title,
+        value=_safe(setting.value),
+        shown=_shown(setting),
+        origin=setting.origin,
+        severity=judgement.severity,
+        says=says,
+    )
+
+
+def _advice(finding: Finding, judgements: tuple[Judgement, ...], target: Target) -> Advice:
+    about = next(judgement.setting for judgement in judgements if judgement.setting.name == finding.setting)
+    typed = [text for name, value in finding.changes if (text := target.typed(name, value)) is not None]
+    # Not a setting of this target: then of its requests, which the cause knows about.
+    elsewhere = CAUSES[finding.cause].fix("vllm") if finding.cause and not typed else ""
+    return Advice(
+        rule=finding.rule,
+        setting=finding.setting,
+        title=names()[finding.setting].title,
+        value=_shown(about),
+        severity=finding.severity,
+        says=without_secrets(finding.says),
+        cause=finding.cause,
+        type=tuple(typed),
+        do=finding.do or elsewhere,
+        source=finding.source,
+    )
+
+
+def _shown(setting: Setting) -> str:
+    return without_secrets(shown(setting.value)) if setting.known else "?"
+
+
+def _safe(value: Value) -> Value:
+    return without_secrets(value) if isinstance(value, str) else value

@@ -1,0 +1,79 @@
+"""Which kind of configuration was handed to us? Told by its shape; what fits none is refused with what there is."""
+
+from pathlib import Path
+
+from zerodrift.core.errors import ConfigError
+from zerodrift.doctor.command import CommandLine
+from zerodrift.doctor.kinds import FileKind
+from zerodrift.doctor.pipelinerl_file import PipelineRlFile
+from zerodrift.doctor.tables import trl_keys, vllm_options
+from zerodrift.doctor.target import Target
+from zerodrift.doctor.trl_file import TrlFile
+from zerodrift.doctor.vllm_file import VllmFile, read_text
+from zerodrift.doctor.yaml_text import YamlText
+from zerodrift.doctor.zerodrift_file import ZerodriftFile, is_ours
+
+
+def is_url(text: str) -> bool:
+    """Whether a server is meant."""
+    return text.startswith(("http://", "https://"))
+
+
+def open_target(text: str, kind: FileKind | None = None) -> Target:
+    """A command line, or the file at that path; servers are opened by `server`."""
+    if not text.strip():
+        raise ConfigError("there is nothing to judge; give a URL, a vLLM command in quotes, or a YAML file")
+    if _names_a_file(text):
+        return open_text(read_text(Path(text)), text, kind)
+    if " " not in text.strip():
+        raise ConfigError(
+            f"{text!r} is neither a URL (http://…), nor a file, nor a command; put a command in quotes"
+        )
+    return CommandLine(text)
+
+
+def corrected(text: str, original: str, kind: FileKind | None = None) -> Target:
+    """What `original` named, with `text` in its place: a correction is judged like everything else."""
+    return open_text(text, original, kind) if _names_a_file(original) else CommandLine(text)
+
+
+def open_text(text: str, source: str, kind: FileKind | None) -> Target:
+    """The text of a file; `source` names it in errors."""
+    document = YamlText(text, source)
+    match kind or _kind(document):
+        case FileKind.VLLM:
+            return VllmFile(document)
+        case FileKind.TRL:
+            return TrlFile(document)
+        case FileKind.PIPELINERL:
+            return PipelineRlFile(document)
+        case FileKind.ZERODRIFT:
+            return ZerodriftFile(document)
+
+
+def _names_a_file(text: str) -> bool:
+    """A command has blanks, and files rarely; a YAML file that is not there is a file all the same."""
+    try:
+        there = Path(text).is_file()
+    except OSError:  # a command may be longer than any name
+        return False
+    return there or (" " not in text and text.endswith((".yaml", ".yml")))
+
+
+def _kind(document: YamlText) -> FileKind:
+    values = document.values
+    if is_ours(values):
+        return FileKind.ZERODRIFT
+    sections = {key for key, value in values.items() if isinstance(value, dict)}
+    if sections & {"vllm_config", "finetune", "actor"} or isinstance(values.get("defaults"), list):
+        return FileKind.PIPELINERL
+    # `seed`, `dtype` and a few others are keys of both: whose keys are more?
+    options = vllm_options().names
+    of_vllm = sum(str(key).replace("_", "-") in options for key in values)
+    of_trl = sum(key in trl_keys() or str(key).startswith("vllm_") or key == "use_vllm" for key in values)
+    if not of_vllm and not of_trl:
+        raise ConfigError(
+            f"{document.source} is no configuration of vLLM, TRL, PipelineRL or zerodrift that can be told by its "
+            f"keys; say which with --kind {'|'.join(FileKind)}"
+        )
+    return FileKind.VLLM if of_vllm > of_trl else FileKind.TRL

@@ -1,0 +1,184 @@
+"""A running vLLM server: settings as it shows them and as it behaves, never as its version string promises.
+
+Asked, in this order: /v1/models, /version, /server_info (dev mode), /metrics, /openapi.json, and, where allowed, three
+completions of one token. Nothing is changed on the server. What it does not show is unknown.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from zerodrift.backends.http import HttpClient
+from zerodrift.backends.vllm_facts import ServerInfo
+from zerodrift.backends.vllm_wire import parse
+from zerodrift.core.errors import BadAnswer, EngineError, EngineRefused
+from zerodrift.doctor import vllm_words
+from zerodrift.doctor.behaviour import Behaviour
+from zerodrift.doctor.setting import Origin, Setting, Value, unknown
+from zerodrift.doctor.tables import VllmName, vllm_names
+from zerodrift.doctor.target import Reading
+
+CONTROL = ("/collective_rpc", "/update_weights", "/pause", "/reset_prefix_cache")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class _Card(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Card]
+
+
+class Server:
+    """One vLLM server. `probe` False leaves out whatever makes it generate."""
+
+    def __init__(
+        self, url: str, *, api_key: str | None = None, probe: bool = True, timeout_s: float = 60.0
+    ) -> None:
+        address = url.rstrip("/").removesuffix("/v1")
+        self._http = HttpClient(address, api_key=api_key, timeout_s=timeout_s, concurrency=1)
+        self._key = api_key is not None
+        self._probe = probe
+        self.title = f"vLLM server at {self._http.address}"
+
+    def read(self) -> Reading:
+        """All that it shows; a server that cannot be reached, or refuses the key, raises. The connection ends."""
+        try:
+            return self._read()
+        finally:
+            self._http.close()
+
+    def _read(self) -> Reading:
+        card = self._card()
+        self.title = f"{self.title}, which calls itself {self._version()}"
+        info = self._info()
+        labels = self._labels()
+        found = {name: _shown(name, spec, info, labels) for name, spec in vllm_names().items()}
+        found["device"] = _device(info)
+        if found["device"].value != "cpu":
+            del found["cpu_attn_split_kv"]
+        found["max_model_len"] = Setting("max_model_len", card.max_model_len, Origin.SERVER)
+        found |= self._reachable(info)
+        found["generation_defaults"] = unknown("generation_defaults")
+        if self._probe:
+            found |= Behaviour(self._http, card.id).settings(found)
+        # Nobody can see these from outside, and nothing would be said about them.
+        for name in ("return_tokens_as_token_ids", "disable_cascade_attn"):
+            del found[name]
+        return Reading(found, ())
+
+    def typed(self, name: str, value: Value) -> str | None:
+        """What to start it with next time."""
+        return vllm_words.typed(name, value)
+
+    def changed(self, changes: Mapping[str, Value]) -> str:
+        """Flags and variables to start it with: a running server has no text to change."""
+        typed = [
+            text for name, value in changes.items() if (text := vllm_words.typed(name, value)) is not None
+        ]
+        variables = [text for text in typed if not text.startswith(("-", "remove"))]
+        return " ".join([*variables, "vllm serve …", *(text for text in typed if text not in variables)])
+
+    def _card(self) -> _Card:
+        cards = parse(self._http.get("/v1/models"), _Models, "/v1/models").data
+        # Adapters are listed behind their base model, which alone says how long a sequence may be.
+        card = next((card for card in cards if card.max_model_len is not None), None)
+        if card is None:
+            raise BadAnswer(f"{self._http.address}/v1/models shows no max_model_len; is this a vLLM server?")
+        return card
+
+    def _version(self) -> str:
+        answer = self._http.find("/version")
+        found = answer.get("version") if isinstance(answer, dict) else None
+        return f"vLLM {found}" if isinstance(found, str) else "nothing"
+
+    def _info(self) -> ServerInfo | None:
+        path = "/server_info?config_format=json"
+        try:
+            return parse(self._http.find(path), ServerInfo, path)
+        except (BadAnswer, EngineRefused):
+            return None
+
+    def _labels(self) -> dict[str, str]:
+        """The labels of vllm:cache_config_info, which needs no dev mode."""
+        try:
+            reply = self._http.exchange("GET", "/metrics")
+        except EngineError:
+            return {}
+        lines = reply.body.decode(errors="replace").splitlines() if reply.status == 200 else []
+        line = next((line for line in lines if line.startswith("vllm:cache_config_info{")), "")
+        return dict(_LABEL.findall(line))
+
+    def _reachable(self, info: ServerInfo | None) -> dict[str, Setting]:
+        """Which doors are open to us, and whether a key is asked for."""
+        answer = self._http.find("/openapi.json")
+        paths = answer.get("paths") if isinstance(answer, dict) else None
+        routes = paths if isinstance(paths, dict) else {}
+        # A route for POST answers GET with 405, and nothing happens.
+        there = [path for path in CONTROL if path in routes or self._http.exchange("GET", path).status == 405]
+        dev_mode = bool(there) or info is not None
+        host = self._http.address.partition("://")[2].partition("/")[0].rpartition(":")[0].strip("[]")
+        return {
+            "dev_mode": Setting("dev_mode", dev_mode, Origin.MEASURED),
+            # From this machine nobody can tell whether others reach the server as well.
+            "host": unknown("host") if host in LOOPBACK else Setting("host", host, Origin.MEASURED),
+            "api_key": Setting("api_key", self._asks_for_a_key(), Origin.MEASURED),
+        }
+
+    def _asks_for_a_key(self) -> bool:
+        """With a key it let us in; does it without?"""
+        if not self._key:
+            return False
+        keyless = HttpClient(self._http.address, timeout_s=self._http.timeout_s, concurrency=1)
+        try:
+            return keyless.exchange("GET", "/v1/models").status in (401, 403)
+        finally:
+            keyless.close()
+
+
+def _shown(name: str, spec: VllmName, info: ServerInfo | None, labels: Mapping[str, str]) -> Setting:
+    if info is not None and spec.env is not None and spec.env in info.vllm_env:
+        return Setting(name, bool(info.vllm_env[spec.env]), Origin.SERVER)
+    if info is not None and spec.server is not None:
+        there, value = _look_up(info.vllm_config, spec.server)
+        if there:
+            return Setting(name, _plain(spec, value), Origin.SERVER)
+        if spec.key is not None and _look_up(info.vllm_config, spec.server.rpartition(".")[0])[0]:
+            return Setting(name, spec.default, Origin.SERVER)  # an override that is not there
+    if spec.metric is not None and spec.metric in labels:
+        text = labels[spec.metric]
+        return Setting(name, text == "True" if spec.kind == "switch" else text, Origin.SERVER)
+    return unknown(name)
+
+
+def _plain(spec: VllmName, value: Any) -> Value:
+    match spec.kind:
+        case "presence":
+            return None if value in (None, [], {}) else "on"
+        case "switch":
+            return bool(value)
+        case "names":
+            keys = [key for key in value if key != spec.except_] if isinstance(value, dict) else []
+            return ", ".join(map(str, keys)) or None
+    if isinstance(value, str):
+        return value.removeprefix("torch.")
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
+def _look_up(tree: Mapping[str, Any], path: str) -> tuple[bool, Any]:
+    value: Any = tree
+    for key in path.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return False, None
+        value = value[key]
+    return True, value
+
+
+def _device(info: ServerInfo | None) -> Setting:
+    there, value = _look_up(info.vllm_config, "device_config.device") if info else (False, None)
+    return Setting("device", str(value), Origin.SERVER) if there else unknown("device")

@@ -1,0 +1,130 @@
+"""The tables in `settings/`: what each setting is called, by people, by vLLM and by trainers, and its default there."""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Literal, TypeVar
+
+import msgspec
+
+from zerodrift.config.document import parse
+from zerodrift.core.frozen import freeze
+from zerodrift.doctor.setting import Value
+
+VLLM_VERSION = "0.32"
+TRL_VERSION = "1.16"
+PIPELINERL_VERSION = "58d3934 (June 2026)"
+
+UNWRITTEN = "unknown"
+"""A default that depends on the model or the device."""
+
+Table = TypeVar("Table")
+
+
+class Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What people call a setting, and what to say where nothing is wrong with it."""
+
+    title: str
+    fine: str
+
+
+class VllmName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What vLLM calls a setting."""
+
+    flag: str | None = None
+    """Without its dashes."""
+    key: str | None = None
+    """Inside the JSON that the flag takes."""
+    except_: str | None = msgspec.field(default=None, name="except")
+    """A key of that JSON that is a setting of its own."""
+    env: str | None = None
+    also: tuple[str, ...] = ()
+    """Flags that have the same effect."""
+    kind: Literal["text", "number", "switch", "presence", "names", "secret"] = "text"
+    """`presence`: on if given at all; `names`: the keys of its JSON; `secret`: whether there is one."""
+    secret_env: str | None = None
+    default: Value = None
+    cpu: Value | msgspec.UnsetType = msgspec.UNSET
+    """The default on CPU, where it is another."""
+    server: str | None = None
+    """Path in the configuration that /server_info shows."""
+    metric: str | None = None
+    """Label of vllm:cache_config_info in /metrics."""
+
+    def default_on(self, device: Value) -> Value:
+        """The default there."""
+        return self.default if device != "cpu" or self.cpu is msgspec.UNSET else self.cpu
+
+
+class FileName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a trainer's file calls a setting: a path of keys, and the default where the file does not say."""
+
+    path: str
+    default: Value = None
+    values: Mapping[str, Value] = {}
+    """Words of the file to words of ours, where they differ."""
+
+    def __post_init__(self) -> None:
+        """Tables do not change."""
+        freeze(self, "values")
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many words each flag of vLLM takes."""
+
+    switches: tuple[str, ...]
+    bare: tuple[str, ...]
+    values: tuple[str, ...]
+    lists: tuple[str, ...]
+    aliases: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        """Tables do not change."""
+        freeze(self, "aliases")
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All of them, without `--no-` forms and aliases."""
+        return frozenset((*self.switches, *self.bare, *self.values, *self.lists))
+
+
+def _read(name: str, shape: type[Table]) -> Table:
+    text = (files("zerodrift.doctor") / "settings" / f"{name}.yaml").read_text(encoding="utf-8")
+    return msgspec.convert(parse(text, f"{name}.yaml"), shape)
+
+
+@cache
+def names() -> Mapping[str, Name]:
+    """Every setting, in the order in which it is shown."""
+    return _read("names", dict[str, Name])
+
+
+@cache
+def vllm_names() -> Mapping[str, VllmName]:
+    """Those that vLLM has."""
+    return _read("vllm", dict[str, VllmName])
+
+
+@cache
+def vllm_options() -> Options:
+    """Every flag of vLLM."""
+    return _read("vllm_options", Options)
+
+
+@cache
+def file_names(framework: Literal["trl", "pipelinerl", "zerodrift"]) -> Mapping[str, FileName]:
+    """Those that a file of this framework has."""
+    return _read(framework, dict[str, FileName])
+
+
+@cache
+def trl_keys() -> frozenset[str]:
+    """Keys by which a TRL file is known, judged or not."""
+    return frozenset(name.path for name in file_names("trl").values()) | {
+        "model_name_or_path",
+        "num_generations",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "reward_funcs",
+        "dataset_name",
+    }

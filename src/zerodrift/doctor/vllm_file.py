@@ -1,0 +1,133 @@
+"""The file of `vllm serve --config`: flags as keys, with what vLLM makes of them, its surprise included.
+
+vLLM turns `false` into `--no-KEY` and drops the line where there is no such flag. Flags are spelled with hyphens, so
+`enable_prefix_caching: false` is dropped, and caching stays on.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zerodrift.core.errors import ConfigError
+from zerodrift.doctor import vllm_settings
+from zerodrift.doctor.setting import Origin, Setting, Value
+from zerodrift.doctor.tables import VLLM_VERSION, vllm_names, vllm_options
+from zerodrift.doctor.target import Reading
+from zerodrift.doctor.vllm_arguments import Parsed, parse
+from zerodrift.doctor.yaml_text import YamlText
+
+
+class VllmFile:
+    """Keys with hyphens or underscores, values as the flags take them."""
+
+    title = f"vLLM configuration file, defaults of vLLM {VLLM_VERSION}"
+
+    def __init__(self, text: YamlText) -> None:
+        self._text = text
+        self._parsed = arguments(text.values)
+
+    @classmethod
+    def of(cls, path: Path) -> "VllmFile":
+        """The file at `path`."""
+        return cls(YamlText(read_text(path), str(path)))
+
+    @property
+    def model(self) -> str | None:
+        """As the file names it."""
+        found = self._parsed.last("model")
+        return found.value if found else None
+
+    @property
+    def dropped(self) -> list[str]:
+        """Keys of lines that vLLM drops."""
+        return [
+            key
+            for key, value in self._text.values.items()
+            if value is False and "_" in str(key) and _hyphens(key) in vllm_options().switches
+        ]
+
+    def read(self) -> Reading:
+        """Without the lines that vLLM drops."""
+        found = vllm_settings.settings(self._parsed, {}, self.model)
+        found["dropped_lines"] = Setting("dropped_lines", ", ".join(self.dropped) or None, Origin.SET)
+        return Reading(found, tuple(vllm_settings.not_judged(self._parsed)))
+
+    def typed(self, name: str, value: Value) -> str | None:
+        """A line of the file, or a variable for the command that reads it."""
+        if name == "dropped_lines":
+            return ", ".join(f"{_hyphens(key)}: false" for key in self.dropped) or None
+        spec = vllm_names().get(name)
+        if spec is None or spec.env is not None:
+            return None if spec is None else f"{spec.env}={int(bool(value))} before the command"
+        if value is None:
+            return f"remove {spec.flag}"
+        return f"{spec.flag}: {_line(spec.key, value)}"
+
+    def changed(self, changes: Mapping[str, Value]) -> str:
+        """The file with these settings; variables have no place in it."""
+        text = self._text
+        for name, value in changes.items():
+            spec = vllm_names().get(name)
+            if name == "dropped_lines":
+                for key in VllmFile(text).dropped:
+                    text = text.renamed([key], _hyphens(key))
+            elif spec is not None and spec.flag is not None:
+                text = _with(text, spec.flag, spec.key, value, also=spec.also)
+        return text.without_secrets()
+
+
+def arguments(values: Mapping[Any, Any]) -> Parsed:
+    """The flags that vLLM makes of the keys of its file."""
+    words: list[str] = []
+    for key, value in values.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"the key {key!r} is not text; keys are flags of vLLM without their dashes")
+        if isinstance(value, bool):
+            if value:
+                words.append(f"--{key}")
+            elif "_" not in key:
+                words.append(f"--no-{key}")
+        elif isinstance(value, list):
+            words += [f"--{key}", *map(str, value)] if value else []
+        elif isinstance(value, dict):
+            words += [f"--{key}={json.dumps(value)}"]
+        else:
+            words += [f"--{key}={value}"]
+    return parse(words)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file that a user named."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file {path}; check the path") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as text ({error}); a configuration is a UTF-8 file"
+        ) from error
+
+
+def _with(text: YamlText, flag: str, key: str | None, value: Value, also: tuple[str, ...]) -> YamlText:
+    spellings = [name for name in text.values if isinstance(name, str) and _hyphens(name) in (flag, *also)]
+    if value is None:
+        for name in spellings:
+            text = text.without([name])
+        return text
+    if key is not None:
+        return text.with_value([*(spellings[-1:] or [flag]), key], value)
+    if not spellings:
+        return text.with_value([flag], value)
+    text = text.with_value(spellings[-1:], value)
+    # Under a key with underscores `false` would be dropped.
+    return text.renamed(spellings[-1:], flag) if value is False else text
+
+
+def _line(key: str | None, value: Value) -> str:
+    written = json.dumps(value) if isinstance(value, bool) else str(value)
+    return written if key is None else f"{{{key}: {written}}}"
+
+
+def _hyphens(key: object) -> str:
+    return str(key).replace("_", "-")

@@ -1,0 +1,128 @@
+"""From flags and environment variables of a vLLM server to settings in force: what is written, else the default."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from zerodrift.doctor.setting import Origin, Setting, Value, unknown
+from zerodrift.doctor.tables import UNWRITTEN, VllmName, vllm_names
+from zerodrift.doctor.vllm_arguments import Argument, Parsed, mapping, number
+
+Default = Callable[[str], Setting | None]
+"""What somebody between vLLM and the user sets where the user does not; None leaves it to vLLM."""
+
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+NOT_JUDGED = frozenset({"model", "port", "served-model-name", "config"})
+"""Say where and what, not how; nothing to list."""
+
+
+def nothing(_name: str) -> None:
+    """Nobody stands between vLLM and the user."""
+
+
+def settings(
+    parsed: Parsed, env: Mapping[str, str], model: str | None, otherwise: Default = nothing
+) -> dict[str, Setting]:
+    """Everything that is judged about a vLLM server started so."""
+    found = {"device": device(env)}
+    for name, spec in vllm_names().items():
+        written = _from_env(name, spec, env) if spec.env else _from_flags(name, spec, parsed, env)
+        found[name] = written or otherwise(name) or _default(name, spec, found["device"].value)
+    if found["device"].value != "cpu" and found["cpu_attn_split_kv"].origin is Origin.DEFAULT:
+        del found["cpu_attn_split_kv"]  # means nothing elsewhere
+    if parsed.last("uds") is not None:
+        found["host"] = Setting("host", "unix socket", Origin.SET)
+    found["generation_defaults"] = model_defaults(model)
+    return found
+
+
+def not_judged(parsed: Parsed) -> list[str]:
+    """Flags that no rule reads, and flags that do not exist; nothing of what a user wrote is passed over."""
+    judged = {flag for spec in vllm_names().values() for flag in (spec.flag, *spec.also)}
+    unknown_flags = parsed.unknown()
+    unknown_names = {text.split()[0].lstrip("-") for text in unknown_flags}
+    rest = dict.fromkeys(
+        f"--{each.name}"
+        for each in parsed.arguments
+        if each.name not in judged | NOT_JUDGED | unknown_names | {"uds"}
+    )
+    return [*rest, *dict.fromkeys(unknown_flags)]
+
+
+def device(env: Mapping[str, str]) -> Setting:
+    """CPU where variables of the CPU backend are set, CUDA where devices are chosen; a command does not say."""
+    if any(name.startswith("VLLM_CPU_") for name in env):
+        return Setting("device", "cpu", Origin.SET)
+    if env.get("CUDA_VISIBLE_DEVICES"):
+        return Setting("device", "cuda", Origin.SET)
+    return unknown("device")
+
+
+def model_defaults(model: str | None) -> Setting:
+    """What the model's generation_config.json would change; only a directory here can be looked into."""
+    if model is None or not (directory := Path(model)).is_dir():
+        return unknown("generation_defaults")
+    try:
+        written = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        written = {}
+    except (OSError, ValueError):
+        return unknown("generation_defaults")
+    changed = [
+        f"{name} {written[name]}"
+        for name, neutral in NEUTRAL.items()
+        if isinstance(written, dict) and written.get(name) not in (None, neutral)
+    ]
+    return Setting("generation_defaults", ", ".join(changed) or None, Origin.SET)
+
+
+def _default(name: str, spec: VllmName, where: Value) -> Setting:
+    value = spec.default_on(where)
+    if spec.kind == "secret":
+        value = False
+    return unknown(name) if value == UNWRITTEN else Setting(name, value, Origin.DEFAULT)
+
+
+def _from_env(name: str, spec: VllmName, env: Mapping[str, str]) -> Setting | None:
+    text = env.get(spec.env or "")
+    if text is None:
+        return None
+    # vLLM reads these as integers, two of them as words.
+    return Setting(name, text.strip().lower() in ("1", "true"), Origin.SET)
+
+
+def _from_flags(name: str, spec: VllmName, parsed: Parsed, env: Mapping[str, str]) -> Setting | None:
+    assert spec.flag is not None, f"{name} has neither flag nor variable"
+    if spec.kind == "secret":
+        there = parsed.last(spec.flag) is not None or bool(env.get(spec.secret_env or ""))
+        return Setting(name, value=True, origin=Origin.SET) if there else None
+    if spec.key is not None or spec.kind == "names":
+        return _from_json(name, spec, parsed)
+    candidates = (parsed.last(flag) for flag in (spec.flag, *spec.also))
+    argument = next((each for each in candidates if each is not None), None)
+    return None if argument is None else Setting(name, _value(argument, spec), Origin.SET)
+
+
+def _value(argument: Argument, spec: VllmName) -> Value:
+    match spec.kind:
+        case "switch":
+            # `--enforce-eager=false` is refused by vLLM, but files may say it.
+            return argument.on and argument.value.lower() not in ("false", "0")
+        case "number":
+            return number(argument.value)
+        case "presence":
+            return f"--{argument.name}" if argument.on else None
+    return None if argument.value.lower() in ("none", "null") else argument.value
+
+
+def _from_json(name: str, spec: VllmName, parsed: Parsed) -> Setting | None:
+    merged: dict[str, Any] = {}
+    for argument in parsed.arguments:
+        if argument.name == spec.flag:
+            merged |= mapping(argument)
+    if spec.key is not None:
+        value = merged.get(spec.key)
+        return None if value is None else Setting(name, str(value), Origin.SET)
+    keys = [key for key in merged if key != spec.except_]
+    return Setting(name, ", ".join(keys), Origin.SET) if keys else None

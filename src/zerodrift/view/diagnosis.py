@@ -1,0 +1,93 @@
+"""A diagnosis in a terminal: what is wrong first, with what to type; then every setting, and what was not judged."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from zerodrift.doctor.diagnosis import Advice, Diagnosis, Row
+from zerodrift.doctor.rule import Severity
+from zerodrift.view.visible import LONGEST_TYPED, visible
+
+STYLES = {
+    Severity.WRONG: "red",
+    Severity.RISK: "yellow",
+    Severity.NOTE: "cyan",
+    Severity.UNKNOWN: "magenta",
+    Severity.FINE: "green",
+}
+_HEADLINES = {
+    0: ("OK", "green", "Nothing here is known to be wrong"),
+    1: ("WRONG", "red", "Do not train on this yet"),
+    3: ("UNKNOWN", "yellow", "What decides cannot be seen from here"),
+}
+_MARGIN = 2
+LONGEST_VALUE = 30
+"""Of a value in the table; findings show it whole."""
+
+
+def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
+    """The answer, the findings, the settings."""
+    word, style, headline = _HEADLINES[diagnosis.exit_code]
+    counted = ", ".join(_counts(diagnosis))
+    console.print(
+        Text.assemble((word, f"bold {style}"), f"  {headline}: {counted}" if counted else f"  {headline}")
+    )
+    console.print(Text(visible(diagnosis.target), style="dim"))
+    console.print()
+    for advice in diagnosis.findings:
+        _print_advice(advice, console)
+    _print_settings(diagnosis.settings, console)
+    if diagnosis.not_judged:
+        console.print()
+        console.print(Text("not judged:", style="dim"))
+        for text in diagnosis.not_judged:
+            console.print(Text(f"    {visible(text)}"), soft_wrap=True)
+
+
+def _counts(diagnosis: Diagnosis) -> list[str]:
+    severities = [advice.severity for advice in diagnosis.findings]
+    severities += [row.severity for row in diagnosis.settings if row.severity is Severity.UNKNOWN]
+    return [f"{severities.count(each)} {each}" for each in Severity if each in severities]
+
+
+def _print_advice(advice: Advice, console: Console) -> None:
+    head = Text.assemble((f"{advice.severity:<7}", STYLES[advice.severity]), (visible(advice.title), "bold"))
+    console.print(Text.assemble(head, f" {visible(advice.value)}"), soft_wrap=True)
+    grid = Table.grid(padding=(0, _MARGIN, 0, 0))
+    grid.add_row("     ", Text(visible(advice.says)))
+    console.print(grid)
+    lines = [*(("type", typed) for typed in advice.type), ("do", advice.do), ("cause", advice.cause or "")]
+    lines += [("see", source) for source in advice.source]
+    for label, text in lines:
+        if text:
+            # On one line each, however long: people copy them.
+            style = STYLES[advice.severity] if label == "type" else ""
+            line = Text.assemble(
+                ("       ", ""), (f"{label:<6}", "dim"), (visible(text, LONGEST_TYPED), style)
+            )
+            console.print(line, soft_wrap=True)
+    console.print()
+
+
+def _print_settings(rows: tuple[Row, ...], console: Console) -> None:
+    """One line a setting, cut where the terminal ends: the whole sentence is in the JSON."""
+    headers = ("setting", "value", "from", "judged", "")
+    lines = [[Text(header, style="dim") for header in headers], *(_cells(row) for row in rows)]
+    widths = [max(cell.cell_len for cell in column) for column in zip(*lines, strict=True)]
+    for cells in lines:
+        for cell, width in zip(cells, widths, strict=True):
+            cell.pad_right(width - cell.cell_len)
+        line = Text("  ").join(cells)
+        line.rstrip()
+        line.truncate(console.width, overflow="ellipsis")
+        console.print(line, soft_wrap=True)
+
+
+def _cells(row: Row) -> list[Text]:
+    return [
+        Text(visible(row.title)),
+        Text(visible(row.shown, LONGEST_VALUE)),
+        Text(row.origin, style="dim"),
+        Text(row.severity, style=STYLES[row.severity]),
+        Text(visible(row.says), style="dim"),
+    ]

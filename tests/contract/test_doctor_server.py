@@ -1,0 +1,232 @@
+"""The doctor against a small server that speaks as vLLM does, with and without dev mode, and behaves as told."""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from zerodrift.core.errors import BadAnswer, EngineRefused, EngineUnreachable
+from zerodrift.doctor.behaviour import differ, logprobs_mode
+from zerodrift.doctor.diagnosis import Diagnosis, diagnose
+from zerodrift.doctor.rule import Severity
+from zerodrift.doctor.server import Server
+from zerodrift.doctor.setting import Origin, Settings
+
+LOGITS = {"token_id:3": 2.0, "token_id:4": 1.5, "token_id:5": 0.25}
+METRICS = b"""# HELP x
+vllm:cache_config_info{block_size="16",cache_dtype="fp8",enable_prefix_caching="True",engine="0"} 1.0
+"""
+CONFIG = {
+    "model_config": {
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "override_generation_config": {},
+        "hf_overrides": {"rope_theta": 5},
+        "dtype": "torch.bfloat16",
+        "max_model_len": 64,
+        "enforce_eager": True,
+        "logits_processors": None,
+    },
+    "cache_config": {"enable_prefix_caching": False, "cache_dtype": "auto"},
+    "scheduler_config": {"async_scheduling": False},
+    "speculative_config": {"method": "ngram"},
+    "device_config": {"device": "cuda"},
+}
+ENV = {"VLLM_BATCH_INVARIANT": False, "VLLM_SERVER_DEV_MODE": True}
+
+
+class Vllm:
+    """As much of a server as the doctor asks."""
+
+    def __init__(self, loopback: Any) -> None:
+        self.loopback = loopback
+        self.url: str = loopback.url
+        self.mode = "processed_logprobs"
+        self.temperature = 1.0
+        self.key: str | None = None
+        loopback.routes |= {
+            "GET /v1/models": self.models,
+            "GET /version": lambda *_: (200, {"version": "0.99.0"}),
+            "GET /metrics": lambda *_: (200, METRICS),
+            "GET /openapi.json": lambda *_: (200, {"paths": {"/v1/models": {}}}),
+            "POST /v1/completions": self.complete,
+        }
+
+    def models(self, call: Any, _handler: Any) -> tuple[int, object]:
+        if self.key is not None and call.headers.get("authorization") != f"Bearer {self.key}":
+            return 401, {"error": "Unauthorized"}
+        return 200, {"data": [{"id": "tiny", "max_model_len": 64}]}
+
+    def dev_mode(self, config: dict[str, Any] | None = None, env: dict[str, Any] | None = None) -> None:
+        info = {"vllm_config": CONFIG if config is None else config, "vllm_env": ENV if env is None else env}
+        self.loopback.routes |= {
+            "GET /server_info?config_format=json": lambda *_: (200, info),
+            "POST /collective_rpc": lambda *_: (200, {}),
+        }
+
+    def complete(self, call: Any, _handler: Any) -> tuple[int, object]:
+        temperature = call.body.get("temperature", self.temperature) if "processed" in self.mode else 1.0
+        values = {token: logit / temperature for token, logit in LOGITS.items()}
+        if self.mode.endswith("logprobs"):
+            total = math.log(sum(math.exp(value) for value in values.values()))
+            values = {token: value - total for token, value in values.items()}
+        return 200, {"choices": [{"index": 0, "logprobs": {"top_logprobs": [values]}}]}
+
+    def read(self, **options: Any) -> Settings:
+        return Server(self.url, **options).read().settings
+
+
+@pytest.fixture
+def vllm(loopback: Any) -> Vllm:
+    return Vllm(loopback)
+
+
+def diagnosis(vllm: Vllm) -> Diagnosis:
+    return diagnose(Server(vllm.url), {})[0]
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"])
+def test_the_mode_is_measured(vllm: Vllm, mode: str) -> None:
+    vllm.mode = mode
+    setting = vllm.read()["logprobs_mode"]
+    assert (setting.value, setting.origin) == (mode, Origin.MEASURED)
+
+
+def test_what_is_measured_beats_what_is_shown(vllm: Vllm) -> None:
+    vllm.dev_mode()
+    assert vllm.read()["logprobs_mode"].origin is Origin.SERVER
+    vllm.mode = "raw_logprobs"
+    setting = vllm.read()["logprobs_mode"]
+    assert (setting.value, setting.origin) == ("raw_logprobs", Origin.MEASURED)
+
+
+def test_without_dev_mode_metrics_still_tell_something(vllm: Vllm) -> None:
+    settings = vllm.read()
+    assert settings["prefix_caching"].value is True
+    assert settings["kv_cache_dtype"].value == "fp8"
+    assert settings["max_model_len"].value == 64
+    assert settings["dev_mode"].value is False
+    assert settings["api_key"].value is False
+    for name in (
+        "generation_config",
+        "dtype",
+        "head_dtype",
+        "async_scheduling",
+        "batch_invariant",
+        "host",
+        "seed",
+    ):
+        assert not settings[name].known, name
+
+
+def test_with_dev_mode_all_is_shown(vllm: Vllm) -> None:
+    vllm.dev_mode()
+    settings = vllm.read()
+    assert settings["dtype"].value == "bfloat16"
+    assert settings["head_dtype"].value == "model"
+    assert settings["hf_overrides"].value == "rope_theta"
+    assert settings["override_generation_config"].value is None
+    assert settings["speculative"].value == "on"
+    assert settings["logits_processors"].value is None
+    assert settings["batch_invariant"].value is False
+    assert settings["device"].value == "cuda"
+    assert settings["dev_mode"].value is True
+    assert not settings["seed"].known
+
+
+def test_an_unreadable_server_info_is_none(vllm: Vllm) -> None:
+    vllm.loopback.routes["GET /server_info?config_format=json"] = lambda *_: (200, ["?"])
+    assert not vllm.read()["dtype"].known
+
+
+def test_defaults_that_the_server_fills_in_are_measured(vllm: Vllm) -> None:
+    vllm.temperature = 0.6
+    found = diagnosis(vllm)
+    assert "defaults-measured" in {finding.rule for finding in found.findings}
+    assert found.exit_code == 1
+    vllm.temperature = 1.0
+    assert vllm.read()["generation_defaults"].value is None
+    assert vllm.read()["generation_defaults"].origin is Origin.MEASURED
+
+
+def test_raw_logprobs_hide_what_is_filled_in(vllm: Vllm) -> None:
+    vllm.mode, vllm.temperature = "raw_logprobs", 0.6
+    assert not vllm.read()["generation_defaults"].known
+
+
+def test_a_server_that_shows_nothing_cannot_be_judged(vllm: Vllm) -> None:
+    vllm.loopback.routes["GET /metrics"] = lambda *_: (404, {})
+    vllm.loopback.routes["POST /v1/completions"] = lambda *_: (400, {"error": "no logprobs here"})
+    found = diagnosis(vllm)
+    assert found.exit_code == 3
+    assert {row.severity for row in found.settings if row.setting == "logprobs_mode"} == {Severity.UNKNOWN}
+
+
+def test_nothing_is_generated_without_leave(vllm: Vllm) -> None:
+    assert not vllm.read(probe=False)["logprobs_mode"].known
+    assert not vllm.loopback.to("/v1/completions")
+
+
+def test_nothing_is_changed(vllm: Vllm) -> None:
+    vllm.dev_mode()
+    vllm.read()
+    assert {call.path for call in vllm.loopback.calls if call.method == "POST"} == {"/v1/completions"}
+
+
+def test_a_key_is_sent_and_asked_for(vllm: Vllm) -> None:
+    vllm.key = "k"
+    with pytest.raises(EngineRefused, match="refused the key"):
+        vllm.read()
+    assert vllm.read(api_key="k")["api_key"].value is True
+    vllm.key = None
+    assert vllm.read(api_key="k")["api_key"].value is False
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda routes: routes.update({"GET /v1/models": lambda *_: (200, {"data": [{"id": "x"}]})}),
+        lambda routes: routes.update({"GET /v1/models": lambda *_: (200, [])}),
+    ],
+)
+def test_what_is_no_vllm_is_refused(vllm: Vllm, break_it: Callable[[dict[str, Any]], None]) -> None:
+    break_it(vllm.loopback.routes)
+    with pytest.raises(BadAnswer, match="vLLM server"):
+        vllm.read()
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(EngineUnreachable):
+        Server("http://127.0.0.1:9", timeout_s=0.5).read()
+
+
+def test_the_title_says_what_the_server_calls_itself(vllm: Vllm) -> None:
+    assert diagnosis(vllm).target == f"vLLM server at {vllm.url}, which calls itself vLLM 0.99.0"
+    del vllm.loopback.routes["GET /version"]
+    assert diagnosis(vllm).target.endswith("calls itself nothing")
+
+
+def test_a_correction_is_what_to_start_it_with() -> None:
+    server = Server("http://127.0.0.1:9")
+    changed = server.changed(
+        {"logprobs_mode": "processed_logprobs", "batch_invariant": True, "temperature": 1.0}
+    )
+    assert changed == "VLLM_BATCH_INVARIANT=1 vllm serve … --logprobs-mode processed_logprobs"
+    assert server.typed("seed", 1) == "--seed 1"
+
+
+def test_two_tokens_too_close_tell_nothing() -> None:
+    assert logprobs_mode({"a": -0.70, "b": -0.69}, {"a": -0.70, "b": -0.69}) is None
+    assert logprobs_mode({"a": -0.1}, {"b": -0.1}) is None
+    assert differ({"a": -1.0}, {"a": -9999.0})
+    assert not differ({"a": -1.0}, {"b": -1.0})
+
+
+def test_the_answer_is_json(vllm: Vllm) -> None:
+    import msgspec
+
+    written = json.loads(msgspec.json.encode(diagnosis(vllm)))
+    assert written["schema"] == "zerodrift.doctor/1"
+    assert {row["setting"] for row in written["settings"]} >= {"logprobs_mode", "prefix_caching"}

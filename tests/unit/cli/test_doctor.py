@@ -1,0 +1,92 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from zerodrift.cli.main import main
+
+SECRET = "sk-very-secret-indeed-it-is"
+RAW = "vllm serve Q --no-async-scheduling"
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["doctor", *arguments])
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(RAW) == 1
+    assert run(f"{RAW} --logprobs-mode processed_logprobs") == 0
+    assert run(f"{RAW} --logprobs-mode $MODE") == 3
+    assert run("ls -l") == 2
+    assert run("http://127.0.0.1:9") == 3
+    assert run(str(tmp_path / "none.yaml")) == 2
+    assert "[config/invalid] there is no file" in capsys.readouterr().err
+
+
+def test_the_temperature_can_be_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(RAW, "--temperature", "1.0") == 0
+    assert run(RAW, "--temperature", "0.7") == 1
+    assert "asked" in capsys.readouterr().out
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(RAW, "--format", "json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["exit_code"] == 1
+    first = found["findings"][0]
+    assert first["rule"] == "raw-logprobs"
+    assert first["type"] == ["--logprobs-mode processed_logprobs"]
+    assert {"severity", "says", "cause", "source", "do", "setting", "value"} <= set(first)
+    fine = next(row for row in found["settings"] if row["severity"] == "fine")
+    assert fine["says"]
+
+
+def test_fix_prints_the_command_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(RAW, "--fix") == 0
+    out, err = capsys.readouterr()
+    assert out == (
+        f"{RAW} --logprobs-mode processed_logprobs --generation-config vllm --no-enable-prefix-caching\n"
+    )
+    assert err.splitlines()[0] == "changed: --logprobs-mode processed_logprobs"
+    assert run(out.strip(), "--fix") == 0
+    again, err = capsys.readouterr()
+    assert again == out
+    assert err == "nothing to change\n"
+
+
+def test_what_cannot_be_fixed_here_stays_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{RAW} --logprobs-mode processed_logprobs", "--temperature", "0", "--fix") == 1
+    assert "not set here: temperature 1.0" in capsys.readouterr().err
+
+
+def test_fix_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "grpo.yaml"
+    file.write_text(f"use_vllm: true # fast\ntop_p: 0.9\nhub_token: {SECRET}\n")
+    assert run(str(file), "--fix") == 0
+    out = capsys.readouterr().out
+    assert out == 'use_vllm: true # fast\ntop_p: 1.0\nhub_token: "(not shown)"\n'
+    assert run(str(file), "--kind", "vllm") in (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("options", [(), ("--fix",), ("--format", "json")])
+def test_secrets_are_never_printed(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    run(
+        f"MY_SECRET={SECRET} HF_TOKEN={SECRET} {RAW} --api-key {SECRET} --our-token {SECRET} extra {SECRET}",
+        *options,
+    )
+    out, err = capsys.readouterr()
+    assert SECRET not in out + err
+
+
+def test_a_key_is_taken_from_a_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NO_SUCH", raising=False)
+    assert run("http://127.0.0.1:9", "--api-key-env", "NO_SUCH") == 2
+    assert "export it first" in capsys.readouterr().err
+    monkeypatch.setenv("OUR_KEY", SECRET)
+    assert run("http://127.0.0.1:9", "--api-key-env", "OUR_KEY") == 3
+    assert SECRET not in capsys.readouterr().err

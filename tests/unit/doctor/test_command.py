@@ -1,0 +1,221 @@
+"""Command lines: read as vLLM reads them, changed where they stand, and no secret in what comes out."""
+
+from pathlib import Path
+
+import pytest
+
+from zerodrift.core.errors import ConfigError
+from zerodrift.doctor.command import CommandLine
+from zerodrift.doctor.setting import Origin, Value
+from zerodrift.doctor.shell_words import split
+
+
+def value(command: str, name: str) -> Value:
+    return CommandLine(command).read().settings[name].value
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "expected"),
+    [
+        ("--logprobs-mode processed_logprobs", "logprobs_mode", "processed_logprobs"),
+        ("--logprobs_mode=processed_logprobs", "logprobs_mode", "processed_logprobs"),
+        ("--logprobs-mode raw_logits --logprobs-mode raw_logprobs", "logprobs_mode", "raw_logprobs"),
+        ("--no-enable-prefix-caching", "prefix_caching", False),
+        ("--enable_prefix_caching", "prefix_caching", True),
+        ("--max-model-len 8k", "max_model_len", 8000),
+        ("--max-model-len 8K", "max_model_len", 8192),
+        ("--max-logprobs -1", "max_logprobs", -1),
+        ("-tp 4", "tensor_parallel_size", 4),
+        ("-q fp8", "quantization", "fp8"),
+        ('--hf-overrides \'{"head_dtype": "float32"}\'', "head_dtype", "float32"),
+        ("--hf-overrides.head_dtype float32", "head_dtype", "float32"),
+        ('--hf-overrides \'{"head_dtype": "float32"}\'', "hf_overrides", None),
+        ("--uds /tmp/socket", "host", "unix socket"),
+        ("--api-key a b", "api_key", True),
+        ("-O3", "enforce_eager", False),
+        ("--quantization None", "quantization", None),
+    ],
+)
+def test_flags_are_read_as_vllm_reads_them(words: str, name: str, expected: Value) -> None:
+    assert value(f"vllm serve Q {words}", name) == expected
+
+
+def test_a_default_says_that_it_is_one() -> None:
+    settings = CommandLine("vllm serve Q").read().settings
+    assert settings["logprobs_mode"].origin is Origin.DEFAULT
+    assert settings["max_model_len"].origin is Origin.UNKNOWN
+    assert CommandLine("vllm serve Q --seed 0").read().settings["seed"].origin is Origin.SET
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "vllm serve Q",
+        "/opt/bin/vllm serve Q",
+        "python -m vllm.entrypoints.openai.api_server --model Q",
+        "env A=1 uv run python3 -m vllm.entrypoints.openai.api_server --model Q",
+        "vllm serve \\\n  Q",
+    ],
+)
+def test_programs_that_are_vllm(command: str) -> None:
+    assert CommandLine(command).model == "Q"
+
+
+def test_variables_before_the_program_count_and_behind_it_do_not() -> None:
+    assert value("VLLM_BATCH_INVARIANT=1 vllm serve Q", "batch_invariant") is True
+    assert value("env VLLM_BATCH_INVARIANT=1 nohup vllm serve Q", "batch_invariant") is True
+    assert value("VLLM_BATCH_INVARIANT=0 vllm serve Q", "batch_invariant") is False
+    assert value("vllm serve Q VLLM_BATCH_INVARIANT=1", "batch_invariant") is False
+
+
+def test_cpu_has_defaults_of_its_own() -> None:
+    assert value("VLLM_CPU_KVCACHE_SPACE=1 vllm serve Q", "async_scheduling") is False
+    assert value("CUDA_VISIBLE_DEVICES=0 vllm serve Q", "device") == "cuda"
+    assert "cpu_attn_split_kv" not in CommandLine("vllm serve Q").read().settings
+
+
+def test_a_variable_of_the_shell_is_unknown() -> None:
+    assert not CommandLine("vllm serve $MODEL --logprobs-mode $MODE").read().settings["logprobs_mode"].known
+
+
+def test_what_is_not_judged_is_listed() -> None:
+    words = "--block-size 32 --lgprobs-mode x --my-flag 1 2 --disable-log-stats"
+    assert CommandLine(f"HF_HOME=/x vllm serve Q {words} --port 80").read().not_judged == (
+        "--block-size",
+        "--disable-log-stats",
+        "--lgprobs-mode is no flag of vLLM 0.32; did you mean --logprobs-mode?",
+        "--my-flag is no flag of vLLM 0.32",
+        "HF_HOME",
+        "the word '2'",
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("ls -l", "no vLLM server command"),
+        ("vllm bench Q", "no vLLM server command"),
+        ("vllm serve Q | tee log", "'|'"),
+        ("vllm serve Q &", "'&'"),
+        ("vllm serve 'Q", "never closed"),
+        ("vllm serve Q --dtype", "without its value"),
+        ("vllm serve Q --dtype --seed 1", "without its value"),
+        ("vllm serve Q --hf-overrides {a:1}", "not JSON"),
+        ("vllm serve Q --hf-overrides 3", "JSON object"),
+        ("vllm serve Q --config /no/such.yaml", "no file"),
+    ],
+)
+def test_a_refusal_names_the_problem(command: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words.replace("|", r"\|")):
+        CommandLine(command).read()
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "after"),
+    [
+        ("vllm serve Q", {"seed": 3}, "vllm serve Q --seed 3"),
+        ("vllm serve Q --seed 1 -tp 2", {"seed": 3}, "vllm serve Q --seed 3 -tp 2"),
+        ("vllm serve Q --seed=1 -tp 2", {"seed": 3}, "vllm serve Q --seed=3 -tp 2"),
+        ("vllm serve Q -q fp8 -tp 2", {"quantization": None}, "vllm serve Q -tp 2"),
+        ("vllm serve Q", {"quantization": None}, "vllm serve Q"),
+        (
+            "vllm serve Q --async-scheduling",
+            {"async_scheduling": False},
+            "vllm serve Q --no-async-scheduling",
+        ),
+        ("vllm serve Q --spec-method ngram --spec-tokens 3", {"speculative": None}, "vllm serve Q"),
+        ("vllm serve Q", {"batch_invariant": True}, "VLLM_BATCH_INVARIANT=1 vllm serve Q"),
+        (
+            "A=1 B='x y' vllm serve Q",
+            {"batch_invariant": False},
+            "A=1 B='x y' VLLM_BATCH_INVARIANT=0 vllm serve Q",
+        ),
+        (
+            "VLLM_BATCH_INVARIANT=1 vllm serve Q",
+            {"batch_invariant": False},
+            "VLLM_BATCH_INVARIANT=0 vllm serve Q",
+        ),
+        (
+            "vllm serve Q",
+            {"head_dtype": "float32"},
+            """vllm serve Q --hf-overrides '{"head_dtype":"float32"}'""",
+        ),
+        (
+            """vllm serve Q --hf-overrides '{"a": 1}' -tp 2""",
+            {"head_dtype": "float32"},
+            """vllm serve Q --hf-overrides '{"a": 1, "head_dtype": "float32"}' -tp 2""",
+        ),
+        (
+            "vllm serve Q --hf-overrides.head_dtype model",
+            {"head_dtype": "float32"},
+            "vllm serve Q --hf-overrides.head_dtype float32",
+        ),
+        ("vllm serve Q \\\n    -tp 2", {"seed": 3}, "vllm serve Q \\\n    -tp 2 \\\n    --seed 3"),
+        ("vllm serve Q", {"temperature": 1.0}, "vllm serve Q"),
+    ],
+)
+def test_a_change_leaves_the_rest_as_it_was(before: str, changes: dict[str, Value], after: str) -> None:
+    assert CommandLine(before).changed(changes) == after
+
+
+SECRET = "sk-very-secret-indeed-it-is"
+
+
+def test_secrets_never_come_out() -> None:
+    command = CommandLine(f"HF_TOKEN={SECRET} vllm serve Q --api-key {SECRET} --x-token={SECRET} --seed 1")
+    assert command.changed({"seed": 2}) == (
+        'HF_TOKEN="$HF_TOKEN" vllm serve Q --api-key "$VLLM_API_KEY" --x-token "$X_TOKEN" --seed 2'
+    )
+    assert SECRET not in str(command.read())
+
+
+def test_a_secret_from_a_variable_may_stay() -> None:
+    text = 'vllm serve Q --api-key "$KEY"'
+    assert CommandLine(text).changed({}) == text
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model: Q\nlogprobs-mode: processed_logprobs\nseed: 3\nenable_prefix_caching: false\nmystery: 1\n"
+    )
+    command = CommandLine(f"vllm serve --config {file} --seed 4")
+    reading = command.read()
+    assert reading.settings["logprobs_mode"].value == "processed_logprobs"
+    assert reading.settings["seed"].value == 4
+    assert reading.settings["prefix_caching"].value is True
+    assert reading.settings["dropped_lines"].value == "enable_prefix_caching"
+    assert "--mystery is no flag of vLLM 0.32" in reading.not_judged
+    assert command.typed("dropped_lines", None) == "--no-enable-prefix-caching"
+    fixed = CommandLine(command.changed({"dropped_lines": None}))
+    assert fixed.text.endswith("--no-enable-prefix-caching")
+    assert fixed.read().settings["dropped_lines"].value is None
+
+
+def test_words_are_taken_apart_as_a_shell_does() -> None:
+    text = """a 'b c' "d \\" e" f\\ g \\\n h'i'"j" '' """
+    assert [word.text for word in split(text)] == ["a", "b c", 'd " e', "f g", "hij", ""]
+    assert all(text[word.start : word.end].strip() for word in split(text))
+
+
+@pytest.mark.parametrize(
+    ("content", "known", "expected"),
+    [
+        ('{"temperature": 0.6, "top_p": 1.0}', True, "temperature 0.6"),
+        ('{"eos_token_id": 2}', True, None),
+        (None, True, None),
+        ("{", False, None),
+    ],
+)
+def test_a_model_that_is_here_is_looked_into(
+    tmp_path: Path, content: str | None, known: bool, expected: Value
+) -> None:
+    if content is not None:
+        (tmp_path / "generation_config.json").write_text(content)
+    setting = CommandLine(f"vllm serve {tmp_path}").read().settings["generation_defaults"]
+    assert (setting.known, setting.value) == (known, expected)
+
+
+def test_what_is_no_number_stays_text() -> None:
+    assert value("vllm serve Q --max-model-len auto", "max_model_len") == "auto"
+    assert value("vllm serve Q --max-model-len 1.5k", "max_model_len") == 1500

@@ -1,0 +1,80 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from zerodrift.doctor.command import CommandLine
+from zerodrift.doctor.diagnosis import Diagnosis, diagnose
+from zerodrift.doctor.setting import Origin, Setting
+from zerodrift.view.diagnosis import print_diagnosis
+
+SOUND = "vllm serve Q --logprobs-mode processed_logprobs --generation-config vllm --no-enable-prefix-caching"
+
+
+def shown(diagnosis: Diagnosis, width: int = 80) -> list[str]:
+    out = io.StringIO()
+    print_diagnosis(diagnosis, Console(file=out, width=width))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def of(command: str) -> Diagnosis:
+    return diagnose(CommandLine(command), {})[0]
+
+
+def test_the_worst_comes_first_with_what_to_type() -> None:
+    lines = shown(of("vllm serve Q"))
+    assert lines[0].startswith("WRONG  Do not train on this yet: 1 wrong,")
+    assert lines[3] == "wrong  logprobs mode raw_logprobs"
+    assert "       type  --logprobs-mode processed_logprobs" in lines
+    assert "       cause semantic/raw-logprobs" in lines
+    assert "       see   https://github.com/vllm-project/vllm/issues/42259" in lines
+
+
+def test_every_setting_has_one_line_that_fits() -> None:
+    diagnosis = of("vllm serve Q --hf-overrides '{\"" + "x" * 200 + "\": 1}'")
+    lines = shown(diagnosis)
+    table = lines[next(i for i, line in enumerate(lines) if line.startswith("setting")) + 1 :]
+    assert len(table) == len(diagnosis.settings)
+    assert all(len(line) <= 80 for line in table)
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [(SOUND, "OK"), ("vllm serve Q", "WRONG"), (f"{SOUND} --logprobs-mode $M", "UNKNOWN")],
+)
+def test_the_headline_is_the_exit_code(command: str, word: str) -> None:
+    assert shown(of(command))[0].startswith(word)
+
+
+def test_nothing_to_count() -> None:
+    diagnosis = Diagnosis(target="t", exit_code=0, settings=(), findings=(), not_judged=())
+    assert shown(diagnosis)[0] == "OK  Nothing here is known to be wrong"
+
+
+def test_what_was_not_judged_stands_at_the_end() -> None:
+    assert shown(of(f"{SOUND} --block-size 8"))[-2:] == ["not judged:", "    --block-size"]
+    assert "not judged:" not in shown(of(SOUND))
+
+
+def test_a_terminal_is_not_obeyed() -> None:
+    lines = shown(of("vllm serve Q --dtype '\x1b[2J'"))
+    assert not any("\x1b[2J" in line for line in lines)
+
+
+def test_what_the_caller_knows_is_asked_for_and_what_the_target_says_wins() -> None:
+    asked = {
+        "seed": Setting("seed", 9, Origin.ASKED),
+        "temperature": Setting("temperature", 0.5, Origin.ASKED),
+    }
+    rows = {row.setting: row for row in diagnose(CommandLine("vllm serve Q --seed 3"), asked)[0].settings}
+    assert rows["seed"].value == 3
+    assert (rows["temperature"].value, rows["temperature"].origin) == (0.5, Origin.ASKED)
+
+
+def test_an_unknown_says_what_it_depends_on() -> None:
+    rows = {
+        row.setting: row for row in of(f"VLLM_BATCH_INVARIANT=1 {SOUND} --max-num-batched-tokens 8").settings
+    }
+    assert rows["batch_invariant"].says == "Depends on device."
+    rows = {row.setting: row for row in of(f"{SOUND} --logprobs-mode $M").settings}
+    assert rows["logprobs_mode"].says == "It cannot be seen from here."
