@@ -16,6 +16,7 @@ from zerodrift.cli.bar import Bar
 if TYPE_CHECKING:
     from zerodrift.audit.session import Session
     from zerodrift.config.run import RunConfig
+    from zerodrift.core.request import SamplingParams
     from zerodrift.records.verdict import Outcome, VerdictRecord
 
 RUNS = Path("runs")
@@ -121,7 +122,7 @@ def command(
         directory=out or RUNS / time.strftime("audit-%Y%m%d-%H%M%S"),
         sync=sync,
         resets_cache=reset_cache,
-        wrap=_fault(inject),
+        wrap=None if inject is None else _fault(inject, resolved.sampling_defaults.params(), sync),
         environment=_environment(),
     )
     raise typer.Exit(_run(session, junitxml).exit_code)
@@ -233,12 +234,12 @@ def _configuration(path: Path | None, settings: list[str], options: dict[str, An
     return load(path, settings, named)
 
 
-def _fault(name: str | None) -> Any:
-    if name is None:
-        return None
+def _fault(name: str, sampling: "SamplingParams", sync: bool) -> Any:
     from zerodrift.faults.registry import resolve
 
-    return resolve(name).inject
+    fault = resolve(name)
+    fault.check_visible(sampling, sync=sync)
+    return fault.inject
 
 
 def _list_faults() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.core.errors import CapabilityMissing, InvalidValue, ZerodriftError
+from zerodrift.core.request import SamplingParams
 from zerodrift.core.task import Scorer
 from zerodrift.faults.wrapper import fact_of, innermost, reference_in
 
@@ -32,6 +33,8 @@ class Need(StrEnum):
     """Ids can be turned to text and back."""
     GENERATION_DEFAULTS = "generation-defaults"
     """The model's generation_config.json has sampling defaults."""
+    PROCESSING = "processing"
+    """Requests whose logits are processed: at temperature 1 and with nothing else set, nothing is to be seen."""
     SLIDING_WINDOW = "sliding-window"
     TIED_HEAD = "tied-head"
 
@@ -67,9 +70,22 @@ class Fault:
                 "score with Fault.scorer(model) in the trainer's place"
             )
         for need in self.needs:
-            _check(self, need, engine)
+            if need in _CHECKS:
+                _check(self, need, engine)
         broken: Backend = self.plant(engine)
         return broken
+
+    def check_visible(self, sampling: SamplingParams, *, sync: bool) -> None:
+        """Refuse an audit that could not see this fault: its PASS would mean nothing."""
+        if Need.PROCESSING in self.needs and sampling.own_distribution:
+            raise InvalidValue(
+                f"{self.spec} changes nothing at temperature {sampling.temperature:g} without truncation or penalties: "
+                "raw and processed logprobs are the same numbers there; add --temperature 0.7"
+            )
+        if Need.SYNC in self.needs and not sync:
+            raise InvalidValue(
+                f"{self.spec} acts when weights are updated, and this audit updates none; add --sync"
+            )
 
     def scorer(self, model: Any) -> Scorer:
         """A trainer's forward with this fault, over a transformers causal LM."""

@@ -182,7 +182,7 @@ REPORTING_FAULTS = (
         "default",
         "Reports raw logprobs where processed ones are promised; to be seen at temperatures other than 1.",
         RawLogprobs,
-        (Need.SCORE,),
+        (Need.SCORE, Need.PROCESSING),
     ),
     Fault(
         "semantic/off-by-one",

@@ -204,6 +204,7 @@ SAMPLING_FAULTS = (
         "ignored",
         "Samples and reports at temperature 1, whatever was requested.",
         _plant(_fixed(temperature=1.0)),
+        (Need.PROCESSING,),
     ),
     Fault(
         "semantic/truncation-mass",

@@ -183,6 +183,24 @@ def test_the_exit_code_is_the_verdict(asked: list[Asked], model: str, code: int)
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "cure"),
+    [
+        (("--inject", "semantic/raw-logprobs"), "--temperature 0.7"),
+        (("--inject", "semantic/temperature:ignored"), "--temperature 0.7"),
+        (("--inject", "weights/stale"), "--sync"),
+    ],
+)
+def test_a_fault_that_could_not_be_seen_is_refused(
+    asked: list[Asked], capsys: pytest.CaptureFixture[str], arguments: tuple[str, str], cure: str
+) -> None:
+    """Its PASS would be taken for the auditor's blindness."""
+    assert run(*arguments) == 2
+    assert f"add {cure}" in " ".join(capsys.readouterr().err.split())
+    assert not asked
+    assert run(*arguments, *cure.split()) == 0
+
+
 def test_faults_are_listed_without_an_audit(asked: list[Asked], capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--inject", "list") == 0
     assert "semantic/raw-logprobs" in capsys.readouterr().out
