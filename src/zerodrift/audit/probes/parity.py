@@ -22,6 +22,8 @@ FLOOR_MULTIPLE = 5.0
 """An engine has other kernels than the reference's variants: vLLM on CPU sits at 2 to 4 floors in fp32."""
 SAMPLING_ALPHA = 1e-6
 """Two-sided; 3,000 healthy runs are expected to raise 0.003 false alarms."""
+SAMPLING_DOUBT = 1e-4
+"""Below it chance is no good account either: one healthy run in 10,000 is asked to draw more."""
 SERIAL = "one draw says something about the next"
 VETO_NATS = 2.0
 """No dense model in bf16 was ever seen above 0.5 on a healthy token."""
@@ -144,6 +146,9 @@ def fidelity(table: TokenTable) -> ProbeResult:
     }
     if p_value < SAMPLING_ALPHA:
         return answered(name, Outcome.FAIL, says, evidence, required=True)
+    if p_value < SAMPLING_DOUBT:
+        doubt = f"{says}, which chance does once in {1 / p_value:,.0f} runs: decide it with more samples (--trials)"
+        return answered(name, Outcome.INCONCLUSIVE, doubt, evidence, required=True)
     return answered(name, Outcome.PASS, f"z = {test.z:+.2f}, p = {p_value:.2g}", evidence, required=True)
 
 

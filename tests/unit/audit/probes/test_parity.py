@@ -162,6 +162,7 @@ def drawn(z: float, tokens: int = 400) -> TokenTable:
     [
         (0.0, Outcome.PASS, "z = +0.00"),
         (4.0, Outcome.PASS, "z = +4.00"),
+        (4.5, Outcome.INCONCLUSIVE, "(z = +4.5), which chance does once in 36,"),
         (6.0, Outcome.FAIL, "likelier than the requested distribution allows (z = +6.0)"),
         (-6.0, Outcome.FAIL, "rarer than the requested distribution allows (z = -6.0)"),
     ],
