@@ -1,18 +1,17 @@
-"""Every planted fault on every model it applies to: was it detected, and was it named? Makes docs/faults.md.
+"""Every planted fault on every model it applies to, and pairs of them: was it detected, and was it named?
 
     make faults-full                                               # all of it; writes docs/faults.md
     python tests/faults/matrix.py --models testbed:qwen3 --faults path/rope:theta-doubled --out some.jsonl
+    python tests/faults/matrix.py --faults 'semantic/raw-logprobs:default + path/rope:theta-doubled' --out some.jsonl
 
 Resumable: rows that the file holds are not run again. The page is a function of docs/faults.jsonl.
 """
 
 import argparse
 import multiprocessing
-import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -37,24 +36,14 @@ from zerodrift.records.codec import LineWriter, read_lines
 from zerodrift.records.verdict import VerdictRecord
 
 ROOT = Path(__file__).parents[2]
-RESULTS, PAGE = ROOT / "docs" / "faults.jsonl", ROOT / "docs" / "faults.md"
-HEAD = """# Planted faults, and what the audit said
-
-Written by `make faults-full`: every injector (`zerodrift audit --inject list`) planted in an engine that is otherwise
-the reference in fp32, on {models}. A fault that a model has no part for (no sliding window, no tied head) is not planted
-there. Causes that the data of one audit cannot tell apart count as one; [attribution.md](attribution.md) says which.
-
-**Detected {detected} of {total}; principal cause right {right} of {total}.** A run took {median:.1f} s at the median,
-{longest:.1f} s at most, two at a time on two cores.
-
-| fault | what it does | detected | named | otherwise named |
-|---|---|---|---|---|
-"""
-
+RESULTS = ROOT / "docs" / "faults.jsonl"
+SMOLLM2 = ".cache/smollm2"
 TESTBEDS = ("testbed:llama", "testbed:qwen2", "testbed:qwen3", "testbed:mistral")
 VALIDATION = ValidationConfig(num_prompts=24, equivalence_trials=32, max_tokens=24)
 # What only the samples show needs more of them: of a nucleus of 0.95 that reports its full mass, 1,200 to 2,300 tokens.
 MANY_SAMPLES = ValidationConfig(num_prompts=24, equivalence_trials=96, max_tokens=32)
+FEW_TOKENS = ValidationConfig(num_prompts=12, equivalence_trials=16, max_tokens=16)
+"""For trained weights of 135 million parameters: a token costs two hundred times as much there."""
 SAMPLES_ONLY = ("semantic/truncation-mass:top-p-0.95-full-mass", "semantic/sampling-bias:hotter-1.2")
 """Faults that leave every reported number right."""
 SAMPLING = SamplingParams(temperature=0.7)
@@ -67,10 +56,42 @@ EQUIVALENT = (
 )
 
 
+# Two at once, of different layers and of the same. What hides is beneath what rewrites numbers, and both must be named.
+PAIRS = (
+    ("semantic/raw-logprobs:default", "path/rope:theta-doubled"),
+    ("semantic/raw-logprobs:default", "path/weight-quantisation:4-bit"),
+    ("semantic/raw-logprobs:default", "path/body-precision:bf16"),
+    ("semantic/raw-logprobs:default", "semantic/penalty:repetition-1.05"),
+    ("semantic/raw-logprobs:default", "semantic/bos:missing"),
+    ("semantic/raw-logprobs:default", "weights/stale:nothing"),
+    ("semantic/temperature:0.9-instead", "path/context-boundary:page-16"),
+    ("semantic/temperature:0.9-instead", "path/kv-precision:fp8"),
+    ("semantic/temperature:0.9-instead", "semantic/penalty:presence-0.5"),
+    ("semantic/temperature:0.9-instead", "semantic/template:newline-lost"),
+    ("semantic/temperature:0.9-instead", "weights/partial:middle-layer"),
+    ("semantic/truncation-mass:top-k-20", "path/rope:positions-stretched"),
+    ("semantic/truncation-mass:top-k-20", "semantic/penalty:frequency-0.3"),
+    ("semantic/penalty:repetition-1.05", "path/rope:theta-of-another-family"),
+    ("semantic/bos:missing", "path/context-boundary:page-64"),
+    ("semantic/off-by-one:shifted-left", "path/rope:theta-doubled"),
+    ("semantic/wrong-token:likeliest", "path/rope:theta-doubled"),
+    ("semantic/nonfinite:nan", "path/rope:theta-doubled"),
+    ("semantic/seed:shared", "semantic/temperature:ignored"),
+    ("trainer/autocast:bf16", "semantic/raw-logprobs:default"),
+    ("trainer/packing:leak", "path/rope:theta-doubled"),
+    ("weights/stale-prefix-cache:kept", "semantic/raw-logprobs:default"),
+    ("weights/swapped:gate-up", "semantic/temperature:0.9-instead"),
+    ("path/prefix-cache:misaligned", "semantic/penalty:repetition-1.05"),
+)
+PAIRED_ON = ("testbed:llama", "testbed:qwen3")
+AND = " + "
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault on one model."""
+    """One fault, or two, on one model."""
 
     fault: str
+    """As in the registry; two are joined by a plus."""
     model: str
     verdict: str
     found: tuple[str, ...]
@@ -102,39 +123,45 @@ def judge(
     return audit.run().record
 
 
-def run_fault(fault: Fault, spec: str, scratch: Path, size: ValidationConfig | None = None) -> Row | None:
-    """Audit an engine with the fault; None where it does not apply to the model."""
+def run_faults(
+    faults: Sequence[Fault], spec: str, scratch: Path, size: ValidationConfig | None = None
+) -> Row | None:
+    """Audit an engine with the faults; None where one does not apply to the model."""
     if size is None:
-        size = MANY_SAMPLES if fault.spec in SAMPLES_ONLY else VALIDATION
-    if Need.GENERATION_DEFAULTS in fault.needs:
-        spec_path = str(write_model_with_defaults(spec, scratch / "model"))
-    else:
-        spec_path = spec
-    sync = Need.SYNC in fault.needs
+        size = MANY_SAMPLES if any(fault.spec in SAMPLES_ONLY for fault in faults) else VALIDATION
+    if spec == SMOLLM2:
+        size = FEW_TOKENS
+    needs = {need for fault in faults for need in fault.needs}
     checkpoint = None
-    if sync:
+    if Need.GENERATION_DEFAULTS in needs:
+        spec_path = str(write_model_with_defaults(spec, scratch / "model"))
+    elif Need.SYNC in needs:
         checkpoint = (
-            Path(spec) if not spec.startswith("testbed:") else models.materialise(spec, scratch / "model")
+            models.materialise(spec, scratch / "model") if spec.startswith("testbed:") else ROOT / spec
         )
         spec_path = str(checkpoint)
+    else:
+        spec_path = spec
     reference = ReferenceBackend(spec_path)
-    healthy = ReferenceBackend(spec_path, dtype="float32")
+    engine: Backend = ReferenceBackend(spec_path, dtype="float32")
     trainer = None
     try:
-        if fault.kind is Layer.TRAINER:
-            engine, trainer = healthy, fault.scorer(models.load(spec_path))
-        else:
-            engine = fault.inject(healthy)
+        # What acts inside the reference is planted before what wraps it.
+        for fault in sorted(faults, key=lambda fault: Need.REFERENCE not in fault.needs):
+            if fault.kind is Layer.TRAINER:
+                trainer = fault.scorer(models.load(spec_path))
+            else:
+                engine = fault.inject(engine)
     except (InvalidValue, CapabilityMissing):
         return None
     began = time.monotonic()
-    resets = fault.variant != "kept"
+    resets = all(fault.variant != "kept" for fault in faults)
     record = judge(
         engine, reference, scratch, size, trainer=trainer, checkpoint=checkpoint, resets_cache=resets
     )
     engine.close()
     return Row(
-        fault=fault.spec,
+        fault=AND.join(fault.spec for fault in faults),
         model=spec,
         verdict=record.verdict.value,
         found=tuple(cause.cause for cause in record.causes if cause.gating),
@@ -145,54 +172,44 @@ def run_fault(fault: Fault, spec: str, scratch: Path, size: ValidationConfig | N
 
 
 def named(row: Row) -> bool:
-    """The principal cause is the planted one, or one that cannot be told from it."""
-    planted = row.fault.split(":")[0]
-    first = (row.found or row.listed or ("",))[0]
-    return first == planted or any({first, planted} <= group for group in EQUIVALENT)
+    """One fault: the principal cause is it, or cannot be told from it. Two: both are among the gating causes."""
+    planted = [spec.split(":")[0] for spec in row.fault.split(AND)]
+    if len(planted) == 1:
+        return _same(planted[0], (row.found or row.listed or ("",))[0])
+    return all(any(_same(one, found) for found in row.found) for one in planted)
 
 
-def page(rows: Sequence[Row]) -> str:
-    """The document for these results."""
-    by_fault: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_fault[row.fault].append(row)
-    head = HEAD.format(
-        models=", ".join(sorted({row.model for row in rows})),
-        total=len(rows),
-        detected=sum(row.verdict == "FAIL" for row in rows),
-        right=sum(named(row) for row in rows),
-        median=statistics.median(row.seconds for row in rows),
-        longest=max(row.seconds for row in rows),
-    )
-    return head + "".join(_line(name, by_fault[name]) for name in sorted(by_fault))
-
-
-def _line(name: str, rows: Sequence[Row]) -> str:
-    found = sum(row.verdict == "FAIL" for row in rows)
-    wrong = [
-        f"{row.model}: {f'`{row.found[0]}`' if row.found else row.verdict}" for row in rows if not named(row)
-    ]
-    right = len(rows) - len(wrong)
-    return f"| `{name}` | {FAULTS[name].says} | {found}/{len(rows)} | {right}/{len(rows)} | {'; '.join(wrong)} |\n"
+def _same(planted: str, found: str) -> bool:
+    return planted == found or any({planted, found} <= group for group in EQUIVALENT)
 
 
 def run_one(name: str, spec: str) -> Row | None:
-    """One fault on one model, in a scratch directory of its own."""
+    """One fault or pair on one model, in a scratch directory of its own."""
     with tempfile.TemporaryDirectory() as scratch:
-        return run_fault(FAULTS[name], spec, Path(scratch))
+        return run_faults([FAULTS[part] for part in name.split(AND)], spec, Path(scratch))
+
+
+def everything() -> list[tuple[str, str]]:
+    """What docs/faults.md is made of."""
+    single = [(name, spec) for spec in (*TESTBEDS, SMOLLM2) for name in FAULTS]
+    return single + [(AND.join(pair), spec) for spec in PAIRED_ON for pair in PAIRS]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="*", default=list(TESTBEDS))
-    parser.add_argument("--faults", nargs="*", default=list(FAULTS))
+    parser.add_argument("--models", nargs="*", help="default: all of them")
+    parser.add_argument("--faults", nargs="*", help="default: all of them, and the pairs")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     done = {(row.fault, row.model) for row in read_lines(options.out, Row)} if options.out.exists() else set()
-    asked = [(name, spec) for spec in options.models for name in options.faults]
-    todo = [(name, spec) for name, spec in asked if (FAULTS[name].spec, spec) not in done]
+    asked = everything()
+    if options.faults is not None:
+        asked = [(name, spec) for spec in options.models or TESTBEDS for name in options.faults]
+    elif options.models is not None:
+        asked = [(name, spec) for name, spec in asked if spec in options.models]
+    todo = [pair for pair in asked if pair not in done]
     spawn = multiprocessing.get_context("spawn")  # torch does not survive a fork
     with (
         LineWriter[Row](options.out) as writer,
@@ -208,8 +225,6 @@ def main() -> int:
                 f"{row.found} {row.listed} | {row.says[:110]}\n"
             )
             sys.stdout.flush()
-    if options.out == RESULTS:
-        PAGE.write_text(page(list(read_lines(RESULTS, Row))))
     return 0
 
 

@@ -44,7 +44,7 @@ PLANTED = [
 def test_a_planted_fault_fails_and_is_named(
     matrix: Any, tmp_path: Path, fault: str, model: str, size: ValidationConfig
 ) -> None:
-    row = matrix.run_fault(FAULTS[fault], f"testbed:{model}", tmp_path, size)
+    row = matrix.run_faults([FAULTS[fault]], f"testbed:{model}", tmp_path, size)
     assert row.verdict == "FAIL"
     assert row.found, "a cause that only is listed does not fail an audit"
     assert matrix.named(row), (row.found, row.says)
@@ -74,6 +74,17 @@ def test_named_means_by_the_principal_cause(
 ) -> None:
     row = matrix.Row(fault="path/rope:x", model="m", verdict="FAIL", found=found, listed=listed)
     assert matrix.named(row) is named
+
+
+def test_of_two_faults_both_must_gate(matrix: Any) -> None:
+    planted = {"fault": "path/rope:x + semantic/bos:y", "model": "m", "verdict": "FAIL"}
+    assert matrix.named(matrix.Row(**planted, found=("semantic/bos", "path/rope")))
+    assert not matrix.named(matrix.Row(**planted, found=("path/rope",), listed=("semantic/bos",)))
+
+
+def test_pairs_are_of_faults_that_exist(matrix: Any) -> None:
+    assert {name for pair in matrix.PAIRS for name in pair} <= set(FAULTS)
+    assert len(set(map(frozenset, matrix.PAIRS))) == len(matrix.PAIRS)
 
 
 def test_causes_that_cannot_be_told_apart_count_for_each_other(matrix: Any) -> None:

@@ -1,0 +1,125 @@
+"""docs/faults.md, as a function of what was measured: docs/faults.jsonl and docs/healthy.jsonl.
+
+python tests/faults/page.py            # writes the page
+"""
+
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+
+from healthy import RESULTS as HEALTHY
+from healthy import Tally, read
+from matrix import AND, RESULTS, ROOT, Row, named
+
+from zerodrift.faults.registry import FAULTS
+from zerodrift.records.codec import read_lines
+
+PAGE = ROOT / "docs" / "faults.md"
+HEAD = """# Planted faults, and what the audit said
+
+Written by `make faults-full`: every injector (`zerodrift audit --inject list`) planted in an engine that is otherwise
+the reference in fp32, on {models}. A fault that a model has no part for (no sliding window, no tied head) is not planted
+there. Causes that the data of one audit cannot tell apart count as one; [attribution.md](attribution.md) says which.
+
+**Detected {detected} of {total}; principal cause right {right} of {total}.** A run on a built-in model took
+{median:.1f} s at the median, {longest:.1f} s at most, two at a time on two cores.
+
+| fault | what it does | detected | named | otherwise named |
+|---|---|---|---|---|
+"""
+TWO = """
+## Two at once
+
+Both must be among the gating causes: **{right} of {total}**.
+
+| first | second | detected | both named | named instead |
+|---|---|---|---|---|
+"""
+WELL = """
+## Healthy engines
+
+{runs} cheap runs (parity and sampling on {tokens} tokens each, every run with samples of its own): **{failed} failed**,
+{doubted} asked for more samples. Under the null a p-value is uniform; Kolmogorov and Smirnov's test of that:
+
+| test of the samples | p-values below 0.05 | p of uniformity |
+|---|---|---|
+"""
+
+
+def page(rows: Sequence[Row], tallies: Sequence[Tally]) -> str:
+    """The document for these results."""
+    single = [row for row in rows if AND not in row.fault]
+    built_in = [row.seconds for row in single if row.model.startswith("testbed:")]
+    text = HEAD.format(
+        models=", ".join(sorted({row.model for row in single})),
+        total=len(single),
+        detected=sum(row.verdict == "FAIL" for row in single),
+        right=sum(named(row) for row in single),
+        median=statistics.median(built_in),
+        longest=max(built_in),
+    )
+    text += _lines(single)
+    if pairs := [row for row in rows if AND in row.fault]:
+        text += TWO.format(right=sum(named(row) for row in pairs), total=len(pairs)) + _pairs(pairs)
+    if tallies:
+        text += _well(tallies)
+    return text
+
+
+def _grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: (row.fault, row.model)):
+        groups[row.fault].append(row)
+    return groups
+
+
+def _lines(rows: Sequence[Row]) -> str:
+    return "".join(
+        f"| `{name}` | {FAULTS[name].says} | {_counts(group)} | {_otherwise(group)} |\n"
+        for name, group in _grouped(rows).items()
+    )
+
+
+def _pairs(rows: Sequence[Row]) -> str:
+    return "".join(
+        f"| `{name.split(AND)[0]}` | `{name.split(AND)[1]}` | {_counts(group)} | {_otherwise(group)} |\n"
+        for name, group in _grouped(rows).items()
+    )
+
+
+def _counts(rows: Sequence[Row]) -> str:
+    found, right = sum(row.verdict == "FAIL" for row in rows), sum(named(row) for row in rows)
+    return f"{found}/{len(rows)} | {right}/{len(rows)}"
+
+
+def _otherwise(rows: Sequence[Row]) -> str:
+    return "; ".join(
+        f"{row.model}: {', '.join(f'`{cause}`' for cause in row.found) or row.verdict}"
+        for row in rows
+        if not named(row)
+    )
+
+
+def _well(tallies: Sequence[Tally]) -> str:
+    text = WELL.format(
+        runs=f"{sum(tally.runs for tally in tallies):,}",
+        tokens=tallies[0].tokens_per_run,
+        failed=sum(tally.failed for tally in tallies),
+        doubted=sum(tally.doubted for tally in tallies),
+    )
+    for name in tallies[0].p_values:
+        values = sorted(value for tally in tallies for value in tally.p_values[name])
+        below = sum(value < 0.05 for value in values) / len(values)
+        text += f"| {name} | {below:.1%} | {Tally.uniform(values):.2g} |\n"
+    return text
+
+
+def main() -> int:
+    tallies = read(HEALTHY) if HEALTHY.exists() else []
+    PAGE.write_text(page(list(read_lines(RESULTS, Row)), tallies))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
