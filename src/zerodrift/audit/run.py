@@ -19,7 +19,7 @@ from zerodrift.audit.counterfactual.binding import find_misbound
 from zerodrift.audit.diagnose import Suspect, diagnose
 from zerodrift.audit.floor import Floor, measure_floor, some_of
 from zerodrift.audit.measure import Measurement, Observed, TokenTable, measure, tabulate
-from zerodrift.audit.observe import observe
+from zerodrift.audit.observe import BATCH, observe
 from zerodrift.audit.perturb import GroupedWeights, perturbed, write_checkpoint
 from zerodrift.audit.plan import (
     LONG_PROMPT,
@@ -36,6 +36,8 @@ from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, parity, sa
 from zerodrift.audit.probes.result import ProbeResult, found, not_judged
 from zerodrift.audit.probes.sync import Update, weight_sync
 from zerodrift.audit.probes.trainer import trainer
+from zerodrift.audit.reduce import reduce
+from zerodrift.audit.replay import Replay
 from zerodrift.audit.shape import describe, shape
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.reference import ReferenceBackend
@@ -46,6 +48,7 @@ from zerodrift.core.errors import CapabilityMissing, EngineError, InvalidPrompt,
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.task import Scorer
 from zerodrift.records.baseline import BaselineHeader, BaselineRow
+from zerodrift.records.case import Case
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
 
@@ -108,10 +111,11 @@ class Audit:
         rng = np.random.default_rng(self.validation.seed)
         fingerprint = self._fingerprint()
         results, rollouts = self._ask()
+        answered = [each for each in rollouts if each.completion is not None and each.completion.token_ids]
         observed = [
-            Observed(rollout.completion, rollout.request.sampling)
-            for rollout in rollouts
-            if rollout.completion is not None and rollout.completion.token_ids
+            Observed(each.completion, each.request.sampling)
+            for each in answered
+            if each.completion is not None
         ]
         if not observed:
             results.append(not_judged("parity", "nothing to compare", required=True))
@@ -145,7 +149,11 @@ class Audit:
         if self.checkpoint is not None:
             results.append(self._asked("weight-sync", lambda: self._sync(gates)))
         conclusion = judging.conclude(results, causes)
-        return self._audited(fingerprint, conclusion, results, floor, table, gates._asdict(), measurements)
+        audited = self._audited(fingerprint, conclusion, results, floor, table, gates._asdict(), measurements)
+        if parity_result.record.status is not Outcome.FAIL:
+            return audited
+        worst = max(range(len(measurements)), key=lambda number: _size(measurements[number]))
+        return audited.with_case(self._smallest(answered[worst].index, gates))
 
     def _fingerprint(self) -> EngineFingerprint:
         """Asked before anything else: an engine that dies later was still this one."""
@@ -156,12 +164,9 @@ class Audit:
 
     def _ask(self) -> tuple[list[ProbeResult], list[Rollout]]:
         self.progress.stage("sample")
-        requests = parity_requests(
-            self.prompts, self.sampling, self.validation.equivalence_trials, self.validation.seed
-        )
         try:
             rollouts = observe(
-                self.engine, requests, "parity", self.directory / "rollouts.jsonl", self.progress.step
+                self.engine, self._requests(), "parity", self.directory / "rollouts.jsonl", self.progress.step
             )
         except (EngineError, InvalidValue) as error:
             return [not_judged("contract", f"the engine failed: {error}", required=True)], []
@@ -235,6 +240,27 @@ class Audit:
             same_reference(self.reference, header, given, gates),
             self._guard("given-tokens", lambda: given_tokens(self.engine, given, gates)),
         ]
+
+    def _smallest(self, index: int, gates: Gates) -> Case | None:
+        """The request with this index, made as small as it can be without its answer becoming right."""
+        self.progress.stage("reduce")
+        if Capability.SEED not in self.engine.capabilities:
+            return None
+        requests = self._requests()
+        first = index - index % BATCH
+        company = [each for each in requests[first : first + BATCH] if each != requests[index]]
+        # Twice the gate: a healthy token is beyond it in none of 100,000.
+        limit = 2 * gates.p90
+        try:
+            replay = Replay(self.engine, self.reference, limit)
+            smallest = reduce((requests[index], *company), replay.first_bad)
+        except ZerodriftError:
+            return None
+        return None if smallest is None else Case(requests=smallest, limit=limit)
+
+    def _requests(self) -> list[Request]:
+        trials, seed = self.validation.equivalence_trials, self.validation.seed
+        return parity_requests(self.prompts, self.sampling, trials, seed)
 
     def _probe_requests(self, seed: int, count: int) -> list[Request]:
         facts = self.reference.facts
@@ -314,3 +340,17 @@ class Audited:
     record: VerdictRecord
     table: TokenTable | None
     measurements: tuple[Measurement, ...]
+    case: Case | None = None
+    """The smallest request that shows the difference, where there is one."""
+
+    def with_case(self, case: Case | None) -> "Audited":
+        """The same, with the case in the verdict too."""
+        if case is None:
+            return self
+        record = msgspec.structs.replace(self.record, smallest=case.says)
+        return Audited(record, self.table, self.measurements, case)
+
+
+def _size(item: Measurement) -> float:
+    """How wrong a sequence is, by its worst token; one that could not be drawn is as bad as any."""
+    return float(np.abs(item.delta).max())

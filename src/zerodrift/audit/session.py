@@ -2,8 +2,8 @@
 
 import dataclasses
 import shlex
+import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -12,6 +12,7 @@ import numpy as np
 from zerodrift import models
 from zerodrift.audit.probes.given import check_weights
 from zerodrift.audit.prompts import from_file, generated, of_lengths
+from zerodrift.audit.replay import Replay, Replayed
 from zerodrift.audit.run import Audit, Audited, Baseline, Progress
 from zerodrift.audit.trainers import open_trainer
 from zerodrift.backends.base import Backend
@@ -26,6 +27,7 @@ from zerodrift.core.request import Prompt
 from zerodrift.core.task import Scorer
 from zerodrift.records import directory as files
 from zerodrift.records.baseline import read_finished
+from zerodrift.records.case import Case, write_case
 from zerodrift.records.codec import write_atomically
 from zerodrift.records.lock import only_writer
 from zerodrift.records.tokens import write_tokens
@@ -66,9 +68,9 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         self.directory.mkdir(parents=True, exist_ok=True)
         with only_writer(self.directory / files.LOCK, self.directory):
             self._prepare()
-            checkpoint = self._checkpoint(spec)
+            checkpoint = self._checkpoint(spec, self.directory)
             served = Served(str(checkpoint or spec), self.config.model.dtype)
-            with self._engine(served) as opened:
+            with open_engine(self.config.engine, served, self.directory) as opened:
                 engine = opened if self.wrap is None else self.wrap(opened)
                 audit = Audit(
                     engine=engine,
@@ -87,10 +89,29 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
                     progress=progress,
                 )
                 audited = audit.run()
-            record = msgspec.structs.replace(audited.record, reproduce=reproduce)
+            alone = f"{reproduce} --case {shlex.quote(str(self.directory / files.CASE))}"
+            record = msgspec.structs.replace(
+                audited.record,
+                reproduce=reproduce,
+                reproduce_smallest=alone if reproduce and audited.case is not None else "",
+            )
             audited = dataclasses.replace(audited, record=record)
             self._write(audited, reference)
         return audited
+
+    def replay(self, case: Case, progress: Progress) -> Replayed:
+        """One case instead of an audit; nothing is kept."""
+        check_engine(self.config.engine)
+        progress.stage("load")
+        spec = self.config.model.path or DEFAULT_MODEL
+        reference = self._reference(spec, None)
+        with tempfile.TemporaryDirectory(prefix="zerodrift-") as scratch:
+            checkpoint = self._checkpoint(spec, Path(scratch))
+            served = Served(str(checkpoint or spec), self.config.model.dtype)
+            with open_engine(self.config.engine, served, Path(scratch)) as opened:
+                engine = opened if self.wrap is None else self.wrap(opened)
+                progress.stage("replay")
+                return Replay(engine, reference, case.limit)(case.requests)
 
     def _prepare(self) -> None:
         path, content = self.directory / files.CONFIG, dump(self.config).encode()
@@ -125,16 +146,13 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         named = self.config.validation.trainer
         return None if named is None else open_trainer(named, spec)
 
-    def _checkpoint(self, spec: str) -> Path | None:
+    def _checkpoint(self, spec: str, directory: Path) -> Path | None:
         """A directory that an engine can be pointed at: the model's own, or a testbed model written out."""
         if not spec.startswith("testbed:"):
             return Path(spec)
         if self.config.engine.name == "reference" and not self.sync:
             return None
-        return models.materialise(spec, self.directory / "model")
-
-    def _engine(self, served: Served) -> AbstractContextManager[Backend]:
-        return open_engine(self.config.engine, served, self.directory)
+        return models.materialise(spec, directory / "model")
 
     def _prompts(self, reference: ReferenceBackend, max_model_len: int) -> list[Prompt]:
         validation, facts = self.config.validation, reference.facts
@@ -168,6 +186,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
     def _write(self, audited: Audited, reference: ReferenceBackend) -> None:
         files.write_verdict(self.directory, audited.record)
+        if audited.case is not None:
+            write_case(self.directory / files.CASE, audited.case)
         if (table := audited.table) is not None:
             known = {token: reference.tokenizer.decode([token]) for token in np.unique(table.token).tolist()}
             columns = {**vars(table), "text": [known[token] for token in table.token.tolist()]}

@@ -76,7 +76,14 @@ def reconcile(
     and proves more. Where the difference has a better name, self-inconsistencies no larger than it are consequences
     and only listed.
     """
+    unsteady = any(
+        result.record.name == "repeat" and float(result.record.evidence.get("mean", 0.0)) > gate
+        for result in about_itself
+    )
     for result in about_itself:
+        # Where the same question alone gets another answer, one in a crowd proves nothing about crowds.
+        if unsteady and result.record.name != "repeat":
+            continue
         if causes and _proves_more(causes[0], result, mean):
             rest = tuple(cause for cause in causes[1:] if cause.found_by != SIZE_ONLY)
             own = tuple(msgspec.structs.replace(cause, gating=True) for cause in result.causes)

@@ -83,6 +83,9 @@ def command(
     inject: Annotated[
         str | None, typer.Option(help="Plant a fault, CAUSE[:VARIANT], to see it found. `list` lists them.")
     ] = None,
+    case: Annotated[
+        Path | None, typer.Option(help="Send only this case.json of an earlier audit, and show its tokens.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory; an unfinished one is resumed.")] = None,
     junitxml: Annotated[Path | None, typer.Option(dir_okay=False, help="Also write a JUnit file.")] = None,
 ) -> None:
@@ -125,7 +128,7 @@ def command(
         wrap=None if inject is None else _fault(inject, resolved.sampling_defaults.params(), sync),
         environment=_environment(),
     )
-    raise typer.Exit(_run(session, junitxml).exit_code)
+    raise typer.Exit(_run(session, junitxml).exit_code if case is None else _replay(session, case))
 
 
 @app.command("ls")
@@ -191,6 +194,18 @@ def _run(session: "Session", junitxml: Path | None) -> "Outcome":
         audited = session.run(progress, reproduce=command_line(sys.argv[1:]))
     _publish(audited.record, session.directory, junitxml)
     return audited.record.verdict
+
+
+def _replay(session: "Session", path: Path) -> int:
+    """0 where every token is right, 1 where one is not."""
+    from zerodrift.records.case import read_case
+    from zerodrift.view.replayed import print_replayed
+
+    case = read_case(path)
+    with Bar() as progress:
+        replayed = session.replay(case, progress)
+    print_replayed(case, replayed.tokens, replayed.problem, console.stdout())
+    return int(replayed.first_bad is not None)
 
 
 def _publish(record: "VerdictRecord", directory: Path, junitxml: Path | None) -> None:

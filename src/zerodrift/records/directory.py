@@ -5,6 +5,7 @@ environment.json   versions and devices
 rollouts.jsonl     every request and what came back
 tokens.parquet     every token with both sides' numbers
 verdict.json       the conclusion
+case.json          the smallest request that shows the difference, where one was found
 report.html        the same, for people
 """
 
@@ -18,6 +19,7 @@ from zerodrift.records.verdict import SCHEMA, VerdictRecord
 
 CONFIG, ENVIRONMENT, VERDICT = "config.yaml", "environment.json", "verdict.json"
 ROLLOUTS, TOKENS, REPORT = "rollouts.jsonl", "tokens.parquet", "report.html"
+CASE = "case.json"
 LOCK = ".lock"
 
 

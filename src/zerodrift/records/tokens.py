@@ -26,6 +26,8 @@ COLUMNS: Mapping[str, str] = {
     "raw": "logprob that the reference computes without processing",
     "entropy": "of the distribution that should have been sampled",
     "variance": "of log p under it",
+    "by_likelihood": "where in [0, 1] the draw fell, with likelier tokens first",
+    "by_id": "where it fell, with tokens in the order of their ids",
     "sigma": "how far rounding alone moves this token",
 }
 SCHEMA = b"zerodrift.tokens/1"

@@ -77,6 +77,10 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     probes: tuple[ProbeRecord, ...] = ()
     reproduce: str = ""
     """A command that repeats the audit."""
+    smallest: str = ""
+    """The smallest request that still shows the difference, in words; empty where there is none."""
+    reproduce_smallest: str = ""
+    """A command that repeats only that."""
 
     def __post_init__(self) -> None:
         """What was concluded stays."""

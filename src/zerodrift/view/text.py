@@ -38,6 +38,8 @@ def print_verdict(record: VerdictRecord, console: Console, run_directory: Path |
     if worth := _worth(record):
         console.print(Text(worth))
         console.print()
+    if record.reproduce_smallest:
+        _copyable(f"smallest case, {record.smallest}", record.reproduce_smallest, console)
     if run_directory is not None:
         _copyable("run directory", str(run_directory), console)
         if (report := run_directory / REPORT).is_file():

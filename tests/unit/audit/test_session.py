@@ -143,11 +143,13 @@ def test_a_testbed_model_is_written_out_where_an_engine_needs_files(
     tmp_path: Path, sections: dict[str, Any], sync: bool, written: bool
 ) -> None:
     session = Session(config=config(**sections), directory=tmp_path, sync=sync)
-    checkpoint = session._checkpoint("testbed:llama")
+    checkpoint = session._checkpoint("testbed:llama", tmp_path)
     assert (checkpoint is not None) is written
     if checkpoint is not None:
         assert (checkpoint / "model.safetensors").is_file()
-    assert session._checkpoint(str(tmp_path)) == tmp_path, "a model of one's own is served from where it is"
+    assert session._checkpoint(str(tmp_path), tmp_path / "run") == tmp_path, (
+        "a model of one's own is served from where it is"
+    )
 
 
 @pytest.mark.parametrize(("dtype", "precision"), [*PRECISIONS.items(), ("torch.bfloat16", Precision.BF16)])

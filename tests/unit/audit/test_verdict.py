@@ -223,6 +223,13 @@ def test_only_the_first_that_proves_more_names_the_difference() -> None:
     assert [each.causes[0].gating for each in judged] == [True, False]
 
 
+def test_an_engine_that_does_not_repeat_itself_proves_nothing_about_batches() -> None:
+    """The repeated question differs, by too little to be the cause; so may the one in a batch."""
+    results = [itself("repeat", REPEAT, 0.01), itself("batch", BATCH, 0.1, alone_is_right=True)]
+    named, _ = reconcile((UNNAMED,), results, 0.1, GATE)
+    assert [each.cause for each in named] == ["unexplained"]
+
+
 def test_probes_without_a_cause_stay_as_they_are() -> None:
     results = [passed("repeat"), not_judged("cache", "no salt"), vacuous("batch", "nothing")]
     assert reconcile((UNNAMED,), results, 0.1, GATE) == ((UNNAMED,), results)

@@ -16,6 +16,8 @@ from zerodrift.audit import session
 from zerodrift.cli.main import main
 from zerodrift.config.run import RunConfig
 from zerodrift.core.completion import EngineFingerprint
+from zerodrift.core.request import Prompt, Request
+from zerodrift.records.case import Case, write_case
 from zerodrift.records.directory import write_verdict
 from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
 
@@ -181,6 +183,30 @@ def test_wrong_usage_starts_nothing(
 def test_the_exit_code_is_the_verdict(asked: list[Asked], model: str, code: int) -> None:
     assert run(model) == code
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(("first_bad", "code"), [(None, 0), (2, 1)])
+def test_a_case_is_sent_in_place_of_an_audit(
+    asked: list[Asked],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    first_bad: int | None,
+    code: int,
+) -> None:
+    def replay(self: Asked, case: Case, progress: Any) -> Any:
+        return SimpleNamespace(first_bad=first_bad, tokens=[(7, -1.0, -1.0)], problem="")
+
+    monkeypatch.setattr(Asked, "replay", replay, raising=False)
+    write_case(Path("case.json"), Case(requests=(Request(Prompt((5, 6))),), limit=1e-3))
+    assert run("--case", "case.json") == code
+    assert "prompt of 2 tokens" in capsys.readouterr().out
+    assert not asked, "no audit was run"
+
+
+def test_a_case_that_is_not_there_is_refused(asked: list[Asked], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--case", "case.json") == 2
+    assert "there is no case.json" in capsys.readouterr().err
+    assert not asked
 
 
 @pytest.mark.parametrize(

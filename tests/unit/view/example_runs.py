@@ -102,6 +102,8 @@ def draw(sequences: int = 48, length: int = 90, scale: float = 0.012) -> Drawn:
             "raw": 0.8 * contracted - 0.1,
             "entropy": -0.9 * contracted,
             "variance": np.abs(contracted),
+            "by_likelihood": np.linspace(0, 1, len(contracted)),
+            "by_id": np.linspace(0, 1, len(contracted)),
             "sigma": sigma,
         }
     )

@@ -1,0 +1,58 @@
+"""A case survives its file, and what is none is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from zerodrift.core.errors import RecordError
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.records.case import Case, read_case, write_case
+
+CASE = Case(
+    requests=(
+        Request(
+            Prompt((5, 6), cache_salt="s"), SamplingParams(temperature=0.7, top_p=0.9, max_tokens=1, seed=3)
+        ),
+        Request(Prompt((7,)), SamplingParams(seed=4)),
+    ),
+    limit=1e-4,
+)
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    write_case(tmp_path / "case.json", CASE)
+    assert read_case(tmp_path / "case.json") == CASE
+
+
+def test_in_words() -> None:
+    assert (
+        CASE.says
+        == "prompt of 2 tokens, 1 token answered, beside 1 other request, temperature 0.7, top_p 0.9"
+    )
+    alone = Case(requests=CASE.requests[1:], limit=1.0)
+    assert alone.says == "prompt of 1 token, 16 tokens answered, alone"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b'{"requests": [], "limit": 1}',
+        b'{"requests": [{"prompt": {"token_ids": [1]}}], "limit": 0}',
+        b'{"requests": [{"prompt": {"token_ids": []}}], "limit": 1}',
+        b'{"schema": "zerodrift.case/9", "requests": [{"prompt": {"token_ids": [1]}}], "limit": 1}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_case_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "case.json").write_bytes(content)
+    with pytest.raises(RecordError, match=r"case\.json"):
+        read_case(tmp_path / "case.json")
+
+
+def test_a_missing_file_says_where_one_comes_from(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="leaves one in its directory"):
+        read_case(tmp_path / "case.json")
