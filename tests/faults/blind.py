@@ -1,6 +1,6 @@
 """Ten engine bugs that were written without a look at how causes are attributed, for measuring just that.
 
-`acceptable` was settled from the sentences in `core.cause` alone, before the bug was run: the causes whose sentence
+`true_names` was settled from the sentences in `core.cause` alone, before the bug was run: the causes whose sentence
 is true of the bug, and `unexplained` where none is. All of them hide: parameters, version and fingerprint are those of
 the healthy engine. They are made for a `ReferenceBackend` in float32 that reports processed logprobs. Shapes: B rows,
 L positions, K keys, H hidden, T tokens, V vocabulary.
@@ -43,7 +43,7 @@ class BlindFault:
     """Which real bug this re-enacts, in one sentence."""
     plant: Callable[[Backend], Backend]
     """A reference engine to one with the bug; the one handed in stays as it is."""
-    acceptable: frozenset[str]
+    true_names: frozenset[str]
     """Causes that are a true name for it."""
 
 

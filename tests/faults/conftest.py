@@ -32,8 +32,20 @@ def matrix() -> Any:
 
 @pytest.fixture(scope="session")
 def blind() -> Any:
-    """The module `blind`: bugs written without a look at the attribution."""
+    """Bugs written without a look at the attribution: the first ten, …"""
     return _beside("blind")
+
+
+@pytest.fixture(scope="session")
+def unseen() -> Any:
+    """… the second, …"""
+    return _beside("unseen")
+
+
+@pytest.fixture(scope="session")
+def fresh() -> Any:
+    """… and the third."""
+    return _beside("fresh")
 
 
 @pytest.fixture(scope="session")

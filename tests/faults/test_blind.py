@@ -1,7 +1,13 @@
-"""Ten bugs that the auditor was not written for: all are seen, and none gets a name that is not its own.
+"""Thirty bugs that the auditor was not written for: all are seen, and none gets a name that is not its own.
 
-Scored once before anything was changed for them: 10 of 10 detected, 4 of 10 named truly or `unexplained`; six took the
-name of a coarser rounding, or none. What was changed since is in LOG.md, so these ten are blind no longer.
+Each ten was written by somebody who had not seen how causes are attributed, with its true names settled first, and was
+scored once before anything was changed for it:
+
+    blind.py    10 of 10 detected,  4 named truly or `unexplained`
+    unseen.py    8 of 10 detected,  4 of those named truly or `unexplained`
+    fresh.py    10 of 10 detected,  9 named truly or `unexplained`
+
+What was changed after each is in LOG.md, so none of them is blind any longer: here they guard what was learnt.
 """
 
 from collections.abc import Callable
@@ -13,36 +19,75 @@ import pytest
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.records.verdict import Outcome
 
+MISSED = {
+    "typical-acceptance": "p = 1e-5 at 3,000 tokens: the audit asks for more samples",
+}
 MISNAMED = {
-    "logit-soft-cap": "tanh bends as a lower temperature does, and what is left has the size of bf16 rounding",
     "draft-logprobs": "decode and prefill do differ; that they do because of a draft model takes a probe of its own",
 }
-NAMES = (
-    "attention-base-two",
-    "logit-soft-cap",
-    "two-decimals",
-    "padded-vocabulary",
-    "dynamic-temperature",
-    "draft-logprobs",
-    "exponential-noise",
-    "page-given-twice",
-    "adapter-twice",
-    "truncated-residual",
-)
+NAMES = {
+    "blind": (
+        "attention-base-two",
+        "logit-soft-cap",
+        "two-decimals",
+        "padded-vocabulary",
+        "dynamic-temperature",
+        "draft-logprobs",
+        "exponential-noise",
+        "page-given-twice",
+        "adapter-twice",
+        "truncated-residual",
+    ),
+    "unseen": (
+        "frozen-noise",
+        "typical-acceptance",
+        "watermark",
+        "whole-characters",
+        "output-through-text",
+        "two-decimals",
+        "heads-in-turn",
+        "adapter-twice",
+        "burst-end-lost",
+        "short-chunks",
+    ),
+    "fresh": (
+        "norm-in-blocks",
+        "heads-dealt-in-turn",
+        "replica-lost-a-page",
+        "gap-before-output",
+        "no-copy-on-write",
+        "equal-noise-in-threads",
+        "noise-of-the-pair",
+        "eager-acceptance",
+        "temperature-after-softmax",
+        "spread-over-chunks",
+    ),
+}
 
 
-def test_all_ten_are_scored(blind: Any) -> None:
-    assert [fault.name for fault in blind.BLIND] == list(NAMES)
+@pytest.mark.parametrize("ten", NAMES)
+def test_all_ten_are_scored(ten: str, request: pytest.FixtureRequest) -> None:
+    faults = getattr(request.getfixturevalue(ten), ten.upper())
+    assert [fault.name for fault in faults] == list(NAMES[ten])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("ten", "name"), [(ten, name) for ten, names in NAMES.items() for name in names])
 def test_seen_and_not_misnamed(
-    blind: Any, matrix: Any, reference: Callable[[str], ReferenceBackend], tmp_path: Path, name: str
+    matrix: Any,
+    reference: Callable[[str], ReferenceBackend],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    ten: str,
+    name: str,
 ) -> None:
-    (fault,) = [each for each in blind.BLIND if each.name == name]
+    faults = getattr(request.getfixturevalue(ten), ten.upper())
+    (fault,) = [each for each in faults if each.name == name]
     engine = fault.plant(ReferenceBackend("testbed:qwen3", dtype="float32"))
     record = matrix.judge(engine, reference("testbed:qwen3"), tmp_path, matrix.MANY_SAMPLES)
+    if name in MISSED:
+        assert record.verdict is Outcome.INCONCLUSIVE
+        return
     assert record.verdict is Outcome.FAIL
     principal = next(cause.cause for cause in record.causes if cause.gating)
-    true = principal in {*fault.acceptable, "unexplained"}
+    true = principal in {*fault.true_names, "unexplained"}
     assert true is (name not in MISNAMED), principal
