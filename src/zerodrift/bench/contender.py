@@ -1,6 +1,7 @@
 """What takes part in a comparison: it serves all jobs at once, says how long it took, and proves that it did."""
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -19,10 +20,30 @@ class Served(NamedTuple):
     logprobs: tuple[float, ...]
 
 
+class Time(NamedTuple):
+    """How long something took."""
+
+    clock: float
+    """Seconds on the wall."""
+    processor: float
+    """Seconds of all threads and processes together: what a busy machine leaves comparable, if threads do not wait."""
+
+
+class Stopwatch:
+    """Runs from its making."""
+
+    def __init__(self) -> None:
+        self._clock, self._processor = time.perf_counter(), time.process_time()
+
+    def read(self) -> Time:
+        """So far, in this process."""
+        return Time(time.perf_counter() - self._clock, time.process_time() - self._processor)
+
+
 class Run(NamedTuple):
     """All answers, in the order of jobs."""
 
-    seconds: float
+    time: Time
     served: list[Served]
 
 
@@ -56,6 +77,6 @@ def check(name: str, jobs: Sequence[Job], run: Run) -> None:
             raise BadAnswer(f"{name} gave request {number} a logprob that is none: NaN, infinite or positive")
 
 
-def fastest(timed: Iterable[tuple[Choice, float]]) -> Choice:
-    """The choice that took the least time."""
-    return min(timed, key=lambda pair: pair[1])[0]
+def fastest(timed: Iterable[tuple[Choice, Time]]) -> Choice:
+    """The choice that took the least processor time: choices are tried once, and once is not enough for a clock."""
+    return min(timed, key=lambda pair: pair[1].processor)[0]

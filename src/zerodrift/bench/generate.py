@@ -5,14 +5,13 @@ the scores of each step: `compute_transition_scores` would first stack all of th
 Shapes: B rows of a batch, V vocabulary.
 """
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import GenerationConfig
 
-from zerodrift.bench.contender import SEARCH_DIVISOR, Run, Served, fastest
+from zerodrift.bench.contender import SEARCH_DIVISOR, Run, Served, Stopwatch, Time, fastest
 from zerodrift.bench.workload import Job, shortened
 
 NAME = "transformers"
@@ -35,17 +34,17 @@ class GenerateContender:
 
     def run(self, jobs: Sequence[Job]) -> Run:
         """All batches, one after another."""
-        begin = time.perf_counter()
+        watch = Stopwatch()
         served = self._serve(jobs, self._batch_size)
-        return Run(time.perf_counter() - begin, served)
+        return Run(watch.read(), served)
 
     def close(self) -> None:
         """Nothing outlives the object."""
 
-    def _timed(self, jobs: Sequence[Job], batch_size: int) -> float:
-        begin = time.perf_counter()
+    def _timed(self, jobs: Sequence[Job], batch_size: int) -> Time:
+        watch = Stopwatch()
         self._serve(jobs, batch_size)
-        return time.perf_counter() - begin
+        return watch.read()
 
     @torch.inference_mode()
     def _serve(self, jobs: Sequence[Job], batch_size: int) -> list[Served]:

@@ -4,13 +4,13 @@ A crowd must not make a token dearer: decoding is timed at each load in turn, wi
 """
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from zerodrift.bench.contender import Stopwatch, Time
 from zerodrift.bench.throughput import Spread, spread
 from zerodrift.core.errors import InvalidValue
 from zerodrift.core.request import SamplingParams
@@ -34,6 +34,9 @@ class Cost(msgspec.Struct, frozen=True):
     milliseconds_per_token: Spread
     times_the_cheapest: float
     """Median over the least median of all loads."""
+    processor_milliseconds_per_token: Spread
+    processor_times_the_cheapest: float
+    """The same by processor time, for a machine that is shared."""
     bookkeeping: float
     """Share of a step outside of forward and draw."""
 
@@ -59,7 +62,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Timed(NamedTuple):
-    per_token: float
+    per_token: Time
     bookkeeping: float
 
 
@@ -78,13 +81,17 @@ def measure_costs(
         load = loads[turn % len(loads)]
         found[load].append(_timed(engine, load))
     progress(total, total)
-    spreads = {load: spread([1e3 * each.per_token for each in timed]) for load, timed in found.items()}
-    cheapest = min(each.median for each in spreads.values())
+    clock = {load: spread([1e3 * each.per_token.clock for each in timed]) for load, timed in found.items()}
+    processor = {
+        load: spread([1e3 * each.per_token.processor for each in timed]) for load, timed in found.items()
+    }
     return tuple(
         Cost(
             load,
-            spreads[load],
-            spreads[load].median / cheapest,
+            clock[load],
+            clock[load].median / min(each.median for each in clock.values()),
+            processor[load],
+            processor[load].median / min(each.median for each in processor.values()),
             spread([each.bookkeeping for each in timed]).median,
         )
         for load, timed in found.items()
@@ -100,14 +107,15 @@ def _timed(engine: Engine, load: int) -> _Timed:
         engine.add_request(prompt, SamplingParams(max_tokens=steps + 2, ignore_eos=True, seed=seed))
     while engine.scheduler.waiting or any(sample.remaining > 1 for sample in engine.scheduler.running):
         engine.step()
-    before, begin = engine.metrics(), time.perf_counter()
+    before, watch = engine.metrics(), Stopwatch()
     for _ in range(steps):
         engine.step()
-    seconds, after = time.perf_counter() - begin, engine.metrics()
+    taken, after = watch.read(), engine.metrics()
+    count = after.sampled_tokens - before.sampled_tokens
     for request_id in list(engine.scheduler.requests):
         engine.abort(request_id)
     return _Timed(
-        seconds / (after.sampled_tokens - before.sampled_tokens),
+        Time(taken.clock / count, taken.processor / count),
         (after.bookkeeping_seconds - before.bookkeeping_seconds) / (after.seconds - before.seconds),
     )
 

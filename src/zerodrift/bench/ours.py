@@ -1,10 +1,9 @@
 """zerodrift's engine as a contender: exact, and with the ops that nothing constrains."""
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
-from zerodrift.bench.contender import SEARCH_DIVISOR, Run, Served, fastest
+from zerodrift.bench.contender import SEARCH_DIVISOR, Run, Served, Stopwatch, Time, fastest
 from zerodrift.bench.workload import Job, shortened
 from zerodrift.core.request import SamplingParams
 from zerodrift.engine.engine import Engine
@@ -32,10 +31,10 @@ class EngineContender:
             SamplingParams(max_tokens=job.num_tokens, ignore_eos=True, seed=number)
             for number, job in enumerate(jobs)
         ]
-        begin = time.perf_counter()
+        watch = Stopwatch()
         outputs = self._engine.generate([list(job.prompt) for job in jobs], params)
-        seconds = time.perf_counter() - begin
-        return Run(seconds, [Served(output.token_ids, output.logprobs) for output in outputs])
+        taken = watch.read()
+        return Run(taken, [Served(output.token_ids, output.logprobs) for output in outputs])
 
     def close(self) -> None:
         """Nothing outlives the object."""
@@ -49,10 +48,10 @@ def exact(model: Any) -> EngineContender:
 def unconstrained(model: Any, jobs: Sequence[Job]) -> EngineContender:
     """The same scheduler, KV and sampler over plain ops: what exactness costs. `model` comes back as it was."""
     short = shortened(jobs, SEARCH_DIVISOR)
-    tried: list[tuple[EngineContender, float]] = []
+    tried: list[tuple[EngineContender, Time]] = []
     for setting, plain in UNCONSTRAINED_OPS.items():
         contender = EngineContender(UNCONSTRAINED, setting, prepare(model, plain=plain))
         restore(model)
         contender.run(short[:2])
-        tried.append((contender, contender.run(short).seconds))
+        tried.append((contender, contender.run(short).time))
     return fastest(tried)

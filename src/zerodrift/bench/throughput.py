@@ -1,7 +1,8 @@
 """Contenders side by side in one run, in turns: A B C, A B C, …
 
 A machine's speed drifts by more than what is measured here, so a ratio is taken within each round, where both sides
-met the same machine, and the median of the ratios is what counts.
+met the same machine, and the median of the ratios is what counts. Where others compute on the same machine, the ratio of
+processor times says more than that of the clock.
 """
 
 import statistics
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from zerodrift.bench.contender import Contender, Run, check
+from zerodrift.bench.contender import Contender, Run, Time, check
 from zerodrift.bench.workload import Job, output_tokens, prompt_tokens
 from zerodrift.core.errors import InvariantBroken
 
@@ -34,9 +35,12 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: tuple[float, ...]
     """Generated tokens, one number per round."""
     speed: Spread
+    processor_seconds: tuple[float, ...]
     exact_is_times_as_fast: tuple[float, ...]
     """Within each round; empty where the exact engine did not take part, and for itself."""
     ratio: Spread | None
+    processor_ratio: Spread | None
+    """Its processor time over the exact engine's."""
     target: float | None
 
 
@@ -65,7 +69,7 @@ def compare(
     contenders: Sequence[Contender], jobs: Sequence[Job], setup: Setup, progress: Progress
 ) -> Throughput:
     """Every contender serves `jobs` once per round."""
-    speeds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    times: dict[str, list[Time]] = {contender.name: [] for contender in contenders}
     first: dict[str, Run] = {}
     total = setup.rounds * len(contenders)
     for turn in range(total):
@@ -73,7 +77,7 @@ def compare(
         progress(turn, total)
         run = contender.run(jobs)
         check(contender.name, jobs, run)
-        speeds[contender.name].append(output_tokens(jobs) / run.seconds)
+        times[contender.name].append(run.time)
         if contender.name == "exact" and run.served != first.setdefault("exact", run).served:
             raise InvariantBroken("the exact engine gave other bits in another round; please report it")
     progress(total, total)
@@ -84,7 +88,7 @@ def compare(
         prompt_tokens=prompt_tokens(jobs),
         output_tokens=output_tokens(jobs),
         rounds=setup.rounds,
-        standings=tuple(_standing(contender, speeds) for contender in contenders),
+        standings=tuple(_standing(contender, times, output_tokens(jobs)) for contender in contenders),
     )
 
 
@@ -93,16 +97,22 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values))
 
 
-def _standing(contender: Contender, speeds: Mapping[str, Sequence[float]]) -> Standing:
-    own = speeds[contender.name]
-    compared = "exact" in speeds and contender.name != "exact"
-    ratios = [mine / other for mine, other in zip(speeds["exact"], own, strict=True)] if compared else []
+def _standing(contender: Contender, times: Mapping[str, Sequence[Time]], num_tokens: int) -> Standing:
+    own = times[contender.name]
+    speeds = [num_tokens / each.clock for each in own]
+    compared = "exact" in times and contender.name != "exact"
+    rounds = list(zip(own, times["exact"], strict=True)) if compared else []
+    ratios = [theirs.clock / exact.clock for theirs, exact in rounds]
     return Standing(
         name=contender.name,
         setting=contender.setting,
-        tokens_per_second=tuple(own),
-        speed=spread(own),
+        tokens_per_second=tuple(speeds),
+        speed=spread(speeds),
+        processor_seconds=tuple(each.processor for each in own),
         exact_is_times_as_fast=tuple(ratios),
-        ratio=spread(ratios) if ratios else None,
-        target=TARGETS.get(contender.name) if ratios else None,
+        ratio=spread(ratios) if rounds else None,
+        processor_ratio=spread([theirs.processor / exact.processor for theirs, exact in rounds])
+        if rounds
+        else None,
+        target=TARGETS.get(contender.name) if rounds else None,
     )

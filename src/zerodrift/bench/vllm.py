@@ -1,6 +1,7 @@
 """vLLM as a contender: its offline `LLM`, in its own environment, driven over a pipe.
 
-It keeps its own clock, around `generate` alone: reading requests and writing answers is not counted.
+It keeps its own clock, around `generate` alone: reading requests and writing answers is not counted. Between its turns
+it is stopped, because an idle vLLM spins.
 """
 
 import subprocess
@@ -12,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from zerodrift.backends.launch import LaunchedProcess, environment
-from zerodrift.bench.contender import Run, Served
+from zerodrift.bench.contender import Run, Served, Time
 from zerodrift.bench.workload import LONGEST, Job
 from zerodrift.core.errors import BadAnswer, EngineError
 
@@ -30,6 +31,7 @@ class Answers(msgspec.Struct, frozen=True):
     """What it says to each line of jobs."""
 
     seconds: float
+    processor_seconds: float
     token_ids: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[float, ...], ...]
 
@@ -64,6 +66,7 @@ class VllmContender:
         self._process = LaunchedProcess(self._pipe, log_path)
         try:
             self.setting = f"vLLM {self._read(Ready).version}, offline"
+            self._process.pause()
         except BaseException:
             self.close()
             raise
@@ -71,17 +74,20 @@ class VllmContender:
     def run(self, jobs: Sequence[Job]) -> Run:
         """All jobs in one call of its `generate`."""
         assert self._pipe.stdin is not None, "opened as a pipe"
+        self._process.resume()
         try:
             self._pipe.stdin.write(msgspec.json.encode(jobs) + b"\n")
             self._pipe.stdin.flush()
         except OSError as error:
             raise self._ended() from error
         answers = self._read(Answers)
+        self._process.pause()
         pairs = zip(answers.token_ids, answers.logprobs, strict=True)
-        return Run(answers.seconds, [Served(*pair) for pair in pairs])
+        return Run(Time(answers.seconds, answers.processor_seconds), [Served(*pair) for pair in pairs])
 
     def close(self) -> None:
         """End the process and whatever it started."""
+        self._process.resume()
         self._process.stop()
         for pipe in (self._pipe.stdin, self._pipe.stdout):
             if pipe is not None:

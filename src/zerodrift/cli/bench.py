@@ -64,7 +64,8 @@ def throughput(
 
     Requests have 16 to 256 prompt tokens and as many to generate, always the
     same ones, with a logprob for every token. Ratios are taken within a round,
-    where all met the same machine. Those who take part:
+    where all met the same machine; if others use it too, trust the ratio of
+    processor times, with --threads 1. Those who take part:
 
     exact          the engine, bit-exact
     unconstrained  the same engine over the faster of two sets of plain ops
@@ -174,7 +175,7 @@ def _standings(found: "Throughput") -> Table:
         title=f"{found.model}, fp32, {found.threads} threads: {found.requests} requests, {found.prompt_tokens} tokens in, "
         f"{found.output_tokens} out, {found.rounds} rounds"
     )
-    for heading in ("contender", "tokens/s", "exact is × as fast", "target", "setting"):
+    for heading in ("contender", "tokens/s", "exact is × as fast", "by processor time", "target", "setting"):
         table.add_column(heading)
     for each in found.standings:
         reached = each.ratio is not None and each.target is not None and each.ratio.median >= each.target
@@ -182,6 +183,7 @@ def _standings(found: "Throughput") -> Table:
             each.name,
             _range(each.speed, ".1f"),
             "" if each.ratio is None else _range(each.ratio, ".2f"),
+            "" if each.processor_ratio is None else _range(each.processor_ratio, ".2f"),
             "" if each.target is None else f"[{'green' if reached else 'red'}]≥ {each.target:g}[/]",
             each.setting,
         )
@@ -192,19 +194,21 @@ def _tell_load(found: "Load") -> None:
     from zerodrift.bench.load import MOST_BOOKKEEPING, MOST_DEARER, MOST_KV_ERROR
 
     table = Table(title=f"{found.model}, fp32, {found.threads} threads, {found.rounds} rounds of decoding")
-    for heading in ("requests", "ms per token", "× the cheapest", "bookkeeping"):
+    for heading in ("requests", "ms per token", "× the cheapest", "by processor time", "bookkeeping"):
         table.add_column(heading, justify="right")
     for cost in found.costs:
         table.add_row(
             str(cost.concurrent),
             _range(cost.milliseconds_per_token, ".2f"),
             f"{cost.times_the_cheapest:.2f}",
+            f"{cost.processor_times_the_cheapest:.2f}",
             f"{cost.bookkeeping:.1%}",
         )
     console.stdout().print(table)
     last, kv = found.costs[-1], found.kv
     console.say(
-        f"at {last.concurrent}: {last.times_the_cheapest:.2f} × the cheapest (at most {MOST_DEARER:g}), bookkeeping "
+        f"at {last.concurrent}: {last.times_the_cheapest:.2f} × the cheapest (at most {MOST_DEARER:g}; by processor time "
+        f"{last.processor_times_the_cheapest:.2f}), bookkeeping "
         f"{last.bookkeeping:.1%} of a step (at most {MOST_BOOKKEEPING:.0%})"
     )
     measured = (
