@@ -5,6 +5,7 @@ the scores of each step: `compute_transition_scores` would first stack all of th
 Shapes: B rows of a batch, V vocabulary.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,9 @@ class GenerateContender:
 
     def __init__(self, model: Any, jobs: Sequence[Job]) -> None:
         """Tries the batch sizes on shortened `jobs`."""
-        self._model = model
+        # What a call leaves open, `generate` fills in from the model's own configuration, its end of sequence too.
+        self._model = copy.copy(model)
+        self._model.generation_config = GenerationConfig()
         short = shortened(jobs, SEARCH_DIVISOR)
         self._serve(short[:2], 2)
         sizes = [size for size in BATCH_SIZES if size <= len(jobs)] or [len(jobs)]

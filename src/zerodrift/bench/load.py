@@ -24,6 +24,8 @@ STEPS = 6
 MOST_DEARER, MOST_BOOKKEEPING, MOST_KV_ERROR = 1.1, 0.05, 0.05
 KV_BLOCKS = 256
 """Blocks whose memory is measured: 180 MB for SmolLM2, enough to drown what else a process allocates."""
+RESIDENT = Path("/proc/self/smaps_rollup")
+"""Where Linux says how much memory the process holds; other systems have no such file."""
 Progress = Callable[[int, int], None]
 
 
@@ -135,8 +137,7 @@ def measure_kv(model: Any, num_blocks: int = KV_BLOCKS, block_size: int = 16) ->
 
 
 def _resident_bytes() -> int | None:
-    status = Path("/proc/self/smaps_rollup")
-    if not status.is_file():
+    if not RESIDENT.is_file():
         return None
-    line = next(line for line in status.read_text().splitlines() if line.startswith("Rss:"))
+    line = next(line for line in RESIDENT.read_text().splitlines() if line.startswith("Rss:"))
     return 1024 * int(line.split()[1])
