@@ -7,8 +7,9 @@ it is stopped, because an idle vLLM spins.
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -39,20 +40,39 @@ class Answers(msgspec.Struct, frozen=True):
 Said = TypeVar("Said", Ready, Answers)
 
 
+class Mode(StrEnum):
+    """How vLLM runs the model."""
+
+    COMPILED = "compiled"
+    """Its default; compiling takes minutes at every start."""
+    EAGER = "eager"
+    """Op by op, ready within a minute."""
+
+
+class Start(NamedTuple):
+    """What to start."""
+
+    python: str | Path
+    """Interpreter of an environment with vLLM."""
+    model: Path
+    threads: int
+    mode: Mode
+
+
 class VllmContender:
     """A process that is started once and serves every round."""
 
     name = NAME
 
-    def __init__(self, python: str | Path, model: Path, threads: int, log_path: Path) -> None:
-        """`python` is the interpreter of an environment with vLLM; what it prints goes to `log_path`."""
+    def __init__(self, start: Start, log_path: Path) -> None:
+        """What the process prints goes to `log_path`."""
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        command = [str(python), str(WORKER), str(model), str(2 * LONGEST)]
+        command = [str(start.python), str(WORKER), str(start.model), str(2 * LONGEST), start.mode]
         try:
             with log_path.open("wb") as log:
                 self._pipe = subprocess.Popen(
                     command,
-                    env=environment({"OMP_NUM_THREADS": str(threads)}),
+                    env=environment({"OMP_NUM_THREADS": str(start.threads)}),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -60,12 +80,12 @@ class VllmContender:
                 )
         except OSError as error:
             raise EngineError(
-                f"{python} cannot be started ({error}); give the interpreter of an environment with vLLM, such as the "
+                f"{start.python} cannot be started ({error}); give the interpreter of an environment with vLLM, such as the "
                 "one that engines/install makes"
             ) from error
         self._process = LaunchedProcess(self._pipe, log_path)
         try:
-            self.setting = f"vLLM {self._read(Ready).version}, offline"
+            self.setting = f"vLLM {self._read(Ready).version}, offline, {start.mode}"
             self._process.pause()
         except BaseException:
             self.close()

@@ -1,6 +1,6 @@
 """Runs in vLLM's own environment, and knows nothing of zerodrift: a line of jobs in, a line of answers out.
 
-    PYTHON vllm_worker.py MODEL MAX_MODEL_LEN
+    PYTHON vllm_worker.py MODEL MAX_MODEL_LEN compiled|eager
 
 A job is [prompt, num_tokens]. The first line out says that the engine is ready.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 
-def main(model: str, max_model_len: int) -> None:
+def main(model: str, max_model_len: int, mode: str) -> None:
     """Serve until standard input ends."""
     # Whatever the engine prints must not get between the answers.
     answers = os.fdopen(os.dup(1), "w")
@@ -26,6 +26,7 @@ def main(model: str, max_model_len: int) -> None:
         dtype="float32",
         max_model_len=max_model_len,
         enable_prefix_caching=False,
+        enforce_eager=mode == "eager",
         generation_config="vllm",
         seed=0,
     )
@@ -77,4 +78,4 @@ def _say(answers: TextIO, value: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -58,6 +58,9 @@ def throughput(
     vllm: Annotated[
         str | None, typer.Option(metavar="PYTHON", help="Interpreter of an environment with vLLM.")
     ] = None,
+    vllm_eager: Annotated[
+        bool, typer.Option("--vllm-eager", help="Let vLLM run op by op; compiling takes minutes.")
+    ] = False,
     json: Json = None,
 ) -> None:
     """Serve the same requests by several engines in turns, and compare.
@@ -94,7 +97,7 @@ def throughput(
             for name in wanted:
                 bar.stage(f"prepare {name}")
                 contenders.append(
-                    _vllm(vllm, spec, used) if name is Name.VLLM else _local(name, vanilla, jobs)
+                    _vllm(vllm, spec, used, vllm_eager) if name is Name.VLLM else _local(name, vanilla, jobs)
                 )
             bar.stage("measure")
             setup = Setup(model=str(spec or shape.RANDOM), threads=used, rounds=rounds)
@@ -159,15 +162,16 @@ def _local(name: Name, vanilla: Any, jobs: "Sequence[Job]") -> "Contender":
     return ours.exact(vanilla) if name is Name.EXACT else ours.unconstrained(vanilla, jobs)
 
 
-def _vllm(python: str | None, spec: "str | Path | None", threads: int) -> "Contender":
-    from zerodrift.bench.vllm import VllmContender
+def _vllm(python: str | None, spec: "str | Path | None", threads: int, eager: bool) -> "Contender":
+    from zerodrift.bench.vllm import Mode, Start, VllmContender
     from zerodrift.core.errors import ModelNotFound
     from zerodrift.models.spec import directory_of
 
     assert python is not None, "checked before"
     if spec is None:
         raise ModelNotFound("vLLM loads weights from a directory: run `make smollm2` first, or name a MODEL")
-    return VllmContender(python, directory_of(spec).resolve(), threads, LOG)
+    mode = Mode.EAGER if eager else Mode.COMPILED
+    return VllmContender(Start(python, directory_of(spec).resolve(), threads, mode), LOG)
 
 
 def _standings(found: "Throughput") -> Table:

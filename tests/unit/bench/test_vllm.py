@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from zerodrift.bench.contender import check
-from zerodrift.bench.vllm import VllmContender
+from zerodrift.bench.vllm import Mode, Start, VllmContender
 from zerodrift.bench.workload import mixed
 from zerodrift.core.errors import BadAnswer, EngineError
 
@@ -24,6 +24,7 @@ MODULE = """
     class LLM:
         def __init__(self, model, **settings):
             assert settings["enable_prefix_caching"] is False
+            assert settings["enforce_eager"] is True
             print("loading", model)
             if model.endswith("broken"): raise RuntimeError("no such weights")
         def generate(self, prompts, params, use_tqdm):
@@ -40,23 +41,25 @@ MODULE = """
     ANSWERS = max(int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")
                   and "pipe" in os.readlink(f"/proc/self/fd/{fd}"))
 """
-Start = Callable[..., VllmContender]
+Make = Callable[..., VllmContender]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
+def start(tmp_path: Path) -> Make:
     """A contender whose interpreter finds the module above."""
     (tmp_path / "vllm.py").write_text(textwrap.dedent(MODULE))
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}" exec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    return lambda model="model": VllmContender(python, tmp_path / model, 1, tmp_path / "logs" / "vllm.log")
+    return lambda model="model": VllmContender(
+        Start(python, tmp_path / model, 1, Mode.EAGER), tmp_path / "logs" / "vllm.log"
+    )
 
 
-def test_jobs_go_in_and_answers_come_out(start: Start, tmp_path: Path) -> None:
+def test_jobs_go_in_and_answers_come_out(start: Make, tmp_path: Path) -> None:
     contender = start()
     try:
-        assert contender.setting == "vLLM 0.fake, offline"
+        assert contender.setting == "vLLM 0.fake, offline, eager"
         for _ in range(2):
             run = contender.run(JOBS)
             check("vllm", JOBS, run)
@@ -82,14 +85,14 @@ def stops(pid: int) -> bool:
     return False
 
 
-def test_a_worker_that_does_not_start_says_why(start: Start, tmp_path: Path) -> None:
+def test_a_worker_that_does_not_start_says_why(start: Make, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="no such weights"):
         start("broken")
     with pytest.raises(EngineError, match="cannot be started"):
-        VllmContender(tmp_path / "nothing", tmp_path, 1, tmp_path / "vllm.log")
+        VllmContender(Start(tmp_path / "nothing", tmp_path, 1, Mode.COMPILED), tmp_path / "vllm.log")
 
 
-def test_a_worker_that_dies_or_babbles(start: Start) -> None:
+def test_a_worker_that_dies_or_babbles(start: Make) -> None:
     contender = start()
     with pytest.raises(EngineError, match="the vLLM worker ended"):
         contender.run(JOBS[:1])

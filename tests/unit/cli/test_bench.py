@@ -9,6 +9,7 @@ import torch
 
 from zerodrift.bench import load, shape
 from zerodrift.bench.throughput import TARGETS
+from zerodrift.bench.vllm import Mode, Start
 from zerodrift.cli import bench
 from zerodrift.cli.main import main
 from zerodrift.core.errors import EngineError
@@ -96,8 +97,8 @@ def test_whoever_was_started_is_ended_when_another_fails(
     class Fails:
         name, setting = "vllm", "fails"
 
-        def __init__(self, python: str, model: Path, threads: int, log: Path) -> None:
-            assert model == tmp_path
+        def __init__(self, start: Start, log: Path) -> None:
+            assert (start.model, start.mode) == (tmp_path, Mode.EAGER)
 
         def run(self, jobs: object) -> None:
             raise EngineError("it broke")
@@ -107,7 +108,10 @@ def test_whoever_was_started_is_ended_when_another_fails(
 
     monkeypatch.setattr("zerodrift.bench.vllm.VllmContender", Fails)
     monkeypatch.setattr(shape, "load", lambda _: shape.random_weights(shape.SMOLLM2))
-    assert run("throughput", tmp_path, "--vllm", "python", "--only", "vllm", "--requests", 1) == 3
+    assert (
+        run("throughput", tmp_path, "--vllm", "python", "--vllm-eager", "--only", "vllm", "--requests", 1)
+        == 3
+    )
     assert closed == ["vllm"]
     assert "it broke" in capsys.readouterr().err
 
