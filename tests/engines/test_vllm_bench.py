@@ -29,7 +29,7 @@ def test_the_worker_serves(tmp_path: Path) -> None:
         contender.close()
     for run in (first, second):
         check("vllm", jobs, run)
-        assert 0 < run.time.processor
+        assert run.time.processor > 0
     for job, served in zip(jobs, first.served, strict=True):
         ids = torch.tensor([[*job.prompt, *served.token_ids]])
         with torch.no_grad():

@@ -50,6 +50,9 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write all numbers her
 def throughput(
     model: Model = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests that are served together.")] = 64,
+    shorten: Annotated[
+        int, typer.Option(min=1, help="Divide all lengths by this, for a quick look at the same mixture.")
+    ] = 1,
     rounds: Rounds = 3,
     only: Annotated[
         list[Name] | None, typer.Option(help="Who takes part; may be repeated. Default: everybody.")
@@ -75,9 +78,9 @@ def throughput(
     transformers   generate, at the best of several batch sizes
     vllm           with --vllm: its offline LLM, in its own environment
 
-    Sixty-four requests take minutes per round; begin with few:
+    Sixty-four requests take minutes per round; begin with short ones:
 
-    $ zerodrift bench throughput --requests 8 --rounds 2
+    $ zerodrift bench throughput --shorten 8
     $ zerodrift bench throughput --vllm .engines/vllm-0.32.0/bin/python
     $ zerodrift bench throughput --only exact --only unconstrained --json it.json
     """
@@ -94,6 +97,7 @@ def throughput(
             vanilla = shape.load(spec)
             config = vanilla.config
             jobs = workload.mixed(requests, config.vocab_size, config.max_position_embeddings)
+            jobs = workload.shortened(jobs, shorten)
             for name in wanted:
                 bar.stage(f"prepare {name}")
                 contenders.append(

@@ -60,6 +60,8 @@ def test_throughput(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = json.loads(out.read_text())
     assert (written["schema"], written["requests"], written["rounds"]) == (1, 2, 2)
     assert [len(each["tokens_per_second"]) for each in written["standings"]] == [2, 2, 2]
+    assert run("throughput", "--requests", 2, "--shorten", 100, "--only", "exact", "--json", out) == 0
+    assert json.loads(out.read_text())["output_tokens"] <= 4
 
 
 def test_only_some(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
