@@ -48,19 +48,14 @@ def logprobs(model: Any, ids: list[int]) -> torch.Tensor:
     return torch.cat(parts)[:, 0]
 
 
-# 30 layers at 8,192 tokens take minutes on one core, and at 32,768, four times the trained length, half an hour for
-# each side: there, four layers of the same weights stand for all, since what grows with length is attention.
+# 8,192 tokens, the trained length, take four minutes on one core, and four times as many up to an hour. Fewer layers
+# would be cheaper and no fair test: four of thirty give logprobs down to -59, and were 9.5e-5 apart at 4,096 tokens.
 @pytest.mark.parametrize(
-    ("length", "layers"),
-    [
-        (2048, 30),
-        pytest.param(8192, 30, marks=pytest.mark.long),
-        pytest.param(32768, 4, marks=pytest.mark.long),
-    ],
+    "length",
+    [2048, pytest.param(8192, marks=pytest.mark.long), pytest.param(32768, marks=pytest.mark.long)],
 )
-def test_logprobs_are_vanillas(directory: Path, text: list[int], length: int, layers: int) -> None:
+def test_logprobs_are_vanillas(directory: Path, text: list[int], length: int) -> None:
     model = models.load(directory)
-    model.model.layers = model.model.layers[:layers]
     expected = logprobs(model, text[:length])
     found = logprobs(exact.prepare(model), text[:length])
     assert len(found) == length - 1
