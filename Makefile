@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: demo demo-vllm test faults faults-full check venv smollm2 engines test-engines test-browser clean
+.PHONY: demo demo-vllm test faults faults-full bench check venv smollm2 engines test-engines test-browser clean
 
 demo: venv ## three faults planted and found, on a built-in model
 	$(BIN)/python -m zerodrift.cli.main demo
@@ -22,6 +22,10 @@ faults: venv ## planted faults must be named, healthy engines must pass (several
 
 faults-full: venv ## every fault on every built-in model, into docs/faults.md; goes on where it stopped
 	$(BIN)/python tests/faults/matrix.py
+
+bench: venv smollm2 ## the exact engine beside others and under load (an hour on one core)
+	$(BIN)/python -m zerodrift.cli.main bench throughput --json runs/bench/throughput.json
+	$(BIN)/python -m zerodrift.cli.main bench load --json runs/bench/load.json
 
 check: venv ## lint, types, layers
 	$(BIN)/ruff format --check src tests

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from zerodrift.backends.http import HttpClient
 from zerodrift.core.errors import EngineError, EngineUnreachable
@@ -47,18 +48,17 @@ CACHES = {
 }
 
 
-class LaunchedServer:
-    """A server process of ours. Use it in a `with`, or call `stop`; at exit it is stopped in any case."""
+class LaunchedProcess:
+    """A process of ours, leader of its own group. Use it in a `with`, or call `stop`; at exit it is stopped anyway."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", url: str, log_path: Path) -> None:
-        self.url = url
+    def __init__(self, process: "subprocess.Popen[bytes]", log_path: Path) -> None:
         self.log_path = log_path
         self._process = process
         atexit.register(self.stop)
 
     @property
     def pid(self) -> int:
-        """Of the server, and of its process group."""
+        """Of the process, and of its group."""
         return self._process.pid
 
     def exited(self) -> bool:
@@ -80,12 +80,21 @@ class LaunchedServer:
             self._process.wait()
         atexit.unregister(self.stop)
 
+    def pause(self) -> None:
+        """Take the processor away from the group: an engine that waits may spin."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Undo `pause`; does nothing to a group that runs, or that is gone."""
+        if self._process.returncode is None:
+            self._signal(signal.SIGCONT)
+
     def last_lines(self) -> str:
         """The end of the log, for an error message."""
         lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_LINES_SHOWN:])
 
-    def __enter__(self) -> "LaunchedServer":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -99,6 +108,14 @@ class LaunchedServer:
     def _signal(self, number: signal.Signals) -> None:
         # The leader is not reaped yet, so the group still exists, and is still ours.
         os.killpg(self._process.pid, number)
+
+
+class LaunchedServer(LaunchedProcess):
+    """A process that answers at `url`."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", url: str, log_path: Path) -> None:
+        super().__init__(process, log_path)
+        self.url = url
 
 
 def launch_vllm(
@@ -122,7 +139,7 @@ def launch_vllm(
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 command,
-                env=_environment(env),
+                env=environment(env),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -169,7 +186,8 @@ def _healthy(client: HttpClient) -> bool:
         return False
 
 
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """What a process of vLLM sees: ours without its VLLM_*, then DEFAULTS, then `env`."""
     ours = {
         name: value
         for name, value in os.environ.items()

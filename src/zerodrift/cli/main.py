@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from zerodrift import __version__
-from zerodrift.cli import audit, baseline, blame, console, demo, doctor, env, init
+from zerodrift.cli import audit, baseline, bench, blame, console, demo, doctor, env, init
 
 INTERRUPTED = 130
 Command = Callable[..., None] | typer.Typer
@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, Command] = {
     "doctor": doctor.command,
     "demo": demo.command,
     "baseline": baseline.app,
+    "bench": bench.app,
     "init": init.command,
     "env": env.command,
 }

@@ -25,7 +25,7 @@ from zerodrift.core.version import WeightVersion
 from zerodrift.engine import consistency
 from zerodrift.engine.kv import DEFAULT_BYTES, blocks_in
 from zerodrift.engine.limits import KVPolicy, Limits
-from zerodrift.engine.metrics import EngineMetrics, metrics_of
+from zerodrift.engine.metrics import Clock, EngineMetrics, metrics_of
 from zerodrift.engine.output import Identity, Output, Piece, output_of, piece_of, refused
 from zerodrift.engine.prompts import (
     PromptLike,
@@ -100,7 +100,7 @@ class Engine:
         self._identity = self._identify()
         self._unclaimed: list[Output] = []
         self._next_id = 0
-        self._seconds = 0.0
+        self._clock = Clock()
         self._broken: InvariantBroken | None = None
 
     @property
@@ -248,7 +248,7 @@ class Engine:
 
     def metrics(self) -> EngineMetrics:
         """The engine in numbers."""
-        return metrics_of(self.scheduler, self._seconds, self.runner.kv.nbytes)
+        return metrics_of(self.scheduler, self._clock, self.runner.kv.nbytes)
 
     def check(self) -> None:
         """Stop the engine, with a dump of its books, if they contradict themselves. Runs by itself when idle."""
@@ -265,14 +265,16 @@ class Engine:
         plan = self.scheduler.plan()
         if not plan.slices:
             return []
+        planned = time.perf_counter()
         try:
             result = self.runner.run(plan)
         except BaseException:
             # Blocks were planned for and never written: whatever runs again starts from its tokens.
             self.scheduler.swap(self.version)
             raise
+        self._clock.runs += time.perf_counter() - planned
         outputs = self._outputs(self.scheduler.commit(plan, result))
-        self._seconds += time.perf_counter() - begin
+        self._clock.steps += time.perf_counter() - begin
         if not self.has_unfinished:
             self.check()
         return outputs

@@ -1,6 +1,7 @@
 """The engine in numbers, as one value: what a dashboard shows and a test compares."""
 
 from collections import Counter
+from dataclasses import dataclass
 
 import msgspec
 
@@ -28,6 +29,8 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     sampled_tokens: int
     seconds: float
     """Spent in steps."""
+    bookkeeping_seconds: float
+    """Of these, outside of forward and draw: planning, committing, making outputs."""
     sampled_per_second: float
     mean_batch_tokens: float
     """Tokens per step."""
@@ -36,7 +39,16 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int
 
 
-def metrics_of(scheduler: Scheduler, seconds: float, kv_bytes: int) -> EngineMetrics:
+@dataclass(slots=True)
+class Clock:
+    """Where the time of all steps went."""
+
+    steps: float = 0.0
+    runs: float = 0.0
+    """Forward and draw."""
+
+
+def metrics_of(scheduler: Scheduler, clock: Clock, kv_bytes: int) -> EngineMetrics:
     """Read everything off a scheduler between two steps."""
     counters, pool = scheduler.counters, scheduler.pool
     return EngineMetrics(
@@ -51,8 +63,9 @@ def metrics_of(scheduler: Scheduler, seconds: float, kv_bytes: int) -> EngineMet
         steps=counters.steps,
         forwarded_tokens=counters.forwarded_tokens,
         sampled_tokens=counters.sampled_tokens,
-        seconds=seconds,
-        sampled_per_second=_ratio(counters.sampled_tokens, seconds),
+        seconds=clock.steps,
+        bookkeeping_seconds=clock.steps - clock.runs,
+        sampled_per_second=_ratio(counters.sampled_tokens, clock.steps),
         mean_batch_tokens=_ratio(counters.forwarded_tokens, counters.steps),
         mean_entropy=_ratio(counters.entropy_sum, counters.sampled_tokens),
         kv_bytes=kv_bytes,

@@ -14,7 +14,7 @@ from zerodrift.core.completion import LogprobKind
 from zerodrift.core.errors import InvalidPrompt
 from zerodrift.core.request import SamplingParams
 from zerodrift.exact.normalisation import log_softmax
-from zerodrift.exact.preparation import ops_of, parameters_on
+from zerodrift.exact.preparation import ops_of, parameters_on, require_gathered
 from zerodrift.sampler.processing import History, histories, processed_logprobs
 
 LOGIT_BYTES = 256 * 2**20
@@ -37,6 +37,7 @@ class Scored(Protocol):
 def head(model: Any, hidden_RH: torch.Tensor) -> torch.Tensor:
     """Logits [R, V] in fp32, differentiable where gradients are on."""
     ops_of(model)
+    require_gathered(model)
     logits_RV: torch.Tensor = model.lm_head.rounded_to(hidden_RH, torch.float32)
     return logits_RV
 
@@ -90,6 +91,7 @@ def token_logprobs(
 def _packed(model: Any, completions: Sequence[Scored]) -> tuple[torch.Tensor, list[int]]:
     """Hidden states of all sequences, one after another; the last token of each predicts nothing and is left out."""
     ops_of(model)
+    require_gathered(model)
     sequences = [(*each.prompt_token_ids, *each.token_ids)[:-1] for each in completions]
     for index, (each, ids) in enumerate(zip(completions, sequences, strict=True)):
         if not each.prompt_token_ids or not each.token_ids:

@@ -100,6 +100,15 @@ def ops_of(model: Any) -> Any:
     return state[0]
 
 
+def require_gathered(model: Any) -> None:
+    """Parts of a model that FSDP2 has sharded cannot be called one by one: nothing would gather their weights."""
+    if hasattr(model.lm_head.weight, "placements"):
+        raise UnsupportedModel(
+            "the model is sharded by FSDP2, which gathers weights only where the whole model is called: take "
+            "log-probabilities from model(input_ids=…).logits, whose bits are the same"
+        )
+
+
 def _ops_for(model: Any, plain: frozenset[str]) -> Any:
     kinds = {parameter.device.type for parameter in model.parameters()}
     if kinds == {"cpu"}:

@@ -123,6 +123,32 @@ def test_ids(engine: Engine) -> None:
         engine.abort("mine")
 
 
+def test_wrong_ids_change_nobodys_bits(engine_of: Make) -> None:
+    """A duplicate, and aborts of unknown and of real requests, between the steps of others."""
+    expected = bits(engine_of().generate(GOOD, seeded()))
+    engine, outputs = engine_of(), []
+    for number, prompt in enumerate(GOOD):
+        engine.add_request(prompt, seeded(), request_id=str(number))
+    engine.add_request([1, 2, 3], seeded(), request_id="gone")
+    outputs += engine.step()
+    with pytest.raises(DuplicateRequest):
+        engine.add_request([40, 41], seeded(), request_id="1")
+    with pytest.raises(UnknownRequest):
+        engine.abort("3")
+    engine.abort("gone")
+    while engine.has_unfinished:
+        outputs += engine.step()
+    assert bits(sorted(outputs, key=lambda output: output.request_id)) == expected
+
+
+def test_kv_memory_for_one_at_a_time_serves_all_with_the_same_bits(engine_of: Make) -> None:
+    """What fits alone is never refused: it waits, or gives way and comes back."""
+    expected = bits(engine_of().generate(GOOD, seeded(max_tokens=12)))
+    tight = engine_of(num_blocks=5)
+    assert bits(tight.generate(GOOD, seeded(max_tokens=12))) == expected
+    assert tight.metrics().preemptions > 0
+
+
 def test_a_full_queue(engine_of: Make) -> None:
     engine = engine_of(max_waiting=1)
     engine.add_request([5], seeded())

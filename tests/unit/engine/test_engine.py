@@ -270,6 +270,7 @@ def test_metrics_while_running(engine_of: Make) -> None:
     assert now.fragmentation == pytest.approx(1 / 8)
     assert (now.forwarded_tokens, now.sampled_tokens) == (7, 1)
     assert now.sampled_per_second > 0
+    assert 0 < now.bookkeeping_seconds < now.seconds
     assert 0 < now.mean_entropy < 4.2
     assert now.kv_bytes == 2 * 2 * 64 * 4 * 16 * 4
 
