@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: demo demo-vllm test faults faults-full check venv smollm2 engines test-engines test-browser clean
+.PHONY: demo demo-vllm test faults faults-full history check venv smollm2 engines test-engines test-browser clean
 
 demo: venv ## three faults planted and found, on a built-in model
 	$(BIN)/python -m zerodrift.cli.main demo
@@ -22,6 +22,9 @@ faults: venv ## planted faults must be named, healthy engines must pass (several
 
 faults-full: venv ## every fault on every built-in model, into docs/faults.md; goes on where it stopped
 	$(BIN)/python tests/faults/matrix.py
+
+history: venv ## public bugs re-enacted and audited, into docs/would-have-caught.md; goes on where it stopped
+	$(BIN)/python tests/faults/would_have_caught.py
 
 check: venv ## lint, types, layers
 	$(BIN)/ruff format --check src tests

@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 import torch
-from history.bug import Asked, Bug
-from history.twin import Twin
 from transformers import DynamicCache
 
+from history.bug import Asked, Bug
+from history.twin import Twin
 from zerodrift.backends.base import Capability
 from zerodrift.core.completion import Answer
 from zerodrift.core.request import Request

@@ -1,15 +1,14 @@
 """Bugs on the way of new weights to the engine: what the trainer sent is not what the engine loaded."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from history.bug import LLAMA, QWEN2, UNEXPLAINED, Asked, Bug
-from history.twin import Reloading, Twin
 from torch import nn
 
+from history.bug import LLAMA, QWEN2, UNEXPLAINED, Asked, Bug
+from history.twin import Reloading, Twin
 from zerodrift.core.completion import Answer
 from zerodrift.core.request import Request
 from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion

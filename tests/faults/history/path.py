@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from history.bug import Bug
-from history.twin import Twin
 from torch.nn import functional
 
+from history.bug import Bug
+from history.twin import Twin
 from zerodrift.core.completion import Answer
 from zerodrift.core.request import Prompt, Request
 

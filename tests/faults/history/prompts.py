@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+
 from history.bug import Bug
 from history.twin import Twin
-
 from zerodrift.core.completion import Answer
 from zerodrift.core.request import Prompt, Request
 from zerodrift.core.version import LineageSegment

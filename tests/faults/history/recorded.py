@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from history.bug import Asked, Bug
 from safetensors.torch import load_file, save_file
 
+from history.bug import Asked, Bug
 from zerodrift import models
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.request import Request

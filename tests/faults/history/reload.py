@@ -4,10 +4,11 @@ import math
 from typing import Any
 
 import torch
-from history.bug import Asked, Bug
-from history.twin import Reloading
 from torch import nn
 from torch.nn import functional
+
+from history.bug import Asked, Bug
+from history.twin import Reloading
 
 
 def _never_written(_: Any, after: Any) -> None:

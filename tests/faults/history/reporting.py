@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 
 import msgspec
+
 from history.bug import UNEXPLAINED, Bug
 from history.twin import Reporting, Twin
-
 from zerodrift.core.completion import Answer, Completion, FinishReason, LogprobKind, Problem
 from zerodrift.core.errors import InvalidValue
 from zerodrift.core.request import Request

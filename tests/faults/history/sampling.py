@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
 from history.bug import Bug
 from history.twin import Twin
-
 from zerodrift import models
 from zerodrift.core.completion import Answer
 from zerodrift.core.request import Request, SamplingParams

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
 from history.bug import Asked, Bug
 
 WINDOW = 3
