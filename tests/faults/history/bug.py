@@ -49,7 +49,7 @@ class Bug:
     plant: Plant
     asked: Asked = Asked.ENGINE
     temperature: float = 0.7
-    models: tuple[str, ...] = (QWEN3, LLAMA)
+    models: tuple[str, ...] = (QWEN3,)
     prompts: Prompts | None = None
     """None takes the auditor's own."""
     checkpoint: Callable[[str, Path], Path] | None = None
