@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 from history import BUGS, ELSEWHERE
 from history.bug import Asked, Bug, Elsewhere
+from history.unnamed import UNNAMED
 
 from zerodrift import models
 from zerodrift.audit.blame import Blame
@@ -207,16 +208,21 @@ of 6 or 8 prompts, several times over. What only an update shows needs no others
 
 def page(rows: Rows) -> str:
     """The document for these results."""
-    by_bug = {bug.reported: [row for row in rows if row.bug == bug.reported] for bug in BUGS}
+    by_bug = {
+        bug.reported: [row for row in rows if row.bug == bug.reported and row.model in bug.models]
+        for bug in BUGS
+    }
     usual = {name: [row for row in of if (row.tokens, row.seed) == (USUAL, 0)] for name, of in by_bug.items()}
     ran = [bug for bug in BUGS if usual[bug.reported]]
     caught = [bug for bug in ran if all(row.caught for row in usual[bug.reported])]
-    kinds = [_worst(bug, usual[bug.reported]) for bug in caught]
+    called = {bug.reported: _worst(bug, usual[bug.reported]) for bug in caught}
+    kinds = list(called.values())
     told = {"unexplained": "{} are called unexplained and have a name", "wrong": "{} get a wrong name"}
     rest = "".join(f", {says.format(kinds.count(kind))}" for kind, says in told.items() if kind in kinds)
     head = HEAD.format(usual=USUAL, caught=len(caught), total=len(ran), right=kinds.count("right"), rest=rest)
     lines = [_line(bug, usual[bug.reported], by_bug[bug.reported]) for bug in ran]
-    return head + "".join(lines) + _misses(ran, caught, usual)
+    unnamed = [bug for bug in caught if called[bug.reported] != "right"]
+    return head + "".join(lines) + _unnamed(unnamed) + _misses(ran, caught, usual)
 
 
 def _worst(bug: Bug, rows: Rows) -> str:
@@ -246,6 +252,15 @@ def _causes(bug: Bug, rows: Rows) -> str:
         f"`{cause}`" + ("" if kind == "right" else " (wrong)" if kind == "wrong" else " (has a name)")
         for cause, kind in given
     )
+
+
+def _unnamed(bugs: Sequence[Bug]) -> str:
+    """True names that were not given, and what the auditor lacks for giving them."""
+    text = "\n## Caught, and not by its name\n\n"
+    for bug in bugs:
+        causes = " or ".join(f"`{cause}`" for cause in sorted(bug.causes))
+        text += f"- {bug.reported} is {causes}: {UNNAMED.get(bug.reported, 'not looked into yet')}.\n"
+    return text
 
 
 def _misses(ran: Sequence[Bug], caught: Sequence[Bug], usual: dict[str, list[Row]]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from history.bug import UNEXPLAINED, Bug
+from history.bug import LLAMA, UNEXPLAINED, Bug
 from history.twin import Reporting, Twin
 from zerodrift.core.completion import Answer, Completion, FinishReason, LogprobKind, Problem
 from zerodrift.core.errors import InvalidValue
@@ -136,6 +136,7 @@ REPORTING = (
         causes=frozenset({"semantic/eos"}),
         plant=EndPutBack,
         temperature=1.0,
+        models=(LLAMA,),  # of the built-in models the one that ends its sentences
     ),
     Bug(
         reported="trl#6693",
