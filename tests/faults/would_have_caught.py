@@ -98,7 +98,8 @@ def look(bug: Bug, spec: str, size: ValidationConfig, scratch: Path) -> VerdictR
     sampling = SamplingParams(temperature=bug.temperature, max_tokens=size.max_tokens)
     if bug.asked is Asked.DUMP:
         requests = parity_requests(prompts, sampling, size.equivalence_trials, size.seed)
-        return _blamed(bug, spec, [_single(request) for request in requests], scratch)
+        singles = [single for request in requests for single in _singles(request)]
+        return _blamed(bug, spec, singles, scratch)
     healthy = ReferenceBackend(place, dtype="float32")
     by_trainer = bug.asked is Asked.TRAINER
     audit = Audit(
@@ -125,9 +126,16 @@ def _prompts(bug: Bug, reference: ReferenceBackend, size: ValidationConfig) -> l
     )
 
 
-def _single(request: Request) -> Request:
+def _singles(request: Request) -> list[Request]:
     """A dump has a line for each sample."""
-    return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, n=1))
+    sampling = request.sampling
+    assert sampling.seed is not None, "the plan gives every request a seed"
+    return [
+        msgspec.structs.replace(
+            request, sampling=msgspec.structs.replace(sampling, n=1, seed=sampling.seed + number)
+        )
+        for number in range(sampling.n)
+    ]
 
 
 def _blamed(bug: Bug, spec: str, requests: Sequence[Request], scratch: Path) -> VerdictRecord:
