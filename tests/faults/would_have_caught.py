@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 from history import BUGS, ELSEWHERE
-from history.bug import Asked, Bug, Elsewhere
+from history.bug import UNEXPLAINED, Asked, Bug, Elsewhere
 from history.unnamed import UNNAMED
 
 from zerodrift import models
@@ -202,12 +202,14 @@ and put before an audit of {usual:,} sampled tokens in fp32, without a GPU. Whic
 down before the first run. Written by `make history`; every audit is a row of
 [would-have-caught.jsonl](would-have-caught.jsonl).
 
-**{caught} of {total} caught; the principal cause is a true name in {right} of these{rest}.** A bug that is caught on
-one model and not on another counts as not caught, and so for its name.
+**{caught} of {total} are caught.** Of these the principal cause is a true name for {right}; {apt} of those are rightly
+called `unexplained`, since no cause in the vocabulary is true of them. {unexplained} are called `unexplained` and have a
+name, and {wrong} got a wrong one. A bug with two models counts by the worse of them.
 
-*Tokens* is the fewest sampled tokens with which three audits of three fail, each with prompts and seeds of its own.
-Beside these an audit samples for its comparisons of the engine with itself, and for a weight update: 16 tokens for each
-of 6 or 8 prompts, several times over. What only an update shows needs no others.
+*Tokens* is the fewest sampled tokens with which three audits of three fail, each with prompts and seeds of its own;
+the name is that of the larger audit. Below 200 tokens Δ is not judged, and an audit fails by its other questions alone,
+under their names. Beside these tokens it samples for comparing the engine with itself, and for a weight update: 16 for
+each of 6 or 8 prompts, several times over. What only an update shows needs no others.
 
 | bug | what happened | seen by | caught | cause | tokens |
 |---|---|---|---|---|---|
@@ -225,9 +227,13 @@ def page(rows: Rows) -> str:
     caught = [bug for bug in ran if all(row.caught for row in usual[bug.reported])]
     called = {bug.reported: _worst(bug, usual[bug.reported]) for bug in caught}
     kinds = list(called.values())
-    told = {"unexplained": "{} are called unexplained and have a name", "wrong": "{} get a wrong name"}
-    rest = "".join(f", {says.format(kinds.count(kind))}" for kind, says in told.items() if kind in kinds)
-    head = HEAD.format(usual=USUAL, caught=len(caught), total=len(ran), right=kinds.count("right"), rest=rest)
+    head = HEAD.format(
+        usual=USUAL,
+        caught=len(caught),
+        total=len(ran),
+        apt=sum(called[bug.reported] == "right" and bug.causes == UNEXPLAINED for bug in caught),
+        **{kind: kinds.count(kind) for kind in ("right", "unexplained", "wrong")},
+    )
     lines = [_line(bug, usual[bug.reported], by_bug[bug.reported]) for bug in ran]
     unnamed = [bug for bug in caught if called[bug.reported] != "right"]
     return head + "".join(lines) + _unnamed(unnamed) + _misses(ran, caught, usual)

@@ -237,7 +237,7 @@ DELIVERY = (
         reported="prime-rl#2823",
         repository="PrimeIntellect-ai/prime-rl",
         happened="A receiver of sparse patches clones the embedding into a head of its own, and patches name only the "
-        "embedding.",
+        "embedding; found in review.",
         causes=frozenset({"weights/tied-head"}),
         plant=ClonedHead,
         asked=Asked.SYNC,
