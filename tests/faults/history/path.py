@@ -134,7 +134,7 @@ PATH = (
         happened="With multi-token prediction, logprobs are far off for the last few positions before max_model_len.",
         causes=frozenset({"path/context-boundary", "path/spec-decode"}),
         plant=StaleDraftsAtTheEnd,
-        unseen="no prompt of a default audit comes near the end of the context; `validation.position_probes` adds some "
-        "that do",
+        unseen="no prompt of a default audit comes near the end of the context; with `validation.position_probes` that "
+        "do, the audit fails",
     ),
 )
