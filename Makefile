@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: demo demo-vllm test faults faults-full bench check venv smollm2 engines test-engines test-browser clean
+.PHONY: demo demo-vllm test faults faults-full history bench check venv smollm2 engines test-engines test-browser clean
 
 demo: venv ## three faults planted and found, on a built-in model
 	$(BIN)/python -m zerodrift.cli.main demo
@@ -20,12 +20,17 @@ test: venv smollm2 ## everything that needs neither a foreign engine nor a brows
 faults: venv ## planted faults must be named, healthy engines must pass (several minutes)
 	$(PYTEST) tests/faults -n 2 --dist loadfile
 
-faults-full: venv ## every fault on every built-in model, into docs/faults.md; goes on where it stopped
+faults-full: venv smollm2 ## every fault on every model, pairs, healthy runs, into docs/faults.md; goes on where it stopped
 	$(BIN)/python tests/faults/matrix.py
+	$(BIN)/python tests/faults/healthy.py
+	$(BIN)/python tests/faults/page.py
 
 bench: venv smollm2 ## the exact engine beside others and under load (an hour on one core)
 	$(BIN)/python -m zerodrift.cli.main bench throughput --json runs/bench/throughput.json
 	$(BIN)/python -m zerodrift.cli.main bench load --json runs/bench/load.json
+
+history: venv ## public bugs re-enacted and audited, into docs/would-have-caught.md; goes on where it stopped
+	$(BIN)/python tests/faults/would_have_caught.py
 
 check: venv ## lint, types, layers
 	$(BIN)/ruff format --check src tests

@@ -49,6 +49,14 @@ def fresh() -> Any:
 
 
 @pytest.fixture(scope="session")
+def would_have_caught() -> Any:
+    """The module `would_have_caught`: the same code that makes docs/would-have-caught.md."""
+    # Its folder is where a script finds the package `history`, and a test has to be told.
+    sys.path.insert(0, str(Path(__file__).parent))
+    return _beside("would_have_caught")
+
+
+@pytest.fixture(scope="session")
 def reference() -> Callable[[str], ReferenceBackend]:
     """In fp64; no audit changes it."""
     return cache(ReferenceBackend)

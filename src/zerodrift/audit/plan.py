@@ -28,11 +28,17 @@ SHORTER_BY = 7
 def parity_requests(
     prompts: Sequence[Prompt], sampling: SamplingParams, trials: int, seed: int
 ) -> list[Request]:
-    """`trials` samples dealt over the prompts in turn, each with a seed of its own."""
+    """`trials` samples dealt over the prompts in turn, each with a seed of its own.
+
+    Every prompt is asked before one draws twice.
+    """
     requests: list[Request] = []
     number = drawn = 0
     while drawn < trials:
-        n = 2 if number % PAIRED_EVERY == 0 and not sampling.greedy and trials - drawn > 1 else 1
+        # Beside this one, so many prompts have not been asked yet.
+        unasked = max(0, len(prompts) - number - 1)
+        spare = trials - drawn - 1 > unasked
+        n = 2 if number % PAIRED_EVERY == 0 and not sampling.greedy and spare else 1
         params = msgspec.structs.replace(sampling, seed=_seed(seed + SEED_STRIDE * number), n=n)
         requests.append(Request(prompts[number % len(prompts)], params))
         number, drawn = number + 1, drawn + n

@@ -24,6 +24,14 @@ def test_as_many_samples_as_trials_dealt_in_turn(trials: int) -> None:
     )
 
 
+@pytest.mark.parametrize("trials", [5, 6, 7, 12])
+def test_every_prompt_is_asked_before_one_draws_twice(trials: int) -> None:
+    requests = parity_requests(PROMPTS, SamplingParams(), trials, seed=0)
+    assert {request.prompt for request in requests} == set(PROMPTS)
+    assert sum(request.sampling.n for request in requests) == trials
+    assert any(request.sampling.n == 2 for request in requests) is (trials > len(PROMPTS))
+
+
 def test_some_draw_two_samples_and_greedy_ones_never_do() -> None:
     drawn = [request.sampling.n for request in parity_requests(PROMPTS, SamplingParams(), 40, seed=0)]
     assert [index for index, n in enumerate(drawn) if n == 2] == list(range(0, len(drawn), PAIRED_EVERY))

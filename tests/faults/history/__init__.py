@@ -1,0 +1,16 @@
+"""Public bugs of RL frameworks and engines, re-enacted: would an audit have caught them? (docs/would-have-caught.md)"""
+
+from history.caches import CACHES
+from history.delivery import DELIVERY
+from history.elsewhere import ELSEWHERE
+from history.path import PATH
+from history.prompts import PROMPTS
+from history.recorded import RECORDED
+from history.reload import RELOAD
+from history.reporting import REPORTING
+from history.sampling import SAMPLING
+from history.trainer import TRAINER
+
+BUGS = (*REPORTING, *SAMPLING, *PROMPTS, *PATH, *DELIVERY, *RELOAD, *CACHES, *TRAINER, *RECORDED)
+
+__all__ = ["BUGS", "ELSEWHERE"]
