@@ -79,8 +79,13 @@ def by_role(name: str) -> str:
     return "norms" if "norm" in module else module
 
 
-GROUPINGS: tuple[Grouping, ...] = (by_layer, by_role)
-"""What an update path forgets, it forgets by layer or by kind of tensor."""
+def by_kind(name: str) -> str:
+    """`biases`, `norms` or `matrices`: what buckets, adapters and quantised loaders treat differently."""
+    return "biases" if name.endswith(".bias") else "norms" if "norm" in name else "matrices"
+
+
+GROUPINGS: tuple[Grouping, ...] = (by_layer, by_role, by_kind)
+"""What an update path forgets, it forgets by layer, by projection, or by kind of tensor."""
 
 
 def perturbed(model: Any, seed: int) -> Any:

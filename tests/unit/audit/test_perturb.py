@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from zerodrift import models
-from zerodrift.audit.perturb import SHARE, GroupedWeights, by_layer, by_role, perturbed, write_checkpoint
+from zerodrift.audit.perturb import (
+    SHARE,
+    GroupedWeights,
+    by_kind,
+    by_layer,
+    by_role,
+    perturbed,
+    write_checkpoint,
+)
 from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.core.completion import Completion
 
@@ -22,6 +30,11 @@ def model() -> Any:
 @pytest.fixture(scope="module")
 def weights(model: Any) -> GroupedWeights:
     return GroupedWeights(model, perturbed(model, 1))
+
+
+def test_kinds() -> None:
+    names = ("model.layers.1.self_attn.q_proj.bias", "model.norm.weight", "model.layers.1.mlp.up_proj.weight")
+    assert [by_kind(name) for name in names] == ["biases", "norms", "matrices"]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,11 @@ class Delivery(NamedTuple):
 def deliveries(old: Any, new: Any) -> Iterator[Delivery]:
     """Every way that is known, from the likeliest to the oddest."""
     yield Delivery("weights/dtype", "the update arrived rounded to bf16", lambda: _rounded(new))
+    yield Delivery(
+        "weights/dtype",
+        "vectors (norms, biases) arrived rounded to bf16",
+        lambda: _rounded(new, lambda parameter: parameter.dim() == 1),
+    )
     if getattr(new.config, "tie_word_embeddings", False):
         yield Delivery(
             "weights/tied-head", "the embedding was updated and the head was not", lambda: _untied(new, old)
@@ -38,6 +43,17 @@ def deliveries(old: Any, new: Any) -> Iterator[Delivery]:
         )
     for one, other in (("gate_proj", "up_proj"), ("k_proj", "v_proj"), ("q_proj", "k_proj")):
         yield from _swaps_within(new, one, other)
+    yield Delivery(
+        "weights/swapped",
+        "rows of gate_proj and up_proj arrived in turn, where one was expected after the other",
+        lambda: _interleaved(new),
+    )
+    for step in (1, -1):
+        yield Delivery(
+            "weights/swapped",
+            f"every layer arrived one place too {'late' if step == 1 else 'early'}",
+            partial(_moved_on, new, step),
+        )
     for first, second in _layer_pairs(len(new.model.layers)):
         says = f"layers {first} and {second} arrived under each other's names"
         yield Delivery(
@@ -51,6 +67,7 @@ def deliveries(old: Any, new: Any) -> Iterator[Delivery]:
     yield Delivery(
         "weights/buffer", "rotary frequencies zero", lambda: _with_frequencies(new, torch.zeros_like)
     )
+    yield Delivery("weights/buffer", "rotary tables zero", lambda: _without_tables(new))
 
 
 def _layer_pairs(layers: int) -> list[tuple[int, int]]:
@@ -63,11 +80,11 @@ def _layer_pairs(layers: int) -> list[tuple[int, int]]:
     return [*pairwise(range(layers)), (0, layers - 1)]
 
 
-def _rounded(model: Any) -> Any:
+def _rounded(model: Any, which: Callable[[torch.Tensor], bool] = lambda _: True) -> Any:
     changed = copy.deepcopy(model)
     with torch.no_grad():
-        for parameter in changed.parameters():
-            parameter.copy_(parameter.to(torch.bfloat16).to(parameter.dtype))
+        for parameter in filter(which, changed.parameters()):
+            parameter.copy_(_to_bf16(parameter))
     return changed
 
 
@@ -112,6 +129,42 @@ def _swapped(model: Any, one: str, other: str, within: str = "") -> Any:
         kept = state[name].clone()
         state[name].copy_(state[twin])
         state[twin].copy_(kept)
+    return changed
+
+
+def _interleaved(model: Any) -> Any:
+    changed = copy.deepcopy(model)
+    for layer in changed.model.layers:
+        gate, up = layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight
+        packed = torch.stack([gate.detach(), up.detach()], dim=1).flatten(0, 1)
+        gate.data, up.data = (half.clone() for half in packed.chunk(2))
+    return changed
+
+
+def _moved_on(model: Any, step: int) -> Any:
+    """Layer i holds what was meant for layer i - step; what would come from beyond the ends stays at home."""
+    changed = copy.deepcopy(model)
+    last = len(model.model.layers) - 1
+    for index, layer in enumerate(changed.model.layers):
+        layer.load_state_dict(model.model.layers[min(max(index - step, 0), last)].state_dict())
+    return changed
+
+
+class _NoTables(torch.nn.Module):
+    """Cosines and sines of zero: attention sees neither positions nor queries."""
+
+    def __init__(self, rotary: torch.nn.Module) -> None:
+        super().__init__()
+        self.rotary = rotary
+
+    def forward(self, *args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        cosines, sines = self.rotary(*args, **options)
+        return torch.zeros_like(cosines), torch.zeros_like(sines)
+
+
+def _without_tables(model: Any) -> Any:
+    changed = copy.deepcopy(model)
+    changed.model.rotary_emb = _NoTables(changed.model.rotary_emb)
     return changed
 
 

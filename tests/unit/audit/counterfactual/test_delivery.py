@@ -50,6 +50,37 @@ def test_rounded_on_the_way(llama: tuple[Any, Any]) -> None:
         assert torch.equal(built[name], new[name].bfloat16().float())
 
 
+def test_only_vectors_rounded(llama: tuple[Any, Any]) -> None:
+    built, new = state(find(llama, "vectors").build()), state(llama[1])
+    for name in new:
+        expected = new[name].bfloat16().float() if new[name].dim() == 1 else new[name]
+        assert torch.equal(built[name], expected), name
+
+
+def test_rows_in_turn(llama: tuple[Any, Any]) -> None:
+    built, new = state(find(llama, "in turn").build()), state(llama[1])
+    gate, up = (f"model.layers.1.mlp.{kind}_proj.weight" for kind in ("gate", "up"))
+    half = len(new[gate]) // 2
+    assert torch.equal(built[gate][::2], new[gate][:half])
+    assert torch.equal(built[gate][1::2], new[up][:half])
+    assert torch.equal(built[up][::2], new[gate][half:])
+    assert torch.equal(built[up][1::2], new[up][half:])
+
+
+@pytest.mark.parametrize(("word", "sources"), [("late", (0, 0)), ("early", (1, 1))])
+def test_layers_moved_on(llama: tuple[Any, Any], word: str, sources: tuple[int, int]) -> None:
+    built, new = state(find(llama, f"one place too {word}").build()), state(llama[1])
+    for layer, source in enumerate(sources):
+        name = "model.layers.{}.self_attn.q_proj.weight"
+        assert torch.equal(built[name.format(layer)], new[name.format(source)])
+
+
+def test_tables_of_zero(llama: tuple[Any, Any]) -> None:
+    built = find(llama, "rotary tables zero").build()
+    tables = built.model.rotary_emb(torch.ones(1, 3, 256), torch.arange(3)[None])
+    assert [float(table.abs().sum()) for table in tables] == [0.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("words", "embedding_is_new"),
     [
