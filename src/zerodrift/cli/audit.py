@@ -105,8 +105,6 @@ def command(
     $ zerodrift audit ls
     $ zerodrift audit diff RUN RUN
     """
-    from zerodrift.audit.session import Session
-
     if inject == "list":
         _list_faults()
         return
@@ -120,6 +118,9 @@ def command(
     named |= {"trainer": trainer, "temperature": temperature, "trials": trials}
     resolved = _configuration(config, settings or [], named)
     _check_options(sync, reset_cache, junitxml)
+    # Seconds of imports, and not before what can be refused without them.
+    from zerodrift.audit.session import Session
+
     session = Session(
         config=resolved,
         directory=out or RUNS / time.strftime("audit-%Y%m%d-%H%M%S"),
