@@ -118,17 +118,7 @@ def command(
     named |= {"trainer": trainer, "temperature": temperature, "trials": trials}
     resolved = _configuration(config, settings or [], named)
     _check_options(sync, reset_cache, junitxml)
-    # Seconds of imports, and not before what can be refused without them.
-    from zerodrift.audit.session import Session
-
-    session = Session(
-        config=resolved,
-        directory=out or RUNS / time.strftime("audit-%Y%m%d-%H%M%S"),
-        sync=sync,
-        resets_cache=reset_cache,
-        wrap=None if inject is None else _fault(inject, resolved.sampling_defaults.params(), sync),
-        environment=_environment(),
-    )
+    session = _session(resolved, out, inject, sync=sync, resets_cache=reset_cache)
     raise typer.Exit(_run(session, junitxml).exit_code if case is None else _replay(session, case))
 
 
@@ -186,6 +176,20 @@ def diff_command(
     else:
         print_comparison(comparison, console.stdout())
     raise typer.Exit(int(comparison.worse))
+
+
+def _session(resolved: "RunConfig", out: Path | None, inject: str | None, **update: bool) -> "Session":
+    # Seconds of imports, and not before what can be refused without them.
+    from zerodrift.audit.session import Session
+
+    sampling = resolved.sampling_defaults.params()
+    return Session(
+        config=resolved,
+        directory=out or RUNS / time.strftime("audit-%Y%m%d-%H%M%S"),
+        wrap=None if inject is None else _fault(inject, sampling, update["sync"]),
+        environment=_environment(),
+        **update,
+    )
 
 
 def _run(session: "Session", junitxml: Path | None) -> "Outcome":
