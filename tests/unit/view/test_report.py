@@ -229,6 +229,17 @@ def test_a_long_command_is_whole_and_a_long_config_is_cut_with_a_note(examples: 
     assert "<details>" not in render(directory)
 
 
+def test_the_smallest_case_is_shown_with_its_command(examples: Any, tmp_path: Path) -> None:
+    fields = {
+        "smallest": "prompt of <b>1</b> token",
+        "reproduce_smallest": "zerodrift audit --case case.json",
+    }
+    record = examples.verdict(Outcome.FAIL, guilty="engine", says="", reproduce="zerodrift audit", **fields)
+    page = render(examples.write(tmp_path, record, None))
+    assert "zerodrift audit --case case.json" in page
+    assert "prompt of &lt;b&gt;1&lt;/b&gt; token" in page
+
+
 def test_the_file_is_written_whole(examples: Any, tmp_path: Path) -> None:
     directory = examples.passing(tmp_path / "run")
     path = write_report(directory)

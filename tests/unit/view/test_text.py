@@ -84,6 +84,21 @@ def test_a_fix_is_never_wrapped(examples: Any) -> None:
         assert f"    {fix}" in printed(record, width=width).splitlines()
 
 
+def test_the_smallest_case_is_a_command(examples: Any) -> None:
+    command = "zerodrift audit --case " + "long/" * 30 + "case.json"
+    record = examples.verdict(
+        Outcome.FAIL,
+        guilty="engine",
+        says="",
+        smallest="prompt of 1 token, alone",
+        reproduce_smallest=command,
+    )
+    text = printed(record)
+    assert "smallest case, prompt of 1 token, alone:" in text
+    assert f"    {command}\n" in text, "never wrapped"
+    assert "smallest case" not in printed(examples.verdict(Outcome.FAIL, guilty="engine", says=""))
+
+
 def test_paths_stand_alone(runs: dict[str, Path], tmp_path: Path) -> None:
     directory = tmp_path / ("long-name-" * 12)
     directory.mkdir()
