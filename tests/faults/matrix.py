@@ -43,7 +43,7 @@ VALIDATION = ValidationConfig(num_prompts=24, equivalence_trials=32, max_tokens=
 # What only the samples show needs more of them: of a nucleus of 0.95 that reports its full mass, 1,200 to 2,300 tokens.
 MANY_SAMPLES = ValidationConfig(num_prompts=24, equivalence_trials=96, max_tokens=32)
 FEW_TOKENS = ValidationConfig(num_prompts=12, equivalence_trials=16, max_tokens=16)
-"""For trained weights of 135 million parameters: a token costs two hundred times as much there."""
+"""For trained weights of 135 million parameters: a token costs sixty times as much there."""
 SAMPLES_ONLY = ("semantic/truncation-mass:top-p-0.95-full-mass", "semantic/sampling-bias:hotter-1.2")
 """Faults that leave every reported number right."""
 SAMPLING = SamplingParams(temperature=0.7)

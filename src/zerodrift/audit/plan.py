@@ -14,7 +14,7 @@ SEED_STRIDE = 16
 """vLLM draws sample i with seed + i: seeds of neighbouring requests must lie further apart than n."""
 PROBE_REQUESTS = 6
 PROBE_TOKENS = 8
-"""Of each, asked for one at a time: the probes of self-consistency are a third of a small audit's cost."""
+"""Of each, asked for one at a time: with 16 the probes of self-consistency took a quarter of a small audit."""
 SYNC_REQUESTS = 8
 """One for each of eight replicas that are served in turn."""
 LONG_PROMPT = 300

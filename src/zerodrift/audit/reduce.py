@@ -16,7 +16,7 @@ FirstBad = Callable[[Requests], int | None]
 """Requests to the index of the first wrong token of the first one's answer; None where all of them are right."""
 
 MOST_QUESTIONS = 40
-"""Asked of the engine in all. Where one token is enough, a prompt of 200 takes ten."""
+"""Asked of the engine in all."""
 PLAIN = SamplingParams()
 SHAPING = (
     "top_p",
