@@ -2,6 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from zerodrift.bench import load
 from zerodrift.core.errors import InvalidValue
@@ -25,12 +26,17 @@ def test_cost_of_a_token_at_each_load(tiny: Any) -> None:
 
 
 def test_kv_takes_the_memory_that_arithmetic_says(tiny: Any) -> None:
-    # Tensors of 64 MiB: smaller ones may come from memory that the process held already, and it would not grow.
+    # What a long-lived process freed and still holds: without a trim, these tensors came from there and it did not grow.
+    torch.ones(30 << 18)  # freed at once; from here on glibc keeps blocks of up to 30 MiB
+    freed = [torch.ones(16 << 18) for _ in range(16)]
+    pin = torch.ones(16 << 18)  # above them, so that the heap cannot shrink
+    del freed
     found = load.measure_kv(tiny, num_blocks=65536)
     # K and V, one layer, one head of 16, 4 bytes, 16 tokens a block.
     assert found.arithmetic_bytes == 2 * 1 * 1 * 16 * 4 * 16 * 65536
     if found.measured_bytes is not None:
         assert found.measured_bytes == pytest.approx(found.arithmetic_bytes, rel=load.MOST_KV_ERROR)
+    del pin
 
 
 def test_a_system_that_does_not_tell(tiny: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
