@@ -22,6 +22,7 @@ faults: venv ## planted faults must be named, healthy engines must pass (several
 
 faults-full: venv smollm2 ## every fault on every model, pairs, healthy runs, into docs/faults.md; goes on where it stopped
 	$(BIN)/python tests/faults/matrix.py
+	$(BIN)/python tests/faults/tokens.py
 	$(BIN)/python tests/faults/healthy.py
 	$(BIN)/python tests/faults/page.py
 

@@ -377,3 +377,18 @@ PLANTED_DRAWS: dict[str, Draw] = {
 def test_a_planted_bug_in_drawing_is_seen(name: str) -> None:
     with pytest.raises(AssertionError):
         check_sampling(PLANTED_DRAWS[name], draws=6_000)
+
+
+@given(st.integers(0, 2**32), st.floats(0.01, 0.999), st.sampled_from([0.01, 1.0, 3.0, 30.0]))
+def test_the_short_way_to_a_nucleus_ends_where_sorting_does(seed: int, top_p: float, width: float) -> None:
+    # Narrow rows have a nucleus beyond the short way, whole numbers have equals at its edge, one row is top-k's.
+    generator = torch.Generator().manual_seed(seed)
+    logits_TV = width * torch.randn(5, 3 * processing.NUCLEUS, generator=generator, dtype=torch.float64)
+    logits_TV[1] = logits_TV[1].round()
+    logits_TV[2, 7:] = -torch.inf
+    logits_TV[3, 100] = 60 * width
+    logits_TV[4] = torch.nan
+    found_TV = processing.truncate(logits_TV, SamplingParams(top_p=top_p))
+    expected_TV = torch.stack([processing._top_p_of_all(row_V[None], top_p)[0] for row_V in logits_TV])
+    assert torch.equal(found_TV.isneginf(), expected_TV.isneginf())
+    assert torch.equal(found_TV.nan_to_num(), expected_TV.nan_to_num())

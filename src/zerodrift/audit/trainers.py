@@ -2,6 +2,7 @@
 
 transformers                                    the checkpoint in fp32, padded micro-batches
 transformers:dtype=bfloat16,autocast=bfloat16,packed=true,batch=8
+transformers:base=./base,lora=./adapter         what the audited model is the merged form of
 my_module:scorer                                an object with `score`, or a function of the model that gives one
 """
 
@@ -20,6 +21,7 @@ from zerodrift.core import require
 from zerodrift.core.errors import ConfigError, InvalidValue
 from zerodrift.core.task import Scorer
 from zerodrift.models.loading import dtype_of
+from zerodrift.models.lora import attach
 
 BUILT_IN = "transformers"
 EXAMPLES = f"{BUILT_IN}, {BUILT_IN}:dtype=bfloat16,packed=true or my_module:scorer"
@@ -36,6 +38,10 @@ class TrainerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Sequences of a micro-batch in one row, told apart by positions that restart."""
     batch: int = 4
     """Sequences in a micro-batch."""
+    base: str | None = None
+    """Model that is trained; None: the audited one."""
+    lora: str | None = None
+    """Directory of an adapter that is trained beside it."""
 
     def __post_init__(self) -> None:
         """Dtypes that exist, and at least one sequence."""
@@ -51,7 +57,9 @@ class TransformersTrainer:
     def __init__(self, model: str | Path, options: TrainerOptions | None = None) -> None:
         """`model` as in `models.load`."""
         self.options = options or TrainerOptions()
-        self.model = models.load(model, self.options.dtype)
+        self.model = models.load(self.options.base or model, self.options.dtype)
+        if self.options.lora is not None:
+            self.model = attach(self.model, Path(self.options.lora))
 
     @torch.no_grad()
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.initialization import no_init_weights
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -80,9 +81,10 @@ def with_config(model: Any, change: Callable[[Any], None]) -> Any:
     """The same weights under a changed configuration; buffers such as rotary tables are rebuilt."""
     config = copy.deepcopy(model.config)
     change(config)
-    # The vendor's initialisation draws from the global generator; its values are overwritten below.
-    with torch.random.fork_rng(devices=[]):
+    # Every value is overwritten below, and drawing them took 3 of the 3.5 s for 135 million parameters.
+    with no_init_weights():
         changed = type(model)(config).to(model.dtype).eval()
+    changed.tie_weights()
     changed.load_state_dict(model.state_dict())
     return changed
 

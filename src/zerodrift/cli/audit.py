@@ -52,7 +52,9 @@ BaselineOption = Annotated[
 ]
 TrainerOption = Annotated[
     str | None,
-    typer.Option(help="Your trainer's forward: module:scorer, or transformers[:dtype=…,packed=true]."),
+    typer.Option(
+        help="Your trainer's forward: module:scorer, or transformers[:dtype=…,packed=true,base=…,lora=…]."
+    ),
 ]
 
 app = typer.Typer(cls=AuditOrVerb, invoke_without_command=True, subcommand_metavar="| COMMAND [ARGS]...")

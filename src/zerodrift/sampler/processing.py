@@ -15,6 +15,8 @@ from zerodrift.core.errors import InvalidSampling
 from zerodrift.core.request import SamplingParams
 
 _LOG_SOFTMAX = partial(torch.log_softmax, dim=-1)
+NUCLEUS = 1024
+"""Tokens among which the end of a nucleus is looked for first; of 49,152 tokens, sorting all takes five times as long."""
 
 
 class Prefix(Sequence[int]):
@@ -125,6 +127,24 @@ def truncate(logits_TV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 def _top_p(logits_TV: torch.Tensor, top_p: float) -> torch.Tensor:
     """Drop a token if all the mass at and below it still fits into 1 - p; the likeliest always stays."""
+    if logits_TV.shape[-1] <= NUCLEUS:
+        return _top_p_of_all(logits_TV, top_p)
+    probs_TV = torch.softmax(logits_TV, dim=-1)
+    head_TK, order_TK = logits_TV.topk(NUCLEUS + 1, dim=-1)
+    likelier_TK = probs_TV.gather(-1, order_TK).cumsum(dim=-1).roll(1, dims=-1)
+    likelier_TK[:, 0] = 0
+    kept_T = (likelier_TK < top_p).sum(dim=-1).clamp(min=1)
+    edge_T1 = head_TK.gather(-1, (kept_T - 1)[:, None])
+    kept_TV = logits_TV.masked_fill(logits_TV < edge_T1, -torch.inf)
+    # A nucleus that goes on beyond these, or equal logits at its edge, of which the order of ids decides.
+    next_T1 = head_TK.gather(-1, kept_T.clamp(max=NUCLEUS)[:, None])
+    hard_T = (kept_T > NUCLEUS) | (next_T1 == edge_T1)[:, 0]
+    if bool(hard_T.any()):
+        kept_TV[hard_T] = _top_p_of_all(logits_TV[hard_T], top_p)
+    return kept_TV
+
+
+def _top_p_of_all(logits_TV: torch.Tensor, top_p: float) -> torch.Tensor:
     ordered_TV, order_TV = logits_TV.sort(dim=-1, stable=True)
     dropped_TV = torch.softmax(ordered_TV, dim=-1).cumsum(dim=-1) <= 1 - top_p
     dropped_TV[:, -1] = False
