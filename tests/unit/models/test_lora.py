@@ -112,7 +112,7 @@ def test_damaged_weights_are_refused(tmp_path: Path, edit: Edit, says: str) -> N
 def test_no_adapter_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match="is no directory"):
         lora.attach(models.load(MODEL), tmp_path / "none")
-    with pytest.raises(ModelError, match="has no adapter_config.json"):
+    with pytest.raises(ModelError, match="has no adapter_config"):
         lora.attach(models.load(MODEL), tmp_path)
     by_peft(tmp_path)
     (tmp_path / lora.WEIGHTS).unlink()
