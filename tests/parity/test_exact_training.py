@@ -5,7 +5,7 @@ The outside reference is transformers as it comes, in fp32 and fp64.
 
 import copy
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from zerodrift import exact, models
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind
+from zerodrift.core.errors import FingerprintMismatch, InvalidPrompt
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
+from zerodrift.engine.engine import Engine
 from zerodrift.exact import logprobs
 from zerodrift.exact.verification import Schedule, alone, differing_rows, packed, padded, paged
 from zerodrift.sampler.processing import History, processed_logprobs
@@ -207,12 +209,55 @@ def test_token_logprobs_are_those_of_decoding(
 
 def test_logprobs_are_differentiable_through_truncation() -> None:
     model = prepared_testbed("qwen3")
-    done = completion([5, 6, 7], [9, 11], LogprobKind.PROCESSED, top_p=0.9, temperature=0.7)
+    params = SamplingParams(top_p=0.9, temperature=0.7, max_tokens=6, seed=1)
+    (done,) = Engine(model).generate([5, 6, 7], params)
     (found,) = exact.token_logprobs(model, [done])
-    found[found > -torch.inf].sum().backward()
-    gradient = model.model.embed_tokens.weight.grad
+    found.sum().backward()
+    gradient = model.model.embed_tokens.weight.grad.clone()
     model.zero_grad()
-    assert gradient is None or bool(gradient.isfinite().all())
+    assert bool(gradient.isfinite().all())
+    assert float(gradient.abs().max()) > 0
+
+
+def test_outputs_of_other_numerics_are_refused() -> None:
+    outputs = Engine("testbed:llama").generate([[5, 6]], SamplingParams(max_tokens=4, seed=1))
+    other = exact.prepare(models.load("testbed:llama"), plain=frozenset({"linear"}))
+    with pytest.raises(FingerprintMismatch, match="linear is onednn-prepacked in the engine and plain"):
+        exact.token_logprobs(other, outputs)
+
+
+def test_what_a_minimum_forbids_must_be_known_to_both() -> None:
+    model = prepared_testbed("llama")
+    free, bound = Engine("testbed:llama").generate(
+        [[5, 6]] * 2, [SamplingParams(max_tokens=4, seed=1, min_tokens=minimum) for minimum in (0, 2)]
+    )
+    assert exact.token_logprobs(model, [bound])[0].tolist() == list(bound.logprobs)
+    exact.token_logprobs(model, [free], stop_ids=())
+    with pytest.raises(FingerprintMismatch, match="stop_ids"):
+        exact.token_logprobs(model, [bound], stop_ids=())
+
+
+def test_an_output_without_tokens_scores_as_nothing() -> None:
+    outputs = Engine("testbed:llama").generate([[5, 6], [5, -1], [7]], SamplingParams(max_tokens=4, seed=1))
+    found = exact.token_logprobs(prepared_testbed("llama"), outputs)
+    assert [tuple(each.tolist()) for each in found] == [output.logprobs for output in outputs]
+    assert [len(each) for each in found] == [4, 0, 4]
+
+
+class Ids(NamedTuple):
+    """A completion as anybody may bring it."""
+
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams = SamplingParams()
+    kind: LogprobKind = LogprobKind.RAW
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_last_token_that_the_model_does_not_have_is_refused(token: int) -> None:
+    done = Ids((5, 6), (7, token))
+    with pytest.raises(InvalidPrompt, match=f"has token {token}"):
+        exact.token_logprobs(prepared_testbed("llama"), [done])
 
 
 @pytest.mark.parametrize("kind", LogprobKind)
@@ -252,5 +297,7 @@ def test_an_empty_list_and_impossible_completions() -> None:
     done = completion([1], [2], LogprobKind.RAW)
     with pytest.raises(ValueError, match="has token 512"):
         exact.token_logprobs(model, [msgspec.structs.replace(done, prompt_token_ids=(512,))])
-    with pytest.raises(ValueError, match="takes one of each"):
-        exact.token_logprobs(model, [msgspec.structs.replace(done, token_ids=(), logprobs=(), versions=())])
+    with pytest.raises(ValueError, match="has no prompt"):
+        exact.token_logprobs(model, [Ids((), (2,))])
+    with pytest.raises(ValueError, match="completions are a Completion; give a list"):
+        exact.token_logprobs(model, done)

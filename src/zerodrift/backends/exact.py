@@ -27,6 +27,8 @@ _UNKNOWN = (
     "tensor_parallel_size",
     "kv_cache_dtype",
     "generation_config",
+    "startup_timeout_s",
+    "request_timeout_s",
 )
 _TAKEN = ("block_size", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching")
 
@@ -129,8 +131,8 @@ def _check(config: EngineConfig) -> None:
             raise ConfigError(
                 f"engine.{name} is {value!r}, and the exact engine has no such setting; leave it out"
             )
-    if config.enable_chunked_prefill is False and config.max_num_batched_tokens is not None:
+    if config.enable_chunked_prefill is False:
         raise ConfigError(
             "engine.enable_chunked_prefill is false, and the exact engine cuts prefills wherever max_num_batched_tokens "
-            "says so, without an effect on any bit; leave one of the two out"
+            "says so, without an effect on any bit; leave it out"
         )

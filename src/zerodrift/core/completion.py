@@ -43,6 +43,10 @@ class TokenAlternative(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
     logprob: float
 
 
+NAN_AS_NUMBER = -9999.0
+"""What vLLM writes for NaN, and for -inf."""
+
+
 class Completion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One sampled sequence, with all that a trainer needs to reproduce its logprobs."""
 
@@ -74,7 +78,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Impossible completions are refused."""
         require.token_ids(InvalidCompletion, "token_ids", self.token_ids)
         require.token_ids(InvalidCompletion, "prompt_token_ids", self.prompt_token_ids)
-        if not self.prompt_token_ids:
+        if not self.prompt_token_ids and (self.token_ids or self.finish_reason is not FinishReason.ERROR):
             raise InvalidCompletion("the engine reports an empty prompt; ask it to return prompt token ids")
         _check_kinds(self)
         if len(self.logprobs) != len(self.token_ids):
@@ -119,7 +123,12 @@ def _check_alternatives(completion: Completion) -> None:
         name = f"top_logprobs[{position}]"
         require.each(InvalidCompletion, name, alternatives, TokenAlternative)
         require.token_ids(InvalidCompletion, name, tuple(each.token_id for each in alternatives))
-        check_logprobs(name, (each.logprob for each in alternatives))
+        # As unlikely as a small temperature makes it: only the very number that stands for NaN is suspect.
+        check_logprobs(name, (each.logprob for each in alternatives if not _tiny(each.logprob)))
+
+
+def _tiny(logprob: float) -> bool:
+    return -math.inf < logprob < NAN_AS_NUMBER
 
 
 def _check_prompt(completion: Completion) -> None:
@@ -183,7 +192,7 @@ def check_logprobs(name: str, values: Iterable[float | None]) -> None:
                 f"{name}[{position}] is {value}; the row it came from is corrupt: discard the completion "
                 "and look for NaN in weights or activations"
             )
-        if value <= -9998:
+        if value <= NAN_AS_NUMBER + 1:
             raise NonFinite(
                 f"{name}[{position}] is {value}, the number some engines write for NaN or -inf; discard the "
                 "completion, and look for NaN in weights or activations"

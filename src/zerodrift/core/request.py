@@ -89,7 +89,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = 0
-    """Alternatives to report beside the sampled token; None reports no logprobs at all."""
+    """Alternatives to report beside the sampled token; None needs no logprobs, and an engine may leave them out."""
     prompt_logprobs: int | None = None
     """Alternatives to report for prompt tokens; None scores no prompt."""
 
@@ -141,6 +141,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """A model of `vocab_size` tokens has every token that is named."""
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name) or 0) > vocab_size:
+                raise InvalidSampling(
+                    f"{name} asks for {count} alternatives, but the model has {vocab_size} tokens"
+                )
         for name in ("logit_bias", "stop_token_ids"):
             for token in getattr(self, name):
                 if token >= vocab_size:

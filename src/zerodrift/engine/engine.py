@@ -7,8 +7,11 @@ A step is plan → run → commit: the scheduler decides without tensors, the ru
 request gets does not depend on who runs beside it, on how it is cut into steps, or on what the cache holds.
 """
 
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +23,7 @@ from zerodrift import models
 from zerodrift.core import require
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import EngineError, InvalidPrompt, InvalidValue, InvariantBroken
-from zerodrift.core.request import SamplingParams
+from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine import consistency
 from zerodrift.engine.kv import DEFAULT_BYTES, blocks_in
@@ -41,16 +44,16 @@ from zerodrift.engine.sampler import LogprobsMode, Sampler
 from zerodrift.engine.scheduler import Scheduler
 from zerodrift.engine.text import Texts
 from zerodrift.engine.weights import exchanged, own_model, version_of
-from zerodrift.exact.fingerprint import numeric_fingerprint
-from zerodrift.exact.logprobs import stop_ids_of
+from zerodrift.exact.fingerprint import numeric_fingerprint, stop_ids_of
 from zerodrift.exact.paged import PagedKV
 from zerodrift.sampler.noise import draw_seed
 
 Choice = TypeVar("Choice", bound=StrEnum)
+MAX_NUM_SEQS = 256
 
 
 class Engine:
-    """One model, its KV memory, and the requests in flight. Not for several threads at once."""
+    """One model, its KV memory, and the requests in flight. For one thread at a time: a second one is refused."""
 
     name = "exact"
 
@@ -64,16 +67,24 @@ class Engine:
         block_size: int = 16,
         num_blocks: int | None = None,
         kv_cache_memory_bytes: int = DEFAULT_BYTES,
-        max_num_seqs: int = 256,
+        max_num_seqs: int | None = None,
         max_num_batched_tokens: int = 2048,
         max_waiting: int = 1024,
         enable_prefix_caching: bool = True,
         logprobs_mode: str = "processed_logprobs",
         version: str = "initial",
     ) -> None:
-        """`model` is "testbed:NAME", a directory, or a transformers model, of which the engine takes a copy."""
+        """`model` is "testbed:NAME", a directory, or a transformers model, of which the engine takes a copy.
+
+        `max_num_seqs` is 256 unless `max_num_batched_tokens` is less: a sequence that runs takes a token per step.
+        """
+        if max_num_seqs is None:
+            max_num_seqs = min(MAX_NUM_SEQS, max_num_batched_tokens)
         if tokenizer is None and isinstance(model, (str, Path)):
             tokenizer = models.tokenizer(model)
+        elif isinstance(tokenizer, (str, Path)):
+            tokenizer = models.tokenizer(tokenizer)
+        require.instance(InvalidValue, "enable_prefix_caching", enable_prefix_caching, bool)
         model = own_model(model, dtype)
         self.tokenizer = tokenizer
         self.mode = _one_of(LogprobsMode, "logprobs_mode", logprobs_mode)
@@ -83,25 +94,27 @@ class Engine:
         )
         self.facts = ServedFacts(context, model.config.vocab_size, tokenizer is not None)
         stop_ids = stop_ids_of(model)
-        if num_blocks is None:
-            most = max_num_seqs * -(-context // block_size)
-            num_blocks = blocks_in(model, block_size, kv_cache_memory_bytes, most)
         limits = Limits(
             block_size=block_size,
-            num_blocks=num_blocks,
+            num_blocks=1 if num_blocks is None else num_blocks,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=max_waiting,
             prefix_caching=enable_prefix_caching,
         )
+        if num_blocks is None:
+            limits = replace(limits, num_blocks=blocks_in(model, limits, context, kv_cache_memory_bytes))
         self._texts = Texts(tokenizer, stop_ids)
         self.scheduler = Scheduler(limits, version_of(model, version), self._texts.ended)
-        self.runner = Runner(model, PagedKV(model, num_blocks, block_size), Sampler(self.mode, stop_ids))
+        self.runner = Runner(
+            model, PagedKV(model, limits.num_blocks, block_size), Sampler(self.mode, stop_ids)
+        )
         self._identity = self._identify()
         self._unclaimed: list[Output] = []
         self._next_id = 0
         self._clock = Clock()
         self._broken: InvariantBroken | None = None
+        self._user = threading.RLock()
 
     @property
     def version(self) -> WeightVersion:
@@ -115,8 +128,8 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether another step would do something."""
-        return bool(self.scheduler.samples)
+        """Whether another step would do something, or has outputs to give that came while others were served."""
+        return bool(self.scheduler.samples or self._unclaimed)
 
     def generate(
         self,
@@ -141,9 +154,11 @@ class Engine:
         try:
             while queue or any(request_id in order for request_id in self.scheduler.requests):
                 while queue and len(self.scheduler.waiting) < self.scheduler.limits.max_waiting:
-                    prompt, own, tokens = queue.pop()
+                    asked, own, tokens = queue.pop()
                     order[request_id := self._new_id()] = len(order)
+                    prompt = None
                     try:
+                        prompt = as_prompt(asked, self.tokenizer)
                         self.add_request(prompt, own, request_id=request_id, forced=tokens)
                     except (EngineError, InvalidValue) as error:
                         outputs.append(refused(request_id, prompt, own, self._identity, error))
@@ -160,14 +175,19 @@ class Engine:
             self._texts.watch(sample)
         given = dict.fromkeys(samples, 0)
         try:
-            while any(sample.phase is not Phase.FINISHED for sample in samples):
-                done = self._claim({request_id})
-                for sample in samples:
-                    output = next((each for each in done if each.sample_index == sample.sample_index), None)
-                    if len(sample.output) > given[sample] or output is not None:
-                        yield piece_of(sample, given[sample], self._texts, output)
-                        given[sample] = len(sample.output)
+            while given:
+                if any(sample.phase is not Phase.FINISHED for sample in given):
+                    self._claim({request_id})
+                for sample in list(given):
+                    # Steps of others go on while this one is read: what they added is noted before it is shown.
+                    before, given[sample] = given[sample], len(sample.output)
+                    output = next(iter(self._outputs([sample])), None)
+                    if output is not None:
+                        del given[sample]
+                    if output is not None or len(sample.output) > before:
+                        yield piece_of(sample, before, self._texts, output)
         finally:
+            self._unclaimed = [each for each in self._unclaimed if each.request_id != request_id]
             self._abandon({request_id})
             for sample in samples:
                 self._texts.drop(sample)
@@ -181,26 +201,29 @@ class Engine:
         forced: Sequence[int] = (),
     ) -> str:
         """Queue a request, and give back its id. What could never be served raises."""
-        self._check_usable()
         prompt = as_prompt(prompt, self.tokenizer)
-        sampling = SamplingParams() if sampling_params is None else sampling_params
+        (sampling,) = as_sampling(sampling_params, 1)
         check_request(prompt, sampling, forced, self.facts)
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=draw_seed())
-        request_id = self._new_id() if request_id is None else request_id
-        self.scheduler.add(
-            Sample(0, request_id, 0, prompt.token_ids, sampling, prompt.cache_salt, tuple(forced))
-        )
+        require.instance(InvalidValue, "request_id", request_id, str | None)
+        with self._in_use():
+            request_id = self._new_id() if request_id is None else request_id
+            self.scheduler.add(
+                Sample(0, request_id, 0, prompt.token_ids, sampling, prompt.cache_salt, tuple(forced))
+            )
         return request_id
 
     def step(self) -> list[Output]:
         """One forward over everything that can run; returns what came to its end."""
-        claimed, self._unclaimed = self._unclaimed, []
-        return claimed + self._step()
+        with self._in_use():
+            claimed, self._unclaimed = self._unclaimed, []
+            return claimed + self._step()
 
     def abort(self, request_id: str) -> list[Output]:
         """End a request now; its samples come back with the tokens that they have."""
-        return self._outputs(self.scheduler.abort(request_id))
+        with self._in_use():
+            return self._outputs(self.scheduler.abort(request_id))
 
     def swap_weights(
         self, state: Mapping[str, torch.Tensor], version: str | WeightVersion, kv: str = "recompute"
@@ -210,18 +233,19 @@ class Engine:
         `kv` is "recompute" (exact under the new weights alone) or "keep" (requests in flight go on with the KV that
         they have, and their lineage says so).
         """
-        self._check_usable()
         policy = _one_of(KVPolicy, "kv", kv)
-        model = exchanged(self.model, state)
-        new = version_of(model, version)
-        self.runner.model = model
-        self.scheduler.swap(new, policy)
-        self._identity = self._identify()
+        with self._in_use():
+            model = exchanged(self.model, state)
+            new = version_of(model, version)
+            self.runner.model = model
+            self.scheduler.swap(new, policy)
+            self._identity = self._identify()
         return new
 
     def reset_cache(self) -> None:
         """Forget every cached prefix that no request in flight looks at."""
-        self.scheduler.cache.clear()
+        with self._in_use():
+            self.scheduler.cache.clear()
 
     def fingerprint(self) -> EngineFingerprint:
         """Who computes: facts are named as in the other engines' fingerprints."""
@@ -248,7 +272,7 @@ class Engine:
 
     def metrics(self) -> EngineMetrics:
         """The engine in numbers."""
-        return metrics_of(self.scheduler, self._clock, self.runner.kv.nbytes)
+        return metrics_of(self.scheduler, self._clock, self.runner)
 
     def check(self) -> None:
         """Stop the engine, with a dump of its books, if they contradict themselves. Runs by itself when idle."""
@@ -260,7 +284,6 @@ class Engine:
             raise
 
     def _step(self) -> list[Output]:
-        self._check_usable()
         begin = time.perf_counter()
         plan = self.scheduler.plan()
         if not plan.slices:
@@ -275,22 +298,29 @@ class Engine:
         self._clock.runs += time.perf_counter() - planned
         outputs = self._outputs(self.scheduler.commit(plan, result))
         self._clock.steps += time.perf_counter() - begin
-        if not self.has_unfinished:
+        if not self.scheduler.samples:
             self.check()
         return outputs
 
     def _outputs(self, samples: Sequence[Sample]) -> list[Output]:
-        return [
-            output_of(sample, self._identity, self._texts.final(sample))
-            for sample in samples
-            if sample.phase is Phase.FINISHED
-        ]
+        return [self._output(sample) for sample in samples if sample.phase is Phase.FINISHED]
+
+    def _output(self, sample: Sample) -> Output:
+        text = self._texts.final(sample)
+        try:
+            return output_of(sample, self._identity, text)
+        except (EngineError, InvalidValue) as error:
+            # Numbers that no completion may carry, as a forced token that is all but impossible: its request's alone.
+            prompt = Prompt(sample.prompt)
+            failed = refused(sample.request_id, prompt, sample.sampling, self._identity, error)
+            return msgspec.structs.replace(failed, sample_index=sample.sample_index)
 
     def _claim(self, request_ids: Collection[str]) -> list[Output]:
         """A step, of which others' outputs are put aside for `step` to give."""
         mine: list[Output] = []
-        for output in self._step():
-            (mine if output.request_id in request_ids else self._unclaimed).append(output)
+        with self._in_use():
+            for output in self._step():
+                (mine if output.request_id in request_ids else self._unclaimed).append(output)
         return mine
 
     def _abandon(self, request_ids: Collection[str]) -> None:
@@ -299,12 +329,27 @@ class Engine:
             self.abort(request_id)
 
     def _new_id(self) -> str:
+        """One that no request has, whatever ids a user gave."""
+        taken = {*self.scheduler.requests, *(each.request_id for each in self._unclaimed)}
         self._next_id += 1
-        return f"request-{self._next_id}"
+        while (request_id := f"request-{self._next_id}") in taken:
+            self._next_id += 1
+        return request_id
 
-    def _check_usable(self) -> None:
-        if self._broken is not None:
-            raise self._broken
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """By one thread, and never again once the books contradicted themselves."""
+        if not self._user.acquire(blocking=False):
+            raise EngineError("another thread is using this engine; give each thread its own, or take turns")
+        try:
+            if self._broken is not None:
+                raise self._broken
+            yield
+        except InvariantBroken as error:
+            self._broken = error
+            raise
+        finally:
+            self._user.release()
 
     def _identify(self) -> Identity:
         fingerprint = self.fingerprint()

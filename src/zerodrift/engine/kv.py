@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from zerodrift.core.errors import OutOfBlocks
+from zerodrift.core import require
+from zerodrift.core.errors import InvalidValue, OutOfBlocks
+from zerodrift.engine.limits import Limits
 from zerodrift.engine.plan import Copy
 from zerodrift.exact.paged import PagedKV
 
@@ -16,15 +18,16 @@ def bytes_per_block(model: Any, block_size: int) -> int:
     return PagedKV(model, 1, block_size).nbytes
 
 
-def blocks_in(model: Any, block_size: int, kv_bytes: int, most: int) -> int:
-    """Blocks that fit into `kv_bytes`, and not more than could ever be used."""
-    each = bytes_per_block(model, block_size)
+def blocks_in(model: Any, limits: Limits, context: int, kv_bytes: int) -> int:
+    """Blocks that fit into `kv_bytes`, and not more than sequences of length `context` could ever use."""
+    require.whole(InvalidValue, "kv_cache_memory_bytes", kv_bytes, "it counts bytes, one at least", 1)
+    each = bytes_per_block(model, limits.block_size)
     if kv_bytes < each:
         raise OutOfBlocks(
-            f"kv_cache_memory_bytes is {kv_bytes}, but one block of {block_size} tokens takes {each} bytes; give more memory "
-            "or smaller blocks"
+            f"kv_cache_memory_bytes is {kv_bytes}, but one block of {limits.block_size} tokens takes {each} bytes; give "
+            "more memory or smaller blocks"
         )
-    return min(kv_bytes // each, most)
+    return min(kv_bytes // each, limits.max_num_seqs * limits.blocks_for(context))
 
 
 def copy_blocks(kv: PagedKV, copies: Iterable[Copy]) -> None:

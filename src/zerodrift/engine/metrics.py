@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from zerodrift.engine.runner import Runner
 from zerodrift.engine.scheduler import Scheduler
 
 
@@ -30,7 +31,7 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Spent in steps."""
     bookkeeping_seconds: float
-    """Of these, outside of forward and draw: planning, committing, making outputs."""
+    """Of these, outside of forward and draw: planning, where tokens lie, committing, making outputs."""
     sampled_per_second: float
     mean_batch_tokens: float
     """Tokens per step."""
@@ -45,10 +46,10 @@ class Clock:
 
     steps: float = 0.0
     runs: float = 0.0
-    """Forward and draw."""
+    """In the runner."""
 
 
-def metrics_of(scheduler: Scheduler, clock: Clock, kv_bytes: int) -> EngineMetrics:
+def metrics_of(scheduler: Scheduler, clock: Clock, runner: Runner) -> EngineMetrics:
     """Read everything off a scheduler between two steps."""
     counters, pool = scheduler.counters, scheduler.pool
     return EngineMetrics(
@@ -64,11 +65,11 @@ def metrics_of(scheduler: Scheduler, clock: Clock, kv_bytes: int) -> EngineMetri
         forwarded_tokens=counters.forwarded_tokens,
         sampled_tokens=counters.sampled_tokens,
         seconds=clock.steps,
-        bookkeeping_seconds=clock.steps - clock.runs,
+        bookkeeping_seconds=clock.steps - clock.runs + runner.planning_seconds,
         sampled_per_second=_ratio(counters.sampled_tokens, clock.steps),
         mean_batch_tokens=_ratio(counters.forwarded_tokens, counters.steps),
         mean_entropy=_ratio(counters.entropy_sum, counters.sampled_tokens),
-        kv_bytes=kv_bytes,
+        kv_bytes=runner.kv.nbytes,
     )
 
 

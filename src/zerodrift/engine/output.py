@@ -80,11 +80,15 @@ def output_of(sample: Sample, identity: Identity, text: str | None) -> Output:
 
 
 def refused(
-    request_id: str, prompt: Prompt, sampling: SamplingParams, identity: Identity, error: ZerodriftError
+    request_id: str,
+    prompt: Prompt | None,
+    sampling: SamplingParams,
+    identity: Identity,
+    error: ZerodriftError,
 ) -> Output:
-    """A request that was never queued, as one output whatever `n` is."""
+    """A request that was never queued, as one output whatever `n` is; without a prompt where it was none."""
     return Output(
-        prompt_token_ids=prompt.token_ids,
+        prompt_token_ids=() if prompt is None else prompt.token_ids,
         token_ids=(),
         logprobs=(),
         kind=identity.kind,

@@ -18,7 +18,7 @@ def root(weights: str, salt: str | None) -> bytes:
     """The key of the empty prefix, for one set of weights and one tenant."""
     # The length keeps ("a", "bc") from running into ("ab", "c"); no salt is not the empty salt.
     tenant = "none" if salt is None else f"salt {salt}"
-    return hashlib.sha256(f"{len(weights)} {weights} {tenant}".encode()).digest()
+    return hashlib.sha256(f"{len(weights)} {weights} {tenant}".encode(errors="surrogatepass")).digest()
 
 
 def chain(parent: bytes, token_ids: Sequence[int]) -> bytes:

@@ -1,13 +1,16 @@
 """What a user may hand in for prompts and parameters, made into pairs of `Prompt` and `SamplingParams`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from zerodrift.core import require
 from zerodrift.core.errors import InvalidPrompt, InvalidSampling
 from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.engine.text import MAX_STOP_CHARACTERS
 
-PromptLike = str | list[int] | tuple[int, ...] | Prompt
+PromptLike = str | list[int] | tuple[int, ...] | Prompt | Mapping[str, Any]
+"""A text, ids, a `Prompt`, or what vLLM takes: {"prompt": text} or {"prompt_token_ids": ids}, with "cache_salt"."""
+_KEYS = ("prompt", "prompt_token_ids")
 
 
 class ServedFacts(NamedTuple):
@@ -19,31 +22,56 @@ class ServedFacts(NamedTuple):
     has_tokenizer: bool
 
 
-def as_prompts(prompts: PromptLike | Sequence[PromptLike], tokenizer: Any) -> list[Prompt]:
-    """One prompt or many: a text, a list of ids, a `Prompt`, or a list of those."""
-    if isinstance(prompts, (str, Prompt)):
-        return [as_prompt(prompts, tokenizer)]
-    ids = [each for each in prompts if isinstance(each, int)]
-    if ids and len(ids) == len(prompts):
-        return [as_prompt(ids, tokenizer)]
-    return [as_prompt(each, tokenizer) for each in prompts]  # type: ignore[arg-type]
+def as_prompts(prompts: PromptLike | Sequence[PromptLike], tokenizer: Any) -> list[PromptLike]:
+    """One prompt or many: a text, a list of ids, a `Prompt`, or a list of those. What is none of these raises.
+
+    Ids are not looked at: a prompt with wrong ones is refused by itself, beside neighbours that are served.
+    """
+    if isinstance(prompts, (str, Prompt, Mapping)):
+        found: list[PromptLike] = [prompts]
+    elif not isinstance(prompts, (list, tuple)):
+        raise InvalidPrompt(f"prompts are a {type(prompts).__name__}; give a list of them (list(…))")
+    elif prompts and all(isinstance(each, int) for each in prompts):
+        found = [list(prompts)]
+    else:
+        found = list(prompts)  # type: ignore[arg-type]
+    for each in found:
+        _check_kind(each, tokenizer)
+    return found
 
 
 def as_prompt(prompt: PromptLike, tokenizer: Any) -> Prompt:
     """Text is tokenized as the tokenizer does by default, special tokens included."""
+    _check_kind(prompt, tokenizer)
     if isinstance(prompt, Prompt):
         return prompt
+    salt = None
+    if isinstance(prompt, Mapping):
+        salt = prompt.get("cache_salt")
+        prompt = next(prompt[key] for key in _KEYS if key in prompt)
     if isinstance(prompt, str):
-        if tokenizer is None:
+        try:
+            ids = tuple(tokenizer(prompt)["input_ids"])
+        except Exception as error:  # whatever a vendor raises, such as for half a surrogate pair
+            raise InvalidPrompt(f"the tokenizer cannot read {prompt[:40]!r}: {error}") from error
+        return Prompt(ids, prompt, salt)
+    return Prompt(tuple(prompt), cache_salt=salt)  # type: ignore[arg-type]
+
+
+def _check_kind(prompt: PromptLike, tokenizer: Any) -> None:
+    if isinstance(prompt, Mapping):
+        if len([key for key in _KEYS if key in prompt]) != 1 or prompt.keys() - {*_KEYS, "cache_salt"}:
             raise InvalidPrompt(
-                "the prompt is text, but the engine was made without a tokenizer; give token ids"
+                f"a prompt is a mapping with {sorted(map(str, prompt))}; give prompt or prompt_token_ids and at most a "
+                "cache_salt, or of a tokenizer's answer its input_ids alone"
             )
-        return Prompt(tuple(tokenizer(prompt)["input_ids"]), prompt)
-    if isinstance(prompt, (list, tuple)):
-        return Prompt(tuple(prompt))
-    raise InvalidPrompt(
-        f"a prompt is a {type(prompt).__name__}; give a text, a list of token ids, or a zerodrift.Prompt"
-    )
+        prompt = next(prompt[key] for key in _KEYS if key in prompt)
+    if not isinstance(prompt, (str, list, tuple, Prompt)):
+        raise InvalidPrompt(
+            f"a prompt is a {type(prompt).__name__}; give a text, a list of token ids, or a zerodrift.Prompt"
+        )
+    if isinstance(prompt, str) and tokenizer is None:
+        raise InvalidPrompt("the prompt is text, but the engine was made without a tokenizer; give token ids")
 
 
 def as_sampling(
@@ -54,6 +82,12 @@ def as_sampling(
         return [SamplingParams()] * num_prompts
     if isinstance(sampling, SamplingParams):
         return [sampling] * num_prompts
+    if not isinstance(sampling, (list, tuple)) or not all(
+        isinstance(each, SamplingParams) for each in sampling
+    ):
+        raise InvalidSampling(
+            f"sampling parameters are {sampling!r:.80}; give zerodrift.SamplingParams, one for all or a list"
+        )
     if len(sampling) != num_prompts:
         raise InvalidSampling(
             f"{num_prompts} prompts came with {len(sampling)} sampling parameters; give one for all or one for each"
@@ -77,7 +111,8 @@ def check_request(
             f"max_tokens is {sampling.max_tokens}, but after {length} prompt tokens the context of {context} has room "
             f"for {context - length}; ask for no more than that"
         )
-    if wrong := [token for token in forced if not 0 <= token < facts.vocab_size]:
+    require.token_ids(InvalidPrompt, "forced", tuple(forced))
+    if wrong := [token for token in forced if token >= facts.vocab_size]:
         raise InvalidPrompt(f"token {wrong[0]} is forced, but the model has {facts.vocab_size} tokens")
     if len(forced) > sampling.max_tokens:
         raise InvalidSampling(f"{len(forced)} tokens are forced, but max_tokens is {sampling.max_tokens}")

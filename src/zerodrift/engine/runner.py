@@ -3,6 +3,7 @@
 Shapes: T tokens of the step, R rows that predict something asked for, H hidden size.
 """
 
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from zerodrift.engine.kv import copy_blocks
 from zerodrift.engine.plan import Draw, Drawn, Scored, Slice, StepPlan, StepResult
 from zerodrift.engine.sampler import Sampler
 from zerodrift.exact.logprobs import head
-from zerodrift.exact.paged import PagedKV, forward_paged
+from zerodrift.exact.paged import PagedKV, PagedStep, forward_step
 
 LOGITS_AT_ONCE = 2**24
 """Elements of logits held at a time, 64 MB in fp32: scoring a long prompt must not need tokens × vocabulary."""
@@ -43,14 +44,19 @@ class Runner:
         self.sampler = sampler
         self.forwarded_tokens = 0
         """Counted where the forward is called, so that nobody can look twice without being seen."""
+        self.planning_seconds = 0.0
+        """Spent on where tokens lie, before the forward: bookkeeping, though it is done with tensors."""
 
     @torch.no_grad()
     def run(self, plan: StepPlan) -> StepResult:
         """One forward over all slices, and what it gives to each."""
         copy_blocks(self.kv, plan.copies)
+        begin = time.perf_counter()
         batch = paged_batch(plan, self.kv.block_size, self.model.device)
+        step = PagedStep(self.model, batch, self.kv)
+        self.planning_seconds += time.perf_counter() - begin
         self.forwarded_tokens += len(batch.token_ids_T)
-        hidden_TH = forward_paged(self.model, batch, self.kv)
+        hidden_TH = forward_step(self.model, step)
         parts = [_Part(part, begin) for part, begin in zip(plan.slices, batch.bounds, strict=False)]
         failed = _failed(hidden_TH, parts)
         parts = [part for part in parts if part.slice.key not in failed]

@@ -131,15 +131,16 @@ class Scheduler:
         self.version = version
         self.promised.clear()
         for sample in self._samples.values():
-            if policy is KVPolicy.RECOMPUTE:
+            # Scores of one prompt come from one set of weights: who has some of them starts again either way.
+            if policy is KVPolicy.RECOMPUTE or (sample.prompt_scores and not sample.output):
                 self._forget(sample)
+                if sample.phase is Phase.RUNNING:
+                    sample.move(Phase.WAITING)
             sample.cache_keys = []
             sample.straddles = sample.computed > 0
-        if policy is KVPolicy.RECOMPUTE:
-            for sample in self.running:
-                sample.move(Phase.WAITING)
-            self.waiting = sorted([*self.waiting, *self.running], key=_AGE)
-            self.running = []
+        again = [sample for sample in self.running if sample.phase is Phase.WAITING]
+        self.waiting = sorted([*self.waiting, *again], key=_AGE)
+        self.running = [sample for sample in self.running if sample.phase is Phase.RUNNING]
 
     def _fail(self, samples: list[Sample], problem: Problem) -> list[Sample]:
         for sample in samples:

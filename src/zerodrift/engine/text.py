@@ -38,6 +38,8 @@ class Text:
             self.text += now[len(before) :]
         if may_stop and self._stops:
             self._search()
+        # What stands here before the minimum is reached may have been shown: only what ends later counts.
+        self._searched = len(self.text)
         return self.stopped
 
     def finish(self, ids: Sequence[int]) -> str:
@@ -45,6 +47,7 @@ class Text:
         if not self.stopped:
             before = self._decode(ids[self._settled : self._read])
             self.text += self._decode(ids[self._settled :])[len(before) :]
+            self._settled = self._read = len(ids)
         return self.text
 
     def take(self, *, finished: bool) -> str:
@@ -58,7 +61,6 @@ class Text:
         # A stop string that ends in new text began at most its own length before.
         start = max(self._searched - self._held_back, 0)
         found = [at for stop in self._stops if (at := self.text.find(stop, start)) >= 0]
-        self._searched = len(self.text)
         if found:
             self.text = self.text[: min(found)]
             self.stopped = True

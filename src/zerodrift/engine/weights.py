@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from zerodrift import models
+from zerodrift.core import require
 from zerodrift.core.errors import DigestMismatch, InvalidValue, ModelError, NonFinite
 from zerodrift.core.version import WeightVersion
 from zerodrift.exact.logprobs import head
 from zerodrift.exact.paged import PagedBatch, PagedKV, forward_paged
-from zerodrift.exact.preparation import prepare
+from zerodrift.exact.preparation import prepare, settle
 from zerodrift.weights.digest import checkpoint_state, model_digest
 
 
@@ -20,6 +22,10 @@ def own_model(model: Any, dtype: str | None) -> Any:
     """A prepared model that nobody else holds, so that no optimizer writes into tensors that a step reads."""
     if isinstance(model, (str, Path)):
         model = models.load(model, dtype=dtype or "float32")
+    elif not isinstance(model, PreTrainedModel):
+        raise InvalidValue(
+            f"a model is a {type(model).__name__}; give a directory, testbed:NAME, or a transformers model"
+        )
     elif dtype is None:
         model = copy.deepcopy(model)
     else:
@@ -27,7 +33,7 @@ def own_model(model: Any, dtype: str | None) -> Any:
             f"dtype is {dtype!r}, but the model is loaded already and has its own; leave it out"
         )
     model.zero_grad(set_to_none=True)
-    return prepare(model.eval().requires_grad_(requires_grad=False))
+    return settle(prepare(model.eval().requires_grad_(requires_grad=False)))
 
 
 def exchanged(model: Any, state: Mapping[str, torch.Tensor]) -> Any:
@@ -37,12 +43,13 @@ def exchanged(model: Any, state: Mapping[str, torch.Tensor]) -> Any:
     with torch.no_grad():
         for name, tensor in checkpoint_state(new).items():
             tensor.copy_(state[name])
-    _try_out(new)
+    _try_out(settle(new))
     return new
 
 
 def version_of(model: Any, version: str | WeightVersion) -> WeightVersion:
     """The version with the digest of the weights themselves; a digest that was promised must be that one."""
+    require.instance(InvalidValue, "version", version, str | WeightVersion)
     digest = model_digest(model)
     if isinstance(version, str):
         return WeightVersion(version, digest)
@@ -55,6 +62,10 @@ def version_of(model: Any, version: str | WeightVersion) -> WeightVersion:
 
 
 def _check(model: Any, state: Mapping[str, torch.Tensor]) -> None:
+    if not isinstance(state, Mapping) or not all(isinstance(each, torch.Tensor) for each in state.values()):
+        raise ModelError("the new weights are no mapping from names to tensors; give model.state_dict()")
+    if meta := [name for name, tensor in state.items() if tensor.is_meta]:
+        raise ModelError(f"the new {meta[0]} is a meta tensor, which has no numbers; materialise it first")
     needed, known = checkpoint_state(model), model.state_dict()
     for what, names in (
         ("lack", needed.keys() - state.keys()),

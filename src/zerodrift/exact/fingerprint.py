@@ -1,6 +1,6 @@
 """What decides the bits of a prepared model, as text that two processes compare before they trust each other."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,8 @@ import transformers
 
 from zerodrift.core.errors import FingerprintMismatch
 from zerodrift.exact.preparation import ops_of, parameters_on
+
+STOP_IDS = "stop_ids"
 
 
 def numeric_fingerprint(model: Any) -> dict[str, str]:
@@ -24,6 +26,7 @@ def numeric_fingerprint(model: Any) -> dict[str, str]:
         "threads": "any",
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,
+        STOP_IDS: stop_ids_text(stop_ids_of(model)),
         **ops.facts(),
     }
 
@@ -43,3 +46,16 @@ def require_same(engine: Mapping[str, str], trainer: Mapping[str, str]) -> None:
         raise FingerprintMismatch(
             f"{listed}: their logprobs are not the same bits; run both with the same numerics"
         )
+
+
+def stop_ids_of(model: Any) -> tuple[int, ...]:
+    """The tokens that end a sequence, which `min_tokens` forbids."""
+    written = getattr(model, "generation_config", None)
+    ids = getattr(written, "eos_token_id", None)
+    ids = model.config.eos_token_id if ids is None else ids
+    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def stop_ids_text(ids: Sequence[int]) -> str:
+    """As a fingerprint has them."""
+    return ",".join(map(str, sorted(ids))) or "none"

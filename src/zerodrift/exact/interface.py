@@ -53,6 +53,8 @@ def attention(  # noqa: PLR0913  transformers calls it so
                 f"{tokens} queries came with {key.shape[2]} keys; a prepared model has no KV cache of transformers: "
                 "score whole sequences, and generate with zerodrift's engine"
             )
+        if module.layer_idx == 0:
+            ops.last_segments = None
         segments = _segments(ops, kwargs.get("position_ids"), attention_mask, (batch, tokens))
         # Autocast would round the products to 16 bits; nothing else in a prepared model is touched by it.
         with torch.autocast(query.device.type, enabled=False):
@@ -131,7 +133,10 @@ def _padding_mask(*, attention_mask: torch.Tensor | None = None, **_: Any) -> to
 def _segments(
     ops: Any, position_ids: torch.Tensor | None, mask: torch.Tensor | None, shape: tuple[int, int]
 ) -> Segments:
-    """Where whole sequences lie among the flattened tokens, remembered for the layers that follow."""
+    """Where whole sequences lie among the flattened tokens, remembered for the layers that follow.
+
+    Each forward reads it anew: a trainer may write the next batch's positions into the same tensor.
+    """
     known = getattr(ops, "last_segments", None)
     if known is not None and known[0] is position_ids and known[1] is mask and known[2] == shape:
         found: Segments = known[3]

@@ -13,6 +13,13 @@ from torch.utils.checkpoint import checkpoint
 from zerodrift.core.completion import LogprobKind
 from zerodrift.core.errors import InvalidPrompt
 from zerodrift.core.request import SamplingParams
+from zerodrift.exact.fingerprint import (
+    STOP_IDS,
+    numeric_fingerprint,
+    require_same,
+    stop_ids_of,
+    stop_ids_text,
+)
 from zerodrift.exact.normalisation import log_softmax
 from zerodrift.exact.preparation import ops_of, parameters_on, require_gathered
 from zerodrift.sampler.processing import History, histories, processed_logprobs
@@ -53,22 +60,36 @@ def processed(
     return processed_logprobs(logits_RV, params, rows, stop_ids, log_softmax=log_softmax)
 
 
-def stop_ids_of(model: Any) -> tuple[int, ...]:
-    """The tokens that end a sequence, which `min_tokens` forbids."""
-    written = getattr(model, "generation_config", None)
-    ids = getattr(written, "eos_token_id", None)
-    ids = model.config.eos_token_id if ids is None else ids
-    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
-
-
 def token_logprobs(
     model: Any, completions: Sequence[Scored], stop_ids: Sequence[int] | None = None
 ) -> list[torch.Tensor]:
-    """The trainer's side: for each completion the logprobs of its tokens, of its kind, by one packed forward."""
-    if not completions:
-        return []
+    """The trainer's side: for each completion the logprobs of its tokens, of its kind, by one packed forward.
+
+    One without tokens (refused, or aborted before the first) gives an empty tensor. One that says how it was computed
+    is refused where this model computes otherwise. `stop_ids` are what `min_tokens` forbids, by default the model's.
+    """
+    if not isinstance(completions, (list, tuple)):
+        raise InvalidPrompt(f"completions are a {type(completions).__name__}; give a list of them")
+    stop_ids = stop_ids_of(model) if stop_ids is None else tuple(stop_ids)
+    _require_alike(model, completions, stop_ids)
+    asked = [each for each in completions if each.token_ids]
+    scored = iter(_of_completions(model, asked, stop_ids) if asked else ())
+    nothing = torch.empty(0, device=parameters_on(model))
+    return [next(scored) if each.token_ids else nothing for each in completions]
+
+
+def _require_alike(model: Any, completions: Sequence[Scored], stop_ids: Sequence[int]) -> None:
+    ours = {**numeric_fingerprint(model), STOP_IDS: stop_ids_text(stop_ids)}
+    for each in completions:
+        if theirs := dict(getattr(each, "numeric", {})):
+            # What ends a sequence is part of its numbers only where a minimum forbids it.
+            if each.sampling.min_tokens == 0:
+                theirs[STOP_IDS] = ours[STOP_IDS]
+            require_same(theirs, ours)
+
+
+def _of_completions(model: Any, completions: Sequence[Scored], stop_ids: Sequence[int]) -> list[torch.Tensor]:
     hidden_TH, starts = _packed(model, completions)
-    stop_ids = stop_ids_of(model) if stop_ids is None else stop_ids
     most = max(1, LOGIT_BYTES // (4 * model.config.vocab_size))
     large = sum(len(each.token_ids) for each in completions) > most
     found = []
@@ -92,17 +113,16 @@ def _packed(model: Any, completions: Sequence[Scored]) -> tuple[torch.Tensor, li
     """Hidden states of all sequences, one after another; the last token of each predicts nothing and is left out."""
     ops_of(model)
     require_gathered(model)
-    sequences = [(*each.prompt_token_ids, *each.token_ids)[:-1] for each in completions]
-    for index, (each, ids) in enumerate(zip(completions, sequences, strict=True)):
-        if not each.prompt_token_ids or not each.token_ids:
+    sequences = []
+    for index, each in enumerate(completions):
+        if not each.prompt_token_ids:
+            raise InvalidPrompt(f"completion {index} has no prompt; it takes a token to predict the next")
+        ids = (*each.prompt_token_ids, *each.token_ids)
+        if wrong := [token for token in ids if not 0 <= token < model.config.vocab_size]:
             raise InvalidPrompt(
-                f"completion {index} has {len(each.prompt_token_ids)} prompt tokens and {len(each.token_ids)} tokens; "
-                "it takes one of each to predict something"
+                f"completion {index} has token {wrong[0]}, but the model has {model.config.vocab_size}"
             )
-        if (worst := max(ids)) >= model.config.vocab_size or min(ids) < 0:
-            raise InvalidPrompt(
-                f"completion {index} has token {worst}, but the model has {model.config.vocab_size}"
-            )
+        sequences.append(ids[:-1])
     device = parameters_on(model)
     token_ids = torch.tensor([token for ids in sequences for token in ids], device=device)
     positions = torch.cat([torch.arange(len(ids)) for ids in sequences]).to(device)

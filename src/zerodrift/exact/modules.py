@@ -18,28 +18,30 @@ class Pack:
 
     def __init__(self, ops: Ops) -> None:
         self.ops = ops
+        self.settled = False
+        """Nobody writes to the weight any more: an engine's own copy."""
         self._packed: Any = None
         self._key: tuple[int, int] | None = None
-        self._sum: int | None = None
+        self._places: tuple[int, int] | None = None
 
     def of(self, weight_NK: torch.Tensor) -> Any:
-        """The packed weight. Writes through `.data` do not count as a change to torch: a trainer's forward, where
-        they happen, looks at the numbers too."""
-        # Every in-place op counts the version up: optimizers, load_state_dict, copy_.
-        key = (weight_NK.data_ptr(), weight_NK._version)  # noqa: SLF001
-        bits = _bit_sum(weight_NK) if self.ops.copies and torch.is_grad_enabled() else None
+        """The packed weight. Writes through `.data`, and what FSDP2 gathers into the same memory, do not count as a
+        change to torch: wherever somebody may write, the numbers are looked at too."""
+        # Every in-place op counts the version up: optimizers, load_state_dict, copy_. Tensors of inference mode have none.
+        key = (weight_NK.data_ptr(), 0 if weight_NK.is_inference() else weight_NK._version)  # noqa: SLF001
+        places = _bits_by_place(weight_NK) if self.ops.copies and not self.settled else None
         if weight_NK.dtype not in self.ops.dtypes:
             raise UnsupportedModel(
                 f"a weight arrives as {weight_NK.dtype}; exact mode computes in {self.ops.dtypes}: switch off mixed "
                 "precision, which rounds parameters, or load the model in that dtype for engine and trainer alike"
             )
-        if key != self._key or (bits is not None and bits != self._sum):
-            self._packed, self._key, self._sum = self.ops.pack(weight_NK), key, bits
+        if key != self._key or places != self._places:
+            self._packed, self._key, self._places = self.ops.pack(weight_NK), key, places
         return self._packed
 
     def drop(self) -> None:
         """Forget the packed weight."""
-        self._packed, self._key, self._sum = None, None, None
+        self._packed, self._key, self._places = None, None, None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Pack":
         return Pack(self.ops)
@@ -146,7 +148,15 @@ class ExactActivation(nn.Module):
         return self.function(x)  # type: ignore[no-any-return]
 
 
-def _bit_sum(weight: torch.Tensor) -> int:
-    """Of the elements' bits as whole numbers: exact, so it does not depend on the order of summation."""
-    words = weight.detach().view(torch.int32 if weight.element_size() == 4 else torch.int16)
-    return int(words.sum())
+def _bits_by_place(weight_NK: torch.Tensor) -> tuple[int, int]:
+    """Sums of the elements' bits by row and by column, each weighted by its place: rows that trade places show too.
+
+    Whole numbers, so that the order of summation does not matter.
+    """
+    words_NK = weight_NK.detach().view(torch.int32 if weight_NK.element_size() == 4 else torch.int16)
+    rows, columns = (_by_place(words_NK.sum(dim=dim, dtype=torch.int64)) for dim in (1, 0))
+    return rows, columns
+
+
+def _by_place(sums: torch.Tensor) -> int:
+    return int((sums * (2 * torch.arange(len(sums), device=sums.device) + 1)).sum())

@@ -58,11 +58,12 @@ class PagedKV:
                 part[target] = part[source]
 
 
-class _PagedStep:
-    """What the layers of one forward share."""
+class PagedStep:
+    """What the layers of one forward share, worked out before it."""
 
-    def __init__(self, batch: PagedBatch, kv: PagedKV, ops: Any) -> None:
-        self.kv = kv
+    def __init__(self, model: Any, batch: PagedBatch, kv: PagedKV) -> None:
+        _check(batch, kv)
+        self.batch, self.kv = batch, kv
         blocks_T, offsets_T = batch.slots_T // kv.block_size, batch.slots_T % kv.block_size
         heads_C = torch.arange(kv.num_kv_heads, device=blocks_T.device)
         rows_TC = (blocks_T[:, None] * kv.num_kv_heads + heads_C) * kv.block_size + offsets_T[:, None]
@@ -75,7 +76,9 @@ class _PagedStep:
                 batch.bounds[:-1], batch.bounds[1:], firsts, batch.tables, strict=True
             )
         ]
-        self.plan = ops.plan(queries, kv.block_size, kv.num_kv_heads)
+        usual = getattr(model.config, "sliding_window", None)
+        windows = {getattr(layer.self_attn, "sliding_window", usual) for layer in model.model.layers}
+        self.plan = ops_of(model).plan(queries, kv.block_size, kv.num_kv_heads, windows)
 
     def attend(
         self,
@@ -96,17 +99,21 @@ class _PagedStep:
         return out_THD
 
 
-@torch.no_grad()
 def forward_paged(model: Any, batch: PagedBatch, kv: PagedKV) -> torch.Tensor:
-    """Hidden states [T, H] after the final norm. Writes K and V of the step's tokens, then attends."""
-    ops = ops_of(model)
-    _check(batch, kv)
+    """Hidden states [T, H] after the final norm."""
+    return forward_step(model, PagedStep(model, batch, kv))
+
+
+@torch.no_grad()
+def forward_step(model: Any, step: PagedStep) -> torch.Tensor:
+    """As above, of a step that is planned. Writes K and V of its tokens, then attends."""
+    batch = step.batch
     with torch.autocast(batch.token_ids_T.device.type, enabled=False):
         output = model.model(
             input_ids=batch.token_ids_T[None],
             position_ids=batch.positions_T[None],
             use_cache=False,
-            exact_step=_PagedStep(batch, kv, ops),
+            exact_step=step,
         )
     hidden_TH: torch.Tensor = output.last_hidden_state[0]
     return hidden_TH

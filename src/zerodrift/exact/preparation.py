@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
 
 from zerodrift.core.errors import Unproven, UnsupportedModel
 from zerodrift.exact import interface
@@ -34,6 +36,10 @@ _STATE = "exact_state"
 
 def prepare(model: Any, *, plain: frozenset[str] = frozenset()) -> Any:
     """`model` itself, exact from now on. `plain` leaves ops as torch has them: for negative controls and benches."""
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedModel(
+            f"a {type(model).__name__} cannot be prepared; give a transformers model (models.load)"
+        )
     if getattr(model, _STATE, None) is not None:
         return model
     _check_parts(model)
@@ -85,8 +91,16 @@ def restore(model: Any) -> Any:
     return model
 
 
+def settle(model: Any) -> Any:
+    """`model`, to which nobody writes any more without `refresh`: its forwards need not look whether somebody did."""
+    for module in model.modules():
+        if isinstance(module, ExactLinear):
+            module.exact_pack.settled = True
+    return model
+
+
 def refresh(model: Any) -> None:
-    """Forget packed weights. Needed only after writing through `.data`, which torch does not notice."""
+    """Forget packed weights. Needed only where a settled model was written to."""
     for module in model.modules():
         if isinstance(module, ExactLinear):
             module.exact_pack.drop()
@@ -105,8 +119,14 @@ def require_gathered(model: Any) -> None:
     if hasattr(model.lm_head.weight, "placements"):
         raise UnsupportedModel(
             "the model is sharded by FSDP2, which gathers weights only where the whole model is called: take "
-            "log-probabilities from model(input_ids=…).logits, whose bits are the same"
+            f"log-probabilities from model(input_ids=…).logits, {_of_logits(model)}"
         )
+
+
+def _of_logits(model: Any) -> str:
+    if model.dtype is torch.float32:
+        return "whose bits are the same"
+    return f"and know that {model.dtype} rounds those, while an engine keeps them in fp32"
 
 
 def _ops_for(model: Any, plain: frozenset[str]) -> Any:
@@ -128,6 +148,11 @@ def _check_parts(model: Any) -> None:
             raise UnsupportedModel(
                 f"{path or 'the model'} is a {kind}, which is not known to be exact; "
                 f"exact mode runs the parts of {', '.join(FAMILIES)}"
+            )
+        activation = getattr(module, "act_fn", None)
+        if activation is not None and type(activation) is not type(ACT2FN[model.config.hidden_act]):
+            raise UnsupportedModel(
+                f"{path}.act_fn is a {type(activation).__name__}, but hidden_act is {model.config.hidden_act!r}"
             )
 
 
@@ -166,10 +191,16 @@ def _parts(model: Any) -> Parts:
         {
             **norms,
             "activation": (layer.mlp.act_fn.forward, config.intermediate_size),
+            "cosine and sine": (_cosine_and_sine, layer.self_attn.head_dim),
             "log-softmax": (log_softmax, config.vocab_size),
             "softmax": (partial(torch.softmax, dim=-1), config.vocab_size),
         },
     )
+
+
+def _cosine_and_sine(x: torch.Tensor) -> torch.Tensor:
+    """What rotary embeddings are made of; the rest of them is products and sums of two numbers."""
+    return torch.cat((x.float().cos(), x.float().sin()), dim=-1)
 
 
 def parameters_on(model: Any) -> torch.device:

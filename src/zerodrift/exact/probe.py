@@ -57,8 +57,8 @@ def least_floor(floors: Sequence[int], make: Callable[[int], Rows], x: torch.Ten
     differing = sorted(set(differing_counts(make(floors[-1]), x)))
     raise Unproven(
         f"{what}: rows change their bits with the number of rows beside them ({differing} differ even when padded to "
-        f"{floors[-1]}) on this machine with {torch.get_num_threads()} threads; exact mode cannot run here: use one "
-        "thread, or another machine"
+        f"{floors[-1]}) on this machine with {torch.get_num_threads()} threads; exact mode cannot run here: "
+        f"{_way_out()}"
     )
 
 
@@ -70,8 +70,12 @@ def require_rows(op: Rows, columns: int, what: str) -> None:
     if differing := sorted(set(differing_counts(op, x, counts))):
         raise Unproven(
             f"{what}: rows change their bits when {differing} of them are computed together, on this machine with "
-            f"{torch.get_num_threads()} threads; exact mode cannot run here: use one thread, or another machine"
+            f"{torch.get_num_threads()} threads; exact mode cannot run here: {_way_out()}"
         )
+
+
+def _way_out() -> str:
+    return "use one thread, or another machine" if torch.get_num_threads() > 1 else "use another machine"
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ import torch
 import zerodrift as zd
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind
 from zerodrift.core.errors import (
+    EngineError,
     FingerprintMismatch,
     InvalidPrompt,
     InvalidSampling,
     InvalidValue,
     InvariantBroken,
+    ModelError,
     OutOfBlocks,
+    UnsupportedModel,
 )
 from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.engine.engine import Engine
@@ -62,11 +66,144 @@ def test_one_set_of_parameters_or_one_each(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompts", "says"), [("text", "without a tokenizer"), ([3.5], "a float"), ([[]], "is empty")]
+    ("prompts", "says"), [("text", "without a tokenizer"), ([3.5], "a float"), ([[1], None], "a NoneType")]
 )
 def test_what_is_no_prompt_raises(engine: Engine, prompts: Any, says: str) -> None:
     with pytest.raises(InvalidPrompt, match=says):
         engine.generate(prompts)
+
+
+@pytest.mark.parametrize("wrong", [[], [5, -1], [5, 2**70], [5, 10**6], [5, "6"]])
+def test_a_wrong_prompt_is_refused_beside_neighbours_that_are_served(engine: Engine, wrong: Any) -> None:
+    alone = engine.generate(PROMPT, seeded())
+    first, refusal, last = engine.generate([PROMPT, wrong, [1, 2]], seeded())
+    assert (first.token_ids, first.logprobs) == (alone[0].token_ids, alone[0].logprobs)
+    assert refusal.finish_reason is FinishReason.ERROR
+    assert refusal.problem is not None
+    assert last.problem is None
+
+
+def test_prompts_as_vllm_takes_them(with_text: Engine) -> None:
+    (plain,) = with_text.generate("3+4=", seeded())
+    ids = list(plain.prompt_token_ids)
+    for prompt in ({"prompt": "3+4="}, {"prompt_token_ids": ids}, {"prompt": "3+4=", "cache_salt": "\ud800"}):
+        (found,) = with_text.generate(prompt, seeded())
+        assert found.token_ids == plain.token_ids
+    assert len(with_text.generate([{"prompt": "3+4="}, ids], seeded())) == 2
+
+
+@pytest.mark.parametrize(
+    ("prompts", "says"),
+    [
+        ({"input_ids": [1, 2], "attention_mask": [1, 1]}, "of a tokenizer's answer its input_ids"),
+        ({"prompt": "a", "prompt_token_ids": [1]}, "give prompt or prompt_token_ids"),
+        ({"prompt": None}, "a NoneType"),
+        (b"abc", "are a bytes"),
+        ({1, 2}, "are a set"),
+        ((each for each in ["a"]), "are a generator"),
+        (None, "are a NoneType"),
+    ],
+)
+def test_what_would_be_guessed_at_is_refused(with_text: Engine, prompts: Any, says: str) -> None:
+    with pytest.raises(InvalidPrompt, match=says):
+        with_text.generate(prompts)
+
+
+def test_text_that_no_tokenizer_reads_is_refused_by_itself(with_text: Engine) -> None:
+    fine, wrong = with_text.generate(["3+4=", "\ud800 x"], seeded())
+    assert fine.problem is None
+    assert wrong.problem is not None
+    assert "the tokenizer cannot read" in wrong.problem.message
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.7}, [{"temperature": 0.7}], "hot"])
+def test_what_is_no_sampling_raises(engine: Engine, params: Any) -> None:
+    with pytest.raises(InvalidSampling, match=r"give zerodrift.SamplingParams"):
+        engine.generate([PROMPT], params)
+
+
+@pytest.mark.parametrize("forced", [[5.0], [True], [-1], ["a"]])
+def test_forced_tokens_are_token_ids(engine: Engine, forced: Any) -> None:
+    (output,) = engine.generate([PROMPT], seeded(), forced=[forced])
+    assert output.problem is not None
+    assert "forced" in output.problem.message
+
+
+def test_an_all_but_impossible_token_is_its_requests_own_problem(engine: Engine) -> None:
+    cold = seeded(temperature=0.01, logit_bias={7: -100.0}, logprobs=engine.facts.vocab_size)
+    alone = engine.generate(PROMPT, seeded())
+    hopeless, rare, fine = engine.generate([PROMPT] * 3, [cold, cold, seeded()], forced=[[7], [], []])
+    assert hopeless.finish_reason is FinishReason.ERROR
+    assert rare.problem is None
+    assert min(each.logprob for each in rare.top_logprobs[0]) < -9999
+    assert (fine.token_ids, fine.logprobs) == (alone[0].token_ids, alone[0].logprobs)
+
+
+def test_more_alternatives_than_tokens_are_refused(engine: Engine) -> None:
+    (output,) = engine.generate([PROMPT], seeded(logprobs=10**6))
+    assert output.problem is not None
+    assert "alternatives" in output.problem.message
+
+
+def test_a_second_thread_is_refused(engine: Engine) -> None:
+    refusals: list[str] = []
+
+    def use() -> None:
+        try:
+            engine.step()
+        except EngineError as error:
+            refusals.append(str(error))
+
+    with engine._in_use():
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+    assert len(refusals) == 1
+    assert "another thread" in refusals[0]
+    use()
+    assert len(refusals) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"block_size": 0}, "block_size is 0"),
+        ({"block_size": "16"}, "block_size"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        ({"kv_cache_memory_bytes": "1GiB"}, "kv_cache_memory_bytes"),
+        ({"enable_prefix_caching": "no"}, "enable_prefix_caching"),
+        ({"version": 3}, "version is"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidValue, match=says):
+        Engine("testbed:llama", **settings)
+
+
+def test_few_tokens_per_step_mean_few_sequences() -> None:
+    assert Engine("testbed:llama", max_num_batched_tokens=64).scheduler.limits.max_num_seqs == 64
+
+
+@pytest.mark.parametrize("model", [None, torch.nn.Linear(2, 2)])
+def test_what_is_no_model_is_refused(model: Any) -> None:
+    with pytest.raises(InvalidValue, match="give a directory"):
+        Engine(model)
+    with pytest.raises(UnsupportedModel, match="cannot be prepared"):
+        zd.exact.prepare(model)
+
+
+@pytest.mark.parametrize("state", [[], {"a": None}, {"a": torch.empty(1, device="meta")}])
+def test_what_are_no_weights_is_refused(engine: Engine, state: Any) -> None:
+    with pytest.raises(ModelError, match="the new"):
+        engine.swap_weights(state, "next")
+
+
+def test_ids_of_a_users_own_are_stepped_over(engine: Engine) -> None:
+    theirs = [engine.add_request([1, 2], seeded(), request_id=f"request-{number}") for number in (1, 2, 4)]
+    outputs = engine.generate([PROMPT, PROMPT], seeded())
+    assert [output.problem for output in outputs] == [None, None]
+    assert not {output.request_id for output in outputs} & set(theirs)
+    assert sorted(output.request_id for output in engine.step()) == theirs
 
 
 def test_samples_come_in_order_and_differ(engine: Engine) -> None:
@@ -221,14 +358,44 @@ def test_streams_of_several_samples(engine: Engine) -> None:
         assert mine[-1].output is not None
 
 
+def joined(pieces: list[Any]) -> tuple[int, ...]:
+    assert [piece.output is None for piece in pieces] == [True] * (len(pieces) - 1) + [False]
+    return tuple(token for piece in pieces for token in piece.token_ids)
+
+
+def test_streams_lose_nothing_to_each_other_or_to_generate(engine: Engine) -> None:
+    whole = [engine.generate(prompt, seeded())[0].token_ids for prompt in (PROMPT, [1, 2])]
+    one, other = engine.stream(PROMPT, seeded()), engine.stream([1, 2], seeded())
+    first, second = [next(one)], [next(other)]
+    for piece in one:
+        first.append(piece)
+        second += [each for each in (next(other, None),) if each is not None]
+    assert [joined(first), joined([*second, *other])] == whole
+    stream = engine.stream(PROMPT, seeded())
+    begun = [next(stream)]
+    engine.generate([1, 2], seeded(max_tokens=30))
+    assert joined([*begun, *stream]) == whole[0]
+    assert engine.step() == []
+
+
+def test_a_stream_ends_though_somebody_else_took_its_output(engine: Engine) -> None:
+    stream = engine.stream(PROMPT, seeded())
+    begun = [next(stream)]
+    while engine.has_unfinished:
+        engine.step()
+    assert len(joined([*begun, *stream])) == 6
+
+
 def test_a_stream_that_is_closed_ends_its_request_and_not_the_others(engine: Engine) -> None:
     other = engine.add_request(PROMPT, seeded(max_tokens=3))
     stream = engine.stream([1, 2], seeded(max_tokens=20))
     for _ in range(5):
         next(stream)
     stream.close()
-    assert not engine.has_unfinished
+    assert not engine.scheduler.samples
+    assert engine.has_unfinished
     assert [output.request_id for output in engine.step()] == [other]
+    assert not engine.has_unfinished
 
 
 def test_generate_leaves_others_outputs_to_step(engine: Engine) -> None:
@@ -325,7 +492,7 @@ def test_a_forward_that_fails_costs_nobody_a_bit(engine: Engine, monkeypatch: py
     engine.add_request(PROMPT, seeded(n=3))
     engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr("zerodrift.engine.runner.forward_paged", _fail)
+        patch.setattr("zerodrift.engine.runner.forward_step", _fail)
         with pytest.raises(MemoryError):
             engine.step()
     outputs = []
@@ -336,7 +503,7 @@ def test_a_forward_that_fails_costs_nobody_a_bit(engine: Engine, monkeypatch: py
 
 def test_generate_that_fails_leaves_nothing_running(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("zerodrift.engine.runner.forward_paged", _fail)
+        patch.setattr("zerodrift.engine.runner.forward_step", _fail)
         with pytest.raises(MemoryError):
             engine.generate(PROMPT)
     assert not engine.has_unfinished

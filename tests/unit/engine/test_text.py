@@ -55,12 +55,23 @@ def test_a_stop_string_across_many_tokens_is_held_back() -> None:
     assert text.finish(ids) == "a###b"
 
 
-def test_a_stop_string_before_the_minimum_counts_after_it() -> None:
-    ids = TOKENIZER.encode("a!b")
-    text = Text(TOKENIZER, ["!"])
-    assert not text.update(ids[:-1], may_stop=False)
-    assert text.update(ids, may_stop=True)
-    assert text.text == "a"
+def test_a_stop_string_before_the_minimum_does_not_count() -> None:
+    """It was shown already; one that ends behind the minimum may begin before it."""
+    ids = TOKENIZER.encode("a!b!!c")
+    text, shown = Text(TOKENIZER, ["!", "b!!"]), ""
+    for count in range(1, len(ids) + 1):
+        stopped = text.update(ids[:count], may_stop=count > len(TOKENIZER.encode("a!b!")))
+        shown += text.take(finished=stopped)
+        if stopped:
+            break
+    assert shown == text.text == "a!"
+
+
+def test_text_is_finished_once() -> None:
+    ids = TOKENIZER.encode("ab€")
+    text = Text(TOKENIZER, [])
+    text.update(ids[:2], may_stop=True)
+    assert text.finish(ids) == text.finish(ids) == "ab€"
 
 
 def sample(**settings: Any) -> Sample:

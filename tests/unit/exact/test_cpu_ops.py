@@ -12,6 +12,8 @@ from zerodrift.exact.ops.cpu.op_set import CpuOps
 from zerodrift.exact.ops.cpu.step import Pages, Step
 from zerodrift.exact.ops.interface import HeadShape, Query, Segments
 
+WINDOWS = (None, 100)
+
 TWINS = {
     "silu": functional.silu,
     "gelu": functional.gelu,
@@ -119,23 +121,23 @@ def queries(*lasts: int, size: int = 16) -> list[Query]:
 
 
 def test_decoding_sequences_are_grouped_by_length() -> None:
-    step = Step(queries(5, 900, 30, 910, 200), Pages(16, 2))
+    step = Step(queries(5, 900, 30, 910, 200), Pages(16, 2), WINDOWS)
     singles = step.singles(None)
     assert sorted(singles.tokens_S.tolist()) == [0, 1, 2, 3, 4]
     assert [(group.begin, group.end) for group in singles.groups] == [(0, 2), (2, 3), (3, 5)]
     assert [group.gather.length for group in singles.groups] == [960, 256, 64]
     assert step.singles(None) is singles
     assert step.chunks == []
-    assert Step([], Pages(16, 2)).singles(None).groups == []
+    assert Step([], Pages(16, 2), WINDOWS).singles(None).groups == []
 
 
 def test_a_group_holds_only_so_many_keys() -> None:
-    singles = Step(queries(*[1000] * 10), Pages(16, 2)).singles(None)
+    singles = Step(queries(*[1000] * 10), Pages(16, 2), WINDOWS).singles(None)
     assert [group.end - group.begin for group in singles.groups] == [3, 3, 3, 1]
 
 
 def test_a_window_gathers_only_what_it_sees() -> None:
-    step = Step(queries(1000, 990), Pages(24, 1))
+    step = Step(queries(1000, 990), Pages(24, 1), WINDOWS)
     singles = step.singles(100)
     (group,) = singles.groups
     assert (group.gather.first, group.gather.length) == (832, 192)
@@ -145,7 +147,7 @@ def test_a_window_gathers_only_what_it_sees() -> None:
 
 
 def test_missing_pages_are_filled_with_the_sequences_own() -> None:
-    step = Step(queries(130, 3), Pages(16, 1))
-    rows = step._gather(step.queries, 0, 192).rows.view(2, -1)
+    step = Step(queries(130, 3), Pages(16, 1), WINDOWS)
+    rows = step._gather(queries(130, 3), 0, 192).rows.view(2, -1)
     assert rows[0].tolist() == [*range(9), 0, 0, 0]
     assert rows[1].tolist() == [100] * 12

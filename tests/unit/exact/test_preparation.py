@@ -110,14 +110,48 @@ def test_packing_follows_the_weight() -> None:
         assert torch.equal(pack.of(weight), weight)
     assert len(made) == 2
     pack.of(weight)
-    pack.of(weight)
-    # Once more, because what was packed without gradients was not looked at number by number.
-    assert len(made) == 3
-    weight.data.mul_(2)
-    assert torch.equal(pack.of(weight), weight.detach())
+    assert len(made) == 2
     pack.drop()
     pack.of(weight)
-    assert len(made) == 5
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize(
+    "write", [lambda w: w.mul_(2), lambda w: w.copy_(w.flip(0)), lambda w: w.copy_(w.flip(1))]
+)
+def test_packing_follows_what_torch_does_not_count(gradients: bool, write: Any) -> None:
+    """An RL trainer scores under no_grad first after a step, and FSDP2 gathers into the memory of before."""
+    pack, weight = Pack(CpuOps()), torch.nn.Parameter(torch.randn(4, 3))
+    other = Pack(CpuOps())
+    with torch.set_grad_enabled(gradients):
+        before = pack.of(weight).to_dense()
+        write(weight.data)
+        found = pack.of(weight).to_dense()
+        assert torch.equal(found, other.of(weight).to_dense())
+        assert not torch.equal(found, before)
+
+
+def test_a_settled_model_is_not_looked_at(model: Any) -> None:
+    linear = preparation.settle(exact.prepare(model)).model.layers[0].mlp.up_proj
+    packed = linear.exact_pack.of(linear.weight)
+    linear.weight.data.mul_(2)
+    assert linear.exact_pack.of(linear.weight) is packed
+    exact.refresh(model)
+    assert linear.exact_pack.of(linear.weight) is not packed
+
+
+def test_positions_that_are_written_over_are_read_again(model: Any) -> None:
+    """A trainer may keep one buffer for the positions of every packed row."""
+    prepared, ids = exact.prepare(model), torch.tensor([[5, 6, 7, 8, 9, 10]])
+    buffer, other = torch.tensor([[0, 1, 2, 3, 4, 5]]), torch.tensor([[0, 1, 2, 0, 1, 2]])
+    with torch.no_grad():
+        prepared(input_ids=ids, position_ids=buffer, use_cache=False)
+        expected = prepared(input_ids=ids, position_ids=other, use_cache=False).logits
+        prepared(input_ids=ids, position_ids=buffer, use_cache=False)
+        buffer.copy_(other)
+        found = prepared(input_ids=ids, position_ids=buffer, use_cache=False).logits
+    assert torch.equal(found, expected)
 
 
 def positions(*rows: list[int]) -> torch.Tensor:
@@ -209,7 +243,7 @@ def test_the_fingerprint_says_what_decides_the_bits(model: Any) -> None:
 
 
 def test_stop_ids_come_from_the_generation_config(model: Any) -> None:
-    from zerodrift.exact.logprobs import stop_ids_of
+    from zerodrift.exact.fingerprint import stop_ids_of
 
     assert stop_ids_of(model) == (1,)
     model.generation_config.eos_token_id = [1, 3]

@@ -29,7 +29,7 @@ def test_an_op_that_looks_at_its_neighbours_is_caught() -> None:
     x = probe.hard(96, 50)
     assert list(probe.differing_counts(lambda rows: rows * 2, x)) == []
     assert set(probe.differing_counts(lambda rows: rows * len(rows), x)) == set(probe.COUNTS)
-    with pytest.raises(Unproven, match=r"sum of 50.*use one thread"):
+    with pytest.raises(Unproven, match=r"sum of 50.*use another machine"):
         probe.require_rows(lambda rows: rows * len(rows), 50, "sum of 50")
     probe.require_rows(lambda rows: rows.exp(), 50, "exp")
 

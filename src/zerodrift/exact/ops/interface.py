@@ -4,7 +4,7 @@ Every op gives a row the same bits whatever rows stand beside it, however many t
 run. Shapes: T tokens, H query heads, C key/value heads, D head size, N outputs, K inputs, S sequences.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -41,14 +41,17 @@ class Query(NamedTuple):
         return self.first + self.end - self.begin - 1
 
 
+RowOps = Mapping[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]]
+"""Ops that work on rows of so many columns and are used as they are."""
+
+
 class Parts(NamedTuple):
     """What a model is made of, for the proof at start-up."""
 
     linears: Sequence[tuple[Any, torch.Tensor | None]]
     """Packed weight and bias of each."""
     head_dim: int
-    row_ops: Mapping[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]]
-    """Ops that work on rows of so many columns and are used as they are."""
+    row_ops: RowOps
 
 
 class Ops(Protocol):
@@ -87,8 +90,10 @@ class Ops(Protocol):
         """Causal attention of whole sequences, keys and values [T, C, D]."""
         ...
 
-    def plan(self, queries: list[Query], block_size: int, num_kv_heads: int) -> Any:
-        """What the layers of one engine step share."""
+    def plan(
+        self, queries: list[Query], block_size: int, num_kv_heads: int, windows: Collection[int | None]
+    ) -> Any:
+        """What the layers of one engine step share; `windows` are those of the layers."""
         ...
 
     def attend_paged(

@@ -1,7 +1,7 @@
 """The CPU's ops behind the common interface, each with the plain twin that shows what exactness costs and prevents."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch.nn.functional import linear as plain_linear
@@ -13,7 +13,7 @@ from zerodrift.exact.ops.cpu.attention import BLOCK, Hidden, Keys
 from zerodrift.exact.ops.cpu.linear import linear, pack
 from zerodrift.exact.ops.cpu.proof import attention_floor, linear_floor, require_rows
 from zerodrift.exact.ops.cpu.step import Gather, Group, Pages, Step
-from zerodrift.exact.ops.interface import HeadShape, Parts, Query, Segments
+from zerodrift.exact.ops.interface import HeadShape, Parts, Query, RowOps, Segments
 
 PLAIN = frozenset({"linear", "attention", "activation"})
 """Ops that can be swapped for torch's own, to see a theorem fail."""
@@ -32,14 +32,19 @@ class CpuOps:
             raise InvalidValue(f"no op is called {sorted(unknown)}; plain twins exist for {sorted(PLAIN)}")
         self.plain = plain
         self.copies = "linear" not in plain
+        self._row_ops: RowOps = {}
 
     def prove(self, parts: Parts) -> None:
         attention_floor(parts.head_dim)
         for packed, bias_N in () if "linear" in self.plain else parts.linears:
             linear_floor(packed, bias_N)
-        for name, (op, columns) in parts.row_ops.items():
-            if not (name == "activation" and name in self.plain):
-                require_rows(name, op, columns)
+        self._row_ops = {name: op for name, op in parts.row_ops.items() if name not in self.plain}
+        self._prove_rows()
+
+    def _prove_rows(self) -> None:
+        """Asked before every attention, since the number of threads may have changed; known answers cost nothing."""
+        for name, (op, columns) in self._row_ops.items():
+            require_rows(name, op, columns)
 
     def pack(self, weight_NK: torch.Tensor) -> torch.Tensor:
         return weight_NK.detach() if "linear" in self.plain else pack(weight_NK)
@@ -62,18 +67,22 @@ class CpuOps:
     def attend(
         self, q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], segments: Segments, shape: HeadShape
     ) -> torch.Tensor:
+        self._prove_rows()
         out_THD = torch.zeros_like(q_THD)
         for begin, end in zip(segments.starts, segments.ends, strict=True):
             keys = _whole(kv[0][begin:end], kv[1][begin:end])
             out_THD[begin:end] = self._sequence(q_THD[begin:end], 0, keys, shape)
         return out_THD
 
-    def plan(self, queries: list[Query], block_size: int, num_kv_heads: int) -> Step:
-        return Step(queries, Pages(block_size, num_kv_heads))
+    def plan(
+        self, queries: list[Query], block_size: int, num_kv_heads: int, windows: Collection[int | None]
+    ) -> Step:
+        return Step(queries, Pages(block_size, num_kv_heads), windows)
 
     def attend_paged(
         self, q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], step: Step, shape: HeadShape
     ) -> torch.Tensor:
+        self._prove_rows()
         out_THD = torch.empty_like(q_THD)
         singles = step.singles(shape.window)
         if singles.groups:

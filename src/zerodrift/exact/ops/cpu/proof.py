@@ -15,7 +15,7 @@ from zerodrift.exact.ops.cpu.linear import ROW_FLOORS, linear
 
 ATTENTION_FLOORS = (1, 2, 3, 4, 6, 8, 11, 12, 16)
 """Rows of a tile to round up to: AVX-512 needs 3 for heads of 64, 6 for 128 and 11 for 256."""
-_linear_floors: dict[tuple[int, int, int], int] = {}
+_linear_floors: dict[tuple[int, int, bool, int], int] = {}
 _attention_floors: dict[tuple[int, int], int] = {}
 _proven_rows: set[tuple[str, int, int]] = set()
 
@@ -23,7 +23,7 @@ _proven_rows: set[tuple[str, int, int]] = set()
 def linear_floor(packed: torch.Tensor, bias_N: torch.Tensor | None) -> int:
     """Rows that a product needs."""
     outputs, inputs = packed.shape
-    key = (outputs, inputs, torch.get_num_threads())
+    key = (outputs, inputs, bias_N is not None, torch.get_num_threads())
     if key not in _linear_floors:
         # 520 rows reach every blocking of M; a large head would take seconds, and gets 96.
         x = probe.hard(520 if outputs * inputs <= 2**21 else 96, inputs)
@@ -51,7 +51,8 @@ def require_rows(name: str, op: probe.Rows, columns: int) -> None:
     """`op`, which has no variant, holds for rows of so many columns."""
     key = (name, columns, torch.get_num_threads())
     if key not in _proven_rows:
-        probe.require_rows(op, columns, f"{name} over {columns}")
+        with torch.no_grad():
+            probe.require_rows(op, columns, f"{name} over {columns}")
         _proven_rows.add(key)
 
 

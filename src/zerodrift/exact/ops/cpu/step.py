@@ -5,7 +5,7 @@ blocks, which change no bit. All of it is worked out once per step and used by e
 Shapes: S sequences of a group, J pages, L keys, C kv heads.
 """
 
-from functools import cached_property
+from collections.abc import Collection
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -58,22 +58,16 @@ class Singles(NamedTuple):
 class Step:
     """All queries of one step."""
 
-    def __init__(self, queries: list[Query], pages: Pages) -> None:
-        self.queries = queries
+    def __init__(self, queries: list[Query], pages: Pages, windows: Collection[int | None]) -> None:
         self.pages = pages
-        self._rooms: list[torch.Tensor | None] = [None, None]
-        self._singles: dict[int | None, Singles] = {}
-
-    @cached_property
-    def chunks(self) -> list[Query]:
+        self.chunks = [query for query in queries if query.end - query.begin > 1]
         """Sequences with several tokens."""
-        return [query for query in self.queries if query.end - query.begin > 1]
+        self._rooms: list[torch.Tensor | None] = [None, None]
+        singles = [query for query in queries if query.end - query.begin == 1]
+        self._singles = {window: self._grouped(singles, window) for window in windows}
 
     def singles(self, window: int | None) -> Singles:
         """Sequences with one token, for layers with this window."""
-        if window not in self._singles:
-            members = [query for query in self.queries if query.end - query.begin == 1]
-            self._singles[window] = self._grouped(members, window)
         return self._singles[window]
 
     def room(self, which: int, rows: int, pages: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The GPU's ops behind the common interface, each with its plain twin."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -98,7 +98,9 @@ class CudaOps:
         step = Step(queries, q_THD.device)
         return self._attend(q_THD, (k_pages, v_pages), step, shape, torch.zeros_like(q_THD))
 
-    def plan(self, queries: list[Query], block_size: int, num_kv_heads: int) -> Step:
+    def plan(
+        self, queries: list[Query], block_size: int, num_kv_heads: int, windows: Collection[int | None]
+    ) -> Step:
         return Step(queries, queries[0].table_J.device)
 
     def attend_paged(
