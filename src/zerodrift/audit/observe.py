@@ -24,6 +24,8 @@ def observe(
     group: str,
     path: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    source: str = "engine",
 ) -> list[Rollout]:
     """Every rollout of the plan, from the file where it is there already and from the engine where not."""
     rollouts = _resume(path, requests, group)
@@ -36,7 +38,7 @@ def observe(
             fresh = [
                 rollout
                 for (index, request), answer in zip(part, answers, strict=True)
-                for rollout in _rollouts(index, group, request, answer)
+                for rollout in _rollouts(index, group, request, answer, source)
             ]
             writer.write(*fresh)
             rollouts += fresh
@@ -81,14 +83,17 @@ def _drop_partial(path: Path) -> list[Rollout]:
     return whole
 
 
-def _rollouts(index: int, group: str, request: Request, answer: Answer) -> list[Rollout]:
+def _rollouts(index: int, group: str, request: Request, answer: Answer, source: str) -> list[Rollout]:
     good = [
-        Rollout(index=index, group=group, request=request, completion=completion)
+        Rollout(index=index, group=group, request=request, completion=completion, source=source)
         for completion in answer.completions
     ]
     # A sample that nobody mentions is a problem too: as many rollouts as samples were asked for, or more.
     missing = request.sampling.n - len(answer.completions) - len(answer.problems)
     lost = Problem(BadAnswer.code, f"{missing} of {request.sampling.n} samples did not come back")
     problems = [*answer.problems, *[lost] * missing]
-    bad = [Rollout(index=index, group=group, request=request, problem=problem) for problem in problems]
+    bad = [
+        Rollout(index=index, group=group, request=request, problem=problem, source=source)
+        for problem in problems
+    ]
     return good + bad

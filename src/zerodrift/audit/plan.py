@@ -45,6 +45,21 @@ def parity_requests(
     return requests
 
 
+def rewarded_requests(asked: Sequence[Request]) -> list[Request]:
+    """The same once more for the reference, with seeds that go on where those of `asked` end.
+
+    With equal seeds an engine that draws as the reference does would repeat its tokens, and agree by construction.
+    """
+    further = SEED_STRIDE * len(asked)
+    return [
+        Request(
+            request.prompt,
+            msgspec.structs.replace(request.sampling, seed=_seed((request.sampling.seed or 0) + further)),
+        )
+        for request in asked
+    ]
+
+
 def probe_requests(
     vocab_size: int,
     max_model_len: int,

@@ -28,17 +28,20 @@ from zerodrift.audit.plan import (
     UNCACHED_PROMPT,
     parity_requests,
     probe_requests,
+    rewarded_requests,
 )
 from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.probes.given import given_tokens, recorded_in, same_reference, sampled_by
 from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, parity, sampling_cause
 from zerodrift.audit.probes.result import ProbeResult, found, not_judged
+from zerodrift.audit.probes.rewards import rewards
 from zerodrift.audit.probes.sync import Update, weight_sync
 from zerodrift.audit.probes.trainer import trainer
 from zerodrift.audit.reduce import reduce
 from zerodrift.audit.replay import Replay
 from zerodrift.audit.shape import describe, shape
+from zerodrift.audit.tasks import rewarded
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
@@ -46,9 +49,10 @@ from zerodrift.config.validation import ValidationConfig
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import CapabilityMissing, EngineError, InvalidPrompt, InvalidValue, ZerodriftError
 from zerodrift.core.request import Prompt, Request, SamplingParams
-from zerodrift.core.task import Scorer
+from zerodrift.core.task import Scorer, Task
 from zerodrift.records.baseline import BaselineHeader, BaselineRow
 from zerodrift.records.case import Case
+from zerodrift.records.directory import REFERENCE, ROLLOUTS
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
 
@@ -95,6 +99,8 @@ class Audit:
     """The trainer's own forward, where the user brings it."""
     baseline: Baseline | None = None
     """Recorded ground truth, where there is one."""
+    task: Task | None = None
+    """Gave the prompts and rewards what is made of them, where the user brings one."""
     prompts: Sequence[Prompt]
     sampling: SamplingParams
     validation: ValidationConfig
@@ -148,6 +154,8 @@ class Audit:
             results.append(self._asked("trainer", lambda: self._trainer(measurements, gates)))
         if self.checkpoint is not None:
             results.append(self._asked("weight-sync", lambda: self._sync(gates)))
+        if self.task is not None:
+            results.append(self._asked("rewards", lambda: self._rewards(rollouts)))
         conclusion = judging.conclude(results, causes)
         audited = self._audited(fingerprint, conclusion, results, floor, table, gates._asdict(), measurements)
         if parity_result.record.status is not Outcome.FAIL:
@@ -166,7 +174,7 @@ class Audit:
         self.progress.stage("sample")
         try:
             rollouts = observe(
-                self.engine, self._requests(), "parity", self.directory / "rollouts.jsonl", self.progress.step
+                self.engine, self._requests(), "parity", self.directory / ROLLOUTS, self.progress.step
             )
         except (EngineError, InvalidValue) as error:
             return [not_judged("contract", f"the engine failed: {error}", required=True)], []
@@ -269,6 +277,21 @@ class Audit:
         cached = Capability.CACHED_TOKENS in self.engine.capabilities
         longest = LONG_PROMPT if cached else UNCACHED_PROMPT
         return probe_requests(facts.vocab_size, room, special, seed, count, longest)
+
+    def _rewards(self, rollouts: Sequence[Rollout]) -> ProbeResult:
+        assert self.task is not None, "asked only with a task"
+        self.progress.stage("rewards")
+        try:
+            # The engine's first: a task that fails is told before the reference samples for minutes.
+            engine = rewarded(self.task, self.prompts, rollouts)
+            requests = rewarded_requests(self._requests())
+            path, step = self.directory / REFERENCE, self.progress.step
+            sampled = observe(self.reference, requests, "rewards", path, step, source="reference")
+            return rewards(
+                self.task.name, engine, rewarded(self.task, self.prompts, sampled), self.validation.seed
+            )
+        except InvalidValue as error:
+            return not_judged("rewards", str(error), required=True)
 
     def _trainer(self, measurements: Sequence[Measurement], gates: Gates) -> ProbeResult:
         assert self.trainer is not None, "asked only with a trainer"

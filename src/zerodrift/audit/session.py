@@ -5,6 +5,7 @@ import shlex
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,6 +15,7 @@ from zerodrift.audit.probes.given import check_weights
 from zerodrift.audit.prompts import from_file, generated, of_lengths
 from zerodrift.audit.replay import Replay, Replayed
 from zerodrift.audit.run import Audit, Audited, Baseline, Progress
+from zerodrift.audit.tasks import check_room, open_task, prompts_of
 from zerodrift.audit.trainers import open_trainer
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
@@ -24,7 +26,7 @@ from zerodrift.config.run import RunConfig
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import ConfigError, RecordError
 from zerodrift.core.request import Prompt
-from zerodrift.core.task import Scorer
+from zerodrift.core.task import Scorer, Task
 from zerodrift.records import directory as files
 from zerodrift.records.baseline import read_finished
 from zerodrift.records.case import Case, write_case
@@ -38,6 +40,13 @@ LONGEST_PROMPT = 512
 """Prompts of an audit are cut off here: attention is quadratic and faults are not."""
 
 Wrap = Callable[[Backend], Backend]
+
+
+class Posed(NamedTuple):
+    """A task and what it asks."""
+
+    task: Task
+    prompts: list[Prompt]
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +73,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         spec = self.config.model.path or DEFAULT_MODEL
         baseline = self._baseline()
         reference = self._reference(spec, baseline)
-        trainer = self._trainer(spec)
+        trainer, posed = self._trainer(spec), self._posed(spec, reference)
         self.directory.mkdir(parents=True, exist_ok=True)
         with only_writer(self.directory / files.LOCK, self.directory):
             self._prepare()
@@ -77,7 +86,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
                     reference=reference,
                     trainer=trainer,
                     baseline=baseline,
-                    prompts=self._prompts(reference, engine.max_model_len),
+                    task=None if posed is None else posed.task,
+                    prompts=self._prompts(reference, engine.max_model_len, posed),
                     sampling=msgspec.structs.replace(
                         self.config.sampling_defaults.params(), max_tokens=self.config.validation.max_tokens
                     ),
@@ -146,6 +156,13 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         named = self.config.validation.trainer
         return None if named is None else open_trainer(named, spec)
 
+    def _posed(self, spec: str, reference: ReferenceBackend) -> Posed | None:
+        validation = self.config.validation
+        if validation.task is None:
+            return None
+        task, vocab_size = open_task(validation.task, spec), reference.facts.vocab_size
+        return Posed(task, prompts_of(task, validation.num_prompts, validation.seed, vocab_size))
+
     def _checkpoint(self, spec: str, directory: Path) -> Path | None:
         """A directory that an engine can be pointed at: the model's own, or a testbed model written out."""
         if not spec.startswith("testbed:"):
@@ -154,13 +171,18 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return models.materialise(spec, directory / "model")
 
-    def _prompts(self, reference: ReferenceBackend, max_model_len: int) -> list[Prompt]:
+    def _prompts(
+        self, reference: ReferenceBackend, max_model_len: int, posed: Posed | None = None
+    ) -> list[Prompt]:
         validation, facts = self.config.validation, reference.facts
         context = min(max_model_len, facts.context_length, self.config.model.max_model_len or max_model_len)
         if context <= validation.max_tokens:
             raise ConfigError(
                 f"max_tokens={validation.max_tokens} leaves no room for a prompt in a context of {context}"
             )
+        if posed is not None:
+            check_room(posed.task, posed.prompts, context, validation.max_tokens)
+            return posed.prompts
         longest = min(context - validation.max_tokens, LONGEST_PROMPT)
         count, chosen = validation.num_prompts, self._long_prompts(reference, max_model_len)
         if validation.prompts is not None:

@@ -6,17 +6,15 @@ transformers:base=./base,lora=./adapter         what the audited model is the me
 my_module:scorer                                an object with `score`, or a function of the model that gives one
 """
 
-import importlib
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 
 from zerodrift import models
+from zerodrift.audit.named import imported
 from zerodrift.core import require
 from zerodrift.core.errors import ConfigError, InvalidValue
 from zerodrift.core.task import Scorer
@@ -99,7 +97,7 @@ def open_trainer(spec: str, model: str | Path) -> Scorer:
         return TransformersTrainer(model, _options(spec, rest))
     if not name or not rest:
         raise ConfigError(f"trainer {spec!r} names nothing; write {EXAMPLES}")
-    found = _imported(spec, name, rest)
+    found = imported("trainer", spec, name, rest)
     ready = isinstance(found, Scorer) and not isinstance(found, type)
     scorer = found(str(model)) if callable(found) and not ready else found
     if not isinstance(scorer, Scorer):
@@ -108,22 +106,6 @@ def open_trainer(spec: str, model: str | Path) -> Scorer:
             "see zerodrift.core.task.Scorer"
         )
     return scorer
-
-
-def _imported(spec: str, name: str, attribute: str) -> Any:
-    # As `python -m` does: the user's module lies where the command was given.
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        return getattr(importlib.import_module(name), attribute)
-    except ModuleNotFoundError as error:
-        if error.name is None or not name.startswith(error.name):
-            raise
-        raise ConfigError(f"trainer {spec!r}: there is no module {name!r} here or installed") from error
-    except AttributeError as error:
-        raise ConfigError(f"trainer {spec!r}: module {name!r} has no {attribute!r}") from error
-    finally:
-        sys.path.remove(here)
 
 
 def _options(spec: str, text: str) -> TrainerOptions:

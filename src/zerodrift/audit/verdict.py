@@ -15,6 +15,8 @@ from zerodrift.core.cause import CAUSES
 from zerodrift.records.verdict import CauseFound, Outcome
 
 SIZE_ONLY = "attribution by size"
+OTHER_POLICIES = frozenset({"trainer", "weight-sync", "rewards"})
+"""What these find is no account of the rollouts whose rewards were compared."""
 COMPARABLE = 0.3
 """Two differences within this factor of each other may be one."""
 LEAST_EXPLAINED = 0.5
@@ -123,6 +125,7 @@ def _regated(result: ProbeResult, *, gating: bool) -> ProbeResult:
 
 def conclude(results: Sequence[ProbeResult], causes: Sequence[CauseFound]) -> Conclusion:
     """Order causes, and say in one sentence what was found."""
+    results = _without_consequences(results, causes)
     by_probe = [(result.record.name, cause) for result in results for cause in result.causes]
     first = [cause for name, cause in by_probe if name == "contract"]
     rest = [cause for name, cause in by_probe if name != "contract"]
@@ -142,6 +145,14 @@ def conclude(results: Sequence[ProbeResult], causes: Sequence[CauseFound]) -> Co
         return Conclusion(Outcome.INCONCLUSIVE, "unknown", says, merged)
     says = "Engine and reference are the same policy, within the rounding that their precision allows."
     return Conclusion(Outcome.PASS, "none", says, merged)
+
+
+def _without_consequences(results: Sequence[ProbeResult], causes: Sequence[CauseFound]) -> list[ProbeResult]:
+    """Rewards differ because something else does: where that has a name they are evidence, and name nothing."""
+    named = [*causes, *(cause for result in results for cause in result.causes)]
+    if not any(cause.gating and cause.found_by not in OTHER_POLICIES for cause in named):
+        return list(results)
+    return [ProbeResult(result.record) if result.record.name == "rewards" else result for result in results]
 
 
 def _merged(causes: Sequence[CauseFound]) -> tuple[CauseFound, ...]:

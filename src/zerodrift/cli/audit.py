@@ -56,6 +56,9 @@ TrainerOption = Annotated[
         help="Your trainer's forward: module:scorer, or transformers[:dtype=…,packed=true,base=…,lora=…]."
     ),
 ]
+TaskOption = Annotated[
+    str | None, typer.Option(help="Prompts with rewards, to compare those too: sums, or module:task.")
+]
 
 app = typer.Typer(cls=AuditOrVerb, invoke_without_command=True, subcommand_metavar="| COMMAND [ARGS]...")
 
@@ -76,6 +79,7 @@ def command(
     prompts: Annotated[Path | None, typer.Option(help="JSON lines with `prompt` or `messages`.")] = None,
     baseline: BaselineOption = None,
     trainer: TrainerOption = None,
+    task: TaskOption = None,
     temperature: Annotated[float | None, typer.Option(help="What the trainer samples at.")] = None,
     trials: Annotated[int | None, typer.Option(help="Sampled sequences to judge by.")] = None,
     sync: Annotated[bool, typer.Option("--sync", help="Also push a weight update and follow it.")] = False,
@@ -100,6 +104,7 @@ def command(
     $ zerodrift audit
     $ zerodrift audit ./model --engine vllm --url http://127.0.0.1:8000
     $ zerodrift audit ./model --trainer transformers:autocast=bfloat16
+    $ zerodrift audit ./model --task my_module:task
     $ zerodrift audit --inject semantic/raw-logprobs --temperature 0.7
 
     Earlier audits, and what changed between two of them:
@@ -117,7 +122,7 @@ def command(
         "prompts": prompts,
         "baseline": baseline,
     }
-    named |= {"trainer": trainer, "temperature": temperature, "trials": trials}
+    named |= {"trainer": trainer, "task": task, "temperature": temperature, "trials": trials}
     resolved = _configuration(config, settings or [], named)
     _check_options(sync, reset_cache, junitxml)
     session = _session(resolved, out, inject, sync=sync, resets_cache=reset_cache)
@@ -241,6 +246,7 @@ def _configuration(path: Path | None, settings: list[str], options: dict[str, An
         "prompts": "validation.prompts",
         "baseline": "validation.baseline",
         "trainer": "validation.trainer",
+        "task": "validation.task",
         "temperature": "sampling_defaults.temperature",
         "trials": "validation.equivalence_trials",
     }

@@ -45,6 +45,8 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """File of `zerodrift baseline record`: ground truth that was written before, elsewhere. None samples it anew."""
     trainer: str | None = None
     """The trainer's own forward, as `zerodrift audit --trainer` takes it; None leaves that side out."""
+    task: str | None = None
+    """Prompts with a reward, as `zerodrift audit --task` takes them; None asks prompts that have none."""
     num_prompts: int = 32
     """Prompts to use."""
     property_based_prompts: bool = True
@@ -66,9 +68,10 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def __post_init__(self) -> None:
         """Evidence must exist, and every prompt must be used."""
-        for name in ("reference_model", "prompts", "baseline", "trainer"):
+        for name in ("reference_model", "prompts", "baseline", "trainer", "task"):
             if getattr(self, name) == "":
                 raise InvalidValue(f"{name} is an empty string; name a path, or leave it null")
+        self._check_task()
         require.whole(InvalidValue, "num_prompts", self.num_prompts, "use at least one prompt", 1)
         prompts = self.num_prompts + len(self.position_probes)
         rule = f"sample each of {prompts} prompts at least once, and {MOST_TRIALS} sequences at most"
@@ -80,6 +83,19 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             require.real(InvalidValue, "position_probes entry", probe, rule, 0.01, 16)
         if self.tolerance is not None:
             require.real(InvalidValue, "tolerance", self.tolerance, _POSITIVE, 1e-15)
+
+    def _check_task(self) -> None:
+        """A task rewards its own prompts, and knows no reward for others."""
+        if self.task is not None and self.prompts is not None:
+            raise InvalidValue(
+                f"prompts are {self.prompts!r} beside task {self.task!r}, which brings its own; "
+                "leave out --prompts, or --task"
+            )
+        if self.task is not None and self.position_probes:
+            raise InvalidValue(
+                f"position_probes are prompts of their own, for which task {self.task!r} has no reward; "
+                "leave them to an audit without --task (--set validation.position_probes=[])"
+            )
 
     def gate_for(self, precision: Precision) -> Magnitude:
         """The gates in force in this precision: the profile's, one's own in their place, and the cap."""

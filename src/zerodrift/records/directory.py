@@ -3,6 +3,7 @@
 config.yaml        the resolved configuration
 environment.json   versions and devices
 rollouts.jsonl     every request and what came back
+reference.jsonl    what the reference answered to the same requests, where a task rewards both
 tokens.parquet     every token with both sides' numbers
 verdict.json       the conclusion
 case.json          the smallest request that shows the difference, where one was found
@@ -19,7 +20,7 @@ from zerodrift.records.verdict import SCHEMA, VerdictRecord
 
 CONFIG, ENVIRONMENT, VERDICT = "config.yaml", "environment.json", "verdict.json"
 ROLLOUTS, TOKENS, REPORT = "rollouts.jsonl", "tokens.parquet", "report.html"
-CASE = "case.json"
+CASE, REFERENCE = "case.json", "reference.jsonl"
 LOCK = ".lock"
 
 

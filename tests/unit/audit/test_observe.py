@@ -174,3 +174,9 @@ def test_an_engine_that_answers_too_little_is_not_believed(tmp_path: Path) -> No
     with pytest.raises(BadAnswer, match="counting gave 2 answers to 3 requests"):
         observe(Short(), REQUESTS, "parity", tmp_path / "rollouts.jsonl")
     assert (tmp_path / "rollouts.jsonl").read_bytes() == b""
+
+
+def test_who_sampled_is_written_down(tmp_path: Path) -> None:
+    rollouts = observe(Counting(), REQUESTS, "g", tmp_path / "r.jsonl", source="reference")  # type: ignore[arg-type]
+    assert {rollout.source for rollout in rollouts} == {"reference"}
+    assert any(rollout.problem is not None for rollout in rollouts)

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from zerodrift.audit.plan import (
@@ -7,9 +8,10 @@ from zerodrift.audit.plan import (
     PROBE_TOKENS,
     parity_requests,
     probe_requests,
+    rewarded_requests,
 )
 from zerodrift.core.errors import InvalidPrompt
-from zerodrift.core.request import MAX_SEED, Prompt, SamplingParams
+from zerodrift.core.request import MAX_SEED, Prompt, Request, SamplingParams
 
 PROMPTS = [Prompt((number,)) for number in range(5)]
 
@@ -90,3 +92,19 @@ def test_a_context_that_is_too_short_for_probes(context: int) -> None:
 
 def test_a_context_that_is_just_long_enough() -> None:
     assert len(probe_requests(512, 45, (), seed=0)) == PROBE_REQUESTS
+
+
+@pytest.mark.parametrize("seed", [0, 11, MAX_SEED])
+def test_the_reference_answers_the_same_with_seeds_of_its_own(seed: int) -> None:
+    asked = parity_requests(PROMPTS, SamplingParams(temperature=0.7, max_tokens=9), 50, seed)
+    again = rewarded_requests(asked)
+
+    def used(requests: list[Request]) -> set[int]:
+        return {(each.sampling.seed or 0) + index for each in requests for index in range(each.sampling.n)}
+
+    assert len(used(asked) | used(again)) == 100
+    for one, other in zip(asked, again, strict=True):
+        assert one.prompt == other.prompt
+        assert msgspec.structs.replace(one.sampling, seed=0) == msgspec.structs.replace(
+            other.sampling, seed=0
+        )

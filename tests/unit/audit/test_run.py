@@ -178,6 +178,121 @@ def test_an_engine_of_another_plan_is_refused(
         audit(engine, sampling=SamplingParams(temperature=0.9, max_tokens=TOKENS)).run()
 
 
+# --- rewards ----------------------------------------------------------------------------------------------------
+
+
+class Vowels:
+    """Rewards what an engine says it wrote; nothing but its `text` is looked at."""
+
+    name = "vowels"
+
+    def __init__(self, reward: Callable[[str], Any] | None = None) -> None:
+        self.told = reward or (lambda text: sum(letter in "aeiou" for letter in text))
+
+    def prompts(self, count: int, seed: int) -> list[Prompt]:
+        raise NotImplementedError("an audit is handed its prompts")
+
+    def reward(self, prompt: Prompt, completion: Completion) -> float:
+        return self.told(completion.text or "")  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def rewarding(audit: Callable[..., Audit]) -> Callable[..., Audit]:
+    def build(engine: Any, task: Vowels, **options: Any) -> Audit:
+        enough = ValidationConfig(num_prompts=4, equivalence_trials=60, max_tokens=TOKENS)
+        return audit(engine, task=task, validation=enough, **options)
+
+    return build
+
+
+def test_rewards_of_a_sound_engine_are_the_references(
+    rewarding: Callable[..., Audit], llama: ReferenceBackend, tmp_path: Path
+) -> None:
+    audited = rewarding(able_to_do_nothing(llama), Vowels()).run()
+    record = probe(audited, "rewards")
+    assert (record.status, record.required) == (Outcome.PASS, True)
+    assert record.evidence["engine_rewards"] == record.evidence["reference_rewards"] == 60
+    ours, theirs = (
+        list(read_lines(tmp_path / name, Rollout)) for name in ("rollouts.jsonl", "reference.jsonl")
+    )
+    assert {rollout.source for rollout in theirs} == {"reference"}
+    assert [r.request.prompt for r in theirs] == [r.request.prompt for r in ours]
+    # Had they shared seeds, this engine would have given the reference's own tokens.
+    assert [r.completion for r in theirs] != [r.completion for r in ours]
+
+
+def test_text_that_is_not_what_its_tokens_say_fails_by_rewards_alone(
+    rewarding: Callable[..., Audit], llama: ReferenceBackend
+) -> None:
+    """Every number is right, and a trainer would still be taught by other rewards: a fault without a name."""
+
+    class Mumbling(ReferenceBackend):
+        def generate(self, requests: Sequence[Request]) -> list[Answer]:
+            return [
+                Answer(tuple(msgspec.structs.replace(c, text="hmm") for c in answer.completions))
+                for answer in super().generate(requests)
+            ]
+
+    engine = able_to_do_nothing(llama)
+    engine.__class__ = Mumbling
+    audited = rewarding(engine, Vowels()).run()
+    assert probe(audited, "parity").status is probe(audited, "sampling").status is Outcome.PASS
+    assert probe(audited, "rewards").status is Outcome.FAIL
+    assert (audited.record.verdict, audited.record.guilty) == (Outcome.FAIL, "engine")
+    (cause,) = audited.record.causes
+    assert (cause.cause, cause.found_by) == ("unexplained", "rewards")
+    assert "mean reward of the engine 0, of the reference" in cause.evidence
+
+
+def test_an_engine_at_another_temperature_fails_by_its_cause_with_rewards_as_evidence(
+    rewarding: Callable[..., Audit], llama: ReferenceBackend
+) -> None:
+    class Hot(ReferenceBackend):
+        def generate(self, requests: Sequence[Request]) -> list[Answer]:
+            hotter = [
+                Request(r.prompt, msgspec.structs.replace(r.sampling, temperature=1.4)) for r in requests
+            ]
+            return super().generate(hotter)
+
+    engine = able_to_do_nothing(llama)
+    engine.__class__ = Hot
+
+    class Fluent(Vowels):
+        def reward(self, prompt: Prompt, completion: Completion) -> float:
+            return sum(llama.score([completion.sequence])[0][-len(completion.token_ids) :])
+
+    audited = rewarding(engine, Fluent()).run()
+    assert probe(audited, "rewards").status is Outcome.FAIL
+    assert [cause.cause for cause in audited.record.causes if cause.gating] == ["semantic/temperature"]
+
+
+def _raise(text: str) -> float:
+    raise KeyError("no answer key")
+
+
+@pytest.mark.parametrize(
+    ("reward", "says"),
+    [
+        (lambda text: float("nan"), "task 'vowels' gave nan as the reward of an answer to prompt 0"),
+        (lambda text: None, "task 'vowels' gave None as the reward of an answer to prompt 0"),
+        (_raise, "task 'vowels' failed on an answer to prompt 0: KeyError: 'no answer key'"),
+    ],
+)
+def test_a_task_that_fails_is_not_judged_and_not_passed(
+    audit: Callable[..., Audit],
+    llama: ReferenceBackend,
+    tmp_path: Path,
+    reward: Callable[[str], Any],
+    says: str,
+) -> None:
+    audited = audit(able_to_do_nothing(llama), task=Vowels(reward)).run()
+    record = probe(audited, "rewards")
+    assert (record.status, record.required, record.vacuous) == (Outcome.INCONCLUSIVE, True, False)
+    assert record.says.startswith(says)
+    assert audited.record.verdict is Outcome.INCONCLUSIVE
+    assert not (tmp_path / "reference.jsonl").exists(), "told before the reference was asked for its own"
+
+
 # --- the guard --------------------------------------------------------------------------------------------------
 
 

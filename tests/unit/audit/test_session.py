@@ -17,7 +17,9 @@ from zerodrift.config.precision import Precision
 from zerodrift.config.run import RunConfig
 from zerodrift.core.completion import Answer, EngineFingerprint
 from zerodrift.core.errors import ConfigError, RecordError, ZerodriftError
+from zerodrift.models.sums import Sums
 from zerodrift.models.testbed_config import CONTEXT_LENGTH
+from zerodrift.models.warmup import problems
 from zerodrift.records import directory as files
 from zerodrift.records.codec import read_lines
 from zerodrift.records.lock import only_writer
@@ -180,6 +182,8 @@ def test_how_to_type_it_again() -> None:
         ({"engine": {"name": "vlm"}}, ConfigError, "did you mean 'vllm'"),
         ({"validation": {"trainer": "nobody:scorer"}}, ConfigError, "no module 'nobody'"),
         ({"validation": {"baseline": "none.jsonl"}}, RecordError, "there is no baseline"),
+        ({"validation": {"task": "nothing"}}, ConfigError, "names nothing; write sums"),
+        ({"validation": {"task": "nobody:task"}}, ConfigError, "no module 'nobody'"),
     ],
 )
 def test_what_is_refused_leaves_nothing_behind(
@@ -245,3 +249,24 @@ def test_no_prompt_is_longer_than_training_will_see(tmp_path: Path, llama: Refer
         config=config(model={"max_model_len": 12}, sampling_defaults={"max_tokens": 5}), directory=tmp_path
     )
     assert max(len(prompt.token_ids) for prompt in session._prompts(llama, 1200)) <= 12 - 5
+
+
+def test_a_task_asks_its_own_prompts_and_no_others(tmp_path: Path, llama: ReferenceBackend) -> None:
+    session = Session(config=config(validation={"task": "sums"}), directory=tmp_path)
+    posed = session._posed("testbed:llama", llama)
+    assert posed is not None
+    prompts = session._prompts(llama, 1200, posed)
+    assert prompts == Sums("testbed:llama").prompts(3, seed=0)
+    with pytest.raises(ConfigError, match="task 'sums': prompt 0 has 4 tokens"):
+        session._prompts(llama, 8, posed)
+
+
+def test_a_run_with_a_task_leaves_what_the_reference_answered(tmp_path: Path) -> None:
+    audited = Session(config=config(validation={"task": "sums"}), directory=tmp_path, wrap=bare).run(Silent())
+    (record,) = [record for record in audited.record.probes if record.name == "rewards"]
+    assert (record.status, record.vacuous, record.required) == (Outcome.INCONCLUSIVE, True, True)
+    assert "every reward is 0" in record.says, "nobody taught it to add"
+    assert len(list(read_lines(tmp_path / files.REFERENCE, Rollout))) == 4
+    assert all(
+        r.request.prompt.text in dict(problems()) for r in read_lines(tmp_path / files.ROLLOUTS, Rollout)
+    )

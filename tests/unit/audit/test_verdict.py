@@ -56,6 +56,8 @@ SOUND = [passed("contract"), passed("parity"), passed("sampling")]
         # Without a name, and still the trainer's.
         ([*SOUND, failed("trainer", cause("unexplained", "trainer"))], [], Outcome.FAIL, "trainer"),
         ([*SOUND, failed("weight-sync", cause("unexplained", "weight-sync"))], [], Outcome.FAIL, "engine"),
+        ([*SOUND, failed("rewards", cause("unexplained", "rewards"))], [], Outcome.FAIL, "engine"),
+        ([*SOUND, vacuous("rewards", "all 0", required=True)], [], Outcome.INCONCLUSIVE, "unknown"),
     ],
 )
 def test_conclusions(
@@ -63,6 +65,45 @@ def test_conclusions(
 ) -> None:
     conclusion = conclude(results, causes)
     assert (conclusion.verdict, conclusion.guilty) == (verdict, guilty)
+
+
+REWARDS = failed("rewards", cause("unexplained", "rewards", explained=0.0))
+
+
+@pytest.mark.parametrize(
+    ("results", "causes", "names"),
+    [
+        # Alone, the difference is real and has no name.
+        (SOUND, [], ["unexplained"]),
+        # A cause of what the engine samples accounts for the rewards too, wherever it was found.
+        ([failed("parity")], [cause(RAW)], [RAW]),
+        ([failed("contract", cause("semantic/bos", "contract"))], [], ["semantic/bos"]),
+        ([*SOUND, failed("batch", cause(BATCH, "batch", gating=True))], [], [BATCH]),
+        ([failed("parity")], [cause("unexplained")], ["unexplained"]),
+        # What is listed fails nothing, and accounts for nothing.
+        ([*SOUND, passed("batch", causes=[cause(BATCH, gating=False)])], [], ["unexplained", BATCH]),
+        # A trainer's fault, or one of an update that came later, is no account of them.
+        (
+            [*SOUND, failed("trainer", cause("trainer/packing", "trainer"))],
+            [],
+            ["trainer/packing", "unexplained"],
+        ),
+        (
+            [*SOUND, failed("weight-sync", cause("weights/stale", "weight-sync"))],
+            [],
+            ["weights/stale", "unexplained"],
+        ),
+    ],
+)
+def test_rewards_are_evidence_where_a_cause_is_found(
+    results: list[ProbeResult], causes: list[CauseFound], names: list[str]
+) -> None:
+    conclusion = conclude([*results, REWARDS], causes)
+    assert conclusion.verdict is Outcome.FAIL
+    assert [cause.cause for cause in conclusion.causes] == names
+    assert conclusion.says == CAUSES[names[0]].says
+    unnamed = [cause.found_by for cause in conclusion.causes if cause.cause == "unexplained"]
+    assert unnamed in ([], ["attribution" if causes else "rewards"])
 
 
 def test_the_engine_is_named_before_the_trainer() -> None:

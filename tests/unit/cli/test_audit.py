@@ -143,6 +143,13 @@ def test_every_option_arrives(asked: list[Asked], tmp_path: Path) -> None:
     assert (tmp_path / "here" / "report.html").is_file()
 
 
+def test_a_task_arrives_by_option_and_by_file(asked: list[Asked], tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("validation: {task: 'mine:task'}\n")
+    assert run("testbed:qwen3", "--task", "sums") == 0
+    assert run("--config", "own.yaml") == 0
+    assert [call.config.validation.task for call in asked] == ["sums", "mine:task"]
+
+
 def test_an_option_whose_value_is_the_name_of_a_verb(asked: list[Asked]) -> None:
     assert run("--out", "ls") == 0
     assert asked[0].directory == Path("ls")
@@ -169,6 +176,8 @@ def test_a_model_that_is_called_like_a_verb(asked: list[Asked], word: str) -> No
         (("diff", "good", "bad", "ugly"), "unexpected extra argument"),
         (("diff", "good", "bad", "--format", "yaml"), "'yaml' is not one of"),
         (("--junitxml", "."), "is a directory"),
+        (("--task", "sums", "--prompts", "p.jsonl"), "which brings its own; leave out --prompts, or --task"),
+        (("--task", ""), "task is an empty string"),
     ],
 )
 def test_wrong_usage_starts_nothing(

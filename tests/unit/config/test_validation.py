@@ -30,6 +30,7 @@ def test_tolerance_caps_a_gate_of_ones_own_too() -> None:
     [
         {"reference_model": ""},
         {"prompts": ""},
+        {"task": ""},
         {"num_prompts": 0},
         {"equivalence_trials": 31},
         {"max_tokens": 0},
@@ -52,3 +53,11 @@ def test_an_audit_without_evidence_or_gates_is_refused(bad: dict[str, object]) -
 def test_gates_are_positive(name: str, value: float) -> None:
     with pytest.raises(InvalidValue, match=name):
         GateConfig(**{name: value})
+
+
+def test_a_task_brings_its_own_prompts() -> None:
+    assert ValidationConfig(task="sums").task == "sums"
+    with pytest.raises(InvalidValue, match=r"brings its own; leave out --prompts, or --task"):
+        ValidationConfig(task="sums", prompts="mine.jsonl")
+    with pytest.raises(InvalidValue, match=r"has no reward; .*--set validation.position_probes=\[\]"):
+        ValidationConfig(task="sums", position_probes=(0.5,))
