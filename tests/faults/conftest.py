@@ -44,8 +44,14 @@ def unseen() -> Any:
 
 @pytest.fixture(scope="session")
 def fresh() -> Any:
-    """… and the third."""
+    """… the third, …"""
     return _beside("fresh")
+
+
+@pytest.fixture(scope="session")
+def foreign() -> Any:
+    """… and the fourth."""
+    return _beside("foreign")
 
 
 @pytest.fixture(scope="session")
