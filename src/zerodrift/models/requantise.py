@@ -2,8 +2,8 @@
 
     python -m zerodrift.models.requantise IN.gguf OUT.gguf TYPE        (TYPE: Q4_0, Q8_0, F32, …)
 
-Only matrices of the type that the file is named after are changed: norms stay in float32, and an embedding that was
-kept in a finer type stays in it. Needs the package `gguf`.
+Matrices of the type that most have are changed: norms stay in float32, and an embedding that was kept in a finer type
+stays in it. F32 undoes all quantisation. Needs the package `gguf`.
 """
 
 import sys
@@ -49,9 +49,9 @@ def _write(read: Any, path: Path, common: Any, kind: str) -> Counter[str]:
     wanted, written = gguf.GGMLQuantizationType[kind], Counter[str]()
     for tensor in read.tensors:
         data, stored = tensor.data, tensor.tensor_type
-        if stored is common:
+        if stored is common or kind == "F32":
+            data = gguf.quants.quantize(gguf.quants.dequantize(data, stored), wanted)
             stored = wanted
-            data = gguf.quants.quantize(gguf.quants.dequantize(data, common), wanted)
         writer.add_tensor(tensor.name, data, raw_dtype=stored)
         written[stored.name] += 1
     writer.write_header_to_file()
@@ -63,7 +63,7 @@ def _write(read: Any, path: Path, common: Any, kind: str) -> Counter[str]:
 
 def _file_types() -> dict[str, int]:
     members = gguf.LlamaFileType.__members__
-    # The two that are not `mostly` anything.
+    # Named otherwise, because there it is all of them.
     return {name: int(member) for name, member in members.items()} | {"MOSTLY_F32": int(members["ALL_F32"])}
 
 
