@@ -66,3 +66,27 @@ def principal(record: VerdictRecord) -> CauseFound:
     assert record.guilty == "engine"
     assert record.causes[0].gating
     return record.causes[0]
+
+
+def probe(record: VerdictRecord, name: str) -> Outcome:
+    [found] = [probe.status for probe in record.probes if probe.name == name]
+    return found
+
+
+def test_unquantised_weights_are_the_same_policy(audit: Audit) -> None:
+    """INCONCLUSIVE where llama.cpp lost a logprob, and PASS where it did not; never a cause."""
+    record = audit("F32")
+
+    assert record.verdict is not Outcome.FAIL
+    assert not [cause.cause for cause in record.causes if cause.gating]
+    assert record.metrics["mean"] <= 1e-5
+    for name in ("parity", "sampling", "repeat", "batch"):
+        assert probe(record, name) is Outcome.PASS, name
+
+
+def test_the_kernels_share_is_a_tenth_of_what_q4_0_does(audit: Audit, tmp_path: Path) -> None:
+    """Its own weights, exactly, in the reference: what is left is activations in eight bits."""
+    record = audit("Q4_1")
+
+    assert record.verdict is Outcome.FAIL
+    assert 0.03 < record.metrics["mean"] < 0.2

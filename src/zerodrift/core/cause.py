@@ -166,8 +166,8 @@ _PATH = (
         "The body of the model is computed in less precision than the profile allows.",
         "run the engine in the trainer's dtype",
         vllm="--dtype float32 (or the dtype that the trainer uses)",
-        llama_cpp="serve a file in F32 (convert_hf_to_gguf.py --outtype f32): for quantised weights llama.cpp rounds "
-        "activations to 8 bits",
+        llama_cpp="serve a file in F32 (convert_hf_to_gguf.py --outtype f32), because for quantised weights activations are "
+        "rounded to 8 bits, with --flash-attn off --cache-type-k f32 --cache-type-v f32",
     ),
     _cause(
         "path/weight-quantisation",
