@@ -7,8 +7,7 @@ NAME is a field of llama.cpp's common_params, `sampling.top_k` for one of a part
 
 import signal
 import sys
-
-import xllamacpp
+from importlib import import_module
 
 
 def assign(params: object, name: str, text: str) -> None:
@@ -24,6 +23,7 @@ def assign(params: object, name: str, text: str) -> None:
 
 def main(model: str, port: str, settings: list[str]) -> None:
     """Serve until we are told to end."""
+    xllamacpp = import_module("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = model
     params.hostnames = ["127.0.0.1"]

@@ -10,6 +10,7 @@ import msgspec
 
 from zerodrift.backends.base import Capability
 from zerodrift.core.completion import FinishReason, LogprobKind
+from zerodrift.core.frozen import freeze
 
 
 class Numbers(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +26,10 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
     probabilities: bool = False
     """The values are probabilities, and their logarithms are wanted."""
 
+    def __post_init__(self) -> None:
+        """Facts stay as they were written."""
+        freeze(self, "ask")
+
 
 class Tokenizer(msgspec.Struct, frozen=True, kw_only=True):
     """How the server shows what it makes of text."""
@@ -36,6 +41,10 @@ class Tokenizer(msgspec.Struct, frozen=True, kw_only=True):
     chat_route: str
     chat_text: str
     """Where the rendered messages come back; they are then tokenised as text."""
+
+    def __post_init__(self) -> None:
+        """Facts stay as they were written."""
+        freeze(self, "ask")
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +59,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     deployment: Mapping[str, str]
     known: Mapping[str, str]
     """Numeric facts that hold for every such server, and that none shows."""
+
+    def __post_init__(self) -> None:
+        """Facts stay as they were written."""
+        freeze(self, "semantic", "numeric", "deployment", "known")
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +96,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     facts: Facts
     hints: Mapping[Capability, str]
     """What to do where a capability is missing."""
+
+    def __post_init__(self) -> None:
+        """Facts stay as they were written."""
+        freeze(self, "always", "names", "cannot", "numbers", "finish_words", "hints")
 
 
 _NO_WEIGHTS = "llama.cpp serves the file that it was started with; start it again for other weights"
