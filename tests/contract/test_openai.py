@@ -208,6 +208,13 @@ def test_no_ids_no_audit(server: LlamaCpp, connect: Connect) -> None:
         connect()
 
 
+def test_no_sample_no_audit(server: LlamaCpp, connect: Connect) -> None:
+    server.routes["POST /completion"] = lambda *_: (200, [])
+
+    with pytest.raises(BadAnswer, match="without 'tokens'"):
+        connect()
+
+
 def test_a_release_without_probabilities_after_sampling(server: LlamaCpp, connect: Connect) -> None:
     complete = server.complete
 
@@ -301,7 +308,7 @@ def test_what_differs_from_its_default_is_sent(server: LlamaCpp, connect: Connec
         ({"stop": ("x",)}, "drops the logprobs"),
         ({"ignore_eos": True}, "bans end tokens"),
         ({"prompt_logprobs": 0}, "no such field"),
-        ({"n": 5}, "--parallel 5"),
+        ({"n": 5}, "4 samples at once here, and 5 were asked for; .*--parallel"),
     ],
 )
 def test_what_would_be_ignored_or_mean_something_else(

@@ -117,7 +117,7 @@ class OpenAIBackend:
         if sampling.n > self._most_samples:
             raise CapabilityMissing(
                 f"{self.name} draws {self._most_samples} samples at once here, and {sampling.n} were asked for; "
-                f"start the server with --parallel {sampling.n} or more"
+                f"{self.dialect.facts.more_samples}"
             )
         if sampling.seed is not None and not sampling.seed <= self.dialect.largest_seed - sampling.n + 1:
             raise InvalidSampling(
@@ -177,7 +177,7 @@ class OpenAIBackend:
 
     def _probe(self) -> frozenset[Capability]:
         dialect, route = self.dialect, self.dialect.completions
-        [sample, *_] = samples_of(self._complete(PROBE), dialect)
+        sample = look_up(samples_of(self._complete(PROBE), dialect), "0")
         if not value_at(sample, dialect.token_ids, list[int], route):
             raise CapabilityMissing(
                 f"{route} returns no {dialect.token_ids!r}, and text cannot be turned back into ids"

@@ -54,6 +54,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: str
     most_samples: str
     """How many samples one call may ask for."""
+    more_samples: str
+    """What to do for more."""
     semantic: Mapping[str, str]
     numeric: Mapping[str, str]
     deployment: Mapping[str, str]
@@ -163,6 +165,7 @@ LLAMA_CPP = Dialect(
         route="/props",
         max_model_len="default_generation_settings/n_ctx",
         most_samples="total_slots",
+        more_samples="start the server with --parallel of at least that",
         semantic={
             **{
                 name: f"default_generation_settings/params/{name}"
