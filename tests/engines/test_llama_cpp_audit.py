@@ -45,14 +45,13 @@ def files() -> dict[str, Path]:
     return found | {"Q4_1": shipped}
 
 
-@pytest.fixture
-def audit(files: dict[str, Path], tmp_path: Path) -> Iterator[Audit]:
+@pytest.fixture(scope="module")
+def audit(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audit]:
     """Audits a file; the verdict is printed, and shown by pytest where the test fails."""
 
     def run(kind: str, *changes: str) -> VerdictRecord:
-        session = Session(
-            config=load(CONFIG, (*FEW, f"model.path={files[kind]}", *changes)), directory=tmp_path / "run"
-        )
+        config = load(CONFIG, (*FEW, f"model.path={files[kind]}", *changes))
+        session = Session(config=config, directory=tmp_path_factory.mktemp(kind))
         record = session.run(Silent()).record
         print_verdict(record, Console(highlight=False, width=110), None)
         return record
@@ -84,9 +83,29 @@ def test_unquantised_weights_are_the_same_policy(audit: Audit) -> None:
         assert probe(record, name) is Outcome.PASS, name
 
 
-def test_the_kernels_share_is_a_tenth_of_what_q4_0_does(audit: Audit, tmp_path: Path) -> None:
+def test_the_kernels_share_is_a_tenth_of_what_q4_0_does(audit: Audit, q4_0: VerdictRecord) -> None:
     """Its own weights, exactly, in the reference: what is left is activations in eight bits."""
     record = audit("Q4_1")
 
-    assert record.verdict is Outcome.FAIL
-    assert 0.03 < record.metrics["mean"] < 0.2
+    cause = principal(record)
+    assert cause.cause == "path/body-precision"
+    assert "--outtype f32" in cause.fix
+    assert probe(record, "sampling") is Outcome.PASS
+    assert 0.03 < record.metrics["mean"] < q4_0.metrics["mean"] / 5
+
+
+@pytest.fixture(scope="module")
+def q4_0(audit: Audit) -> VerdictRecord:
+    return audit("Q4_0")
+
+
+def test_four_bits_fail(q4_0: VerdictRecord) -> None:
+    assert principal(q4_0).cause in ("unexplained", "path/weight-quantisation")
+    assert q4_0.metrics["mean"] > 0.3
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the 4-bit account has a symmetric scale, whose errors are not those of Q4_0"
+)
+def test_four_bits_are_named(q4_0: VerdictRecord) -> None:
+    assert principal(q4_0).cause == "path/weight-quantisation"
