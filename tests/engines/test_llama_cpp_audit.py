@@ -100,12 +100,12 @@ def q4_0(audit: Audit) -> VerdictRecord:
 
 
 def test_four_bits_fail(q4_0: VerdictRecord) -> None:
-    assert principal(q4_0).cause in ("unexplained", "path/weight-quantisation")
+    assert q4_0.verdict is Outcome.FAIL
     assert q4_0.metrics["mean"] > 0.3
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the 4-bit account has a symmetric scale, whose errors are not those of Q4_0"
-)
 def test_four_bits_are_named(q4_0: VerdictRecord) -> None:
-    assert principal(q4_0).cause == "path/weight-quantisation"
+    cause = principal(q4_0)
+    assert cause.cause == "path/weight-quantisation"
+    assert cause.explained > 0.8
+    assert "Q4_0" in cause.evidence
