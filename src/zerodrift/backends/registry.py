@@ -35,7 +35,7 @@ def check_engine(config: EngineConfig) -> None:
         # Without this, an audit of a server whose kind was forgotten would pass: of the reference with itself.
         raise ConfigError(
             f"engine {config.name!r} runs in this process, while url={config.url!r}, python={config.python!r}, "
-            f"args={list(config.args)} and env={dict(config.env)} are for a server; name its kind: --engine vllm"
+            f"args={list(config.args)} and env={dict(config.env)} are for a server; name its kind: --engine vllm or llama-cpp"
         )
 
 
@@ -82,13 +82,8 @@ def _vllm(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]
     if config.url is not None:
         yield from _connected(VllmBackend(config.url, **options))
         return
-    if config.python is None:
-        raise ConfigError(
-            "engine.url and engine.python are both null: give the address of a running server (--url), or the "
-            "interpreter of an environment with vLLM (--set engine.python=…/bin/python) to start one"
-        )
     with launch_vllm(
-        config.python,
+        _interpreter(config, "vLLM"),
         served.model,
         flags(config, served.dtype),
         config.env,
@@ -96,6 +91,43 @@ def _vllm(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]
         timeout_s=config.startup_timeout_s,
     ) as server:
         yield from _connected(VllmBackend(server.url, **options))
+
+
+@contextmanager
+def _llama_cpp(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]:
+    from zerodrift.backends.llama_cpp_launch import launch_llama_cpp, settings
+    from zerodrift.backends.openai import OpenAIBackend
+    from zerodrift.backends.openai_dialects import LLAMA_CPP
+    from zerodrift.core.completion import LogprobKind
+
+    options: dict[str, Any] = {
+        # Asked for call by call, so that a server which runs already obeys as well.
+        "kind": LogprobKind(config.logprobs_mode.removesuffix("_logprobs")),
+        "model": config.served_model,
+        "api_key": _api_key(config),
+        "timeout_s": config.request_timeout_s,
+    }
+    if config.url is not None:
+        yield from _connected(OpenAIBackend(config.url, LLAMA_CPP, **options))
+        return
+    with launch_llama_cpp(
+        _interpreter(config, "xllamacpp"),
+        served.model,
+        settings(config, served.dtype),
+        config.env,
+        logs / "llama-cpp.log",
+        timeout_s=config.startup_timeout_s,
+    ) as server:
+        yield from _connected(OpenAIBackend(server.url, LLAMA_CPP, **options))
+
+
+def _interpreter(config: EngineConfig, engine: str) -> str:
+    if config.python is None:
+        raise ConfigError(
+            "engine.url and engine.python are both null: give the address of a running server (--url), or the "
+            f"interpreter of an environment with {engine} (--set engine.python=…/bin/python) to start one"
+        )
+    return config.python
 
 
 def _api_key(config: EngineConfig) -> str | None:
@@ -113,4 +145,9 @@ def _connected(engine: Backend) -> Iterator[Backend]:
         engine.close()
 
 
-OPENERS: Mapping[str, Opener] = {"exact": _exact, "reference": _reference, "vllm": _vllm}
+OPENERS: Mapping[str, Opener] = {
+    "exact": _exact,
+    "llama-cpp": _llama_cpp,
+    "reference": _reference,
+    "vllm": _vllm,
+}

@@ -49,15 +49,37 @@ class RoundedHead(nn.Module):
 
 def with_quantised_weights(model: Any, bits: int) -> Any:
     """Every linear but the head rounded to `bits`-bit integers with one absmax scale per 32 weights."""
-    changed = copy.deepcopy(model)
     top = 2 ** (bits - 1) - 1
+
+    def absmax(groups: torch.Tensor) -> torch.Tensor:
+        scale: torch.Tensor = groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / top
+        return (groups / scale).round() * scale
+
+    return _with_rounded_linears(model, absmax)
+
+
+def with_q4_0_weights(model: Any) -> Any:
+    """Every linear but the head in GGUF's Q4_0: sixteen steps from the weight of largest size to nearly its opposite.
+
+    Which of the two ends is reached depends on that weight's sign, so its errors are not those of a symmetric scale.
+    """
+
+    def q4_0(groups: torch.Tensor) -> torch.Tensor:
+        largest = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True))
+        step = torch.where(largest == 0, torch.ones_like(largest), largest) / -8
+        # Rounded with the step in full, and stored with it in fp16.
+        return ((groups / step + 8.5).floor().clamp(0, 15) - 8) * step.half().to(groups.dtype)
+
+    return _with_rounded_linears(model, q4_0)
+
+
+def _with_rounded_linears(model: Any, rounded: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    changed = copy.deepcopy(model)
     head = changed.get_output_embeddings()
     for module in changed.modules():
         if isinstance(module, nn.Linear) and module is not head:
             weight = module.weight.data
-            groups = weight.reshape(-1, QUANT_GROUP)
-            scale = groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / top
-            module.weight.data = ((groups / scale).round() * scale).reshape(weight.shape)
+            module.weight.data = rounded(weight.reshape(-1, QUANT_GROUP)).reshape(weight.shape)
     return changed
 
 

@@ -70,7 +70,7 @@ def command(
         str | None,
         typer.Argument(metavar="MODEL", help="Checkpoint directory or testbed:NAME. Default: testbed:qwen3."),
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="exact, reference or vllm.")] = None,
+    engine: Annotated[str | None, typer.Option(help="exact, reference, vllm or llama-cpp.")] = None,
     url: Annotated[str | None, typer.Option(help="Address of a running server.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file; see `zerodrift init`.")] = None,
     settings: Annotated[

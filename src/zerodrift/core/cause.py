@@ -56,7 +56,8 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 def _cause(name: str, says: str, fix: str, *, gating: bool = True, **engines: str) -> Cause:
-    return Cause(name, says, {ANY_ENGINE: fix, **engines}, gating)
+    named = {engine.replace("_", "-"): fix_there for engine, fix_there in engines.items()}
+    return Cause(name, says, {ANY_ENGINE: fix, **named}, gating)
 
 
 _SEMANTIC = (
@@ -65,6 +66,7 @@ _SEMANTIC = (
         "The engine reports logprobs of the model's own distribution, not of the one it sampled from.",
         "report logprobs after temperature and truncation",
         vllm="--logprobs-mode processed_logprobs",
+        llama_cpp='"post_sampling_probs": true in every request',
     ),
     _cause(
         "semantic/temperature",
@@ -77,6 +79,7 @@ _SEMANTIC = (
         "Logprobs are renormalised over the tokens that top-p, top-k or min-p kept.",
         "sample with top_p=1, top_k=0, min_p=0, or replay the kept set in the trainer",
         vllm='set "top_p": 1, "top_k": 0, "min_p": 0 in every request, or --generation-config vllm',
+        llama_cpp="--top-k 0 --top-p 1 --min-p 0, or the same in every request",
     ),
     _cause(
         "semantic/penalty",
@@ -146,6 +149,7 @@ _SEMANTIC = (
         "semantic/sampling-bias",
         "Sampled tokens do not follow the distribution whose logprobs are reported.",
         "look for truncation, penalties or a biased random generator between logits and token",
+        llama_cpp="--top-k 0 --top-p 1 --min-p 0, or the same in every request: by default it cuts off",
     ),
 )
 
@@ -162,17 +166,21 @@ _PATH = (
         "The body of the model is computed in less precision than the profile allows.",
         "run the engine in the trainer's dtype",
         vllm="--dtype float32 (or the dtype that the trainer uses)",
+        llama_cpp="serve a file in F32 (convert_hf_to_gguf.py --outtype f32), because for quantised weights activations are "
+        "rounded to 8 bits, with --flash-attn off --cache-type-k f32 --cache-type-v f32",
     ),
     _cause(
         "path/weight-quantisation",
         "The engine runs quantised weights.",
         "serve the unquantised checkpoint, or train with the same quantisation",
+        llama_cpp="serve a file in F32 (convert_hf_to_gguf.py --outtype f32), or train with the same quantisation",
     ),
     _cause(
         "path/kv-precision",
         "Keys and values are stored in less precision than they were computed in.",
         "store the KV cache in the model's dtype",
         vllm="--kv-cache-dtype auto",
+        llama_cpp="--cache-type-k f32 --cache-type-v f32",
     ),
     _cause(
         "path/routing",
@@ -218,6 +226,7 @@ _PATH = (
         "A cached prefix gives other numbers than a cold one.",
         "turn prefix caching off",
         vllm="--no-enable-prefix-caching",
+        llama_cpp="--no-cache-prompt",
     ),
     _cause(
         "path/preemption",

@@ -27,6 +27,11 @@ def directory_of(spec: str | Path) -> Path:
     directory = Path(spec)
     if directory.is_dir():
         return directory
+    if directory.suffix == ".gguf" and directory.exists():
+        raise ModelNotFound(
+            f"{directory} is what llama.cpp serves (--engine llama-cpp); name the checkpoint that it is compared with: "
+            "--set validation.reference_model=DIRECTORY"
+        )
     if directory.exists():
         raise ModelNotFound(
             f"{directory} is a file; give the directory that holds it beside config.json and the tokenizer"

@@ -369,7 +369,10 @@ def test_what_the_user_asked_for_and_the_engine_cannot_do_is_not_passed(
             return []
 
     engine = Fixed("testbed:llama", dtype="float32")
-    audited = audit(engine, checkpoint=tmp_path, trainer=Broken()).run()
+    # As llama.cpp's: a file, beside which no perturbed checkpoint can be written.
+    served = tmp_path / "model.gguf"
+    served.touch()
+    audited = audit(engine, checkpoint=served, trainer=Broken()).run()
     for name in ("trainer", "weight-sync"):
         assert probe(audited, name).required
         assert probe(audited, name).status is Outcome.INCONCLUSIVE

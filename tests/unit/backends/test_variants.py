@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ VARIANTS: dict[str, Callable[[Any], Any]] = {
     "bf16 head": lambda model: variants.with_head(model, torch.bfloat16),
     "4 bits": lambda model: variants.with_quantised_weights(model, 4),
     "8 bits": lambda model: variants.with_quantised_weights(model, 8),
+    "Q4_0": variants.with_q4_0_weights,
     "fp8 cache": variants.with_fp8_kv,
     "rope": lambda model: variants.with_rope_theta(model, 50_000.0),
     "no window": variants.without_window,
@@ -149,3 +152,24 @@ def test_a_window_matters_beyond_its_width(model: Any) -> None:
 def test_a_variant_in_less_precision_is_whole(model: Any) -> None:
     changed = variants.in_dtype(model, torch.bfloat16)
     assert {parameter.dtype for parameter in changed.parameters()} == {torch.bfloat16}
+
+
+def test_q4_0_is_that_of_gguf(model: Any) -> None:
+    changed = variants.with_q4_0_weights(model)
+    name = next(name for name, module in model.named_modules() if name.endswith("down_proj"))
+    before, after = (each.get_submodule(name).weight.detach() for each in (model, changed))
+    kind = gguf.GGMLQuantizationType.Q4_0
+    told = gguf.quants.dequantize(gguf.quants.quantize(before.float().numpy(), kind), kind)
+    # The reference is in fp64, where a weight may fall on the other side of a step.
+    off = np.abs(after.numpy() - told) > 1e-6
+    assert off.mean() < 1e-3
+    head, kept = (each.get_output_embeddings().weight for each in (model, changed))
+    assert torch.equal(head, kept)
+
+
+def test_q4_0_takes_a_block_of_zeros() -> None:
+    layer = torch.nn.Linear(32, 1)
+    layer.weight.data.zero_()
+    tiny = torch.nn.Sequential(layer)
+    tiny.get_output_embeddings = lambda: None  # type: ignore[assignment]
+    assert not variants.with_q4_0_weights(tiny)[0].weight.any()

@@ -55,3 +55,9 @@ def test_a_model_is_named_by_text_or_a_path(spec):
 def test_capital_letters_are_forgiven_in_the_hint():
     with pytest.raises(ModelNotFound, match="did you mean 'testbed:llama'"):
         builtin_name("testbed:LLAMA")
+
+
+def test_a_gguf_file_needs_a_checkpoint_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelNotFound, match=r"--set validation\.reference_model=DIRECTORY"):
+        directory_of(tmp_path / "model.gguf")

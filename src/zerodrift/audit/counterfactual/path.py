@@ -56,6 +56,7 @@ def path_variants(model: Any) -> dict[str, Variant]:
         "int8": Variant(
             "path/weight-quantisation", "weights in 8 bits", lambda m: variants.with_quantised_weights(m, 8)
         ),
+        "q4-0": Variant("path/weight-quantisation", "weights in GGUF's Q4_0", variants.with_q4_0_weights),
         "fp8-kv": Variant("path/kv-precision", "keys and values in fp8", variants.with_fp8_kv),
     }
     for scale in (0.5, 0.9, 0.95, 1.05, 1.1, 2.0, 4.0, 8.0):

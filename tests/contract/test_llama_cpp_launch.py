@@ -1,0 +1,151 @@
+"""From a configuration to llama.cpp's settings and process, with a small script in the place of its interpreter."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerodrift.backends.llama_cpp_launch import SCRIPT, launch_llama_cpp, settings
+from zerodrift.backends.openai import OpenAIBackend
+from zerodrift.backends.registry import Served, open_engine
+from zerodrift.config.engine import EngineConfig
+from zerodrift.core.completion import LogprobKind
+from zerodrift.core.errors import ConfigError, EngineError, EngineUnreachable, ModelNotFound
+
+# Takes the command line of llama_cpp_serve.py, and answers as llama.cpp would with one token.
+INTERPRETER = """#!{python}
+import http.server, json, os, sys
+print("command", " ".join(sys.argv[1:]), flush=True)
+print("told", sorted(name for name in os.environ if name.startswith(("LLAMA_", "EXTRA"))), flush=True)
+if "die=true" in sys.argv:
+    sys.exit("failed to load model")
+PROPS = {{"default_generation_settings": {{"n_ctx": 64, "params": {{}}}}, "total_slots": 4}}
+ANSWERS = {{"/health": {{}}, "/props": PROPS, "/v1/models": {{"data": [{{"id": "tiny"}}]}}}}
+ENTRY = {{"id": 1, "prob": 0.5, "logprob": -0.7, "top_probs": [], "top_logprobs": []}}
+SAMPLE = {{"index": 0, "tokens": [1], "tokens_evaluated": 2, "stop_type": "limit", "completion_probabilities": [ENTRY]}}
+class Server(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer(200 if self.path in ANSWERS else 404, ANSWERS.get(self.path))
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.answer(200 if self.path == "/completion" else 404, SAMPLE)
+    def answer(self, status, body):
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[4])), Server).serve_forever()
+"""
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path) -> Path:
+    script = tmp_path / "python"
+    script.write_text(INTERPRETER.format(python=sys.executable))
+    script.chmod(0o755)
+    return script
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    path.touch()
+    return path
+
+
+def config(**fields: Any) -> EngineConfig:
+    return EngineConfig(name="llama-cpp", **fields)
+
+
+def test_by_default_nothing_is_cached_cut_off_or_taken_from_others() -> None:
+    assert settings(config(), "auto") == [
+        "cpuparams.n_threads=1",
+        "cpuparams_batch.n_threads=1",
+        "n_parallel=4",
+        "cache_prompt=false",
+        "cache_ram_mib=0",
+        "sampling.temp=1",
+        "sampling.top_k=0",
+        "sampling.top_p=1",
+        "sampling.min_p=0",
+    ]
+
+
+def test_a_configuration_is_obeyed_and_own_arguments_come_last() -> None:
+    told = settings(
+        config(
+            max_num_seqs=2,
+            max_model_len=100,
+            max_num_batched_tokens=32,
+            enable_prefix_caching=True,
+            generation_config="auto",
+            args=("cpuparams.n_threads=2",),
+        ),
+        "auto",
+    )
+    assert told[2:] == ["n_parallel=2", "n_ctx=200", "n_batch=32", "cpuparams.n_threads=2"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype", "words"),
+    [
+        ({"kv_cache_dtype": "fp8"}, "auto", r"engine\.kv_cache_dtype is 'fp8'.*cache_type_k"),
+        ({"tensor_parallel_size": 2}, "auto", r"engine\.tensor_parallel_size"),
+        ({"enforce_eager": True}, "auto", r"engine\.enforce_eager"),
+        ({}, "bfloat16", r"model\.dtype is 'bfloat16'"),
+    ],
+)
+def test_what_llama_cpp_would_not_obey(fields: dict[str, Any], dtype: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settings(config(**fields), dtype)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [("processed_logprobs", LogprobKind.PROCESSED), ("raw_logprobs", LogprobKind.RAW)],
+)
+def test_it_is_started_told_and_stopped(
+    interpreter: Path,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: Any,
+    kind: LogprobKind,
+) -> None:
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "7")
+    asked = config(python=str(interpreter), startup_timeout_s=20.0, logprobs_mode=mode, env={"EXTRA": "1"})
+    with open_engine(asked, Served(str(model), "auto"), tmp_path / "logs") as engine:
+        assert isinstance(engine, OpenAIBackend)
+        assert (engine.name, engine.kind, engine.max_model_len) == ("llama-cpp", kind, 64)
+        url = engine._http.address
+    log = (tmp_path / "logs" / "llama-cpp.log").read_text()
+    port = url.rsplit(":", 1)[1]
+    assert f"command -I {SCRIPT} {model} {port} cpuparams.n_threads=1" in log
+    assert "told ['EXTRA']" in log
+    with pytest.raises(EngineUnreachable):
+        open_engine(config(url=url, request_timeout_s=1.0), Served("", "auto"), tmp_path).__enter__()
+
+
+def test_one_that_runs_already_is_asked(loopback: Any, tmp_path: Path) -> None:
+    loopback.routes["GET /v1/models"] = lambda *_: (200, {"data": []})
+    opened = open_engine(config(url=loopback.url), Served("", "auto"), tmp_path)
+    with pytest.raises(EngineError, match=r"serves \[\]"):
+        opened.__enter__()
+    assert [call.path for call in loopback.calls] == ["/v1/models"]
+
+
+def test_neither_an_address_nor_an_interpreter(tmp_path: Path, model: Path) -> None:
+    with pytest.raises(ConfigError, match="environment with xllamacpp"):
+        open_engine(config(), Served(str(model), "auto"), tmp_path).__enter__()
+
+
+def test_a_model_that_is_no_file(interpreter: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="serves a GGUF file"):
+        launch_llama_cpp(interpreter, tmp_path, [], {}, tmp_path / "log")
+
+
+def test_last_words_of_one_that_cannot_load(interpreter: Path, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="failed to load model"):
+        launch_llama_cpp(interpreter, model, ["die=true"], {}, tmp_path / "log", timeout_s=20.0)

@@ -1,0 +1,541 @@
+"""OpenAIBackend against a small server that speaks llama.cpp's documented format, and against hostile variants of it."""
+
+import contextlib
+import math
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from zerodrift.backends import http
+from zerodrift.backends.base import Capability
+from zerodrift.backends.openai import OpenAIBackend
+from zerodrift.backends.openai_dialects import LLAMA_CPP
+from zerodrift.core.completion import Answer, Completion, FinishReason, LogprobKind
+from zerodrift.core.errors import (
+    BadAnswer,
+    CapabilityMissing,
+    EngineError,
+    EngineRefused,
+    EngineUnreachable,
+    InvalidCompletion,
+    InvalidPrompt,
+    InvalidSampling,
+    NonFinite,
+    ZerodriftError,
+)
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.core.version import WeightVersion
+
+WHOLE = {
+    Capability.TOP_LOGPROBS,
+    Capability.SEED,
+    Capability.TOKENIZE,
+    Capability.CACHED_TOKENS,
+    Capability.EFFECTIVE_CONFIG,
+}
+LOWEST = struct.unpack("f", b"\xff\xff\x7f\xff")[0]
+"""What llama.cpp writes for the logarithm of zero."""
+
+
+class LlamaCpp:
+    """State of the pretended server; tests change it before they connect, or after."""
+
+    def __init__(self, loopback: Any) -> None:
+        self.url = loopback.url
+        self.calls = loopback.calls
+        self.routes = loopback.routes
+        self.models = ["tiny.gguf"]
+        self.slots = 4
+        self.strict = {"seed", "n_probs"}
+        self.spoil: Callable[[Any], None] = lambda samples: None
+        self.defaults: dict[str, Any] = {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "typical_p": 1.0}
+        self.defaults |= {"samplers": ["top_k"], "repeat_penalty": 1.0, "mirostat": 0, "lora": []}
+        self.defaults |= {"speculative.types": "none"}
+        self.routes |= {
+            "GET /v1/models": lambda *_: (200, {"data": [{"id": name} for name in self.models]}),
+            "GET /props": lambda *_: (200, self.props()),
+            "POST /completion": self.complete,
+            "POST /tokenize": lambda call, _: (200, {"tokens": list(call.body["content"].encode())}),
+            "POST /apply-template": self.render,
+        }
+
+    def props(self) -> dict[str, Any]:
+        settings = {"params": self.defaults, "n_ctx": 64}
+        shown = {"model_ftype": "Q4_0", "build_info": "b1", "total_slots": self.slots}
+        return {"default_generation_settings": settings, **shown}
+
+    def render(self, call: Any, handler: Any) -> tuple[int, Any]:
+        return 200, {
+            "prompt": "".join(f"<{each['role']}>{each['content']}" for each in call.body["messages"])
+        }
+
+    def complete(self, call: Any, handler: Any) -> tuple[int, Any]:
+        body = call.body
+        for name in self.strict:
+            if not isinstance(body.get(name, 0), int):
+                message = f"Field '{name}': type must be number, but is string"
+                return 400, {"error": {"code": 400, "message": message, "type": "invalid_request_error"}}
+        samples = [self.sample(body, index) for index in range(body.get("n", 1))]
+        self.spoil(samples)
+        return 200, samples if len(samples) > 1 else samples[0]
+
+    def sample(self, body: dict[str, Any], index: int) -> dict[str, Any]:
+        """Token i of sample s after a prompt that ends in p is 10·s + p + i, with probability 1 / (i + 2)."""
+        tokens = [10 * index + body["prompt"][-1] + i for i in range(body["n_predict"])]
+        after = body.get("post_sampling_probs", False)
+        word, tops = ("prob", "top_probs") if after else ("logprob", "top_logprobs")
+        told = [1 / (i + 2) if after else -math.log(i + 2) for i in range(len(tokens))]
+        others = [
+            {"id": 500 + rank, word: (0.5 if after else -0.7) / (rank + 1)} for rank in range(body["n_probs"])
+        ]
+        others = others if after else sorted(others, key=lambda other: -other[word])
+        entries = [{"id": t, word: v, tops: list(others)} for t, v in zip(tokens, told, strict=True)]
+        sample = {"index": index, "content": "…", "tokens": tokens if body.get("return_tokens") else []}
+        sample |= {"tokens_evaluated": len(body["prompt"]), "truncated": False, "stop_type": "limit"}
+        return sample | {"completion_probabilities": entries, "timings": {"cache_n": 2, "prompt_n": 1}}
+
+
+@pytest.fixture
+def server(loopback: Any) -> LlamaCpp:
+    return LlamaCpp(loopback)
+
+
+Connect = Callable[..., OpenAIBackend]
+
+
+@pytest.fixture
+def connect(server: LlamaCpp) -> Iterator[Connect]:
+    with contextlib.ExitStack() as stack:
+
+        def connect(**options: Any) -> OpenAIBackend:
+            backend = OpenAIBackend(server.url, LLAMA_CPP, **options)
+            stack.enter_context(contextlib.closing(backend))
+            server.calls.clear()
+            return backend
+
+        yield connect
+
+
+def ask(*ids: int, salt: str | None = None, **sampling: Any) -> Request:
+    return Request(Prompt(ids, cache_salt=salt), SamplingParams(**({"max_tokens": 2} | sampling)))
+
+
+def one(backend: OpenAIBackend, request: Request) -> Answer:
+    [answer] = backend.generate([request])
+    return answer
+
+
+def only(backend: OpenAIBackend, request: Request) -> Completion:
+    answer = one(backend, request)
+    assert answer.problems == ()
+    [completion] = answer.completions
+    return completion
+
+
+# What the server can do
+
+
+def test_a_whole_server(connect: Connect) -> None:
+    backend = connect()
+
+    assert backend.capabilities == WHOLE
+    assert (backend.name, backend.model, backend.max_model_len) == ("llama-cpp", "tiny.gguf", 64)
+
+
+def test_every_capability_has_its_hint() -> None:
+    assert set(LLAMA_CPP.hints) == set(Capability)
+
+
+def test_what_it_lacks_is_refused_with_a_way_out(server: LlamaCpp, connect: Connect, tmp_path: Any) -> None:
+    del server.routes["POST /tokenize"]
+    backend = connect()
+
+    assert backend.capabilities == WHOLE - {Capability.TOKENIZE}
+    for call, words in [
+        (lambda: backend.tokenize("a"), "cannot tokenize: .*/tokenize"),
+        (lambda: backend.render_chat([]), "cannot tokenize"),
+        (lambda: backend.score([[1, 2]]), "scores no prompts"),
+        (lambda: backend.load_weights(tmp_path, WeightVersion("x")), "start it again"),
+        (backend.reset_cache, "--no-cache-prompt"),
+        (lambda: backend.generate([ask(1, salt="s")]), "--no-cache-prompt"),
+    ]:
+        with pytest.raises(CapabilityMissing, match=words):
+            call()
+
+
+def test_a_seed_that_is_ignored_is_no_capability(server: LlamaCpp, connect: Connect) -> None:
+    server.strict.remove("seed")
+    backend = connect()
+
+    assert backend.capabilities == WHOLE - {Capability.SEED}
+    with pytest.raises(CapabilityMissing, match="cannot seed"):
+        backend.generate([ask(1, seed=1)])
+
+
+@pytest.mark.parametrize(
+    ("path", "lost"),
+    [("timings", Capability.CACHED_TOKENS), ("tops", Capability.TOP_LOGPROBS)],
+)
+def test_what_the_answers_do_not_show(
+    server: LlamaCpp, connect: Connect, path: str, lost: Capability
+) -> None:
+    def spoil(samples: Any) -> None:
+        for sample in samples:
+            if path == "timings":
+                del sample["timings"]
+            for entry in sample["completion_probabilities"]:
+                entry["top_probs"] = [] if path == "tops" else entry["top_probs"]
+
+    server.spoil = spoil
+
+    assert connect().capabilities == WHOLE - {lost}
+
+
+def test_settings_that_are_not_shown(server: LlamaCpp, connect: Connect) -> None:
+    del server.defaults["samplers"]
+    backend = connect()
+
+    assert Capability.EFFECTIVE_CONFIG not in backend.capabilities
+    assert "samplers" not in backend.fingerprint().semantic
+
+
+def test_no_ids_no_audit(server: LlamaCpp, connect: Connect) -> None:
+    server.spoil = lambda samples: samples[0].update(tokens=[])
+
+    with pytest.raises(CapabilityMissing, match="no 'tokens'"):
+        connect()
+
+
+def test_no_sample_no_audit(server: LlamaCpp, connect: Connect) -> None:
+    server.routes["POST /completion"] = lambda *_: (200, [])
+
+    with pytest.raises(BadAnswer, match="without 'tokens'"):
+        connect()
+
+
+def test_a_release_without_probabilities_after_sampling(server: LlamaCpp, connect: Connect) -> None:
+    complete = server.complete
+
+    def older(call: Any, handler: Any) -> Any:
+        call.body.pop("post_sampling_probs", None)
+        return complete(call, handler)
+
+    server.routes["POST /completion"] = older
+
+    with pytest.raises(CapabilityMissing, match=r"--set engine\.logprobs_mode=raw_logprobs"):
+        connect()
+    assert only(connect(kind=LogprobKind.RAW), ask(1)).kind is LogprobKind.RAW
+
+
+def test_the_fingerprint_is_what_the_server_shows(connect: Connect) -> None:
+    facts = connect().fingerprint()
+
+    assert facts.engine == "llama-cpp"
+    assert facts.semantic["logprobs_mode"] == "processed_logprobs"
+    assert facts.semantic["top_p"] == "0.95"
+    assert facts.numeric == {
+        "dtype": "float32",
+        "quantization": "Q4_0",
+        "speculative": "none",
+        "build": "b1",
+    }
+    assert facts.deployment == {"max_model_len": "64", "max_num_seqs": "4"}
+
+
+def test_the_model_is_chosen_by_name(server: LlamaCpp, connect: Connect) -> None:
+    server.models.append("other.gguf")
+
+    assert connect(model="other.gguf").model == "other.gguf"
+    with pytest.raises(EngineRefused, match=r"not 'big'"):
+        connect(model="big")
+    with pytest.raises(EngineRefused, match=r"--set engine\.served_model"):
+        connect()
+
+
+def test_another_kind_of_server(server: LlamaCpp, connect: Connect) -> None:
+    server.routes["GET /props"] = lambda *_: (200, {"name": "something else"})
+
+    with pytest.raises(BadAnswer, match=r"/props answered without 'default_generation_settings/n_ctx'"):
+        connect()
+
+
+def test_the_address_may_end_in_v1_and_the_key_is_sent(server: LlamaCpp) -> None:
+    with contextlib.closing(OpenAIBackend(f"{server.url}/v1/", LLAMA_CPP, api_key="k")) as backend:
+        assert backend.model == "tiny.gguf"
+    assert {call.headers["authorization"] for call in server.calls} == {"Bearer k"}
+
+
+# What is sent
+
+
+def test_a_call_says_what_trainers_say_and_leaves_the_rest_to_the_server(
+    server: LlamaCpp, connect: Connect
+) -> None:
+    one(connect(), ask(5, 6, temperature=0.7, seed=3))
+
+    [call] = server.calls
+    assert call.body == {
+        "model": "tiny.gguf",
+        "prompt": [5, 6],
+        "return_tokens": True,
+        "temperature": 0.7,
+        "n_predict": 2,
+        "seed": 3,
+        "n": 1,
+        "n_probs": 1,
+        "post_sampling_probs": True,
+    }
+
+
+def test_what_differs_from_its_default_is_sent(server: LlamaCpp, connect: Connect) -> None:
+    one(connect(kind=LogprobKind.RAW), ask(5, top_k=9, top_p=0.5, min_p=0.1, logprobs=3, logit_bias={7: 1.5}))
+
+    [call] = server.calls
+    told = {name: call.body[name] for name in ("top_k", "top_p", "min_p", "n_probs", "logit_bias")}
+    assert told == {"top_k": 9, "top_p": 0.5, "min_p": 0.1, "n_probs": 3, "logit_bias": {"7": 1.5}}
+    assert "post_sampling_probs" not in call.body
+
+
+@pytest.mark.parametrize(
+    ("sampling", "words"),
+    [
+        ({"repetition_penalty": 1.1}, "last 64 tokens"),
+        ({"presence_penalty": 0.5}, "tokens of the prompt"),
+        ({"min_tokens": 1}, "no such field"),
+        ({"stop_token_ids": (3,)}, "no such field"),
+        ({"stop": ("x",)}, "drops the logprobs"),
+        ({"ignore_eos": True}, "bans end tokens"),
+        ({"prompt_logprobs": 0}, "no such field"),
+        ({"n": 5}, "4 samples at once here, and 5 were asked for; .*--parallel"),
+    ],
+)
+def test_what_would_be_ignored_or_mean_something_else(
+    server: LlamaCpp, connect: Connect, sampling: dict[str, Any], words: str
+) -> None:
+    backend = connect()
+    with pytest.raises(CapabilityMissing, match=words):
+        backend.generate([ask(1, **sampling)])
+    assert server.calls == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind", "words"),
+    [
+        (ask(1, seed=2**32 - 1), InvalidSampling, "at most 4294967294"),
+        (ask(1, seed=2**32 - 2, n=2), InvalidSampling, "at most 4294967294"),
+        (ask(1, logprobs=None), InvalidSampling, "nothing to audit"),
+        (ask(*range(63)), InvalidPrompt, "exceed the 64"),
+    ],
+)
+def test_what_cannot_be_asked(
+    connect: Connect, request_: Request, kind: type[ZerodriftError], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        connect().generate([request_])
+
+
+# What comes back
+
+
+def test_probabilities_after_sampling_become_logprobs(connect: Connect) -> None:
+    completion = only(connect(), ask(5, 6, logprobs=2))
+
+    assert completion.prompt_token_ids == (5, 6)
+    assert completion.token_ids == (6, 7)
+    assert completion.logprobs == (math.log(1 / 2), math.log(1 / 3))
+    assert (completion.kind, completion.finish_reason) == (LogprobKind.PROCESSED, FinishReason.LENGTH)
+    assert completion.cached_tokens == 2
+    assert [each.token_id for each in completion.top_logprobs[0]] == [500, 501]
+    assert completion.top_logprobs[0][1].logprob == math.log(1 / 4)
+
+
+def test_a_greedy_answer_carries_the_models_own_logprobs(server: LlamaCpp, connect: Connect) -> None:
+    """After a greedy sampler every probability is 1, and says nothing."""
+    completion = only(connect(), ask(5, temperature=0))
+
+    assert completion.kind is LogprobKind.RAW
+    assert completion.logprobs == (-math.log(2), -math.log(3))
+    assert "post_sampling_probs" not in server.calls[0].body
+
+
+def test_samples_are_told_apart_by_their_index(server: LlamaCpp, connect: Connect) -> None:
+    server.spoil = lambda samples: samples.reverse()
+    answer = one(connect(), ask(5, n=3))
+
+    assert [each.sample_index for each in answer.completions] == [0, 1, 2]
+    assert [each.token_ids for each in answer.completions] == [(5, 6), (15, 16), (25, 26)]
+
+
+def test_many_requests_come_back_in_their_order(connect: Connect) -> None:
+    answers = connect().generate([ask(number) for number in range(40)])
+
+    assert [answer.completions[0].token_ids[0] for answer in answers] == list(range(40))
+
+
+@pytest.mark.parametrize(("word", "reason"), [("eos", FinishReason.STOP), ("limit", FinishReason.LENGTH)])
+def test_how_it_ended(server: LlamaCpp, connect: Connect, word: str, reason: FinishReason) -> None:
+    backend = connect()
+    server.spoil = lambda samples: samples[0].update(stop_type=word)
+
+    assert only(backend, ask(1)).finish_reason is reason
+
+
+def entry(samples: Any, position: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = samples[0]["completion_probabilities"][position]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "words"),
+    [
+        (
+            lambda s: s[0]["completion_probabilities"].pop(),
+            InvalidCompletion,
+            "2 tokens carry 1 .*inside a char",
+        ),
+        (lambda s: s[0].pop("completion_probabilities"), InvalidCompletion, "2 tokens carry 0"),
+        (lambda s: s[0]["completion_probabilities"].reverse(), InvalidCompletion, "belong to other tokens"),
+        (lambda s: entry(s).update(id=99), InvalidCompletion, r"\[99, 2\].*completion_probabilities/\*/id"),
+        (lambda s: entry(s).update(prob=None), NonFinite, r"completion_probabilities/\*/prob holds null"),
+        (lambda s: entry(s).update(prob=0.0), NonFinite, "holds 0.0"),
+        (lambda s: entry(s).update(prob=float("nan")), NonFinite, "holds nan"),
+        (lambda s: entry(s).update(prob=1.5), NonFinite, "holds 1.5"),
+        (lambda s: entry(s).update(prob="1"), BadAnswer, "strange 'completion_probabilities/"),
+        (lambda s: entry(s).pop("prob"), BadAnswer, "without 'completion_probabilities/"),
+        (lambda s: entry(s)["top_probs"].reverse(), InvalidCompletion, "not in order of likelihood"),
+        (
+            lambda s: entry(s)["top_probs"].append({"id": 3, "prob": 0.1}),
+            InvalidCompletion,
+            "2 alternatives were",
+        ),
+        (lambda s: entry(s).pop("top_probs"), BadAnswer, "top_probs"),
+        (lambda s: s[0].pop("tokens"), BadAnswer, "without 'tokens'"),
+        (lambda s: s[0].update(tokens=["a", "b"]), BadAnswer, "strange 'tokens'"),
+        (lambda s: s[0].update(tokens_evaluated=3), InvalidCompletion, "1 prompt tokens were sent .* saw 3"),
+        (lambda s: s[0].pop("tokens_evaluated"), BadAnswer, "without 'tokens_evaluated'"),
+        (lambda s: s[0].update(stop_type="none"), BadAnswer, "the reason 'none'"),
+    ],
+)
+def test_a_sample_that_cannot_be_believed_is_a_problem(
+    server: LlamaCpp, connect: Connect, spoil: Any, error: type[ZerodriftError], words: str
+) -> None:
+    backend = connect()
+    server.spoil = spoil
+
+    answer = one(backend, ask(1, logprobs=2))
+
+    assert answer.completions == ()
+    [problem] = answer.problems
+    assert problem.code == error.code
+    with pytest.raises(EngineError, match=words):
+        raise EngineError(problem.message)
+
+
+def test_the_number_for_a_logarithm_of_zero_is_no_logprob(server: LlamaCpp, connect: Connect) -> None:
+    backend = connect(kind=LogprobKind.RAW)
+    server.spoil = lambda samples: entry(samples).update(logprob=LOWEST)
+
+    [problem] = one(backend, ask(1)).problems
+    assert problem.code == NonFinite.code
+    assert "logarithm of zero" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda s: s.pop(), "asked for 2 samples and answered with 1"),
+        (lambda s: s[1].update(index=0), r"of the indices \[0\]"),
+        (lambda s: s[1].pop("index"), "without 'index'"),
+        (lambda s: s[1].update(index=None), "strange 'index'"),
+    ],
+)
+def test_samples_that_cannot_be_told_apart(
+    server: LlamaCpp, connect: Connect, spoil: Any, words: str
+) -> None:
+    backend = connect()
+    server.spoil = spoil
+
+    with pytest.raises(BadAnswer, match=words):
+        backend.generate([ask(1, n=2)])
+
+
+def test_text_becomes_ids(connect: Connect) -> None:
+    backend = connect()
+
+    assert backend.tokenize("ab") == (97, 98)
+    assert backend.render_chat([{"role": "u", "content": "a"}]) == tuple(b"<u>a")
+
+
+# What goes wrong on the way
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (401, EngineRefused, "engine.api_key_env"),
+        (400, EngineRefused, "exceeds the available context size"),
+        (500, EngineError, "server's log"),
+        (503, EngineUnreachable, "no engine behind it"),
+    ],
+)
+def test_refusals_carry_the_servers_words(
+    server: LlamaCpp, connect: Connect, status: int, error: type[EngineError], words: str
+) -> None:
+    backend = connect()
+    message = "request exceeds the available context size"
+    server.routes["POST /completion"] = lambda *_: (status, {"error": {"code": status, "message": message}})
+
+    with pytest.raises(error, match=words) as caught:
+        backend.generate([ask(1)])
+    assert caught.value.exit_code == 3
+    assert len(server.calls) == 1, "a generation is not repeated"
+
+
+def test_a_crowded_server_is_asked_again_when_it_says_so(
+    server: LlamaCpp, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = connect()
+    complete, busy = server.complete, [1, 1]
+
+    def crowded(call: Any, handler: Any) -> Any:
+        if not busy:
+            return complete(call, handler)
+        busy.pop()
+        handler.send(429, {"error": {"message": "busy"}}, retry_after="0.01")
+        return None
+
+    server.routes["POST /completion"] = crowded
+    assert only(backend, ask(1)).token_ids == (1, 2)
+    assert len(server.calls) == 3
+
+    monkeypatch.setattr(http, "LONGEST_PAUSE_S", 0.001)
+    busy.append(1)
+    with pytest.raises(EngineRefused, match="429"):
+        backend.generate([ask(1)])
+
+
+def test_an_answer_that_breaks_off(server: LlamaCpp, connect: Connect) -> None:
+    backend = connect()
+
+    def half(call: Any, handler: Any) -> None:
+        handler.send_response(200)
+        handler.send_header("content-length", "1000")
+        handler.end_headers()
+        handler.wfile.write(b'{"index": 0, "tokens": [1')
+        handler.close_connection = True
+
+    server.routes["POST /completion"] = half
+    with pytest.raises(EngineUnreachable, match="broke off"):
+        backend.generate([ask(1)])
+    assert len(server.calls) == 1
+
+
+def test_a_server_that_is_gone(server: LlamaCpp, connect: Connect) -> None:
+    backend = connect()
+    backend.close()
+    backend.close()
+
+    with pytest.raises(EngineUnreachable, match="closed"):
+        backend.generate([ask(1)])

@@ -1,0 +1,225 @@
+"""OpenAIBackend against the real llama.cpp: its dialect is what we think it is, and so are its oddities.
+
+One server for the whole module; it takes a second to start.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from zerodrift.backends.base import Capability
+from zerodrift.backends.launch import LaunchedServer
+from zerodrift.backends.llama_cpp_launch import launch_llama_cpp, settings
+from zerodrift.backends.openai import OpenAIBackend
+from zerodrift.backends.openai_dialects import LLAMA_CPP
+from zerodrift.config.engine import EngineConfig
+from zerodrift.config.load import load
+from zerodrift.core.completion import Completion, FinishReason, LogprobKind
+from zerodrift.core.errors import EngineError, EngineRefused, EngineUnreachable, InvalidCompletion
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.models.smollm2 import COMPLETE, gguf_path
+
+pytestmark = [pytest.mark.engines, pytest.mark.smollm2]
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / (load(ROOT / "docs" / "llama-cpp.yaml", ()).engine.python or "")
+SMOLLM2 = ROOT / ".cache" / "smollm2"
+CAPITAL = (504, 3575, 282)
+"""The capital of"""
+FACES = (
+    10813,
+    38887,
+    10813,
+    243,
+    221,
+    10813,
+    38887,
+    10813,
+    243,
+    221,
+    10813,
+    38887,
+    10813,
+    243,
+    221,
+    10813,
+    38887,
+)
+"""Seven emoji; a token ends inside each of them."""
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    if not PYTHON.exists():
+        pytest.skip(f"{PYTHON.parents[1].name} is not installed: engines/install {PYTHON.parents[1].name}")
+    if not (SMOLLM2 / COMPLETE).is_file():
+        pytest.skip("no trained weights in .cache/smollm2; run `make smollm2` (93 MB download)")
+    return gguf_path(SMOLLM2)
+
+
+def start(model: Path, log: Path, **fields: object) -> LaunchedServer:
+    config = EngineConfig(name="llama-cpp", max_model_len=256, **fields)  # type: ignore[arg-type]
+    return launch_llama_cpp(PYTHON, model, settings(config, "auto"), {}, log)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedServer]:
+    with start(model, tmp_path_factory.mktemp("log") / "log", enable_prefix_caching=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def backend(server: LaunchedServer) -> Iterator[OpenAIBackend]:
+    with contextlib.closing(OpenAIBackend(server.url, LLAMA_CPP, timeout_s=120)) as backend:
+        yield backend
+
+
+@pytest.fixture(scope="module")
+def raw(server: LaunchedServer) -> Iterator[OpenAIBackend]:
+    options = {"kind": LogprobKind.RAW, "timeout_s": 120.0}
+    with contextlib.closing(OpenAIBackend(server.url, LLAMA_CPP, **options)) as backend:  # type: ignore[arg-type]
+        yield backend
+
+
+def ask(*ids: int, **sampling: object) -> Request:
+    return Request(Prompt(ids), SamplingParams(**({"max_tokens": 4, "seed": 1} | sampling)))  # type: ignore[arg-type]
+
+
+def only(backend: OpenAIBackend, request: Request) -> Completion:
+    [answer] = backend.generate([request])
+    assert answer.problems == ()
+    [completion] = answer.completions
+    return completion
+
+
+def test_what_it_can_do(backend: OpenAIBackend) -> None:
+    assert backend.capabilities == {
+        Capability.TOP_LOGPROBS,
+        Capability.SEED,
+        Capability.TOKENIZE,
+        Capability.CACHED_TOKENS,
+        Capability.EFFECTIVE_CONFIG,
+    }
+    assert backend.max_model_len == 256
+
+
+def test_settings_in_force_are_shown(backend: OpenAIBackend) -> None:
+    facts = backend.fingerprint()
+
+    assert facts.numeric["quantization"] == "Q4_1"
+    assert (facts.semantic["top_k"], facts.semantic["top_p"], facts.semantic["min_p"]) == ("0", "1.0", "0.0")
+    assert facts.deployment["max_num_seqs"] == "4"
+
+
+def test_raw_and_processed_are_one_distribution_at_two_temperatures(
+    backend: OpenAIBackend, raw: OpenAIBackend
+) -> None:
+    """The same tokens: ratios of processed probabilities are those of raw ones, to the power of 1 / T."""
+    request = ask(*CAPITAL, temperature=0.5, logprobs=4, max_tokens=1)
+    cooled, own = only(backend, request), only(raw, request)
+
+    assert cooled.token_ids == own.token_ids
+    assert (cooled.kind, own.kind) == (LogprobKind.PROCESSED, LogprobKind.RAW)
+    [processed], [model] = cooled.top_logprobs, own.top_logprobs
+    assert [each.token_id for each in processed] == [each.token_id for each in model]
+    for likelier, rarer in ((0, 1), (1, 2), (2, 3)):
+        step = processed[likelier].logprob - processed[rarer].logprob
+        assert step == pytest.approx((model[likelier].logprob - model[rarer].logprob) / 0.5, abs=1e-4)
+
+
+def test_greedy_reports_the_models_own(backend: OpenAIBackend, raw: OpenAIBackend) -> None:
+    request = ask(*CAPITAL, temperature=0, seed=None)
+
+    assert only(backend, request).logprobs == only(raw, request).logprobs
+    assert only(backend, request).logprobs[0] < -0.1
+
+
+def test_truncation_is_in_the_processed_numbers(backend: OpenAIBackend) -> None:
+    completion = only(backend, ask(*CAPITAL, top_k=2, logprobs=4, max_tokens=8))
+
+    for alternatives in completion.top_logprobs:
+        assert len(alternatives) == 2
+        assert sum(math.exp(each.logprob) for each in alternatives) == pytest.approx(1, abs=1e-5)
+
+
+def test_many_requests_come_back_in_order_each_with_its_own_seed(backend: OpenAIBackend) -> None:
+    requests = [ask(*CAPITAL, 5000 + number, n=2, seed=100 * number, max_tokens=6) for number in range(12)]
+    first, again = backend.generate(requests), backend.generate(requests)
+
+    for request, answer, other in zip(requests, first, again, strict=True):
+        assert all(each.prompt_token_ids == request.prompt.token_ids for each in answer.completions)
+        assert [each.token_ids for each in answer.completions] == [
+            each.token_ids for each in other.completions
+        ]
+    pairs = [answer.completions for answer in first if len(answer.completions) == 2]
+    assert len(pairs) > 6
+    assert sum(one.token_ids != two.token_ids for one, two in pairs) >= len(pairs) - 1
+
+
+def test_the_prefix_cache_is_seen(backend: OpenAIBackend) -> None:
+    request = ask(*(1000 + number for number in range(40)))
+
+    assert only(backend, request).cached_tokens == 0
+    assert (only(backend, request).cached_tokens or 0) > 0
+
+
+def test_a_stop_token_is_kept_with_its_logprob(backend: OpenAIBackend) -> None:
+    ids = backend.render_chat([{"role": "user", "content": "Say hi."}])
+    completion = only(backend, ask(*ids, temperature=0, seed=None, max_tokens=64))
+
+    assert completion.finish_reason is FinishReason.STOP
+    assert completion.token_ids[-1] == 2
+    assert completion.logprobs[-1] < 0
+
+
+def test_half_a_character_has_no_logprob_and_says_so(backend: OpenAIBackend) -> None:
+    [answer] = backend.generate([ask(*FACES, temperature=0, seed=None, max_tokens=8)])
+
+    [problem] = answer.problems
+    assert problem.code == InvalidCompletion.code
+    assert "8 tokens carry 2 logprobs" in problem.message
+    assert "inside a character" in problem.message
+
+
+def test_a_sequence_may_fill_the_context(backend: OpenAIBackend) -> None:
+    completion = only(backend, ask(*(1000 + number for number in range(252)), max_tokens=4))
+    assert completion.finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
+    assert len(completion.token_ids) == 4 or completion.finish_reason is FinishReason.STOP
+
+
+def test_it_tokenises_as_the_trainer_does(backend: OpenAIBackend) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(SMOLLM2, local_files_only=True)
+    for text in ("Hello, world", "3 + 4 = 7", "a  1", "请用一句话", "🙂🙃"):
+        assert backend.tokenize(text) == tuple(tokenizer(text)["input_ids"]), text
+    messages = [{"role": "user", "content": "hi"}]
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    assert backend.render_chat(messages) == tuple(rendered["input_ids"])
+
+
+def test_a_token_that_does_not_exist(backend: OpenAIBackend) -> None:
+    with pytest.raises(EngineRefused, match="invalid tokens"):
+        backend.generate([ask(60_000)])
+
+
+def test_a_server_that_goes_away(model: Path, tmp_path: Path) -> None:
+    with (
+        start(model, tmp_path / "log") as server,
+        contextlib.closing(OpenAIBackend(server.url, LLAMA_CPP, timeout_s=20)) as backend,
+    ):
+        only(backend, ask(*CAPITAL))
+        server.stop()
+        with pytest.raises(EngineUnreachable):
+            backend.generate([ask(*CAPITAL)])
+        assert server.exited()
+
+
+def test_a_file_that_is_no_model_and_a_setting_that_does_not_exist(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.gguf").write_text("Once upon a time")
+    with pytest.raises(EngineError, match="failed to load model"):
+        start(tmp_path / "text.gguf", tmp_path / "log")
+    with pytest.raises(EngineError, match="no attribute 'n_context'"):
+        start(model, tmp_path / "log", args=("n_context=5",))
