@@ -1,5 +1,6 @@
 """`zerodrift bench`: how fast is the exact engine here, beside others, and under load?"""
 
+import shutil
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,9 +41,11 @@ Model = Annotated[
 ]
 Rounds = Annotated[int, typer.Option(min=1, help="Turns of each; medians and extremes are over them.")]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="Threads for everybody; default: what torch takes here.")
+    int | None, typer.Option(min=1, max=1024, help="Threads for everybody; default: what torch takes here.")
 ]
-Json = Annotated[Path | None, typer.Option("--json", help="Write all numbers here, too.")]
+Json = Annotated[
+    Path | None, typer.Option("--json", dir_okay=False, writable=True, help="Write all numbers here, too.")
+]
 
 
 # Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
@@ -144,8 +147,13 @@ def _wanted(only: "Sequence[Name] | None", vllm: str | None) -> list[Name]:
     """In the order of turns."""
     from zerodrift.core.errors import ConfigError
 
-    if only and Name.VLLM in only and vllm is None:
-        raise ConfigError("--only vllm needs --vllm PYTHON, the interpreter of an environment with vLLM")
+    if only and (Name.VLLM in only) is (vllm is None):
+        raise ConfigError(
+            "--only vllm and --vllm PYTHON, the interpreter of an environment with vLLM, go together: with one of "
+            "them alone vLLM would take no part"
+        )
+    if vllm is not None and shutil.which(vllm) is None:
+        raise ConfigError(f"--vllm {vllm} is no program that can be run; `make engines` installs one")
     chosen = set(only or Name) - (set() if vllm else {Name.VLLM})
     return [name for name in Name if name in chosen]
 
@@ -169,11 +177,13 @@ def _local(name: Name, vanilla: Any, jobs: "Sequence[Job]") -> "Contender":
 def _vllm(python: str | None, spec: "str | Path | None", threads: int, eager: bool) -> "Contender":
     from zerodrift.bench.vllm import Mode, Start, VllmContender
     from zerodrift.core.errors import ModelNotFound
-    from zerodrift.models.spec import directory_of
+    from zerodrift.models.spec import builtin_name, directory_of
 
     assert python is not None, "checked before"
-    if spec is None:
-        raise ModelNotFound("vLLM loads weights from a directory: run `make smollm2` first, or name a MODEL")
+    if spec is None or builtin_name(spec) is not None:
+        raise ModelNotFound(
+            "vLLM loads weights from a directory: run `make smollm2` first, or name a directory"
+        )
     mode = Mode.EAGER if eager else Mode.COMPILED
     return VllmContender(Start(python, directory_of(spec).resolve(), threads, mode), LOG)
 

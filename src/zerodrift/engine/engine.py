@@ -80,10 +80,7 @@ class Engine:
         """
         if max_num_seqs is None:
             max_num_seqs = min(MAX_NUM_SEQS, max_num_batched_tokens)
-        if tokenizer is None and isinstance(model, (str, Path)):
-            tokenizer = models.tokenizer(model)
-        elif isinstance(tokenizer, (str, Path)):
-            tokenizer = models.tokenizer(tokenizer)
+        tokenizer = _tokenizer_of(model, tokenizer)
         require.instance(InvalidValue, "enable_prefix_caching", enable_prefix_caching, bool)
         model = own_model(model, dtype)
         self.tokenizer = tokenizer
@@ -354,6 +351,12 @@ class Engine:
     def _identify(self) -> Identity:
         fingerprint = self.fingerprint()
         return Identity(self.mode.kind, fingerprint.digest, fingerprint.numeric)
+
+
+def _tokenizer_of(model: Any, tokenizer: Any) -> Any:
+    """The one that is given, by itself or by name; else the model's, where the model has a name."""
+    named = model if tokenizer is None else tokenizer
+    return models.tokenizer(named) if isinstance(named, (str, Path)) else tokenizer
 
 
 def _one_of(choices: type[Choice], name: str, value: str) -> Choice:

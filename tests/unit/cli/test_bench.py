@@ -78,7 +78,10 @@ def test_only_some(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("--only", "vllm"), 2, "--only vllm needs --vllm PYTHON"),
+        (("--only", "vllm"), 2, "--only vllm and --vllm PYTHON"),
+        (("--only", "exact", "--vllm", "python"), 2, "vLLM would take no part"),
+        (("--vllm", "no/such/python"), 2, "no program that can be run"),
+        (("testbed:qwen3", "--vllm", "python", "--only", "vllm"), 2, "vLLM loads weights from a directory"),
         (("--vllm", "python", "--only", "vllm"), 2, "vLLM loads weights from a directory"),
         (("nowhere",), 2, "there is no directory 'nowhere'"),
         (("--requests", 0), 2, "Invalid value for '--requests'"),
