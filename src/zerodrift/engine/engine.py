@@ -80,10 +80,8 @@ class Engine:
         """
         if max_num_seqs is None:
             max_num_seqs = min(MAX_NUM_SEQS, max_num_batched_tokens)
-        tokenizer = _tokenizer_of(model, tokenizer)
-        require.instance(InvalidValue, "enable_prefix_caching", enable_prefix_caching, bool)
+        self.tokenizer = tokenizer = _tokenizer_of(model, tokenizer)
         model = own_model(model, dtype)
-        self.tokenizer = tokenizer
         self.mode = _one_of(LogprobsMode, "logprobs_mode", logprobs_mode)
         context = model.config.max_position_embeddings if max_model_len is None else max_model_len
         require.whole(

@@ -37,6 +37,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         """Sizes under which nothing could move are refused."""
+        require.instance(InvalidValue, "enable_prefix_caching", self.prefix_caching, bool)
         for name, rule in _RULES.items():
             require.whole(InvalidValue, name, getattr(self, name), f"{rule}, one at least", 1)
         if self.max_num_batched_tokens < self.max_num_seqs:
