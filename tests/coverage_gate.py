@@ -22,7 +22,7 @@ OTHER_LANES = {
     "models/smollm2.py": "downloads a wheel: make smollm2",
     "cli/demo.py": "runs whole audits: make demo, make demo-vllm",
     **dict.fromkeys(
-        (f"exact/ops/triton/{name}.py" for name in ("attention", "gemm", "op_set", "rows", "step")),
+        (f"exact/ops/triton/{name}.py" for name in ("attention", "gemm", "op_set", "proof", "rows", "step")),
         "needs a GPU: tests/gpu/exact_on_cuda.py",
     ),
     "__init__.py": "its error branch needs an environment without torch, and runs in subprocesses",

@@ -22,9 +22,12 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from zerodrift import exact
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind
+from zerodrift.core.errors import Unproven
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
 from zerodrift.exact.normalisation import log_softmax
+from zerodrift.exact.ops.triton.op_set import CudaOps
+from zerodrift.exact.ops.triton.proof import prove_attention
 from zerodrift.exact.verification import Schedule, alone, batch_of, differing_rows, packed, padded, paged
 
 VOCAB = 151_936
@@ -243,6 +246,8 @@ def controls(model: Any, sequences: list[list[int]], report: dict[str, Any]) -> 
             "differing rows of",
             sum(map(len, sequences)),
         )
+    report["controls"]["proof of attention"] = _refused_attention(model)
+    say("control: the proof of attention refuses SDPA:", report["controls"]["proof of attention"])
     exact.restore(model)
     with torch.no_grad():
         ids = sequences[3][:300]
@@ -251,6 +256,14 @@ def controls(model: Any, sequences: list[list[int]], report: dict[str, Any]) -> 
         own = log_softmax(exact.head(model, packed(model, [ids])[0]))
     difference = (vanilla - own).gather(-1, torch.tensor(ids, device="cuda").roll(-1)[:, None])[:-1]
     report["vanilla_mean_abs"] = float(difference.abs().mean())
+
+
+def _refused_attention(model: Any) -> bool:
+    try:
+        prove_attention(CudaOps(frozenset({"attention"})), model.config.head_dim)
+    except Unproven:
+        return True
+    return False
 
 
 def main() -> int:
@@ -290,7 +303,11 @@ def main() -> int:
             Path(os.environ["OUT"], "exact_on_cuda.json").write_text(json.dumps(report, indent=1))
         say(json.dumps(report))
     equal = not any(report["differing_rows"].values()) and report["gradients_finite"]
-    return 0 if equal and all(report["controls"][op] for op in ("linear", "attention")) else 1
+    return (
+        0
+        if equal and all(report["controls"][op] for op in ("linear", "attention", "proof of attention"))
+        else 1
+    )
 
 
 if __name__ == "__main__":

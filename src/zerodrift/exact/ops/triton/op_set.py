@@ -13,6 +13,7 @@ from zerodrift.core.errors import InvalidValue, UnsupportedModel
 from zerodrift.exact import probe
 from zerodrift.exact.ops.interface import HeadShape, Parts, Query, Segments
 from zerodrift.exact.ops.triton import attention, gemm, rows
+from zerodrift.exact.ops.triton.proof import prove_attention
 from zerodrift.exact.ops.triton.step import Step
 
 PLAIN = frozenset({"linear", "attention", "norm"})
@@ -43,6 +44,9 @@ class CudaOps:
         size = parts.head_dim
         if size < 16 or size & (size - 1):
             raise UnsupportedModel(f"heads of {size} have no GPU kernel yet; sizes are powers of two from 16")
+        if "attention" not in self.plain and (size,) not in self._proven:
+            prove_attention(self, size)
+            self._proven.add((size,))
         for weight_NK, bias_N in () if "linear" in self.plain else parts.linears:
             key = (*weight_NK.shape, bias_N is None)
             if key not in self._proven:

@@ -1,0 +1,56 @@
+"""Is attention the same bits alone, in a crowd, and one query at a time? Asked of this GPU before it is used."""
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+
+from zerodrift.core.errors import Unproven
+from zerodrift.exact.ops.interface import HeadShape, Query, Segments
+from zerodrift.exact.ops.triton.attention import BLOCK
+from zerodrift.exact.probe import same_bits
+
+LENGTHS = (700, 200, 65, 64, 1)
+"""Around one block of keys, and beyond one split of 512."""
+HEADS, KV_HEADS = 4, 2
+
+
+def prove_attention(ops: Any, size: int) -> None:
+    """Heads of `size`, or `Unproven`."""
+    generator = torch.Generator().manual_seed(size)
+    q_THD, k_TCD, v_TCD = (
+        torch.randn(sum(LENGTHS), heads, size, generator=generator).to("cuda", ops.dtypes[0])
+        for heads in (HEADS, KV_HEADS, KV_HEADS)
+    )
+    shape, bounds = HeadShape(size**-0.5, None), (0, *accumulate(LENGTHS))
+    crowd_THD = ops.attend(q_THD, (k_TCD, v_TCD), Segments(bounds[:-1], bounds[1:]), shape)
+    for begin, end in pairwise(bounds):
+        part = slice(begin, end)
+        kv = (k_TCD[part], v_TCD[part])
+        found = {
+            "alone": ops.attend(q_THD[part], kv, Segments((0,), (end - begin,)), shape),
+            "one query at a time": _decoded(ops, q_THD[end - 1 : end], kv, shape),
+        }
+        for how, out_THD in found.items():
+            if not same_bits(out_THD, crowd_THD[end - len(out_THD) : end]):
+                raise Unproven(
+                    f"attention over heads of {size}: a sequence of {end - begin} tokens has other bits {how} than among "
+                    "others on this GPU; exact mode cannot run here: use another one, or another release of triton"
+                )
+
+
+def _decoded(
+    ops: Any, q_1HD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], shape: HeadShape
+) -> torch.Tensor:
+    """The last token as a decode step computes it, from pages."""
+    length = len(kv[0])
+    count = -(-length // BLOCK)
+    pages = []
+    for part_TCD in kv:
+        room = part_TCD.new_zeros(count * BLOCK, *part_TCD.shape[1:])
+        room[:length] = part_TCD
+        pages.append(room.view(count, BLOCK, *part_TCD.shape[1:]).transpose(1, 2).contiguous())
+    query = Query(0, 1, length - 1, torch.arange(count, device=q_1HD.device))
+    step = ops.plan([query], BLOCK, KV_HEADS, {None})
+    out_1HD: torch.Tensor = ops.attend_paged(q_1HD, tuple(pages), step, shape)
+    return out_1HD
