@@ -149,13 +149,18 @@ def test_a_seed_that_was_drawn_is_reported_and_reproduces_the_sample(reference: 
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-12)
 
 
-@pytest.mark.parametrize(("count", "expected"), [(None, ()), (0, ()), (3, 3), (10**6, VOCAB_SIZE)])
+@pytest.mark.parametrize(("count", "expected"), [(None, ()), (0, ()), (3, 3), (VOCAB_SIZE, VOCAB_SIZE)])
 def test_as_many_alternatives_as_asked_for(reference: ReferenceBackend, count: int, expected: Any) -> None:
     completion = complete(reference, logprobs=count, max_tokens=2)
     if expected == ():
         assert completion.top_logprobs == ()
     else:
         assert [len(entries) for entries in completion.top_logprobs] == [expected, expected]
+
+
+def test_more_alternatives_than_there_are_tokens_are_refused(reference: ReferenceBackend) -> None:
+    with pytest.raises(InvalidSampling, match="alternatives"):
+        complete(reference, logprobs=VOCAB_SIZE + 1, max_tokens=2)
 
 
 def test_alternatives_that_are_excluded_are_left_out(reference: ReferenceBackend) -> None:

@@ -78,7 +78,7 @@ def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([str(source), str(tmp_path / "x"), "Q8_0"]) == 0
     assert main([str(source), str(tmp_path / "y"), "?"]) == 2
     assert main([]) == 2
-    said = capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
     assert "3 of Q8_0" in said
     assert "model/invalid" in said
     assert "usage:" in said
