@@ -17,6 +17,8 @@ from zerodrift.exact.ops.interface import HeadShape
 
 BLOCK = 64
 """Keys summed in one go. On AVX2 a product over more than 192 is split at a place that depends on its length."""
+WEIGHTS_AT_ONCE = 2**20
+"""Weights held at a time, 4 MB: over 8,192 and 32,768 keys that takes two thirds of the time of holding all."""
 TILE = 64
 """Query tokens computed together in prefill. 16 was slower; 24, 32 and 64 were alike at 128 to 1,756 keys."""
 
@@ -47,17 +49,21 @@ def attend_rows(
     blocks = keys.k_ZLD.shape[1] // BLOCK
     scores_ZML = torch.bmm(q_ZMD, keys.k_ZLD.transpose(1, 2))
     scores_ZML.view(view)[..., hidden.begin :].masked_fill_(hidden.hidden_nl, -torch.inf)
-    # Blocks before rows: then all blocks are one product, 1.8 times as fast as one after another for few rows.
-    weights_ZBMk = scores_ZML.new_empty(pairs, blocks, rows, BLOCK)
     by_block = scores_ZML.view(pairs, rows, blocks, BLOCK).transpose(1, 2)
-    torch.sub(by_block, scores_ZML.amax(dim=-1)[:, None, :, None], out=weights_ZBMk).exp_()
-    sums_ZBM1 = weights_ZBMk.sum(dim=-1, keepdim=True)
-    values = keys.v_ZLD.reshape(pairs * blocks, BLOCK, size)
-    parts_ZBMD = torch.bmm(weights_ZBMk.view(-1, rows, BLOCK), values).view(pairs, blocks, rows, size)
-    total_ZMD, total_ZM1 = parts_ZBMD[:, 0], sums_ZBM1[:, 0]
-    for block in range(1, blocks):
-        total_ZMD += parts_ZBMD[:, block]
-        total_ZM1 += sums_ZBM1[:, block]
+    highest_Z1M1 = scores_ZML.amax(dim=-1)[:, None, :, None]
+    total_ZMD, total_ZM1 = q_ZMD.new_zeros(pairs, rows, size), q_ZMD.new_zeros(pairs, rows, 1)
+    at_once = max(1, WEIGHTS_AT_ONCE // (pairs * rows * BLOCK))
+    for begin in range(0, blocks, at_once):
+        # Blocks before rows: then several are one product, 1.8 times as fast as one after another for few rows.
+        inside = slice(begin, begin + at_once)
+        weights_ZBMk = q_ZMD.new_empty(pairs, min(at_once, blocks - begin), rows, BLOCK)
+        torch.sub(by_block[:, inside], highest_Z1M1, out=weights_ZBMk).exp_()
+        sums_ZBM1 = weights_ZBMk.sum(dim=-1, keepdim=True)
+        values = keys.v_ZLD[:, begin * BLOCK : (begin + at_once) * BLOCK].reshape(-1, BLOCK, size)
+        parts_ZBMD = torch.bmm(weights_ZBMk.view(-1, rows, BLOCK), values).view(pairs, -1, rows, size)
+        for block in range(parts_ZBMD.shape[1]):
+            total_ZMD += parts_ZBMD[:, block]
+            total_ZM1 += sums_ZBM1[:, block]
     kept = out_ZMD.shape[1]
     torch.div(total_ZMD[:, :kept], total_ZM1[:, :kept], out=out_ZMD)
     # -0 and +0 are equal sums, but which one comes out could show whether hidden blocks were added before.
