@@ -58,7 +58,7 @@ def test_the_reference_as_an_engine(
     tmp_path: Path, mode: Any, kind: LogprobKind, dtype: str, computed: str
 ) -> None:
     """Not in the reference's own fp64: an engine rounds."""
-    config = EngineConfig(logprobs_mode=mode)
+    config = EngineConfig(name="reference", logprobs_mode=mode)
     with open_engine(config, Served("testbed:llama", dtype), tmp_path) as engine:
         assert isinstance(engine, ReferenceBackend)
         assert engine.kind is kind

@@ -21,7 +21,7 @@ from zerodrift.backends.base import Backend
 from zerodrift.backends.generation import Sampled
 from zerodrift.core.completion import Answer, Completion
 from zerodrift.core.request import Prompt, Request
-from zerodrift.faults.damage import Damage, DamagedReference, decoder_of
+from zerodrift.faults.damage import Damage, Damaged, decoder_of
 from zerodrift.faults.prompt import OtherPrompt
 from zerodrift.faults.reporting import Misreported
 from zerodrift.faults.wrapper import FaultyBackend
@@ -266,7 +266,7 @@ def _sums_so_far(_: Request, completion: Completion) -> Completion:
 
 
 def _damaged(damage: Damage) -> Callable[[Backend], Backend]:
-    return lambda engine: DamagedReference(engine, damage)
+    return lambda engine: Damaged(engine, damage)
 
 
 FOREIGN = (

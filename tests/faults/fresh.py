@@ -23,7 +23,7 @@ from zerodrift.core.completion import Answer, Completion
 from zerodrift.core.request import Request
 from zerodrift.core.version import WeightVersion
 from zerodrift.faults.after_update import Fleet
-from zerodrift.faults.damage import Damage, DamagedReference, decoder_of
+from zerodrift.faults.damage import Damage, Damaged, decoder_of
 from zerodrift.faults.reporting import Misreported
 from zerodrift.faults.rewriting import restated, rewrite
 from zerodrift.faults.wrapper import FaultyBackend, the_reference
@@ -97,7 +97,7 @@ class CorruptReplica(Fleet):
 
     def __init__(self, engine: Backend) -> None:
         super().__init__(engine)
-        self._forgotten = DamagedReference(engine, _lose_page)
+        self._forgotten = Damaged(engine, _lose_page)
 
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
         """All replicas get it, and the bad memory stays bad."""
@@ -177,7 +177,7 @@ def _no_copy_on_write(model: Any) -> None:
         layer.self_attn.register_forward_pre_hook(share, with_kwargs=True)
 
 
-class ForkedSamples(DamagedReference):
+class ForkedSamples(Damaged):
     """All rows of a call are in one batch, so that the samples of a prompt are forks of each other."""
 
     def __init__(self, engine: Backend) -> None:
@@ -276,7 +276,7 @@ def _streamed(values: Sequence[float]) -> Iterator[Sequence[float]]:
 
 
 def _damaged(damage: Damage) -> Callable[[Backend], Backend]:
-    return lambda engine: DamagedReference(engine, damage)
+    return lambda engine: Damaged(engine, damage)
 
 
 FRESH = (

@@ -23,7 +23,7 @@ from zerodrift.backends.generation import Sampled
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer, Completion, TokenAlternative
 from zerodrift.core.request import Request, SamplingParams
-from zerodrift.faults.damage import DamagedReference, decoder_of
+from zerodrift.faults.damage import Damaged, decoder_of
 from zerodrift.faults.reporting import Misreported
 from zerodrift.faults.rewriting import with_output
 from zerodrift.faults.sampling import OtherParameters
@@ -370,7 +370,7 @@ UNSEEN = (
     Unseen(
         "heads-in-turn",
         "Gives key and value heads to query heads in turn (0 1 0 1) where they belong to groups (0 0 1 1).",
-        lambda engine: DamagedReference(engine, _heads_in_turn),
+        lambda engine: Damaged(engine, _heads_in_turn),
         # Every tensor is the right one under its right name, positions are right, and precision is full. Prefill
         # and decode do the same, alone or in a batch. Nothing in the vocabulary is true.
         frozenset(),
@@ -378,7 +378,7 @@ UNSEEN = (
     Unseen(
         "adapter-twice",
         "Adds the LoRA adapter at run time to weights into which it is already merged.",
-        lambda engine: DamagedReference(engine, _adapter_again),
+        lambda engine: Damaged(engine, _adapter_again),
         # An adapter at twice its strength is one that is scaled in another way than the trainer's. The weights
         # beneath are those that were sent: neither stale nor partial, swapped or rounded.
         frozenset({"weights/lora"}),
@@ -395,7 +395,7 @@ UNSEEN = (
         "short-chunks",
         "Prefills in chunks of 8, and counts one key too few before each: a chunk does not see the token right "
         "before it.",
-        lambda engine: DamagedReference(engine, _short_chunks),
+        lambda engine: Damaged(engine, _short_chunks),
         # Numbers depend on where the prefill was cut. They are right up to the first cut and wrong beyond it, so
         # `path/context-boundary` is true. And decoding the same tokens misses none, so that they differ between
         # prefill and decode beyond rounding.

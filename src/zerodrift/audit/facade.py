@@ -31,7 +31,7 @@ from zerodrift.audit.run import DTYPES
 from zerodrift.audit.session import precision_of
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.backends.registry import Served, open_engine
+from zerodrift.backends.registry import IN_PROCESS, Served, open_engine
 from zerodrift.config.engine import EngineConfig
 from zerodrift.config.precision import PROFILES, Precision
 from zerodrift.core import require
@@ -171,7 +171,7 @@ class EquivalenceValidator:
         with ExitStack() as held:
             folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="zerodrift-")))
             model = str(self.reference.spec)
-            if config.name != "reference" and config.url is None and model.startswith("testbed:"):
+            if config.name not in IN_PROCESS and config.url is None and model.startswith("testbed:"):
                 model = str(models.materialise(model, folder / "model"))
             engine = held.enter_context(open_engine(config, Served(model, "auto"), folder))
             self._held = held.pop_all()

@@ -19,7 +19,7 @@ from zerodrift.audit.tasks import check_room, open_task, prompts_of
 from zerodrift.audit.trainers import open_trainer
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.backends.registry import Served, check_engine, open_engine
+from zerodrift.backends.registry import IN_PROCESS, Served, check_engine, open_engine
 from zerodrift.config.load import dump
 from zerodrift.config.precision import Precision
 from zerodrift.config.run import RunConfig
@@ -167,7 +167,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         """A directory that an engine can be pointed at: the model's own, or a testbed model written out."""
         if not spec.startswith("testbed:"):
             return Path(spec)
-        if self.config.engine.name == "reference" and not self.sync:
+        if self.config.engine.name in IN_PROCESS and not self.sync:
             return None
         return models.materialise(spec, directory / "model")
 

@@ -45,6 +45,8 @@ class ExactBackend:
         """`spec` as in `models.load`; of `config` what the engine can obey, and None is the engine's default."""
         config = EngineConfig(name=self.name) if config is None else config
         _check(config)
+        self.spec = spec
+        self.config = config
         self.facts = models.facts(spec)
         self.max_model_len = config.max_model_len or self.facts.context_length
         self.dtype = dtype

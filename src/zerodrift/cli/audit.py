@@ -70,7 +70,9 @@ def command(
         str | None,
         typer.Argument(metavar="MODEL", help="Checkpoint directory or testbed:NAME. Default: testbed:qwen3."),
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="exact, reference, vllm or llama-cpp.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="exact, reference, vllm or llama-cpp. Default: exact.")
+    ] = None,
     url: Annotated[str | None, typer.Option(help="Address of a running server.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file; see `zerodrift init`.")] = None,
     settings: Annotated[
@@ -125,6 +127,8 @@ def command(
     named |= {"trainer": trainer, "task": task, "temperature": temperature, "trials": trials}
     resolved = _configuration(config, settings or [], named)
     _check_options(sync, reset_cache, junitxml)
+    if inject is not None and engine is None:
+        resolved = _with_host(resolved, inject)
     session = _session(resolved, out, inject, sync=sync, resets_cache=reset_cache)
     raise typer.Exit(_run(session, junitxml).exit_code if case is None else _replay(session, case))
 
@@ -260,6 +264,20 @@ def _configuration(path: Path | None, settings: list[str], options: dict[str, An
         if value is not None
     ]
     return load(path, settings, named)
+
+
+def _with_host(resolved: "RunConfig", inject: str) -> "RunConfig":
+    """The reference in place of the default engine where the fault can be planted nowhere else."""
+    import msgspec
+
+    from zerodrift.config.engine import EngineConfig
+    from zerodrift.faults.fault import Need
+    from zerodrift.faults.registry import resolve
+
+    if resolved.engine != EngineConfig() or Need.REFERENCE not in resolve(inject).needs:
+        return resolved
+    console.note(f"{inject} acts inside the reference engine, which is audited in place of the exact one")
+    return msgspec.structs.replace(resolved, engine=EngineConfig(name="reference"))
 
 
 def _fault(name: str, sampling: "SamplingParams", sync: bool) -> Any:

@@ -14,6 +14,11 @@ def say(text: str) -> None:
     typer.echo(text)
 
 
+def note(text: str) -> None:
+    """What was done otherwise than one might think, and is no trouble."""
+    typer.echo(f"note: {text}", err=True)
+
+
 def stdout() -> Console:
     """Where answers with colour and tables go."""
     return Console(highlight=False)

@@ -36,7 +36,7 @@ BUILT_IN = (
     Scene(
         "prefix cache kept over a weight update",
         "weights/stale-prefix-cache",
-        (COOL,),
+        (COOL, "engine.name=reference"),
         fault="weights/stale-prefix-cache",
         sync=True,
         resets_cache=False,

@@ -27,8 +27,8 @@ _COUNTS = {
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engine under audit: where it is, and what is asked of it."""
 
-    name: str = "reference"
-    """Which adapter speaks to it: `reference`, `vllm`, `llama-cpp`, …"""
+    name: str = "exact"
+    """Which adapter speaks to it: `exact`, `reference`, `vllm`, `llama-cpp`, …"""
     url: str | None = None
     """Address of an engine that is already running; None starts one."""
     served_model: str | None = None

@@ -10,18 +10,21 @@ from enum import StrEnum
 from typing import Any
 
 from zerodrift.backends.base import Backend, Capability
+from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.core.errors import CapabilityMissing, InvalidValue, ZerodriftError
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.task import Scorer
-from zerodrift.faults.wrapper import fact_of, innermost, reference_in
+from zerodrift.faults.wrapper import fact_of, host_in, innermost
 
 
 class Need(StrEnum):
     """What an engine must have for a fault to be planted in it."""
 
+    INSIDE = "inside"
+    """Acts inside an engine of our own, beneath every fault that only wraps it."""
     REFERENCE = "reference"
-    """Acts inside the reference engine, beneath every fault that only wraps it."""
+    """Acts inside the reference engine, which runs what the exact one is built to refuse or does not have."""
     SYNC = "sync"
     """Acts when weights are loaded: nothing is to be seen before the first update."""
     CHECKPOINT = "checkpoint"
@@ -97,10 +100,15 @@ class Fault:
 
 # The test, which error says that it failed, and what to do.
 _CHECKS: Mapping[Need, tuple[Callable[[Backend], object], type[ZerodriftError], str]] = {
-    Need.REFERENCE: (
-        lambda engine: reference_in(engine) is not None,
+    Need.INSIDE: (
+        lambda engine: host_in(engine) is not None,
         CapabilityMissing,
-        "it acts inside the reference engine, beneath semantic faults; plant it there, and before those",
+        "it acts inside the exact or the reference engine, beneath semantic faults: plant it there, and before those",
+    ),
+    Need.REFERENCE: (
+        lambda engine: isinstance(host_in(engine), ReferenceBackend),
+        CapabilityMissing,
+        "it acts inside the reference engine (--engine reference) alone, beneath semantic faults: plant it before those",
     ),
     Need.SYNC: (
         lambda engine: Capability.LOAD_WEIGHTS in engine.capabilities,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from zerodrift.backends.base import Backend
-from zerodrift.faults.damage import Damage, DamagedReference, decoder_of
+from zerodrift.faults.damage import Damage, Damaged, decoder_of
 from zerodrift.faults.fault import Fault, Need
 
 
@@ -60,7 +60,7 @@ def _window(change: Callable[[Any], int]) -> Damage:
 
 
 def _plant(damage: Damage) -> Callable[[Backend], Backend]:
-    return lambda engine: DamagedReference(engine, damage)
+    return lambda engine: Damaged(engine, damage)
 
 
 POSITION_FAULTS = (
@@ -69,21 +69,21 @@ POSITION_FAULTS = (
         "theta-doubled",
         "Computes rotary tables with twice the base.",
         _plant(_theta(lambda theta: 2 * theta)),
-        (Need.REFERENCE,),
+        (Need.INSIDE,),
     ),
     Fault(
         "path/rope",
         "theta-of-another-family",
         "Computes rotary tables with base 500,000 where it is 10,000, and with 10,000 where it is another.",
         _plant(_theta(lambda theta: 500_000.0 if theta == 10_000 else 10_000.0)),
-        (Need.REFERENCE,),
+        (Need.INSIDE,),
     ),
     Fault(
         "path/rope",
         "positions-stretched",
         "Multiplies positions by 1.05, as a scaling factor does that nobody asked for.",
         _plant(_positions(lambda positions: positions * 1.05)),
-        (Need.REFERENCE,),
+        (Need.INSIDE,),
     ),
     Fault(
         "path/window",
@@ -104,13 +104,13 @@ POSITION_FAULTS = (
         "page-16",
         "Counts one position too many from position 16 on.",
         _plant(_late_by_one(16)),
-        (Need.REFERENCE,),
+        (Need.INSIDE,),
     ),
     Fault(
         "path/context-boundary",
         "page-64",
         "Counts one position too many from position 64 on.",
         _plant(_late_by_one(64)),
-        (Need.REFERENCE,),
+        (Need.INSIDE,),
     ),
 )

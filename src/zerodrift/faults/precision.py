@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from zerodrift.backends.base import Backend
-from zerodrift.faults.damage import Damage, DamagedReference, decoder_of, replace_head
+from zerodrift.faults.damage import Damage, Damaged, decoder_of, replace_head
 from zerodrift.faults.fault import Fault, Need
 
 FP8_MAX = 448.0
@@ -123,7 +123,7 @@ def _noisy(model: Any) -> None:
 
 
 def _plant(damage: Damage) -> Callable[[Backend], Backend]:
-    return lambda engine: DamagedReference(engine, damage)
+    return lambda engine: Damaged(engine, damage)
 
 
 PRECISION_FAULTS = (
@@ -132,7 +132,7 @@ PRECISION_FAULTS = (
         "bf16",
         "Computes the output head in bf16.",
         _plant(_head_in(torch.bfloat16)),
-        (Need.REFERENCE,),
+        (Need.INSIDE,),
     ),
     Fault(
         "path/body-precision",
@@ -153,21 +153,21 @@ PRECISION_FAULTS = (
         "4-bit",
         "Runs weights of the layers that were rounded to 4 bits in groups of 32.",
         _plant(_quantised(bits=4, group=32)),
-        (Need.REFERENCE,),
+        (Need.INSIDE,),
     ),
     Fault(
         "path/weight-quantisation",
         "8-bit",
         "Runs weights of the layers that were rounded to 8 bits in groups of 32.",
         _plant(_quantised(bits=8, group=32)),
-        (Need.REFERENCE,),
+        (Need.INSIDE,),
     ),
     Fault(
         "path/kv-precision",
         "fp8",
         "Stores keys and values in fp8 (e4m3) without scales.",
         _plant(_lossy_kv),
-        (Need.REFERENCE,),
+        (Need.INSIDE,),
     ),
     Fault(
         "path/prefill-decode",
@@ -181,13 +181,13 @@ PRECISION_FAULTS = (
         "split-head",
         "Splits the sum of the output head by the number of rows in the batch, and rounds each part to fp16.",
         _plant(_split_by_rows),
-        (Need.REFERENCE,),
+        (Need.INSIDE,),
     ),
     Fault(
         "path/nondeterminism",
         "noise",
         "Adds a relative error of 1e-4 to all logits, new in every call.",
         _plant(_noisy),
-        (Need.REFERENCE,),
+        (Need.INSIDE,),
     ),
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from zerodrift.backends.base import Backend
+from zerodrift.backends.exact import ExactBackend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer, EngineFingerprint
 from zerodrift.core.request import Request
@@ -72,22 +73,34 @@ def fact_of(engine: Backend, name: str) -> Any:
     return getattr(getattr(innermost(engine), "facts", None), name, None)
 
 
-def reference_in(engine: Backend) -> ReferenceBackend | None:
-    """The reference engine in which a fault can be planted; None where another engine or fault is in the way."""
+def host_in(engine: Backend) -> ReferenceBackend | ExactBackend | None:
+    """The engine of our own inside which a fault can act; None where another engine or fault is in the way."""
     while isinstance(engine, FaultyBackend) and engine.inside:
         engine = engine.inner
-    return engine if isinstance(engine, ReferenceBackend) else None
+    return engine if isinstance(engine, ReferenceBackend | ExactBackend) else None
+
+
+def the_host(engine: Backend) -> ReferenceBackend | ExactBackend:
+    """`host_in`, for a fault whose needs were checked before it was planted."""
+    host = host_in(engine)
+    assert host is not None, f"{engine.name} was not checked for an engine of our own inside"
+    return host
 
 
 def the_reference(engine: Backend) -> ReferenceBackend:
-    """`reference_in`, for a fault whose needs were checked before it was planted."""
-    reference = reference_in(engine)
-    assert reference is not None, f"{engine.name} was not checked for a reference engine inside"
+    """As above, for a fault that acts inside the reference alone."""
+    reference = the_host(engine)
+    assert isinstance(reference, ReferenceBackend), f"{engine.name} was not checked for a reference inside"
     return reference
 
 
 def clone(engine: Backend) -> Backend:
-    """An engine that shares today's weights and no future ones: `load_weights` replaces the model, never writes it."""
+    """An engine that shares today's weights and no future ones: `load_weights` replaces the model, never writes it.
+
+    The exact engine has requests and caches of its own, so its clone is a second one, as the first was started.
+    """
+    if isinstance(engine, ExactBackend):
+        return ExactBackend(engine.spec, dtype=engine.dtype, config=engine.config)
     twin = copy.copy(engine)
     if isinstance(twin, FaultyBackend):
         twin.inner = clone(twin.inner)

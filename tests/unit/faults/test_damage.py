@@ -8,7 +8,7 @@ from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer, Completion
 from zerodrift.core.request import Request
 from zerodrift.core.version import WeightVersion
-from zerodrift.faults.damage import DamagedReference
+from zerodrift.faults.damage import Damaged
 from zerodrift.faults.registry import resolve
 
 Ask = Callable[..., list[Request]]
@@ -16,7 +16,7 @@ Tell = Callable[[Sequence[Answer]], list[Completion]]
 
 
 def test_a_damage_that_does_nothing_changes_nothing(llama: ReferenceBackend, ask: Ask) -> None:
-    whole = DamagedReference(llama, lambda model: None)
+    whole = Damaged(llama, lambda model: None)
     assert whole.generate(ask(9, 20)) == llama.generate(ask(9, 20))
     assert whole.score([(1, 2, 3)]) == llama.score([(1, 2, 3)])
 

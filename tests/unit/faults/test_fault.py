@@ -12,7 +12,7 @@ from zerodrift.faults.registry import FAULTS, resolve
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("path/rope", "acts inside the reference engine"),
+        ("path/rope", "acts inside the exact or the reference engine"),
         ("path/prefix-cache", "acts inside the reference engine"),
         ("weights/partial", "does not say which checkpoint"),
         ("semantic/bos", "does not know a BOS token"),

@@ -3,7 +3,7 @@ from typing import Any
 
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.faults.registry import inject_all, resolve
-from zerodrift.faults.wrapper import clone, fact_of, innermost, reference_in
+from zerodrift.faults.wrapper import clone, fact_of, innermost, host_in
 
 
 def test_the_engine_beneath_is_found(llama: ReferenceBackend, elsewhere: Callable[..., Any]) -> None:
@@ -15,16 +15,16 @@ def test_the_engine_beneath_is_found(llama: ReferenceBackend, elsewhere: Callabl
     assert fact_of(stranger, "vocab_size") is None
 
 
-def test_a_reference_is_inside_only_of_what_acts_inside(llama: ReferenceBackend) -> None:
+def test_an_engine_of_ours_is_inside_only_of_what_acts_inside(llama: ReferenceBackend) -> None:
     damaged = resolve("path/rope").inject(llama)
-    assert isinstance(reference_in(damaged), ReferenceBackend)
-    assert reference_in(resolve("semantic/seed").inject(damaged)) is None
+    assert isinstance(host_in(damaged), ReferenceBackend)
+    assert host_in(resolve("semantic/seed").inject(damaged)) is None
 
 
 def test_a_clone_shares_weights_and_nothing_that_changes(llama: ReferenceBackend) -> None:
     damaged = resolve("path/rope").inject(llama)
     twin = clone(damaged)
-    ours, theirs = reference_in(damaged), reference_in(twin)
+    ours, theirs = host_in(damaged), host_in(twin)
     assert ours is not theirs
     assert ours is not None
     assert theirs is not None
