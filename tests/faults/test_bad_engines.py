@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from zerodrift.audit.plan import PROBE_REQUESTS
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.validation import ValidationConfig
@@ -84,14 +85,18 @@ class Dying(FaultyBackend):
         return super().fingerprint()
 
 
-# Calls of an audit: 1 samples, 2 to 17 repeat, 18 to 26 batch, 27 to 34 decode, 35 scores.
+# Calls of an audit: one samples, then each request runs alone and half of them again, then all together, then scores.
+BATCH = 2 + PROBE_REQUESTS + (PROBE_REQUESTS + 1) // 2
+
+
 @pytest.mark.parametrize(
     ("call", "open_ones"),
     [
         (1, {"contract", "parity"}),
         (2, {"repeat", "batch", "prefill-decode"}),
-        (18, {"batch", "prefill-decode"}),
-        (35, {"prefill-decode"}),
+        (BATCH, {"batch", "prefill-decode"}),
+        (BATCH + 1, {"prefill-decode"}),
+        (BATCH + 2, {"given-tokens"}),
     ],
 )
 def test_an_engine_that_dies_in_the_middle(

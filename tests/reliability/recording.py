@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from zerodrift.core.completion import Answer, Completion, FinishReason, LogprobKind
+from zerodrift.core.completion import Answer, Completion, EngineFingerprint, FinishReason, LogprobKind
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
 
@@ -48,6 +48,9 @@ def baseline(path: Path) -> None:
 class Slow:
     """An engine that takes its time; its answer is a function of the request."""
 
+    def fingerprint(self) -> EngineFingerprint:
+        return EngineFingerprint(engine="slow", semantic={}, numeric={}, deployment={})
+
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
         time.sleep(0.02)
         return [Answer(tuple(self._completion(r, index) for index in range(r.sampling.n))) for r in requests]
@@ -63,7 +66,7 @@ class Slow:
             sampling=request.sampling,
             finish_reason=FinishReason.LENGTH,
             versions=(VersionSpan(WeightVersion("v"), 0, len(output)),),
-            fingerprint="f",
+            fingerprint=self.fingerprint().digest,
             sample_index=index,
         )
 

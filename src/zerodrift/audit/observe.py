@@ -29,6 +29,8 @@ def observe(
 ) -> list[Rollout]:
     """Every rollout of the plan, from the file where it is there already and from the engine where not."""
     rollouts = _resume(path, requests, group)
+    if rollouts:
+        _check_same_engine(path, rollouts, engine.fingerprint().digest)
     known = {rollout.index for rollout in rollouts}
     open_requests = [(index, request) for index, request in enumerate(requests) if index not in known]
     with LineWriter[Rollout](path) as writer:
@@ -59,6 +61,16 @@ def _resume(path: Path, requests: Sequence[Request], group: str) -> list[Rollout
                 "resume with the same configuration, or choose another --out"
             )
     return rollouts
+
+
+def _check_same_engine(path: Path, rollouts: Sequence[Rollout], fingerprint: str) -> None:
+    """A verdict speaks of one engine."""
+    seen = {rollout.completion.fingerprint for rollout in rollouts if rollout.completion is not None}
+    if others := seen - {fingerprint}:
+        raise RecordError(
+            f"{path} holds answers of an engine with fingerprint {min(others)}, and this one has {fingerprint}; "
+            "resume with the engine as it was, or choose another --out"
+        )
 
 
 def _check_ours(path: Path) -> None:

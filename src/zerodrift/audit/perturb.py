@@ -20,8 +20,9 @@ from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.core.completion import Completion
 
 Floats = NDArray[np.float64]
-SHARE = 0.02
-"""Noise in units of a tensor's own spread: moves logprobs by about 0.1 nat, a thousand times the fp32 floor."""
+SHARES = (0.02, 0.06, 0.2)
+"""Noise in units of a tensor's own spread. The first moves logprobs by about 0.1 nat, a thousand times the fp32 floor;
+in bf16, whose floor is 0.02 to 0.03 on built-in models, the others are needed."""
 Grouping = Callable[[str], str]
 """Tensor name to the name of its group."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
@@ -88,8 +89,16 @@ GROUPINGS: tuple[Grouping, ...] = (by_layer, by_role, by_kind)
 """What an update path forgets, it forgets by layer, by projection, or by kind of tensor."""
 
 
-def perturbed(model: Any, seed: int) -> Any:
-    """A copy of `model` with every parameter moved by a known amount."""
+def perturbed(model: Any, seed: int, enough: Callable[[Any], bool] = lambda changed: True) -> Any:
+    """A copy of `model` with every parameter moved by a known amount: the least that is `enough`, or the most."""
+    for share in SHARES[:-1]:
+        changed = _moved(model, seed, share)
+        if enough(changed):
+            return changed
+    return _moved(model, seed, SHARES[-1])
+
+
+def _moved(model: Any, seed: int, share: float) -> Any:
     changed = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -98,7 +107,7 @@ def perturbed(model: Any, seed: int) -> Any:
             spread = parameter.std() if parameter.numel() > 1 else parameter.abs()
             # A constant tensor (a fresh norm) has no spread; move it by its size.
             spread = torch.where(spread > 0, spread, parameter.abs().mean())
-            moved = parameter + SHARE * spread * noise.to(parameter)
+            moved = parameter + share * spread * noise.to(parameter)
             # Through fp32, so that the checkpoint on disk and this copy are the same numbers.
             parameter.copy_(moved.float().to(parameter.dtype))
     return changed

@@ -163,10 +163,14 @@ def from_file(
                 prompt.check_vocabulary(vocab_size or sys.maxsize)
             except InvalidPrompt as error:
                 raise InvalidPrompt(f"{where}: {error}") from error
-            if len(prompt.token_ids) <= longest:
-                prompts.append(prompt)
+            if len(prompt.token_ids) > longest:
+                raise InvalidPrompt(
+                    f"{where}: a prompt of {len(prompt.token_ids)} tokens, and the context leaves room for {longest}; "
+                    "shorten it, take fewer output tokens (validation.max_tokens), or give the engine a longer context"
+                )
+            prompts.append(prompt)
     if not prompts:
-        raise RecordError(f"{path.name} holds no prompt of at most {longest} tokens")
+        raise RecordError(f"{path.name} holds no prompt")
     return prompts
 
 

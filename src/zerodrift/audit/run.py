@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
+import torch
 
 from zerodrift.audit import verdict as judging
 from zerodrift.audit.counterfactual.binding import find_misbound
@@ -33,10 +34,10 @@ from zerodrift.audit.plan import (
 from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.probes.given import given_tokens, recorded_in, same_reference, sampled_by
-from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, parity, sampling_cause
+from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, greedy, parity, sampling_cause
 from zerodrift.audit.probes.result import ProbeResult, found, not_judged
 from zerodrift.audit.probes.rewards import rewards
-from zerodrift.audit.probes.sync import Update, weight_sync
+from zerodrift.audit.probes.sync import LEAST_SIGNAL, Update, weight_sync
 from zerodrift.audit.probes.trainer import trainer
 from zerodrift.audit.reduce import reduce
 from zerodrift.audit.replay import Replay
@@ -44,6 +45,7 @@ from zerodrift.audit.shape import describe, shape
 from zerodrift.audit.tasks import rewarded
 from zerodrift.backends.base import Backend, Capability, need
 from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.backends.teacher import Teacher
 from zerodrift.config.precision import Precision
 from zerodrift.config.validation import ValidationConfig
 from zerodrift.core.completion import EngineFingerprint
@@ -58,6 +60,7 @@ from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
 
 DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP8: "bfloat16"}
 GIVEN_SEQUENCES = 8
+MOVED_PROMPTS = 4
 
 
 class Progress(Protocol):
@@ -128,10 +131,11 @@ class Audit:
             return self._audited(fingerprint, judging.conclude(results, ()), results, None, None, {}, ())
         self.progress.stage("floor")
         floor = self._floor(observed)
-        gates = gates_for(self.validation.gate_for(self.precision), floor)
+        gates = gates_for(self.validation.gate_for(self.precision), floor, self.validation.own_gates)
         measurements = self._measure(observed)
         table = tabulate(measurements, floor)
-        parity_result, fidelity_result = parity(table, gates, rng), fidelity(table)
+        parity_result = parity(table, gates, rng)
+        fidelity_result = greedy(table) if self.sampling.greedy else fidelity(table)
         results += [parity_result, fidelity_result]
         causes: tuple[CauseFound, ...] = ()
         # One sequence has no spread between sequences: what is wrong with it stays without a name.
@@ -239,15 +243,22 @@ class Audit:
         """Parity the other way round, on fresh samples of the reference or on recorded ones."""
         self.progress.stage("given tokens")
         if self.baseline is None:
-            sampling = msgspec.structs.replace(self.sampling, n=1, seed=self.validation.seed)
-            requests = [Request(prompt, sampling) for prompt in self.prompts[:GIVEN_SEQUENCES]]
-            given = sampled_by(self.reference, requests)
-            return [self._guard("given-tokens", lambda: given_tokens(self.engine, given, gates))]
+            return [self._guard("given-tokens", lambda: self._sampled_by_the_reference(gates))]
         header, given = self.baseline.header, recorded_in(self.baseline.rows)
         return [
             same_reference(self.reference, header, given, gates),
             self._guard("given-tokens", lambda: given_tokens(self.engine, given, gates)),
         ]
+
+    def _sampled_by_the_reference(self, gates: Gates) -> ProbeResult:
+        # First: an engine that cannot score is not worth the sampling.
+        need(self.engine, Capability.SCORE, "it does not score given tokens")
+        sampling = msgspec.structs.replace(self.sampling, n=1, seed=self.validation.seed)
+        # Position probes may lie beyond the context that the reference was trained for.
+        room = self.reference.facts.context_length - sampling.max_tokens
+        fitting = [prompt for prompt in self.prompts if len(prompt.token_ids) <= room]
+        requests = [Request(prompt, sampling) for prompt in fitting[:GIVEN_SEQUENCES]]
+        return given_tokens(self.engine, sampled_by(self.reference, requests), gates)
 
     def _smallest(self, index: int, gates: Gates) -> Case | None:
         """The request with this index, made as small as it can be without its answer becoming right."""
@@ -306,10 +317,20 @@ class Audit:
         self.progress.stage("weight-sync")
         requests = self._probe_requests(self.validation.seed + 1, SYNC_REQUESTS)
         model = self.reference.model
-        changed = perturbed(model, self.validation.seed)
+        changed = perturbed(model, self.validation.seed, lambda moved: self._moves(moved, requests, gates))
         after = write_checkpoint(changed, self.checkpoint, self.directory / "sync" / "b")
         update = Update(self.checkpoint, after, self.resets_cache)
         return weight_sync(self.engine, GroupedWeights(model, changed), update, requests, gates)
+
+    def _moves(self, changed: Any, requests: Sequence[Request], gates: Gates) -> bool:
+        """Whether an update to `changed` can be told from rounding, by what both make of some prompts."""
+        prompts = [request.prompt.token_ids for request in requests[:MOVED_PROMPTS]]
+        starts = [1] * len(prompts)
+        before, after = (
+            torch.cat(list(Teacher(model).logprobs(prompts, starts)))
+            for model in (self.reference.model, changed)
+        )
+        return float((before - after).abs().mean()) >= 2 * LEAST_SIGNAL * gates.mean
 
     def _guard(self, name: str, probe: Callable[[], ProbeResult]) -> ProbeResult:
         """A probe that the engine does not survive is not judged; the others still are, and none of it passes."""
@@ -318,8 +339,10 @@ class Audit:
             result = probe()
         except CapabilityMissing as error:
             result = not_judged(name, str(error))
-        except ZerodriftError as error:
+        except EngineError as error:
             result = not_judged(name, f"the engine failed: {error}", required=True)
+        except ZerodriftError as error:
+            result = not_judged(name, str(error), required=True)
         record = msgspec.structs.replace(result.record, seconds=round(time.monotonic() - began, 3))
         return ProbeResult(record, result.causes)
 

@@ -37,7 +37,7 @@ from zerodrift.records.tokens import write_tokens
 DEFAULT_MODEL = "testbed:qwen3"
 PRECISIONS = {"float32": Precision.FP32, "float64": Precision.FP32, "bfloat16": Precision.BF16}
 LONGEST_PROMPT = 512
-"""Prompts of an audit are cut off here: attention is quadratic and faults are not."""
+"""Of those that are generated: attention is quadratic and faults are not."""
 
 Wrap = Callable[[Backend], Backend]
 
@@ -59,6 +59,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     resets_cache: bool = True
     wrap: Wrap | None = None
     """Plants a fault in the engine."""
+    planted: str = ""
+    """Its name: a run with it is not resumed without it."""
     environment: bytes | None = None
     """What the run stands in, as JSON, to be kept beside it."""
 
@@ -76,7 +78,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         trainer, posed = self._trainer(spec), self._posed(spec, reference)
         self.directory.mkdir(parents=True, exist_ok=True)
         with only_writer(self.directory / files.LOCK, self.directory):
-            self._prepare()
+            self._prepare(reference)
             checkpoint = self._checkpoint(spec, self.directory)
             served = Served(str(checkpoint or spec), self.config.model.dtype)
             with open_engine(self.config.engine, served, self.directory) as opened:
@@ -123,14 +125,26 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
                 progress.stage("replay")
                 return Replay(engine, reference, case.limit)(case.requests)
 
-    def _prepare(self) -> None:
-        path, content = self.directory / files.CONFIG, dump(self.config).encode()
-        if path.exists() and path.read_bytes() != content:
-            raise RecordError(
-                f"{self.directory} holds a run with another configuration; choose another --out, "
-                "or repeat that run's options to resume it"
-            )
-        write_atomically(path, content)
+    def _prepare(self, reference: ReferenceBackend) -> None:
+        asked = files.Asked(
+            planted=self.planted,
+            sync=self.sync,
+            resets_cache=self.resets_cache,
+            weights=reference.version.digest or "",
+        )
+        for name, what, content in (
+            (files.CONFIG, "another configuration", dump(self.config).encode()),
+            (files.ASKED, "another fault, update or checkpoint", msgspec.json.encode(asked)),
+        ):
+            path = self.directory / name
+            if path.exists() and path.read_bytes() != content:
+                raise RecordError(
+                    f"{self.directory} holds a run with {what}; choose another --out, "
+                    "or repeat that run's options to resume it"
+                )
+            write_atomically(path, content)
+        # Of a run that was killed after it was found; this one may find none.
+        (self.directory / files.CASE).unlink(missing_ok=True)
         if self.environment is not None:
             write_atomically(self.directory / files.ENVIRONMENT, self.environment)
 
@@ -183,13 +197,15 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         if posed is not None:
             check_room(posed.task, posed.prompts, context, validation.max_tokens)
             return posed.prompts
-        longest = min(context - validation.max_tokens, LONGEST_PROMPT)
+        longest = context - validation.max_tokens
         count, chosen = validation.num_prompts, self._long_prompts(reference, max_model_len)
         if validation.prompts is not None:
             given = count - count // 5 if validation.property_based_prompts else count
-            chosen += from_file(Path(validation.prompts), reference.tokenizer, longest, given)
+            path, vocab_size = Path(validation.prompts), facts.vocab_size
+            chosen += from_file(path, reference.tokenizer, longest, given, vocab_size)
             count -= given
         if count:
+            longest = min(longest, LONGEST_PROMPT)
             chosen += generated(reference.tokenizer, facts.vocab_size, longest, count, validation.seed)
         return chosen
 

@@ -198,6 +198,7 @@ def _session(resolved: "RunConfig", out: Path | None, inject: str | None, **upda
         config=resolved,
         directory=out or RUNS / time.strftime("audit-%Y%m%d-%H%M%S"),
         wrap=None if inject is None else _fault(inject, sampling, update["sync"]),
+        planted=inject or "",
         environment=_environment(),
         **update,
     )

@@ -97,6 +97,13 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 "leave them to an audit without --task (--set validation.position_probes=[])"
             )
 
+    @property
+    def own_gates(self) -> frozenset[str]:
+        """Names of the gates that the user set: no floor moves those."""
+        return frozenset(
+            name for name, value in msgspec.structs.asdict(self.gates).items() if value is not None
+        )
+
     def gate_for(self, precision: Precision) -> Magnitude:
         """The gates in force in this precision: the profile's, one's own in their place, and the cap."""
         own = {name: value for name, value in msgspec.structs.asdict(self.gates).items() if value is not None}

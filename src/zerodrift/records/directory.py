@@ -1,6 +1,7 @@
 """What a run leaves behind: one directory, the same files in every one.
 
 config.yaml        the resolved configuration
+asked.json         what was asked beyond it: the fault planted, the update made, the weights compared with
 environment.json   versions and devices
 rollouts.jsonl     every request and what came back
 reference.jsonl    what the reference answered to the same requests, where a task rewards both
@@ -21,7 +22,19 @@ from zerodrift.records.verdict import SCHEMA, VerdictRecord
 CONFIG, ENVIRONMENT, VERDICT = "config.yaml", "environment.json", "verdict.json"
 ROLLOUTS, TOKENS, REPORT = "rollouts.jsonl", "tokens.parquet", "report.html"
 CASE, REFERENCE = "case.json", "reference.jsonl"
+ASKED = "asked.json"
 LOCK = ".lock"
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes two runs with one configuration different ones."""
+
+    planted: str
+    """The fault; empty where the engine is as it comes."""
+    sync: bool
+    resets_cache: bool
+    weights: str
+    """Digest of the reference's."""
 
 
 def check_run_directory(directory: Path) -> None:
@@ -34,6 +47,9 @@ def check_run_directory(directory: Path) -> None:
         raise RecordError(
             f"{directory} holds other things than a run ({CONFIG} is not among them); choose another --out"
         )
+    if (directory / VERDICT).exists():
+        # Its answers are those of an engine as it was then: a second audit would repeat the verdict and ask nothing.
+        raise RecordError(f"{directory} holds a finished run; choose another --out, or remove it first")
 
 
 def write_verdict(directory: Path, record: VerdictRecord) -> Path:

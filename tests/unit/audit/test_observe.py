@@ -7,7 +7,14 @@ import pytest
 
 from zerodrift.audit import observe as observing
 from zerodrift.audit.observe import observe
-from zerodrift.core.completion import Answer, Completion, FinishReason, LogprobKind, Problem
+from zerodrift.core.completion import (
+    Answer,
+    Completion,
+    EngineFingerprint,
+    FinishReason,
+    LogprobKind,
+    Problem,
+)
 from zerodrift.core.errors import BadAnswer, EngineUnreachable, RecordError
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
@@ -20,9 +27,13 @@ class Counting:
 
     name = "counting"
 
-    def __init__(self, dies_at: int | None = None) -> None:
+    def __init__(self, dies_at: int | None = None, build: str = "1") -> None:
         self.asked: list[Request] = []
         self._dies_at = dies_at
+        self._build = build
+
+    def fingerprint(self) -> EngineFingerprint:
+        return EngineFingerprint(engine=self.name, semantic={}, numeric={"build": self._build}, deployment={})
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
         if self._dies_at is not None and len(self.asked) >= self._dies_at:
@@ -41,7 +52,7 @@ class Counting:
                 sampling=sampling,
                 finish_reason=FinishReason.LENGTH,
                 versions=(VersionSpan(WeightVersion("v"), 0, 2),),
-                fingerprint="f",
+                fingerprint=self.fingerprint().digest,
                 sample_index=index,
             )
             for index in range(sampling.n)
@@ -180,3 +191,10 @@ def test_who_sampled_is_written_down(tmp_path: Path) -> None:
     rollouts = observe(Counting(), REQUESTS, "g", tmp_path / "r.jsonl", source="reference")  # type: ignore[arg-type]
     assert {rollout.source for rollout in rollouts} == {"reference"}
     assert any(rollout.problem is not None for rollout in rollouts)
+
+
+def test_answers_of_another_build_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    observe(Counting(), REQUESTS[:4], "parity", path)
+    with pytest.raises(RecordError, match=r"fingerprint .* resume with the engine as it was"):
+        observe(Counting(build="2"), REQUESTS, "parity", path)

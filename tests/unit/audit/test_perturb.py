@@ -8,7 +8,7 @@ import torch
 
 from zerodrift import models
 from zerodrift.audit.perturb import (
-    SHARE,
+    SHARES,
     GroupedWeights,
     by_kind,
     by_layer,
@@ -58,7 +58,7 @@ def test_every_tensor_moves_by_a_share_of_its_spread(model: Any) -> None:
     for name, tensor in changed.state_dict().items():
         old = before[name]
         moved = float((tensor - old).std() / old.std())
-        assert moved == pytest.approx(SHARE, rel=0.2), name
+        assert moved == pytest.approx(SHARES[0], rel=0.2), name
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
@@ -76,7 +76,7 @@ def test_a_constant_tensor_moves_by_its_size() -> None:
     flat.scale = torch.nn.Parameter(torch.tensor([2.0]))
     changed = perturbed(flat, 0)
     moved = (changed.norm - flat.norm).detach().abs().mean()
-    assert float(moved) == pytest.approx(0.8 * SHARE * 3, rel=0.5)
+    assert float(moved) == pytest.approx(0.8 * SHARES[0] * 3, rel=0.5)
     assert changed.scale.item() != 2.0
 
 

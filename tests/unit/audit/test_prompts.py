@@ -149,11 +149,17 @@ def test_blank_lines_and_a_missing_last_newline_are_fine(tokenizer: Any, tmp_pat
     assert from_file(path, tokenizer, 9, 9) == [Prompt((5,)), Prompt((6,))]
 
 
-def test_only_so_many_are_read_and_long_ones_left_out(tokenizer: Any, tmp_path: Path) -> None:
-    path = write(tmp_path / "p.jsonl", *({"prompt": [5] * length} for length in (3, 9, 1, 2, 4)))
+def test_only_so_many_are_read(tokenizer: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", *({"prompt": [5] * length} for length in (3, 1, 2)))
     with path.open("a") as file:
         file.write("this line is never reached\n")
     assert [len(prompt.token_ids) for prompt in from_file(path, tokenizer, 3, 3)] == [3, 1, 2]
+
+
+def test_one_that_is_too_long_is_not_dropped_in_silence(tokenizer: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", *({"prompt": [5] * length} for length in (3, 9)))
+    with pytest.raises(InvalidPrompt, match=r"p.jsonl, line 2: a prompt of 9 tokens, .* room for 3; shorten"):
+        from_file(path, tokenizer, 3, 3)
 
 
 BAD_LINES: list[tuple[bytes, str]] = [
@@ -199,11 +205,11 @@ def test_a_tokenizer_without_a_template(tmp_path: Path) -> None:
         from_file(path, bare, 64, 10)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b'{"prompt": [5, 6, 7]}\n'])
-def test_a_file_without_a_prompt_that_fits(tokenizer: Any, tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_a_file_without_a_prompt(tokenizer: Any, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "p.jsonl"
     path.write_bytes(content)
-    with pytest.raises(RecordError, match=r"p.jsonl holds no prompt of at most 2 tokens"):
+    with pytest.raises(RecordError, match=r"p.jsonl holds no prompt"):
         from_file(path, tokenizer, 2, 10)
 
 

@@ -1,6 +1,7 @@
 """From a configuration to a directory. The engine offers nothing beyond generating, so that the rungs are cheap."""
 
 import copy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,23 @@ def test_sampling_is_the_configured_one_with_the_audits_length(finished: tuple[S
         assert rollout.request.sampling.max_tokens == 5
 
 
-def test_a_finished_run_is_read_again_without_asking(finished: tuple[Session, Any]) -> None:
+def unfinished(session: Session, directory: Path) -> Session:
+    """The run as a kill before its verdict would have left it."""
+    shutil.copytree(session.directory, directory)
+    (directory / files.VERDICT).unlink()
+    return msgspec.structs.replace(session, directory=directory)
+
+
+def test_a_finished_run_is_not_judged_again(finished: tuple[Session, Any]) -> None:
+    """Its answers are old: an engine that broke since would pass."""
+    session, _ = finished
+    with pytest.raises(RecordError, match="holds a finished run; choose another --out"):
+        session.run(Silent())
+
+
+def test_an_unfinished_run_goes_on_without_asking_again(
+    finished: tuple[Session, Any], tmp_path: Path
+) -> None:
     session, audited = finished
     asked = []
 
@@ -86,10 +103,32 @@ def test_a_finished_run_is_read_again_without_asking(finished: tuple[Session, An
         stripped.generate = lambda requests: asked.append(requests) or []  # type: ignore[method-assign, func-returns-value]
         return stripped
 
-    again = msgspec.structs.replace(session, wrap=watched).run(Silent(), "zerodrift audit")
+    stopped = msgspec.structs.replace(unfinished(session, tmp_path / "run"), wrap=watched)
+    again = stopped.run(Silent(), "zerodrift audit")
     assert asked == []
     assert again.record.metrics == audited.record.metrics
     assert again.record.verdict is audited.record.verdict
+
+
+@pytest.mark.parametrize("change", [{"planted": "semantic/raw-logprobs"}, {"sync": True}])
+def test_an_unfinished_run_of_something_else_is_refused(
+    finished: tuple[Session, Any], tmp_path: Path, change: dict[str, Any]
+) -> None:
+    stopped = msgspec.structs.replace(unfinished(finished[0], tmp_path / "run"), **change)
+    with pytest.raises(RecordError, match="another fault, update or checkpoint"):
+        stopped.run(Silent())
+
+
+def test_answers_of_another_engine_are_refused(finished: tuple[Session, Any], tmp_path: Path) -> None:
+    def other(engine: Backend) -> Backend:
+        stripped = bare(engine)
+        there = engine.fingerprint()
+        stripped.fingerprint = lambda: msgspec.structs.replace(there, numeric={"dtype": "float32"})  # type: ignore[method-assign]
+        return stripped
+
+    stopped = msgspec.structs.replace(unfinished(finished[0], tmp_path / "run"), wrap=other)
+    with pytest.raises(RecordError, match="holds answers of an engine with fingerprint"):
+        stopped.run(Silent())
 
 
 def test_nothing_to_compare_leaves_a_verdict_and_no_table(tmp_path: Path) -> None:
@@ -103,9 +142,9 @@ def test_nothing_to_compare_leaves_a_verdict_and_no_table(tmp_path: Path) -> Non
     assert not (tmp_path / files.TOKENS).exists()
 
 
-def test_another_configuration_is_refused(finished: tuple[Session, Any]) -> None:
-    session, _ = finished
-    other = msgspec.structs.replace(session, config=config(validation={"seed": 1}))
+def test_another_configuration_is_refused(finished: tuple[Session, Any], tmp_path: Path) -> None:
+    stopped = unfinished(finished[0], tmp_path / "run")
+    other = msgspec.structs.replace(stopped, config=config(validation={"seed": 1}))
     with pytest.raises(RecordError, match="another configuration"):
         other.run(Silent())
 

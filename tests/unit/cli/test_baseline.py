@@ -147,7 +147,7 @@ def test_no_such_model(spec: str, says: str, tmp_path: Path, capsys: pytest.Capt
     ("content", "code", "says"),
     [
         (None, "record/invalid", "there is no prompt file"),
-        (b"", "record/invalid", "holds no prompt of at most"),
+        (b"", "record/invalid", "holds no prompt"),
         (b"oops\n", "record/invalid", "prompts.jsonl, line 1: not JSON"),
         (b'{"prompt": [3]}\n{"text": "hi"}\n', "record/invalid", "prompts.jsonl, line 2: no `prompt`"),
         (b"\xff\xfe\n", "record/invalid", "prompts.jsonl, line 1: not UTF-8"),

@@ -3,7 +3,7 @@ from typing import Any
 
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.faults.registry import inject_all, resolve
-from zerodrift.faults.wrapper import clone, fact_of, innermost, host_in
+from zerodrift.faults.wrapper import clone, fact_of, host_in, innermost
 
 
 def test_the_engine_beneath_is_found(llama: ReferenceBackend, elsewhere: Callable[..., Any]) -> None:

@@ -45,7 +45,7 @@ def test_newest_first_and_nothing_left_out(folder: Path) -> None:
     assert first.engine == "vllm"
     assert first.mean is not None
     assert (second.verdict, second.cause) == (Outcome.FAIL, "semantic/raw-logprobs")
-    assert (killed.state, killed.verdict, killed.engine) == (State.UNFINISHED, None, "reference")
+    assert (killed.state, killed.verdict, killed.engine) == (State.UNFINISHED, None, "exact")
     assert broken.state is State.UNREADABLE
     assert "verdict.json" in str(broken.problem)
 

@@ -21,6 +21,10 @@ from zerodrift.core.request import Prompt, Request
 from zerodrift.core.task import Scorer
 from zerodrift.records.verdict import Outcome
 
+LEAST_SHARED = 0.5
+"""Share of the tokens that two runs with the same seeds must have in common. Rounding parts ways at a token in some
+hundreds; an engine that draws anew shares only what is nearly certain."""
+
 Evidence = dict[str, float | int | str | bool]
 
 
@@ -123,6 +127,10 @@ class SelfConsistency:
         for one, other in zip(first, second, strict=True):
             shared = _shared(one.token_ids, other.token_ids)
             pairs.append((np.array(one.logprobs[:shared]), np.array(other.logprobs[:shared])))
+        shared, drawn = sum(len(one) for one, _ in pairs), sum(len(one.token_ids) for one in first)
+        if shared < LEAST_SHARED * drawn:
+            says = f"with the same seeds {drawn - shared} of {drawn} tokens came out otherwise: the engine ignores seeds"
+            return vacuous(name, says, {"shared": shared, "drawn": drawn})
         return self._judge(name, cause, pairs, extra or {})
 
     def _judge(

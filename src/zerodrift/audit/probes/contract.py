@@ -48,10 +48,16 @@ def contract(rollouts: Sequence[Rollout], engine: str, facts: ModelFacts) -> Pro
     return answered(
         NAME,
         Outcome.PASS,
-        f"{len(completed)} completions: prompts as sent, logprobs finite, samples distinct",
+        f"{len(completed)} completions: prompts as sent, logprobs finite, {_distinct(completed)}",
         evidence,
         required=True,
     )
+
+
+def _distinct(rollouts: Sequence[Rollout]) -> str:
+    """What is known of samples that share a prompt."""
+    several = {rollout.index for rollout in rollouts if rollout.request.sampling.n > 1}
+    return f"samples distinct in {len(several)} requests" if several else "one sample of each"
 
 
 def _problems(rollouts: Sequence[Rollout], engine: str) -> list[CauseFound]:

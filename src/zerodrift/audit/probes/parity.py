@@ -1,5 +1,6 @@
 """Rungs 3 and 4: are the reported numbers the trainer's, and were the tokens drawn from what they claim?"""
 
+from collections.abc import Set
 from typing import NamedTuple
 
 import numpy as np
@@ -18,15 +19,21 @@ from zerodrift.stats.summary import summarise
 
 LEAST_TOKENS = 200
 """Fewer tokens than this decide nothing: a top-p fault needs about 400."""
-FLOOR_MULTIPLE = 5.0
+FLOOR_MULTIPLES = {"float32": 5.0}
 """An engine has other kernels than the reference's variants: vLLM on CPU sits at 2 to 4 floors in fp32."""
+FLOOR_MULTIPLE = 2.0
+"""In any other precision, where rounding to it dwarfs the order of sums: healthy engines sit at 1.0 to 1.3 floors."""
 SAMPLING_ALPHA = 1e-6
 """Two-sided; 3,000 healthy runs are expected to raise 0.003 false alarms."""
 SAMPLING_DOUBT = 1e-4
 """Below it chance is no good account either: one healthy run in 10,000 is asked to draw more."""
+TIE = 2.5
+"""Places up to so many times a token's own probability may be a tie's: with the likeliest token e^0.4 times as likely."""
 SERIAL = "one draw says something about the next"
 VETO_NATS = 2.0
-"""No dense model in bf16 was ever seen above 0.5 on a healthy token."""
+"""No trained dense model in bf16 was ever seen above 0.5 on a healthy token. Where the floor is higher than theirs, as
+on built-in models, whose logits are large, so is the veto."""
+VETO_PER_P90 = 20.0
 
 
 class Gates(NamedTuple):
@@ -38,11 +45,12 @@ class Gates(NamedTuple):
     veto: float
 
 
-def gates_for(profile: Magnitude, floor: Floor) -> Gates:
-    """Relative to the floor and to the precision profile, never one absolute number."""
-    mean = max(profile.mean_abs, FLOOR_MULTIPLE * floor.mean)
-    p90 = max(profile.p90_abs, FLOOR_MULTIPLE * floor.p90)
-    return Gates(mean, p90, profile.k3, max(VETO_NATS, 100 * floor.p90))
+def gates_for(gate: Magnitude, floor: Floor, own: Set[str] = frozenset()) -> Gates:
+    """Relative to the floor and to the precision profile, never one absolute number; `own` are taken as they are."""
+    multiple = FLOOR_MULTIPLES.get(floor.precision, FLOOR_MULTIPLE)
+    mean = gate.mean_abs if "mean_abs" in own else max(gate.mean_abs, multiple * floor.mean)
+    p90 = gate.p90_abs if "p90_abs" in own else max(gate.p90_abs, multiple * floor.p90)
+    return Gates(mean, p90, gate.k3, max(VETO_NATS, VETO_PER_P90 * multiple * floor.p90))
 
 
 def parity(table: TokenTable, gates: Gates, rng: np.random.Generator) -> ProbeResult:
@@ -150,6 +158,19 @@ def fidelity(table: TokenTable) -> ProbeResult:
         doubt = f"{says}, which chance does once in {1 / p_value:,.0f} runs: decide it with more samples (--trials)"
         return answered(name, Outcome.INCONCLUSIVE, doubt, evidence, required=True)
     return answered(name, Outcome.PASS, f"z = {test.z:+.2f}, p = {p_value:.2g}", evidence, required=True)
+
+
+def greedy(table: TokenTable) -> ProbeResult:
+    """Nothing is drawn at temperature 0: is every token the likeliest one, but for ties that rounding decides?"""
+    name = "sampling"
+    if len(table.token) < LEAST_TOKENS:
+        return vacuous(name, f"{len(table.token)} tokens; {LEAST_TOKENS} are needed", required=True)
+    # A token of rank 1 has at least the likeliest one's mass before it, and at most that and its own.
+    others = int((table.by_likelihood > TIE * np.exp(table.contracted)).sum())
+    evidence: Evidence = {"tokens": len(table.token), "not_likeliest": others}
+    says = f"{others} of {len(table.token)} tokens are not the likeliest, though nothing was to be drawn"
+    status = Outcome.FAIL if others > max(1, 1e-3 * len(table.token)) else Outcome.PASS
+    return answered(name, status, says, evidence, required=True)
 
 
 def _follows(table: TokenTable, possible: np.ndarray) -> np.ndarray:

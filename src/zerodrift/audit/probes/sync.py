@@ -43,6 +43,8 @@ MISSING = 0.5
 TOKENS_PER_UNKNOWN = 4
 SCOUTING_TOKENS = 24
 """Accounts of an update are tried on so many tokens first; one that explains half of those is tried on all."""
+LEAST_SIGNAL = 5.0
+"""Gates by which an update must move logprobs for what did not arrive to be told from rounding."""
 MOST = 0.9
 """An account of the update must remove this share of the difference to be believed."""
 
@@ -108,36 +110,46 @@ def weight_sync(
         if Capability.RESET_CACHE in engine.capabilities:
             engine.reset_cache()
     back = _generate(engine, [_salted(request, "audit-a") for request in requests])
-    returned = float(np.abs(weights.score(weights.old, back) - _reported(back)).mean())
+    returned = Seen(back, _reported(back), weights.score(weights.old, back), weights.score(weights.new, back))
     return _judge(engine, weights, cached, fresh, returned, gates)
 
 
 def _judge(
-    engine: Backend, weights: GroupedWeights, cached: Seen, fresh: Seen, returned: float, gates: Gates
+    engine: Backend, weights: GroupedWeights, cached: Seen, fresh: Seen, returned: Seen, gates: Gates
 ) -> ProbeResult:
+    """`returned` is seen from A: its new weights are the ones that were pushed back."""
     hits = sum(completion.cached_tokens or 0 for completion in cached.completions)
     signal = float(np.abs(fresh.at_new - fresh.at_old).mean())
     evidence = {
         "slope": fresh.slope,
         "gap_fresh": fresh.gap,
         "gap_cached": cached.gap,
-        "gap_returned": returned,
+        "gap_returned": returned.gap,
         "predicted_change": signal,
         "cached_tokens": hits,
     }
-    if signal < 5 * gates.mean:
+    if signal < LEAST_SIGNAL * gates.mean:
         return vacuous(NAME, f"the update moves logprobs by {signal:.2g}, too little to see", evidence)
     causes = _causes(engine, weights, cached, fresh, gates)
     if causes:
         return answered(NAME, Outcome.FAIL, causes[0].evidence, evidence, causes=tuple(causes))
-    if returned > gates.mean:
-        says = f"after A→B→A the engine is {returned:.2g} away from A"
-        cause = found("weights/buffer", engine.name, NAME, says)
-        return answered(NAME, Outcome.FAIL, says, evidence, causes=(cause,))
+    if returned.gap > gates.mean:
+        cause = _not_returned(engine, returned, gates)
+        return answered(NAME, Outcome.FAIL, cause.evidence, evidence, causes=(cause,))
     says = f"the update arrived whole (slope {fresh.slope:.4f}) and left nothing behind"
     if Capability.CACHED_TOKENS in engine.capabilities and not hits:
         says += "; the cache held nothing to go stale"
     return answered(NAME, Outcome.PASS, says, evidence)
+
+
+def _not_returned(engine: Backend, returned: Seen, gates: Gates) -> CauseFound:
+    """B arrived whole and A did not come back: the second push was lost, or something beside the weights stayed."""
+    says = f"after A→B→A the engine is {returned.gap:.2g} away from A"
+    at_b = float(np.abs(returned.at_old - returned.reported).mean())
+    if at_b <= max(gates.mean, returned.gap / 20):
+        says = f"{says}, and answers with B: the second update did not arrive"
+        return found("weights/stale", engine.name, NAME, says, explained=1 - at_b / returned.gap)
+    return found("weights/buffer", engine.name, NAME, f"{says}, and at neither of the two")
 
 
 def _causes(
@@ -247,7 +259,7 @@ def _stale_prefix(engine: Backend, weights: GroupedWeights, cached: Seen) -> Cau
         f"fresh prompts answer with the new weights, {hits} cached prompt tokens with the old ones' keys and "
         f"values: replaying that explains {explained:.1%} of the difference"
     )
-    cause = "weights/stale-prefix-cache" if explained > MISSING else "unexplained"
+    cause = "weights/stale-prefix-cache" if explained > MOST else "unexplained"
     return found(cause, engine.name, NAME, says, explained=explained)
 
 

@@ -33,7 +33,8 @@ def conclude(
     principal = next((cause for cause in conclusion.causes if cause.gating), None)
     names = list(sides.guilty)
     if principal is not None and CAUSES[principal.cause].layer is Layer.WEIGHTS:
-        names[names.index("engine")] = WEIGHT_SYNC
+        # A sampler that still has the old weights draws their tokens, whatever numbers are reported with those.
+        names = [WEIGHT_SYNC if name in {"engine", "sampler"} else name for name in names]
     says = conclusion.says
     if names == ["trainer"] and principal is not None and CAUSES[principal.cause].layer is not Layer.TRAINER:
         # The sentences of other causes speak of an engine.

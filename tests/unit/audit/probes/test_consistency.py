@@ -297,3 +297,12 @@ def test_nothing_was_decoded(engine: Engine, gates: Gates) -> None:
     result = prefill_decode(engine(lambda *_: (), lambda *_: ()), gates, Truth())
     assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
     assert np.isfinite([v for v in result.record.evidence.values() if isinstance(v, float)]).all()
+
+
+@pytest.mark.parametrize("name", list(SECOND))
+def test_an_engine_that_ignores_seeds_agrees_with_nothing(engine: Engine, gates: Gates, name: str) -> None:
+    """Of what it draws anew the first token alone is the same: that is no ground for `every bit equal`."""
+    anew = engine(steady, lambda request, number: (7, 100 + number, 101, 102), **HITS)
+    result = run(name, anew, gates)
+    assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
+    assert "the engine ignores seeds" in result.record.says

@@ -7,11 +7,11 @@ import pytest
 from zerodrift.audit.floor import Floor
 from zerodrift.audit.measure import TokenTable
 from zerodrift.audit.probes.parity import (
-    FLOOR_MULTIPLE,
     LEAST_TOKENS,
     Gates,
     fidelity,
     gates_for,
+    greedy,
     parity,
     sampling_cause,
 )
@@ -146,7 +146,38 @@ def test_gates_are_the_profile_or_a_multiple_of_the_floor() -> None:
     low = Floor("float32", 8, 10, 1e-7, 2e-7, (0.0,), (1e-7,))
     assert gates_for(profile, low) == Gates(1e-5, 2.5e-5, 1e-6, 2.0)
     high = Floor("bfloat16", 8, 10, 0.01, 0.03, (0.0,), (0.01,))
-    assert gates_for(profile, high) == Gates(FLOOR_MULTIPLE * 0.01, FLOOR_MULTIPLE * 0.03, 1e-6, 3.0)
+    assert gates_for(profile, high) == Gates(0.02, 0.06, 1e-6, 2.0)
+    higher = Floor("bfloat16", 8, 10, 0.03, 0.1, (0.0,), (0.01,))
+    assert gates_for(profile, higher) == pytest.approx(Gates(0.06, 0.2, 1e-6, 4.0))
+    single = Floor("float32", 8, 10, 1e-5, 2e-5, (0.0,), (1e-7,))
+    assert gates_for(profile, single) == pytest.approx(Gates(5e-5, 1e-4, 1e-6, 2.0))
+
+
+def test_a_gate_of_ones_own_is_not_moved_by_the_floor() -> None:
+    own = Magnitude(mean_abs=1e-3, p90_abs=2e-3, k3=1e-6)
+    floor = Floor("bfloat16", 8, 10, 0.01, 0.03, (0.0,), (0.01,))
+    assert gates_for(own, floor, {"mean_abs"})[:2] == (1e-3, 0.06)
+    assert gates_for(own, floor, {"p90_abs"})[:2] == (0.02, 2e-3)
+
+
+# --- greedy -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("others", "status"), [(0, Outcome.PASS), (1, Outcome.PASS), (2, Outcome.FAIL), (400, Outcome.FAIL)]
+)
+def test_greedy_tokens_are_the_likeliest(others: int, status: Outcome) -> None:
+    """The likeliest has its own mass before its end, a tie twice that, and any other token more."""
+    seen = table(np.zeros(400), np.full(400, np.log(0.2)))
+    places = np.full(400, 0.1)
+    places[200:] = 0.39  # ties
+    places[:others] = 0.6
+    result = greedy(dataclasses.replace(seen, by_likelihood=places))
+    assert (result.record.status, result.record.evidence["not_likeliest"]) == (status, others)
+
+
+def test_a_few_greedy_tokens_decide_nothing() -> None:
+    assert greedy(table(np.zeros(LEAST_TOKENS - 1))).record.vacuous
 
 
 # --- sampling ---------------------------------------------------------------------------------------------------

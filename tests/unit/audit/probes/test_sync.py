@@ -81,8 +81,10 @@ def engine(scripted: Engine) -> Any:
 
 @pytest.fixture
 def judge(engine: Any, gates: Gates) -> Callable[..., ProbeResult]:
-    def run(cached: Seen, fresh: Seen, returned: float = 0.0) -> ProbeResult:
-        return sync._judge(engine, WEIGHTS, cached, fresh, returned, gates)
+    def run(cached: Seen, fresh: Seen, returned: np.ndarray = OLD) -> ProbeResult:
+        """`returned` is what was reported after the old weights were pushed back."""
+        back = Seen(fresh.completions, returned, OLD, AT_NEW)
+        return sync._judge(engine, WEIGHTS, cached, fresh, back, gates)
 
     return run
 
@@ -172,16 +174,19 @@ def test_the_first_completions_with_so_many_tokens(seen: See, tokens: int, count
     assert len(some.reported) == len(some.at_new) == len(some.at_old) == 10 * count
 
 
-def test_weights_that_do_not_come_back(judge: Judge, seen: See) -> None:
-    result = judge(seen(AT_NEW), seen(AT_NEW), returned=0.1)
-    assert cause(result) == "weights/buffer"
+@pytest.mark.parametrize(
+    ("returned", "named"), [(OLD + 0.1, "weights/buffer"), (AT_NEW, "weights/stale")], ids=["neither", "B"]
+)
+def test_weights_that_do_not_come_back(judge: Judge, seen: See, returned: np.ndarray, named: str) -> None:
+    result = judge(seen(AT_NEW), seen(AT_NEW), returned)
+    assert cause(result) == named
     assert "after A→B→A" in result.record.says
 
 
 def test_an_update_too_small_to_see_is_vacuous(engine: Any, gates: Gates, completion: Make) -> None:
     for change in (0.0, 1e-6):
         still = Seen([completion((1,), (3,) * SIZE)], OLD, OLD + change, OLD)
-        result = sync._judge(engine, WEIGHTS, still, still, 0.0, gates)
+        result = sync._judge(engine, WEIGHTS, still, still, still, gates)
         assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
         assert np.isfinite(list(result.record.evidence.values())).all()
 

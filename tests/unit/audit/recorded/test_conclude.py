@@ -50,6 +50,12 @@ def test_nobody_is_guilty() -> None:
         (sides(trainer=False), "trainer/autocast", "trainer", "trainer: its logprobs leave"),
         (sides(engine=False), "weights/stale", "weight sync", "weight sync: the engine's logprobs are those"),
         (
+            sides(samples=False),
+            "weights/stale",
+            "weight sync",
+            "weight sync: the engine's logprobs are those",
+        ),
+        (
             sides(engine=False, trainer=False),
             "semantic/eos",
             "engine and trainer",
