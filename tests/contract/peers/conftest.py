@@ -1,0 +1,6 @@
+"""The peers are plain modules that find each other as scripts do: beside themselves."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
