@@ -5,14 +5,14 @@ import shlex
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from zerodrift import models
 from zerodrift.audit.probes.given import check_weights
-from zerodrift.audit.prompts import from_file, generated, of_lengths
+from zerodrift.audit.prompts import check_file, from_file, generated, of_lengths
 from zerodrift.audit.replay import Replay, Replayed
 from zerodrift.audit.run import Audit, Audited, Baseline, Progress
 from zerodrift.audit.tasks import check_room, open_task, prompts_of
@@ -61,6 +61,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     """Plants a fault in the engine."""
     planted: str = ""
     """Its name: a run with it is not resumed without it."""
+    scorer: Callable[[Any], Scorer] | None = None
+    """Plants a fault in the trainer: what stands in its place, made of a transformers model."""
     environment: bytes | None = None
     """What the run stands in, as JSON, to be kept beside it."""
 
@@ -71,6 +73,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         """
         files.check_run_directory(self.directory)
         check_engine(self.config.engine)
+        if self.config.validation.prompts is not None:
+            check_file(Path(self.config.validation.prompts))
         progress.stage("load")
         spec = self.config.model.path or DEFAULT_MODEL
         baseline = self._baseline()
@@ -167,6 +171,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         return reference
 
     def _trainer(self, spec: str) -> Scorer | None:
+        if self.scorer is not None:
+            return self.scorer(models.load(spec))
         named = self.config.validation.trainer
         return None if named is None else open_trainer(named, spec)
 

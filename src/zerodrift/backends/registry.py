@@ -31,6 +31,11 @@ def check_engine(config: EngineConfig) -> None:
         near = difflib.get_close_matches(config.name, OPENERS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"no engine is called {config.name!r}; there are {', '.join(OPENERS)}{hint}")
+    if config.name not in IN_PROCESS and config.url is None and config.python is None:
+        raise ConfigError(
+            "engine.url and engine.python are both null: give the address of a running server (--url), or the "
+            f"interpreter of an environment with {config.name} (--set engine.python=…/bin/python) to start one"
+        )
     if config.name in IN_PROCESS and (config.url or config.python or config.args or config.env):
         # Without this, an audit of a server whose kind was forgotten would pass: of the reference with itself.
         raise ConfigError(
@@ -83,7 +88,7 @@ def _vllm(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]
         yield from _connected(VllmBackend(config.url, **options))
         return
     with launch_vllm(
-        _interpreter(config, "vLLM"),
+        config.python or "",
         served.model,
         flags(config, served.dtype),
         config.env,
@@ -111,7 +116,7 @@ def _llama_cpp(config: EngineConfig, served: Served, logs: Path) -> Iterator[Bac
         yield from _connected(OpenAIBackend(config.url, LLAMA_CPP, **options))
         return
     with launch_llama_cpp(
-        _interpreter(config, "xllamacpp"),
+        config.python or "",
         served.model,
         settings(config, served.dtype),
         config.env,
@@ -119,15 +124,6 @@ def _llama_cpp(config: EngineConfig, served: Served, logs: Path) -> Iterator[Bac
         timeout_s=config.startup_timeout_s,
     ) as server:
         yield from _connected(OpenAIBackend(server.url, LLAMA_CPP, **options))
-
-
-def _interpreter(config: EngineConfig, engine: str) -> str:
-    if config.python is None:
-        raise ConfigError(
-            "engine.url and engine.python are both null: give the address of a running server (--url), or the "
-            f"interpreter of an environment with {engine} (--set engine.python=…/bin/python) to start one"
-        )
-    return config.python
 
 
 def _api_key(config: EngineConfig) -> str | None:

@@ -16,7 +16,6 @@ from zerodrift.cli.bar import Bar
 if TYPE_CHECKING:
     from zerodrift.audit.session import Session
     from zerodrift.config.run import RunConfig
-    from zerodrift.core.request import SamplingParams
     from zerodrift.records.verdict import Outcome, VerdictRecord
 
 RUNS = Path("runs")
@@ -189,18 +188,18 @@ def diff_command(
     raise typer.Exit(int(comparison.worse))
 
 
-def _session(resolved: "RunConfig", out: Path | None, inject: str | None, **update: bool) -> "Session":
+def _session(resolved: "RunConfig", out: Path | None, inject: str | None, **options: Any) -> "Session":
     # Seconds of imports, and not before what can be refused without them.
     from zerodrift.audit.session import Session
 
-    sampling = resolved.sampling_defaults.params()
+    if inject is not None:
+        options |= _fault(inject, resolved, options["sync"])
     return Session(
         config=resolved,
         directory=out or RUNS / time.strftime("audit-%Y%m%d-%H%M%S"),
-        wrap=None if inject is None else _fault(inject, sampling, update["sync"]),
         planted=inject or "",
         environment=_environment(),
-        **update,
+        **options,
     )
 
 
@@ -281,12 +280,19 @@ def _with_host(resolved: "RunConfig", inject: str) -> "RunConfig":
     return msgspec.structs.replace(resolved, engine=EngineConfig(name="reference"))
 
 
-def _fault(name: str, sampling: "SamplingParams", sync: bool) -> Any:
+def _fault(name: str, resolved: "RunConfig", sync: bool) -> dict[str, Any]:
+    """Where the session is to plant it: in the engine, or in the trainer."""
+    from zerodrift.core.cause import Layer
+    from zerodrift.core.errors import ConfigError
     from zerodrift.faults.registry import resolve
 
     fault = resolve(name)
-    fault.check_visible(sampling, sync=sync)
-    return fault.inject
+    fault.check_visible(resolved.sampling_defaults.params(), sync=sync)
+    if fault.kind is not Layer.TRAINER:
+        return {"wrap": fault.inject}
+    if resolved.validation.trainer is not None:
+        raise ConfigError(f"{name} is planted in a trainer of its own; leave out --trainer")
+    return {"scorer": fault.scorer}
 
 
 def _list_faults() -> None:

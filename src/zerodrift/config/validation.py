@@ -74,7 +74,10 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         self._check_task()
         require.whole(InvalidValue, "num_prompts", self.num_prompts, "use at least one prompt", 1)
         prompts = self.num_prompts + len(self.position_probes)
-        rule = f"sample each of {prompts} prompts at least once, and {MOST_TRIALS} sequences at most"
+        rule = (
+            f"sample each of {prompts} prompts at least once (validation.num_prompts has fewer), and {MOST_TRIALS} "
+            "sequences at most"
+        )
         require.whole(InvalidValue, "equivalence_trials", self.equivalence_trials, rule, prompts, MOST_TRIALS)
         require.whole(InvalidValue, "max_tokens", self.max_tokens, "sample at least one token", 1)
         require.whole(InvalidValue, "seed", self.seed, "it is a 63-bit count", 0, MAX_SEED)

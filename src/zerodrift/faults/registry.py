@@ -64,4 +64,4 @@ def _nearest(spec: str) -> str:
         return f"; {cause} has the variants {', '.join(variants)}"
     causes = list(dict.fromkeys(fault.cause for fault in FAULTS.values()))
     near = difflib.get_close_matches(cause, causes, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(causes)}"
+    return f"; did you mean {near[0]!r}?" if near else "; `zerodrift audit --inject list` lists them"

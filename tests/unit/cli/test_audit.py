@@ -58,7 +58,8 @@ class Asked(SimpleNamespace):
     directory: Path
     sync: bool
     resets_cache: bool
-    wrap: Any
+    wrap: Any = None
+    scorer: Any = None
     environment: bytes
 
 
@@ -402,3 +403,30 @@ def test_an_interruption_says_how_to_go_on(
     monkeypatch.setattr(session, "Session", Interrupted)
     assert run() == 130
     assert "the same command goes on from there" in capsys.readouterr().err
+
+
+def test_a_fault_of_the_trainer_is_planted_there(
+    asked: list[Asked], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--inject", "trainer/packing") == 0
+    (call,) = asked
+    assert call.wrap is None
+    assert call.scorer is not None
+    assert run("--inject", "trainer/packing", "--trainer", "transformers") == 2
+    assert "leave out --trainer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "engine"), [((), "reference"), (("--engine", "exact"), "exact")], ids=["unsaid", "said"]
+)
+def test_a_fault_that_needs_the_reference_gets_it_where_nobody_said_otherwise(
+    asked: list[Asked], options: tuple[str, ...], engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--inject", "path/prefix-cache", *options) == 0
+    assert [call.config.engine.name for call in asked] == [engine]
+    assert ("acts inside the reference engine" in capsys.readouterr().err) is (not options)
+
+
+def test_other_faults_are_planted_in_the_exact_engine(asked: list[Asked]) -> None:
+    assert run("--inject", "path/rope") == 0
+    assert [call.config.engine.name for call in asked] == ["exact"]

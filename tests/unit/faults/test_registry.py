@@ -63,7 +63,7 @@ def test_a_cause_alone_is_its_first_variant() -> None:
         ("semantic/boss", "did you mean 'semantic/bos'"),
         ("semantic/boss:doubled", "did you mean 'semantic/bos'"),
         ("semantic/bos:tripled", "semantic/bos has the variants semantic/bos:doubled, semantic/bos:missing"),
-        ("nothing like it", "there are: path/head-precision"),
+        ("nothing like it", "--inject list"),
     ],
 )
 def test_unknown_faults_are_refused_with_a_suggestion(spec: str, message: str) -> None:
