@@ -17,7 +17,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from zerodrift import models
-from zerodrift.audit.run import Silent
+from zerodrift.audit.progress import Silent
 from zerodrift.audit.session import Session, Wrap
 from zerodrift.backends.base import Backend
 from zerodrift.backends.launch import LaunchedServer, launch_vllm

@@ -17,17 +17,17 @@ import numpy as np
 from zerodrift.audit import verdict as judging
 from zerodrift.audit.counterfactual.binding import find_misbound
 from zerodrift.audit.diagnose import Suspect, diagnose
-from zerodrift.audit.floor import Floor, Passage, measure_floor, some_of
+from zerodrift.audit.floor import ROUNDED_IN, Floor, Passage, measure_floor, some_of
 from zerodrift.audit.measure import Floats, Measurement, TokenTable, measure, tabulate
 from zerodrift.audit.probes.parity import Gates, gates_for
 from zerodrift.audit.probes.result import ProbeResult, found
+from zerodrift.audit.progress import Progress, Silent
 from zerodrift.audit.recorded.conclude import conclude, side_in_words, since_in_words
 from zerodrift.audit.recorded.reading import dump_probe, fingerprint_of, parameters_probe, with_doubt
 from zerodrift.audit.recorded.sides import Side, Sides, agree, judge_numbers, judge_samples, with_trainer
 from zerodrift.audit.recorded.timeline import Selection, Timeline, observer, timeline
 from zerodrift.audit.recorded.trainer import as_trainer, trainer_causes
 from zerodrift.audit.recorded.weights import Suspected, compare_weights
-from zerodrift.audit.run import DTYPES, Progress, Silent
 from zerodrift.audit.shape import describe, shape
 from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.backends.teacher import Layout, Teacher
@@ -133,7 +133,7 @@ class Blame:
         passages = some_of(
             [Passage(rollout.prompt + rollout.output, len(rollout.prompt)) for rollout in rollouts]
         )
-        return measurements, measure_floor(self.reference.model, passages, DTYPES[self.precision])
+        return measurements, measure_floor(self.reference.model, passages, ROUNDED_IN[self.precision])
 
     def _record(
         self,

@@ -4,8 +4,9 @@
     with zd.EquivalenceValidator("http://127.0.0.1:8000", "./model") as validator:
         assert validator.validate_batch(prompts, n_trials=64).passed
 
-They hold no judgement of their own: floor, gates and scores are those of the audit. What the audit asks beyond
-numbers (sampling, caches, weight updates) they do not ask, so a report that passed is not a verdict of PASS.
+Floor, gates and scores are those of the audit; what passes is decided by the mean alone, of all tokens and of each
+sequence. What the audit asks beyond that (p90, k3, sampling, caches, weight updates) they do not ask, so a report that
+passed is not a verdict of PASS.
 """
 
 import tempfile
@@ -21,13 +22,12 @@ import numpy as np
 
 from zerodrift import models
 from zerodrift.audit import baseline as recording
-from zerodrift.audit.floor import measure_floor, some_of
+from zerodrift.audit.floor import ROUNDED_IN, measure_floor, some_of
 from zerodrift.audit.measure import Observed, measure
 from zerodrift.audit.observe import BATCH
 from zerodrift.audit.plan import parity_requests
 from zerodrift.audit.probes.parity import LEAST_TOKENS, gates_for
 from zerodrift.audit.prompts import tokenise
-from zerodrift.audit.run import DTYPES
 from zerodrift.audit.session import precision_of
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
@@ -198,7 +198,7 @@ class EquivalenceValidator:
     def _gate(self, observed: Sequence[Observed]) -> float:
         precision = self._precision or precision_of(self.engine.fingerprint())
         passages = some_of([item.passage for item in observed])
-        floor = measure_floor(self.reference.model, passages, DTYPES[precision])
+        floor = measure_floor(self.reference.model, passages, ROUNDED_IN[precision])
         return gates_for(PROFILES[precision].gate, floor).mean
 
 

@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 
 from zerodrift.backends import variants
 from zerodrift.backends.teacher import Layout, Teacher
+from zerodrift.config.precision import Precision
 from zerodrift.core.errors import ConfigError
 
 Floats = NDArray[np.float64]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+ROUNDED_IN = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP8: "bfloat16"}
+"""What the floor is measured in: fp8 rounds what is stored, and computes in bf16."""
 REPORT_EPSILON = 2.0**-24
 """Engines report fp32 numbers; half a unit in the last place of a logprob near 1."""
 SHARE = 8

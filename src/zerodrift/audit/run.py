@@ -5,115 +5,38 @@ a probe, not the audit: what could not be judged is said so, and the run directo
 """
 
 import math
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-import torch
 
 from zerodrift.audit import verdict as judging
 from zerodrift.audit.counterfactual.binding import find_misbound
 from zerodrift.audit.diagnose import Suspect, diagnose
-from zerodrift.audit.floor import Floor, measure_floor, some_of
+from zerodrift.audit.floor import ROUNDED_IN, Floor, measure_floor, some_of
 from zerodrift.audit.measure import Measurement, Observed, TokenTable, measure, tabulate
 from zerodrift.audit.observe import BATCH, observe
-from zerodrift.audit.perturb import GroupedWeights, perturbed, write_checkpoint
-from zerodrift.audit.plan import (
-    LONG_PROMPT,
-    PROBE_REQUESTS,
-    SYNC_REQUESTS,
-    UNCACHED_PROMPT,
-    parity_requests,
-    probe_requests,
-    rewarded_requests,
-)
-from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.contract import contract, readable
-from zerodrift.audit.probes.given import given_tokens, recorded_in, same_reference, sampled_by
 from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, greedy, parity, sampling_cause
 from zerodrift.audit.probes.result import ProbeResult, found, not_judged
-from zerodrift.audit.probes.rewards import rewards
-from zerodrift.audit.probes.sync import LEAST_SIGNAL, Update, weight_sync
-from zerodrift.audit.probes.trainer import trainer
 from zerodrift.audit.reduce import reduce
 from zerodrift.audit.replay import Replay
+from zerodrift.audit.rungs import Rungs
+from zerodrift.audit.setup import Setup
 from zerodrift.audit.shape import describe, shape
-from zerodrift.audit.tasks import rewarded
-from zerodrift.backends.base import Backend, Capability, need
-from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.backends.teacher import Teacher
-from zerodrift.config.precision import Precision
-from zerodrift.config.validation import ValidationConfig
+from zerodrift.backends.base import Capability
 from zerodrift.core.completion import EngineFingerprint
-from zerodrift.core.errors import CapabilityMissing, EngineError, InvalidPrompt, InvalidValue, ZerodriftError
-from zerodrift.core.request import Prompt, Request, SamplingParams
-from zerodrift.core.task import Scorer, Task
-from zerodrift.records.baseline import BaselineHeader, BaselineRow
+from zerodrift.core.errors import EngineError, InvalidValue, ZerodriftError
 from zerodrift.records.case import Case
-from zerodrift.records.directory import REFERENCE, ROLLOUTS
+from zerodrift.records.directory import ROLLOUTS
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
 
-DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP8: "bfloat16"}
-GIVEN_SEQUENCES = 8
-MOVED_PROMPTS = 4
-
-
-class Progress(Protocol):
-    """Where an audit says how far it is; the command line draws a bar."""
-
-    def stage(self, name: str) -> None:
-        """A new rung begins."""
-        ...
-
-    def step(self, done: int, total: int) -> None:
-        """So much of the rung is done."""
-        ...
-
-
-class Silent:
-    """Says nothing."""
-
-    def stage(self, name: str) -> None:
-        """Nothing."""
-
-    def step(self, done: int, total: int) -> None:
-        """Nothing."""
-
-
-class Baseline(NamedTuple):
-    """What `zerodrift baseline record` wrote, as far as an audit needs it."""
-
-    header: BaselineHeader
-    rows: Sequence[BaselineRow]
-
 
 @dataclass(frozen=True, kw_only=True)
-class Audit:
-    """What is audited, against what, how thoroughly."""
-
-    engine: Backend
-    reference: ReferenceBackend
-    trainer: Scorer | None = None
-    """The trainer's own forward, where the user brings it."""
-    baseline: Baseline | None = None
-    """Recorded ground truth, where there is one."""
-    task: Task | None = None
-    """Gave the prompts and rewards what is made of them, where the user brings one."""
-    prompts: Sequence[Prompt]
-    sampling: SamplingParams
-    validation: ValidationConfig
-    precision: Precision
-    directory: Path
-    checkpoint: Path | None = None
-    """A directory with the reference's weights; enables the weight-sync probe."""
-    resets_cache: bool = True
-    """Whether the trainer's own update resets the prefix cache."""
-    progress: Progress = field(default_factory=Silent)
+class Audit(Setup):
+    """An audit that is set up, and how it runs."""
 
     def run(self) -> "Audited":
         """All rungs."""
@@ -148,18 +71,14 @@ class Audit:
             # Numbers are right, samples are not, and no account of the sampler says how.
             says = fidelity_result.record.says
             causes = (found(sampling_cause(fidelity_result), self.engine.name, "sampling", says),)
-        about_itself = self._consistency(gates, semantic=any(c.cause.startswith("semantic/") for c in causes))
+        rungs = Rungs(self, gates)
+        about_itself = rungs.consistency(semantic=any(c.cause.startswith("semantic/") for c in causes))
         # Where no Δ could be compared, nothing that the engine says of itself is known to be as large.
         mean = float(parity_result.record.evidence.get("mean", math.inf))
         causes, about_itself = judging.reconcile(causes, about_itself, mean, gates.mean)
         results += about_itself
-        results += self._given(gates)
-        if self.trainer is not None:
-            results.append(self._asked("trainer", lambda: self._trainer(measurements, gates)))
-        if self.checkpoint is not None:
-            results.append(self._asked("weight-sync", lambda: self._sync(gates)))
-        if self.task is not None:
-            results.append(self._asked("rewards", lambda: self._rewards(rollouts)))
+        results += rungs.given()
+        results += rungs.asked_for(measurements, rollouts)
         conclusion = judging.conclude(results, causes)
         audited = self._audited(fingerprint, conclusion, results, floor, table, gates._asdict(), measurements)
         if parity_result.record.status is not Outcome.FAIL:
@@ -178,7 +97,7 @@ class Audit:
         self.progress.stage("sample")
         try:
             rollouts = observe(
-                self.engine, self._requests(), "parity", self.directory / ROLLOUTS, self.progress.step
+                self.engine, self.requests(), "parity", self.directory / ROLLOUTS, self.progress.step
             )
         except (EngineError, InvalidValue) as error:
             return [not_judged("contract", f"the engine failed: {error}", required=True)], []
@@ -187,7 +106,7 @@ class Audit:
 
     def _floor(self, observed: Sequence[Observed]) -> Floor:
         passages = [item.passage for item in observed]
-        return measure_floor(self.reference.model, some_of(passages), DTYPES[self.precision])
+        return measure_floor(self.reference.model, some_of(passages), ROUNDED_IN[self.precision])
 
     def _measure(self, observed: Sequence[Observed]) -> list[Measurement]:
         self.progress.stage("score")
@@ -212,60 +131,12 @@ class Audit:
                 return (found("semantic/misbound-output", self.engine.name, "attribution", swap),)
         return judging.attributed(attribution, self.engine.name, describe(shape(table)))
 
-    def _consistency(self, gates: Gates, *, semantic: bool) -> list[ProbeResult]:
-        self.progress.stage("self-consistency")
-        try:
-            requests = self._probe_requests(self.validation.seed, PROBE_REQUESTS)
-        except InvalidPrompt as error:
-            return [not_judged("self-consistency", str(error), required=True)]
-        itself = SelfConsistency(
-            self.engine, self.reference, requests, gates, f"audit-{self.validation.seed}-{time.time_ns()}"
-        )
-        probes: list[tuple[str, Callable[[], ProbeResult]]] = [
-            ("repeat", itself.repeat),
-            ("batch", itself.batch),
-            ("cache", itself.cache),
-        ]
-        if not semantic:
-            # Scored tokens are never processed: while processing is at fault, this would only find it again.
-            probes.append(("prefill-decode", itself.prefill_decode))
-        results = []
-        for number, (name, probe) in enumerate(probes):
-            results.append(self._guard(name, probe))
-            self.progress.step(number + 1, len(probes))
-        if all(result.record.status is Outcome.INCONCLUSIVE for result in results):
-            # Each may be missing for a good reason; an engine of which nothing is known is not passed.
-            names = ", ".join(name for name, _ in probes)
-            results.append(not_judged("self-consistency", f"none was answered: {names}", required=True))
-        return results
-
-    def _given(self, gates: Gates) -> list[ProbeResult]:
-        """Parity the other way round, on fresh samples of the reference or on recorded ones."""
-        self.progress.stage("given tokens")
-        if self.baseline is None:
-            return [self._guard("given-tokens", lambda: self._sampled_by_the_reference(gates))]
-        header, given = self.baseline.header, recorded_in(self.baseline.rows)
-        return [
-            same_reference(self.reference, header, given, gates),
-            self._guard("given-tokens", lambda: given_tokens(self.engine, given, gates)),
-        ]
-
-    def _sampled_by_the_reference(self, gates: Gates) -> ProbeResult:
-        # First: an engine that cannot score is not worth the sampling.
-        need(self.engine, Capability.SCORE, "it does not score given tokens")
-        sampling = msgspec.structs.replace(self.sampling, n=1, seed=self.validation.seed)
-        # Position probes may lie beyond the context that the reference was trained for.
-        room = self.reference.facts.context_length - sampling.max_tokens
-        fitting = [prompt for prompt in self.prompts if len(prompt.token_ids) <= room]
-        requests = [Request(prompt, sampling) for prompt in fitting[:GIVEN_SEQUENCES]]
-        return given_tokens(self.engine, sampled_by(self.reference, requests), gates)
-
     def _smallest(self, index: int, gates: Gates) -> Case | None:
         """The request with this index, made as small as it can be without its answer becoming right."""
         self.progress.stage("reduce")
         if Capability.SEED not in self.engine.capabilities:
             return None
-        requests = self._requests()
+        requests = self.requests()
         first = index - index % BATCH
         company = [each for each in requests[first : first + BATCH] if each != requests[index]]
         # Twice the gate for nine in ten: the worst of 2,042 healthy tokens in fp32 was at a third of it.
@@ -276,80 +147,6 @@ class Audit:
         except ZerodriftError:
             return None
         return None if smallest is None else Case(requests=smallest, limit=limit)
-
-    def _requests(self) -> list[Request]:
-        trials, seed = self.validation.equivalence_trials, self.validation.seed
-        return parity_requests(self.prompts, self.sampling, trials, seed)
-
-    def _probe_requests(self, seed: int, count: int) -> list[Request]:
-        facts = self.reference.facts
-        room = min(self.engine.max_model_len, facts.context_length)
-        special = self.reference.tokenizer.all_special_ids
-        cached = Capability.CACHED_TOKENS in self.engine.capabilities
-        longest = LONG_PROMPT if cached else UNCACHED_PROMPT
-        return probe_requests(facts.vocab_size, room, special, seed, count, longest)
-
-    def _rewards(self, rollouts: Sequence[Rollout]) -> ProbeResult:
-        assert self.task is not None, "asked only with a task"
-        self.progress.stage("rewards")
-        try:
-            # The engine's first: a task that fails is told before the reference samples for minutes.
-            engine = rewarded(self.task, self.prompts, rollouts)
-            requests = rewarded_requests(self._requests())
-            path, step = self.directory / REFERENCE, self.progress.step
-            sampled = observe(self.reference, requests, "rewards", path, step, source="reference")
-            return rewards(
-                self.task.name, engine, rewarded(self.task, self.prompts, sampled), self.validation.seed
-            )
-        except InvalidValue as error:
-            return not_judged("rewards", str(error), required=True)
-
-    def _trainer(self, measurements: Sequence[Measurement], gates: Gates) -> ProbeResult:
-        assert self.trainer is not None, "asked only with a trainer"
-        self.progress.stage("trainer")
-        sequences = [item.observed.completion.sequence for item in measurements]
-        return trainer(self.trainer, self.reference, sequences, gates)
-
-    def _sync(self, gates: Gates) -> ProbeResult:
-        assert self.checkpoint is not None, "asked only with a checkpoint"
-        # First: the model of an engine that takes no update may be no directory, and nothing is written beside it.
-        need(self.engine, Capability.LOAD_WEIGHTS, "it takes no update while it runs")
-        self.progress.stage("weight-sync")
-        requests = self._probe_requests(self.validation.seed + 1, SYNC_REQUESTS)
-        model = self.reference.model
-        changed = perturbed(model, self.validation.seed, lambda moved: self._moves(moved, requests, gates))
-        after = write_checkpoint(changed, self.checkpoint, self.directory / "sync" / "b")
-        update = Update(self.checkpoint, after, self.resets_cache)
-        return weight_sync(self.engine, GroupedWeights(model, changed), update, requests, gates)
-
-    def _moves(self, changed: Any, requests: Sequence[Request], gates: Gates) -> bool:
-        """Whether an update to `changed` can be told from rounding, by what both make of some prompts."""
-        prompts = [request.prompt.token_ids for request in requests[:MOVED_PROMPTS]]
-        starts = [1] * len(prompts)
-        before, after = (
-            torch.cat(list(Teacher(model).logprobs(prompts, starts)))
-            for model in (self.reference.model, changed)
-        )
-        return float((before - after).abs().mean()) >= 2 * LEAST_SIGNAL * gates.mean
-
-    def _guard(self, name: str, probe: Callable[[], ProbeResult]) -> ProbeResult:
-        """A probe that the engine does not survive is not judged; the others still are, and none of it passes."""
-        began = time.monotonic()
-        try:
-            result = probe()
-        except CapabilityMissing as error:
-            result = not_judged(name, str(error))
-        except EngineError as error:
-            result = not_judged(name, f"the engine failed: {error}", required=True)
-        except ZerodriftError as error:
-            result = not_judged(name, str(error), required=True)
-        record = msgspec.structs.replace(result.record, seconds=round(time.monotonic() - began, 3))
-        return ProbeResult(record, result.causes)
-
-    def _asked(self, name: str, probe: Callable[[], ProbeResult]) -> ProbeResult:
-        """A probe that the user asked for: not judged is not passed."""
-        result = self._guard(name, probe)
-        return ProbeResult(msgspec.structs.replace(result.record, required=True), result.causes)
 
     def _audited(  # noqa: PLR0913 - the parts of a verdict
         self,

@@ -242,7 +242,9 @@ def test_a_built_in_model_is_written_out_for_an_engine_that_is_started(
         yield reference
 
     monkeypatch.setitem(registry.OPENERS, "vllm", opener)  # type: ignore[arg-type]
-    with zd.EquivalenceValidator(EngineConfig(name="vllm", url=url), reference) as validator:
+    with zd.EquivalenceValidator(
+        EngineConfig(name="vllm", url=url, python=None if url else "python"), reference
+    ) as validator:
         assert validator.engine is reference
     assert (served == [SPEC]) is not written
     assert not Path(served[0]).exists()

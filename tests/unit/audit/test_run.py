@@ -9,8 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult, answered
 from zerodrift.audit.run import Audit, Audited
+from zerodrift.audit.rungs import Rungs
 from zerodrift.backends.base import Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
@@ -296,8 +298,11 @@ def test_a_task_that_fails_is_not_judged_and_not_passed(
 # --- the guard --------------------------------------------------------------------------------------------------
 
 
+GATES = Gates(1e-5, 2.5e-5, 1e-6, 2.0)
+
+
 def test_a_probe_that_answers_is_timed(audit: Callable[..., Audit], scripted: Engine) -> None:
-    guarded = audit(scripted(None))._guard("x", lambda: answered("x", Outcome.PASS, "fine"))
+    guarded = Rungs(audit(scripted(None)), GATES)._guard("x", lambda: answered("x", Outcome.PASS, "fine"))
     assert guarded.record.status is Outcome.PASS
     assert guarded.record.seconds >= 0.0
 
@@ -319,7 +324,7 @@ def test_a_probe_that_the_engine_does_not_survive_is_not_judged(
     def fail() -> ProbeResult:
         raise error
 
-    guarded = audit(scripted(None))._guard("x", fail)
+    guarded = Rungs(audit(scripted(None)), GATES)._guard("x", fail)
     assert guarded.record.status is Outcome.INCONCLUSIVE
     assert guarded.record.required is required
     assert str(error) in guarded.record.says
@@ -330,12 +335,11 @@ def test_a_mistake_of_our_own_is_not_hidden(audit: Callable[..., Audit], scripte
         raise KeyError("ours")
 
     with pytest.raises(KeyError):
-        audit(scripted(None))._guard("x", fail)
+        Rungs(audit(scripted(None)), GATES)._guard("x", fail)
 
 
 def consistency(audit: Audit) -> list[ProbeResult]:
-    gates = audit.validation.gate_for(Precision.FP32)
-    return audit._consistency(gates, semantic=False)  # type: ignore[arg-type]
+    return Rungs(audit, GATES).consistency(semantic=False)
 
 
 def test_an_engine_that_can_do_nothing_leaves_a_required_question_open(
