@@ -4,6 +4,7 @@ Every token of a text is scored by both in one forward. The testbed models have 
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,9 @@ def logprobs(model: Any, ids: list[int]) -> torch.Tensor:
 
 def scaled(directory: Path, copy: Path, factor: float) -> Path:
     """The same weights with positions divided by `factor`, as one runs a model beyond the length it was trained for."""
-    copy.mkdir()
-    for file in directory.iterdir():
-        (copy / file.name).symlink_to(file.resolve())
+    shutil.copytree(directory, copy)
     config = json.loads((directory / "config.json").read_text())
     config["rope_parameters"] |= {"rope_type": "linear", "factor": factor}
-    (copy / "config.json").unlink()
     (copy / "config.json").write_text(json.dumps(config))
     return copy
 
