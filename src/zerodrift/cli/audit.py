@@ -188,13 +188,14 @@ def diff_command(
 def _session(resolved: "RunConfig", out: Path | None, inject: str | None, **update: bool) -> "Session":
     # Seconds of imports, and not before what can be refused without them.
     from zerodrift.audit.session import Session
+    from zerodrift.cli.env import beside_a_run
 
     sampling = resolved.sampling_defaults.params()
     return Session(
         config=resolved,
         directory=out or RUNS / time.strftime("audit-%Y%m%d-%H%M%S"),
         wrap=None if inject is None else _fault(inject, sampling, update["sync"]),
-        environment=_environment(),
+        environment=beside_a_run(),
         **update,
     )
 
@@ -275,15 +276,6 @@ def _list_faults() -> None:
 
     for name, fault in FAULTS.items():
         console.say(f"{name:45} {fault.says}")
-
-
-def _environment() -> bytes:
-    import msgspec
-    import torch
-
-    from zerodrift.cli.env import collect
-
-    return msgspec.json.encode(collect(torch))
 
 
 def _check_options(sync: bool, reset_cache: bool, junitxml: Path | None) -> None:

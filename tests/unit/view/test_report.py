@@ -290,7 +290,7 @@ def test_no_torch_is_needed(runs: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("module", "maker", "message"),
     [
-        ("jinja2", "_environment", "report.html needs Jinja: pip install 'zerodrift\\[local\\]'"),
+        ("jinja2", "_environment", "a page in HTML needs Jinja: pip install 'zerodrift\\[local\\]'"),
         ("plotly.offline", "_plotly", "report.html need Plotly: pip install 'zerodrift\\[local\\]'"),
     ],
 )
