@@ -17,6 +17,10 @@ FAILS = 1e-4
 """As for engine against reference: one healthy run in thousands (see `stats.summaries`)."""
 WARNS = 0.01
 """One healthy run in a hundred is looked at twice."""
+_WHOSE = {
+    Status.PASS: "engine and reference agree, so weights, sampling, prompts or the task are not those of then",
+    Status.FAIL: "engine and reference do not agree either: mend that first",
+}
 LEAST_PROMPTS = 20
 """Of fewer, the test is nobody's: that is where it was tried."""
 
@@ -47,8 +51,8 @@ def open_history(path: Path) -> History:
     return History(path, (rewards,))
 
 
-def history_item(now: Rewards, runs: tuple[Rewards, ...], *, engine_agrees: bool) -> Item:
-    """`now` against `runs`, of which there is one at least; `engine_agrees` where the reference got the same rewards in this run."""
+def history_item(now: Rewards, runs: tuple[Rewards, ...], rewards: Status) -> Item:
+    """`now` against `runs`, of which there is one at least; `rewards` is how engine and reference compared in this one."""
     then = merged([Summary(run.mean, run.std, run.n) for run in runs])
     shift = mean_shift(Summary(now.mean, now.std, now.n), then)
     facts: dict[str, float | int | str | bool] = {
@@ -66,13 +70,8 @@ def history_item(now: Rewards, runs: tuple[Rewards, ...], *, engine_agrees: bool
         "p": shift.p_value,
     }
     status, says, typed = _judged(now, then, shift)
-    if status is Status.FAIL:
-        who = (
-            "engine and reference agree, so weights, prompts or the task are others than then"
-            if engine_agrees
-            else "engine and reference do not agree either: mend that first"
-        )
-        says = f"{says}; {who}"
+    if status is Status.FAIL and rewards in _WHOSE:
+        says = f"{says}; {_WHOSE[rewards]}"
     return Item(name=NAME, status=status, says=says, facts=facts, type=typed)
 
 
@@ -89,7 +88,11 @@ def _judged(now: Rewards, then: Summary, shift: Shift) -> tuple[Status, str, tup
         f"difference {shift.difference:+.2g} [{shift.low:+.2g}, {shift.high:+.2g}], p = {shift.p_value:.2g}"
     )
     if shift.p_value < FAILS:
-        return Status.FAIL, says, ("find what changed since; where it was meant to, --record another file",)
+        return (
+            Status.FAIL,
+            says,
+            ("find what changed since then; --record another file where it was meant to",),
+        )
     if shift.p_value < WARNS:
         often = f"{says}, which one healthy run in {1 / shift.p_value:.0f} shows"
         return Status.WARN, often, ("validation.seed: another number, and once more",)

@@ -162,11 +162,16 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
 
     def _history(self, rewards: Rewards | None, compared: Item) -> Item:
         if self.history is None:
-            why = "no --history to compare with"
-            return checklist.left_out(HISTORY, why, "--record FILE now, and --history FILE the next time")
+            why, typed = "no --history to compare with", "--record FILE now, and --history FILE the next time"
+            return checklist.left_out(HISTORY, why, typed)
         if rewards is None:
             return checklist.not_run(HISTORY, checklist.REWARDS)
-        return history_item(rewards, self.history.runs, engine_agrees=compared.status is Status.PASS)
+        # A finished run that is repeated may have been recorded, and agrees with itself.
+        others = tuple(run for run in self.history.runs if run != rewards)
+        if not others:
+            why = f"{self.history.path} holds this very run alone"
+            return checklist.left_out(HISTORY, why, "--out another directory, for another run")
+        return history_item(rewards, others, compared.status)
 
     def _when(self) -> str:
         """Of the run, not of its repetition: what was recorded once is not recorded again."""

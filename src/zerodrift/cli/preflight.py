@@ -3,13 +3,13 @@
 import shlex
 import sys
 import time
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from zerodrift.cli import console
+from zerodrift.cli.audit import RUNS, Format
 from zerodrift.cli.bar import Bar
 from zerodrift.core.errors import ConfigError
 
@@ -17,15 +17,6 @@ if TYPE_CHECKING:
     from zerodrift.audit.history import History
     from zerodrift.config.run import RunConfig
     from zerodrift.records.preflight import PreflightRecord
-
-RUNS = Path("runs")
-
-
-class Format(StrEnum):
-    """How the answer is written."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 # Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.

@@ -33,7 +33,7 @@ def print_checklist(record: PreflightRecord, console: Console, run_directory: Pa
     console.print(table)
     console.print()
     for item in record.items:
-        label = f"to have {item.name}" if item.status is Status.SKIPPED else f"for {item.name}, type this"
+        label = f"to have {item.name}" if item.status is Status.SKIPPED else f"for {item.name}"
         for typed in item.type:
             copyable(label, typed, console, STYLES[item.status])
     copyable("run directory", str(run_directory), console)
