@@ -65,12 +65,13 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
         """
         check_run_directory(self.directory)
         self._check_task()
+        when = self._when()
         progress.stage(checklist.DOCTOR)
         items = [checklist.doctor_item(self._judged())]
         found = self._audited(progress)
         rewards = None
         if isinstance(found, VerdictRecord):
-            rewards = checklist.rewards_of(found, self._when())
+            rewards = checklist.rewards_of(found, when)
             items += self._items(found, rewards, reproduce)
         else:
             items += self._without_an_audit(found)

@@ -5,7 +5,7 @@ from pathlib import Path
 from zerodrift import __version__
 from zerodrift.records.codec import write_atomically
 from zerodrift.records.directory import CONFIG, ENVIRONMENT
-from zerodrift.records.preflight import Status, read_preflight
+from zerodrift.records.preflight import Item, Status, read_preflight
 from zerodrift.view.page import lines, render_page, text
 from zerodrift.view.report import REPORT
 from zerodrift.view.run_directory import document, environment
@@ -36,9 +36,14 @@ def render(run_directory: Path) -> str:
         "name": run_directory.resolve().name,
         "record": record,
         "headline": HEADLINES[record.status],
-        "audited": (run_directory / REPORT).is_file(),
+        # A report of before is not that of a preflight whose engine was never reached.
+        "audited": (run_directory / REPORT).is_file() and any(_judged(item) for item in record.items),
         "config": None if config is None else lines(config),
         "environment": environment(run_directory / ENVIRONMENT),
         "version": __version__,
     }
     return render_page("preflight.html", content, [text("report.js")])
+
+
+def _judged(item: Item) -> bool:
+    return item.name == "audit" and bool(item.details)

@@ -5,12 +5,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from zerodrift.audit import preflight as module
+from zerodrift.audit.checklist import doctor_item
 from zerodrift.audit.history import History
 from zerodrift.audit.preflight import Preflight
 from zerodrift.audit.run import Silent
 from zerodrift.backends.base import Backend
 from zerodrift.config.load import load
 from zerodrift.core.errors import ConfigError, RecordError
+from zerodrift.doctor.command import CommandLine
 from zerodrift.records.preflight import PREFLIGHT, Item, PreflightRecord, Status, read_preflight
 from zerodrift.records.rewards import Rewards
 
@@ -152,14 +155,36 @@ def test_an_engine_that_takes_no_update_is_not_judged_and_can_be_spared_it(tmp_p
 def test_what_the_doctor_cannot_read_is_audited_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zerodrift.audit import preflight as module
-
     def refuse(*_: object) -> None:
         raise ConfigError("odd YAML")
 
     monkeypatch.setattr(module, "open_target", refuse)
     (judged,) = preflight(tmp_path)._judged()
     assert judged.diagnosis == "cannot be judged: odd YAML"
+
+
+def test_the_running_server_is_asked_with_what_the_file_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At temperature 0.7, which only the file knows, its default logprobs mode is wrong."""
+    asked = preflight(tmp_path, engine="{name: vllm, url: 'http://x:1', api_key_env: OUR_KEY}")
+    monkeypatch.delenv("OUR_KEY", raising=False)
+    with pytest.raises(ConfigError, match="OUR_KEY, which is not set"):
+        asked._judged()
+    monkeypatch.setenv("OUR_KEY", "k")
+    keys = []
+
+    def server(url: str, *, api_key: str) -> CommandLine:
+        keys.append((url, api_key))
+        return CommandLine("vllm serve Q")
+
+    monkeypatch.setattr(module, "Server", server)
+    item = doctor_item(asked._judged())
+    assert keys == [("http://x:1", "k")]
+    assert item.status is Status.FAIL
+    assert item.type == ("zerodrift doctor http://x:1 --fix",)
+    assert any("raw_logprobs" in detail for detail in item.details)
+    assert not any("ask it with" in detail for detail in item.details)
 
 
 # --- refused before the directory is touched --------------------------------------------------------------------
@@ -172,6 +197,15 @@ def test_a_history_of_another_task(tmp_path: Path, field: str) -> None:
     with pytest.raises(RecordError, match=r"line 1: rewards of task 'chess', and the .* is 'spread'"):
         asked.run(Silent())
     assert not asked.directory.exists()
+
+
+def test_a_damaged_checklist_of_before(tmp_path: Path) -> None:
+    asked = preflight(tmp_path)
+    asked.directory.mkdir()
+    (asked.directory / "config.yaml").touch()
+    (asked.directory / PREFLIGHT).write_text("{")
+    with pytest.raises(RecordError, match="cannot be read"):
+        asked.run(Silent())
 
 
 def test_a_directory_of_other_things(tmp_path: Path) -> None:

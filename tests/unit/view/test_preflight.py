@@ -31,7 +31,14 @@ def record(*items: Item, status: Status = Status.FAIL) -> PreflightRecord:
 
 ITEMS = (
     Item(name="doctor", status=Status.WARN, says="1 risk", details=("risk: cache",), type=("doctor --fix",)),
-    Item(name="audit", status=Status.FAIL, says="semantic/bos: seen", facts={"mean": 0.5}, type=("mend it",)),
+    Item(
+        name="audit",
+        status=Status.FAIL,
+        says="semantic/bos: seen",
+        details=("parity, fail: far",),
+        facts={"mean": 0.5},
+        type=("mend it",),
+    ),
     Item(name="weight-sync", status=Status.INCONCLUSIVE, says="no answer"),
     Item(name="rewards", status=Status.PASS, says="equal"),
     Item(name="history", status=Status.SKIPPED, says="none", type=("--record FILE",)),
@@ -72,6 +79,8 @@ def test_what_the_directory_holds_beside_it_is_on_the_page(tmp_path: Path) -> No
     assert '<a href="report.html">' in page
     assert "engine: {name: vllm}" in page
     assert "packages.torch" in page
+    unreached = Item(name="audit", status=Status.INCONCLUSIVE, says="nobody answers")
+    assert '<a href="report.html">' not in written(tmp_path, unreached), "it is of a run before"
 
 
 def test_hostile_text_is_text(tmp_path: Path) -> None:
