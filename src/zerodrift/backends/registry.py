@@ -81,7 +81,7 @@ def _vllm(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]
 
     options: dict[str, Any] = {
         "model": config.served_model,
-        "api_key": _api_key(config),
+        "api_key": api_key(config),
         "timeout_s": config.request_timeout_s,
     }
     if config.url is not None:
@@ -109,7 +109,7 @@ def _llama_cpp(config: EngineConfig, served: Served, logs: Path) -> Iterator[Bac
         # Asked for call by call, so that a server which runs already obeys as well.
         "kind": LogprobKind(config.logprobs_mode.removesuffix("_logprobs")),
         "model": config.served_model,
-        "api_key": _api_key(config),
+        "api_key": api_key(config),
         "timeout_s": config.request_timeout_s,
     }
     if config.url is not None:
@@ -126,7 +126,8 @@ def _llama_cpp(config: EngineConfig, served: Served, logs: Path) -> Iterator[Bac
         yield from _connected(OpenAIBackend(server.url, LLAMA_CPP, **options))
 
 
-def _api_key(config: EngineConfig) -> str | None:
+def api_key(config: EngineConfig) -> str | None:
+    """The key of a server, out of the variable that the configuration names."""
     if config.api_key_env is None:
         return None
     if not (key := os.environ.get(config.api_key_env)):
