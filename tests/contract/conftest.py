@@ -1,13 +1,18 @@
 """A real server on loopback, written with the standard library alone, that says what a test tells it to."""
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+# The peers are plain modules that find each other as scripts do.
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
 
 @dataclass

@@ -10,8 +10,8 @@ import pytest
 
 from zerodrift.backends import http
 from zerodrift.backends.base import Capability
+from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
 from zerodrift.backends.openai import OpenAIBackend
-from zerodrift.backends.openai_dialects import LLAMA_CPP
 from zerodrift.core.completion import Answer, Completion, FinishReason, LogprobKind
 from zerodrift.core.errors import (
     BadAnswer,

@@ -12,10 +12,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from zerodrift.backends.base import Capability
+from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
 from zerodrift.backends.launch import LaunchedServer
 from zerodrift.backends.llama_cpp_launch import launch_llama_cpp, settings
 from zerodrift.backends.openai import OpenAIBackend
-from zerodrift.backends.openai_dialects import LLAMA_CPP
 from zerodrift.config.engine import EngineConfig
 from zerodrift.config.load import load
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind

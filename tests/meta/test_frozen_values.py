@@ -10,7 +10,9 @@ import pytest
 
 import zerodrift
 from zerodrift.audit.counterfactual.account import Account
-from zerodrift.backends.openai_dialects import LLAMA_CPP, Dialect, Facts, Numbers, Tokenizer
+from zerodrift.backends.dialects.facts import Dialect, Facts, Numbers, Scoring, Tokenizer, Updating
+from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
+from zerodrift.backends.dialects.sglang import SGLANG
 from zerodrift.cli.env import Environment, collect
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.cause import Cause
@@ -55,7 +57,9 @@ EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
         id="r", setting="s", when={"s": Test(is_=1)}, severity=Severity.NOTE, says="S.", source=(), do="d"
     ),
     SamplingParams: lambda: SamplingParams(logit_bias={1: 1.0}),
+    Scoring: lambda: SGLANG.scoring,
     Tokenizer: lambda: LLAMA_CPP.tokenizer,
+    Updating: lambda: SGLANG.updating,
     VerdictRecord: lambda: VerdictRecord(
         verdict=Outcome.PASS,
         guilty="none",

@@ -142,7 +142,7 @@ class Rungs:
         try:
             # The engine's first: a task that fails is told before the reference samples for minutes.
             engine = rewarded(self.setup.task, self.setup.prompts, rollouts)
-            requests = rewarded_requests(self.setup.requests())
+            requests = rewarded_requests(self.setup.planned())
             path, step = self.setup.directory / REFERENCE, self.setup.progress.step
             sampled = observe(self.setup.reference, requests, "rewards", path, step, source="reference")
             return rewards(

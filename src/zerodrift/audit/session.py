@@ -19,7 +19,7 @@ from zerodrift.audit.run import Audit, Audited
 from zerodrift.audit.setup import Baseline
 from zerodrift.audit.tasks import check_room, open_task, prompts_of
 from zerodrift.audit.trainers import open_trainer
-from zerodrift.backends.base import Backend
+from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.registry import IN_PROCESS, Served, check_engine, open_engine
 from zerodrift.config.load import dump
@@ -104,6 +104,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
                     directory=self.directory,
                     checkpoint=checkpoint if self.sync else None,
                     resets_cache=self.resets_cache,
+                    seeded=Capability.SEED in opened.capabilities,
                     progress=progress,
                 )
                 audited = audit.run()

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from zerodrift.audit.plan import LONG_PROMPT, UNCACHED_PROMPT, parity_requests, probe_requests
 from zerodrift.audit.progress import Progress, Silent
 from zerodrift.backends.base import Backend, Capability
@@ -44,10 +46,16 @@ class Setup:
     """A directory with the reference's weights; enables the weight-sync probe."""
     resets_cache: bool = True
     """Whether the trainer's own update resets the prefix cache."""
+    seeded: bool = True
+    """Whether requests carry seeds. Without, samples are judged as well, and probes that repeat them are not."""
     progress: Progress = field(default_factory=Silent)
 
     def requests(self) -> list[Request]:
         """What the engine is asked for parity."""
+        return self._askable(self.planned())
+
+    def planned(self) -> list[Request]:
+        """The same, with seeds."""
         trials, seed = self.validation.equivalence_trials, self.validation.seed
         return parity_requests(self.prompts, self.sampling, trials, seed)
 
@@ -58,4 +66,9 @@ class Setup:
         special = self.reference.tokenizer.all_special_ids
         cached = Capability.CACHED_TOKENS in self.engine.capabilities
         longest = LONG_PROMPT if cached else UNCACHED_PROMPT
-        return probe_requests(facts.vocab_size, room, special, seed, count, longest)
+        return self._askable(probe_requests(facts.vocab_size, room, special, seed, count, longest))
+
+    def _askable(self, requests: list[Request]) -> list[Request]:
+        if self.seeded:
+            return requests
+        return [Request(each.prompt, msgspec.structs.replace(each.sampling, seed=None)) for each in requests]

@@ -1,56 +1,73 @@
-"""A server that speaks some dialect of the OpenAI calls, seen through the Backend protocol.
+"""A server that is described by a dialect, seen through the Backend protocol.
 
 The dialect says how things are called; what this server can do is found by asking it when we connect, never by a
 version string. What the audit needs beyond that is refused with the flag that would give it.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
+from zerodrift.backends import openai_probe
 from zerodrift.backends.base import Capability, need
+from zerodrift.backends.dialects.facts import Dialect
 from zerodrift.backends.http import HttpClient
-from zerodrift.backends.json_path import look_up
-from zerodrift.backends.openai_dialects import Dialect
-from zerodrift.backends.openai_wire import Reader, asked_kind, request_body, samples_of, value_at
+from zerodrift.backends.json_path import put
+from zerodrift.backends.openai_wire import (
+    UNKNOWN,
+    Reader,
+    one_by_one,
+    prompt_body,
+    read_scores,
+    request_body,
+    untruncated,
+    value_at,
+)
 from zerodrift.core.completion import Answer, EngineFingerprint, LogprobKind
-from zerodrift.core.errors import CapabilityMissing, EngineRefused, InvalidPrompt, InvalidSampling
+from zerodrift.core.errors import (
+    CapabilityMissing,
+    EngineError,
+    InvalidPrompt,
+    InvalidSampling,
+    ModelNotFound,
+)
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import WeightVersion
-
-MODELS = "/v1/models"
-PROBE = Request(Prompt((0, 0)), SamplingParams(max_tokens=8, seed=0, logprobs=2))
-"""More than one token: a server may have no logprob for one of them."""
+from zerodrift.models import directory as model_directory
 
 
 class OpenAIBackend:
-    """One model of one server. A request is one HTTP call; the server makes the batches."""
+    """One model of one server. A request is one HTTP call, or one for each sample; the server makes the batches."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a connection needs, and what the user says of the server
         self,
         url: str,
         dialect: Dialect,
         *,
         kind: LogprobKind = LogprobKind.PROCESSED,
         model: str | None = None,
+        max_model_len: int | None = None,
         api_key: str | None = None,
         timeout_s: float = 600.0,
     ) -> None:
-        """Connect, and find out what the server can do. `model` None takes the one that the server serves."""
+        """Connect, and find out what the server can do.
+
+        `model` None takes the one that the server serves; `max_model_len` is for servers that do not show theirs.
+        """
         self.dialect = dialect
         self.name = dialect.name
-        self.kind = kind
+        self.kind = openai_probe.available_kind(dialect, kind)
         # OpenAI clients are given the address with /v1, so people paste it so.
         address = url.rstrip("/").removesuffix("/v1")
         self._http = HttpClient(address, api_key=api_key, timeout_s=timeout_s)
+        self._spelled: dict[str, tuple[int, ...]] = {}
         try:
-            self.model = self._choose(model)
-            self._shown = self._http.get(dialect.facts.route)
-            self.max_model_len = self._fact(dialect.facts.max_model_len)
-            self._most_samples = self._fact(dialect.facts.most_samples)
-            self._fingerprint = self._identify()
-            self.capabilities = self._probe()
+            self.model = openai_probe.choose_model(self._http, model)
+            shown = openai_probe.shown(self._http, dialect.facts)
+            self.max_model_len = openai_probe.longest(shown, dialect, max_model_len)
+            self._most_samples = openai_probe.most_samples(shown, dialect.facts)
+            self._fingerprint = openai_probe.fingerprint(self, shown)
+            self.capabilities = openai_probe.capabilities(self, self._http, shown)
         except BaseException:
             self.close()
             raise
@@ -63,72 +80,97 @@ class OpenAIBackend:
         """All requests in flight together, as many at a time as the client allows. `sampling` is reported as it was asked for."""
         for request in requests:
             self._check(request)
-        reader = Reader(self.dialect, self.kind, self._fingerprint.digest)
-        answers = self._http.each(self._complete, requests)
-        return [reader.answer(*pair) for pair in zip(answers, requests, strict=True)]
+        reader = Reader(self.dialect, self.kind, self._fingerprint.digest, self._version())
+        calls = [one_by_one(request, self.dialect) for request in requests]
+        answers = iter(self._http.each(self.complete, [call for group in calls for call in group]))
+        return [
+            reader.answer(list(itertools.islice(answers, len(group))), request)
+            for group, request in zip(calls, requests, strict=True)
+        ]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """No dialect has it yet."""
-        raise self._missing(Capability.SCORE)
+        """Raw logprobs, as the server makes them of a prompt that it does not go on with."""
+        self._need(Capability.SCORE)
+        for sequence in sequences:
+            self._check_length(len(sequence), 1)
+        return self._http.each(self.score_one, [tuple(sequence) for sequence in sequences])
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """As the server does for a plain prompt, special tokens included."""
         self._need(Capability.TOKENIZE)
-        return self._tokens(text)
+        return self.spell(text)
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """As the server does for chat: the template makes text of them, and the text becomes ids."""
         self._need(Capability.TOKENIZE)
-        route = self.dialect.tokenizer.chat_route
-        answer = self._http.post(route, {"messages": list(messages)})
-        return self._tokens(value_at(answer, self.dialect.tokenizer.chat_text, str, route))
+        tokenizer = self.dialect.tokenizer
+        assert tokenizer is not None, "the capability was found by its routes"
+        assert tokenizer.chat_route is not None, "the capability was found by its routes"
+        answer = self._http.post(tokenizer.chat_route, {"messages": list(messages)})
+        return self.spell(value_at(answer, tokenizer.chat_text, str, tokenizer.chat_route))
 
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
-        """No dialect has it yet."""
-        raise self._missing(Capability.LOAD_WEIGHTS)
+        """Have the server read `directory` itself, and label what it read."""
+        self._need(Capability.LOAD_WEIGHTS)
+        updating = self.dialect.updating
+        assert updating is not None, "the capability was found by its route"
+        directory = directory.resolve()
+        if not directory.is_dir():
+            raise ModelNotFound(f"{directory} is no directory; the server cannot read it")
+        # Servers read pickles where they find nothing better.
+        model_directory.check(directory)
+        body = {updating.directory: str(directory), updating.label: version.label, **updating.ask}
+        if not value_at(self._http.post(updating.route, body), updating.done, bool, updating.route):
+            raise EngineError(
+                f"{updating.route} says that {directory} was not loaded; the cause is in its log"
+            )
 
     def reset_cache(self) -> None:
-        """No dialect has it yet."""
-        raise self._missing(Capability.RESET_CACHE)
+        """Only an idle server can: with requests in flight it refuses."""
+        self._need(Capability.RESET_CACHE)
+        assert self.dialect.reset_cache is not None, "the capability was found by its route"
+        reply = self._http.exchange("POST", self.dialect.reset_cache)
+        if reply.status != 200:
+            self._http.read(self.dialect.reset_cache, reply)
 
     def close(self) -> None:
         """The server is not ours and runs on. Safe to call twice."""
         self._http.close()
 
-    def _complete(self, request: Request) -> object:
-        return self._http.post(self.dialect.completions, self._body(request))
+    def complete(self, request: Request) -> object:
+        """The answer to one call, as it came."""
+        body = request_body(request, self.model, self.dialect, self.kind)
+        return self._http.post(self.dialect.completions, body)
 
-    def _body(self, request: Request) -> dict[str, object]:
-        return request_body(request, self.model, self.dialect, self.kind)
+    def score_one(self, token_ids: tuple[int, ...]) -> list[float]:
+        """Raw logprobs of one sequence, but its first token."""
+        scoring = self.dialect.scoring
+        assert scoring is not None, "asked only where the dialect can"
+        body = prompt_body(Prompt(token_ids), self.model, self.dialect)
+        for path, value in scoring.ask.items():
+            put(body, path, value)
+        answer = self._http.post(self.dialect.completions, body)
+        return read_scores(answer, token_ids, scoring, self.dialect.completions)
 
-    def _tokens(self, text: str) -> tuple[int, ...]:
-        facts = self.dialect.tokenizer
-        answer = self._http.post(facts.route, {facts.text: text, **facts.ask})
-        return tuple(value_at(answer, facts.token_ids, list[int], facts.route))
+    def spell(self, text: str) -> tuple[int, ...]:
+        """Ids that the server makes of plain text."""
+        tokenizer = self.dialect.tokenizer
+        assert tokenizer is not None, "asked only where the dialect can"
+        answer = self._http.post(tokenizer.route, {tokenizer.text: text, **tokenizer.ask})
+        return tuple(value_at(answer, tokenizer.token_ids, list[int], tokenizer.route))
+
+    def _version(self) -> WeightVersion:
+        updating = self.dialect.updating
+        if updating is None or Capability.WEIGHT_VERSION not in self.capabilities:
+            return UNKNOWN
+        label = value_at(self._http.get(updating.shown_by), updating.shown, str, updating.shown_by)
+        return WeightVersion(label) if label else UNKNOWN
 
     def _check(self, request: Request) -> None:
         """What the server would ignore or cut down in silence is refused before it is sent."""
-        sampling, defaults = request.sampling, SamplingParams()
-        for name, why in self.dialect.cannot.items():
-            if getattr(sampling, name) != getattr(defaults, name):
-                raise CapabilityMissing(f"{self.name} cannot {name} as it is meant here: {why}")
-        if sampling.logprobs is None:
-            raise InvalidSampling("logprobs is None, and without logprobs there is nothing to audit; use 0")
-        if sampling.n > self._most_samples:
-            raise CapabilityMissing(
-                f"{self.name} draws {self._most_samples} samples at once here, and {sampling.n} were asked for; "
-                f"{self.dialect.facts.more_samples}"
-            )
-        if sampling.seed is not None and not sampling.seed <= self.dialect.largest_seed - sampling.n + 1:
-            raise InvalidSampling(
-                f"seed is {sampling.seed}, and {self.name} takes at most {self.dialect.largest_seed}"
-            )
-        length = len(request.prompt.token_ids)
-        if length + sampling.max_tokens > self.max_model_len:
-            raise InvalidPrompt(
-                f"{length} prompt tokens and {sampling.max_tokens} to generate exceed the {self.max_model_len} "
-                "that the server has for a sequence; shorten one of the two, or give the server more"
-            )
+        sampling = request.sampling
+        self._check_sampling(sampling)
+        self._check_length(len(request.prompt.token_ids), sampling.max_tokens)
         for capability, asked_for in (
             (Capability.SEED, sampling.seed is not None),
             (Capability.CACHE_SALT, request.prompt.cache_salt is not None),
@@ -136,80 +178,63 @@ class OpenAIBackend:
         ):
             if asked_for:
                 self._need(capability)
+        if self.dialect.takes_text:
+            self._check_text(request.prompt)
+
+    def _check_sampling(self, sampling: SamplingParams) -> None:
+        dialect, defaults = self.dialect, SamplingParams()
+        changed = {
+            name
+            for name in SamplingParams.__struct_fields__
+            if getattr(sampling, name) != getattr(defaults, name)
+        }
+        for name in changed & dialect.cannot.keys():
+            raise CapabilityMissing(f"{self.name} cannot {name} as it is meant here: {dialect.cannot[name]}")
+        for name in changed & dialect.undone_by.keys():
+            if dialect.undone_by[name] in changed:
+                raise CapabilityMissing(
+                    f"{self.name} forgets {name} where {dialect.undone_by[name]} is given"
+                )
+        if sampling.logprobs is None:
+            raise InvalidSampling("logprobs is None, and without logprobs there is nothing to audit; use 0")
+        if dialect.before_truncation and sampling.truncates and not untruncated(sampling).own_distribution:
+            raise CapabilityMissing(
+                f"{self.name} cannot report logprobs of truncated samples: its numbers are of the distribution "
+                "before top_p and top_k, which beside a temperature, a bias or a penalty is neither the model's "
+                "own nor the one sampled from; sample with top_p=1 and top_k=0"
+            )
+        if self._most_samples is not None and sampling.n > self._most_samples:
+            raise CapabilityMissing(
+                f"{self.name} draws {self._most_samples} samples at once here, and {sampling.n} were asked for; "
+                f"{dialect.facts.more_samples}"
+            )
+        if sampling.seed is not None and not sampling.seed <= dialect.largest_seed - sampling.n + 1:
+            raise InvalidSampling(
+                f"seed is {sampling.seed}, and {self.name} takes at most {dialect.largest_seed}"
+            )
+
+    def _check_length(self, prompt_tokens: int, max_tokens: int) -> None:
+        if prompt_tokens + max_tokens > self.max_model_len:
+            raise InvalidPrompt(
+                f"{prompt_tokens} prompt tokens and {max_tokens} to generate exceed the {self.max_model_len} "
+                "that the server has for a sequence; shorten one of the two, or give the server more"
+            )
+
+    def _check_text(self, prompt: Prompt) -> None:
+        """Its text becomes these ids, by the server's own account."""
+        if prompt.text is None:
+            raise CapabilityMissing(
+                f"{self.name} takes text and no token ids, and a prompt of {len(prompt.token_ids)} ids has no text; "
+                "give it texts alone: --prompts FILE --set validation.property_based_prompts=false"
+            )
+        if prompt.text not in self._spelled:
+            self._spelled[prompt.text] = self.spell(prompt.text)
+        seen = self._spelled[prompt.text]
+        if seen != prompt.token_ids:
+            raise InvalidPrompt(
+                f"{self.name} takes text and no token ids, and makes {len(seen)} tokens of {prompt.text[:40]!r} where "
+                f"{len(prompt.token_ids)} others were meant; leave this prompt out, or look for a BOS or a template"
+            )
 
     def _need(self, capability: Capability) -> None:
         need(self, capability, self.dialect.hints[capability])
-
-    def _missing(self, capability: Capability) -> CapabilityMissing:
-        return CapabilityMissing(f"{self.name} cannot {capability}: {self.dialect.hints[capability]}")
-
-    def _choose(self, wanted: str | None) -> str:
-        names = value_at(self._http.get(MODELS), "data/*/id", list[str], MODELS)
-        if wanted is not None and wanted not in names:
-            raise EngineRefused(f"{self._http.address} serves {names}, not {wanted!r}; name one of those")
-        if wanted is None and len(names) != 1:
-            raise EngineRefused(
-                f"{self._http.address} serves {names}; say which one is audited: --set engine.served_model=NAME"
-            )
-        return wanted or names[0]
-
-    def _fact(self, path: str) -> int:
-        return value_at(self._shown, path, int, self.dialect.facts.route)
-
-    def _identify(self) -> EngineFingerprint:
-        facts = self.dialect.facts
-        return EngineFingerprint(
-            engine=self.name,
-            semantic={"model": self.model, "logprobs_mode": f"{self.kind}_logprobs"}
-            | self._show(facts.semantic),
-            numeric=dict(facts.known) | self._show(facts.numeric),
-            deployment={"max_model_len": str(self.max_model_len)} | self._show(facts.deployment),
-        )
-
-    def _show(self, paths: Mapping[str, str]) -> dict[str, str]:
-        """Facts that the server shows; one that it does not is left out: two releases then differ in it."""
-        found = {name: look_up(self._shown, path) for name, path in paths.items()}
-        return {
-            name: value if isinstance(value, str) else msgspec.json.encode(value, order="sorted").decode()
-            for name, value in found.items()
-            if value is not msgspec.UNSET
-        }
-
-    def _probe(self) -> frozenset[Capability]:
-        dialect, route = self.dialect, self.dialect.completions
-        sample = look_up(samples_of(self._complete(PROBE), dialect), "0")
-        if not value_at(sample, dialect.token_ids, list[int], route):
-            raise CapabilityMissing(
-                f"{route} returns no {dialect.token_ids!r}, and text cannot be turned back into ids"
-            )
-        numbers = dialect.numbers[asked_kind(PROBE.sampling, self.kind)]
-        if look_up(sample, numbers.values) is msgspec.UNSET:
-            other = LogprobKind.RAW if self.kind is LogprobKind.PROCESSED else LogprobKind.PROCESSED
-            raise CapabilityMissing(
-                f"{route} returns no {numbers.values!r}, so the server has no {self.kind} logprobs; use a newer "
-                f"release, or audit the other kind: --set engine.logprobs_mode={other}_logprobs"
-            )
-        alternatives = look_up(sample, numbers.alternative_ids)
-        found = {
-            Capability.TOP_LOGPROBS: alternatives is not msgspec.UNSET and any(map(bool, alternatives)),
-            Capability.SEED: self._reads("seed"),
-            Capability.CACHED_TOKENS: isinstance(look_up(sample, dialect.cached_tokens), int),
-            Capability.TOKENIZE: self._tokenizes(),
-            Capability.EFFECTIVE_CONFIG: all(
-                look_up(self._shown, path) is not msgspec.UNSET for path in dialect.facts.semantic.values()
-            ),
-        }
-        return frozenset(capability for capability, present in found.items() if present)
-
-    def _reads(self, field: str) -> bool:
-        """Servers ignore fields that they do not know: one that refuses nonsense is one that it reads."""
-        body = self._body(PROBE) | {self.dialect.names.get(field, field): "?"}
-        return self._http.exchange("POST", self.dialect.completions, body).status in (400, 422)
-
-    def _tokenizes(self) -> bool:
-        facts = self.dialect.tokenizer
-        asked = {
-            facts.route: {facts.text: "a", **facts.ask},
-            facts.chat_route: {"messages": [{"role": "user", "content": "a"}]},
-        }
-        return all(self._http.exchange("POST", route, body).status == 200 for route, body in asked.items())

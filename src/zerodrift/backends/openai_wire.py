@@ -7,12 +7,12 @@ read is a `Problem` of its own; an answer that cannot be told apart into samples
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from zerodrift.backends.dialects.facts import Dialect, Numbers, Scoring
 from zerodrift.backends.json_path import look_up, put
-from zerodrift.backends.openai_dialects import Dialect, Numbers
 from zerodrift.core.completion import (
     Answer,
     Completion,
@@ -35,9 +35,21 @@ LOWEST = -1e38
 """Some servers write the lowest fp32 number for the logarithm of zero."""
 
 
-def asked_kind(sampling: SamplingParams, kind: LogprobKind) -> LogprobKind:
+def asked_kind(sampling: SamplingParams, dialect: Dialect, kind: LogprobKind) -> LogprobKind:
     """What to ask for: after a greedy sampler the distribution is a point, and the model's own is what is meant."""
-    return LogprobKind.RAW if sampling.greedy else kind
+    return LogprobKind.RAW if sampling.greedy and LogprobKind.RAW in dialect.numbers else kind
+
+
+def told_kind(sampling: SamplingParams, dialect: Dialect, kind: LogprobKind) -> LogprobKind:
+    """What comes back: processed numbers that leave truncation out are, under truncation, the model's own."""
+    asked = asked_kind(sampling, dialect, kind)
+    left_out = dialect.before_truncation and sampling.truncates
+    return LogprobKind.RAW if left_out and untruncated(sampling).own_distribution else asked
+
+
+def untruncated(sampling: SamplingParams) -> SamplingParams:
+    """The same, with every token kept."""
+    return msgspec.structs.replace(sampling, top_p=1.0, top_k=0, min_p=0.0)
 
 
 def request_body(request: Request, model: str, dialect: Dialect, kind: LogprobKind) -> dict[str, object]:
@@ -47,17 +59,44 @@ def request_body(request: Request, model: str, dialect: Dialect, kind: LogprobKi
     likes: that is a fault to be found.
     """
     sampling, defaults = request.sampling, SamplingParams()
-    body: dict[str, object] = {"model": model, "prompt": request.prompt.token_ids, **dialect.always}
+    body = prompt_body(request.prompt, model, dialect)
+    fields = dict(dialect.always)
     for name in SamplingParams.__struct_fields__:
         value = getattr(sampling, name)
         if value is not None and (name in ALWAYS_SENT or value != getattr(defaults, name)):
-            put(body, dialect.names.get(name, name), value)
+            fields[dialect.names.get(name, name)] = value
+    if dialect.samples_apart:
+        del fields[dialect.names.get("n", "n")]
+    if sampling.greedy and dialect.greedy:
+        del fields[dialect.names.get("temperature", "temperature")]
+        fields |= dialect.greedy
     if sampling.logprobs is not None:
-        count = max(sampling.logprobs, dialect.least_logprobs)
-        put(body, dialect.names.get("logprobs", "logprobs"), count)
-        for path, value in dialect.numbers[asked_kind(sampling, kind)].ask.items():
-            put(body, path, value)
+        if count := max(sampling.logprobs, dialect.least_logprobs):
+            fields[dialect.names.get("logprobs", "logprobs")] = count
+        fields |= dialect.numbers[asked_kind(sampling, dialect, kind)].ask
+    for path, value in fields.items():
+        put(body, path, value)
     return body
+
+
+def prompt_body(prompt: Prompt, model: str, dialect: Dialect) -> dict[str, object]:
+    """The part of a call that says what is asked, and not how."""
+    body: dict[str, object] = {}
+    put(body, dialect.prompt, prompt.text if dialect.takes_text else prompt.token_ids)
+    if dialect.model is not None:
+        put(body, dialect.model, model)
+    if prompt.cache_salt is not None and dialect.salt is not None:
+        put(body, dialect.salt, prompt.cache_salt)
+    return body
+
+
+def one_by_one(request: Request, dialect: Dialect) -> list[Request]:
+    """The calls that a request becomes: one, or one for each sample with the seeds that follow each other."""
+    sampling = request.sampling
+    if not dialect.samples_apart:
+        return [request]
+    seeds = [None if sampling.seed is None else sampling.seed + index for index in range(sampling.n)]
+    return [Request(request.prompt, msgspec.structs.replace(sampling, n=1, seed=seed)) for seed in seeds]
 
 
 def value_at(document: object, path: str, shape: type[Shape], where: str) -> Shape:
@@ -71,10 +110,43 @@ def value_at(document: object, path: str, shape: type[Shape], where: str) -> Sha
         raise BadAnswer(f"{where} answered with a strange {path!r} ({error})") from error
 
 
-def samples_of(answer: object, dialect: Dialect) -> list[Any]:
+class Sample(NamedTuple):
+    """One sample, and the answer that it came in."""
+
+    own: object
+    answer: object
+
+    def look_up(self, path: str | None) -> Any:
+        """The value at `path`, in the answer where that begins with a slash; UNSET where there is none."""
+        if path is None:
+            return msgspec.UNSET
+        return look_up(self.answer, path[1:]) if path.startswith("/") else look_up(self.own, path)
+
+    def value_at(self, path: str, shape: type[Shape], where: str) -> Shape:
+        """The value at `path`, of the right kind, or BadAnswer."""
+        return value_at(self.answer if path.startswith("/") else self.own, path.lstrip("/"), shape, where)
+
+
+def samples_of(answer: object, dialect: Dialect) -> list[Sample]:
     """The samples, whatever is in them."""
     found = look_up(answer, dialect.samples)
-    return found if isinstance(found, list) else [found]
+    return [Sample(own, answer) for own in (found if isinstance(found, list) else [found])]
+
+
+def read_scores(answer: object, token_ids: Sequence[int], scoring: Scoring, where: str) -> list[float]:
+    """Raw logprobs of tokens 1… of the sequence that was sent."""
+    owners = value_at(answer, scoring.owners, list[int], where)
+    alike = len(owners) == len(token_ids) and all(
+        told in (sent, scoring.nameless) for told, sent in zip(owners, token_ids, strict=True)
+    )
+    if not alike:
+        raise BadAnswer(
+            f"{where} was sent {_shorten(token_ids)} and scored {_shorten(owners)} ({scoring.owners})"
+        )
+    values = value_at(answer, scoring.values, list[float | None], where)
+    scores = [_logprob(value, Numbers(owners=scoring.owners, values=scoring.values)) for value in values[1:]]
+    check_logprobs(scoring.values, scores)
+    return scores
 
 
 class Reader(msgspec.Struct, frozen=True):
@@ -83,13 +155,20 @@ class Reader(msgspec.Struct, frozen=True):
     dialect: Dialect
     kind: LogprobKind
     fingerprint: str
+    version: WeightVersion
+    """What the server said it had before the calls."""
 
-    def answer(self, answer: object, request: Request) -> Answer:
-        """Every sample of one request, in order of its index."""
+    def answer(self, answers: Sequence[object], request: Request) -> Answer:
+        """Every sample of one request, in order of its index; `answers` are those of the calls that it became."""
         expected = range(request.sampling.n)
         route = self.dialect.completions
-        samples = samples_of(answer, self.dialect)
-        by_index = {value_at(sample, self.dialect.index, int, route): sample for sample in samples}
+        samples = [sample for answer in answers for sample in samples_of(answer, self.dialect)]
+        numbers = (
+            range(len(samples))
+            if self.dialect.samples_apart
+            else [sample.value_at(self.dialect.index, int, route) for sample in samples]
+        )
+        by_index = dict(zip(numbers, samples, strict=True))
         if len(samples) != len(expected) or set(by_index) != set(expected):
             raise BadAnswer(
                 f"{route} was asked for {len(expected)} samples and answered with {len(samples)}, of the indices "
@@ -103,30 +182,38 @@ class Reader(msgspec.Struct, frozen=True):
                 problems.append(Problem(error.code, f"sample {index}: {error}"))
         return Answer(tuple(completions), tuple(problems))
 
-    def _completion(self, sample: object, index: int, request: Request) -> Completion:
+    def _completion(self, sample: Sample, index: int, request: Request) -> Completion:
         dialect, sampling = self.dialect, request.sampling
-        kind = asked_kind(sampling, self.kind)
-        token_ids = tuple(value_at(sample, dialect.token_ids, list[int], dialect.completions))
-        cached = look_up(sample, dialect.cached_tokens)
-        text = look_up(sample, dialect.text)
+        numbers = dialect.numbers[asked_kind(sampling, dialect, self.kind)]
+        token_ids = tuple(sample.value_at(dialect.token_ids, list[int], dialect.completions))
+        cached = sample.look_up(dialect.cached_tokens)
+        text = sample.look_up(dialect.text)
         return Completion(
             prompt_token_ids=self._prompt(sample, request.prompt),
             token_ids=token_ids,
-            logprobs=self._logprobs(sample, token_ids, dialect.numbers[kind]),
-            kind=kind,
+            logprobs=self._logprobs(sample, token_ids, numbers),
+            kind=told_kind(sampling, dialect, self.kind),
             sampling=sampling,
             finish_reason=self._finish_reason(sample),
-            versions=(VersionSpan(UNKNOWN, 0, len(token_ids)),) if token_ids else (),
+            versions=(VersionSpan(self._version(sample), 0, len(token_ids)),) if token_ids else (),
             fingerprint=self.fingerprint,
             sample_index=index,
-            top_logprobs=self._alternatives(sample, dialect.numbers[kind], sampling.logprobs or 0),
+            top_logprobs=self._alternatives(sample, numbers, sampling.logprobs or 0),
             cached_tokens=None if cached is msgspec.UNSET else cached,
             text=text if isinstance(text, str) else None,
         )
 
-    def _prompt(self, sample: object, prompt: Prompt) -> tuple[int, ...]:
+    def _version(self, sample: Sample) -> WeightVersion:
+        """A label that moved while we waited belongs to some of the tokens, and nobody can say to which."""
+        updating = self.dialect.updating
+        told = None if updating is None else sample.look_up(updating.sampled)
+        return self.version if told == self.version.label else UNKNOWN
+
+    def _prompt(self, sample: Sample, prompt: Prompt) -> tuple[int, ...]:
         """The ids that were sent, if the server saw as many: it does not show them."""
-        seen = value_at(sample, self.dialect.prompt_tokens, int, self.dialect.completions)
+        if self.dialect.prompt_tokens is None:
+            return prompt.token_ids
+        seen = sample.value_at(self.dialect.prompt_tokens, int, self.dialect.completions)
         if seen != len(prompt.token_ids):
             raise InvalidCompletion(
                 f"{len(prompt.token_ids)} prompt tokens were sent and the engine saw {seen} "
@@ -134,34 +221,35 @@ class Reader(msgspec.Struct, frozen=True):
             )
         return prompt.token_ids
 
-    def _logprobs(self, sample: object, token_ids: tuple[int, ...], numbers: Numbers) -> tuple[float, ...]:
-        owners = look_up(sample, numbers.owners)
-        owners = [] if owners is msgspec.UNSET else owners
+    def _logprobs(self, sample: Sample, token_ids: tuple[int, ...], numbers: Numbers) -> tuple[float, ...]:
+        told = numbers.values if numbers.owners is None else numbers.owners
+        owners = sample.look_up(told)
+        owners = [] if owners in (msgspec.UNSET, None) else owners
         if len(owners) < len(token_ids):
             raise InvalidCompletion(
-                f"{len(token_ids)} tokens carry {len(owners)} logprobs ({numbers.owners}): {self.dialect.lost}"
+                f"{len(token_ids)} tokens carry {len(owners)} logprobs ({told}): {self.dialect.lost}"
             )
-        if tuple(owners) != token_ids:
+        if numbers.owners is not None and tuple(owners) != token_ids:
             raise InvalidCompletion(
                 f"the engine sampled {_shorten(token_ids)} and reports logprobs of {_shorten(owners)} "
                 f"({numbers.owners}); they belong to other tokens"
             )
-        values = value_at(sample, numbers.values, list[float | None], self.dialect.completions)
+        values = sample.value_at(numbers.values, list[float | None], self.dialect.completions)
         return tuple(_logprob(value, numbers) for value in values)
 
     def _alternatives(
-        self, sample: object, numbers: Numbers, count: int
+        self, sample: Sample, numbers: Numbers, count: int
     ) -> tuple[tuple[TokenAlternative, ...], ...]:
         """The `count` likeliest tokens at each position; fewer where truncation left fewer."""
-        if count == 0:
+        if count == 0 or numbers.alternative_ids is None:
             return ()
         route = self.dialect.completions
-        ids = value_at(sample, numbers.alternative_ids, list[list[int]], route)
-        values = value_at(sample, numbers.alternative_values, list[list[float | None]], route)
+        ids = sample.value_at(numbers.alternative_ids, list[list[int]], route)
+        values = sample.value_at(numbers.alternative_values, list[list[float | None]], route)
         return tuple(_ranked(*pair, count, numbers) for pair in zip(ids, values, strict=True))
 
-    def _finish_reason(self, sample: object) -> FinishReason:
-        word = value_at(sample, self.dialect.finish, str, self.dialect.completions)
+    def _finish_reason(self, sample: Sample) -> FinishReason:
+        word = sample.value_at(self.dialect.finish, str, self.dialect.completions)
         if word not in self.dialect.finish_words:
             raise BadAnswer(
                 f"the engine finished for the reason {word!r} ({self.dialect.finish}); we know "
@@ -173,13 +261,15 @@ class Reader(msgspec.Struct, frozen=True):
 def _ranked(
     ids: list[int], values: list[float | None], count: int, numbers: Numbers
 ) -> tuple[TokenAlternative, ...]:
-    if len(ids) > count or len(set(ids)) < len(ids):
+    # Some servers give all of several tokens that tie for the last place.
+    tied = len(ids) > count and set(values[count:]) == {values[count - 1]}
+    if (len(ids) > count and not tied) or len(set(ids)) < len(ids):
         raise InvalidCompletion(
             f"{count} alternatives were asked for and {_shorten(ids)} came ({numbers.alternative_ids})"
         )
     ranked = [
         TokenAlternative(token, _logprob(value, numbers)) for token, value in zip(ids, values, strict=True)
-    ]
+    ][:count]
     check_logprobs(numbers.alternative_values, (each.logprob for each in ranked))
     if any(likelier.logprob < rarer.logprob for likelier, rarer in itertools.pairwise(ranked)):
         raise InvalidCompletion(f"alternatives are not in order of likelihood ({numbers.alternative_values})")

@@ -4,14 +4,29 @@ import difflib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerodrift.backends.base import Backend
 from zerodrift.config.engine import EngineConfig
-from zerodrift.core.errors import ConfigError
+from zerodrift.core.errors import CapabilityMissing, ConfigError
+
+if TYPE_CHECKING:
+    from zerodrift.backends.launch import LaunchedServer
 
 IN_PROCESS = frozenset({"exact", "reference"})
+STARTED_BY_HAND = {
+    "sglang": "python -m sglang.launch_server --model-path MODEL --enable-deterministic-inference",
+    "tensorrt-llm": "trtllm-serve MODEL",
+    "tgi": "text-generation-launcher --model-id MODEL",
+}
+"""Engines that are audited where they run, and how they are started."""
+IMPOSSIBLE = {
+    "mlc-llm": "MLC LLM returns no token ids, only strings that several tokens share, so nobody can say whose logprobs "
+    "it reports; its /v1/completions would have to return the sampled ids",
+}
+"""Engines that no adapter could be honest about."""
 
 
 class Served(NamedTuple):
@@ -27,10 +42,17 @@ Opener = Callable[[EngineConfig, Served, Path], AbstractContextManager[Backend]]
 
 def check_engine(config: EngineConfig) -> None:
     """`config` names an engine that exists, and settles how it is reached; asked before anything is loaded."""
+    if config.name in IMPOSSIBLE:
+        raise CapabilityMissing(f"{config.name} cannot be audited: {IMPOSSIBLE[config.name]}")
     if config.name not in OPENERS:
         near = difflib.get_close_matches(config.name, OPENERS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"no engine is called {config.name!r}; there are {', '.join(OPENERS)}{hint}")
+    if config.name in STARTED_BY_HAND and config.url is None:
+        raise ConfigError(
+            f"{config.name} is audited where it runs: start it ({STARTED_BY_HAND[config.name]}), and give its address: "
+            "--url http://HOST:PORT"
+        )
     if config.name not in IN_PROCESS and config.url is None and config.python is None:
         raise ConfigError(
             "engine.url and engine.python are both null: give the address of a running server (--url), or the "
@@ -40,7 +62,8 @@ def check_engine(config: EngineConfig) -> None:
         # Without this, an audit of a server whose kind was forgotten would pass: of the reference with itself.
         raise ConfigError(
             f"engine {config.name!r} runs in this process, while url={config.url!r}, python={config.python!r}, "
-            f"args={list(config.args)} and env={dict(config.env)} are for a server; name its kind: --engine vllm or llama-cpp"
+            f"args={list(config.args)} and env={dict(config.env)} are for a server; name its kind: --engine "
+            f"{', '.join(sorted(OPENERS.keys() - IN_PROCESS, reverse=True))}"
         )
 
 
@@ -79,51 +102,79 @@ def _vllm(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]
     from zerodrift.backends.vllm import VllmBackend
     from zerodrift.backends.vllm_flags import flags
 
-    options: dict[str, Any] = {
-        "model": config.served_model,
-        "api_key": api_key(config),
-        "timeout_s": config.request_timeout_s,
-    }
-    if config.url is not None:
-        yield from _connected(VllmBackend(config.url, **options))
-        return
-    with launch_vllm(
-        config.python or "",
-        served.model,
-        flags(config, served.dtype),
-        config.env,
-        logs / "vllm.log",
-        timeout_s=config.startup_timeout_s,
-    ) as server:
-        yield from _connected(VllmBackend(server.url, **options))
+    def start() -> "AbstractContextManager[LaunchedServer]":
+        return launch_vllm(
+            config.python or "",
+            served.model,
+            flags(config, served.dtype),
+            config.env,
+            logs / "vllm.log",
+            timeout_s=config.startup_timeout_s,
+        )
+
+    yield from _reached(config, partial(VllmBackend, **_options(config)), start)
 
 
 @contextmanager
 def _llama_cpp(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]:
     from zerodrift.backends.llama_cpp_launch import launch_llama_cpp, settings
+
+    def start() -> "AbstractContextManager[LaunchedServer]":
+        return launch_llama_cpp(
+            config.python or "",
+            served.model,
+            settings(config, served.dtype),
+            config.env,
+            logs / "llama-cpp.log",
+            timeout_s=config.startup_timeout_s,
+        )
+
+    yield from _reached(config, _by_dialect(config), start)
+
+
+@contextmanager
+def _by_hand(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]:
+    yield from _connected(_by_dialect(config)(config.url or ""))
+
+
+def _by_dialect(config: EngineConfig) -> Callable[[str], Backend]:
+    """Connects to a server of the kind that is named."""
+    from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
+    from zerodrift.backends.dialects.sglang import SGLANG
+    from zerodrift.backends.dialects.tensorrt_llm import TENSORRT_LLM
+    from zerodrift.backends.dialects.tgi import TGI
     from zerodrift.backends.openai import OpenAIBackend
-    from zerodrift.backends.openai_dialects import LLAMA_CPP
     from zerodrift.core.completion import LogprobKind
 
-    options: dict[str, Any] = {
+    return partial(
+        OpenAIBackend,
+        dialect={dialect.name: dialect for dialect in (LLAMA_CPP, SGLANG, TENSORRT_LLM, TGI)}[config.name],
         # Asked for call by call, so that a server which runs already obeys as well.
-        "kind": LogprobKind(config.logprobs_mode.removesuffix("_logprobs")),
+        kind=LogprobKind(config.logprobs_mode.removesuffix("_logprobs")),
+        max_model_len=config.max_model_len,
+        **_options(config),
+    )
+
+
+def _options(config: EngineConfig) -> dict[str, Any]:
+    return {
         "model": config.served_model,
         "api_key": api_key(config),
         "timeout_s": config.request_timeout_s,
     }
+
+
+def _reached(
+    config: EngineConfig,
+    connect: Callable[[str], Backend],
+    start: "Callable[[], AbstractContextManager[LaunchedServer]]",
+) -> Iterator[Backend]:
+    """The server that runs at `url`, or one that is started, and stopped in the end."""
     if config.url is not None:
-        yield from _connected(OpenAIBackend(config.url, LLAMA_CPP, **options))
+        yield from _connected(connect(config.url))
         return
-    with launch_llama_cpp(
-        config.python or "",
-        served.model,
-        settings(config, served.dtype),
-        config.env,
-        logs / "llama-cpp.log",
-        timeout_s=config.startup_timeout_s,
-    ) as server:
-        yield from _connected(OpenAIBackend(server.url, LLAMA_CPP, **options))
+    with start() as server:
+        yield from _connected(connect(server.url))
 
 
 def api_key(config: EngineConfig) -> str | None:
@@ -146,5 +197,6 @@ OPENERS: Mapping[str, Opener] = {
     "exact": _exact,
     "llama-cpp": _llama_cpp,
     "reference": _reference,
+    **dict.fromkeys(STARTED_BY_HAND, _by_hand),
     "vllm": _vllm,
 }

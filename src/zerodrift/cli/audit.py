@@ -70,7 +70,8 @@ def command(
         typer.Argument(metavar="MODEL", help="Checkpoint directory or testbed:NAME. Default: testbed:qwen3."),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="exact, reference, vllm or llama-cpp. Default: exact.")
+        str | None,
+        typer.Option(help="exact, reference, vllm, llama-cpp, sglang, tensorrt-llm or tgi. Default: exact."),
     ] = None,
     url: Annotated[str | None, typer.Option(help="Address of a running server.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file; see `zerodrift init`.")] = None,

@@ -66,6 +66,8 @@ _SEMANTIC = (
         "The engine reports logprobs of the model's own distribution, not of the one it sampled from.",
         "report logprobs after temperature and truncation",
         vllm="--logprobs-mode processed_logprobs",
+        sglang="unset SGLANG_RETURN_ORIGINAL_LOGPROB, and sample with top_p=1 and top_k=-1",
+        tensorrt_llm="sample at temperature 1 without truncation: the server reports raw logprobs alone",
         llama_cpp='"post_sampling_probs": true in every request',
     ),
     _cause(
@@ -166,6 +168,7 @@ _PATH = (
         "The body of the model is computed in less precision than the profile allows.",
         "run the engine in the trainer's dtype",
         vllm="--dtype float32 (or the dtype that the trainer uses)",
+        sglang="--dtype float32 (or the dtype that the trainer uses)",
         llama_cpp="serve a file in F32 (convert_hf_to_gguf.py --outtype f32), because for quantised weights activations are "
         "rounded to 8 bits, with --flash-attn off --cache-type-k f32 --cache-type-v f32",
     ),
@@ -206,6 +209,7 @@ _PATH = (
         "use batch-invariant kernels",
         gating=False,
         vllm="VLLM_BATCH_INVARIANT=1 on a GPU; VLLM_CPU_ATTN_SPLIT_KV=0 on CPU",
+        sglang="--enable-deterministic-inference",
     ),
     _cause(
         "path/prefill-decode",
@@ -213,6 +217,7 @@ _PATH = (
         "use one attention kernel for prefill and decode",
         gating=False,
         vllm="VLLM_BATCH_INVARIANT=1 on a GPU; VLLM_CPU_ATTN_SPLIT_KV=0 on CPU",
+        sglang="--enable-deterministic-inference",
     ),
     _cause(
         "path/chunked-prefill",
@@ -226,6 +231,7 @@ _PATH = (
         "A cached prefix gives other numbers than a cold one.",
         "turn prefix caching off",
         vllm="--no-enable-prefix-caching",
+        sglang="--disable-radix-cache",
         llama_cpp="--no-cache-prompt",
     ),
     _cause(
@@ -308,6 +314,7 @@ _WEIGHTS = (
         "A prefix cached under older weights is reused after an update.",
         "reset the prefix cache at every update, or salt it with the version",
         vllm='POST /reset_prefix_cache after the update, or "cache_salt": "<version>" in every request',
+        sglang='"flush_cache": true in the update, or POST /flush_cache after it',
     ),
     _cause(
         "weights/replica",

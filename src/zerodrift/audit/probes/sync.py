@@ -99,9 +99,8 @@ def weight_sync(
             engine.reset_cache()
         cached = _see(weights, _generate(engine, requests))
         # Where no salt keeps a request out of the cache, asking once more would ask the same.
-        salted = [_salted(request, NEW) for request in requests]
         fresh = (
-            _see(weights, _generate(engine, salted))
+            _see(weights, _generate(engine, _salted(engine, requests, NEW)))
             if Capability.CACHE_SALT in engine.capabilities
             else cached
         )
@@ -109,7 +108,7 @@ def weight_sync(
         engine.load_weights(update.before, WeightVersion("audit-a"))
         if Capability.RESET_CACHE in engine.capabilities:
             engine.reset_cache()
-    back = _generate(engine, [_salted(request, "audit-a") for request in requests])
+    back = _generate(engine, _salted(engine, requests, "audit-a"))
     returned = Seen(back, _reported(back), weights.score(weights.old, back), weights.score(weights.new, back))
     return _judge(engine, weights, cached, fresh, returned, gates)
 
@@ -292,5 +291,10 @@ def _generate(engine: Backend, requests: Sequence[Request]) -> list[Completion]:
     return [answer.completions[0] for answer in answers]
 
 
-def _salted(request: Request, salt: str) -> Request:
-    return Request(Prompt(request.prompt.token_ids, request.prompt.text, salt), request.sampling)
+def _salted(engine: Backend, requests: Sequence[Request], salt: str) -> list[Request]:
+    """Kept out of what was cached before, where the engine knows salts: one that does not refuses them."""
+    if Capability.CACHE_SALT not in engine.capabilities:
+        return list(requests)
+    return [
+        Request(Prompt(each.prompt.token_ids, each.prompt.text, salt), each.sampling) for each in requests
+    ]

@@ -1,110 +1,14 @@
-"""What do servers that look alike do differently? Facts as data: a server is an entry here, and no code of its own.
-
-Names of fields that go out and paths of values that come back (see json_path). What a server cannot do stands in
-`cannot` with the reason, and is refused before it is sent: servers ignore fields that they do not know.
-"""
-
-from collections.abc import Mapping
-
-import msgspec
+"""llama.cpp's own server, and those that are built on it."""
 
 from zerodrift.backends.base import Capability
+from zerodrift.backends.dialects.facts import Dialect, Facts, Numbers, SeedProbe, Tokenizer
 from zerodrift.core.completion import FinishReason, LogprobKind
-from zerodrift.core.frozen import freeze
-
-
-class Numbers(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of logprob: how it is asked for, and where it comes back in a sample."""
-
-    ask: Mapping[str, object]
-    owners: str
-    """Ids of the tokens that the values belong to."""
-    values: str
-    alternative_ids: str
-    """Of each token, likeliest first."""
-    alternative_values: str
-    probabilities: bool = False
-    """The values are probabilities, and their logarithms are wanted."""
-
-    def __post_init__(self) -> None:
-        """Facts stay as they were written."""
-        freeze(self, "ask")
-
-
-class Tokenizer(msgspec.Struct, frozen=True, kw_only=True):
-    """How the server shows what it makes of text."""
-
-    route: str
-    text: str
-    ask: Mapping[str, object]
-    token_ids: str
-    chat_route: str
-    chat_text: str
-    """Where the rendered messages come back; they are then tokenised as text."""
-
-    def __post_init__(self) -> None:
-        """Facts stay as they were written."""
-        freeze(self, "ask")
-
-
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server shows of itself, by the names under which engines are compared."""
-
-    route: str
-    max_model_len: str
-    most_samples: str
-    """How many samples one call may ask for."""
-    more_samples: str
-    """What to do for more."""
-    semantic: Mapping[str, str]
-    numeric: Mapping[str, str]
-    deployment: Mapping[str, str]
-    known: Mapping[str, str]
-    """Numeric facts that hold for every such server, and that none shows."""
-
-    def __post_init__(self) -> None:
-        """Facts stay as they were written."""
-        freeze(self, "semantic", "numeric", "deployment", "known")
-
-
-class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is particular to one kind of server."""
-
-    name: str
-    completions: str
-    always: Mapping[str, object]
-    """Fields of every call."""
-    names: Mapping[str, str]
-    """Sampling parameter to the path of its field; what is in neither this nor `cannot` is called alike."""
-    cannot: Mapping[str, str]
-    """Sampling parameter to the reason why it is not sent when it differs from its default."""
-    least_logprobs: int
-    """Alternatives to ask for so that the sampled token's own logprob comes back."""
-    largest_seed: int
-    numbers: Mapping[LogprobKind, Numbers]
-    samples: str
-    """A list of samples; one that is asked for alone may come without it."""
-    index: str
-    token_ids: str
-    lost: str
-    """Why there may be fewer logprobs than tokens."""
-    prompt_tokens: str
-    """How many tokens the server saw in the prompt: all that it tells of them."""
-    cached_tokens: str
-    text: str
-    finish: str
-    finish_words: Mapping[str, FinishReason]
-    tokenizer: Tokenizer
-    facts: Facts
-    hints: Mapping[Capability, str]
-    """What to do where a capability is missing."""
-
-    def __post_init__(self) -> None:
-        """Facts stay as they were written."""
-        freeze(self, "always", "names", "cannot", "numbers", "finish_words", "hints")
-
 
 _NO_WEIGHTS = "llama.cpp serves the file that it was started with; start it again for other weights"
+_DEFAULTS = {
+    name: f"default_generation_settings/params/{name}"
+    for name in ("samplers", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "mirostat", "lora")
+}
 
 LLAMA_CPP = Dialect(
     name="llama-cpp",
@@ -125,6 +29,7 @@ LLAMA_CPP = Dialect(
     least_logprobs=1,
     # One more stands for "draw a seed", and beyond it the number is cut to 32 bits in silence.
     largest_seed=2**32 - 2,
+    seed_probe=SeedProbe.NONSENSE,
     numbers={
         # After the whole chain of samplers.
         LogprobKind.PROCESSED: Numbers(
@@ -137,7 +42,6 @@ LLAMA_CPP = Dialect(
         ),
         # The default: a softmax of the logits at temperature 1, whatever the samplers do, logit_bias included.
         LogprobKind.RAW: Numbers(
-            ask={},
             owners="completion_probabilities/*/id",
             values="completion_probabilities/*/logprob",
             alternative_ids="completion_probabilities/*/top_logprobs/*/id",
@@ -162,17 +66,13 @@ LLAMA_CPP = Dialect(
         chat_text="prompt",
     ),
     facts=Facts(
-        route="/props",
-        max_model_len="default_generation_settings/n_ctx",
+        routes=("/props",),
+        max_model_len={"default_generation_settings/n_ctx": 0},
+        longer="is it the kind of server that --engine names?",
         most_samples="total_slots",
         more_samples="start the server with --parallel of at least that",
-        semantic={
-            **{
-                name: f"default_generation_settings/params/{name}"
-                for name in ("samplers", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "mirostat")
-            },
-            "lora": "default_generation_settings/params/lora",
-        },
+        effective=tuple(_DEFAULTS.values()),
+        semantic=_DEFAULTS,
         numeric={
             "quantization": "model_ftype",
             "speculative": "default_generation_settings/params/speculative.types",

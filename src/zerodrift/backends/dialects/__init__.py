@@ -1,0 +1,1 @@
+"""One file for each kind of server: what is particular to it, as data."""

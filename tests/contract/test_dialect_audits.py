@@ -1,0 +1,114 @@
+"""Whole audits through the dialects, by name as the command line opens them, and what happens where none is possible."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import sglang_server
+import tensorrt_llm_server
+import tgi_server
+
+from zerodrift.audit.progress import Silent
+from zerodrift.audit.session import Session
+from zerodrift.backends.registry import IMPOSSIBLE, OPENERS, STARTED_BY_HAND, Served, open_engine
+from zerodrift.config.engine import EngineConfig
+from zerodrift.config.run import RunConfig
+from zerodrift.core.errors import CapabilityMissing, ConfigError
+from zerodrift.records.verdict import Outcome, VerdictRecord
+
+MODEL = "testbed:qwen3"
+
+
+def audit(directory: Path, engine: dict[str, Any], sync: bool = False, **validation: Any) -> VerdictRecord:
+    values = {
+        "model": {"path": MODEL, "max_model_len": 96},
+        "engine": engine,
+        "sampling_defaults": {"temperature": 0.7},
+        "validation": {"num_prompts": 26, "equivalence_trials": 28, "max_tokens": 8} | validation,
+    }
+    session = Session(config=msgspec.convert(values, RunConfig), directory=directory, sync=sync)
+    return session.run(Silent()).record
+
+
+def outcomes(record: VerdictRecord) -> dict[str, Outcome]:
+    return {probe.name: probe.status for probe in record.probes}
+
+
+def test_a_healthy_sglang_passes_and_takes_an_update(tmp_path: Path) -> None:
+    with sglang_server.serve(MODEL, deterministic=True) as url:
+        record = audit(tmp_path / "run", {"name": "sglang", "url": url}, sync=True)
+
+    assert (record.verdict, record.precision) == (Outcome.PASS, "fp32"), record.says
+    told = outcomes(record)
+    assert told.pop("cache") is Outcome.INCONCLUSIVE, "the peer knows no salts"
+    assert set(told.values()) == {Outcome.PASS}
+    assert {"contract", "parity", "sampling", "repeat", "batch", "given-tokens", "weight-sync"} <= set(told)
+
+
+def test_an_sglang_that_leaves_the_temperature_out_is_named(tmp_path: Path) -> None:
+    """SGLANG_RETURN_ORIGINAL_LOGPROB, of which nothing in its answers tells."""
+    with sglang_server.serve(MODEL, deterministic=True, original=True) as url:
+        record = audit(tmp_path / "run", {"name": "sglang", "url": url})
+
+    assert (record.verdict, record.causes[0].cause) == (Outcome.FAIL, "semantic/raw-logprobs")
+    assert "SGLANG_RETURN_ORIGINAL_LOGPROB" in record.causes[0].fix
+
+
+def test_an_sglang_without_seeds_is_judged_by_what_it_samples(tmp_path: Path) -> None:
+    with sglang_server.serve(MODEL) as url:
+        record = audit(tmp_path / "run", {"name": "sglang", "url": url})
+
+    told = outcomes(record)
+    assert record.verdict is Outcome.PASS, record.says
+    assert (told["repeat"], told["batch"], told["prefill-decode"]) == (
+        Outcome.INCONCLUSIVE,
+        Outcome.INCONCLUSIVE,
+        Outcome.PASS,
+    )
+
+
+def test_tensorrt_llm_reports_the_models_own(tmp_path: Path) -> None:
+    """An older release, without seeds: nothing is repeated, and what is wrong is named all the same."""
+    with tensorrt_llm_server.serve(MODEL, seeded=False) as url:
+        engine = {"name": "tensorrt-llm", "url": url, "max_model_len": 1024}
+        record = audit(tmp_path / "run", engine, precision="fp32")
+
+    assert (record.verdict, record.causes[0].cause) == (Outcome.FAIL, "semantic/raw-logprobs")
+    assert record.engine.semantic["logprobs_mode"] == "raw_logprobs"
+
+
+def test_tgi_is_judged_on_texts_and_never_passed(tmp_path: Path) -> None:
+    """Probes of self-consistency are made of ids."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        "".join(json.dumps({"prompt": f"{number} is more than"}) + "\n" for number in range(26))
+    )
+    with tgi_server.serve(MODEL) as url:
+        engine = {"name": "tgi", "url": url}
+        texts = {"prompts": str(prompts), "property_based_prompts": False, "precision": "fp32"}
+        record = audit(tmp_path / "run", engine, **texts)
+        refused = audit(tmp_path / "ids", engine, precision="fp32")
+
+    told = outcomes(record)
+    assert (told["contract"], told["parity"], told["sampling"]) == (Outcome.PASS,) * 3
+    assert (record.verdict, record.guilty) == (Outcome.INCONCLUSIVE, "unknown")
+    assert "none was answered" in record.says
+    assert refused.verdict is Outcome.INCONCLUSIVE
+    assert "takes text and no token ids" in refused.says
+
+
+@pytest.mark.parametrize("name", STARTED_BY_HAND)
+def test_an_engine_that_is_audited_where_it_runs(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"start it \\({STARTED_BY_HAND[name][:12]}.*--url http://"):
+        open_engine(EngineConfig(name=name, python="python"), Served(MODEL, "auto"), tmp_path)
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_an_engine_that_no_adapter_could_be_honest_about(name: str, tmp_path: Path) -> None:
+    assert name not in OPENERS
+    with pytest.raises(
+        CapabilityMissing, match=r"mlc-llm cannot be audited: .* no token ids.* would have to"
+    ):
+        open_engine(EngineConfig(name=name, url="http://127.0.0.1:9"), Served(MODEL, "auto"), tmp_path)

@@ -1,0 +1,524 @@
+"""Each dialect against a server that somebody else wrote from the engine's documentation (see peers/README.md).
+
+What an adapter says is compared with the model itself, computed here: nothing of a peer's arithmetic, and nothing of
+the adapter's, is on the right of a comparison.
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sglang_server
+import tensorrt_llm_server
+import tgi_server
+import torch
+
+from zerodrift import models
+from zerodrift.backends.base import Capability
+from zerodrift.backends.dialects.facts import Dialect
+from zerodrift.backends.dialects.sglang import SGLANG
+from zerodrift.backends.dialects.tensorrt_llm import TENSORRT_LLM
+from zerodrift.backends.dialects.tgi import TGI
+from zerodrift.backends.openai import OpenAIBackend
+from zerodrift.backends.openai_wire import Reader
+from zerodrift.core.completion import Answer, Completion, FinishReason, LogprobKind
+from zerodrift.core.errors import (
+    BadAnswer,
+    CapabilityMissing,
+    EngineError,
+    EngineRefused,
+    InvalidCompletion,
+    InvalidPrompt,
+    ModelNotFound,
+    NonFinite,
+    ZerodriftError,
+)
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.core.version import WeightVersion
+from zerodrift.sampler.processing import histories, processed_logprobs
+
+MODEL = "testbed:qwen3"
+TEXT = "Hello world,"
+CLOSE = 2e-5
+"""fp32 in two orders of summation."""
+PROCESSED, RAW = LogprobKind.PROCESSED, LogprobKind.RAW
+
+Prompted = Callable[..., Request]
+
+
+def connected(url: str, dialect: Dialect, **options: Any) -> Iterator[OpenAIBackend]:
+    with contextlib.closing(OpenAIBackend(url, dialect, **options)) as backend:
+        yield backend
+
+
+@pytest.fixture(scope="module")
+def sglang() -> Iterator[OpenAIBackend]:
+    with sglang_server.serve(MODEL, deterministic=True) as url:
+        yield from connected(url, SGLANG)
+
+
+@pytest.fixture(scope="module")
+def unseeded() -> Iterator[OpenAIBackend]:
+    """SGLang as it is started without a flag."""
+    with sglang_server.serve(MODEL) as url:
+        yield from connected(url, SGLANG)
+
+
+@pytest.fixture(scope="module")
+def tensorrt_llm() -> Iterator[OpenAIBackend]:
+    with tensorrt_llm_server.serve(MODEL) as url:
+        yield from connected(url, TENSORRT_LLM, max_model_len=1024)
+
+
+@pytest.fixture(scope="module")
+def tgi() -> Iterator[OpenAIBackend]:
+    with tgi_server.serve(MODEL) as url:
+        yield from connected(url, TGI)
+
+
+@pytest.fixture(params=["sglang", "tensorrt_llm", "tgi"])
+def engine(request: pytest.FixtureRequest) -> OpenAIBackend:
+    backend: OpenAIBackend = request.getfixturevalue(request.param)
+    return backend
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return models.load(MODEL)
+
+
+@pytest.fixture(scope="module")
+def ids() -> tuple[int, ...]:
+    return tuple(models.tokenizer(MODEL)(TEXT)["input_ids"])
+
+
+@pytest.fixture
+def ask(ids: tuple[int, ...]) -> Prompted:
+    """A prompt that every engine takes."""
+    return lambda **sampling: Request(Prompt(ids, TEXT), SamplingParams(**({"max_tokens": 4} | sampling)))
+
+
+def only(backend: OpenAIBackend, request: Request) -> Completion:
+    [answer] = backend.generate([request])
+    assert answer.problems == ()
+    return answer.completions[0]
+
+
+def logits(model: Any, completion: Completion) -> torch.Tensor:
+    """Rows that predict the output, from the whole sequence at once."""
+    with torch.inference_mode():
+        rows = model(torch.tensor([completion.sequence])).logits[0]
+    return rows[len(completion.prompt_token_ids) - 1 : -1]
+
+
+def truth(model: Any, completion: Completion, sampling: SamplingParams | None = None) -> torch.Tensor:
+    """All logprobs at each output token under `sampling`, the model's own by default."""
+    past = histories(completion.prompt_token_ids, completion.token_ids)
+    stops = [models.tokenizer(MODEL).eos_token_id]
+    return processed_logprobs(logits(model, completion), sampling or SamplingParams(), past, stops)
+
+
+def own(rows: torch.Tensor, completion: Completion) -> list[float]:
+    return rows[torch.arange(len(rows)), torch.tensor(completion.token_ids)].tolist()
+
+
+# What every engine does
+
+
+WHOLE = {
+    "sglang": {
+        Capability.TOP_LOGPROBS,
+        Capability.SCORE,
+        Capability.SEED,
+        Capability.CACHED_TOKENS,
+        Capability.RESET_CACHE,
+        Capability.LOAD_WEIGHTS,
+        Capability.WEIGHT_VERSION,
+        Capability.EFFECTIVE_CONFIG,
+    },
+    "tensorrt-llm": {Capability.SEED, Capability.CACHED_TOKENS},
+    "tgi": {Capability.TOP_LOGPROBS, Capability.SEED},
+}
+
+
+def test_capabilities_are_what_was_seen(engine: OpenAIBackend) -> None:
+    assert engine.capabilities == WHOLE[engine.name]
+    assert set(engine.dialect.hints) == set(Capability)
+
+
+def test_what_is_missing_is_refused_with_a_way_out(engine: OpenAIBackend, tmp_path: Path) -> None:
+    calls: dict[Capability, Callable[[], Any]] = {
+        Capability.SCORE: lambda: engine.score([[1, 2]]),
+        Capability.TOKENIZE: lambda: engine.tokenize("a"),
+        Capability.LOAD_WEIGHTS: lambda: engine.load_weights(tmp_path, WeightVersion("x")),
+        Capability.RESET_CACHE: engine.reset_cache,
+    }
+    for capability in calls.keys() - engine.capabilities:
+        with pytest.raises(CapabilityMissing, match=f"{engine.name} cannot {capability}: \\w+"):
+            calls[capability]()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_of_the_kind_that_is_claimed(
+    engine: OpenAIBackend, model: Any, ask: Prompted, ids: tuple[int, ...], temperature: float
+) -> None:
+    completion = only(engine, ask(temperature=temperature, seed=3))
+
+    assert completion.prompt_token_ids == ids
+    assert (len(completion.token_ids), completion.finish_reason) == (4, FinishReason.LENGTH)
+    assert completion.kind is (RAW if engine.name == "tensorrt-llm" else PROCESSED)
+    meant = SamplingParams(temperature=temperature) if completion.kind is PROCESSED else None
+    expected = own(truth(model, completion, meant), completion)
+    assert completion.logprobs == pytest.approx(expected, abs=CLOSE)
+    other = own(truth(model, completion, SamplingParams(temperature=0.5)), completion)
+    assert completion.logprobs != pytest.approx(other, abs=CLOSE), "the comparison can fail"
+
+
+def test_greedy_takes_the_likeliest_token(engine: OpenAIBackend, model: Any, ask: Prompted) -> None:
+    completion = only(engine, ask(temperature=0))
+    rows = truth(model, completion)
+
+    assert list(completion.token_ids) == rows.argmax(-1).tolist()
+    assert completion.logprobs == pytest.approx(own(rows, completion), abs=CLOSE)
+
+
+def test_alternatives(engine: OpenAIBackend, model: Any, ask: Prompted) -> None:
+    if Capability.TOP_LOGPROBS not in engine.capabilities:
+        with pytest.raises(CapabilityMissing, match="several tokens may share one"):
+            engine.generate([ask(logprobs=2)])
+        return
+    completion = only(engine, ask(seed=1, logprobs=2))
+    likeliest = truth(model, completion).topk(2)
+
+    for found, ids, values in zip(
+        completion.top_logprobs, likeliest.indices.tolist(), likeliest.values.tolist(), strict=True
+    ):
+        assert [each.token_id for each in found] == ids
+        assert [each.logprob for each in found] == pytest.approx(values, abs=CLOSE)
+
+
+def test_samples_follow_their_seeds(engine: OpenAIBackend, ask: Prompted) -> None:
+    """Sample i has seed + i, asked for alone or not; samples of one request differ."""
+    twice, first, second, other = engine.generate(
+        [ask(seed=5, n=2), ask(seed=5), ask(seed=6), ask(seed=50, n=2)]
+    )
+    drawn = [completion.token_ids for completion in twice.completions]
+
+    assert [completion.sample_index for completion in twice.completions] == [0, 1]
+    assert drawn == [first.completions[0].token_ids, second.completions[0].token_ids]
+    assert drawn[0] != drawn[1]
+    assert other.completions[0].token_ids not in drawn
+
+
+def test_a_sequence_that_does_not_fit(engine: OpenAIBackend, ask: Prompted) -> None:
+    with pytest.raises(InvalidPrompt, match=r"exceed the 10\d\d"):
+        engine.generate([ask(max_tokens=1022)])
+
+
+def test_a_longest_sequence_comes_whole(sglang: OpenAIBackend) -> None:
+    """SGLang cuts outputs down in silence beyond what it keeps free."""
+    length = sglang.max_model_len - 2
+    completion = only(sglang, Request(Prompt((5,) * length), SamplingParams(max_tokens=2, ignore_eos=True)))
+    assert len(completion.token_ids) == 2
+
+
+REFUSED = [
+    (SGLANG, {"min_p": 0.1}, "fails on it"),
+    (SGLANG, {"repetition_penalty": 1.1}, "output alone"),
+    (SGLANG, {"prompt_logprobs": 0}, "call of their own"),
+    (SGLANG, {"ignore_eos": True, "stop_token_ids": (3,)}, "forgets stop_token_ids where ignore_eos"),
+    (SGLANG, {"top_p": 0.9, "temperature": 0.7}, "before top_p and top_k"),
+    (SGLANG, {"top_k": 5, "presence_penalty": 0.5}, "before top_p and top_k"),
+    (TENSORRT_LLM, {"repetition_penalty": 1.1}, "not documented"),
+    (TENSORRT_LLM, {"presence_penalty": 0.5}, "tokens of the prompt"),
+    (TENSORRT_LLM, {"stop_token_ids": (3,)}, "takes the tokens .* off"),
+    (TENSORRT_LLM, {"prompt_logprobs": 0}, "no such field"),
+    (TGI, {"min_p": 0.1}, "no such field"),
+    (TGI, {"frequency_penalty": 0.5}, "divides by the length"),
+    (TGI, {"ignore_eos": True}, "no such field"),
+]
+
+
+@pytest.mark.parametrize(("dialect", "sampling", "words"), REFUSED)
+def test_what_would_mean_something_else(
+    request: pytest.FixtureRequest, ask: Prompted, dialect: Dialect, sampling: dict[str, Any], words: str
+) -> None:
+    backend = request.getfixturevalue(dialect.name.replace("-", "_"))
+    with pytest.raises(CapabilityMissing, match=words):
+        backend.generate([ask(**sampling)])
+
+
+def test_raw_logprobs_that_cannot_be_had() -> None:
+    for dialect in (SGLANG, TGI):
+        with pytest.raises(CapabilityMissing, match="cannot be asked for raw"):
+            OpenAIBackend("http://127.0.0.1:9", dialect, kind=RAW)
+
+
+# SGLang
+
+
+def test_sglang_shows_who_computes(sglang: OpenAIBackend) -> None:
+    facts = sglang.fingerprint()
+
+    assert facts.semantic["logprobs_mode"] == "processed_logprobs"
+    assert (facts.numeric["dtype"], facts.numeric["enable_deterministic_inference"]) == ("float32", "true")
+    assert sglang.max_model_len == 1024 - 6
+
+
+def test_sglang_without_its_flag_takes_no_seed(unseeded: OpenAIBackend, ask: Prompted) -> None:
+    assert unseeded.capabilities == WHOLE["sglang"] - {Capability.SEED}
+    with pytest.raises(CapabilityMissing, match="--enable-deterministic-inference"):
+        unseeded.generate([ask(seed=1)])
+    assert len(only(unseeded, ask()).token_ids) == 4
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5, "temperature": 0.8},
+        {"logit_bias": {7: 4.0, 9: -3.0}},
+        {"min_tokens": 3, "logit_bias": {2: 20.0}},
+    ],
+)
+def test_sglang_shapes_the_distribution_as_it_is_meant(
+    sglang: OpenAIBackend, model: Any, ask: Prompted, shape: dict[str, Any]
+) -> None:
+    sampling = SamplingParams(**shape, max_tokens=6, seed=2)
+    completion = only(sglang, ask(**shape, max_tokens=6, seed=2))
+
+    expected = own(truth(model, completion, sampling), completion)
+    assert completion.logprobs == pytest.approx(expected, abs=CLOSE)
+
+
+def test_sglang_under_truncation_reports_the_models_own(
+    sglang: OpenAIBackend, model: Any, ask: Prompted
+) -> None:
+    completion = only(sglang, ask(top_k=3, seed=2))
+    rows = truth(model, completion)
+
+    assert completion.kind is RAW
+    assert completion.logprobs == pytest.approx(own(rows, completion), abs=CLOSE)
+    kept = rows.topk(3).indices
+    assert all(token in row for token, row in zip(completion.token_ids, kept.tolist(), strict=True))
+
+
+def test_sglang_scores_given_tokens(sglang: OpenAIBackend, model: Any) -> None:
+    """The last id of the vocabulary too, which it writes as 0."""
+    sequences = [[1, 2, 511, 40], [5, 6]]
+    for sequence, scores in zip(sequences, sglang.score(sequences), strict=True):
+        with torch.inference_mode():
+            rows = torch.log_softmax(model(torch.tensor([sequence])).logits[0, :-1], -1)
+        assert scores == pytest.approx([rows[i, t].item() for i, t in enumerate(sequence[1:])], abs=CLOSE)
+    with pytest.raises(InvalidPrompt, match="exceed"):
+        sglang.score([[1] * 1018])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "words"),
+    [
+        (lambda told: told.pop(), BadAnswer, r"was sent \[1, 2, 3\] and scored \[1, 2\]"),
+        (lambda told: told[1].__setitem__(1, 9), BadAnswer, r"scored \[1, 9, 3\]"),
+        (lambda told: told[1].__setitem__(0, None), NonFinite, "holds null"),
+        (lambda told: told[1].__setitem__(0, 0.5), InvalidCompletion, "no log-probability"),
+    ],
+)
+def test_scores_that_cannot_be_believed(
+    sglang: OpenAIBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Any,
+    error: type[ZerodriftError],
+    words: str,
+) -> None:
+    told = [[None, 1, None], [-1.0, 2, None], [-2.0, 3, None]]
+    spoil(told)
+    monkeypatch.setattr(sglang._http, "post", lambda *_: {"meta_info": {"input_token_logprobs": told}})
+    with pytest.raises(error, match=words):
+        sglang.score([[1, 2, 3]])
+
+
+def test_sglang_takes_other_weights_and_says_which(tmp_path: Path, ask: Prompted) -> None:
+    changed = models.load(MODEL)
+    with torch.no_grad():
+        changed.model.layers[0].mlp.up_proj.weight *= 1.5
+    directory = models.materialise(MODEL, tmp_path / "changed")
+    changed.save_pretrained(directory)
+    with (
+        sglang_server.serve(MODEL, deterministic=True) as url,
+        contextlib.closing(OpenAIBackend(url, SGLANG)) as backend,
+    ):
+        before = only(backend, ask(seed=1))
+        backend.load_weights(directory, WeightVersion("step-7"))
+        stale = only(backend, ask(seed=1))
+        backend.reset_cache()
+        after = only(backend, ask(seed=1))
+        with pytest.raises(ModelNotFound):
+            backend.load_weights(tmp_path / "nowhere", WeightVersion("x"))
+        with pytest.raises(EngineRefused, match="refused the call"):
+            backend.load_weights(models.materialise("testbed:llama", tmp_path / "l"), WeightVersion("x"))
+
+    labels = [each.versions[0].version.label for each in (before, stale, after)]
+    assert labels == ["default", "step-7", "step-7"]
+    assert (before.cached_tokens, stale.cached_tokens, after.cached_tokens) == (0, 7, 0)
+    assert after.logprobs[0] != pytest.approx(before.logprobs[0], abs=1e-3)
+
+
+def test_a_label_that_moved_in_between_belongs_to_nobody_knows_which_token(
+    sglang: OpenAIBackend, ask: Prompted
+) -> None:
+    request = ask(seed=1)
+    answer = sglang.complete(request)
+    for said, label in (("default", "default"), ("older", "unknown")):
+        reader = Reader(SGLANG, PROCESSED, "f", WeightVersion(said))
+        [completion] = reader.answer([answer], request).completions
+        assert completion.versions[0].version.label == label
+
+
+# TensorRT-LLM
+
+
+def test_tensorrt_llm_of_an_older_release_takes_no_seed(ask: Prompted) -> None:
+    with tensorrt_llm_server.serve(MODEL, seeded=False) as url:
+        for backend in connected(url, TENSORRT_LLM, max_model_len=64):
+            assert backend.capabilities == {Capability.CACHED_TOKENS}
+            with pytest.raises(CapabilityMissing, match="before August 2026"):
+                backend.generate([ask(seed=1)])
+
+
+def test_tensorrt_llm_must_be_told_its_length(tensorrt_llm: OpenAIBackend) -> None:
+    with pytest.raises(BadAnswer, match=r"tensorrt-llm does not show.*--set engine\.max_model_len"):
+        OpenAIBackend(tensorrt_llm._http.address, TENSORRT_LLM)
+
+
+# TGI
+
+
+def test_tgi_takes_texts_that_become_the_ids(tgi: OpenAIBackend, ids: tuple[int, ...]) -> None:
+    for prompt, error, words in [
+        (Prompt(ids), CapabilityMissing, "no token ids.*property_based_prompts=false"),
+        (Prompt(ids[:-1], TEXT), InvalidPrompt, r"makes \d tokens of 'Hello world,' where \d others"),
+    ]:
+        with pytest.raises(error, match=words):
+            tgi.generate([Request(prompt)])
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [{"top_k": 5, "temperature": 0.9}, {"top_p": 0.6}, {"repetition_penalty": 1.6, "temperature": 0.8}],
+)
+def test_tgi_reports_after_everything(
+    tgi: OpenAIBackend, model: Any, ask: Prompted, shape: dict[str, Any]
+) -> None:
+    completion = only(tgi, ask(**shape, seed=4))
+
+    expected = own(truth(model, completion, SamplingParams(**shape)), completion)
+    assert completion.logprobs == pytest.approx(expected, abs=CLOSE)
+
+
+# What goes wrong on the way
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "error", "words"),
+    [
+        ("sglang", Request(Prompt((9999,))), EngineError, "failed .500"),
+        ("tensorrt_llm", Request(Prompt((9999,))), EngineRefused, "refused the call .400"),
+        ("tgi", None, EngineRefused, "refused the call .422"),
+    ],
+)
+def test_refusals_carry_the_servers_words(
+    request: pytest.FixtureRequest,
+    ask: Prompted,
+    name: str,
+    request_: Request | None,
+    error: type[EngineError],
+    words: str,
+) -> None:
+    backend = request.getfixturevalue(name)
+    with pytest.raises(error, match=words) as caught:
+        backend.generate([request_ or ask(logprobs=9)])
+    assert caught.value.exit_code == 3
+
+
+def spoiled(backend: OpenAIBackend, request: Request, spoil: Callable[[Any], object]) -> Answer:
+    answer: Any = copy.deepcopy(backend.complete(request))
+    spoil(answer)
+    reader = Reader(backend.dialect, backend.kind, "f", WeightVersion("default"))
+    return reader.answer([answer], request)
+
+
+SPOILED = [
+    ("sglang", lambda a: a.pop("output_ids"), BadAnswer, "without 'output_ids'"),
+    ("sglang", lambda a: a["meta_info"].pop("output_token_logprobs"), InvalidCompletion, "4 tokens carry 0"),
+    ("sglang", lambda a: a["output_ids"].reverse(), InvalidCompletion, "belong to other tokens"),
+    ("sglang", lambda a: a["meta_info"].update(prompt_tokens=9), InvalidCompletion, "saw 9"),
+    ("sglang", lambda a: a["meta_info"].update(finish_reason=None), BadAnswer, "finish_reason/type"),
+    (
+        "sglang",
+        lambda a: a["meta_info"]["output_token_logprobs"][0].__setitem__(0, None),
+        NonFinite,
+        "holds null",
+    ),
+    ("tensorrt_llm", lambda a: a["choices"][0].update(logprobs=None), InvalidCompletion, "4 tokens carry 0"),
+    ("tensorrt_llm", lambda a: a["choices"][0].update(token_ids=None), BadAnswer, "strange 'token_ids'"),
+    ("tensorrt_llm", lambda a: a["usage"].update(prompt_tokens=1), InvalidCompletion, "saw 1 .*/usage"),
+    (
+        "tensorrt_llm",
+        lambda a: a["choices"][0]["logprobs"]["token_logprobs"].append(-1.0),
+        InvalidCompletion,
+        "4 tokens carry 5",
+    ),
+    (
+        "tensorrt_llm",
+        lambda a: a["choices"][0]["logprobs"].update(token_logprobs=[-9999.0] * 4),
+        NonFinite,
+        "-9999",
+    ),
+    ("tgi", lambda a: a.pop("details"), BadAnswer, "without 'details/tokens"),
+    ("tgi", lambda a: a["details"].update(finish_reason="?"), BadAnswer, "the reason '\\?'"),
+    ("tgi", lambda a: a["details"]["tokens"][0].update(logprob=None), NonFinite, "holds null"),
+]
+
+
+@pytest.mark.parametrize(("name", "spoil", "error", "words"), SPOILED)
+def test_a_sample_that_cannot_be_believed_is_a_problem(
+    request: pytest.FixtureRequest,
+    ask: Prompted,
+    name: str,
+    spoil: Any,
+    error: type[ZerodriftError],
+    words: str,
+) -> None:
+    answer = spoiled(request.getfixturevalue(name), ask(seed=1), spoil)
+
+    assert answer.completions == ()
+    [problem] = answer.problems
+    assert problem.code == error.code
+    with pytest.raises(EngineError, match=words):
+        raise EngineError(problem.message)
+
+
+def test_tokens_that_tie_for_the_last_place(tgi: OpenAIBackend, ask: Prompted) -> None:
+    """TGI sends all of them; more than those is a fault."""
+
+    def tie(value: float) -> Callable[[Any], None]:
+        def spoil(answer: Any) -> None:
+            for tokens in answer["details"]["top_tokens"]:
+                tokens.append({"id": 1000, "logprob": tokens[-1]["logprob"] - value})
+
+        return spoil
+
+    request = ask(seed=1, logprobs=2)
+    [completion] = spoiled(tgi, request, tie(0.0)).completions
+    assert [len(found) for found in completion.top_logprobs] == [2] * 4
+    [problem] = spoiled(tgi, request, tie(0.1)).problems
+    assert "2 alternatives were asked for" in problem.message
+
+
+def test_samples_that_do_not_come_one_by_one(sglang: OpenAIBackend, ask: Prompted) -> None:
+    answer: Any = sglang.complete(ask(seed=1))
+    reader = Reader(SGLANG, PROCESSED, "f", WeightVersion("default"))
+    with pytest.raises(BadAnswer, match="asked for 2 samples and answered with 3"):
+        reader.answer([answer, [answer, answer]], ask(n=2))
