@@ -5,7 +5,7 @@ where meaning alone leaves a difference above the gate, so that a wrong rotary b
 slightly changed temperature.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from zerodrift.audit.attribute import Attribution, Costs, attribute
+from zerodrift.audit.cases import choose_cases
 from zerodrift.audit.counterfactual.account import Account, Hypothesis
 from zerodrift.audit.counterfactual.bias import bias_hypotheses
 from zerodrift.audit.counterfactual.context import context_hypotheses, prompt_edits
@@ -28,7 +29,6 @@ from zerodrift.audit.floor import ROUGHLY, Floor, Passage, measure_floor
 from zerodrift.audit.measure import Measurement
 from zerodrift.audit.probes.parity import Gates
 from zerodrift.backends import variants
-from zerodrift.core.completion import FinishReason
 from zerodrift.models.model_facts import ModelFacts
 
 ROW_BYTES = 96 * 2**20
@@ -37,6 +37,7 @@ MOST_TOKENS = 1000
 FEW_TOKENS = 240
 """Enough for a path: a wrong rotary base gains ten nats a token."""
 ROUNDING_CASES = 2
+ROUNDING_TOKENS = 32
 SCOUTS = 3
 """Every prompt and path is tried on so many of the worst sequences first, …"""
 MEANING_SCOUTS = 8
@@ -127,58 +128,15 @@ def shortlist(scouts: Costs, hypotheses: Sequence[Hypothesis]) -> list[Hypothesi
 
 def _coarse_floor(model: Any, cases: Sequence[Case], dtype: str) -> Callable[[], Floor]:
     """The floor in `dtype`, measured on a few cases when it is first asked for."""
-    passages = [Passage(case.prompt + case.output, len(case.prompt)) for case in cases[:ROUNDING_CASES]]
+    # Wider than the windows: a scale for each of 8 sizes of log p, from 16 tokens, would be noise.
+    longest = sorted(cases, key=lambda case: len(case.output), reverse=True)[:ROUNDING_CASES]
+    passages = [
+        Passage(case.prompt + case.output, len(case.prompt) + max(0, len(case.output) - ROUNDING_TOKENS))
+        for case in longest
+    ]
     return cache(lambda: measure_floor(model, passages, dtype, ROUGHLY))
 
 
 def _rounding(floor: Callable[[], Floor], cases: Sequence[Case]) -> np.ndarray:
     """Rounding scale of every token."""
     return floor().sigma(np.concatenate([np.maximum(case.reported, -100.0) for case in cases]))
-
-
-def choose_cases(
-    measurements: Sequence[Measurement], floor: Floor, gates: Gates, budget: int, rng: np.random.Generator
-) -> list[Case]:
-    """Half the tokens for the worst sequences, half for random ones: a rare fault must be seen, and put in place.
-
-    The worst comes first.
-    """
-    cases = [_case(item, floor, gates) for item in measurements]
-    badness = [_badness(item, case) for item, case in zip(measurements, cases, strict=True)]
-    worst = sorted(range(len(cases)), key=lambda i: -badness[i])
-    chosen = _fill(worst, cases, budget // 2)
-    others = [i for i in rng.permutation(len(cases)).tolist() if i not in chosen]
-    # At least two in all, however long they are: one has no spread between sequences.
-    chosen |= _fill(others, cases, max(2 - len(chosen), budget - sum(len(cases[i].output) for i in chosen)))
-    return [cases[i] for i in sorted(chosen, key=lambda i: -badness[i])]
-
-
-def _case(item: Measurement, floor: Floor, gates: Gates) -> Case:
-    completion = item.observed.completion
-    sigma = floor.sigma(np.maximum(item.contracted, -100.0))
-    # Below a third of the gate nothing needs a cause; without this, fp32 rounding of another framework would.
-    sigma = np.hypot(sigma, gates.mean / 3)
-    return Case(
-        completion.prompt_token_ids,
-        completion.token_ids,
-        item.observed.requested,
-        item.reported,
-        sigma,
-        stopped=completion.finish_reason is FinishReason.STOP,
-    )
-
-
-def _badness(item: Measurement, case: Case) -> float:
-    """Mean |Δ| in units of σ, with wild tokens counted as fifty."""
-    sizes = np.minimum(np.abs(item.delta) / case.sigma, 50.0)
-    return float(sizes.mean())
-
-
-def _fill(order: Iterable[int], cases: Sequence[Case], budget: int) -> set[int]:
-    chosen: set[int] = set()
-    for index in order:
-        if budget <= 0:
-            break
-        chosen.add(index)
-        budget -= len(cases[index].output)
-    return chosen
