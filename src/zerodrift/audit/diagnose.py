@@ -14,16 +14,12 @@ import torch
 
 from zerodrift.audit.attribute import Attribution, Costs, attribute
 from zerodrift.audit.cases import choose_cases
-from zerodrift.audit.counterfactual.account import Account, Hypothesis
+from zerodrift.audit.counterfactual.account import VANILLA, Account, Hypothesis
 from zerodrift.audit.counterfactual.bias import bias_hypotheses
-from zerodrift.audit.counterfactual.context import context_hypotheses, prompt_edits
+from zerodrift.audit.counterfactual.context import PromptEdit, context_hypotheses, prompt_edits
 from zerodrift.audit.counterfactual.evaluate import Case, Evaluator
-from zerodrift.audit.counterfactual.path import (
-    ROUNDINGS,
-    path_forwards,
-    path_hypotheses,
-    path_variants,
-)
+from zerodrift.audit.counterfactual.path import ROUNDINGS, Paths, path_hypotheses, vanilla_forward
+from zerodrift.audit.counterfactual.position import Scouts, onset, position_hypotheses
 from zerodrift.audit.counterfactual.semantic import Expected, hidden_hypotheses, told_hypotheses
 from zerodrift.audit.floor import ROUGHLY, Floor, Passage, measure_floor
 from zerodrift.audit.measure import Measurement
@@ -38,12 +34,20 @@ FEW_TOKENS = 240
 """Enough for a path: a wrong rotary base gains ten nats a token."""
 ROUNDING_CASES = 2
 ROUNDING_TOKENS = 32
+LOOKOUTS = 2
+"""Values of positions are fitted on so many sequences, …"""
 SCOUTS = 3
-"""Every prompt and path is tried on so many of the worst sequences first, …"""
+"""… every prompt and path is tried on so many first, …"""
 MEANING_SCOUTS = 8
 """… every meaning on so many, because a parameter that acts on few tokens must be seen, …"""
 SHORTLIST = 4
-"""… and so many of the best go on to all: of eighty candidates, few are worth their price on every case."""
+"""… and so many of the best go on: of eighty candidates, few are worth their price on every case."""
+REFEREES = 10
+"""What needs a forward of its own goes on to so many of the worst sequences first, …"""
+FINALISTS = 2
+"""… and so many of those to all, of which most are there for the interval."""
+CERTAINLY_OFF = 25.0
+"""σ: healthy rows were seen up to 20 off, and one of 5 hid where a jump of positions began."""
 
 
 class Suspect(NamedTuple):
@@ -69,34 +73,41 @@ def diagnose(
     model, facts = suspect.model, suspect.facts
     width = model.config.vocab_size * torch.float32.itemsize
     many = choose_cases(measurements, floor, gates, min(MOST_TOKENS, max(200, ROW_BYTES // width)), rng)
-    as_is = partial(Evaluator, forwards=path_forwards(model, {}), stop_ids=facts.eos_token_ids)
+    as_is = partial(Evaluator, forwards={VANILLA: vanilla_forward(model)}, stop_ids=facts.eos_token_ids)
     meaning = Meaning(Costs(as_is(many)), Costs(as_is(many[:MEANING_SCOUTS])), facts.generation_defaults)
     attribution = attribute(meaning.costs, meaning.propose, rng)
     if attribution.explained_to_floor:
         return attribution
     few = choose_cases(measurements, floor, gates, FEW_TOKENS, rng)
     # Variants are told apart by differences far above fp32 rounding, and cost half as much in it as in fp64.
-    narrow = model if model.dtype is torch.float32 else variants.in_dtype(model, torch.float32)
-    paths = path_variants(narrow)
+    paths = Paths(model if model.dtype is torch.float32 else variants.in_dtype(model, torch.float32))
     edits = prompt_edits(suspect.tokenizer, facts.bos_token_id)
     evaluator = partial(
         Evaluator,
-        forwards=path_forwards(narrow, paths),
+        forwards=paths.forwards,
         contexts={name: edit.edit for name, edit in edits.items()},
         stop_ids=facts.eos_token_ids,
         roundings={
             dtype: partial(_rounding, _coarse_floor(model, few, dtype)) for dtype in ROUNDINGS.values()
         },
     )
-    everything, scouts = Costs(evaluator(few)), Costs(evaluator(few[:SCOUTS]))
-    meaning = Meaning(everything, Costs(evaluator(few[:MEANING_SCOUTS])), facts.generation_defaults)
+    everything = Costs(evaluator(few))
+    scouts = quickest(everything)
+    elsewhere = Elsewhere(
+        everything,
+        Costs(evaluator(few[:REFEREES])),
+        Costs(evaluator(scouts)),
+        Costs(evaluator(scouts[:LOOKOUTS])),
+        paths,
+        edits,
+    )
+    meaning = Meaning(everything, everything, facts.generation_defaults)
 
     def propose(account: Account) -> list[Hypothesis]:
         """Meanings, prompts and paths together, so that none is explained away by a poorer account of another."""
         if everything.at_floor(account):
             return meaning.propose(account)
-        elsewhere = [*context_hypotheses(account, edits), *path_hypotheses(account, paths)]
-        return [*meaning.propose(account), *shortlist(scouts, elsewhere)]
+        return [*meaning.propose(account), *elsewhere.propose(account)]
 
     return attribute(everything, propose, rng)
 
@@ -121,9 +132,52 @@ class Meaning(NamedTuple):
         ]
 
 
-def shortlist(scouts: Costs, hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+class Elsewhere(NamedTuple):
+    """Proposes what needs another forward: other prompts, other paths, other positions."""
+
+    costs: Costs
+    referees: Costs
+    scouts: Costs
+    lookouts: Costs
+    paths: Paths
+    edits: Mapping[str, PromptEdit]
+
+    def propose(self, account: Account) -> list[Hypothesis]:
+        """The best on ever more sequences."""
+        lookouts, seen = self.lookouts, self.costs
+        begins = onset(seen.sigmas(account) > CERTAINLY_OFF, seen.evaluator.positions(account.context))
+        scouts = Scouts(lookouts.total, lookouts.residual, lookouts.at_floor)
+        fitted = list(position_hypotheses(account, self.paths, scouts, begins))
+        if fitted and lookouts.at_floor(fitted[-1].account):
+            # Every number of two windows that were off throughout: no other forward could do better.
+            return fitted[-1:]
+        candidates = [
+            *context_hypotheses(account, self.edits),
+            *path_hypotheses(account, self.paths.grid),
+            *fitted,
+        ]
+        best = shortlist(self.scouts, candidates)
+        # Rounding costs no forward, and must not take the place of a path: it may yet turn out to be none.
+        by_size = [each for each in best if each.account.rounding != account.rounding]
+        by_value = [each for each in best if each not in by_size]
+        return [*by_size, *shortlist(self.referees, by_value, FINALISTS)]
+
+
+def quickest(costs: Costs) -> Sequence[Case]:
+    """Of the worst cases the shortest that are off throughout, for scouting.
+
+    Scouts are asked for a hundred forwards, and where positions are high predictions turn too fast with them for a fit to
+    see its value from afar.
+    """
+    cases = costs.evaluator.cases[:REFEREES]
+    sigmas, ids = costs.sigmas(Account()), costs.evaluator.case_ids
+    off = [case for number, case in enumerate(cases) if np.median(sigmas[ids == number]) > CERTAINLY_OFF]
+    return sorted(off, key=lambda case: len(case.prompt) + len(case.output))[:SCOUTS] or cases[:SCOUTS]
+
+
+def shortlist(scouts: Costs, hypotheses: Sequence[Hypothesis], count: int = SHORTLIST) -> list[Hypothesis]:
     """The hypotheses that explain the scouts best."""
-    return sorted(hypotheses, key=lambda hypothesis: scouts.total(hypothesis.account))[:SHORTLIST]
+    return sorted(hypotheses, key=lambda hypothesis: scouts.total(hypothesis.account))[:count]
 
 
 def _coarse_floor(model: Any, cases: Sequence[Case], dtype: str) -> Callable[[], Floor]:
