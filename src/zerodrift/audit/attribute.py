@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 from zerodrift.audit.counterfactual.account import Account, Hypothesis
 from zerodrift.audit.counterfactual.evaluate import Evaluator, Prediction
 from zerodrift.audit.counterfactual.rounding import is_rounding
-from zerodrift.stats.intervals import bootstrap_mean, bootstrap_ratio
+from zerodrift.stats.intervals import FEWEST_SEQUENCES, bootstrap_mean, bootstrap_ratio
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+EVERYWHERE = slice(None)
 Propose = Callable[[Account], Iterable[Hypothesis]]
 
 PRICE = 12.0
@@ -52,8 +54,12 @@ class Finding(msgspec.Struct, frozen=True):
     cause: str
     says: str
     explained: float
-    """Share of the residual that this change removed, counted from what was there before it."""
+    """Share of the residual that this change removed, counted from what was there before it, in sequences that were
+    chosen by chance."""
     interval: tuple[float, float]
+    """From 0 to 1 where nothing is known of it: with fewer than twenty such sequences."""
+    sequences: int
+    """How many the share was estimated on; 0: none of them shows the difference, and the share is that of the worst."""
     gain_nats: float
     channel: str
     """Which evidence carried it: `reported`, `sampled`, or `size` where only the size of Δ speaks for it."""
@@ -102,11 +108,11 @@ class Costs:
         """Both channels together."""
         return sum(self.channels(account))
 
-    def z(self, account: Account) -> float:
+    def z(self, account: Account, where: Bools | slice = EVERYWHERE) -> float:
         """How far the samples are from the distribution they would have been drawn from."""
         entropy, variance = self.evaluator.surprise(account)
         steps = self.prediction(account).sampled + entropy
-        return float(steps.sum() / np.sqrt(max(float(variance.sum()), 1e-12)))
+        return float(steps[where].sum() / np.sqrt(max(float(variance[where].sum()), 1e-12)))
 
     def at_floor(self, account: Account) -> bool:
         """Nine in ten tokens are predicted to within rounding, and none is far from it.
@@ -133,10 +139,11 @@ def attribute(costs: Costs, propose: Propose, rng: np.random.Generator) -> Attri
         best = _best_step(costs, account, propose)
         if best is None:
             break
-        finding = _finding(costs, account, best, rng)
-        if finding.explained < LEAST_SHARE:
+        step = _Step(costs, account, best)
+        # In all cases: of a rare fault those chosen by chance may show nothing.
+        if step.share(np.ones(len(costs.evaluator.reported), dtype=bool)) < LEAST_SHARE:
             break
-        findings.append(finding)
+        findings.append(step.finding(rng))
         account = best.account
     return Attribution(
         tuple(findings),
@@ -162,24 +169,64 @@ def _best_step(costs: Costs, account: Account, propose: Propose) -> Hypothesis |
     return best if gain > 0 else None
 
 
-def _finding(costs: Costs, before: Account, step: Hypothesis, rng: np.random.Generator) -> Finding:
-    was, now = costs.channels(before), costs.channels(step.account)
-    gains = Channels(was.reported - now.reported, was.sampled - now.sampled)
-    if gains.reported >= gains.sampled:
-        old, new = np.abs(costs.residual(before)), np.abs(costs.residual(step.account))
-        if step.account.rounding != before.rounding:
+class _Step:
+    """One change that the data prefers, and how much of the difference it takes away."""
+
+    def __init__(self, costs: Costs, before: Account, change: Hypothesis) -> None:
+        """From the account `before` to that of `change`."""
+        self._costs, self._before, self._change = costs, before, change
+        was, now = costs.channels(before), costs.channels(change.account)
+        self._gains = Channels(was.reported - now.reported, was.sampled - now.sampled)
+        self._in_numbers = self._gains.reported >= self._gains.sampled
+        self._rounds = change.account.rounding != before.rounding
+
+    def share(self, where: Bools) -> float:
+        """Share of the difference that is removed in the tokens `where`."""
+        if self._in_numbers:
+            removed, whole = self._removed(where)
+            return float(removed.sum() / whole.sum()) if len(whole) else 0.0
+        z_was, z_now = (self._costs.z(account, where) for account in (self._before, self._change.account))
+        return max(0.0, 1 - abs(z_now) / max(abs(z_was), 1e-9))
+
+    def finding(self, rng: np.random.Generator) -> Finding:
+        """The cause, with its share in the sequences that were chosen by chance."""
+        evaluator, change = self._costs.evaluator, self._change
+        where = evaluator.at_random
+        if self._in_numbers and not (self._costs.sigmas(self._before)[where] > AT_FLOOR).any():
+            # Rounding is all that they show, and a share of rounding says nothing about the cause.
+            where = np.zeros_like(where)
+        sequences = len(np.unique(evaluator.case_ids[where]))
+        explained = self.share(where if sequences else ~where)
+        interval = self._interval(where, explained, rng) if sequences >= FEWEST_SEQUENCES else (0.0, 1.0)
+        channel = "sampled" if not self._in_numbers else "size" if self._rounds else "reported"
+        return Finding(change.cause, change.says, explained, interval, sequences, sum(self._gains), channel)
+
+    def _interval(self, where: Bools, explained: float, rng: np.random.Generator) -> tuple[float, float]:
+        ids = self._costs.evaluator.case_ids
+        if self._in_numbers:
+            share = bootstrap_ratio(*self._removed(where), ids[where & self._known], rng)
+            return share.low, share.high
+        sampled = (
+            self._costs.prediction(account).sampled for account in (self._change.account, self._before)
+        )
+        per_token = bootstrap_mean(np.subtract(*sampled)[where], ids[where], rng)
+        # The tokens' log-likelihood must rise with confidence; the share is that of the z score it took away.
+        return explained * (per_token.low > 0), explained
+
+    @property
+    def _known(self) -> Bools:
+        """Tokens of which both accounts say something."""
+        sizes = (self._costs.residual(account) for account in (self._before, self._change.account))
+        return np.isfinite(np.add(*sizes))
+
+    def _removed(self, where: Bools) -> tuple[Floats, Floats]:
+        """What is taken from |residual|, and what it was."""
+        where = where & self._known
+        old = np.abs(self._costs.residual(self._before))
+        if self._rounds:
             # Coarser rounding predicts no value: what lies within three of its scales is explained by it.
-            new = np.maximum(old - 3 * costs.evaluator.scale(step.account), 0.0)
-        both = np.isfinite(old) & np.isfinite(new)
+            new = np.maximum(old - 3 * self._costs.evaluator.scale(self._change.account), 0.0)
+        else:
+            new = np.abs(self._costs.residual(self._change.account))
         # A resample of sequences that agree to the last bit has no difference: its share is none, not 0 / 0.
-        whole = np.maximum(old[both], 1e-12)
-        share = bootstrap_ratio((old - new)[both], whole, costs.evaluator.case_ids[both], rng)
-        channel = "size" if step.account.rounding != before.rounding else "reported"
-        return Finding(step.cause, step.says, share.estimate, (share.low, share.high), sum(gains), channel)
-    gain = costs.prediction(step.account).sampled - costs.prediction(before).sampled
-    per_token = bootstrap_mean(gain, costs.evaluator.case_ids, rng)
-    z_was, z_now = costs.z(before), costs.z(step.account)
-    explained = max(0.0, 1 - abs(z_now) / max(abs(z_was), 1e-9))
-    # The tokens' log-likelihood must rise with confidence; the share is that of the z score it took away.
-    interval = (explained * (per_token.low > 0), explained)
-    return Finding(step.cause, step.says, explained, interval, sum(gains), "sampled")
+        return (old - new)[where], np.maximum(old[where], 1e-12)

@@ -5,7 +5,7 @@ where meaning alone leaves a difference above the gate, so that a wrong rotary b
 slightly changed temperature.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -13,22 +13,18 @@ import numpy as np
 import torch
 
 from zerodrift.audit.attribute import Attribution, Costs, attribute
-from zerodrift.audit.counterfactual.account import Account, Hypothesis
+from zerodrift.audit.cases import choose_cases
+from zerodrift.audit.counterfactual.account import VANILLA, Account, Hypothesis
 from zerodrift.audit.counterfactual.bias import bias_hypotheses
-from zerodrift.audit.counterfactual.context import context_hypotheses, prompt_edits
+from zerodrift.audit.counterfactual.context import PromptEdit, context_hypotheses, prompt_edits
 from zerodrift.audit.counterfactual.evaluate import Case, Evaluator
-from zerodrift.audit.counterfactual.path import (
-    ROUNDINGS,
-    path_forwards,
-    path_hypotheses,
-    path_variants,
-)
+from zerodrift.audit.counterfactual.path import ROUNDINGS, Paths, path_hypotheses, vanilla_forward
+from zerodrift.audit.counterfactual.position import Scouts, onset, position_hypotheses
 from zerodrift.audit.counterfactual.semantic import Expected, hidden_hypotheses, told_hypotheses
 from zerodrift.audit.floor import ROUGHLY, Floor, Passage, measure_floor
 from zerodrift.audit.measure import Measurement
 from zerodrift.audit.probes.parity import Gates
 from zerodrift.backends import variants
-from zerodrift.core.completion import FinishReason
 from zerodrift.models.model_facts import ModelFacts
 
 ROW_BYTES = 96 * 2**20
@@ -37,12 +33,21 @@ MOST_TOKENS = 1000
 FEW_TOKENS = 240
 """Enough for a path: a wrong rotary base gains ten nats a token."""
 ROUNDING_CASES = 2
+ROUNDING_TOKENS = 32
+LOOKOUTS = 2
+"""Values of positions are fitted on so many sequences, …"""
 SCOUTS = 3
-"""Every prompt and path is tried on so many of the worst sequences first, …"""
+"""… every prompt and path is tried on so many first, …"""
 MEANING_SCOUTS = 8
 """… every meaning on so many, because a parameter that acts on few tokens must be seen, …"""
 SHORTLIST = 4
-"""… and so many of the best go on to all: of eighty candidates, few are worth their price on every case."""
+"""… and so many of the best go on: of eighty candidates, few are worth their price on every case."""
+REFEREES = 10
+"""What needs a forward of its own goes on to so many of the worst sequences first, …"""
+FINALISTS = 2
+"""… and so many of those to all, of which most are there for the interval."""
+CERTAINLY_OFF = 25.0
+"""σ: healthy rows were seen up to 20 off, and one of 5 hid where a jump of positions began."""
 
 
 class Suspect(NamedTuple):
@@ -68,34 +73,41 @@ def diagnose(
     model, facts = suspect.model, suspect.facts
     width = model.config.vocab_size * torch.float32.itemsize
     many = choose_cases(measurements, floor, gates, min(MOST_TOKENS, max(200, ROW_BYTES // width)), rng)
-    as_is = partial(Evaluator, forwards=path_forwards(model, {}), stop_ids=facts.eos_token_ids)
+    as_is = partial(Evaluator, forwards={VANILLA: vanilla_forward(model)}, stop_ids=facts.eos_token_ids)
     meaning = Meaning(Costs(as_is(many)), Costs(as_is(many[:MEANING_SCOUTS])), facts.generation_defaults)
     attribution = attribute(meaning.costs, meaning.propose, rng)
     if attribution.explained_to_floor:
         return attribution
     few = choose_cases(measurements, floor, gates, FEW_TOKENS, rng)
     # Variants are told apart by differences far above fp32 rounding, and cost half as much in it as in fp64.
-    narrow = model if model.dtype is torch.float32 else variants.in_dtype(model, torch.float32)
-    paths = path_variants(narrow)
+    paths = Paths(model if model.dtype is torch.float32 else variants.in_dtype(model, torch.float32))
     edits = prompt_edits(suspect.tokenizer, facts.bos_token_id)
     evaluator = partial(
         Evaluator,
-        forwards=path_forwards(narrow, paths),
+        forwards=paths.forwards,
         contexts={name: edit.edit for name, edit in edits.items()},
         stop_ids=facts.eos_token_ids,
         roundings={
             dtype: partial(_rounding, _coarse_floor(model, few, dtype)) for dtype in ROUNDINGS.values()
         },
     )
-    everything, scouts = Costs(evaluator(few)), Costs(evaluator(few[:SCOUTS]))
-    meaning = Meaning(everything, Costs(evaluator(few[:MEANING_SCOUTS])), facts.generation_defaults)
+    everything = Costs(evaluator(few))
+    scouts = quickest(everything)
+    elsewhere = Elsewhere(
+        everything,
+        Costs(evaluator(few[:REFEREES])),
+        Costs(evaluator(scouts)),
+        Costs(evaluator(scouts[:LOOKOUTS])),
+        paths,
+        edits,
+    )
+    meaning = Meaning(everything, everything, facts.generation_defaults)
 
     def propose(account: Account) -> list[Hypothesis]:
         """Meanings, prompts and paths together, so that none is explained away by a poorer account of another."""
         if everything.at_floor(account):
             return meaning.propose(account)
-        elsewhere = [*context_hypotheses(account, edits), *path_hypotheses(account, paths)]
-        return [*meaning.propose(account), *shortlist(scouts, elsewhere)]
+        return [*meaning.propose(account), *elsewhere.propose(account)]
 
     return attribute(everything, propose, rng)
 
@@ -120,65 +132,65 @@ class Meaning(NamedTuple):
         ]
 
 
-def shortlist(scouts: Costs, hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+class Elsewhere(NamedTuple):
+    """Proposes what needs another forward: other prompts, other paths, other positions."""
+
+    costs: Costs
+    referees: Costs
+    scouts: Costs
+    lookouts: Costs
+    paths: Paths
+    edits: Mapping[str, PromptEdit]
+
+    def propose(self, account: Account) -> list[Hypothesis]:
+        """The best on ever more sequences."""
+        lookouts, seen = self.lookouts, self.costs
+        begins = onset(seen.sigmas(account) > CERTAINLY_OFF, seen.evaluator.positions(account.context))
+        scouts = Scouts(lookouts.total, lookouts.residual, lookouts.at_floor)
+        fitted = list(position_hypotheses(account, self.paths, scouts, begins))
+        if fitted and lookouts.at_floor(fitted[-1].account):
+            # Every number of two windows that were off throughout: no other forward could do better.
+            return fitted[-1:]
+        candidates = [
+            *context_hypotheses(account, self.edits),
+            *path_hypotheses(account, self.paths.grid),
+            *fitted,
+        ]
+        best = shortlist(self.scouts, candidates)
+        # Rounding costs no forward, and must not take the place of a path: it may yet turn out to be none.
+        by_size = [each for each in best if each.account.rounding != account.rounding]
+        by_value = [each for each in best if each not in by_size]
+        return [*by_size, *shortlist(self.referees, by_value, FINALISTS)]
+
+
+def quickest(costs: Costs) -> Sequence[Case]:
+    """Of the worst cases the shortest that are off throughout, for scouting.
+
+    Scouts are asked for a hundred forwards, and where positions are high predictions turn too fast with them for a fit to
+    see its value from afar.
+    """
+    cases = costs.evaluator.cases[:REFEREES]
+    sigmas, ids = costs.sigmas(Account()), costs.evaluator.case_ids
+    off = [case for number, case in enumerate(cases) if np.median(sigmas[ids == number]) > CERTAINLY_OFF]
+    return sorted(off, key=lambda case: len(case.prompt) + len(case.output))[:SCOUTS] or cases[:SCOUTS]
+
+
+def shortlist(scouts: Costs, hypotheses: Sequence[Hypothesis], count: int = SHORTLIST) -> list[Hypothesis]:
     """The hypotheses that explain the scouts best."""
-    return sorted(hypotheses, key=lambda hypothesis: scouts.total(hypothesis.account))[:SHORTLIST]
+    return sorted(hypotheses, key=lambda hypothesis: scouts.total(hypothesis.account))[:count]
 
 
 def _coarse_floor(model: Any, cases: Sequence[Case], dtype: str) -> Callable[[], Floor]:
     """The floor in `dtype`, measured on a few cases when it is first asked for."""
-    passages = [Passage(case.prompt + case.output, len(case.prompt)) for case in cases[:ROUNDING_CASES]]
+    # Wider than the windows: a scale for each of 8 sizes of log p, from 16 tokens, would be noise.
+    longest = sorted(cases, key=lambda case: len(case.output), reverse=True)[:ROUNDING_CASES]
+    passages = [
+        Passage(case.prompt + case.output, len(case.prompt) + max(0, len(case.output) - ROUNDING_TOKENS))
+        for case in longest
+    ]
     return cache(lambda: measure_floor(model, passages, dtype, ROUGHLY))
 
 
 def _rounding(floor: Callable[[], Floor], cases: Sequence[Case]) -> np.ndarray:
     """Rounding scale of every token."""
     return floor().sigma(np.concatenate([np.maximum(case.reported, -100.0) for case in cases]))
-
-
-def choose_cases(
-    measurements: Sequence[Measurement], floor: Floor, gates: Gates, budget: int, rng: np.random.Generator
-) -> list[Case]:
-    """Half the tokens for the worst sequences, half for random ones: a rare fault must be seen, and put in place.
-
-    The worst comes first.
-    """
-    cases = [_case(item, floor, gates) for item in measurements]
-    badness = [_badness(item, case) for item, case in zip(measurements, cases, strict=True)]
-    worst = sorted(range(len(cases)), key=lambda i: -badness[i])
-    chosen = _fill(worst, cases, budget // 2)
-    others = [i for i in rng.permutation(len(cases)).tolist() if i not in chosen]
-    # At least two in all, however long they are: one has no spread between sequences.
-    chosen |= _fill(others, cases, max(2 - len(chosen), budget - sum(len(cases[i].output) for i in chosen)))
-    return [cases[i] for i in sorted(chosen, key=lambda i: -badness[i])]
-
-
-def _case(item: Measurement, floor: Floor, gates: Gates) -> Case:
-    completion = item.observed.completion
-    sigma = floor.sigma(np.maximum(item.contracted, -100.0))
-    # Below a third of the gate nothing needs a cause; without this, fp32 rounding of another framework would.
-    sigma = np.hypot(sigma, gates.mean / 3)
-    return Case(
-        completion.prompt_token_ids,
-        completion.token_ids,
-        item.observed.requested,
-        item.reported,
-        sigma,
-        stopped=completion.finish_reason is FinishReason.STOP,
-    )
-
-
-def _badness(item: Measurement, case: Case) -> float:
-    """Mean |Δ| in units of σ, with wild tokens counted as fifty."""
-    sizes = np.minimum(np.abs(item.delta) / case.sigma, 50.0)
-    return float(sizes.mean())
-
-
-def _fill(order: Iterable[int], cases: Sequence[Case], budget: int) -> set[int]:
-    chosen: set[int] = set()
-    for index in order:
-        if budget <= 0:
-            break
-        chosen.add(index)
-        budget -= len(cases[index].output)
-    return chosen

@@ -13,6 +13,7 @@ from zerodrift.audit.attribute import Attribution, Finding
 from zerodrift.audit.probes.result import ProbeResult, found
 from zerodrift.core.cause import CAUSES
 from zerodrift.records.verdict import CauseFound, Outcome
+from zerodrift.stats.intervals import FEWEST_SEQUENCES
 
 SIZE_ONLY = "attribution by size"
 OTHER_POLICIES = frozenset({"trainer", "weight-sync", "rewards"})
@@ -58,6 +59,7 @@ def _as_cause(finding: Finding, engine: str) -> CauseFound:
     evidence = f"{finding.says}: {finding.gain_nats:.0f} nats of evidence from what was {finding.channel}"
     if finding.channel == "size":
         evidence = f"{finding.says}: {finding.gain_nats:.0f} nats of evidence"
+    evidence += _doubt(finding.sequences)
     return found(
         finding.cause,
         engine,
@@ -67,6 +69,15 @@ def _as_cause(finding: Finding, engine: str) -> CauseFound:
         interval=finding.interval,
         gating=True,
     )
+
+
+def _doubt(sequences: int) -> str:
+    """Why the share has no interval, where it has none."""
+    if sequences >= FEWEST_SEQUENCES:
+        return ""
+    if not sequences:
+        return "; no sequence chosen by chance shows it, and the share is that of the worst"
+    return f"; the share is of {sequences} sequences, too few for an interval"
 
 
 def reconcile(

@@ -1,6 +1,6 @@
 """Copies of a model that compute the same function another way: in less precision, or with other positions.
 
-A copy is made for each variant and the original is never touched. Used to measure how far rounding alone moves a
+A copy is made for each variant, which may share weights with the original; that is never touched. Used to measure how far rounding alone moves a
 logprob, and to ask what an engine would have reported had it computed like this.
 """
 
@@ -47,15 +47,15 @@ class RoundedHead(nn.Module):
         return nn.functional.linear(hidden.to(self.dtype), weight).to(hidden.dtype)
 
 
-def with_quantised_weights(model: Any, bits: int) -> Any:
-    """Every linear but the head rounded to `bits`-bit integers with one absmax scale per 32 weights."""
+def with_quantised_weights(model: Any, bits: int, group: int = QUANT_GROUP) -> Any:
+    """Every linear but the head rounded to `bits`-bit integers with one absmax scale per `group` weights."""
     top = 2 ** (bits - 1) - 1
 
     def absmax(groups: torch.Tensor) -> torch.Tensor:
         scale: torch.Tensor = groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / top
         return (groups / scale).round() * scale
 
-    return _with_rounded_linears(model, absmax)
+    return _with_rounded_linears(model, absmax, group)
 
 
 def with_q4_0_weights(model: Any) -> Any:
@@ -70,17 +70,25 @@ def with_q4_0_weights(model: Any) -> Any:
         # Rounded with the step in full, and stored with it in fp16.
         return ((groups / step + 8.5).floor().clamp(0, 15) - 8) * step.half().to(groups.dtype)
 
-    return _with_rounded_linears(model, q4_0)
+    return _with_rounded_linears(model, q4_0, QUANT_GROUP)
 
 
-def _with_rounded_linears(model: Any, rounded: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def has_groups_of(model: Any, group: int) -> bool:
+    """Whether the inputs of every linear but the head can be cut into groups of this many."""
+    return all(linear.in_features % group == 0 for linear in _linears(model))
+
+
+def _with_rounded_linears(model: Any, rounded: Callable[[torch.Tensor], torch.Tensor], group: int) -> Any:
     changed = copy.deepcopy(model)
-    head = changed.get_output_embeddings()
-    for module in changed.modules():
-        if isinstance(module, nn.Linear) and module is not head:
-            weight = module.weight.data
-            module.weight.data = rounded(weight.reshape(-1, QUANT_GROUP)).reshape(weight.shape)
+    for linear in _linears(changed):
+        weight = linear.weight.data
+        linear.weight.data = rounded(weight.reshape(-1, group)).reshape(weight.shape)
     return changed
+
+
+def _linears(model: Any) -> list[nn.Linear]:
+    head = model.get_output_embeddings()
+    return [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
 
 
 def with_fp8_kv(model: Any) -> Any:
@@ -106,8 +114,9 @@ def with_config(model: Any, change: Callable[[Any], None]) -> Any:
     # Every value is overwritten below, and drawing them took 3 of the 3.5 s for 135 million parameters.
     with no_init_weights():
         changed = type(model)(config).to(model.dtype).eval()
+    # The weights themselves, not copies: a rotary base is fitted with a dozen models, and none of them is written to.
+    changed.load_state_dict(model.state_dict(), assign=True)
     changed.tie_weights()
-    changed.load_state_dict(model.state_dict())
     return changed
 
 

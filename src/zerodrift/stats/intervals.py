@@ -14,6 +14,9 @@ from zerodrift.core.errors import InvalidValue
 from zerodrift.stats.arrays import Floats, same_shape, vector
 from zerodrift.stats.sequences import sequence_sums
 
+FEWEST_SEQUENCES = 20
+"""Below it a percentile interval over resampled sequences is too narrow to be shown."""
+
 # 8 MiB of indices at a time, whatever the number of sequences.
 _CELLS_PER_BLOCK = 2**20
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from zerodrift.audit.attribute import MAX_CAUSES, Attribution, Costs, attribute
+from zerodrift.audit.attribute import MAX_CAUSES, Attribution, Costs, Finding, attribute
 from zerodrift.audit.counterfactual.account import VANILLA, Account, Hypothesis, Pick, Reported
 from zerodrift.audit.counterfactual.bias import bias_hypotheses
 from zerodrift.audit.counterfactual.evaluate import Case, Evaluator
@@ -214,6 +214,76 @@ def test_sequences_that_agree_to_the_last_bit(chain: Callable[[Any], Any], wrong
     (finding,) = attribution.findings
     assert finding.explained == pytest.approx(1.0)
     assert (finding.interval[0] > 0.9) is sure
+
+
+# --- the share, and how sure it is ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def half_explained(chain: Callable[[Any], Any]) -> Callable[..., Finding]:
+    """A step that explains sequences with an even start alone, found on `cases` of which all are wrong."""
+    vanilla, other = chain(TABLE), chain(TABLE[::-1].copy())
+
+    def even(sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[Any]:
+        pairs = zip(sequences, vanilla(sequences, starts), other(sequences, starts), strict=True)
+        return [theirs if ids[1] % 2 == 0 else ours for ids, ours, theirs in pairs]
+
+    forwards = {VANILLA: vanilla, "even": even, "all": other}
+
+    def run(at_random: Callable[[int], bool], count: int = 48, wrong: str = "all") -> Finding:
+        cases = Engine(ASKED).cases(count)
+        told = Evaluator(cases, forwards).predict(Account(forward=wrong)).reported
+        cases = [
+            case._replace(reported=values, at_random=at_random(number))
+            for number, (case, values) in enumerate(zip(cases, np.split(told, count), strict=True))
+        ]
+        step = Hypothesis("path/rope", "another forward", Account(forward="even"))
+        attribution = attribute(Costs(Evaluator(cases, forwards)), lambda _: [step], np.random.default_rng(0))
+        return attribution.findings[0]
+
+    return run
+
+
+def test_the_share_is_that_of_sequences_chosen_by_chance(half_explained: Callable[..., Finding]) -> None:
+    """The worst were chosen by what is to be explained: here they are all explained, and half of the others."""
+    everything = half_explained(lambda number: True)
+    assert everything.explained == pytest.approx(0.5, abs=0.1)
+    biased = half_explained(lambda number: number % 2 == 1 or number < 24)
+    assert biased.sequences == 36
+    assert biased.explained == pytest.approx(1 / 3, abs=0.1)
+    low, high = biased.interval
+    assert low < biased.explained < high
+    assert high - low > 0.2
+
+
+def test_fewer_than_twenty_sequences_have_no_interval(half_explained: Callable[..., Finding]) -> None:
+    few, enough = (half_explained(lambda number, count=count: number < count) for count in (19, 20))
+    assert (few.sequences, few.interval) == (19, (0.0, 1.0))
+    assert few.explained == pytest.approx(0.5, abs=0.15)
+    assert enough.sequences == 20
+    assert 0.0 < enough.interval[0] < enough.interval[1] < 1.0
+
+
+def test_one_sequence_is_enough_for_a_share(half_explained: Callable[..., Finding]) -> None:
+    only = half_explained(lambda number: True, count=1)
+    assert (only.explained, only.interval, only.sequences) == (pytest.approx(1.0), (0.0, 1.0), 1)
+
+
+def test_a_fault_that_chance_did_not_meet_is_still_found(half_explained: Callable[..., Finding]) -> None:
+    """Those chosen by chance show rounding alone, and a share of rounding is none: it is that of the worst."""
+    rare = half_explained(lambda number: number % 2 == 1, wrong="even")
+    assert (rare.explained, rare.interval, rare.sequences) == (pytest.approx(1.0), (0.0, 1.0), 0)
+
+
+def test_of_what_the_samples_show_the_share_is_that_of_chance_too(judge: Judge) -> None:
+    cases = Engine(at(1.0), ASKED).cases(count=48)
+    half = [case._replace(at_random=number % 2 == 0) for number, case in enumerate(cases)]
+    few = [case._replace(at_random=number < 10) for number, case in enumerate(cases)]
+    (whole,), (part,), (unsure,) = (judge(each).findings for each in (cases, half, few))
+    assert whole.gain_nats == pytest.approx(part.gain_nats), "all tokens guide the search"
+    assert whole.explained != part.explained
+    assert part.sequences == 24
+    assert unsure.interval == (0.0, 1.0)
 
 
 def test_no_more_causes_than_anyone_would_read(chain: Callable[[Any], Any]) -> None:

@@ -141,8 +141,10 @@ def test_a_cause_is_named_once_by_its_strongest_evidence() -> None:
 # --- attributed -------------------------------------------------------------------------------------------------
 
 
-def finding(explained: float = 1.0, channel: str = "reported", name: str = RAW) -> Finding:
-    return Finding(name, "raw ones", explained, (explained - 0.1, explained), 55.4, channel)
+def finding(
+    explained: float = 1.0, channel: str = "reported", name: str = RAW, sequences: int = 20
+) -> Finding:
+    return Finding(name, "raw ones", explained, (explained - 0.1, explained), sequences, 55.4, channel)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +187,19 @@ def test_a_finding_keeps_its_evidence(channel: str, by: str, words: str) -> None
     assert (only.found_by, only.evidence, only.explained) == (by, words, 0.7)
     assert only.interval == pytest.approx((0.6, 0.7))
     assert only.fix == CAUSES[RAW].fix("vllm")
+
+
+@pytest.mark.parametrize(
+    ("sequences", "doubt"),
+    [
+        (20, ""),
+        (19, "; the share is of 19 sequences, too few for an interval"),
+        (0, "; no sequence chosen by chance shows it, and the share is that of the worst"),
+    ],
+)
+def test_a_share_says_why_it_has_no_interval(sequences: int, doubt: str) -> None:
+    (only,) = attributed(Attribution((finding(sequences=sequences),), 0, 0, True), "vllm", "")
+    assert only.evidence == f"raw ones: 55 nats of evidence from what was reported{doubt}"
 
 
 # --- reconcile --------------------------------------------------------------------------------------------------

@@ -39,15 +39,26 @@ kept set may fall on either side by rounding."""
 
 
 class Case(NamedTuple):
-    """One observed sequence: what was asked, what came back, and how far rounding alone may move it."""
+    """A window of one observed sequence: what was asked, what came back, and how far rounding alone may move it."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
+    """Up to the end of the window."""
     requested: SamplingParams
     reported: Floats
+    """Of the judged tokens, as is `sigma`."""
     sigma: Floats
     stopped: bool = False
     """The last token ended the output."""
+    before: int = 0
+    """Tokens of the output that are context only; judged are those after them."""
+    at_random: bool = True
+    """Chosen by chance, so that it speaks for others too; not because it is off."""
+
+    @property
+    def judged(self) -> tuple[int, ...]:
+        """Tokens whose numbers are compared."""
+        return self.output[self.before :]
 
 
 class Prediction(NamedTuple):
@@ -84,12 +95,14 @@ class Evaluator:
         self.stop_ids = stop_ids
         self.reported = np.concatenate([case.reported for case in cases])
         self.sigma = np.concatenate([case.sigma for case in cases])
-        self.case_ids = np.repeat(np.arange(len(cases)), [len(case.output) for case in cases])
-        self.tokens = np.array([token for case in cases for token in case.output])
+        lengths = [len(case.judged) for case in cases]
+        self.case_ids = np.repeat(np.arange(len(cases)), lengths)
+        self.at_random = np.repeat([case.at_random for case in cases], lengths)
+        self.tokens = np.array([token for case in cases for token in case.judged])
         self._tokens = torch.from_numpy(self.tokens)
-        self._past = [row for case in cases for row in histories(case.prompt, case.output)]
+        self._past = [row for case in cases for row in histories(case.prompt, case.output)[case.before :]]
         self._groups = _by_parameters(cases)
-        self._last = np.cumsum([len(case.output) for case in cases]) - 1
+        self._last = np.cumsum(lengths) - 1
         self._forwards = forwards
         self._roundings = roundings or {}
         self._scales: dict[str, Floats] = {ROUNDED_AS_EXPECTED: self.sigma}
@@ -102,12 +115,24 @@ class Evaluator:
         """Logits that predict each token. In fp32: its error is a tenth of the smallest gate, at half the cost."""
         key = (context, forward)
         if key not in self._rows:
-            edit = self._contexts[context]
-            prompts = [edit(case.prompt) for case in self.cases]
+            prompts = self._prompts(context)
             sequences = [prompt + case.output for prompt, case in zip(prompts, self.cases, strict=True)]
-            computed = self._forwards[forward](sequences, [len(prompt) for prompt in prompts])
+            computed = self._forwards[forward](sequences, self._starts(context))
             self._rows[key] = torch.cat([rows.float() for rows in computed])
         return self._rows[key]
+
+    def positions(self, context: str = AS_SENT) -> NDArray[np.int64]:
+        """Where the row stands that predicts each token."""
+        starts = zip(self._starts(context), self.cases, strict=True)
+        return np.concatenate([start - 1 + np.arange(len(case.judged)) for start, case in starts])
+
+    def _prompts(self, context: str) -> list[tuple[int, ...]]:
+        return [self._contexts[context](case.prompt) for case in self.cases]
+
+    def _starts(self, context: str) -> list[int]:
+        """Index of the first judged token of each sequence."""
+        prompts = zip(self._prompts(context), self.cases, strict=True)
+        return [len(prompt) + case.before for prompt, case in prompts]
 
     def scale(self, account: Account) -> Floats:
         """How far rounding may move each token, if the account is true."""
@@ -216,8 +241,8 @@ def _by_parameters(cases: Sequence[Case]) -> list[tuple[SamplingParams, torch.Te
     position = 0
     for case in cases:
         params = msgspec.structs.replace(case.requested, seed=None, n=1)
-        groups.setdefault(params, []).extend(range(position, position + len(case.output)))
-        position += len(case.output)
+        groups.setdefault(params, []).extend(range(position, position + len(case.judged)))
+        position += len(case.judged)
     return [(params, torch.tensor(members)) for params, members in groups.items()]
 
 

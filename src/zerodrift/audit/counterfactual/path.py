@@ -1,4 +1,7 @@
-"""Hypotheses about the path: the logits were computed another way. Each costs one forward over the cases."""
+"""Hypotheses about the path: the logits were computed another way. Each costs one forward over the cases.
+
+Precision, quantisation and windows are a grid of what engines do; positions are fitted (`position.py`).
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -24,18 +27,10 @@ class Variant(NamedTuple):
     """Right positions to those that were used; None: they are right."""
 
 
-def jumped(boundary: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Positions from `boundary` on are one too high."""
-    return lambda positions: positions + (positions >= boundary).long()
-
-
-def stretched(scale: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Positions are multiplied, as a context extension does that only one side applies."""
-    return lambda positions: positions * scale
-
-
 ROUNDINGS = {"bf16": "bfloat16", "fp16": "float16"}
 """Foreign kernels round elsewhere than ours: their bf16 cannot be predicted, only its size can."""
+FOUR_BIT_GROUPS = (16, 32, 64, 128)
+"""Weights that share a scale in the formats that are common."""
 
 
 def path_variants(model: Any) -> dict[str, Variant]:
@@ -50,28 +45,18 @@ def path_variants(model: Any) -> dict[str, Variant]:
         "fp16-body": Variant(
             "path/body-precision", "body and head in fp16", lambda m: variants.in_dtype(m, torch.float16)
         ),
-        "int4": Variant(
-            "path/weight-quantisation", "weights in 4 bits", lambda m: variants.with_quantised_weights(m, 4)
-        ),
         "int8": Variant(
             "path/weight-quantisation", "weights in 8 bits", lambda m: variants.with_quantised_weights(m, 8)
         ),
         "q4-0": Variant("path/weight-quantisation", "weights in GGUF's Q4_0", variants.with_q4_0_weights),
         "fp8-kv": Variant("path/kv-precision", "keys and values in fp8", variants.with_fp8_kv),
     }
-    for scale in (0.5, 0.9, 0.95, 1.05, 1.1, 2.0, 4.0, 8.0):
-        found[f"stretch-{scale:g}"] = Variant(
-            "path/rope", f"positions multiplied by {scale:g}", lambda m: m, positions=stretched(scale)
-        )
-    if (parameters := getattr(model.config, "rope_parameters", None)) is not None:
-        theta = float(parameters["rope_theta"])
-        for other in sorted(
-            {theta / 10, theta / 2, theta * 2, theta * 10, 10_000.0, 500_000.0, 1e6} - {theta}
-        ):
-            found[f"rope-{other:g}"] = Variant(
-                "path/rope",
-                f"rotary base {other:g} instead of {theta:g}",
-                partial(variants.with_rope_theta, theta=other),
+    for group in FOUR_BIT_GROUPS:
+        if variants.has_groups_of(model, group):
+            found[f"int4-{group}"] = Variant(
+                "path/weight-quantisation",
+                f"weights in 4 bits, {group} to a scale",
+                partial(variants.with_quantised_weights, bits=4, group=group),
             )
     if window := getattr(model.config, "sliding_window", None):
         found["no-window"] = Variant("path/window", "sliding window ignored", variants.without_window)
@@ -81,22 +66,25 @@ def path_variants(model: Any) -> dict[str, Variant]:
                 f"sliding window of {other} instead of {window}",
                 partial(variants.with_window, width=other),
             )
-    for boundary in (16, 32, 64, 128, 256, 512):
-        found[f"jump-{boundary}"] = Variant(
-            "path/context-boundary",
-            f"positions from {boundary} on are one too high",
-            lambda m: m,
-            positions=jumped(boundary),
-        )
     return found
 
 
-def path_forwards(model: Any, found: Mapping[str, Variant]) -> dict[str, Forward]:
-    """Vanilla and every variant as a forward; a changed model lives only while it is used."""
-    forwards: dict[str, Forward] = {VANILLA: _forward(Teacher(model, layout=Layout.PADDED))}
-    for name, variant in found.items():
-        forwards[name] = _variant_forward(model, variant)
-    return forwards
+class Paths:
+    """Forwards of one model by name: vanilla, the grid, and what fits add while they look for a value."""
+
+    def __init__(self, model: Any) -> None:
+        """Nothing is built yet; a changed model lives only while it is used."""
+        self.model = model
+        self.grid = path_variants(model)
+        self.forwards: dict[str, Forward] = {VANILLA: vanilla_forward(model)}
+        for name, variant in self.grid.items():
+            self.add(name, variant)
+
+    def add(self, name: str, variant: Variant) -> str:
+        """The name, under which evaluators now find the forward."""
+        if name not in self.forwards:
+            self.forwards[name] = _variant_forward(self.model, variant)
+        return name
 
 
 def path_hypotheses(account: Account, found: Mapping[str, Variant]) -> Iterator[Hypothesis]:
@@ -109,6 +97,11 @@ def path_hypotheses(account: Account, found: Mapping[str, Variant]) -> Iterator[
             changed = msgspec.structs.replace(account, rounding=dtype)
             says = f"Δ has the size of {name} rounding, token by token"
             yield Hypothesis("path/body-precision", says, changed, 1)
+
+
+def vanilla_forward(model: Any) -> Forward:
+    """The model as it is."""
+    return _forward(Teacher(model, layout=Layout.PADDED))
 
 
 def _forward(teacher: Teacher) -> Forward:

@@ -247,3 +247,50 @@ def test_truncation_that_a_greedy_request_never_meets() -> None:
     greedy = SamplingParams(temperature=0)
     assert in_force(Account(sampling={"top_p": 0.8, "top_k": 3}), greedy) == greedy
     assert in_force(Account(sampling={"top_p": 0.8, "temperature": 0.5}), greedy).top_p == 0.8
+
+
+# --- windows ----------------------------------------------------------------------------------------------------
+
+LONG = (1, 2, 2, 3, 1, 0, 2)
+
+
+def window(begin: int, end: int, requested: SamplingParams = HOT) -> Case:
+    whole = case(LONG[:end], requested)
+    return whole._replace(reported=whole.reported[begin:], sigma=whole.sigma[begin:], before=begin)
+
+
+@pytest.mark.parametrize(
+    ("account", "requested"),
+    [
+        (Account(), HOT),
+        (Account(forward="other", reported=Reported.RAW), HOT),
+        (Account(), SamplingParams(frequency_penalty=0.5, repetition_penalty=1.2)),
+        (Account(context="longer"), HOT),
+        (Account(pick=Pick.TOP), HOT),
+    ],
+)
+def test_a_window_is_predicted_as_the_same_tokens_of_the_whole(
+    make: Make, account: Account, requested: SamplingParams
+) -> None:
+    """Penalties count what came before it, and the forward sees it."""
+    contexts = {"longer": lambda ids: (2, *ids)}
+    whole = make(case(LONG, requested), contexts=contexts).predict(account)
+    part = make(window(2, 5, requested), case(requested=requested), contexts=contexts).predict(account)
+    assert_allclose(part.reported[:3], whole.reported[2:5], atol=1e-6)
+    assert_allclose(part.sampled[:3], whole.sampled[2:5], atol=1e-6)
+
+
+def test_a_neighbours_number_is_unknown_at_the_edges_of_a_window(make: Make) -> None:
+    whole = make(case(LONG)).predict(Account(pick=Pick.PREVIOUS_VALUE)).reported
+    part = make(window(2, 5)).predict(Account(pick=Pick.PREVIOUS_VALUE)).reported
+    assert np.isnan(part[0])
+    assert_allclose(part[1:], whole[3:5], atol=1e-6)
+
+
+def test_rows_stand_where_their_windows_do(make: Make) -> None:
+    evaluator = make(window(2, 5), case(), contexts={"longer": lambda ids: (2, *ids)})
+    # Two tokens of prompt: row 1 predicts the first of the output.
+    assert evaluator.positions().tolist() == [3, 4, 5, 1, 2, 3]
+    assert evaluator.positions("longer").tolist() == [4, 5, 6, 2, 3, 4]
+    assert evaluator.case_ids.tolist() == [0, 0, 0, 1, 1, 1]
+    assert evaluator.tokens.tolist() == [2, 3, 1, 1, 2, 2]

@@ -1,0 +1,113 @@
+"""Which tokens does attribution look at?
+
+Rows of logits are what attribution costs, so of every chosen output only a window of neighbouring tokens is judged, with
+the whole context before it still forwarded. A third of the tokens goes to the worst windows, because a rare fault must be
+seen. The others are chosen by chance, from all sequences, the worst among them or not: the share that a cause explains
+is estimated on these alone, since the worst were chosen by the very difference that is to be explained.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from zerodrift.audit.counterfactual.evaluate import Case
+from zerodrift.audit.floor import Floor
+from zerodrift.audit.measure import Floats, Measurement
+from zerodrift.audit.probes.parity import Gates
+from zerodrift.core.completion import FinishReason
+from zerodrift.stats.intervals import FEWEST_SEQUENCES
+
+WORST_SHARE = 3
+"""One token in so many is of the worst windows. Ten of 8 tokens are enough to find a path by; the other twenty windows
+carry the interval."""
+WILD = 50.0
+
+
+class _Window(NamedTuple):
+    """Tokens `begin` up to `end` of the output of one sequence."""
+
+    sequence: int
+    begin: int
+    end: int
+
+    @property
+    def width(self) -> int:
+        return self.end - self.begin
+
+
+def choose_cases(
+    measurements: Sequence[Measurement], floor: Floor, gates: Gates, budget: int, rng: np.random.Generator
+) -> list[Case]:
+    """Windows of about `budget` tokens in all, so narrow that twenty sequences chosen by chance fit; the worst first."""
+    whole = [_case(item, floor, gates) for item in measurements]
+    sizes = [_sizes(item, case) for item, case in zip(measurements, whole, strict=True)]
+    for_worst = max(1, budget // WORST_SHARE)
+    widest = max(1, (budget - for_worst) // min(FEWEST_SEQUENCES, len(whole)))
+    windows = [_windows(number, len(case.output), widest) for number, case in enumerate(whole)]
+
+    def badness(window: _Window) -> float:
+        return float(sizes[window.sequence][window.begin : window.end].mean())
+
+    worst = sorted((max(parts, key=badness) for parts in windows), key=badness, reverse=True)
+    chosen = dict.fromkeys(_fill(worst, for_worst), False)
+    at_random = [
+        windows[number][rng.integers(len(windows[number]))] for number in rng.permutation(len(whole))
+    ]
+    # What the worst leave over goes to chance, and what they overdraw is not taken from it.
+    left = budget - min(for_worst, sum(window.width for window in chosen))
+    chosen |= dict.fromkeys(_fill(at_random, left, free=chosen), True)
+    return [
+        _cut(whole[window.sequence], window, at_random=chosen[window])
+        for window in sorted(chosen, key=badness, reverse=True)
+    ]
+
+
+def _case(item: Measurement, floor: Floor, gates: Gates) -> Case:
+    completion = item.observed.completion
+    sigma = floor.sigma(np.maximum(item.contracted, -100.0))
+    # Below a third of the gate nothing needs a cause; without this, fp32 rounding of another framework would.
+    sigma = np.hypot(sigma, gates.mean / 3)
+    return Case(
+        completion.prompt_token_ids,
+        completion.token_ids,
+        item.observed.requested,
+        item.reported,
+        sigma,
+        stopped=completion.finish_reason is FinishReason.STOP,
+    )
+
+
+def _sizes(item: Measurement, case: Case) -> Floats:
+    """|Δ| in units of σ, with wild tokens counted as fifty."""
+    return np.minimum(np.abs(item.delta) / case.sigma, WILD)
+
+
+def _windows(sequence: int, length: int, widest: int) -> list[_Window]:
+    """The output in parts of nearly equal width: every token is in one, so that chance prefers none."""
+    count = -(-length // widest)
+    edges = [length * part // count for part in range(count + 1)]
+    return [_Window(sequence, edges[part], edges[part + 1]) for part in range(count)]
+
+
+def _fill(order: Iterable[_Window], budget: int, free: Iterable[_Window] = ()) -> list[_Window]:
+    """From the first on until the budget is spent, which the last may overdraw; what is `free` costs nothing more."""
+    known, chosen = set(free), list[_Window]()
+    for window in order:
+        if budget <= 0:
+            break
+        chosen.append(window)
+        budget -= 0 if window in known else window.width
+    return chosen
+
+
+def _cut(case: Case, window: _Window, *, at_random: bool) -> Case:
+    judged = slice(window.begin, window.end)
+    return case._replace(
+        output=case.output[: window.end],
+        reported=case.reported[judged],
+        sigma=case.sigma[judged],
+        stopped=case.stopped and window.end == len(case.output),
+        before=window.begin,
+        at_random=at_random,
+    )

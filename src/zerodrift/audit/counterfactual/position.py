@@ -1,0 +1,244 @@
+"""Hypotheses about positions: by which angles were queries and keys turned?
+
+Three numbers may be wrong, and any value of them: the base of the rotary embedding, a factor on all positions, and the
+place from which on positions are one too high. Each is looked for on a few tokens, since a look costs a forward, and the
+best look is refined. Predictions move smoothly with base and factor, so that the value is where secants through the
+residuals of all tokens meet zero: they double the digits with each forward, where a golden section of the cost would take
+27 forwards to 1e-6. The place of a jump is bracketed by what it leaves alone: rows before it are right.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from zerodrift.audit.counterfactual.account import VANILLA, Account, Hypothesis
+from zerodrift.audit.counterfactual.path import Paths, Variant
+from zerodrift.backends import variants
+
+Floats = NDArray[np.float64]
+At = Callable[[float], Account]
+"""A value to the account with it in force."""
+
+LEAST_HOPE = 2.0
+"""Nats that a look must gain before a value is refined."""
+BASES = tuple(10 ** (third / 3) for third in range(-6, 7) if third)
+"""Looks at other bases, in units of the model's own. At positions up to 60 a base that is three times too large was seen
+from 1.2 to 8 times the own one; thirds of a decade are never further than a factor of 1.5 from the value."""
+USUAL_BASES = (1e4, 5e5, 1e6)
+"""What engines fall back to, however far away it is."""
+STRETCHES = (0.125, 0.25, 0.5, 0.8, 0.88, 0.94, 0.98, 1.02, 1.06, 1.12, 1.2, 1.5, 2.0, 4.0, 8.0)
+"""Looks at factors on positions. One of 1.07 was seen from 1.01 to 1.15: close looks around 1, and beyond them those
+factors that context extensions use."""
+MOST_PAGES = 6
+"""Looks at multiples of 16 below the first row that is off."""
+PAGE = 16
+MOST_SECANTS = 8
+NUDGE = 0.003
+"""Relative step that shows how predictions move: a thousandth of a nat, and a thousand times their rounding."""
+PROMISE = 0.5
+"""Share of the residuals that the first secant must leave at most, where no look helps. Of noise it leaves nine tenths."""
+ROUND = 2e-3
+"""A round value within this relative distance may be what was meant."""
+
+
+class Scouts(NamedTuple):
+    """What is asked of the few tokens that values are fitted on."""
+
+    cost: Callable[[Account], float]
+    residual: Callable[[Account], Floats]
+    at_floor: Callable[[Account], bool]
+
+
+class Onset(NamedTuple):
+    """Where along the position a difference begins."""
+
+    last_right: int
+    """Row that is right, with all before it, as far as they were looked at."""
+    first_off: int
+
+
+class Dial(NamedTuple):
+    """One number that may be wrong: where to look, how to refine the best look, and what a value means."""
+
+    looks: tuple[float, ...]
+    refine: Callable[[At, Scouts, float], float]
+    variant: Callable[[float], Variant]
+    right: float | None = None
+    """What it should be; None where nothing should be there."""
+
+
+def jumped(boundary: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Positions from `boundary` on are one too high."""
+    return lambda positions: positions + (positions >= boundary).long()
+
+
+def stretched(scale: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Positions are multiplied, as a context extension does that only one side applies."""
+    return lambda positions: positions * scale
+
+
+def onset(off: NDArray[np.bool_], positions: NDArray[np.int64]) -> Onset | None:
+    """Where the first row is off; None where none is."""
+    if not off.any():
+        return None
+    first = int(positions[off].min())
+    return Onset(int(positions[positions < first].max(initial=0)), first)
+
+
+def position_hypotheses(
+    account: Account, paths: Paths, scouts: Scouts, begins: Onset | None
+) -> Iterator[Hypothesis]:
+    """The best value of each dial, the most promising first; none after one that explains the scouts."""
+    if account.forward != VANILLA or scouts.at_floor(account):
+        return
+
+    def at(dial: Dial, value: float) -> Account:
+        variant = dial.variant(value)
+        return msgspec.structs.replace(account, forward=paths.add(variant.says, variant))
+
+    for dials in _in_turn(paths, begins):
+        starts = [(*_start(dial, partial(at, dial), scouts, scouts.cost(account)), dial) for dial in dials]
+        for _, start, dial in sorted(starts, key=lambda entry: entry[0]):
+            if start is None:
+                continue
+            value = dial.refine(partial(at, dial), scouts, start)
+            variant, changed = dial.variant(value), at(dial, value)
+            yield Hypothesis(variant.cause, variant.says, changed, 1)
+            if scouts.at_floor(changed):
+                return
+
+
+def _start(dial: Dial, at: At, scouts: Scouts, now: float) -> tuple[float, float | None]:
+    """Where to refine from, and what it costs there: the best look, the right value itself, or nowhere."""
+    cost, look = min((scouts.cost(at(look)), look) for look in dial.looks)
+    if cost < now - LEAST_HOPE:
+        return cost, look
+    if dial.right is not None:
+        # Nearer to it than to any look, a value shows in how predictions begin to move.
+        off = scouts.residual(at(dial.right))
+        slope = (scouts.residual(at(dial.right * math.exp(NUDGE))) - off) / NUDGE
+        if np.nansum(np.abs(off + slope * _meeting(off, slope))) < PROMISE * np.nansum(np.abs(off)):
+            return now, dial.right
+    return now, None
+
+
+def _in_turn(paths: Paths, begins: Onset | None) -> Iterator[list[Dial]]:
+    """Dials to be compared with each other, after those before them have failed."""
+    jump = [] if begins is None or not begins.first_off else [_jump_dial(begins)]
+    if begins is not None and begins.last_right:
+        # Base and factor leave no row right; a jump does, and one look may be all that it takes.
+        yield jump
+        jump = []
+    stretch = Dial(STRETCHES, partial(_by_secants, reach=0.06), _stretch, right=1.0)
+    yield [*_base_dial(paths.model.config), stretch, *jump]
+
+
+def _base_dial(config: Any) -> Iterator[Dial]:
+    if (parameters := getattr(config, "rope_parameters", None)) is not None:
+        own = float(parameters["rope_theta"])
+        looks = {*(own * factor for factor in BASES), *USUAL_BASES} - {own}
+        refine = partial(_by_secants, reach=math.log(10) / 3)
+        yield Dial(tuple(looks), refine, partial(_other_base, own), right=own)
+
+
+def _jump_dial(begins: Onset) -> Dial:
+    return Dial(_places(begins), partial(_by_halves, begins=begins), _jump)
+
+
+def _other_base(own: float, base: float) -> Variant:
+    says = f"rotary base {base:.9g} instead of {own:g}"
+    return Variant("path/rope", says, partial(variants.with_rope_theta, theta=base))
+
+
+def _stretch(factor: float) -> Variant:
+    return Variant(
+        "path/rope", f"positions multiplied by {factor:.9g}", lambda m: m, positions=stretched(factor)
+    )
+
+
+def _jump(place: float) -> Variant:
+    says = f"positions from {place:.0f} on are one too high"
+    return Variant("path/context-boundary", says, lambda m: m, positions=jumped(int(place)))
+
+
+def _places(begins: Onset) -> tuple[float, ...]:
+    """The first row that is off, and pages and powers of two before it.
+
+    Where outputs reach across a jump, the first row that is off is its place. It may also lie in a prompt that every
+    wrong output follows, because prompts are not scored. A row after it may be right by chance (a token that is certain
+    whatever the positions): powers of two are looked at wherever the bracket begins.
+    """
+    pages = range(begins.first_off - begins.first_off % PAGE, begins.last_right, -PAGE)
+    powers = (2**power for power in range(4, begins.first_off.bit_length()))
+    return tuple(sorted({begins.first_off, *pages[:: _thinning(begins)], *powers} - {0}))
+
+
+def _thinning(begins: Onset) -> int:
+    """Of so many pages in the bracket one is looked at."""
+    return -(-max(begins.first_off - begins.last_right, 1) // (PAGE * MOST_PAGES))
+
+
+def _by_halves(at: At, scouts: Scouts, place: float, begins: Onset) -> float:
+    """Whole numbers, by steps that halve: the further a jump is misplaced, the more keys are turned wrongly."""
+    step = PAGE * _thinning(begins) // 2
+    while step and not scouts.at_floor(at(place)):
+        around = [other for other in (place - step, place + step) if 1 <= other <= begins.first_off]
+        better = min((place, *around), key=lambda other: scouts.cost(at(other)))
+        if better == place:
+            step //= 2
+        place = better
+    return place
+
+
+def _by_secants(at: At, scouts: Scouts, look: float, reach: float) -> float:
+    """The value at which predictions meet what was reported; on a logarithmic scale, `reach` at a time at most."""
+
+    def there(point: float) -> Account:
+        return at(math.exp(point))
+
+    here = math.log(look)
+    other = here + NUDGE
+    for _ in range(MOST_SECANTS):
+        if scouts.at_floor(there(here)):
+            break
+        off = scouts.residual(there(here))
+        slope = (scouts.residual(there(other)) - off) / (other - here)
+        step = float(np.clip(_meeting(off, slope), -reach, reach))
+        better = _first_better(lambda point: scouts.cost(there(point)), here, step)
+        if better is None:
+            break
+        here, other = better, here
+    return _rounded(math.exp(here), at, scouts)
+
+
+def _meeting(off: Floats, slope: Floats) -> float:
+    """The step after which Σ|off + slope · step| is least: the weighted median of each token's own step."""
+    known = np.isfinite(off) & np.isfinite(slope) & (slope != 0)
+    if not known.any():
+        return 0.0
+    steps, weights = -off[known] / slope[known], np.abs(slope[known])
+    order = np.argsort(steps)
+    below = np.cumsum(weights[order])
+    return float(steps[order][np.searchsorted(below, below[-1] / 2)])
+
+
+def _first_better(cost: Callable[[float], float], here: float, step: float) -> float | None:
+    """Along `step`, or half or a quarter of it; None where all are worse."""
+    now = cost(here)
+    return next((here + step / part for part in (1, 2, 4) if cost(here + step / part) < now), None)
+
+
+def _rounded(value: float, at: At, scouts: Scouts) -> float:
+    """People set round numbers: where one does about as well as the fit, it is the better explanation."""
+    for digits in (1, 2, 3, 4):
+        plain = float(f"{value:.{digits}g}")
+        near = abs(plain / value - 1) < ROUND
+        if near and scouts.cost(at(plain)) <= scouts.cost(at(value)) + 1:
+            return plain
+    return value

@@ -1,0 +1,137 @@
+"""Faults of the path with values that nobody planted before: what is fitted must be found wherever it is.
+
+The faults of the registry have round and usual values. These do not, and the account must reach the floor with them: a
+name by the nearest value of a grid would leave Δ standing, and be `unexplained`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from zerodrift.backends.base import Backend
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.config.validation import ValidationConfig
+from zerodrift.faults.damage import Damage, Damaged, decoder_of
+from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
+
+SMALL = ValidationConfig(num_prompts=16, equivalence_trials=24, max_tokens=16)
+LONG = ValidationConfig(num_prompts=16, equivalence_trials=24, max_tokens=128)
+"""Outputs of which a few hundred tokens are two."""
+
+
+class _Moved(nn.Module):
+    """Rotary tables for other positions than those of the tokens."""
+
+    def __init__(self, rotary: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.rotary = rotary
+        self._change = change
+
+    def forward(self, hidden_BLH: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        return self.rotary(hidden_BLH, self._change(position_ids))
+
+
+def base(factor: float) -> Damage:
+    def damage(model: Any) -> None:
+        parameters = dict(model.config.rope_parameters)
+        parameters["rope_theta"] *= factor
+        model.config.rope_parameters = parameters
+        decoder = decoder_of(model)
+        tables = type(decoder.rotary_emb)(config=model.config)
+        decoder.rotary_emb = tables.to(decoder.rotary_emb.inv_freq.dtype)
+
+    return damage
+
+
+def positions(change: Callable[[torch.Tensor], torch.Tensor]) -> Damage:
+    def damage(model: Any) -> None:
+        decoder = decoder_of(model)
+        decoder.rotary_emb = _Moved(decoder.rotary_emb, change)
+
+    return damage
+
+
+def late_from(place: int) -> Damage:
+    return positions(lambda ids: ids + (ids >= place))
+
+
+def four_bits(group: int) -> Damage:
+    def damage(model: Any) -> None:
+        for module in decoder_of(model).layers.modules():
+            if isinstance(module, nn.Linear):
+                groups = module.weight.data.view(module.out_features, -1, group)
+                scale = groups.abs().amax(dim=-1, keepdim=True) / 7
+                module.weight.data = ((groups / scale).round() * scale).flatten(-2)
+
+    return damage
+
+
+OFF_GRID = {
+    "base-tripled": (base(3.0), "path/rope", "rotary base 30000 instead of 10000"),
+    "stretched-by-1.07": (positions(lambda ids: ids * 1.07), "path/rope", "multiplied by 1.07:"),
+    "late-from-48": (late_from(48), "path/context-boundary", "from 48 on"),
+    "late-from-100": (late_from(100), "path/context-boundary", "from 100 on"),
+    "four-bits-by-64": (four_bits(64), "path/weight-quantisation", "64 to a scale"),
+}
+
+
+@pytest.fixture
+def audited(
+    matrix: Any, reference: Callable[[str], ReferenceBackend], tmp_path: Path
+) -> Callable[..., VerdictRecord]:
+    def run(damage: Damage, size: ValidationConfig = SMALL) -> VerdictRecord:
+        engine: Backend = Damaged(ReferenceBackend("testbed:llama", dtype="float32"), damage)
+        record: VerdictRecord = matrix.judge(engine, reference("testbed:llama"), tmp_path, size)
+        return record
+
+    return run
+
+
+Audited = Callable[..., VerdictRecord]
+
+
+def principal(record: VerdictRecord) -> CauseFound:
+    assert record.verdict is Outcome.FAIL
+    return next(cause for cause in record.causes if cause.gating)
+
+
+@pytest.mark.parametrize("name", OFF_GRID)
+def test_a_value_off_every_grid_is_named(audited: Audited, name: str) -> None:
+    damage, cause, words = OFF_GRID[name]
+    named = principal(audited(damage))
+    assert (named.cause, named.explained) == (cause, pytest.approx(1.0, abs=0.02)), named.evidence
+    assert words in named.evidence
+
+
+def test_long_outputs_have_an_interval_of_many_sequences(audited: Audited) -> None:
+    named = principal(audited(base(3.0), LONG))
+    assert named.cause == "path/rope"
+    assert "too few" not in named.evidence
+    low, high = named.interval
+    assert 0.9 < low <= named.explained <= high
+
+
+def test_rounding_is_no_matter_of_positions(audited: Audited) -> None:
+    """A body in bf16: what can be fitted to it must not be listed either."""
+
+    def in_bf16(model: Any) -> None:
+        decoder = decoder_of(model)
+        for part in (decoder.layers, decoder.norm):
+            for parameter in part.parameters():
+                parameter.data = parameter.data.to(torch.bfloat16)
+        decoder.embed_tokens.register_forward_hook(lambda _, __, hidden_BLH: hidden_BLH.to(torch.bfloat16))
+        decoder.norm.register_forward_hook(lambda _, __, hidden_BLH: hidden_BLH.to(torch.float32))
+
+    record = audited(in_bf16)
+    assert principal(record).cause == "path/body-precision"
+    assert not {"path/rope", "path/context-boundary"} & {cause.cause for cause in record.causes}
+
+
+def test_a_healthy_engine_has_no_cause(audited: Audited) -> None:
+    record = audited(lambda model: None)
+    assert record.verdict is Outcome.PASS, (record.says, record.causes)
+    assert not any(cause.cause.startswith("path/") for cause in record.causes if cause.gating)
