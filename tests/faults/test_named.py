@@ -19,12 +19,12 @@ from zerodrift.records.verdict import Outcome, VerdictRecord
 
 SMALL = ValidationConfig(num_prompts=16, equivalence_trials=20, max_tokens=16)
 # What numbers hide only the choice of tokens gives away, at a few hundredths of a nat each.
-LARGE = ValidationConfig(num_prompts=24, equivalence_trials=48, max_tokens=24)
+LARGE = ValidationConfig(num_prompts=24, equivalence_trials=96, max_tokens=32)
 
 PLANTED = [
     ("semantic/raw-logprobs:default", "qwen3", SMALL),
     ("semantic/temperature:0.9-instead", "llama", SMALL),
-    ("semantic/truncation-mass:top-p-0.95-full-mass", "llama", LARGE),
+    ("semantic/truncation-mass:top-p-0.95-full-mass", "qwen2", LARGE),
     ("semantic/generation-config:default", "llama", SMALL),
     ("semantic/nonfinite:minus-9999", "llama", SMALL),
     ("semantic/bos:missing", "mistral", SMALL),

@@ -24,6 +24,7 @@ from zerodrift.doctor.rule import Rule, Severity, Test
 from zerodrift.doctor.tables import FileName, Options
 from zerodrift.engine.output import Identity, Output, refused
 from zerodrift.models.model_facts import ModelFacts, facts
+from zerodrift.records.preflight import Item, Status
 from zerodrift.records.verdict import Outcome, ProbeRecord, VerdictRecord
 from zerodrift.weights.manifest import ManifestDiff
 
@@ -44,6 +45,7 @@ EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
     Options: lambda: Options((), (), (), (), {"tp": "tensor-parallel-size"}),
     Output: lambda: refused("r", Prompt((1,)), SamplingParams(), IDENTITY, InvalidValue("no")),
     Environment: lambda: collect(None),
+    Item: lambda: Item(name="audit", status=Status.PASS, says="s", facts={"mean": 1.0}),
     ManifestDiff: lambda: ManifestDiff((), (), {"w": "content"}),
     ModelFacts: lambda: msgspec.structs.replace(
         facts("testbed:llama"), generation_defaults={"temperature": 0.5}

@@ -27,6 +27,10 @@ def test_the_engines_decisions_import_no_torch() -> None:
     assert heavy_after([f"zerodrift.engine.{name}" for name in MODULES]) == ""
 
 
+def test_the_checklists_decisions_import_no_torch() -> None:
+    assert heavy_after(["zerodrift.audit.checklist", "zerodrift.audit.history"]) == ""
+
+
 def test_it_would_be_seen() -> None:
     assert "torch" in heavy_after(["zerodrift.sampler.processing"])
 

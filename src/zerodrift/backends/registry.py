@@ -161,7 +161,7 @@ def _by_dialect(config: EngineConfig) -> Callable[[str], Backend]:
 def _options(config: EngineConfig) -> dict[str, Any]:
     return {
         "model": config.served_model,
-        "api_key": _api_key(config),
+        "api_key": api_key(config),
         "timeout_s": config.request_timeout_s,
     }
 
@@ -179,7 +179,8 @@ def _reached(
         yield from _connected(connect(server.url))
 
 
-def _api_key(config: EngineConfig) -> str | None:
+def api_key(config: EngineConfig) -> str | None:
+    """The key of a server, out of the variable that the configuration names."""
     if config.api_key_env is None:
         return None
     if not (key := os.environ.get(config.api_key_env)):

@@ -192,6 +192,7 @@ def diff_command(
 def _session(resolved: "RunConfig", out: Path | None, inject: str | None, **options: Any) -> "Session":
     # Seconds of imports, and not before what can be refused without them.
     from zerodrift.audit.session import Session
+    from zerodrift.cli.env import beside_a_run
 
     if inject is not None:
         options |= _fault(inject, resolved, options["sync"])
@@ -199,7 +200,7 @@ def _session(resolved: "RunConfig", out: Path | None, inject: str | None, **opti
         config=resolved,
         directory=out or RUNS / time.strftime("audit-%Y%m%d-%H%M%S"),
         planted=inject or "",
-        environment=_environment(),
+        environment=beside_a_run(),
         **options,
     )
 
@@ -301,15 +302,6 @@ def _list_faults() -> None:
 
     for name, fault in FAULTS.items():
         console.say(f"{name:45} {fault.says}")
-
-
-def _environment() -> bytes:
-    import msgspec
-    import torch
-
-    from zerodrift.cli.env import collect
-
-    return msgspec.json.encode(collect(torch))
 
 
 def _check_options(sync: bool, reset_cache: bool, junitxml: Path | None) -> None:

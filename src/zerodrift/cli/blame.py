@@ -132,17 +132,14 @@ def _number(digits: str | None) -> int | None:
 
 
 def _publish(blamed: "Blamed", directory: Path) -> None:
-    import msgspec
-    import torch
-
-    from zerodrift.cli.env import collect
+    from zerodrift.cli.env import beside_a_run
     from zerodrift.records.codec import write_atomically
     from zerodrift.records.directory import ENVIRONMENT
     from zerodrift.view.report import write_report
     from zerodrift.view.text import print_verdict
     from zerodrift.view.visible import visible
 
-    write_atomically(directory / ENVIRONMENT, msgspec.json.encode(collect(torch)))
+    write_atomically(directory / ENVIRONMENT, beside_a_run())
     write_report(directory)
     print_verdict(blamed.record, console.stdout(), directory)
     console.say(f"side   {visible(blamed.side)}")

@@ -62,6 +62,13 @@ def command(
         console.say(describe(environment))
 
 
+def beside_a_run() -> bytes:
+    """As `environment.json` of a run directory holds it; what runs has loaded torch anyway."""
+    import torch
+
+    return msgspec.json.encode(collect(torch))
+
+
 def collect(torch: "ModuleType | None") -> Environment:
     """Look around; `torch` is the module, or None where it is not installed."""
     return Environment(

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from zerodrift import __version__
-from zerodrift.cli import audit, baseline, bench, blame, console, demo, doctor, env, init
+from zerodrift.cli import audit, baseline, bench, blame, console, demo, doctor, env, init, preflight
 
 INTERRUPTED = 130
 Command = Callable[..., None] | typer.Typer
@@ -22,6 +22,7 @@ Command = Callable[..., None] | typer.Typer
 # Help lists them in this order.
 COMMANDS: Mapping[str, Command] = {
     "audit": audit.app,
+    "preflight": preflight.command,
     "blame": blame.command,
     "doctor": doctor.command,
     "demo": demo.command,

@@ -19,9 +19,9 @@ from zerodrift.core.completion import Answer, Completion
 from zerodrift.core.errors import CapabilityMissing, InvalidValue
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.faults.fault import Fault, Need
+from zerodrift.faults.processing import sampled_logprobs
 from zerodrift.faults.rewriting import as_requested, restated, rewrite
 from zerodrift.faults.wrapper import FaultyBackend, fact_of, innermost
-from zerodrift.sampler.processing import histories, processed_logprobs
 
 Parameters = Callable[[SamplingParams], SamplingParams]
 
@@ -114,26 +114,32 @@ def _logprobs_as_claimed(
     """What the claimed parameters give the tokens of each completion, by teacher forcing."""
     if not claims:
         return []
-    sequences = [completion.sequence for _, completion in claims]
-    starts = [len(completion.prompt_token_ids) for _, completion in claims]
     reference = innermost(engine)
-    if not isinstance(reference, ReferenceBackend):
-        if not all(_plain(sampling) for sampling, _ in claims):
-            raise CapabilityMissing(
-                f"{engine.name} scores at temperature 1 only, and this fault must report what was requested: "
-                "request temperature 1 without penalties, truncation or bias, or use the reference engine"
-            )
-        scores = engine.score(sequences)
-        return [values[start - 1 :] for values, start in zip(scores, starts, strict=True)]
-    result = []
-    for (sampling, completion), logits_TV in zip(
-        claims, reference.teacher.logits(sequences, starts), strict=True
-    ):
-        rows = histories(completion.prompt_token_ids, completion.token_ids)
-        logprobs_TV = processed_logprobs(logits_TV, sampling, rows, reference.facts.eos_token_ids)
-        taken = logprobs_TV[torch.arange(len(rows)), torch.tensor(completion.token_ids)]
-        result.append(taken.tolist())
-    return result
+    if isinstance(reference, ReferenceBackend):
+        return [_as_claimed(reference, sampling, completion) for sampling, completion in claims]
+    if not all(_plain(sampling) for sampling, _ in claims):
+        raise CapabilityMissing(
+            f"{engine.name} scores at temperature 1 only, and this fault must report what was requested: "
+            "request temperature 1 without penalties, truncation or bias, or use the reference engine"
+        )
+    scores = engine.score([completion.sequence for _, completion in claims])
+    return [
+        values[len(completion.prompt_token_ids) - 1 :]
+        for values, (_, completion) in zip(scores, claims, strict=True)
+    ]
+
+
+@torch.no_grad()
+def _as_claimed(reference: ReferenceBackend, sampling: SamplingParams, completion: Completion) -> list[float]:
+    """One forward over one sequence: how a batch is laid out is the auditor's code, and so no business of a fault."""
+    prompt, output = completion.prompt_token_ids, completion.token_ids
+    logits_LV = reference.model(torch.tensor([completion.sequence]), use_cache=False).logits[0]
+    # The row of a position predicts the token after it.
+    rows_TV = logits_LV[len(prompt) - 1 : -1].double().numpy()
+    return [
+        float(sampled_logprobs(row_V, sampling, prompt, output[:place], reference.facts.eos_token_ids)[token])
+        for place, (row_V, token) in enumerate(zip(rows_TV, output, strict=True))
+    ]
 
 
 def _plain(params: SamplingParams) -> bool:

@@ -9,6 +9,7 @@ tokens.parquet     every token with both sides' numbers
 verdict.json       the conclusion
 case.json          the smallest request that shows the difference, where one was found
 report.html        the same, for people
+preflight.json     the checklist, where the audit was part of one (see `preflight`); preflight.html for people
 """
 
 from pathlib import Path

@@ -81,8 +81,8 @@ def read(directory: Path) -> Run:
         name=directory.resolve().name,
         record=read_verdict(directory),
         tokens=_tokens(directory / "tokens.parquet"),
-        config=_document(directory / "config.yaml"),
-        environment=_environment(directory / "environment.json"),
+        config=document(directory / "config.yaml"),
+        environment=environment(directory / "environment.json"),
     )
 
 
@@ -133,7 +133,8 @@ def _check(tokens: Tokens) -> None:
             )
 
 
-def _document(path: Path) -> str | None:
+def document(path: Path) -> str | None:
+    """The text of a file of the run; None where it is missing."""
     if not path.is_file():
         return None
     try:
@@ -142,7 +143,8 @@ def _document(path: Path) -> str | None:
         raise RecordError(f"{path.name} is not UTF-8 text ({error}); restore or delete it") from error
 
 
-def _environment(path: Path) -> dict[str, str]:
+def environment(path: Path) -> dict[str, str]:
+    """Facts of `environment.json` with dotted names; none where the file is missing."""
     if not path.is_file():
         return {}
     try:

@@ -25,7 +25,7 @@ def print_verdict(record: VerdictRecord, console: Console, run_directory: Path |
     said = answers(record)
     _answer(record, said, console)
     for label, typed in _to_type(record, said):
-        _copyable(label, typed, console, STYLES[record.verdict])
+        copyable(label, typed, console, STYLES[record.verdict])
     measured = gauges(record)
     for table in (
         _causes(record.causes) if record.causes else None,
@@ -39,11 +39,11 @@ def print_verdict(record: VerdictRecord, console: Console, run_directory: Path |
         console.print(Text(worth))
         console.print()
     if record.reproduce_smallest:
-        _copyable(f"smallest case, {record.smallest}", record.reproduce_smallest, console)
+        copyable(f"smallest case, {record.smallest}", record.reproduce_smallest, console)
     if run_directory is not None:
-        _copyable("run directory", str(run_directory), console)
+        copyable("run directory", str(run_directory), console)
         if (report := run_directory / REPORT).is_file():
-            _copyable("report", str(report), console)
+            copyable("report", str(report), console)
 
 
 def _answer(record: VerdictRecord, said: Answers, console: Console) -> None:
@@ -70,7 +70,7 @@ def _to_type(record: VerdictRecord, said: Answers) -> list[tuple[str, str]]:
     return []
 
 
-def _copyable(label: str, text: str, console: Console, style: str = "") -> None:
+def copyable(label: str, text: str, console: Console, style: str = "") -> None:
     """`text` on a line of its own, however long: a terminal wraps it, a copy does not."""
     console.print(Text(f"{visible(label)}:", style="dim"))
     console.print(Text.assemble("    ", (visible(text, LONGEST_TYPED), style)), soft_wrap=True)
@@ -78,7 +78,7 @@ def _copyable(label: str, text: str, console: Console, style: str = "") -> None:
 
 
 def _causes(causes: tuple[CauseFound, ...]) -> Table:
-    table = _table("cause", "gating", "explained", "evidence")
+    table = table_of("cause", "gating", "explained", "evidence")
     for cause in causes:
         table.add_row(
             Text(visible(cause.cause)),
@@ -90,7 +90,7 @@ def _causes(causes: tuple[CauseFound, ...]) -> Table:
 
 
 def _probes(probes: tuple[ProbeRecord, ...]) -> Table:
-    table = _table("probe", "status", "says")
+    table = table_of("probe", "status", "says")
     for probe in probes:
         status = "vacuous" if probe.vacuous else probe.status.value.lower()
         table.add_row(
@@ -100,7 +100,7 @@ def _probes(probes: tuple[ProbeRecord, ...]) -> Table:
 
 
 def _gauges(measured: tuple[Gauge, ...]) -> Table:
-    table = _table("nats", "measured", "floor", "gate")
+    table = table_of("nats", "measured", "floor", "gate")
     for gauge in measured:
         table.add_row(
             gauge.name,
@@ -121,7 +121,8 @@ def _worth(record: VerdictRecord) -> str:
     )
 
 
-def _table(*headers: str) -> Table:
+def table_of(*headers: str) -> Table:
+    """Columns without lines, which fold where the terminal ends."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for header in headers:
         table.add_column(header, overflow="fold")

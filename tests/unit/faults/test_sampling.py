@@ -7,11 +7,13 @@ import pytest
 
 from zerodrift import models
 from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.backends.teacher import entries
 from zerodrift.core.completion import Answer, Completion
 from zerodrift.core.errors import CapabilityMissing, InvalidValue
 from zerodrift.core.request import Request
 from zerodrift.faults.registry import resolve
 from zerodrift.faults.sampling import _frequent_tokens, write_model_with_defaults
+from zerodrift.sampler.processing import histories, processed_logprobs
 
 Ask = Callable[..., list[Request]]
 Tell = Callable[[Sequence[Answer]], list[Completion]]
@@ -67,6 +69,32 @@ def test_right_numbers_for_tokens_of_another_distribution(
         assert each.logprobs[0] == pytest.approx(table[each.token_ids[0]], abs=1e-9)
         for entry in each.top_logprobs[0]:
             assert entry.logprob == pytest.approx(table[entry.token_id], abs=1e-9)
+
+
+def test_right_numbers_are_those_of_every_parameter_that_was_requested(
+    llama: ReferenceBackend, ask: Ask, tell: Tell
+) -> None:
+    """Computed here by the code that the fault must not use."""
+    requests = ask(
+        9,
+        30,
+        n=2,
+        max_tokens=12,
+        min_tokens=6,
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        frequency_penalty=0.2,
+        logit_bias={9: 1.0},
+    )
+    for each in tell(resolve("semantic/sampling-bias").inject(llama).generate(requests)):
+        prompt, output = each.prompt_token_ids, each.token_ids
+        (logits_TV,) = llama.teacher.logits([each.sequence], [len(prompt)])
+        right_TV = processed_logprobs(
+            logits_TV, requests[0].sampling, histories(prompt, output), llama.facts.eos_token_ids
+        )
+        assert each.logprobs == pytest.approx(entries(right_TV, output).tolist(), abs=1e-9)
+        plain = entries(logits_TV / 0.8, output).tolist()
+        assert each.logprobs != pytest.approx(plain, abs=1e-3)
 
 
 def test_right_numbers_come_from_scoring_where_the_engine_is_a_stranger(

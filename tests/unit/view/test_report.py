@@ -10,7 +10,7 @@ import pytest
 
 from zerodrift.core.errors import MissingExtra, RecordError
 from zerodrift.records.verdict import Outcome
-from zerodrift.view import report
+from zerodrift.view import page, report
 from zerodrift.view.policy import source_hash
 from zerodrift.view.report import render, write_report
 
@@ -290,13 +290,13 @@ def test_no_torch_is_needed(runs: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("module", "maker", "message"),
     [
-        ("jinja2", "_environment", "report.html needs Jinja: pip install 'zerodrift\\[local\\]'"),
-        ("plotly.offline", "_plotly", "report.html need Plotly: pip install 'zerodrift\\[local\\]'"),
+        ("jinja2", page._environment, "a page in HTML needs Jinja: pip install 'zerodrift\\[local\\]'"),
+        ("plotly.offline", report._plotly, "report.html need Plotly: pip install 'zerodrift\\[local\\]'"),
     ],
 )
 def test_a_missing_package_is_named(
-    monkeypatch: pytest.MonkeyPatch, module: str, maker: str, message: str
+    monkeypatch: pytest.MonkeyPatch, module: str, maker: Any, message: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtra, match=message):
-        getattr(report, maker).__wrapped__()
+        maker.__wrapped__()

@@ -55,7 +55,7 @@ def rewards(task: str, engine: Sequence[Rewarded], reference: Sequence[Rewarded]
     """Compare what `task` gave the two sides; prompts that only one of them answered are counted, not compared."""
     both = sorted({each.prompt for each in engine} & {each.prompt for each in reference})
     ours, theirs = _side(engine, both), _side(reference, both)
-    evidence: Evidence = {
+    evidence: dict[str, float | int | str | bool] = {
         "task": task,
         "prompts": len(both),
         "prompts_left_out": len({each.prompt for each in (*engine, *reference)}) - len(both),
@@ -65,6 +65,8 @@ def rewards(task: str, engine: Sequence[Rewarded], reference: Sequence[Rewarded]
     if len(both) < LEAST_PROMPTS:
         says = f"prompts with rewards of both sides: {len(both)}, where {LEAST_PROMPTS} are needed"
         return vacuous(NAME, says, evidence)
+    # For a history, which compares with other runs what cannot be compared within this one.
+    evidence |= {"engine_mean": float(ours.means().mean()), "engine_std": float(ours.means().std(ddof=1))}
     if np.ptp(np.concatenate((ours.rewards, theirs.rewards))) == 0:
         says = f"every reward is {ours.rewards[0]:.4g}, on both sides: what is never or always solved tells nothing"
         return vacuous(NAME, says, evidence)

@@ -1,0 +1,180 @@
+"""What does each item of a preflight say? Answers of the doctor and of an audit, as lines of one checklist.
+
+Nothing is measured here and nothing is judged twice: an item is what its probe found, in one word of five. What an
+earlier item made impossible is SKIPPED and says so; the earlier one decides.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from zerodrift.core.cause import CAUSES
+from zerodrift.doctor.diagnosis import Advice, Diagnosis
+from zerodrift.doctor.rule import Severity
+from zerodrift.records.preflight import Item, Status, worst
+from zerodrift.records.rewards import Rewards
+from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
+
+DOCTOR, AUDIT, SYNC, REWARDS = "doctor", "audit", "weight-sync", "rewards"
+ITEMS_OF_THEIR_OWN = (SYNC, REWARDS)
+"""Probes of the audit that the checklist shows beside it."""
+HISTORY_NEEDS = ("task", "engine_mean", "engine_std", "prompts")
+_DIAGNOSED = {1: Status.FAIL, 3: Status.INCONCLUSIVE}
+_CURABLE = (Severity.WRONG, Severity.RISK)
+
+
+class Judged(NamedTuple):
+    """One target of the doctor: what it is called on a command line, and the diagnosis or why there is none."""
+
+    target: str
+    diagnosis: Diagnosis | str
+
+
+def doctor_item(judged: Sequence[Judged]) -> Item:
+    """The configuration, and the running server where there is one."""
+    return Item(
+        name=DOCTOR,
+        status=worst(_diagnosed(each) for each in judged),
+        says="; ".join(f"{each.target}: {_counted(each.diagnosis)}" for each in judged),
+        details=tuple(
+            line
+            for each in judged
+            for line in _findings(each.diagnosis)
+            # A configuration that names a server says to ask it, which was done.
+            if not any(line.endswith(f"zerodrift doctor {other.target}") for other in judged)
+        ),
+        type=tuple(
+            f"zerodrift doctor {each.target}{' --fix' if _curable(each.diagnosis) else ''}"
+            for each in judged
+            if _diagnosed(each) is not Status.PASS
+        ),
+    )
+
+
+def _diagnosed(judged: Judged) -> Status:
+    diagnosis = judged.diagnosis
+    if isinstance(diagnosis, str):
+        return Status.INCONCLUSIVE
+    at_risk = any(advice.severity is Severity.RISK for advice in diagnosis.findings)
+    return _DIAGNOSED.get(diagnosis.exit_code, Status.WARN if at_risk else Status.PASS)
+
+
+def _counted(diagnosis: Diagnosis | str) -> str:
+    if isinstance(diagnosis, str):
+        return diagnosis
+    found = [advice.severity for advice in diagnosis.findings]
+    unknown = [row.severity for row in diagnosis.settings if row.severity is Severity.UNKNOWN]
+    counts = [f"{number} {each}" for each in Severity if (number := (found + unknown).count(each))]
+    return f"{len(diagnosis.settings)} settings, {', '.join(counts) or 'nothing to say against them'}"
+
+
+def _findings(diagnosis: Diagnosis | str) -> list[str]:
+    if isinstance(diagnosis, str):
+        return []
+    found = [_found(advice) for advice in diagnosis.findings]
+    return [*found, *(f"not judged: {text}" for text in diagnosis.not_judged)]
+
+
+def _found(advice: Advice) -> str:
+    cure = " ".join(advice.type) or advice.do
+    return f"{advice.severity}: {advice.title} {advice.value}. {advice.says}{f' → {cure}' if cure else ''}"
+
+
+def _curable(diagnosis: Diagnosis | str) -> bool:
+    return not isinstance(diagnosis, str) and any(
+        advice.severity in _CURABLE and advice.type for advice in diagnosis.findings
+    )
+
+
+def audit_item(verdict: VerdictRecord) -> Item:
+    """Everything that the audit asked, but for what has an item of its own."""
+    probes = [probe for probe in verdict.probes if probe.name not in ITEMS_OF_THEIR_OWN]
+    causes = [each for each in verdict.causes if each.gating and each.found_by not in ITEMS_OF_THEIR_OWN]
+    failed = [probe for probe in probes if probe.status is Outcome.FAIL]
+    unanswered = [probe for probe in probes if probe.required and probe.status is Outcome.INCONCLUSIVE]
+    typed: tuple[str, ...] = ()
+    if causes or failed:
+        status, typed = Status.FAIL, _fixes(causes) or (verdict.reproduce,)
+        says = f"{causes[0].cause}: {causes[0].evidence}" if causes else _told(failed[0])
+    elif unanswered:
+        status, typed, says = Status.INCONCLUSIVE, (verdict.reproduce,), _told(unanswered[0])
+    else:
+        status, says = Status.PASS, f"the same policy as the reference: {_parity(probes)}"
+    return Item(
+        name=AUDIT,
+        status=status,
+        says=says,
+        details=tuple(f"{probe.name}, {probe.status.lower()}: {probe.says}" for probe in probes),
+        facts=dict(verdict.metrics),
+        type=typed,
+    )
+
+
+def _parity(probes: Sequence[ProbeRecord]) -> str:
+    return next((probe.says for probe in probes if probe.name == "parity"), "every probe passed")
+
+
+def _told(probe: ProbeRecord) -> str:
+    return f"{probe.name}: {probe.says}"
+
+
+def _fixes(causes: Sequence[CauseFound]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(cause.fix for cause in causes))
+
+
+def sync_item(verdict: VerdictRecord, without: str) -> Item:
+    """Whether a weight update arrives; `without` is the command that leaves the question out."""
+    probe = _probe(verdict, SYNC)
+    if probe is None:
+        return not_run(SYNC, AUDIT)
+    fixes = _fixes([cause for cause in verdict.causes if cause.found_by == SYNC])
+    return _item(probe, {Outcome.FAIL: fixes, Outcome.INCONCLUSIVE: (without,)})
+
+
+def rewards_item(verdict: VerdictRecord) -> Item:
+    """Whether the task rewards the engine's answers as it does the reference's."""
+    probe = _probe(verdict, REWARDS)
+    if probe is None:
+        return not_run(REWARDS, AUDIT)
+    # They differ because something else does: what mends that mends them.
+    fixes = _fixes([cause for cause in verdict.causes if cause.gating])
+    enough = "validation.equivalence_trials: a larger number"
+    return _item(
+        probe,
+        {
+            Outcome.FAIL: fixes or (CAUSES["unexplained"].fix(verdict.engine.engine),),
+            Outcome.INCONCLUSIVE: (enough,),
+        },
+    )
+
+
+def rewards_of(verdict: VerdictRecord, when: str) -> Rewards | None:
+    """The engine's rewards as a line of a history; None where there are too few to have a spread."""
+    probe = _probe(verdict, REWARDS)
+    if probe is None or not all(name in probe.evidence for name in HISTORY_NEEDS):
+        return None
+    task, mean, std, prompts = (probe.evidence[name] for name in HISTORY_NEEDS)
+    return Rewards(task=str(task), mean=float(mean), std=float(std), n=int(prompts), when=when)
+
+
+def not_run(name: str, because_of: str) -> Item:
+    """What could not be asked, for an earlier item did not get that far."""
+    return Item(name=name, status=Status.SKIPPED, says=f"not run: {because_of} did not get that far")
+
+
+def left_out(name: str, why: str, typed: str) -> Item:
+    """What nobody asked for; `typed` would."""
+    return Item(name=name, status=Status.SKIPPED, says=why, type=(typed,))
+
+
+def _probe(verdict: VerdictRecord, name: str) -> ProbeRecord | None:
+    return next((probe for probe in verdict.probes if probe.name == name), None)
+
+
+def _item(probe: ProbeRecord, typed: dict[Outcome, tuple[str, ...]]) -> Item:
+    return Item(
+        name=probe.name,
+        status=Status(probe.status),
+        says=probe.says,
+        facts=dict(probe.evidence),
+        type=typed.get(probe.status, ()),
+    )

@@ -1,0 +1,96 @@
+"""`preflight.json`: a checklist with an answer and its evidence per item, for machines and for the page."""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from zerodrift.core.errors import RecordError, SchemaMismatch
+from zerodrift.core.frozen import freeze
+from zerodrift.records.codec import Schema, write_atomically
+from zerodrift.records.rewards import Rewards
+
+PREFLIGHT = "preflight.json"
+SCHEMA = "zerodrift.preflight/1"
+
+
+class Status(StrEnum):
+    """How an item ended, worst first; SKIPPED decides nothing."""
+
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    WARN = "WARN"
+    PASS = "PASS"
+    SKIPPED = "SKIPPED"
+
+    @property
+    def exit_code(self) -> int:
+        """As everywhere: 0 may train, 1 must not, 3 could not judge."""
+        return {Status.FAIL: 1, Status.INCONCLUSIVE: 3}.get(self, 0)
+
+
+def worst(statuses: Iterable[Status]) -> Status:
+    """The one that decides; SKIPPED where there is nothing else."""
+    return min(statuses, key=list(Status).index, default=Status.SKIPPED)
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of the checklist."""
+
+    name: str
+    status: Status
+    says: str
+    """The evidence in a sentence, or why there is none."""
+    details: tuple[str, ...] = ()
+    """What it rests on, a sentence each."""
+    facts: Mapping[str, float | int | str | bool] = {}
+    """What it rests on, in numbers."""
+    type: tuple[str, ...] = ()
+    """What to type where it did not pass."""
+
+    def __post_init__(self) -> None:
+        """Evidence is not touched after the fact."""
+        freeze(self, "facts")
+
+
+class PreflightRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole checklist."""
+
+    schema: str = SCHEMA
+    status: Status
+    """The worst of the items."""
+    config: str
+    """The file that was checked."""
+    engine: str
+    model: str
+    items: tuple[Item, ...]
+    """In the order in which they were asked."""
+    rewards: Rewards | None = None
+    """The engine's in this run, as a line of a history has them."""
+    reproduce: str = ""
+    """A command that repeats it."""
+
+
+def write_preflight(directory: Path, record: PreflightRecord) -> Path:
+    """`preflight.json`, indented for people."""
+    path = directory / PREFLIGHT
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    return path
+
+
+def read_preflight(directory: Path) -> PreflightRecord:
+    """The checklist of a finished preflight."""
+    path = directory / PREFLIGHT
+    if not path.is_file():
+        raise RecordError(f"{directory} holds no {PREFLIGHT}; it is not a finished preflight")
+    content = path.read_bytes()
+    try:
+        schema = msgspec.json.decode(content, type=Schema).schema
+        if schema != SCHEMA:
+            raise SchemaMismatch(
+                f"{path} has schema {schema!r}, and this version reads {SCHEMA!r}; run the preflight again"
+            )
+        return msgspec.json.decode(content, type=PreflightRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"{path} cannot be read: {error}") from error

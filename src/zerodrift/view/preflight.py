@@ -1,0 +1,49 @@
+"""The page of a preflight: every item with its evidence and what to type, from the run directory alone."""
+
+from pathlib import Path
+
+from zerodrift import __version__
+from zerodrift.records.codec import write_atomically
+from zerodrift.records.directory import CONFIG, ENVIRONMENT
+from zerodrift.records.preflight import Item, Status, read_preflight
+from zerodrift.view.page import lines, render_page, text
+from zerodrift.view.report import REPORT
+from zerodrift.view.run_directory import document, environment
+
+PAGE = "preflight.html"
+HEADLINES = {
+    Status.PASS: "Nothing stands in the way",
+    Status.WARN: "Nothing fails, and something is to be known",
+    Status.FAIL: "Do not train on this yet",
+    Status.INCONCLUSIVE: "Not everything could be judged",
+    Status.SKIPPED: "Nothing was asked",
+}
+"""What the worst item means, on the page and in the terminal."""
+
+
+def write_page(run_directory: Path) -> Path:
+    """Render `run_directory` into its preflight.html: the whole page or the old one, never half."""
+    path = run_directory / PAGE
+    write_atomically(path, render(run_directory).encode())
+    return path
+
+
+def render(run_directory: Path) -> str:
+    """The page of a finished preflight."""
+    record = read_preflight(run_directory)
+    config = document(run_directory / CONFIG)
+    content = {
+        "name": run_directory.resolve().name,
+        "record": record,
+        "headline": HEADLINES[record.status],
+        # A report of before is not that of a preflight whose engine was never reached.
+        "audited": (run_directory / REPORT).is_file() and any(_judged(item) for item in record.items),
+        "config": None if config is None else lines(config),
+        "environment": environment(run_directory / ENVIRONMENT),
+        "version": __version__,
+    }
+    return render_page("preflight.html", content, [text("report.js")])
+
+
+def _judged(item: Item) -> bool:
+    return item.name == "audit" and bool(item.details)

@@ -1,0 +1,28 @@
+"""Every injector on one model: detected, and named as itself or as what cannot be told from it.
+
+The model is Qwen3, or the first of the others that has what the fault needs (a sliding window, a BOS, a tied head).
+`make faults-full` has all models, pairs, and trained weights.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerodrift.faults.registry import FAULTS
+
+MODELS = ("testbed:qwen3", "testbed:mistral", "testbed:llama")
+NOT_NAMED = {"semantic/logit-bias:five-tokens": "unexplained"}
+"""What is detected and not named, and what the verdict says instead: never another cause."""
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_it_is_detected_and_named(matrix: Any, tmp_path: Path, name: str) -> None:
+    rows = (matrix.run_faults([FAULTS[name]], model, tmp_path / model.partition(":")[2]) for model in MODELS)
+    row = next((row for row in rows if row is not None), None)
+    assert row is not None, "no model has what it needs"
+    assert row.verdict == "FAIL", row
+    if name in NOT_NAMED:
+        assert row.found == (NOT_NAMED[name],), row
+    else:
+        assert matrix.named(row), row
