@@ -17,13 +17,15 @@ import tgi_server
 import torch
 
 from zerodrift import models
+from zerodrift.backends import openai_probe
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect
 from zerodrift.backends.dialects.sglang import SGLANG
 from zerodrift.backends.dialects.tensorrt_llm import TENSORRT_LLM
 from zerodrift.backends.dialects.tgi import TGI
+from zerodrift.backends.http import Reply
 from zerodrift.backends.openai import OpenAIBackend
-from zerodrift.backends.openai_wire import Reader
+from zerodrift.backends.openai_wire import Reader, request_body
 from zerodrift.core.completion import Answer, Completion, FinishReason, LogprobKind
 from zerodrift.core.errors import (
     BadAnswer,
@@ -363,6 +365,38 @@ def test_sglang_takes_other_weights_and_says_which(tmp_path: Path, ask: Prompted
     assert labels == ["default", "step-7", "step-7"]
     assert (before.cached_tokens, stale.cached_tokens, after.cached_tokens) == (0, 7, 0)
     assert after.logprobs[0] != pytest.approx(before.logprobs[0], abs=1e-3)
+
+
+def test_sglang_of_a_release_that_reads_salts(
+    sglang: OpenAIBackend, monkeypatch: pytest.MonkeyPatch, ids: tuple[int, ...]
+) -> None:
+    """The peer ignores them, as releases did that only knew `extra_key`."""
+    salted = Request(Prompt(ids, cache_salt="s"))
+    with pytest.raises(CapabilityMissing, match="must read cache_salt"):
+        sglang.generate([salted])
+    assert request_body(salted, "m", SGLANG, PROCESSED)["cache_salt"] == "s"
+    exchange = sglang._http.exchange
+
+    def strict(method: str, path: str, body: Any = None) -> Reply:
+        wrong = isinstance(body, dict) and not isinstance(body.get("cache_salt", ""), str)
+        return Reply(400, b"{}", None) if wrong else exchange(method, path, body)
+
+    monkeypatch.setattr(sglang._http, "exchange", strict)
+    found = openai_probe.capabilities(sglang, sglang._http, openai_probe.shown(sglang._http, SGLANG.facts))
+    assert found == WHOLE["sglang"] | {Capability.CACHE_SALT}
+
+
+def test_sglang_that_refuses_what_it_is_told(
+    sglang: OpenAIBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    directory = models.materialise(MODEL, tmp_path / "model")
+    monkeypatch.setattr(sglang._http, "exchange", lambda *_: Reply(400, b"Flush cache failed.", None))
+    with pytest.raises(EngineRefused, match="Flush cache failed"):
+        sglang.reset_cache()
+    assert not openai_probe._scores(sglang, Prompt((1, 2)))
+    monkeypatch.setattr(sglang._http, "post", lambda *_: {"success": False})
+    with pytest.raises(EngineError, match="was not loaded"):
+        sglang.load_weights(directory, WeightVersion("x"))
 
 
 def test_a_label_that_moved_in_between_belongs_to_nobody_knows_which_token(

@@ -22,6 +22,8 @@ STARTED_BY_HAND = {
     "tgi": "text-generation-launcher --model-id MODEL",
 }
 """Engines that are audited where they run, and how they are started."""
+STARTED_FROM = {"llama-cpp": "xllamacpp", "vllm": "vLLM"}
+"""Engines that we start, and what the environment must hold for that."""
 IMPOSSIBLE = {
     "mlc-llm": "MLC LLM returns no token ids, only strings that several tokens share, so nobody can say whose logprobs "
     "it reports; its /v1/completions would have to return the sampled ids",
@@ -53,10 +55,10 @@ def check_engine(config: EngineConfig) -> None:
             f"{config.name} is audited where it runs: start it ({STARTED_BY_HAND[config.name]}), and give its address: "
             "--url http://HOST:PORT"
         )
-    if config.name not in IN_PROCESS and config.url is None and config.python is None:
+    if config.name in STARTED_FROM and config.url is None and config.python is None:
         raise ConfigError(
             "engine.url and engine.python are both null: give the address of a running server (--url), or the "
-            f"interpreter of an environment with {config.name} (--set engine.python=…/bin/python) to start one"
+            f"interpreter of an environment with {STARTED_FROM[config.name]} (--set engine.python=…/bin/python) to start one"
         )
     if config.name in IN_PROCESS and (config.url or config.python or config.args or config.env):
         # Without this, an audit of a server whose kind was forgotten would pass: of the reference with itself.
