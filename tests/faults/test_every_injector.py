@@ -18,8 +18,11 @@ NOT_NAMED = {"semantic/logit-bias:five-tokens": "unexplained"}
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_it_is_detected_and_named(matrix: Any, tmp_path: Path, name: str) -> None:
-    rows = (matrix.run_faults([FAULTS[name]], model, tmp_path / model.partition(":")[2]) for model in MODELS)
-    row = next((row for row in rows if row is not None), None)
+    row = None
+    for model in MODELS:
+        scratch = tmp_path / model.partition(":")[2]
+        scratch.mkdir()
+        row = row or matrix.run_faults([FAULTS[name]], model, scratch)
     assert row is not None, "no model has what it needs"
     assert row.verdict == "FAIL", row
     if name in NOT_NAMED:
