@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from zerodrift import models
-from zerodrift.audit.run import Silent
+from zerodrift.audit.progress import Silent
 from zerodrift.audit.session import Session
 from zerodrift.backends.base import Capability
 from zerodrift.backends.exact import ExactBackend

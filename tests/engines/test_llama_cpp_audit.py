@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from zerodrift.audit.run import Silent
+from zerodrift.audit.progress import Silent
 from zerodrift.audit.session import Session
 from zerodrift.config.load import load
 from zerodrift.models.requantise import requantise

@@ -21,13 +21,14 @@ from zerodrift.audit.floor import Floor, Passage, measure_floor, some_of
 from zerodrift.audit.measure import Floats, Measurement, TokenTable, measure, tabulate
 from zerodrift.audit.probes.parity import Gates, gates_for
 from zerodrift.audit.probes.result import ProbeResult, found
+from zerodrift.audit.progress import Progress, Silent
 from zerodrift.audit.recorded.conclude import conclude, side_in_words, since_in_words
 from zerodrift.audit.recorded.reading import dump_probe, fingerprint_of, parameters_probe, with_doubt
 from zerodrift.audit.recorded.sides import Side, Sides, agree, judge_numbers, judge_samples, with_trainer
 from zerodrift.audit.recorded.timeline import Selection, Timeline, observer, timeline
 from zerodrift.audit.recorded.trainer import as_trainer, trainer_causes
 from zerodrift.audit.recorded.weights import Suspected, compare_weights
-from zerodrift.audit.run import DTYPES, Progress, Silent
+from zerodrift.audit.run import DTYPES
 from zerodrift.audit.shape import describe, shape
 from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.backends.teacher import Layout, Teacher

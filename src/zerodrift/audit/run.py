@@ -9,17 +9,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from zerodrift.audit import verdict as judging
+from zerodrift.audit.again import Again
 from zerodrift.audit.counterfactual.binding import find_misbound
+from zerodrift.audit.counterfactual.kinship import find_unrelated
 from zerodrift.audit.diagnose import Suspect, diagnose
 from zerodrift.audit.floor import Floor, measure_floor, some_of
 from zerodrift.audit.measure import Measurement, Observed, TokenTable, measure, tabulate
-from zerodrift.audit.observe import BATCH, observe
+from zerodrift.audit.observe import observe
 from zerodrift.audit.perturb import GroupedWeights, perturbed, write_checkpoint
 from zerodrift.audit.plan import (
     LONG_PROMPT,
@@ -33,13 +35,13 @@ from zerodrift.audit.plan import (
 from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.probes.given import given_tokens, recorded_in, same_reference, sampled_by
-from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, parity, sampling_cause
+from zerodrift.audit.probes.identity import smaller_vocabulary, tokenizer
+from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, parity
 from zerodrift.audit.probes.result import ProbeResult, found, not_judged
 from zerodrift.audit.probes.rewards import rewards
 from zerodrift.audit.probes.sync import Update, weight_sync
 from zerodrift.audit.probes.trainer import trainer
-from zerodrift.audit.reduce import reduce
-from zerodrift.audit.replay import Replay
+from zerodrift.audit.progress import Progress, Silent
 from zerodrift.audit.shape import describe, shape
 from zerodrift.audit.tasks import rewarded
 from zerodrift.backends.base import Backend, Capability, need
@@ -47,7 +49,14 @@ from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
 from zerodrift.config.validation import ValidationConfig
 from zerodrift.core.completion import EngineFingerprint
-from zerodrift.core.errors import CapabilityMissing, EngineError, InvalidPrompt, InvalidValue, ZerodriftError
+from zerodrift.core.errors import (
+    CapabilityMissing,
+    EngineError,
+    EngineRefused,
+    InvalidPrompt,
+    InvalidValue,
+    ZerodriftError,
+)
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.task import Scorer, Task
 from zerodrift.records.baseline import BaselineHeader, BaselineRow
@@ -58,28 +67,6 @@ from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
 
 DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP8: "bfloat16"}
 GIVEN_SEQUENCES = 8
-
-
-class Progress(Protocol):
-    """Where an audit says how far it is; the command line draws a bar."""
-
-    def stage(self, name: str) -> None:
-        """A new rung begins."""
-        ...
-
-    def step(self, done: int, total: int) -> None:
-        """So much of the rung is done."""
-        ...
-
-
-class Silent:
-    """Says nothing."""
-
-    def stage(self, name: str) -> None:
-        """Nothing."""
-
-    def step(self, done: int, total: int) -> None:
-        """Nothing."""
 
 
 class Baseline(NamedTuple):
@@ -140,28 +127,29 @@ class Audit:
             fidelity_result.record.status,
         ):
             causes = self._diagnose(measurements, table, floor, gates, rng)
-        if len(measurements) > 1 and fidelity_result.record.status is Outcome.FAIL and not causes:
-            # Numbers are right, samples are not, and no account of the sampler says how.
-            says = fidelity_result.record.says
-            causes = (found(sampling_cause(fidelity_result), self.engine.name, "sampling", says),)
+            causes = causes or judging.by_samples_alone(fidelity_result, self.engine.name)
         about_itself = self._consistency(gates, semantic=any(c.cause.startswith("semantic/") for c in causes))
         # Where no Δ could be compared, nothing that the engine says of itself is known to be as large.
         mean = float(parity_result.record.evidence.get("mean", math.inf))
         causes, about_itself = judging.reconcile(causes, about_itself, mean, gates.mean)
-        results += about_itself
-        results += self._given(gates)
+        results += [*about_itself, *self._given(gates)]
         if self.trainer is not None:
             results.append(self._asked("trainer", lambda: self._trainer(measurements, gates)))
+        # Before an update: some engines show the digest of their weights as a setting.
+        results += self._unchanged(fingerprint)
+        worst = answered[max(range(len(measurements)), key=lambda number: _size(measurements[number]))].index
+        again = Again(self.engine, self.reference, gates, self._requests(), worst)
         if self.checkpoint is not None:
-            results.append(self._asked("weight-sync", lambda: self._sync(gates)))
+            results.append(self._asked("weight-sync", lambda: self._sync(gates, causes)))
+            causes = judging.decided_by_update(causes, results[-1], again.is_right, self.engine.name)
         if self.task is not None:
             results.append(self._asked("rewards", lambda: self._rewards(rollouts)))
         conclusion = judging.conclude(results, causes)
         audited = self._audited(fingerprint, conclusion, results, floor, table, gates._asdict(), measurements)
         if parity_result.record.status is not Outcome.FAIL:
             return audited
-        worst = max(range(len(measurements)), key=lambda number: _size(measurements[number]))
-        return audited.with_case(self._smallest(answered[worst].index, gates))
+        self.progress.stage("reduce")
+        return audited.with_case(again.smallest())
 
     def _fingerprint(self) -> EngineFingerprint:
         """Asked before anything else: an engine that dies later was still this one."""
@@ -170,16 +158,32 @@ class Audit:
         except EngineError:
             return EngineFingerprint(engine=self.engine.name, semantic={}, numeric={}, deployment={})
 
+    def _unchanged(self, fingerprint: EngineFingerprint) -> list[ProbeResult]:
+        """An engine that was started anew in between is two engines, and no verdict is about either."""
+        now = self._fingerprint()
+        # One that no longer answers shows nothing, and was reported by the probe that it did not survive.
+        if now.digest == fingerprint.digest or not (now.semantic or now.numeric):
+            return []
+        says = "the engine was started anew, or got other settings, during the audit: audit it again"
+        return [not_judged("settings", says, required=True)]
+
     def _ask(self) -> tuple[list[ProbeResult], list[Rollout]]:
         self.progress.stage("sample")
+        facts = self.reference.facts
         try:
             rollouts = observe(
                 self.engine, self._requests(), "parity", self.directory / ROLLOUTS, self.progress.step
             )
         except (EngineError, InvalidValue) as error:
-            return [not_judged("contract", f"the engine failed: {error}", required=True)], []
-        rollouts = [readable(rollout, self.reference.facts.vocab_size) for rollout in rollouts]
-        return [contract(rollouts, self.engine.name, self.reference.facts)], rollouts
+            failed = not_judged("contract", f"the engine failed: {error}", required=True)
+            if isinstance(error, EngineRefused) and (
+                cause := smaller_vocabulary(self.engine, facts.vocab_size)
+            ):
+                failed = ProbeResult(failed.record, (cause,))
+            return [failed], []
+        rollouts = [readable(rollout, facts.vocab_size) for rollout in rollouts]
+        same = self._guard("tokenizer", lambda: tokenizer(self.engine, self.reference))
+        return [contract(rollouts, self.engine.name, facts), same], rollouts
 
     def _floor(self, observed: Sequence[Observed]) -> Floor:
         passages = [item.passage for item in observed]
@@ -206,6 +210,9 @@ class Audit:
             swap = find_misbound(self.reference.teacher, measurements, gates)
             if swap is not None:
                 return (found("semantic/misbound-output", self.engine.name, "attribution", swap),)
+            teacher, stops = self.reference.teacher, self.reference.facts.eos_token_ids
+            if (unrelated := find_unrelated(teacher, measurements, stops)) is not None:
+                return (found("weights/other-model", self.engine.name, "attribution", unrelated),)
         return judging.attributed(attribution, self.engine.name, describe(shape(table)))
 
     def _consistency(self, gates: Gates, *, semantic: bool) -> list[ProbeResult]:
@@ -249,23 +256,6 @@ class Audit:
             self._guard("given-tokens", lambda: given_tokens(self.engine, given, gates)),
         ]
 
-    def _smallest(self, index: int, gates: Gates) -> Case | None:
-        """The request with this index, made as small as it can be without its answer becoming right."""
-        self.progress.stage("reduce")
-        if Capability.SEED not in self.engine.capabilities:
-            return None
-        requests = self._requests()
-        first = index - index % BATCH
-        company = [each for each in requests[first : first + BATCH] if each != requests[index]]
-        # Twice the gate for nine in ten: the worst of 2,042 healthy tokens in fp32 was at a third of it.
-        limit = 2 * gates.p90
-        try:
-            replay = Replay(self.engine, self.reference, limit)
-            smallest = reduce((requests[index], *company), replay.first_bad)
-        except ZerodriftError:
-            return None
-        return None if smallest is None else Case(requests=smallest, limit=limit)
-
     def _requests(self) -> list[Request]:
         trials, seed = self.validation.equivalence_trials, self.validation.seed
         return parity_requests(self.prompts, self.sampling, trials, seed)
@@ -299,8 +289,11 @@ class Audit:
         sequences = [item.observed.completion.sequence for item in measurements]
         return trainer(self.trainer, self.reference, sequences, gates)
 
-    def _sync(self, gates: Gates) -> ProbeResult:
+    def _sync(self, gates: Gates, causes: Sequence[CauseFound]) -> ProbeResult:
         assert self.checkpoint is not None, "asked only with a checkpoint"
+        if any(cause.cause == "weights/other-model" for cause in causes):
+            # vLLM dies of tensors that it has no place for.
+            return not_judged("weight-sync", "the engine serves another model: nothing was pushed into it")
         # First: the model of an engine that takes no update may be no directory, and nothing is written beside it.
         need(self.engine, Capability.LOAD_WEIGHTS, "it takes no update while it runs")
         self.progress.stage("weight-sync")

@@ -12,9 +12,10 @@ import numpy as np
 
 from zerodrift import models
 from zerodrift.audit.probes.given import check_weights
+from zerodrift.audit.progress import Progress
 from zerodrift.audit.prompts import from_file, generated, of_lengths
 from zerodrift.audit.replay import Replay, Replayed
-from zerodrift.audit.run import Audit, Audited, Baseline, Progress
+from zerodrift.audit.run import Audit, Audited, Baseline
 from zerodrift.audit.tasks import check_room, open_task, prompts_of
 from zerodrift.audit.trainers import open_trainer
 from zerodrift.backends.base import Backend

@@ -19,6 +19,7 @@ from zerodrift.core.completion import Answer, Completion, EngineFingerprint
 from zerodrift.core.errors import (
     BadAnswer,
     CapabilityMissing,
+    EngineRefused,
     EngineUnreachable,
     InvalidPrompt,
     RecordError,
@@ -113,9 +114,21 @@ def test_an_engine_without_a_fingerprint_is_still_judged(
     assert audited.record.engine.engine == "scripted"
 
 
-@pytest.mark.parametrize("where", ["prompt_token_ids", "token_ids"])
+@pytest.mark.parametrize(
+    ("where", "verdict", "causes"),
+    [
+        ("prompt_token_ids", Outcome.INCONCLUSIVE, []),
+        # What is sampled comes from the engine's own vocabulary.
+        ("token_ids", Outcome.FAIL, ["weights/other-model"]),
+    ],
+)
 def test_ids_that_the_model_does_not_have(
-    audit: Callable[..., Audit], scripted: Engine, honest: Callable[[Request], Completion], where: str
+    audit: Callable[..., Audit],
+    scripted: Engine,
+    honest: Callable[[Request], Completion],
+    where: str,
+    verdict: Outcome,
+    causes: list[str],
 ) -> None:
     def answer(request: Request, number: int) -> Answer:
         sound = honest(request)
@@ -124,11 +137,41 @@ def test_ids_that_the_model_does_not_have(
 
     engine = scripted(answer, capabilities=frozenset())
     audited = audit(engine).run()
-    assert audited.record.verdict is Outcome.INCONCLUSIVE
+    assert audited.record.verdict is verdict
+    assert [cause.cause for cause in audited.record.causes] == causes
     contract = probe(audited, "contract")
     assert contract.evidence == {"completions": 0, "unreadable": 4}
     assert "5000" in contract.says
     assert "512 tokens" in contract.says
+
+
+def test_an_engine_that_does_not_know_the_models_last_tokens(
+    audit: Callable[..., Audit], scripted: Engine, honest: Callable[[Request], Completion]
+) -> None:
+    def answer(request: Request, number: int) -> Answer:
+        if max(request.prompt.token_ids) >= 12:
+            raise EngineRefused("400: Token id 13 is out of vocabulary")
+        return Answer((honest(request),))
+
+    audited = audit(scripted(answer, capabilities=frozenset())).run()
+    assert audited.record.verdict is Outcome.FAIL
+    assert [cause.cause for cause in audited.record.causes] == ["weights/other-model"]
+    assert "out of vocabulary" in probe(audited, "contract").says
+
+
+def test_an_engine_that_is_started_anew_with_other_settings_is_not_judged(
+    audit: Callable[..., Audit], scripted: Engine, honest: Callable[[Request], Completion]
+) -> None:
+    engine = scripted(lambda request, number: Answer((honest(request),)), capabilities=frozenset())
+    facts = [
+        EngineFingerprint(engine="reference", semantic={}, numeric={"dtype": dtype}, deployment={})
+        for dtype in ("float32", "bfloat16")
+    ]
+    engine.fingerprint = lambda: facts.pop(0)
+    audited = audit(engine).run()
+    assert audited.record.verdict is Outcome.INCONCLUSIVE
+    assert "started anew" in probe(audited, "settings").says
+    assert probe(audited, "settings").required
 
 
 def test_few_tokens_are_inconclusive_and_every_question_is_listed(
@@ -149,6 +192,7 @@ def test_few_tokens_are_inconclusive_and_every_question_is_listed(
     assert audited.record.verdict is Outcome.INCONCLUSIVE
     assert [record.name for record in audited.record.probes] == [
         "contract",
+        "tokenizer",
         "parity",
         "sampling",
         "repeat",

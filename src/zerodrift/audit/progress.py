@@ -1,0 +1,25 @@
+"""Where an audit says how far it is."""
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Where an audit says how far it is; the command line draws a bar."""
+
+    def stage(self, name: str) -> None:
+        """A new rung begins."""
+        ...
+
+    def step(self, done: int, total: int) -> None:
+        """So much of the rung is done."""
+        ...
+
+
+class Silent:
+    """Says nothing."""
+
+    def stage(self, name: str) -> None:
+        """Nothing."""
+
+    def step(self, done: int, total: int) -> None:
+        """Nothing."""
