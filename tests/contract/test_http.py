@@ -209,6 +209,20 @@ def test_a_get_survives_one_broken_answer(loopback, client):
     assert client.get("/x") == "fine"
 
 
+def test_a_connection_that_was_closed_while_idle_is_replaced(loopback, client):
+    """As after a restart: a POST must not be sent into it and lost."""
+
+    def last_words(call, handler):
+        handler.send(200, len(loopback.calls))
+        handler.close_connection = True  # without a header that announces it
+
+    loopback.routes["POST /x"] = last_words
+
+    assert client.post("/x", {}) == 1
+    time.sleep(0.1)
+    assert client.post("/x", {}) == 2
+
+
 def test_a_server_that_hangs_is_given_up(loopback, connect):
     release = threading.Event()
     loopback.routes["POST /x"] = lambda call, handler: release.wait(10) and None

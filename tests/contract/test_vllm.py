@@ -832,3 +832,101 @@ def test_settings_of_another_shape_are_left_out(server, connect):
     assert facts.semantic == {"model": "tiny", "hf_overrides": "{}"}
     assert facts.numeric == {"head_dtype": "model"}
     assert json.dumps(facts.digests())
+
+
+# A server that does not stay the same
+
+
+def test_a_server_started_anew_with_other_settings_shows_them(server, connect):
+    backend = connect()
+    before = backend.fingerprint()
+    assert backend.fingerprint() == before
+
+    server.info["vllm_config"]["model_config"]["dtype"] = "torch.bfloat16"
+
+    assert backend.fingerprint().numeric["dtype"] == "bfloat16"
+    assert backend.fingerprint().digest != before.digest
+
+
+@pytest.mark.parametrize("after", ["two", "one"])
+def test_a_server_started_anew_with_the_same_settings_is_known_by_its_number(server, connect, after):
+    server.info["vllm_config"]["instance_id"] = "one"
+    backend = connect()
+    before = backend.fingerprint()
+
+    server.info["vllm_config"]["instance_id"] = after
+
+    assert (backend.fingerprint().digest == before.digest) is (after == "one")
+    assert connect().fingerprint() == before, "the number itself is no fact: it is another in every run"
+
+
+def test_a_server_started_anew_with_another_model_is_refused_in_its_own_words(server, connect):
+    backend = connect()
+    words = "The model `tiny` does not exist."
+    server.routes["POST /v1/completions"] = lambda call, handler: (404, {"error": {"message": words}})
+
+    with pytest.raises(EngineRefused, match=words):
+        backend.generate([ask(1)])
+
+
+def breaks_off(call, handler):
+    handler.send_response(200)
+    handler.send_header("content-length", "5000")
+    handler.end_headers()
+    handler.wfile.write(b'{"choices": [{"index": 0, "token_ids": [1')
+    handler.close_connection = True
+
+
+def test_a_server_that_dies_in_the_middle_of_an_answer_is_not_asked_for_it_again(server, connect):
+    """A completion that was asked for twice would be two samples, of which one is thrown away by its fate."""
+    backend = connect()
+    complete = server.complete
+    server.routes["POST /v1/completions"] = lambda call, handler: (
+        breaks_off(call, handler) if call.body["prompt"] == [2] else complete(call, handler)
+    )
+
+    with pytest.raises(EngineUnreachable, match="broke off") as caught:
+        backend.generate([ask(1), ask(2)])
+
+    assert "check that the server runs" in str(caught.value)
+    sent = [call for call in server.calls if call.path == "/v1/completions"]
+    assert [call.body["prompt"] for call in sent].count([2]) == 1
+
+
+def test_a_server_that_is_back_is_used_again(server, connect):
+    backend = connect()
+    complete = server.complete
+    server.routes["POST /v1/completions"] = lambda call, handler: (503, {"error": "starting"})
+    with pytest.raises(EngineUnreachable, match="no engine behind it now"):
+        backend.generate([ask(1)])
+    server.routes["POST /v1/completions"] = complete
+
+    assert len(one(backend, ask(1)).completions) == 1
+
+
+def test_a_busy_server_is_waited_for_as_long_as_it_asks(server, connect):
+    backend = connect()
+    complete, times = server.complete, []
+
+    def busy_once(call, handler):
+        times.append(time.monotonic())
+        return (
+            handler.send(429, {"error": "busy"}, retry_after="0.3")
+            if len(times) == 1
+            else complete(call, handler)
+        )
+
+    server.routes["POST /v1/completions"] = busy_once
+
+    assert len(one(backend, ask(1)).completions) == 1
+    assert times[1] - times[0] >= 0.3
+
+
+def test_a_key_that_is_no_longer_taken_names_the_setting(server, connect):
+    backend = connect(api_key="old")
+    server.routes["POST /v1/completions"] = lambda call, handler: (401, {"error": "Unauthorized"})
+
+    with pytest.raises(EngineRefused, match="api_key_env") as caught:
+        backend.generate([ask(1)])
+
+    assert "old" not in str(caught.value)

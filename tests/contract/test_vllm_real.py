@@ -257,8 +257,9 @@ def test_the_server_tokenizes_as_the_tokenizer_does(backend, weights):
 
 
 def test_refusals_carry_the_servers_words(backend):
-    with pytest.raises(EngineRefused, match="512 is out of vocabulary"):
-        backend.generate([ask(512)])
+    # Not 512, the first that the model does not have: 0.28 lets it through, and its engine dies of it.
+    with pytest.raises(EngineRefused, match="600 is out of vocabulary"):
+        backend.generate([ask(600)])
     with pytest.raises(EngineRefused, match="max allowed: 20"):
         backend.generate([ask(5, logprobs=21)])
     with pytest.raises(InvalidPrompt, match="max_model_len=1024"):

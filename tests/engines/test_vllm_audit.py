@@ -199,10 +199,11 @@ def assert_the_same_policy(record: VerdictRecord) -> None:
 def assert_every_bit_equal(record: VerdictRecord) -> None:
     """In a batch, repeated, out of the cache, and as a prompt."""
     assert record.causes == ()
-    for name in ("repeat", "batch", "cache", "prefill-decode"):
+    # Six requests of eight tokens; half of them are repeated.
+    for name, tokens in {"repeat": 24, "batch": 48, "cache": 48, "prefill-decode": 48}.items():
         asked = probe(record, name)
         assert (asked.status, asked.vacuous) == (Outcome.PASS, False), name
-        assert (measured(record, name, "tokens"), measured(record, name, "differing")) == (128, 0), name
+        assert (measured(record, name, "tokens"), measured(record, name, "differing")) == (tokens, 0), name
     assert measured(record, "cache", "cached_tokens") > 0
 
 
@@ -281,6 +282,16 @@ def test_split_attention_is_listed_and_does_not_gate(audit: Audit) -> None:
     assert "path/prefill-decode" in listed
     assert measured(record, "batch", "differing") > 0
     assert measured(record, "repeat", "differing") == 0
+
+
+@served_by(HEALTHY)
+def test_another_model_behind_the_address_is_said_so(audit: Audit) -> None:
+    """It has as many tokens and the same tokenizer: nothing that the server shows tells."""
+    record = audit("model.path=testbed:llama")
+
+    assert principal(record).cause == "weights/other-model"
+    assert [cause.cause for cause in record.causes if cause.gating] == ["weights/other-model"]
+    assert probe(record, "tokenizer").evidence["differing"] == 0
 
 
 @served_by(HEALTHY)

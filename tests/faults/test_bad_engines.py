@@ -219,7 +219,7 @@ def unreadable(code: str, message: str) -> Callable[[Request, Answer], Answer]:
         (told(lambda v: np.full_like(v, v[0])), Outcome.FAIL, ""),
         (told(lambda v: v[::-1]), Outcome.FAIL, ""),
         (shown(token_ids=lambda c: tuple((t + 1) % 512 for t in c.token_ids)), Outcome.FAIL, ""),
-        (shown(token_ids=lambda c: tuple(t + 9000 for t in c.token_ids)), Outcome.INCONCLUSIVE, "512 tokens"),
+        (shown(token_ids=lambda c: tuple(t + 9000 for t in c.token_ids)), Outcome.FAIL, "512 tokens"),
         (shown(prompt_token_ids=lambda c: (*c.prompt_token_ids[::-1], 9)), Outcome.FAIL, "prompt"),
         (shown(prompt_token_ids=lambda c: (99999,)), Outcome.INCONCLUSIVE, "512 tokens"),
         (
@@ -383,3 +383,55 @@ def test_a_run_whose_engine_died_goes_on_where_it_was(
     second = audit(Counting(raw(healthy)), TWO_BATCHES)
     assert conclusion(second) == conclusion(uninterrupted[1])
     assert sum(request.sampling.n for request in asked) == 40 - kept
+
+
+# --- engines that are somebody else -----------------------------------------------------------------------------
+
+
+def other_weights(healthy: ReferenceBackend, scratch: Path, share: float) -> Path:
+    """The model's own checkpoint, with every tensor moved by noise of this share of its spread."""
+    import torch
+
+    from zerodrift import models
+    from zerodrift.audit.perturb import write_checkpoint
+
+    model = models.load(SPEC, dtype="float32")
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(share * parameter.std() * noise)
+    return write_checkpoint(model, models.materialise(SPEC, scratch / "model"), scratch / f"other-{share:g}")
+
+
+@pytest.mark.parametrize("model", ["testbed:qwen2", "testbed:mistral"])
+def test_another_model_behind_the_address_is_said_so(audit: Audit, model: str) -> None:
+    """Same vocabulary, same tokenizer: only what it says tells."""
+    record = audit(ReferenceBackend(model, dtype="float32"))
+    assert record.verdict is Outcome.FAIL
+    assert [cause.cause for cause in record.causes if cause.gating] == ["weights/other-model"]
+    assert "which no rounding does" in record.causes[0].evidence
+    assert not any(cause.cause.startswith("semantic/") for cause in record.causes), (
+        "no hint at what it is not"
+    )
+
+
+def test_another_checkpoint_of_the_model_is_no_rounding_and_no_other_model(
+    audit: Audit, healthy: ReferenceBackend, tmp_path: Path
+) -> None:
+    engine = ReferenceBackend(other_weights(healthy, tmp_path, 0.1), dtype="float32")
+    record = audit(engine)
+    assert record.verdict is Outcome.FAIL
+    assert [cause.cause for cause in record.causes if cause.gating] == ["unexplained"]
+
+
+@pytest.mark.parametrize("share", [1e-3, 0.1], ids=["a step", "fine-tuned"])
+def test_an_update_tells_that_the_weights_were_others(
+    audit: Audit, healthy: ReferenceBackend, tmp_path: Path, share: float
+) -> None:
+    engine = ReferenceBackend(other_weights(healthy, tmp_path, share), dtype="float32")
+    (tmp_path / "run").mkdir()
+    record = audit(engine, checkpoint=tmp_path / "model", directory=tmp_path / "run")
+    assert record.verdict is Outcome.FAIL
+    assert [cause.cause for cause in record.causes if cause.gating] == ["weights/stale"]
+    assert "ran others before" in record.causes[0].evidence

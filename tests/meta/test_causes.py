@@ -20,11 +20,12 @@ def test_a_cause_is_complete(cause: Cause) -> None:
 
 VOCABULARY = {
     Layer.SEMANTIC: "raw-logprobs temperature truncation-mass penalty logit-bias generation-config off-by-one "
-    "wrong-token nonfinite bos template retokenised eos seed misbound-output sampling-bias",
+    "wrong-token nonfinite bos template tokenizer retokenised eos seed misbound-output sampling-bias",
     Layer.PATH: "head-precision body-precision weight-quantisation kv-precision routing parallelism spec-decode "
     "batch-variance prefill-decode chunked-prefill prefix-cache preemption rope window context-boundary "
     "nondeterminism",
-    Layer.WEIGHTS: "stale partial swapped dtype tied-head buffer torn version-label stale-prefix-cache replica lora",
+    Layer.WEIGHTS: "stale other-model partial swapped dtype tied-head buffer torn version-label stale-prefix-cache "
+    "replica lora",
     Layer.TRAINER: "packing autocast micro-batch positions",
     Layer.OBJECTIVE: "staleness sequence-ratio reward-misbound",
 }

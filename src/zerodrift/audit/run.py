@@ -12,22 +12,22 @@ import msgspec
 import numpy as np
 
 from zerodrift.audit import verdict as judging
+from zerodrift.audit.again import Again
 from zerodrift.audit.counterfactual.binding import find_misbound
+from zerodrift.audit.counterfactual.kinship import find_unrelated
 from zerodrift.audit.diagnose import Suspect, diagnose
 from zerodrift.audit.floor import ROUNDED_IN, Floor, measure_floor, some_of
 from zerodrift.audit.measure import Measurement, Observed, TokenTable, measure, tabulate
-from zerodrift.audit.observe import BATCH, observe
+from zerodrift.audit.observe import observe
 from zerodrift.audit.probes.contract import contract, readable
-from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, greedy, parity, sampling_cause
+from zerodrift.audit.probes.identity import smaller_vocabulary, tokenizer
+from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, greedy, parity
 from zerodrift.audit.probes.result import ProbeResult, found, not_judged
-from zerodrift.audit.reduce import reduce
-from zerodrift.audit.replay import Replay
-from zerodrift.audit.rungs import Rungs
+from zerodrift.audit.rungs import Rungs, guarded
 from zerodrift.audit.setup import Setup
 from zerodrift.audit.shape import describe, shape
-from zerodrift.backends.base import Capability
 from zerodrift.core.completion import EngineFingerprint
-from zerodrift.core.errors import EngineError, InvalidValue, ZerodriftError
+from zerodrift.core.errors import EngineError, EngineRefused, InvalidValue
 from zerodrift.records.case import Case
 from zerodrift.records.directory import ROLLOUTS
 from zerodrift.records.rollout import Rollout
@@ -67,24 +67,26 @@ class Audit(Setup):
             fidelity_result.record.status,
         ):
             causes = self._diagnose(measurements, table, floor, gates, rng)
-        if len(measurements) > 1 and fidelity_result.record.status is Outcome.FAIL and not causes:
-            # Numbers are right, samples are not, and no account of the sampler says how.
-            says = fidelity_result.record.says
-            causes = (found(sampling_cause(fidelity_result), self.engine.name, "sampling", says),)
+            causes = causes or judging.by_samples_alone(fidelity_result, self.engine.name)
         rungs = Rungs(self, gates)
         about_itself = rungs.consistency(semantic=any(c.cause.startswith("semantic/") for c in causes))
         # Where no Δ could be compared, nothing that the engine says of itself is known to be as large.
         mean = float(parity_result.record.evidence.get("mean", math.inf))
         causes, about_itself = judging.reconcile(causes, about_itself, mean, gates.mean)
-        results += about_itself
-        results += rungs.given()
-        results += rungs.asked_for(measurements, rollouts)
+        results += [*about_itself, *rungs.given()]
+        # Before an update: some engines show the digest of their weights as a setting.
+        results += self._unchanged(fingerprint)
+        worst = answered[max(range(len(measurements)), key=lambda number: _size(measurements[number]))].index
+        again = Again(self.engine, self.reference, gates, self.requests(), worst)
+        asked = rungs.asked_for(measurements, rollouts, causes)
+        causes = judging.decided_by_update(causes, asked, again.is_right, self.engine.name)
+        results += asked
         conclusion = judging.conclude(results, causes)
         audited = self._audited(fingerprint, conclusion, results, floor, table, gates._asdict(), measurements)
         if parity_result.record.status is not Outcome.FAIL:
             return audited
-        worst = max(range(len(measurements)), key=lambda number: _size(measurements[number]))
-        return audited.with_case(self._smallest(answered[worst].index, gates))
+        self.progress.stage("reduce")
+        return audited.with_case(again.smallest())
 
     def _fingerprint(self) -> EngineFingerprint:
         """Asked before anything else: an engine that dies later was still this one."""
@@ -93,16 +95,32 @@ class Audit(Setup):
         except EngineError:
             return EngineFingerprint(engine=self.engine.name, semantic={}, numeric={}, deployment={})
 
+    def _unchanged(self, fingerprint: EngineFingerprint) -> list[ProbeResult]:
+        """An engine that was started anew in between is two engines, and no verdict is about either."""
+        now = self._fingerprint()
+        # One that no longer answers shows nothing, and was reported by the probe that it did not survive.
+        if now.digest == fingerprint.digest or not (now.semantic or now.numeric):
+            return []
+        says = "the engine was started anew, or got other settings, during the audit: audit it again"
+        return [not_judged("settings", says, required=True)]
+
     def _ask(self) -> tuple[list[ProbeResult], list[Rollout]]:
         self.progress.stage("sample")
+        facts = self.reference.facts
         try:
             rollouts = observe(
                 self.engine, self.requests(), "parity", self.directory / ROLLOUTS, self.progress.step
             )
         except (EngineError, InvalidValue) as error:
-            return [not_judged("contract", f"the engine failed: {error}", required=True)], []
-        rollouts = [readable(rollout, self.reference.facts.vocab_size) for rollout in rollouts]
-        return [contract(rollouts, self.engine.name, self.reference.facts)], rollouts
+            failed = not_judged("contract", f"the engine failed: {error}", required=True)
+            if isinstance(error, EngineRefused) and (
+                cause := smaller_vocabulary(self.engine, facts.vocab_size)
+            ):
+                failed = ProbeResult(failed.record, (cause,))
+            return [failed], []
+        rollouts = [readable(rollout, facts.vocab_size) for rollout in rollouts]
+        same = guarded("tokenizer", lambda: tokenizer(self.engine, self.reference))
+        return [contract(rollouts, self.engine.name, facts), same], rollouts
 
     def _floor(self, observed: Sequence[Observed]) -> Floor:
         passages = [item.passage for item in observed]
@@ -129,24 +147,10 @@ class Audit(Setup):
             swap = find_misbound(self.reference.teacher, measurements, gates)
             if swap is not None:
                 return (found("semantic/misbound-output", self.engine.name, "attribution", swap),)
+            teacher, stops = self.reference.teacher, self.reference.facts.eos_token_ids
+            if (unrelated := find_unrelated(teacher, measurements, stops)) is not None:
+                return (found("weights/other-model", self.engine.name, "attribution", unrelated),)
         return judging.attributed(attribution, self.engine.name, describe(shape(table)))
-
-    def _smallest(self, index: int, gates: Gates) -> Case | None:
-        """The request with this index, made as small as it can be without its answer becoming right."""
-        self.progress.stage("reduce")
-        if Capability.SEED not in self.engine.capabilities:
-            return None
-        requests = self.requests()
-        first = index - index % BATCH
-        company = [each for each in requests[first : first + BATCH] if each != requests[index]]
-        # Twice the gate for nine in ten: the worst of 2,042 healthy tokens in fp32 was at a third of it.
-        limit = 2 * gates.p90
-        try:
-            replay = Replay(self.engine, self.reference, limit)
-            smallest = reduce((requests[index], *company), replay.first_bad)
-        except ZerodriftError:
-            return None
-        return None if smallest is None else Case(requests=smallest, limit=limit)
 
     def _audited(  # noqa: PLR0913 - the parts of a verdict
         self,

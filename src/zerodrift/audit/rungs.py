@@ -21,6 +21,7 @@ from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult, not_judged
 from zerodrift.audit.probes.rewards import rewards
 from zerodrift.audit.probes.sync import LEAST_SIGNAL, Update, weight_sync
+from zerodrift.audit.probes.sync import NAME as WEIGHT_SYNC
 from zerodrift.audit.probes.trainer import trainer
 from zerodrift.audit.setup import Setup
 from zerodrift.audit.tasks import rewarded
@@ -30,7 +31,7 @@ from zerodrift.core.errors import CapabilityMissing, EngineError, InvalidPrompt,
 from zerodrift.core.request import Request
 from zerodrift.records.directory import REFERENCE
 from zerodrift.records.rollout import Rollout
-from zerodrift.records.verdict import Outcome
+from zerodrift.records.verdict import CauseFound, Outcome
 
 GIVEN_SEQUENCES = 8
 MOVED_PROMPTS = 4
@@ -66,7 +67,7 @@ class Rungs:
             probes.append(("prefill-decode", itself.prefill_decode))
         results = []
         for number, (name, probe) in enumerate(probes):
-            results.append(self._guard(name, probe))
+            results.append(guarded(name, probe))
             self.setup.progress.step(number + 1, len(probes))
         if all(result.record.status is Outcome.INCONCLUSIVE for result in results):
             # Each may be missing for a good reason; an engine of which nothing is known is not passed.
@@ -78,11 +79,11 @@ class Rungs:
         """Parity the other way round, on fresh samples of the reference or on recorded ones."""
         self.setup.progress.stage("given tokens")
         if self.setup.baseline is None:
-            return [self._guard("given-tokens", self._sampled_by_the_reference)]
+            return [guarded("given-tokens", self._sampled_by_the_reference)]
         header, given = self.setup.baseline.header, recorded_in(self.setup.baseline.rows)
         return [
             same_reference(self.setup.reference, header, given, self.gates),
-            self._guard("given-tokens", lambda: given_tokens(self.setup.engine, given, self.gates)),
+            guarded("given-tokens", lambda: given_tokens(self.setup.engine, given, self.gates)),
         ]
 
     def _sampled_by_the_reference(self) -> ProbeResult:
@@ -96,14 +97,14 @@ class Rungs:
         return given_tokens(self.setup.engine, sampled_by(self.setup.reference, requests), self.gates)
 
     def asked_for(
-        self, measurements: Sequence[Measurement], rollouts: Sequence[Rollout]
+        self, measurements: Sequence[Measurement], rollouts: Sequence[Rollout], causes: Sequence[CauseFound]
     ) -> list[ProbeResult]:
         """What is asked only where the user brings a trainer, a checkpoint to update to, or a task."""
         results = []
         if self.setup.trainer is not None:
             results.append(self._asked("trainer", lambda: self._trainer(measurements)))
         if self.setup.checkpoint is not None:
-            results.append(self._asked("weight-sync", self._sync))
+            results.append(self._asked(WEIGHT_SYNC, lambda: self._sync(causes)))
         if self.setup.task is not None:
             results.append(self._asked("rewards", lambda: self._rewards(rollouts)))
         return results
@@ -114,11 +115,14 @@ class Rungs:
         sequences = [item.observed.completion.sequence for item in measurements]
         return trainer(self.setup.trainer, self.setup.reference, sequences, self.gates)
 
-    def _sync(self) -> ProbeResult:
+    def _sync(self, causes: Sequence[CauseFound]) -> ProbeResult:
         assert self.setup.checkpoint is not None, "asked only with a checkpoint"
+        if any(cause.cause == "weights/other-model" for cause in causes):
+            # vLLM dies of tensors that it has no place for.
+            return not_judged(WEIGHT_SYNC, "the engine serves another model: nothing was pushed into it")
         # First: the model of an engine that takes no update may be no directory, and nothing is written beside it.
         need(self.setup.engine, Capability.LOAD_WEIGHTS, "it takes no update while it runs")
-        self.setup.progress.stage("weight-sync")
+        self.setup.progress.stage(WEIGHT_SYNC)
         requests = self.setup.probe_requests(self.setup.validation.seed + 1, SYNC_REQUESTS)
         model = self.setup.reference.model
         changed = perturbed(model, self.setup.validation.seed, lambda moved: self._moves(moved, requests))
@@ -154,21 +158,22 @@ class Rungs:
         except InvalidValue as error:
             return not_judged("rewards", str(error), required=True)
 
-    def _guard(self, name: str, probe: Callable[[], ProbeResult]) -> ProbeResult:
-        """A probe that the engine does not survive is not judged; the others still are, and none of it passes."""
-        began = time.monotonic()
-        try:
-            result = probe()
-        except CapabilityMissing as error:
-            result = not_judged(name, str(error))
-        except EngineError as error:
-            result = not_judged(name, f"the engine failed: {error}", required=True)
-        except ZerodriftError as error:
-            result = not_judged(name, str(error), required=True)
-        record = msgspec.structs.replace(result.record, seconds=round(time.monotonic() - began, 3))
-        return ProbeResult(record, result.causes)
-
     def _asked(self, name: str, probe: Callable[[], ProbeResult]) -> ProbeResult:
         """A probe that the user asked for: not judged is not passed."""
-        result = self._guard(name, probe)
+        result = guarded(name, probe)
         return ProbeResult(msgspec.structs.replace(result.record, required=True), result.causes)
+
+
+def guarded(name: str, probe: Callable[[], ProbeResult]) -> ProbeResult:
+    """A probe that the engine does not survive is not judged; the others still are, and none of it passes."""
+    began = time.monotonic()
+    try:
+        result = probe()
+    except CapabilityMissing as error:
+        result = not_judged(name, str(error))
+    except EngineError as error:
+        result = not_judged(name, f"the engine failed: {error}", required=True)
+    except ZerodriftError as error:
+        result = not_judged(name, str(error), required=True)
+    record = msgspec.structs.replace(result.record, seconds=round(time.monotonic() - began, 3))
+    return ProbeResult(record, result.causes)

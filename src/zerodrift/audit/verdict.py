@@ -4,14 +4,15 @@ PASS needs every required probe answered and no gating cause. A probe that could
 not hold, makes a required question INCONCLUSIVE; an optional one is listed as not judged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from zerodrift.audit.attribute import Attribution, Finding
+from zerodrift.audit.probes.parity import sampling_cause
 from zerodrift.audit.probes.result import ProbeResult, found
-from zerodrift.core.cause import CAUSES
+from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.records.verdict import CauseFound, Outcome
 from zerodrift.stats.intervals import FEWEST_SEQUENCES
 
@@ -110,6 +111,29 @@ def reconcile(
             _regated(result, gating=gap > gate and not consequence) if result.causes else result
         )
     return causes, reconciled
+
+
+def by_samples_alone(fidelity: ProbeResult, engine: str) -> tuple[CauseFound, ...]:
+    """Numbers are right, samples are not, and no account of the sampler says how."""
+    if fidelity.record.status is not Outcome.FAIL:
+        return ()
+    return (found(sampling_cause(fidelity), engine, "sampling", fidelity.record.says),)
+
+
+def decided_by_update(
+    causes: tuple[CauseFound, ...], asked: Sequence[ProbeResult], is_right: Callable[[], bool], engine: str
+) -> tuple[CauseFound, ...]:
+    """The worst request `is_right` since the reference's own weights were pushed: other weights made it wrong.
+
+    A path outlives the weights, so no cause of the path stands against that. A meaning does: what a sampler does may
+    not show in the one request.
+    """
+    layers = {CAUSES[cause.cause].layer for cause in causes if cause.gating}
+    pushed = any(each.record.name == "weight-sync" and each.record.status is Outcome.PASS for each in asked)
+    if not pushed or not layers or not layers <= {Layer.PATH, Layer.NONE} or not is_right():
+        return causes
+    says = "pushing the reference's own weights made the difference go away: the engine ran others before"
+    return (found("weights/stale", engine, "attribution", says),)
 
 
 def _proves_more(cause: CauseFound, result: ProbeResult, mean: float) -> bool:

@@ -94,15 +94,20 @@ class VllmBackend:
         try:
             self.model, self.max_model_len = self._choose(model)
             self._info = self._read_info()
-            self._fingerprint = vllm_facts.fingerprint(self.model, self.max_model_len, self._info)
+            self._digest = vllm_facts.fingerprint(self.model, self.max_model_len, self._info).digest
             self.capabilities = self._probe()
         except BaseException:
             self.close()
             raise
 
     def fingerprint(self) -> EngineFingerprint:
-        """As read when we connected: vLLM cannot change its settings while it runs."""
-        return self._fingerprint
+        """As the server shows it now: one that was started anew has lost the weights that were pushed into it."""
+        now = self._read_info()
+        facts = vllm_facts.fingerprint(self.model, self.max_model_len, now)
+        if now is None or self._info is None or now.instance == self._info.instance:
+            return facts
+        restarted = {**facts.deployment, "started_anew": "since we connected"}
+        return msgspec.structs.replace(facts, deployment=restarted)
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
         """All requests in flight together, `concurrency` at a time. `sampling` is reported as it was asked for."""
@@ -112,7 +117,7 @@ class VllmBackend:
         answers = self._http.each(self._complete, requests)
         # A label that moved in between belongs to some of these tokens, and nobody can say to which.
         version = before if self._version() == before else UNKNOWN
-        context = vllm_wire.Context(vllm_facts.logprob_kind(self._info), version, self._fingerprint.digest)
+        context = vllm_wire.Context(vllm_facts.logprob_kind(self._info), version, self._digest)
         return [
             vllm_wire.read_answer(answer, request, context)
             for request, answer in zip(requests, answers, strict=True)

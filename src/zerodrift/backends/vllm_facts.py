@@ -93,6 +93,12 @@ class ServerInfo(msgspec.Struct):
         mode = _look_up(self.vllm_config, "model_config.logprobs_mode")
         return mode if isinstance(mode, str) else None
 
+    @property
+    def instance(self) -> str | None:
+        """Drawn anew at every start; None where the release does not show it."""
+        drawn = _look_up(self.vllm_config, "instance_id")
+        return drawn if isinstance(drawn, str) else None
+
 
 def logprob_kind(info: ServerInfo | None) -> LogprobKind:
     """What the server says that its logprobs are.

@@ -128,6 +128,13 @@ _SEMANTIC = (
         vllm='send "prompt" as token ids to /v1/completions',
     ),
     _cause(
+        "semantic/tokenizer",
+        "The engine makes other token ids of the same text than the trainer.",
+        "send token ids, or give the engine the trainer's tokenizer",
+        gating=False,
+        vllm='send "prompt" as token ids, or --tokenizer MODEL',
+    ),
+    _cause(
         "semantic/retokenised",
         "Tokens were decoded to text and encoded again; the ids are no longer those that were sampled.",
         "carry token ids from turn to turn; never decode and encode a history",
@@ -269,9 +276,16 @@ _PATH = (
 _WEIGHTS = (
     _cause(
         "weights/stale",
-        "The engine still runs older weights.",
+        "The engine runs other weights than the trainer's: older ones, or those of another checkpoint.",
         "deliver the update, and check it: compare logprobs after every sync",
         vllm='POST /collective_rpc {"method": "reload_weights", …}, then POST /reset_prefix_cache',
+    ),
+    _cause(
+        "weights/other-model",
+        "The engine serves another model than the reference, or has lost the weights of this one.",
+        "serve the checkpoint that the audit is given, or give the audit the one that is served",
+        vllm="--model MODEL; the name at /v1/models is only a label (--served-model-name)",
+        llama_cpp="--model with a file converted from MODEL",
     ),
     _cause(
         "weights/partial",

@@ -20,6 +20,7 @@
     │   ├── EngineUnreachable      engine/unreachable
     │   ├── EngineRefused          engine/refused
     │   ├── BadAnswer              engine/bad-answer
+    │   │   └── ForeignTokens      engine/foreign-tokens
     │   ├── CapabilityMissing      engine/capability-missing
     │   ├── QueueFull              engine/queue-full
     │   ├── UnknownRequest         engine/unknown-request
@@ -163,6 +164,12 @@ class BadAnswer(EngineError):
     """The engine answered with something that cannot be true."""
 
     code = "engine/bad-answer"
+
+
+class ForeignTokens(BadAnswer):
+    """Token ids came back that the reference's model does not have."""
+
+    code = "engine/foreign-tokens"
 
 
 class CapabilityMissing(EngineError):

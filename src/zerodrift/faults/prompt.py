@@ -87,6 +87,14 @@ def _retokenised(engine: Backend, *, visible: bool) -> Backend:
     return OtherPrompt(engine, through_text, visible=visible)
 
 
+class OtherTokenizer(FaultyBackend):
+    """Encodes text with a vocabulary in another order; ids that are sent stay as they are."""
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """As many ids as the right ones, and others."""
+        return tuple(token ^ 1 for token in self.inner.tokenize(text))
+
+
 PROMPT_FAULTS = (
     Fault(
         "semantic/bos",
@@ -133,6 +141,13 @@ PROMPT_FAULTS = (
         "prompt-visible",
         "Decodes and encodes every prompt, and shows the ids that came of it.",
         lambda engine: _retokenised(engine, visible=True),
+        (Need.TOKENIZER,),
+    ),
+    Fault(
+        "semantic/tokenizer",
+        "another-order",
+        "Makes other ids of text than the model's own tokenizer does.",
+        OtherTokenizer,
         (Need.TOKENIZER,),
     ),
 )

@@ -14,6 +14,7 @@ from zerodrift.core.errors import InvalidValue
 from zerodrift.faults.after_update import AFTER_UPDATE_FAULTS
 from zerodrift.faults.delivery import DELIVERY_FAULTS
 from zerodrift.faults.fault import Fault
+from zerodrift.faults.other_model import OTHER_MODEL_FAULTS
 from zerodrift.faults.position import POSITION_FAULTS
 from zerodrift.faults.precision import PRECISION_FAULTS
 from zerodrift.faults.prefix_cache import CACHE_FAULTS
@@ -27,6 +28,7 @@ FAULTS: Mapping[str, Fault] = {
     for fault in (
         *PRECISION_FAULTS,
         *POSITION_FAULTS,
+        *OTHER_MODEL_FAULTS,
         *AFTER_UPDATE_FAULTS,
         *CACHE_FAULTS,
         *DELIVERY_FAULTS,

@@ -18,6 +18,7 @@ from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import RecordError
 from zerodrift.records.directory import CONFIG, read_verdict
 from zerodrift.records.verdict import Outcome, VerdictRecord
+from zerodrift.view.same_requests import SameRequests, same_requests
 
 # FAIL is the worst: a run that could not judge found nothing wrong, and a failed one did.
 _BADNESS = {Outcome.PASS: 0, Outcome.INCONCLUSIVE: 1, Outcome.FAIL: 2}
@@ -91,6 +92,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Every statistic that either run has, equal ones included."""
     causes: tuple[StatusChange, ...]
     probes: tuple[StatusChange, ...]
+    answers: SameRequests | None = None
+    """None where the runs have no request in common, or did not keep them."""
 
     @property
     def worse(self) -> bool:
@@ -120,6 +123,7 @@ def compare_runs(before: Path, after: Path) -> Comparison:
         numbers=tuple(_numbers(old, new)),
         causes=_statuses(_causes(old), _causes(new)),
         probes=_statuses(_probes(old), _probes(new)),
+        answers=same_requests(before, after),
     )
 
 

@@ -15,6 +15,8 @@ from zerodrift.view.visible import visible
 MOST_FACTS = 3
 """More than that is a list, and the list stands above the sentence."""
 LONGEST_FACT = 60
+LEAST_SHARED = 16
+"""Tokens that both runs sampled, before equal bits among them say something."""
 
 
 def explain(comparison: Comparison) -> str:
@@ -75,6 +77,11 @@ def _reasons(comparison: Comparison, part: Part) -> str:
             "the numbers are computed another way ({facts}), but rounding does not make "
             f"{visible(beyond)}: look for a setting that the engine does not tell."
         )
+    if part is Part.NUMERIC and _other_draws(comparison):
+        return (
+            "the engine is another ({facts}), and gives the same tokens the same logprobs to the last bit: what "
+            "changed is which tokens a seed draws."
+        )
     return {
         Part.SEMANTIC: "the numbers mean something else ({facts}), which likely explains it: settle that first.",
         Part.QUESTIONS: "other questions were asked ({facts}), which likely explains it: ask both runs the same.",
@@ -82,6 +89,14 @@ def _reasons(comparison: Comparison, part: Part) -> str:
         Part.DEPLOYMENT: "only the deployment differs ({facts}), which must change nothing: look at batching, "
         "scheduling and determinism.",
     }[part]
+
+
+def _other_draws(comparison: Comparison) -> bool:
+    """Other tokens are all that the answers to the same requests differ in."""
+    answers = comparison.answers
+    if answers is None or comparison.worse or answers.same_tokens == answers.samples:
+        return False
+    return answers.shared_tokens >= LEAST_SHARED and not answers.differing
 
 
 def _beyond_rounding(comparison: Comparison) -> str | None:

@@ -71,6 +71,10 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             console.print(Text(title, style="dim"))
             console.print(table)
             console.print()
+    if comparison.answers is not None:
+        console.print(Text("answers to the same requests", style="dim"))
+        console.print(Text(f"  {comparison.answers.says}"))
+        console.print()
     console.print(Text(explain(comparison)))
 
 

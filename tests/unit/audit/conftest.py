@@ -18,7 +18,8 @@ from zerodrift.core.completion import Answer, Completion, EngineFingerprint, Fin
 from zerodrift.core.request import Request, SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
 
-EVERYTHING = frozenset(Capability)
+EVERYTHING = frozenset(Capability) - {Capability.TOKENIZE}
+"""But text: a script has token ids only."""
 
 
 def complete(

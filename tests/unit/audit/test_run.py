@@ -12,7 +12,7 @@ import pytest
 from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult, answered
 from zerodrift.audit.run import Audit, Audited
-from zerodrift.audit.rungs import Rungs
+from zerodrift.audit.rungs import Rungs, guarded
 from zerodrift.backends.base import Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
@@ -21,6 +21,7 @@ from zerodrift.core.completion import Answer, Completion, EngineFingerprint
 from zerodrift.core.errors import (
     BadAnswer,
     CapabilityMissing,
+    EngineRefused,
     EngineUnreachable,
     InvalidPrompt,
     RecordError,
@@ -115,9 +116,21 @@ def test_an_engine_without_a_fingerprint_is_still_judged(
     assert audited.record.engine.engine == "scripted"
 
 
-@pytest.mark.parametrize("where", ["prompt_token_ids", "token_ids"])
+@pytest.mark.parametrize(
+    ("where", "verdict", "causes"),
+    [
+        ("prompt_token_ids", Outcome.INCONCLUSIVE, []),
+        # What is sampled comes from the engine's own vocabulary.
+        ("token_ids", Outcome.FAIL, ["weights/other-model"]),
+    ],
+)
 def test_ids_that_the_model_does_not_have(
-    audit: Callable[..., Audit], scripted: Engine, honest: Callable[[Request], Completion], where: str
+    audit: Callable[..., Audit],
+    scripted: Engine,
+    honest: Callable[[Request], Completion],
+    where: str,
+    verdict: Outcome,
+    causes: list[str],
 ) -> None:
     def answer(request: Request, number: int) -> Answer:
         sound = honest(request)
@@ -126,11 +139,41 @@ def test_ids_that_the_model_does_not_have(
 
     engine = scripted(answer, capabilities=frozenset())
     audited = audit(engine).run()
-    assert audited.record.verdict is Outcome.INCONCLUSIVE
+    assert audited.record.verdict is verdict
+    assert [cause.cause for cause in audited.record.causes] == causes
     contract = probe(audited, "contract")
     assert contract.evidence == {"completions": 0, "unreadable": 4}
     assert "5000" in contract.says
     assert "512 tokens" in contract.says
+
+
+def test_an_engine_that_does_not_know_the_models_last_tokens(
+    audit: Callable[..., Audit], scripted: Engine, honest: Callable[[Request], Completion]
+) -> None:
+    def answer(request: Request, number: int) -> Answer:
+        if max(request.prompt.token_ids) >= 12:
+            raise EngineRefused("400: Token id 13 is out of vocabulary")
+        return Answer((honest(request),))
+
+    audited = audit(scripted(answer, capabilities=frozenset())).run()
+    assert audited.record.verdict is Outcome.FAIL
+    assert [cause.cause for cause in audited.record.causes] == ["weights/other-model"]
+    assert "out of vocabulary" in probe(audited, "contract").says
+
+
+def test_an_engine_that_is_started_anew_with_other_settings_is_not_judged(
+    audit: Callable[..., Audit], scripted: Engine, honest: Callable[[Request], Completion]
+) -> None:
+    engine = scripted(lambda request, number: Answer((honest(request),)), capabilities=frozenset())
+    facts = [
+        EngineFingerprint(engine="reference", semantic={}, numeric={"dtype": dtype}, deployment={})
+        for dtype in ("float32", "bfloat16")
+    ]
+    engine.fingerprint = lambda: facts.pop(0)
+    audited = audit(engine).run()
+    assert audited.record.verdict is Outcome.INCONCLUSIVE
+    assert "started anew" in probe(audited, "settings").says
+    assert probe(audited, "settings").required
 
 
 def test_few_tokens_are_inconclusive_and_every_question_is_listed(
@@ -151,6 +194,7 @@ def test_few_tokens_are_inconclusive_and_every_question_is_listed(
     assert audited.record.verdict is Outcome.INCONCLUSIVE
     assert [record.name for record in audited.record.probes] == [
         "contract",
+        "tokenizer",
         "parity",
         "sampling",
         "repeat",
@@ -302,9 +346,9 @@ GATES = Gates(1e-5, 2.5e-5, 1e-6, 2.0)
 
 
 def test_a_probe_that_answers_is_timed(audit: Callable[..., Audit], scripted: Engine) -> None:
-    guarded = Rungs(audit(scripted(None)), GATES)._guard("x", lambda: answered("x", Outcome.PASS, "fine"))
-    assert guarded.record.status is Outcome.PASS
-    assert guarded.record.seconds >= 0.0
+    result = guarded("x", lambda: answered("x", Outcome.PASS, "fine"))
+    assert result.record.status is Outcome.PASS
+    assert result.record.seconds >= 0.0
 
 
 @pytest.mark.parametrize(
@@ -324,10 +368,10 @@ def test_a_probe_that_the_engine_does_not_survive_is_not_judged(
     def fail() -> ProbeResult:
         raise error
 
-    guarded = Rungs(audit(scripted(None)), GATES)._guard("x", fail)
-    assert guarded.record.status is Outcome.INCONCLUSIVE
-    assert guarded.record.required is required
-    assert str(error) in guarded.record.says
+    result = guarded("x", fail)
+    assert result.record.status is Outcome.INCONCLUSIVE
+    assert result.record.required is required
+    assert str(error) in result.record.says
 
 
 def test_a_mistake_of_our_own_is_not_hidden(audit: Callable[..., Audit], scripted: Engine) -> None:
@@ -335,7 +379,7 @@ def test_a_mistake_of_our_own_is_not_hidden(audit: Callable[..., Audit], scripte
         raise KeyError("ours")
 
     with pytest.raises(KeyError):
-        Rungs(audit(scripted(None)), GATES)._guard("x", fail)
+        guarded("x", fail)
 
 
 def consistency(audit: Audit) -> list[ProbeResult]:

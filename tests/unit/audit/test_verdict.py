@@ -6,7 +6,7 @@ import pytest
 
 from zerodrift.audit.attribute import Attribution, Finding
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
-from zerodrift.audit.verdict import SIZE_ONLY, attributed, conclude, reconcile
+from zerodrift.audit.verdict import SIZE_ONLY, attributed, conclude, decided_by_update, reconcile
 from zerodrift.core.cause import CAUSES
 from zerodrift.records.verdict import CauseFound, Outcome
 
@@ -296,3 +296,36 @@ def test_records_are_copied_not_changed() -> None:
     copy = msgspec.json.encode(before.record)
     reconcile((cause(RAW),), [before], 0.1, GATE)
     assert msgspec.json.encode(before.record) == copy
+
+
+# --- an update decides ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("causes", "update", "right", "named"),
+    [
+        ((UNNAMED,), passed("weight-sync"), True, "weights/stale"),
+        # A path outlives the weights, so it was not the path.
+        ((BY_SIZE,), passed("weight-sync"), True, "weights/stale"),
+        ((cause(ROPE), cause(RAW, gating=False)), passed("weight-sync"), True, "weights/stale"),
+        # Wrong all the same, with the right weights.
+        ((UNNAMED,), passed("weight-sync"), False, "unexplained"),
+        # The update itself went wrong, or could not be made: nothing is known of the weights before.
+        ((UNNAMED,), failed("weight-sync"), True, "unexplained"),
+        ((UNNAMED,), not_judged("weight-sync", "cannot"), True, "unexplained"),
+        ((cause(RAW),), passed("weight-sync"), True, RAW),
+        ((), passed("weight-sync"), True, None),
+    ],
+)
+def test_what_goes_away_with_the_right_weights_was_the_weights(
+    causes: tuple[CauseFound, ...], update: ProbeResult, right: bool, named: str | None
+) -> None:
+    found_now = decided_by_update(causes, [update], lambda: right, "vllm")
+    assert (found_now[0].cause if found_now else None) == named
+
+
+def test_the_engine_is_not_asked_again_where_nothing_hangs_on_it() -> None:
+    def never() -> bool:
+        raise AssertionError("asked")
+
+    assert decided_by_update((), [passed("weight-sync")], never, "vllm") == ()

@@ -5,6 +5,7 @@ import pytest
 from zerodrift.records.verdict import Outcome
 from zerodrift.view.comparison import Comparison, FactChange, NumberChange, Part, StatusChange
 from zerodrift.view.explanation import explain
+from zerodrift.view.same_requests import SameRequests
 
 
 def fact(part: Part, name: str = "dtype", before: str | None = "a", after: str | None = "b") -> FactChange:
@@ -73,6 +74,26 @@ def test_rounding_does_not_explain_causes_of_other_layers(cause: str, beyond: bo
     sentence = explain(comparison(fact(Part.NUMERIC), causes=causes))
     assert (f"rounding does not make {cause}" in sentence) is beyond
     assert ("explains it as rounding" in sentence) is not beyond
+
+
+@pytest.mark.parametrize(
+    ("answers", "verdict", "draws"),
+    [
+        ({}, Outcome.PASS, True),
+        # As many tokens as one would have by chance, another number, the same tokens throughout, a worse verdict.
+        ({"shared_tokens": 15}, Outcome.PASS, False),
+        ({"differing": 1}, Outcome.PASS, False),
+        ({"same_tokens": 64}, Outcome.PASS, False),
+        ({}, Outcome.FAIL, False),
+    ],
+)
+def test_other_tokens_with_the_same_numbers_are_no_rounding(
+    answers: dict[str, int], verdict: Outcome, draws: bool
+) -> None:
+    seen = {"samples": 64, "same_tokens": 0, "shared_tokens": 48, "differing": 0} | answers
+    found = comparison(fact(Part.NUMERIC), verdict_after=verdict, answers=SameRequests(**seen, largest=0.0))
+    assert ("what changed is which tokens a seed draws" in explain(found)) is draws
+    assert ("explains it as rounding" in explain(found)) is not draws
 
 
 def test_equal_fingerprints_explain_nothing() -> None:

@@ -13,6 +13,7 @@ from zerodrift.records.directory import read_verdict, write_verdict
 from zerodrift.records.verdict import Outcome
 from zerodrift.view.comparison import NumberChange, compare_runs
 from zerodrift.view.runs import RunSummary, State, list_runs
+from zerodrift.view.same_requests import SameRequests
 from zerodrift.view.tables import print_comparison, print_runs
 
 MOMENT = datetime(2026, 11, 15, 3, 10, tzinfo=UTC)
@@ -119,6 +120,14 @@ def test_two_runs_side_by_side(runs: dict[str, Path]) -> None:
     assert ["floor", "0.0041", "0.0041", "="] in rows
     (mean,) = [row for row in rows if row[:2] == ["mean", "|Δ|"]]
     assert mean[-2:] == ["×", "12.2"]
+
+
+def test_answers_to_the_same_requests_stand_behind_the_numbers(runs: dict[str, Path]) -> None:
+    answers = SameRequests(samples=2, same_tokens=1, shared_tokens=9, differing=0, largest=0.0)
+    found = msgspec.structs.replace(compare_runs(runs["passing"], runs["failing"]), answers=answers)
+    text = printed(found, width=120)
+    assert text.index("\nnumbers") < text.index("\nanswers to the same requests\n  1 of 2 samples")
+    assert "answers to" not in printed(msgspec.structs.replace(found, answers=None))
 
 
 def test_only_what_there_is_gets_a_table(runs: dict[str, Path]) -> None:

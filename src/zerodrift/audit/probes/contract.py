@@ -11,13 +11,16 @@ import msgspec
 
 from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous
 from zerodrift.core.completion import Completion, FinishReason, Problem
-from zerodrift.core.errors import BadAnswer
+from zerodrift.core.errors import BadAnswer, ForeignTokens, NonFinite
 from zerodrift.models.model_facts import ModelFacts
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, Outcome
 
 NAME = "contract"
-PROBLEM_CAUSES = {"value/non-finite": "semantic/nonfinite"}
+PROBLEM_CAUSES = {NonFinite.code: "semantic/nonfinite", ForeignTokens.code: "weights/other-model"}
+LEAST_FOREIGN = 0.5
+"""Share of samples with ids that the model does not have. A row of padding is drawn once in a while; another model's
+vocabulary shows in nearly all."""
 
 
 def readable(rollout: Rollout, vocab_size: int) -> Rollout:
@@ -26,7 +29,9 @@ def readable(rollout: Rollout, vocab_size: int) -> Rollout:
     if completion is None or (largest := max(completion.sequence)) < vocab_size:
         return rollout
     says = f"token id {largest} came back, but the model has {vocab_size} tokens"
-    return msgspec.structs.replace(rollout, completion=None, problem=Problem(BadAnswer.code, says))
+    sampled = max(completion.token_ids, default=0) >= vocab_size
+    code = ForeignTokens.code if sampled else BadAnswer.code
+    return msgspec.structs.replace(rollout, completion=None, problem=Problem(code, says))
 
 
 def contract(rollouts: Sequence[Rollout], engine: str, facts: ModelFacts) -> ProbeResult:
@@ -68,8 +73,11 @@ def _problems(rollouts: Sequence[Rollout], engine: str) -> list[CauseFound]:
             first = next(
                 r.problem.message for r in rollouts if r.problem is not None and r.problem.code == code
             )
+            share = count / len(rollouts)
+            if code == ForeignTokens.code and share < LEAST_FOREIGN:
+                continue
             says = f"{count} of {len(rollouts)} samples carry no usable logprob: {first}"
-            causes.append(found(PROBLEM_CAUSES[code], engine, NAME, says, explained=count / len(rollouts)))
+            causes.append(found(PROBLEM_CAUSES[code], engine, NAME, says, explained=share))
     return causes
 
 
