@@ -306,3 +306,14 @@ def test_an_engine_that_ignores_seeds_agrees_with_nothing(engine: Engine, gates:
     result = run(name, anew, gates)
     assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
     assert "the engine ignores seeds" in result.record.says
+
+
+@pytest.mark.parametrize("name", list(SECOND))
+def test_numbers_that_differ_before_tokens_part_are_a_finding(
+    engine: Engine, gates: Gates, name: str
+) -> None:
+    """A cache that is read wrongly changes the first logprob, and the second token."""
+    broken = engine(off_by(1e-3, SECOND[name]), lambda request, number: (7, 100 + number, 101, 102), **HITS)
+    result = run(name, broken, gates)
+    assert result.record.status is Outcome.FAIL
+    assert [cause.cause for cause in result.causes] == [CAUSE[name]]
