@@ -4,6 +4,8 @@ The checklist itself is replaced by one that ends as its model is called; what i
 """
 
 import json
+import shlex
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,7 +98,7 @@ def test_json_is_the_record(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(out)["status"] == "FAIL"
     assert json.loads(out) == json.loads(Path("here/preflight.json").read_bytes())
     assert err == "not recorded in h.jsonl: audit is FAIL\n"
-    assert read_preflight(Path("here")).reproduce.startswith("zerodrift ")
+    assert read_preflight(Path("here")).reproduce == shlex.join(["zerodrift", *sys.argv[1:]])
 
 
 def test_rewards_are_recorded_once_and_compared_the_next_time(
