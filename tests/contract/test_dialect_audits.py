@@ -43,6 +43,7 @@ def test_a_healthy_sglang_passes_and_takes_an_update(tmp_path: Path) -> None:
     assert (record.verdict, record.precision) == (Outcome.PASS, "fp32"), record.says
     told = outcomes(record)
     assert told.pop("cache") is Outcome.INCONCLUSIVE, "the peer knows no salts"
+    assert told.pop("tokenizer") is Outcome.INCONCLUSIVE, "the peer turns no text into ids"
     assert set(told.values()) == {Outcome.PASS}
     assert {"contract", "parity", "sampling", "repeat", "batch", "given-tokens", "weight-sync"} <= set(told)
 
