@@ -128,7 +128,7 @@ class Meaning(NamedTuple):
             return list(hidden_hypotheses(account, costs.total, expected))
         return [
             *shortlist(self.scouts, list(told_hypotheses(account, self.scouts.total, expected))),
-            *bias_hypotheses(account, costs.residual(account), costs.evaluator.tokens, costs.total),
+            *bias_hypotheses(account, costs.residual, costs.evaluator.tokens, costs.total),
         ]
 
 

@@ -95,7 +95,7 @@ def judge(chain: Callable[[Any], Any]) -> Callable[..., Attribution]:
                 return list(hidden_hypotheses(account, costs.total, expected))
             return [
                 *told_hypotheses(account, costs.total, expected),
-                *bias_hypotheses(account, costs.residual(account), costs.evaluator.tokens, costs.total),
+                *bias_hypotheses(account, costs.residual, costs.evaluator.tokens, costs.total),
             ]
 
         return attribute(costs, propose, np.random.default_rng(0))
