@@ -5,7 +5,7 @@ run in the precision that the engine is expected to have; the spread around the 
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.core.errors import ConfigError
 
 Floats = NDArray[np.float64]
+T = TypeVar("T")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 REPORT_EPSILON = 2.0**-24
@@ -75,10 +76,10 @@ def equivalent_teachers(model: Any, precision: str) -> list[Teacher]:
     ]
 
 
-def some_of(passages: Sequence[Passage]) -> Sequence[Passage]:
+def some_of(sequences: Sequence[T]) -> Sequence[T]:
     """As many as the floor is measured on, evenly from first to last."""
-    count = max(LEAST_SEQUENCES, len(passages) // SHARE)
-    return passages[:: max(1, len(passages) // count)]
+    count = max(LEAST_SEQUENCES, len(sequences) // SHARE)
+    return sequences[:: max(1, len(sequences) // count)]
 
 
 def measure_floor(

@@ -182,10 +182,10 @@ class Audit:
         return [contract(rollouts, self.engine.name, self.reference.facts)], rollouts
 
     def _floor(self, observed: Sequence[Observed]) -> Floor:
-        passages = [item.passage for item in observed]
-        return measure_floor(self.reference.model, some_of(passages), DTYPES[self.precision])
+        passages = [item.passage for item in some_of(observed)]
+        return measure_floor(self.reference.model, passages, DTYPES[self.precision])
 
-    def _measure(self, observed: Sequence[Observed]) -> list[Measurement]:
+    def _measure(self, observed: Sequence[Observed]) -> Sequence[Measurement]:
         self.progress.stage("score")
         stop_ids = self.reference.facts.eos_token_ids
         return measure(self.reference.teacher, observed, stop_ids, self.progress.step)
