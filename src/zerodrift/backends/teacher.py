@@ -138,10 +138,11 @@ class Teacher:
         """What `reduced` makes of the pieces of each sequence, end to end, in order."""
         parts: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
         following = 0
-        wanted = [len(ids) - start for ids, start in zip(sequences, starts, strict=True)]
+        missing = [len(ids) - start for ids, start in zip(sequences, starts, strict=True)]
         for piece in self.pieces(sequences, starts):
             parts[piece.sequence].append(reduced(piece))
-            while following < len(wanted) and sum(map(len, parts[following])) == wanted[following]:
+            missing[piece.sequence] -= len(piece.logits_TV)
+            while following < len(missing) and not missing[following]:
                 found = parts.pop(following)
                 yield found[0] if len(found) == 1 else torch.cat(found)
                 following += 1
