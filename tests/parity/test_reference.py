@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.backends.teacher import Layout, Teacher
+from zerodrift.backends.teacher import Layout, Piece, Teacher
 from zerodrift.core.completion import Answer, Completion, LogprobKind
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.models.testbed_config import CONFIGS, EOS_ID, VOCAB_SIZE
@@ -133,9 +133,9 @@ class ForgetsItsCache(Teacher):
 class OffByOne(Teacher):
     """The row of the token itself in place of the row before it."""
 
-    def logits(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[torch.Tensor]:
-        for logits_TV in super().logits(sequences, starts):
-            yield logits_TV.roll(-1, dims=0)
+    def pieces(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[Piece]:
+        for piece in super().pieces(sequences, starts):
+            yield piece._replace(logits_TV=piece.logits_TV.roll(-1, dims=0))
 
 
 class LooksAtPadding(Teacher):

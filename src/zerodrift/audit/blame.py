@@ -124,7 +124,7 @@ class Blame:
             since_in_words(sides),
         )
 
-    def _measure(self, rollouts: Sequence[RecordedRollout]) -> tuple[list[Measurement], Floor]:
+    def _measure(self, rollouts: Sequence[RecordedRollout]) -> tuple[Sequence[Measurement], Floor]:
         stop_ids = self.reference.facts.eos_token_ids
         observed = [observer(stop_ids)(rollout) for rollout in rollouts]
         self.progress.stage("score")

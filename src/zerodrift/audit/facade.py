@@ -197,7 +197,7 @@ class EquivalenceValidator:
 
     def _gate(self, observed: Sequence[Observed]) -> float:
         precision = self._precision or precision_of(self.engine.fingerprint())
-        passages = some_of([item.passage for item in observed])
+        passages = [item.passage for item in some_of(observed)]
         floor = measure_floor(self.reference.model, passages, ROUNDED_IN[precision])
         return gates_for(PROFILES[precision].gate, floor).mean
 

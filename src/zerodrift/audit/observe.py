@@ -28,7 +28,8 @@ def observe(
     source: str = "engine",
 ) -> list[Rollout]:
     """Every rollout of the plan, from the file where it is there already and from the engine where not."""
-    rollouts = _resume(path, requests, group)
+    ids: dict[int, int] = {}
+    rollouts = [_shared(each, requests[each.index], ids) for each in _resume(path, requests, group)]
     if rollouts:
         _check_same_engine(path, rollouts, engine.fingerprint().digest)
     known = {rollout.index for rollout in rollouts}
@@ -43,7 +44,7 @@ def observe(
                 for rollout in _rollouts(index, group, request, answer, source)
             ]
             writer.write(*fresh)
-            rollouts += fresh
+            rollouts += [_shared(each, each.request, ids) for each in fresh]
             progress(len(known) + begin + len(part), len(requests))
     return sorted(rollouts, key=lambda rollout: rollout.index)
 
@@ -109,3 +110,19 @@ def _rollouts(index: int, group: str, request: Request, answer: Answer, source: 
         for problem in problems
     ]
     return good + bad
+
+
+def _shared(rollout: Rollout, request: Request, ids: dict[int, int]) -> Rollout:
+    """The same rollout, which holds no id or prompt twice that others hold: each id that is read takes 32 bytes.
+
+    `request` is the plan's own, and `ids` are the token ids that were seen so far.
+    """
+    completion = rollout.completion
+    if completion is not None:
+        prompt, seen = request.prompt.token_ids, completion.prompt_token_ids
+        completion = msgspec.structs.replace(
+            completion,
+            prompt_token_ids=prompt if seen == prompt else seen,
+            token_ids=tuple(map(ids.setdefault, completion.token_ids, completion.token_ids)),
+        )
+    return msgspec.structs.replace(rollout, request=request, completion=completion)

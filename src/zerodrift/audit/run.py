@@ -123,10 +123,10 @@ class Audit(Setup):
         return [contract(rollouts, self.engine.name, facts), same], rollouts
 
     def _floor(self, observed: Sequence[Observed]) -> Floor:
-        passages = [item.passage for item in observed]
-        return measure_floor(self.reference.model, some_of(passages), ROUNDED_IN[self.precision])
+        passages = [item.passage for item in some_of(observed)]
+        return measure_floor(self.reference.model, passages, ROUNDED_IN[self.precision])
 
-    def _measure(self, observed: Sequence[Observed]) -> list[Measurement]:
+    def _measure(self, observed: Sequence[Observed]) -> Sequence[Measurement]:
         self.progress.stage("score")
         stop_ids = self.reference.facts.eos_token_ids
         return measure(self.reference.teacher, observed, stop_ids, self.progress.step)

@@ -2,20 +2,25 @@
 
 The model is used as it comes: no module is replaced and no op is patched. What may vary is what must not matter
 in exact arithmetic: the dtype, the attention implementation, and the layout of the batch. Shapes: T rows, V
-vocabulary, L positions, B sequences.
+vocabulary, L positions, B sequences, H hidden size.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from zerodrift.backends.head import own_head
 from zerodrift.core.errors import InvalidPrompt
 
 LOGIT_BYTES = 256 * 2**20
-"""Most logits held at once; a padded batch is cut so that it stays below."""
+"""A padded batch is cut where logits of all its positions would take more."""
+PIECE_BYTES = 32 * 2**20
+"""Most logits held at once: 256 rows of a 151,936-word vocabulary would be 148 MiB in fp32. Its 55 rows still keep a
+matrix product busy, and give the bits that all rows at once give (fp32 and fp64, from 5 rows on)."""
 
 
 class Layout(StrEnum):
@@ -28,6 +33,24 @@ class Layout(StrEnum):
     """One sequence in chunks over a KV cache, as an engine prefills it."""
     DECODED = "decoded"
     """Several prompts at once, padded on the left, and the rest token by token, as an engine decodes it."""
+
+
+class Piece(NamedTuple):
+    """Some rows of one sequence."""
+
+    sequence: int
+    """Its index among those that were given."""
+    begin: int
+    """Of the first row here, among the rows that were asked for of this sequence."""
+    logits_TV: torch.Tensor
+
+
+class _Computed(NamedTuple):
+    """A forward of which any rows can be had."""
+
+    rows: Callable[[int, slice], torch.Tensor]
+    """Logits of these rows of this sequence of the batch, counted among the rows that were kept."""
+    cache: Any
 
 
 class Teacher:
@@ -61,9 +84,12 @@ class Teacher:
 
     def logprobs(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[torch.Tensor]:
         """For each sequence, in order, the raw logprobs of tokens `start`… to the last, in at least fp32."""
-        rows = self.logits(sequences, starts)
-        for ids, start, logits_TV in zip(sequences, starts, rows, strict=True):
-            yield entries(logits_TV, ids[start:])
+
+        def scored(piece: Piece) -> torch.Tensor:
+            first = starts[piece.sequence] + piece.begin
+            return entries(piece.logits_TV, sequences[piece.sequence][first : first + len(piece.logits_TV)])
+
+        return self._joined(sequences, starts, scored)
 
     def shortest_first(
         self, sequences: Sequence[Sequence[int]], starts: Sequence[int]
@@ -74,20 +100,21 @@ class Teacher:
         yield from zip(order, rows, strict=True)
 
     def logits(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[torch.Tensor]:
-        """For each sequence, in order, the rows that predict tokens `start`… to the last."""
+        """For each sequence, in order, the rows that predict tokens `start`… to the last, all of them at once."""
+        return self._joined(sequences, starts, lambda piece: piece.logits_TV)
+
+    def pieces(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[Piece]:
+        """The same rows, a few at a time: those of one sequence in order, between those of others of its batch."""
         for ids, start in zip(sequences, starts, strict=True):
             self._check(ids, start)
         if self.layout is Layout.PADDED:
             yield from self._padded(sequences, starts)
         elif self.layout is Layout.DECODED:
             yield from self._decoded(sequences, starts)
-        elif self.layout is Layout.CHUNKED:
-            for ids, start in zip(sequences, starts, strict=True):
-                yield self.continued(ids, start, self.model, 0)
         else:
-            for ids, start in zip(sequences, starts, strict=True):
-                keep = len(ids) - start + 1
-                yield self._forward(torch.tensor([list(ids)]), logits_to_keep=keep).logits[0, :-1]
+            for index, (ids, start) in enumerate(zip(sequences, starts, strict=True)):
+                for begin, logits_TV in self._alone(ids, start, self.model, 0):
+                    yield Piece(index, begin, logits_TV)
 
     def continued(self, ids: Sequence[int], start: int, earlier: Any, split: int) -> torch.Tensor:
         """Rows where positions below `split` went through the model `earlier`, and left their KV behind.
@@ -100,19 +127,45 @@ class Teacher:
             raise InvalidPrompt(
                 f"the first {split} of {len(ids)} tokens cannot be cached; count from 0 to all"
             )
-        cache, rows = None, []
+        return torch.cat([logits_TV for _, logits_TV in self._alone(ids, start, earlier, split)])
+
+    def _joined(
+        self,
+        sequences: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        reduced: Callable[[Piece], torch.Tensor],
+    ) -> Iterator[torch.Tensor]:
+        """What `reduced` makes of the pieces of each sequence, end to end, in order."""
+        parts: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+        following = 0
+        missing = [len(ids) - start for ids, start in zip(sequences, starts, strict=True)]
+        for piece in self.pieces(sequences, starts):
+            parts[piece.sequence].append(reduced(piece))
+            missing[piece.sequence] -= len(piece.logits_TV)
+            while following < len(missing) and not missing[following]:
+                found = parts.pop(following)
+                yield found[0] if len(found) == 1 else torch.cat(found)
+                following += 1
+
+    def _alone(
+        self, ids: Sequence[int], start: int, earlier: Any, split: int
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Rows of one sequence from `start` - 1 on, but the last, with the number of the first in each piece."""
         cuts = range(split, len(ids), self.chunk) if self.layout is Layout.CHUNKED else ()
         bounds = sorted({0, split, *cuts, len(ids)})
+        cached = {"use_cache": True} if len(bounds) > 2 else {}
+        cache = None
         for begin, end in pairwise(bounds):
             model = earlier if end <= split else self.model
-            output = self._forward(
-                torch.tensor([list(ids[begin:end])]), model=model, past_key_values=cache, use_cache=True
-            )
-            cache = output.past_key_values
-            rows.append(output.logits[0])
-        return torch.cat(rows)[start - 1 : -1]
+            # Of a chunk that is read, every row goes through the head, as in an engine; of any other, one has to.
+            kept = end - 1 if end < start else begin if cached else start - 1
+            ids_1L = torch.tensor([list(ids[begin:end])])
+            computed = self._compute(ids_1L, end - kept, model, past_key_values=cache, **cached)
+            cache = computed.cache
+            for rows in self._parts(max(begin, start - 1) - kept, min(end, len(ids) - 1) - kept):
+                yield kept + rows.start - (start - 1), computed.rows(0, rows)
 
-    def _padded(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[torch.Tensor]:
+    def _padded(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[Piece]:
         for begin, end in self._batches([len(ids) for ids in sequences]):
             group = sequences[begin:end]
             longest = max(map(len, group))
@@ -127,11 +180,13 @@ class Teacher:
                 if self.positions is None
                 else {"position_ids": self.positions(torch.arange(longest))[None]}
             )
-            output = self._forward(ids_BL, attention_mask=mask_BL, logits_to_keep=longest - first, **options)
+            computed = self._compute(ids_BL, longest - first, self.model, attention_mask=mask_BL, **options)
             for row, ids in enumerate(group):
-                yield output.logits[row, starts[begin + row] - 1 - first : len(ids) - 1 - first]
+                skipped = starts[begin + row] - 1 - first
+                for rows in self._parts(skipped, len(ids) - 1 - first):
+                    yield Piece(begin + row, rows.start - skipped, computed.rows(row, rows))
 
-    def _decoded(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[torch.Tensor]:
+    def _decoded(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[Piece]:
         for begin, end in self._batches([len(ids) for ids in sequences]):
             group, first = sequences[begin:end], starts[begin:end]
             longest = max(first)
@@ -140,7 +195,7 @@ class Teacher:
             for row, (ids, start) in enumerate(zip(group, first, strict=True)):
                 ids_BL[row, longest - start :] = torch.tensor(list(ids[:start]))
                 mask_BL[row, longest - start :] = 1
-            cache, steps = None, []
+            cache = None
             for step in range(max(len(ids) - start for ids, start in zip(group, first, strict=True))):
                 if step:
                     # A sequence that has ended goes on with its last token; its rows are not read.
@@ -157,25 +212,41 @@ class Teacher:
                     logits_to_keep=1,
                 )
                 cache = output.past_key_values
-                steps.append(output.logits[:, -1])
-            rows_BTV = torch.stack(steps, dim=1)
-            for row, (ids, start) in enumerate(zip(group, first, strict=True)):
-                yield rows_BTV[row, : len(ids) - start]
+                for row, (ids, start) in enumerate(zip(group, first, strict=True)):
+                    if start + step < len(ids):
+                        yield Piece(begin + row, step, output.logits[row])
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Consecutive groups of at most `batch` sequences whose logits stay below LOGIT_BYTES."""
-        row_bytes = self.vocab_size * self.model.dtype.itemsize
+        """Consecutive groups of at most `batch` sequences whose logits would stay below LOGIT_BYTES."""
         begin = 0
         while begin < len(lengths):
             end = begin + 1
             while (
                 end < len(lengths)
                 and end - begin < self.batch
-                and (end - begin + 1) * max(lengths[begin : end + 1]) * row_bytes <= LOGIT_BYTES
+                and (end - begin + 1) * max(lengths[begin : end + 1]) * self._row_bytes <= LOGIT_BYTES
             ):
                 end += 1
             yield begin, end
             begin = end
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.vocab_size * int(self.model.dtype.itemsize)
+
+    def _parts(self, begin: int, end: int) -> Iterator[slice]:
+        """Rows `begin` to `end`, in slices whose logits stay below PIECE_BYTES."""
+        most = max(1, PIECE_BYTES // self._row_bytes)
+        return (slice(at, min(at + most, end)) for at in range(begin, end, most))
+
+    def _compute(self, ids_BL: torch.Tensor, keep: int, model: Any, **options: Any) -> _Computed:
+        """Forward, with the last `keep` rows of each sequence to be had; where they are many, the head comes later."""
+        if len(ids_BL) * keep * self._row_bytes <= PIECE_BYTES:
+            output = self._forward(ids_BL, model, logits_to_keep=keep, **options)
+            return _Computed(lambda row, rows: output.logits[row, rows], output.past_key_values)
+        output = self._forward(ids_BL, model.base_model, **options)
+        hidden_BTH, head = output.last_hidden_state[:, -keep:], own_head(model, type(output))
+        return _Computed(lambda row, rows: head(hidden_BTH[row, rows]), output.past_key_values)
 
     @torch.no_grad()
     def _forward(self, ids_BL: torch.Tensor, model: Any = None, **options: Any) -> Any:

@@ -111,7 +111,7 @@ def _end_of_last_line(file: BinaryIO, end: int) -> int:
     return 0
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Readers see the old file or the new one, never half of it."""
     temporary = path.with_name(path.name + ".tmp")
     try:

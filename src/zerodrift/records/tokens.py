@@ -47,7 +47,7 @@ def write_tokens(path: Path, columns: Mapping[str, NDArray[np.generic] | list[st
     table = table.replace_schema_metadata({b"schema": SCHEMA})
     content = arrow.BufferOutputStream()
     arrow.parquet.write_table(table, content, compression="zstd")
-    write_atomically(path, content.getvalue().to_pybytes())
+    write_atomically(path, memoryview(content.getvalue()))
 
 
 def read_tokens(path: Path) -> "pyarrow.Table":

@@ -52,10 +52,12 @@ class History(NamedTuple):
     output: Sequence[int]
 
 
-def histories(prompt: Sequence[int], output: Sequence[int]) -> list[History]:
-    """One history per token of a finished output: token i was drawn when `output[:i]` was known."""
+def histories(
+    prompt: Sequence[int], output: Sequence[int], begin: int = 0, end: int | None = None
+) -> list[History]:
+    """One history per token of a finished output, or of a part: token i was drawn when `output[:i]` was known."""
     whole = tuple(output)
-    return [History(prompt, Prefix(whole, position)) for position in range(len(whole))]
+    return [History(prompt, Prefix(whole, position)) for position in range(len(whole))[begin:end]]
 
 
 class Tally(NamedTuple):

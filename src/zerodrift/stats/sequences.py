@@ -32,5 +32,9 @@ def sequence_sums(values: npt.ArrayLike, sequence_ids: npt.ArrayLike) -> Floats:
             f"sequence ids have type {ids.dtype}; give each token the integer id of its sequence"
         )
     same_shape("values", array, "sequence ids", ids)
-    _, index = np.unique(ids, return_inverse=True)
-    return np.bincount(index, weights=array).astype(np.float64)
+    if ids.min() < 0 or ids.max() >= ids.size:
+        ids = np.unique(ids, return_inverse=True)[1]
+    # Ids that count sequences need no sort, which takes 40 bytes a token.
+    places = ids.astype(np.intp, copy=False)
+    sums: Floats = np.bincount(places, weights=array).astype(np.float64, copy=False)
+    return sums[np.bincount(places) > 0]

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from zerodrift.audit.floor import BINS, REPORT_EPSILON, Floor, Passage, equivalent_teachers, measure_floor
+from zerodrift.audit.floor import (
+    BINS,
+    REPORT_EPSILON,
+    Floor,
+    Passage,
+    equivalent_teachers,
+    measure_floor,
+    some_of,
+)
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.errors import ConfigError
 
@@ -84,3 +92,12 @@ def test_sigma_is_read_off_the_curve() -> None:
 def test_no_number_is_better_than_the_format_it_is_reported_in() -> None:
     exact = Floor("float32", 8, 4, 0.0, 0.0, (-8.0, 0.0), (0.0, 0.0))
     assert exact.sigma(np.array([0.0, -0.5, -8.0])) == pytest.approx(REPORT_EPSILON * np.array([1, 1, 8]))
+
+
+@pytest.mark.parametrize(("given", "chosen"), [(4, 4), (6, 6), (64, 8), (255, 32), (512, 32), (10_000, 33)])
+def test_the_floor_is_measured_on_some_of_the_sequences(given: int, chosen: int) -> None:
+    """One in eight, from first to last, and no more than it takes."""
+    some = some_of(range(given))
+    assert len(some) == chosen
+    assert some[0] == 0
+    assert some[-1] >= given - max(1, given // chosen) - 1

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 import torch
 
+from zerodrift.audit import measure as measuring
 from zerodrift.audit.floor import Floor
 from zerodrift.audit.measure import Measurement, Observed, measure, tabulate
+from zerodrift.backends import teacher as teaching
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Completion
 from zerodrift.core.request import Prompt, Request, SamplingParams
@@ -88,6 +90,43 @@ def test_progress_counts_tokens_and_order_is_kept(llama: ReferenceBackend, compl
     measured = measure(llama.teacher, observed, (), lambda done, total: seen.append((done, total)))
     assert seen == [(1, 7), (3, 7), (7, 7)], "the shortest is scored first"
     assert [item.observed for item in measured] == observed
+
+
+def test_rows_measured_in_parts_are_rows_measured_at_once(
+    llama: ReferenceBackend, completion: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Penalties and the minimum look back over the edge of a part."""
+    params = SamplingParams(
+        temperature=0.7,
+        top_p=0.95,
+        repetition_penalty=1.3,
+        frequency_penalty=0.2,
+        min_tokens=9,
+        max_tokens=24,
+    )
+    outputs = [tuple(20 + (7 * place + size) % 30 for place in range(size)) for size in (23, 1, 8, 24, 5)]
+    observed = [Observed(completion(PROMPT, output), params) for output in outputs]
+    whole = measure(llama.teacher, observed, (25, 41))
+    monkeypatch.setattr(measuring, "CELLS", 3 * 512)
+    monkeypatch.setattr(measuring, "WINDOW", 2)
+    monkeypatch.setattr(teaching, "PIECE_BYTES", 7 * 512 * 8)
+    parts = measure(llama.teacher, observed, (25, 41))
+    assert parts.ends.tolist() == whole.ends.tolist() == [0, 23, 24, 32, 56, 61]
+    np.testing.assert_allclose(parts.columns, whole.columns, rtol=1e-11, atol=1e-13)
+    assert np.isneginf(parts.columns[0]).any(), "a stop token below the minimum"
+
+
+def test_measurements_are_views_of_columns(llama: ReferenceBackend, floor: Floor, completion: Make) -> None:
+    observed = [Observed(completion(PROMPT, OUTPUT[:length]), SamplingParams()) for length in (1, 4, 2)]
+    measured = measure(llama.teacher, observed, ())
+    assert len(measured) == 3
+    assert [item.observed for item in measured[1:]] == observed[1:]
+    assert measured[-1].observed is observed[2]
+    assert measured[1].raw.tolist() == measured.columns[1, 1:5].tolist()
+    shared, copied = tabulate(measured, floor), tabulate(list(measured), floor)
+    assert np.shares_memory(shared.by_id, measured[1].by_id)
+    for name, column in vars(copied).items():
+        assert column.tolist() == getattr(shared, name).tolist(), name
 
 
 def test_columns_of_every_token(floor: Floor, completion: Make) -> None:

@@ -198,3 +198,33 @@ def test_answers_of_another_build_are_refused(tmp_path: Path) -> None:
     observe(Counting(), REQUESTS[:4], "parity", path)
     with pytest.raises(RecordError, match=r"fingerprint .* resume with the engine as it was"):
         observe(Counting(build="2"), REQUESTS, "parity", path)
+
+
+def test_rollouts_share_ids_and_prompts_fresh_or_read(tmp_path: Path) -> None:
+    """An id that is read is an object of 32 bytes, and a prompt of 512 ids would stand there three times."""
+    path = tmp_path / "rollouts.jsonl"
+    requests = [
+        Request(Prompt(tuple(range(1000, 1009))), SamplingParams(seed=1000 + number % 2, max_tokens=2))
+        for number in range(4)
+    ]
+    for _ in ("fresh", "read"):
+        rollouts = observe(Counting(), requests, "parity", path)
+        for rollout, request in zip(rollouts, requests, strict=True):
+            assert rollout.completion is not None
+            assert rollout.request is request
+            assert rollout.completion.prompt_token_ids is request.prompt.token_ids
+        assert len({id(rollout.completion.token_ids[0]) for rollout in rollouts if rollout.completion}) == 2
+
+
+def test_another_prompt_than_was_sent_is_kept(tmp_path: Path) -> None:
+    class Prefixes(Counting):
+        def _answer(self, request: Request) -> Answer:
+            moved = Request(Prompt((0, *request.prompt.token_ids)), request.sampling)
+            return super()._answer(moved)
+
+    rollouts = observe(Prefixes(), REQUESTS[:2], "parity", tmp_path / "rollouts.jsonl")
+    assert [each.completion.prompt_token_ids for each in rollouts if each.completion] == [
+        (0, 0),
+        (0, 1),
+        (0, 1),
+    ]

@@ -73,6 +73,32 @@ def test_batches_hold_so_many_sequences_and_so_many_logits(
     assert list(teacher._batches([5, 9, 5, 100, 5])) == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]
 
 
+@pytest.mark.parametrize("layout", Layout)
+def test_logits_come_a_few_rows_at_a_time(
+    reference: ReferenceBackend, monkeypatch: pytest.MonkeyPatch, layout: Layout
+) -> None:
+    """Where they would be too many, the head runs on a few rows, and gives the same numbers."""
+    sequences, starts = [tuple(range(4, 4 + length)) for length in (30, 7, 12)], [3, 6, 1]
+    teacher = Teacher(reference.model, layout=layout, batch=2)
+    whole = list(teacher.logits(sequences, starts))
+    head = reference.model.get_output_embeddings()
+    sizes: list[int] = []
+    watch = head.register_forward_hook(lambda _, __, logits: sizes.append(logits.numel() // 512))
+    monkeypatch.setattr(teaching, "PIECE_BYTES", 5 * 512 * 8)
+    pieces = list(teacher.pieces(sequences, starts))
+    watch.remove()
+    assert max(sizes) <= 5
+    rows = [[piece for piece in pieces if piece.sequence == index] for index in range(3)]
+    for own, expected in zip(rows, whole, strict=True):
+        assert [piece.begin for piece in own] == [
+            sum(len(before.logits_TV) for before in own[:number]) for number in range(len(own))
+        ]
+        assert torch.allclose(torch.cat([piece.logits_TV for piece in own]), expected, rtol=0, atol=1e-12)
+    scores = list(teacher.logprobs(sequences, starts))
+    for ids, start, found, expected in zip(sequences, starts, scores, whole, strict=True):
+        assert torch.allclose(found, teaching.entries(expected, ids[start:]), rtol=0, atol=1e-12)
+
+
 def test_the_attention_is_the_one_asked_for() -> None:
     engine = ReferenceBackend("testbed:llama")
     for attention in ("eager", "sdpa"):

@@ -56,11 +56,11 @@ def gates_for(gate: Magnitude, floor: Floor, own: Set[str] = frozenset()) -> Gat
 def parity(table: TokenTable, gates: Gates, rng: np.random.Generator) -> ProbeResult:
     """Mean and p90 of |Δ| decide, k3 is capped, the maximum is a veto."""
     name = "parity"
-    possible = np.isfinite(table.contracted)
+    possible, delta = np.isfinite(table.contracted), table.delta
     excluded = int((~possible).sum())
-    absurd = possible & (table.delta > LARGEST_LOG_RATIO)
+    absurd = possible & (delta > LARGEST_LOG_RATIO)
     compared = possible & ~absurd
-    delta, sequence = table.delta[compared], table.sequence[compared]
+    delta, sequence = delta[compared], table.sequence[compared]
     broken = _not_sampled(excluded, int(absurd.sum()), len(possible))
     if len(delta) < LEAST_TOKENS or len(np.unique(sequence)) < 2:
         if broken and len(possible) >= LEAST_TOKENS:
