@@ -4,10 +4,13 @@
     python tests/faults/matrix.py --models testbed:qwen3 --faults path/rope:theta-doubled --out some.jsonl
     python tests/faults/matrix.py --faults 'semantic/raw-logprobs:default + path/rope:theta-doubled' --out some.jsonl
 
-Resumable: rows that the file holds are not run again. The page is a function of docs/faults.jsonl.
+Resumable: rows that the file holds are not run again. Each names the code it came from, and the page, which is a
+function of docs/faults.jsonl, says so where that was not always the same.
 """
 
 import argparse
+import functools
+import hashlib
 import multiprocessing
 import sys
 import tempfile
@@ -103,6 +106,18 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     listed: tuple[str, ...] = ()
     says: str = ""
     seconds: float = 0.0
+    """Of processor time, one thread: the clock on the wall would time the neighbours too."""
+    code: str = ""
+    """Which state of the package said so."""
+
+
+@functools.cache
+def code() -> str:
+    """A digest of the package's source."""
+    digest = hashlib.sha256()
+    for path in sorted((ROOT / "src" / "zerodrift").rglob("*.py")):
+        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def judge(
@@ -162,7 +177,7 @@ def run_faults(
                 engine = fault.inject(engine)
     except (InvalidValue, CapabilityMissing):
         return None
-    began = time.monotonic()
+    began = time.process_time()
     resets = all(fault.variant != "kept" for fault in faults)
     record = judge(
         engine,
@@ -182,7 +197,8 @@ def run_faults(
         found=tuple(cause.cause for cause in record.causes if cause.gating),
         listed=tuple(cause.cause for cause in record.causes if not cause.gating),
         says=record.causes[0].evidence if record.causes else record.says,
-        seconds=round(time.monotonic() - began, 2),
+        seconds=round(time.process_time() - began, 2),
+        code=code(),
     )
 
 
