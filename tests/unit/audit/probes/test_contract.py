@@ -48,7 +48,7 @@ def test_a_sound_answer_passes(completion: Make) -> None:
 def test_outputs_that_end_by_themselves_are_counted(completion: Make) -> None:
     result = judge(rollout(completion(SENT, (4, EOS_ID), finish_reason=FinishReason.STOP)))
     assert result.record.evidence["ended"] == 1
-    assert "1 ended by themselves" in result.record.says
+    assert "1 ended before the limit" in result.record.says
 
 
 @pytest.mark.parametrize(
