@@ -73,7 +73,7 @@ class Audit(Setup):
         # Where no Δ could be compared, nothing that the engine says of itself is known to be as large.
         mean = float(parity_result.record.evidence.get("mean", math.inf))
         causes, about_itself = judging.reconcile(causes, about_itself, mean, gates.mean)
-        results += [*about_itself, *rungs.given()]
+        results += [*about_itself, *rungs.head(), *rungs.given()]
         # Before an update: some engines show the digest of their weights as a setting.
         results += self._unchanged(fingerprint)
         worst = answered[max(range(len(measurements)), key=lambda number: _size(measurements[number]))].index

@@ -17,6 +17,8 @@ from zerodrift.audit.perturb import GroupedWeights, perturbed, write_checkpoint
 from zerodrift.audit.plan import PROBE_REQUESTS, SYNC_REQUESTS, rewarded_requests
 from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.given import given_tokens, recorded_in, same_reference, sampled_by
+from zerodrift.audit.probes.head import NAME as HEAD_PRECISION
+from zerodrift.audit.probes.head import head_precision
 from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult, not_judged
 from zerodrift.audit.probes.rewards import rewards
@@ -27,6 +29,7 @@ from zerodrift.audit.setup import Setup
 from zerodrift.audit.tasks import rewarded
 from zerodrift.backends.base import Capability, need
 from zerodrift.backends.teacher import Teacher
+from zerodrift.config.precision import Precision
 from zerodrift.core.errors import CapabilityMissing, EngineError, InvalidPrompt, InvalidValue, ZerodriftError
 from zerodrift.core.request import Request
 from zerodrift.records.directory import REFERENCE
@@ -74,6 +77,18 @@ class Rungs:
             names = ", ".join(name for name, _ in probes)
             results.append(not_judged("self-consistency", f"none was answered: {names}", required=True))
         return results
+
+    def head(self) -> list[ProbeResult]:
+        """How logits were rounded, where the profile allows rounding and Δ alone does not say whose it is."""
+        if self.setup.precision is Precision.FP32:
+            return []
+        self.setup.progress.stage(HEAD_PRECISION)
+
+        def asked() -> ProbeResult:
+            requests = self.setup.probe_requests(self.setup.validation.seed + 2, PROBE_REQUESTS)
+            return head_precision(self.setup.engine, self.setup.reference, requests)
+
+        return [guarded(HEAD_PRECISION, asked)]
 
     def given(self) -> list[ProbeResult]:
         """Parity the other way round, on fresh samples of the reference or on recorded ones."""

@@ -71,7 +71,11 @@ def _distinct(rollouts: Sequence[Rollout]) -> str:
 
 def _ends(ended: int) -> str:
     """How an end is reported is seen only where there is one."""
-    return f"{ended} ended before the limit" if ended else "none ended before the limit: how an end is told was not seen"
+    return (
+        f"{ended} ended before the limit"
+        if ended
+        else "none ended before the limit: how an end is told was not seen"
+    )
 
 
 def _problems(rollouts: Sequence[Rollout], engine: str) -> list[CauseFound]:
