@@ -20,7 +20,7 @@ from zerodrift.audit.probes.given import given_tokens, recorded_in, same_referen
 from zerodrift.audit.probes.head import NAME as HEAD_PRECISION
 from zerodrift.audit.probes.head import head_precision
 from zerodrift.audit.probes.parity import Gates
-from zerodrift.audit.probes.result import ProbeResult, not_judged
+from zerodrift.audit.probes.result import ProbeResult, cut_off, not_judged
 from zerodrift.audit.probes.rewards import rewards
 from zerodrift.audit.probes.sync import LEAST_SIGNAL, Update, weight_sync
 from zerodrift.audit.probes.sync import NAME as WEIGHT_SYNC
@@ -187,7 +187,7 @@ def guarded(name: str, probe: Callable[[], ProbeResult]) -> ProbeResult:
     except CapabilityMissing as error:
         result = not_judged(name, str(error))
     except EngineError as error:
-        result = not_judged(name, f"the engine failed: {error}", required=True)
+        result = cut_off(name, error)
     except ZerodriftError as error:
         result = not_judged(name, str(error), required=True)
     record = msgspec.structs.replace(result.record, seconds=round(time.monotonic() - began, 3))

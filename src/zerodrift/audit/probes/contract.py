@@ -34,8 +34,8 @@ def readable(rollout: Rollout, vocab_size: int) -> Rollout:
     return msgspec.structs.replace(rollout, completion=None, problem=Problem(code, says))
 
 
-def contract(rollouts: Sequence[Rollout], engine: str, facts: ModelFacts) -> ProbeResult:
-    """Judge every rollout of the plan, those without a completion included."""
+def contract(rollouts: Sequence[Rollout], engine: str, facts: ModelFacts, sources: str = "") -> ProbeResult:
+    """Judge every rollout of the plan, those without a completion included; `sources` is where prompts came from."""
     bos = facts.bos_token_id
     completed = [rollout for rollout in rollouts if rollout.completion is not None]
     problems = [rollout.problem for rollout in rollouts if rollout.problem is not None]
@@ -57,7 +57,7 @@ def contract(rollouts: Sequence[Rollout], engine: str, facts: ModelFacts) -> Pro
     return answered(
         NAME,
         Outcome.PASS,
-        f"{len(completed)} completions: prompts as sent, logprobs finite, {_distinct(completed)}, {_ends(ended)}",
+        f"{len(completed)} completions{f' of {sources}' if sources else ''}: prompts as sent, logprobs finite, {_distinct(completed)}, {_ends(ended)}",
         evidence,
         required=True,
     )
