@@ -171,8 +171,8 @@ def run_faults(
         engine.max_model_len = TRAINED_CONTEXT
     trainer = None
     try:
-        # What acts inside the reference is planted before what wraps it.
-        for fault in sorted(faults, key=lambda fault: Need.REFERENCE not in fault.needs):
+        # What acts inside the engine is planted before what wraps it.
+        for fault in sorted(faults, key=lambda fault: not {Need.REFERENCE, Need.INSIDE} & set(fault.needs)):
             if fault.kind is Layer.TRAINER:
                 trainer = fault.scorer(models.load(spec_path))
             else:
@@ -250,8 +250,11 @@ def main() -> int:
         LineWriter[Row](options.out) as writer,
         ProcessPoolExecutor(options.jobs, mp_context=spawn) as pool,
     ):
-        for future in as_completed([pool.submit(run_one, *pair) for pair in todo]):
+        futures = {pool.submit(run_one, *pair): pair for pair in todo}
+        for future in as_completed(futures):
             if (row := future.result()) is None:
+                name, model = futures[future]
+                sys.stdout.write(f"--        {model:16} {name:42} does not apply\n")
                 continue
             writer.write(row)
             mark = "ok " if named(row) else "???"
