@@ -34,8 +34,8 @@ history: venv ## public bugs re-enacted and audited, into docs/would-have-caught
 	$(BIN)/python tests/faults/would_have_caught.py
 
 check: venv ## lint, types, layers
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests integrations
+	$(BIN)/ruff check src tests integrations
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
