@@ -20,6 +20,7 @@ from zerodrift.audit.probes.given import given_tokens, recorded_in, same_referen
 from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult, not_judged
 from zerodrift.audit.probes.rewards import rewards
+from zerodrift.audit.probes.stream import stream
 from zerodrift.audit.probes.sync import LEAST_SIGNAL, Update, weight_sync
 from zerodrift.audit.probes.sync import NAME as WEIGHT_SYNC
 from zerodrift.audit.probes.trainer import trainer
@@ -61,6 +62,7 @@ class Rungs:
             ("repeat", itself.repeat),
             ("batch", itself.batch),
             ("cache", itself.cache),
+            ("stream", lambda: stream(itself)),
         ]
         if not semantic:
             # Scored tokens are never processed: while processing is at fault, this would only find it again.
