@@ -134,10 +134,13 @@ def test_what_is_streamed_is_what_comes_whole(backend, sampling):
             assert msgspec.structs.replace(put_together, cached_tokens=None) == msgspec.structs.replace(
                 come, cached_tokens=None
             )
-        assert other.pieces == sum(len(each.token_ids) for each in one.completions)
+        # It joins what a client has not read yet: a piece may hold several tokens.
+        tokens = sum(len(each.token_ids) for each in one.completions)
+        assert min(2, tokens) <= other.pieces <= tokens
 
 
 def test_a_stream_is_refused_like_any_call(backend):
+    """Although it is refused after status 200, by an event."""
     with pytest.raises(EngineRefused) as whole:
         backend.generate([ask(10**7)])
     with pytest.raises(EngineRefused) as streamed:

@@ -254,9 +254,11 @@ def _event(where: str, data: str) -> dict[str, Any]:
     if (error := document.get("error")) is None:
         return document
     code = error.get("code") if isinstance(error, dict) else None
-    refused = isinstance(code, int) and 400 <= code < 500
-    words = f"{where} ended a stream with an error ({_words(body)})"
-    raise EngineRefused(words) if refused else EngineError(f"{words}; the cause is in the server's log")
+    if isinstance(code, int) and 400 <= code < 600:
+        raise _refusal(where, Reply(code, body, None))
+    raise EngineError(
+        f"{where} ended a stream with an error ({_words(body)}); the cause is in the server's log"
+    )
 
 
 def _refusal(where: str, reply: Reply) -> EngineError:
