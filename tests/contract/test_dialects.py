@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import sglang_server
 import tensorrt_llm_server
@@ -140,9 +141,10 @@ WHOLE = {
         Capability.LOAD_WEIGHTS,
         Capability.WEIGHT_VERSION,
         Capability.EFFECTIVE_CONFIG,
+        Capability.STREAM,
     },
-    "tensorrt-llm": {Capability.SEED, Capability.CACHED_TOKENS},
-    "tgi": {Capability.TOP_LOGPROBS, Capability.SEED},
+    "tensorrt-llm": {Capability.SEED, Capability.CACHED_TOKENS, Capability.STREAM},
+    "tgi": {Capability.TOP_LOGPROBS, Capability.SEED, Capability.STREAM},
 }
 
 
@@ -161,6 +163,43 @@ def test_what_is_missing_is_refused_with_a_way_out(engine: OpenAIBackend, tmp_pa
     for capability in calls.keys() - engine.capabilities:
         with pytest.raises(CapabilityMissing, match=f"{engine.name} cannot {capability}: \\w+"):
             calls[capability]()
+
+
+@pytest.fixture(scope="module")
+def incremental() -> Iterator[OpenAIBackend]:
+    """SGLang that streams differences."""
+    with sglang_server.serve(MODEL, deterministic=True, incremental=True) as url:
+        yield from connected(url, SGLANG)
+
+
+@pytest.mark.parametrize("name", ["sglang", "incremental", "tensorrt_llm", "tgi"])
+def test_what_is_streamed_is_what_comes_whole(
+    request: pytest.FixtureRequest, ask: Prompted, name: str
+) -> None:
+    backend: OpenAIBackend = request.getfixturevalue(name)
+    alternatives = 2 if Capability.TOP_LOGPROBS in backend.capabilities else 0
+    asked = [ask(seed=3, n=2, logprobs=alternatives), ask(seed=9, max_tokens=6)]
+
+    whole, streamed = backend.generate(asked), backend.stream(asked)
+
+    assert [_uncached(answer) for answer in streamed] == [_uncached(answer) for answer in whole]
+    assert [answer.pieces for answer in streamed] == [8, 6]
+
+
+def _uncached(answer: Answer) -> list[Completion]:
+    """The second time, more of the prompt is cached."""
+    assert answer.problems == ()
+    return [msgspec.structs.replace(each, cached_tokens=None) for each in answer.completions]
+
+
+def test_differences_taken_for_everything_so_far_are_found_out(
+    incremental: OpenAIBackend, ask: Prompted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a server that does not show which of the two it does."""
+    monkeypatch.setattr(incremental, "streaming", SGLANG.streaming)
+
+    with pytest.raises(BadAnswer, match="took back some of it"):
+        incremental.stream([ask(seed=3)])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -416,7 +455,7 @@ def test_a_label_that_moved_in_between_belongs_to_nobody_knows_which_token(
 def test_tensorrt_llm_of_an_older_release_takes_no_seed(ask: Prompted) -> None:
     with tensorrt_llm_server.serve(MODEL, seeded=False) as url:
         for backend in connected(url, TENSORRT_LLM, max_model_len=64):
-            assert backend.capabilities == {Capability.CACHED_TOKENS}
+            assert backend.capabilities == {Capability.CACHED_TOKENS, Capability.STREAM}
             with pytest.raises(CapabilityMissing, match="before August 2026"):
                 backend.generate([ask(seed=1)])
 

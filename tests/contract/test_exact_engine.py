@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from zerodrift import models
@@ -44,6 +45,31 @@ def test_answers_come_in_the_order_of_requests(engine: ExactBackend) -> None:
     ]
     assert all(type(one) is Completion for answer in answers for one in answer.completions)
     assert answers[0].completions[0].logprobs == answers[2].completions[0].logprobs
+
+
+def test_what_is_streamed_is_what_comes_whole(engine: ExactBackend) -> None:
+    requests = [ask(n=2, logprobs=2), ask((9, 10), max_tokens=5), ask(temperature=0)]
+    whole, streamed = engine.generate(requests), engine.stream(requests)
+    for one, other in zip(whole, streamed, strict=True):
+        assert [uncached(each) for each in other.completions] == [uncached(each) for each in one.completions]
+    assert all(type(one) is Completion for answer in streamed for one in answer.completions)
+    assert all(answer.pieces > 1 for answer in streamed)
+    (alone,) = engine.stream([ask(seed=4)])
+    assert alone.pieces == 8, "one for each token"
+
+
+def uncached(completion: Completion) -> Completion:
+    """What came from the cache is no part of what came."""
+    return msgspec.structs.replace(completion, cached_tokens=None)
+
+
+def test_a_stream_that_fails_is_a_problem_of_its_answer(engine: ExactBackend) -> None:
+    good, bad = engine.stream([ask(), ask((5, 9999))])
+    assert good.completions
+    assert not bad.completions
+    assert bad.problems[0].code == "value/prompt"
+    with pytest.raises(BadAnswer, match="exceed the context of 1024"):
+        engine.stream([ask(tuple([5] * 1020))])
 
 
 def test_it_draws_what_the_reference_draws(engine: ExactBackend) -> None:
@@ -150,6 +176,6 @@ def test_an_audit_finds_every_bit_equal(tmp_path: Path) -> None:
     record = session.run(Silent()).record
     status = {probe.name: probe for probe in record.probes}
     assert record.verdict is Outcome.PASS
-    for name in ("repeat", "batch", "cache", "prefill-decode"):
+    for name in ("repeat", "batch", "cache", "stream", "prefill-decode"):
         assert status[name].status is Outcome.PASS
         assert "every bit equal" in status[name].says

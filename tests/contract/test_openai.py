@@ -1,6 +1,7 @@
 """OpenAIBackend against a small server that speaks llama.cpp's documented format, and against hostile variants of it."""
 
 import contextlib
+import json
 import math
 import struct
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ WHOLE = {
     Capability.TOKENIZE,
     Capability.CACHED_TOKENS,
     Capability.EFFECTIVE_CONFIG,
+    Capability.STREAM,
 }
 LOWEST = struct.unpack("f", b"\xff\xff\x7f\xff")[0]
 """What llama.cpp writes for the logarithm of zero."""
@@ -50,6 +52,7 @@ class LlamaCpp:
         self.slots = 4
         self.strict = {"seed", "n_probs"}
         self.spoil: Callable[[Any], None] = lambda samples: None
+        self.spoil_stream: Callable[[list[Any]], None] = lambda pieces: None
         self.defaults: dict[str, Any] = {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "typical_p": 1.0}
         self.defaults |= {"samplers": ["top_k"], "repeat_penalty": 1.0, "mirostat": 0, "lora": []}
         self.defaults |= {"speculative.types": "none"}
@@ -71,7 +74,7 @@ class LlamaCpp:
             "prompt": "".join(f"<{each['role']}>{each['content']}" for each in call.body["messages"])
         }
 
-    def complete(self, call: Any, handler: Any) -> tuple[int, Any]:
+    def complete(self, call: Any, handler: Any) -> tuple[int, Any] | None:
         body = call.body
         for name in self.strict:
             if not isinstance(body.get(name, 0), int):
@@ -79,7 +82,27 @@ class LlamaCpp:
                 return 400, {"error": {"code": 400, "message": message, "type": "invalid_request_error"}}
         samples = [self.sample(body, index) for index in range(body.get("n", 1))]
         self.spoil(samples)
+        if body.get("stream"):
+            pieces = [piece for sample in samples for piece in self.pieces(sample)]
+            self.spoil_stream(pieces)
+            handler.stream([b"data: %s\n\n" % json.dumps(piece).encode() for piece in pieces])
+            return None
         return 200, samples if len(samples) > 1 else samples[0]
+
+    def pieces(self, sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """A token at a time, and at the end all that is known of the sample but its tokens."""
+        for place, token in enumerate(sample["tokens"]):
+            yield {
+                "index": sample["index"],
+                "content": sample["content"] if place == 0 else "",
+                "tokens": [token],
+                "stop": False,
+                "tokens_predicted": place + 1,
+                "tokens_evaluated": sample["tokens_evaluated"],
+                "completion_probabilities": sample["completion_probabilities"][place : place + 1],
+            }
+        last = {name: value for name, value in sample.items() if name != "completion_probabilities"}
+        yield last | {"content": "", "tokens": [], "stop": True}
 
     def sample(self, body: dict[str, Any], index: int) -> dict[str, Any]:
         """Token i of sample s after a prompt that ends in p is 10·s + p + i, with probability 1 / (i + 2)."""
@@ -539,3 +562,48 @@ def test_a_server_that_is_gone(server: LlamaCpp, connect: Connect) -> None:
 
     with pytest.raises(EngineUnreachable, match="closed"):
         backend.generate([ask(1)])
+
+
+# Streams
+
+
+@pytest.mark.parametrize("kind", LogprobKind)
+def test_what_is_streamed_is_what_comes_whole(connect: Connect, kind: LogprobKind) -> None:
+    backend = connect(kind=kind)
+    requests = [ask(1, 2, n=3, max_tokens=4, logprobs=2, seed=1), ask(7, max_tokens=4)]
+
+    whole, streamed = backend.generate(requests), backend.stream(requests)
+
+    assert [answer.completions for answer in streamed] == [answer.completions for answer in whole]
+    assert [answer.pieces for answer in streamed] == [12, 4]
+
+
+def test_a_stream_that_is_cut_off_is_unreachable(server: LlamaCpp, connect: Connect) -> None:
+    backend = connect()
+    server.spoil_stream = lambda pieces: pieces.pop()
+
+    with pytest.raises(EngineUnreachable, match="before sample 0 had ended"):
+        backend.stream([ask(1)])
+
+
+def test_logprobs_that_only_the_stream_loses(server: LlamaCpp, connect: Connect) -> None:
+    backend = connect()
+    server.spoil_stream = lambda pieces: pieces[0].pop("completion_probabilities")
+
+    [answer] = backend.stream([ask(1)])
+
+    assert answer.completions == ()
+    assert "2 tokens carry 1 logprobs" in answer.problems[0].message
+
+
+def test_streams_without_ids_are_no_capability(server: LlamaCpp, connect: Connect) -> None:
+    def lose(pieces: list[Any]) -> None:
+        for piece in pieces:
+            piece |= {"tokens": [], "completion_probabilities": []}
+
+    server.spoil_stream = lose
+    backend = connect()
+
+    assert backend.capabilities == WHOLE - {Capability.STREAM}
+    with pytest.raises(CapabilityMissing, match=r"cannot stream: .*return_tokens"):
+        backend.stream([ask(1)])

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import re
 import shutil
 import threading
 import time
@@ -74,6 +75,8 @@ class Vllm:
         }
         self.reset = True
         self.spoil = lambda answer: None
+        self.interval = 1
+        self.spoil_stream = lambda chunks: None
         self.routes |= {
             "GET /v1/models": lambda call, handler: (200, {"object": "list", "data": self.models}),
             "POST /v1/completions": self.complete,
@@ -104,7 +107,39 @@ class Vllm:
                 return 400, {"error": {"message": f"bad {name}", "type": "BadRequestError", "code": 400}}
         answer = self.answer(body)
         self.spoil(answer)
-        return 200, answer
+        return handler.stream(self.events(body, answer)) if body.get("stream") else (200, answer)
+
+    def events(self, body, answer):
+        """As vLLM's generator: differences in turn, prompt ids once, then usage if asked for, then [DONE]."""
+        about = {"id": answer["id"], "object": answer["object"], "model": "tiny"}
+        steps = range(0, body["max_tokens"], self.interval)
+        chunks = [
+            {**about, "choices": [self.delta(choice, slice(at, at + self.interval))]}
+            for at in steps
+            for choice in answer["choices"]
+        ]
+        if body.get("stream_options", {}).get("include_usage"):
+            chunks.append({**about, "choices": [], "usage": answer["usage"]})
+        chunks.append("[DONE]")
+        self.spoil_stream(chunks)
+        return [
+            b"data: %s\n\n" % (chunk if chunk == "[DONE]" else json.dumps(chunk)).encode() for chunk in chunks
+        ]
+
+    def delta(self, choice, place):
+        tokens = choice["token_ids"]
+        count = len(tokens) if tokens is not None else 1
+        delta = {
+            "index": choice["index"],
+            "text": "…" if place.start == 0 else "",
+            "logprobs": choice["logprobs"]
+            and {name: values[place] for name, values in choice["logprobs"].items()},
+            "finish_reason": choice["finish_reason"] if place.stop >= count else None,
+        }
+        if tokens is not None:
+            delta["token_ids"] = tokens[place]
+            delta["prompt_token_ids"] = choice["prompt_token_ids"] if place.start == 0 else None
+        return delta
 
     def answer(self, body):
         choices = [self.choice(body, index) for index in range(body.get("n", 1))]
@@ -200,6 +235,7 @@ def test_a_plain_server_has_what_it_shows(server, connect):
         Capability.SCORE,
         Capability.SEED,
         Capability.CACHE_SALT,
+        Capability.STREAM,
     }
     for call, flag in [
         (lambda: backend.tokenize("a"), "--skip-tokenizer-init"),
@@ -930,3 +966,144 @@ def test_a_key_that_is_no_longer_taken_names_the_setting(server, connect):
         backend.generate([ask(1)])
 
     assert "old" not in str(caught.value)
+
+
+# Streams
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 8])
+def test_what_is_streamed_is_what_comes_whole(server, connect, interval):
+    server.interval = interval
+    backend = connect()
+    requests = [ask(1, 2, n=3, max_tokens=4, logprobs=2, seed=1), ask(7, max_tokens=4)]
+
+    whole, streamed = backend.generate(requests), backend.stream(requests)
+
+    assert [answer.completions for answer in streamed] == [answer.completions for answer in whole]
+    assert [answer.pieces for answer in streamed] == [3 * -(-4 // interval), -(-4 // interval)]
+    assert [answer.pieces for answer in whole] == [0, 0]
+    body = server.calls[-2].body
+    assert body["stream"] is True
+    assert body["stream_options"] == {"include_usage": True}
+
+
+def lose_token(chunks):
+    del chunks[1]
+
+
+def repeat(chunks):
+    chunks.insert(1, chunks[1])
+
+
+def lose_logprobs(chunks):
+    chunks[1]["choices"][0]["logprobs"] = None
+
+
+def lose_all_logprobs(chunks):
+    for chunk in chunks[:-2]:
+        del chunk["choices"][0]["logprobs"]
+
+
+def shift_logprobs(chunks):
+    values = [chunk["choices"][0]["logprobs"] for chunk in chunks[:-2]]
+    for chunk, logprobs in zip(chunks, values[:1] + values[:-1], strict=False):
+        chunk["choices"][0]["logprobs"] = logprobs
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lose_logprobs, "sampled .* and reports logprobs of"),
+        (lose_all_logprobs, "carries no logprobs"),
+        (shift_logprobs, "they belong to other tokens"),
+    ],
+)
+def test_logprobs_that_are_lost_in_the_stream_are_a_problem_of_the_sample(server, connect, spoil, says):
+    backend = connect()
+    server.spoil_stream = spoil
+
+    [answer] = backend.stream([ask(1, max_tokens=4)])
+
+    assert answer.completions == ()
+    assert [problem.code for problem in answer.problems] == ["value/completion"]
+    assert re.search(says, answer.problems[0].message)
+    assert one(backend, ask(1, max_tokens=4)).problems == ()
+
+
+def test_a_lost_or_repeated_piece_is_not_mended(server, connect):
+    backend = connect()
+    server.spoil_stream = lose_token
+    [answer] = backend.stream([ask(1, max_tokens=4)])
+    assert answer.completions[0].token_ids == (1, 3, 4)
+    server.spoil_stream = repeat
+    [answer] = backend.stream([ask(1, max_tokens=4)])
+    assert answer.completions[0].token_ids == (1, 2, 2, 3, 4)
+
+
+def no_end(chunks):
+    chunks.pop()
+
+
+def no_finish(chunks):
+    chunks[-3]["choices"][0]["finish_reason"] = None
+
+
+def after_the_end(chunks):
+    chunks.insert(-2, chunks[-3])
+
+
+def unasked(chunks):
+    chunks[0]["choices"][0] |= {"index": 4, "finish_reason": "stop"}
+
+
+def words(chunks):
+    chunks[1:] = [{"error": {"message": "EngineCore died", "code": 500}}, "[DONE]"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "says"),
+    [
+        (no_end, EngineUnreachable, r"without \[DONE\]"),
+        (no_finish, BadAnswer, "never said why sample 0 ended"),
+        (after_the_end, BadAnswer, "went on with sample 0"),
+        (unasked, BadAnswer, r"answered with 2, of the indices \[0, 4\]"),
+        (words, EngineError, "EngineCore died"),
+    ],
+)
+def test_a_stream_that_cannot_be_put_together(server, connect, spoil, error, says):
+    backend = connect()
+    server.spoil_stream = spoil
+
+    with pytest.raises(EngineError, match=says) as caught:
+        backend.stream([ask(1, max_tokens=4)])
+    assert type(caught.value) is error
+
+
+def without_ids(chunks):
+    for chunk in chunks[:-1]:
+        for choice in chunk["choices"]:
+            choice.pop("token_ids", None)
+
+
+@pytest.mark.parametrize("how", ["no stream", "no ids", "refused"])
+def test_a_server_that_does_not_stream_ids_says_so(server, connect, how):
+    complete = server.complete
+    if how == "no ids":
+        server.spoil_stream = without_ids
+    else:
+        status = 200 if how == "no stream" else 400
+        server.routes["POST /v1/completions"] = lambda call, handler: (
+            (status, server.answer(call.body)) if call.body.get("stream") else complete(call, handler)
+        )
+    backend = connect()
+
+    assert backend.capabilities == frozenset(Capability) - {Capability.STREAM}
+    with pytest.raises(CapabilityMissing, match=r"cannot stream: .*return_token_ids"):
+        backend.stream([ask(1)])
+
+
+def test_a_server_that_streams_wrongly_has_the_capability(server, connect):
+    """What is wrong with its streams is for a probe to say, and not to be hidden by a missing capability."""
+    server.spoil_stream = no_end
+
+    assert Capability.STREAM in connect().capabilities

@@ -12,6 +12,7 @@ import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from zerodrift import models
@@ -135,6 +136,38 @@ def test_settings_in_force_are_shown(backend):
     assert facts.numeric["torch"].startswith("2.13.0")
     assert {"enforce_eager", "attention_backend", "cpu", "vllm"} <= set(facts.numeric)
     assert facts.deployment["max_num_seqs"].isdecimal()
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"seed": 3, "n": 2, "logprobs": 2}, {"temperature": 0, "max_tokens": 1}]
+)
+def test_what_is_streamed_is_what_comes_whole(backend, sampling):
+    requests = [
+        ask(5, 6, 7 + i, salt=f"stream-{i}", **{"max_tokens": 8, "ignore_eos": True, **sampling})
+        for i in range(4)
+    ]
+
+    whole = [backend.generate([request])[0] for request in requests]
+    streamed = [backend.stream([request])[0] for request in requests]
+
+    for one, other in zip(whole, streamed, strict=True):
+        assert other.problems == ()
+        for come, put_together in zip(one.completions, other.completions, strict=True):
+            assert msgspec.structs.replace(put_together, cached_tokens=None) == msgspec.structs.replace(
+                come, cached_tokens=None
+            )
+        # It joins what a client has not read yet: a piece may hold several tokens.
+        tokens = sum(len(each.token_ids) for each in one.completions)
+        assert min(2, tokens) <= other.pieces <= tokens
+
+
+def test_a_stream_is_refused_like_any_call(backend):
+    """Although it is refused after status 200, by an event."""
+    with pytest.raises(EngineRefused) as whole:
+        backend.generate([ask(10**7)])
+    with pytest.raises(EngineRefused) as streamed:
+        backend.stream([ask(10**7)])
+    assert str(streamed.value) == str(whole.value)
 
 
 def test_many_requests_come_back_in_order_and_agree_with_scoring(backend):

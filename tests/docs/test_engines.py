@@ -31,6 +31,7 @@ def possible(dialect: Dialect) -> set[Capability]:
         Capability.LOAD_WEIGHTS: dialect.updating,
         Capability.WEIGHT_VERSION: dialect.updating,
         Capability.EFFECTIVE_CONFIG: dialect.facts.effective,
+        Capability.STREAM: dialect.streaming,
     }
     assert set(found) == set(Capability)
     return {capability for capability, there in found.items() if there}

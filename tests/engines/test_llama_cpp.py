@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from transformers import AutoTokenizer
 
@@ -96,6 +97,25 @@ def only(backend: OpenAIBackend, request: Request) -> Completion:
     return completion
 
 
+@pytest.mark.parametrize("kind", LogprobKind)
+def test_what_is_streamed_is_what_comes_whole(
+    backend: OpenAIBackend, kind: LogprobKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "kind", kind)
+    for seed in range(3):
+        request = ask(*CAPITAL, seed=10 * seed, n=2, logprobs=2, max_tokens=8)
+        [whole], [streamed] = backend.generate([request]), backend.stream([request])
+        assert streamed.problems == ()
+        assert [_uncached(each) for each in streamed.completions] == [
+            _uncached(each) for each in whole.completions
+        ]
+        assert streamed.pieces > 2
+
+
+def _uncached(completion: Completion) -> Completion:
+    return msgspec.structs.replace(completion, cached_tokens=None)
+
+
 def test_what_it_can_do(backend: OpenAIBackend) -> None:
     assert backend.capabilities == {
         Capability.TOP_LOGPROBS,
@@ -103,6 +123,7 @@ def test_what_it_can_do(backend: OpenAIBackend) -> None:
         Capability.TOKENIZE,
         Capability.CACHED_TOKENS,
         Capability.EFFECTIVE_CONFIG,
+        Capability.STREAM,
     }
     assert backend.max_model_len == 256
 

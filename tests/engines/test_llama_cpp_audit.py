@@ -79,7 +79,7 @@ def test_unquantised_weights_are_the_same_policy(audit: Audit) -> None:
     assert record.verdict is not Outcome.FAIL
     assert not [cause.cause for cause in record.causes if cause.gating]
     assert record.metrics["mean"] <= 1e-5
-    for name in ("parity", "sampling", "repeat", "batch"):
+    for name in ("parity", "sampling", "repeat", "batch", "stream"):
         assert probe(record, name) is Outcome.PASS, name
 
 

@@ -197,14 +197,16 @@ def assert_the_same_policy(record: VerdictRecord) -> None:
 
 
 def assert_every_bit_equal(record: VerdictRecord) -> None:
-    """In a batch, repeated, out of the cache, and as a prompt."""
+    """In a batch, repeated, out of the cache, streamed, and as a prompt."""
     assert record.causes == ()
     # Six requests of eight tokens; half of them are repeated.
-    for name, tokens in {"repeat": 24, "batch": 48, "cache": 48, "prefill-decode": 48}.items():
+    compared = {"repeat": 24, "batch": 48, "cache": 48, "stream": 48, "prefill-decode": 48}
+    for name, tokens in compared.items():
         asked = probe(record, name)
         assert (asked.status, asked.vacuous) == (Outcome.PASS, False), name
         assert (measured(record, name, "tokens"), measured(record, name, "differing")) == (tokens, 0), name
     assert measured(record, "cache", "cached_tokens") > 0
+    assert 6 < measured(record, "stream", "pieces") <= 48
 
 
 @served_by(HEALTHY)

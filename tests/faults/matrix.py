@@ -15,7 +15,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from zerodrift import models
 from zerodrift.audit.prompts import generated
 from zerodrift.audit.run import Audit
 from zerodrift.backends.base import Backend
+from zerodrift.backends.exact import ExactBackend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
 from zerodrift.config.validation import ValidationConfig
@@ -166,7 +167,9 @@ def run_faults(
     else:
         spec_path = spec
     reference = ReferenceBackend(spec_path)
-    engine: Backend = ReferenceBackend(spec_path, dtype="float32")
+    # The reference does not stream.
+    kind: Callable[..., Backend] = ExactBackend if Need.STREAM in needs else ReferenceBackend
+    engine = kind(spec_path, dtype="float32")
     if trained:
         engine.max_model_len = TRAINED_CONTEXT
     trainer = None

@@ -29,6 +29,7 @@ PLANTED = [
     ("semantic/nonfinite:minus-9999", "llama", SMALL),
     ("semantic/bos:missing", "mistral", SMALL),
     ("semantic/misbound-output:swapped", "qwen2", SMALL),
+    ("semantic/streaming:chunk-lost", "qwen3", SMALL),
     ("path/rope:theta-doubled", "qwen2", SMALL),
     ("path/window:halved", "mistral", SMALL),
     ("path/nondeterminism:noise", "llama", SMALL),

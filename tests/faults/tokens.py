@@ -110,7 +110,7 @@ def _failed(result: judged.ProbeResult) -> bool:
 
 def applies(fault: Fault) -> bool:
     """Whether sampling alone can show it."""
-    return fault.kind is not Layer.TRAINER and Need.SYNC not in fault.needs
+    return fault.kind is not Layer.TRAINER and not {Need.SYNC, Need.STREAM} & set(fault.needs)
 
 
 def sample(engine: Backend, reference: ReferenceBackend, sequences: int, scratch: Path) -> Evidence:

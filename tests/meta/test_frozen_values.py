@@ -13,6 +13,7 @@ from zerodrift.audit.counterfactual.account import Account
 from zerodrift.backends.dialects.facts import Dialect, Facts, Numbers, Scoring, Tokenizer, Updating
 from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
 from zerodrift.backends.dialects.sglang import SGLANG
+from zerodrift.backends.pieces import Streaming
 from zerodrift.cli.env import Environment, collect
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.cause import Cause
@@ -58,6 +59,7 @@ EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
     ),
     SamplingParams: lambda: SamplingParams(logit_bias={1: 1.0}),
     Scoring: lambda: SGLANG.scoring,
+    Streaming: lambda: SGLANG.streaming,
     Tokenizer: lambda: LLAMA_CPP.tokenizer,
     Updating: lambda: SGLANG.updating,
     VerdictRecord: lambda: VerdictRecord(

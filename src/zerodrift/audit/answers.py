@@ -21,7 +21,15 @@ Floats = NDArray[np.float64]
 
 def generated(engine: Backend, requests: Sequence[Request]) -> list[Answer]:
     """One answer per request, whatever is in it."""
-    answers = engine.generate(requests)
+    return _counted(engine, requests, engine.generate(requests))
+
+
+def streamed(engine: Backend, requests: Sequence[Request]) -> list[Answer]:
+    """The same, put together from pieces."""
+    return _counted(engine, requests, engine.stream(requests))
+
+
+def _counted(engine: Backend, requests: Sequence[Request], answers: list[Answer]) -> list[Answer]:
     if len(answers) != len(requests):
         raise BadAnswer(
             f"{engine.name} gave {len(answers)} answers to {len(requests)} requests; outputs cannot be told apart"

@@ -22,6 +22,7 @@ from zerodrift.audit.probes.head import head_precision
 from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult, cut_off, not_judged
 from zerodrift.audit.probes.rewards import rewards
+from zerodrift.audit.probes.stream import stream
 from zerodrift.audit.probes.sync import LEAST_SIGNAL, Update, weight_sync
 from zerodrift.audit.probes.sync import NAME as WEIGHT_SYNC
 from zerodrift.audit.probes.trainer import trainer
@@ -64,6 +65,7 @@ class Rungs:
             ("repeat", itself.repeat),
             ("batch", itself.batch),
             ("cache", itself.cache),
+            ("stream", lambda: stream(itself)),
         ]
         if not semantic:
             # Scored tokens are never processed: while processing is at fault, this would only find it again.

@@ -12,6 +12,7 @@ import msgspec
 from zerodrift.audit.attribute import Attribution, Finding
 from zerodrift.audit.probes.parity import sampling_cause
 from zerodrift.audit.probes.result import ProbeResult, found
+from zerodrift.audit.probes.stream import NAME as STREAM
 from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.records.verdict import CauseFound, Outcome
 from zerodrift.stats.intervals import FEWEST_SEQUENCES
@@ -88,7 +89,7 @@ def reconcile(
 
     A difference without a name, or named by its size alone, takes the name of a self-inconsistency that is as large
     and proves more. Where the difference has a better name, self-inconsistencies no larger than it are consequences
-    and only listed.
+    and only listed. What only a stream does is neither: answers are compared that came whole.
     """
     unsteady = any(
         result.record.name == "repeat" and float(result.record.evidence.get("mean", 0.0)) > gate
@@ -96,7 +97,7 @@ def reconcile(
     )
     for result in about_itself:
         # Where the same question alone gets another answer, one in a crowd proves nothing about crowds.
-        if unsteady and result.record.name != "repeat":
+        if result.record.name == STREAM or (unsteady and result.record.name != "repeat"):
             continue
         if causes and _proves_more(causes[0], result, mean):
             rest = tuple(cause for cause in causes[1:] if cause.found_by != SIZE_ONLY)
@@ -105,6 +106,9 @@ def reconcile(
             break
     reconciled = []
     for result in about_itself:
+        if result.record.name == STREAM:
+            reconciled.append(result)
+            continue
         gap = float(result.record.evidence.get("mean", 0.0))
         consequence = bool(causes) and gap <= mean / COMPARABLE and result.causes[:1] != causes[:1]
         reconciled.append(

@@ -32,6 +32,8 @@ class Capability(StrEnum):
     WEIGHT_VERSION = "weight-version"
     EFFECTIVE_CONFIG = "effective-config"
     """Shows the settings in force, not only those asked for."""
+    STREAM = "stream"
+    """Sends token ids while they are made; what it sends with them is for a probe to see."""
 
 
 class Backend(Protocol):
@@ -49,6 +51,10 @@ class Backend(Protocol):
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
         """One answer per request, in request order; all requests are in flight together."""
+        ...
+
+    def stream(self, requests: Sequence[Request]) -> list[Answer]:
+        """As `generate`, of answers put together from the pieces of a stream. Needs STREAM."""
         ...
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:

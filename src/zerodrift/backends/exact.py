@@ -1,17 +1,19 @@
 """The exact engine, as the auditor sees it: in process, with everything that a probe can ask for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import msgspec
 
 from zerodrift import models
 from zerodrift.backends.base import Capability
 from zerodrift.config.engine import EngineConfig
-from zerodrift.core.completion import Answer, EngineFingerprint, FinishReason
-from zerodrift.core.errors import BadAnswer, ConfigError, ModelError
+from zerodrift.core.completion import Answer, EngineFingerprint, FinishReason, Problem
+from zerodrift.core.errors import BadAnswer, ConfigError, EngineError, InvalidValue, ModelError
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.engine import Engine
-from zerodrift.engine.output import Output
+from zerodrift.engine.output import Output, Piece
 
 # Settings that this engine has no way to obey: what is asked for is refused, never passed over.
 _UNKNOWN = (
@@ -66,12 +68,7 @@ class ExactBackend:
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
         """All requests at once."""
-        for request in requests:
-            if len(request.prompt.token_ids) + request.sampling.max_tokens > self.max_model_len:
-                raise BadAnswer(
-                    f"{len(request.prompt.token_ids)} prompt tokens and max_tokens={request.sampling.max_tokens} exceed "
-                    f"the context of {self.max_model_len}; shorten one of the two"
-                )
+        self._check_lengths(requests)
         outputs = self.engine.generate(
             [request.prompt for request in requests], [request.sampling for request in requests]
         )
@@ -79,6 +76,15 @@ class ExactBackend:
         for output in outputs:
             groups.setdefault(output.request_id, []).append(output)
         return [_answer(group) for group in groups.values()]
+
+    def stream(self, requests: Sequence[Request]) -> list[Answer]:
+        """All streams are open together, and each is read by one piece in its turn."""
+        self._check_lengths(requests)
+        streams = [_Stream(self.engine.stream(request.prompt, request.sampling)) for request in requests]
+        open_ones = streams
+        while open_ones:
+            open_ones = [stream for stream in open_ones if stream.advance()]
+        return [stream.answer() for stream in streams]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """As prompts, of which the prefix cache gives nothing: every position's logits are needed."""
@@ -116,6 +122,53 @@ class ExactBackend:
 
     def close(self) -> None:
         """Nothing is held beyond the model and its KV."""
+
+    def _check_lengths(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if len(request.prompt.token_ids) + request.sampling.max_tokens > self.max_model_len:
+                raise BadAnswer(
+                    f"{len(request.prompt.token_ids)} prompt tokens and max_tokens={request.sampling.max_tokens} exceed "
+                    f"the context of {self.max_model_len}; shorten one of the two"
+                )
+
+
+class _Stream:
+    """One request while its pieces come. Tokens and logprobs are those of the pieces, not of the whole at the end."""
+
+    def __init__(self, pieces: Iterator[Piece]) -> None:
+        self._pieces = pieces
+        self._read: list[Piece] = []
+        self._problem: Problem | None = None
+
+    def advance(self) -> bool:
+        """Read one piece; False where none is left."""
+        try:
+            self._read.append(next(self._pieces))
+        except StopIteration:
+            return False
+        except (EngineError, InvalidValue) as error:
+            self._problem = Problem(error.code, str(error))
+            return False
+        return True
+
+    def answer(self) -> Answer:
+        """What the pieces make, sample by sample."""
+        if self._problem is not None:
+            return Answer((), (self._problem,))
+        ended = {piece.sample_index: piece.output for piece in self._read if piece.output is not None}
+        joined = [self._joined(index, output) for index, output in sorted(ended.items())]
+        pieces = sum(bool(piece.token_ids) for piece in self._read)
+        return msgspec.structs.replace(_answer(joined), pieces=pieces)
+
+    def _joined(self, index: int, output: Output) -> Output:
+        mine = [piece for piece in self._read if piece.sample_index == index]
+        if output.problem is not None:
+            return output
+        return msgspec.structs.replace(
+            output,
+            token_ids=tuple(token for piece in mine for token in piece.token_ids),
+            logprobs=tuple(value for piece in mine for value in piece.logprobs),
+        )
 
 
 def _answer(outputs: Sequence[Output]) -> Answer:

@@ -1,7 +1,7 @@
 """How is an engine spoken to over HTTP, so that neither a vendor exception nor an endless wait gets past here?
 
 Whatever goes wrong is one of our errors, with the server's own words: EngineUnreachable where nothing answers,
-EngineRefused for 4xx, EngineError for 5xx, BadAnswer for what is not JSON. Only what is safe to say twice is said
+EngineRefused for 4xx, EngineError for 5xx, BadAnswer for what is not JSON or no stream of it. Only what is safe to say twice is said
 twice: a GET, and any call answered with 429, which the server by its own account did not take up.
 """
 
@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx2
 import msgspec
 
+from zerodrift.backends import sse
 from zerodrift.core.errors import BadAnswer, ConfigError, EngineError, EngineRefused, EngineUnreachable
 
 Item = TypeVar("Item")
@@ -36,6 +37,17 @@ class Reply(NamedTuple):
     body: bytes
     retry_after: str | None
     """Seconds to wait before asking again, in the server's words."""
+    media: str = ""
+    """What kind of document the body is."""
+
+
+class Stream(NamedTuple):
+    """A stream of events, read to its end."""
+
+    documents: list[Any]
+    """Objects, as they came."""
+    done: bool
+    """It ended with [DONE]."""
 
 
 class HttpClient:
@@ -82,6 +94,30 @@ class HttpClient:
         """The JSON that answers `body`; None where the answer is empty."""
         return self.read(path, self.exchange("POST", path, body))
 
+    def stream(self, path: str, body: object) -> Stream:
+        """The events that answer `body`, all of them: what is compared in the end is the whole.
+
+        Size and time are bounded as for any call, so a stream that never ends, or only trickles, raises.
+        """
+        where = f"{self.address}{path}"
+        reply = self.exchange("POST", path, body)
+        if not 200 <= reply.status < 300:
+            raise _refusal(where, reply)
+        if not reply.media.startswith(sse.MEDIA):
+            raise BadAnswer(
+                f"{where} was asked for a stream and answered {reply.media or 'something without a type'}: "
+                f"{_excerpt(reply.body)!r}; it does not stream by this route"
+            )
+        events = sse.read(reply.body)
+        if events.cut_off:
+            raise EngineUnreachable(
+                f"{where} broke a stream off in the middle of an event; see the server's log"
+            )
+        data = events.data
+        done = bool(data) and data[-1] == sse.DONE
+        documents = [_event(where, each) for each in (data[:-1] if done else data)]
+        return Stream(documents, done)
+
     def each(self, call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """`call` on every item, `concurrency` at a time, results in order of `items`.
 
@@ -124,17 +160,7 @@ class HttpClient:
         where = f"{self.address}{path}"
         if not 200 <= reply.status < 300:
             raise _refusal(where, reply)
-        if not reply.body:
-            return None
-        try:
-            # The standard parser reads NaN and Infinity, which some servers write: the sample that carries one
-            # is then reported by itself, instead of the whole answer as garbage.
-            return json.loads(reply.body)
-        except (ValueError, RecursionError) as error:
-            raise BadAnswer(
-                f"{where} answered {reply.status} with {_excerpt(reply.body)!r}, which is not JSON ({error}); "
-                "is this the engine itself, or something in front of it?"
-            ) from error
+        return _parsed(f"{where} answered {reply.status}", reply.body) if reply.body else None
 
     def close(self) -> None:
         """Drop every connection. Safe to call twice."""
@@ -164,7 +190,13 @@ class HttpClient:
                 # uvicorn hangs up after an error that it did not expect, and says so nowhere: what is sent next
                 # on this connection would be lost, and may not be sent twice.
                 stream.close()
-            return Reply(response.status_code, b"".join(chunks), response.headers.get("retry-after"))
+            headers = response.headers
+            return Reply(
+                response.status_code,
+                b"".join(chunks),
+                headers.get("retry-after"),
+                headers.get("content-type", ""),
+            )
 
     @contextmanager
     def _ours(self, path: str) -> Iterator[None]:
@@ -203,6 +235,34 @@ def _asked_pause_s(retry_after: str | None, otherwise_s: float) -> float:
     except ValueError:  # absent, or a date
         return otherwise_s
     return asked if math.isfinite(asked) and asked >= 0 else otherwise_s
+
+
+def _parsed(happened: str, body: bytes) -> object:
+    try:
+        # The standard parser reads NaN and Infinity, which some servers write: the sample that carries one
+        # is then reported by itself, instead of the whole answer as garbage.
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadAnswer(
+            f"{happened} with {_excerpt(body)!r}, which is not JSON ({error}); "
+            "is this the engine itself, or something in front of it?"
+        ) from error
+
+
+def _event(where: str, data: str) -> dict[str, Any]:
+    """One event; servers report inside a stream what went wrong after its status was sent."""
+    body = data.encode()
+    document = _parsed(f"{where} streamed an event", body)
+    if not isinstance(document, dict):
+        raise BadAnswer(f"{where} streamed an event with {_excerpt(body)!r}, which is no object")
+    if (error := document.get("error")) is None:
+        return document
+    code = error.get("code") if isinstance(error, dict) else None
+    if isinstance(code, int) and 400 <= code < 600:
+        raise _refusal(where, Reply(code, body, None))
+    raise EngineError(
+        f"{where} ended a stream with an error ({_words(body)}); the cause is in the server's log"
+    )
 
 
 def _refusal(where: str, reply: Reply) -> EngineError:

@@ -5,13 +5,15 @@ version string. What the audit needs beyond that is refused with the flag that w
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import msgspec
 
 from zerodrift.backends import openai_probe
 from zerodrift.backends.base import Capability, need
 from zerodrift.backends.dialects.facts import Dialect
-from zerodrift.backends.http import HttpClient
+from zerodrift.backends.http import HttpClient, Stream
 from zerodrift.backends.json_path import put
 from zerodrift.backends.openai_wire import (
     UNKNOWN,
@@ -23,6 +25,7 @@ from zerodrift.backends.openai_wire import (
     untruncated,
     value_at,
 )
+from zerodrift.backends.pieces import Joined, Streaming, join
 from zerodrift.core.completion import Answer, EngineFingerprint, LogprobKind
 from zerodrift.core.errors import (
     CapabilityMissing,
@@ -65,6 +68,7 @@ class OpenAIBackend:
             self.model = openai_probe.choose_model(self._http, model)
             shown = openai_probe.shown(self._http, dialect.facts)
             self.max_model_len = openai_probe.longest(shown, dialect, max_model_len)
+            self.streaming = openai_probe.streaming(shown, dialect)
             self._most_samples = openai_probe.most_samples(shown, dialect.facts)
             self._fingerprint = openai_probe.fingerprint(self, shown)
             self.capabilities = openai_probe.capabilities(self, self._http, shown)
@@ -78,15 +82,15 @@ class OpenAIBackend:
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
         """All requests in flight together, as many at a time as the client allows. `sampling` is reported as it was asked for."""
-        for request in requests:
-            self._check(request)
-        reader = Reader(self.dialect, self.kind, self._fingerprint.digest, self._version())
-        calls = [one_by_one(request, self.dialect) for request in requests]
-        answers = iter(self._http.each(self.complete, [call for group in calls for call in group]))
-        return [
-            reader.answer(list(itertools.islice(answers, len(group))), request)
-            for group, request in zip(calls, requests, strict=True)
-        ]
+        return self._ask(requests, lambda request: Joined(self.complete(request), pieces=0))
+
+    def stream(self, requests: Sequence[Request]) -> list[Answer]:
+        """All streams open together, as many at a time as the client allows."""
+        self._need(Capability.STREAM)
+        streaming = self.streaming
+        assert streaming is not None, "the capability was found by it"
+        route = streaming.route or self.dialect.completions
+        return self._ask(requests, lambda request: join(self.streamed(request, streaming), streaming, route))
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Raw logprobs, as the server makes them of a prompt that it does not go on with."""
@@ -142,6 +146,13 @@ class OpenAIBackend:
         body = request_body(request, self.model, self.dialect, self.kind)
         return self._http.post(self.dialect.completions, body)
 
+    def streamed(self, request: Request, streaming: Streaming) -> Stream:
+        """The answer to one call, as it came in pieces."""
+        body = request_body(request, self.model, self.dialect, self.kind)
+        for path, value in streaming.ask.items():
+            put(body, path, value)
+        return self._http.stream(streaming.route or self.dialect.completions, body)
+
     def score_one(self, token_ids: tuple[int, ...]) -> list[float]:
         """Raw logprobs of one sequence, but its first token."""
         scoring = self.dialect.scoring
@@ -158,6 +169,17 @@ class OpenAIBackend:
         assert tokenizer is not None, "asked only where the dialect can"
         answer = self._http.post(tokenizer.route, {tokenizer.text: text, **tokenizer.ask})
         return tuple(value_at(answer, tokenizer.token_ids, list[int], tokenizer.route))
+
+    def _ask(self, requests: Sequence[Request], call: Callable[[Request], Joined]) -> list[Answer]:
+        for request in requests:
+            self._check(request)
+        reader = Reader(self.dialect, self.kind, self._fingerprint.digest, self._version())
+        calls = [one_by_one(request, self.dialect) for request in requests]
+        answers = iter(self._http.each(call, [each for group in calls for each in group]))
+        return [
+            _read(reader, list(itertools.islice(answers, len(group))), request)
+            for group, request in zip(calls, requests, strict=True)
+        ]
 
     def _version(self) -> WeightVersion:
         updating = self.dialect.updating
@@ -238,3 +260,8 @@ class OpenAIBackend:
 
     def _need(self, capability: Capability) -> None:
         need(self, capability, self.dialect.hints[capability])
+
+
+def _read(reader: Reader, answers: Sequence[Joined], request: Request) -> Answer:
+    whole = reader.answer([each.answer for each in answers], request)
+    return msgspec.structs.replace(whole, pieces=sum(each.pieces for each in answers))

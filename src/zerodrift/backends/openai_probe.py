@@ -11,11 +11,12 @@ import msgspec
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect, Facts, SeedProbe
-from zerodrift.backends.http import HttpClient
+from zerodrift.backends.http import HttpClient, Stream
 from zerodrift.backends.json_path import look_up, put
 from zerodrift.backends.openai_wire import Sample, asked_kind, request_body, samples_of, value_at
+from zerodrift.backends.pieces import Streaming, has_tokens
 from zerodrift.core.completion import EngineFingerprint, LogprobKind
-from zerodrift.core.errors import BadAnswer, CapabilityMissing, EngineRefused
+from zerodrift.core.errors import BadAnswer, CapabilityMissing, EngineError, EngineRefused
 from zerodrift.core.request import Prompt, Request, SamplingParams
 
 MODELS = "/v1/models"
@@ -32,9 +33,14 @@ class Probed(Protocol):
     kind: LogprobKind
     model: str
     max_model_len: int
+    streaming: Streaming | None
 
     def complete(self, request: Request) -> object:
         """The answer to one call, as it came."""
+        ...
+
+    def streamed(self, request: Request, streaming: Streaming) -> Stream:
+        """The answer to one call, as it came in pieces."""
         ...
 
     def score_one(self, token_ids: tuple[int, ...]) -> list[float]:
@@ -90,6 +96,14 @@ def longest(document: object, dialect: Dialect, told: int | None) -> int:
     raise BadAnswer(f"{missing}, so how long a sequence may be is not known; {dialect.facts.longer}")
 
 
+def streaming(document: object, dialect: Dialect) -> Streaming | None:
+    """How this server streams, which it may have been told to do in another way than others of its kind."""
+    how = dialect.streaming
+    if how is None or how.differences is None or look_up(document, how.differences) is not True:
+        return how
+    return msgspec.structs.replace(how, cumulative=False)
+
+
 def most_samples(document: object, facts: Facts) -> int | None:
     """How many samples one call may ask for; None where no call asks for more than one."""
     return value_at(document, facts.most_samples, int, facts.routes[0]) if facts.most_samples else None
@@ -143,6 +157,7 @@ def capabilities(backend: Probed, http: HttpClient, document: object) -> frozens
         Capability.WEIGHT_VERSION: updating is not None and bool(sample.look_up(updating.sampled)),
         Capability.EFFECTIVE_CONFIG: bool(facts.effective)
         and all(look_up(document, path) is not msgspec.UNSET for path in facts.effective),
+        Capability.STREAM: backend.streaming is not None and _streams(backend, request, backend.streaming),
     }
     return frozenset(capability for capability, present in found.items() if present)
 
@@ -171,6 +186,13 @@ def _scores(backend: Probed, prompt: Prompt) -> bool:
     try:
         return len(backend.score_one(prompt.token_ids)) == len(prompt.token_ids) - 1
     except (EngineRefused, BadAnswer):
+        return False
+
+
+def _streams(backend: Probed, request: Request, how: Streaming) -> bool:
+    try:
+        return has_tokens(backend.streamed(request, how), how, backend.dialect.completions)
+    except EngineError:
         return False
 
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from zerodrift import models
-from zerodrift.backends.base import Capability
+from zerodrift.backends.base import Capability, need
 from zerodrift.backends.generation import Sampled, sample
 from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.core.completion import (
@@ -119,6 +119,11 @@ class ReferenceBackend:
             answers.append(Answer(tuple(self._completion(request, row) for row in rows)))
             begin += request.sampling.n
         return answers
+
+    def stream(self, requests: Sequence[Request]) -> list[Answer]:
+        """It does not: nothing stands between its tokens and an answer that could lose some."""
+        need(self, Capability.STREAM, "it answers whole; the exact engine streams (--engine exact)")
+        raise AssertionError("the reference does not claim to stream")
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Teacher-forced, in a padded batch."""

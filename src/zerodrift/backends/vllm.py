@@ -4,7 +4,7 @@ What the server can do is found by asking it when we connect, never by its versi
 flags all lie there. What the audit needs beyond that names the flag that would give it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from zerodrift.backends import vllm_facts, vllm_update, vllm_wire
 from zerodrift.backends.base import Capability, need
 from zerodrift.backends.http import HttpClient, Reply
+from zerodrift.backends.pieces import Joined, has_tokens, join
 from zerodrift.core.completion import Answer, EngineFingerprint
 from zerodrift.core.errors import (
     BadAnswer,
@@ -41,6 +42,7 @@ HINTS = {
     Capability.LOAD_WEIGHTS: DEV_MODE,
     Capability.WEIGHT_VERSION: DEV_MODE,
     Capability.EFFECTIVE_CONFIG: DEV_MODE,
+    Capability.STREAM: "its streams must carry token_ids (return_token_ids); those of a newer release do",
 }
 """What to type where a capability is missing."""
 
@@ -112,17 +114,12 @@ class VllmBackend:
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
         """All requests in flight together, `concurrency` at a time. `sampling` is reported as it was asked for."""
-        for request in requests:
-            self._check(request)
-        before = self._version()
-        answers = self._http.each(self._complete, requests)
-        # A label that moved in between belongs to some of these tokens, and nobody can say to which.
-        version = before if self._version() == before else UNKNOWN
-        context = vllm_wire.Context(vllm_facts.logprob_kind(self._info), version, self._digest)
-        return [
-            vllm_wire.read_answer(answer, request, context)
-            for request, answer in zip(requests, answers, strict=True)
-        ]
+        return self._ask(requests, lambda request: Joined(self._complete(request), pieces=0))
+
+    def stream(self, requests: Sequence[Request]) -> list[Answer]:
+        """All streams open together, `concurrency` at a time."""
+        self._need(Capability.STREAM)
+        return self._ask(requests, self._streamed)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Raw logprobs, whatever --logprobs-mode says; vLLM bypasses its prefix cache for such calls."""
@@ -167,6 +164,26 @@ class VllmBackend:
     def close(self) -> None:
         """The server is not ours and runs on. Safe to call twice."""
         self._http.close()
+
+    def _ask(self, requests: Sequence[Request], call: Callable[[Request], Joined]) -> list[Answer]:
+        for request in requests:
+            self._check(request)
+        before = self._version()
+        answers = self._http.each(call, requests)
+        # A label that moved in between belongs to some of these tokens, and nobody can say to which.
+        version = before if self._version() == before else UNKNOWN
+        context = vllm_wire.Context(vllm_facts.logprob_kind(self._info), version, self._digest)
+        return [
+            msgspec.structs.replace(
+                vllm_wire.read_answer(answer.answer, request, context), pieces=answer.pieces
+            )
+            for request, answer in zip(requests, answers, strict=True)
+        ]
+
+    def _streamed(self, request: Request) -> Joined:
+        body = vllm_wire.request_body(request, self.model, explicit=self.explicit)
+        stream = self._http.stream(COMPLETIONS, {**body, **vllm_wire.STREAMING.ask})
+        return join(stream, vllm_wire.STREAMING, COMPLETIONS)
 
     def _complete(self, request: Request) -> object | None:
         return self._call(vllm_wire.request_body(request, self.model, explicit=self.explicit))
@@ -266,12 +283,20 @@ class VllmBackend:
             Capability.LOAD_WEIGHTS: self.update_path.exists,
             Capability.WEIGHT_VERSION: self._http.find("/weight_info") is not None,
             Capability.EFFECTIVE_CONFIG: self._info is not None,
+            Capability.STREAM: self._streams(),
         }
         return frozenset(capability for capability, present in found.items() if present)
 
     def _takes(self, field: str, value: object) -> bool:
         reply = self._http.exchange("POST", COMPLETIONS, self._probe_body({field: value}))
         return reply.status == 200 or _is_nan(reply)
+
+    def _streams(self) -> bool:
+        try:
+            stream = self._http.stream(COMPLETIONS, self._probe_body(dict(vllm_wire.STREAMING.ask)))
+            return has_tokens(stream, vllm_wire.STREAMING, COMPLETIONS)
+        except EngineError:
+            return False
 
     def _reads(self, field: str, nonsense: object) -> bool:
         """vLLM ignores fields that it does not know: one that refuses nonsense is one that it reads."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from zerodrift.backends.pieces import Streaming
 from zerodrift.core.completion import (
     Answer,
     Completion,
@@ -33,6 +34,20 @@ NAN_REFUSAL = "Out of range float values are not JSON compliant"
 
 NEVER = -9998.0
 """vLLM writes -9999 for -inf: in a list of alternatives, a token that truncation excluded."""
+
+STREAMING = Streaming(
+    # Without usage, nothing would say what came from the prefix cache.
+    ask={"stream": True, "stream_options": {"include_usage": True}},
+    samples="choices",
+    index="index",
+    lists={
+        name: name
+        for name in ("token_ids", "logprobs/tokens", "logprobs/token_logprobs", "logprobs/top_logprobs")
+    },
+    text="text",
+    finish="finish_reason",
+)
+"""Differences, of as many tokens as --stream-interval says; ids of the prompt come with the first."""
 
 _PREFIX = "token_id:"
 

@@ -154,6 +154,12 @@ _SEMANTIC = (
         "match outputs to requests by id, never by order of arrival",
     ),
     _cause(
+        "semantic/streaming",
+        "What is streamed is not what is answered whole: pieces lose, repeat or misplace tokens or logprobs.",
+        '"stream": false in every request, or the route that answers whole (of TGI: /generate)',
+        sglang='"stream": false in every request, or start the server without --incremental-streaming-output',
+    ),
+    _cause(
         "semantic/sampling-bias",
         "Sampled tokens do not follow the distribution whose logprobs are reported.",
         "look for truncation, penalties or a biased random generator between logits and token",

@@ -56,6 +56,10 @@ class Fleet(FaultyBackend):
         """Each request goes to the next replica."""
         return self._in_turn(requests, self.inner.generate, self._forgotten.generate)
 
+    def stream(self, requests: Sequence[Request]) -> list[Answer]:
+        """As `generate`: each replica streams by itself."""
+        return self._in_turn(requests, self.inner.stream, self._forgotten.stream)
+
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Each sequence goes to the next replica."""
         return self._in_turn(sequences, self.inner.score, self._forgotten.score)

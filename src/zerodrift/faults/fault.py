@@ -38,6 +38,8 @@ class Need(StrEnum):
     """The model's generation_config.json has sampling defaults."""
     PROCESSING = "processing"
     """Requests whose logits are processed: at temperature 1 and with nothing else set, nothing is to be seen."""
+    STREAM = "stream"
+    """Acts on what is streamed, and on nothing that comes whole."""
     SLIDING_WINDOW = "sliding-window"
     TIED_HEAD = "tied-head"
 
@@ -129,6 +131,11 @@ _CHECKS: Mapping[Need, tuple[Callable[[Backend], object], type[ZerodriftError], 
         lambda engine: Capability.TOP_LOGPROBS in engine.capabilities,
         CapabilityMissing,
         "it reports the likeliest token, and this engine shows no alternatives",
+    ),
+    Need.STREAM: (
+        lambda engine: Capability.STREAM in engine.capabilities,
+        CapabilityMissing,
+        "it acts on streams, and this engine does not stream; the exact engine does (--engine exact)",
     ),
     Need.BOS: (
         lambda engine: fact_of(engine, "bos_token_id") is not None,

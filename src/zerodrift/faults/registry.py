@@ -21,6 +21,7 @@ from zerodrift.faults.prefix_cache import CACHE_FAULTS
 from zerodrift.faults.prompt import PROMPT_FAULTS
 from zerodrift.faults.reporting import REPORTING_FAULTS
 from zerodrift.faults.sampling import SAMPLING_FAULTS
+from zerodrift.faults.streaming import STREAMING_FAULTS
 from zerodrift.faults.trainer import TRAINER_FAULTS
 
 FAULTS: Mapping[str, Fault] = {
@@ -35,6 +36,7 @@ FAULTS: Mapping[str, Fault] = {
         *SAMPLING_FAULTS,
         *PROMPT_FAULTS,
         *REPORTING_FAULTS,
+        *STREAMING_FAULTS,
         *TRAINER_FAULTS,
     )
 }

@@ -100,7 +100,8 @@ class OneCorruptSample(FaultyBackend):
         for index, answer in enumerate(answers):
             if answer.completions:
                 first, *others = answer.completions
-                answers[index] = Answer(tuple(others), (*answer.problems, self._refusal(first)))
+                problems = (*answer.problems, self._refusal(first))
+                answers[index] = msgspec.structs.replace(answer, completions=tuple(others), problems=problems)
                 break
         return answers
 

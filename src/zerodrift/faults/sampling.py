@@ -83,13 +83,14 @@ class SharedNoise(FaultyBackend):
         ]
         answers = rewrite(requests, self.inner.generate(alone), as_requested)
         return [
-            Answer(
-                tuple(
+            msgspec.structs.replace(
+                answer,
+                completions=tuple(
                     msgspec.structs.replace(each, sample_index=index)
                     for each in answer.completions
                     for index in range(request.sampling.n)
                 ),
-                answer.problems * request.sampling.n,
+                problems=answer.problems * request.sampling.n,
             )
             for request, answer in zip(requests, answers, strict=True)
         ]

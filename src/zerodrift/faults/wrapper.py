@@ -36,6 +36,15 @@ class FaultyBackend:
         """One answer per request, in request order."""
         return self.inner.generate(requests)
 
+    def stream(self, requests: Sequence[Request]) -> list[Answer]:
+        """The fault as it is in `generate`, over what the engine beneath streams: never a stream without the fault."""
+        inner = self.inner
+        self.inner = Streamed(inner)
+        try:
+            return self.generate(requests)
+        finally:
+            self.inner = inner
+
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Raw logprobs of tokens 1… of each sequence."""
         return self.inner.score(sequences)
@@ -59,6 +68,16 @@ class FaultyBackend:
     def close(self) -> None:
         """Close the engine beneath."""
         self.inner.close()
+
+
+class Streamed(FaultyBackend):
+    """An engine that answers by streaming."""
+
+    inside = True
+
+    def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        """From the pieces of a stream."""
+        return self.inner.stream(requests)
 
 
 def innermost(engine: Backend) -> Backend:

@@ -157,7 +157,7 @@ class SglangPeer:
         try:
             requests, batched = self._requests(body)
             for index, request in enumerate(requests):
-                for answer in self._run(request):
+                for answer in self._run(request, incremental=self.incremental):
                     yield _event({**answer, "index": index} if batched else answer)
         except ValueError as error:
             about = {"message": str(error), "type": "invalid_request_error", "code": 400, "retryable": False}
@@ -207,7 +207,7 @@ class SglangPeer:
             id=str(item(body, "rid", index, uuid.uuid4().hex)),
         )
 
-    def _run(self, request: Generation) -> Iterator[dict[str, Any]]:
+    def _run(self, request: Generation, *, incremental: bool = False) -> Iterator[dict[str, Any]]:
         """An answer after every token; each holds everything so far unless streaming is incremental."""
         began, params = time.time(), request.sampling
         cached = self._prefix(request)
@@ -223,7 +223,7 @@ class SglangPeer:
             if not reason:
                 done.append(next(source))
                 reason = self._finished(params, [step.token for step in done], limit)
-            sent = len(done) - 1 if self.incremental and done else 0
+            sent = len(done) - 1 if incremental and done else 0
             meta: dict[str, Any] = {
                 "id": request.id,
                 "finish_reason": reason,
@@ -245,7 +245,7 @@ class SglangPeer:
                 "output_ids": ids[sent:],
                 "meta_info": meta,
             }
-            if self.incremental:
+            if incremental:
                 answer["text"] = answer["text"][len(self._text(params, ids[:sent], None)) :]
             yield {**answer, "prompt_token_ids": request.ids} if request.prompt_ids else answer
             if reason:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -52,6 +53,10 @@ class Scripted:
     name: str = "scripted"
     asked: list[Request] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
+    pieces: Callable[[Request, Answer], Answer] = lambda request, answer: msgspec.structs.replace(
+        answer, pieces=len(answer.completions[0].token_ids)
+    )
+    """What a stream makes of an answer."""
 
     def fingerprint(self) -> EngineFingerprint:
         return EngineFingerprint(engine=self.name, semantic={}, numeric={}, deployment={})
@@ -63,6 +68,12 @@ class Scripted:
             self.asked.append(request)
             answers.append(self.answer(request, len(self.asked) - 1))
         return answers
+
+    def stream(self, requests: Sequence[Request]) -> list[Answer]:
+        return [
+            self.pieces(request, answer) if answer.completions else answer
+            for request, answer in zip(requests, self.generate(requests), strict=True)
+        ]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return [self.scores(ids) for ids in sequences]

@@ -200,6 +200,7 @@ def test_few_tokens_are_inconclusive_and_every_question_is_listed(
         "repeat",
         "batch",
         "cache",
+        "stream",
         "prefill-decode",
         "self-consistency",
         "given-tokens",
@@ -393,7 +394,7 @@ def test_an_engine_that_can_do_nothing_leaves_a_required_question_open(
     assert {result.record.status for result in results} == {Outcome.INCONCLUSIVE}
     (asked,) = [result.record for result in results if result.record.required]
     assert asked.name == "self-consistency"
-    assert "repeat, batch, cache, prefill-decode" in asked.says
+    assert "repeat, batch, cache, stream, prefill-decode" in asked.says
 
 
 def test_a_context_too_short_for_the_probes_is_said_so(audit: Callable[..., Audit], scripted: Engine) -> None:

@@ -286,6 +286,15 @@ def test_an_engine_that_does_not_repeat_itself_proves_nothing_about_batches() ->
     assert [each.cause for each in named] == ["unexplained"]
 
 
+@pytest.mark.parametrize("causes", [(), (UNNAMED,), (BY_SIZE,), (cause(RAW),)])
+@pytest.mark.parametrize("mean", [0.0, 0.1])
+def test_what_a_stream_does_is_neither(causes: tuple[CauseFound, ...], mean: float) -> None:
+    """Lost tokens leave no number to compare, and the answers that parity compares came whole."""
+    lost = itself("stream", "semantic/streaming", 0.1)
+    lost = ProbeResult(msgspec.structs.replace(lost.record, evidence={"mean": mean}), lost.causes)
+    assert reconcile(causes, [lost], 0.1, GATE) == (causes, [lost])
+
+
 def test_probes_without_a_cause_stay_as_they_are() -> None:
     results = [passed("repeat"), not_judged("cache", "no salt"), vacuous("batch", "nothing")]
     assert reconcile((UNNAMED,), results, 0.1, GATE) == ((UNNAMED,), results)

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from zerodrift import models
 from zerodrift.backends.base import Backend, Capability
+from zerodrift.backends.exact import ExactBackend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.cause import Layer
 from zerodrift.core.completion import Answer, Completion
@@ -39,6 +40,12 @@ class Elsewhere:
 def llama() -> ReferenceBackend:
     """Shared: tests that load weights make their own."""
     return ReferenceBackend("testbed:llama")
+
+
+@pytest.fixture(scope="session")
+def exact() -> ExactBackend:
+    """As above; it streams."""
+    return ExactBackend("testbed:llama")
 
 
 @pytest.fixture(scope="session")
@@ -87,13 +94,15 @@ def updated(update: Path) -> ReferenceBackend:
 
 @pytest.fixture(scope="session")
 def host(
-    llama: ReferenceBackend, mistral: ReferenceBackend, with_defaults: ReferenceBackend
+    llama: ReferenceBackend, mistral: ReferenceBackend, with_defaults: ReferenceBackend, exact: ExactBackend
 ) -> Callable[[Fault], Backend]:
     """An engine that a fault can be planted in; a fault of weights gets one of its own."""
 
     def choose(fault: Fault) -> Backend:
         if Need.SLIDING_WINDOW in fault.needs:
             return mistral
+        if Need.STREAM in fault.needs:
+            return exact
         if Need.GENERATION_DEFAULTS in fault.needs:
             return with_defaults
         return ReferenceBackend("testbed:llama") if Need.SYNC in fault.needs else llama

@@ -44,7 +44,7 @@ class SelfConsistency:
     @cached_property
     def alone(self) -> list[Completion]:
         """Every request by itself, with a cold cache where the engine can be told so."""
-        return _alone(self.engine, self._cold("alone"))
+        return one_by_one(self.engine, self.cold("alone"))
 
     @cached_property
     def truth(self) -> list[Floats]:
@@ -57,15 +57,15 @@ class SelfConsistency:
             return not_judged("repeat", "the engine takes no seed, so samples cannot be repeated")
         half = (len(self.requests) + 1) // 2
         once = self.alone[:half]
-        again = _alone(self.engine, self._cold("again")[:half])
+        again = one_by_one(self.engine, self.cold("again")[:half])
         return self._compare("repeat", "path/nondeterminism", once, again)
 
     def batch(self) -> ProbeResult:
         """The same requests, one at a time and all together, with a cold cache both times."""
         if Capability.SEED not in self.engine.capabilities:
             return not_judged("batch", "the engine takes no seed, so samples cannot be repeated")
-        answers = generated(self.engine, self._cold("together"))
-        together = _first([answer.completions for answer in answers])
+        answers = generated(self.engine, self.cold("together"))
+        together = first_of([answer.completions for answer in answers])
         told = [np.array(completion.logprobs) for completion in self.alone]
         right = self._right(
             told, [row[len(row) - len(one) :] for row, one in zip(self.truth, told, strict=True)]
@@ -77,8 +77,8 @@ class SelfConsistency:
         needed = {Capability.SEED, Capability.CACHE_SALT, Capability.CACHED_TOKENS}
         if missing := needed - self.engine.capabilities:
             return not_judged("cache", f"the engine does not offer: {', '.join(sorted(missing))}")
-        salted = self._cold("cache")
-        cold, warm = _alone(self.engine, salted), _alone(self.engine, salted)
+        salted = self.cold("cache")
+        cold, warm = one_by_one(self.engine, salted), one_by_one(self.engine, salted)
         hits = [completion.cached_tokens or 0 for completion in warm]
         if not any(hits) or any(completion.cached_tokens for completion in cold):
             return vacuous(
@@ -97,13 +97,13 @@ class SelfConsistency:
             for completion, scores in zip(self.alone, prefilled, strict=True)
         ]
         right = self._right(prefilled, self.truth)
-        return self._judge(name, "path/prefill-decode", pairs, {"prefill_is_right": right})
+        return self.judge(name, "path/prefill-decode", pairs, {"prefill_is_right": right})
 
     def _right(self, told: Sequence[Floats], truth: Sequence[Floats]) -> bool:
         gaps = np.concatenate([np.abs(one - other) for one, other in zip(told, truth, strict=True)])
         return bool(len(gaps) and gaps.mean() <= self.gates.mean)
 
-    def _cold(self, purpose: str) -> list[Request]:
+    def cold(self, purpose: str) -> list[Request]:
         """The requests with salts that no request had before, where the engine knows salts."""
         if Capability.CACHE_SALT not in self.engine.capabilities:
             return list(self.requests)
@@ -123,20 +123,18 @@ class SelfConsistency:
         second: Sequence[Completion],
         extra: Evidence | None = None,
     ) -> ProbeResult:
-        pairs = []
-        for one, other in zip(first, second, strict=True):
-            shared = _shared(one.token_ids, other.token_ids)
-            pairs.append((np.array(one.logprobs[:shared]), np.array(other.logprobs[:shared])))
+        pairs = [common(one, other) for one, other in zip(first, second, strict=True)]
         shared, drawn = sum(len(one) for one, _ in pairs), sum(len(one.token_ids) for one in first)
         # Numbers that differ where tokens do not are a finding, however soon the tokens part.
         if shared < LEAST_SHARED * drawn and not any((one != other).any() for one, other in pairs):
             says = f"with the same seeds {drawn - shared} of {drawn} tokens came out otherwise: the engine ignores seeds"
             return vacuous(name, says, {"shared": shared, "drawn": drawn})
-        return self._judge(name, cause, pairs, extra or {})
+        return self.judge(name, cause, pairs, extra or {})
 
-    def _judge(
+    def judge(
         self, name: str, cause: str, pairs: Sequence[tuple[Floats, Floats]], extra: Evidence
     ) -> ProbeResult:
+        """Equal bits pass; other numbers are `cause`, which gates where they are further apart than the gate."""
         gaps = np.abs(np.concatenate([one - other for one, other in pairs]))
         if len(gaps) == 0:
             return vacuous(name, "the two runs share no token")
@@ -160,14 +158,22 @@ class SelfConsistency:
         return answered(name, status, says, {**evidence, **extra}, causes=(cause_found,))
 
 
-def _alone(engine: Backend, requests: Sequence[Request]) -> list[Completion]:
-    return _first([generated(engine, [request])[0].completions for request in requests])
+def one_by_one(engine: Backend, requests: Sequence[Request]) -> list[Completion]:
+    """The answer to each request by itself."""
+    return first_of([generated(engine, [request])[0].completions for request in requests])
 
 
-def _first(groups: Sequence[tuple[Completion, ...]]) -> list[Completion]:
+def first_of(groups: Sequence[tuple[Completion, ...]]) -> list[Completion]:
+    """The one sample that each request of these probes asks for."""
     if not all(groups):
         raise BadAnswer("the engine gave no usable sample for a request of this probe")
     return [completions[0] for completions in groups]
+
+
+def common(one: Completion, other: Completion) -> tuple[Floats, Floats]:
+    """Logprobs of the tokens that both have before they part."""
+    shared = _shared(one.token_ids, other.token_ids)
+    return np.array(one.logprobs[:shared]), np.array(other.logprobs[:shared])
 
 
 def _shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:

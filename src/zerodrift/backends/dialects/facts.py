@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from zerodrift.backends.base import Capability
+from zerodrift.backends.pieces import Streaming
 from zerodrift.core.completion import FinishReason, LogprobKind
 from zerodrift.core.frozen import freeze
 
@@ -165,6 +166,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     updating: Updating | None = None
     reset_cache: str | None = None
     """A route that forgets every cached prefix, and refuses where it did not."""
+    streaming: Streaming | None = None
+    """None where nothing says that streams carry ids and logprobs."""
     tokenizer: Tokenizer | None
     facts: Facts
     hints: Mapping[Capability, str]

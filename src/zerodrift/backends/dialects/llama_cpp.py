@@ -2,6 +2,7 @@
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect, Facts, Numbers, SeedProbe, Tokenizer
+from zerodrift.backends.pieces import Streaming
 from zerodrift.core.completion import FinishReason, LogprobKind
 
 _NO_WEIGHTS = "llama.cpp serves the file that it was started with; start it again for other weights"
@@ -57,6 +58,15 @@ LLAMA_CPP = Dialect(
     text="content",
     finish="stop_type",
     finish_words={"limit": FinishReason.LENGTH, "eos": FinishReason.STOP, "word": FinishReason.STOP},
+    streaming=Streaming(
+        ask={"stream": True},
+        index="index",
+        lists={"tokens": "tokens", "completion_probabilities": "completion_probabilities"},
+        text="content",
+        finish="stop_type",
+        # Only the OpenAI routes end so.
+        done=False,
+    ),
     tokenizer=Tokenizer(
         route="/tokenize",
         text="content",
@@ -93,5 +103,6 @@ LLAMA_CPP = Dialect(
         Capability.LOAD_WEIGHTS: _NO_WEIGHTS,
         Capability.WEIGHT_VERSION: _NO_WEIGHTS,
         Capability.EFFECTIVE_CONFIG: "the server must show /props; a newer release does",
+        Capability.STREAM: "the server must stream tokens (return_tokens); a newer release does",
     },
 )

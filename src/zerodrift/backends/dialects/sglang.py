@@ -5,6 +5,7 @@ Read in its documentation and source of August 2026, and never run here against 
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect, Facts, Numbers, Scoring, SeedProbe, Updating
+from zerodrift.backends.pieces import Streaming
 from zerodrift.core.completion import FinishReason, LogprobKind
 
 _RENAMED = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
@@ -86,6 +87,17 @@ SGLANG = Dialect(
         sampled="meta_info/weight_version",
     ),
     reset_cache="/flush_cache",
+    streaming=Streaming(
+        ask={"stream": True},
+        lists={
+            name: name
+            for name in ("output_ids", "meta_info/output_token_logprobs", "meta_info/output_top_logprobs")
+        },
+        text="text",
+        finish="meta_info/finish_reason",
+        cumulative=True,
+        differences="incremental_streaming_output",
+    ),
     tokenizer=None,
     facts=Facts(
         routes=("/v1/models", "/server_info", "/model_info"),
@@ -140,5 +152,6 @@ SGLANG = Dialect(
         Capability.LOAD_WEIGHTS: "the server must have /update_weights_from_disk; a newer release does",
         Capability.WEIGHT_VERSION: "the server must report meta_info/weight_version; a newer release does",
         Capability.EFFECTIVE_CONFIG: "the server must show /server_info; a newer release does",
+        Capability.STREAM: "the server must stream output_ids; a newer release does",
     },
 )

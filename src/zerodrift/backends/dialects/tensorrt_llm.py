@@ -5,6 +5,7 @@ Read in its documentation and source of 2026, and never run here against the eng
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect, Facts, Numbers, SeedProbe
+from zerodrift.backends.pieces import Streaming
 from zerodrift.core.completion import FinishReason, LogprobKind
 
 _UNDOCUMENTED = "whether the reported logprobs come before or after it is not documented"
@@ -45,6 +46,14 @@ TENSORRT_LLM = Dialect(
     text=None,
     finish="finish_reason",
     finish_words={"length": FinishReason.LENGTH, "stop": FinishReason.STOP},
+    streaming=Streaming(
+        # Without usage, nothing would say how long the prompt was.
+        ask={"stream": True, "stream_options": {"include_usage": True}},
+        samples="choices",
+        index="index",
+        lists={name: name for name in ("token_ids", "logprobs/token_logprobs")},
+        finish="finish_reason",
+    ),
     tokenizer=None,
     facts=Facts(
         routes=("/version",),
@@ -63,5 +72,6 @@ TENSORRT_LLM = Dialect(
         Capability.LOAD_WEIGHTS: _NO_WEIGHTS,
         Capability.WEIGHT_VERSION: _NO_WEIGHTS,
         Capability.EFFECTIVE_CONFIG: "trtllm-serve shows no settings",
+        Capability.STREAM: "its streams must carry token_ids (detokenize: false); those of a newer release do",
     },
 )

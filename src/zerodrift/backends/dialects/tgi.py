@@ -6,6 +6,7 @@ Read in its documentation and source of January 2026, and never run here against
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect, Facts, Numbers, SeedProbe, Tokenizer
+from zerodrift.backends.pieces import Streaming
 from zerodrift.core.completion import FinishReason, LogprobKind
 
 _NO_FIELD = "the server has no such field"
@@ -60,6 +61,12 @@ TGI = Dialect(
         "eos_token": FinishReason.STOP,
         "stop_sequence": FinishReason.STOP,
     },
+    streaming=Streaming(
+        route="/generate_stream",
+        entries={"token": "details/tokens", "top_tokens": "details/top_tokens"},
+        finish="details/finish_reason",
+        done=False,
+    ),
     tokenizer=Tokenizer(route="/tokenize", text="inputs", token_ids="*/id"),
     facts=Facts(
         routes=("/info",),
@@ -80,5 +87,6 @@ TGI = Dialect(
         Capability.LOAD_WEIGHTS: _NO_WEIGHTS,
         Capability.WEIGHT_VERSION: _NO_WEIGHTS,
         Capability.EFFECTIVE_CONFIG: "TGI shows neither dtype nor sampling defaults",
+        Capability.STREAM: "the server must have /generate_stream; a newer release does",
     },
 )

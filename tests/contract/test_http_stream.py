@@ -1,0 +1,188 @@
+"""Server-sent events over a real socket: split anywhere, broken off, too slow, too large."""
+
+import contextlib
+import json
+import math
+import time
+
+import pytest
+
+from zerodrift.backends import http
+from zerodrift.backends.http import HttpClient
+from zerodrift.core.errors import BadAnswer, EngineError, EngineRefused, EngineUnreachable
+
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.fixture
+def client(loopback):
+    with contextlib.closing(HttpClient(loopback.url, timeout_s=5)) as client:
+        yield client
+
+
+def event(document):
+    return b"data: " + json.dumps(document, ensure_ascii=False).encode() + b"\n\n"
+
+
+def streaming(*parts, pause_s=0.0, end=b"0\r\n\r\n", media="text/event-stream; charset=utf-8"):
+    """Each part is a chunk, and a packet, of its own."""
+
+    def answer(call, handler):
+        handler.send_response(200)
+        handler.send_header("content-type", media)
+        handler.send_header("transfer-encoding", "chunked")
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            for part in parts:
+                handler.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+                handler.wfile.flush()
+                time.sleep(pause_s)
+            handler.wfile.write(end)
+        handler.close_connection = True
+
+    return answer
+
+
+def test_events_are_read_to_the_end(loopback, client):
+    loopback.routes["POST /x"] = streaming(event({"a": 1}), b": ping\n\n", event({"a": 2}) + DONE)
+
+    assert client.stream("/x", {"stream": True}) == ([{"a": 1}, {"a": 2}], True)
+    assert loopback.calls[0].body == {"stream": True}
+
+
+def test_a_stream_may_end_without_a_word(loopback, client):
+    loopback.routes["POST /x"] = streaming(event({"a": 1}))
+
+    assert client.stream("/x", {}) == ([{"a": 1}], False)
+
+
+def test_it_may_be_split_anywhere(loopback, client):
+    whole = event({"text": "Grüße 😀\u2028"}).replace(b"\n", b"\r\n") + b"data: [DONE]\r\n\r\n"
+    loopback.routes["POST /x"] = streaming(*(whole[place : place + 1] for place in range(len(whole))))
+
+    assert client.stream("/x", {}) == ([{"text": "Grüße 😀\u2028"}], True)
+
+
+def test_a_large_event(loopback, client):
+    loopback.routes["POST /x"] = streaming(event({"text": "x" * 10_000_000}), DONE)
+
+    assert len(client.stream("/x", {}).documents[0]["text"]) == 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "says"),
+    [
+        (400, EngineRefused, "too long"),
+        (401, EngineRefused, "--api-key"),
+        (404, EngineRefused, "does not exist"),
+        (500, EngineError, "server's log"),
+        (503, EngineUnreachable, "no engine behind"),
+    ],
+)
+def test_an_error_before_the_stream_reads_like_any_other(loopback, client, status, error, says):
+    loopback.routes["POST /x"] = lambda call, handler: (status, {"error": {"message": "too long"}})
+
+    with pytest.raises(EngineError, match=says) as caught:
+        client.stream("/x", {})
+
+    assert type(caught.value) is error
+    with pytest.raises(error) as whole:
+        client.post("/x", {})
+    assert str(caught.value) == str(whole.value)
+
+
+def test_a_busy_server_is_asked_again(loopback, client, monkeypatch):
+    monkeypatch.setattr(http, "FIRST_PAUSE_S", 0.01)
+    answer = streaming(event({"a": 1}), DONE)
+    loopback.routes["POST /x"] = lambda call, handler: (
+        (429, {"error": "busy"}) if len(loopback.calls) < 3 else answer(call, handler)
+    )
+
+    assert client.stream("/x", {}).done
+
+
+@pytest.mark.parametrize(
+    ("document", "error", "says"),
+    [
+        ({"error": {"message": "bad seed", "code": 400}}, EngineRefused, "bad seed"),
+        ({"error": {"message": "boom", "code": 500}}, EngineError, "boom.*server's log"),
+        ({"error": "out of memory", "error_type": "overloaded"}, EngineError, "out of memory"),
+    ],
+)
+def test_an_error_inside_the_stream(loopback, client, document, error, says):
+    loopback.routes["POST /x"] = streaming(event({"a": 1}), event(document), DONE)
+
+    with pytest.raises(EngineError, match=says) as caught:
+        client.stream("/x", {})
+
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize("data", [b"{", b"hello", b"[DONE]", b"7", b"[1]"])
+def test_an_event_that_is_no_object(loopback, client, data):
+    loopback.routes["POST /x"] = streaming(b"data: " + data + b"\n\n", event({"a": 1}), DONE)
+
+    with pytest.raises(BadAnswer, match="/x streamed an event with"):
+        client.stream("/x", {})
+
+
+def test_nan_inside_an_event_is_read(loopback, client):
+    loopback.routes["POST /x"] = streaming(b'data: {"logprob": NaN}\n\n', DONE)
+
+    assert math.isnan(client.stream("/x", {}).documents[0]["logprob"])
+
+
+def test_a_server_that_does_not_stream(loopback, client):
+    loopback.routes["POST /x"] = lambda call, handler: handler.send(
+        200, {"choices": []}, content_type="application/json"
+    )
+    with pytest.raises(BadAnswer, match=r"answered application/json: .*does not stream"):
+        client.stream("/x", {})
+    loopback.routes["POST /x"] = lambda call, handler: (200, {})
+    with pytest.raises(BadAnswer, match="without a type"):
+        client.stream("/x", {})
+
+
+def test_a_stream_that_is_broken_off(loopback, client):
+    loopback.routes["POST /x"] = streaming(event({"a": 1}), end=b"")
+    with pytest.raises(EngineUnreachable, match="broke off"):
+        client.stream("/x", {})
+    loopback.routes["POST /x"] = streaming(event({"a": 1}), b'data: {"a": ')
+    with pytest.raises(EngineUnreachable, match="in the middle of an event"):
+        client.stream("/x", {})
+
+
+def silent_after_one(call, handler):
+    """Half-closed: the head and an event came, the connection stays, and nothing more is said."""
+    streaming(event({"a": 1}), end=b"")(call, handler)
+    time.sleep(1.5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (silent_after_one, "did not answer within"),
+        (streaming(*[b": ping\n\n"] * 100, pause_s=0.05), "was still sending after"),
+        (streaming(*[event({"a": 1})] * 100, pause_s=0.05), "was still sending after"),
+    ],
+    ids=["silence", "a trickle of comments", "a trickle of events"],
+)
+def test_a_stream_that_does_not_end_is_not_waited_for(loopback, answer, says):
+    loopback.routes["POST /x"] = answer
+    begin = time.monotonic()
+
+    with (
+        contextlib.closing(HttpClient(loopback.url, timeout_s=0.3)) as client,
+        pytest.raises(EngineUnreachable, match=says),
+    ):
+        client.stream("/x", {})
+
+    assert time.monotonic() - begin < 1.2
+
+
+def test_size_is_bounded(loopback, client, monkeypatch):
+    monkeypatch.setattr(http, "MOST_BYTES", 2**20)
+    loopback.routes["POST /x"] = streaming(*[event({"text": "x" * 100_000})] * 20)
+
+    with pytest.raises(BadAnswer, match="more than 1 MiB"):
+        client.stream("/x", {})
