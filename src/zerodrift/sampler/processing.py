@@ -76,7 +76,7 @@ def tally(rows: Sequence[History], logits_TV: torch.Tensor) -> Tally:
     return Tally(output_TV, seen_TV)
 
 
-def processed_logprobs(
+def processed_logprobs(  # noqa: PLR0913 - all that shapes a distribution
     logits_TV: torch.Tensor,
     params: SamplingParams,
     rows: Sequence[History],
@@ -84,13 +84,14 @@ def processed_logprobs(
     counted: Tally | None = None,
     *,
     log_softmax: Callable[[torch.Tensor], torch.Tensor] = _LOG_SOFTMAX,
+    slack: float = 0.0,
 ) -> torch.Tensor:
     """Log-probabilities of the sampled distribution; excluded tokens are -inf.
 
     `counted` is `tally(rows, …)`, for callers that process the same rows many times. `log_softmax` normalises the
-    rows at the end.
+    rows at the end. `slack` as in `truncate`.
     """
-    return log_softmax(processed_logits(logits_TV, params, rows, stop_ids, counted))
+    return log_softmax(processed_logits(logits_TV, params, rows, stop_ids, counted, slack=slack))
 
 
 def processed_logits(
@@ -99,6 +100,8 @@ def processed_logits(
     rows: Sequence[History],
     stop_ids: Sequence[int] = (),
     counted: Tally | None = None,
+    *,
+    slack: float = 0.0,
 ) -> torch.Tensor:
     """As above, before it is normalised."""
     logits_TV = _forbid_stops(logits_TV, params, rows, stop_ids)
@@ -109,21 +112,28 @@ def processed_logits(
         # Greedy decoding draws nothing; its reported distribution is that of temperature 1.
         if params.temperature != 1:
             logits_TV = logits_TV / params.temperature
-        logits_TV = truncate(logits_TV, params)
+        logits_TV = truncate(logits_TV, params, slack)
     return logits_TV
 
 
-def truncate(logits_TV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Exclude what min-p, top-k and top-p exclude, each judged on what the one before left."""
+def truncate(logits_TV: torch.Tensor, params: SamplingParams, slack: float = 0.0) -> torch.Tensor:
+    """Exclude what min-p, top-k and top-p exclude, each judged on what the one before left.
+
+    `slack` moves the edges: above zero, what is excluded by less than that stays; below, what stays by less goes. It is
+    a difference of logits for top-k, of mass for top-p, and relative for min-p.
+    """
     if params.min_p > 0:
         probs_TV = torch.softmax(logits_TV, dim=-1)
-        floor_T1 = params.min_p * probs_TV.amax(dim=-1, keepdim=True)
+        floor_T1 = params.min_p * (1 - slack) * probs_TV.amax(dim=-1, keepdim=True)
         logits_TV = logits_TV.masked_fill(probs_TV < floor_T1, -torch.inf)
     if 0 < params.top_k < logits_TV.shape[-1]:
-        kth_T1 = logits_TV.topk(params.top_k, dim=-1).values[:, -1:]
-        logits_TV = logits_TV.masked_fill(logits_TV < kth_T1, -torch.inf)
-    if params.top_p < 1:
-        logits_TV = _top_p(logits_TV, params.top_p)
+        edges_T2 = logits_TV.topk(params.top_k + 1, dim=-1).values[:, -2:]
+        outside_TV = logits_TV < edges_T2[:, :1] - max(slack, 0.0)
+        if slack < 0:
+            outside_TV |= logits_TV <= edges_T2[:, 1:] - slack
+        logits_TV = logits_TV.masked_fill(outside_TV, -torch.inf)
+    if params.top_p < 1 and params.top_p + slack < 1:
+        logits_TV = _top_p(logits_TV, params.top_p + slack)
     return logits_TV
 
 

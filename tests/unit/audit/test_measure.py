@@ -161,3 +161,58 @@ def test_columns_of_every_token(floor: Floor, completion: Make) -> None:
     assert table.by_id.tolist() == [0.5, 0.6, 0.8]
     # An excluded token has the rounding of a rare one: finite, so that it can be counted.
     assert table.sigma == pytest.approx(floor.sigma(np.array([-1.5, -100.0, -3.0])))
+
+
+class Told:
+    """A teacher that says the same logits for every token."""
+
+    def __init__(self, *logits: float) -> None:
+        self.row_V = torch.tensor(logits, dtype=torch.float64)
+
+    def pieces(self, sequences: Any, starts: Any) -> Any:
+        for index, (ids, start) in enumerate(zip(sequences, starts, strict=True)):
+            yield teaching.Piece(index, 0, self.row_V.expand(len(ids) - start, -1))
+
+
+PROBABILITIES = np.array([0.5, 0.3, 0.15, 0.05])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "off"),
+    [
+        ({"top_p": 0.8}, {}),
+        ({"top_k": 2}, {2: 0.3 * (1 - 1e-7)}),
+        ({"min_p": 0.6}, {}),
+    ],
+    ids=["top-p", "top-k", "min-p"],
+)
+def test_at_the_edge_of_a_nucleus_either_side_is_right(
+    completion: Make, sampling: dict[str, Any], off: dict[int, float]
+) -> None:
+    """0.5 + 0.3 is 0.8, a tie is nearly one, and 0.3 is 0.6 times 0.5: rounding decides whether the next one is kept."""
+    chances = PROBABILITIES.copy()
+    for token, chance in off.items():
+        chances[token] = chance
+    chances /= chances.sum()
+    teacher = Told(*np.log(chances))
+    fewer, more = {
+        "top_p": (0.8, 0.95),
+        "top_k": (chances[:2].sum(), chances[:3].sum()),
+        "min_p": (0.5, 0.8),
+    }[next(iter(sampling))]
+    first = float(chances[0])
+    for mass in (fewer, more):
+        measured = one(teacher, completion((0,), (0,), (float(np.log(first / mass)),)), **sampling)
+        assert abs(measured.delta[0]) < 1e-9, mass
+    # Anywhere else it is wrong.
+    measured = one(teacher, completion((0,), (0,), (float(np.log(first)),)), **sampling)
+    assert abs(measured.delta[0]) > 0.01
+
+
+def test_away_from_the_edge_it_is_not(completion: Make) -> None:
+    teacher = Told(*np.log(PROBABILITIES))
+    for top_p in (0.79, 0.81):
+        kept = 0.8 if top_p < 0.8 else 0.95
+        other = 0.8 + 0.95 - kept
+        (wrong,) = one(teacher, completion((0,), (0,), (float(np.log(0.5 / other)),)), top_p=top_p).delta
+        assert abs(wrong) > 0.1
