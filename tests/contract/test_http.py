@@ -223,6 +223,23 @@ def test_a_connection_that_was_closed_while_idle_is_replaced(loopback, client):
     assert client.post("/x", {}) == 2
 
 
+@pytest.mark.parametrize(("status", "connections"), [(200, 1), (400, 1), (500, 2)])
+def test_the_next_call_after_a_servers_failure_has_a_connection_of_its_own(
+    loopback, client, status, connections
+):
+    """uvicorn closes the first one, some milliseconds later: a POST that is on its way then is lost."""
+    ports = []
+
+    def answer(call, handler):
+        ports.append(handler.client_address[1])
+        return status, {}
+
+    loopback.routes["POST /do"] = answer
+    for _ in range(2):
+        client.exchange("POST", "/do", {})
+    assert len(set(ports)) == connections
+
+
 def test_a_server_that_hangs_is_given_up(loopback, connect):
     release = threading.Event()
     loopback.routes["POST /x"] = lambda call, handler: release.wait(10) and None

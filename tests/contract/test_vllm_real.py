@@ -1,12 +1,14 @@
 """VllmBackend against the real vLLM on CPU: the wire format is what we think it is, and so are its faults.
 
-One server for the whole module: it takes about half a minute to start.
+One server for each release: it takes about half a minute to start. Where releases differ, vllm_releases.toml says how.
 """
 
 import contextlib
 import json
 import os
+import re
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +27,11 @@ from zerodrift.core.version import WeightVersion
 pytestmark = pytest.mark.engines
 
 ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".engines" / os.environ.get("ZERODRIFT_TEST_ENGINE", "vllm-0.32.0") / "bin" / "python"
+RELEASES = tomllib.loads(Path(__file__).with_name("vllm_releases.toml").read_text())
+ASKED = [os.environ["ZERODRIFT_TEST_ENGINE"]] if "ZERODRIFT_TEST_ENGINE" in os.environ else list(RELEASES)
+STARTUP_S = 600.0
+"""Half a minute on an idle machine; this is for one that is not."""
+RUNNING = re.compile(rb"^vllm:num_requests_running\{[^}]*\} 1", re.MULTILINE)
 LONG = tuple(4 + i % 200 for i in range(300))
 """Two blocks of 128 tokens, and a rest."""
 
@@ -49,10 +55,19 @@ def weights(tmp_path_factory):
     return root
 
 
+@pytest.fixture(scope="module", params=ASKED)
+def release(request):
+    """The name of an engine that is installed; ZERODRIFT_TEST_ENGINE leaves one of them."""
+    assert request.param in RELEASES, (
+        f"which answers of {request.param} differ? write it into vllm_releases.toml"
+    )
+    if not python_of(request.param).exists():
+        pytest.skip(f"{request.param} is not installed: engines/install {request.param}")
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def server(weights, tmp_path_factory):
-    if not PYTHON.exists():
-        pytest.skip(f"{PYTHON.parents[1].name} is not installed: engines/install {PYTHON.parents[1].name}")
+def server(release, weights, tmp_path_factory):
     flags = [
         "--dtype",
         "float32",
@@ -66,7 +81,10 @@ def server(weights, tmp_path_factory):
     log = tmp_path_factory.mktemp("log") / "server.log"
     # Without splitting, CPU attention sums in one order: prefill and decode then agree to the last bit.
     env = {"VLLM_CPU_ATTN_SPLIT_KV": "0"}
-    with contextlib.chdir(ROOT), launch_vllm(PYTHON, weights / "A", flags, env, log) as server:
+    with (
+        contextlib.chdir(ROOT),
+        launch_vllm(python_of(release), weights / "A", flags, env, log, STARTUP_S) as server,
+    ):
         yield server
 
 
@@ -82,6 +100,10 @@ def restored(backend, weights):
     yield
     backend.load_weights(weights / "A", WeightVersion("A"))
     backend.reset_cache()
+
+
+def python_of(release):
+    return ROOT / ".engines" / release / "bin" / "python"
 
 
 def ask(*ids, salt=None, **sampling):
@@ -290,7 +312,7 @@ def test_the_server_tokenizes_as_the_tokenizer_does(backend, weights):
 
 
 def test_refusals_carry_the_servers_words(backend):
-    # Not 512, the first that the model does not have: 0.28 lets it through, and its engine dies of it.
+    # Not 512, the first that the model does not have: what becomes of that is asked last.
     with pytest.raises(EngineRefused, match="600 is out of vocabulary"):
         backend.generate([ask(600)])
     with pytest.raises(EngineRefused, match="max allowed: 20"):
@@ -303,12 +325,38 @@ def test_refusals_carry_the_servers_words(backend):
 def test_a_reset_under_load_is_not_believed(backend):
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(backend.generate, [ask(*LONG, max_tokens=700, ignore_eos=True)])
-        time.sleep(0.5)
+        while not RUNNING.search(backend._http.exchange("GET", "/metrics").body) and not running.done():
+            time.sleep(0.05)
         with pytest.raises(EngineError, match="success=false"):
             backend.reset_cache()
         assert running.result()[0].problems == ()
 
 
-def test_a_server_that_cannot_start_says_why(weights, server, tmp_path):
+def test_a_server_that_cannot_start_says_why(release, weights, tmp_path):
     with pytest.raises(EngineError, match="no-such-flag"):
-        launch_vllm(PYTHON, weights / "A", ["--no-such-flag"], {}, tmp_path / "log")
+        launch_vllm(
+            python_of(release), weights / "A", ["--no-such-flag"], {}, tmp_path / "log", timeout_s=STARTUP_S
+        )
+
+
+def test_releases_have_the_routes_that_are_listed(release, backend):
+    expected = RELEASES[release]["routes"]
+    assert {path: backend._http.exchange("GET", path).status for path in expected} == expected
+    # All that the first of these needs, and nothing of what the other does.
+    body = {"token_ids": [5], "sampling_params": {"max_tokens": 1}}
+    expected = RELEASES[release]["scale_out"]
+    assert {path: backend._http.exchange("POST", path, body).status for path in expected} == expected
+
+
+def test_the_first_id_that_the_model_does_not_have(release, backend):
+    """Last in the file: no server is left on a release that dies of it."""
+    if RELEASES[release]["first_unknown_id"] == "is refused":
+        with pytest.raises(EngineRefused, match="512 is out of vocabulary"):
+            backend.generate([ask(512)])
+        assert only(backend, ask(5)).token_ids
+        return
+    assert RELEASES[release]["first_unknown_id"] == "kills the engine"
+    with pytest.raises(EngineError):
+        backend.generate([ask(512)])
+    with pytest.raises(EngineError):
+        backend.generate([ask(5)])

@@ -352,6 +352,24 @@ def test_bf16_passes_under_its_own_profile(audit: Audit) -> None:
     assert record.precision == "bf16"
 
 
+@served_by(BF16)
+def test_a_head_in_bf16_is_listed_with_its_share_and_fix(audit: Audit) -> None:
+    (head,) = [cause for cause in audit().causes if cause.cause == "path/head-precision"]
+
+    assert not head.gating
+    assert 0.0 < head.interval[0] <= head.explained <= head.interval[1] < 1.0
+    assert head.fix == """--hf-overrides '{"head_dtype":"float32"}'"""
+
+
+@served_by(BF16_HEAD)
+def test_with_that_fix_it_is_gone(audit: Audit) -> None:
+    record = audit()
+
+    assert "path/head-precision" not in {cause.cause for cause in record.causes}
+    (probe,) = [probe for probe in record.probes if probe.name == "head-precision"]
+    assert "the head is not rounded" in probe.says
+
+
 def is_typed(fix: str, setup: Setup) -> bool:
     """Whether the server was started with this on its command line."""
     return f" {fix} " in f" {' '.join(flags(setup.config.engine, setup.config.model.dtype))} "

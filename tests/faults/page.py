@@ -5,7 +5,7 @@ python tests/faults/page.py            # writes the page
 
 import statistics
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from healthy import RESULTS as HEALTHY
@@ -24,8 +24,9 @@ Written by `make faults-full`: every injector (`zerodrift audit --inject list`) 
 the reference in fp32, on {models}. A fault that a model has no part for (no sliding window, no tied head) is not planted
 there. Causes that the data of one audit cannot tell apart count as one; [attribution.md](attribution.md) says which.
 
-**Detected {detected} of {total}; principal cause right {right} of {total}.** A run on a built-in model took
-{median:.1f} s at the median, {longest:.1f} s at most, two at a time on two cores{real}.
+**Detected {detected} of {total} ({detection:.1%}); principal cause right {right} of {total} ({precision:.1%}).** A run
+on a built-in model took {median:.1f} s of one core at the median, {longest:.1f} s at most, from the first question to the
+verdict with its smallest case{real}. {states}
 
 *Tokens* are those that must be sampled until the fault is seen in 95 of 100 orders of the sequences, on weights that
 were trained: {trained}. An audit judges no fewer than 200. A dash: an update, a trainer, or a comparison of
@@ -37,7 +38,7 @@ the engine with itself shows it, by a probe of fixed size.
 TWO = """
 ## Two at once
 
-Both must be among the gating causes: **{right} of {total}**.
+Both must be among the gating causes: **{right} of {total} ({share:.1%})**.
 
 | first | second | detected | both named | named instead |
 |---|---|---|---|---|
@@ -60,8 +61,11 @@ def page(rows: Sequence[Row], tokens: Sequence[Detection], tallies: Sequence[Tal
     text = HEAD.format(
         models=", ".join(sorted({row.model for row in single})),
         total=len(single),
-        detected=sum(row.verdict == "FAIL" for row in single),
-        right=sum(named(row) for row in single),
+        detected=(detected := sum(row.verdict == "FAIL" for row in single)),
+        detection=detected / len(single),
+        right=(right := sum(named(row) for row in single)),
+        precision=right / len(single),
+        states=_states(rows),
         median=statistics.median(built_in),
         longest=max(built_in),
         real=_on_real_weights([row.seconds for row in single if row.model == SMOLLM2]),
@@ -70,10 +74,18 @@ def page(rows: Sequence[Row], tokens: Sequence[Detection], tallies: Sequence[Tal
     )
     text += _lines(single, {(each.fault, each.model): each for each in tokens})
     if pairs := [row for row in rows if AND in row.fault]:
-        text += TWO.format(right=sum(named(row) for row in pairs), total=len(pairs)) + _pairs(pairs)
+        right = sum(named(row) for row in pairs)
+        text += TWO.format(right=right, total=len(pairs), share=right / len(pairs)) + _pairs(pairs)
     if tallies:
         text += _well(tallies)
     return text
+
+
+def _states(rows: Sequence[Row]) -> str:
+    """Of the package's source, and how many rows each gave."""
+    counted = Counter(row.code for row in rows)
+    told = ", ".join(f"`{code}` ({count})" for code, count in counted.most_common())
+    return f"Rows by state of the source: {told}."
 
 
 def _on_real_weights(seconds: Sequence[float]) -> str:

@@ -5,13 +5,14 @@ so that a probe ends as not judged and never as passed.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zerodrift.backends.base import Backend
 from zerodrift.core.completion import Answer
-from zerodrift.core.errors import BadAnswer
+from zerodrift.core.errors import BadAnswer, InvalidValue
 from zerodrift.core.request import Request
 from zerodrift.core.task import Scorer
 
@@ -49,3 +50,31 @@ def scored(scorer: Scorer | Backend, sequences: Sequence[Sequence[int]], whose: 
                 "it must give one finite logprob for every token but the first"
             )
     return rows
+
+
+def brought(scorer: Scorer, sequences: Sequence[Sequence[int]], whose: str) -> list[Floats]:
+    """The same of a scorer that the user wrote, which fails in any way it likes and is never taken for the engine."""
+    try:
+        rows = [_numbers(row) for row in scorer.score(sequences)]
+    except (Exception, SystemExit) as error:
+        message = str(error).partition("\n")[0]
+        raise InvalidValue(
+            f"{whose} failed: {type(error).__name__}{f': {message}' if message else ''}"
+        ) from error
+    if len(rows) != len(sequences):
+        raise InvalidValue(f"{whose} gave {len(rows)} rows of scores for {len(sequences)} sequences")
+    for index, (ids, row) in enumerate(zip(sequences, rows, strict=True)):
+        if row.shape != (len(ids) - 1,):
+            raise InvalidValue(
+                f"{whose} gave scores of shape {row.shape} for sequence {index} of {len(ids)} tokens; "
+                "it must give one logprob for every token but the first"
+            )
+        if not np.isfinite(row).all():
+            raise InvalidValue(f"{whose} gave NaN or infinities for sequence {index}; logprobs are finite")
+    return rows
+
+
+def _numbers(row: Any) -> Floats:
+    """A row of any kind of numbers; a tensor may need gradients, be in bf16, or on a GPU."""
+    plain = row.detach().double().cpu().numpy() if hasattr(row, "detach") else row
+    return np.asarray(plain, dtype=np.float64)

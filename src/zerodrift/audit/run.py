@@ -22,7 +22,7 @@ from zerodrift.audit.observe import observe
 from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.probes.identity import smaller_vocabulary, tokenizer
 from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, greedy, parity
-from zerodrift.audit.probes.result import ProbeResult, found, not_judged
+from zerodrift.audit.probes.result import ProbeResult, cut_off, found, not_judged
 from zerodrift.audit.rungs import Rungs, guarded
 from zerodrift.audit.setup import Setup
 from zerodrift.audit.shape import describe, shape
@@ -73,7 +73,7 @@ class Audit(Setup):
         # Where no Δ could be compared, nothing that the engine says of itself is known to be as large.
         mean = float(parity_result.record.evidence.get("mean", math.inf))
         causes, about_itself = judging.reconcile(causes, about_itself, mean, gates.mean)
-        results += [*about_itself, *rungs.given()]
+        results += [*about_itself, *rungs.head(), *rungs.given()]
         # Before an update: some engines show the digest of their weights as a setting.
         results += self._unchanged(fingerprint)
         worst = answered[max(range(len(measurements)), key=lambda number: _size(measurements[number]))].index
@@ -111,8 +111,10 @@ class Audit(Setup):
             rollouts = observe(
                 self.engine, self.requests(), "parity", self.directory / ROLLOUTS, self.progress.step
             )
-        except (EngineError, InvalidValue) as error:
-            failed = not_judged("contract", f"the engine failed: {error}", required=True)
+        except InvalidValue as error:
+            return [not_judged("contract", f"the engine failed: {error}", required=True)], []
+        except EngineError as error:
+            failed = cut_off("contract", error)
             if isinstance(error, EngineRefused) and (
                 cause := smaller_vocabulary(self.engine, facts.vocab_size)
             ):
@@ -120,7 +122,7 @@ class Audit(Setup):
             return [failed], []
         rollouts = [readable(rollout, facts.vocab_size) for rollout in rollouts]
         same = guarded("tokenizer", lambda: tokenizer(self.engine, self.reference))
-        return [contract(rollouts, self.engine.name, facts), same], rollouts
+        return [contract(rollouts, self.engine.name, facts, self.sources), same], rollouts
 
     def _floor(self, observed: Sequence[Observed]) -> Floor:
         passages = [item.passage for item in some_of(observed)]

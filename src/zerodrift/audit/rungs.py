@@ -17,8 +17,10 @@ from zerodrift.audit.perturb import GroupedWeights, perturbed, write_checkpoint
 from zerodrift.audit.plan import PROBE_REQUESTS, SYNC_REQUESTS, rewarded_requests
 from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.given import given_tokens, recorded_in, same_reference, sampled_by
+from zerodrift.audit.probes.head import NAME as HEAD_PRECISION
+from zerodrift.audit.probes.head import head_precision
 from zerodrift.audit.probes.parity import Gates
-from zerodrift.audit.probes.result import ProbeResult, not_judged
+from zerodrift.audit.probes.result import ProbeResult, cut_off, not_judged
 from zerodrift.audit.probes.rewards import rewards
 from zerodrift.audit.probes.stream import stream
 from zerodrift.audit.probes.sync import LEAST_SIGNAL, Update, weight_sync
@@ -28,6 +30,7 @@ from zerodrift.audit.setup import Setup
 from zerodrift.audit.tasks import rewarded
 from zerodrift.backends.base import Capability, need
 from zerodrift.backends.teacher import Teacher
+from zerodrift.config.precision import Precision
 from zerodrift.core.errors import CapabilityMissing, EngineError, InvalidPrompt, InvalidValue, ZerodriftError
 from zerodrift.core.request import Request
 from zerodrift.records.directory import REFERENCE
@@ -76,6 +79,18 @@ class Rungs:
             names = ", ".join(name for name, _ in probes)
             results.append(not_judged("self-consistency", f"none was answered: {names}", required=True))
         return results
+
+    def head(self) -> list[ProbeResult]:
+        """How logits were rounded, where the profile allows rounding and Δ alone does not say whose it is."""
+        if self.setup.precision is Precision.FP32:
+            return []
+        self.setup.progress.stage(HEAD_PRECISION)
+
+        def asked() -> ProbeResult:
+            requests = self.setup.probe_requests(self.setup.validation.seed + 2, PROBE_REQUESTS)
+            return head_precision(self.setup.engine, self.setup.reference, requests)
+
+        return [guarded(HEAD_PRECISION, asked)]
 
     def given(self) -> list[ProbeResult]:
         """Parity the other way round, on fresh samples of the reference or on recorded ones."""
@@ -174,7 +189,7 @@ def guarded(name: str, probe: Callable[[], ProbeResult]) -> ProbeResult:
     except CapabilityMissing as error:
         result = not_judged(name, str(error))
     except EngineError as error:
-        result = not_judged(name, f"the engine failed: {error}", required=True)
+        result = cut_off(name, error)
     except ZerodriftError as error:
         result = not_judged(name, str(error), required=True)
     record = msgspec.structs.replace(result.record, seconds=round(time.monotonic() - began, 3))

@@ -2,8 +2,10 @@
 
 import dataclasses
 import shlex
+import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +28,7 @@ from zerodrift.config.load import dump
 from zerodrift.config.precision import Precision
 from zerodrift.config.run import RunConfig
 from zerodrift.core.completion import EngineFingerprint
-from zerodrift.core.errors import ConfigError, RecordError
+from zerodrift.core.errors import ConfigError, RecordError, ZerodriftError
 from zerodrift.core.request import Prompt
 from zerodrift.core.task import Scorer, Task
 from zerodrift.records import directory as files
@@ -38,6 +40,8 @@ from zerodrift.records.tokens import write_tokens
 
 DEFAULT_MODEL = "testbed:qwen3"
 PRECISIONS = {"float32": Precision.FP32, "float64": Precision.FP32, "bfloat16": Precision.BF16}
+MODEL = "model"
+"""A built-in model written out, where an engine needs a directory."""
 LONGEST_PROMPT = 512
 """Of those that are generated: attention is quadratic and faults are not."""
 
@@ -49,6 +53,13 @@ class Posed(NamedTuple):
 
     task: Task
     prompts: list[Prompt]
+
+
+class Chosen(NamedTuple):
+    """What is asked, and where it comes from."""
+
+    prompts: list[Prompt]
+    sources: str
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,20 +93,21 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         baseline = self._baseline()
         reference = self._reference(spec, baseline)
         trainer, posed = self._trainer(spec), self._posed(spec, reference)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with only_writer(self.directory / files.LOCK, self.directory):
+        with self._made(), only_writer(self.directory / files.LOCK, self.directory):
             self._prepare(reference)
             checkpoint = self._checkpoint(spec, self.directory)
             served = Served(str(checkpoint or spec), self.config.model.dtype)
             with open_engine(self.config.engine, served, self.directory) as opened:
                 engine = opened if self.wrap is None else self.wrap(opened)
+                chosen = self._prompts(reference, engine.max_model_len, posed)
                 audit = Audit(
                     engine=engine,
                     reference=reference,
                     trainer=trainer,
                     baseline=baseline,
                     task=None if posed is None else posed.task,
-                    prompts=self._prompts(reference, engine.max_model_len, posed),
+                    prompts=chosen.prompts,
+                    sources=chosen.sources,
                     sampling=msgspec.structs.replace(
                         self.config.sampling_defaults.params(), max_tokens=self.config.validation.max_tokens
                     ),
@@ -132,6 +144,20 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
                 progress.stage("replay")
                 return Replay(engine, reference, case.limit)(case.requests)
 
+    @contextmanager
+    def _made(self) -> Iterator[None]:
+        """The directory; one that was made for nothing is not left behind."""
+        fresh = not self.directory.exists()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            yield
+        except ZerodriftError:
+            # A server that was started and failed leaves its log, which the message points to.
+            left = {path.name for path in self.directory.iterdir()}
+            if fresh and left <= {files.CONFIG, files.ASKED, files.ENVIRONMENT, files.LOCK, MODEL}:
+                shutil.rmtree(self.directory)
+            raise
+
     def _prepare(self, reference: ReferenceBackend) -> None:
         asked = files.Asked(
             planted=self.planted,
@@ -150,8 +176,9 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
                     "or repeat that run's options to resume it"
                 )
             write_atomically(path, content)
-        # Of a run that was killed after it was found; this one may find none.
-        (self.directory / files.CASE).unlink(missing_ok=True)
+        # Of a run that was killed or cut off; this one may find otherwise.
+        for name in (files.CASE, files.VERDICT, files.TOKENS, files.REPORT):
+            (self.directory / name).unlink(missing_ok=True)
         if self.environment is not None:
             write_atomically(self.directory / files.ENVIRONMENT, self.environment)
 
@@ -192,11 +219,9 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
             return Path(spec)
         if self.config.engine.name in IN_PROCESS and not self.sync:
             return None
-        return models.materialise(spec, directory / "model")
+        return models.materialise(spec, directory / MODEL)
 
-    def _prompts(
-        self, reference: ReferenceBackend, max_model_len: int, posed: Posed | None = None
-    ) -> list[Prompt]:
+    def _prompts(self, reference: ReferenceBackend, max_model_len: int, posed: Posed | None = None) -> Chosen:
         validation, facts = self.config.validation, reference.facts
         context = min(max_model_len, facts.context_length, self.config.model.max_model_len or max_model_len)
         if context <= validation.max_tokens:
@@ -205,18 +230,25 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
             )
         if posed is not None:
             check_room(posed.task, posed.prompts, context, validation.max_tokens)
-            return posed.prompts
+            return Chosen(posed.prompts, f"{len(posed.prompts)} prompts of task {validation.task}")
         longest = context - validation.max_tokens
-        count, chosen = validation.num_prompts, self._long_prompts(reference, max_model_len)
+        chosen, sources = self._long_prompts(reference, max_model_len), []
+        count = validation.num_prompts
         if validation.prompts is not None:
+            # A fifth is generated, to reach lengths and scripts that the file does not have.
             given = count - count // 5 if validation.property_based_prompts else count
             path, vocab_size = Path(validation.prompts), facts.vocab_size
-            chosen += from_file(path, reference.tokenizer, longest, given, vocab_size)
+            read = from_file(path, reference.tokenizer, longest, given, vocab_size)
+            sources.append(f"{len(read)} prompts of {path.name}")
+            chosen += read
             count -= given
+        if chosen_by_length := len(validation.position_probes):
+            sources.append(f"{chosen_by_length} at positions asked for")
         if count:
             longest = min(longest, LONGEST_PROMPT)
             chosen += generated(reference.tokenizer, facts.vocab_size, longest, count, validation.seed)
-        return chosen
+            sources.append(f"{count} generated")
+        return Chosen(chosen, " and ".join(sources))
 
     def _long_prompts(self, reference: ReferenceBackend, max_model_len: int) -> list[Prompt]:
         """One for each position probe: prompt and output together end where it says."""

@@ -38,6 +38,8 @@ class Setup:
     task: Task | None = None
     """Gave the prompts and rewards what is made of them, where the user brings one."""
     prompts: Sequence[Prompt]
+    sources: str = ""
+    """Where they come from, for the verdict."""
     sampling: SamplingParams
     validation: ValidationConfig
     precision: Precision

@@ -97,9 +97,14 @@ def open_trainer(spec: str, model: str | Path) -> Scorer:
         return TransformersTrainer(model, _options(spec, rest))
     if not name or not rest:
         raise ConfigError(f"trainer {spec!r} names nothing; write {EXAMPLES}")
-    found = imported("trainer", spec, name, rest)
-    ready = isinstance(found, Scorer) and not isinstance(found, type)
-    scorer = found(str(model)) if callable(found) and not ready else found
+    try:
+        found = imported("trainer", spec, name, rest)
+        ready = isinstance(found, Scorer) and not isinstance(found, type)
+        scorer = found(str(model)) if callable(found) and not ready else found
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's module, which fails in any way it likes
+        raise ConfigError(f"trainer {spec!r} could not be made: {type(error).__name__}: {error}") from error
     if not isinstance(scorer, Scorer):
         raise ConfigError(
             f"trainer {spec!r} is {type(scorer).__name__}, which has no method `score(sequences)`; "

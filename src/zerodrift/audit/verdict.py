@@ -181,6 +181,8 @@ def conclude(results: Sequence[ProbeResult], causes: Sequence[CauseFound]) -> Co
         return Conclusion(Outcome.FAIL, guilty, says, merged)
     if unanswered:
         says = f"{unanswered[0].name}: {unanswered[0].says}"
+        if any(each.cut_off for each in unanswered):
+            says += "; what was answered is kept, and the run can be resumed"
         return Conclusion(Outcome.INCONCLUSIVE, "unknown", says, merged)
     says = "Engine and reference are the same policy, within the rounding that their precision allows."
     return Conclusion(Outcome.PASS, "none", says, merged)

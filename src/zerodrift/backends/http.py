@@ -196,6 +196,10 @@ class HttpClient:
                         f"{self.address}{path} was still sending after {self.timeout_s:g} s; raise the timeout, "
                         "or ask for fewer tokens or logprobs at once"
                     )
+            if response.status_code >= 500 and (stream := response.extensions.get("network_stream")):
+                # uvicorn hangs up after an error that it did not expect, and says so nowhere: what is sent next
+                # on this connection would be lost, and may not be sent twice.
+                stream.close()
             told = response.headers
             return Reply(
                 response.status_code, b"".join(chunks), told.get("retry-after"), told.get("content-type", "")

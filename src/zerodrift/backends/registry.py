@@ -103,12 +103,14 @@ def _vllm(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]
     from zerodrift.backends.launch import launch_vllm
     from zerodrift.backends.vllm import VllmBackend
     from zerodrift.backends.vllm_flags import flags
+    from zerodrift.backends.vllm_plugin import transfer_flags
 
     def start() -> "AbstractContextManager[LaunchedServer]":
         return launch_vllm(
             config.python or "",
             served.model,
-            flags(config, served.dtype),
+            # First, so that arguments of the configuration's own win.
+            [*transfer_flags(config.python or "", config.env), *flags(config, served.dtype)],
             config.env,
             logs / "vllm.log",
             timeout_s=config.startup_timeout_s,

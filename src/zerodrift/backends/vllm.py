@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from zerodrift.backends import vllm_facts, vllm_wire
+from zerodrift.backends import vllm_facts, vllm_update, vllm_wire
 from zerodrift.backends.base import Capability, need
 from zerodrift.backends.http import HttpClient, Reply
 from zerodrift.backends.pieces import Joined, has_tokens, join
@@ -97,6 +97,7 @@ class VllmBackend:
             self.model, self.max_model_len = self._choose(model)
             self._info = self._read_info()
             self._digest = vllm_facts.fingerprint(self.model, self.max_model_len, self._info).digest
+            self.update_path = vllm_update.find_path(self._info, self._has_route)
             self.capabilities = self._probe()
         except BaseException:
             self.close()
@@ -139,7 +140,7 @@ class VllmBackend:
         return self._tokens({"messages": list(messages), "add_generation_prompt": True})
 
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
-        """Have the server read `directory` itself, then set its label where it keeps one.
+        """Have the server read `directory` itself, under the label `version` where it keeps one.
 
         vLLM has no rollback: a directory that it cannot read ends its engine process, so it is looked at here.
         """
@@ -148,10 +149,7 @@ class VllmBackend:
         if not directory.is_dir():
             raise ModelNotFound(f"{directory} is no directory; the engine would die of reading it")
         model_directory.check(directory)
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
-        self._http.post("/collective_rpc", body)
-        if self._has_route("/update_weight_version"):
-            self._http.post("/update_weight_version", {"new_version": version.label})
+        self.update_path.push(self._http, directory, version)
 
     def reset_cache(self) -> None:
         """Only an idle server can: with requests in flight it answers 200 and resets nothing."""
@@ -282,7 +280,7 @@ class VllmBackend:
             Capability.CACHED_TOKENS: response.cached_tokens is not None,
             Capability.TOKENIZE: self._http.exchange("POST", "/tokenize", {"prompt": "a"}).status == 200,
             Capability.RESET_CACHE: self._has_route("/reset_prefix_cache"),
-            Capability.LOAD_WEIGHTS: self._has_route("/collective_rpc"),
+            Capability.LOAD_WEIGHTS: self.update_path.exists,
             Capability.WEIGHT_VERSION: self._http.find("/weight_info") is not None,
             Capability.EFFECTIVE_CONFIG: self._info is not None,
             Capability.STREAM: self._streams(),

@@ -77,6 +77,7 @@ DEPLOYMENT = {
     "gpu_memory_utilization": "cache_config.gpu_memory_utilization",
     "data_parallel_size": "parallel_config.data_parallel_size",
     "executor": "parallel_config.distributed_executor_backend",
+    "weight_transfer": "weight_transfer_config.backend",
 }
 
 
@@ -92,6 +93,12 @@ class ServerInfo(msgspec.Struct):
         """`raw_` or `processed_`, `logprobs` or `logits`; None where the release does not show it."""
         mode = _look_up(self.vllm_config, "model_config.logprobs_mode")
         return mode if isinstance(mode, str) else None
+
+    @property
+    def transfer_engine(self) -> str | None:
+        """The name in --weight-transfer-config; None without one."""
+        name = _look_up(self.vllm_config, "weight_transfer_config.backend")
+        return name if isinstance(name, str) else None
 
     @property
     def instance(self) -> str | None:

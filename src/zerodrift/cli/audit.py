@@ -215,28 +215,38 @@ def _run(session: "Session", junitxml: Path | None) -> "Outcome":
 
 
 def _replay(session: "Session", path: Path) -> int:
-    """0 where every token is right, 1 where one is not."""
+    """0 where every token is right, 1 where one is not, 3 where nothing came that could be judged."""
     from zerodrift.records.case import read_case
+    from zerodrift.records.verdict import Outcome
     from zerodrift.view.replayed import print_replayed
 
     case = read_case(path)
     with Bar() as progress:
         replayed = session.replay(case, progress)
     print_replayed(case, replayed.tokens, replayed.problem, console.stdout())
+    if replayed.first_bad is None and replayed.measurement is None:
+        return Outcome.INCONCLUSIVE.exit_code
     return int(replayed.first_bad is not None)
 
 
 def _publish(record: "VerdictRecord", directory: Path, junitxml: Path | None) -> None:
     """The verdict wherever somebody looks: report, terminal, JUnit file, page of the job on GitHub."""
+    from zerodrift.records.verdict import Outcome
     from zerodrift.view import github
     from zerodrift.view.junit import write_junit
     from zerodrift.view.report import write_report
     from zerodrift.view.text import print_verdict
 
-    write_report(directory)
+    # First what a pipeline reads: a disk that is full is no reason to lose the verdict.
     if junitxml is not None:
         write_junit(junitxml, record)
+    try:
+        write_report(directory)
+    except OSError as error:
+        console.note(f"the report could not be written ({error.strerror}); the verdict stands")
     print_verdict(record, console.stdout(), directory)
+    if any(probe.cut_off for probe in record.probes) and record.verdict is Outcome.INCONCLUSIVE:
+        console.note(f"to go on where the engine failed, repeat the command with --out {directory}")
     if github.append_summary(record, os.environ) and (line := github.annotation(record)) is not None:
         console.say(line)
 
@@ -315,7 +325,10 @@ def _check_options(sync: bool, reset_cache: bool, junitxml: Path | None) -> None
     if junitxml is not None:
         try:
             junitxml.parent.mkdir(parents=True, exist_ok=True)
+            fresh = not junitxml.exists()
             junitxml.open("ab").close()
+            if fresh:  # an empty file is no JUnit
+                junitxml.unlink()
         except OSError as error:
             raise ConfigError(
                 f"--junitxml {junitxml} cannot be written ({error.strerror}); choose another file"

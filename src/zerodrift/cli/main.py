@@ -104,7 +104,9 @@ def main(arguments: Sequence[str] | None = None, application: typer.Typer = app)
         application(args=arguments, prog_name="zerodrift", obj=session)
     except SystemExit as stop:
         if stop.code == INTERRUPTED:  # Typer turns Ctrl-C into this, without a word
-            console.complain("interrupted", "what was written stays; the same command goes on from there")
+            console.complain(
+                "interrupted", "with --out DIR, an audit goes on where it stopped when it is typed again"
+            )
         raise
     except Exception as error:  # everything: report tells known errors from bugs of ours
         sys.exit(console.report(error, debug=session.debug))

@@ -130,9 +130,8 @@ _SEMANTIC = (
     _cause(
         "semantic/tokenizer",
         "The engine makes other token ids of the same text than the trainer.",
-        "send token ids, or give the engine the trainer's tokenizer",
-        gating=False,
-        vllm='send "prompt" as token ids, or --tokenizer MODEL',
+        "give the engine the trainer's tokenizer, or send token ids",
+        vllm='--tokenizer MODEL, or send "prompt" as token ids',
     ),
     _cause(
         "semantic/retokenised",

@@ -8,7 +8,7 @@ import msgspec
 from zerodrift.backends.base import Backend
 from zerodrift.core.completion import Answer, Completion, FinishReason, Problem
 from zerodrift.core.errors import CapabilityMissing, InvalidValue, NonFinite
-from zerodrift.core.request import Request
+from zerodrift.core.request import Request, SamplingParams
 from zerodrift.faults.fault import Fault, Need
 from zerodrift.faults.rewriting import Change, as_requested, restated, rewrite, with_output
 from zerodrift.faults.wrapper import FaultyBackend
@@ -30,22 +30,38 @@ class RawLogprobs(FaultyBackend):
     """Reports the model's own distribution in place of the one that was sampled."""
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        """The values come from scoring, where logprobs are raw by definition."""
+        """The values come from scoring, where logprobs are raw by definition.
+
+        Where nothing is processed they are the engine's own, with whatever else is wrong with them.
+        """
         if any(r.sampling.logprobs and (r.sampling.penalises or r.sampling.logit_bias) for r in requests):
             raise CapabilityMissing(
                 "raw alternatives cannot be worked out from penalised or biased ones: request logprobs=0, "
                 "or no penalties and no bias"
             )
         answers = self.inner.generate(requests)
-        sequences = [each.sequence for answer in answers for each in answer.completions]
+        sequences = [
+            each.sequence
+            for request, answer in zip(requests, answers, strict=True)
+            for each in answer.completions
+            if not _is_raw(request.sampling)
+        ]
         scores = iter(self.inner.score(sequences) if sequences else [])
 
         def raw(request: Request, completion: Completion) -> Completion:
+            if _is_raw(request.sampling):
+                return completion
             values = next(scores)[len(completion.prompt_token_ids) - 1 :]
             # Greedy decoding reports temperature 1 already.
             return restated(completion, values, request.sampling.temperature or 1.0)
 
         return rewrite(requests, answers, raw)
+
+
+def _is_raw(sampling: SamplingParams) -> bool:
+    """Whether the distribution sampled from is the model's own."""
+    changed = sampling.truncates or sampling.penalises or sampling.logit_bias
+    return sampling.temperature == 1 and not changed
 
 
 class LikeliestInstead(FaultyBackend):

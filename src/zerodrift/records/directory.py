@@ -18,7 +18,7 @@ import msgspec
 
 from zerodrift.core.errors import RecordError, SchemaMismatch
 from zerodrift.records.codec import Schema, write_atomically
-from zerodrift.records.verdict import SCHEMA, VerdictRecord
+from zerodrift.records.verdict import SCHEMA, Outcome, VerdictRecord
 
 CONFIG, ENVIRONMENT, VERDICT = "config.yaml", "environment.json", "verdict.json"
 ROLLOUTS, TOKENS, REPORT = "rollouts.jsonl", "tokens.parquet", "report.html"
@@ -48,9 +48,15 @@ def check_run_directory(directory: Path) -> None:
         raise RecordError(
             f"{directory} holds other things than a run ({CONFIG} is not among them); choose another --out"
         )
-    if (directory / VERDICT).exists():
+    if (directory / VERDICT).exists() and not _cut_off(directory):
         # Its answers are those of an engine as it was then: a second audit would repeat the verdict and ask nothing.
         raise RecordError(f"{directory} holds a finished run; choose another --out, or remove it first")
+
+
+def _cut_off(directory: Path) -> bool:
+    """Whether it could not be judged because the engine failed: then it is no finished run."""
+    record = read_verdict(directory)
+    return record.verdict is Outcome.INCONCLUSIVE and any(probe.cut_off for probe in record.probes)
 
 
 def write_verdict(directory: Path, record: VerdictRecord) -> Path:

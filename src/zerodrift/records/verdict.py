@@ -47,6 +47,8 @@ class ProbeRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Whether the verdict waits for it."""
     vacuous: bool = False
     """The question was asked and its premise did not hold (no batch formed, no cache hit)."""
+    cut_off: bool = False
+    """The engine failed while it was asked; what came before is kept, and the run can be resumed."""
     says: str
     evidence: Mapping[str, float | int | str | bool] = {}
     seconds: float = 0.0

@@ -90,7 +90,7 @@ def test_an_engine_that_never_answers(audit: Callable[..., Audit], scripted: Eng
 def test_an_engine_that_answers_nothing(audit: Callable[..., Audit], scripted: Engine) -> None:
     audited = audit(scripted(lambda request, number: Answer(()))).run()
     assert audited.record.verdict is Outcome.INCONCLUSIVE
-    assert probe(audited, "contract").evidence == {"completions": 0, "unreadable": 4}
+    assert probe(audited, "contract").evidence == {"completions": 0, "unreadable": 4, "ended": 0}
     assert "did not come back" in probe(audited, "contract").says
 
 
@@ -142,7 +142,7 @@ def test_ids_that_the_model_does_not_have(
     assert audited.record.verdict is verdict
     assert [cause.cause for cause in audited.record.causes] == causes
     contract = probe(audited, "contract")
-    assert contract.evidence == {"completions": 0, "unreadable": 4}
+    assert contract.evidence == {"completions": 0, "unreadable": 4, "ended": 0}
     assert "5000" in contract.says
     assert "512 tokens" in contract.says
 

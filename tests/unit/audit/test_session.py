@@ -9,6 +9,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
+from zerodrift.audit import observe
 from zerodrift.audit.progress import Silent
 from zerodrift.audit.session import PRECISIONS, Session, command_line, precision_of
 from zerodrift.backends.base import Backend
@@ -17,7 +18,7 @@ from zerodrift.config.load import dump, load
 from zerodrift.config.precision import Precision
 from zerodrift.config.run import RunConfig
 from zerodrift.core.completion import Answer, EngineFingerprint
-from zerodrift.core.errors import ConfigError, RecordError, ZerodriftError
+from zerodrift.core.errors import ConfigError, EngineUnreachable, RecordError, ZerodriftError
 from zerodrift.models.sums import Sums
 from zerodrift.models.testbed_config import CONTEXT_LENGTH
 from zerodrift.models.warmup import problems
@@ -117,6 +118,54 @@ def test_an_unfinished_run_of_something_else_is_refused(
     stopped = msgspec.structs.replace(unfinished(finished[0], tmp_path / "run"), **change)
     with pytest.raises(RecordError, match="another fault, update or checkpoint"):
         stopped.run(Silent())
+
+
+class Dying:
+    """Answers the first request that it is asked, and no other until it is healed."""
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = bare(inner)
+        self.left = 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def generate(self, requests: Any) -> list[Answer]:
+        if self.left < len(requests):
+            raise EngineUnreachable("connection refused")
+        self.left -= len(requests)
+        return self.inner.generate(requests)
+
+
+def test_a_run_whose_engine_died_can_be_resumed(
+    finished: tuple[Session, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observe, "BATCH", 1)
+    died = msgspec.structs.replace(finished[0], directory=tmp_path / "run", wrap=Dying)
+    record = died.run(Silent(), "zerodrift audit").record
+    assert record.verdict is Outcome.INCONCLUSIVE
+    assert "what was answered is kept, and the run can be resumed" in record.says
+    kept = list(read_lines(tmp_path / "run" / files.ROLLOUTS, Rollout))
+    assert {rollout.index for rollout in kept} == {0}
+    again = msgspec.structs.replace(died, wrap=bare).run(Silent(), "zerodrift audit")
+    assert again.record.metrics == finished[1].record.metrics
+    assert files.read_verdict(died.directory) == again.record
+
+
+def test_an_engine_that_cannot_be_reached_leaves_nothing_behind(tmp_path: Path) -> None:
+    there = config(engine={"name": "vllm", "url": "http://127.0.0.1:1"})
+    with pytest.raises(EngineUnreachable):
+        Session(config=there, directory=tmp_path / "run", environment=b"{}").run(Silent())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_prompts_come_from_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(f'{{"prompt": [{5 + n}, 6]}}\n' for n in range(4)))
+    mixed = config(validation={"prompts": str(path), "num_prompts": 5, "equivalence_trials": 5})
+    audited = Session(config=mixed, directory=tmp_path / "run", wrap=bare).run(Silent())
+    (contract,) = [probe for probe in audited.record.probes if probe.name == "contract"]
+    assert "5 completions of 4 prompts of mine.jsonl and 1 generated" in contract.says
 
 
 def test_answers_of_another_engine_are_refused(finished: tuple[Session, Any], tmp_path: Path) -> None:
@@ -257,7 +306,7 @@ def test_a_directory_has_one_writer(tmp_path: Path) -> None:
 
 def prompts_of(tmp_path: Path, llama: ReferenceBackend, **validation: Any) -> list[Any]:
     session = Session(config=config(validation={"max_tokens": 4, **validation}), directory=tmp_path)
-    return session._prompts(llama, 1200)
+    return session._prompts(llama, 1200).prompts
 
 
 def test_a_fifth_is_generated_beside_a_file(tmp_path: Path, llama: ReferenceBackend) -> None:
@@ -287,14 +336,14 @@ def test_no_prompt_is_longer_than_training_will_see(tmp_path: Path, llama: Refer
     session = Session(
         config=config(model={"max_model_len": 12}, sampling_defaults={"max_tokens": 5}), directory=tmp_path
     )
-    assert max(len(prompt.token_ids) for prompt in session._prompts(llama, 1200)) <= 12 - 5
+    assert max(len(prompt.token_ids) for prompt in session._prompts(llama, 1200).prompts) <= 12 - 5
 
 
 def test_a_task_asks_its_own_prompts_and_no_others(tmp_path: Path, llama: ReferenceBackend) -> None:
     session = Session(config=config(validation={"task": "sums"}), directory=tmp_path)
     posed = session._posed("testbed:llama", llama)
     assert posed is not None
-    prompts = session._prompts(llama, 1200, posed)
+    prompts = session._prompts(llama, 1200, posed).prompts
     assert prompts == Sums("testbed:llama").prompts(3, seed=0)
     with pytest.raises(ConfigError, match="task 'sums': prompt 0 has 4 tokens"):
         session._prompts(llama, 8, posed)

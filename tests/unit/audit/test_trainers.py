@@ -49,6 +49,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "        return [[-1.0] * (len(ids) - 1) for ids in sequences]\n"
         "ready = Scorer()\n"
         "number = 3\n"
+        "def fails(model):\n"
+        "    raise SystemExit(0)\n"
         "def gives_nothing(model):\n"
         "    return None\n"
     )
@@ -77,6 +79,7 @@ def test_a_class_or_function_is_called_with_the_model(module: Path) -> None:
         ("no_such_trainer:scorer", "no module 'no_such_trainer' here or installed"),
         ("their_trainer:missing", "has no 'missing'"),
         ("their_trainer:number", "is int, which has no method"),
+        ("their_trainer:fails", "could not be made: SystemExit"),
         ("their_trainer:gives_nothing", "is NoneType, which has no method"),
         ("transformers:dtpe=float32", "unknown field `dtpe`; options are dtype, autocast, packed, batch"),
         ("transformers:dtype=int7", "dtype is 'int7'"),
@@ -91,7 +94,9 @@ def test_what_names_no_trainer_is_refused(module: Path, spec: str, says: str) ->
 
 
 def test_an_error_inside_the_users_module_is_the_users(module: Path) -> None:
-    with pytest.raises(ModuleNotFoundError, match="no_such_module_anywhere"):
+    with pytest.raises(
+        ConfigError, match=r"could not be made: ModuleNotFoundError: .*no_such_module_anywhere"
+    ):
         open_trainer("broken_trainer:scorer", MODEL)
 
 

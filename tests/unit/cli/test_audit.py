@@ -195,16 +195,21 @@ def test_the_exit_code_is_the_verdict(asked: list[Asked], model: str, code: int)
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize(("first_bad", "code"), [(None, 0), (2, 1)])
+@pytest.mark.parametrize(
+    ("first_bad", "measured", "code"), [(None, True, 0), (2, True, 1), (0, None, 1), (None, None, 3)]
+)
 def test_a_case_is_sent_in_place_of_an_audit(
     asked: list[Asked],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     first_bad: int | None,
+    measured: bool | None,
     code: int,
 ) -> None:
     def replay(self: Asked, case: Case, progress: Any) -> Any:
-        return SimpleNamespace(first_bad=first_bad, tokens=[(7, -1.0, -1.0)], problem="")
+        return SimpleNamespace(
+            measurement=measured, first_bad=first_bad, tokens=[(7, -1.0, -1.0)], problem=""
+        )
 
     monkeypatch.setattr(Asked, "replay", replay, raising=False)
     write_case(Path("case.json"), Case(requests=(Request(Prompt((5, 6))),), limit=1e-3))
@@ -402,7 +407,7 @@ def test_an_interruption_says_how_to_go_on(
 
     monkeypatch.setattr(session, "Session", Interrupted)
     assert run() == 130
-    assert "the same command goes on from there" in capsys.readouterr().err
+    assert "with --out DIR, an audit goes on where it stopped" in capsys.readouterr().err
 
 
 def test_a_fault_of_the_trainer_is_planted_there(

@@ -34,14 +34,18 @@ def readable(rollout: Rollout, vocab_size: int) -> Rollout:
     return msgspec.structs.replace(rollout, completion=None, problem=Problem(code, says))
 
 
-def contract(rollouts: Sequence[Rollout], engine: str, facts: ModelFacts) -> ProbeResult:
-    """Judge every rollout of the plan, those without a completion included."""
+def contract(rollouts: Sequence[Rollout], engine: str, facts: ModelFacts, sources: str = "") -> ProbeResult:
+    """Judge every rollout of the plan, those without a completion included; `sources` is where prompts came from."""
     bos = facts.bos_token_id
     completed = [rollout for rollout in rollouts if rollout.completion is not None]
     problems = [rollout.problem for rollout in rollouts if rollout.problem is not None]
     causes = [*_problems(rollouts, engine), *_prompts(completed, engine, bos), *_seeds(completed, engine)]
     causes += _stops(completed, engine, facts.eos_token_ids)
-    evidence = {"completions": len(completed), "unreadable": len(problems)}
+    ended = sum(
+        rollout.completion is not None and rollout.completion.finish_reason is FinishReason.STOP
+        for rollout in completed
+    )
+    evidence = {"completions": len(completed), "unreadable": len(problems), "ended": ended}
     if causes:
         says = causes[0].evidence
         return answered(NAME, Outcome.FAIL, says, evidence, required=True, causes=tuple(causes))
@@ -53,7 +57,7 @@ def contract(rollouts: Sequence[Rollout], engine: str, facts: ModelFacts) -> Pro
     return answered(
         NAME,
         Outcome.PASS,
-        f"{len(completed)} completions: prompts as sent, logprobs finite, {_distinct(completed)}",
+        f"{len(completed)} completions{f' of {sources}' if sources else ''}: prompts as sent, logprobs finite, {_distinct(completed)}, {_ends(ended)}",
         evidence,
         required=True,
     )
@@ -63,6 +67,15 @@ def _distinct(rollouts: Sequence[Rollout]) -> str:
     """What is known of samples that share a prompt."""
     several = {rollout.index for rollout in rollouts if rollout.request.sampling.n > 1}
     return f"samples distinct in {len(several)} requests" if several else "one sample of each"
+
+
+def _ends(ended: int) -> str:
+    """How an end is reported is seen only where there is one."""
+    return (
+        f"{ended} ended before the limit"
+        if ended
+        else "none ended before the limit: how an end is told was not seen"
+    )
 
 
 def _problems(rollouts: Sequence[Rollout], engine: str) -> list[CauseFound]:

@@ -1,8 +1,11 @@
 """Rung 2: do engine and reference have the same tokenizer and the same tokens? Texts are sent to be encoded only.
 
 An audit sends token ids, so that another tokenizer spoils no number of it; it does spoil every prompt that a trainer
-sends as text, and where the numbers are wrong it says why: behind the address is another model.
+sends as text, and where the numbers are wrong it says why: behind the address is another model. Special tokens at the
+ends alone are listed and do not gate: whether they are added is for each request to say.
 """
+
+from collections.abc import Sequence
 
 from zerodrift.audit.probes.result import ProbeResult, answered, found
 from zerodrift.backends.base import Backend, Capability, need
@@ -34,9 +37,12 @@ def tokenizer(engine: Backend, reference: ReferenceBackend) -> ProbeResult:
         f"{len(other)} of {len(TEXTS)} texts become other ids: {text!r} is {_shown(seen)} to the engine and "
         f"{_shown(expected)} to the reference"
     )
-    cause = found("semantic/tokenizer", engine.name, NAME, says, explained=len(other) / len(TEXTS))
-    # Passed: the audit sends ids. The cause is listed.
-    return answered(NAME, Outcome.PASS, says, evidence, causes=(cause,))
+    special = frozenset(reference.tokenizer.all_special_ids)
+    gating = any(_plain(a, special) != _plain(b, special) for _, a, b in other)
+    cause = found(
+        "semantic/tokenizer", engine.name, NAME, says, explained=len(other) / len(TEXTS), gating=gating
+    )
+    return answered(NAME, Outcome.FAIL if gating else Outcome.PASS, says, evidence, causes=(cause,))
 
 
 def smaller_vocabulary(engine: Backend, vocab_size: int) -> CauseFound | None:
@@ -55,6 +61,10 @@ def _takes(engine: Backend, token: int) -> bool:
     except EngineError:
         return False
     return True
+
+
+def _plain(ids: Sequence[int], special: frozenset[int]) -> list[int]:
+    return [each for each in ids if each not in special]
 
 
 def _shown(ids: tuple[int, ...]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from zerodrift.core.cause import CAUSES
+from zerodrift.core.errors import EngineError
 from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord
 
 Evidence = Mapping[str, float | int | str | bool]
@@ -44,8 +45,15 @@ def vacuous(name: str, says: str, evidence: Evidence | None = None, *, required:
 
 
 def not_judged(name: str, says: str, *, required: bool = False) -> ProbeResult:
-    """The engine cannot answer, or failed while answering."""
+    """The engine cannot answer."""
     return ProbeResult(ProbeRecord(name=name, status=Outcome.INCONCLUSIVE, says=says, required=required))
+
+
+def cut_off(name: str, error: EngineError) -> ProbeResult:
+    """The engine failed while answering: not judged is not passed, and asking again may help."""
+    says = f"the engine failed: {error}"
+    record = ProbeRecord(name=name, status=Outcome.INCONCLUSIVE, says=says, required=True, cut_off=True)
+    return ProbeResult(record)
 
 
 def found(  # noqa: PLR0913 - the fields of a cause

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zerodrift.audit.answers import scored
+from zerodrift.audit.answers import brought
 from zerodrift.audit.floor import ROUGHLY, Passage, measure_floor
 from zerodrift.audit.probes.parity import LEAST_TOKENS, Gates
 from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous
@@ -25,6 +25,8 @@ WHOSE = "the trainer's scorer"
 MOST_SEQUENCES = 32
 ALONE = 6
 EXPLAINED = 0.9
+LEAST_BEYOND, MOSTLY = 8, 0.5
+"""Tokens beyond an onset, and the share of them that must be wrong."""
 
 
 def trainer(
@@ -32,7 +34,7 @@ def trainer(
 ) -> ProbeResult:
     """Raw logprobs of whole sequences, the trainer's against the reference's."""
     sequences = sequences[:MOST_SEQUENCES]
-    theirs, ours = scored(scorer, sequences, WHOSE), [np.array(row) for row in reference.score(sequences)]
+    theirs, ours = brought(scorer, sequences, WHOSE), [np.array(row) for row in reference.score(sequences)]
     gaps = [np.abs(one - other) for one, other in zip(theirs, ours, strict=True)]
     gap = np.concatenate(gaps)
     evidence = {"tokens": len(gap), "mean": float(gap.mean()), "max": float(gap.max())}
@@ -54,15 +56,17 @@ def _cause(
     gates: Gates,
 ) -> CauseFound:
     """`worst` are the reference's scores of the sequences that the trainer is furthest from."""
-    gaps = [np.abs(scored(scorer, [sequences[n]], WHOSE)[0] - right) for n, right in worst.items()]
-    size = float(np.concatenate(gaps).mean())
+    gaps = [np.abs(brought(scorer, [sequences[n]], WHOSE)[0] - right) for n, right in worst.items()]
+    every = np.concatenate(gaps)
+    size = float(every.mean())
     if size <= gates.mean:
         return _batch_cause(scorer, reference, sequences)
     if (onset := _onset(gaps, gates)) is not None:
         says = f"scores are right up to position {onset} and wrong from there on"
         return found("trainer/positions", "trainer", NAME, says)
     coarse = measure_floor(reference.model, [Passage(sequences[n], 1) for n in worst], "bfloat16", ROUGHLY)
-    if coarse.mean / 4 <= size <= coarse.mean * 4:
+    # Rounding reaches every token: one that is far off gives a mean of any size.
+    if coarse.mean / 4 <= size <= coarse.mean * 4 and np.median(every) >= size / 10:
         says = f"mean |Δ| {size:.2g} has the size of bf16 rounding ({coarse.mean:.2g}), also for one sequence alone"
         return found("trainer/autocast", "trainer", NAME, says)
     says = f"scores of single sequences are off by {size:.2g} on average, and nothing known explains it"
@@ -77,7 +81,7 @@ def _batch_cause(
     if len(sequences) < 2:
         return found("trainer/micro-batch", "trainer", NAME, says)
     first, second = sequences[0], sequences[1]
-    together = scored(scorer, [first, second], WHOSE)[1]
+    together = brought(scorer, [first, second], WHOSE)[1]
     plain = np.array(reference.score([second])[0])
     leaked = _leaked(reference, first, second)
     before, after = np.abs(together - plain).sum(), np.abs(together - leaked).sum()
@@ -102,11 +106,10 @@ def _leaked(reference: ReferenceBackend, first: tuple[int, ...], second: tuple[i
 
 
 def _onset(gaps: Sequence[Floats], gates: Gates) -> int | None:
-    """The position up to which every sequence is right, if there is one and it lies inside."""
-    longest = max(map(len, gaps))
-    worst = np.zeros(longest)
-    for gap in gaps:
-        worst[: len(gap)] = np.maximum(worst[: len(gap)], gap)
-    wrong = np.flatnonzero(worst > 10 * gates.mean)
-    first = int(wrong[0]) if len(wrong) else 0
-    return first if first >= 2 else None
+    """The position up to which every sequence is right and from which on they are wrong, if it lies inside."""
+    wrong = [gap > 10 * gates.mean for gap in gaps]
+    begins = [int(np.argmax(row)) for row in wrong if row.any()]
+    first = min(begins, default=0)
+    # A number that is wrong by itself begins nothing.
+    beyond = np.concatenate([row[first:] for row in wrong])
+    return first if first >= 2 and len(beyond) >= LEAST_BEYOND and beyond.mean() > MOSTLY else None

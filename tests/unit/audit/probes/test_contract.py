@@ -40,8 +40,15 @@ def test_a_sound_answer_passes(completion: Make) -> None:
     result = judge(rollout(completion(SENT)), rollout(completion(OTHER), 1, OTHER))
     assert result.record.status is Outcome.PASS
     assert result.record.required
-    assert result.record.evidence == {"completions": 2, "unreadable": 0}
+    assert result.record.evidence == {"completions": 2, "unreadable": 0, "ended": 0}
+    assert "how an end is told was not seen" in result.record.says
     assert result.causes == ()
+
+
+def test_outputs_that_end_by_themselves_are_counted(completion: Make) -> None:
+    result = judge(rollout(completion(SENT, (4, EOS_ID), finish_reason=FinishReason.STOP)))
+    assert result.record.evidence["ended"] == 1
+    assert "1 ended before the limit" in result.record.says
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,27 @@ def test_the_same_tokenizer(llama: ReferenceBackend) -> None:
     assert result.record.evidence == {"texts": len(TEXTS), "differing": 0}
 
 
-def test_another_tokenizer_is_listed_with_an_example(llama: ReferenceBackend) -> None:
+def test_another_tokenizer_fails_with_an_example(llama: ReferenceBackend) -> None:
     result = tokenizer(resolve("semantic/tokenizer").inject(llama), llama)
+    (cause,) = result.causes
+    assert (cause.cause, cause.gating) == ("semantic/tokenizer", True)
+    assert result.record.status is Outcome.FAIL
+    assert TEXTS[0] in cause.evidence
+
+
+class Ending(FaultyBackend):
+    """Puts an end-of-sequence behind every text."""
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        return (*self.inner.tokenize(text), 1)
+
+
+def test_special_tokens_alone_are_listed(llama: ReferenceBackend) -> None:
+    assert 1 in llama.tokenizer.all_special_ids
+    result = tokenizer(Ending(llama), llama)
     (cause,) = result.causes
     assert (cause.cause, cause.gating) == ("semantic/tokenizer", False)
     assert result.record.status is Outcome.PASS, "the audit sends ids, and its numbers stand"
-    assert TEXTS[0] in cause.evidence
 
 
 def test_an_engine_that_shows_no_ids(llama: ReferenceBackend, scripted: Callable[..., Any]) -> None:

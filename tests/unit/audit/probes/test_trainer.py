@@ -1,6 +1,7 @@
 """Trainers whose forward is wrong in one way each, over the llama testbed in fp64."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult
 from zerodrift.audit.probes.trainer import trainer
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.core.errors import BadAnswer
+from zerodrift.core.errors import InvalidValue
 from zerodrift.records.verdict import Outcome
 
 Scores = Callable[[Sequence[Sequence[int]]], list[list[float]]]
@@ -104,7 +105,7 @@ def test_wrong_where_only_long_sequences_reach(
     llama: ReferenceBackend, gates: Gates, sequences: list[tuple[int, ...]]
 ) -> None:
     """The sequences that are scored alone must be those that are wrong, not those that come first."""
-    shifted = changed(llama, lambda place, row: row - 0.3 * (np.arange(len(row)) >= 36))
+    shifted = changed(llama, lambda place, row: row - 0.3 * (np.arange(len(row)) >= 30))
     result = trainer(Trainer(shifted), llama, sequences, gates)
     assert cause(result) == "trainer/positions"
 
@@ -146,5 +147,44 @@ def test_one_sequence_that_comes_out_differently_each_time(llama: ReferenceBacke
 def test_a_scorer_that_breaks_its_promise(
     llama: ReferenceBackend, judge: Judge, spoil: Callable[[list[list[float]]], list[list[float]]]
 ) -> None:
-    with pytest.raises(BadAnswer, match="the trainer's scorer gave"):
+    with pytest.raises(InvalidValue, match="the trainer's scorer gave"):
         judge(lambda batch: spoil(llama.score(batch)))
+
+
+def out_of_memory(batch: Sequence[Sequence[int]]) -> list[list[float]]:
+    raise RuntimeError("CUDA out of memory\nand a page more")
+
+
+def leaving(batch: Sequence[Sequence[int]]) -> list[list[float]]:
+    raise SystemExit(0)
+
+
+@pytest.mark.parametrize(
+    ("score", "says"),
+    [
+        (out_of_memory, "failed: RuntimeError: CUDA out of memory$"),
+        (leaving, "failed: SystemExit: 0"),
+        (lambda batch: None, "failed: TypeError"),
+        (lambda batch: [None] * len(batch), "gave scores of shape"),
+        (lambda batch: ["x"] * len(batch), "failed: ValueError"),
+        (lambda batch: [[[-1.0]] * (len(ids) - 1) for ids in batch], "gave scores of shape"),
+    ],
+)
+def test_a_scorer_that_fails_is_not_taken_for_the_engine(judge: Judge, score: Scores, says: str) -> None:
+    with pytest.raises(InvalidValue, match=f"the trainer's scorer {says}"):
+        judge(score)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_of_any_kind_are_scores(llama: ReferenceBackend, judge: Judge, dtype: torch.dtype) -> None:
+    def score(batch: Sequence[Sequence[int]]) -> Any:
+        return (torch.tensor(row, dtype=dtype, requires_grad=True) for row in llama.score(batch))
+
+    assert judge(score).record.evidence["mean"] < 0.1
+
+
+def test_one_wrong_number_is_no_shifted_position(llama: ReferenceBackend, judge: Judge) -> None:
+    wrong = changed(
+        llama, lambda place, row: row - 3.0 * (np.arange(len(row)) == len(row) - 1) * (place == 0)
+    )
+    assert cause(judge(wrong)) == "unexplained"

@@ -1,0 +1,76 @@
+"""How do new weights get into a running vLLM? Both ways have the server read a directory that it can see.
+
+Its own four-phase protocol, where it runs the transfer engine of our plugin (integrations/vllm_plugin): what is sent
+is checked before the model is touched, and vLLM itself publishes the version with the weights. Otherwise the worker
+method `reload_weights`, behind which the label is set by a call of its own.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from zerodrift.backends import vllm_facts
+from zerodrift.backends.http import HttpClient
+from zerodrift.core.version import WeightVersion
+
+ENGINE = "zerodrift"
+"""What the plugin is called in --weight-transfer-config."""
+FLAGS = ("--weight-transfer-config", f'{{"backend": "{ENGINE}"}}')
+PHASES = (
+    "/init_weight_transfer_engine",
+    "/start_weight_update",
+    "/update_weights",
+    "/finish_weight_update",
+)
+RELOAD = "/collective_rpc"
+LABEL = "/update_weight_version"
+
+
+class UpdatePath(NamedTuple):
+    """Which of the two a server takes, found by asking it."""
+
+    by_transfer: bool
+    reloads: bool
+    """`reload_weights` can be called."""
+    labelled: bool
+    """The label can be set by itself."""
+    why_no_transfer: str = ""
+
+    @property
+    def exists(self) -> bool:
+        """Weights can be pushed at all."""
+        return self.by_transfer or self.reloads
+
+    def push(self, http: HttpClient, directory: Path, version: WeightVersion) -> None:
+        """The weights, and their label where the server keeps one. An error leaves the label as it was."""
+        if self.by_transfer:
+            init, start, update, finish = PHASES
+            http.post(init, {"init_info": {}})
+            http.post(start, None)
+            http.post(update, {"update_info": {"directory": str(directory)}})
+            http.post(finish, {"weight_version": version.label})
+            return
+        http.post(RELOAD, {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}})
+        if self.labelled:
+            http.post(LABEL, {"new_version": version.label})
+
+
+def find_path(info: vllm_facts.ServerInfo | None, has_route: Callable[[str], bool]) -> UpdatePath:
+    """Ask for routes and for the transfer engine that was configured; never for a version."""
+    why = _why_no_transfer(info, has_route)
+    return UpdatePath(not why, has_route(RELOAD), has_route(LABEL), why)
+
+
+def _why_no_transfer(info: vllm_facts.ServerInfo | None, has_route: Callable[[str], bool]) -> str:
+    """Empty where our transfer engine can be used."""
+    if missing := [path for path in PHASES if not has_route(path)]:
+        return f"the server has no {missing[0]}: it runs without VLLM_SERVER_DEV_MODE=1, or is too old"
+    if info is None:
+        return "the server does not show its settings, so its transfer engine is not known"
+    if info.transfer_engine is None:
+        return "the server was started without a transfer engine: install the plugin and add " + " ".join(
+            (FLAGS[0], f"'{FLAGS[1]}'")
+        )
+    if info.transfer_engine != ENGINE:
+        return f"the server's transfer engine is {info.transfer_engine!r}, which takes tensors from a trainer's GPU"
+    return ""

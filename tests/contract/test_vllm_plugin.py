@@ -1,0 +1,294 @@
+"""The plugin without vLLM: modules of its name stand in for the few names that the plugin takes from it.
+
+What real servers do with it is in tests/engines/test_vllm_plugin.py; here is what cannot be had from them: an update
+that breaks off while it is applied.
+"""
+
+import ast
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+SOURCES = Path(__file__).parents[2] / "integrations" / "vllm_plugin" / "src"
+A = {
+    "embed.weight": torch.zeros(4, 2),
+    "layers.0.q.weight": torch.zeros(2, 2),
+    "layers.0.k.weight": torch.zeros(2, 2),
+    "lm_head.weight": torch.zeros(4, 2),
+}
+
+
+class WeightTransferEngine:
+    """As vLLM's: it keeps what it was made with, and makes dataclasses of dicts."""
+
+    def __class_getitem__(cls, parameters: object) -> type:
+        return cls
+
+    def __init__(self, config: object, vllm_config: Any, device: torch.device, model: Any) -> None:
+        self.model_config, self.device, self.model = vllm_config.model_config, device, model
+
+    def parse_update_info(self, info: dict[str, Any]) -> Any:
+        return self.update_info_cls(**info)  # type: ignore[attr-defined]
+
+
+class Factory:
+    registered: dict[str, tuple[str, str]]
+
+    @classmethod
+    def register_engine(cls, name: str, module: str, attribute: str) -> None:
+        if name in cls.registered:
+            raise ValueError(f"{name} is already registered")
+        cls.registered[name] = (module, attribute)
+
+
+class Model:
+    """Takes tensors into `state`; fails at the name in `fails_at`, and ignores the one in `ignores`."""
+
+    def __init__(self) -> None:
+        self.state = {name: tensor.clone() for name, tensor in A.items()}
+        self.fails_at = self.ignores = ""
+        self.phases: list[str] = []
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(self.state.items())
+
+    def load_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> set[str]:
+        loaded = set()
+        for name, tensor in tensors:
+            if name == self.fails_at:
+                raise RuntimeError("no memory")
+            if name != self.ignores:
+                self.state[name] = tensor
+                loaded.add(name)
+        return loaded
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    base = ModuleType("vllm.distributed.weight_transfer.base")
+    base.__dict__.update(
+        WeightTransferEngine=WeightTransferEngine,
+        WeightTransferInitInfo=object,
+        WeightTransferUpdateInfo=object,
+    )
+    package = ModuleType("vllm.distributed.weight_transfer")
+    package.__dict__.update(WeightTransferEngineFactory=Factory)
+    reload = ModuleType("vllm.model_executor.model_loader.reload")
+    reload.__dict__.update(
+        initialize_layerwise_reload=lambda model: model.phases.append("initialised"),
+        finalize_layerwise_reload=lambda model, config: model.phases.append("finalised"),
+    )
+    names = ("vllm", "vllm.distributed", "vllm.model_executor", "vllm.model_executor.model_loader")
+    for module in (*map(ModuleType, names), package, base, reload):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.syspath_prepend(str(SOURCES))
+    Factory.registered = {}
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "zerodrift_vllm"]:
+        del sys.modules[name]
+
+
+def written(directory: Path, tensors: dict[str, torch.Tensor]) -> str:
+    directory.mkdir(exist_ok=True)
+    save_file(tensors, directory / "model.safetensors")
+    return str(directory)
+
+
+def moved(**changes: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {name: tensor + 1 for name, tensor in A.items()} | changes
+
+
+@pytest.fixture
+def engine(plugin: None, tmp_path: Path) -> Any:
+    return opened(written(tmp_path / "A", A))
+
+
+def opened(model: str, *, tied: bool = False) -> Any:
+    from zerodrift_vllm.transfer import DirectoryTransfer  # type: ignore[import-not-found]
+
+    hf = SimpleNamespace(tie_word_embeddings=tied)
+    config = SimpleNamespace(model=model, quantization=None, hf_config=hf)
+    return DirectoryTransfer(None, SimpleNamespace(model_config=config), torch.device("cpu"), Model())
+
+
+def push(engine: Any, directory: str, names: list[str] | None = None) -> None:
+    engine.start_weight_update()
+    engine.update_weights({"directory": directory, "names": names})
+    engine.finish_weight_update()
+
+
+def test_registering_twice_is_once(plugin: None) -> None:
+    from zerodrift_vllm import register  # type: ignore[import-not-found]
+
+    register()
+    register()
+    assert Factory.registered == {"zerodrift": ("zerodrift_vllm.transfer", "DirectoryTransfer")}
+
+
+def test_a_vllm_without_transfer_engines_goes_on(plugin: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zerodrift_vllm import register
+
+    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer", None)
+    register()
+    assert Factory.registered == {}
+
+
+def test_a_whole_update_arrives(engine: Any, tmp_path: Path) -> None:
+    push(engine, written(tmp_path / "B", moved()))
+    assert all((tensor == 1).all() for tensor in engine.model.state.values())
+    assert engine.model.phases == ["initialised", "finalised"]
+
+
+def test_shards_are_read_by_their_index(engine: Any, tmp_path: Path) -> None:
+    b = tmp_path / "B"
+    b.mkdir()
+    parts = list(moved().items())
+    weight_map = {}
+    for number, part in enumerate((parts[:2], parts[2:])):
+        save_file(dict(part), b / f"{number}.safetensors")
+        weight_map |= {name: f"{number}.safetensors" for name, _ in part}
+    (b / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    push(engine, str(b))
+    assert all((tensor == 1).all() for tensor in engine.model.state.values())
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({}, "neither model.safetensors nor"),
+        ({"model.bin": "x", "pytorch_model.bin.index.json": "{}"}, "other formats are not read"),
+        ({"model.safetensors": "x"}, "cannot be read as safetensors"),
+        ({"model.safetensors.index.json": "[]"}, "is no index"),
+        (
+            {"model.safetensors.index.json": '{"weight_map": {"a": "../A/model.safetensors"}}'},
+            "names the shard",
+        ),
+        ({"model.safetensors.index.json": '{"weight_map": {"a": "a.bin"}}'}, "names the shard"),
+        ({"model.safetensors.index.json": '{"weight_map": {"a": "a.safetensors"}}'}, "cannot be read"),
+    ],
+)
+def test_only_a_directory_of_safetensors_is_read(
+    engine: Any, tmp_path: Path, files: dict[str, str], why: str
+) -> None:
+    (tmp_path / "B").mkdir()
+    for name, text in files.items():
+        (tmp_path / "B" / name).write_text(text)
+    engine.start_weight_update()
+    with pytest.raises(ValueError, match=why):
+        engine.update_weights({"directory": str(tmp_path / "B")})
+    assert engine.model.phases == []
+
+
+def test_one_tensor_in_two_shards_is_refused(engine: Any, tmp_path: Path) -> None:
+    b = tmp_path / "B"
+    b.mkdir()
+    for number in (0, 1):
+        save_file({"embed.weight": A["embed.weight"]}, b / f"{number}.safetensors")
+    index = {"weight_map": {"embed.weight": "0.safetensors", "x": "1.safetensors"}}
+    (b / "model.safetensors.index.json").write_text(json.dumps(index))
+    engine.start_weight_update()
+    with pytest.raises(ValueError, match=r"holds embed\.weight twice"):
+        engine.update_weights({"directory": str(b)})
+
+
+def test_one_tensor_is_not_sent_twice(engine: Any, tmp_path: Path) -> None:
+    b = written(tmp_path / "B", moved())
+    engine.start_weight_update()
+    engine.update_weights({"directory": b, "names": ["embed.weight"]})
+    with pytest.raises(ValueError, match=r"sent twice in one update: embed\.weight"):
+        engine.update_weights({"directory": b})
+
+
+def test_an_update_that_breaks_off_is_no_success_and_the_last(engine: Any, tmp_path: Path) -> None:
+    """vLLM keeps such an update open and advises to finish it: with what is left of the first try, tensors would be
+    counted twice and layers called complete that are not."""
+    b = written(tmp_path / "B", moved())
+    engine.model.fails_at = "layers.0.q.weight"
+    with pytest.raises(RuntimeError, match="no memory"):
+        push(engine, b)
+    # Layers stay without memory: the next request fails, instead of being answered by a mixture.
+    assert engine.model.phases == ["initialised"]
+    engine.model.fails_at = ""
+    with pytest.raises(RuntimeError, match="neither the old nor the new one; restart"):
+        engine.finish_weight_update()
+    with pytest.raises(RuntimeError, match="restart the server"):
+        engine.start_weight_update()
+
+
+def test_a_parameter_that_no_tensor_reached_is_no_success(engine: Any, tmp_path: Path) -> None:
+    engine.model.ignores = "layers.0.k.weight"
+    with pytest.raises(
+        RuntimeError, match=r"1 parameters of the model were not loaded, layers\.0\.k\.weight"
+    ):
+        push(engine, written(tmp_path / "B", moved()))
+    assert engine.model.phases == ["initialised"]
+
+
+def test_files_that_are_replaced_meanwhile_are_read_as_they_were(engine: Any, tmp_path: Path) -> None:
+    b = written(tmp_path / "B", moved())
+    engine.start_weight_update()
+    engine.update_weights({"directory": b})
+    (tmp_path / "B" / "model.safetensors").unlink()
+    written(tmp_path / "B", {name: tensor + 7 for name, tensor in A.items()})
+    engine.finish_weight_update()
+    assert all((tensor == 1).all() for tensor in engine.model.state.values())
+
+
+def test_a_tied_head_may_be_left_out(plugin: None, tmp_path: Path) -> None:
+    a = written(tmp_path / "A", A)
+    b = written(
+        tmp_path / "B", {name: tensor for name, tensor in moved().items() if name != "lm_head.weight"}
+    )
+    engine = opened(a)
+    with pytest.raises(ValueError, match=r"missing in .*: lm_head\.weight \(1 in all\)"):
+        push(engine, b)
+    tied = opened(a, tied=True)
+    del tied.model.state["lm_head.weight"]
+    push(tied, b)
+    assert (tied.model.state["embed.weight"] == 1).all()
+
+
+def test_a_model_that_is_served_by_its_name_is_known_by_init(plugin: None, tmp_path: Path) -> None:
+    engine = opened("org/name")
+    engine.init_transfer_engine(engine.init_info_cls())
+    with pytest.raises(ValueError, match=r"org/name is no directory .*init_info"):
+        engine.start_weight_update()
+    engine.init_transfer_engine(engine.init_info_cls(checkpoint=written(tmp_path / "A", A)))
+    push(engine, written(tmp_path / "B", moved()))
+    assert (engine.model.state["embed.weight"] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("model.layers.3.mlp.experts.7.up_proj.weight", "model.layers.3"),
+        ("lm_head.weight", "lm_head"),
+        ("model.norm.bias", "model.norm"),
+        ("scale", ""),
+    ],
+)
+def test_what_must_come_together(plugin: None, name: str, part: str) -> None:
+    from zerodrift_vllm.update import part as part_of  # type: ignore[import-not-found]
+
+    assert part_of(name) == part
+
+
+def test_it_needs_nothing_that_vllm_does_not_bring() -> None:
+    """And nothing that runs code out of a file."""
+    imported = set()
+    for path in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add(node.module or "")
+    own = {name.partition(".")[0] for name in imported} - sys.stdlib_module_names
+    assert own == {"vllm", "torch", "safetensors", "zerodrift_vllm"}
+    assert not imported & {"pickle", "marshal", "subprocess"}

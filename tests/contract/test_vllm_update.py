@@ -1,0 +1,135 @@
+"""Which way weights take into a vLLM server is found by asking it; and whether our launcher turns the plugin on."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerodrift.backends import vllm_plugin
+from zerodrift.backends.http import HttpClient
+from zerodrift.backends.vllm_facts import ServerInfo
+from zerodrift.backends.vllm_plugin import transfer_flags
+from zerodrift.backends.vllm_update import FLAGS, LABEL, PHASES, RELOAD, UpdatePath, find_path
+from zerodrift.core.errors import EngineError
+from zerodrift.core.version import WeightVersion
+
+OURS = ServerInfo({"weight_transfer_config": {"backend": "zerodrift"}})
+EVERYTHING = {*PHASES, RELOAD, LABEL}
+
+
+def having(*routes: str) -> Callable[[str], bool]:
+    return lambda path: path in routes
+
+
+def test_the_four_phases_are_taken_where_the_engine_is_ours() -> None:
+    path = find_path(OURS, having(*EVERYTHING))
+    assert path == UpdatePath(by_transfer=True, reloads=True, labelled=True)
+    assert path.exists
+
+
+@pytest.mark.parametrize(
+    ("info", "routes", "why"),
+    [
+        (OURS, EVERYTHING - {"/finish_weight_update"}, "has no /finish_weight_update"),
+        (None, EVERYTHING, "does not show its settings"),
+        (ServerInfo({"weight_transfer_config": None}), EVERYTHING, '--weight-transfer-config \'{"backend"'),
+        (ServerInfo({}), EVERYTHING, "started without a transfer engine"),
+        (ServerInfo({"weight_transfer_config": {"backend": "nccl"}}), EVERYTHING, "'nccl'"),
+    ],
+)
+def test_otherwise_it_says_why_not(info: ServerInfo | None, routes: set[str], why: str) -> None:
+    path = find_path(info, having(*routes))
+    assert not path.by_transfer
+    assert why in path.why_no_transfer
+    assert path.exists
+
+
+def test_without_dev_mode_there_is_no_way_at_all() -> None:
+    path = find_path(None, having())
+    assert not path.exists
+    assert "VLLM_SERVER_DEV_MODE=1" in path.why_no_transfer
+
+
+@pytest.fixture
+def http(loopback: Any) -> Iterator[HttpClient]:
+    for route in EVERYTHING:
+        loopback.routes[f"POST {route}"] = lambda call, handler: (200, {})
+    with contextlib.closing(HttpClient(loopback.url)) as client:
+        yield client
+
+
+def test_the_label_comes_with_the_last_phase(http: HttpClient, loopback: Any) -> None:
+    find_path(OURS, having(*EVERYTHING)).push(http, Path("/weights"), WeightVersion("step-3"))
+    assert [(call.path, call.body) for call in loopback.calls] == [
+        ("/init_weight_transfer_engine", {"init_info": {}}),
+        ("/start_weight_update", None),
+        ("/update_weights", {"update_info": {"directory": "/weights"}}),
+        ("/finish_weight_update", {"weight_version": "step-3"}),
+    ]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_phase_that_fails_ends_it(http: HttpClient, loopback: Any, phase: str) -> None:
+    loopback.routes[f"POST {phase}"] = lambda call, handler: (500, {"error": {"message": "torn"}})
+    with pytest.raises(EngineError, match="torn"):
+        find_path(OURS, having(*EVERYTHING)).push(http, Path("/weights"), WeightVersion("step-3"))
+    assert loopback.calls[-1].path == phase
+
+
+ANSWERS = """#!{python}
+import sys
+assert sys.argv[1] == "-c"
+print('''{answer}''')
+"""
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path) -> Callable[[str], Path]:
+    def write(answer: str) -> Path:
+        script = tmp_path / "python"
+        script.write_text(ANSWERS.format(python=sys.executable, answer=answer))
+        script.chmod(0o755)
+        return script
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("answer", "flags"),
+    [
+        ('[["lora", "zerodrift"], true]', list(FLAGS)),
+        ('[["zerodrift"], false]', []),
+        ('[["lora"], true]', []),
+        ("what?", []),
+    ],
+)
+def test_the_plugin_is_turned_on_where_it_is_installed(
+    interpreter: Callable[[str], Path], answer: str, flags: list[str]
+) -> None:
+    assert transfer_flags(interpreter(answer), {}) == flags
+
+
+def test_a_list_of_plugins_that_leaves_it_out_is_obeyed(interpreter: Callable[[str], Path]) -> None:
+    python = interpreter('[["zerodrift"], true]')
+    assert transfer_flags(python, {"VLLM_PLUGINS": "lora"}) == []
+    assert transfer_flags(python, {"VLLM_PLUGINS": "lora,zerodrift"}) == list(FLAGS)
+
+
+def test_our_own_environment_holds_no_such_plugin() -> None:
+    assert transfer_flags(sys.executable, {}) == []
+
+
+def test_no_interpreter_is_left_to_the_launcher(tmp_path: Path) -> None:
+    assert transfer_flags(tmp_path / "nothing", {}) == []
+
+
+def test_an_interpreter_that_hangs_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_plugin, "PATIENCE_S", 0.2)
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nexec sleep 5\n")
+    script.chmod(0o755)
+    with pytest.raises(EngineError, match=r"did not say within 0\.2 s"):
+        transfer_flags(script, {})

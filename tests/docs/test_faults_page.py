@@ -1,0 +1,42 @@
+"""The page of planted faults is what its results say, and has every injector and enough healthy runs."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from zerodrift.faults.registry import FAULTS
+from zerodrift.records.codec import read_lines
+
+FOLDER = Path(__file__).parents[1] / "faults"
+AGAIN = "run `make faults-full`"
+
+
+@pytest.fixture(scope="module")
+def page() -> ModuleType:
+    sys.path.insert(0, str(FOLDER))
+    spec = importlib.util.spec_from_file_location("page_of_faults", FOLDER / "page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_that_of_its_results(page: ModuleType) -> None:
+    assert page.PAGE.read_text(encoding="utf-8") == page.current(), AGAIN
+
+
+def test_every_injector_is_on_it(page: ModuleType) -> None:
+    assert {row.fault for row in read_lines(page.RESULTS, page.Row) if page.AND not in row.fault} == set(
+        FAULTS
+    ), AGAIN
+
+
+def test_of_three_thousand_healthy_runs_none_failed(page: ModuleType) -> None:
+    tallies = page.read(page.HEALTHY)
+    assert sum(each.runs for each in tallies) >= 3000, AGAIN
+    assert sum(each.failed for each in tallies) == 0
