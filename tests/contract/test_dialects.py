@@ -416,9 +416,9 @@ def test_sglang_of_a_release_that_reads_salts(
     assert request_body(salted, "m", SGLANG, PROCESSED)["cache_salt"] == "s"
     exchange = sglang._http.exchange
 
-    def strict(method: str, path: str, body: Any = None) -> Reply:
+    def strict(method: str, path: str, body: Any = None, *headers: Any) -> Reply:
         wrong = isinstance(body, dict) and not isinstance(body.get("cache_salt", ""), str)
-        return Reply(400, b"{}", None) if wrong else exchange(method, path, body)
+        return Reply(400, b"{}", None) if wrong else exchange(method, path, body, *headers)
 
     monkeypatch.setattr(sglang._http, "exchange", strict)
     found = openai_probe.capabilities(sglang, sglang._http, openai_probe.shown(sglang._http, SGLANG.facts))

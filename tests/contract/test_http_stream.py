@@ -50,6 +50,19 @@ def test_events_are_read_to_the_end(loopback, client):
     assert loopback.calls[0].body == {"stream": True}
 
 
+def test_no_connection_is_used_again_behind_a_stream(loopback, client):
+    """llama.cpp promises to keep it, and closes it: a call that follows at once would find nobody there."""
+
+    def promising(call, handler):
+        handler.stream([event({"a": 1}), DONE])
+        assert handler.headers["connection"] == "close"
+
+    loopback.routes["POST /x"] = promising
+    for _ in range(20):
+        assert client.stream("/x", {}).done
+    assert client.find("/nowhere") is None
+
+
 def test_a_stream_may_end_without_a_word(loopback, client):
     loopback.routes["POST /x"] = streaming(event({"a": 1}))
 

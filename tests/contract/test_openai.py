@@ -117,6 +117,7 @@ class LlamaCpp:
         entries = [{"id": t, word: v, tops: list(others)} for t, v in zip(tokens, told, strict=True)]
         sample = {"index": index, "content": "…", "tokens": tokens if body.get("return_tokens") else []}
         sample |= {"tokens_evaluated": len(body["prompt"]), "truncated": False, "stop_type": "limit"}
+        sample["tokens_predicted"] = len(tokens)
         return sample | {"completion_probabilities": entries, "timings": {"cache_n": 2, "prompt_n": 1}}
 
 
@@ -594,6 +595,17 @@ def test_logprobs_that_only_the_stream_loses(server: LlamaCpp, connect: Connect)
 
     assert answer.completions == ()
     assert "2 tokens carry 1 logprobs" in answer.problems[0].message
+
+
+def test_ids_that_only_the_stream_leaves_out(server: LlamaCpp, connect: Connect) -> None:
+    """What llama.cpp does with a token that ends inside a character: neither id nor logprob, and nothing looks lost."""
+    backend = connect()
+    server.spoil_stream = lambda pieces: pieces.pop(0)
+
+    [answer] = backend.stream([ask(1)])
+
+    assert answer.completions == ()
+    assert "made 2 tokens (tokens_predicted) and sent 1: " in answer.problems[0].message
 
 
 def test_streams_without_ids_are_no_capability(server: LlamaCpp, connect: Connect) -> None:

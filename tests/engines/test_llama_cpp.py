@@ -206,6 +206,22 @@ def test_half_a_character_has_no_logprob_and_says_so(backend: OpenAIBackend) -> 
     assert "inside a character" in problem.message
 
 
+def test_a_stream_leaves_out_ids_that_end_inside_a_character(backend: OpenAIBackend) -> None:
+    """Six of eight, with their logprobs: were it not for the count, nothing would look lost."""
+    [answer] = backend.stream([ask(*FACES, temperature=0, seed=None, max_tokens=8)])
+
+    [problem] = answer.problems
+    assert problem.code == InvalidCompletion.code
+    assert "made 8 tokens (tokens_predicted) and sent 2" in problem.message
+
+
+def test_streams_may_follow_each_other_at_once(backend: OpenAIBackend) -> None:
+    """It promises to keep the connection, and closes it."""
+    for seed in range(12):
+        [answer] = backend.stream([ask(*CAPITAL, seed=seed)])
+        assert answer.problems == ()
+
+
 def test_a_sequence_may_fill_the_context(backend: OpenAIBackend) -> None:
     completion = only(backend, ask(*(1000 + number for number in range(252)), max_tokens=4))
     assert completion.finish_reason in (FinishReason.LENGTH, FinishReason.STOP)

@@ -8,7 +8,7 @@ twice: a GET, and any call answered with 429, which the server by its own accoun
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -100,7 +100,8 @@ class HttpClient:
         Size and time are bounded as for any call, so a stream that never ends, or only trickles, raises.
         """
         where = f"{self.address}{path}"
-        reply = self.exchange("POST", path, body)
+        # llama.cpp promises to keep the connection and closes it behind a stream: the next call would run into that.
+        reply = self.exchange("POST", path, body, {"connection": "close"})
         if not 200 <= reply.status < 300:
             raise _refusal(where, reply)
         if not reply.media.startswith(sse.MEDIA):
@@ -135,7 +136,9 @@ class HttpClient:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def exchange(self, method: str, path: str, body: object = None) -> Reply:
+    def exchange(
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> Reply:
         """One call with its bounded retries; any status is returned, and only silence raises."""
         deadline = time.monotonic() + self.timeout_s
         content = None if body is None else msgspec.json.encode(body)
@@ -143,7 +146,7 @@ class HttpClient:
             pause_s = FIRST_PAUSE_S * 2**attempt
             last = attempt == ATTEMPTS - 1
             try:
-                reply = self._once(method, path, content, deadline)
+                reply = self._once(method, path, content, deadline, headers)
             except EngineUnreachable:
                 if last or method != "GET" or time.monotonic() + pause_s > deadline:
                     raise
@@ -166,11 +169,18 @@ class HttpClient:
         """Drop every connection. Safe to call twice."""
         self._client.close()
 
-    def _once(self, method: str, path: str, content: bytes | None, deadline: float) -> Reply:
+    def _once(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        deadline: float,
+        headers: Mapping[str, str] | None,
+    ) -> Reply:
         chunks, size = [], 0
         with (
             self._ours(path),
-            self._client.stream(method, path, content=content) as response,
+            self._client.stream(method, path, content=content, headers=headers) as response,
         ):
             for chunk in response.iter_bytes():
                 chunks.append(chunk)
@@ -190,12 +200,9 @@ class HttpClient:
                 # uvicorn hangs up after an error that it did not expect, and says so nowhere: what is sent next
                 # on this connection would be lost, and may not be sent twice.
                 stream.close()
-            headers = response.headers
+            told = response.headers
             return Reply(
-                response.status_code,
-                b"".join(chunks),
-                headers.get("retry-after"),
-                headers.get("content-type", ""),
+                response.status_code, b"".join(chunks), told.get("retry-after"), told.get("content-type", "")
             )
 
     @contextmanager

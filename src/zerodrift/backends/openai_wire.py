@@ -186,6 +186,7 @@ class Reader(msgspec.Struct, frozen=True):
         dialect, sampling = self.dialect, request.sampling
         numbers = dialect.numbers[asked_kind(sampling, dialect, self.kind)]
         token_ids = tuple(sample.value_at(dialect.token_ids, list[int], dialect.completions))
+        self._check_count(sample, len(token_ids))
         cached = sample.look_up(dialect.cached_tokens)
         text = sample.look_up(dialect.text)
         return Completion(
@@ -208,6 +209,14 @@ class Reader(msgspec.Struct, frozen=True):
         updating = self.dialect.updating
         told = None if updating is None else sample.look_up(updating.sampled)
         return self.version if told == self.version.label else UNKNOWN
+
+    def _check_count(self, sample: Sample, came: int) -> None:
+        """Ids that are left out between others leave no gap."""
+        made = sample.look_up(self.dialect.output_tokens)
+        if made is not msgspec.UNSET and made != came:
+            raise InvalidCompletion(
+                f"the engine made {made} tokens ({self.dialect.output_tokens}) and sent {came}: {self.dialect.lost}"
+            )
 
     def _prompt(self, sample: Sample, prompt: Prompt) -> tuple[int, ...]:
         """The ids that were sent, if the server saw as many: it does not show them."""

@@ -156,6 +156,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: str
     lost: str
     """Why there may be fewer logprobs than tokens."""
+    output_tokens: str | None = None
+    """How many tokens the server made, by its own count; None where it does not tell, or not sample by sample."""
     prompt_tokens: str | None
     """How many tokens the server saw in the prompt: all that it tells of them; None where it does not."""
     cached_tokens: str | None

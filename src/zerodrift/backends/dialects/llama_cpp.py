@@ -53,6 +53,7 @@ LLAMA_CPP = Dialect(
     index="index",
     token_ids="tokens",
     lost="llama.cpp reports none for a token that ends inside a character, such as the first half of an emoji",
+    output_tokens="tokens_predicted",
     prompt_tokens="tokens_evaluated",
     cached_tokens="timings/cache_n",
     text="content",

@@ -60,6 +60,7 @@ SGLANG = Dialect(
     samples="",
     token_ids="output_ids",
     lost="SGLang documents no reason for that",
+    output_tokens="meta_info/completion_tokens",
     prompt_tokens="meta_info/prompt_tokens",
     cached_tokens="meta_info/cached_tokens",
     text="text",
