@@ -48,9 +48,9 @@ VALIDATION = ValidationConfig(num_prompts=24, equivalence_trials=32, max_tokens=
 MANY_SAMPLES = ValidationConfig(num_prompts=24, equivalence_trials=96, max_tokens=32)
 FEW_TOKENS = ValidationConfig(num_prompts=12, equivalence_trials=16, max_tokens=16)
 """For trained weights of 135 million parameters: a token costs sixty times as much there."""
-LONGEST_PROMPT, LONGEST_TRAINED = 200, 72
-"""On built-in models, and on trained weights, which must still reach beyond position 64."""
-TRAINED_CONTEXT = 160
+LONGEST_PROMPT, LONGEST_TRAINED, BEYOND_A_PAGE = 200, 24, 72
+"""On built-in models, and on trained weights: as few as do, or beyond position 64 where a fault begins there."""
+TRAINED_CONTEXT = 96
 """Keeps the prompts of probes short on trained weights."""
 SAMPLES_ONLY = ("semantic/truncation-mass:top-p-0.95-full-mass", "semantic/sampling-bias:hotter-1.2")
 """Faults that leave every reported number right."""
@@ -189,7 +189,7 @@ def run_faults(
         reference,
         scratch,
         size,
-        LONGEST_TRAINED if trained else LONGEST_PROMPT,
+        _longest(faults) if trained else LONGEST_PROMPT,
         trainer=trainer,
         checkpoint=checkpoint,
         resets_cache=resets,
@@ -205,6 +205,11 @@ def run_faults(
         seconds=round(time.process_time() - began, 2),
         code=code(),
     )
+
+
+def _longest(faults: Sequence[Fault]) -> int:
+    late = any(fault.cause in ("path/context-boundary", "trainer/positions") for fault in faults)
+    return BEYOND_A_PAGE if late else LONGEST_TRAINED
 
 
 def named(row: Row) -> bool:
