@@ -4,7 +4,9 @@ A writer appends a line and flushes it to the disk before it says so; a reader r
 reports a torn last line as such, because that is what a kill leaves behind.
 """
 
+import gzip
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +20,8 @@ T = TypeVar("T")
 
 MAX_LINE_BYTES = 64 * 2**20
 """A line above this is an attack or a mistake; a rollout of 100k tokens needs 5 MB."""
-
+GZIP = b"\x1f\x8b"
+"""What every gzip stream begins with, whatever the file is called."""
 
 BLOCK_BYTES = 2**20
 
@@ -60,17 +63,32 @@ class Schema(msgspec.Struct):
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Every line of `path` as it stands there, counted from 1; the last one may be torn."""
-    with path.open("rb") as file:
-        # With a limit: a file without a newline would be one line, and might not fit into memory.
-        lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
-        for number, line in enumerate(lines, start=1):
-            if len(line) > MAX_LINE_BYTES:
-                raise RecordError(
-                    f"{path.name}, line {number}: more than {MAX_LINE_BYTES} bytes, which no rollout needs; "
-                    "name a file of JSON lines"
-                )
+    """Every line of `path`, unpacked if it is gzip, counted from 1; the last one may be torn.
+
+    It is read once and from the front, so that `path` may be a pipe.
+    """
+    with path.open("rb") as stored:
+        packed = stored.peek(len(GZIP)).startswith(GZIP)
+        file = gzip.GzipFile(fileobj=stored) if packed else stored
+        number = 0
+        while line := _next_line(file, f"{path.name}, line {number + 1}"):
+            number += 1
             yield number, line
+
+
+def _next_line(file: BinaryIO | gzip.GzipFile, where: str) -> bytes:
+    try:
+        # With a limit: a file without a newline would be one line, and might not fit into memory.
+        line = file.readline(MAX_LINE_BYTES + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise RecordError(
+            f"{where}: its gzip stream is torn or damaged ({error}); what can still be read, zcat FILE gives"
+        ) from error
+    if len(line) > MAX_LINE_BYTES:
+        raise RecordError(
+            f"{where}: more than {MAX_LINE_BYTES} bytes, which no rollout needs; name a file of JSON lines"
+        )
+    return line
 
 
 def read_lines(path: Path, kind: type[T], skip: int = 0) -> Iterator[T]:

@@ -19,6 +19,7 @@ from zerodrift.records.directory import ROLLOUTS
 from zerodrift.records.dump_formats import READERS, Fields, Format, Place, detect
 from zerodrift.records.recorded import RecordedRollout
 
+PIPED, STDIN = Path("-"), Path("/dev/stdin")
 _NUMBER = re.compile(r"\d+")
 
 
@@ -60,15 +61,19 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Names of the defaults that somebody vouches for."""
     vocab_size: int | None = None
     """Ids at or above it are refused; None lets all pass."""
+    context_length: int | None = None
+    """Positions of the model: what is longer was not made by it, and would take minutes to score."""
     skip_bad: bool = False
 
     def read(self, path: Path) -> Dump:
-        """The dump at `path`: a file, a run directory of ours, or a directory of prime-rl's exports."""
+        """The dump at `path`: a file, a pipe, a run directory of ours, or a directory of prime-rl's exports."""
         state = _State(self)
         files = dump_files(path)
         for file in files:
             # Files of one dump share names (rank_0.jsonl); the directory tells them apart.
             source = file.name if len(files) == 1 else f"{file.parent.name}/{file.name}"
+            if not file.is_file():
+                source = str(file)  # a pipe, whose name alone is a number
             for number, line in numbered_lines(file):
                 state.take(source, number, line)
         return state.finished(path)
@@ -96,10 +101,15 @@ class _State:
             rollouts = self._read(line, Place(source, number, self._reading.default, self._reading.given))
             for rollout in rollouts:
                 self._check(rollout)
-        # Overflow: JSON has integers that no float can hold.
-        except (ZerodriftError, msgspec.ValidationError, OverflowError) as error:
+        # Overflow: JSON has integers that no float can hold. Type: it has lists and objects where a reader looks a word up.
+        except (ZerodriftError, msgspec.ValidationError, OverflowError, TypeError) as error:
             code = error.code if isinstance(error, ZerodriftError) else RecordError.code
-            self._refuse(BadLine(source, number, code, str(error)))
+            says = (
+                f"a value has another type than it can have ({error})"
+                if type(error) is TypeError
+                else str(error)
+            )
+            self._refuse(BadLine(source, number, code, says))
             return
         for rollout in rollouts:
             self._keep(rollout)
@@ -137,6 +147,8 @@ class _State:
         """What a line must have in common with the model and with the lines before it."""
         if self._reading.vocab_size is not None:
             rollout.check_vocabulary(self._reading.vocab_size)
+        if self._reading.context_length is not None:
+            rollout.check_length(self._reading.context_length)
         if None not in (rollout.model, self._model) and rollout.model != self._model:
             raise InvalidValue(
                 f"it was made by {rollout.model!r} and the lines before it by {self._model!r}; "
@@ -163,11 +175,13 @@ class _State:
 
 
 def dump_files(path: Path) -> list[Path]:
-    """The files that `path` stands for, in the order of training."""
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
+    """The files that `path` stands for, in the order of training; `-` is what is piped in."""
+    if path == PIPED:
+        return [STDIN]
+    if not path.exists():
         raise RecordError(f"there is no dump at {path}")
+    if not path.is_dir():
+        return [path]
     if (own := path / ROLLOUTS).is_file():
         return [own]
     below = path / "token_exports" if (path / "token_exports").is_dir() else path

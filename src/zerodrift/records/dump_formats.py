@@ -234,7 +234,7 @@ def _kind(fields: Fields) -> LogprobKind | None:
 
 def _finish_reason(fields: Fields) -> FinishReason | None:
     """Other words than ours (`tool_calls`) say less than the last token does."""
-    word = fields.get("finish_reason")
+    word = _text(fields, "finish_reason")
     return FinishReason(word) if word in set(FinishReason) else None
 
 

@@ -71,6 +71,15 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                 )
         self.sampling.check_vocabulary(vocab_size)
 
+    def check_length(self, context_length: int) -> None:
+        """Prompt and output fit into a model of `context_length` positions."""
+        length = len(self.prompt) + len(self.output)
+        if length > context_length:
+            raise InvalidCompletion(
+                f"prompt and output are {length} tokens, and the model has {context_length} positions; the rollout "
+                "belongs to another model, or to a longer context, which config.json has to state"
+            )
+
 
 def _check_numbers(name: str, values: tuple[float, ...], tokens: int) -> None:
     require.a_tuple(InvalidCompletion, name, values)

@@ -1,6 +1,9 @@
+import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -8,7 +11,8 @@ import pytest
 from zerodrift.core.errors import RecordError
 from zerodrift.records import codec
 from zerodrift.records.dump import Dump, Reading, dump_files
-from zerodrift.records.dump_formats import Format
+from zerodrift.records.dump_formats import READERS, Fields, Format, Place
+from zerodrift.records.recorded import RecordedRollout
 
 GOOD: dict[str, Any] = {
     "prompt_ids": [1, 2],
@@ -69,6 +73,11 @@ BAD: dict[str, tuple[bytes | dict[str, Any], str]] = {
     "above zero": ({**GOOD, "logprobs": [0.2]}, "which is no log-probability"),
     "length": ({**GOOD, "logprobs": [-0.5, -0.5]}, "1 output tokens carry 2 logprobs"),
     "vocabulary": ({**GOOD, "completion_ids": [99]}, "output ids hold 99, but the model has 50 tokens"),
+    "finish reason": ({**GOOD, "finish_reason": ["stop"]}, r"finish_reason is \['stop'\]; it is a text"),
+    "too long": (
+        {**GOOD, "prompt_ids": [1] * 9},
+        "prompt and output are 10 tokens, and the model has 9 positions",
+    ),
     "another model": ({**GOOD, "model": "b"}, "it was made by 'b' and the lines before it by 'a'"),
     "no step": ({**GOOD, "step": None}, "it has no step and the lines before it have one"),
     "another format": ({"prompt": "text"}, "the line has no prompt_token_ids or prompt_ids"),
@@ -82,11 +91,27 @@ def test_a_bad_line_is_refused_by_number(
     match = BAD[request.node.callspec.id][1]
     path = write(GOOD, line)
     with pytest.raises(RecordError, match=rf"^dump.jsonl, line 2: .*{match}.*--skip-bad"):
-        Reading(vocab_size=50).read(path)
-    dump = skipped(path, vocab_size=50)
+        Reading(vocab_size=50, context_length=9).read(path)
+    dump = skipped(path, vocab_size=50, context_length=9)
     assert [(bad.line, bad.where) for bad in dump.bad] == [(2, "dump.jsonl, line 2")]
     assert len(dump.rollouts) == 1
     assert dump.lines == 2
+
+
+def test_what_no_reader_foresaw_is_still_refused_by_line(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hashes(fields: Fields, _: Place) -> list[RecordedRollout]:
+        assert fields["step"] in {0}
+        return []
+
+    monkeypatch.setitem(READERS, Format.PLAIN, hashes)  # type: ignore[arg-type]
+    with pytest.raises(RecordError, match=r"line 2: a value has another type than it can have \(unhashable"):
+        Reading().read(write(GOOD, {**GOOD, "step": [7]}))
+
+
+def test_a_sequence_as_long_as_the_context_fits(write: Callable[..., Path]) -> None:
+    assert len(Reading(context_length=3).read(write(GOOD)).rollouts) == 1
 
 
 def test_corrupt_numbers_are_told_from_damage(write: Callable[..., Path]) -> None:
@@ -182,6 +207,40 @@ def test_prime_rl_exports_in_the_order_of_training(write: Callable[..., Path], t
 def test_a_run_directory_stands_for_its_rollouts(write: Callable[..., Path], tmp_path: Path) -> None:
     path = write(GOOD, name="rollouts.jsonl")
     assert dump_files(tmp_path) == [path]
+
+
+def test_a_pipe_is_read_as_it_comes(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    lines = json.dumps(GOOD).encode() + b"\n" + b"junk\n"
+    Thread(target=pipe.write_bytes, args=(lines,), daemon=True).start()
+    dump = skipped(pipe)
+    # Pipes have names like 63: the whole path says more.
+    assert [each.where for each in dump.rollouts] == [f"{pipe}, line 1"]
+    assert [each.where for each in dump.bad] == [f"{pipe}, line 2"]
+
+
+def test_a_dash_is_what_is_piped_in() -> None:
+    assert dump_files(Path("-")) == [Path("/dev/stdin")]
+
+
+@pytest.mark.parametrize("name", ["dump.jsonl.gz", "dump"])
+def test_a_compressed_dump(name: str, write: Callable[..., Path]) -> None:
+    packed = gzip.compress(json.dumps(GOOD).encode() + b"\n")
+    dump = Reading().read(write(packed, packed, name=name))
+    assert [each.where for each in dump.rollouts] == [f"{name}, line 1", f"{name}, line 2"]
+
+
+@pytest.mark.parametrize("damage", ["torn", "check", "stream"])
+def test_a_damaged_compressed_dump(damage: str, write: Callable[..., Path]) -> None:
+    packed = gzip.compress(json.dumps(GOOD).encode() + b"\n")
+    broken = {
+        "torn": packed[:-12],
+        "check": packed[:-8] + bytes(8),
+        "stream": packed[:10] + b"\xff" * 30,
+    }[damage]
+    with pytest.raises(RecordError, match=r"d.gz, line \d: its gzip stream is torn or damaged .*zcat FILE"):
+        skipped(write(broken, name="d.gz"))
 
 
 def test_places_without_a_dump(tmp_path: Path) -> None:
