@@ -12,12 +12,15 @@ report.html        the same, for people
 preflight.json     the checklist, where the audit was part of one (see `preflight`); preflight.html for people
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from zerodrift.core.errors import RecordError, SchemaMismatch
 from zerodrift.records.codec import Schema, write_atomically
+from zerodrift.records.lock import only_writer
 from zerodrift.records.verdict import SCHEMA, Outcome, VerdictRecord
 
 CONFIG, ENVIRONMENT, VERDICT = "config.yaml", "environment.json", "verdict.json"
@@ -57,6 +60,27 @@ def _cut_off(directory: Path) -> bool:
     """Whether it could not be judged because the engine failed: then it is no finished run."""
     record = read_verdict(directory)
     return record.verdict is Outcome.INCONCLUSIVE and any(probe.cut_off for probe in record.probes)
+
+
+def check_new(directory: Path) -> None:
+    """Nothing can be overwritten in it: it is not there yet, or is empty."""
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise RecordError(f"{directory} is a file; choose another --out for the run's directory")
+    if held := sorted(entry.name for entry in directory.iterdir() if entry.name != LOCK):
+        raise RecordError(
+            f"{directory} is not empty (it holds {', '.join(held[:3])}), and nothing is overwritten; choose another --out"
+        )
+
+
+@contextmanager
+def new_directory(directory: Path) -> Iterator[None]:
+    """Make it, and hold it for as long as it is filled: of two runs that found it empty one is refused."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with only_writer(directory / LOCK, directory):
+        check_new(directory)
+        yield
 
 
 def write_verdict(directory: Path, record: VerdictRecord) -> Path:

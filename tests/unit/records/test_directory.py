@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from zerodrift.core.errors import RecordError, SchemaMismatch
-from zerodrift.records.directory import VERDICT, read_verdict, write_verdict
+from zerodrift.records.directory import VERDICT, check_new, new_directory, read_verdict, write_verdict
 from zerodrift.records.verdict import CauseFound, VerdictRecord
 
 
@@ -87,3 +87,28 @@ def test_a_second_verdict_replaces_the_first(tmp_path: Path, record: VerdictReco
     write_verdict(tmp_path, other)
     assert read_verdict(tmp_path) == other
     assert [entry.name for entry in tmp_path.iterdir()] == [VERDICT]
+
+
+def test_a_new_directory_is_held_while_it_is_written(tmp_path: Path) -> None:
+    directory = tmp_path / "runs" / "new"
+    check_new(directory)
+    assert not directory.exists()
+    with (
+        new_directory(directory),
+        pytest.raises(RecordError, match="another process is writing"),
+        new_directory(directory),
+    ):
+        pass
+    # A run that was killed leaves its lock file, which is nothing to lose.
+    with new_directory(directory):
+        (directory / VERDICT).touch()
+    with pytest.raises(RecordError, match=r"new is not empty .*verdict.json.*; choose another --out"):
+        check_new(directory)
+    with pytest.raises(RecordError, match="is not empty"), new_directory(directory):
+        pass
+
+
+def test_a_file_is_no_new_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RecordError, match="file is a file; choose another --out"):
+        check_new(tmp_path / "file")
