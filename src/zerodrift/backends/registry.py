@@ -42,14 +42,19 @@ class Served(NamedTuple):
 Opener = Callable[[EngineConfig, Served, Path], AbstractContextManager[Backend]]
 
 
+def check_name(name: str) -> None:
+    """There is an engine of this name, and an adapter can be honest about it."""
+    if name in IMPOSSIBLE:
+        raise CapabilityMissing(f"{name} cannot be audited: {IMPOSSIBLE[name]}")
+    if name not in OPENERS:
+        near = difflib.get_close_matches(name, OPENERS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"no engine is called {name!r}; there are {', '.join(OPENERS)}{hint}")
+
+
 def check_engine(config: EngineConfig) -> None:
     """`config` names an engine that exists, and settles how it is reached; asked before anything is loaded."""
-    if config.name in IMPOSSIBLE:
-        raise CapabilityMissing(f"{config.name} cannot be audited: {IMPOSSIBLE[config.name]}")
-    if config.name not in OPENERS:
-        near = difflib.get_close_matches(config.name, OPENERS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"no engine is called {config.name!r}; there are {', '.join(OPENERS)}{hint}")
+    check_name(config.name)
     if config.name in STARTED_BY_HAND and config.url is None:
         raise ConfigError(
             f"{config.name} is audited where it runs: start it ({STARTED_BY_HAND[config.name]}), and give its address: "

@@ -5,7 +5,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,7 +27,8 @@ def command(
     dump: Annotated[
         Path,
         typer.Argument(
-            metavar="DUMP", help="JSON lines, a run directory, or prime-rl's token_exports directory."
+            metavar="DUMP",
+            help="JSON lines (- reads a pipe, gzip is unpacked), a run directory, or prime-rl's token_exports.",
         ),
     ],
     model: Annotated[
@@ -57,7 +58,7 @@ def command(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave bad lines out and list them; default: refuse the dump.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Run directory.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory, new or empty.")] = None,
 ) -> None:
     """Which side is wrong in recorded rollouts, why, and since which step?
 
@@ -75,26 +76,33 @@ def command(
     {"prompt_token_ids": [..], "token_ids": [..], "logprobs": [..], "step": 7,
     "version": "7", "temperature": 0.7, "trainer_logprobs": [..]}
     """
-    import msgspec
-
     from zerodrift import models
     from zerodrift.audit.blame import ENGINE, Blame
     from zerodrift.audit.recorded.timeline import Selection
     from zerodrift.backends.reference import ReferenceBackend
+    from zerodrift.backends.registry import check_name
     from zerodrift.core.request import SamplingParams
+    from zerodrift.records.directory import check_new, new_directory
     from zerodrift.records.dump import Reading
 
     first, last = _range(steps)
-    said = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+    said: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     given = {name: value for name, value in said.items() if value is not None}
+    directory = out or RUNS / time.strftime("blame-%Y%m%d-%H%M%S")
+    check_new(directory)
+    if engine is not None:
+        check_name(engine)
+    if previous is not None:
+        models.facts(previous)
+    facts = models.facts(model)
     reading = Reading(
         format=form,
-        default=msgspec.convert(given, SamplingParams),
+        default=SamplingParams(**given),
         given=frozenset(given),
-        vocab_size=models.facts(model).vocab_size,
+        vocab_size=facts.vocab_size,
+        context_length=facts.context_length,
         skip_bad=skip_bad,
     )
-    directory = out or RUNS / time.strftime("blame-%Y%m%d-%H%M%S")
     with Bar() as bar:
         bar.stage("read")
         read = reading.read(dump)
@@ -110,8 +118,9 @@ def command(
             reproduce=shlex.join(["zerodrift", *sys.argv[1:]]),
             progress=bar,
         )
-        blamed = blame.run()
-        blamed.write(directory, reference.tokenizer.decode)
+        with new_directory(directory):
+            blamed = blame.run()
+            blamed.write(directory, reference.tokenizer.decode)
     _publish(blamed, directory)
     raise typer.Exit(blamed.record.verdict.exit_code)
 

@@ -15,7 +15,7 @@ from zerodrift.core.completion import LogprobKind
 from zerodrift.core.errors import ConfigError
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.records.codec import read_lines
-from zerodrift.records.directory import read_verdict
+from zerodrift.records.directory import new_directory, read_verdict
 from zerodrift.records.recorded import JudgedRollout
 from zerodrift.records.tokens import read_tokens
 from zerodrift.records.verdict import Outcome
@@ -87,6 +87,58 @@ def test_a_bad_dump_is_refused_before_anything_is_loaded(
     assert blame(str(dump), "--model", MODEL, "--out", str(tmp_path / "run")) == 2
     assert "dump.jsonl, line 2: output ids hold 99999" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--temperature", "nan"], "temperature is nan"),
+        (["--temperature", "-1"], "temperature is -1.0"),
+        (["--top-p", "2"], "top_p is 2.0"),
+        (["--top-k", "-3"], "top_k is -3"),
+        (["--min-p", "1"], "min_p is 1"),
+        (["--previous", "nowhere"], "there is no directory 'nowhere'"),
+        (["--previous", "testbed:lama"], "there is no built-in model 'testbed:lama'"),
+        (["--engine", "banana"], "no engine is called 'banana'"),
+        (["--engine", "vlm"], "did you mean 'vllm'?"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_refused_before_the_dump_is_read(
+    options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # There is no dump: whoever looks for it first complains about that.
+    arguments = [str(tmp_path / "nowhere.jsonl"), "--model", MODEL, "--out", str(tmp_path / "run"), *options]
+    assert blame(*arguments) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "checkpoint"
+    out.mkdir()
+    (out / "config.json").write_text("{}")
+    assert blame(str(tmp_path / "nowhere.jsonl"), "--model", MODEL, "--out", str(out)) == 2
+    assert "checkpoint is not empty (it holds config.json)" in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == ["config.json"]
+
+
+def test_a_directory_that_another_process_fills(
+    rows: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump, out = tmp_path / "dump.jsonl", tmp_path / "run"
+    dump.write_text(json.dumps(rows[0]) + "\n")
+    with new_directory(out):
+        assert blame(str(dump), "--model", MODEL, "--out", str(out)) == 2
+    assert "another process is writing" in capsys.readouterr().err
+
+
+def test_a_rollout_that_is_too_long_for_the_model_is_not_scored(
+    rows: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump = tmp_path / "dump.jsonl"
+    dump.write_text(json.dumps({**rows[0], "prompt_token_ids": [5] * 2000}) + "\n")
+    assert blame(str(dump), "--model", MODEL, "--out", str(tmp_path / "run")) == 2
+    assert "dump.jsonl, line 1: prompt and output are 2020 tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
