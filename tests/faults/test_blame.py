@@ -158,6 +158,28 @@ def test_a_truncation_that_the_numbers_hide_is_the_samplers(engine: ReferenceBac
     assert "the dump does not state top_p" in blamed.record.causes[0].evidence
 
 
+def test_samples_that_are_said_to_be_greedy(at_one: list[Row], judge: Judge) -> None:
+    # Greedy tokens are reported at temperature 1, so that the numbers are right.
+    blamed = judge([{**row, "temperature": 0} for row in at_one])
+    assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.FAIL, "sampler")
+    assert principal(blamed) == "semantic/sampling-bias"
+    assert "tokens are not the likeliest, though nothing was to be drawn" in blamed.record.causes[0].evidence
+
+
+def test_greedy_rollouts_pass_alone_and_among_samples(
+    engine: ReferenceBackend, healthy: list[Row], judge: Judge
+) -> None:
+    greedy = record(engine, [*BEFORE, *AFTER], temperature=0)
+    assert judge(greedy).record.verdict is Outcome.PASS
+    assert judge([*healthy, *greedy]).record.verdict is Outcome.PASS
+
+
+def test_copies_of_one_rollout_are_not_two_hundred_draws(healthy: list[Row], judge: Judge) -> None:
+    blamed = judge([{**row, "step": 0} for row in healthy[:1] * 200])
+    assert blamed.record.verdict is Outcome.INCONCLUSIVE
+    assert "repetitions among them: 199" in blamed.record.probes[0].says
+
+
 def test_stale_weights_are_told_by_the_checkpoint_from_before(
     updated: tuple[Path, Path], judge: Judge
 ) -> None:

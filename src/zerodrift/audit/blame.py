@@ -179,6 +179,8 @@ class _Case(NamedTuple):
         guilty, known = sides.guilty, Found()
         for name in guilty.keys() & {"engine", "sampler"}:
             known = self._engine(guilty[name], rng)
+            alone = judging.by_samples_alone(sides.samples.overall, self.blame.engine)
+            known = known._replace(causes=known.causes or alone)
         if "trainer" in guilty and not same_numbers:
             known = known._replace(causes=_joined(known.causes, self._trainer(guilty["trainer"], rng)))
         return known._replace(causes=with_doubt(known.causes, self.rollouts))

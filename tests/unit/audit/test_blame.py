@@ -1,6 +1,5 @@
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -10,7 +9,7 @@ from zerodrift.audit.perturb import perturbed, write_checkpoint
 from zerodrift.audit.probes.result import found
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
-from zerodrift.core.request import SamplingParams
+from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.records.dump import Dump
 from zerodrift.records.dump_formats import Format
 from zerodrift.records.recorded import RecordedRollout
@@ -20,10 +19,16 @@ from zerodrift.view.report import render
 MODEL = "testbed:llama"
 
 
-def rollouts(reference: ReferenceBackend, steps: range) -> list[RecordedRollout]:
-    """Two rollouts of 16 random tokens in each step, scored right by both sides."""
-    draw = np.random.default_rng(0)
-    ids = [tuple(draw.integers(4, 500, 20).tolist()) for _ in range(2 * steps.stop)][2 * steps.start :]
+def rollouts(
+    engine: ReferenceBackend, steps: range, trainer: ReferenceBackend | None = None
+) -> list[RecordedRollout]:
+    """Two rollouts of 16 tokens in each step, drawn and scored by the engine, and scored by the trainer as well."""
+    requests = [
+        Request(Prompt((0, 5 + number, 40, 7)), SamplingParams(max_tokens=16, seed=number, ignore_eos=True))
+        for number in range(2 * steps.start, 2 * steps.stop)
+    ]
+    ids = [answer.completions[0].sequence for answer in engine.generate(requests)]
+    scores = zip(ids, engine.score(ids), (trainer or engine).score(ids), strict=True)
     return [
         RecordedRollout(
             source="d",
@@ -32,11 +37,10 @@ def rollouts(reference: ReferenceBackend, steps: range) -> list[RecordedRollout]
             prompt=each[:4],
             output=each[4:],
             logprobs=tuple(numbers[3:]),
-            trainer_logprobs=tuple(numbers[3:]),
-            # Greedy: random tokens were not drawn from anything.
-            sampling=SamplingParams(temperature=0),
+            trainer_logprobs=tuple(trained[3:]),
+            sampling=SamplingParams(),
         )
-        for number, (each, numbers) in enumerate(zip(ids, reference.score(ids), strict=True))
+        for number, (each, numbers, trained) in enumerate(scores)
     ]
 
 
@@ -67,10 +71,7 @@ def test_weights_from_before_an_update(tmp_path: Path) -> None:
     older = ReferenceBackend(before)
     after = write_checkpoint(perturbed(older.model, 1), before, tmp_path / "after")
     newer = ReferenceBackend(after)
-    stale = [
-        msgspec.structs.replace(late, trainer_logprobs=right.trainer_logprobs)
-        for late, right in zip(rollouts(older, range(4, 8)), rollouts(newer, range(4, 8)), strict=True)
-    ]
+    stale = rollouts(older, range(4, 8), trainer=newer)
     blamed = blame([*rollouts(newer, range(4)), *stale], newer, previous=before).run()
     assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.FAIL, "weight sync")
     assert [cause.cause for cause in blamed.record.causes] == ["weights/stale"]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from zerodrift.audit.probes.result import Evidence, ProbeResult, answered, found
+from zerodrift.audit.recorded.copies import copies
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import NonFinite
 from zerodrift.core.request import SHAPING
@@ -38,12 +39,18 @@ def dump_probe(dump: Dump, judged: Sequence[RecordedRollout], selection: str, en
         "judged": len(judged),
         "bad_lines": len(dump.bad),
         "empty": len(dump.empty),
+        "repeated": int(copies(judged).sum()),
     }
     says = f"{len(judged)} of {len(dump.rollouts)} rollouts judged"
     if selection:
         says += f" ({selection})"
     if dump.empty:
         says += f"; {len(dump.empty)} sampled nothing"
+    if evidence["repeated"]:
+        says += (
+            f"; repetitions among them: {evidence['repeated']} (copies, or samples that share a seed), which count once in "
+            "the test of the samples"
+        )
     versions = sorted({rollout.version for rollout in judged if rollout.version is not None})
     if len(versions) > 1:
         says += f"; they carry {len(versions)} weight versions, and one checkpoint cannot be all of them (--version)"

@@ -13,8 +13,9 @@ import msgspec
 import numpy as np
 
 from zerodrift.audit.measure import TokenTable
-from zerodrift.audit.probes.parity import Gates, fidelity, parity
-from zerodrift.audit.probes.result import ProbeResult, answered, vacuous
+from zerodrift.audit.probes.parity import Gates, fidelity, greedy, parity
+from zerodrift.audit.probes.result import ProbeResult, answered
+from zerodrift.audit.recorded.copies import copies
 from zerodrift.audit.recorded.since import Since, drift_since, e_value, sampling_since
 from zerodrift.audit.recorded.timeline import Timeline
 from zerodrift.records.recorded import RecordedRollout
@@ -27,6 +28,8 @@ class Side(NamedTuple):
     overall: ProbeResult
     since: Since | None
     """None where there was too little to bet on."""
+    also: tuple[ProbeResult, ...] = ()
+    """What else was asked about it, and does not decide."""
 
     @property
     def bad(self) -> bool:
@@ -36,8 +39,8 @@ class Side(NamedTuple):
 
     @property
     def results(self) -> list[ProbeResult]:
-        """Both answers, as probes."""
-        return [self.overall, *([] if self.since is None else [_as_probe(self)])]
+        """All answers, as probes."""
+        return [self.overall, *([] if self.since is None else [_as_probe(self)]), *self.also]
 
 
 class Sides(NamedTuple):
@@ -68,19 +71,40 @@ def judge_numbers(
     name: str, table: TokenTable, order: Timeline, gates: Gates, rng: np.random.Generator
 ) -> Side:
     """Reported numbers against contracted ones."""
-    found = parity(table, gates, rng)
     # Without the engine's numbers there is no verdict; without the trainer's there still is one.
-    record = msgspec.structs.replace(found.record, name=name, required=name == "parity")
-    return Side(ProbeResult(record, found.causes), drift_since(table, order, gates.mean))
+    overall = _named(parity(table, gates, rng), name, required=name == "parity")
+    return Side(overall, drift_since(table, order, gates.mean))
 
 
 def judge_samples(table: TokenTable, order: Timeline, rollouts: Sequence[RecordedRollout]) -> Side:
-    """Sampled tokens against the distribution that was asked for; greedy ones were not sampled."""
-    drawn_of = np.array([not rollout.sampling.greedy for rollout in rollouts])
-    drawn = drawn_of[table.sequence] & np.isfinite(table.contracted)
+    """Sampled tokens against the distribution that was asked for, greedy ones against the likeliest; copies say nothing.
+
+    Where there are both kinds, the worse one decides, and the smaller one need not suffice for an answer.
+    """
+    greedy_of = np.array([rollout.sampling.greedy for rollout in rollouts])
+    once = ~copies(rollouts)[table.sequence]
+    taken = once & greedy_of[table.sequence]
+    drawn = once & ~taken & np.isfinite(table.contracted)
+    likeliest, samples = greedy(rows_of(table, taken)), fidelity(rows_of(table, drawn))
+    mostly_greedy = bool(taken.sum() > drawn.sum())
+    by_taking = Side(_named(likeliest, "greedy", required=mostly_greedy), None)
+    by_drawing = Side(
+        _named(samples, "sampling", required=not mostly_greedy),
+        sampling_since(table, order, drawn) if drawn.any() else None,
+    )
+    if not taken.any():
+        return by_drawing
     if not drawn.any():
-        return Side(vacuous("sampling", "every rollout was decoded greedily: nothing was drawn"), None)
-    return Side(fidelity(rows_of(table, drawn)), sampling_since(table, order, drawn))
+        return by_taking
+    worse, other = (
+        (by_taking, by_drawing) if by_taking.bad and not by_drawing.bad else (by_drawing, by_taking)
+    )
+    return worse._replace(also=tuple(other.results))
+
+
+def _named(result: ProbeResult, name: str, *, required: bool) -> ProbeResult:
+    record = msgspec.structs.replace(result.record, name=name, required=required)
+    return ProbeResult(record, result.causes)
 
 
 def rows_of(table: TokenTable, chosen: np.ndarray) -> TokenTable:

@@ -24,6 +24,17 @@ def test_a_dump_that_was_judged_whole(rollout: Make) -> None:
     assert (record.status, record.says) == (Outcome.PASS, "3 of 3 rollouts judged")
 
 
+def test_repetitions_are_told(rollout: Make) -> None:
+    rare = {"logprobs": (-9.0, -9.0, -9.0)}
+    rollouts = [rollout(line=1, **rare), rollout(line=2, **rare), rollout(line=3), rollout(line=4)]
+    record = dump_probe(dump(rollouts), rollouts, "", "vllm").record
+    assert record.says == (
+        "4 of 4 rollouts judged; repetitions among them: 1 (copies, or samples that share a seed), which count once in "
+        "the test of the samples"
+    )
+    assert record.evidence["repeated"] == 1
+
+
 def test_what_was_left_out_is_said(rollout: Make) -> None:
     rollouts = [rollout(version=str(number)) for number in range(3)]
     result = dump_probe(dump(rollouts, empty=("d, line 9",)), rollouts[:2], "to step 2", "vllm")

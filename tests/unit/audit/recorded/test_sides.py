@@ -1,4 +1,5 @@
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -45,15 +46,63 @@ def test_a_healthy_side_names_no_step(table: Table) -> None:
     assert side.results[1].record.says == "no step stands out (e = 1)"
 
 
-def test_greedy_rollouts_were_not_sampled(table: Table, rollout: Make) -> None:
+def distinct(rollout: Make, temperature: float = 1.0) -> list[RecordedRollout]:
+    return [
+        rollout(prompt=(1, step), sampling=SamplingParams(temperature=temperature)) for step in range(STEPS)
+    ]
+
+
+def likeliest(tokens: TokenTable, sequences: Sequence[int] | range) -> TokenTable:
+    """In these sequences every token is the likeliest: half its own mass lies before its place."""
+    places = np.where(np.isin(tokens.sequence, sequences), np.exp(-1.5) / 2, tokens.by_likelihood)
+    return replace(tokens, by_likelihood=places)
+
+
+def test_greedy_rollouts_took_the_likeliest_token(table: Table, rollout: Make) -> None:
     tokens = table([np.zeros(40)] * STEPS)
-    greedy = [rollout(sampling=SamplingParams(temperature=0))] * STEPS
-    side = judge_samples(tokens, ORDER, greedy)
-    assert side.since is None
-    assert not side.bad
-    assert [result.record.vacuous for result in side.results] == [True]
-    mixed = [rollout() if step < 10 else greedy[0] for step in range(STEPS)]
-    assert judge_samples(tokens, ORDER, mixed).overall.record.evidence["tokens"] == 400
+    greedy = distinct(rollout, temperature=0)
+    sound = judge_samples(likeliest(tokens, range(STEPS)), ORDER, greedy)
+    assert (sound.since, sound.bad) == (None, False)
+    assert [(each.record.name, each.record.status) for each in sound.results] == [("greedy", Outcome.PASS)]
+    drawn = judge_samples(tokens, ORDER, greedy)
+    assert drawn.bad
+    assert "tokens are not the likeliest, though nothing was to be drawn" in drawn.overall.record.says
+
+
+def test_tokens_that_cannot_be_drawn_are_no_samples(table: Table, rollout: Make) -> None:
+    impossible = replace(table([np.zeros(40)] * STEPS), contracted=np.full(40 * STEPS, -np.inf))
+    (only,) = judge_samples(impossible, ORDER, distinct(rollout)).results
+    assert (only.record.name, only.record.says) == ("sampling", "0 tokens; 200 are needed")
+
+
+def test_where_some_rollouts_are_greedy_both_kinds_are_judged(table: Table, rollout: Make) -> None:
+    tokens = table([np.zeros(40)] * STEPS)
+    drawn, greedy = distinct(rollout), distinct(rollout, temperature=0)
+    mixed = [*drawn[:10], *greedy[10:]]
+    sound = judge_samples(likeliest(tokens, range(10, STEPS)), ORDER, mixed)
+    assert not sound.bad
+    assert sound.overall.record.evidence["tokens"] == 400
+    assert [each.record.name for each in sound.results] == ["sampling", "sampling-since", "greedy"]
+    assert [each.record.required for each in sound.results] == [False, False, True]
+    wrong = judge_samples(tokens, ORDER, mixed)
+    assert wrong.bad
+    assert [each.record.name for each in wrong.results] == ["greedy", "sampling", "sampling-since"]
+    # A few of one kind cannot be judged, and do not stand in the way of the others.
+    few = judge_samples(tokens, ORDER, [*drawn[:28], *greedy[28:]]).results
+    assert [(each.record.name, each.record.required) for each in few if each.record.vacuous] == [
+        ("greedy", False)
+    ]
+
+
+def test_a_copy_is_no_evidence(table: Table, rollout: Make) -> None:
+    tokens = table([np.zeros(40)] * STEPS)
+    copies = [rollout(logprobs=(-9.0, -9.0, -9.0))] * STEPS
+    side = judge_samples(tokens, ORDER, copies)
+    assert side.overall.record.vacuous
+    assert side.overall.record.says == "40 tokens; 200 are needed"
+    # Short answers come again by chance: without the second "yes" the first would be too rare.
+    likely = [rollout(logprobs=(-0.1, -0.1, -0.1))] * STEPS
+    assert judge_samples(tokens, ORDER, likely).overall.record.evidence["tokens"] == 40 * STEPS
 
 
 def test_the_trainers_numbers_take_the_engines_place(table: Table, rollout: Make) -> None:
@@ -73,7 +122,7 @@ def test_the_sampler_is_guilty_only_where_the_numbers_are_right(table: Table, ro
     wrong = judge_numbers("parity", table([np.full(40, 0.5)] * STEPS), ORDER, GATES, generator())
     likely = table([np.zeros(40)] * STEPS)
     object.__setattr__(likely, "contracted", np.full(40 * STEPS, -0.5))
-    samples = judge_samples(likely, ORDER, [rollout()] * STEPS)
+    samples = judge_samples(likely, ORDER, distinct(rollout))
     assert list(Sides(right, samples, None).guilty) == ["sampler"]
     assert list(Sides(wrong, samples, None).guilty) == ["engine"]
     assert list(Sides(right, samples, wrong).guilty) == ["trainer", "sampler"]
