@@ -65,7 +65,8 @@ def judge(reference: ReferenceBackend, tmp_path: Path) -> Judge:
     def run(rows: Iterable[Row], **options: Any) -> Blamed:
         path = tmp_path / "dump.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        read = Reading(skip_bad=options.pop("skip_bad", False)).read(path)
+        how = {name: options.pop(name) for name in ("skip_bad", "default", "given") if name in options}
+        read = Reading(**how).read(path)
         values = {"dump": read, "reference": reference, "precision": Precision.FP32, **options}
         return Blame(**values).run()
 
@@ -251,6 +252,48 @@ def test_the_wrong_checkpoint_is_the_odd_one_out(
     assert blamed.record.verdict is Outcome.INCONCLUSIVE
     assert blamed.record.guilty == "unknown"
     assert "not the one that made these rollouts" in blamed.record.says
+
+
+def without_temperature(rows: Iterable[Row]) -> list[Row]:
+    return [{key: value for key, value in row.items() if key != "temperature"} for row in rows]
+
+
+def as_exports(rows: Iterable[Row]) -> list[Row]:
+    """Lines of prime-rl, which have no temperature; engine and trainer both divided by it."""
+    return [
+        {
+            "schema_version": 1,
+            "step": row["step"],
+            "token_ids": [*row["prompt_ids"], *row["completion_ids"]],
+            "loss_mask": [False] * len(row["prompt_ids"]) + [True] * len(row["completion_ids"]),
+            "inference_logprobs": [0.0] * len(row["prompt_ids"]) + [*row["logprobs"]],
+            "trainer_logprobs": [0.0] * len(row["prompt_ids"]) + [*row["logprobs"]],
+        }
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("form", [without_temperature, as_exports])
+def test_a_healthy_dump_that_does_not_state_its_temperature(
+    form: Callable[[Iterable[Row]], list[Row]], healthy: list[Row], judge: Judge
+) -> None:
+    blamed = judge(form(healthy))
+    assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.INCONCLUSIVE, "unknown")
+    assert "does not state temperature: say so with --temperature" in blamed.record.says
+    stated = {"default": SamplingParams(temperature=0.7), "given": frozenset({"temperature"})}
+    assert judge(form(healthy), **stated).record.verdict is Outcome.PASS
+
+
+def test_a_fault_stays_one_though_the_temperature_is_not_stated(healthy: list[Row], judge: Judge) -> None:
+    shifted = [{**row, "logprobs": [*row["logprobs"][1:], -0.5]} for row in healthy]
+    assert judge(without_temperature(shifted)).record.verdict is Outcome.FAIL
+
+
+def test_another_model_asks_for_the_right_checkpoint(healthy: list[Row], judge: Judge) -> None:
+    blamed = judge(healthy, reference=ReferenceBackend("testbed:llama"))
+    assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.FAIL, "engine")
+    assert principal(blamed) == "weights/other-model"
+    assert "Is --model the checkpoint that made these rollouts?" in blamed.record.says
 
 
 def test_outputs_at_the_wrong_prompts(engine: ReferenceBackend, healthy: list[Row], judge: Judge) -> None:

@@ -16,14 +16,21 @@ import numpy as np
 
 from zerodrift.audit import verdict as judging
 from zerodrift.audit.counterfactual.binding import find_misbound
+from zerodrift.audit.counterfactual.kinship import find_unrelated
 from zerodrift.audit.diagnose import Suspect, diagnose
 from zerodrift.audit.floor import ROUNDED_IN, Floor, Passage, measure_floor, some_of
 from zerodrift.audit.measure import Floats, Measurement, TokenTable, measure, tabulate
-from zerodrift.audit.probes.parity import Gates, gates_for
+from zerodrift.audit.probes.parity import LEAST_TOKENS, Gates, gates_for
 from zerodrift.audit.probes.result import ProbeResult, found
 from zerodrift.audit.progress import Progress, Silent
-from zerodrift.audit.recorded.conclude import conclude, side_in_words, since_in_words
-from zerodrift.audit.recorded.reading import dump_probe, fingerprint_of, parameters_probe, with_doubt
+from zerodrift.audit.recorded.conclude import OTHER_MODEL, conclude, side_in_words, since_in_words
+from zerodrift.audit.recorded.reading import (
+    dump_probe,
+    fingerprint_of,
+    parameters_probe,
+    unstated,
+    with_doubt,
+)
 from zerodrift.audit.recorded.sides import Side, Sides, agree, judge_numbers, judge_samples, with_trainer
 from zerodrift.audit.recorded.timeline import Selection, Timeline, observer, timeline
 from zerodrift.audit.recorded.trainer import as_trainer, trainer_causes
@@ -115,7 +122,9 @@ class Blame:
             *sides.results,
             *known.results,
         ]
-        conclusion = conclude(sides, results, known.causes, same_numbers=same_numbers)
+        conclusion = conclude(
+            sides, results, known.causes, same_numbers=same_numbers, silent=unstated(rollouts)
+        )
         return Blamed(
             self._record(conclusion, results, floor, gates, rollouts),
             table,
@@ -196,10 +205,20 @@ class _Case(NamedTuple):
             causes = (found("semantic/misbound-output", self.blame.engine, "attribution", says),)
             return older._replace(causes=causes)
         attribution = diagnose(self._suspect, chosen, self.floor, self.gates, rng)
+        if not attribution.explained_to_floor and (unrelated := self._unrelated(chosen)) is not None:
+            causes = (found(OTHER_MODEL, self.blame.engine, "attribution", unrelated),)
+            return older._replace(causes=causes)
         told = describe(shape(tabulate(chosen, self.floor)))
         if self.blame.previous is None:
             told += "; whether these are older weights, --previous CHECKPOINT tells"
         return older._replace(causes=judging.attributed(attribution, self.blame.engine, told))
+
+    def _unrelated(self, chosen: Sequence[Measurement]) -> str | None:
+        """Why these are the tokens of another model; a few bad steps may hold too few to tell."""
+        if sum(len(item.delta) for item in chosen) < LEAST_TOKENS:
+            return None
+        reference = self.blame.reference
+        return find_unrelated(reference.teacher, chosen, reference.facts.eos_token_ids)
 
     def _compare_weights(self, members: list[int]) -> Found:
         if self.blame.previous is None:

@@ -30,6 +30,7 @@ _MAY_BE_UNSTATED = {
     "semantic/logit-bias": ("logit_bias",),
     "semantic/generation-config": SHAPING,
 }
+_OPTIONS = {name: "--" + name.replace("_", "-") for name in ("temperature", "top_p", "top_k", "min_p")}
 
 
 def dump_probe(dump: Dump, judged: Sequence[RecordedRollout], selection: str, engine: str) -> ProbeResult:
@@ -84,14 +85,25 @@ def unstated(judged: Sequence[RecordedRollout]) -> list[str]:
     return [name for name in SHAPING if any(name not in rollout.stated for rollout in judged)]
 
 
+def open_to_doubt(cause: CauseFound, silent: Sequence[str]) -> list[str]:
+    """Those of the parameters left `silent` that a sound engine would show the same for, had they been requested."""
+    return [name for name in _MAY_BE_UNSTATED.get(cause.cause, ()) if name in silent]
+
+
+def how_to_state(names: Sequence[str]) -> str:
+    """What to type, or to write down, for parameters that the dump does not state."""
+    told = ", ".join(_OPTIONS[name] for name in names if name in _OPTIONS)
+    return f"say so with {told}" if told else "write it into the dump"
+
+
 def with_doubt(causes: Sequence[CauseFound], judged: Sequence[RecordedRollout]) -> tuple[CauseFound, ...]:
     """A parameter in force that nobody asked for, or one that the dump forgot to mention? Said where it is open."""
     silent = unstated(judged)
     doubted = []
     for cause in causes:
-        open_to_doubt = [name for name in _MAY_BE_UNSTATED.get(cause.cause, ()) if name in silent]
-        doubt = f"; the dump does not state {', '.join(open_to_doubt)}: if this was requested, put it into the dump"
-        evidence = cause.evidence + (doubt if open_to_doubt else "")
+        names = open_to_doubt(cause, silent)
+        doubt = f"; the dump does not state {', '.join(names)}: if this was requested, {how_to_state(names)}"
+        evidence = cause.evidence + (doubt if names else "")
         doubted.append(msgspec.structs.replace(cause, evidence=evidence))
     return tuple(doubted)
 

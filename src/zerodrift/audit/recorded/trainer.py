@@ -19,6 +19,7 @@ from zerodrift.audit.measure import Floats, Measurement, Observed, tabulate
 from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import found
 from zerodrift.audit.shape import describe, shape
+from zerodrift.core.cause import CAUSES
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.verdict import CauseFound
 from zerodrift.sampler.processing import histories, processed_logprobs
@@ -33,6 +34,21 @@ TRAINER_NAMES = {
     "path/kv-precision": "trainer/autocast",
     "path/rope": "trainer/positions",
     "path/context-boundary": "trainer/positions",
+}
+# What to do about it in a trainer, where the fixes of a cause are written for engines.
+TRAINER_FIXES = {
+    "semantic/raw-logprobs": "shape the trainer's logits as the request shaped the engine's, before the softmax",
+    "semantic/temperature": "divide the trainer's logits by the temperature of the rollouts, once, before the softmax",
+    "semantic/truncation-mass": "take the trainer's softmax over the tokens that the request keeps, and no others",
+    "semantic/penalty": "take penalties that were not requested out of the trainer's forward",
+    "semantic/logit-bias": "take biases and masks that were not requested out of the trainer's forward",
+    "semantic/generation-config": "give the trainer the request's parameters, not those of generation_config.json",
+    "semantic/off-by-one": "align the trainer's logits with its labels: those at position i-1 predict token i",
+    "semantic/wrong-token": "gather the trainer's logprob at the sampled token id",
+    "semantic/bos": "train on the token ids that the engine was sent, without adding or dropping a BOS",
+    "semantic/template": "train on the token ids that the engine was sent; never render the template a second time",
+    "path/weight-quantisation": "load the unquantised checkpoint in the trainer, or serve the same quantisation",
+    "path/window": "use an attention in the trainer that keeps to the checkpoint's sliding_window",
 }
 
 
@@ -63,10 +79,9 @@ def trainer_causes(
 
 def _renamed(cause: CauseFound) -> CauseFound:
     name = TRAINER_NAMES.get(cause.cause, cause.cause)
+    fix = TRAINER_FIXES.get(name, CAUSES[name].fix(NAME))
     evidence = f"in the trainer's numbers: {cause.evidence}"
-    return found(
-        name, NAME, NAME, evidence, explained=cause.explained, interval=cause.interval, gating=cause.gating
-    )
+    return msgspec.structs.replace(cause, cause=name, fix=fix, evidence=evidence, found_by=NAME)
 
 
 def _packing(model: Any, measurements: Sequence[Measurement], gates: Gates) -> CauseFound | None:

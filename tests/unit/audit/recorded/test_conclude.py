@@ -106,6 +106,51 @@ def test_two_that_agree_against_the_checkpoint(causes: tuple[CauseFound, ...], o
     assert side_in_words("unknown", judged) == "cannot be told"
 
 
+@pytest.mark.parametrize(
+    ("names", "silent", "told"),
+    [
+        (["semantic/temperature"], ["temperature"], "does not state temperature: say so with --temperature"),
+        (
+            ["semantic/temperature", "semantic/truncation-mass"],
+            ["temperature", "top_k", "logit_bias"],
+            "does not state temperature, top_k: say so with --temperature, --top-k",
+        ),
+        (["semantic/penalty"], ["presence_penalty"], "presence_penalty: write it into the dump"),
+        # What was stated, or another cause beside it, is a fault whatever was left out.
+        (["semantic/temperature"], ["top_p"], None),
+        (["semantic/temperature", "semantic/off-by-one"], ["temperature"], None),
+        (["unexplained"], ["temperature"], None),
+    ],
+)
+@pytest.mark.parametrize("trainer", [None, False])
+def test_what_the_dump_leaves_out_is_no_fault(
+    names: list[str], silent: list[str], told: str | None, trainer: bool | None
+) -> None:
+    judged = sides(engine=False, trainer=trainer)
+    causes = [cause(name) for name in names]
+    concluded = conclude(judged, judged.results, causes, same_numbers=False, silent=silent)
+    if told is None:
+        assert concluded.verdict is Outcome.FAIL
+    else:
+        assert (concluded.verdict, concluded.guilty) == (Outcome.INCONCLUSIVE, "unknown")
+        assert told in concluded.says
+        assert concluded.causes == tuple(causes)
+
+
+@pytest.mark.parametrize("judged", [sides(samples=False), sides(trainer=False)])
+def test_two_that_contradict_each_other_are_a_fault_whatever_was_asked_for(judged: Sides) -> None:
+    causes = (cause("semantic/temperature"),)
+    concluded = conclude(judged, judged.results, causes, same_numbers=False, silent=["temperature"])
+    assert concluded.verdict is Outcome.FAIL
+
+
+def test_another_model_may_be_the_wrong_checkpoint() -> None:
+    judged = sides(engine=False)
+    concluded = conclude(judged, judged.results, (cause("weights/other-model"),), same_numbers=False)
+    assert (concluded.verdict, concluded.guilty) == (Outcome.FAIL, "engine")
+    assert concluded.says.endswith("Is --model the checkpoint that made these rollouts?")
+
+
 def test_every_guilty_side_is_dated() -> None:
     assert since_in_words(sides(engine=False)).startswith("since step 4; e = ")
     both = since_in_words(sides(engine=False, trainer=False))

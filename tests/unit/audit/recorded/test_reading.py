@@ -86,7 +86,7 @@ def test_a_cause_that_the_dump_may_have_forgotten_to_mention(rollout: Make) -> N
     doubted = with_doubt(causes, [rollout(stated=frozenset(SHAPING) - {"top_k", "temperature"})])
     assert (
         doubted[0].evidence
-        == "why; the dump does not state top_k: if this was requested, put it into the dump"
+        == "why; the dump does not state top_k: if this was requested, say so with --top-k"
     )
     assert doubted[1] == causes[1]
 

@@ -5,9 +5,17 @@ from zerodrift.audit.diagnose import Suspect
 from zerodrift.audit.floor import Floor
 from zerodrift.audit.measure import Measurement, measure
 from zerodrift.audit.probes.parity import Gates
+from zerodrift.audit.probes.result import found
 from zerodrift.audit.recorded.timeline import observer
-from zerodrift.audit.recorded.trainer import as_trainer, trainer_causes
+from zerodrift.audit.recorded.trainer import (
+    TRAINER_FIXES,
+    TRAINER_NAMES,
+    _renamed,
+    as_trainer,
+    trainer_causes,
+)
 from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.core.cause import CAUSES
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.task import Scorer
 from zerodrift.faults.registry import resolve
@@ -71,3 +79,26 @@ def test_a_known_account_is_named_as_a_fault_of_the_trainer(reference: Reference
     (cause,) = causes(reference, measured(reference, Shifted(), 6))
     assert cause.cause == "semantic/off-by-one"
     assert cause.evidence.startswith("in the trainer's numbers: the value read is that of: previous-value")
+    assert cause.fix == "align the trainer's logits with its labels: those at position i-1 predict token i"
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("semantic/raw-logprobs", "shape the trainer's logits"),
+        ("semantic/temperature", "divide the trainer's logits"),
+        ("path/head-precision", "disable autocast around the logprob forward"),
+        ("unexplained", "keep the run directory"),
+    ],
+)
+def test_a_fix_is_one_for_a_trainer(name: str, fix: str) -> None:
+    engine = found(name, "recorded", "attribution", "why", explained=0.7, gating=True)
+    renamed = _renamed(engine)
+    assert renamed.fix.startswith(fix)
+    assert (renamed.found_by, renamed.explained, renamed.gating) == ("trainer", 0.7, True)
+
+
+def test_trainers_are_given_fixes_of_causes_that_exist() -> None:
+    assert TRAINER_FIXES.keys() <= CAUSES.keys()
+    assert not TRAINER_FIXES.keys() & TRAINER_NAMES.keys()
+    assert not any(fix.endswith(".") for fix in TRAINER_FIXES.values())
