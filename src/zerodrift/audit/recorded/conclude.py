@@ -8,6 +8,8 @@ parameter that may have been requested, and the dump does not say.
 
 from collections.abc import Sequence
 
+import msgspec
+
 from zerodrift.audit import verdict as judging
 from zerodrift.audit.probes.result import ProbeResult
 from zerodrift.audit.recorded.reading import how_to_state, open_to_doubt
@@ -41,7 +43,9 @@ def conclude(
             f"The numbers fit the checkpoint under other parameters than were assumed, and the dump does not state "
             f"{', '.join(names)}: {how_to_state(names)}, and ask again."
         )
-        return Conclusion(Outcome.INCONCLUSIVE, "unknown", says, conclusion.causes)
+        # With its fix it would read as a fault of the engine, which it may not be.
+        listed = tuple(msgspec.structs.replace(cause, gating=False) for cause in conclusion.causes)
+        return Conclusion(Outcome.INCONCLUSIVE, "unknown", says, listed)
     if same_numbers and not _named(causes):
         return Conclusion(Outcome.INCONCLUSIVE, "unknown", ODD_CHECKPOINT, conclusion.causes)
     principal = next((cause for cause in conclusion.causes if cause.gating), None)
