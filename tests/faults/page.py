@@ -29,11 +29,11 @@ on a built-in model took {median:.1f} s of one core at the median, {longest:.1f}
 verdict with its smallest case{real}. {states}
 
 *Tokens* are those that must be sampled until the fault is seen in 95 of 100 orders of the sequences, on weights that
-were trained: {trained}. An audit judges no fewer than 200. A dash: an update, a trainer, or a comparison of
+were trained ({trained}). An audit judges no fewer than 200. A dash: an update, a trainer, or a comparison of
 the engine with itself shows it, by a probe of fixed size.
 
-| fault | what it does | detected | named | {columns} | otherwise named |
-|---|---|---|---|---|---|---|
+| fault | what it does | detected | named | {columns}otherwise named |
+|---|---|---|---|{rules}---|
 """
 TWO = """
 ## Two at once
@@ -57,6 +57,7 @@ WELL = """
 def page(rows: Sequence[Row], tokens: Sequence[Detection], tallies: Sequence[Tally]) -> str:
     """The document for these results."""
     single = [row for row in rows if AND not in row.fault]
+    trained = [model for model in MODELS if any(each.model == model for each in tokens)]
     built_in = [row.seconds for row in single if row.model.startswith("testbed:")]
     text = HEAD.format(
         models=", ".join(sorted({row.model for row in single})),
@@ -69,10 +70,11 @@ def page(rows: Sequence[Row], tokens: Sequence[Detection], tallies: Sequence[Tal
         median=statistics.median(built_in),
         longest=max(built_in),
         real=_on_real_weights([row.seconds for row in single if row.model == SMOLLM2]),
-        trained=" and ".join(MODELS),
-        columns=" | ".join(f"tokens, {model}" for model in MODELS),
+        trained=" and ".join(trained) or "not measured yet",
+        columns="".join(f"tokens, {model} | " for model in trained),
+        rules="---|" * len(trained),
     )
-    text += _lines(single, {(each.fault, each.model): each for each in tokens})
+    text += _lines(single, {(each.fault, each.model): each for each in tokens}, trained)
     if pairs := [row for row in rows if AND in row.fault]:
         right = sum(named(row) for row in pairs)
         text += TWO.format(right=right, total=len(pairs), share=right / len(pairs)) + _pairs(pairs)
@@ -101,10 +103,10 @@ def _grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return groups
 
 
-def _lines(rows: Sequence[Row], tokens: Mapping[tuple[str, str], Detection]) -> str:
+def _lines(rows: Sequence[Row], tokens: Mapping[tuple[str, str], Detection], trained: Sequence[str]) -> str:
     return "".join(
         f"| `{name}` | {FAULTS[name].says} | {_counts(group)} | "
-        f"{' | '.join(_tokens(tokens.get((name, model))) for model in MODELS)} | {_otherwise(group)} |\n"
+        f"{''.join(_tokens(tokens.get((name, model))) + ' | ' for model in trained)}{_otherwise(group)} |\n"
         for name, group in _grouped(rows).items()
     )
 
