@@ -18,7 +18,7 @@ test: venv smollm2 ## everything that needs neither a foreign engine nor a brows
 	$(BIN)/python tests/coverage_gate.py
 
 faults: venv ## planted faults must be named, healthy engines must pass (several minutes)
-	$(PYTEST) tests/faults -n 2 --dist loadfile
+	$(PYTEST) tests/faults -n 2 --dist worksteal
 
 faults-full: venv smollm2 ## every fault on every model, pairs, healthy runs, into docs/faults.md; goes on where it stopped
 	$(BIN)/python tests/faults/matrix.py
