@@ -6,7 +6,7 @@ Every step works on rows and keeps the dtype it is given. Shapes: T rows (tokens
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from typing import NamedTuple, overload
 
 import torch
@@ -61,19 +61,56 @@ def histories(
 
 
 class Tally(NamedTuple):
-    """Rows of history, counted: what penalties need."""
+    """Rows of history, counted: what penalties need.
 
-    output_TV: torch.Tensor
-    """How often each token stands in the output so far."""
-    seen_TV: torch.Tensor
+    Only ids that stand there: some hundreds, where counts of all of 49,152 took a tenth of a second for 200 rows.
+    """
+
+    ids_TK: torch.Tensor
+    """Those of each row's prompt and output; a row with fewer than others repeats its first."""
+    output_TK: torch.Tensor
+    """How often each stands in the output so far."""
+    seen_TK: torch.Tensor
     """Whether it stands in prompt or output."""
 
 
 def tally(rows: Sequence[History], logits_TV: torch.Tensor) -> Tally:
-    """Count `rows` in the shape and dtype of `logits_TV`."""
-    output_TV = _counts(logits_TV, [history.output for history in rows])
-    seen_TV = (output_TV > 0) | (_counts(logits_TV, [history.prompt for history in rows]) > 0)
-    return Tally(output_TV, seen_TV)
+    """Count `rows` in the dtype of `logits_TV`."""
+    counted = [_count(rows[begin:end], logits_TV) for begin, end in pairwise(_breaks(rows))]
+    width = max((part.ids_TK.shape[-1] for part in counted), default=1)
+    return Tally(
+        *(torch.cat([_widened(part, width) for part in column]) for column in zip(*counted, strict=True))
+    )
+
+
+def _breaks(rows: Sequence[History]) -> list[int]:
+    """Where rows begin that do not go on from the one before, and the end of all."""
+    new = [row for row in range(1, len(rows)) if not _goes_on(rows[row - 1], rows[row])]
+    return [0, *new, len(rows)]
+
+
+def _count(rows: Sequence[History], logits_TV: torch.Tensor) -> Tally:
+    """Rows of one output, each of which goes on from the one before."""
+    # Nothing to count is counted as none of id 0.
+    prompt, last = dict.fromkeys(rows[0].prompt), rows[-1].output
+    places = {token: place for place, token in enumerate(dict.fromkeys((*prompt, *last)) or (0,))}
+    counts_TK = torch.zeros(len(rows), len(places), dtype=logits_TV.dtype)
+    known = 0
+    for row, history in enumerate(rows):
+        if row:
+            counts_TK[row] = counts_TK[row - 1]
+        added_A = torch.tensor([places[token] for token in history.output[known:]], dtype=torch.long)
+        counts_TK[row].index_add_(0, added_A, torch.ones(len(added_A), dtype=counts_TK.dtype))
+        known = len(history.output)
+    seen_TK = counts_TK > 0
+    seen_TK[:, : len(prompt)] = True
+    ids_TK = torch.tensor(list(places)).expand(len(rows), -1)
+    return Tally(*(each.to(logits_TV.device) for each in (ids_TK, counts_TK, seen_TK)))
+
+
+def _widened(part_TK: torch.Tensor, width: int) -> torch.Tensor:
+    more = width - part_TK.shape[-1]
+    return torch.cat([part_TK, part_TK[:, :1].expand(-1, more)], dim=-1) if more else part_TK
 
 
 def processed_logprobs(  # noqa: PLR0913 - all that shapes a distribution
@@ -195,28 +232,21 @@ def _bias(logits_TV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 def _penalise(logits_TV: torch.Tensor, params: SamplingParams, counted: Tally) -> torch.Tensor:
     strength = params.repetition_penalty
-    repeated_TV = torch.where(logits_TV > 0, logits_TV / strength, logits_TV * strength)
-    logits_TV = torch.where(counted.seen_TV, repeated_TV, logits_TV)
-    logits_TV = logits_TV - params.frequency_penalty * counted.output_TV
+    logits_TK = logits_TV.gather(-1, counted.ids_TK)
+    repeated_TK = torch.where(logits_TK > 0, logits_TK / strength, logits_TK * strength)
+    logits_TK = torch.where(counted.seen_TK, repeated_TK, logits_TK)
+    logits_TK = logits_TK - params.frequency_penalty * counted.output_TK
     # A number times booleans is fp32, whatever the logits are.
-    return logits_TV - params.presence_penalty * (counted.output_TV > 0).to(logits_TV.dtype)
+    logits_TK = logits_TK - params.presence_penalty * (counted.output_TK > 0).to(logits_TK.dtype)
+    return logits_TV.scatter(-1, counted.ids_TK, logits_TK)
 
 
-def _counts(logits_TV: torch.Tensor, ids: Sequence[Sequence[int]]) -> torch.Tensor:
-    """How often each token of the vocabulary stands in each row's ids; a row that goes on from the last adds to it."""
-    counts_TV = torch.zeros_like(logits_TV)
-    for row, tokens in enumerate(ids):
-        known = _known(ids[row - 1], tokens) if row else 0
-        if known:
-            counts_TV[row] = counts_TV[row - 1]
-        added_A = torch.tensor(tokens[known:], dtype=torch.long, device=logits_TV.device)
-        counts_TV[row].index_add_(0, added_A, torch.ones_like(added_A, dtype=counts_TV.dtype))
-    return counts_TV
-
-
-def _known(before: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many of the first `tokens` are all that stands `before`; 0 where that would have to be looked up."""
-    if before is tokens:
-        return len(tokens)
-    same = isinstance(before, Prefix) and isinstance(tokens, Prefix) and before.whole is tokens.whole
-    return len(before) if same and len(before) <= len(tokens) else 0
+def _goes_on(before: History, row: History) -> bool:
+    """Whether what stands in `before` is known to stand in `row` too; False where that would have to be looked up."""
+    one, other = before.output, row.output
+    if before.prompt is not row.prompt:
+        return False
+    if one is other:
+        return True
+    same = isinstance(one, Prefix) and isinstance(other, Prefix) and one.whole is other.whole
+    return same and len(one) <= len(other)

@@ -69,12 +69,22 @@ def test_counts_are_those_of_each_row_by_itself(dtype: torch.dtype) -> None:
     rows = [*one, *other, one[2], one[1], History((5,), [3, 3]), one[3], one[3]]
     counted = tally(rows, torch.zeros(len(rows), 6, dtype=dtype))
     for row, history in enumerate(rows):
-        expected = [list(history.output).count(token) for token in range(6)]
-        assert counted.output_TV[row].tolist() == expected
-        assert counted.seen_TV[row].tolist() == [
-            token in {*history.prompt, *history.output} for token in range(6)
-        ]
-    assert counted.output_TV.dtype is dtype
+        ids = counted.ids_TK[row].tolist()
+        assert {*history.prompt, *history.output} <= {*ids}
+        told = zip(ids, counted.output_TK[row].tolist(), counted.seen_TK[row].tolist(), strict=True)
+        for token, count, seen in told:
+            assert count == list(history.output).count(token)
+            assert seen is (token in {*history.prompt, *history.output})
+    assert counted.output_TK.dtype is dtype
+
+
+def test_rows_without_any_history_are_left_alone() -> None:
+    logits_TV = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
+    params = SamplingParams(repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=1.0)
+    rows = [History((), ()), History((3,), (3,))]
+    changed = processed_logprobs(logits_TV, params, rows) - torch.log_softmax(logits_TV, dim=-1)
+    assert torch.equal(changed[0], torch.zeros(5))
+    assert ((changed[1] - changed[1, 0]).abs() > 1e-5).nonzero().flatten().tolist() == [3]
 
 
 def test_top_k_keeps_all_that_tie_with_the_last() -> None:
