@@ -118,6 +118,8 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
 
     def _audited(self, progress: Progress) -> VerdictRecord | str:
         """The verdict, or what became of the engine instead."""
+        # Ours, so that an audit which never began does not take it away: the checklist goes there.
+        self.directory.mkdir(parents=True, exist_ok=True)
         session = Session(
             config=self.config,
             directory=self.directory,
