@@ -24,9 +24,6 @@ from zerodrift.records.verdict import Outcome
 MISSED = {
     "typical-acceptance": "p = 1e-5 at 3,000 tokens: the audit asks for more samples",
 }
-MISNAMED = {
-    "draft-logprobs": "decode and prefill do differ; that they do because of a draft model takes a probe of its own",
-}
 NAMES = {
     "blind": (
         "attention-base-two",
@@ -103,5 +100,4 @@ def test_seen_and_not_misnamed(
         return
     assert record.verdict is Outcome.FAIL
     principal = next(cause.cause for cause in record.causes if cause.gating)
-    true = principal in {*fault.true_names, "unexplained"}
-    assert true is (name not in MISNAMED), principal
+    assert principal in {*fault.true_names, "unexplained"}
