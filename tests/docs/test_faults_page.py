@@ -1,8 +1,6 @@
 """The page of planted faults is what its results say, and has every injector and enough healthy runs."""
 
-import importlib.util
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -10,20 +8,12 @@ import pytest
 from zerodrift.faults.registry import FAULTS
 from zerodrift.records.codec import read_lines
 
-FOLDER = Path(__file__).parents[1] / "faults"
 AGAIN = "run `make faults-full`"
 
 
 @pytest.fixture(scope="module")
-def page() -> ModuleType:
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("page_of_faults", FOLDER / "page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def page(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("page")
 
 
 def test_the_page_is_that_of_its_results(page: ModuleType) -> None:

@@ -1,28 +1,18 @@
 """The page of public bugs is what its results say, and has all of the bugs that are re-enacted."""
 
-import importlib.util
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
 from zerodrift.records.codec import read_lines
 
-FOLDER = Path(__file__).parents[1] / "faults"
 AGAIN = "run `make history`"
 
 
 @pytest.fixture(scope="module")
-def would_have_caught() -> ModuleType:
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("page_of_bugs", FOLDER / "would_have_caught.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def would_have_caught(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("would_have_caught")
 
 
 def test_the_page_is_that_of_its_results(would_have_caught: ModuleType) -> None:

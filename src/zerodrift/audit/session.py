@@ -247,7 +247,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         if count:
             longest = min(longest, LONGEST_PROMPT)
             chosen += generated(reference.tokenizer, facts.vocab_size, longest, count, validation.seed)
-            sources.append(f"{count} generated")
+            sources.append(f"{count} generated prompt{'s' if count > 1 else ''}")
         return Chosen(chosen, " and ".join(sources))
 
     def _long_prompts(self, reference: ReferenceBackend, max_model_len: int) -> list[Prompt]:
