@@ -15,6 +15,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -28,6 +29,7 @@ from zerodrift.audit.run import Audit
 from zerodrift.backends.base import Backend
 from zerodrift.backends.exact import ExactBackend
 from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.config.model import Device
 from zerodrift.config.precision import Precision
 from zerodrift.config.validation import ValidationConfig
 from zerodrift.core.cause import Layer
@@ -36,6 +38,7 @@ from zerodrift.core.request import SamplingParams
 from zerodrift.faults.fault import Fault, Need
 from zerodrift.faults.registry import FAULTS
 from zerodrift.faults.sampling import write_model_with_defaults
+from zerodrift.models.placing import place
 from zerodrift.records.codec import LineWriter, read_lines
 from zerodrift.records.verdict import VerdictRecord
 
@@ -110,6 +113,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     says: str = ""
     seconds: float = 0.0
     """Of processor time, one thread: the clock on the wall would time the neighbours too."""
+    device: str = "cpu"
+    """Where both sides computed."""
     code: str = ""
     """Which state of the package said so."""
 
@@ -147,7 +152,11 @@ def judge(
 
 
 def run_faults(
-    faults: Sequence[Fault], spec: str, scratch: Path, size: ValidationConfig | None = None
+    faults: Sequence[Fault],
+    spec: str,
+    scratch: Path,
+    size: ValidationConfig | None = None,
+    device: Device = "cpu",
 ) -> Row | None:
     """Audit an engine with the faults; None where one does not apply to the model."""
     trained = spec == SMOLLM2
@@ -166,9 +175,11 @@ def run_faults(
         spec_path = str(checkpoint)
     else:
         spec_path = spec
-    reference = ReferenceBackend(spec_path)
+    reference = ReferenceBackend(spec_path, device=device)
     # The reference does not stream.
-    kind: Callable[..., Backend] = ExactBackend if Need.STREAM in needs else ReferenceBackend
+    kind: Callable[..., Backend] = (
+        ExactBackend if Need.STREAM in needs else functools.partial(ReferenceBackend, device=device)
+    )
     engine = kind(spec_path, dtype="float32")
     if trained:
         engine.max_model_len = TRAINED_CONTEXT
@@ -177,7 +188,7 @@ def run_faults(
         # What acts inside the engine is planted before what wraps it.
         for fault in sorted(faults, key=lambda fault: not {Need.REFERENCE, Need.INSIDE} & set(fault.needs)):
             if fault.kind is Layer.TRAINER:
-                trainer = fault.scorer(models.load(spec_path))
+                trainer = fault.scorer(place(models.load(spec_path), device))
             else:
                 engine = fault.inject(engine)
     except (InvalidValue, CapabilityMissing):
@@ -203,6 +214,7 @@ def run_faults(
         listed=tuple(cause.cause for cause in record.causes if not cause.gating),
         says=record.causes[0].evidence if record.causes else record.says,
         seconds=round(time.process_time() - began, 2),
+        device=device,
         code=code(),
     )
 
@@ -226,10 +238,10 @@ def _same(planted: str, found: str) -> bool:
     return planted == found or any({planted, found} <= group for group in EQUIVALENT)
 
 
-def run_one(name: str, spec: str) -> Row | None:
+def run_one(name: str, spec: str, device: Device = "cpu") -> Row | None:
     """One fault or pair on one model, in a scratch directory of its own."""
     with tempfile.TemporaryDirectory() as scratch:
-        return run_faults([FAULTS[part] for part in name.split(AND)], spec, Path(scratch))
+        return run_faults([FAULTS[part] for part in name.split(AND)], spec, Path(scratch), device=device)
 
 
 def everything() -> list[tuple[str, str]]:
@@ -244,6 +256,7 @@ def main() -> int:
     parser.add_argument("--faults", nargs="*", help="default: all of them, and the pairs")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where models compute")
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     done = {(row.fault, row.model) for row in read_lines(options.out, Row)} if options.out.exists() else set()
@@ -253,15 +266,22 @@ def main() -> int:
     elif options.models is not None:
         asked = [(name, spec) for name, spec in asked if spec in options.models]
     todo = [pair for pair in asked if pair not in done]
+    broken = 0
     spawn = multiprocessing.get_context("spawn")  # torch does not survive a fork
     with (
         LineWriter[Row](options.out) as writer,
         ProcessPoolExecutor(options.jobs, mp_context=spawn) as pool,
     ):
-        futures = {pool.submit(run_one, *pair): pair for pair in todo}
+        futures = {pool.submit(run_one, *pair, options.device): pair for pair in todo}
         for future in as_completed(futures):
+            name, model = futures[future]
+            if (error := future.exception()) is not None:
+                # The others go on; this one is run again the next time.
+                broken += 1
+                sys.stdout.write(f"!!        {model:16} {name:42} {type(error).__name__}: {error}\n")
+                traceback.print_exception(error)
+                continue
             if (row := future.result()) is None:
-                name, model = futures[future]
                 sys.stdout.write(f"--        {model:16} {name:42} does not apply\n")
                 continue
             writer.write(row)
@@ -271,7 +291,7 @@ def main() -> int:
                 f"{row.found} {row.listed} | {row.says[:110]}\n"
             )
             sys.stdout.flush()
-    return 0
+    return int(broken > 0)
 
 
 if __name__ == "__main__":

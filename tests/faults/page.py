@@ -69,7 +69,7 @@ def page(rows: Sequence[Row], tokens: Sequence[Detection], tallies: Sequence[Tal
         states=_states(rows),
         median=statistics.median(built_in),
         longest=max(built_in),
-        real=_on_real_weights([row.seconds for row in single if row.model == SMOLLM2]),
+        real=_on_real_weights([row for row in single if row.model == SMOLLM2]),
         trained=" and ".join(trained) or "not measured yet",
         columns="".join(f"tokens, {model} | " for model in trained),
         rules="---|" * len(trained),
@@ -90,10 +90,15 @@ def _states(rows: Sequence[Row]) -> str:
     return f"Rows by state of the source: {told}."
 
 
-def _on_real_weights(seconds: Sequence[float]) -> str:
-    if not seconds:
+def _on_real_weights(rows: Sequence[Row]) -> str:
+    if not rows:
         return "; SmolLM2, at minutes for each, is not in this table yet"
-    return f"; on SmolLM2 {statistics.median(seconds):.0f} s and {max(seconds):.0f} s"
+    seconds = [row.seconds for row in rows]
+    accelerated = sum(row.device != "cpu" for row in rows)
+    return (
+        f"; on SmolLM2 {statistics.median(seconds):.0f} s and {max(seconds):.0f} s, {accelerated} of {len(rows)} with "
+        "the models on a GPU"
+    )
 
 
 def _grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:

@@ -30,6 +30,7 @@ from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.prompts import generated
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.config.model import Device
 from zerodrift.config.precision import PROFILES, Precision
 from zerodrift.core.cause import Layer
 from zerodrift.core.errors import CapabilityMissing, InvalidValue
@@ -133,18 +134,18 @@ def sample(engine: Backend, reference: ReferenceBackend, sequences: int, scratch
     )
 
 
-def detect(name: str, model: str, directory: str) -> Detection | None:
+def detect(name: str, model: str, directory: str, device: Device) -> Detection | None:
     """One fault on the model in `directory`; None where it does not apply."""
     fault = FAULTS[name]
     with tempfile.TemporaryDirectory() as scratch:
         if Need.GENERATION_DEFAULTS in fault.needs:
             directory = str(write_model_with_defaults(directory, Path(scratch) / "model"))
         try:
-            engine = fault.inject(ReferenceBackend(directory, dtype="float32"))
+            engine = fault.inject(ReferenceBackend(directory, dtype="float32", device=device))
         except (InvalidValue, CapabilityMissing):
             return None
         sequences = MANY_SEQUENCES if name in SAMPLES_ONLY else SEQUENCES
-        evidence = sample(engine, ReferenceBackend(directory), sequences, Path(scratch))
+        evidence = sample(engine, ReferenceBackend(directory, device=device), sequences, Path(scratch))
     rng = np.random.default_rng(0)
     # The audit itself refuses to judge fewer than 200 tokens; how few carry the evidence is the question here.
     with patch.object(judged, "LEAST_TOKENS", 2):
@@ -181,6 +182,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where models compute")
     options = parser.parse_args()
     done = (
         {(row.fault, row.model) for row in read_lines(options.out, Detection)}
@@ -197,7 +199,8 @@ def main() -> int:
         directories = {SMOLLM2: str(ROOT / SMOLLM2)}
         if any(model == WARMED for _, model in todo):
             directories[WARMED] = str(write_warmed(Path(scratch) / "warmed"))
-        for future in as_completed([pool.submit(detect, *pair, directories[pair[1]]) for pair in todo]):
+        futures = [pool.submit(detect, *pair, directories[pair[1]], options.device) for pair in todo]
+        for future in as_completed(futures):
             if (row := future.result()) is None:
                 continue
             writer.write(row)

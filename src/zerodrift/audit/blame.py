@@ -224,7 +224,8 @@ class _Case(NamedTuple):
         if self.blame.previous is None:
             return Found()
         reference = self.blame.reference
-        model = load_reference(self.blame.previous, str(reference.model.dtype).removeprefix("torch.")).model
+        dtype = str(reference.model.dtype).removeprefix("torch.")
+        model = load_reference(self.blame.previous, dtype, reference.device).model
         older = Teacher(model, layout=Layout.PADDED, batch=reference.batch)
         suspected = Suspected([self.rollouts[i] for i in members], [self.measurements[i] for i in members])
         stop_ids = reference.facts.eos_token_ids

@@ -195,7 +195,9 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         validation = self.config.validation
         recorded = None if baseline is None else baseline.header.reference.numeric.get("dtype")
         dtype = recorded if validation.reference_dtype == "auto" else validation.reference_dtype
-        reference = ReferenceBackend(validation.reference_model or spec, dtype=dtype)
+        reference = ReferenceBackend(
+            validation.reference_model or spec, dtype=dtype, device=validation.reference_device
+        )
         if baseline is not None:
             check_weights(reference, baseline.header)
         return reference

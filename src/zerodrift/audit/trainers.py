@@ -1,7 +1,7 @@
 """The trainer's own forward, from what the user writes behind `--trainer`.
 
 transformers                                    the checkpoint in fp32, padded micro-batches
-transformers:dtype=bfloat16,autocast=bfloat16,packed=true,batch=8
+transformers:dtype=bfloat16,autocast=bfloat16,packed=true,batch=8,device=cuda
 transformers:base=./base,lora=./adapter         what the audited model is the merged form of
 my_module:scorer                                an object with `score`, or a function of the model that gives one
 """
@@ -15,11 +15,13 @@ import torch
 
 from zerodrift import models
 from zerodrift.audit.named import imported
+from zerodrift.config.model import Device
 from zerodrift.core import require
 from zerodrift.core.errors import ConfigError, InvalidValue
 from zerodrift.core.task import Scorer
 from zerodrift.models.loading import dtype_of
 from zerodrift.models.lora import attach
+from zerodrift.models.placing import place
 
 BUILT_IN = "transformers"
 EXAMPLES = f"{BUILT_IN}, {BUILT_IN}:dtype=bfloat16,packed=true or my_module:scorer"
@@ -34,6 +36,8 @@ class TrainerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Dtype of the autocast region around the forward; None: there is none."""
     packed: bool = False
     """Sequences of a micro-batch in one row, told apart by positions that restart."""
+    device: Device = "cpu"
+    """Where it computes."""
     batch: int = 4
     """Sequences in a micro-batch."""
     base: str | None = None
@@ -58,6 +62,7 @@ class TransformersTrainer:
         self.model = models.load(self.options.base or model, self.options.dtype)
         if self.options.lora is not None:
             self.model = attach(self.model, Path(self.options.lora))
+        self.model = place(self.model, self.options.device)
 
     @torch.no_grad()
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -69,10 +74,10 @@ class TransformersTrainer:
         return scores
 
     def _logits(self, sequences: Sequence[Sequence[int]]) -> Iterator[torch.Tensor]:
-        dtype = self.options.autocast
+        dtype, device = self.options.autocast, self.options.device
         for begin in range(0, len(sequences), self.options.batch):
             group = sequences[begin : begin + self.options.batch]
-            with nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype_of(dtype)):
+            with nullcontext() if dtype is None else torch.autocast(device, dtype=dtype_of(dtype)):
                 yield from self._packed(group) if self.options.packed else self._padded(group)
 
     def _padded(self, group: Sequence[Sequence[int]]) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ from zerodrift import models
 from zerodrift.backends.base import Capability, need
 from zerodrift.backends.generation import Sampled, sample
 from zerodrift.backends.teacher import Layout, Teacher
+from zerodrift.config.model import Device
 from zerodrift.core.completion import (
     Answer,
     Completion,
@@ -23,6 +24,7 @@ from zerodrift.core.errors import ModelError
 from zerodrift.core.request import Request
 from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
 from zerodrift.models.loading import AS_SAVED, dtype_of
+from zerodrift.models.placing import place
 from zerodrift.weights.digest import model_digest
 
 TINY_PARAMETERS = 20_000_000
@@ -52,12 +54,14 @@ class ReferenceBackend:
         dtype: str | None = None,
         kind: LogprobKind = LogprobKind.PROCESSED,
         batch: int = 16,
+        device: Device = "cpu",
     ) -> None:
         """`spec` as in `models.load`; `dtype` None takes fp64 for tiny models and fp32 for others."""
+        self.device = device
         self.spec = spec
         self.facts = models.facts(spec)
         self.tokenizer = models.tokenizer(spec)
-        self.model, digest = load_reference(spec, dtype)
+        self.model, digest = load_reference(spec, dtype, device)
         # Of the checkpoint, not of the model that runs: a planted fault may wrap modules of the latter.
         self._shapes = _shapes(self.model)
         self.kind = kind
@@ -143,7 +147,7 @@ class ReferenceBackend:
 
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
         """All tensors or none: the new model is complete before the old one is let go."""
-        model, digest = load_reference(directory, str(self.model.dtype).removeprefix("torch."))
+        model, digest = load_reference(directory, str(self.model.dtype).removeprefix("torch."), self.device)
         if differing := sorted(_shapes(model).items() ^ self._shapes.items()):
             raise ModelError(
                 f"{directory} holds another model than the one that runs: {differing[0][0]} and others are not in both "
@@ -201,13 +205,13 @@ class Loaded(NamedTuple):
     """In the checkpoint's own dtype: the same whatever the model computes in."""
 
 
-def load_reference(spec: str | Path, dtype: str | None = None) -> Loaded:
+def load_reference(spec: str | Path, dtype: str | None = None, device: Device = "cpu") -> Loaded:
     """The model in `dtype`; None is fp64 where that is cheap, and fp32 elsewhere."""
     model = models.load(spec, dtype=AS_SAVED)
     digest = model_digest(model)
     tiny = sum(p.numel() for p in model.parameters()) < TINY_PARAMETERS
     wanted = dtype or ("float64" if tiny else "float32")
     if torch.promote_types(model.dtype, dtype_of(wanted)) is dtype_of(wanted):
-        return Loaded(model.to(dtype_of(wanted)), digest)
+        return Loaded(place(model.to(dtype_of(wanted)), device), digest)
     # Narrower than saved: loaded anew, because `.to` would also narrow the rotary frequencies, which stay in fp32.
-    return Loaded(models.load(spec, dtype=wanted), digest)
+    return Loaded(place(models.load(spec, dtype=wanted), device), digest)

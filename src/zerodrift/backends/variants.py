@@ -15,6 +15,8 @@ from transformers.initialization import no_init_weights
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from zerodrift.models.placing import place
+
 FP8_KV = "zerodrift_fp8_kv"
 QUANT_GROUP = 32
 """Weights that share one scale, as in the common 4-bit formats."""
@@ -113,7 +115,7 @@ def with_config(model: Any, change: Callable[[Any], None]) -> Any:
     change(config)
     # Every value is overwritten below, and drawing them took 3 of the 3.5 s for 135 million parameters.
     with no_init_weights():
-        changed = type(model)(config).to(model.dtype).eval()
+        changed = place(type(model)(config).to(model.dtype).eval(), model.device.type)
     # The weights themselves, not copies: a rotary base is fitted with a dozen models, and none of them is written to.
     changed.load_state_dict(model.state_dict(), assign=True)
     changed.tie_weights()

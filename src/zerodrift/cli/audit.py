@@ -82,6 +82,9 @@ def command(
     baseline: BaselineOption = None,
     trainer: TrainerOption = None,
     task: TaskOption = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where the reference computes: cpu or cuda. Default: cpu.")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="What the trainer samples at.")] = None,
     trials: Annotated[int | None, typer.Option(help="Sampled sequences to judge by.")] = None,
     sync: Annotated[bool, typer.Option("--sync", help="Also push a weight update and follow it.")] = False,
@@ -124,7 +127,8 @@ def command(
         "prompts": prompts,
         "baseline": baseline,
     }
-    named |= {"trainer": trainer, "task": task, "temperature": temperature, "trials": trials}
+    named |= {"trainer": trainer, "task": task, "device": device}
+    named |= {"temperature": temperature, "trials": trials}
     resolved = _configuration(config, settings or [], named)
     _check_options(sync, reset_cache, junitxml)
     if inject is not None and engine is None:
@@ -263,6 +267,7 @@ def _configuration(path: Path | None, settings: list[str], options: dict[str, An
         "baseline": "validation.baseline",
         "trainer": "validation.trainer",
         "task": "validation.task",
+        "device": "validation.reference_device",
         "temperature": "sampling_defaults.temperature",
         "trials": "validation.equivalence_trials",
     }

@@ -7,6 +7,7 @@ import typer
 
 from zerodrift.cli import console
 from zerodrift.cli.bar import Bar
+from zerodrift.config.model import Device
 
 app = typer.Typer(no_args_is_help=True, help="Record a reference to audit against later, or elsewhere.")
 
@@ -21,6 +22,7 @@ def record(
     num_prompts: Annotated[int, typer.Option(help="Prompts to record.")] = 256,
     max_tokens: Annotated[int, typer.Option(help="Tokens to sample per prompt.")] = 64,
     temperature: Annotated[float, typer.Option(help="What the trainer samples at.")] = 1.0,
+    device: Annotated[Device, typer.Option(help="Where the model computes.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Row i is sampled with seed + i.")] = 0,
 ) -> None:
     """Sample from vanilla transformers and keep tokens and logprobs.
@@ -41,7 +43,7 @@ def record(
     longest = _room(model, max_tokens, num_prompts)
     with Bar() as bar:
         bar.stage("load")
-        reference = ReferenceBackend(model)
+        reference = ReferenceBackend(model, device=device)
         vocab = reference.facts.vocab_size
         if prompts is None:
             chosen = generated(reference.tokenizer, vocab, min(longest, 512), num_prompts, seed)

@@ -11,6 +11,7 @@ import typer
 
 from zerodrift.cli import console
 from zerodrift.cli.bar import Bar
+from zerodrift.config.model import Device
 from zerodrift.config.precision import Precision
 from zerodrift.core.errors import ConfigError
 from zerodrift.records.dump_formats import Format
@@ -43,6 +44,7 @@ def command(
     engine: Annotated[
         str | None, typer.Option(help="Engine that made them (vllm): fixes are given in its words.")
     ] = None,
+    device: Annotated[Device, typer.Option(help="Where the checkpoint computes.")] = "cpu",
     form: Annotated[Format | None, typer.Option("--format", help="Default: detected by keys.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Where the dump states none.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Where the dump states none.")] = None,
@@ -107,7 +109,7 @@ def command(
         bar.stage("read")
         read = reading.read(dump)
         bar.stage("load")
-        reference = ReferenceBackend(model)
+        reference = ReferenceBackend(model, device=device)
         blame = Blame(
             dump=read,
             reference=reference,

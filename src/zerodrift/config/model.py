@@ -8,6 +8,7 @@ from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["cpu", "cuda"]
 ReferenceDtype = Literal["auto", "float64", "float32", "bfloat16"]
 
 

@@ -5,7 +5,7 @@ Gates come from the precision profile; a user may tighten or loosen each, and `t
 
 import msgspec
 
-from zerodrift.config.model import ReferenceDtype
+from zerodrift.config.model import Device, ReferenceDtype
 from zerodrift.config.precision import PROFILES, Magnitude, Precision
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue
@@ -39,6 +39,8 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Checkpoint that the reference scores with; None takes `model.path`, as an audit should."""
     reference_dtype: ReferenceDtype = "auto"
     """Dtype of the reference; `auto` is fp64 for tiny models and fp32 for others, to keep its own rounding out."""
+    reference_device: Device = "cpu"
+    """Where the reference computes."""
     prompts: str | None = None
     """JSON-lines file of prompts; None takes those that ship with zerodrift."""
     baseline: str | None = None

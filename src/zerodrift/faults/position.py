@@ -45,7 +45,7 @@ def _theta(change: Callable[[float], float]) -> Damage:
         parameters = model.config.rope_parameters
         model.config.rope_parameters = {**parameters, "rope_theta": change(parameters["rope_theta"])}
         tables = type(decoder.rotary_emb)(config=model.config)
-        decoder.rotary_emb = tables.to(decoder.rotary_emb.inv_freq.dtype)
+        decoder.rotary_emb = tables.to(decoder.rotary_emb.inv_freq)
 
     return damage
 

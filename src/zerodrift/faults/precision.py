@@ -116,7 +116,7 @@ def _noisy(model: Any) -> None:
 
     def multiply(hidden_BLH: torch.Tensor, weight_VH: torch.Tensor) -> torch.Tensor:
         logits_BLV = functional.linear(hidden_BLH, weight_VH)
-        noise_BLV = torch.randn(logits_BLV.shape, generator=generator, dtype=logits_BLV.dtype)
+        noise_BLV = torch.randn(logits_BLV.shape, generator=generator).to(logits_BLV)
         return logits_BLV * (1 + _NOISE * noise_BLV)
 
     replace_head(model, multiply)
