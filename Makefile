@@ -59,7 +59,7 @@ engines: vllm ## that, the vLLM before, and llama.cpp
 	engines/install xllamacpp-2026.10.11549
 
 test-engines: venv smollm2 engines ## audits of real engines
-	$(PYTEST) -m engines
+	$(PYTEST) -m engines --no-skips
 
 test-browser: venv ## the report in a real Chromium (Debian: apt-get install chromium)
 	$(PYTEST) -m browser

@@ -200,7 +200,7 @@ def run_faults(
         reference,
         scratch,
         size,
-        _longest(faults) if trained else LONGEST_PROMPT,
+        longest_prompt(faults, spec),
         trainer=trainer,
         checkpoint=checkpoint,
         resets_cache=resets,
@@ -219,7 +219,10 @@ def run_faults(
     )
 
 
-def _longest(faults: Sequence[Fault]) -> int:
+def longest_prompt(faults: Sequence[Fault], spec: str) -> int:
+    """Tokens; on trained weights no more than it takes."""
+    if spec != SMOLLM2:
+        return LONGEST_PROMPT
     late = any(fault.cause in ("path/context-boundary", "trainer/positions") for fault in faults)
     return BEYOND_A_PAGE if late else LONGEST_TRAINED
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import msgspec
 import numpy as np
-from matrix import LONGEST_PROMPT, LONGEST_TRAINED, ROOT, SAMPLES_ONLY, SAMPLING, SMOLLM2
+from matrix import ROOT, SAMPLES_ONLY, SAMPLING, SMOLLM2, longest_prompt
 
 from zerodrift import models
 from zerodrift.audit.floor import Floor, measure_floor, some_of
@@ -46,8 +46,6 @@ RESULTS = ROOT / "docs" / "tokens.jsonl"
 WARMED = "warmed testbed:qwen3"
 MODELS = (WARMED, SMOLLM2)
 PROMPTS, OUTPUT = 24, 16
-FEW_IDS = 1000
-"""Built-in models have 512: a vocabulary beyond this is a real model's, whose tokens cost sixty times as much."""
 SEQUENCES = 48
 MANY_SEQUENCES = 256
 """For what only the samples show: 4,096 tokens."""
@@ -114,9 +112,10 @@ def applies(fault: Fault) -> bool:
     return fault.kind is not Layer.TRAINER and not {Need.SYNC, Need.STREAM} & set(fault.needs)
 
 
-def sample(engine: Backend, reference: ReferenceBackend, sequences: int, scratch: Path) -> Evidence:
+def sample(
+    engine: Backend, reference: ReferenceBackend, sequences: int, longest: int, scratch: Path
+) -> Evidence:
     """Everything that is asked of the engine, and the reference's word on it."""
-    longest = LONGEST_TRAINED if reference.facts.vocab_size > FEW_IDS else LONGEST_PROMPT
     prompts = generated(reference.tokenizer, reference.facts.vocab_size, longest, PROMPTS, 0)
     requests = parity_requests(prompts, msgspec.structs.replace(SAMPLING, max_tokens=OUTPUT), sequences, 0)
     rollouts = observe(engine, requests, "parity", scratch / "rollouts.jsonl", lambda done, total: None)
@@ -145,7 +144,8 @@ def detect(name: str, model: str, directory: str, device: Device) -> Detection |
         except (InvalidValue, CapabilityMissing):
             return None
         sequences = MANY_SEQUENCES if name in SAMPLES_ONLY else SEQUENCES
-        evidence = sample(engine, ReferenceBackend(directory, device=device), sequences, Path(scratch))
+        reference, longest = ReferenceBackend(directory, device=device), longest_prompt([fault], model)
+        evidence = sample(engine, reference, sequences, longest, Path(scratch))
     rng = np.random.default_rng(0)
     # The audit itself refuses to judge fewer than 200 tokens; how few carry the evidence is the question here.
     with patch.object(judged, "LEAST_TOKENS", 2):

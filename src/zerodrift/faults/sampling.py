@@ -4,6 +4,7 @@ The completion claims the requested parameters, as an engine does that echoes wh
 """
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -99,8 +100,12 @@ class SharedNoise(FaultyBackend):
 def write_model_with_defaults(
     spec: str | Path, directory: str | Path, defaults: Mapping[str, float] = GENERATION_DEFAULTS
 ) -> Path:
-    """A built-in model as a directory whose generation_config.json has sampling defaults."""
-    target = models.materialise(spec, directory)
+    """The model as a directory of its own whose generation_config.json has sampling defaults."""
+    target = Path(directory)
+    if (source := Path(spec)).is_dir():
+        shutil.copytree(source, target)
+    else:
+        models.materialise(spec, target)
     path = target / "generation_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
     # Without do_sample, transformers takes the defaults for a mistake and says so.
