@@ -120,14 +120,8 @@ def command(
     if inject == "list":
         _list_faults()
         return
-    named: dict[str, Any] = {
-        "model": model,
-        "engine": engine,
-        "url": url,
-        "prompts": prompts,
-        "baseline": baseline,
-    }
-    named |= {"trainer": trainer, "task": task, "device": device}
+    named: dict[str, Any] = {"model": model, "engine": engine, "url": url, "prompts": prompts}
+    named |= {"baseline": baseline, "trainer": trainer, "task": task, "device": device}
     named |= {"temperature": temperature, "trials": trials}
     resolved = _configuration(config, settings or [], named)
     _check_options(sync, reset_cache, junitxml)
