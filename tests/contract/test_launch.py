@@ -1,6 +1,7 @@
 """Launching and ending a server process, with a small script in the place of the engine's interpreter."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -187,3 +188,31 @@ def test_a_process_that_forgets_its_server_takes_it_along(engine, tmp_path):
 
     assert gone(int(done.stdout))
     assert gone(child_of(log))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_told_to_end_takes_its_server_along(engine, tmp_path, number):
+    """As a job is that runs out of time, or whose terminal is closed."""
+    python, run = engine("time.sleep(120)"), tmp_path / "run"
+    command = [sys.executable, "-m", "zerodrift.cli.main", "audit", "--engine", "vllm", "--out", str(run)]
+    with subprocess.Popen([*command, "--set", f"engine.python={python}"], stderr=subprocess.PIPE) as audit:
+        try:
+            log = _appears(run, "*.log", lambda text: "child" in text)
+            audit.send_signal(number)
+            told = audit.communicate(timeout=30)[1].decode()
+        finally:
+            audit.kill()
+    assert audit.returncode == 128 + number
+    assert "interrupted" in told
+    assert gone(child_of(log))
+
+
+def _appears(directory, pattern, wanted):
+    """The file below `directory` whose text is as wanted, once there is one."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for path in directory.rglob(pattern):
+            if wanted(path.read_text()):
+                return path
+        time.sleep(0.05)
+    raise AssertionError(f"no {pattern} in {directory}")

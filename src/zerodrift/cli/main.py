@@ -1,9 +1,10 @@
 """The command `zerodrift`: one file per verb, each importing what it needs only when it runs.
 
 Exit codes are a contract: 0 done or passed, 1 gate failed, 2 wrong usage, 3 could not be judged, 70 our own
-bug, 130 interrupted.
+bug, 130 interrupted, 143 or 129 told to end (SIGTERM, SIGHUP).
 """
 
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from typer.core import TyperGroup
 from zerodrift import __version__
 from zerodrift.cli import audit, baseline, bench, blame, console, demo, doctor, env, init, preflight
 
-INTERRUPTED = 130
+TOLD_TO_END = (signal.SIGTERM, signal.SIGHUP)
+INTERRUPTED = (130, *(128 + number for number in TOLD_TO_END))
 Command = Callable[..., None] | typer.Typer
 """A function, or a command line of its own where the verb has verbs."""
 
@@ -100,10 +102,14 @@ app = make_app(COMMANDS)
 def main(arguments: Sequence[str] | None = None, application: typer.Typer = app) -> None:
     """Run the command line and exit; `arguments` are those of the process unless given."""
     session = Session()
+    if arguments is None:
+        # As an exit, not as an end on the spot: a server that we started must not outlive a job that was cancelled.
+        for number in TOLD_TO_END:
+            signal.signal(number, lambda number, _frame: sys.exit(128 + number))
     try:
         application(args=arguments, prog_name="zerodrift", obj=session)
     except SystemExit as stop:
-        if stop.code == INTERRUPTED:  # Typer turns Ctrl-C into this, without a word
+        if stop.code in INTERRUPTED:  # Typer turns Ctrl-C into 130, without a word
             console.complain(
                 "interrupted", "with --out DIR, an audit goes on where it stopped when it is typed again"
             )

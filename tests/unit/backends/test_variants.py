@@ -173,6 +173,13 @@ def test_a_variant_in_less_precision_is_whole(model: Any) -> None:
     assert {parameter.dtype for parameter in changed.parameters()} == {torch.bfloat16}
 
 
+def test_less_precision_leaves_the_rotary_frequencies_alone(model: Any) -> None:
+    changed = dict(variants.in_dtype(model, torch.bfloat16).named_buffers())
+    frequencies = {name: tensor for name, tensor in model.named_buffers() if "inv_freq" in name}
+    assert frequencies
+    assert all(torch.equal(changed[name], tensor) for name, tensor in frequencies.items())
+
+
 def test_q4_0_is_that_of_gguf(model: Any) -> None:
     changed = variants.with_q4_0_weights(model)
     name = next(name for name, module in model.named_modules() if name.endswith("down_proj"))
