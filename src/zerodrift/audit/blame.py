@@ -23,7 +23,7 @@ from zerodrift.audit.measure import Floats, Measurement, TokenTable, measure, ta
 from zerodrift.audit.probes.parity import LEAST_TOKENS, Gates, gates_for
 from zerodrift.audit.probes.result import ProbeResult, found
 from zerodrift.audit.progress import Progress, Silent
-from zerodrift.audit.recorded.conclude import OTHER_MODEL, conclude, side_in_words, since_in_words
+from zerodrift.audit.recorded.conclude import conclude, side_in_words, since_in_words
 from zerodrift.audit.recorded.reading import (
     dump_probe,
     fingerprint_of,
@@ -206,7 +206,7 @@ class _Case(NamedTuple):
             return older._replace(causes=causes)
         attribution = diagnose(self._suspect, chosen, self.floor, self.gates, rng)
         if not attribution.explained_to_floor and (unrelated := self._unrelated(chosen)) is not None:
-            causes = (found(OTHER_MODEL, self.blame.engine, "attribution", unrelated),)
+            causes = (found(judging.OTHER_MODEL, self.blame.engine, "attribution", unrelated),)
             return older._replace(causes=causes)
         told = describe(shape(tabulate(chosen, self.floor)))
         if self.blame.previous is None:

@@ -151,7 +151,7 @@ class Audit(Setup):
                 return (found("semantic/misbound-output", self.engine.name, "attribution", swap),)
             teacher, stops = self.reference.teacher, self.reference.facts.eos_token_ids
             if (unrelated := find_unrelated(teacher, measurements, stops)) is not None:
-                return (found("weights/other-model", self.engine.name, "attribution", unrelated),)
+                return (found(judging.OTHER_MODEL, self.engine.name, "attribution", unrelated),)
         return judging.attributed(attribution, self.engine.name, describe(shape(table)))
 
     def _audited(  # noqa: PLR0913 - the parts of a verdict

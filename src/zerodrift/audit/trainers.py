@@ -21,7 +21,7 @@ from zerodrift.core.errors import ConfigError, InvalidValue
 from zerodrift.core.task import Scorer
 from zerodrift.models.loading import dtype_of
 from zerodrift.models.lora import attach
-from zerodrift.models.placing import place
+from zerodrift.models.placing import check_device, place
 
 BUILT_IN = "transformers"
 EXAMPLES = f"{BUILT_IN}, {BUILT_IN}:dtype=bfloat16,packed=true or my_module:scorer"
@@ -59,6 +59,7 @@ class TransformersTrainer:
     def __init__(self, model: str | Path, options: TrainerOptions | None = None) -> None:
         """`model` as in `models.load`."""
         self.options = options or TrainerOptions()
+        check_device(self.options.device)
         self.model = models.load(self.options.base or model, self.options.dtype)
         if self.options.lora is not None:
             self.model = attach(self.model, Path(self.options.lora))

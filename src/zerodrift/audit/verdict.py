@@ -18,6 +18,7 @@ from zerodrift.records.verdict import CauseFound, Outcome
 from zerodrift.stats.intervals import FEWEST_SEQUENCES
 
 SIZE_ONLY = "attribution by size"
+OTHER_MODEL = "weights/other-model"
 OTHER_POLICIES = frozenset({"trainer", "weight-sync", "rewards"})
 """What these find is no account of the rollouts whose rewards were compared."""
 COMPARABLE = 0.3
@@ -197,10 +198,13 @@ def _without_consequences(results: Sequence[ProbeResult], causes: Sequence[Cause
 
 
 def _merged(causes: Sequence[CauseFound]) -> tuple[CauseFound, ...]:
-    """Each cause once, by its strongest evidence; gating ones first, in the order they were found."""
+    """Each cause once, by its strongest evidence; gating ones first, in the order they were found.
+
+    Another model before all: that it also runs over the reference's stop token is no fault of its own.
+    """
     best: dict[str, CauseFound] = {}
     for cause in causes:
         known = best.get(cause.cause)
         if known is None or (cause.gating, cause.explained) > (known.gating, known.explained):
             best[cause.cause] = cause
-    return tuple(sorted(best.values(), key=lambda cause: not cause.gating))
+    return tuple(sorted(best.values(), key=lambda cause: (not cause.gating, cause.cause != OTHER_MODEL)))

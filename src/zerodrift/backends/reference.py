@@ -24,7 +24,7 @@ from zerodrift.core.errors import ModelError
 from zerodrift.core.request import Request
 from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
 from zerodrift.models.loading import AS_SAVED, dtype_of
-from zerodrift.models.placing import place
+from zerodrift.models.placing import check_device, place
 from zerodrift.weights.digest import model_digest
 
 TINY_PARAMETERS = 20_000_000
@@ -207,6 +207,7 @@ class Loaded(NamedTuple):
 
 def load_reference(spec: str | Path, dtype: str | None = None, device: Device = "cpu") -> Loaded:
     """The model in `dtype`; None is fp64 where that is cheap, and fp32 elsewhere."""
+    check_device(device)
     model = models.load(spec, dtype=AS_SAVED)
     digest = model_digest(model)
     tiny = sum(p.numel() for p in model.parameters()) < TINY_PARAMETERS

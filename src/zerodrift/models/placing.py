@@ -12,15 +12,20 @@ from zerodrift.config.model import Device
 from zerodrift.core.errors import InvalidValue
 
 
+def check_device(device: Device) -> None:
+    """To be asked before a model is read, which may take minutes."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InvalidValue(
+            "a model is to compute on cuda, and this torch finds no CUDA device: `zerodrift env` shows what it finds; "
+            "to compute on the processor, leave out --device, validation.reference_device or the trainer's device="
+        )
+
+
 def place(model: Any, device: Device) -> Any:
     """`model`, moved there; also of a copy of it, inputs are brought in and logits are brought back."""
+    check_device(device)
     if device == "cpu":
         return model
-    if not torch.cuda.is_available():
-        raise InvalidValue(
-            "the reference is to compute on cuda, and this torch finds no CUDA device: `zerodrift env` shows what it "
-            "finds; on the processor, leave reference_device (--device) at cpu"
-        )
     model.to(device)
     # The layers too: where logits would not fit at once, they are called by themselves.
     for module in (model, model.base_model):

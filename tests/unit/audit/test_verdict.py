@@ -118,6 +118,13 @@ def test_the_sentence_is_the_principal_causes() -> None:
     assert says == "repeat: the engine died"
 
 
+def test_another_model_comes_before_what_it_does_to_the_contract() -> None:
+    results = [failed("contract", cause("semantic/eos"))]
+    found = conclude(results, [cause("weights/other-model")])
+    assert [c.cause for c in found.causes] == ["weights/other-model", "semantic/eos"]
+    assert found.says == CAUSES["weights/other-model"].says
+
+
 def test_contract_causes_come_first_then_attribution_then_the_rest() -> None:
     results = [
         failed("batch", cause(BATCH, "batch", gating=True)),

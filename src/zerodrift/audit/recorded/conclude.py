@@ -14,7 +14,7 @@ from zerodrift.audit import verdict as judging
 from zerodrift.audit.probes.result import ProbeResult
 from zerodrift.audit.recorded.reading import how_to_state, open_to_doubt
 from zerodrift.audit.recorded.sides import Side, Sides
-from zerodrift.audit.verdict import LEAST_EXPLAINED, Conclusion
+from zerodrift.audit.verdict import LEAST_EXPLAINED, OTHER_MODEL, Conclusion
 from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.records.verdict import CauseFound, Outcome
 
@@ -23,7 +23,6 @@ ODD_CHECKPOINT = (
     "Engine and trainer agree with each other and not with the checkpoint: it is not the one that made these "
     "rollouts, or the dump leaves out how they were sampled."
 )
-OTHER_MODEL = "weights/other-model"
 
 
 def conclude(
