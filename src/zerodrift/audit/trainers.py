@@ -36,14 +36,14 @@ class TrainerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Dtype of the autocast region around the forward; None: there is none."""
     packed: bool = False
     """Sequences of a micro-batch in one row, told apart by positions that restart."""
-    device: Device = "cpu"
-    """Where it computes."""
     batch: int = 4
     """Sequences in a micro-batch."""
     base: str | None = None
     """Model that is trained; None: the audited one."""
     lora: str | None = None
     """Directory of an adapter that is trained beside it."""
+    device: Device = "cpu"
+    """Where it computes."""
 
     def __post_init__(self) -> None:
         """Dtypes that exist, and at least one sequence."""
