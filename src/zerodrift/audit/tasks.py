@@ -13,7 +13,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zerodrift.audit.named import imported
+from zerodrift.audit.named import in_a_line, made
 from zerodrift.core.completion import Completion
 from zerodrift.core.errors import ConfigError, InvalidPrompt, InvalidValue
 from zerodrift.core.request import Prompt
@@ -38,22 +38,8 @@ def open_task(spec: str, model: str | Path) -> Task:
     """The task that `spec` names, for this model."""
     if spec == Sums.name:
         return Sums(model)
-    name, _, rest = spec.partition(":")
-    if not name or not rest:
-        raise ConfigError(f"task {spec!r} names nothing; write {EXAMPLES}")
-    try:
-        found = imported("task", spec, name, rest)
-        ready = isinstance(found, Task) and not isinstance(found, type)
-        task = found(str(model)) if callable(found) and not ready else found
-    except ConfigError:
-        raise
-    except Exception as error:  # the user's module, which fails in any way it likes
-        raise ConfigError(f"task {spec!r} could not be made: {_told(error)}") from error
-    if not isinstance(task, Task):
-        raise ConfigError(
-            f"task {spec!r} is {type(task).__name__}, which lacks one of `name`, `prompts(count, seed)` and "
-            "`reward(prompt, completion)`; see zerodrift.core.task.Task"
-        )
+    lacks = "lacks one of `name`, `prompts(count, seed)` and `reward(prompt, completion)`; see zerodrift.core.task.Task"
+    task: Task = made("task", spec, model, Task, EXAMPLES, lacks)
     return task
 
 
@@ -62,7 +48,7 @@ def prompts_of(task: Task, count: int, seed: int, vocab_size: int) -> list[Promp
     try:
         prompts: list[Prompt] = list(task.prompts(count, seed))
     except Exception as error:  # as above
-        raise ConfigError(f"task {task.name!r} gave no prompts: {_told(error)}") from error
+        raise ConfigError(f"task {task.name!r} gave no prompts: {in_a_line(error)}") from error
     if len(prompts) != count:
         raise ConfigError(
             f"task {task.name!r} gave {len(prompts)} prompts where {count} were asked for; "
@@ -110,7 +96,7 @@ def _reward(task: Task, index: int, prompt: Prompt, completion: Completion) -> f
         told: Any = task.reward(prompt, completion)
     except Exception as error:  # as above
         raise InvalidValue(
-            f"task {task.name!r} failed on an answer to prompt {index}: {_told(error)}"
+            f"task {task.name!r} failed on an answer to prompt {index}: {in_a_line(error)}"
         ) from error
     reward = _number(told)
     # NaN is within no limit.
@@ -128,9 +114,3 @@ def _number(told: Any) -> float:
         return float(told) if isinstance(told, Real) else math.nan
     except OverflowError:  # an int of more than 308 digits
         return math.nan
-
-
-def _told(error: Exception) -> str:
-    """In one line: a message may hold a page."""
-    message = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__

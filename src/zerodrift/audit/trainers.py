@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from zerodrift import models
-from zerodrift.audit.named import imported
+from zerodrift.audit.named import made
 from zerodrift.config.model import Device
 from zerodrift.core import require
 from zerodrift.core.errors import ConfigError, InvalidValue
@@ -101,21 +101,8 @@ def open_trainer(spec: str, model: str | Path) -> Scorer:
     name, _, rest = spec.partition(":")
     if name == BUILT_IN:
         return TransformersTrainer(model, _options(spec, rest))
-    if not name or not rest:
-        raise ConfigError(f"trainer {spec!r} names nothing; write {EXAMPLES}")
-    try:
-        found = imported("trainer", spec, name, rest)
-        ready = isinstance(found, Scorer) and not isinstance(found, type)
-        scorer = found(str(model)) if callable(found) and not ready else found
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:  # the user's module, which fails in any way it likes
-        raise ConfigError(f"trainer {spec!r} could not be made: {type(error).__name__}: {error}") from error
-    if not isinstance(scorer, Scorer):
-        raise ConfigError(
-            f"trainer {spec!r} is {type(scorer).__name__}, which has no method `score(sequences)`; "
-            "see zerodrift.core.task.Scorer"
-        )
+    lacks = "has no method `score(sequences)`; see zerodrift.core.task.Scorer"
+    scorer: Scorer = made("trainer", spec, model, Scorer, EXAMPLES, lacks)
     return scorer
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from zerodrift.core.errors import RecordError, SchemaMismatch
-from zerodrift.records.codec import Schema, write_atomically
+from zerodrift.core.errors import RecordError
+from zerodrift.records.document import read_document, write_document
 from zerodrift.records.lock import only_writer
 from zerodrift.records.verdict import SCHEMA, Outcome, VerdictRecord
 
@@ -84,32 +84,10 @@ def new_directory(directory: Path) -> Iterator[None]:
 
 
 def write_verdict(directory: Path, record: VerdictRecord) -> Path:
-    """`verdict.json`, indented for people."""
-    path = directory / VERDICT
-    content = msgspec.json.encode(record)
-    try:
-        # NaN and infinities become null in JSON, and a verdict that cannot be read back is none.
-        msgspec.json.decode(content, type=VerdictRecord)
-    except msgspec.ValidationError as error:
-        raise RecordError(
-            f"the verdict has a number that JSON cannot carry, NaN or an infinity ({error})"
-        ) from error
-    write_atomically(path, msgspec.json.format(content, indent=2) + b"\n")
-    return path
+    """`verdict.json`."""
+    return write_document(directory / VERDICT, record)
 
 
 def read_verdict(directory: Path) -> VerdictRecord:
     """The verdict of a finished run."""
-    path = directory / VERDICT
-    if not path.is_file():
-        raise RecordError(f"{directory} holds no {VERDICT}; it is not a finished audit")
-    content = path.read_bytes()
-    try:
-        schema = msgspec.json.decode(content, type=Schema).schema
-        if schema != SCHEMA:
-            raise SchemaMismatch(
-                f"{path} has schema {schema!r}, and this version reads {SCHEMA!r}; run the audit again"
-            )
-        return msgspec.json.decode(content, type=VerdictRecord)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RecordError(f"{path} cannot be read: {error}") from error
+    return read_document(directory / VERDICT, VerdictRecord, SCHEMA, "audit")

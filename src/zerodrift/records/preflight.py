@@ -6,9 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from zerodrift.core.errors import RecordError, SchemaMismatch
 from zerodrift.core.frozen import freeze
-from zerodrift.records.codec import Schema, write_atomically
+from zerodrift.records.document import read_document, write_document
 from zerodrift.records.rewards import Rewards
 
 PREFLIGHT = "preflight.json"
@@ -73,24 +72,10 @@ class PreflightRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def write_preflight(directory: Path, record: PreflightRecord) -> Path:
-    """`preflight.json`, indented for people."""
-    path = directory / PREFLIGHT
-    write_atomically(path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-    return path
+    """`preflight.json`."""
+    return write_document(directory / PREFLIGHT, record)
 
 
 def read_preflight(directory: Path) -> PreflightRecord:
     """The checklist of a finished preflight."""
-    path = directory / PREFLIGHT
-    if not path.is_file():
-        raise RecordError(f"{directory} holds no {PREFLIGHT}; it is not a finished preflight")
-    content = path.read_bytes()
-    try:
-        schema = msgspec.json.decode(content, type=Schema).schema
-        if schema != SCHEMA:
-            raise SchemaMismatch(
-                f"{path} has schema {schema!r}, and this version reads {SCHEMA!r}; run the preflight again"
-            )
-        return msgspec.json.decode(content, type=PreflightRecord)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RecordError(f"{path} cannot be read: {error}") from error
+    return read_document(directory / PREFLIGHT, PreflightRecord, SCHEMA, "preflight")

@@ -1,0 +1,41 @@
+"""One record in one JSON file: indented for people, and refused where it is of another version or cannot be read."""
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from zerodrift.core.errors import RecordError, SchemaMismatch
+from zerodrift.records.codec import Schema, write_atomically
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def write_document(path: Path, record: msgspec.Struct) -> Path:
+    """Whole or not at all, and so that it can be read back."""
+    content = msgspec.json.encode(record)
+    try:
+        # NaN and infinities become null in JSON, and a verdict that cannot be read back is none.
+        msgspec.json.decode(content, type=type(record))
+    except msgspec.ValidationError as error:
+        raise RecordError(
+            f"{path.name} would have a number that JSON cannot carry, NaN or an infinity ({error})"
+        ) from error
+    write_atomically(path, msgspec.json.format(content, indent=2) + b"\n")
+    return path
+
+
+def read_document(path: Path, kind: type[T], schema: str, what: str) -> T:
+    """The record of a finished `what`."""
+    if not path.is_file():
+        raise RecordError(f"{path.parent} holds no {path.name}; it is not a finished {what}")
+    content = path.read_bytes()
+    try:
+        told = msgspec.json.decode(content, type=Schema).schema
+        if told != schema:
+            raise SchemaMismatch(
+                f"{path} has schema {told!r}, and this version reads {schema!r}; run the {what} again"
+            )
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"{path} cannot be read: {error}") from error
