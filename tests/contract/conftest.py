@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-# The peers are plain modules that find each other as scripts do.
-sys.path.insert(0, str(Path(__file__).parent / "peers"))
+# The peers, and what the suites share, are plain modules that find each other as scripts do.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "peers")]
+pytest.register_assert_rewrite("promises")
 
 
 @dataclass
@@ -97,3 +98,11 @@ def loopback() -> Iterator[Loopback]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Directories with the weights of the testbed, with others, and with others of another shape."""
+    from opened import write_checkpoints
+
+    return write_checkpoints(tmp_path_factory.mktemp("checkpoints"))

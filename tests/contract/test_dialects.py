@@ -1,7 +1,7 @@
 """Each dialect against a server that somebody else wrote from the engine's documentation (see peers/README.md).
 
 What an adapter says is compared with the model itself, computed here: nothing of a peer's arithmetic, and nothing of
-the adapter's, is on the right of a comparison.
+the adapter's, is on the right of a comparison. What every backend promises is asked in test_backend.py.
 """
 
 import contextlib
@@ -153,18 +153,6 @@ def test_capabilities_are_what_was_seen(engine: OpenAIBackend) -> None:
     assert set(engine.dialect.hints) == set(Capability)
 
 
-def test_what_is_missing_is_refused_with_a_way_out(engine: OpenAIBackend, tmp_path: Path) -> None:
-    calls: dict[Capability, Callable[[], Any]] = {
-        Capability.SCORE: lambda: engine.score([[1, 2]]),
-        Capability.TOKENIZE: lambda: engine.tokenize("a"),
-        Capability.LOAD_WEIGHTS: lambda: engine.load_weights(tmp_path, WeightVersion("x")),
-        Capability.RESET_CACHE: engine.reset_cache,
-    }
-    for capability in calls.keys() - engine.capabilities:
-        with pytest.raises(CapabilityMissing, match=f"{engine.name} cannot {capability}: \\w+"):
-            calls[capability]()
-
-
 @pytest.fixture(scope="module")
 def incremental() -> Iterator[OpenAIBackend]:
     """SGLang that streams differences."""
@@ -172,15 +160,13 @@ def incremental() -> Iterator[OpenAIBackend]:
         yield from connected(url, SGLANG)
 
 
-@pytest.mark.parametrize("name", ["sglang", "incremental", "tensorrt_llm", "tgi"])
-def test_what_is_streamed_is_what_comes_whole(
-    request: pytest.FixtureRequest, ask: Prompted, name: str
+def test_what_is_streamed_in_differences_is_what_comes_whole(
+    incremental: OpenAIBackend, ask: Prompted
 ) -> None:
-    backend: OpenAIBackend = request.getfixturevalue(name)
-    alternatives = 2 if Capability.TOP_LOGPROBS in backend.capabilities else 0
-    asked = [ask(seed=3, n=2, logprobs=alternatives), ask(seed=9, max_tokens=6)]
+    """As every other way of streaming is asked in test_backend.py."""
+    asked = [ask(seed=3, n=2, logprobs=2), ask(seed=9, max_tokens=6)]
 
-    whole, streamed = backend.generate(asked), backend.stream(asked)
+    whole, streamed = incremental.generate(asked), incremental.stream(asked)
 
     assert [_uncached(answer) for answer in streamed] == [_uncached(answer) for answer in whole]
     assert [answer.pieces for answer in streamed] == [8, 6]
@@ -252,11 +238,6 @@ def test_samples_follow_their_seeds(engine: OpenAIBackend, ask: Prompted) -> Non
     assert drawn == [first.completions[0].token_ids, second.completions[0].token_ids]
     assert drawn[0] != drawn[1]
     assert other.completions[0].token_ids not in drawn
-
-
-def test_a_sequence_that_does_not_fit(engine: OpenAIBackend, ask: Prompted) -> None:
-    with pytest.raises(InvalidPrompt, match=r"exceed the 10\d\d"):
-        engine.generate([ask(max_tokens=1022)])
 
 
 def test_a_longest_sequence_comes_whole(sglang: OpenAIBackend) -> None:

@@ -1,12 +1,10 @@
-"""Our own engine behind the auditor's protocol: it promises everything, so everything is asked of it."""
+"""Our own engine behind the auditor's protocol, beyond what every backend promises (test_backend.py)."""
 
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from zerodrift import models
 from zerodrift.audit.progress import Silent
 from zerodrift.audit.session import Session
 from zerodrift.backends.base import Capability
@@ -17,10 +15,8 @@ from zerodrift.config.engine import EngineConfig
 from zerodrift.config.model import ModelConfig
 from zerodrift.config.run import RunConfig
 from zerodrift.config.validation import ValidationConfig
-from zerodrift.core.completion import Completion
-from zerodrift.core.errors import BadAnswer, ConfigError, ModelError
+from zerodrift.core.errors import BadAnswer, ConfigError
 from zerodrift.core.request import Prompt, Request, SamplingParams
-from zerodrift.core.version import WeightVersion
 from zerodrift.records.verdict import Outcome
 
 
@@ -35,32 +31,9 @@ def ask(prompt: tuple[int, ...] = (5, 6, 7, 8), **settings: Any) -> Request:
     return Request(Prompt(prompt), SamplingParams(**{"seed": 3, "max_tokens": 8, **settings}))
 
 
-def test_answers_come_in_the_order_of_requests(engine: ExactBackend) -> None:
-    answers = engine.generate([ask(n=2), ask((9, 10)), ask()])
-    assert [len(answer.completions) for answer in answers] == [2, 1, 1]
-    assert [answer.completions[0].prompt_token_ids for answer in answers] == [
-        (5, 6, 7, 8),
-        (9, 10),
-        (5, 6, 7, 8),
-    ]
-    assert all(type(one) is Completion for answer in answers for one in answer.completions)
-    assert answers[0].completions[0].logprobs == answers[2].completions[0].logprobs
-
-
-def test_what_is_streamed_is_what_comes_whole(engine: ExactBackend) -> None:
-    requests = [ask(n=2, logprobs=2), ask((9, 10), max_tokens=5), ask(temperature=0)]
-    whole, streamed = engine.generate(requests), engine.stream(requests)
-    for one, other in zip(whole, streamed, strict=True):
-        assert [uncached(each) for each in other.completions] == [uncached(each) for each in one.completions]
-    assert all(type(one) is Completion for answer in streamed for one in answer.completions)
-    assert all(answer.pieces > 1 for answer in streamed)
+def test_a_stream_has_a_piece_for_each_token(engine: ExactBackend) -> None:
     (alone,) = engine.stream([ask(seed=4)])
-    assert alone.pieces == 8, "one for each token"
-
-
-def uncached(completion: Completion) -> Completion:
-    """What came from the cache is no part of what came."""
-    return msgspec.structs.replace(completion, cached_tokens=None)
+    assert alone.pieces == 8
 
 
 def test_a_stream_that_fails_is_a_problem_of_its_answer(engine: ExactBackend) -> None:
@@ -81,12 +54,6 @@ def test_it_draws_what_the_reference_draws(engine: ExactBackend) -> None:
         for one, other in zip(engine.generate(requests), reference, strict=True)
     ]
     assert sum(equal) >= 7
-
-
-def test_scores_are_the_logprobs_that_were_reported(engine: ExactBackend) -> None:
-    (answer,) = engine.generate([ask()])
-    (scores,) = engine.score([answer.completions[0].sequence])
-    assert tuple(scores[3:]) == answer.completions[0].logprobs
 
 
 def test_a_sequence_as_long_as_the_context_is_scored(engine: ExactBackend) -> None:
@@ -118,20 +85,6 @@ def test_caches_are_warm_until_reset(engine: ExactBackend) -> None:
     assert engine.generate([ask(prompt)])[0].completions[0].cached_tokens == 24
     engine.reset_cache()
     assert engine.generate([ask(prompt)])[0].completions[0].cached_tokens == 0
-
-
-def test_weights_come_from_a_directory_whole_or_not_at_all(tmp_path: Path) -> None:
-    engine = ExactBackend("testbed:llama")
-    same = models.materialise("testbed:llama", tmp_path / "same")
-    before = engine.generate([ask()])[0].completions[0]
-    engine.load_weights(same, WeightVersion("again"))
-    after = engine.generate([ask()])[0].completions[0]
-    assert after.logprobs == before.logprobs
-    assert after.versions[0].version.label == "again"
-    other = models.materialise("testbed:qwen2", tmp_path / "other")
-    with pytest.raises(ModelError, match="holds another model than the one that runs"):
-        engine.load_weights(other, WeightVersion("other"))
-    assert engine.generate([ask()])[0].completions[0].logprobs == before.logprobs
 
 
 def test_it_promises_everything(engine: ExactBackend) -> None:

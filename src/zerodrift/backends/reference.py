@@ -20,7 +20,7 @@ from zerodrift.core.completion import (
     LogprobKind,
     TokenAlternative,
 )
-from zerodrift.core.errors import ModelError
+from zerodrift.core.errors import InvalidPrompt, ModelError
 from zerodrift.core.request import Request
 from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
 from zerodrift.models.loading import AS_SAVED, dtype_of
@@ -130,7 +130,12 @@ class ReferenceBackend:
         raise AssertionError("the reference does not claim to stream")
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Teacher-forced, in a padded batch."""
+        """Teacher-forced, in a padded batch. What is longer than the context was never seen in training."""
+        for ids in sequences:
+            if len(ids) > self.max_model_len:
+                raise InvalidPrompt(
+                    f"a sequence of {len(ids)} tokens exceeds the context of {self.max_model_len}; shorten it"
+                )
         return self.teacher.score(sequences)
 
     def tokenize(self, text: str) -> tuple[int, ...]:

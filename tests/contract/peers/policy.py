@@ -36,6 +36,7 @@ class Policy:
         self.context = int(self.config.max_position_embeddings)
         self.vocabulary = int(self.config.vocab_size)
         self.end = int(self.tokenizer.eos_token_id)
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
 
     def logits(self, ids: Sequence[int]) -> Floats:
         """(position, token); row i belongs to the token after `ids[i]`."""

@@ -334,9 +334,9 @@ def _event(answer: dict[str, Any]) -> str:
 
 
 def _check_same_shape(now: Policy, loaded: Policy) -> None:
-    for name in ("model_type", "vocab_size", "hidden_size", "num_hidden_layers"):
-        if getattr(now.config, name) != getattr(loaded.config, name):
-            raise ValueError(f"the new weights differ in {name}")
+    if now.shapes != loaded.shapes:
+        differing = sorted({name for name, _ in now.shapes.items() ^ loaded.shapes.items()})
+        raise ValueError(f"the new weights differ in the shape of {differing[0]}")
 
 
 def _deprecated_weight_version() -> Answer:

@@ -1,6 +1,6 @@
 """OpenAIBackend against the real llama.cpp: its dialect is what we think it is, and so are its oddities.
 
-One server for the whole module; it takes a second to start.
+One server for the whole module; it takes a second to start. What every backend promises is asked in test_backend.py.
 """
 
 import contextlib
@@ -9,26 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import opened
 import pytest
 from transformers import AutoTokenizer
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
 from zerodrift.backends.launch import LaunchedServer
-from zerodrift.backends.llama_cpp_launch import launch_llama_cpp, settings
 from zerodrift.backends.openai import OpenAIBackend
-from zerodrift.config.engine import EngineConfig
-from zerodrift.config.load import load
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind
 from zerodrift.core.errors import EngineError, EngineRefused, EngineUnreachable, InvalidCompletion
 from zerodrift.core.request import Prompt, Request, SamplingParams
-from zerodrift.models.smollm2 import COMPLETE, gguf_path
 
 pytestmark = [pytest.mark.engines, pytest.mark.smollm2]
 
-ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / (load(ROOT / "docs" / "llama-cpp.yaml", ()).engine.python or "")
-SMOLLM2 = ROOT / ".cache" / "smollm2"
 CAPITAL = (504, 3575, 282)
 """The capital of"""
 FACES = (
@@ -55,21 +49,14 @@ FACES = (
 
 @pytest.fixture(scope="module")
 def model() -> Path:
-    if not PYTHON.exists():
-        pytest.skip(f"{PYTHON.parents[1].name} is not installed: engines/install {PYTHON.parents[1].name}")
-    if not (SMOLLM2 / COMPLETE).is_file():
-        pytest.skip("no trained weights in .cache/smollm2; run `make smollm2` (93 MB download)")
-    return gguf_path(SMOLLM2)
-
-
-def start(model: Path, log: Path, **fields: object) -> LaunchedServer:
-    config = EngineConfig(name="llama-cpp", max_model_len=256, **fields)  # type: ignore[arg-type]
-    return launch_llama_cpp(PYTHON, model, settings(config, "auto"), {}, log)
+    return opened.llama_cpp_model()
 
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedServer]:
-    with start(model, tmp_path_factory.mktemp("log") / "log", enable_prefix_caching=True) as server:
+    with opened.llama_cpp_server(
+        model, tmp_path_factory.mktemp("log") / "log", enable_prefix_caching=True
+    ) as server:
         yield server
 
 
@@ -97,14 +84,11 @@ def only(backend: OpenAIBackend, request: Request) -> Completion:
     return completion
 
 
-@pytest.mark.parametrize("kind", LogprobKind)
-def test_what_is_streamed_is_what_comes_whole(
-    backend: OpenAIBackend, kind: LogprobKind, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backend, "kind", kind)
+def test_what_is_streamed_is_what_comes_whole(raw: OpenAIBackend) -> None:
+    """Of the other kind than the suite over every backend looks at."""
     for seed in range(3):
         request = ask(*CAPITAL, seed=10 * seed, n=2, logprobs=2, max_tokens=8)
-        [whole], [streamed] = backend.generate([request]), backend.stream([request])
+        [whole], [streamed] = raw.generate([request]), raw.stream([request])
         assert streamed.problems == ()
         assert [_uncached(each) for each in streamed.completions] == [
             _uncached(each) for each in whole.completions
@@ -167,20 +151,6 @@ def test_truncation_is_in_the_processed_numbers(backend: OpenAIBackend) -> None:
         assert sum(math.exp(each.logprob) for each in alternatives) == pytest.approx(1, abs=1e-5)
 
 
-def test_many_requests_come_back_in_order_each_with_its_own_seed(backend: OpenAIBackend) -> None:
-    requests = [ask(*CAPITAL, 5000 + number, n=2, seed=100 * number, max_tokens=6) for number in range(12)]
-    first, again = backend.generate(requests), backend.generate(requests)
-
-    for request, answer, other in zip(requests, first, again, strict=True):
-        assert all(each.prompt_token_ids == request.prompt.token_ids for each in answer.completions)
-        assert [each.token_ids for each in answer.completions] == [
-            each.token_ids for each in other.completions
-        ]
-    pairs = [answer.completions for answer in first if len(answer.completions) == 2]
-    assert len(pairs) > 6
-    assert sum(one.token_ids != two.token_ids for one, two in pairs) >= len(pairs) - 1
-
-
 def test_the_prefix_cache_is_seen(backend: OpenAIBackend) -> None:
     request = ask(*(1000 + number for number in range(40)))
 
@@ -229,7 +199,7 @@ def test_a_sequence_may_fill_the_context(backend: OpenAIBackend) -> None:
 
 
 def test_it_tokenises_as_the_trainer_does(backend: OpenAIBackend) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(SMOLLM2, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(opened.SMOLLM2, local_files_only=True)
     for text in ("Hello, world", "3 + 4 = 7", "a  1", "请用一句话", "🙂🙃"):
         assert backend.tokenize(text) == tuple(tokenizer(text)["input_ids"]), text
     messages = [{"role": "user", "content": "hi"}]
@@ -244,7 +214,7 @@ def test_a_token_that_does_not_exist(backend: OpenAIBackend) -> None:
 
 def test_a_server_that_goes_away(model: Path, tmp_path: Path) -> None:
     with (
-        start(model, tmp_path / "log") as server,
+        opened.llama_cpp_server(model, tmp_path / "log") as server,
         contextlib.closing(OpenAIBackend(server.url, LLAMA_CPP, timeout_s=20)) as backend,
     ):
         only(backend, ask(*CAPITAL))
@@ -257,6 +227,6 @@ def test_a_server_that_goes_away(model: Path, tmp_path: Path) -> None:
 def test_a_file_that_is_no_model_and_a_setting_that_does_not_exist(model: Path, tmp_path: Path) -> None:
     (tmp_path / "text.gguf").write_text("Once upon a time")
     with pytest.raises(EngineError, match="failed to load model"):
-        start(tmp_path / "text.gguf", tmp_path / "log")
+        opened.llama_cpp_server(tmp_path / "text.gguf", tmp_path / "log")
     with pytest.raises(EngineError, match="no attribute 'n_context'"):
-        start(model, tmp_path / "log", args=("n_context=5",))
+        opened.llama_cpp_server(model, tmp_path / "log", args=("n_context=5",))
