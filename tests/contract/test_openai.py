@@ -50,6 +50,7 @@ class LlamaCpp:
         self.routes = loopback.routes
         self.models = ["tiny.gguf"]
         self.slots = 4
+        self.context = 64
         self.strict = {"seed", "n_probs"}
         self.spoil: Callable[[Any], None] = lambda samples: None
         self.spoil_stream: Callable[[list[Any]], None] = lambda pieces: None
@@ -65,7 +66,7 @@ class LlamaCpp:
         }
 
     def props(self) -> dict[str, Any]:
-        settings = {"params": self.defaults, "n_ctx": 64}
+        settings = {"params": self.defaults, "n_ctx": self.context}
         shown = {"model_ftype": "Q4_0", "build_info": "b1", "total_slots": self.slots}
         return {"default_generation_settings": settings, **shown}
 
@@ -266,6 +267,21 @@ def test_the_fingerprint_is_what_the_server_shows(connect: Connect) -> None:
         "build": "b1",
     }
     assert facts.deployment == {"max_model_len": "64", "max_num_seqs": "4"}
+
+
+def test_a_server_started_anew_with_other_settings_shows_them(server: LlamaCpp, connect: Connect) -> None:
+    backend = connect()
+    before = backend.fingerprint()
+    assert backend.fingerprint() == before
+
+    server.defaults["top_p"] = 0.5
+    server.context = 32
+
+    after = backend.fingerprint()
+    assert after.semantic["top_p"] == "0.5"
+    assert after.deployment["max_model_len"] == "32"
+    assert after.digest != before.digest
+    assert only(backend, ask(1)).fingerprint == before.digest, "asked of the server that we connected to"
 
 
 def test_the_model_is_chosen_by_name(server: LlamaCpp, connect: Connect) -> None:

@@ -70,15 +70,15 @@ class OpenAIBackend:
             self.max_model_len = openai_probe.longest(shown, dialect, max_model_len)
             self.streaming = openai_probe.streaming(shown, dialect)
             self._most_samples = openai_probe.most_samples(shown, dialect.facts)
-            self._fingerprint = openai_probe.fingerprint(self, shown)
+            self._digest = openai_probe.fingerprint(self, shown).digest
             self.capabilities = openai_probe.capabilities(self, self._http, shown)
         except BaseException:
             self.close()
             raise
 
     def fingerprint(self) -> EngineFingerprint:
-        """As read when we connected."""
-        return self._fingerprint
+        """As the server shows it now: one that was started anew may show other settings."""
+        return openai_probe.fingerprint(self, openai_probe.shown(self._http, self.dialect.facts))
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
         """All requests in flight together, as many at a time as the client allows. `sampling` is reported as it was asked for."""
@@ -173,7 +173,7 @@ class OpenAIBackend:
     def _ask(self, requests: Sequence[Request], call: Callable[[Request], Joined]) -> list[Answer]:
         for request in requests:
             self._check(request)
-        reader = Reader(self.dialect, self.kind, self._fingerprint.digest, self._version())
+        reader = Reader(self.dialect, self.kind, self._digest, self._version())
         calls = [one_by_one(request, self.dialect) for request in requests]
         answers = iter(self._http.each(call, [each for group in calls for each in group]))
         return [

@@ -110,14 +110,15 @@ def most_samples(document: object, facts: Facts) -> int | None:
 
 
 def fingerprint(backend: Probed, document: object) -> EngineFingerprint:
-    """Who computes the numbers, as far as the server shows it."""
+    """Who computes the numbers, as far as the server shows it in `document`."""
     facts = backend.dialect.facts
+    length = longest(document, backend.dialect, backend.max_model_len)
     return EngineFingerprint(
         engine=backend.dialect.name,
         semantic={"model": backend.model, "logprobs_mode": f"{backend.kind}_logprobs"}
         | _facts(document, facts.semantic),
         numeric=dict(facts.known) | _facts(document, facts.numeric),
-        deployment={"max_model_len": str(backend.max_model_len)} | _facts(document, facts.deployment),
+        deployment={"max_model_len": str(length)} | _facts(document, facts.deployment),
     )
 
 
