@@ -292,6 +292,37 @@ def test_only_a_route_that_wants_another_method_is_there(server, connect, status
     assert connect().capabilities == frozenset(Capability) - lost
 
 
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_gateway_that_lets_only_v1_through_does_not_stop_the_audit(server, connect, status):
+    for path in ("/server_info?config_format=json", "/weight_info"):
+        server.routes[f"GET {path}"] = lambda call, handler: (status, {"detail": "a gateway"})
+
+    backend = connect()
+
+    assert backend.capabilities == frozenset(Capability) - {
+        Capability.EFFECTIVE_CONFIG,
+        Capability.WEIGHT_VERSION,
+    }
+    assert len(one(backend, ask(1)).completions) == 1
+    assert backend.fingerprint().semantic == {"model": "tiny"}
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_key_that_is_refused_for_v1_is_an_error(server, connect, status):
+    server.routes["GET /v1/models"] = lambda call, handler: (status, {"error": "Unauthorized"})
+
+    with pytest.raises(EngineRefused, match="api_key_env"):
+        connect()
+
+
+@pytest.mark.parametrize(("status", "error"), [(429, EngineRefused), (500, EngineError)])
+def test_a_route_that_fails_is_not_one_that_is_closed(server, connect, status, error):
+    server.routes["GET /weight_info"] = lambda call, handler: handler.send(status, {}, retry_after="0")
+
+    with pytest.raises(error, match=f"/weight_info .*{status}"):
+        connect()
+
+
 def test_without_token_ids_there_is_nothing_to_audit(server, connect):
     server.reads.remove("return_token_ids")
 
