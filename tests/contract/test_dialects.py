@@ -33,6 +33,7 @@ from zerodrift.core.errors import (
     CapabilityMissing,
     EngineError,
     EngineRefused,
+    EngineUnreachable,
     InvalidCompletion,
     InvalidPrompt,
     ModelNotFound,
@@ -433,6 +434,11 @@ def test_sglang_that_refuses_what_it_is_told(
     with pytest.raises(EngineRefused, match="Flush cache failed"):
         sglang.reset_cache()
     assert not openai_probe._scores(sglang, Prompt((1, 2)))
+    for status, error in ((429, EngineRefused), (500, EngineError), (503, EngineUnreachable)):
+        busy = Reply(status, b"busy", None)
+        monkeypatch.setattr(sglang._http, "exchange", lambda *_, busy=busy: busy)
+        with pytest.raises(error, match="busy"):
+            openai_probe._scores(sglang, Prompt((1, 2)))
     monkeypatch.setattr(sglang._http, "post", lambda *_: {"success": False})
     with pytest.raises(EngineError, match="was not loaded"):
         sglang.load_weights(directory, WeightVersion("x"))

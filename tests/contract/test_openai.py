@@ -226,6 +226,63 @@ def test_settings_that_are_not_shown(server: LlamaCpp, connect: Connect) -> None
     assert "samplers" not in backend.fingerprint().semantic
 
 
+@pytest.mark.parametrize(
+    ("asked", "status", "error"),
+    [
+        ("seed", 401, EngineRefused),
+        ("seed", 429, EngineRefused),
+        ("seed", 503, EngineUnreachable),
+        ("stream", 403, EngineRefused),
+        ("stream", 429, EngineRefused),
+        ("stream", 500, EngineError),
+        ("stream", 504, EngineUnreachable),
+        ("tokenize", 429, EngineRefused),
+        ("tokenize", 503, EngineUnreachable),
+    ],
+)
+def test_a_failure_of_the_moment_is_no_missing_capability(
+    server: LlamaCpp, connect: Connect, asked: str, status: int, error: type[EngineError]
+) -> None:
+    complete = server.complete
+
+    def fail(call: Any, handler: Any) -> Any:
+        if call.path == "/completion" and not (
+            call.body.get("stream") if asked == "stream" else call.body.get("seed") == "?"
+        ):
+            return complete(call, handler)
+        handler.send(status, {"error": {"message": "not now"}}, retry_after="0")
+        return None
+
+    server.routes["POST /tokenize" if asked == "tokenize" else "POST /completion"] = fail
+
+    with pytest.raises(error, match="not now"):
+        connect()
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 422, 501])
+def test_a_refusal_is_a_missing_capability(server: LlamaCpp, connect: Connect, status: int) -> None:
+    complete = server.complete
+    refused = (status, {"error": {"message": "never"}})
+    server.routes["POST /completion"] = lambda call, handler: (
+        refused if call.body.get("stream") else complete(call, handler)
+    )
+    server.routes["POST /apply-template"] = lambda *_: refused
+
+    assert connect().capabilities == WHOLE - {Capability.STREAM, Capability.TOKENIZE}
+
+
+def test_a_template_that_raises_and_a_field_that_is_fallen_over(server: LlamaCpp, connect: Connect) -> None:
+    """Both are a plain 500 of a server that is well."""
+    complete = server.complete
+    failed = (500, {"error": {"message": "raised"}})
+    server.routes["POST /completion"] = lambda call, handler: (
+        failed if call.body.get("seed") == "?" else complete(call, handler)
+    )
+    server.routes["POST /apply-template"] = lambda *_: failed
+
+    assert connect().capabilities == WHOLE - {Capability.SEED, Capability.TOKENIZE}
+
+
 def test_no_ids_no_audit(server: LlamaCpp, connect: Connect) -> None:
     server.spoil = lambda samples: samples[0].update(tokens=[])
 

@@ -292,7 +292,7 @@ def test_only_a_route_that_wants_another_method_is_there(server, connect, status
     assert connect().capabilities == frozenset(Capability) - lost
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
+@pytest.mark.parametrize("status", [302, 401, 403, 404])
 def test_a_gateway_that_lets_only_v1_through_does_not_stop_the_audit(server, connect, status):
     for path in ("/server_info?config_format=json", "/weight_info"):
         server.routes[f"GET {path}"] = lambda call, handler: (status, {"detail": "a gateway"})
@@ -320,6 +320,64 @@ def test_a_route_that_fails_is_not_one_that_is_closed(server, connect, status, e
     server.routes["GET /weight_info"] = lambda call, handler: handler.send(status, {}, retry_after="0")
 
     with pytest.raises(error, match=f"/weight_info .*{status}"):
+        connect()
+
+
+BUSY = [(401, EngineRefused), (429, EngineRefused), (500, EngineError), (503, EngineUnreachable)]
+
+
+@pytest.mark.parametrize(("status", "error"), BUSY)
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs", "seed", "cache_salt", "stream"])
+def test_a_failure_of_the_moment_is_no_missing_capability(server, connect, field, status, error):
+    complete = server.complete
+    server.routes["POST /v1/completions"] = lambda call, handler: (
+        handler.send(status, {"error": "not now"}, retry_after="0")
+        if field in call.body
+        else complete(call, handler)
+    )
+
+    with pytest.raises(EngineError, match="not now") as caught:
+        connect()
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 422, 501])
+@pytest.mark.parametrize(
+    ("field", "lost"), [("prompt_logprobs", Capability.SCORE), ("stream", Capability.STREAM)]
+)
+def test_a_refusal_is_a_missing_capability(server, connect, field, lost, status):
+    complete = server.complete
+    server.routes["POST /v1/completions"] = lambda call, handler: (
+        (status, {"error": "never"}) if field in call.body else complete(call, handler)
+    )
+
+    assert connect().capabilities == frozenset(Capability) - {lost}
+
+
+@pytest.mark.parametrize(("status", "error"), BUSY[1:])
+def test_a_tokenizer_that_fails_is_not_one_that_is_missing(server, connect, status, error):
+    server.routes["POST /tokenize"] = lambda call, handler: handler.send(
+        status, {"error": "x"}, retry_after="0"
+    )
+
+    with pytest.raises(error, match="/tokenize"):
+        connect()
+
+
+@pytest.mark.parametrize("status", [302, 401, 403, 404])
+def test_a_tokenizer_behind_a_gateway_is_missing(server, connect, status):
+    server.routes["POST /tokenize"] = lambda call, handler: (status, {"error": "a gateway"})
+
+    assert connect().capabilities == frozenset(Capability) - {Capability.TOKENIZE}
+
+
+def test_a_stream_that_breaks_off_is_no_missing_capability(server, connect):
+    complete = server.complete
+    server.routes["POST /v1/completions"] = lambda call, handler: (
+        breaks_off(call, handler) if call.body.get("stream") else complete(call, handler)
+    )
+
+    with pytest.raises(EngineUnreachable, match="broke off"):
         connect()
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect, Facts, SeedProbe
-from zerodrift.backends.http import HttpClient, Stream
+from zerodrift.backends.http import CLOSED, REFUSALS, HttpClient, Stream, declined
 from zerodrift.backends.json_path import look_up, put
 from zerodrift.backends.openai_wire import Sample, asked_kind, request_body, samples_of, value_at
 from zerodrift.backends.pieces import Streaming, has_tokens
@@ -186,15 +186,19 @@ def _check_numbers(backend: Probed, request: Request, sample: Sample) -> None:
 def _scores(backend: Probed, prompt: Prompt) -> bool:
     try:
         return len(backend.score_one(prompt.token_ids)) == len(prompt.token_ids) - 1
-    except (EngineRefused, BadAnswer):
-        return False
+    except EngineError as error:
+        if declined(error):
+            return False
+        raise
 
 
 def _streams(backend: Probed, request: Request, how: Streaming) -> bool:
     try:
         return has_tokens(backend.streamed(request, how), how, backend.dialect.completions)
-    except EngineError:
-        return False
+    except EngineError as error:
+        if declined(error):
+            return False
+        raise
 
 
 def _honours_seeds(backend: Probed, http: HttpClient, request: Request) -> bool:
@@ -214,7 +218,11 @@ def _refuses(backend: Probed, http: HttpClient, request: Request, nonsense: Mapp
     body = request_body(request, backend.model, backend.dialect, backend.kind)
     for path, value in nonsense.items():
         put(body, path, value)
-    return http.exchange("POST", backend.dialect.completions, body).status in (400, 422)
+    reply = http.exchange("POST", backend.dialect.completions, body)
+    # SGLang catches nothing around what it makes of the parameters: on nonsense in some it fails, and is well.
+    if reply.status not in (400, 422, 500):
+        http.read(backend.dialect.completions, reply)
+    return reply.status in (400, 422)
 
 
 def _tokenizes(http: HttpClient, dialect: Dialect) -> bool:
@@ -225,9 +233,14 @@ def _tokenizes(http: HttpClient, dialect: Dialect) -> bool:
         tokenizer.route: {tokenizer.text: "a", **tokenizer.ask},
         tokenizer.chat_route: {"messages": [{"role": "user", "content": "a"}]},
     }
-    return all(http.exchange("POST", route, body).status == 200 for route, body in asked.items())
+    # llama.cpp answers 500 where the model's template raises.
+    cannot = REFUSALS | CLOSED | {500}
+    return all(http.can(route, body, cannot) for route, body in asked.items())
 
 
 def _has_route(http: HttpClient, path: str) -> bool:
-    """One that takes other methods answers 405 and does nothing; one that is not there answers 404."""
+    """One that takes other methods answers 405 and does nothing; one that is not there answers 404.
+
+    What a gateway says of routes that it does not let through may be anything, and is no failure of the server.
+    """
     return http.exchange("PUT", path).status == 405

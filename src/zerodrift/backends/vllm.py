@@ -11,7 +11,7 @@ import msgspec
 
 from zerodrift.backends import vllm_facts, vllm_update, vllm_wire
 from zerodrift.backends.base import Capability, need
-from zerodrift.backends.http import HttpClient, Reply
+from zerodrift.backends.http import CLOSED, REFUSALS, HttpClient, Reply, declined
 from zerodrift.backends.pieces import Joined, has_tokens, join
 from zerodrift.core.completion import Answer, EngineFingerprint
 from zerodrift.core.errors import (
@@ -278,7 +278,7 @@ class VllmBackend:
             Capability.SEED: self._reads("seed", "?"),
             Capability.CACHE_SALT: self._reads("cache_salt", ""),
             Capability.CACHED_TOKENS: response.cached_tokens is not None,
-            Capability.TOKENIZE: self._http.exchange("POST", "/tokenize", {"prompt": "a"}).status == 200,
+            Capability.TOKENIZE: self._http.can("/tokenize", {"prompt": "a"}, REFUSALS | CLOSED),
             Capability.RESET_CACHE: self._has_route("/reset_prefix_cache"),
             Capability.LOAD_WEIGHTS: self.update_path.exists,
             Capability.WEIGHT_VERSION: self._http.find("/weight_info") is not None,
@@ -289,24 +289,29 @@ class VllmBackend:
 
     def _takes(self, field: str, value: object) -> bool:
         reply = self._http.exchange("POST", COMPLETIONS, self._probe_body({field: value}))
-        return reply.status == 200 or _is_nan(reply)
+        if reply.status in REFUSALS:
+            return _is_nan(reply)
+        self._http.read(COMPLETIONS, reply)
+        return True
 
     def _streams(self) -> bool:
         try:
             stream = self._http.stream(COMPLETIONS, self._probe_body(dict(vllm_wire.STREAMING.ask)))
             return has_tokens(stream, vllm_wire.STREAMING, COMPLETIONS)
-        except EngineError:
-            return False
+        except EngineError as error:
+            if declined(error):
+                return False
+            raise
 
     def _reads(self, field: str, nonsense: object) -> bool:
         """vLLM ignores fields that it does not know: one that refuses nonsense is one that it reads."""
-        return self._http.exchange("POST", COMPLETIONS, self._probe_body({field: nonsense})).status in (
-            400,
-            422,
-        )
+        return not self._http.can(COMPLETIONS, self._probe_body({field: nonsense}), (400, 422))
 
     def _has_route(self, path: str) -> bool:
-        """A route for POST answers GET with 405, and nothing happens; one that is not there answers with 404."""
+        """A route for POST answers GET with 405, and nothing happens; one that is not there answers with 404.
+
+        What a gateway says of routes that it does not let through may be anything, and is no failure of the server.
+        """
         return self._http.exchange("GET", path).status == 405
 
     def _probe_body(self, extra: dict[str, object]) -> dict[str, object]:
