@@ -25,6 +25,8 @@ Result = TypeVar("Result")
 MOST_BYTES = 256 * 2**20
 """Of one answer: 10,000 tokens with 20 alternatives each are 20 MB of JSON."""
 ATTEMPTS = 4
+SHORTEST_S = 0.1
+"""What an attempt is given, however late it begins: the shortest timeout that can be configured."""
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 30.0
 """A server that asks for more patience than this is reported, not waited for."""
@@ -107,7 +109,7 @@ class HttpClient:
         """The JSON that answers `body`; None where the answer is empty."""
         return self.read(path, self.exchange("POST", path, body))
 
-    def can(self, path: str, body: object, cannot: Container[int] = REFUSALS) -> bool:
+    def can(self, path: str, body: object, cannot: Container[int]) -> bool:
         """Whether the server does what `body` asks; a failure that is not in `cannot` is none to conclude from, and raises."""
         reply = self.exchange("POST", path, body)
         if not reply.ok and reply.status not in cannot:
@@ -198,9 +200,11 @@ class HttpClient:
         headers: Mapping[str, str] | None,
     ) -> Reply:
         chunks, size = [], 0
+        # The whole timeout again would let a server that is busy, and then hangs, take it twice.
+        left_s = max(SHORTEST_S, deadline - time.monotonic())
         with (
             self._ours(path),
-            self._client.stream(method, path, content=content, headers=headers) as response,
+            self._client.stream(method, path, content=content, headers=headers, timeout=left_s) as response,
         ):
             for chunk in response.iter_bytes():
                 chunks.append(chunk)
