@@ -4,7 +4,10 @@ import contextlib
 import json
 import math
 import struct
+import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,8 @@ from zerodrift.backends import http
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
 from zerodrift.backends.openai import OpenAIBackend
+from zerodrift.backends.registry import Served, open_engine
+from zerodrift.config.engine import EngineConfig
 from zerodrift.core.completion import Answer, Completion, FinishReason, LogprobKind
 from zerodrift.core.errors import (
     BadAnswer,
@@ -463,6 +468,27 @@ def test_samples_are_told_apart_by_their_index(server: LlamaCpp, connect: Connec
 
     assert [each.sample_index for each in answer.completions] == [0, 1, 2]
     assert [each.token_ids for each in answer.completions] == [(5, 6), (15, 16), (25, 26)]
+
+
+def test_no_more_requests_are_sent_together_than_the_server_is_to_have(
+    server: LlamaCpp, tmp_path: Path
+) -> None:
+    lock, complete, flying, most = threading.Lock(), server.complete, [0], [0]
+
+    def count(call: Any, handler: Any) -> Any:
+        with lock:
+            flying[0] += 1
+            most[0] = max(most[0], flying[0])
+        time.sleep(0.02)
+        with lock:
+            flying[0] -= 1
+        return complete(call, handler)
+
+    server.routes["POST /completion"] = count
+    config = EngineConfig(name="llama-cpp", url=server.url, concurrency=2)
+    with open_engine(config, Served("testbed:llama", "auto"), tmp_path) as engine:
+        engine.generate([ask(number) for number in range(8)])
+    assert most == [2]
 
 
 def test_many_requests_come_back_in_their_order(connect: Connect) -> None:

@@ -318,7 +318,9 @@ def _named(where: str, reply: Reply) -> EngineError:
             f"{where} does not exist there (404: {words}); check the address and the model's name"
         )
     if reply.status == 429:
-        return EngineRefused(f"{where} is overloaded (429: {words}) and stayed so; lower the concurrency")
+        return EngineRefused(
+            f"{where} is overloaded (429: {words}) and stayed so; send fewer requests together: --set engine.concurrency=N"
+        )
     if reply.status in (502, 503, 504):
         return EngineUnreachable(f"{where} has no engine behind it now ({reply.status}: {words})")
     if reply.status >= 500:
