@@ -425,6 +425,20 @@ def test_the_model_is_chosen_by_name(server, connect):
         connect(model="big")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "length"), [("a", 64), ("b", 32), ("of-a", 64), ("of-b", 32), ("of-nobody", 32)]
+)
+def test_a_model_is_as_long_as_its_own_card_says_or_its_bases(server, connect, wanted, length):
+    adapters = [{"id": "of-a", "parent": "a"}, {"id": "of-b", "parent": "b"}, {"id": "of-nobody"}]
+    server.models = [{"id": "a", "max_model_len": 64}, {"id": "b", "max_model_len": 32}, *adapters]
+
+    backend = connect(model=wanted)
+
+    assert (backend.model, backend.max_model_len) == (wanted, length)
+    with pytest.raises(EngineRefused, match=r"--set engine\.served_model=a"):
+        connect()
+
+
 @pytest.mark.parametrize("models", [[], [{"id": "x"}]])
 def test_a_server_that_does_not_say_how_long_is_no_vllm(server, connect, models):
     server.models = models

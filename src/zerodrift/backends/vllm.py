@@ -50,6 +50,8 @@ HINTS = {
 class _ModelCard(msgspec.Struct):
     id: str
     max_model_len: int | None = None
+    parent: str | None = None
+    """Of an adapter: its base model."""
 
 
 class _Models(msgspec.Struct):
@@ -239,14 +241,17 @@ class VllmBackend:
         if wanted is not None and wanted not in names:
             raise EngineRefused(f"{self._http.address} serves {names}, not {wanted!r}; name one of those")
         # Adapters are listed behind their base model, and only the base says how long a sequence may be.
-        lengths = [card.max_model_len for card in cards if card.max_model_len is not None]
+        lengths = {card.id: card.max_model_len for card in cards if card.max_model_len is not None}
         if not lengths:
             raise BadAnswer(f"{self._http.address}/v1/models shows no max_model_len; is this a vLLM server?")
         if wanted is None and len(lengths) > 1:
             raise EngineRefused(
                 f"{self._http.address} serves {names}; say which one is audited: --set engine.served_model={names[0]}"
             )
-        return wanted or names[0], lengths[0]
+        [chosen, *_] = [card for card in cards if wanted in (None, card.id)]
+        # Of an adapter that does not name its base, what is short enough for every one of them.
+        length = lengths.get(chosen.id) or lengths.get(chosen.parent or "") or min(lengths.values())
+        return chosen.id, length
 
     def _read_info(self) -> vllm_facts.ServerInfo | None:
         """The settings in force, where the server shows them in a form that can be read."""
