@@ -318,6 +318,33 @@ def test_sglang_without_its_flag_takes_no_seed(unseeded: OpenAIBackend, ask: Pro
 
 
 @pytest.mark.parametrize(
+    ("draw", "honoured"),
+    [
+        (lambda seed, call: [seed] * 8, True),
+        (lambda seed, call: [seed // 2] * 8, True),
+        (lambda seed, call: [call] * 8, False),
+        (lambda seed, call: [3] * 8, False),
+        (lambda seed, call: [2], False),
+        (lambda seed, call: [seed // 4] * 8, False),
+        (lambda seed, call: [int(call > 2)] * 8, False),
+    ],
+    ids=["own", "two alike", "ignored", "peaked", "ends at once", "mostly alike", "peaked and ignored"],
+)
+def test_seeds_count_where_the_same_draws_the_same_and_others_others(
+    sglang: OpenAIBackend, monkeypatch: pytest.MonkeyPatch, draw: Any, honoured: bool
+) -> None:
+    calls: list[Request] = []
+
+    def complete(request: Request) -> object:
+        calls.append(request)
+        return {"output_ids": draw(request.sampling.seed, len(calls))}
+
+    monkeypatch.setattr(sglang, "complete", complete)
+
+    assert openai_probe._honours_seeds(sglang, sglang._http, Request(Prompt((0, 0)))) is honoured
+
+
+@pytest.mark.parametrize(
     "shape",
     [
         {"presence_penalty": 1.5, "frequency_penalty": 0.5, "temperature": 0.8},

@@ -23,7 +23,11 @@ MODELS = "/v1/models"
 ASKED = SamplingParams(max_tokens=8, logprobs=2)
 """More than one token: a server may have no logprob for one of them."""
 FLAT = 2.0
-"""A temperature at which eight tokens do not come twice by chance, however sure of itself the model is."""
+"""A temperature at which eight tokens hardly come twice by chance; OpenAI's API ends here."""
+SEEDS = (7, 8, 9, 10)
+LEAST_DIFFERENT = 3
+"""Answers that must differ among those of the seeds: a model that is sure of itself, or ends at once, repeats itself
+without any. At worst, with three answers that are equally likely, a server without seeds passes once in 180 times."""
 
 
 class Probed(Protocol):
@@ -205,12 +209,18 @@ def _honours_seeds(backend: Probed, http: HttpClient, request: Request) -> bool:
     dialect = backend.dialect
     if dialect.seed_probe is SeedProbe.NONSENSE:
         return _refuses(backend, http, request, {dialect.names.get("seed", "seed"): "?"})
-    sampling = msgspec.structs.replace(request.sampling, seed=7, temperature=FLAT)
-    once, again = (
-        [sample.look_up(dialect.token_ids) for sample in samples_of(backend.complete(asked), dialect)]
-        for asked in (Request(request.prompt, sampling),) * 2
-    )
-    return once == again
+    drawn: list[object] = []
+    for seed in SEEDS:
+        sampling = msgspec.structs.replace(request.sampling, seed=seed, temperature=FLAT)
+        once, again = (
+            [sample.look_up(dialect.token_ids) for sample in samples_of(backend.complete(asked), dialect)]
+            for asked in (Request(request.prompt, sampling),) * 2
+        )
+        if once != again:
+            return False
+        drawn += [] if once in drawn else [once]
+    # Where all seeds draw alike it cannot be told, and what was not seen to work is no capability.
+    return len(drawn) >= LEAST_DIFFERENT
 
 
 def _refuses(backend: Probed, http: HttpClient, request: Request, nonsense: Mapping[str, object]) -> bool:
