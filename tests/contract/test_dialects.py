@@ -26,13 +26,14 @@ from zerodrift.backends.dialects.tensorrt_llm import TENSORRT_LLM
 from zerodrift.backends.dialects.tgi import TGI
 from zerodrift.backends.http import Reply
 from zerodrift.backends.openai import OpenAIBackend
-from zerodrift.backends.openai_wire import Reader, request_body
+from zerodrift.backends.openai_wire import Reader, read_scores, request_body
 from zerodrift.core.completion import Answer, Completion, FinishReason, LogprobKind
 from zerodrift.core.errors import (
     BadAnswer,
     CapabilityMissing,
     EngineError,
     EngineRefused,
+    EngineUnreachable,
     InvalidCompletion,
     InvalidPrompt,
     ModelNotFound,
@@ -298,6 +299,33 @@ def test_sglang_without_its_flag_takes_no_seed(unseeded: OpenAIBackend, ask: Pro
 
 
 @pytest.mark.parametrize(
+    ("draw", "honoured"),
+    [
+        (lambda seed, call: [seed] * 8, True),
+        (lambda seed, call: [seed // 2] * 8, True),
+        (lambda seed, call: [call] * 8, False),
+        (lambda seed, call: [3] * 8, False),
+        (lambda seed, call: [2], False),
+        (lambda seed, call: [seed // 4] * 8, False),
+        (lambda seed, call: [int(call > 2)] * 8, False),
+    ],
+    ids=["own", "two alike", "ignored", "peaked", "ends at once", "mostly alike", "peaked and ignored"],
+)
+def test_seeds_count_where_the_same_draws_the_same_and_others_others(
+    sglang: OpenAIBackend, monkeypatch: pytest.MonkeyPatch, draw: Any, honoured: bool
+) -> None:
+    calls: list[Request] = []
+
+    def complete(request: Request) -> object:
+        calls.append(request)
+        return {"output_ids": draw(request.sampling.seed, len(calls))}
+
+    monkeypatch.setattr(sglang, "complete", complete)
+
+    assert openai_probe._honours_seeds(sglang, sglang._http, Request(Prompt((0, 0)))) is honoured
+
+
+@pytest.mark.parametrize(
     "shape",
     [
         {"presence_penalty": 1.5, "frequency_penalty": 0.5, "temperature": 0.8},
@@ -414,6 +442,11 @@ def test_sglang_that_refuses_what_it_is_told(
     with pytest.raises(EngineRefused, match="Flush cache failed"):
         sglang.reset_cache()
     assert not openai_probe._scores(sglang, Prompt((1, 2)))
+    for status, error in ((429, EngineRefused), (500, EngineError), (503, EngineUnreachable)):
+        busy = Reply(status, b"busy", None)
+        monkeypatch.setattr(sglang._http, "exchange", lambda *_, busy=busy: busy)
+        with pytest.raises(error, match="busy"):
+            openai_probe._scores(sglang, Prompt((1, 2)))
     monkeypatch.setattr(sglang._http, "post", lambda *_: {"success": False})
     with pytest.raises(EngineError, match="was not loaded"):
         sglang.load_weights(directory, WeightVersion("x"))
@@ -524,6 +557,20 @@ SPOILED = [
         InvalidCompletion,
         "4 tokens carry 5",
     ),
+    ("sglang", lambda a: a["meta_info"].update(completion_tokens=3), InvalidCompletion, "made 3 tokens"),
+    ("sglang", lambda a: a["meta_info"].update(completion_tokens="4"), BadAnswer, "strange 'meta_info/compl"),
+    (
+        "tensorrt_llm",
+        lambda a: a["choices"][0]["logprobs"].update(token_logprobs=7),
+        BadAnswer,
+        "strange 'logprobs/token_logprobs'",
+    ),
+    (
+        "tensorrt_llm",
+        lambda a: a["choices"][0]["logprobs"].update(token_logprobs="four"),
+        BadAnswer,
+        "strange 'logprobs/token_logprobs'",
+    ),
     (
         "tensorrt_llm",
         lambda a: a["choices"][0]["logprobs"].update(token_logprobs=[-9999.0] * 4),
@@ -552,6 +599,45 @@ def test_a_sample_that_cannot_be_believed_is_a_problem(
     assert problem.code == error.code
     with pytest.raises(EngineError, match=words):
         raise EngineError(problem.message)
+
+
+def test_a_count_of_null_says_nothing(sglang: OpenAIBackend, ask: Prompted) -> None:
+    answer = spoiled(sglang, ask(seed=1), lambda a: a["meta_info"].update(completion_tokens=None))
+
+    assert answer.problems == ()
+    assert len(answer.completions[0].token_ids) == 4
+
+
+@pytest.mark.parametrize(
+    ("tokens", "values"),
+    [
+        ([[1, 2]] * 3, [[-1.0, -2.0]] * 4),
+        ([[1, 2]] * 4, [[-1.0]] * 4),
+        ([[1]] * 4, [[-1.0, -2.0]] * 4),
+    ],
+)
+def test_alternatives_that_belong_to_nobody(
+    sglang: OpenAIBackend, ask: Prompted, tokens: list[list[int]], values: list[list[float]]
+) -> None:
+    """Where a server tells ids and values apart, in lists of their own."""
+    apart = msgspec.structs.replace(
+        SGLANG.numbers[PROCESSED], alternative_ids="top/ids", alternative_values="top/values"
+    )
+    dialect = msgspec.structs.replace(SGLANG, numbers={PROCESSED: apart})
+    request = ask(seed=1, logprobs=2)
+    answer: Any = sglang.complete(request)
+    answer["top"] = {"ids": tokens, "values": values}
+
+    [problem] = Reader(dialect, PROCESSED, "f", WeightVersion("default")).answer([answer], request).problems
+
+    assert problem.code == InvalidCompletion.code
+    assert "top/ids and top/values" in problem.message
+
+
+def test_scores_of_another_number_than_the_tokens() -> None:
+    apart = msgspec.structs.replace(SGLANG.scoring, owners="ids", values="values")
+    with pytest.raises(BadAnswer, match="sent 3 tokens and scored 2"):
+        read_scores({"ids": [1, 2, 3], "values": [None, -1.0]}, [1, 2, 3], apart, "/generate")
 
 
 def test_tokens_that_tie_for_the_last_place(tgi: OpenAIBackend, ask: Prompted) -> None:

@@ -149,7 +149,7 @@ def test_a_busy_server_is_asked_again(loopback, client, wait):
 def test_a_server_that_stays_busy_is_reported(loopback, client):
     loopback.routes["POST /x"] = answering(429, {"error": "busy"}, retry_after="0")
 
-    with pytest.raises(EngineRefused, match="lower the concurrency"):
+    with pytest.raises(EngineRefused, match=r"--set engine\.concurrency=N"):
         client.post("/x", {})
 
     assert len(loopback.calls) == ATTEMPTS
@@ -250,6 +250,27 @@ def test_a_server_that_hangs_is_given_up(loopback, connect):
         client.post("/x", {})
 
     assert time.monotonic() - begin < 2
+    release.set()
+
+
+def test_a_server_that_is_busy_and_then_hangs_is_given_up_in_time(loopback, connect):
+    release = threading.Event()
+
+    def busy_then_stuck(call, handler):
+        if len(loopback.calls) > 1:
+            return release.wait(10) and None
+        time.sleep(0.8)
+        return handler.send(429, {"error": "busy"}, retry_after="0")
+
+    loopback.routes["POST /x"] = busy_then_stuck
+    client = connect(loopback.url, timeout_s=1.0)
+    begin = time.monotonic()
+
+    with pytest.raises(EngineUnreachable, match="within 1 s"):
+        client.post("/x", {})
+
+    assert time.monotonic() - begin < 1.5, "0.8 s, and then the 0.2 s that are left"
+    assert len(loopback.calls) == 2
     release.set()
 
 

@@ -4,7 +4,10 @@ import contextlib
 import json
 import math
 import struct
+import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,8 @@ from zerodrift.backends import http
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
 from zerodrift.backends.openai import OpenAIBackend
+from zerodrift.backends.registry import Served, open_engine
+from zerodrift.config.engine import EngineConfig
 from zerodrift.core.completion import Answer, Completion, FinishReason, LogprobKind
 from zerodrift.core.errors import (
     BadAnswer,
@@ -50,6 +55,7 @@ class LlamaCpp:
         self.routes = loopback.routes
         self.models = ["tiny.gguf"]
         self.slots = 4
+        self.context = 64
         self.strict = {"seed", "n_probs"}
         self.spoil: Callable[[Any], None] = lambda samples: None
         self.spoil_stream: Callable[[list[Any]], None] = lambda pieces: None
@@ -65,7 +71,7 @@ class LlamaCpp:
         }
 
     def props(self) -> dict[str, Any]:
-        settings = {"params": self.defaults, "n_ctx": 64}
+        settings = {"params": self.defaults, "n_ctx": self.context}
         shown = {"model_ftype": "Q4_0", "build_info": "b1", "total_slots": self.slots}
         return {"default_generation_settings": settings, **shown}
 
@@ -225,6 +231,63 @@ def test_settings_that_are_not_shown(server: LlamaCpp, connect: Connect) -> None
     assert "samplers" not in backend.fingerprint().semantic
 
 
+@pytest.mark.parametrize(
+    ("asked", "status", "error"),
+    [
+        ("seed", 401, EngineRefused),
+        ("seed", 429, EngineRefused),
+        ("seed", 503, EngineUnreachable),
+        ("stream", 403, EngineRefused),
+        ("stream", 429, EngineRefused),
+        ("stream", 500, EngineError),
+        ("stream", 504, EngineUnreachable),
+        ("tokenize", 429, EngineRefused),
+        ("tokenize", 503, EngineUnreachable),
+    ],
+)
+def test_a_failure_of_the_moment_is_no_missing_capability(
+    server: LlamaCpp, connect: Connect, asked: str, status: int, error: type[EngineError]
+) -> None:
+    complete = server.complete
+
+    def fail(call: Any, handler: Any) -> Any:
+        if call.path == "/completion" and not (
+            call.body.get("stream") if asked == "stream" else call.body.get("seed") == "?"
+        ):
+            return complete(call, handler)
+        handler.send(status, {"error": {"message": "not now"}}, retry_after="0")
+        return None
+
+    server.routes["POST /tokenize" if asked == "tokenize" else "POST /completion"] = fail
+
+    with pytest.raises(error, match="not now"):
+        connect()
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 422, 501])
+def test_a_refusal_is_a_missing_capability(server: LlamaCpp, connect: Connect, status: int) -> None:
+    complete = server.complete
+    refused = (status, {"error": {"message": "never"}})
+    server.routes["POST /completion"] = lambda call, handler: (
+        refused if call.body.get("stream") else complete(call, handler)
+    )
+    server.routes["POST /apply-template"] = lambda *_: refused
+
+    assert connect().capabilities == WHOLE - {Capability.STREAM, Capability.TOKENIZE}
+
+
+def test_a_template_that_raises_and_a_field_that_is_fallen_over(server: LlamaCpp, connect: Connect) -> None:
+    """Both are a plain 500 of a server that is well."""
+    complete = server.complete
+    failed = (500, {"error": {"message": "raised"}})
+    server.routes["POST /completion"] = lambda call, handler: (
+        failed if call.body.get("seed") == "?" else complete(call, handler)
+    )
+    server.routes["POST /apply-template"] = lambda *_: failed
+
+    assert connect().capabilities == WHOLE - {Capability.SEED, Capability.TOKENIZE}
+
+
 def test_no_ids_no_audit(server: LlamaCpp, connect: Connect) -> None:
     server.spoil = lambda samples: samples[0].update(tokens=[])
 
@@ -266,6 +329,21 @@ def test_the_fingerprint_is_what_the_server_shows(connect: Connect) -> None:
         "build": "b1",
     }
     assert facts.deployment == {"max_model_len": "64", "max_num_seqs": "4"}
+
+
+def test_a_server_started_anew_with_other_settings_shows_them(server: LlamaCpp, connect: Connect) -> None:
+    backend = connect()
+    before = backend.fingerprint()
+    assert backend.fingerprint() == before
+
+    server.defaults["top_p"] = 0.5
+    server.context = 32
+
+    after = backend.fingerprint()
+    assert after.semantic["top_p"] == "0.5"
+    assert after.deployment["max_model_len"] == "32"
+    assert after.digest != before.digest
+    assert only(backend, ask(1)).fingerprint == before.digest, "asked of the server that we connected to"
 
 
 def test_the_model_is_chosen_by_name(server: LlamaCpp, connect: Connect) -> None:
@@ -390,6 +468,27 @@ def test_samples_are_told_apart_by_their_index(server: LlamaCpp, connect: Connec
 
     assert [each.sample_index for each in answer.completions] == [0, 1, 2]
     assert [each.token_ids for each in answer.completions] == [(5, 6), (15, 16), (25, 26)]
+
+
+def test_no_more_requests_are_sent_together_than_the_server_is_to_have(
+    server: LlamaCpp, tmp_path: Path
+) -> None:
+    lock, complete, flying, most = threading.Lock(), server.complete, [0], [0]
+
+    def count(call: Any, handler: Any) -> Any:
+        with lock:
+            flying[0] += 1
+            most[0] = max(most[0], flying[0])
+        time.sleep(0.02)
+        with lock:
+            flying[0] -= 1
+        return complete(call, handler)
+
+    server.routes["POST /completion"] = count
+    config = EngineConfig(name="llama-cpp", url=server.url, concurrency=2)
+    with open_engine(config, Served("testbed:llama", "auto"), tmp_path) as engine:
+        engine.generate([ask(number) for number in range(8)])
+    assert most == [2]
 
 
 def test_many_requests_come_back_in_their_order(connect: Connect) -> None:

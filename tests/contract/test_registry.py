@@ -71,10 +71,11 @@ def test_an_engine_that_runs_already(loopback: Any, tmp_path: Path) -> None:
         "GET /v1/models": lambda *_: (200, {"data": [{"id": "tiny", "max_model_len": 64}]}),
         "POST /v1/completions": lambda *_: (200, {"choices": [{"index": 0, "token_ids": [1]}]}),
     }
-    config = EngineConfig(name="vllm", url=loopback.url, request_timeout_s=3.0)
+    config = EngineConfig(name="vllm", url=loopback.url, request_timeout_s=3.0, concurrency=2)
     with open_engine(config, SERVED, tmp_path) as engine:
         assert isinstance(engine, VllmBackend)
         assert engine.model == "tiny"
+        assert (engine._http.timeout_s, engine._http.concurrency) == (3.0, 2)
     with pytest.raises(EngineUnreachable, match="closed"):
         engine._http.get("/v1/models")
     assert not list(tmp_path.iterdir())

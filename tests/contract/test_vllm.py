@@ -292,6 +292,95 @@ def test_only_a_route_that_wants_another_method_is_there(server, connect, status
     assert connect().capabilities == frozenset(Capability) - lost
 
 
+@pytest.mark.parametrize("status", [302, 401, 403, 404])
+def test_a_gateway_that_lets_only_v1_through_does_not_stop_the_audit(server, connect, status):
+    for path in ("/server_info?config_format=json", "/weight_info"):
+        server.routes[f"GET {path}"] = lambda call, handler: (status, {"detail": "a gateway"})
+
+    backend = connect()
+
+    assert backend.capabilities == frozenset(Capability) - {
+        Capability.EFFECTIVE_CONFIG,
+        Capability.WEIGHT_VERSION,
+    }
+    assert len(one(backend, ask(1)).completions) == 1
+    assert backend.fingerprint().semantic == {"model": "tiny"}
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_key_that_is_refused_for_v1_is_an_error(server, connect, status):
+    server.routes["GET /v1/models"] = lambda call, handler: (status, {"error": "Unauthorized"})
+
+    with pytest.raises(EngineRefused, match="api_key_env"):
+        connect()
+
+
+@pytest.mark.parametrize(("status", "error"), [(429, EngineRefused), (500, EngineError)])
+def test_a_route_that_fails_is_not_one_that_is_closed(server, connect, status, error):
+    server.routes["GET /weight_info"] = lambda call, handler: handler.send(status, {}, retry_after="0")
+
+    with pytest.raises(error, match=f"/weight_info .*{status}"):
+        connect()
+
+
+BUSY = [(401, EngineRefused), (429, EngineRefused), (500, EngineError), (503, EngineUnreachable)]
+
+
+@pytest.mark.parametrize(("status", "error"), BUSY)
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs", "seed", "cache_salt", "stream"])
+def test_a_failure_of_the_moment_is_no_missing_capability(server, connect, field, status, error):
+    complete = server.complete
+    server.routes["POST /v1/completions"] = lambda call, handler: (
+        handler.send(status, {"error": "not now"}, retry_after="0")
+        if field in call.body
+        else complete(call, handler)
+    )
+
+    with pytest.raises(EngineError, match="not now") as caught:
+        connect()
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 422, 501])
+@pytest.mark.parametrize(
+    ("field", "lost"), [("prompt_logprobs", Capability.SCORE), ("stream", Capability.STREAM)]
+)
+def test_a_refusal_is_a_missing_capability(server, connect, field, lost, status):
+    complete = server.complete
+    server.routes["POST /v1/completions"] = lambda call, handler: (
+        (status, {"error": "never"}) if field in call.body else complete(call, handler)
+    )
+
+    assert connect().capabilities == frozenset(Capability) - {lost}
+
+
+@pytest.mark.parametrize(("status", "error"), BUSY[1:])
+def test_a_tokenizer_that_fails_is_not_one_that_is_missing(server, connect, status, error):
+    server.routes["POST /tokenize"] = lambda call, handler: handler.send(
+        status, {"error": "x"}, retry_after="0"
+    )
+
+    with pytest.raises(error, match="/tokenize"):
+        connect()
+
+
+@pytest.mark.parametrize("status", [302, 401, 403, 404])
+def test_a_tokenizer_behind_a_gateway_is_missing(server, connect, status):
+    server.routes["POST /tokenize"] = lambda call, handler: (status, {"error": "a gateway"})
+
+    assert connect().capabilities == frozenset(Capability) - {Capability.TOKENIZE}
+
+
+def test_a_stream_that_breaks_off_is_no_missing_capability(server, connect):
+    complete = server.complete
+    server.routes["POST /v1/completions"] = lambda call, handler: (
+        breaks_off(call, handler) if call.body.get("stream") else complete(call, handler)
+    )
+
+    with pytest.raises(EngineUnreachable, match="broke off"):
+        connect()
+
+
 def test_without_token_ids_there_is_nothing_to_audit(server, connect):
     server.reads.remove("return_token_ids")
 
@@ -334,6 +423,20 @@ def test_the_model_is_chosen_by_name(server, connect):
     assert {call.body["model"] for call in server.calls if call.path == "/v1/completions"} == {"adapter"}
     with pytest.raises(EngineRefused, match=r"serves \['tiny', 'adapter'\], not 'big'"):
         connect(model="big")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "length"), [("a", 64), ("b", 32), ("of-a", 64), ("of-b", 32), ("of-nobody", 32)]
+)
+def test_a_model_is_as_long_as_its_own_card_says_or_its_bases(server, connect, wanted, length):
+    adapters = [{"id": "of-a", "parent": "a"}, {"id": "of-b", "parent": "b"}, {"id": "of-nobody"}]
+    server.models = [{"id": "a", "max_model_len": 64}, {"id": "b", "max_model_len": 32}, *adapters]
+
+    backend = connect(model=wanted)
+
+    assert (backend.model, backend.max_model_len) == (wanted, length)
+    with pytest.raises(EngineRefused, match=r"--set engine\.served_model=a"):
+        connect()
 
 
 @pytest.mark.parametrize("models", [[], [{"id": "x"}]])

@@ -31,6 +31,7 @@ _UNKNOWN = (
     "generation_config",
     "startup_timeout_s",
     "request_timeout_s",
+    "concurrency",
 )
 _TAKEN = ("block_size", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching")
 

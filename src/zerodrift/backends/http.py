@@ -8,7 +8,7 @@ twice: a GET, and any call answered with 429, which the server by its own accoun
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -25,9 +25,16 @@ Result = TypeVar("Result")
 MOST_BYTES = 256 * 2**20
 """Of one answer: 10,000 tokens with 20 alternatives each are 20 MB of JSON."""
 ATTEMPTS = 4
+SHORTEST_S = 0.1
+"""What an attempt is given, however late it begins: the shortest timeout that can be configured."""
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 30.0
 """A server that asks for more patience than this is reported, not waited for."""
+REFUSALS = frozenset({400, 404, 405, 415, 422, 501})
+"""What a server says of a request that it will never do. Any other failure is of the moment, the key or what is in
+front of it, and says nothing of what the server can."""
+CLOSED = frozenset({302, 303, 307, 401, 403})
+"""Of a route beside the API, this is a gateway that keeps it to itself, or to those who log in."""
 
 
 class Reply(NamedTuple):
@@ -39,6 +46,11 @@ class Reply(NamedTuple):
     """Seconds to wait before asking again, in the server's words."""
     media: str = ""
     """What kind of document the body is."""
+
+    @property
+    def ok(self) -> bool:
+        """The server did what was asked."""
+        return 200 <= self.status < 300
 
 
 class Stream(NamedTuple):
@@ -86,13 +98,23 @@ class HttpClient:
         return self.read(path, self.exchange("GET", path))
 
     def find(self, path: str) -> object | None:
-        """The JSON at `path`, or None where the server has no such route."""
+        """The JSON at `path`, or None where the server has no such route, or shows it to nobody from here.
+
+        Gateways often let /v1 through and nothing else: that is no matter of the key, which /v1 has taken.
+        """
         reply = self.exchange("GET", path)
-        return None if reply.status == 404 else self.read(path, reply)
+        return None if reply.status in CLOSED | {404} else self.read(path, reply)
 
     def post(self, path: str, body: object) -> object:
         """The JSON that answers `body`; None where the answer is empty."""
         return self.read(path, self.exchange("POST", path, body))
+
+    def can(self, path: str, body: object, cannot: Container[int]) -> bool:
+        """Whether the server does what `body` asks; a failure that is not in `cannot` is none to conclude from, and raises."""
+        reply = self.exchange("POST", path, body)
+        if not reply.ok and reply.status not in cannot:
+            raise _refusal(f"{self.address}{path}", reply)
+        return reply.ok
 
     def stream(self, path: str, body: object) -> Stream:
         """The events that answer `body`, all of them: what is compared in the end is the whole.
@@ -102,7 +124,7 @@ class HttpClient:
         where = f"{self.address}{path}"
         # llama.cpp promises to keep the connection and closes it behind a stream: the next call would run into that.
         reply = self.exchange("POST", path, body, {"connection": "close"})
-        if not 200 <= reply.status < 300:
+        if not reply.ok:
             raise _refusal(where, reply)
         if not reply.media.startswith(sse.MEDIA):
             raise BadAnswer(
@@ -161,7 +183,7 @@ class HttpClient:
     def read(self, path: str, reply: Reply) -> object:
         """The JSON of a successful reply; everything else raises."""
         where = f"{self.address}{path}"
-        if not 200 <= reply.status < 300:
+        if not reply.ok:
             raise _refusal(where, reply)
         return _parsed(f"{where} answered {reply.status}", reply.body) if reply.body else None
 
@@ -178,9 +200,11 @@ class HttpClient:
         headers: Mapping[str, str] | None,
     ) -> Reply:
         chunks, size = [], 0
+        # The whole timeout again would let a server that is busy, and then hangs, take it twice.
+        left_s = max(SHORTEST_S, deadline - time.monotonic())
         with (
             self._ours(path),
-            self._client.stream(method, path, content=content, headers=headers) as response,
+            self._client.stream(method, path, content=content, headers=headers, timeout=left_s) as response,
         ):
             for chunk in response.iter_bytes():
                 chunks.append(chunk)
@@ -272,7 +296,18 @@ def _event(where: str, data: str) -> dict[str, Any]:
     )
 
 
+def declined(error: EngineError) -> bool:
+    """Whether this means that the server cannot: it refused the request itself, or answered something else."""
+    return isinstance(error, BadAnswer) or error.status in REFUSALS
+
+
 def _refusal(where: str, reply: Reply) -> EngineError:
+    error = _named(where, reply)
+    error.status = reply.status
+    return error
+
+
+def _named(where: str, reply: Reply) -> EngineError:
     words = _words(reply.body)
     if reply.status in (401, 403):
         return EngineRefused(
@@ -283,7 +318,9 @@ def _refusal(where: str, reply: Reply) -> EngineError:
             f"{where} does not exist there (404: {words}); check the address and the model's name"
         )
     if reply.status == 429:
-        return EngineRefused(f"{where} is overloaded (429: {words}) and stayed so; lower the concurrency")
+        return EngineRefused(
+            f"{where} is overloaded (429: {words}) and stayed so; send fewer requests together: --set engine.concurrency=N"
+        )
     if reply.status in (502, 503, 504):
         return EngineUnreachable(f"{where} has no engine behind it now ({reply.status}: {words})")
     if reply.status >= 500:

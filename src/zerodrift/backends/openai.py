@@ -52,6 +52,7 @@ class OpenAIBackend:
         max_model_len: int | None = None,
         api_key: str | None = None,
         timeout_s: float = 600.0,
+        concurrency: int = 32,
     ) -> None:
         """Connect, and find out what the server can do.
 
@@ -62,7 +63,7 @@ class OpenAIBackend:
         self.kind = openai_probe.available_kind(dialect, kind)
         # OpenAI clients are given the address with /v1, so people paste it so.
         address = url.rstrip("/").removesuffix("/v1")
-        self._http = HttpClient(address, api_key=api_key, timeout_s=timeout_s)
+        self._http = HttpClient(address, api_key=api_key, timeout_s=timeout_s, concurrency=concurrency)
         self._spelled: dict[str, tuple[int, ...]] = {}
         try:
             self.model = openai_probe.choose_model(self._http, model)
@@ -70,22 +71,22 @@ class OpenAIBackend:
             self.max_model_len = openai_probe.longest(shown, dialect, max_model_len)
             self.streaming = openai_probe.streaming(shown, dialect)
             self._most_samples = openai_probe.most_samples(shown, dialect.facts)
-            self._fingerprint = openai_probe.fingerprint(self, shown)
+            self._digest = openai_probe.fingerprint(self, shown).digest
             self.capabilities = openai_probe.capabilities(self, self._http, shown)
         except BaseException:
             self.close()
             raise
 
     def fingerprint(self) -> EngineFingerprint:
-        """As read when we connected."""
-        return self._fingerprint
+        """As the server shows it now: one that was started anew may show other settings."""
+        return openai_probe.fingerprint(self, openai_probe.shown(self._http, self.dialect.facts))
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        """All requests in flight together, as many at a time as the client allows. `sampling` is reported as it was asked for."""
+        """All requests in flight together, `concurrency` at a time. `sampling` is reported as it was asked for."""
         return self._ask(requests, lambda request: Joined(self.complete(request), pieces=0))
 
     def stream(self, requests: Sequence[Request]) -> list[Answer]:
-        """All streams open together, as many at a time as the client allows."""
+        """All streams open together, `concurrency` at a time."""
         self._need(Capability.STREAM)
         streaming = self.streaming
         assert streaming is not None, "the capability was found by it"
@@ -173,7 +174,7 @@ class OpenAIBackend:
     def _ask(self, requests: Sequence[Request], call: Callable[[Request], Joined]) -> list[Answer]:
         for request in requests:
             self._check(request)
-        reader = Reader(self.dialect, self.kind, self._fingerprint.digest, self._version())
+        reader = Reader(self.dialect, self.kind, self._digest, self._version())
         calls = [one_by_one(request, self.dialect) for request in requests]
         answers = iter(self._http.each(call, [each for group in calls for each in group]))
         return [

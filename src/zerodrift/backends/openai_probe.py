@@ -11,7 +11,7 @@ import msgspec
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect, Facts, SeedProbe
-from zerodrift.backends.http import HttpClient, Stream
+from zerodrift.backends.http import CLOSED, REFUSALS, HttpClient, Stream, declined
 from zerodrift.backends.json_path import look_up, put
 from zerodrift.backends.openai_wire import Sample, asked_kind, request_body, samples_of, value_at
 from zerodrift.backends.pieces import Streaming, has_tokens
@@ -23,7 +23,11 @@ MODELS = "/v1/models"
 ASKED = SamplingParams(max_tokens=8, logprobs=2)
 """More than one token: a server may have no logprob for one of them."""
 FLAT = 2.0
-"""A temperature at which eight tokens do not come twice by chance, however sure of itself the model is."""
+"""A temperature at which eight tokens hardly come twice by chance; OpenAI's API ends here."""
+SEEDS = (7, 8, 9, 10)
+LEAST_DIFFERENT = 3
+"""Answers that must differ among those of the seeds: a model that is sure of itself, or ends at once, repeats itself
+without any. At worst, with three answers that are equally likely, a server without seeds passes once in 180 times."""
 
 
 class Probed(Protocol):
@@ -110,14 +114,15 @@ def most_samples(document: object, facts: Facts) -> int | None:
 
 
 def fingerprint(backend: Probed, document: object) -> EngineFingerprint:
-    """Who computes the numbers, as far as the server shows it."""
+    """Who computes the numbers, as far as the server shows it in `document`."""
     facts = backend.dialect.facts
+    length = longest(document, backend.dialect, backend.max_model_len)
     return EngineFingerprint(
         engine=backend.dialect.name,
         semantic={"model": backend.model, "logprobs_mode": f"{backend.kind}_logprobs"}
         | _facts(document, facts.semantic),
         numeric=dict(facts.known) | _facts(document, facts.numeric),
-        deployment={"max_model_len": str(backend.max_model_len)} | _facts(document, facts.deployment),
+        deployment={"max_model_len": str(length)} | _facts(document, facts.deployment),
     )
 
 
@@ -185,27 +190,37 @@ def _check_numbers(backend: Probed, request: Request, sample: Sample) -> None:
 def _scores(backend: Probed, prompt: Prompt) -> bool:
     try:
         return len(backend.score_one(prompt.token_ids)) == len(prompt.token_ids) - 1
-    except (EngineRefused, BadAnswer):
-        return False
+    except EngineError as error:
+        if declined(error):
+            return False
+        raise
 
 
 def _streams(backend: Probed, request: Request, how: Streaming) -> bool:
     try:
         return has_tokens(backend.streamed(request, how), how, backend.dialect.completions)
-    except EngineError:
-        return False
+    except EngineError as error:
+        if declined(error):
+            return False
+        raise
 
 
 def _honours_seeds(backend: Probed, http: HttpClient, request: Request) -> bool:
     dialect = backend.dialect
     if dialect.seed_probe is SeedProbe.NONSENSE:
         return _refuses(backend, http, request, {dialect.names.get("seed", "seed"): "?"})
-    sampling = msgspec.structs.replace(request.sampling, seed=7, temperature=FLAT)
-    once, again = (
-        [sample.look_up(dialect.token_ids) for sample in samples_of(backend.complete(asked), dialect)]
-        for asked in (Request(request.prompt, sampling),) * 2
-    )
-    return once == again
+    drawn: list[object] = []
+    for seed in SEEDS:
+        sampling = msgspec.structs.replace(request.sampling, seed=seed, temperature=FLAT)
+        once, again = (
+            [sample.look_up(dialect.token_ids) for sample in samples_of(backend.complete(asked), dialect)]
+            for asked in (Request(request.prompt, sampling),) * 2
+        )
+        if once != again:
+            return False
+        drawn += [] if once in drawn else [once]
+    # Where all seeds draw alike it cannot be told, and what was not seen to work is no capability.
+    return len(drawn) >= LEAST_DIFFERENT
 
 
 def _refuses(backend: Probed, http: HttpClient, request: Request, nonsense: Mapping[str, object]) -> bool:
@@ -213,7 +228,11 @@ def _refuses(backend: Probed, http: HttpClient, request: Request, nonsense: Mapp
     body = request_body(request, backend.model, backend.dialect, backend.kind)
     for path, value in nonsense.items():
         put(body, path, value)
-    return http.exchange("POST", backend.dialect.completions, body).status in (400, 422)
+    reply = http.exchange("POST", backend.dialect.completions, body)
+    # SGLang catches nothing around what it makes of the parameters: on nonsense in some it fails, and is well.
+    if reply.status not in (400, 422, 500):
+        http.read(backend.dialect.completions, reply)
+    return reply.status in (400, 422)
 
 
 def _tokenizes(http: HttpClient, dialect: Dialect) -> bool:
@@ -224,9 +243,14 @@ def _tokenizes(http: HttpClient, dialect: Dialect) -> bool:
         tokenizer.route: {tokenizer.text: "a", **tokenizer.ask},
         tokenizer.chat_route: {"messages": [{"role": "user", "content": "a"}]},
     }
-    return all(http.exchange("POST", route, body).status == 200 for route, body in asked.items())
+    # llama.cpp answers 500 where the model's template raises.
+    cannot = REFUSALS | CLOSED | {500}
+    return all(http.can(route, body, cannot) for route, body in asked.items())
 
 
 def _has_route(http: HttpClient, path: str) -> bool:
-    """One that takes other methods answers 405 and does nothing; one that is not there answers 404."""
+    """One that takes other methods answers 405 and does nothing; one that is not there answers 404.
+
+    What a gateway says of routes that it does not let through may be anything, and is no failure of the server.
+    """
     return http.exchange("PUT", path).status == 405

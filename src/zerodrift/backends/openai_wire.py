@@ -144,6 +144,10 @@ def read_scores(answer: object, token_ids: Sequence[int], scoring: Scoring, wher
             f"{where} was sent {_shorten(token_ids)} and scored {_shorten(owners)} ({scoring.owners})"
         )
     values = value_at(answer, scoring.values, list[float | None], where)
+    if len(values) != len(token_ids):
+        raise BadAnswer(
+            f"{where} was sent {len(token_ids)} tokens and scored {len(values)} ({scoring.values})"
+        )
     scores = [_logprob(value, Numbers(owners=scoring.owners, values=scoring.values)) for value in values[1:]]
     check_logprobs(scoring.values, scores)
     return scores
@@ -211,11 +215,14 @@ class Reader(msgspec.Struct, frozen=True):
         return self.version if told == self.version.label else UNKNOWN
 
     def _check_count(self, sample: Sample, came: int) -> None:
-        """Ids that are left out between others leave no gap."""
-        made = sample.look_up(self.dialect.output_tokens)
-        if made is not msgspec.UNSET and made != came:
+        """Ids that are left out between others leave no gap. A server that writes null does not say how many it made."""
+        path = self.dialect.output_tokens
+        if path is None or sample.look_up(path) in (msgspec.UNSET, None):
+            return
+        made = sample.value_at(path, int, self.dialect.completions)
+        if made != came:
             raise InvalidCompletion(
-                f"the engine made {made} tokens ({self.dialect.output_tokens}) and sent {came}: {self.dialect.lost}"
+                f"the engine made {made} tokens ({path}) and sent {came}: {self.dialect.lost}"
             )
 
     def _prompt(self, sample: Sample, prompt: Prompt) -> tuple[int, ...]:
@@ -232,8 +239,9 @@ class Reader(msgspec.Struct, frozen=True):
 
     def _logprobs(self, sample: Sample, token_ids: tuple[int, ...], numbers: Numbers) -> tuple[float, ...]:
         told = numbers.values if numbers.owners is None else numbers.owners
-        owners = sample.look_up(told)
-        owners = [] if owners in (msgspec.UNSET, None) else owners
+        owners: list[Any] = []
+        if sample.look_up(told) not in (msgspec.UNSET, None):
+            owners = sample.value_at(told, list[Any], self.dialect.completions)
         if len(owners) < len(token_ids):
             raise InvalidCompletion(
                 f"{len(token_ids)} tokens carry {len(owners)} logprobs ({told}): {self.dialect.lost}"
@@ -255,6 +263,11 @@ class Reader(msgspec.Struct, frozen=True):
         route = self.dialect.completions
         ids = sample.value_at(numbers.alternative_ids, list[list[int]], route)
         values = sample.value_at(numbers.alternative_values, list[list[float | None]], route)
+        if [len(each) for each in ids] != [len(each) for each in values]:
+            raise InvalidCompletion(
+                f"alternatives and their values differ in number ({numbers.alternative_ids} and "
+                f"{numbers.alternative_values}); nobody can say which belong together"
+            )
         return tuple(_ranked(*pair, count, numbers) for pair in zip(ids, values, strict=True))
 
     def _finish_reason(self, sample: Sample) -> FinishReason:

@@ -170,6 +170,7 @@ def _options(config: EngineConfig) -> dict[str, Any]:
         "model": config.served_model,
         "api_key": api_key(config),
         "timeout_s": config.request_timeout_s,
+        "concurrency": config.concurrency,
     }
 
 

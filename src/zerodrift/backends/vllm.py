@@ -11,7 +11,7 @@ import msgspec
 
 from zerodrift.backends import vllm_facts, vllm_update, vllm_wire
 from zerodrift.backends.base import Capability, need
-from zerodrift.backends.http import HttpClient, Reply
+from zerodrift.backends.http import CLOSED, REFUSALS, HttpClient, Reply, declined
 from zerodrift.backends.pieces import Joined, has_tokens, join
 from zerodrift.core.completion import Answer, EngineFingerprint
 from zerodrift.core.errors import (
@@ -50,6 +50,8 @@ HINTS = {
 class _ModelCard(msgspec.Struct):
     id: str
     max_model_len: int | None = None
+    parent: str | None = None
+    """Of an adapter: its base model."""
 
 
 class _Models(msgspec.Struct):
@@ -239,14 +241,17 @@ class VllmBackend:
         if wanted is not None and wanted not in names:
             raise EngineRefused(f"{self._http.address} serves {names}, not {wanted!r}; name one of those")
         # Adapters are listed behind their base model, and only the base says how long a sequence may be.
-        lengths = [card.max_model_len for card in cards if card.max_model_len is not None]
+        lengths = {card.id: card.max_model_len for card in cards if card.max_model_len is not None}
         if not lengths:
             raise BadAnswer(f"{self._http.address}/v1/models shows no max_model_len; is this a vLLM server?")
         if wanted is None and len(lengths) > 1:
             raise EngineRefused(
                 f"{self._http.address} serves {names}; say which one is audited: --set engine.served_model={names[0]}"
             )
-        return wanted or names[0], lengths[0]
+        [chosen, *_] = [card for card in cards if wanted in (None, card.id)]
+        # Of an adapter that does not name its base, what is short enough for every one of them.
+        length = lengths.get(chosen.id) or lengths.get(chosen.parent or "") or min(lengths.values())
+        return chosen.id, length
 
     def _read_info(self) -> vllm_facts.ServerInfo | None:
         """The settings in force, where the server shows them in a form that can be read."""
@@ -278,7 +283,7 @@ class VllmBackend:
             Capability.SEED: self._reads("seed", "?"),
             Capability.CACHE_SALT: self._reads("cache_salt", ""),
             Capability.CACHED_TOKENS: response.cached_tokens is not None,
-            Capability.TOKENIZE: self._http.exchange("POST", "/tokenize", {"prompt": "a"}).status == 200,
+            Capability.TOKENIZE: self._http.can("/tokenize", {"prompt": "a"}, REFUSALS | CLOSED),
             Capability.RESET_CACHE: self._has_route("/reset_prefix_cache"),
             Capability.LOAD_WEIGHTS: self.update_path.exists,
             Capability.WEIGHT_VERSION: self._http.find("/weight_info") is not None,
@@ -289,24 +294,29 @@ class VllmBackend:
 
     def _takes(self, field: str, value: object) -> bool:
         reply = self._http.exchange("POST", COMPLETIONS, self._probe_body({field: value}))
-        return reply.status == 200 or _is_nan(reply)
+        if reply.status in REFUSALS:
+            return _is_nan(reply)
+        self._http.read(COMPLETIONS, reply)
+        return True
 
     def _streams(self) -> bool:
         try:
             stream = self._http.stream(COMPLETIONS, self._probe_body(dict(vllm_wire.STREAMING.ask)))
             return has_tokens(stream, vllm_wire.STREAMING, COMPLETIONS)
-        except EngineError:
-            return False
+        except EngineError as error:
+            if declined(error):
+                return False
+            raise
 
     def _reads(self, field: str, nonsense: object) -> bool:
         """vLLM ignores fields that it does not know: one that refuses nonsense is one that it reads."""
-        return self._http.exchange("POST", COMPLETIONS, self._probe_body({field: nonsense})).status in (
-            400,
-            422,
-        )
+        return not self._http.can(COMPLETIONS, self._probe_body({field: nonsense}), (400, 422))
 
     def _has_route(self, path: str) -> bool:
-        """A route for POST answers GET with 405, and nothing happens; one that is not there answers with 404."""
+        """A route for POST answers GET with 405, and nothing happens; one that is not there answers with 404.
+
+        What a gateway says of routes that it does not let through may be anything, and is no failure of the server.
+        """
         return self._http.exchange("GET", path).status == 405
 
     def _probe_body(self, extra: dict[str, object]) -> dict[str, object]:

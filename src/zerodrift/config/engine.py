@@ -16,6 +16,7 @@ from zerodrift.core.frozen import freeze
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 # Smallest sensible value of each count, and what it counts.
 _COUNTS = {
+    "concurrency": (1, "it counts requests that are sent together"),
     "max_model_len": (2, "it counts tokens, one of prompt and one of output at least"),
     "block_size": (1, "it counts tokens per KV block"),
     "max_num_seqs": (1, "it counts sequences in flight"),
@@ -45,6 +46,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How long a started engine may take until it answers."""
     request_timeout_s: float = 300.0
     """How long one request may take."""
+    concurrency: int = 32
+    """Requests that are sent together; the rest wait here. Fewer for a server that refuses with 429."""
 
     max_model_len: int | None = None
     """Longest sequence that the engine accepts, prompt and output together."""

@@ -146,6 +146,8 @@ class EngineError(ZerodriftError):
 
     code = "engine/failed"
     exit_code = 3
+    status: int | None = None
+    """Of the HTTP answer that this was; None where there was none."""
 
 
 class EngineUnreachable(EngineError):

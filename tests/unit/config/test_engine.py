@@ -44,6 +44,7 @@ def test_what_an_engine_can_obey_is_taken(good: dict[str, object]) -> None:
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
         ({"max_num_batched_tokens": -1}, "max_num_batched_tokens is -1"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
+        ({"concurrency": 0}, "concurrency is 0"),
         ({"startup_timeout_s": 0.0}, "startup_timeout_s is 0.0"),
         ({"request_timeout_s": float("inf")}, "request_timeout_s is inf"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5"),

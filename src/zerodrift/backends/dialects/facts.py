@@ -22,7 +22,7 @@ class SeedProbe(StrEnum):
     NONSENSE = "nonsense"
     """A server that refuses nonsense in the field reads it."""
     REPETITION = "repetition"
-    """Fields are read and then ignored: what counts is that the same seed draws the same tokens."""
+    """Fields are read and then ignored: what counts is that the same seed draws the same tokens, and others others."""
 
 
 class Numbers(msgspec.Struct, frozen=True, kw_only=True):
