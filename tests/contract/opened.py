@@ -63,8 +63,6 @@ class Subject:
     """How far a logprob may be from the score of the same token."""
     unknown_id: int
     """A token that its model does not have."""
-    survives: bool = True
-    """A checkpoint that does not fit; if not, the engine may die of it, in words."""
 
     def prompt(self, text: str) -> Prompt:
         """Ids with the text that they come from: some engines take nothing else."""
@@ -164,8 +162,7 @@ def vllm(release: str, folder: Path) -> Iterator[Subject]:
     with vllm_server(release, model, folder / "log") as server:
         connect = partial(VllmBackend, server.url, explicit=True, api_key=SECRET, timeout_s=120)
         with contextlib.closing(connect()) as backend:
-            # It has no rollback: with half of a checkpoint in their place, both releases fail at the next request.
-            yield Subject(backend, connect, MODEL, precision=0.0, unknown_id=unknown, survives=False)
+            yield Subject(backend, connect, MODEL, precision=0.0, unknown_id=unknown)
 
 
 def llama_cpp_model() -> Path:

@@ -1,6 +1,5 @@
 """Each promise has been seen failing: on an engine that is the reference but for one thing."""
 
-import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from opened import SECRET, Checkpoints, Subject
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer, Completion, EngineFingerprint, FinishReason
-from zerodrift.core.errors import CapabilityMissing, EngineError
+from zerodrift.core.errors import CapabilityMissing
 from zerodrift.core.request import Prompt, Request
 from zerodrift.core.version import WeightVersion
 
@@ -350,20 +349,6 @@ class RefusesTooLate(Sound):
             raise
 
 
-class DiesOfABadCheckpoint(RefusesTooLate):
-    alive = True
-
-    def load_weights(self, directory: Path, version: WeightVersion) -> None:
-        self.alive = False
-        super().load_weights(directory, version)
-        self.alive = True
-
-    def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        if not self.alive:
-            raise EngineError("EngineCore encountered an issue")
-        return super().generate(requests)
-
-
 class MovesTheLabelFirst(Sound):
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
         inner: Any = self.inner
@@ -484,13 +469,3 @@ def test_a_broken_engine_with_weights_breaks(
 ) -> None:
     with opened.reference(tmp_path) as subject, pytest.raises(AssertionError):
         promise(of(kind, subject), checkpoints)
-
-
-@pytest.mark.parametrize(("kind", "kept"), [(DiesOfABadCheckpoint, True), (RefusesTooLate, False)])
-def test_an_engine_that_may_die_of_a_checkpoint_may_not_go_on_with_half_of_it(
-    kind: type[Sound], kept: bool, checkpoints: Checkpoints, tmp_path: Path
-) -> None:
-    with opened.reference(tmp_path) as subject:
-        mortal = replace(of(kind, subject), survives=False)
-        with contextlib.nullcontext() if kept else pytest.raises(AssertionError):
-            promises.weights_of_another_shape_are_refused(mortal, checkpoints)

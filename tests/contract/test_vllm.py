@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from zerodrift import models
 from zerodrift.backends import http
@@ -22,6 +23,7 @@ from zerodrift.core.errors import (
     EngineRefused,
     EngineUnreachable,
     InvalidPrompt,
+    ModelError,
     ModelNotFound,
     NonFinite,
     TruncatedWeights,
@@ -881,6 +883,22 @@ def test_weights_that_would_kill_the_engine_are_not_sent(server, connect, checkp
     with pytest.raises(TruncatedWeights):
         backend.load_weights(torn, WeightVersion("x"))
     assert server.calls == []
+
+
+def test_tensors_that_do_not_fit_what_is_served_are_not_sent(server, connect, checkpoint, tmp_path):
+    """vLLM 0.28 and 0.32 answer such an update with an error, and every request after it with a dead engine."""
+    server.models = [{"id": "tiny", "max_model_len": 64, "root": str(checkpoint)}]
+    backend = connect()
+    narrow = models.materialise("testbed:llama", tmp_path / "narrow")
+    tensors = load_file(narrow / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][:16].clone()
+    save_file(tensors, narrow / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(ModelError, match=r"model\.norm\.weight has shape \(16,\).*would die"):
+        backend.load_weights(narrow, WeightVersion("x"))
+    assert server.calls == []
+    backend.load_weights(checkpoint, WeightVersion("x"))
+    assert "/collective_rpc" in [call.path for call in server.calls]
 
 
 def test_a_failed_load_does_not_move_the_label(server, connect, checkpoint):

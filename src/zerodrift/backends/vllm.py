@@ -20,6 +20,7 @@ from zerodrift.core.errors import (
     EngineError,
     EngineRefused,
     InvalidPrompt,
+    ModelError,
     ModelNotFound,
     NonFinite,
 )
@@ -52,6 +53,8 @@ class _ModelCard(msgspec.Struct):
     max_model_len: int | None = None
     parent: str | None = None
     """Of an adapter: its base model."""
+    root: str | None = None
+    """Where the server has it from."""
 
 
 class _Models(msgspec.Struct):
@@ -96,7 +99,7 @@ class VllmBackend:
             url.rstrip("/").removesuffix("/v1"), api_key=api_key, timeout_s=timeout_s, concurrency=concurrency
         )
         try:
-            self.model, self.max_model_len = self._choose(model)
+            self.model, self.max_model_len, self._root = self._choose(model)
             self._info = self._read_info()
             self._digest = vllm_facts.fingerprint(self.model, self.max_model_len, self._info).digest
             self.update_path = vllm_update.find_path(self._info, self._has_route)
@@ -144,14 +147,28 @@ class VllmBackend:
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
         """Have the server read `directory` itself, under the label `version` where it keeps one.
 
-        vLLM has no rollback: a directory that it cannot read ends its engine process, so it is looked at here.
+        vLLM has no rollback: a directory that it cannot read, or whose tensors do not fit, ends its engine process, so
+        it is looked at here, beside the served one where that can be seen.
         """
         self._need(Capability.LOAD_WEIGHTS)
         directory = directory.resolve()
         if not directory.is_dir():
             raise ModelNotFound(f"{directory} is no directory; the engine would die of reading it")
         model_directory.check(directory)
+        self._check_fits(directory)
         self.update_path.push(self._http, directory, version)
+
+    def _check_fits(self, directory: Path) -> None:
+        """Tensors of one name have one shape; a name that only one side has is vLLM's to judge (heads may be tied)."""
+        if self._root is None or not (served := Path(self._root)).is_dir():
+            return
+        ours, theirs = model_directory.shapes(directory), model_directory.shapes(served)
+        for name in sorted(ours.keys() & theirs.keys()):
+            if ours[name] != theirs[name]:
+                raise ModelError(
+                    f"{directory} holds another model than {served}, which is served: {name} has shape {ours[name]} "
+                    f"in place of {theirs[name]}, and the engine would die of it; give a checkpoint of the same model"
+                )
 
     def reset_cache(self) -> None:
         """Only an idle server can: with requests in flight it answers 200 and resets nothing."""
@@ -235,7 +252,7 @@ class VllmBackend:
     def _need(self, capability: Capability) -> None:
         need(self, capability, HINTS[capability])
 
-    def _choose(self, wanted: str | None) -> tuple[str, int]:
+    def _choose(self, wanted: str | None) -> tuple[str, int, str | None]:
         cards = vllm_wire.parse(self._http.get("/v1/models"), _Models, "/v1/models").data
         names = [card.id for card in cards]
         if wanted is not None and wanted not in names:
@@ -251,7 +268,7 @@ class VllmBackend:
         [chosen, *_] = [card for card in cards if wanted in (None, card.id)]
         # Of an adapter that does not name its base, what is short enough for every one of them.
         length = lengths.get(chosen.id) or lengths.get(chosen.parent or "") or min(lengths.values())
-        return chosen.id, length
+        return chosen.id, length, chosen.root
 
     def _read_info(self) -> vllm_facts.ServerInfo | None:
         """The settings in force, where the server shows them in a form that can be read."""

@@ -45,6 +45,11 @@ def check(directory: Path) -> dict[str, Any]:
     return config
 
 
+def shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Of every tensor in the weight files, by name; read off their headers."""
+    return {name: entry.shape for path in weight_files(directory) for name, entry in check_file(path).items()}
+
+
 def check_contained(directory: Path) -> None:
     """Nothing that will be read is a link to somewhere else."""
     for path in (*directory.iterdir(), *(directory / _TEMPLATES).glob("*")):

@@ -62,7 +62,9 @@ def test_a_number_that_json_cannot_carry_is_refused_before_it_is_written(
     tmp_path: Path, verdict: dict[str, Any], part: str, value: float
 ) -> None:
     record = VerdictRecord(**{**verdict, part: {"k3": value}})
-    with pytest.raises(RecordError, match=rf"verdict.json would have a number that JSON cannot carry.*\$\.{part}"):
+    with pytest.raises(
+        RecordError, match=rf"verdict.json would have a number that JSON cannot carry.*\$\.{part}"
+    ):
         write_verdict(tmp_path, record)
     assert not list(tmp_path.iterdir())
 
