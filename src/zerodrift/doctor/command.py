@@ -6,18 +6,16 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from zerodrift.core.errors import ConfigError
-from zerodrift.doctor import vllm_settings, vllm_words
+from zerodrift.doctor import program, vllm_settings, vllm_words
 from zerodrift.doctor.secrets import VLLM_SECRETS, names_a_secret
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
-from zerodrift.doctor.shell_words import Word, split
+from zerodrift.doctor.shell_words import Word, commands
 from zerodrift.doctor.tables import VLLM_VERSION, VllmName, vllm_names, vllm_options
 from zerodrift.doctor.target import Reading
 from zerodrift.doctor.vllm_arguments import Argument, mapping, parse
 from zerodrift.doctor.vllm_file import VllmFile
 
-MODULES = ("vllm.entrypoints.openai.api_server", "pipelinerl.entrypoints.run_vllm1")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_SECRET = re.compile(r"([A-Za-z_]\w*)=([^\s,'\"]+)")
 _CONTINUED = re.compile(r"\\\n([ \t]*)")
 
 
@@ -28,11 +26,10 @@ class CommandLine:
 
     def __init__(self, text: str) -> None:
         self.text = text.strip()
-        self._words = split(self.text)
+        self._program = program.find(commands(self.text))
+        self._words = self._program.words
         self._texts = [word.text for word in self._words]
-        self._first = _behind_program(self._texts)
-        self._parsed = parse(self._texts, self._first)
-        self._env = self._assignments()
+        self._parsed = parse(self._texts, self._program.behind)
 
     @property
     def model(self) -> str | None:
@@ -52,12 +49,15 @@ class CommandLine:
             setting = written.get(name)
             return setting if setting is not None and setting.origin is Origin.SET else None
 
-        env = {name: self._texts[index].partition("=")[2] for name, index in self._env.items()}
+        env = {name: variable.value for name, variable in self._program.env.items()}
         found = vllm_settings.settings(
             self._parsed, env, self.model or (file.model if file else None), from_file
         )
         for name, setting in found.items():
-            if isinstance(setting.value, str) and setting.value.startswith("$"):
+            spec = vllm_names().get(name)
+            variable = self._program.env.get(spec.env or "") if spec else None
+            unseen = variable is not None and not variable.seen
+            if unseen or (isinstance(setting.value, str) and setting.value.startswith("$")):
                 found[name] = unknown(name)  # a variable of the shell
         dropped = [
             key for key in (file.dropped if file else ()) if self._parsed.last(key.replace("_", "-")) is None
@@ -65,11 +65,12 @@ class CommandLine:
         if file is not None:
             found["dropped_lines"] = Setting("dropped_lines", ", ".join(dropped) or None, Origin.SET)
         extra = [f"the word {self._texts[index]!r}" for index in self._parsed.positionals[1:]]
-        variables = [name for name in self._env if name not in _judged_variables()]
+        variables = [name for name in self._program.env if name not in _judged_variables()]
         listed = [
             *vllm_settings.not_judged(self._parsed),
             *(file.read().not_judged if file else ()),
             *variables,
+            *self._program.unread,
             *extra,
         ]
         return Reading(found, tuple(listed))
@@ -100,8 +101,8 @@ class CommandLine:
         end = self._words[-1].end
         edits[end, end] = tail
         if variables:
-            where = self._words[self._program_start()].start
-            edits[where, where] = "".join(f"{variable} " for variable in variables)
+            where = self._program.new_at
+            edits[where, where] = "".join(self._program.new_as.format(variable) for variable in variables)
         return _applied(self.text, edits)
 
     def _dropped(self, changes: Mapping[str, Value]) -> list[str]:
@@ -109,21 +110,6 @@ class CommandLine:
         value = self.read().settings["dropped_lines"].value
         flags = {spec.flag for name in changes if (spec := vllm_names().get(name)) is not None}
         return [key for key in str(value).split(", ") if key.replace("_", "-") not in flags]
-
-    def _assignments(self) -> dict[str, int]:
-        """Variables before the program, by name."""
-        found = {}
-        for index, text in enumerate(self._texts[: self._program_start()]):
-            if match := _ASSIGNMENT.fullmatch(text):
-                found[match[1]] = index
-        return found
-
-    def _program_start(self) -> int:
-        """Index of the first word that is neither a variable nor `env`."""
-        for index, text in enumerate(self._texts[: self._first]):
-            if text != "env" and not _ASSIGNMENT.fullmatch(text):
-                return index
-        raise AssertionError("there is a program")
 
     def _gap(self) -> str:
         """What stands between two flags here: a blank, or a new line where the command is written so."""
@@ -133,28 +119,34 @@ class CommandLine:
     def _hidden(self) -> dict[tuple[int, int], str]:
         """Secrets by the variable that should hold them; one that comes from a variable already may stay."""
         edits: dict[tuple[int, int], str] = {}
-        for name, index in self._env.items():
-            word = self._words[index]
-            if names_a_secret(name) and not word.text.partition("=")[2].startswith("$"):
-                edits[word.start, word.end] = f'{name}="${name}"'
+        for variable in self._program.written:
+            if names_a_secret(variable.name) and not is_reference(variable.value, variable.word):
+                edits[variable.word.start, variable.word.end] = (
+                    f'{variable.before}{variable.name}="${variable.name}"'
+                )
+        read = {variable.word for variable in self._program.written}
+        for word in self._words[: self._program.behind]:  # srun --export=ALL,HF_TOKEN=…
+            raw = self.text[word.start : word.end]
+            hidden = _SECRET.sub(lambda match: _hidden(match[1], match[0]), raw)
+            if word not in read and hidden != raw:
+                edits[word.start, word.end] = hidden
         known = vllm_options().names
         for argument in self._parsed.arguments:
             secret = argument.name in VLLM_SECRETS or (
                 argument.name not in known and names_a_secret(argument.name)
             )
             if secret and argument.values and not argument.value.startswith("$"):
-                variable = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}.get(argument.name)
-                variable = variable or argument.name.replace("-", "_").upper()
+                name = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}.get(argument.name)
+                name = name or argument.name.replace("-", "_").upper()
                 first, last = self._words[argument.first], self._words[argument.last]
-                edits[first.start, last.end] = f'--{argument.name} "${variable}"'
+                edits[first.start, last.end] = f'--{argument.name} "${name}"'
         return edits
 
     def _set_variable(
         self, name: str, value: str, edits: dict[tuple[int, int], str], variables: list[str]
     ) -> None:
-        if name in self._env:
-            word = self._words[self._env[name]]
-            edits[word.start, word.end] = f"{name}={value}"
+        if (there := self._program.env.get(name)) is not None:
+            edits[there.word.start, there.word.end] = f"{there.before}{name}={value}"
         else:
             variables.append(f"{name}={value}")
 
@@ -190,25 +182,21 @@ class CommandLine:
         edits[first.start, last.end] = _respelled(self.text, first, argument, shlex.quote(text))
 
 
-def _behind_program(words: list[str]) -> int:
-    """Index of the first word behind the program."""
-    for index, word in enumerate(words):
-        following = words[index + 1] if index + 1 < len(words) else ""
-        if word.rpartition("/")[2] == "vllm" and following == "serve":
-            return index + 2
-        if word == "-m" and following in MODULES:
-            return index + 2
-    raise ConfigError(
-        "this is no vLLM server command: it holds neither `vllm serve` nor `-m vllm.entrypoints.openai.api_server`"
-    )
-
-
 def _respelled(text: str, first: Word, argument: Argument, value: str) -> str:
     """The flag as the user spelled it, with another value."""
     spelled = text[first.start : first.end]
     if argument.first == argument.last and "=" in spelled:
         return f"{spelled.partition('=')[0]}={value}"
     return f"{spelled} {value}"
+
+
+def is_reference(value: str, word: Word) -> bool:
+    """Whether the value is a variable of the shell and nothing else: it may be shown."""
+    return value in word.expands
+
+
+def _hidden(name: str, written: str) -> str:
+    return f"{name}=${name}" if names_a_secret(name) else written
 
 
 def _applied(text: str, edits: Mapping[tuple[int, int], str]) -> str:
