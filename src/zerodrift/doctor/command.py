@@ -41,7 +41,7 @@ class CommandLine:
 
     def read(self) -> Reading:
         """Flags win over the file that --config names, and that over defaults."""
-        config = self._parsed.last("config")
+        config, ignored = self._configs()
         file = VllmFile.of(Path(config.value)) if config else None
         written = file.read().settings if file else {}
 
@@ -64,6 +64,9 @@ class CommandLine:
         ]
         if file is not None:
             found["dropped_lines"] = Setting("dropped_lines", ", ".join(dropped) or None, Origin.SET)
+        if config or ignored:
+            paths = ", ".join(each.value for each in ignored)
+            found["ignored_config"] = Setting("ignored_config", paths or None, Origin.SET)
         extra = [f"the word {self._texts[index]!r}" for index in self._parsed.positionals[1:]]
         variables = [name for name in self._program.env if name not in _judged_variables()]
         listed = [
@@ -79,6 +82,9 @@ class CommandLine:
         """As on the command line."""
         if name == "dropped_lines":
             return " ".join(f"--no-{key.replace('_', '-')}" for key in self._dropped({}))
+        if name == "ignored_config":
+            config, ignored = self._configs()
+            return f"remove --config={ignored[-1].value}" if config else f"--config {ignored[-1].value}"
         return vllm_words.typed(name, value)
 
     def changed(self, changes: Mapping[str, Value]) -> str:
@@ -90,6 +96,8 @@ class CommandLine:
             spec = vllm_names().get(name)
             if name == "dropped_lines":
                 appended += [[f"--no-{key.replace('_', '-')}"] for key in self._dropped(changes)]
+            elif name == "ignored_config":
+                self._set_config(edits)
             elif spec is None:
                 continue
             elif spec.env is not None:
@@ -104,6 +112,22 @@ class CommandLine:
             where = self._program.new_at
             edits[where, where] = "".join(self._program.new_as.format(variable) for variable in variables)
         return _applied(self.text, edits)
+
+    def _configs(self) -> tuple[Argument | None, list[Argument]]:
+        """The --config that vLLM reads, and those that it ignores: it looks for a word that is `--config` alone."""
+        given = [each for each in self._parsed.arguments if each.name == "config"]
+        read = [each for each in given if each.last > each.first]
+        return (read[-1] if read else None), [each for each in given if each.last == each.first]
+
+    def _set_config(self, edits: dict[tuple[int, int], str]) -> None:
+        """Two words of the last that is ignored, where none is read; vLLM does not take two files."""
+        config, ignored = self._configs()
+        for argument in ignored:
+            word = self._words[argument.first]
+            if config is None and argument is ignored[-1]:
+                edits[word.start, word.end] = self.text[word.start : word.end].replace("=", " ", 1)
+            else:
+                edits[self._words[argument.first - 1].end, word.end] = ""
 
     def _dropped(self, changes: Mapping[str, Value]) -> list[str]:
         """Lines of the file that vLLM drops and that no other change writes."""

@@ -192,6 +192,30 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert fixed.read().settings["dropped_lines"].value is None
 
 
+def test_a_file_behind_an_equals_sign_is_ignored(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("logprobs-mode: processed_logprobs\n")
+    command = CommandLine(f"vllm serve Q --config='{file}' --seed 4")
+    settings = command.read().settings
+    assert settings["logprobs_mode"].origin is Origin.DEFAULT
+    assert settings["ignored_config"].value == str(file)
+    assert command.typed("ignored_config", None) == f"--config {file}"
+    fixed = CommandLine(command.changed({"ignored_config": None}))
+    assert fixed.text == f"vllm serve Q --config '{file}' --seed 4"
+    assert fixed.read().settings["logprobs_mode"].value == "processed_logprobs"
+    assert fixed.read().settings["ignored_config"].value is None
+    assert "ignored_config" not in CommandLine("vllm serve Q").read().settings
+
+
+def test_a_second_file_is_taken_out(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("seed: 3\n")
+    command = CommandLine(f"vllm serve Q --config=other.yaml --config {file}")
+    assert command.read().settings["seed"].value == 3
+    assert command.typed("ignored_config", None) == "remove --config=other.yaml"
+    assert command.changed({"ignored_config": None}) == f"vllm serve Q --config {file}"
+
+
 def test_words_are_taken_apart_as_a_shell_does() -> None:
     text = """a 'b c' "d \\" e" f\\ g \\\n h'i'"j" '' """
     assert [word.text for word in split(text)] == ["a", "b c", 'd " e', "f g", "hij", ""]

@@ -124,6 +124,7 @@ FIRING: dict[str, Example] = {
     "remote-code": flag("--trust-remote-code"),
     "redis-open": pipelinerl("streams: {backend: redis}"),
     "dropped-lines": Example("model: Q\nenable_prefix_caching: false\n", FileKind.VLLM),
+    "config-not-read": flag("--config={model}/serve.yaml"),
     "configured-elsewhere": trl("vllm_mode: server"),
     "no-correction": trl("vllm_importance_sampling_correction: false"),
     "products-of-ratios": trl("max_completion_length: 2048"),
@@ -149,6 +150,7 @@ QUIET = (
     pipelinerl("finetune: {seq_packing: false}"),
     ours("  temperature: 1.0"),
     Example("model: Q\nenable-prefix-caching: false\n", FileKind.VLLM),
+    Example(f"{SOUND} --config {Path(__file__).parents[3] / 'docs/doctor/serve.yaml'}"),
 )
 DEFAULTS_MEASURED = "defaults-measured"
 """Only a server can break it: tests/contract/test_doctor_server.py."""
@@ -161,6 +163,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "generation_config.json").write_text(
         json.dumps({"temperature": 0.6, "top_k": 20, "top_p": 1.0})
     )
+    (directory / "serve.yaml").write_text("seed: 3\n")
     return directory
 
 
