@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from zerodrift.doctor import program, vllm_settings, vllm_words
+from zerodrift.doctor import program, vllm_refusals, vllm_settings, vllm_words
 from zerodrift.doctor.secrets import VLLM_SECRETS, names_a_secret
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.shell_words import Word, commands
@@ -50,33 +50,53 @@ class CommandLine:
             return setting if setting is not None and setting.origin is Origin.SET else None
 
         env = {name: variable.value for name, variable in self._program.env.items()}
-        found = vllm_settings.settings(
-            self._parsed, env, self.model or (file.model if file else None), from_file
+        taken = self._parsed._replace(
+            arguments=tuple(each for each in self._parsed.arguments if self._refusal(each) is None)
         )
+        found = vllm_settings.settings(taken, env, self.model or (file.model if file else None), from_file)
         for name, setting in found.items():
             spec = vllm_names().get(name)
             variable = self._program.env.get(spec.env or "") if spec else None
             unseen = variable is not None and not variable.seen
             if unseen or (isinstance(setting.value, str) and setting.value.startswith("$")):
                 found[name] = unknown(name)  # a variable of the shell
-        dropped = [
-            key for key in (file.dropped if file else ()) if self._parsed.last(key.replace("_", "-")) is None
-        ]
+        found["refused"] = self._refused(file)
         if file is not None:
+            dropped = [key for key in file.dropped if self._parsed.last(key.replace("_", "-")) is None]
             found["dropped_lines"] = Setting("dropped_lines", ", ".join(dropped) or None, Origin.SET)
         if config or ignored:
             paths = ", ".join(each.value for each in ignored)
             found["ignored_config"] = Setting("ignored_config", paths or None, Origin.SET)
-        extra = [f"the word {self._texts[index]!r}" for index in self._parsed.positionals[1:]]
-        variables = [name for name in self._program.env if name not in _judged_variables()]
         listed = [
-            *vllm_settings.not_judged(self._parsed),
+            *vllm_settings.not_judged(taken),
             *(file.read().not_judged if file else ()),
-            *variables,
+            *(name for name in self._program.env if name not in _judged_variables()),
             *self._program.unread,
-            *extra,
         ]
         return Reading(found, tuple(listed))
+
+    def _refusal(self, argument: Argument) -> str | None:
+        """Of a value that the shell fills in nothing can be said; PipelineRL's server has flags of its own."""
+        if self._program.is_vllm or argument.name in vllm_options().names:
+            words = self._words[argument.first : argument.last + 1]
+            unseen = any(word.expands for word in words)
+            return vllm_refusals.of_flag(argument) if unseen else vllm_refusals.refusal(argument)
+        return None
+
+    def _refused(self, file: VllmFile | None) -> Setting:
+        """What stops vLLM, on the command line and in the file; of words, it takes the model and no other."""
+        extra = [
+            f"the word {self._texts[index]!r} belongs to no flag" for index in self._parsed.positionals[1:]
+        ]
+        files = [each for each in self._parsed.arguments if each.name == "config" and each.last > each.first]
+        return vllm_refusals.setting(
+            [
+                *map(self._refusal, self._parsed.arguments),
+                *extra,
+                "--config stands there twice" if len(files) > 1 else None,
+                str(file.read().settings["refused"].value or "") if file else None,
+            ]
+        )
 
     def typed(self, name: str, value: Value) -> str | None:
         """As on the command line."""
@@ -211,6 +231,8 @@ def _respelled(text: str, first: Word, argument: Argument, value: str) -> str:
     spelled = text[first.start : first.end]
     if argument.first == argument.last and "=" in spelled:
         return f"{spelled.partition('=')[0]}={value}"
+    if argument.first == argument.last:  # `-qfp8`
+        return f"--{argument.name} {value}"
     return f"{spelled} {value}"
 
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.shell_words import Word
 
-MODULES = ("vllm.entrypoints.openai.api_server", "pipelinerl.entrypoints.run_vllm1")
+PIPELINERL = "pipelinerl.entrypoints.run_vllm1"
+MODULES = ("vllm.entrypoints.openai.api_server", PIPELINERL)
 CONTAINERS = ("docker", "podman", "nerdctl")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 # `-e A=1` is two words, `-eA=1` and `--env=A=1` are one; a bare name is passed on from outside.
@@ -54,6 +55,11 @@ class Program(NamedTuple):
     """Where in the text a variable can be added."""
     new_as: str
     """And in which form."""
+
+    @property
+    def is_vllm(self) -> bool:
+        """Whether it is vLLM's own server, which has these flags and no other."""
+        return not self.words[self.behind - 1].text.endswith(PIPELINERL)
 
 
 class _Reader:

@@ -123,6 +123,7 @@ FIRING: dict[str, Example] = {
     "no-key": Example(SOUND),
     "remote-code": flag("--trust-remote-code"),
     "redis-open": pipelinerl("streams: {backend: redis}"),
+    "refused": Example("vllm serve Q --logprobs-mode raw"),
     "dropped-lines": Example("model: Q\nenable_prefix_caching: false\n", FileKind.VLLM),
     "config-not-read": flag("--config={model}/serve.yaml"),
     "configured-elsewhere": trl("vllm_mode: server"),
