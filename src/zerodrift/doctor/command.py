@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from zerodrift.doctor import program, vllm_refusals, vllm_settings, vllm_words
@@ -16,6 +16,7 @@ from zerodrift.doctor.vllm_arguments import Argument, mapping, parse
 from zerodrift.doctor.vllm_file import VllmFile
 
 _SECRET = re.compile(r"([A-Za-z_]\w*)=([^\s,'\"]+)")
+_TRAILING = re.compile(r"(?<!\\)\s*\\$")  # a last line that was to go on: what is added would hang behind it
 _CONTINUED = re.compile(r"\\\n([ \t]*)")
 
 
@@ -25,7 +26,7 @@ class CommandLine:
     title = f"vLLM command line, defaults of vLLM {VLLM_VERSION}"
 
     def __init__(self, text: str) -> None:
-        self.text = text.strip()
+        self.text = _TRAILING.sub("", text.strip())
         self._program = program.find(commands(self.text))
         self._words = self._program.words
         self._texts = [word.text for word in self._words]
@@ -53,13 +54,15 @@ class CommandLine:
         taken = self._parsed._replace(
             arguments=tuple(each for each in self._parsed.arguments if self._refusal(each) is None)
         )
-        found = vllm_settings.settings(taken, env, self.model or (file.model if file else None), from_file)
-        for name, setting in found.items():
-            spec = vllm_names().get(name)
-            variable = self._program.env.get(spec.env or "") if spec else None
-            unseen = variable is not None and not variable.seen
-            if unseen or (isinstance(setting.value, str) and setting.value.startswith("$")):
-                found[name] = unknown(name)  # a variable of the shell
+        hidden = {each.name: each for each in taken.arguments if self._is_hidden(each)}
+        seen = taken._replace(arguments=tuple(each for each in taken.arguments if not self._is_hidden(each)))
+        found = vllm_settings.settings(seen, env, self.model or (file.model if file else None), from_file)
+        for name, spec in vllm_names().items():
+            variable = self._program.env.get(spec.env or "")
+            if (spec.flag in hidden and spec.kind != "secret") or (variable and not variable.seen):
+                found[name] = unknown(name)
+        if any(self._words[index].expands for index in self._parsed.positionals[1:]):
+            found["unseen_words"] = unknown("unseen_words")
         found["refused"] = self._refused(file)
         if file is not None:
             dropped = [key for key in file.dropped if self._parsed.last(key.replace("_", "-")) is None]
@@ -69,24 +72,44 @@ class CommandLine:
             found["ignored_config"] = Setting("ignored_config", paths or None, Origin.SET)
         listed = [
             *vllm_settings.not_judged(taken),
+            *self._unexpanded(hidden.values()),
             *(file.read().not_judged if file else ()),
             *(name for name in self._program.env if name not in _judged_variables()),
             *self._program.unread,
         ]
         return Reading(found, tuple(listed))
 
+    def _expansions(self, first: int, last: int) -> list[str]:
+        return [each for word in self._words[first : last + 1] for each in word.expands]
+
+    def _is_hidden(self, argument: Argument) -> bool:
+        """Whether its value is the shell's to know; of some flags it matters only that they are there."""
+        kinds = {spec.kind for spec in vllm_names().values() if argument.name in (spec.flag, *spec.also)}
+        return not kinds & {"presence", "secret"} and bool(self._expansions(argument.first, argument.last))
+
+    def _unexpanded(self, hidden: Iterable[Argument]) -> list[str]:
+        """What the shell puts in, and where."""
+        flags = [(f"--{each.name} ", self._expansions(each.first, each.last)) for each in hidden]
+        words = [("", self._expansions(index, index)) for index in self._parsed.positionals[1:]]
+        return [
+            f"{flag}{' '.join(found)}: a variable of the shell, which is not expanded here"
+            for flag, found in (*flags, *words)
+            if found
+        ]
+
     def _refusal(self, argument: Argument) -> str | None:
         """Of a value that the shell fills in nothing can be said; PipelineRL's server has flags of its own."""
         if self._program.is_vllm or argument.name in vllm_options().names:
-            words = self._words[argument.first : argument.last + 1]
-            unseen = any(word.expands for word in words)
+            unseen = bool(self._expansions(argument.first, argument.last))
             return vllm_refusals.of_flag(argument) if unseen else vllm_refusals.refusal(argument)
         return None
 
     def _refused(self, file: VllmFile | None) -> Setting:
         """What stops vLLM, on the command line and in the file; of words, it takes the model and no other."""
         extra = [
-            f"the word {self._texts[index]!r} belongs to no flag" for index in self._parsed.positionals[1:]
+            f"the word {self._texts[index]!r} belongs to no flag"
+            for index in self._parsed.positionals[1:]
+            if not self._words[index].expands
         ]
         files = [each for each in self._parsed.arguments if each.name == "config" and each.last > each.first]
         return vllm_refusals.setting(
