@@ -197,17 +197,25 @@ class CommandLine:
             hidden = _SECRET.sub(lambda match: _hidden(match[1], match[0]), raw)
             if word not in read and hidden != raw:
                 edits[word.start, word.end] = hidden
-        known = vllm_options().names
         for argument in self._parsed.arguments:
-            secret = argument.name in VLLM_SECRETS or (
-                argument.name not in known and names_a_secret(argument.name)
-            )
-            if secret and argument.values and not argument.value.startswith("$"):
-                name = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}.get(argument.name)
-                name = name or argument.name.replace("-", "_").upper()
-                first, last = self._words[argument.first], self._words[argument.last]
-                edits[first.start, last.end] = f'--{argument.name} "${name}"'
+            if _is_secret(argument):
+                self._hide_values(argument, edits)
         return edits
+
+    def _hide_values(self, argument: Argument, edits: dict[tuple[int, int], str]) -> None:
+        """As many variables as there are values: vLLM takes several keys, and each opens the server."""
+        name = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}.get(argument.name)
+        name = name or argument.name.replace("-", "_").upper()
+        if argument.values and argument.first == argument.last:
+            word = self._words[argument.first]
+            if not is_reference(argument.value, word):
+                edits[word.start, word.end] = f'--{argument.name} "${name}"'
+            return
+        for index in range(argument.first + 1, argument.last + 1):
+            word = self._words[index]
+            number = index - argument.first
+            if not is_reference(word.text, word):
+                edits[word.start, word.end] = f'"${name}"' if number == 1 else f'"${name}_{number}"'
 
     def _set_variable(
         self, name: str, value: str, edits: dict[tuple[int, int], str], variables: list[str]
@@ -262,6 +270,12 @@ def _respelled(text: str, first: Word, argument: Argument, value: str) -> str:
 def is_reference(value: str, word: Word) -> bool:
     """Whether the value is a variable of the shell and nothing else: it may be shown."""
     return value in word.expands
+
+
+def _is_secret(argument: Argument) -> bool:
+    known = vllm_options().names
+    names = (argument.name, *argument.candidates)  # `--api` may have been meant for --api-key
+    return any(name in VLLM_SECRETS or (name not in known and names_a_secret(name)) for name in names)
 
 
 def _hidden(name: str, written: str) -> str:

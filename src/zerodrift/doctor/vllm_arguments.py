@@ -116,8 +116,8 @@ def _argument(words: Sequence[str], index: int, options: Options) -> Argument:
     spelled, equals, behind = words[index].partition("=")
     whole, _, key = spelled.partition(".")
     name, off, candidates = _resolved(whole, options)
-    if equals or candidates:
-        return Argument(name, key, (behind,) if equals else (), not off, index, index, candidates)
+    if equals:
+        return Argument(name, key, (behind,), not off, index, index, candidates)
     if whole[1:2] in _LETTERS and whole[2:] and name == options.short[whole[1]]:
         return Argument(name, key, (whole[2:],), on=True, first=index, last=index)
     if not key and name in (*options.switches, *options.bare):
@@ -128,7 +128,8 @@ def _argument(words: Sequence[str], index: int, options: Options) -> Argument:
         end += 1
     if end == index + 1 and (key or name in options.values):
         raise ConfigError(f"--{name} stands without its value; write one behind it, or take the flag out")
-    return Argument(name, key, tuple(words[index + 1 : end]), on=True, first=index, last=end - 1)
+    values = tuple(words[index + 1 : end])
+    return Argument(name, key, values, on=True, first=index, last=end - 1, candidates=candidates)
 
 
 def _resolved(spelled: str, options: Options) -> tuple[str, bool, tuple[str, ...]]:

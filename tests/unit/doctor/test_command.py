@@ -171,6 +171,28 @@ def test_a_secret_from_a_variable_may_stay() -> None:
     assert CommandLine(text).changed({}) == text
 
 
+@pytest.mark.parametrize(
+    ("words", "after"),
+    [
+        ("--api-key a b c", '--api-key "$VLLM_API_KEY" "$VLLM_API_KEY_2" "$VLLM_API_KEY_3"'),
+        ('--api-key a "$B" c', '--api-key "$VLLM_API_KEY" "$B" "$VLLM_API_KEY_3"'),
+        ("--api-key=a", '--api-key "$VLLM_API_KEY"'),
+        ("--api-key '$a'", '--api-key "$VLLM_API_KEY"'),
+        ("--api-key $A-b", '--api-key "$VLLM_API_KEY"'),
+        ('--api-key="$A"', '--api-key="$A"'),
+    ],
+)
+def test_as_many_keys_as_there_were(words: str, after: str) -> None:
+    fixed = CommandLine(f"vllm serve Q {words} --seed 1").changed({})
+    assert fixed == f"vllm serve Q {after} --seed 1"
+    assert CommandLine(fixed).changed({}) == fixed
+
+
+def test_a_secret_behind_an_ambiguous_flag_is_hidden() -> None:
+    assert SECRET not in CommandLine(f"vllm serve Q --api {SECRET}").changed({})
+    assert SECRET not in CommandLine(f"vllm serve Q --api={SECRET}").changed({})
+
+
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(

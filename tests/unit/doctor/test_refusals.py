@@ -144,4 +144,4 @@ def test_a_flag_that_does_not_exist_stays_wrong() -> None:
 
 
 def test_a_secret_behind_a_short_form_is_hidden() -> None:
-    assert CommandLine("vllm serve Q --api-k hunter2").changed({}) == 'vllm serve Q --api-key "$VLLM_API_KEY"'
+    assert CommandLine("vllm serve Q --api-k hunter2").changed({}) == 'vllm serve Q --api-k "$VLLM_API_KEY"'
