@@ -5,6 +5,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,6 +14,7 @@ from zerodrift import models
 from zerodrift.backends.http import HttpClient
 from zerodrift.backends.launch import LaunchedServer, launch_vllm
 from zerodrift.doctor.behaviour import Behaviour
+from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.diagnosis import diagnose
 from zerodrift.doctor.server import Server
 from zerodrift.doctor.setting import Origin, unknown
@@ -28,9 +30,66 @@ import json
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 actions = make_arg_parser(FlexibleArgumentParser())._actions
-print(json.dumps([[a.option_strings, a.nargs, a.default if isinstance(a.default, (str, int, float)) else None]
-                  for a in actions]))
+print(json.dumps([[a.option_strings, a.nargs, a.default if isinstance(a.default, (str, int, float)) else None,
+                   None if a.choices is None else [str(choice) for choice in a.choices]] for a in actions]))
 """
+TAKES = """
+import json, sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+make_arg_parser(parser)
+def takes(words):
+    try:
+        parser.parse_args(words)
+    except SystemExit:
+        return False
+    return True
+print(json.dumps([takes(words) for words in json.loads(sys.argv[1])]))
+"""
+# Every kind of flag that is judged: switches, choices, numbers, and their short forms.
+WORDS = (
+    "--logprobs-mode raw",
+    "--logprobs-mode PROCESSED_LOGPROBS",
+    "--logprobs-m raw_logits",
+    "--enable-prefix-caching=False",
+    "--no-enable-prefix",
+    "--enforce",
+    "--enable",
+    "--conf x.yaml",
+    "--headless=1",
+    "--max-logprobs nan",
+    "--max-logprobs -1",
+    "--max-logprobs 8k",
+    "--max-model-len 1.5K",
+    "--max-model-len 1.5k",
+    "--max-model-len AUTO",
+    "--max-num-batched-tokens auto",
+    "--kv-offloading-size x",
+    "--kv-offloading-size None",
+    "--kv-offloading-size nan",
+    "--seed 1e3",
+    "--seed 1_0",
+    "--seed=",
+    "--spec-method NGRAM",
+    "--spec-method None",
+    "--dtype None",
+    "--lgprobs-mode x",
+    "--no-logprobs-mode",
+    "--ENFORCE-EAGER",
+    "--tp 2",
+    "-tp 2",
+    "-tp=2",
+    "-tp2",
+    "-t 2",
+    "-qfp8",
+    "-e",
+    "-O 3",
+    "-Odecode",
+    "--hf-over.head_dtype float32",
+    "--config=missing.yaml",
+    "extra",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,12 +100,18 @@ def installed() -> None:
 
 @pytest.fixture(scope="module")
 def flags() -> list[list[object]]:
+    found: list[list[object]] = asked(PARSER)
+    return found
+
+
+def asked(script: str, *arguments: str) -> list[Any]:
+    """What the engine's own Python prints, as JSON."""
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     env.pop("PYTHONPATH", None)
     run = subprocess.run(
-        [PYTHON, "-c", PARSER], env=env, capture_output=True, text=True, check=True, timeout=300
+        [PYTHON, "-c", script, *arguments], env=env, capture_output=True, text=True, check=True, timeout=300
     )
-    found: list[list[object]] = json.loads(run.stdout.splitlines()[-1])
+    found: list[Any] = json.loads(run.stdout.splitlines()[-1])
     return found
 
 
@@ -58,7 +123,7 @@ def test_the_table_of_flags_is_vllms_own(flags: list[list[object]]) -> None:
         **dict.fromkeys(options.lists, "+"),
     }
     real = {}
-    for strings, arity, _ in flags:
+    for strings, arity, *_ in flags:
         assert isinstance(strings, list)
         long = [word[2:] for word in strings if word.startswith("--")]
         if long and long[0] != "help":
@@ -66,8 +131,28 @@ def test_the_table_of_flags_is_vllms_own(flags: list[list[object]]) -> None:
     assert by_arity == real
 
 
+def test_choices_are_vllms_own(flags: list[list[object]]) -> None:
+    judged = {flag for spec in vllm_names().values() for flag in (spec.flag, *spec.also)}
+    real = {
+        strings[0][2:]: choices
+        for strings, *_, choices in flags
+        if isinstance(strings, list) and strings and choices
+    }
+    assert {name: list(words) for name, words in vllm_options().choices.items()} == {
+        name: choices for name, choices in real.items() if name in judged
+    }
+
+
+def test_words_are_taken_and_refused_as_vllm_does() -> None:
+    real = asked(TAKES, json.dumps([["Q", *words.split()] for words in WORDS]))
+    ours = [CommandLine(f"vllm serve Q {words}").read().settings["refused"].value is None for words in WORDS]
+    assert dict(zip(WORDS, ours, strict=True)) == dict(zip(WORDS, real, strict=True))
+
+
 def test_defaults_are_vllms_own(flags: list[list[object]]) -> None:
-    real = {strings[0][2:]: default for strings, _, default in flags if isinstance(strings, list) and strings}
+    real = {
+        strings[0][2:]: default for strings, _, default, _ in flags if isinstance(strings, list) and strings
+    }
     for name, spec in vllm_names().items():
         # Those that vLLM fills in later (None there), that hold JSON, or that we name by what they mean.
         if spec.flag and spec.key is None and real.get(spec.flag) is not None and name != "lora":

@@ -43,7 +43,7 @@ EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
     FileName: lambda: FileName("a.b", values={"true": "on"}),
     Identity: lambda: IDENTITY,
     Numbers: lambda: LLAMA_CPP.numbers[LogprobKind.RAW],
-    Options: lambda: Options((), (), (), (), {"tp": "tensor-parallel-size"}),
+    Options: lambda: Options((), (), (), (), {"tp": "x"}, choices={"x": ("1",)}, numbers={"x": "integer"}),
     Output: lambda: refused("r", Prompt((1,)), SamplingParams(), IDENTITY, InvalidValue("no")),
     Environment: lambda: collect(None),
     Item: lambda: Item(name="audit", status=Status.PASS, says="s", facts={"mean": 1.0}),

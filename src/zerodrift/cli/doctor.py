@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from zerodrift.doctor.target import Target
 
 
+HOTTEST = 2
+
+
 class Format(StrEnum):
     """How the answer is written."""
 
@@ -65,6 +68,7 @@ def command(
     from zerodrift.doctor.setting import Origin, Setting
     from zerodrift.view.diagnosis import print_diagnosis
 
+    _check_temperature(temperature)
     asked = {} if temperature is None else {"temperature": Setting("temperature", temperature, Origin.ASKED)}
     opened = _open(target, kind, _key(api_key_env), probe)
     diagnosis, judgements = diagnose(opened, asked)
@@ -86,6 +90,12 @@ def _open(target: str, kind: FileKind | None, api_key: str | None, probe: bool) 
     from zerodrift.doctor.server import Server
 
     return Server(target, api_key=api_key, probe=probe) if is_url(target) else open_target(target, kind)
+
+
+def _check_temperature(temperature: float | None) -> None:
+    """vLLM 0.32 refuses a request outside of this, and what is not a number compares with nothing."""
+    if temperature is not None and not 0 <= temperature <= HOTTEST:
+        raise ConfigError(f"--temperature is {temperature}; vLLM samples at 0 to {HOTTEST}")
 
 
 def _key(variable: str | None) -> str | None:

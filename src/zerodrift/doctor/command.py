@@ -3,21 +3,20 @@
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from zerodrift.core.errors import ConfigError
-from zerodrift.doctor import vllm_settings, vllm_words
+from zerodrift.doctor import program, vllm_refusals, vllm_settings, vllm_words
 from zerodrift.doctor.secrets import VLLM_SECRETS, names_a_secret
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
-from zerodrift.doctor.shell_words import Word, split
+from zerodrift.doctor.shell_words import Word, commands
 from zerodrift.doctor.tables import VLLM_VERSION, VllmName, vllm_names, vllm_options
 from zerodrift.doctor.target import Reading
 from zerodrift.doctor.vllm_arguments import Argument, mapping, parse
 from zerodrift.doctor.vllm_file import VllmFile
 
-MODULES = ("vllm.entrypoints.openai.api_server", "pipelinerl.entrypoints.run_vllm1")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_SECRET = re.compile(r"([A-Za-z_]\w*)=([^\s,'\"]+)")
+_TRAILING = re.compile(r"(?<!\\)\s*\\$")  # a last line that was to go on: what is added would hang behind it
 _CONTINUED = re.compile(r"\\\n([ \t]*)")
 
 
@@ -27,12 +26,11 @@ class CommandLine:
     title = f"vLLM command line, defaults of vLLM {VLLM_VERSION}"
 
     def __init__(self, text: str) -> None:
-        self.text = text.strip()
-        self._words = split(self.text)
+        self.text = _TRAILING.sub("", text.strip())
+        self._program = program.find(commands(self.text))
+        self._words = self._program.words
         self._texts = [word.text for word in self._words]
-        self._first = _behind_program(self._texts)
-        self._parsed = parse(self._texts, self._first)
-        self._env = self._assignments()
+        self._parsed = parse(self._texts, self._program.behind)
 
     @property
     def model(self) -> str | None:
@@ -44,7 +42,7 @@ class CommandLine:
 
     def read(self) -> Reading:
         """Flags win over the file that --config names, and that over defaults."""
-        config = self._parsed.last("config")
+        config, ignored = self._configs()
         file = VllmFile.of(Path(config.value)) if config else None
         written = file.read().settings if file else {}
 
@@ -52,32 +50,84 @@ class CommandLine:
             setting = written.get(name)
             return setting if setting is not None and setting.origin is Origin.SET else None
 
-        env = {name: self._texts[index].partition("=")[2] for name, index in self._env.items()}
-        found = vllm_settings.settings(
-            self._parsed, env, self.model or (file.model if file else None), from_file
+        env = {name: variable.value for name, variable in self._program.env.items()}
+        taken = self._parsed._replace(
+            arguments=tuple(each for each in self._parsed.arguments if self._refusal(each) is None)
         )
-        for name, setting in found.items():
-            if isinstance(setting.value, str) and setting.value.startswith("$"):
-                found[name] = unknown(name)  # a variable of the shell
-        dropped = [
-            key for key in (file.dropped if file else ()) if self._parsed.last(key.replace("_", "-")) is None
-        ]
+        hidden = {each.name: each for each in taken.arguments if self._is_hidden(each)}
+        seen = taken._replace(arguments=tuple(each for each in taken.arguments if not self._is_hidden(each)))
+        found = vllm_settings.settings(seen, env, self.model or (file.model if file else None), from_file)
+        for name, spec in vllm_names().items():
+            variable = self._program.env.get(spec.env or "")
+            if (spec.flag in hidden and spec.kind != "secret") or (variable and not variable.seen):
+                found[name] = unknown(name)
+        if any(self._words[index].expands for index in self._parsed.positionals[1:]):
+            found["unseen_words"] = unknown("unseen_words")
+        found["refused"] = self._refused(file)
         if file is not None:
+            dropped = [key for key in file.dropped if self._parsed.last(key.replace("_", "-")) is None]
             found["dropped_lines"] = Setting("dropped_lines", ", ".join(dropped) or None, Origin.SET)
-        extra = [f"the word {self._texts[index]!r}" for index in self._parsed.positionals[1:]]
-        variables = [name for name in self._env if name not in _judged_variables()]
+        if config or ignored:
+            paths = ", ".join(each.value for each in ignored)
+            found["ignored_config"] = Setting("ignored_config", paths or None, Origin.SET)
         listed = [
-            *vllm_settings.not_judged(self._parsed),
+            *vllm_settings.not_judged(taken),
+            *self._unexpanded(hidden.values()),
             *(file.read().not_judged if file else ()),
-            *variables,
-            *extra,
+            *(name for name in self._program.env if name not in _judged_variables()),
+            *self._program.unread,
         ]
         return Reading(found, tuple(listed))
+
+    def _expansions(self, first: int, last: int) -> list[str]:
+        return [each for word in self._words[first : last + 1] for each in word.expands]
+
+    def _is_hidden(self, argument: Argument) -> bool:
+        """Whether its value is the shell's to know; of some flags it matters only that they are there."""
+        kinds = {spec.kind for spec in vllm_names().values() if argument.name in (spec.flag, *spec.also)}
+        return not kinds & {"presence", "secret"} and bool(self._expansions(argument.first, argument.last))
+
+    def _unexpanded(self, hidden: Iterable[Argument]) -> list[str]:
+        """What the shell puts in, and where."""
+        flags = [(f"--{each.name} ", self._expansions(each.first, each.last)) for each in hidden]
+        words = [("", self._expansions(index, index)) for index in self._parsed.positionals[1:]]
+        return [
+            f"{flag}{' '.join(found)}: a variable of the shell, which is not expanded here"
+            for flag, found in (*flags, *words)
+            if found
+        ]
+
+    def _refusal(self, argument: Argument) -> str | None:
+        """Of a value that the shell fills in nothing can be said; PipelineRL's server has flags of its own."""
+        if self._program.is_vllm or argument.name in vllm_options().names:
+            unseen = bool(self._expansions(argument.first, argument.last))
+            return vllm_refusals.of_flag(argument) if unseen else vllm_refusals.refusal(argument)
+        return None
+
+    def _refused(self, file: VllmFile | None) -> Setting:
+        """What stops vLLM, on the command line and in the file; of words, it takes the model and no other."""
+        extra = [
+            f"the word {self._texts[index]!r} belongs to no flag"
+            for index in self._parsed.positionals[1:]
+            if not self._words[index].expands
+        ]
+        files = [each for each in self._parsed.arguments if each.name == "config" and each.last > each.first]
+        return vllm_refusals.setting(
+            [
+                *map(self._refusal, self._parsed.arguments),
+                *extra,
+                "--config stands there twice" if len(files) > 1 else None,
+                str(file.read().settings["refused"].value or "") if file else None,
+            ]
+        )
 
     def typed(self, name: str, value: Value) -> str | None:
         """As on the command line."""
         if name == "dropped_lines":
             return " ".join(f"--no-{key.replace('_', '-')}" for key in self._dropped({}))
+        if name == "ignored_config":
+            config, ignored = self._configs()
+            return f"remove --config={ignored[-1].value}" if config else f"--config {ignored[-1].value}"
         return vllm_words.typed(name, value)
 
     def changed(self, changes: Mapping[str, Value]) -> str:
@@ -89,6 +139,8 @@ class CommandLine:
             spec = vllm_names().get(name)
             if name == "dropped_lines":
                 appended += [[f"--no-{key.replace('_', '-')}"] for key in self._dropped(changes)]
+            elif name == "ignored_config":
+                self._set_config(edits)
             elif spec is None:
                 continue
             elif spec.env is not None:
@@ -100,30 +152,31 @@ class CommandLine:
         end = self._words[-1].end
         edits[end, end] = tail
         if variables:
-            where = self._words[self._program_start()].start
-            edits[where, where] = "".join(f"{variable} " for variable in variables)
+            where = self._program.new_at
+            edits[where, where] = "".join(self._program.new_as.format(variable) for variable in variables)
         return _applied(self.text, edits)
+
+    def _configs(self) -> tuple[Argument | None, list[Argument]]:
+        """The --config that vLLM reads, and those that it ignores: it looks for a word that is `--config` alone."""
+        given = [each for each in self._parsed.arguments if each.name == "config"]
+        read = [each for each in given if each.last > each.first]
+        return (read[-1] if read else None), [each for each in given if each.last == each.first]
+
+    def _set_config(self, edits: dict[tuple[int, int], str]) -> None:
+        """Two words of the last that is ignored, where none is read; vLLM does not take two files."""
+        config, ignored = self._configs()
+        for argument in ignored:
+            word = self._words[argument.first]
+            if config is None and argument is ignored[-1]:
+                edits[word.start, word.end] = self.text[word.start : word.end].replace("=", " ", 1)
+            else:
+                edits[self._words[argument.first - 1].end, word.end] = ""
 
     def _dropped(self, changes: Mapping[str, Value]) -> list[str]:
         """Lines of the file that vLLM drops and that no other change writes."""
         value = self.read().settings["dropped_lines"].value
         flags = {spec.flag for name in changes if (spec := vllm_names().get(name)) is not None}
         return [key for key in str(value).split(", ") if key.replace("_", "-") not in flags]
-
-    def _assignments(self) -> dict[str, int]:
-        """Variables before the program, by name."""
-        found = {}
-        for index, text in enumerate(self._texts[: self._program_start()]):
-            if match := _ASSIGNMENT.fullmatch(text):
-                found[match[1]] = index
-        return found
-
-    def _program_start(self) -> int:
-        """Index of the first word that is neither a variable nor `env`."""
-        for index, text in enumerate(self._texts[: self._first]):
-            if text != "env" and not _ASSIGNMENT.fullmatch(text):
-                return index
-        raise AssertionError("there is a program")
 
     def _gap(self) -> str:
         """What stands between two flags here: a blank, or a new line where the command is written so."""
@@ -133,28 +186,42 @@ class CommandLine:
     def _hidden(self) -> dict[tuple[int, int], str]:
         """Secrets by the variable that should hold them; one that comes from a variable already may stay."""
         edits: dict[tuple[int, int], str] = {}
-        for name, index in self._env.items():
-            word = self._words[index]
-            if names_a_secret(name) and not word.text.partition("=")[2].startswith("$"):
-                edits[word.start, word.end] = f'{name}="${name}"'
-        known = vllm_options().names
+        for variable in self._program.written:
+            if names_a_secret(variable.name) and not is_reference(variable.value, variable.word):
+                edits[variable.word.start, variable.word.end] = (
+                    f'{variable.before}{variable.name}="${variable.name}"'
+                )
+        read = {variable.word for variable in self._program.written}
+        for word in self._words[: self._program.behind]:  # srun --export=ALL,HF_TOKEN=…
+            raw = self.text[word.start : word.end]
+            hidden = _SECRET.sub(lambda match: _hidden(match[1], match[0]), raw)
+            if word not in read and hidden != raw:
+                edits[word.start, word.end] = hidden
         for argument in self._parsed.arguments:
-            secret = argument.name in VLLM_SECRETS or (
-                argument.name not in known and names_a_secret(argument.name)
-            )
-            if secret and argument.values and not argument.value.startswith("$"):
-                variable = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}.get(argument.name)
-                variable = variable or argument.name.replace("-", "_").upper()
-                first, last = self._words[argument.first], self._words[argument.last]
-                edits[first.start, last.end] = f'--{argument.name} "${variable}"'
+            if _is_secret(argument):
+                self._hide_values(argument, edits)
         return edits
+
+    def _hide_values(self, argument: Argument, edits: dict[tuple[int, int], str]) -> None:
+        """As many variables as there are values: vLLM takes several keys, and each opens the server."""
+        name = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}.get(argument.name)
+        name = name or argument.name.replace("-", "_").upper()
+        if argument.values and argument.first == argument.last:
+            word = self._words[argument.first]
+            if not is_reference(argument.value, word):
+                edits[word.start, word.end] = f'--{argument.name} "${name}"'
+            return
+        for index in range(argument.first + 1, argument.last + 1):
+            word = self._words[index]
+            number = index - argument.first
+            if not is_reference(word.text, word):
+                edits[word.start, word.end] = f'"${name}"' if number == 1 else f'"${name}_{number}"'
 
     def _set_variable(
         self, name: str, value: str, edits: dict[tuple[int, int], str], variables: list[str]
     ) -> None:
-        if name in self._env:
-            word = self._words[self._env[name]]
-            edits[word.start, word.end] = f"{name}={value}"
+        if (there := self._program.env.get(name)) is not None:
+            edits[there.word.start, there.word.end] = f"{there.before}{name}={value}"
         else:
             variables.append(f"{name}={value}")
 
@@ -190,25 +257,29 @@ class CommandLine:
         edits[first.start, last.end] = _respelled(self.text, first, argument, shlex.quote(text))
 
 
-def _behind_program(words: list[str]) -> int:
-    """Index of the first word behind the program."""
-    for index, word in enumerate(words):
-        following = words[index + 1] if index + 1 < len(words) else ""
-        if word.rpartition("/")[2] == "vllm" and following == "serve":
-            return index + 2
-        if word == "-m" and following in MODULES:
-            return index + 2
-    raise ConfigError(
-        "this is no vLLM server command: it holds neither `vllm serve` nor `-m vllm.entrypoints.openai.api_server`"
-    )
-
-
 def _respelled(text: str, first: Word, argument: Argument, value: str) -> str:
     """The flag as the user spelled it, with another value."""
     spelled = text[first.start : first.end]
     if argument.first == argument.last and "=" in spelled:
         return f"{spelled.partition('=')[0]}={value}"
+    if argument.first == argument.last:  # `-qfp8`
+        return f"--{argument.name} {value}"
     return f"{spelled} {value}"
+
+
+def is_reference(value: str, word: Word) -> bool:
+    """Whether the value is a variable of the shell and nothing else: it may be shown."""
+    return value in word.expands
+
+
+def _is_secret(argument: Argument) -> bool:
+    known = vllm_options().names
+    names = (argument.name, *argument.candidates)  # `--api` may have been meant for --api-key
+    return any(name in VLLM_SECRETS or (name not in known and names_a_secret(name)) for name in names)
+
+
+def _hidden(name: str, written: str) -> str:
+    return f"{name}=${name}" if names_a_secret(name) else written
 
 
 def _applied(text: str, edits: Mapping[tuple[int, int], str]) -> str:

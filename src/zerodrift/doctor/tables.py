@@ -21,6 +21,9 @@ UNWRITTEN = "unknown"
 Table = TypeVar("Table")
 
 
+Number = Literal["integer", "with a suffix", "with a suffix, or auto", "decimal or none"]
+
+
 class Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What people call a setting, and what to say where nothing is wrong with it."""
 
@@ -70,22 +73,36 @@ class FileName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many words each flag of vLLM takes."""
+    """How many words each flag of vLLM takes, and which."""
 
     switches: tuple[str, ...]
     bare: tuple[str, ...]
     values: tuple[str, ...]
     lists: tuple[str, ...]
     aliases: Mapping[str, str]
+    choices: Mapping[str, tuple[str, ...]]
+    numbers: Mapping[str, Number]
 
     def __post_init__(self) -> None:
         """Tables do not change."""
-        freeze(self, "aliases")
+        freeze(self, "aliases", "choices", "numbers")
 
     @property
     def names(self) -> frozenset[str]:
         """All of them, without `--no-` forms and aliases."""
         return frozenset((*self.switches, *self.bare, *self.values, *self.lists))
+
+    @property
+    def long(self) -> Mapping[str, str]:
+        """Everything that may stand behind two dashes, and the flag that it is."""
+        negated = {f"no-{name}": name for name in self.switches}
+        others = {alias: name for alias, name in self.aliases.items() if "-" in alias}
+        return {name: name for name in self.names} | negated | others | {"help": "help"}
+
+    @property
+    def short(self) -> Mapping[str, str]:
+        """Everything that may stand behind one dash."""
+        return {alias: name for alias, name in self.aliases.items() if "-" not in alias} | {"h": "help"}
 
 
 def _read(name: str, shape: type[Table]) -> Table:

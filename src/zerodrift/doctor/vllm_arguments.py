@@ -10,7 +10,8 @@ from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.tables import VLLM_VERSION, Options, vllm_options
 
 _NUMBER = re.compile(r"-\d")
-_LEVEL = re.compile(r"-O=?(\d)")
+_LEVEL = re.compile(r"-O=?(.+)")
+_LETTERS = ("n", "q", "r")
 SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -28,6 +29,8 @@ class Argument(NamedTuple):
     """Index of its first word."""
     last: int
     """Index of its last word; the same where the value is behind a `=`."""
+    candidates: tuple[str, ...] = ()
+    """What it may be short for, where that is more than one flag: vLLM refuses to guess."""
 
     @property
     def value(self) -> str:
@@ -49,7 +52,7 @@ class Parsed(NamedTuple):
     def unknown(self) -> list[str]:
         """Flags that vLLM does not have, each with the one that may have been meant."""
         options = vllm_options().names
-        return [_hint(each.name, options) for each in self.arguments if each.name not in options]
+        return [hint(each.name) for each in self.arguments if each.name not in options]
 
 
 def parse(words: Sequence[str], start: int = 0) -> Parsed:
@@ -108,14 +111,15 @@ def _is_flag(word: str) -> bool:
 def _argument(words: Sequence[str], index: int, options: Options) -> Argument:
     if level := _LEVEL.fullmatch(words[index]):
         return Argument("optimization-level", "", (level[1],), on=True, first=index, last=index)
+    if words[index] == "-O" and "".join(words[index + 1 : index + 2]) in ("0", "1", "2", "3"):
+        return Argument("optimization-level", "", (words[index + 1],), on=True, first=index, last=index + 1)
     spelled, equals, behind = words[index].partition("=")
-    bare, _, key = spelled.lstrip("-").partition(".")
-    name = bare.replace("_", "-") if spelled.startswith("--") else bare
-    name = options.aliases.get(name, name)
-    off = name.startswith("no-") and name.removeprefix("no-") in options.switches
-    name = name.removeprefix("no-") if off else name
+    whole, _, key = spelled.partition(".")
+    name, off, candidates = _resolved(whole, options)
     if equals:
-        return Argument(name, key, (behind,), not off, index, index)
+        return Argument(name, key, (behind,), not off, index, index, candidates)
+    if whole[1:2] in _LETTERS and whole[2:] and name == options.short[whole[1]]:
+        return Argument(name, key, (whole[2:],), on=True, first=index, last=index)
     if not key and name in (*options.switches, *options.bare):
         return Argument(name, key, (), not off, index, index)
     end = index + 1
@@ -124,10 +128,28 @@ def _argument(words: Sequence[str], index: int, options: Options) -> Argument:
         end += 1
     if end == index + 1 and (key or name in options.values):
         raise ConfigError(f"--{name} stands without its value; write one behind it, or take the flag out")
-    return Argument(name, key, tuple(words[index + 1 : end]), on=True, first=index, last=end - 1)
+    values = tuple(words[index + 1 : end])
+    return Argument(name, key, values, on=True, first=index, last=end - 1, candidates=candidates)
 
 
-def _hint(name: str, options: frozenset[str]) -> str:
-    close = get_close_matches(name, options, n=1)
+def _resolved(spelled: str, options: Options) -> tuple[str, bool, tuple[str, ...]]:
+    """The flag that is meant, whether its `--no-` form, and all that may be meant where it is short for several."""
+    if spelled.startswith("--"):
+        bare, known = spelled[2:].replace("_", "-"), options.long
+    else:
+        bare, known = spelled[1:], options.short
+        if bare[:1] in _LETTERS:  # `-qfp8`, as compilers have it
+            bare = bare[:1]
+    # argparse takes any beginning of a flag for the flag, if it is the beginning of one alone.
+    found = [bare] if bare in known else sorted(each for each in known if bare and each.startswith(bare))
+    if len(found) == 1:
+        name = known[found[0]]
+        return name, found[0] == f"no-{name}", ()
+    return bare, False, tuple(found)
+
+
+def hint(name: str) -> str:
+    """That there is no such flag, and which may have been meant."""
+    close = get_close_matches(name, vllm_options().names, n=1)
     meant = f"; did you mean --{close[0]}?" if close else ""
     return f"--{name} is no flag of vLLM {VLLM_VERSION}{meant}"

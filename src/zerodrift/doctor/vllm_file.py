@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerodrift.core.errors import ConfigError
-from zerodrift.doctor import vllm_settings
+from zerodrift.doctor import vllm_refusals, vllm_settings
 from zerodrift.doctor.setting import Origin, Setting, Value
 from zerodrift.doctor.tables import VLLM_VERSION, vllm_names, vllm_options
 from zerodrift.doctor.target import Reading
@@ -47,11 +47,23 @@ class VllmFile:
             if value is False and "_" in str(key) and _hyphens(key) in vllm_options().switches
         ]
 
+    def _without_effect(self) -> list[object]:
+        switches = vllm_options().switches
+        return [
+            key
+            for key, value in self._text.values.items()
+            if value is False and _hyphens(key) not in switches
+        ]
+
     def read(self) -> Reading:
         """Without the lines that vLLM drops."""
-        found = vllm_settings.settings(self._parsed, {}, self.model)
+        taken = vllm_refusals.without_refused(self._parsed)
+        found = vllm_settings.settings(taken, {}, self.model)
+        found["refused"] = vllm_refusals.setting(map(vllm_refusals.refusal, self._parsed.arguments))
         found["dropped_lines"] = Setting("dropped_lines", ", ".join(self.dropped) or None, Origin.SET)
-        return Reading(found, tuple(vllm_settings.not_judged(self._parsed)))
+        # `false` where there is no --no- form is dropped as well, and nothing would have come of it.
+        nothing = [f"{key}: false, which vLLM drops" for key in self._without_effect()]
+        return Reading(found, (*vllm_settings.not_judged(taken), *nothing))
 
     def typed(self, name: str, value: Value) -> str | None:
         """A line of the file, or a variable for the command that reads it."""
@@ -86,7 +98,7 @@ def arguments(values: Mapping[Any, Any]) -> Parsed:
         if isinstance(value, bool):
             if value:
                 words.append(f"--{key}")
-            elif "_" not in key:
+            elif key in vllm_options().switches:
                 words.append(f"--no-{key}")
         elif isinstance(value, list):
             words += [f"--{key}", *map(str, value)] if value else []

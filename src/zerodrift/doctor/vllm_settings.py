@@ -107,7 +107,7 @@ def _from_flags(name: str, spec: VllmName, parsed: Parsed, env: Mapping[str, str
 def _value(argument: Argument, spec: VllmName) -> Value:
     match spec.kind:
         case "switch":
-            # `--enforce-eager=false` is refused by vLLM, but files may say it.
+            # `=false` is refused by vLLM; a trainer's launcher may be kinder.
             return argument.on and argument.value.lower() not in ("false", "0")
         case "number":
             return number(argument.value)

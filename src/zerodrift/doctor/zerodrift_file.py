@@ -9,7 +9,7 @@ from zerodrift.backends.launch import DEFAULTS
 from zerodrift.config.keys import check_keys
 from zerodrift.config.run import RunConfig
 from zerodrift.core.errors import ConfigError
-from zerodrift.doctor import file_settings, vllm_settings
+from zerodrift.doctor import file_settings, vllm_refusals, vllm_settings
 from zerodrift.doctor.setting import Origin, Setting, Value
 from zerodrift.doctor.tables import VLLM_VERSION, file_names
 from zerodrift.doctor.target import Reading
@@ -45,12 +45,15 @@ class ZerodriftFile:
         if engine.name != VLLM or engine.url is not None:
             running = f"engine.url: ask it with zerodrift doctor {engine.url}"
             return Reading(sampling, (running if engine.url else f"engine.name: {engine.name}",))
-        parsed = parse(list(engine.args))
+        written = parse(list(engine.args))
+        parsed = vllm_refusals.without_refused(written)
         # Those of the CPU backend are set wherever the engine runs, and say nothing about where that is.
         env = {name: value for name, value in DEFAULTS.items() if not name.startswith("VLLM_CPU_")}
         env |= engine.env
         found = vllm_settings.settings(parsed, env, self._config.model.path, asked.get)
         found["host"] = Setting("host", "127.0.0.1", Origin.FRAMEWORK)
+        if engine.args:
+            found["refused"] = vllm_refusals.setting(map(vllm_refusals.refusal, written.arguments))
         return Reading(sampling | found, tuple(vllm_settings.not_judged(parsed)))
 
     def typed(self, name: str, value: Value) -> str | None:

@@ -91,10 +91,10 @@ def test_the_doctors_answer(command: str, status: Status, typed: tuple[str, ...]
 
 
 def test_findings_are_listed_with_their_cure() -> None:
-    item = doctor_item([Judged("run.yaml", of("vllm serve Q --some-flag"))])
+    item = doctor_item([Judged("run.yaml", of("vllm serve Q --block-size 16"))])
     assert item.details[0].startswith("wrong: logprobs mode raw_logprobs. Logprobs are taken before")
     assert item.details[0].endswith(" → --logprobs-mode processed_logprobs")
-    assert item.details[-1].startswith("not judged: --some-flag")
+    assert item.details[-1].startswith("not judged: --block-size")
     assert "1 wrong" in item.says
 
 

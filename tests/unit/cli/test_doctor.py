@@ -32,6 +32,12 @@ def test_the_temperature_can_be_told(capsys: pytest.CaptureFixture[str]) -> None
     assert "asked" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("temperature", ["-1", "nan", "inf", "2.5"])
+def test_a_temperature_that_vllm_refuses(temperature: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(RAW, "--temperature", temperature) == 2
+    assert "vLLM samples at 0 to 2" in capsys.readouterr().err
+
+
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(RAW, "--format", "json") == 1
     found = json.loads(capsys.readouterr().out)

@@ -79,14 +79,11 @@ def test_a_variable_of_the_shell_is_unknown() -> None:
 
 
 def test_what_is_not_judged_is_listed() -> None:
-    words = "--block-size 32 --lgprobs-mode x --my-flag 1 2 --disable-log-stats"
+    words = "--block-size 32 --disable-log-stats"
     assert CommandLine(f"HF_HOME=/x vllm serve Q {words} --port 80").read().not_judged == (
         "--block-size",
         "--disable-log-stats",
-        "--lgprobs-mode is no flag of vLLM 0.32; did you mean --logprobs-mode?",
-        "--my-flag is no flag of vLLM 0.32",
         "HF_HOME",
-        "the word '2'",
     )
 
 
@@ -174,6 +171,28 @@ def test_a_secret_from_a_variable_may_stay() -> None:
     assert CommandLine(text).changed({}) == text
 
 
+@pytest.mark.parametrize(
+    ("words", "after"),
+    [
+        ("--api-key a b c", '--api-key "$VLLM_API_KEY" "$VLLM_API_KEY_2" "$VLLM_API_KEY_3"'),
+        ('--api-key a "$B" c', '--api-key "$VLLM_API_KEY" "$B" "$VLLM_API_KEY_3"'),
+        ("--api-key=a", '--api-key "$VLLM_API_KEY"'),
+        ("--api-key '$a'", '--api-key "$VLLM_API_KEY"'),
+        ("--api-key $A-b", '--api-key "$VLLM_API_KEY"'),
+        ('--api-key="$A"', '--api-key="$A"'),
+    ],
+)
+def test_as_many_keys_as_there_were(words: str, after: str) -> None:
+    fixed = CommandLine(f"vllm serve Q {words} --seed 1").changed({})
+    assert fixed == f"vllm serve Q {after} --seed 1"
+    assert CommandLine(fixed).changed({}) == fixed
+
+
+def test_a_secret_behind_an_ambiguous_flag_is_hidden() -> None:
+    assert SECRET not in CommandLine(f"vllm serve Q --api {SECRET}").changed({})
+    assert SECRET not in CommandLine(f"vllm serve Q --api={SECRET}").changed({})
+
+
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(
@@ -185,11 +204,35 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert reading.settings["seed"].value == 4
     assert reading.settings["prefix_caching"].value is True
     assert reading.settings["dropped_lines"].value == "enable_prefix_caching"
-    assert "--mystery is no flag of vLLM 0.32" in reading.not_judged
+    assert reading.settings["refused"].value == "--mystery is no flag of vLLM 0.32"
     assert command.typed("dropped_lines", None) == "--no-enable-prefix-caching"
     fixed = CommandLine(command.changed({"dropped_lines": None}))
     assert fixed.text.endswith("--no-enable-prefix-caching")
     assert fixed.read().settings["dropped_lines"].value is None
+
+
+def test_a_file_behind_an_equals_sign_is_ignored(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("logprobs-mode: processed_logprobs\n")
+    command = CommandLine(f"vllm serve Q --config='{file}' --seed 4")
+    settings = command.read().settings
+    assert settings["logprobs_mode"].origin is Origin.DEFAULT
+    assert settings["ignored_config"].value == str(file)
+    assert command.typed("ignored_config", None) == f"--config {file}"
+    fixed = CommandLine(command.changed({"ignored_config": None}))
+    assert fixed.text == f"vllm serve Q --config '{file}' --seed 4"
+    assert fixed.read().settings["logprobs_mode"].value == "processed_logprobs"
+    assert fixed.read().settings["ignored_config"].value is None
+    assert "ignored_config" not in CommandLine("vllm serve Q").read().settings
+
+
+def test_a_second_file_is_taken_out(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("seed: 3\n")
+    command = CommandLine(f"vllm serve Q --config=other.yaml --config {file}")
+    assert command.read().settings["seed"].value == 3
+    assert command.typed("ignored_config", None) == "remove --config=other.yaml"
+    assert command.changed({"ignored_config": None}) == f"vllm serve Q --config {file}"
 
 
 def test_words_are_taken_apart_as_a_shell_does() -> None:

@@ -123,7 +123,9 @@ FIRING: dict[str, Example] = {
     "no-key": Example(SOUND),
     "remote-code": flag("--trust-remote-code"),
     "redis-open": pipelinerl("streams: {backend: redis}"),
+    "refused": Example("vllm serve Q --logprobs-mode raw"),
     "dropped-lines": Example("model: Q\nenable_prefix_caching: false\n", FileKind.VLLM),
+    "config-not-read": flag("--config={model}/serve.yaml"),
     "configured-elsewhere": trl("vllm_mode: server"),
     "no-correction": trl("vllm_importance_sampling_correction: false"),
     "products-of-ratios": trl("max_completion_length: 2048"),
@@ -149,9 +151,12 @@ QUIET = (
     pipelinerl("finetune: {seq_packing: false}"),
     ours("  temperature: 1.0"),
     Example("model: Q\nenable-prefix-caching: false\n", FileKind.VLLM),
+    Example(f"{SOUND} --config {Path(__file__).parents[3] / 'docs/doctor/serve.yaml'}"),
 )
 DEFAULTS_MEASURED = "defaults-measured"
 """Only a server can break it: tests/contract/test_doctor_server.py."""
+UNSEEN_WORDS = "unseen-words"
+"""Always open, never shown to hold: test_shell.py."""
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +166,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "generation_config.json").write_text(
         json.dumps({"temperature": 0.6, "top_k": 20, "top_p": 1.0})
     )
+    (directory / "serve.yaml").write_text("seed: 3\n")
     return directory
 
 
@@ -183,7 +189,7 @@ def fired(diagnosis: Diagnosis) -> set[str]:
 
 
 def test_every_rule_has_an_example() -> None:
-    assert set(FIRING) | {DEFAULTS_MEASURED} == {rule.id for rule in rules()}
+    assert set(FIRING) | {DEFAULTS_MEASURED, UNSEEN_WORDS} == {rule.id for rule in rules()}
     assert len({rule.id for rule in rules()}) == len(rules())
 
 
