@@ -201,6 +201,16 @@ def test_pipelinerl_hands_its_flags_to_vllm() -> None:
     )
 
 
+def test_a_flag_between_braces_is_taken_out_alone() -> None:
+    content = (
+        "vllm_config:\n  vllm_kwargs: {dtype: bfloat16, generation-config: auto, "
+        'speculative-config: \'{"method": "ngram"}\', max-num-seqs: 64}\n'
+    )
+    assert opened(content).changed({"generation_config": "vllm", "speculative": None}) == (
+        "vllm_config:\n  vllm_kwargs: {dtype: bfloat16, generation-config: vllm, max-num-seqs: 64}\n"
+    )
+
+
 def test_interpolations_are_followed_or_unknown() -> None:
     content = (
         "llm: {parameters: {temperature: 0.7}}\nmax_lag: ${elsewhere}\n"
