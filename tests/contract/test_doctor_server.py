@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from zerodrift.backends.http import HttpClient
 from zerodrift.core.errors import BadAnswer, EngineRefused, EngineUnreachable
 from zerodrift.doctor.behaviour import differ, logprobs_mode
 from zerodrift.doctor.diagnosis import Diagnosis, diagnose
@@ -182,6 +183,38 @@ def test_a_key_is_sent_and_asked_for(vllm: Vllm) -> None:
     assert vllm.read(api_key="k")["api_key"].value is True
     vllm.key = None
     assert vllm.read(api_key="k")["api_key"].value is False
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("http://localhost", None),
+        ("http://localhost:8000", None),
+        ("http://127.0.0.1/proxy", None),
+        ("http://127.0.1.1:8000", None),
+        ("http://[::1]", None),
+        ("http://[::1]:8000", None),
+        ("http://[0:0:0:0:0:0:0:1]:8000", None),
+        ("https://llm.example.com", "llm.example.com"),
+        ("https://llm.example.com:8443/proxy", "llm.example.com"),
+        ("http://[2001:db8::1]", "2001:db8::1"),
+        ("http://10.0.0.1", "10.0.0.1"),
+    ],
+)
+def test_where_a_server_is_seen_from(
+    vllm: Vllm, monkeypatch: pytest.MonkeyPatch, address: str, host: str | None
+) -> None:
+    """Over loopback nobody can tell who else reaches it; elsewhere the address is where it listens."""
+
+    class Elsewhere(HttpClient):
+        def __init__(self, url: str, **options: Any) -> None:
+            super().__init__(vllm.loopback.url, **options)
+            self.address = url
+
+    monkeypatch.setattr("zerodrift.doctor.server.HttpClient", Elsewhere)
+    vllm.url = address
+    setting = vllm.read()["host"]
+    assert (setting.known, setting.value) == (host is not None, host)
 
 
 @pytest.mark.parametrize(

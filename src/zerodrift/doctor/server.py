@@ -6,7 +6,9 @@ completions of one token. Nothing is changed on the server. What it does not sho
 
 import re
 from collections.abc import Mapping
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -22,7 +24,6 @@ from zerodrift.doctor.target import Reading
 
 CONTROL = ("/collective_rpc", "/update_weights", "/pause", "/reset_prefix_cache")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class _Card(msgspec.Struct):
@@ -122,11 +123,11 @@ class Server:
         # A route for POST answers GET with 405, and nothing happens.
         there = [path for path in CONTROL if path in routes or self._http.exchange("GET", path).status == 405]
         dev_mode = bool(there) or info is not None
-        host = self._http.address.partition("://")[2].partition("/")[0].rpartition(":")[0].strip("[]")
+        host = urlsplit(self._http.address).hostname or ""
         return {
             "dev_mode": Setting("dev_mode", dev_mode, Origin.MEASURED),
             # From this machine nobody can tell whether others reach the server as well.
-            "host": unknown("host") if host in LOOPBACK else Setting("host", host, Origin.MEASURED),
+            "host": unknown("host") if _is_loopback(host) else Setting("host", host, Origin.MEASURED),
             "api_key": Setting("api_key", self._asks_for_a_key(), Origin.MEASURED),
         }
 
@@ -139,6 +140,14 @@ class Server:
             return keyless.exchange("GET", "/v1/models").status in (401, 403)
         finally:
             keyless.close()
+
+
+def _is_loopback(host: str) -> bool:
+    """All of 127.0.0.0/8, and ::1 however it is written."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 def _shown(name: str, spec: VllmName, info: ServerInfo | None, labels: Mapping[str, str]) -> Setting:
