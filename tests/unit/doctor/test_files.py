@@ -223,6 +223,29 @@ def test_interpolations_are_followed_or_unknown() -> None:
     assert not settings["dtype"].known
 
 
+@pytest.mark.parametrize(
+    ("sampler", "trainer", "expected"),
+    [
+        ("temperature: 0.7", "${..llm.parameters.temperature}", (0.7, Origin.SET)),
+        ("temperature: 0.7", "${llm.parameters.temperature}", (0.7, Origin.SET)),
+        ("temperature: 0.7", "${...parameters.temperature}", (0.7, Origin.SET)),
+        ("top_p: 1.0", "${..llm.parameters.temperature}", (1.0, Origin.DEFAULT)),
+        # What is not known here does not become known by being pointed at.
+        ("temperature: '${oc.env:TEMP}'", "${..llm.parameters.temperature}", (None, Origin.UNKNOWN)),
+        # Keys are matched whole.
+        ("temperature: 0.7", "${..ature}", (None, Origin.UNKNOWN)),
+        ("temperature: 0.7", "${}", (None, Origin.UNKNOWN)),
+    ],
+)
+def test_an_interpolation_is_what_it_points_at(
+    sampler: str, trainer: str, expected: tuple[Value, Origin]
+) -> None:
+    content = f"llm: {{parameters: {{{sampler}}}}}\nfinetune: {{rl: {{temperature: '{trainer}'}}}}\n"
+    setting = opened(content).read().settings["trainer_temperature"]
+    assert setting.name == "trainer_temperature"
+    assert (setting.value, setting.origin) == expected
+
+
 def test_a_stream_among_the_defaults() -> None:
     assert value("defaults:\n  - base\n  - streams: redis\n", "stream") == "redis"
 
