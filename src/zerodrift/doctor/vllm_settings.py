@@ -3,11 +3,10 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.tables import UNWRITTEN, VllmName, vllm_names
-from zerodrift.doctor.vllm_arguments import Argument, Parsed, mapping, number
+from zerodrift.doctor.vllm_arguments import Argument, Parsed, in_force, number
 
 Default = Callable[[str], Setting | None]
 """What somebody between vLLM and the user sets where the user does not; None leaves it to vLLM."""
@@ -117,12 +116,16 @@ def _value(argument: Argument, spec: VllmName) -> Value:
 
 
 def _from_json(name: str, spec: VllmName, parsed: Parsed) -> Setting | None:
-    merged: dict[str, Any] = {}
-    for argument in parsed.arguments:
-        if argument.name == spec.flag:
-            merged |= mapping(argument)
+    given = [argument for argument in parsed.arguments if argument.name == spec.flag]
+    if not given:
+        return None
+    found = in_force(given)
     if spec.key is not None:
-        value = merged.get(spec.key)
-        return None if value is None else Setting(name, str(value), Origin.SET)
-    keys = [key for key in merged if key != spec.except_]
-    return Setting(name, ", ".join(keys), Origin.SET) if keys else None
+        value = found.get(spec.key)
+        written = None if value is None else str(value)
+    else:
+        written = ", ".join(key for key in found if key != spec.except_) or None
+    # The flag replaces all that a file says below it, also what it leaves out.
+    return (
+        Setting(name, spec.default, Origin.DEFAULT) if written is None else Setting(name, written, Origin.SET)
+    )

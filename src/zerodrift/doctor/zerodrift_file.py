@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from zerodrift.backends.launch import DEFAULTS
+from zerodrift.backends.vllm_flags import check_overrides
 from zerodrift.config.keys import check_keys
 from zerodrift.config.run import RunConfig
 from zerodrift.core.errors import ConfigError
@@ -45,6 +46,7 @@ class ZerodriftFile:
         if engine.name != VLLM or engine.url is not None:
             running = f"engine.url: ask it with zerodrift doctor {engine.url}"
             return Reading(sampling, (running if engine.url else f"engine.name: {engine.name}",))
+        check_overrides(engine)
         parsed = parse(list(engine.args))
         # Those of the CPU backend are set wherever the engine runs, and say nothing about where that is.
         env = {name: value for name, value in DEFAULTS.items() if not name.startswith("VLLM_CPU_")}

@@ -40,6 +40,34 @@ def test_flags_are_read_as_vllm_reads_them(words: str, name: str, expected: Valu
     assert value(f"vllm serve Q {words}", name) == expected
 
 
+HEAD = """--hf-overrides '{"head_dtype":"float32"}'"""
+ROPE = """--hf_overrides='{"rope_theta":1}'"""
+
+
+@pytest.mark.parametrize(
+    ("words", "head", "others"),
+    [
+        (f"{HEAD} {ROPE}", "model", "rope_theta"),
+        (f"{ROPE} {HEAD}", "float32", None),
+        ("--hf-overrides.head_dtype float32 --hf_overrides.rope_theta=1", "float32", "rope_theta"),
+        # Dotted forms are put together and go last, wherever they stand.
+        (f"--hf-overrides.head_dtype float32 {ROPE}", "float32", None),
+        (f"{HEAD} --hf-overrides.rope_theta 1", "model", "rope_theta"),
+    ],
+)
+def test_of_overrides_given_twice_one_is_in_force(words: str, head: str, others: str | None) -> None:
+    """As the parser of vLLM 0.32 answers to the same words."""
+    settings = CommandLine(f"vllm serve Q {words}").read().settings
+    assert (settings["head_dtype"].value, settings["hf_overrides"].value) == (head, others)
+
+
+def test_overrides_of_a_command_replace_those_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: Q\nhf-overrides: {head_dtype: float32}\n")
+    assert value(f"vllm serve --config {file}", "head_dtype") == "float32"
+    assert value(f"vllm serve --config {file} {ROPE}", "head_dtype") == "model"
+
+
 def test_a_default_says_that_it_is_one() -> None:
     settings = CommandLine("vllm serve Q").read().settings
     assert settings["logprobs_mode"].origin is Origin.DEFAULT
@@ -102,6 +130,7 @@ def test_what_is_not_judged_is_listed() -> None:
         ("vllm serve Q --dtype --seed 1", "without its value"),
         ("vllm serve Q --hf-overrides {a:1}", "not JSON"),
         ("vllm serve Q --hf-overrides 3", "JSON object"),
+        ("vllm serve Q --hf-overrides 3 --hf-overrides.a 3", "JSON object"),
         ("vllm serve Q --config /no/such.yaml", "no file"),
     ],
 )
@@ -149,6 +178,16 @@ def test_a_refusal_names_the_problem(command: str, words: str) -> None:
             "vllm serve Q --hf-overrides.head_dtype model",
             {"head_dtype": "float32"},
             "vllm serve Q --hf-overrides.head_dtype float32",
+        ),
+        (
+            "vllm serve Q --hf-overrides.rope_theta 1",
+            {"head_dtype": "float32"},
+            "vllm serve Q --hf-overrides.rope_theta 1 --hf-overrides.head_dtype float32",
+        ),
+        (
+            """vllm serve Q --hf-overrides.a 1 --hf-overrides '{"b": 1}'""",
+            {"head_dtype": "float32"},
+            """vllm serve Q --hf-overrides.a 1 --hf-overrides '{"b": 1}' --hf-overrides.head_dtype float32""",
         ),
         ("vllm serve Q \\\n    -tp 2", {"seed": 3}, "vllm serve Q \\\n    -tp 2 \\\n    --seed 3"),
         ("vllm serve Q", {"temperature": 1.0}, "vllm serve Q"),

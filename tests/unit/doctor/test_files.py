@@ -294,6 +294,12 @@ def test_our_own_file_in_parts() -> None:
     )
 
 
+def test_our_own_file_is_refused_where_one_of_two_overrides_would_be_lost() -> None:
+    content = "engine: {name: vllm, head_dtype: float32, args: ['--hf-overrides.rope_theta', '1']}"
+    with pytest.raises(ConfigError, match=r"engine\.head_dtype"):
+        opened(content).read()
+
+
 def test_structures_are_named_by_what_they_hold() -> None:
     content = (
         "use_vllm: true\nvllm_structured_outputs_regex: {a: 1, b: 2}\nvllm_importance_sampling_mode: [x, y]"
