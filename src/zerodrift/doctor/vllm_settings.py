@@ -11,7 +11,16 @@ from zerodrift.doctor.vllm_arguments import Argument, Parsed, in_force, number
 Default = Callable[[str], Setting | None]
 """What somebody between vLLM and the user sets where the user does not; None leaves it to vLLM."""
 
-NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+NEUTRAL: dict[str, tuple[float, ...]] = {
+    "temperature": (1,),
+    "top_p": (1,),
+    "top_k": (0, -1),  # both ask for all tokens
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+}
+"""What vLLM takes from a generation_config.json, max_new_tokens apart, and values that change nothing."""
 NOT_JUDGED = frozenset({"model", "port", "served-model-name", "config"})
 """Say where and what, not how; nothing to list."""
 
@@ -71,7 +80,7 @@ def model_defaults(model: str | None) -> Setting:
     changed = [
         f"{name} {written[name]}"
         for name, neutral in NEUTRAL.items()
-        if isinstance(written, dict) and written.get(name) not in (None, neutral)
+        if isinstance(written, dict) and written.get(name) not in (None, *neutral)
     ]
     return Setting("generation_defaults", ", ".join(changed) or None, Origin.SET)
 
