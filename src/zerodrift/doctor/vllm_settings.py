@@ -1,9 +1,8 @@
 """From flags and environment variables of a vLLM server to settings in force: what is written, else the default."""
 
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
+from zerodrift.doctor import generation_defaults
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.tables import UNWRITTEN, VllmName, vllm_names
 from zerodrift.doctor.vllm_arguments import Argument, Parsed, in_force, number
@@ -11,16 +10,6 @@ from zerodrift.doctor.vllm_arguments import Argument, Parsed, in_force, number
 Default = Callable[[str], Setting | None]
 """What somebody between vLLM and the user sets where the user does not; None leaves it to vLLM."""
 
-NEUTRAL: dict[str, tuple[float, ...]] = {
-    "temperature": (1,),
-    "top_p": (1,),
-    "top_k": (0, -1),  # both ask for all tokens
-    "min_p": (0,),
-    "repetition_penalty": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-}
-"""What vLLM takes from a generation_config.json, max_new_tokens apart, and values that change nothing."""
 NOT_JUDGED = frozenset({"model", "port", "served-model-name", "config"})
 """Say where and what, not how; nothing to list."""
 
@@ -41,7 +30,10 @@ def settings(
         del found["cpu_attn_split_kv"]  # means nothing elsewhere
     if parsed.last("uds") is not None:
         found["host"] = Setting("host", "unix socket", Origin.SET)
-    found["generation_defaults"] = model_defaults(model)
+    elsewhere = parsed.last("hf-config-path")
+    found["generation_defaults"] = generation_defaults.from_files(
+        found["generation_config"].value, elsewhere.value if elsewhere else model
+    )
     return found
 
 
@@ -65,24 +57,6 @@ def device(env: Mapping[str, str]) -> Setting:
     if env.get("CUDA_VISIBLE_DEVICES"):
         return Setting("device", "cuda", Origin.SET)
     return unknown("device")
-
-
-def model_defaults(model: str | None) -> Setting:
-    """What the model's generation_config.json would change; only a directory here can be looked into."""
-    if model is None or not (directory := Path(model)).is_dir():
-        return unknown("generation_defaults")
-    try:
-        written = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        written = {}
-    except (OSError, ValueError):
-        return unknown("generation_defaults")
-    changed = [
-        f"{name} {written[name]}"
-        for name, neutral in NEUTRAL.items()
-        if isinstance(written, dict) and written.get(name) not in (None, *neutral)
-    ]
-    return Setting("generation_defaults", ", ".join(changed) or None, Origin.SET)
 
 
 def _default(name: str, spec: VllmName, where: Value) -> Setting:

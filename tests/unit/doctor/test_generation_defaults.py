@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from zerodrift.doctor.command import CommandLine
+from zerodrift.doctor.diagnosis import diagnose
+from zerodrift.doctor.judge import cures
 from zerodrift.doctor.setting import Setting
 
 
@@ -26,3 +28,43 @@ def test_every_key_that_vllm_takes_is_looked_at(tmp_path: Path, content: str, ex
     (tmp_path / "generation_config.json").write_text(content)
     setting = defaults(f"vllm serve {tmp_path}")
     assert (setting.known, setting.value) == (True, expected)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """A model that changes the distribution, and directories that do not, or cannot be read."""
+    contents = {"warm": '{"temperature": 0.6}', "plain": '{"top_p": 1.0}', "broken": "{", "list": "[]"}
+    for name, content in contents.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "generation_config.json").write_text(content)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "known", "expected"),
+    [
+        ("{0}/plain --generation-config {0}/warm", True, "temperature 0.6"),
+        ("{0}/warm --generation-config {0}/plain", True, None),
+        ("{0}/warm --generation-config auto", True, "temperature 0.6"),
+        ("{0}/warm --generation-config vllm", True, None),
+        ("Q --generation-config vllm", True, None),
+        ("Q --generation-config {0}/warm", True, "temperature 0.6"),
+        ("{0}/plain --hf-config-path {0}/warm", True, "temperature 0.6"),
+        ("{0}/plain --generation-config {0}/broken", False, None),
+        ("{0}/plain --generation-config {0}/list", False, None),
+        ("{0}/plain --generation-config {0}/nowhere", False, None),
+        ("{0}/plain --generation-config $GC", False, None),
+        ("Q --generation-config auto", False, None),
+    ],
+)
+def test_the_directory_in_force_is_read(two: Path, words: str, known: bool, expected: str | None) -> None:
+    setting = defaults(f"vllm serve {words.format(two)}")
+    assert (setting.known, setting.value) == (known, expected)
+
+
+def test_a_directory_of_ones_own_is_judged_by_what_it_holds(two: Path) -> None:
+    sound = "vllm serve Q --logprobs-mode processed_logprobs --generation-config"
+    assert diagnose(CommandLine(f"{sound} {two}/plain"), {})[0].exit_code == 0
+    found, judgements = diagnose(CommandLine(f"{sound} {two}/warm"), {})
+    assert "generation-config-applied" in {finding.rule for finding in found.findings}
+    assert cures(judgements)["generation_config"] == "vllm"
