@@ -137,6 +137,15 @@ def test_with_dev_mode_all_is_shown(vllm: Vllm) -> None:
     assert not settings["seed"].known
 
 
+def test_a_server_with_neutral_overrides_fills_nothing_in(vllm: Vllm) -> None:
+    def overridden(**values: float) -> object:
+        vllm.dev_mode({"model_config": {"override_generation_config": values}})
+        return vllm.read()["override_generation_config"].value
+
+    assert overridden(temperature=1.0, max_new_tokens=4096) is None
+    assert overridden(temperature=1.0, top_p=0.9) == "top_p"
+
+
 def test_an_unreadable_server_info_is_none(vllm: Vllm) -> None:
     vllm.loopback.routes["GET /server_info?config_format=json"] = lambda *_: (200, ["?"])
     assert not vllm.read()["dtype"].known

@@ -1,6 +1,7 @@
 """What a vLLM server fills into requests that leave sampling out: from a generation_config.json, and from overrides."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ NEUTRAL: dict[str, tuple[float, ...]] = {
 """What vLLM takes from a generation_config.json, max_new_tokens apart, and values that change nothing."""
 
 
-def from_files(source: Value, model: str | None) -> Setting:
+def from_files(source: Value, model: str | None, overridden: Mapping[str, Any]) -> Setting:
     """What the file in force would change; `source` is what --generation-config says, or would say.
 
     `auto` is the model's own, `vllm` none, and anything else a directory or a name on the hub. Only a directory that
-    is here can be looked into.
+    is here can be looked into. A key that is overridden, be it with null, is not taken from there.
     """
     if source == "vllm":
         return Setting(NAME, None, Origin.SET)
@@ -38,11 +39,11 @@ def from_files(source: Value, model: str | None) -> Setting:
         return unknown(NAME)
     if not isinstance(written, dict):
         return unknown(NAME)
-    changed = changing(written)
+    changed = changing({name: value for name, value in written.items() if name not in overridden})
     return Setting(NAME, ", ".join(f"{name} {value}" for name, value in changed.items()) or None, Origin.SET)
 
 
-def changing(written: dict[str, Any]) -> dict[str, Any]:
+def changing(written: Mapping[str, Any]) -> dict[str, Any]:
     """Those that change the distribution; null is as if it were not there."""
     return {
         name: written[name] for name, neutral in NEUTRAL.items() if written.get(name) not in (None, *neutral)

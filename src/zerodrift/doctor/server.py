@@ -16,7 +16,7 @@ from zerodrift.backends.http import HttpClient
 from zerodrift.backends.vllm_facts import ServerInfo
 from zerodrift.backends.vllm_wire import parse
 from zerodrift.core.errors import BadAnswer, EngineError, EngineRefused
-from zerodrift.doctor import vllm_words
+from zerodrift.doctor import vllm_settings, vllm_words
 from zerodrift.doctor.behaviour import Behaviour
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.tables import VllmName, vllm_names
@@ -156,7 +156,7 @@ def _shown(name: str, spec: VllmName, info: ServerInfo | None, labels: Mapping[s
     if info is not None and spec.server is not None:
         there, value = _look_up(info.vllm_config, spec.server)
         if there:
-            return Setting(name, _plain(spec, value), Origin.SERVER)
+            return Setting(name, _plain(name, spec, value), Origin.SERVER)
         if spec.key is not None and _look_up(info.vllm_config, spec.server.rpartition(".")[0])[0]:
             return Setting(name, spec.default, Origin.SERVER)  # an override that is not there
     if spec.metric is not None and spec.metric in labels:
@@ -165,15 +165,14 @@ def _shown(name: str, spec: VllmName, info: ServerInfo | None, labels: Mapping[s
     return unknown(name)
 
 
-def _plain(spec: VllmName, value: Any) -> Value:
+def _plain(name: str, spec: VllmName, value: Any) -> Value:
     match spec.kind:
         case "presence":
             return None if value in (None, [], {}) else "on"
         case "switch":
             return bool(value)
         case "names":
-            keys = [key for key in value if key != spec.except_] if isinstance(value, dict) else []
-            return ", ".join(map(str, keys)) or None
+            return vllm_settings.named(name, spec, value) if isinstance(value, dict) else None
     if isinstance(value, str):
         return value.removeprefix("torch.")
     return value if value is None or isinstance(value, bool | int | float) else str(value)

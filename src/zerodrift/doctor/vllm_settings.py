@@ -1,7 +1,9 @@
 """From flags and environment variables of a vLLM server to settings in force: what is written, else the default."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from zerodrift.core.errors import ConfigError
 from zerodrift.doctor import generation_defaults
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.tables import UNWRITTEN, VllmName, vllm_names
@@ -12,6 +14,9 @@ Default = Callable[[str], Setting | None]
 
 NOT_JUDGED = frozenset({"model", "port", "served-model-name", "config"})
 """Say where and what, not how; nothing to list."""
+
+ATTENTION = "attention-config"
+"""Its `backend` is the attention backend; its other keys are not judged."""
 
 
 def nothing(_name: str) -> None:
@@ -32,7 +37,9 @@ def settings(
         found["host"] = Setting("host", "unix socket", Origin.SET)
     elsewhere = parsed.last("hf-config-path")
     found["generation_defaults"] = generation_defaults.from_files(
-        found["generation_config"].value, elsewhere.value if elsewhere else model
+        found["generation_config"].value,
+        elsewhere.value if elsewhere else model,
+        _json(parsed, "override-generation-config") or {},
     )
     return found
 
@@ -40,6 +47,8 @@ def settings(
 def not_judged(parsed: Parsed) -> list[str]:
     """Flags that no rule reads, and flags that do not exist; nothing of what a user wrote is passed over."""
     judged = {flag for spec in vllm_names().values() for flag in (spec.flag, *spec.also)}
+    if set(_json(parsed, ATTENTION) or ()) == {"backend"}:
+        judged.add(ATTENTION)
     unknown_flags = parsed.unknown()
     unknown_names = {text.split()[0].lstrip("-") for text in unknown_flags}
     rest = dict.fromkeys(
@@ -57,6 +66,13 @@ def device(env: Mapping[str, str]) -> Setting:
     if env.get("CUDA_VISIBLE_DEVICES"):
         return Setting("device", "cuda", Origin.SET)
     return unknown("device")
+
+
+def named(name: str, spec: VllmName, written: Mapping[str, Any]) -> str | None:
+    """A structure by its keys. Of sampling defaults only those count that change the distribution."""
+    overrides = name == "override_generation_config"
+    keys = generation_defaults.changing(written) if overrides else written
+    return ", ".join(str(key) for key in keys if key != spec.except_) or None
 
 
 def _default(name: str, spec: VllmName, where: Value) -> Setting:
@@ -81,6 +97,8 @@ def _from_flags(name: str, spec: VllmName, parsed: Parsed, env: Mapping[str, str
         return Setting(name, value=True, origin=Origin.SET) if there else None
     if spec.key is not None or spec.kind == "names":
         return _from_json(name, spec, parsed)
+    if name == "attention_backend":
+        return _attention_backend(name, spec.flag, parsed)
     candidates = (parsed.last(flag) for flag in (spec.flag, *spec.also))
     argument = next((each for each in candidates if each is not None), None)
     return None if argument is None else Setting(name, _value(argument, spec), Origin.SET)
@@ -99,16 +117,35 @@ def _value(argument: Argument, spec: VllmName) -> Value:
 
 
 def _from_json(name: str, spec: VllmName, parsed: Parsed) -> Setting | None:
-    given = [argument for argument in parsed.arguments if argument.name == spec.flag]
-    if not given:
+    assert spec.flag is not None, f"{name} has no flag"
+    found = _json(parsed, spec.flag)
+    if found is None:
         return None
-    found = in_force(given)
     if spec.key is not None:
         value = found.get(spec.key)
         written = None if value is None else str(value)
     else:
-        written = ", ".join(key for key in found if key != spec.except_) or None
+        written = named(name, spec, found)
     # The flag replaces all that a file says below it, also what it leaves out.
     return (
         Setting(name, spec.default, Origin.DEFAULT) if written is None else Setting(name, written, Origin.SET)
     )
+
+
+def _attention_backend(name: str, flag: str, parsed: Parsed) -> Setting | None:
+    """By the flag or inside --attention-config, in capitals or not: vLLM takes either, and never both."""
+    alone, inside = parsed.last(flag), (_json(parsed, ATTENTION) or {}).get("backend")
+    if alone is not None and inside is not None:
+        raise ConfigError(f"vLLM refuses --{flag} beside --{ATTENTION}.backend; take one of them out")
+    written = alone.value if alone is not None else inside
+    if written is None:
+        return None
+    # The case of a variable of the shell is its name.
+    text = str(written) if str(written).startswith("$") else str(written).upper()
+    return Setting(name, None if text in ("AUTO", "NONE", "NULL") else text, Origin.SET)
+
+
+def _json(parsed: Parsed, flag: str) -> dict[str, Any] | None:
+    """The JSON in force of a flag that takes one; None where it is not given."""
+    given = [argument for argument in parsed.arguments if argument.name == flag]
+    return in_force(given) if given else None

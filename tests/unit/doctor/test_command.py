@@ -6,6 +6,7 @@ import pytest
 
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.command import CommandLine
+from zerodrift.doctor.diagnosis import diagnose
 from zerodrift.doctor.setting import Origin, Value
 from zerodrift.doctor.shell_words import split
 
@@ -34,6 +35,12 @@ def value(command: str, name: str) -> Value:
         ("--api-key a b", "api_key", True),
         ("-O3", "enforce_eager", False),
         ("--quantization None", "quantization", None),
+        ("--attention-backend triton_attn", "attention_backend", "TRITON_ATTN"),
+        ("--attention-backend auto", "attention_backend", None),
+        ('--attention-config \'{"backend": "flashinfer"}\'', "attention_backend", "FLASHINFER"),
+        ("--attention-config.backend FLASHINFER", "attention_backend", "FLASHINFER"),
+        ("-ac.backend=auto", "attention_backend", None),
+        ("--attention-config.flash_attn_version 2", "attention_backend", None),
     ],
 )
 def test_flags_are_read_as_vllm_reads_them(words: str, name: str, expected: Value) -> None:
@@ -258,3 +265,21 @@ def test_a_model_that_is_here_is_looked_into(
 def test_what_is_no_number_stays_text() -> None:
     assert value("vllm serve Q --max-model-len auto", "max_model_len") == "auto"
     assert value("vllm serve Q --max-model-len 1.5k", "max_model_len") == 1500
+
+
+def test_an_attention_config_is_judged_by_its_backend() -> None:
+    invariant = "VLLM_BATCH_INVARIANT=1 vllm serve Q --logprobs-mode processed_logprobs"
+    assert diagnose(CommandLine(f"{invariant} --attention-backend triton_attn"), {})[0].exit_code == 0
+    assert diagnose(CommandLine(f"{invariant} --attention-config.backend FLASHINFER"), {})[0].exit_code == 1
+    listed = CommandLine("vllm serve Q --attention-config.backend FLASHINFER").read().not_judged
+    assert listed == ()
+    more = '{"backend": "FLASHINFER", "flash_attn_version": 2}'
+    assert CommandLine(f"vllm serve Q --attention-config '{more}'").read().not_judged == (
+        "--attention-config",
+    )
+
+
+def test_two_attention_backends_are_refused_as_vllm_refuses_them() -> None:
+    both = "vllm serve Q --attention-backend TRITON_ATTN --attention-config.backend FLASHINFER"
+    with pytest.raises(ConfigError, match="take one of them out"):
+        CommandLine(both).read()

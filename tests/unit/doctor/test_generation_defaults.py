@@ -68,3 +68,35 @@ def test_a_directory_of_ones_own_is_judged_by_what_it_holds(two: Path) -> None:
     found, judgements = diagnose(CommandLine(f"{sound} {two}/warm"), {})
     assert "generation-config-applied" in {finding.rule for finding in found.findings}
     assert cures(judgements)["generation_config"] == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ('{"max_new_tokens": 4096}', None),
+        ('{"temperature": 1.0, "top_p": 1.0}', None),
+        ('{"top_k": -1, "presence_penalty": null}', None),
+        ('{"top_p": 0.9, "temperature": 1.0, "max_new_tokens": 4096}', "top_p"),
+        ('{"frequency_penalty": 0.5, "temperature": 0.6}', "temperature, frequency_penalty"),
+    ],
+)
+def test_only_overrides_that_change_the_distribution_are_wrong(written: str, expected: str | None) -> None:
+    command = f"vllm serve Q --logprobs-mode processed_logprobs --override-generation-config '{written}'"
+    assert CommandLine(command).read().settings["override_generation_config"].value == expected
+    assert diagnose(CommandLine(command), {})[0].exit_code == (0 if expected is None else 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "known", "expected"),
+    [
+        ("{0}/warm --override-generation-config '{{\"temperature\": 1.0}}'", True, None),
+        ("{0}/warm --override-generation-config.temperature 1.0", True, None),
+        # vLLM takes the override first and drops nulls only then.
+        ("{0}/warm --override-generation-config '{{\"temperature\": null}}'", True, None),
+        ("{0}/warm --override-generation-config '{{\"top_p\": 1.0}}'", True, "temperature 0.6"),
+        ("Q --override-generation-config '{{\"temperature\": 1.0}}'", False, None),
+    ],
+)
+def test_an_override_wins_over_the_file(two: Path, words: str, known: bool, expected: str | None) -> None:
+    setting = defaults(f"vllm serve {words.format(two)}")
+    assert (setting.known, setting.value) == (known, expected)
