@@ -174,6 +174,37 @@ def test_a_server_that_shows_nothing_cannot_be_judged(vllm: Vllm) -> None:
     assert {row.severity for row in found.settings if row.setting == "logprobs_mode"} == {Severity.UNKNOWN}
 
 
+HTML = b"<!doctype html><title>Portal</title>"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(403, {}), (401, b"no"), (500, HTML), (503, {}), (405, {}), (200, HTML), (200, []), (200, {})],
+    ids=lambda answer: f"{answer[0]}-{answer[1]!r:.9}",
+)
+def test_a_proxy_that_lets_v1_through_alone_hides_the_rest(vllm: Vllm, answer: tuple[int, object]) -> None:
+    """What is blocked cannot be seen; it neither ends the diagnosis nor says that a door is open, or shut."""
+
+    class Proxy(dict[str, Any]):
+        def get(self, route: str, _default: object = None) -> Any:
+            return super().get(route) if " /v1/" in route else lambda *_: answer
+
+    vllm.loopback.routes = Proxy(vllm.loopback.routes)
+    settings = vllm.read()
+    assert settings["logprobs_mode"].value == "processed_logprobs"
+    assert settings["max_model_len"].value == 64
+    for name in ("dev_mode", "dtype", "prefix_caching"):
+        assert not settings[name].known, name
+    assert diagnosis(vllm).target.endswith("whose version cannot be seen")
+
+
+def test_a_door_is_seen_without_the_list_of_routes(vllm: Vllm) -> None:
+    del vllm.loopback.routes["GET /openapi.json"]
+    assert vllm.read()["dev_mode"].value is False
+    vllm.loopback.routes["POST /pause"] = lambda *_: (200, {})
+    assert vllm.read()["dev_mode"].value is True
+
+
 def test_nothing_is_generated_without_leave(vllm: Vllm) -> None:
     assert not vllm.read(probe=False)["logprobs_mode"].known
     assert not vllm.loopback.to("/v1/completions")
@@ -247,7 +278,7 @@ def test_nobody_there() -> None:
 def test_the_title_says_what_the_server_calls_itself(vllm: Vllm) -> None:
     assert diagnosis(vllm).target == f"vLLM server at {vllm.url}, which calls itself vLLM 0.99.0"
     del vllm.loopback.routes["GET /version"]
-    assert diagnosis(vllm).target.endswith("calls itself nothing")
+    assert diagnosis(vllm).target.endswith("whose version cannot be seen")
 
 
 def test_a_correction_is_what_to_start_it_with() -> None:

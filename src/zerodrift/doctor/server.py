@@ -15,7 +15,7 @@ import msgspec
 from zerodrift.backends.http import HttpClient
 from zerodrift.backends.vllm_facts import ServerInfo
 from zerodrift.backends.vllm_wire import parse
-from zerodrift.core.errors import BadAnswer, EngineError, EngineRefused
+from zerodrift.core.errors import BadAnswer, EngineError
 from zerodrift.doctor import vllm_settings, vllm_words
 from zerodrift.doctor.behaviour import Behaviour
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
@@ -23,6 +23,8 @@ from zerodrift.doctor.tables import VllmName, vllm_names
 from zerodrift.doctor.target import Reading
 
 CONTROL = ("/collective_rpc", "/update_weights", "/pause", "/reset_prefix_cache")
+NOWHERE = "/no-such-route"
+"""vLLM answers 404 here; whoever answers otherwise answers so everywhere."""
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -56,7 +58,7 @@ class Server:
 
     def _read(self) -> Reading:
         card = self._card()
-        self.title = f"{self.title}, which calls itself {self._version()}"
+        self.title = f"{self.title}, {self._version()}"
         info = self._info()
         labels = self._labels()
         found = {name: _shown(name, spec, info, labels) for name, spec in vllm_names().items()}
@@ -94,15 +96,24 @@ class Server:
         return card
 
     def _version(self) -> str:
-        answer = self._http.find("/version")
+        answer = self._find("/version")
         found = answer.get("version") if isinstance(answer, dict) else None
-        return f"vLLM {found}" if isinstance(found, str) else "nothing"
+        return (
+            f"which calls itself vLLM {found}" if isinstance(found, str) else "whose version cannot be seen"
+        )
 
     def _info(self) -> ServerInfo | None:
         path = "/server_info?config_format=json"
         try:
-            return parse(self._http.find(path), ServerInfo, path)
-        except (BadAnswer, EngineRefused):
+            return parse(self._find(path), ServerInfo, path)
+        except BadAnswer:
+            return None
+
+    def _find(self, path: str) -> object | None:
+        """The JSON there, if there is any for us: a proxy may let /v1 through and nothing else."""
+        try:
+            return self._http.find(path)
+        except EngineError:
             return None
 
     def _labels(self) -> dict[str, str]:
@@ -117,19 +128,36 @@ class Server:
 
     def _reachable(self, info: ServerInfo | None) -> dict[str, Setting]:
         """Which doors are open to us, and whether a key is asked for."""
-        answer = self._http.find("/openapi.json")
-        paths = answer.get("paths") if isinstance(answer, dict) else None
-        routes = paths if isinstance(paths, dict) else {}
-        # A route for POST answers GET with 405, and nothing happens.
-        there = [path for path in CONTROL if path in routes or self._http.exchange("GET", path).status == 405]
-        dev_mode = bool(there) or info is not None
+        dev_mode = True if info is not None else self._has_control()
         host = urlsplit(self._http.address).hostname or ""
         return {
-            "dev_mode": Setting("dev_mode", dev_mode, Origin.MEASURED),
+            "dev_mode": unknown("dev_mode")
+            if dev_mode is None
+            else Setting("dev_mode", dev_mode, Origin.MEASURED),
             # From this machine nobody can tell whether others reach the server as well.
             "host": unknown("host") if _is_loopback(host) else Setting("host", host, Origin.MEASURED),
             "api_key": Setting("api_key", self._asks_for_a_key(), Origin.MEASURED),
         }
+
+    def _has_control(self) -> bool | None:
+        """Whether a control endpoint is there; None where something in front of the server answers in its place."""
+        answer = self._find("/openapi.json")
+        paths = answer.get("paths") if isinstance(answer, dict) else None
+        if isinstance(paths, dict) and not paths.keys().isdisjoint(CONTROL):
+            return True
+        if self._status(NOWHERE) != 404:
+            return False if isinstance(paths, dict) else None
+        # A route for POST answers GET with 405, and nothing happens.
+        statuses = {self._status(path) for path in CONTROL}
+        if 405 in statuses:
+            return True
+        return False if isinstance(paths, dict) or statuses == {404} else None
+
+    def _status(self, path: str) -> int | None:
+        try:
+            return self._http.exchange("GET", path).status
+        except EngineError:
+            return None
 
     def _asks_for_a_key(self) -> bool:
         """With a key it let us in; does it without?"""
