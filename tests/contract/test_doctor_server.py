@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from zerodrift.backends.http import HttpClient
+from zerodrift.cli.main import main
 from zerodrift.core.errors import BadAnswer, EngineRefused, EngineUnreachable
 from zerodrift.doctor.behaviour import differ, logprobs_mode
 from zerodrift.doctor.diagnosis import Diagnosis, diagnose
@@ -86,6 +87,12 @@ def vllm(loopback: Any) -> Vllm:
 
 def diagnosis(vllm: Vllm) -> Diagnosis:
     return diagnose(Server(vllm.url), {})[0]
+
+
+def doctor(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as caught:
+        main(["doctor", *arguments])
+    return caught.value.code
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"])
@@ -203,6 +210,41 @@ def test_a_door_is_seen_without_the_list_of_routes(vllm: Vllm) -> None:
     assert vllm.read()["dev_mode"].value is False
     vllm.loopback.routes["POST /pause"] = lambda *_: (200, {})
     assert vllm.read()["dev_mode"].value is True
+
+
+def test_a_server_that_hides_its_configuration_says_how_to_show_it(
+    vllm: Vllm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "VLLM_SERVER_DEV_MODE=1" in diagnosis(vllm).unseen
+    vllm.dev_mode()
+    assert diagnosis(vllm).unseen == ""
+    doctor(vllm.url, "--fix")
+    assert "cannot be known" not in capsys.readouterr().err
+
+
+def test_how_to_show_it_is_said_once_and_first(vllm: Vllm, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor(vllm.url) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("VLLM_SERVER_DEV_MODE=1") == 1
+    assert out.index("VLLM_SERVER_DEV_MODE=1") < out.index("type")
+    assert doctor(vllm.url, "--format", "json") == 1
+    assert "trusted network" in json.loads(capsys.readouterr().out)["unseen"]
+
+
+def test_a_command_that_cannot_be_known_is_not_made_up(
+    vllm: Vllm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor(vllm.url, "--fix") == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("vllm serve … --")
+    assert "changed: --no-enable-prefix-caching" in err
+    assert "The command that started this server cannot be known" in err
+    vllm.loopback.routes["GET /metrics"] = lambda *_: (404, {})
+    assert doctor(vllm.url, "--fix") == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "nothing to change" not in err
+    assert "The command that started this server cannot be known" in err
 
 
 def test_nothing_is_generated_without_leave(vllm: Vllm) -> None:

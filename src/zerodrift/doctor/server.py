@@ -23,6 +23,10 @@ from zerodrift.doctor.tables import VllmName, vllm_names
 from zerodrift.doctor.target import Reading
 
 CONTROL = ("/collective_rpc", "/update_weights", "/pause", "/reset_prefix_cache")
+HIDDEN = (
+    "Most of its configuration is hidden: start it with VLLM_SERVER_DEV_MODE=1, on a trusted network only, or give "
+    "the doctor the command line that started it, in quotes."
+)
 NOWHERE = "/no-such-route"
 """vLLM answers 404 here; whoever answers otherwise answers so everywhere."""
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -73,7 +77,7 @@ class Server:
         # Nobody can see these from outside, and nothing would be said about them.
         for name in ("return_tokens_as_token_ids", "disable_cascade_attn"):
             del found[name]
-        return Reading(found, ())
+        return Reading(found, (), HIDDEN if info is None else "")
 
     def typed(self, name: str, value: Value) -> str | None:
         """What to start it with next time."""
