@@ -10,13 +10,13 @@ import pytest
 from zerodrift.backends.http import HttpClient
 from zerodrift.cli.main import main
 from zerodrift.core.errors import BadAnswer, EngineRefused, EngineUnreachable
-from zerodrift.doctor.behaviour import differ, logprobs_mode
+from zerodrift.doctor.behaviour import Drawn, differ, logprobs_mode, penalised
 from zerodrift.doctor.diagnosis import Diagnosis, diagnose
 from zerodrift.doctor.rule import Severity
 from zerodrift.doctor.server import Server
 from zerodrift.doctor.setting import Origin, Settings
 
-LOGITS = {"token_id:3": 2.0, "token_id:4": 1.5, "token_id:5": 0.25}
+LOGITS = {"token_id:3": 2.0, "token_id:4": 1.5, "token_id:11": 0.25}
 METRICS = b"""# HELP x
 vllm:cache_config_info{block_size="16",cache_dtype="fp8",enable_prefix_caching="True",engine="0"} 1.0
 """
@@ -47,6 +47,7 @@ class Vllm:
         self.url: str = loopback.url
         self.mode = "processed_logprobs"
         self.temperature = 1.0
+        self.filled: dict[str, float] = {}
         self.key: str | None = None
         loopback.routes |= {
             "GET /v1/models": self.models,
@@ -69,12 +70,32 @@ class Vllm:
         }
 
     def complete(self, call: Any, _handler: Any) -> tuple[int, object]:
-        temperature = call.body.get("temperature", self.temperature) if "processed" in self.mode else 1.0
-        values = {token: logit / temperature for token, logit in LOGITS.items()}
+        asked = {"temperature": self.temperature, **self.filled, **call.body}
+        outputs: list[str] = []
+        steps = []
+        for _ in range(call.body["max_tokens"]):
+            values = self.step(asked, outputs)
+            outputs.append(max(values, key=values.__getitem__))
+            steps.append(values)
+        return 200, {"choices": [{"index": 0, "logprobs": {"tokens": outputs, "top_logprobs": steps}}]}
+
+    def step(self, asked: dict[str, Any], outputs: list[str]) -> dict[str, float]:
+        """The next token's numbers, penalties taken as vLLM takes them."""
+        values = dict(LOGITS)
+        if "processed" in self.mode:
+            if allowed := asked.get("allowed_token_ids"):
+                values = {f"token_id:{token}": LOGITS.get(f"token_id:{token}", 1.0) for token in allowed}
+            seen = {f"token_id:{token}" for token in asked["prompt"]} | set(outputs)
+            for token in values:
+                if token in seen:
+                    values[token] /= asked.get("repetition_penalty", 1.0)
+                values[token] -= asked.get("presence_penalty", 0.0) * (token in outputs)
+                values[token] -= asked.get("frequency_penalty", 0.0) * outputs.count(token)
+                values[token] /= asked["temperature"]
         if self.mode.endswith("logprobs"):
             total = math.log(sum(math.exp(value) for value in values.values()))
             values = {token: value - total for token, value in values.items()}
-        return 200, {"choices": [{"index": 0, "logprobs": {"top_logprobs": [values]}}]}
+        return values
 
     def read(self, **options: Any) -> Settings:
         return Server(self.url, **options).read().settings
@@ -166,6 +187,38 @@ def test_defaults_that_the_server_fills_in_are_measured(vllm: Vllm) -> None:
     vllm.temperature = 1.0
     assert vllm.read()["generation_defaults"].value is None
     assert vllm.read()["generation_defaults"].origin is Origin.MEASURED
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_a_penalty_that_the_server_fills_in_is_measured(vllm: Vllm, name: str) -> None:
+    vllm.filled = {name: 1.2}
+    assert vllm.read()["generation_defaults"].value == "applied"
+    vllm.mode = "raw_logprobs"
+    assert not vllm.read()["generation_defaults"].known
+
+
+def test_where_penalties_cannot_be_measured_nothing_is_said_of_defaults(vllm: Vllm) -> None:
+    """No restriction to two tokens, or another first token: a penalty would not show."""
+
+    def refuse(call: Any, handler: Any) -> tuple[int, object]:
+        if "allowed_token_ids" in call.body:
+            return 400, {"error": "unknown field"}
+        return vllm.complete(call, handler)
+
+    vllm.loopback.routes["POST /v1/completions"] = refuse
+    vllm.dev_mode({"model_config": {"generation_config": "auto"}})
+    assert not vllm.read()["generation_defaults"].known
+    assert "generation-config-unseen" in {finding.rule for finding in diagnosis(vllm).findings}
+
+
+def test_a_repeated_token_is_only_compared_behind_the_same_one() -> None:
+    step = {"token_id:5": -0.7, "token_id:9": -0.7}
+    later = {"token_id:5": -1.5, "token_id:9": -0.3}
+    one = Drawn(["token_id:5", "token_id:5"], [step, step])
+    assert penalised(one, Drawn(["token_id:5", "token_id:9"], [step, later])) is True
+    assert penalised(one, Drawn(["token_id:5", "token_id:9"], [step, step])) is False
+    assert penalised(one, Drawn(["token_id:9", "token_id:9"], [step, later])) is None
+    assert penalised(one, Drawn(["token_id:5"], [step])) is None
 
 
 def test_raw_logprobs_hide_what_is_filled_in(vllm: Vllm) -> None:

@@ -40,7 +40,8 @@ def command(
     ] = None,
     api_key_env: Annotated[str | None, typer.Option(help="Variable that holds the server's key.")] = None,
     probe: Annotated[
-        bool, typer.Option("--probe/--no-probe", help="Ask a server for three completions of one token.")
+        bool,
+        typer.Option("--probe/--no-probe", help="Ask a server for five completions of one or two tokens."),
     ] = True,
 ) -> None:
     """Are these settings fit for RL, and what to type if not?

@@ -1,7 +1,7 @@
 """A running vLLM server: settings as it shows them and as it behaves, never as its version string promises.
 
-Asked, in this order: /v1/models, /version, /server_info (dev mode), /metrics, /openapi.json, and, where allowed, three
-completions of one token. Nothing is changed on the server. What it does not show is unknown.
+Asked, in this order: /v1/models, /version, /server_info (dev mode), /metrics, /openapi.json, and, where allowed, five
+completions of one or two tokens. Nothing is changed on the server. What it does not show is unknown.
 """
 
 import re
