@@ -168,19 +168,14 @@ def _scalar(value: Value) -> str:
     return render([value])[2:].rstrip("\n")
 
 
-def _secrets(node: yaml.Node) -> list[yaml.Node]:
-    found: list[yaml.Node] = []
+def _secrets(node: yaml.Node, *, below: bool = False) -> list[yaml.Node]:
+    """Every value under a key that names a secret: vLLM takes a list of keys as well as one."""
     if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            if (
-                isinstance(value, yaml.ScalarNode)
-                and isinstance(key.value, str)
-                and names_a_secret(key.value)
-            ):
-                found += [] if value.value in NOTHING else [value]
-            else:
-                found += _secrets(value)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            found += _secrets(value)
-    return found
+        named = [
+            (value, below or (isinstance(key.value, str) and names_a_secret(key.value)))
+            for key, value in node.value
+        ]
+        return [each for value, secret in named for each in _secrets(value, below=secret)]
+    if isinstance(node, yaml.SequenceNode):
+        return [each for value in node.value for each in _secrets(value, below=below)]
+    return [node] if below and node.value not in NOTHING else []

@@ -150,3 +150,17 @@ def test_names_of_other_things(name: str) -> None:
 def test_keys_are_known_by_their_shape() -> None:
     assert without_secrets("use hf_abcdefghijABCDEFGHIJ0123 now") == f"use {HIDDEN} now"
     assert without_secrets("--hf_overrides Qwen/Qwen3-8B") == "--hf_overrides Qwen/Qwen3-8B"
+
+
+@pytest.mark.parametrize(
+    ("written", "hidden"),
+    [
+        ("api-key: [Company-1, 'Company-2'] # ours\n", 'api-key: ["(not shown)", "(not shown)"] # ours\n'),
+        ("api-key:\n  - Company-1\n  - null\n", 'api-key:\n  - "(not shown)"\n  - null\n'),
+        ("a: {tokens: 3, api_key: [[Company-1]]}\n", 'a: {tokens: 3, api_key: [["(not shown)"]]}\n'),
+        ("api_key: {prod: Company-1, port: 80}\n", 'api_key: {prod: "(not shown)", port: "(not shown)"}\n'),
+        ("api_key: {prod: [Company-1]}\n", 'api_key: {prod: ["(not shown)"]}\n'),
+    ],
+)
+def test_whatever_stands_below_a_secret_is_hidden(written: str, hidden: str) -> None:
+    assert YamlText(written, "f.yaml").without_secrets() == hidden
