@@ -307,3 +307,18 @@ def test_structures_are_named_by_what_they_hold() -> None:
     settings = opened(content).read().settings
     assert settings["structured_outputs"].value == "a, b"
     assert settings["correction_mode"].value == "x, y"
+
+
+@pytest.mark.parametrize("engine", ["exact", "reference", "sglang"])
+@pytest.mark.parametrize(
+    ("mode", "temperature", "code"),
+    [("raw_logprobs", 0.7, 1), ("raw_logprobs", 1.0, 0), ("processed_logprobs", 0.7, 0)],
+)
+def test_our_own_file_means_its_logprobs_whatever_the_engine(
+    engine: str, mode: str, temperature: float, code: int
+) -> None:
+    content = f"engine: {{name: {engine}, logprobs_mode: {mode}}}\nsampling_defaults: {{temperature: {temperature}}}\n"
+    assert value(content, "logprobs_mode") == mode
+    assert diagnose(opened(content), {})[0].exit_code == code
+    fixed = opened(content).changed({"logprobs_mode": "processed_logprobs"})
+    assert diagnose(opened(fixed), {})[0].exit_code == 0
