@@ -54,11 +54,9 @@ def _written(name: str, value: Any, names: Mapping[str, FileName], found: Mappin
     word = str(value).lower() if isinstance(value, bool) else value
     if isinstance(word, str) and word in spec.values:
         return Setting(name, spec.values[word], Origin.SET)
-    if (
-        isinstance(value, str)
-        and isinstance(spec.default, int | float)
-        and not isinstance(spec.default, bool)
-    ):
+    if isinstance(value, str) and isinstance(spec.default, bool):
+        value = {"true": True, "false": False}.get(value.lower(), value)
+    elif isinstance(value, str) and isinstance(spec.default, int | float):
         value = number(value)
     # null asks for the default of most frameworks; where null is the default it means none.
     if value is None and spec.default is not None:

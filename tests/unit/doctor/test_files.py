@@ -322,3 +322,19 @@ def test_our_own_file_means_its_logprobs_whatever_the_engine(
     assert diagnose(opened(content), {})[0].exit_code == code
     fixed = opened(content).changed({"logprobs_mode": "processed_logprobs"})
     assert diagnose(opened(fixed), {})[0].exit_code == 0
+
+
+def test_a_switch_in_quotes_is_a_switch() -> None:
+    """TRL reads its file as defaults of a command line, where text is converted."""
+    content = 'use_vllm: true\nvllm_importance_sampling_correction: "{}"\n'
+    assert value(content.format("false"), "correction") is False
+    assert value(content.format("True"), "correction") is True
+    found = diagnose(opened(content.format("false")), {})[0].findings
+    assert "no-correction" in {finding.rule for finding in found}
+
+
+def test_generation_kwargs_in_quotes_are_judged() -> None:
+    content = "use_vllm: true\ngeneration_kwargs: '{\"top_p\": 0.9}'\n"
+    assert value(content, "top_p") == 0.9
+    fixed = opened(content).changed({"top_p": 1.0})
+    assert fixed == content.replace("0.9", "1.0")
