@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
+from zerodrift.backends.http import HttpClient
+from zerodrift.cli.main import main
 from zerodrift.core.errors import BadAnswer, EngineRefused, EngineUnreachable
-from zerodrift.doctor.behaviour import differ, logprobs_mode
+from zerodrift.doctor.behaviour import Drawn, differ, logprobs_mode, penalised
 from zerodrift.doctor.diagnosis import Diagnosis, diagnose
 from zerodrift.doctor.rule import Severity
 from zerodrift.doctor.server import Server
 from zerodrift.doctor.setting import Origin, Settings
 
-LOGITS = {"token_id:3": 2.0, "token_id:4": 1.5, "token_id:5": 0.25}
+LOGITS = {"token_id:3": 2.0, "token_id:4": 1.5, "token_id:11": 0.25}
 METRICS = b"""# HELP x
 vllm:cache_config_info{block_size="16",cache_dtype="fp8",enable_prefix_caching="True",engine="0"} 1.0
 """
@@ -45,6 +47,7 @@ class Vllm:
         self.url: str = loopback.url
         self.mode = "processed_logprobs"
         self.temperature = 1.0
+        self.filled: dict[str, float] = {}
         self.key: str | None = None
         loopback.routes |= {
             "GET /v1/models": self.models,
@@ -67,12 +70,32 @@ class Vllm:
         }
 
     def complete(self, call: Any, _handler: Any) -> tuple[int, object]:
-        temperature = call.body.get("temperature", self.temperature) if "processed" in self.mode else 1.0
-        values = {token: logit / temperature for token, logit in LOGITS.items()}
+        asked = {"temperature": self.temperature, **self.filled, **call.body}
+        outputs: list[str] = []
+        steps = []
+        for _ in range(call.body["max_tokens"]):
+            values = self.step(asked, outputs)
+            outputs.append(max(values, key=values.__getitem__))
+            steps.append(values)
+        return 200, {"choices": [{"index": 0, "logprobs": {"tokens": outputs, "top_logprobs": steps}}]}
+
+    def step(self, asked: dict[str, Any], outputs: list[str]) -> dict[str, float]:
+        """The next token's numbers, penalties taken as vLLM takes them."""
+        values = dict(LOGITS)
+        if "processed" in self.mode:
+            if allowed := asked.get("allowed_token_ids"):
+                values = {f"token_id:{token}": LOGITS.get(f"token_id:{token}", 1.0) for token in allowed}
+            seen = {f"token_id:{token}" for token in asked["prompt"]} | set(outputs)
+            for token in values:
+                if token in seen:
+                    values[token] /= asked.get("repetition_penalty", 1.0)
+                values[token] -= asked.get("presence_penalty", 0.0) * (token in outputs)
+                values[token] -= asked.get("frequency_penalty", 0.0) * outputs.count(token)
+                values[token] /= asked["temperature"]
         if self.mode.endswith("logprobs"):
             total = math.log(sum(math.exp(value) for value in values.values()))
             values = {token: value - total for token, value in values.items()}
-        return 200, {"choices": [{"index": 0, "logprobs": {"top_logprobs": [values]}}]}
+        return values
 
     def read(self, **options: Any) -> Settings:
         return Server(self.url, **options).read().settings
@@ -85,6 +108,12 @@ def vllm(loopback: Any) -> Vllm:
 
 def diagnosis(vllm: Vllm) -> Diagnosis:
     return diagnose(Server(vllm.url), {})[0]
+
+
+def doctor(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as caught:
+        main(["doctor", *arguments])
+    return caught.value.code
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"])
@@ -136,6 +165,15 @@ def test_with_dev_mode_all_is_shown(vllm: Vllm) -> None:
     assert not settings["seed"].known
 
 
+def test_a_server_with_neutral_overrides_fills_nothing_in(vllm: Vllm) -> None:
+    def overridden(**values: float) -> object:
+        vllm.dev_mode({"model_config": {"override_generation_config": values}})
+        return vllm.read()["override_generation_config"].value
+
+    assert overridden(temperature=1.0, max_new_tokens=4096) is None
+    assert overridden(temperature=1.0, top_p=0.9) == "top_p"
+
+
 def test_an_unreadable_server_info_is_none(vllm: Vllm) -> None:
     vllm.loopback.routes["GET /server_info?config_format=json"] = lambda *_: (200, ["?"])
     assert not vllm.read()["dtype"].known
@@ -151,6 +189,38 @@ def test_defaults_that_the_server_fills_in_are_measured(vllm: Vllm) -> None:
     assert vllm.read()["generation_defaults"].origin is Origin.MEASURED
 
 
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_a_penalty_that_the_server_fills_in_is_measured(vllm: Vllm, name: str) -> None:
+    vllm.filled = {name: 1.2}
+    assert vllm.read()["generation_defaults"].value == "applied"
+    vllm.mode = "raw_logprobs"
+    assert not vllm.read()["generation_defaults"].known
+
+
+def test_where_penalties_cannot_be_measured_nothing_is_said_of_defaults(vllm: Vllm) -> None:
+    """No restriction to two tokens, or another first token: a penalty would not show."""
+
+    def refuse(call: Any, handler: Any) -> tuple[int, object]:
+        if "allowed_token_ids" in call.body:
+            return 400, {"error": "unknown field"}
+        return vllm.complete(call, handler)
+
+    vllm.loopback.routes["POST /v1/completions"] = refuse
+    vllm.dev_mode({"model_config": {"generation_config": "auto"}})
+    assert not vllm.read()["generation_defaults"].known
+    assert "generation-config-unseen" in {finding.rule for finding in diagnosis(vllm).findings}
+
+
+def test_a_repeated_token_is_only_compared_behind_the_same_one() -> None:
+    step = {"token_id:5": -0.7, "token_id:9": -0.7}
+    later = {"token_id:5": -1.5, "token_id:9": -0.3}
+    one = Drawn(["token_id:5", "token_id:5"], [step, step])
+    assert penalised(one, Drawn(["token_id:5", "token_id:9"], [step, later])) is True
+    assert penalised(one, Drawn(["token_id:5", "token_id:9"], [step, step])) is False
+    assert penalised(one, Drawn(["token_id:9", "token_id:9"], [step, later])) is None
+    assert penalised(one, Drawn(["token_id:5"], [step])) is None
+
+
 def test_raw_logprobs_hide_what_is_filled_in(vllm: Vllm) -> None:
     vllm.mode, vllm.temperature = "raw_logprobs", 0.6
     assert not vllm.read()["generation_defaults"].known
@@ -162,6 +232,72 @@ def test_a_server_that_shows_nothing_cannot_be_judged(vllm: Vllm) -> None:
     found = diagnosis(vllm)
     assert found.exit_code == 3
     assert {row.severity for row in found.settings if row.setting == "logprobs_mode"} == {Severity.UNKNOWN}
+
+
+HTML = b"<!doctype html><title>Portal</title>"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(403, {}), (401, b"no"), (500, HTML), (503, {}), (405, {}), (200, HTML), (200, []), (200, {})],
+    ids=lambda answer: f"{answer[0]}-{answer[1]!r:.9}",
+)
+def test_a_proxy_that_lets_v1_through_alone_hides_the_rest(vllm: Vllm, answer: tuple[int, object]) -> None:
+    """What is blocked cannot be seen; it neither ends the diagnosis nor says that a door is open, or shut."""
+
+    class Proxy(dict[str, Any]):
+        def get(self, route: str, _default: object = None) -> Any:
+            return super().get(route) if " /v1/" in route else lambda *_: answer
+
+    vllm.loopback.routes = Proxy(vllm.loopback.routes)
+    settings = vllm.read()
+    assert settings["logprobs_mode"].value == "processed_logprobs"
+    assert settings["max_model_len"].value == 64
+    for name in ("dev_mode", "dtype", "prefix_caching"):
+        assert not settings[name].known, name
+    assert diagnosis(vllm).target.endswith("whose version cannot be seen")
+
+
+def test_a_door_is_seen_without_the_list_of_routes(vllm: Vllm) -> None:
+    del vllm.loopback.routes["GET /openapi.json"]
+    assert vllm.read()["dev_mode"].value is False
+    vllm.loopback.routes["POST /pause"] = lambda *_: (200, {})
+    assert vllm.read()["dev_mode"].value is True
+
+
+def test_a_server_that_hides_its_configuration_says_how_to_show_it(
+    vllm: Vllm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "VLLM_SERVER_DEV_MODE=1" in diagnosis(vllm).unseen
+    vllm.dev_mode()
+    assert diagnosis(vllm).unseen == ""
+    doctor(vllm.url, "--fix")
+    assert "cannot be known" not in capsys.readouterr().err
+
+
+def test_how_to_show_it_is_said_once_and_first(vllm: Vllm, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor(vllm.url) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("VLLM_SERVER_DEV_MODE=1") == 1
+    assert out.index("VLLM_SERVER_DEV_MODE=1") < out.index("type")
+    assert doctor(vllm.url, "--format", "json") == 1
+    assert "trusted network" in json.loads(capsys.readouterr().out)["unseen"]
+
+
+def test_a_command_that_cannot_be_known_is_not_made_up(
+    vllm: Vllm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor(vllm.url, "--fix") == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("vllm serve … --")
+    assert "changed: --no-enable-prefix-caching" in err
+    assert "The command that started this server cannot be known" in err
+    vllm.loopback.routes["GET /metrics"] = lambda *_: (404, {})
+    assert doctor(vllm.url, "--fix") == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "nothing to change" not in err
+    assert "The command that started this server cannot be known" in err
 
 
 def test_nothing_is_generated_without_leave(vllm: Vllm) -> None:
@@ -185,6 +321,38 @@ def test_a_key_is_sent_and_asked_for(vllm: Vllm) -> None:
 
 
 @pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("http://localhost", None),
+        ("http://localhost:8000", None),
+        ("http://127.0.0.1/proxy", None),
+        ("http://127.0.1.1:8000", None),
+        ("http://[::1]", None),
+        ("http://[::1]:8000", None),
+        ("http://[0:0:0:0:0:0:0:1]:8000", None),
+        ("https://llm.example.com", "llm.example.com"),
+        ("https://llm.example.com:8443/proxy", "llm.example.com"),
+        ("http://[2001:db8::1]", "2001:db8::1"),
+        ("http://10.0.0.1", "10.0.0.1"),
+    ],
+)
+def test_where_a_server_is_seen_from(
+    vllm: Vllm, monkeypatch: pytest.MonkeyPatch, address: str, host: str | None
+) -> None:
+    """Over loopback nobody can tell who else reaches it; elsewhere the address is where it listens."""
+
+    class Elsewhere(HttpClient):
+        def __init__(self, url: str, **options: Any) -> None:
+            super().__init__(vllm.loopback.url, **options)
+            self.address = url
+
+    monkeypatch.setattr("zerodrift.doctor.server.HttpClient", Elsewhere)
+    vllm.url = address
+    setting = vllm.read()["host"]
+    assert (setting.known, setting.value) == (host is not None, host)
+
+
+@pytest.mark.parametrize(
     "break_it",
     [
         lambda routes: routes.update({"GET /v1/models": lambda *_: (200, {"data": [{"id": "x"}]})}),
@@ -205,7 +373,7 @@ def test_nobody_there() -> None:
 def test_the_title_says_what_the_server_calls_itself(vllm: Vllm) -> None:
     assert diagnosis(vllm).target == f"vLLM server at {vllm.url}, which calls itself vLLM 0.99.0"
     del vllm.loopback.routes["GET /version"]
-    assert diagnosis(vllm).target.endswith("calls itself nothing")
+    assert diagnosis(vllm).target.endswith("whose version cannot be seen")
 
 
 def test_a_correction_is_what_to_start_it_with() -> None:

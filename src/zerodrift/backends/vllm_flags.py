@@ -1,8 +1,10 @@
 """The command line that makes vLLM obey a configuration. What is None is left to vLLM; own arguments come last."""
 
 import json
+import re
 
 from zerodrift.config.engine import EngineConfig
+from zerodrift.core.errors import ConfigError
 
 # Field -> flag that takes its value.
 VALUES = {
@@ -23,6 +25,8 @@ SWITCHES = {
     "async_scheduling": "async-scheduling",
     "enforce_eager": "enforce-eager",
 }
+# Whole, dotted, with underscores, or shortened, which argparse allows: no other flag begins so.
+_OVERRIDES = re.compile(r"--hf[-_]o")
 
 
 def flags(config: EngineConfig, dtype: str) -> list[str]:
@@ -34,6 +38,18 @@ def flags(config: EngineConfig, dtype: str) -> list[str]:
     for field, switch in SWITCHES.items():
         if (wanted := getattr(config, field)) is not None:
             arguments.append(f"--{switch}" if wanted else f"--no-{switch}")
+    check_overrides(config)
     if config.head_dtype != "auto":
         arguments += ["--hf-overrides", json.dumps({"head_dtype": config.head_dtype})]
     return [*arguments, *config.args]
+
+
+def check_overrides(config: EngineConfig) -> None:
+    """Refused: overrides of `args` beside a head dtype. vLLM does not merge the two, and would drop ours."""
+    own = next((word for word in config.args if _OVERRIDES.match(word)), None)
+    if own is not None and config.head_dtype != "auto":
+        raise ConfigError(
+            f"engine.args holds {own.partition('=')[0]} and engine.head_dtype is {config.head_dtype}, which needs that "
+            f"flag too, and vLLM keeps one of the two; write head_dtype: {config.head_dtype} into the overrides of "
+            "engine.args, and set engine.head_dtype to auto"
+        )

@@ -43,7 +43,8 @@ def command(
     ] = None,
     api_key_env: Annotated[str | None, typer.Option(help="Variable that holds the server's key.")] = None,
     probe: Annotated[
-        bool, typer.Option("--probe/--no-probe", help="Ask a server for three completions of one token.")
+        bool,
+        typer.Option("--probe/--no-probe", help="Ask a server for five completions of one or two tokens."),
     ] = True,
 ) -> None:
     """Are these settings fit for RL, and what to type if not?
@@ -74,10 +75,12 @@ def command(
     diagnosis, judgements = diagnose(opened, asked)
     if fix:
         text = opened.changed(changes := cures(judgements))
-        console.say(without_secrets(text.removesuffix("\n")))
-        _say_changes(opened, changes)
         if not is_url(target):
+            # Before it is printed: what vLLM would refuse is no correction.
             diagnosis, _ = diagnose(corrected(text, target, kind), asked)
+        if changes or not diagnosis.unseen:
+            console.say(without_secrets(text.removesuffix("\n")))
+        _say_changes(opened, changes, diagnosis.unseen)
     elif form is Format.JSON:
         console.say(msgspec.json.format(msgspec.json.encode(diagnosis)).decode())
     else:
@@ -106,10 +109,12 @@ def _key(variable: str | None) -> str | None:
     return key
 
 
-def _say_changes(opened: "Target", changes: "Mapping[str, Value]") -> None:
+def _say_changes(opened: "Target", changes: "Mapping[str, Value]", unseen: str) -> None:
     """On stderr, so that the text can be piped on."""
     for name, value in changes.items():
         typed = opened.typed(name, value)
         typer.echo(f"changed: {typed}" if typed else f"not set here: {name} {value}", err=True)
-    if not changes:
+    if unseen:
+        typer.echo(f"The command that started this server cannot be known from here. {unseen}", err=True)
+    elif not changes:
         typer.echo("nothing to change", err=True)

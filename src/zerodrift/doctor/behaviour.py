@@ -1,8 +1,9 @@
-"""Three completions of one token tell what the numbers of a server mean, whatever it shows of its configuration.
+"""Five short completions tell what the numbers of a server mean, whatever it shows of its configuration.
 
 Under raw logprobs the distance between two tokens is the same at every temperature; under processed ones it is twice
 as large at 0.5 as at 1. And a request that says nothing about sampling is answered like one that says everything
-neutrally, unless the server fills something in.
+neutrally, unless the server fills something in. Penalties need a token to be repeated: where only two tokens are
+allowed, one of the prompt and one that is not, the second output is penalised whichever was drawn first.
 """
 
 from collections.abc import Mapping
@@ -14,13 +15,22 @@ from zerodrift.core.errors import EngineError
 from zerodrift.doctor.setting import Origin, Setting, Settings
 
 COMPLETIONS = "/v1/completions"
-NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
+NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
 PROMPT = [5, 6, 7, 8]
+TWO = {"allowed_token_ids": [5, 9], "max_tokens": 2, "logprobs": 2, "ignore_eos": True}
+"""The first is in the prompt, and either may be drawn twice. More alternatives would be excluded ones."""
 TOP = 5
 """Alternatives to ask for; vLLM gives up to 20 unless told otherwise."""
 FAR = 0.02
 """Nats that two tokens must be apart to tell a factor of 2 from bf16 rounding of the same logits, which is none:
-all three requests see the same prompt."""
+all requests see the same prompt. A decoded token may share its step with those of others, and be rounded otherwise."""
 SAME = 1e-3
 NEVER = -9998.0
 """vLLM writes -9999 for a token that truncation excluded."""
@@ -28,12 +38,15 @@ NEVER = -9998.0
 Logprobs = Mapping[str, float]
 
 
-class _Alternatives(msgspec.Struct):
+class Drawn(msgspec.Struct):
+    """Sampled tokens, each with its alternatives."""
+
+    tokens: list[str]
     top_logprobs: list[dict[str, float]]
 
 
 class _Choice(msgspec.Struct):
-    logprobs: _Alternatives
+    logprobs: Drawn
 
 
 class _Answer(msgspec.Struct):
@@ -57,18 +70,29 @@ class Behaviour:
         if mode is not None and shown["logprobs_mode"].value != mode:
             found["logprobs_mode"] = Setting("logprobs_mode", mode, Origin.MEASURED)
         filled = None if plain is None or silent is None else differ(plain, silent)
-        if filled:
-            found["generation_defaults"] = Setting("generation_defaults", "applied", Origin.MEASURED)
-        elif filled is False and mode == "processed_logprobs":
+        if filled is False and mode == "processed_logprobs":
             # Raw logprobs would look alike whatever the server fills in.
-            found["generation_defaults"] = Setting("generation_defaults", None, Origin.MEASURED)
+            explicit, left_out = self._draw({**TWO, **NEUTRAL, "temperature": 1.0}), self._draw(TWO)
+            filled = None if explicit is None or left_out is None else penalised(explicit, left_out)
+        elif not filled:
+            filled = None
+        if filled is not None:
+            value = "applied" if filled else None
+            found["generation_defaults"] = Setting("generation_defaults", value, Origin.MEASURED)
         return found
 
     def _ask(self, sampling: Mapping[str, float]) -> Logprobs | None:
-        body = {"model": self._model, "prompt": PROMPT, "max_tokens": 1, "seed": 0, "logprobs": TOP}
+        drawn = self._draw({"max_tokens": 1, "logprobs": TOP, **sampling})
+        return drawn.top_logprobs[0] if drawn and drawn.top_logprobs else None
+
+    def _draw(self, request: Mapping[str, object]) -> Drawn | None:
+        body = {"model": self._model, "prompt": PROMPT, "seed": 0, "return_tokens_as_token_ids": True}
         try:
-            answer = self._http.post(COMPLETIONS, {**body, "return_tokens_as_token_ids": True, **sampling})
-            return msgspec.convert(answer, _Answer).choices[0].logprobs.top_logprobs[0]
+            return (
+                msgspec.convert(self._http.post(COMPLETIONS, {**body, **request}), _Answer)
+                .choices[0]
+                .logprobs
+            )
         except (EngineError, msgspec.ValidationError, IndexError):
             return None  # a server that refuses, or answers otherwise, leaves it unknown
 
@@ -91,11 +115,21 @@ def logprobs_mode(cold: Logprobs, plain: Logprobs) -> str | None:
     return "processed_logprobs" if _doubled(far, near) else "raw_logprobs"
 
 
-def differ(explicit: Logprobs, silent: Logprobs) -> bool:
+def differ(explicit: Logprobs, silent: Logprobs, by: float = SAME) -> bool:
     """Whether a request that left sampling out was answered from another distribution."""
     if any(value < NEVER for value in silent.values()):
         return True
-    return any(abs(explicit[token] - silent[token]) > SAME for token in explicit if token in silent)
+    return any(abs(explicit[token] - silent[token]) > by for token in explicit if token in silent)
+
+
+def penalised(explicit: Drawn, silent: Drawn) -> bool | None:
+    """Whether a token of the prompt, or the first output, is less likely where sampling was left out; None: no telling."""
+    pairs = list(zip(explicit.top_logprobs, silent.top_logprobs, strict=False))
+    if pairs and differ(*pairs[0]):
+        return True
+    if len(pairs) < 2 or explicit.tokens[:1] != silent.tokens[:1]:
+        return None
+    return differ(*pairs[1], by=FAR)
 
 
 def _doubled(at_half: float, at_one: float) -> bool:

@@ -235,25 +235,24 @@ class CommandLine:
             return []
         if not there:
             return [vllm_words.words(spec, value)]
-        self._replace(there, spec, value, edits)
+        if spec.key is not None and (dotted := [each for each in there if each.key]):
+            # Dotted forms undo a whole JSON, so that one more of them is the only way in.
+            there = [each for each in dotted if each.key == spec.key]
+            if not there:
+                return [[f"--{spec.flag}.{spec.key}", shlex.quote(vllm_words.plain(value))]]
+        self._replace(there[-1], spec, value, edits)
         return []
 
     def _replace(
-        self, there: list[Argument], spec: VllmName, value: Value, edits: dict[tuple[int, int], str]
+        self, argument: Argument, spec: VllmName, value: Value, edits: dict[tuple[int, int], str]
     ) -> None:
-        argument = there[-1]
         first, last = self._words[argument.first], self._words[argument.last]
         if isinstance(value, bool):
             edits[first.start, last.end] = vllm_words.words(spec, value)[0]
             return
         text = vllm_words.plain(value)
-        if spec.key is not None:
-            dotted = [each for each in there if each.key == spec.key]
-            if dotted:
-                argument = dotted[-1]
-                first, last = self._words[argument.first], self._words[argument.last]
-            elif not argument.key:
-                text = json.dumps({**mapping(argument), spec.key: value})
+        if spec.key is not None and not argument.key:
+            text = json.dumps({**mapping(argument), spec.key: value})
         edits[first.start, last.end] = _respelled(self.text, first, argument, shlex.quote(text))
 
 

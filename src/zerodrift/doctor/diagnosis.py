@@ -51,6 +51,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     settings: tuple[Row, ...]
     findings: tuple[Advice, ...]
     not_judged: tuple[str, ...]
+    unseen: str = ""
+    """How to let us see more, where most of the settings are hidden."""
 
 
 def diagnose(target: Target, asked: Settings) -> tuple[Diagnosis, tuple[Judgement, ...]]:
@@ -64,6 +66,7 @@ def diagnose(target: Target, asked: Settings) -> tuple[Diagnosis, tuple[Judgemen
             settings=tuple(_row(judgement) for judgement in judgements),
             findings=tuple(_advice(finding, judgements, target) for finding in findings(judgements)),
             not_judged=tuple(without_secrets(text) for text in reading.not_judged),
+            unseen=reading.unseen,
         ),
         judgements,
     )

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.tables import UNWRITTEN, FileName
 from zerodrift.doctor.vllm_arguments import number
@@ -52,11 +54,9 @@ def _written(name: str, value: Any, names: Mapping[str, FileName], found: Mappin
     word = str(value).lower() if isinstance(value, bool) else value
     if isinstance(word, str) and word in spec.values:
         return Setting(name, spec.values[word], Origin.SET)
-    if (
-        isinstance(value, str)
-        and isinstance(spec.default, int | float)
-        and not isinstance(spec.default, bool)
-    ):
+    if isinstance(value, str) and isinstance(spec.default, bool):
+        value = {"true": True, "false": False}.get(value.lower(), value)
+    elif isinstance(value, str) and isinstance(spec.default, int | float):
         value = number(value)
     # null asks for the default of most frameworks; where null is the default it means none.
     if value is None and spec.default is not None:
@@ -67,11 +67,11 @@ def _written(name: str, value: Any, names: Mapping[str, FileName], found: Mappin
 def _interpolated(
     name: str, value: str, names: Mapping[str, FileName], found: Mapping[str, Setting]
 ) -> Setting:
-    """`${..llm.parameters.temperature}` is that setting; any other interpolation cannot be followed from here."""
+    """`${..llm.parameters.temperature}` is that setting, as far as it is known; any other cannot be followed from here."""
     target = value.removeprefix("${").removesuffix("}").lstrip(".")
     for other, spec in names.items():
-        if spec.path.endswith(target) and other in found:
-            return Setting(name, found[other].value, Origin.SET)
+        if other in found and (spec.path == target or spec.path.endswith(f".{target}")):
+            return msgspec.structs.replace(found[other], name=name)
     return unknown(name)
 
 

@@ -1,28 +1,35 @@
 """A running vLLM server: settings as it shows them and as it behaves, never as its version string promises.
 
-Asked, in this order: /v1/models, /version, /server_info (dev mode), /metrics, /openapi.json, and, where allowed, three
-completions of one token. Nothing is changed on the server. What it does not show is unknown.
+Asked, in this order: /v1/models, /version, /server_info (dev mode), /metrics, /openapi.json, and, where allowed, five
+completions of one or two tokens. Nothing is changed on the server. What it does not show is unknown.
 """
 
 import re
 from collections.abc import Mapping
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from zerodrift.backends.http import HttpClient
 from zerodrift.backends.vllm_facts import ServerInfo
 from zerodrift.backends.vllm_wire import parse
-from zerodrift.core.errors import BadAnswer, EngineError, EngineRefused
-from zerodrift.doctor import vllm_words
+from zerodrift.core.errors import BadAnswer, EngineError
+from zerodrift.doctor import vllm_settings, vllm_words
 from zerodrift.doctor.behaviour import Behaviour
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.tables import VllmName, vllm_names
 from zerodrift.doctor.target import Reading
 
 CONTROL = ("/collective_rpc", "/update_weights", "/pause", "/reset_prefix_cache")
+HIDDEN = (
+    "Most of its configuration is hidden: start it with VLLM_SERVER_DEV_MODE=1, on a trusted network only, or give "
+    "the doctor the command line that started it, in quotes."
+)
+NOWHERE = "/no-such-route"
+"""vLLM answers 404 here; whoever answers otherwise answers so everywhere."""
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class _Card(msgspec.Struct):
@@ -55,7 +62,7 @@ class Server:
 
     def _read(self) -> Reading:
         card = self._card()
-        self.title = f"{self.title}, which calls itself {self._version()}"
+        self.title = f"{self.title}, {self._version()}"
         info = self._info()
         labels = self._labels()
         found = {name: _shown(name, spec, info, labels) for name, spec in vllm_names().items()}
@@ -70,7 +77,7 @@ class Server:
         # Nobody can see these from outside, and nothing would be said about them.
         for name in ("return_tokens_as_token_ids", "disable_cascade_attn"):
             del found[name]
-        return Reading(found, ())
+        return Reading(found, (), HIDDEN if info is None else "")
 
     def typed(self, name: str, value: Value) -> str | None:
         """What to start it with next time."""
@@ -93,15 +100,24 @@ class Server:
         return card
 
     def _version(self) -> str:
-        answer = self._http.find("/version")
+        answer = self._find("/version")
         found = answer.get("version") if isinstance(answer, dict) else None
-        return f"vLLM {found}" if isinstance(found, str) else "nothing"
+        return (
+            f"which calls itself vLLM {found}" if isinstance(found, str) else "whose version cannot be seen"
+        )
 
     def _info(self) -> ServerInfo | None:
         path = "/server_info?config_format=json"
         try:
-            return parse(self._http.find(path), ServerInfo, path)
-        except (BadAnswer, EngineRefused):
+            return parse(self._find(path), ServerInfo, path)
+        except BadAnswer:
+            return None
+
+    def _find(self, path: str) -> object | None:
+        """The JSON there, if there is any for us: a proxy may let /v1 through and nothing else."""
+        try:
+            return self._http.find(path)
+        except EngineError:
             return None
 
     def _labels(self) -> dict[str, str]:
@@ -116,19 +132,36 @@ class Server:
 
     def _reachable(self, info: ServerInfo | None) -> dict[str, Setting]:
         """Which doors are open to us, and whether a key is asked for."""
-        answer = self._http.find("/openapi.json")
-        paths = answer.get("paths") if isinstance(answer, dict) else None
-        routes = paths if isinstance(paths, dict) else {}
-        # A route for POST answers GET with 405, and nothing happens.
-        there = [path for path in CONTROL if path in routes or self._http.exchange("GET", path).status == 405]
-        dev_mode = bool(there) or info is not None
-        host = self._http.address.partition("://")[2].partition("/")[0].rpartition(":")[0].strip("[]")
+        dev_mode = True if info is not None else self._has_control()
+        host = urlsplit(self._http.address).hostname or ""
         return {
-            "dev_mode": Setting("dev_mode", dev_mode, Origin.MEASURED),
+            "dev_mode": unknown("dev_mode")
+            if dev_mode is None
+            else Setting("dev_mode", dev_mode, Origin.MEASURED),
             # From this machine nobody can tell whether others reach the server as well.
-            "host": unknown("host") if host in LOOPBACK else Setting("host", host, Origin.MEASURED),
+            "host": unknown("host") if _is_loopback(host) else Setting("host", host, Origin.MEASURED),
             "api_key": Setting("api_key", self._asks_for_a_key(), Origin.MEASURED),
         }
+
+    def _has_control(self) -> bool | None:
+        """Whether a control endpoint is there; None where something in front of the server answers in its place."""
+        answer = self._find("/openapi.json")
+        paths = answer.get("paths") if isinstance(answer, dict) else None
+        if isinstance(paths, dict) and not paths.keys().isdisjoint(CONTROL):
+            return True
+        if self._status(NOWHERE) != 404:
+            return False if isinstance(paths, dict) else None
+        # A route for POST answers GET with 405, and nothing happens.
+        statuses = {self._status(path) for path in CONTROL}
+        if 405 in statuses:
+            return True
+        return False if isinstance(paths, dict) or statuses == {404} else None
+
+    def _status(self, path: str) -> int | None:
+        try:
+            return self._http.exchange("GET", path).status
+        except EngineError:
+            return None
 
     def _asks_for_a_key(self) -> bool:
         """With a key it let us in; does it without?"""
@@ -141,13 +174,21 @@ class Server:
             keyless.close()
 
 
+def _is_loopback(host: str) -> bool:
+    """All of 127.0.0.0/8, and ::1 however it is written."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
 def _shown(name: str, spec: VllmName, info: ServerInfo | None, labels: Mapping[str, str]) -> Setting:
     if info is not None and spec.env is not None and spec.env in info.vllm_env:
         return Setting(name, bool(info.vllm_env[spec.env]), Origin.SERVER)
     if info is not None and spec.server is not None:
         there, value = _look_up(info.vllm_config, spec.server)
         if there:
-            return Setting(name, _plain(spec, value), Origin.SERVER)
+            return Setting(name, _plain(name, spec, value), Origin.SERVER)
         if spec.key is not None and _look_up(info.vllm_config, spec.server.rpartition(".")[0])[0]:
             return Setting(name, spec.default, Origin.SERVER)  # an override that is not there
     if spec.metric is not None and spec.metric in labels:
@@ -156,15 +197,14 @@ def _shown(name: str, spec: VllmName, info: ServerInfo | None, labels: Mapping[s
     return unknown(name)
 
 
-def _plain(spec: VllmName, value: Any) -> Value:
+def _plain(name: str, spec: VllmName, value: Any) -> Value:
     match spec.kind:
         case "presence":
             return None if value in (None, [], {}) else "on"
         case "switch":
             return bool(value)
         case "names":
-            keys = [key for key in value if key != spec.except_] if isinstance(value, dict) else []
-            return ", ".join(map(str, keys)) or None
+            return vllm_settings.named(name, spec, value) if isinstance(value, dict) else None
     if isinstance(value, str):
         return value.removeprefix("torch.")
     return value if value is None or isinstance(value, bool | int | float) else str(value)

@@ -12,6 +12,8 @@ class Reading(NamedTuple):
     settings: Settings
     not_judged: tuple[str, ...]
     """Flags, keys and lines that no rule reads; nothing is passed over in silence."""
+    unseen: str = ""
+    """How to let us see more, where most of the settings are hidden."""
 
 
 class Target(Protocol):

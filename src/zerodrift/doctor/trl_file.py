@@ -80,10 +80,12 @@ class TrlFile:
     def changed(self, changes: Mapping[str, Value]) -> str:
         """The file with these settings; what `generation_kwargs` overrides is changed there."""
         text = self._text
-        overrides = text.values.get("generation_kwargs")
-        inner = overrides if isinstance(overrides, dict) else {}
+        inner = self._inner()
         for name, value in changes.items():
-            if name in inner and name != "trainer_temperature":
+            if name in inner and isinstance(text.values["generation_kwargs"], str):
+                inner = {**inner, name: value}
+                text = text.with_value(["generation_kwargs"], json.dumps(inner))
+            elif name in inner and name != "trainer_temperature":
                 text = text.with_value(["generation_kwargs", name], value)
             elif name == "trainer_quantised":
                 for key in ("load_in_4bit", "load_in_8bit"):
@@ -94,6 +96,15 @@ class TrlFile:
 
     def _overrides(self, found: Mapping[str, Setting]) -> dict[str, Setting]:
         """`generation_kwargs` win over the keys of their own name, in the sampler alone."""
+        sampler = {*found, "presence_penalty", "frequency_penalty"}
+        return {
+            name: Setting(name, file_settings.plain(value), Origin.SET)
+            for name, value in self._inner().items()
+            if name in sampler
+        }
+
+    def _inner(self) -> dict[str, Any]:
+        """`generation_kwargs`, as a mapping or as JSON in quotes."""
         overrides = self._text.values.get("generation_kwargs") or {}
         if isinstance(overrides, str):
             try:
@@ -104,12 +115,7 @@ class TrlFile:
             raise ConfigError(
                 f"{self._text.source}: generation_kwargs is no mapping; write key: value below it"
             )
-        sampler = {*found, "presence_penalty", "frequency_penalty"}
-        return {
-            name: Setting(name, file_settings.plain(value), Origin.SET)
-            for name, value in overrides.items()
-            if name in sampler
-        }
+        return overrides
 
 
 def _said(key: str, values: Mapping[Any, Any]) -> Origin:

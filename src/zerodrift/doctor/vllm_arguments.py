@@ -97,6 +97,19 @@ def mapping(argument: Argument) -> dict[str, Any]:
     return found
 
 
+def in_force(arguments: Sequence[Argument]) -> dict[str, Any]:
+    """The JSON of a flag that was given more than once.
+
+    vLLM puts dotted forms together and behind all others, and argparse takes the last: one dotted form undoes every
+    whole JSON, and of those the last counts.
+    """
+    whole = [mapping(argument) for argument in arguments if not argument.key]
+    dotted = [mapping(argument) for argument in arguments if argument.key]
+    if not dotted:
+        return whole[-1]
+    return {key: value for each in dotted for key, value in each.items()}
+
+
 def _plain(text: str) -> Any:
     try:
         return json.loads(text)

@@ -1,20 +1,22 @@
 """From flags and environment variables of a vLLM server to settings in force: what is written, else the default."""
 
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from zerodrift.core.errors import ConfigError
+from zerodrift.doctor import generation_defaults
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.tables import UNWRITTEN, VllmName, vllm_names
-from zerodrift.doctor.vllm_arguments import Argument, Parsed, mapping, number
+from zerodrift.doctor.vllm_arguments import Argument, Parsed, in_force, number
 
 Default = Callable[[str], Setting | None]
 """What somebody between vLLM and the user sets where the user does not; None leaves it to vLLM."""
 
-NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 NOT_JUDGED = frozenset({"model", "port", "served-model-name", "config"})
 """Say where and what, not how; nothing to list."""
+
+ATTENTION = "attention-config"
+"""Its `backend` is the attention backend; its other keys are not judged."""
 
 
 def nothing(_name: str) -> None:
@@ -33,13 +35,20 @@ def settings(
         del found["cpu_attn_split_kv"]  # means nothing elsewhere
     if parsed.last("uds") is not None:
         found["host"] = Setting("host", "unix socket", Origin.SET)
-    found["generation_defaults"] = model_defaults(model)
+    elsewhere = parsed.last("hf-config-path")
+    found["generation_defaults"] = generation_defaults.from_files(
+        found["generation_config"].value,
+        elsewhere.value if elsewhere else model,
+        _json(parsed, "override-generation-config") or {},
+    )
     return found
 
 
 def not_judged(parsed: Parsed) -> list[str]:
     """Flags that no rule reads, and flags that do not exist; nothing of what a user wrote is passed over."""
     judged = {flag for spec in vllm_names().values() for flag in (spec.flag, *spec.also)}
+    if set(_json(parsed, ATTENTION) or ()) == {"backend"}:
+        judged.add(ATTENTION)
     unknown_flags = parsed.unknown()
     unknown_names = {text.split()[0].lstrip("-") for text in unknown_flags}
     rest = dict.fromkeys(
@@ -59,22 +68,11 @@ def device(env: Mapping[str, str]) -> Setting:
     return unknown("device")
 
 
-def model_defaults(model: str | None) -> Setting:
-    """What the model's generation_config.json would change; only a directory here can be looked into."""
-    if model is None or not (directory := Path(model)).is_dir():
-        return unknown("generation_defaults")
-    try:
-        written = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        written = {}
-    except (OSError, ValueError):
-        return unknown("generation_defaults")
-    changed = [
-        f"{name} {written[name]}"
-        for name, neutral in NEUTRAL.items()
-        if isinstance(written, dict) and written.get(name) not in (None, neutral)
-    ]
-    return Setting("generation_defaults", ", ".join(changed) or None, Origin.SET)
+def named(name: str, spec: VllmName, written: Mapping[str, Any]) -> str | None:
+    """A structure by its keys. Of sampling defaults only those count that change the distribution."""
+    overrides = name == "override_generation_config"
+    keys = generation_defaults.changing(written) if overrides else written
+    return ", ".join(str(key) for key in keys if key != spec.except_) or None
 
 
 def _default(name: str, spec: VllmName, where: Value) -> Setting:
@@ -99,6 +97,8 @@ def _from_flags(name: str, spec: VllmName, parsed: Parsed, env: Mapping[str, str
         return Setting(name, value=True, origin=Origin.SET) if there else None
     if spec.key is not None or spec.kind == "names":
         return _from_json(name, spec, parsed)
+    if name == "attention_backend":
+        return _attention_backend(name, spec.flag, parsed)
     candidates = (parsed.last(flag) for flag in (spec.flag, *spec.also))
     argument = next((each for each in candidates if each is not None), None)
     return None if argument is None else Setting(name, _value(argument, spec), Origin.SET)
@@ -117,12 +117,35 @@ def _value(argument: Argument, spec: VllmName) -> Value:
 
 
 def _from_json(name: str, spec: VllmName, parsed: Parsed) -> Setting | None:
-    merged: dict[str, Any] = {}
-    for argument in parsed.arguments:
-        if argument.name == spec.flag:
-            merged |= mapping(argument)
+    assert spec.flag is not None, f"{name} has no flag"
+    found = _json(parsed, spec.flag)
+    if found is None:
+        return None
     if spec.key is not None:
-        value = merged.get(spec.key)
-        return None if value is None else Setting(name, str(value), Origin.SET)
-    keys = [key for key in merged if key != spec.except_]
-    return Setting(name, ", ".join(keys), Origin.SET) if keys else None
+        value = found.get(spec.key)
+        written = None if value is None else str(value)
+    else:
+        written = named(name, spec, found)
+    # The flag replaces all that a file says below it, also what it leaves out.
+    return (
+        Setting(name, spec.default, Origin.DEFAULT) if written is None else Setting(name, written, Origin.SET)
+    )
+
+
+def _attention_backend(name: str, flag: str, parsed: Parsed) -> Setting | None:
+    """By the flag or inside --attention-config, in capitals or not: vLLM takes either, and never both."""
+    alone, inside = parsed.last(flag), (_json(parsed, ATTENTION) or {}).get("backend")
+    if alone is not None and inside is not None:
+        raise ConfigError(f"vLLM refuses --{flag} beside --{ATTENTION}.backend; take one of them out")
+    written = alone.value if alone is not None else inside
+    if written is None:
+        return None
+    # The case of a variable of the shell is its name.
+    text = str(written) if str(written).startswith("$") else str(written).upper()
+    return Setting(name, None if text in ("AUTO", "NONE", "NULL") else text, Origin.SET)
+
+
+def _json(parsed: Parsed, flag: str) -> dict[str, Any] | None:
+    """The JSON in force of a flag that takes one; None where it is not given."""
+    given = [argument for argument in parsed.arguments if argument.name == flag]
+    return in_force(given) if given else None

@@ -1,6 +1,10 @@
-"""A YAML file changed in place: comments, order and style stay, one value or one line is other than before."""
+"""A YAML file changed in place: comments, order and style stay, one value or one entry is other than before.
 
-from collections.abc import Sequence
+Each change is read back and compared with what it should be: an anchor, a merge or a style that is not followed here
+would otherwise change a setting that nobody asked about.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -9,9 +13,11 @@ from zerodrift.config.document import parse, render
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.secrets import HIDDEN, names_a_secret
 from zerodrift.doctor.setting import Value
+from zerodrift.doctor.yaml_entry import Edit, applied, line_end, with_entry, without_entry, without_lines
 
 NOTHING = ("", "null", "~")
 """Spellings of none."""
+_ABSENT = object()
 
 
 class YamlText:
@@ -39,22 +45,33 @@ class YamlText:
         nodes = self._nodes(path)
         if len(nodes) == len(path):
             _, node = nodes[-1]
-            return self._with(node.start_mark.index, node.end_mark.index, _scalar(value))
-        return self._inserted(path, len(nodes), value)
+            edit = Edit(node.start_mark.index, node.end_mark.index, _scalar(value))
+        else:
+            edit = self._inserted(path, len(nodes), value)
+        return self._with([edit], path, _put(self.values, path, value))
 
     def without(self, path: Sequence[str]) -> "YamlText":
-        """The line, or lines, of `path` taken out; what is not there is no loss."""
+        """Its lines, or between braces the entry alone, taken out; what is not there is no loss."""
+        if not self.get(path)[0]:
+            return self
         nodes = self._nodes(path)
         if len(nodes) < len(path):
-            return self
-        key, node = nodes[-1]
-        start = self.text.rfind("\n", 0, key.start_mark.index) + 1
-        return self._with(start, self._line_end(node), "")
+            raise self._by_hand(path, "comes from a merged section")
+        above, parent = nodes[-2] if len(nodes) > 1 else (None, self._root())
+        assert isinstance(parent, yaml.MappingNode), "something was found in it"
+        if parent.flow_style:
+            edits = without_entry(self.text, parent, nodes[-1][0])
+        else:
+            edits = without_lines(self.text, above, nodes[-1], only=len(parent.value) == 1)
+        return self._with(edits, path, _put(self.values, path, _ABSENT))
 
     def renamed(self, path: Sequence[str], name: str) -> "YamlText":
         """The last key of `path` under another name."""
         key, _ = self._nodes(path)[-1]
-        return self._with(key.start_mark.index, key.end_mark.index, name)
+        edit = Edit(key.start_mark.index, key.end_mark.index, name)
+        new = [*path[:-1], name]
+        rest = _put(self.values, path, _ABSENT)
+        return self._with([edit], new, _put(rest, new, self.get(path)[1]))
 
     def without_secrets(self) -> str:
         """The text, with values of keys that name a secret taken out."""
@@ -63,8 +80,19 @@ class YamlText:
             text = text[: node.start_mark.index] + f'"{HIDDEN}"' + text[node.end_mark.index :]
         return text
 
-    def _with(self, start: int, end: int, replacement: str) -> "YamlText":
-        return YamlText(self.text[:start] + replacement + self.text[end:], self.source)
+    def _with(self, edits: list[Edit], path: Sequence[str], expected: Mapping[Any, Any]) -> "YamlText":
+        """The text with these edits, made for the sake of `path`, if it then holds what is expected."""
+        try:
+            changed = YamlText(applied(self.text, edits), self.source)
+        except ConfigError as error:
+            raise self._by_hand(path, "cannot be changed in this style") from error
+        other = next(_differences(expected, changed.values), None)
+        if other is not None:
+            raise self._by_hand(path, f"cannot be changed without changing {'.'.join(map(str, other))}")
+        return changed
+
+    def _by_hand(self, path: Sequence[str], reason: str) -> ConfigError:
+        return ConfigError(f"{self.source}: {'.'.join(path)} {reason}; change it by hand")
 
     def _root(self) -> yaml.MappingNode:
         node = yaml.compose(self.text, Loader=yaml.SafeLoader)
@@ -84,43 +112,49 @@ class YamlText:
             node = pair[1]
         return found
 
-    def _inserted(self, path: Sequence[str], depth: int, value: Value) -> "YamlText":
+    def _inserted(self, path: Sequence[str], depth: int, value: Value) -> Edit:
         """`path` written below its parent of this depth, in the style of that."""
         names = path[depth:]
-        if depth == 0:
-            return self._as_lines(self._root(), 0, names, value)
-        key, parent = self._nodes(path[:depth])[-1]
+        root = self._root()
+        key, parent = self._nodes(path[:depth])[-1] if depth else (root, root)
         if isinstance(parent, yaml.MappingNode) and parent.flow_style:
-            where = parent.end_mark.index - 1
-            return self._with(where, where, (", " if parent.value else "") + _flow(names, value))
+            return with_entry(self.text, parent, _flow(names, value))
         if isinstance(parent, yaml.MappingNode):
             return self._as_lines(parent, 0, names, value)
         if parent.value not in NOTHING:
             raise ConfigError(f"{self.source}: {key.value} is no section; write {'.'.join(path)} by hand")
         if parent.start_mark.index < parent.end_mark.index:  # `null` is written out
-            return self._with(parent.start_mark.index, parent.end_mark.index, f"{{{_flow(names, value)}}}")
+            return Edit(parent.start_mark.index, parent.end_mark.index, f"{{{_flow(names, value)}}}")
         return self._as_lines(parent, key.start_mark.column + 2, names, value)
 
-    def _as_lines(self, parent: yaml.Node, column: int, names: Sequence[str], value: Value) -> "YamlText":
+    def _as_lines(self, parent: yaml.Node, column: int, names: Sequence[str], value: Value) -> Edit:
         """Behind the last line of `parent`, as far in as its keys are; `column` where it has none."""
         if isinstance(parent, yaml.MappingNode) and parent.value:
             column = parent.value[0][0].start_mark.column
-        where = self._line_end(parent)
+        where = line_end(self.text, parent)
         lines = [f"{' ' * (column + 2 * step)}{name}:" for step, name in enumerate(names)]
         lines[-1] += f" {_scalar(value)}"
         start = "" if not where or self.text[where - 1] == "\n" else "\n"
-        return self._with(where, where, start + "".join(f"{line}\n" for line in lines))
+        return Edit(where, where, start + "".join(f"{line}\n" for line in lines))
 
-    def _line_end(self, node: yaml.Node) -> int:
-        """Behind the last line that belongs to `node`."""
-        while isinstance(node, yaml.MappingNode | yaml.SequenceNode) and node.value and not node.flow_style:
-            last = node.value[-1]
-            node = last[1] if isinstance(last, tuple) else last
-        end = node.end_mark.index
-        if end and self.text[end - 1] == "\n":
-            return end
-        newline = self.text.find("\n", end)
-        return len(self.text) if newline < 0 else newline + 1
+
+def _put(values: Mapping[Any, Any], path: Sequence[str], value: object) -> dict[Any, Any]:
+    """A copy that holds `value` at `path`, or nothing there where that is absent."""
+    name, *below = path
+    if below:
+        section = values.get(name)
+        value = _put(section if isinstance(section, dict) else {}, below, value)
+    rest = {key: each for key, each in values.items() if key != name}
+    return rest if value is _ABSENT else {**rest, name: value}
+
+
+def _differences(one: object, other: object, at: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
+    """Paths at which two documents differ, whatever the order of their keys."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in {**one, **other}:
+            yield from _differences(one.get(key, _ABSENT), other.get(key, _ABSENT), (*at, key))
+    elif repr(one) != repr(other):  # 1 is not true here, and .nan is .nan
+        yield at
 
 
 def _flow(names: Sequence[str], value: Value) -> str:
@@ -134,19 +168,14 @@ def _scalar(value: Value) -> str:
     return render([value])[2:].rstrip("\n")
 
 
-def _secrets(node: yaml.Node) -> list[yaml.Node]:
-    found: list[yaml.Node] = []
+def _secrets(node: yaml.Node, *, below: bool = False) -> list[yaml.Node]:
+    """Every value under a key that names a secret: vLLM takes a list of keys as well as one."""
     if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            if (
-                isinstance(value, yaml.ScalarNode)
-                and isinstance(key.value, str)
-                and names_a_secret(key.value)
-            ):
-                found += [] if value.value in NOTHING else [value]
-            else:
-                found += _secrets(value)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            found += _secrets(value)
-    return found
+        named = [
+            (value, below or (isinstance(key.value, str) and names_a_secret(key.value)))
+            for key, value in node.value
+        ]
+        return [each for value, secret in named for each in _secrets(value, below=secret)]
+    if isinstance(node, yaml.SequenceNode):
+        return [each for value in node.value for each in _secrets(value, below=below)]
+    return [node] if below and node.value not in NOTHING else []

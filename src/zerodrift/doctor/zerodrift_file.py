@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from zerodrift.backends.launch import DEFAULTS
+from zerodrift.backends.vllm_flags import check_overrides
 from zerodrift.config.keys import check_keys
 from zerodrift.config.run import RunConfig
 from zerodrift.core.errors import ConfigError
@@ -34,7 +35,7 @@ class ZerodriftFile:
         self._names = file_names("zerodrift")
 
     def read(self) -> Reading:
-        """Sampling always; the engine's settings where zerodrift starts a vLLM itself."""
+        """Sampling always; what logprobs mean where zerodrift starts the engine, all its settings where that is vLLM."""
         asked = {name: self._asked(name) for name in self._names}
         sampling = {
             name: setting
@@ -42,9 +43,15 @@ class ZerodriftFile:
             if setting is not None and self._names[name].path.startswith("sampling_defaults")
         }
         engine = self._config.engine
-        if engine.name != VLLM or engine.url is not None:
-            running = f"engine.url: ask it with zerodrift doctor {engine.url}"
-            return Reading(sampling, (running if engine.url else f"engine.name: {engine.name}",))
+        if engine.url is not None:
+            return Reading(sampling, (f"engine.url: ask it with zerodrift doctor {engine.url}",))
+        if engine.name != VLLM:
+            # What its logprobs mean is asked of every engine; the rest are flags of vLLM.
+            mode = asked["logprobs_mode"]
+            return Reading(
+                sampling | ({} if mode is None else {mode.name: mode}), (f"engine.name: {engine.name}",)
+            )
+        check_overrides(engine)
         written = parse(list(engine.args))
         parsed = vllm_refusals.without_refused(written)
         # Those of the CPU backend are set wherever the engine runs, and say nothing about where that is.

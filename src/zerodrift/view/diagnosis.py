@@ -33,6 +33,8 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
         Text.assemble((word, f"bold {style}"), f"  {headline}: {counted}" if counted else f"  {headline}")
     )
     console.print(Text(visible(diagnosis.target), style="dim"))
+    if diagnosis.unseen:
+        console.print(Text(diagnosis.unseen, style=STYLES[Severity.UNKNOWN]))
     console.print()
     for advice in diagnosis.findings:
         _print_advice(advice, console)

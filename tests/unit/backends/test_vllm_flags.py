@@ -3,6 +3,7 @@ import pytest
 
 from zerodrift.backends.vllm_flags import SWITCHES, VALUES, flags
 from zerodrift.config.engine import EngineConfig
+from zerodrift.core.errors import ConfigError
 
 
 def test_what_is_not_set_is_left_to_the_engine() -> None:
@@ -50,6 +51,28 @@ def test_every_setting_becomes_its_flag(field: str, value: object, expected: lis
 def test_own_arguments_come_last_and_win() -> None:
     arguments = flags(EngineConfig(args=("--dtype", "half", "--seed", "1")), "float32")
     assert arguments[-4:] == ["--dtype", "half", "--seed", "1"]
+
+
+OVERRIDES = [
+    ("--hf-overrides", '{"rope_theta": 1}'),
+    ('--hf-overrides={"rope_theta": 1}',),
+    ("--hf_overrides", '{"head_dtype": "float32"}'),
+    ("--hf-overrides.rope_theta", "1"),
+    ("--hf_overrides.rope_theta=1",),
+    ("--hf-over", '{"rope_theta": 1}'),  # argparse takes what begins like one flag only
+]
+
+
+@pytest.mark.parametrize("own", OVERRIDES)
+def test_of_two_overrides_neither_is_lost_in_silence(own: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=rf"{own[0][:10]}.*engine\.head_dtype to auto"):
+        flags(EngineConfig(head_dtype="float32", args=("--seed", "1", *own)), "float32")
+    assert flags(EngineConfig(args=own), "float32")[-len(own) :] == list(own)
+
+
+def test_other_flags_of_hugging_face_are_no_overrides() -> None:
+    arguments = flags(EngineConfig(head_dtype="float32", args=("--hf-config-path", "x")), "float32")
+    assert "--hf-overrides" in arguments
 
 
 def test_every_field_that_is_named_exists() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.command import CommandLine
+from zerodrift.doctor.diagnosis import diagnose
 from zerodrift.doctor.setting import Origin, Value
 from zerodrift.doctor.shell_words import split
 
@@ -34,10 +35,44 @@ def value(command: str, name: str) -> Value:
         ("--api-key a b", "api_key", True),
         ("-O3", "enforce_eager", False),
         ("--quantization None", "quantization", None),
+        ("--attention-backend triton_attn", "attention_backend", "TRITON_ATTN"),
+        ("--attention-backend auto", "attention_backend", None),
+        ('--attention-config \'{"backend": "flashinfer"}\'', "attention_backend", "FLASHINFER"),
+        ("--attention-config.backend FLASHINFER", "attention_backend", "FLASHINFER"),
+        ("-ac.backend=auto", "attention_backend", None),
+        ("--attention-config.flash_attn_version 2", "attention_backend", None),
     ],
 )
 def test_flags_are_read_as_vllm_reads_them(words: str, name: str, expected: Value) -> None:
     assert value(f"vllm serve Q {words}", name) == expected
+
+
+HEAD = """--hf-overrides '{"head_dtype":"float32"}'"""
+ROPE = """--hf_overrides='{"rope_theta":1}'"""
+
+
+@pytest.mark.parametrize(
+    ("words", "head", "others"),
+    [
+        (f"{HEAD} {ROPE}", "model", "rope_theta"),
+        (f"{ROPE} {HEAD}", "float32", None),
+        ("--hf-overrides.head_dtype float32 --hf_overrides.rope_theta=1", "float32", "rope_theta"),
+        # Dotted forms are put together and go last, wherever they stand.
+        (f"--hf-overrides.head_dtype float32 {ROPE}", "float32", None),
+        (f"{HEAD} --hf-overrides.rope_theta 1", "model", "rope_theta"),
+    ],
+)
+def test_of_overrides_given_twice_one_is_in_force(words: str, head: str, others: str | None) -> None:
+    """As the parser of vLLM 0.32 answers to the same words."""
+    settings = CommandLine(f"vllm serve Q {words}").read().settings
+    assert (settings["head_dtype"].value, settings["hf_overrides"].value) == (head, others)
+
+
+def test_overrides_of_a_command_replace_those_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: Q\nhf-overrides: {head_dtype: float32}\n")
+    assert value(f"vllm serve --config {file}", "head_dtype") == "float32"
+    assert value(f"vllm serve --config {file} {ROPE}", "head_dtype") == "model"
 
 
 def test_a_default_says_that_it_is_one() -> None:
@@ -99,6 +134,7 @@ def test_what_is_not_judged_is_listed() -> None:
         ("vllm serve Q --dtype --seed 1", "without its value"),
         ("vllm serve Q --hf-overrides {a:1}", "not JSON"),
         ("vllm serve Q --hf-overrides 3", "JSON object"),
+        ("vllm serve Q --hf-overrides 3 --hf-overrides.a 3", "JSON object"),
         ("vllm serve Q --config /no/such.yaml", "no file"),
     ],
 )
@@ -146,6 +182,16 @@ def test_a_refusal_names_the_problem(command: str, words: str) -> None:
             "vllm serve Q --hf-overrides.head_dtype model",
             {"head_dtype": "float32"},
             "vllm serve Q --hf-overrides.head_dtype float32",
+        ),
+        (
+            "vllm serve Q --hf-overrides.rope_theta 1",
+            {"head_dtype": "float32"},
+            "vllm serve Q --hf-overrides.rope_theta 1 --hf-overrides.head_dtype float32",
+        ),
+        (
+            """vllm serve Q --hf-overrides.a 1 --hf-overrides '{"b": 1}'""",
+            {"head_dtype": "float32"},
+            """vllm serve Q --hf-overrides.a 1 --hf-overrides '{"b": 1}' --hf-overrides.head_dtype float32""",
         ),
         ("vllm serve Q \\\n    -tp 2", {"seed": 3}, "vllm serve Q \\\n    -tp 2 \\\n    --seed 3"),
         ("vllm serve Q", {"temperature": 1.0}, "vllm serve Q"),
@@ -262,3 +308,21 @@ def test_a_model_that_is_here_is_looked_into(
 def test_what_is_no_number_stays_text() -> None:
     assert value("vllm serve Q --max-model-len auto", "max_model_len") == "auto"
     assert value("vllm serve Q --max-model-len 1.5k", "max_model_len") == 1500
+
+
+def test_an_attention_config_is_judged_by_its_backend() -> None:
+    invariant = "VLLM_BATCH_INVARIANT=1 vllm serve Q --logprobs-mode processed_logprobs"
+    assert diagnose(CommandLine(f"{invariant} --attention-backend triton_attn"), {})[0].exit_code == 0
+    assert diagnose(CommandLine(f"{invariant} --attention-config.backend FLASHINFER"), {})[0].exit_code == 1
+    listed = CommandLine("vllm serve Q --attention-config.backend FLASHINFER").read().not_judged
+    assert listed == ()
+    more = '{"backend": "FLASHINFER", "flash_attn_version": 2}'
+    assert CommandLine(f"vllm serve Q --attention-config '{more}'").read().not_judged == (
+        "--attention-config",
+    )
+
+
+def test_two_attention_backends_are_refused_as_vllm_refuses_them() -> None:
+    both = "vllm serve Q --attention-backend TRITON_ATTN --attention-config.backend FLASHINFER"
+    with pytest.raises(ConfigError, match="take one of them out"):
+        CommandLine(both).read()

@@ -201,6 +201,16 @@ def test_pipelinerl_hands_its_flags_to_vllm() -> None:
     )
 
 
+def test_a_flag_between_braces_is_taken_out_alone() -> None:
+    content = (
+        "vllm_config:\n  vllm_kwargs: {dtype: bfloat16, generation-config: auto, "
+        'speculative-config: \'{"method": "ngram"}\', max-num-seqs: 64}\n'
+    )
+    assert opened(content).changed({"generation_config": "vllm", "speculative": None}) == (
+        "vllm_config:\n  vllm_kwargs: {dtype: bfloat16, generation-config: vllm, max-num-seqs: 64}\n"
+    )
+
+
 def test_interpolations_are_followed_or_unknown() -> None:
     content = (
         "llm: {parameters: {temperature: 0.7}}\nmax_lag: ${elsewhere}\n"
@@ -211,6 +221,29 @@ def test_interpolations_are_followed_or_unknown() -> None:
     assert settings["trainer_temperature"].value == 0.7
     assert not settings["max_lag"].known
     assert not settings["dtype"].known
+
+
+@pytest.mark.parametrize(
+    ("sampler", "trainer", "expected"),
+    [
+        ("temperature: 0.7", "${..llm.parameters.temperature}", (0.7, Origin.SET)),
+        ("temperature: 0.7", "${llm.parameters.temperature}", (0.7, Origin.SET)),
+        ("temperature: 0.7", "${...parameters.temperature}", (0.7, Origin.SET)),
+        ("top_p: 1.0", "${..llm.parameters.temperature}", (1.0, Origin.DEFAULT)),
+        # What is not known here does not become known by being pointed at.
+        ("temperature: '${oc.env:TEMP}'", "${..llm.parameters.temperature}", (None, Origin.UNKNOWN)),
+        # Keys are matched whole.
+        ("temperature: 0.7", "${..ature}", (None, Origin.UNKNOWN)),
+        ("temperature: 0.7", "${}", (None, Origin.UNKNOWN)),
+    ],
+)
+def test_an_interpolation_is_what_it_points_at(
+    sampler: str, trainer: str, expected: tuple[Value, Origin]
+) -> None:
+    content = f"llm: {{parameters: {{{sampler}}}}}\nfinetune: {{rl: {{temperature: '{trainer}'}}}}\n"
+    setting = opened(content).read().settings["trainer_temperature"]
+    assert setting.name == "trainer_temperature"
+    assert (setting.value, setting.origin) == expected
 
 
 def test_a_stream_among_the_defaults() -> None:
@@ -261,6 +294,12 @@ def test_our_own_file_in_parts() -> None:
     )
 
 
+def test_our_own_file_is_refused_where_one_of_two_overrides_would_be_lost() -> None:
+    content = "engine: {name: vllm, head_dtype: float32, args: ['--hf-overrides.rope_theta', '1']}"
+    with pytest.raises(ConfigError, match=r"engine\.head_dtype"):
+        opened(content).read()
+
+
 def test_structures_are_named_by_what_they_hold() -> None:
     content = (
         "use_vllm: true\nvllm_structured_outputs_regex: {a: 1, b: 2}\nvllm_importance_sampling_mode: [x, y]"
@@ -268,3 +307,34 @@ def test_structures_are_named_by_what_they_hold() -> None:
     settings = opened(content).read().settings
     assert settings["structured_outputs"].value == "a, b"
     assert settings["correction_mode"].value == "x, y"
+
+
+@pytest.mark.parametrize("engine", ["exact", "reference", "sglang"])
+@pytest.mark.parametrize(
+    ("mode", "temperature", "code"),
+    [("raw_logprobs", 0.7, 1), ("raw_logprobs", 1.0, 0), ("processed_logprobs", 0.7, 0)],
+)
+def test_our_own_file_means_its_logprobs_whatever_the_engine(
+    engine: str, mode: str, temperature: float, code: int
+) -> None:
+    content = f"engine: {{name: {engine}, logprobs_mode: {mode}}}\nsampling_defaults: {{temperature: {temperature}}}\n"
+    assert value(content, "logprobs_mode") == mode
+    assert diagnose(opened(content), {})[0].exit_code == code
+    fixed = opened(content).changed({"logprobs_mode": "processed_logprobs"})
+    assert diagnose(opened(fixed), {})[0].exit_code == 0
+
+
+def test_a_switch_in_quotes_is_a_switch() -> None:
+    """TRL reads its file as defaults of a command line, where text is converted."""
+    content = 'use_vllm: true\nvllm_importance_sampling_correction: "{}"\n'
+    assert value(content.format("false"), "correction") is False
+    assert value(content.format("True"), "correction") is True
+    found = diagnose(opened(content.format("false")), {})[0].findings
+    assert "no-correction" in {finding.rule for finding in found}
+
+
+def test_generation_kwargs_in_quotes_are_judged() -> None:
+    content = "use_vllm: true\ngeneration_kwargs: '{\"top_p\": 0.9}'\n"
+    assert value(content, "top_p") == 0.9
+    fixed = opened(content).changed({"top_p": 1.0})
+    assert fixed == content.replace("0.9", "1.0")
