@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from zerodrift.doctor import program, vllm_refusals, vllm_settings, vllm_words
+from zerodrift.doctor import generation_defaults, program, vllm_refusals, vllm_settings, vllm_words
 from zerodrift.doctor.secrets import VLLM_SECRETS, names_a_secret
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.shell_words import Word, commands
@@ -61,6 +61,8 @@ class CommandLine:
             variable = self._program.env.get(spec.env or "")
             if (spec.flag in hidden and spec.kind != "secret") or (variable and not variable.seen):
                 found[name] = unknown(name)
+        if hidden.keys() & generation_defaults.FLAGS:
+            found[generation_defaults.NAME] = unknown(generation_defaults.NAME)
         if any(self._words[index].expands for index in self._parsed.positionals[1:]):
             found["unseen_words"] = unknown("unseen_words")
         found["refused"] = self._refused(file)

@@ -8,6 +8,8 @@ from typing import Any
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 
 NAME = "generation_defaults"
+FLAGS = frozenset({"generation-config", "hf-config-path", "override-generation-config"})
+"""That decide about it."""
 NEUTRAL: dict[str, tuple[float, ...]] = {
     "temperature": (1,),
     "top_p": (1,),

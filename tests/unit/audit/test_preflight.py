@@ -106,7 +106,7 @@ def test_an_engine_that_reports_raw_logprobs_fails_and_is_named(tmp_path: Path) 
     record = asked.run(Silent(), COMMAND)
     assert record.status is Status.FAIL
     assert statuses(record) == {
-        "doctor": Status.PASS,
+        "doctor": Status.FAIL,
         "audit": Status.FAIL,
         "weight-sync": Status.PASS,
         "rewards": Status.SKIPPED,
