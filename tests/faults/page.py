@@ -17,6 +17,7 @@ from tokens import RESULTS as TOKENS
 from zerodrift.faults.registry import FAULTS
 from zerodrift.records.codec import read_lines
 
+HIDDEN_NUCLEUS = "semantic/truncation-mass:top-p-0.95-full-mass"
 PAGE = ROOT / "docs" / "faults.md"
 HEAD = """# Planted faults, and what the audit said
 
@@ -30,7 +31,7 @@ verdict with its smallest case{real}. {states}
 
 *Tokens* are those that must be sampled until the fault is seen in 95 of 100 orders of the sequences, on weights that
 were trained ({trained}). An audit judges no fewer than 200. A dash: an update, a trainer, or a comparison of
-the engine with itself shows it, by a probe of fixed size.
+the engine with itself shows it, by a probe of fixed size.{theory}
 
 | fault | what it does | detected | named | {columns}otherwise named |
 |---|---|---|---|{rules}---|
@@ -70,6 +71,7 @@ def page(rows: Sequence[Row], tokens: Sequence[Detection], tallies: Sequence[Tal
         median=statistics.median(built_in),
         longest=max(built_in),
         real=_on_real_weights([row for row in single if row.model == SMOLLM2]),
+        theory=_theory(tokens),
         trained=" and ".join(trained) or "not measured yet",
         columns="".join(f"tokens, {model} | " for model in trained),
         rules="---|" * len(trained),
@@ -81,6 +83,19 @@ def page(rows: Sequence[Row], tokens: Sequence[Detection], tallies: Sequence[Tal
     if tallies:
         text += _well(tallies)
     return text
+
+
+def _theory(tokens: Sequence[Detection]) -> str:
+    """A fault that no number shows, beside what a martingale of 5 σ takes on paper."""
+    seen = [
+        f"{each.median:,} on {each.model}" for each in tokens if each.fault == HIDDEN_NUCLEUS and each.median
+    ]
+    if not seen:
+        return ""
+    return (
+        f" Samples from a nucleus of 0.95 with the numbers of the whole take 1,100 to 1,300 tokens in theory; at the "
+        f"median it took {' and '.join(seen)}."
+    )
 
 
 def _states(rows: Sequence[Row]) -> str:
