@@ -20,9 +20,10 @@ test: venv smollm2 ## everything that needs neither a foreign engine nor a brows
 faults: venv ## planted faults must be named, healthy engines must pass (several minutes)
 	$(PYTEST) tests/faults -n 2 --dist worksteal
 
+DEVICE ?= cpu
 faults-full: venv smollm2 ## every fault on every model, pairs, healthy runs, into docs/faults.md; goes on where it stopped
-	$(BIN)/python tests/faults/matrix.py
-	$(BIN)/python tests/faults/tokens.py
+	$(BIN)/python tests/faults/matrix.py --device $(DEVICE)
+	$(BIN)/python tests/faults/tokens.py --device $(DEVICE)
 	$(BIN)/python tests/faults/healthy.py
 	$(BIN)/python tests/faults/page.py
 
