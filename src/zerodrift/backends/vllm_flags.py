@@ -2,7 +2,16 @@
 
 import json
 
+from zerodrift.backends.vllm_environment import VLLM, ask
+from zerodrift.backends.vllm_generate import FLAG
 from zerodrift.config.engine import EngineConfig
+
+# A release that does not know the flag would not start, and has the route open.
+_KNOWS_FLAG = f"""{VLLM}
+files = [file for place in places for file in pathlib.Path(place, "entrypoints").rglob("cli_args.py")]
+name = {FLAG.removeprefix("--").replace("-", "_")!r}
+print(json.dumps(any(name in file.read_text(encoding="utf-8") for file in files)))
+"""
 
 # Field -> flag that takes its value.
 VALUES = {
@@ -23,6 +32,13 @@ SWITCHES = {
     "async_scheduling": "async-scheduling",
     "enforce_eager": "enforce-eager",
 }
+
+
+def route_flags(config: EngineConfig) -> list[str]:
+    """What opens the route that is asked; the environment's own vLLM says whether it has such a flag."""
+    if config.route != "generate" or ask(config.python or "", config.env, _KNOWS_FLAG) is not True:
+        return []
+    return [FLAG]
 
 
 def flags(config: EngineConfig, dtype: str) -> list[str]:
