@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 import sglang_server
@@ -30,6 +30,7 @@ from zerodrift.backends.llama_cpp_launch import launch_llama_cpp, settings
 from zerodrift.backends.openai import OpenAIBackend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.vllm import VllmBackend
+from zerodrift.backends.vllm_flags import route_flags
 from zerodrift.config.engine import EngineConfig
 from zerodrift.config.load import load
 from zerodrift.core.request import Prompt
@@ -43,6 +44,8 @@ SECRET = "sk-no-fingerprint-shows-this"
 RELEASES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("vllm_releases.toml").read_text())
 ASKED = [os.environ["ZERODRIFT_TEST_ENGINE"]] if "ZERODRIFT_TEST_ENGINE" in os.environ else list(RELEASES)
 """ZERODRIFT_TEST_ENGINE leaves one release of vLLM."""
+GENERATES = {f"{release}-generate": release for release in ASKED if RELEASES[release]["generates"]}
+"""Those that are asked by their route for ids in and ids out as well."""
 STARTUP_S = 600.0
 """Half a minute on an idle machine; this is for one that is not."""
 
@@ -144,23 +147,29 @@ def vllm_python(release: str) -> Path:
 
 
 @contextlib.contextmanager
-def vllm_server(release: str, model: Path, log: Path) -> Iterator[LaunchedServer]:
+def vllm_server(release: str, model: Path, log: Path, *own: str) -> Iterator[LaunchedServer]:
     flags = "--dtype float32 --enforce-eager --max-model-len 1024 --served-model-name tiny "
     flags += "--enable-prompt-tokens-details --logprobs-mode processed_logprobs"
     # Without splitting, CPU attention sums in one order: prefill and decode then agree to the last bit.
     env = {"VLLM_CPU_ATTN_SPLIT_KV": "0"}
     python = vllm_python(release)
-    with contextlib.chdir(ROOT), launch_vllm(python, model, flags.split(), env, log, STARTUP_S) as server:
+    with (
+        contextlib.chdir(ROOT),
+        launch_vllm(python, model, [*flags.split(), *own], env, log, STARTUP_S) as server,
+    ):
         yield server
 
 
 @contextlib.contextmanager
-def vllm(release: str, folder: Path) -> Iterator[Subject]:
+def vllm(
+    release: str, folder: Path, route: Literal["completions", "generate"] = "completions"
+) -> Iterator[Subject]:
     model = models.materialise(MODEL, folder / "model")
     # The first that the model does not have is asked for by test_vllm_real.py: one of the releases dies of it.
     unknown = 600
-    with vllm_server(release, model, folder / "log") as server:
-        connect = partial(VllmBackend, server.url, explicit=True, api_key=SECRET, timeout_s=120)
+    opening = route_flags(EngineConfig(name="vllm", route=route, python=str(vllm_python(release))))
+    with vllm_server(release, model, folder / "log", *opening) as server:
+        connect = partial(VllmBackend, server.url, route=route, explicit=True, api_key=SECRET, timeout_s=120)
         with contextlib.closing(connect()) as backend:
             yield Subject(backend, connect, MODEL, precision=0.0, unknown_id=unknown)
 
@@ -197,10 +206,11 @@ OPENERS: dict[str, Callable[[Path], AbstractContextManager[Subject]]] = {
     "tensorrt-llm": tensorrt_llm,
     "tgi": tgi,
     **{release: partial(vllm, release) for release in ASKED},
+    **{name: partial(vllm, release, route="generate") for name, release in GENERATES.items()},
     "llama-cpp": llama_cpp,
 }
 REAL = {
-    **dict.fromkeys(ASKED, (pytest.mark.engines,)),
+    **dict.fromkeys((*ASKED, *GENERATES), (pytest.mark.engines,)),
     "llama-cpp": (pytest.mark.engines, pytest.mark.smollm2),
 }
 """What a test of them is marked with."""

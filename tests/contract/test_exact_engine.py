@@ -103,6 +103,7 @@ def test_it_promises_everything(engine: ExactBackend) -> None:
             {"served_model": "policy"},
             "engine.served_model is 'policy', and the exact engine has no such setting",
         ),
+        ({"route": "generate"}, "engine.route is 'generate', and exact is asked by one route only"),
         ({"tensor_parallel_size": 2}, "engine.tensor_parallel_size is 2"),
         ({"kv_cache_dtype": "fp8"}, "engine.kv_cache_dtype is 'fp8'"),
         ({"enable_chunked_prefill": False}, "engine.enable_chunked_prefill is false"),

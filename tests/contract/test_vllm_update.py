@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zerodrift.backends import vllm_plugin
+from zerodrift.backends import vllm_environment
 from zerodrift.backends.http import HttpClient
 from zerodrift.backends.vllm_facts import ServerInfo
 from zerodrift.backends.vllm_plugin import transfer_flags
@@ -100,9 +100,9 @@ def interpreter(tmp_path: Path) -> Callable[[str], Path]:
 @pytest.mark.parametrize(
     ("answer", "flags"),
     [
-        ('[["lora", "zerodrift"], true]', list(FLAGS)),
-        ('[["zerodrift"], false]', []),
-        ('[["lora"], true]', []),
+        ('["lora", "zerodrift"]', list(FLAGS)),
+        ('["lora"]', []),
+        ("null", []),
         ("what?", []),
     ],
 )
@@ -113,7 +113,7 @@ def test_the_plugin_is_turned_on_where_it_is_installed(
 
 
 def test_a_list_of_plugins_that_leaves_it_out_is_obeyed(interpreter: Callable[[str], Path]) -> None:
-    python = interpreter('[["zerodrift"], true]')
+    python = interpreter('["zerodrift"]')
     assert transfer_flags(python, {"VLLM_PLUGINS": "lora"}) == []
     assert transfer_flags(python, {"VLLM_PLUGINS": "lora,zerodrift"}) == list(FLAGS)
 
@@ -127,7 +127,7 @@ def test_no_interpreter_is_left_to_the_launcher(tmp_path: Path) -> None:
 
 
 def test_an_interpreter_that_hangs_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_plugin, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(vllm_environment, "PATIENCE_S", 0.2)
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\nexec sleep 5\n")
     script.chmod(0o755)

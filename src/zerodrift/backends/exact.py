@@ -20,6 +20,7 @@ _UNKNOWN = (
     "url",
     "served_model",
     "api_key_env",
+    "route",
     "python",
     "args",
     "env",

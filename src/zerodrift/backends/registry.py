@@ -65,6 +65,10 @@ def check_engine(config: EngineConfig) -> None:
             "engine.url and engine.python are both null: give the address of a running server (--url), or the "
             f"interpreter of an environment with {STARTED_FROM[config.name]} (--set engine.python=…/bin/python) to start one"
         )
+    if config.name != "vllm" and config.route != EngineConfig().route:
+        raise ConfigError(
+            f"engine.route is {config.route!r}, and {config.name} is asked by one route only; leave it out"
+        )
     if config.name in IN_PROCESS and (config.url or config.python or config.args or config.env):
         # Without this, an audit of a server whose kind was forgotten would pass: of the reference with itself.
         raise ConfigError(
@@ -107,7 +111,7 @@ def _exact(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend
 def _vllm(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]:
     from zerodrift.backends.launch import launch_vllm
     from zerodrift.backends.vllm import VllmBackend
-    from zerodrift.backends.vllm_flags import flags
+    from zerodrift.backends.vllm_flags import flags, route_flags
     from zerodrift.backends.vllm_plugin import transfer_flags
 
     def start() -> "AbstractContextManager[LaunchedServer]":
@@ -115,13 +119,17 @@ def _vllm(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]
             config.python or "",
             served.model,
             # First, so that arguments of the configuration's own win.
-            [*transfer_flags(config.python or "", config.env), *flags(config, served.dtype)],
+            [
+                *transfer_flags(config.python or "", config.env),
+                *route_flags(config),
+                *flags(config, served.dtype),
+            ],
             config.env,
             logs / "vllm.log",
             timeout_s=config.startup_timeout_s,
         )
 
-    yield from _reached(config, partial(VllmBackend, **_options(config)), start)
+    yield from _reached(config, partial(VllmBackend, route=config.route, **_options(config)), start)
 
 
 @contextmanager

@@ -6,13 +6,16 @@ flags all lie there. What the audit needs beyond that names the flag that would 
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from zerodrift.backends import vllm_facts, vllm_update, vllm_wire
 from zerodrift.backends.base import Capability, need
-from zerodrift.backends.http import CLOSED, REFUSALS, HttpClient, Reply, declined
+from zerodrift.backends.http import CLOSED, REFUSALS, HttpClient, declined
 from zerodrift.backends.pieces import Joined, has_tokens, join
+from zerodrift.backends.vllm_routes import ROUTES, check_open, is_nan
+from zerodrift.backends.vllm_wire import UNKNOWN
 from zerodrift.core.completion import Answer, EngineFingerprint
 from zerodrift.core.errors import (
     BadAnswer,
@@ -28,12 +31,10 @@ from zerodrift.core.request import Prompt, Request
 from zerodrift.core.version import WeightVersion
 from zerodrift.models import directory as model_directory
 
-COMPLETIONS = "/v1/completions"
 DEV_MODE = "start the server with VLLM_SERVER_DEV_MODE=1"
-UNKNOWN = WeightVersion("unknown")
 
 HINTS = {
-    Capability.TOP_LOGPROBS: "start the server with --max-logprobs of at least 1",
+    Capability.TOP_LOGPROBS: "start the server with --max-logprobs of at least 1 (2 where engine.route is generate)",
     Capability.SCORE: "the server must read prompt_logprobs; a newer release does",
     Capability.SEED: "the server must read seed; a newer release does",
     Capability.CACHE_SALT: "the server must read cache_salt; a newer release does",
@@ -78,11 +79,12 @@ class VllmBackend:
 
     name = vllm_facts.ENGINE
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a connection needs, and what the user says of the server
         self,
         url: str,
         *,
         model: str | None = None,
+        route: Literal["completions", "generate"] = "completions",
         explicit: bool = False,
         api_key: str | None = None,
         timeout_s: float = 600.0,
@@ -90,10 +92,11 @@ class VllmBackend:
     ) -> None:
         """Connect, and find out what the server can do.
 
-        `model` None takes the one that the server serves. `explicit` sends every sampling parameter instead of
+        `model` None takes the one that the server serves. `route` is a name in vllm_routes. `explicit` sends every sampling parameter instead of
         those that differ from their defaults: with it, the server's generation_config.json has nothing to fill.
         """
         self.explicit = explicit
+        self._route = ROUTES[route]
         # OpenAI clients are given the address with /v1, so people paste it so.
         self._http = HttpClient(
             url.rstrip("/").removesuffix("/v1"), api_key=api_key, timeout_s=timeout_s, concurrency=concurrency
@@ -103,6 +106,7 @@ class VllmBackend:
             self._info = self._read_info()
             self._digest = vllm_facts.fingerprint(self.model, self.max_model_len, self._info).digest
             self.update_path = vllm_update.find_path(self._info, self._has_route)
+            self._has_label = self._http.find("/weight_info") is not None
             self.capabilities = self._probe()
         except BaseException:
             self.close()
@@ -194,36 +198,38 @@ class VllmBackend:
         context = vllm_wire.Context(vllm_facts.logprob_kind(self._info), version, self._digest)
         return [
             msgspec.structs.replace(
-                vllm_wire.read_answer(answer.answer, request, context), pieces=answer.pieces
+                self._route.read_answer(answer.answer, request, context), pieces=answer.pieces
             )
             for request, answer in zip(requests, answers, strict=True)
         ]
 
     def _streamed(self, request: Request) -> Joined:
-        body = vllm_wire.request_body(request, self.model, explicit=self.explicit)
-        stream = self._http.stream(COMPLETIONS, {**body, **vllm_wire.STREAMING.ask})
-        return join(stream, vllm_wire.STREAMING, COMPLETIONS)
+        body, how = self._body(request), self._route.STREAMING
+        return join(self._http.stream(self._route.PATH, {**body, **how.ask}), how, self._route.PATH)
 
     def _complete(self, request: Request) -> object | None:
-        return self._call(vllm_wire.request_body(request, self.model, explicit=self.explicit))
+        return self._call(self._body(request))
+
+    def _body(self, request: Request) -> dict[str, object]:
+        return self._route.request_body(request, self.model, explicit=self.explicit)
 
     def _score(self, prompt: Prompt) -> list[float]:
-        answer = self._call(vllm_wire.score_body(prompt.token_ids, self.model))
+        answer = self._call(self._route.score_body(prompt.token_ids, self.model))
         if answer is None:
             raise NonFinite("the engine scored a prompt with NaN; look for NaN in its weights")
-        return vllm_wire.read_scores(answer, prompt.token_ids)
+        return self._route.read_scores(answer, prompt.token_ids)
 
     def _call(self, body: dict[str, object]) -> object | None:
         """The answer, or None where it held a NaN that the server could not write."""
-        reply = self._http.exchange("POST", COMPLETIONS, body)
-        return None if _is_nan(reply) else self._http.read(COMPLETIONS, reply)
+        reply = self._http.exchange("POST", self._route.PATH, body)
+        return None if is_nan(reply) else self._http.read(self._route.PATH, reply)
 
     def _tokens(self, body: dict[str, object]) -> tuple[int, ...]:
         answer = self._http.post("/tokenize", {"model": self.model, **body})
         return tuple(vllm_wire.parse(answer, _Tokens, "/tokenize").tokens)
 
     def _version(self) -> WeightVersion:
-        if Capability.WEIGHT_VERSION not in self.capabilities:
+        if not self._has_label:
             return UNKNOWN
         info = vllm_wire.parse(self._http.get("/weight_info"), _WeightInfo, "/weight_info")
         return WeightVersion(info.weight_version) if info.weight_version else UNKNOWN
@@ -286,16 +292,18 @@ class VllmBackend:
         return info
 
     def _probe(self) -> frozenset[Capability]:
-        answer = self._http.post(COMPLETIONS, self._probe_body({}))
-        response = vllm_wire.parse(answer, vllm_wire.Response, COMPLETIONS)
+        path = self._route.PATH
+        reply = self._http.exchange("POST", path, self._probe_body({}))
+        check_open(self._route, self._http.address, reply)
+        response = vllm_wire.parse(self._http.read(path, reply), vllm_wire.Response, path)
         if not any(choice.get("token_ids") for choice in response.choices):
             raise CapabilityMissing(
                 "the server ignores return_token_ids, and text cannot be turned back into the sampled ids; "
                 "use a release of vLLM that honours it"
             )
         found = {
-            Capability.TOP_LOGPROBS: self._takes("logprobs", 1)
-            and self._reads("return_tokens_as_token_ids", "?"),
+            Capability.TOP_LOGPROBS: self._takes("logprobs", self._route.ONE_ALTERNATIVE)
+            and all(self._reads(name, "?") for name in self._route.MUST_READ),
             Capability.SCORE: self._takes("prompt_logprobs", 0) and self._reads("prompt_logprobs", -7),
             Capability.SEED: self._reads("seed", "?"),
             Capability.CACHE_SALT: self._reads("cache_salt", ""),
@@ -303,23 +311,24 @@ class VllmBackend:
             Capability.TOKENIZE: self._http.can("/tokenize", {"prompt": "a"}, REFUSALS | CLOSED),
             Capability.RESET_CACHE: self._has_route("/reset_prefix_cache"),
             Capability.LOAD_WEIGHTS: self.update_path.exists,
-            Capability.WEIGHT_VERSION: self._http.find("/weight_info") is not None,
+            Capability.WEIGHT_VERSION: self._has_label
+            or any(choice.get("weight_versions") for choice in response.choices),
             Capability.EFFECTIVE_CONFIG: self._info is not None,
             Capability.STREAM: self._streams(),
         }
         return frozenset(capability for capability, present in found.items() if present)
 
     def _takes(self, field: str, value: object) -> bool:
-        reply = self._http.exchange("POST", COMPLETIONS, self._probe_body({field: value}))
+        reply = self._http.exchange("POST", self._route.PATH, self._probe_body({field: value}))
         if reply.status in REFUSALS:
-            return _is_nan(reply)
-        self._http.read(COMPLETIONS, reply)
+            return is_nan(reply)
+        self._http.read(self._route.PATH, reply)
         return True
 
     def _streams(self) -> bool:
         try:
-            stream = self._http.stream(COMPLETIONS, self._probe_body(dict(vllm_wire.STREAMING.ask)))
-            return has_tokens(stream, vllm_wire.STREAMING, COMPLETIONS)
+            path, how = self._route.PATH, self._route.STREAMING
+            return has_tokens(self._http.stream(path, self._probe_body(dict(how.ask))), how, path)
         except EngineError as error:
             if declined(error):
                 return False
@@ -327,7 +336,7 @@ class VllmBackend:
 
     def _reads(self, field: str, nonsense: object) -> bool:
         """vLLM ignores fields that it does not know: one that refuses nonsense is one that it reads."""
-        return not self._http.can(COMPLETIONS, self._probe_body({field: nonsense}), (400, 422))
+        return not self._http.can(self._route.PATH, self._probe_body({field: nonsense}), (400, 422))
 
     def _has_route(self, path: str) -> bool:
         """A route for POST answers GET with 405, and nothing happens; one that is not there answers with 404.
@@ -337,9 +346,4 @@ class VllmBackend:
         return self._http.exchange("GET", path).status == 405
 
     def _probe_body(self, extra: dict[str, object]) -> dict[str, object]:
-        prompt = {"prompt": [0, 0], "max_tokens": 1, "temperature": 0, "return_token_ids": True}
-        return {"model": self.model, **prompt, **extra}
-
-
-def _is_nan(reply: Reply) -> bool:
-    return reply.status == 400 and vllm_wire.NAN_REFUSAL.encode() in reply.body
+        return self._route.probe_body(self.model, extra)

@@ -3,8 +3,17 @@
 import json
 import re
 
+from zerodrift.backends.vllm_environment import VLLM, ask
+from zerodrift.backends.vllm_generate import FLAG
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.errors import ConfigError
+
+# A release that does not know the flag would not start, and has the route open.
+_KNOWS_FLAG = f"""{VLLM}
+files = [file for place in places for file in pathlib.Path(place, "entrypoints").rglob("cli_args.py")]
+name = {FLAG.removeprefix("--").replace("-", "_")!r}
+print(json.dumps(any(name in file.read_text(encoding="utf-8") for file in files)))
+"""
 
 # Field -> flag that takes its value.
 VALUES = {
@@ -27,6 +36,13 @@ SWITCHES = {
 }
 # Whole, dotted, with underscores, or shortened, which argparse allows: no other flag begins so.
 _OVERRIDES = re.compile(r"--hf[-_]o")
+
+
+def route_flags(config: EngineConfig) -> list[str]:
+    """What opens the route that is asked; the environment's own vLLM says whether it has such a flag."""
+    if config.route != "generate" or ask(config.python or "", config.env, _KNOWS_FLAG) is not True:
+        return []
+    return [FLAG]
 
 
 def flags(config: EngineConfig, dtype: str) -> list[str]:

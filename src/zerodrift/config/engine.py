@@ -46,6 +46,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How long a started engine may take until it answers."""
     request_timeout_s: float = 300.0
     """How long one request may take."""
+    route: Literal["completions", "generate"] = "completions"
+    """Which of vLLM's routes is asked: /v1/completions, or /inference/v1/generate, for ids in and ids out."""
     concurrency: int = 32
     """Requests that are sent together; the rest wait here. Fewer for a server that refuses with 429."""
 

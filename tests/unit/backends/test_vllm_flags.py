@@ -80,5 +80,5 @@ def test_every_field_that_is_named_exists() -> None:
     # Settings of the engine that no flag carries: how it is reached or started, and what the audit does with it.
     reached = {"name", "url", "served_model", "api_key_env", "python", "args", "env"}
     patience = {"startup_timeout_s", "request_timeout_s", "concurrency"}
-    others = {*reached, *patience, "head_dtype"}
+    others = {*reached, *patience, "head_dtype", "route"}
     assert set(EngineConfig.__struct_fields__) - {*VALUES, *SWITCHES} == others
