@@ -52,6 +52,9 @@ def contract(rollouts: Sequence[Rollout], engine: str, facts: ModelFacts, source
     if problems:
         says = f"{len(problems)} of {len(rollouts)} samples could not be read: {problems[0].message}"
         return answered(NAME, Outcome.INCONCLUSIVE, says, evidence, required=True)
+    if broken := [each for each in completed if _broken_off(each)]:
+        says = f"{len(broken)} of {len(rollouts)} outputs were broken off by the engine: it had more to say, or could not"
+        return answered(NAME, Outcome.INCONCLUSIVE, says, evidence, required=True)
     if not completed:
         return vacuous(NAME, "no completion came back", evidence, required=True)
     return answered(
@@ -158,6 +161,11 @@ def _stops(rollouts: Sequence[Rollout], engine: str, eos_ids: Sequence[int]) -> 
             share = count / len(rollouts)
             causes.append(found("semantic/eos", engine, NAME, f"{count} outputs {says}", explained=share))
     return causes
+
+
+def _broken_off(rollout: Rollout) -> bool:
+    assert rollout.completion is not None, "only completed rollouts are asked"
+    return rollout.completion.finish_reason in (FinishReason.ABORT, FinishReason.ERROR)
 
 
 def _lost_stop(rollout: Rollout, eos_ids: Sequence[int]) -> bool:

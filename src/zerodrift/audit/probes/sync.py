@@ -288,6 +288,8 @@ def _generate(engine: Backend, requests: Sequence[Request]) -> list[Completion]:
         if not answer.completions:
             problem = answer.problems[0].message if answer.problems else "no sample at all"
             raise BadAnswer(f"the engine's answer cannot be used: {problem}")
+        if not answer.completions[0].token_ids:
+            raise BadAnswer("the engine answered without a token, and there is nothing to compare")
     return [answer.completions[0] for answer in answers]
 
 

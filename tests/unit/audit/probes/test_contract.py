@@ -45,6 +45,14 @@ def test_a_sound_answer_passes(completion: Make) -> None:
     assert result.causes == ()
 
 
+@pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.ERROR])
+def test_an_output_that_the_engine_broke_off_is_no_answer(completion: Make, reason: FinishReason) -> None:
+    result = judge(rollout(completion(SENT)), rollout(completion(OTHER, (), finish_reason=reason), 1, OTHER))
+    assert result.record.status is Outcome.INCONCLUSIVE
+    assert result.record.required
+    assert "1 of 2 outputs were broken off" in result.record.says
+
+
 def test_outputs_that_end_by_themselves_are_counted(completion: Make) -> None:
     result = judge(rollout(completion(SENT, (4, EOS_ID), finish_reason=FinishReason.STOP)))
     assert result.record.evidence["ended"] == 1

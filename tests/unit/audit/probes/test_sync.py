@@ -16,7 +16,7 @@ from zerodrift.audit.probes.result import ProbeResult
 from zerodrift.audit.probes.sync import NEW, Seen, Update, weight_sync
 from zerodrift.backends.base import Capability
 from zerodrift.backends.reference import ReferenceBackend, load_reference
-from zerodrift.core.completion import Answer, Completion, Problem
+from zerodrift.core.completion import Answer, Completion, FinishReason, Problem
 from zerodrift.core.errors import BadAnswer, EngineUnreachable
 from zerodrift.core.request import Request
 from zerodrift.core.version import VersionSpan, WeightVersion
@@ -311,3 +311,16 @@ def test_answers_that_cannot_be_used(
 ) -> None:
     with pytest.raises(BadAnswer, match=words.replace("[", r"\[")):
         push(scripted(lambda request, number: answer), update, gates)
+
+
+def test_answers_without_a_token_prove_no_update(
+    scripted: Engine, completion: Make, update: Whole, gates: Gates
+) -> None:
+    """All means are then NaN, and every comparison with one is false."""
+    silent = scripted(
+        lambda request, number: Answer(
+            (completion(request.prompt.token_ids, (), finish_reason=FinishReason.ABORT),)
+        )
+    )
+    with pytest.raises(BadAnswer, match="without a token"):
+        push(silent, update, gates)
