@@ -92,8 +92,8 @@ class VllmBackend:
     ) -> None:
         """Connect, and find out what the server can do.
 
-        `model` None takes the one that the server serves. `route` is a name in vllm_routes. `explicit` sends every sampling parameter instead of
-        those that differ from their defaults: with it, the server's generation_config.json has nothing to fill.
+        `model` None takes the one that the server serves. `route` is a name in vllm_routes. `explicit` sends every
+        sampling parameter instead of those that differ from their defaults: with it, the server's generation_config.json has nothing to fill.
         """
         self.explicit = explicit
         self._route = ROUTES[route]

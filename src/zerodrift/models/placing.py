@@ -1,7 +1,7 @@
 """A model on an accelerator that is used as one on the host: inputs and logits are the host's, weights and KV are not.
 
 What is asked of logits afterwards (penalties, ranks, sums in fp64) is then computed in one place, by one code, whatever
-computed the logits. A row of a 151,936-word vocabulary is 600 kB: its way to the host takes 30 µs, a forward milliseconds.
+computed the logits. A row of a 151,936-word vocabulary is 600 kB, 30 µs at 20 GB/s, and a forward takes milliseconds.
 """
 
 from typing import Any
