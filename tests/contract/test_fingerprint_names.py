@@ -34,7 +34,7 @@ def vllm(**changes: object) -> EngineFingerprint:
     for name, value in changes.items():
         section = next(key for key, values in tree.items() if isinstance(values, dict) and name in values)
         tree[section][name] = value  # type: ignore[index]
-    return vllm_facts.fingerprint("model", 1024, vllm_facts.ServerInfo(tree))
+    return vllm_facts.fingerprint("model", 1024, "/v1/completions", vllm_facts.ServerInfo(tree))
 
 
 def differing(engine: EngineFingerprint, reference: EngineFingerprint) -> set[str]:

@@ -942,7 +942,7 @@ def test_facts_fall_into_three_parts(connect):
         "cpu": "Fast CPU",
         "threads": "2",
     }
-    assert facts.deployment == {"max_model_len": "64", "max_num_seqs": "128"}
+    assert facts.deployment == {"max_model_len": "64", "max_num_seqs": "128", "route": "/v1/completions"}
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,11 @@ def test_only_this_route_is_asked(server, connect):
     assert {call.path for call in server.calls} == {PATH, "/weight_info"}
 
 
+def test_the_route_is_a_fact_of_the_run(connect):
+    """Two runs by two routes are not the same run, and `audit diff` says why."""
+    assert connect().fingerprint().deployment["route"] == PATH
+
+
 def test_a_body_holds_vllms_own_sampling_parameters(server, connect):
     connect().generate([ask(4, 5, salt="s", seed=7, n=2, logprobs=3, top_p=0.5)])
 

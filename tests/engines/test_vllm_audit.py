@@ -17,18 +17,22 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from zerodrift import models
+from zerodrift.audit.preflight import Preflight
 from zerodrift.audit.progress import Silent
 from zerodrift.audit.session import Session, Wrap
 from zerodrift.backends.base import Backend
 from zerodrift.backends.launch import LaunchedServer, launch_vllm
 from zerodrift.backends.vllm_flags import flags
-from zerodrift.config.load import load
+from zerodrift.backends.vllm_generate import FLAG
+from zerodrift.config.load import dump, load
 from zerodrift.config.run import RunConfig
+from zerodrift.core.errors import EngineRefused
 from zerodrift.core.version import WeightVersion
 from zerodrift.faults.sampling import write_model_with_defaults
 from zerodrift.faults.wrapper import FaultyBackend
 from zerodrift.models.directory import WEIGHTS
 from zerodrift.models.smollm2 import COMPLETE
+from zerodrift.records.preflight import Status
 from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
 from zerodrift.view.text import print_verdict
 
@@ -55,7 +59,8 @@ class Setup(NamedTuple):
         return load(CONFIG, self.changes)
 
 
-HEALTHY = Setup("healthy")
+# One more route is open; a server without it is the negative control.
+HEALTHY = Setup("healthy", changes=(f"engine.args=[{FLAG}]",))
 # vLLM's own defaults. At temperature 1 raw and processed logprobs are the same, so one server shows either fault.
 AS_IT_COMES = Setup(
     "as-it-comes",
@@ -219,6 +224,22 @@ def test_a_healthy_server_passes_and_every_bit_is_equal(audit: Audit) -> None:
     assert_every_bit_equal(record)
 
 
+@served_by(HEALTHY)
+def test_ids_in_and_ids_out_are_the_same_engine(audit: Audit) -> None:
+    record, other = audit("engine.route=generate"), audit()
+
+    assert_the_same_policy(record)
+    assert_every_bit_equal(record)
+    assert record.metrics == other.metrics
+    assert record.engine.deployment == {**other.engine.deployment, "route": "/inference/v1/generate"}
+
+
+@served_by(AS_IT_COMES)
+def test_a_route_that_is_closed_is_named_with_the_flag_that_opens_it(audit: Audit) -> None:
+    with pytest.raises(EngineRefused, match=f"answered 403.*{FLAG}"):
+        audit("engine.route=generate")
+
+
 @pytest.mark.smollm2
 @served_by(SMOLLM2)
 def test_so_does_one_with_trained_weights(audit: Audit) -> None:
@@ -312,6 +333,26 @@ def test_an_update_with_a_cache_reset_passes(audit: Audit) -> None:
     assert_the_same_policy(record)
     assert probe(record, "weight-sync").status is Outcome.PASS
     assert measured(record, "weight-sync", "slope") == pytest.approx(1, abs=1e-3)
+
+
+@served_by(HEALTHY)
+@pytest.mark.parametrize(("resets_cache", "expected"), [(True, Status.PASS), (False, Status.FAIL)])
+def test_the_checklist_before_a_run_asks_the_server_too(
+    server: Server, tmp_path: Path, resets_cache: bool, expected: Status
+) -> None:
+    where = (f"engine.url={server.url}", "engine.python=null", f"model.path={server.model}")
+    (tmp_path / "run.yaml").write_text(dump(config := load(CONFIG, (*FEW, *where))))
+    checklist = Preflight(
+        path=tmp_path / "run.yaml", config=config, directory=tmp_path / "run", resets_cache=resets_cache
+    )
+
+    items = {item.name: item for item in checklist.run(Silent()).items}
+
+    # Dev mode is open to this machine, and the doctor says so; nothing is wrong.
+    assert items["doctor"].status in (Status.PASS, Status.WARN)
+    assert server.url in items["doctor"].says
+    assert items["weight-sync"].status is expected
+    assert items["audit"].status is Status.PASS
 
 
 class LosesOneLayer(FaultyBackend):

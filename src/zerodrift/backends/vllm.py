@@ -104,7 +104,7 @@ class VllmBackend:
         try:
             self.model, self.max_model_len, self._root = self._choose(model)
             self._info = self._read_info()
-            self._digest = vllm_facts.fingerprint(self.model, self.max_model_len, self._info).digest
+            self._digest = self._facts(self._info).digest
             self.update_path = vllm_update.find_path(self._info, self._has_route)
             self._has_label = self._http.find("/weight_info") is not None
             self.capabilities = self._probe()
@@ -115,7 +115,7 @@ class VllmBackend:
     def fingerprint(self) -> EngineFingerprint:
         """As the server shows it now: one that was started anew has lost the weights that were pushed into it."""
         now = self._read_info()
-        facts = vllm_facts.fingerprint(self.model, self.max_model_len, now)
+        facts = self._facts(now)
         if now is None or self._info is None or now.instance == self._info.instance:
             return facts
         restarted = {**facts.deployment, "started_anew": "since we connected"}
@@ -187,6 +187,9 @@ class VllmBackend:
     def close(self) -> None:
         """The server is not ours and runs on. Safe to call twice."""
         self._http.close()
+
+    def _facts(self, info: vllm_facts.ServerInfo | None) -> EngineFingerprint:
+        return vllm_facts.fingerprint(self.model, self.max_model_len, self._route.PATH, info)
 
     def _ask(self, requests: Sequence[Request], call: Callable[[Request], Joined]) -> list[Answer]:
         for request in requests:

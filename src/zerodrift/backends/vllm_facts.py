@@ -117,9 +117,10 @@ def logprob_kind(info: ServerInfo | None) -> LogprobKind:
     return LogprobKind.PROCESSED
 
 
-def fingerprint(model: str, max_model_len: int, info: ServerInfo | None) -> EngineFingerprint:
-    """All that the server shows about who computes the numbers; without dev mode that is only the model's name."""
-    semantic, numeric, deployment = {"model": model}, {}, {"max_model_len": str(max_model_len)}
+def fingerprint(model: str, max_model_len: int, route: str, info: ServerInfo | None) -> EngineFingerprint:
+    """Who computes the numbers, as far as the server shows it (without dev mode by the model's name), and how it is asked."""
+    semantic, numeric = {"model": model}, {}
+    deployment = {"max_model_len": str(max_model_len), "route": route}
     if info is not None:
         overrides = _look_up(info.vllm_config, "model_config.hf_overrides")
         overrides = dict(overrides) if isinstance(overrides, dict) else {}

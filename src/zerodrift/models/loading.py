@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from zerodrift.core.errors import InvalidValue, ModelError, UnsupportedModel
 from zerodrift.models import directory as model_directory
 from zerodrift.models import testbed, tokenizer_testbed
+from zerodrift.models.first_calls import settle_first_calls
 from zerodrift.models.quiet import quiet
 from zerodrift.models.spec import builtin_name, directory_of
 
@@ -24,6 +25,7 @@ AS_SAVED = "as-saved"
 
 def load(spec: str | Path, dtype: str = "float32") -> PreTrainedModel:
     """The model that `spec` names ("testbed:NAME" or a directory), in eval mode, with `dtype` parameters."""
+    settle_first_calls()
     if (name := builtin_name(spec)) is not None:
         return testbed.build(name, torch.float32 if dtype == AS_SAVED else dtype_of(dtype))
     return _load_directory(directory_of(spec), "auto" if dtype == AS_SAVED else dtype_of(dtype))

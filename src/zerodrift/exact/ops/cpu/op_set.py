@@ -14,6 +14,7 @@ from zerodrift.exact.ops.cpu.linear import linear, pack
 from zerodrift.exact.ops.cpu.proof import attention_floor, linear_floor, require_rows
 from zerodrift.exact.ops.cpu.step import Gather, Group, Pages, Step
 from zerodrift.exact.ops.interface import HeadShape, Parts, Query, RowOps, Segments
+from zerodrift.models.first_calls import settle_first_calls
 
 PLAIN = frozenset({"linear", "attention", "activation"})
 """Ops that can be swapped for torch's own, to see a theorem fail."""
@@ -35,6 +36,7 @@ class CpuOps:
         self._row_ops: RowOps = {}
 
     def prove(self, parts: Parts) -> None:
+        settle_first_calls()
         attention_floor(parts.head_dim)
         for packed, bias_N in () if "linear" in self.plain else parts.linears:
             linear_floor(packed, bias_N)
