@@ -7,6 +7,7 @@ that breaks off while it is applied.
 import ast
 import json
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -25,8 +26,13 @@ A = {
 }
 
 
-class WeightTransferEngine:
+class WeightTransferEngine(ABC):
     """As vLLM's: it keeps what it was made with, and makes dataclasses of dicts."""
+
+    @staticmethod
+    @abstractmethod
+    def trainer_send_weights(iterator: object, trainer_args: object) -> None:
+        """Of 0.26 alone: an engine that lacks it ends the server at its start."""
 
     def __class_getitem__(cls, parameters: object) -> type:
         return cls

@@ -141,7 +141,7 @@ def _machine(system: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for text, separator, wanted in (
         (system.get("cpu_info"), ":", {"Model name": "cpu"}),
-        (system.get("env_vars"), "=", {"OMP_NUM_THREADS": "threads"}),
+        (system.get("env_vars"), "=", {"OMP_NUM_THREADS": "threads", "MKL_CBWR": "MKL_CBWR"}),
     ):
         for line in text.splitlines() if isinstance(text, str) else ():
             name, _, value = line.partition(separator)

@@ -104,6 +104,11 @@ class DirectoryTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._torn = False
         self._update = None
 
+    @staticmethod
+    def trainer_send_weights(iterator: object, trainer_args: object) -> None:
+        """vLLM 0.26 makes no engine without it; later releases have the trainer's side elsewhere."""
+        raise NotImplementedError("the trainer writes a directory, and posts its path to /update_weights")
+
     def shutdown(self) -> None:
         """Let go of the files."""
         self._update = None

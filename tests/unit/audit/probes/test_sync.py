@@ -141,6 +141,20 @@ def test_groups_that_did_not_arrive_are_named(judge: Judge, seen: See, absent: t
     assert f"did not arrive: {', '.join(names)} (" in result.record.says
 
 
+@pytest.mark.parametrize(("gate", "name"), [(0.006, "weights/partial"), (0.002, "unexplained")])
+def test_rounding_that_is_allowed_does_not_hide_what_did_not_arrive(
+    engine: Any, seen: See, gates: Gates, monkeypatch: pytest.MonkeyPatch, gate: float, name: str
+) -> None:
+    """Coarse precision leaves more than a tenth of the difference; where it may not, an account is not believed."""
+    monkeypatch.setattr(sync, "deliveries", lambda old, new: [])
+    rounding = np.where(np.arange(SIZE) % 2, 0.005, -0.005)
+    reported = AT_NEW - PARTS[1] + rounding
+    back = Seen(seen(OLD).completions, OLD, OLD, AT_NEW)
+    result = sync._judge(engine, WEIGHTS, seen(reported), seen(reported), back, gates._replace(mean=gate))
+    assert 0.5 < 1 - 0.005 / seen(reported).gap < 0.9
+    assert cause(result) == name
+
+
 def test_one_replica_of_several(judge: Judge, seen: See) -> None:
     mixed = np.where(np.arange(SIZE) < 10, OLD, AT_NEW)
     result = judge(seen(mixed), seen(mixed))
@@ -266,6 +280,27 @@ def test_a_prefix_cache_that_outlives_the_weights(
     if name is not None:
         assert result.causes[0].explained > 0.9
         assert result.record.evidence["cached_tokens"] > 0
+
+
+@pytest.mark.parametrize(("gate", "name"), [(0.006, "weights/stale-prefix-cache"), (0.002, "unexplained")])
+def test_nor_does_it_hide_a_stale_prefix(
+    engine: Any, seen: See, gates: Gates, monkeypatch: pytest.MonkeyPatch, gate: float, name: str
+) -> None:
+    rounding = np.where(np.arange(SIZE) % 2, 0.005, -0.005)
+    replayed = AT_NEW - PARTS[1]
+    parts = iter(np.split(replayed, SIZE // 10))
+    monkeypatch.setattr(sync, "Teacher", lambda model: None)
+    monkeypatch.setattr(sync, "_replay", lambda teacher, earlier, completion: next(parts))
+    result = sync._judge(
+        engine,
+        WEIGHTS,
+        seen(replayed + rounding, cached_tokens=2),
+        seen(AT_NEW),
+        Seen(seen(OLD).completions, OLD, OLD, AT_NEW),
+        gates._replace(mean=gate),
+    )
+    assert cause(result) == name
+    assert 0.5 < result.causes[0].explained < 0.9
 
 
 @pytest.mark.parametrize("lacks", [Capability.LOAD_WEIGHTS, Capability.SEED])
