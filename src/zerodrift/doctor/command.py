@@ -6,7 +6,14 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from zerodrift.doctor import generation_defaults, program, vllm_refusals, vllm_settings, vllm_words
+from zerodrift.doctor import (
+    checkpoint,
+    generation_defaults,
+    program,
+    vllm_refusals,
+    vllm_settings,
+    vllm_words,
+)
 from zerodrift.doctor.secrets import VLLM_SECRETS, names_a_secret
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.shell_words import Word, commands
@@ -57,6 +64,10 @@ class CommandLine:
         hidden = {each.name: each for each in taken.arguments if self._is_hidden(each)}
         seen = taken._replace(arguments=tuple(each for each in taken.arguments if not self._is_hidden(each)))
         found = vllm_settings.settings(seen, env, self.model or (file.model if file else None), from_file)
+        if hidden.keys() & checkpoint.FLAGS and found["quantization"].origin is Origin.CHECKPOINT:
+            vllm_settings.from_checkpoint(found, unknown("quantization"))
+        if "quantization" in hidden:  # whatever the checkpoint says
+            found.pop(checkpoint.NAME, None)
         for name, spec in vllm_names().items():
             variable = self._program.env.get(spec.env or "")
             if (spec.flag in hidden and spec.kind != "secret") or (variable and not variable.seen):

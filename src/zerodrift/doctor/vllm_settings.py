@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zerodrift.core.errors import ConfigError
-from zerodrift.doctor import generation_defaults
+from zerodrift.doctor import checkpoint, generation_defaults
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.tables import UNWRITTEN, VllmName, vllm_names
 from zerodrift.doctor.vllm_arguments import Argument, Parsed, in_force, number
@@ -36,12 +36,20 @@ def settings(
     if parsed.last("uds") is not None:
         found["host"] = Setting("host", "unix socket", Origin.SET)
     elsewhere = parsed.last("hf-config-path")
+    place = elsewhere.value if elsewhere else model
     found["generation_defaults"] = generation_defaults.from_files(
-        found["generation_config"].value,
-        elsewhere.value if elsewhere else model,
-        _json(parsed, "override-generation-config") or {},
+        found["generation_config"].value, place, _json(parsed, "override-generation-config") or {}
     )
+    if found["quantization"].known and found["quantization"].value is None:
+        from_checkpoint(found, checkpoint.quantization(place, _json(parsed, "hf-overrides") or {}))
     return found
+
+
+def from_checkpoint(found: dict[str, Setting], setting: Setting) -> None:
+    """Leave a setting to the checkpoint, and say so where that cannot be read."""
+    found[setting.name] = setting
+    if not setting.known:
+        found[checkpoint.NAME] = unknown(checkpoint.NAME)
 
 
 def not_judged(parsed: Parsed) -> list[str]:

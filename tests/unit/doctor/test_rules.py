@@ -86,6 +86,7 @@ FIRING: dict[str, Example] = {
     "dtypes-differ": pipelinerl("finetune: {load_as_bf16: false}"),
     "half": flag("--dtype float16"),
     "quantised-weights": flag("--quantization fp8"),
+    "quantisation-unseen": Example(SOUND),
     "quantised-kv": flag("--kv-cache-dtype fp8_e5m2"),
     "quantised-trainer": trl("load_in_8bit: true"),
     "autocast": trl(),
