@@ -312,4 +312,5 @@ def _applied(text: str, edits: Mapping[tuple[int, int], str]) -> str:
 
 def _judged_variables() -> set[str]:
     names = {spec.env or spec.secret_env for spec in vllm_names().values()}
-    return {name for name in names if name} | {"CUDA_VISIBLE_DEVICES"}
+    read_too = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND"}
+    return {name for name in names if name} | read_too

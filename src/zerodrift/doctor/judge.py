@@ -139,6 +139,12 @@ def _compare(value: Value, how: str, operand: object) -> bool:
         case "in_" | "not_in":
             assert isinstance(operand, tuple)
             return any(_same(value, each) for each in operand) is (how == "in_")
+        case "starts_with":
+            assert isinstance(operand, tuple)
+            return any(
+                isinstance(value, str) and value.startswith(each) if each is not None else value is None
+                for each in operand
+            )
     numbers = [
         each for each in (value, operand) if isinstance(each, int | float) and not isinstance(each, bool)
     ]

@@ -67,8 +67,11 @@ class Server:
         labels = self._labels()
         found = {name: _shown(name, spec, info, labels) for name, spec in vllm_names().items()}
         found["device"] = _device(info)
-        if found["device"].value != "cpu":
-            del found["cpu_attn_split_kv"]
+        for name, spec in vllm_names().items():
+            if spec.only not in (None, found["device"].value):
+                del found[name]
+        if found["device"].value == "cpu" and info is not None:
+            found["cpu_threads"] = _cpu_threads(info)
         found["max_model_len"] = Setting("max_model_len", card.max_model_len, Origin.SERVER)
         found |= self._reachable(info)
         found["generation_defaults"] = unknown("generation_defaults")
@@ -182,9 +185,35 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _shown(name: str, spec: VllmName, info: ServerInfo | None, labels: Mapping[str, str]) -> Setting:
-    if info is not None and spec.env is not None and spec.env in info.vllm_env:
+def _listed(info: ServerInfo) -> dict[str, str] | None:
+    """Variables that are not vLLM's own, as its /server_info lists them: all of MKL_ and OMP_ that are set."""
+    text = info.system_env.get("env_vars")
+    if not isinstance(text, str):
+        return None
+    return {
+        name: value for name, equals, value in (line.partition("=") for line in text.splitlines()) if equals
+    }
+
+
+def _cpu_threads(info: ServerInfo) -> Setting:
+    own = {name: value for name, value in info.vllm_env.items() if isinstance(value, str)}
+    found = vllm_settings.cpu_threads({**own, **(_listed(info) or {})})
+    return msgspec.structs.replace(found, origin=Origin.SERVER) if found.known else found
+
+
+def _variable(name: str, spec: VllmName, info: ServerInfo) -> Setting:
+    if spec.env in info.vllm_env:
         return Setting(name, bool(info.vllm_env[spec.env]), Origin.SERVER)
+    listed = _listed(info)
+    if listed is None or spec.env is None or spec.env.startswith("VLLM_"):
+        return unknown(name)
+    text = listed.get(spec.env)
+    return Setting(name, spec.default if text is None else vllm_settings.variable(spec, text), Origin.SERVER)
+
+
+def _shown(name: str, spec: VllmName, info: ServerInfo | None, labels: Mapping[str, str]) -> Setting:
+    if info is not None and spec.env is not None:
+        return _variable(name, spec, info)
     if info is not None and spec.server is not None:
         there, value = _look_up(info.vllm_config, spec.server)
         if there:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerodrift.core.errors import ConfigError
-from zerodrift.doctor import vllm_refusals, vllm_settings
+from zerodrift.doctor import vllm_refusals, vllm_settings, vllm_words
 from zerodrift.doctor.setting import Origin, Setting, Value
 from zerodrift.doctor.tables import VLLM_VERSION, vllm_names, vllm_options
 from zerodrift.doctor.target import Reading
@@ -71,7 +71,7 @@ class VllmFile:
             return ", ".join(f"{_hyphens(key)}: false" for key in self.dropped) or None
         spec = vllm_names().get(name)
         if spec is None or spec.env is not None:
-            return None if spec is None else f"{spec.env}={int(bool(value))} before the command"
+            return None if spec is None else f"{spec.env}={vllm_words.plain(value)} before the command"
         if value is None:
             return f"remove {spec.flag}"
         return f"{spec.flag}: {_line(spec.key, value)}"

@@ -31,8 +31,10 @@ def settings(
     for name, spec in vllm_names().items():
         written = _from_env(name, spec, env) if spec.env else _from_flags(name, spec, parsed, env)
         found[name] = written or otherwise(name) or _default(name, spec, found["device"].value)
-    if found["device"].value != "cpu" and found["cpu_attn_split_kv"].origin is Origin.DEFAULT:
-        del found["cpu_attn_split_kv"]  # means nothing elsewhere
+        if spec.only not in (None, found["device"].value) and found[name].origin is Origin.DEFAULT:
+            del found[name]  # means nothing elsewhere
+    if found["device"].value == "cpu":
+        found["cpu_threads"] = cpu_threads(env)
     if parsed.last("uds") is not None:
         found["host"] = Setting("host", "unix socket", Origin.SET)
     elsewhere = parsed.last("hf-config-path")
@@ -76,6 +78,25 @@ def device(env: Mapping[str, str]) -> Setting:
     return unknown("device")
 
 
+def cpu_threads(env: Mapping[str, str]) -> Setting:
+    """How many threads each worker on CPU computes with.
+
+    vLLM overwrites OMP_NUM_THREADS with the number of cores that it binds a worker to, unless told not to bind.
+    """
+    threads = env.get("OMP_NUM_THREADS", "")
+    if env.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind" and threads.isdecimal():
+        return Setting("cpu_threads", int(threads), Origin.SET)
+    return unknown("cpu_threads")
+
+
+def variable(spec: VllmName, text: str) -> Value:
+    """What a variable says."""
+    if spec.kind == "switch":
+        # vLLM reads these as integers, two of them as words.
+        return text.strip().lower() in ("1", "true")
+    return text.strip().upper() or None
+
+
 def named(name: str, spec: VllmName, written: Mapping[str, Any]) -> str | None:
     """A structure by its keys. Of sampling defaults only those count that change the distribution."""
     overrides = name == "override_generation_config"
@@ -92,10 +113,7 @@ def _default(name: str, spec: VllmName, where: Value) -> Setting:
 
 def _from_env(name: str, spec: VllmName, env: Mapping[str, str]) -> Setting | None:
     text = env.get(spec.env or "")
-    if text is None:
-        return None
-    # vLLM reads these as integers, two of them as words.
-    return Setting(name, text.strip().lower() in ("1", "true"), Origin.SET)
+    return None if text is None else Setting(name, variable(spec, text), Origin.SET)
 
 
 def _from_flags(name: str, spec: VllmName, parsed: Parsed, env: Mapping[str, str]) -> Setting | None:

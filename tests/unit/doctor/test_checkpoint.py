@@ -1,6 +1,7 @@
 """What a checkpoint says of itself is in force where no flag says otherwise: as vLLM 0.32 reads its config.json."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ SOUND += " --no-enable-prefix-caching --no-async-scheduling"
 AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4}}
 
 
-def directory(root: Path, name: str = "model", **contents: object) -> Path:
+def directory(root: Path, contents: Mapping[str, object], name: str = "model") -> Path:
     """A model's directory with these files, `.json` left out; text is written as it is."""
     place = root / name
     place.mkdir()
@@ -71,7 +72,7 @@ def fired(command: str) -> set[str]:
 def test_the_method_is_the_checkpoints(
     tmp_path: Path, contents: dict[str, object], expected: str | None
 ) -> None:
-    setting = quantization(f"vllm serve {directory(tmp_path, **contents)}")
+    setting = quantization(f"vllm serve {directory(tmp_path, contents)}")
     assert (setting.value, setting.origin) == (expected, Origin.CHECKPOINT)
 
 
@@ -86,13 +87,13 @@ def test_the_method_is_the_checkpoints(
     ],
 )
 def test_what_cannot_be_read_is_unknown(tmp_path: Path, contents: dict[str, object]) -> None:
-    command = f"vllm serve {directory(tmp_path, **contents)} {SOUND}"
+    command = f"vllm serve {directory(tmp_path, contents)} {SOUND}"
     assert not quantization(command).known
     assert "quantisation-unseen" in fired(command)
 
 
 def test_a_quantised_checkpoint_is_judged_and_no_flag_cures_it(tmp_path: Path) -> None:
-    command = f"vllm serve {directory(tmp_path, config=AWQ)} {SOUND}"
+    command = f"vllm serve {directory(tmp_path, {'config': AWQ})} {SOUND}"
     diagnosis, judgements = diagnose(CommandLine(command), {})
     (advice,) = (finding for finding in diagnosis.findings if finding.rule == "quantised-weights")
     assert (advice.value, advice.type) == ("awq", ())
@@ -103,7 +104,7 @@ def test_a_quantised_checkpoint_is_judged_and_no_flag_cures_it(tmp_path: Path) -
 
 
 def test_a_checkpoint_that_is_not_quantised_is_fine(tmp_path: Path) -> None:
-    command = f"vllm serve {directory(tmp_path, config={'model_type': 'qwen3'})} {SOUND}"
+    command = f"vllm serve {directory(tmp_path, {'config': {}})} {SOUND}"
     assert fired(command).isdisjoint({"quantised-weights", "quantisation-unseen"})
 
 
@@ -118,7 +119,7 @@ def test_a_name_on_the_hub_cannot_be_looked_into() -> None:
 
 def test_a_flag_of_the_shell_stays_undecided(tmp_path: Path) -> None:
     """What the shell hides is not what the checkpoint hides."""
-    for model in ("Q", directory(tmp_path, config={})):
+    for model in ("Q", directory(tmp_path, {"config": {}})):
         command = f"vllm serve {model} {SOUND} --quantization $METHOD"
         assert not quantization(command).known
         assert "quantisation-unseen" not in fired(command)
@@ -137,20 +138,20 @@ def test_a_flag_of_the_shell_stays_undecided(tmp_path: Path) -> None:
         ("{0}/awq --quantization None", "awq"),
         ("{0}/awq --quantization awq_marlin", "awq_marlin"),
         ("{0}/awq --hf-overrides '{{\"quantization_config\": null}}'", None),
-        ("{0}/plain --hf-overrides '{{\"quantization_config\": {{\"quant_method\": \"fp8\"}}}}'", "fp8"),
+        ('{0}/plain --hf-overrides \'{{"quantization_config": {{"quant_method": "fp8"}}}}\'', "fp8"),
         ("{0}/plain --hf-overrides.quantization_config.quant_method fp8", "?"),
         ("{0}/plain --hf-overrides $OVERRIDES", "?"),
     ],
 )
 def test_the_configuration_in_force_is_read(tmp_path: Path, words: str, expected: str | None) -> None:
-    directory(tmp_path, "plain", config={})
-    directory(tmp_path, "awq", config=AWQ)
+    directory(tmp_path, {"config": {}}, "plain")
+    directory(tmp_path, {"config": AWQ}, "awq")
     setting = quantization(f"vllm serve {words.format(tmp_path)}")
     assert (setting.value if setting.known else "?") == expected
 
 
 def test_files_name_checkpoints_too(tmp_path: Path) -> None:
-    model = directory(tmp_path, config=AWQ)
+    model = directory(tmp_path, {"config": AWQ})
     serve = f"model: {model}\ndtype: bfloat16\n"
     assert open_text(serve, "serve.yaml", FileKind.VLLM).read().settings["quantization"].value == "awq"
     (tmp_path / "serve.yaml").write_text(serve)
