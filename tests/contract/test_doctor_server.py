@@ -434,6 +434,14 @@ def test_a_correction_is_what_to_start_it_with() -> None:
     assert server.typed("seed", 1) == "--seed 1"
 
 
+def test_what_is_to_be_left_out_stands_in_no_command(vllm: Vllm, capsys: pytest.CaptureFixture[str]) -> None:
+    vllm.dev_mode()
+    doctor(vllm.url, "--fix")
+    out, err = capsys.readouterr()
+    assert out == "vllm serve …\n"
+    assert "changed: remove --speculative-config" in err
+
+
 def test_two_tokens_too_close_tell_nothing() -> None:
     assert logprobs_mode({"a": -0.70, "b": -0.69}, {"a": -0.70, "b": -0.69}) is None
     assert logprobs_mode({"a": -0.1}, {"b": -0.1}) is None

@@ -19,7 +19,7 @@ from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.shell_words import Word, commands
 from zerodrift.doctor.tables import VLLM_VERSION, VllmName, vllm_names, vllm_options
 from zerodrift.doctor.target import Reading
-from zerodrift.doctor.vllm_arguments import Argument, mapping, parse
+from zerodrift.doctor.vllm_arguments import Argument, in_force, mapping, parse
 from zerodrift.doctor.vllm_file import VllmFile
 
 _SECRET = re.compile(r"([A-Za-z_]\w*)=([^\s,'\"]+)")
@@ -50,7 +50,7 @@ class CommandLine:
     def read(self) -> Reading:
         """Flags win over the file that --config names, and that over defaults."""
         config, ignored = self._configs()
-        file = VllmFile.of(Path(config.value)) if config else None
+        file = self._file()
         written = file.read().settings if file else {}
 
         def from_file(name: str) -> Setting | None:
@@ -61,6 +61,7 @@ class CommandLine:
         taken = self._parsed._replace(
             arguments=tuple(each for each in self._parsed.arguments if self._refusal(each) is None)
         )
+        vllm_settings.check_once(taken, *([file.parsed] if file else ()))
         hidden = {each.name: each for each in taken.arguments if self._is_hidden(each)}
         seen = taken._replace(arguments=tuple(each for each in taken.arguments if not self._is_hidden(each)))
         found = vllm_settings.settings(seen, env, self.model or (file.model if file else None), from_file)
@@ -141,6 +142,9 @@ class CommandLine:
         if name == "ignored_config":
             config, ignored = self._configs()
             return f"remove --config={ignored[-1].value}" if config else f"--config {ignored[-1].value}"
+        spec = vllm_names().get(name)
+        if value is not None and spec is not None and (words := self._inside(spec, value)):
+            return " ".join(words)
         return vllm_words.typed(name, value)
 
     def changed(self, changes: Mapping[str, Value]) -> str:
@@ -240,6 +244,10 @@ class CommandLine:
 
     def _set_flag(self, spec: VllmName, value: Value, edits: dict[tuple[int, int], str]) -> list[list[str]]:
         """Change the flag where it stands; what has to be appended is returned."""
+        if inner := vllm_settings.inside(spec, self._parsed):
+            return self._set_flag(inner, value, edits)
+        if value is not None and (words := self._inside(spec, value)):
+            return [words]
         flags = (spec.flag, *spec.also)
         there = [each for each in self._parsed.arguments if each.name in flags]
         if value is None or (spec.kind == "presence" and not value):
@@ -255,6 +263,22 @@ class CommandLine:
                 return [[f"--{spec.flag}.{spec.key}", shlex.quote(vllm_words.plain(value))]]
         self._replace(there[-1], spec, value, edits)
         return []
+
+    def _inside(self, spec: VllmName, value: Value) -> list[str]:
+        """The words of a setting that a JSON holds, here or in the file, with all else that it holds."""
+        file = self._file()
+        for parsed in (self._parsed, file.parsed if file else None):
+            if parsed is None or (inner := vllm_settings.inside(spec, parsed)) is None:
+                continue
+            given = [each for each in parsed.arguments if each.name == inner.flag]
+            if any(each.key for each in given):
+                return [f"--{inner.flag}.{inner.key}", shlex.quote(vllm_words.plain(value))]
+            return [f"--{inner.flag}", shlex.quote(json.dumps({**in_force(given), str(inner.key): value}))]
+        return []
+
+    def _file(self) -> VllmFile | None:
+        config, _ = self._configs()
+        return VllmFile.of(Path(config.value)) if config else None
 
     def _replace(
         self, argument: Argument, spec: VllmName, value: Value, edits: dict[tuple[int, int], str]

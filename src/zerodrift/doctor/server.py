@@ -87,12 +87,11 @@ class Server:
         return vllm_words.typed(name, value)
 
     def changed(self, changes: Mapping[str, Value]) -> str:
-        """Flags and variables to start it with: a running server has no text to change."""
-        typed = [
-            text for name, value in changes.items() if (text := vllm_words.typed(name, value)) is not None
-        ]
-        variables = [text for text in typed if not text.startswith(("-", "remove"))]
-        return " ".join([*variables, "vllm serve …", *(text for text in typed if text not in variables)])
+        """Flags and variables to start it with: a running server has no text to change, or to take flags out of."""
+        typed = [text for name, value in changes.items() if (text := vllm_words.typed(name, value))]
+        variables = [text for text in typed if not text.startswith(("-", vllm_words.REMOVE))]
+        flags = [text for text in typed if text.startswith("-")]
+        return " ".join([*variables, "vllm serve …", *flags])
 
     def _card(self) -> _Card:
         cards = parse(self._http.get("/v1/models"), _Models, "/v1/models").data

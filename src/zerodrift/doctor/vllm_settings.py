@@ -15,9 +15,6 @@ Default = Callable[[str], Setting | None]
 NOT_JUDGED = frozenset({"model", "port", "served-model-name", "config"})
 """Say where and what, not how; nothing to list."""
 
-ATTENTION = "attention-config"
-"""Its `backend` is the attention backend; its other keys are not judged."""
-
 
 def nothing(_name: str) -> None:
     """Nobody stands between vLLM and the user."""
@@ -57,8 +54,9 @@ def from_checkpoint(found: dict[str, Setting], setting: Setting) -> None:
 def not_judged(parsed: Parsed) -> list[str]:
     """Flags that no rule reads, and flags that do not exist; nothing of what a user wrote is passed over."""
     judged = {flag for spec in vllm_names().values() for flag in (spec.flag, *spec.also)}
-    if set(_json(parsed, ATTENTION) or ()) == {"backend"}:
-        judged.add(ATTENTION)
+    for spec in vllm_names().values():  # a JSON that holds nothing else
+        if spec.inner is not None and set(_json(parsed, spec.inner.flag) or ()) == {spec.inner.key}:
+            judged.add(spec.inner.flag)
     unknown_flags = parsed.unknown()
     unknown_names = {text.split()[0].lstrip("-") for text in unknown_flags}
     rest = dict.fromkeys(
@@ -124,7 +122,7 @@ def _from_flags(name: str, spec: VllmName, parsed: Parsed, env: Mapping[str, str
     if spec.key is not None or spec.kind == "names":
         return _from_json(name, spec, parsed)
     if name == "attention_backend":
-        return _attention_backend(name, spec.flag, parsed)
+        return _attention_backend(name, spec, parsed)
     candidates = (parsed.last(flag) for flag in (spec.flag, *spec.also))
     argument = next((each for each in candidates if each is not None), None)
     return None if argument is None else Setting(name, _value(argument, spec), Origin.SET)
@@ -158,12 +156,27 @@ def _from_json(name: str, spec: VllmName, parsed: Parsed) -> Setting | None:
     )
 
 
-def _attention_backend(name: str, flag: str, parsed: Parsed) -> Setting | None:
-    """By the flag or inside --attention-config, in capitals or not: vLLM takes either, and never both."""
-    alone, inside = parsed.last(flag), (_json(parsed, ATTENTION) or {}).get("backend")
-    if alone is not None and inside is not None:
-        raise ConfigError(f"vLLM refuses --{flag} beside --{ATTENTION}.backend; take one of them out")
-    written = alone.value if alone is not None else inside
+def inside(spec: VllmName, parsed: Parsed) -> VllmName | None:
+    """The setting as a key of the JSON that says it; None where none does."""
+    inner = spec.inner
+    return inner if inner is not None and inner.key in (_json(parsed, inner.flag) or {}) else None
+
+
+def check_once(*given: Parsed) -> None:
+    """vLLM takes the attention backend by its flag or inside a JSON, and refuses both, wherever each stands."""
+    for spec in vllm_names().values():
+        alone = any(parsed.last(spec.flag or "") for parsed in given)
+        if alone and any(inside(spec, parsed) for parsed in given):
+            raise ConfigError(f"vLLM refuses --{spec.flag} beside --{spec.inside}; take one of them out")
+
+
+def _attention_backend(name: str, spec: VllmName, parsed: Parsed) -> Setting | None:
+    """In capitals or not: vLLM takes either."""
+    check_once(parsed)
+    alone, inner = parsed.last(spec.flag or ""), inside(spec, parsed)
+    written: object = alone.value if alone is not None else None
+    if inner is not None:
+        written = (_json(parsed, inner.flag) or {}).get(str(inner.key))
     if written is None:
         return None
     # The case of a variable of the shell is its name.
@@ -171,7 +184,7 @@ def _attention_backend(name: str, flag: str, parsed: Parsed) -> Setting | None:
     return Setting(name, None if text in ("AUTO", "NONE", "NULL") else text, Origin.SET)
 
 
-def _json(parsed: Parsed, flag: str) -> dict[str, Any] | None:
+def _json(parsed: Parsed, flag: str | None) -> dict[str, Any] | None:
     """The JSON in force of a flag that takes one; None where it is not given."""
     given = [argument for argument in parsed.arguments if argument.name == flag]
     return in_force(given) if given else None

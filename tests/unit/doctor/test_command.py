@@ -193,6 +193,26 @@ def test_a_refusal_names_the_problem(command: str, words: str) -> None:
             {"head_dtype": "float32"},
             """vllm serve Q --hf-overrides.a 1 --hf-overrides '{"b": 1}' --hf-overrides.head_dtype float32""",
         ),
+        (
+            "vllm serve Q --attention-config.backend FLASHINFER -tp 2",
+            {"attention_backend": "TRITON_ATTN"},
+            "vllm serve Q --attention-config.backend TRITON_ATTN -tp 2",
+        ),
+        (
+            "vllm serve Q -ac.backend=FLASHINFER --attention-config.flash_attn_version 2",
+            {"attention_backend": "TRITON_ATTN"},
+            "vllm serve Q -ac.backend=TRITON_ATTN --attention-config.flash_attn_version 2",
+        ),
+        (
+            """vllm serve Q --attention-config '{"backend": "FLASHINFER", "a": 1}' -tp 2""",
+            {"attention_backend": "TRITON_ATTN"},
+            """vllm serve Q --attention-config '{"backend": "TRITON_ATTN", "a": 1}' -tp 2""",
+        ),
+        (
+            """vllm serve Q --attention-config '{"a": 1}'""",
+            {"attention_backend": "TRITON_ATTN"},
+            """vllm serve Q --attention-config '{"a": 1}' --attention-backend TRITON_ATTN""",
+        ),
         ("vllm serve Q \\\n    -tp 2", {"seed": 3}, "vllm serve Q \\\n    -tp 2 \\\n    --seed 3"),
         ("vllm serve Q", {"temperature": 1.0}, "vllm serve Q"),
     ],
@@ -326,3 +346,37 @@ def test_two_attention_backends_are_refused_as_vllm_refuses_them() -> None:
     both = "vllm serve Q --attention-backend TRITON_ATTN --attention-config.backend FLASHINFER"
     with pytest.raises(ConfigError, match="take one of them out"):
         CommandLine(both).read()
+
+
+@pytest.mark.parametrize(
+    ("written", "typed"),
+    [
+        ("attention-config.backend: FLASHINFER", "--attention-config.backend TRITON_ATTN"),
+        (
+            "attention_config: {backend: FLASHINFER, a: 1}",
+            """--attention-config '{"backend": "TRITON_ATTN", "a": 1}'""",
+        ),
+        ("attention-config: {a: 1}", "--attention-backend TRITON_ATTN"),
+    ],
+)
+def test_a_backend_in_the_file_is_replaced_as_vllm_lets_it(tmp_path: Path, written: str, typed: str) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"model: Q\n{written}\n")
+    command = CommandLine(f"vllm serve --config {file}")
+    assert command.typed("attention_backend", "TRITON_ATTN") == typed
+    fixed = command.changed({"attention_backend": "TRITON_ATTN"})
+    assert fixed == f"{command.text} {typed}"
+    assert value(fixed, "attention_backend") == "TRITON_ATTN"
+
+
+def test_a_backend_beside_that_of_the_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("attention-config: {backend: FLASHINFER}\n")
+    with pytest.raises(ConfigError, match="take one of them out"):
+        CommandLine(f"vllm serve Q --config {file} --attention-backend TRITON_ATTN").read()
+
+
+def test_what_to_type_is_what_vllm_would_take() -> None:
+    command = CommandLine("vllm serve Q --attention-config.backend FLASHINFER")
+    assert command.typed("attention_backend", "TRITON_ATTN") == "--attention-config.backend TRITON_ATTN"
+    assert CommandLine("vllm serve Q").typed("attention_backend", "X") == "--attention-backend X"
