@@ -10,11 +10,12 @@ from zerodrift.doctor import (
     checkpoint,
     generation_defaults,
     program,
+    secret_arguments,
     vllm_refusals,
     vllm_settings,
     vllm_words,
 )
-from zerodrift.doctor.secrets import VLLM_SECRETS, names_a_secret
+from zerodrift.doctor.secrets import names_a_secret
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.shell_words import Word, commands
 from zerodrift.doctor.tables import VLLM_VERSION, VllmName, vllm_names, vllm_options
@@ -37,7 +38,8 @@ class CommandLine:
         self._program = program.find(commands(self.text))
         self._words = self._program.words
         self._texts = [word.text for word in self._words]
-        self._parsed = parse(self._texts, self._program.behind)
+        parsed = parse(self._texts, self._program.behind)
+        self._parsed, self._strays = secret_arguments.apart(parsed, self._texts)
 
     @property
     def model(self) -> str | None:
@@ -75,7 +77,7 @@ class CommandLine:
                 found[name] = unknown(name)
         if hidden.keys() & generation_defaults.FLAGS:
             found[generation_defaults.NAME] = unknown(generation_defaults.NAME)
-        if any(self._words[index].expands for index in self._parsed.positionals[1:]):
+        if any(self._words[index].expands for index in (*self._parsed.positionals[1:], *self._strays)):
             found["unseen_words"] = unknown("unseen_words")
         found["refused"] = self._refused(file)
         if file is not None:
@@ -106,7 +108,7 @@ class CommandLine:
         flags = [(f"--{each.name} ", self._expansions(each.first, each.last)) for each in hidden]
         words = [("", self._expansions(index, index)) for index in self._parsed.positionals[1:]]
         return [
-            f"{flag}{' '.join(found)}: a variable of the shell, which is not expanded here"
+            f"{flag}{' '.join(map(secret_arguments.expansion, found))}: a variable of the shell, which is not expanded here"
             for flag, found in (*flags, *words)
             if found
         ]
@@ -117,6 +119,10 @@ class CommandLine:
             unseen = bool(self._expansions(argument.first, argument.last))
             return vllm_refusals.of_flag(argument) if unseen else vllm_refusals.refusal(argument)
         return None
+
+    def _stray_words(self) -> list[Argument]:
+        """The secrets that words strayed behind; what the shell puts in may be no word at all."""
+        return [secret for index, secret in self._strays.items() if not self._words[index].expands]
 
     def _refused(self, file: VllmFile | None) -> Setting:
         """What stops vLLM, on the command line and in the file; of words, it takes the model and no other."""
@@ -130,6 +136,7 @@ class CommandLine:
             [
                 *map(self._refusal, self._parsed.arguments),
                 *extra,
+                *(f"a word behind --{secret.name} belongs to no flag" for secret in self._stray_words()),
                 "--config stands there twice" if len(files) > 1 else None,
                 str(file.read().settings["refused"].value or "") if file else None,
             ]
@@ -204,7 +211,9 @@ class CommandLine:
         """Secrets by the variable that should hold them; one that comes from a variable already may stay."""
         edits: dict[tuple[int, int], str] = {}
         for variable in self._program.written:
-            if names_a_secret(variable.name) and not is_reference(variable.value, variable.word):
+            if names_a_secret(variable.name) and not secret_arguments.is_reference(
+                variable.value, variable.word
+            ):
                 edits[variable.word.start, variable.word.end] = (
                     f'{variable.before}{variable.name}="${variable.name}"'
                 )
@@ -214,25 +223,27 @@ class CommandLine:
             hidden = _SECRET.sub(lambda match: _hidden(match[1], match[0]), raw)
             if word not in read and hidden != raw:
                 edits[word.start, word.end] = hidden
-        for argument in self._parsed.arguments:
-            if _is_secret(argument):
-                self._hide_values(argument, edits)
+        for argument in filter(secret_arguments.is_secret, self._parsed.arguments):
+            self._hide_values(argument, edits)
+        for index, secret in self._strays.items():
+            self._hide_word(index, secret, edits)
         return edits
 
     def _hide_values(self, argument: Argument, edits: dict[tuple[int, int], str]) -> None:
-        """As many variables as there are values: vLLM takes several keys, and each opens the server."""
-        name = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}.get(argument.name)
-        name = name or argument.name.replace("-", "_").upper()
         if argument.values and argument.first == argument.last:
             word = self._words[argument.first]
-            if not is_reference(argument.value, word):
-                edits[word.start, word.end] = f'--{argument.name} "${name}"'
+            if not secret_arguments.is_reference(argument.value, word):
+                # Without the `=` the flag would take the next word as well.
+                hidden = secret_arguments.variable(argument, argument.first)
+                edits[word.start, word.end] = f"--{argument.name}={hidden}"
             return
         for index in range(argument.first + 1, argument.last + 1):
-            word = self._words[index]
-            number = index - argument.first
-            if not is_reference(word.text, word):
-                edits[word.start, word.end] = f'"${name}"' if number == 1 else f'"${name}_{number}"'
+            self._hide_word(index, argument, edits)
+
+    def _hide_word(self, index: int, secret: Argument, edits: dict[tuple[int, int], str]) -> None:
+        word = self._words[index]
+        if not secret_arguments.is_reference(word.text, word):
+            edits[word.start, word.end] = secret_arguments.variable(secret, index)
 
     def _set_variable(
         self, name: str, value: str, edits: dict[tuple[int, int], str], variables: list[str]
@@ -301,17 +312,6 @@ def _respelled(text: str, first: Word, argument: Argument, value: str) -> str:
     if argument.first == argument.last:  # `-qfp8`
         return f"--{argument.name} {value}"
     return f"{spelled} {value}"
-
-
-def is_reference(value: str, word: Word) -> bool:
-    """Whether the value is a variable of the shell and nothing else: it may be shown."""
-    return value in word.expands
-
-
-def _is_secret(argument: Argument) -> bool:
-    known = vllm_options().names
-    names = (argument.name, *argument.candidates)  # `--api` may have been meant for --api-key
-    return any(name in VLLM_SECRETS or (name not in known and names_a_secret(name)) for name in names)
 
 
 def _hidden(name: str, written: str) -> str:

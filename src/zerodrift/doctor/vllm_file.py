@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from zerodrift.core.errors import ConfigError
-from zerodrift.doctor import vllm_refusals, vllm_settings, vllm_words
+from zerodrift.doctor import secret_arguments, vllm_refusals, vllm_settings, vllm_words
 from zerodrift.doctor.setting import Origin, Setting, Value
 from zerodrift.doctor.tables import VLLM_VERSION, VllmName, vllm_names, vllm_options
 from zerodrift.doctor.target import Reading
-from zerodrift.doctor.vllm_arguments import Parsed, parse
+from zerodrift.doctor.vllm_arguments import parse
 from zerodrift.doctor.yaml_text import YamlText
 
 
@@ -25,7 +25,8 @@ class VllmFile:
 
     def __init__(self, text: YamlText) -> None:
         self._text = text
-        self.parsed = arguments(text.values)
+        words = as_words(text.values)
+        self.parsed, self._strays = secret_arguments.apart(parse(words), words)
 
     @classmethod
     def of(cls, path: Path) -> "VllmFile":
@@ -59,7 +60,10 @@ class VllmFile:
         """Without the lines that vLLM drops."""
         taken = vllm_refusals.without_refused(self.parsed)
         found = vllm_settings.settings(taken, {}, self.model)
-        found["refused"] = vllm_refusals.setting(map(vllm_refusals.refusal, self.parsed.arguments))
+        strays = [f"a word behind --{secret.name} belongs to no flag" for secret in self._strays.values()]
+        found["refused"] = vllm_refusals.setting(
+            [*map(vllm_refusals.refusal, self.parsed.arguments), *strays]
+        )
         found["dropped_lines"] = Setting("dropped_lines", ", ".join(self.dropped) or None, Origin.SET)
         # `false` where there is no --no- form is dropped as well, and nothing would have come of it.
         nothing = [f"{key}: false, which vLLM drops" for key in self._without_effect()]
@@ -90,8 +94,8 @@ class VllmFile:
         return text.without_secrets()
 
 
-def arguments(values: Mapping[Any, Any]) -> Parsed:
-    """The flags that vLLM makes of the keys of its file."""
+def as_words(values: Mapping[Any, Any]) -> list[str]:
+    """The words that vLLM makes of the keys of its file."""
     words: list[str] = []
     for key, value in values.items():
         if not isinstance(key, str):
@@ -107,7 +111,7 @@ def arguments(values: Mapping[Any, Any]) -> Parsed:
             words += [f"--{key}={json.dumps(value)}"]
         else:
             words += [f"--{key}={value}"]
-    return parse(words)
+    return words
 
 
 def read_text(path: Path) -> str:

@@ -227,7 +227,7 @@ SECRET = "sk-very-secret-indeed-it-is"
 def test_secrets_never_come_out() -> None:
     command = CommandLine(f"HF_TOKEN={SECRET} vllm serve Q --api-key {SECRET} --x-token={SECRET} --seed 1")
     assert command.changed({"seed": 2}) == (
-        'HF_TOKEN="$HF_TOKEN" vllm serve Q --api-key "$VLLM_API_KEY" --x-token "$X_TOKEN" --seed 2'
+        'HF_TOKEN="$HF_TOKEN" vllm serve Q --api-key "$VLLM_API_KEY" --x-token="$X_TOKEN" --seed 2'
     )
     assert SECRET not in str(command.read())
 
@@ -242,7 +242,7 @@ def test_a_secret_from_a_variable_may_stay() -> None:
     [
         ("--api-key a b c", '--api-key "$VLLM_API_KEY" "$VLLM_API_KEY_2" "$VLLM_API_KEY_3"'),
         ('--api-key a "$B" c', '--api-key "$VLLM_API_KEY" "$B" "$VLLM_API_KEY_3"'),
-        ("--api-key=a", '--api-key "$VLLM_API_KEY"'),
+        ("--api-key=a", '--api-key="$VLLM_API_KEY"'),
         ("--api-key '$a'", '--api-key "$VLLM_API_KEY"'),
         ("--api-key $A-b", '--api-key "$VLLM_API_KEY"'),
         ('--api-key="$A"', '--api-key="$A"'),
