@@ -360,6 +360,26 @@ def test_nothing_is_changed(vllm: Vllm) -> None:
     assert {call.path for call in vllm.loopback.calls if call.method == "POST"} == {"/v1/completions"}
 
 
+@pytest.mark.parametrize(
+    ("status", "headers", "words"),
+    [
+        (401, {}, "--api-key-env NAME"),
+        (403, {}, "--api-key-env NAME"),
+        (429, {"retry_after": "3600"}, "asks to wait 3600 s; ask again later"),
+        (302, {}, "without saying where to"),
+        (302, {"location": "https://login.example/"}, "to https://login.example/"),
+    ],
+)
+def test_a_refusal_names_options_that_the_doctor_has(
+    vllm: Vllm, capsys: pytest.CaptureFixture[str], status: int, headers: dict[str, str], words: str
+) -> None:
+    vllm.loopback.routes["GET /v1/models"] = lambda _, handler: handler.send(status, {}, **headers)
+    assert doctor(vllm.url) == 3
+    err = " ".join(capsys.readouterr().err.split())
+    assert words in err
+    assert "--set" not in err
+
+
 def test_a_key_is_sent_and_asked_for(vllm: Vllm) -> None:
     vllm.key = "k"
     with pytest.raises(EngineRefused, match="refused the key"):

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from zerodrift.backends.http import HttpClient
+from zerodrift.backends.http import Advice, HttpClient
 from zerodrift.backends.vllm_facts import ServerInfo
 from zerodrift.backends.vllm_wire import parse
 from zerodrift.core.errors import BadAnswer, EngineError
@@ -26,6 +26,9 @@ CONTROL = ("/collective_rpc", "/update_weights", "/pause", "/reset_prefix_cache"
 HIDDEN = (
     "Most of its configuration is hidden: start it with VLLM_SERVER_DEV_MODE=1, on a trusted network only, or give "
     "the doctor the command line that started it, in quotes."
+)
+ADVICE = Advice(
+    key="put the server's --api-key into a variable and name it: --api-key-env NAME", load="ask again later"
 )
 NOWHERE = "/no-such-route"
 """vLLM answers 404 here; whoever answers otherwise answers so everywhere."""
@@ -48,7 +51,7 @@ class Server:
         self, url: str, *, api_key: str | None = None, probe: bool = True, timeout_s: float = 60.0
     ) -> None:
         address = url.rstrip("/").removesuffix("/v1")
-        self._http = HttpClient(address, api_key=api_key, timeout_s=timeout_s, concurrency=1)
+        self._http = HttpClient(address, api_key=api_key, timeout_s=timeout_s, concurrency=1, advice=ADVICE)
         self._key = api_key is not None
         self._probe = probe
         self.title = f"vLLM server at {self._http.address}"
