@@ -53,20 +53,16 @@ class CommandLine:
         """Flags win over the file that --config names, and that over defaults."""
         config, ignored = self._configs()
         file = self._file()
-        written = file.read().settings if file else {}
-
-        def from_file(name: str) -> Setting | None:
-            setting = written.get(name)
-            return setting if setting is not None and setting.origin is Origin.SET else None
-
         env = {name: variable.value for name, variable in self._program.env.items()}
         taken = self._parsed._replace(
             arguments=tuple(each for each in self._parsed.arguments if self._refusal(each) is None)
         )
-        vllm_settings.check_once(taken, *([file.parsed] if file else ()))
         hidden = {each.name: each for each in taken.arguments if self._is_hidden(each)}
-        seen = taken._replace(arguments=tuple(each for each in taken.arguments if not self._is_hidden(each)))
-        found = vllm_settings.settings(seen, env, self.model or (file.model if file else None), from_file)
+        # vLLM puts what the file says before the other flags, so that these win.
+        before = vllm_refusals.without_refused(file.parsed).arguments if file else ()
+        here = (each for each in taken.arguments if not self._is_hidden(each))
+        seen = taken._replace(arguments=(*before, *here))
+        found = vllm_settings.settings(seen, env, self.model or (file.model if file else None))
         if hidden.keys() & checkpoint.FLAGS and found["quantization"].origin is Origin.CHECKPOINT:
             vllm_settings.from_checkpoint(found, unknown("quantization"))
         if "quantization" in hidden:  # whatever the checkpoint says
@@ -278,14 +274,15 @@ class CommandLine:
     def _inside(self, spec: VllmName, value: Value) -> list[str]:
         """The words of a setting that a JSON holds, here or in the file, with all else that it holds."""
         file = self._file()
-        for parsed in (self._parsed, file.parsed if file else None):
-            if parsed is None or (inner := vllm_settings.inside(spec, parsed)) is None:
-                continue
-            given = [each for each in parsed.arguments if each.name == inner.flag]
-            if any(each.key for each in given):
-                return [f"--{inner.flag}.{inner.key}", shlex.quote(vllm_words.plain(value))]
-            return [f"--{inner.flag}", shlex.quote(json.dumps({**in_force(given), str(inner.key): value}))]
-        return []
+        before = file.parsed.arguments if file else ()
+        both = self._parsed._replace(arguments=(*before, *self._parsed.arguments))
+        inner = vllm_settings.inside(spec, both)
+        if inner is None:
+            return []
+        given = [each for each in both.arguments if each.name == inner.flag]
+        if any(each.key for each in given):
+            return [f"--{inner.flag}.{inner.key}", shlex.quote(vllm_words.plain(value))]
+        return [f"--{inner.flag}", shlex.quote(json.dumps({**in_force(given), str(inner.key): value}))]
 
     def _file(self) -> VllmFile | None:
         config, _ = self._configs()

@@ -15,6 +15,9 @@ Default = Callable[[str], Setting | None]
 NOT_JUDGED = frozenset({"model", "port", "served-model-name", "config"})
 """Say where and what, not how; nothing to list."""
 
+NOTHING = ("", "None", "null")
+"""What vLLM reads as if the flag were not there; the second is what `key: null` of a file becomes."""
+
 
 def nothing(_name: str) -> None:
     """Nobody stands between vLLM and the user."""
@@ -34,6 +37,8 @@ def settings(
         found["cpu_threads"] = cpu_threads(env)
     if parsed.last("uds") is not None:
         found["host"] = Setting("host", "unix socket", Origin.SET)
+    elif found["host"].known and found["host"].value is None:
+        found["host"] = _default("host", vllm_names()["host"], found["device"].value)
     elsewhere = parsed.last("hf-config-path")
     place = elsewhere.value if elsewhere else model
     found["generation_defaults"] = generation_defaults.from_files(
@@ -123,9 +128,12 @@ def _from_flags(name: str, spec: VllmName, parsed: Parsed, env: Mapping[str, str
         return _from_json(name, spec, parsed)
     if name == "attention_backend":
         return _attention_backend(name, spec, parsed)
-    candidates = (parsed.last(flag) for flag in (spec.flag, *spec.also))
-    argument = next((each for each in candidates if each is not None), None)
-    return None if argument is None else Setting(name, _value(argument, spec), Origin.SET)
+    given = [each for flag in (spec.flag, *spec.also) if (each := parsed.last(flag)) is not None]
+    if not given:
+        return None
+    values = [_value(each, spec) for each in given]
+    # One that says none does not undo another that has the same effect.
+    return Setting(name, next((value for value in values if value is not None), None), Origin.SET)
 
 
 def _value(argument: Argument, spec: VllmName) -> Value:
@@ -136,7 +144,8 @@ def _value(argument: Argument, spec: VllmName) -> Value:
         case "number":
             return number(argument.value)
         case "presence":
-            return f"--{argument.name}" if argument.on else None
+            there = argument.on and not (argument.values and argument.value in NOTHING)
+            return f"--{argument.name}" if there else None
     return None if argument.value.lower() in ("none", "null") else argument.value
 
 
@@ -162,18 +171,11 @@ def inside(spec: VllmName, parsed: Parsed) -> VllmName | None:
     return inner if inner is not None and inner.key in (_json(parsed, inner.flag) or {}) else None
 
 
-def check_once(*given: Parsed) -> None:
-    """vLLM takes the attention backend by its flag or inside a JSON, and refuses both, wherever each stands."""
-    for spec in vllm_names().values():
-        alone = any(parsed.last(spec.flag or "") for parsed in given)
-        if alone and any(inside(spec, parsed) for parsed in given):
-            raise ConfigError(f"vLLM refuses --{spec.flag} beside --{spec.inside}; take one of them out")
-
-
 def _attention_backend(name: str, spec: VllmName, parsed: Parsed) -> Setting | None:
-    """In capitals or not: vLLM takes either."""
-    check_once(parsed)
+    """By the flag or inside a JSON, in capitals or not: vLLM takes either, and never both."""
     alone, inner = parsed.last(spec.flag or ""), inside(spec, parsed)
+    if alone is not None and inner is not None:
+        raise ConfigError(f"vLLM refuses --{spec.flag} beside --{spec.inside}; take one of them out")
     written: object = alone.value if alone is not None else None
     if inner is not None:
         written = (_json(parsed, inner.flag) or {}).get(str(inner.key))

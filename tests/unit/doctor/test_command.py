@@ -380,3 +380,62 @@ def test_what_to_type_is_what_vllm_would_take() -> None:
     command = CommandLine("vllm serve Q --attention-config.backend FLASHINFER")
     assert command.typed("attention_backend", "TRITON_ATTN") == "--attention-config.backend TRITON_ATTN"
     assert CommandLine("vllm serve Q").typed("attention_backend", "X") == "--attention-backend X"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--speculative-config None",
+        "--speculative-config null",
+        "--spec-method None",
+        "--kv-transfer-config None",
+        "--kv-offloading-size None",
+        "--watermark-config ''",
+        "--host None",
+        "--quantization None",
+    ],
+)
+def test_none_is_as_if_nothing_were_said(words: str) -> None:
+    """As the parser of vLLM 0.32 answers to the same words."""
+    plain = diagnose(CommandLine("vllm serve Q"), {})[0]
+    said = diagnose(CommandLine(f"vllm serve Q {words}"), {})[0]
+    assert [finding.rule for finding in said.findings] == [finding.rule for finding in plain.findings]
+    assert [row.value for row in said.settings] == [row.value for row in plain.settings]
+
+
+def test_none_does_not_undo_what_another_flag_says() -> None:
+    assert value("vllm serve Q --speculative-config None --spec-method ngram", "speculative") is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "expected"),
+    [
+        ("override-generation-config: {temperature: 1.0}", "generation_defaults", None),
+        ("override-generation-config.temperature: 1.0", "generation_defaults", None),
+        ("override-generation-config: {top_p: 1.0}", "generation_defaults", "temperature 0.6"),
+        ("hf-config-path: {plain}", "generation_defaults", None),
+        ("generation-config: {plain}", "generation_defaults", None),
+        ("generation-config: auto", "generation_defaults", "temperature 0.6"),
+        ("speculative-config: null", "speculative", None),
+        ("kv_offloading_size: null", "kv_transfer", None),
+        ("hf-overrides: {}", "hf_overrides", None),
+        ("hf-overrides: {quantization_config: {quant_method: fp8}}", "quantization", "fp8"),
+    ],
+)
+def test_a_line_of_the_file_means_the_same_as_the_flag(
+    tmp_path: Path, line: str, name: str, expected: Value
+) -> None:
+    for place, content in (("warm", '{"temperature": 0.6}'), ("plain", "{}")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "generation_config.json").write_text(content)
+        (tmp_path / place / "config.json").write_text("{}")
+    file = tmp_path / "serve.yaml"
+    file.write_text(line.replace("{plain}", str(tmp_path / "plain")) + "\n")
+    assert value(f"vllm serve {tmp_path}/warm --config {file}", name) == expected
+
+
+def test_a_dotted_line_of_the_file_wins_over_a_json_of_the_command(tmp_path: Path) -> None:
+    """All stand on one line in the end, and dotted forms go last wherever they stood."""
+    file = tmp_path / "serve.yaml"
+    file.write_text("hf-overrides.head_dtype: float32\n")
+    assert value(f"vllm serve Q --config {file} {ROPE}", "head_dtype") == "float32"
