@@ -210,6 +210,14 @@ def test_a_redirect_to_another_route_is_shown_as_it_is(loopback, client):
         client.get("/x")
 
 
+@pytest.mark.parametrize("there", ["http://[x", "//", "?a=b", "http://h:port/"])
+def test_a_redirect_that_cannot_be_read_is_one_of_our_errors(loopback, client, there):
+    loopback.routes["POST /x"] = answering(302, {}, location=there)
+
+    with pytest.raises(EngineError):
+        client.post("/x", {})
+
+
 def test_a_redirect_to_nowhere_is_a_clear_error(loopback, client):
     loopback.routes["GET /x"] = answering(302, b"")
 

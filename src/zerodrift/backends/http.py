@@ -350,18 +350,25 @@ def _named(where: str, reply: Reply, advice: Advice) -> EngineError:
 
 
 def _redirect(where: str, reply: Reply) -> EngineRefused:
-    """It is not followed: the key would go along. A password in the address, or what is behind a `?`, is not shown."""
-    if not reply.location:
+    """It is not followed: the key would go along."""
+    if place := _place(reply.location):
         return EngineRefused(
-            f"{where} redirects ({reply.status}: {_words(reply.body)}) without saying where to; "
-            "is this the engine itself, or something in front of it?"
+            f"{where} redirects ({reply.status}) to {place}, which is not followed; give the address of the server itself"
         )
-    split = urlsplit(reply.location)
-    host = split.netloc.rpartition("@")[2]
-    place = f"{split.scheme}://{host}{split.path}" if host else split.path
     return EngineRefused(
-        f"{where} redirects ({reply.status}) to {place[:300]}, which is not followed; give the address of the server itself"
+        f"{where} redirects ({reply.status}: {_words(reply.body)}) without saying where to; "
+        "is this the engine itself, or something in front of it?"
     )
+
+
+def _place(location: str | None) -> str:
+    """Without a password and without what is behind a `?`; empty where there is none that can be read."""
+    try:
+        split = urlsplit(location or "")
+    except ValueError:
+        return ""
+    host = split.netloc.rpartition("@")[2]
+    return (f"{split.scheme}://{host}{split.path}" if host else split.path)[:300]
 
 
 def _asked(retry_after: str | None) -> str:
