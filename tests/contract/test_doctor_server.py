@@ -62,8 +62,14 @@ class Vllm:
             return 401, {"error": "Unauthorized"}
         return 200, {"data": [{"id": "tiny", "max_model_len": 64}]}
 
-    def dev_mode(self, config: dict[str, Any] | None = None, env: dict[str, Any] | None = None) -> None:
+    def dev_mode(
+        self,
+        config: dict[str, Any] | None = None,
+        env: dict[str, Any] | None = None,
+        system: dict[str, Any] | None = None,
+    ) -> None:
         info = {"vllm_config": CONFIG if config is None else config, "vllm_env": ENV if env is None else env}
+        info |= {} if system is None else {"system_env": system}
         self.loopback.routes |= {
             "GET /server_info?config_format=json": lambda *_: (200, info),
             "POST /collective_rpc": lambda *_: (200, {}),
@@ -172,6 +178,49 @@ def test_a_server_with_neutral_overrides_fills_nothing_in(vllm: Vllm) -> None:
 
     assert overridden(temperature=1.0, max_new_tokens=4096) is None
     assert overridden(temperature=1.0, top_p=0.9) == "top_p"
+
+
+ON_CPU = {"device_config": {"device": "cpu"}}
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected", "fires"),
+    [
+        ("OMP_NUM_THREADS=2\n", None, True),
+        ("", None, True),
+        ("MKL_CBWR=AUTO\nOMP_NUM_THREADS=2\n", "AUTO", True),
+        ("MKL_CBWR=AVX2\nOMP_NUM_THREADS=2\n", "AVX2", False),
+    ],
+)
+def test_a_server_lists_the_variables_of_libraries(
+    vllm: Vllm, listed: str, expected: str | None, fires: bool
+) -> None:
+    vllm.dev_mode(ON_CPU, system={"env_vars": listed})
+    setting = vllm.read()["mkl_cbwr"]
+    assert (setting.value, setting.origin) == (expected, Origin.SERVER)
+    assert ("first-call-on-cpu" in {finding.rule for finding in diagnosis(vllm).findings}) is fires
+
+
+@pytest.mark.parametrize("system", [None, {}, {"env_vars": None}])
+def test_variables_that_a_server_does_not_list_are_unknown_and_not_unset(
+    vllm: Vllm, system: dict[str, Any] | None
+) -> None:
+    vllm.dev_mode(ON_CPU, system=system)
+    assert not vllm.read()["mkl_cbwr"].known
+    assert "first-call-on-cpu" not in {finding.rule for finding in diagnosis(vllm).findings}
+
+
+def test_a_server_that_hides_its_device_hides_what_depends_on_it(vllm: Vllm) -> None:
+    assert "mkl_cbwr" not in vllm.read()
+    vllm.dev_mode(system={"env_vars": ""})
+    assert "mkl_cbwr" not in vllm.read()  # on CUDA
+
+
+def test_a_server_on_one_thread_cannot_pick_two_kernels(vllm: Vllm) -> None:
+    one = {"env_vars": "OMP_NUM_THREADS=1\n"}
+    for bind, fires in (("nobind", False), ("auto", True)):
+        vllm.dev_mode(ON_CPU, {"VLLM_CPU_OMP_THREADS_BIND": bind}, one)
+        assert ("first-call-on-cpu" in {finding.rule for finding in diagnosis(vllm).findings}) is fires
 
 
 def test_an_unreadable_server_info_is_none(vllm: Vllm) -> None:
@@ -311,6 +360,26 @@ def test_nothing_is_changed(vllm: Vllm) -> None:
     assert {call.path for call in vllm.loopback.calls if call.method == "POST"} == {"/v1/completions"}
 
 
+@pytest.mark.parametrize(
+    ("status", "headers", "words"),
+    [
+        (401, {}, "--api-key-env NAME"),
+        (403, {}, "--api-key-env NAME"),
+        (429, {"retry_after": "3600"}, "asks to wait 3600 s; ask again later"),
+        (302, {}, "without saying where to"),
+        (302, {"location": "https://login.example/"}, "to https://login.example/"),
+    ],
+)
+def test_a_refusal_names_options_that_the_doctor_has(
+    vllm: Vllm, capsys: pytest.CaptureFixture[str], status: int, headers: dict[str, str], words: str
+) -> None:
+    vllm.loopback.routes["GET /v1/models"] = lambda _, handler: handler.send(status, {}, **headers)
+    assert doctor(vllm.url) == 3
+    err = " ".join(capsys.readouterr().err.split())
+    assert words in err
+    assert "--set" not in err
+
+
 def test_a_key_is_sent_and_asked_for(vllm: Vllm) -> None:
     vllm.key = "k"
     with pytest.raises(EngineRefused, match="refused the key"):
@@ -383,6 +452,14 @@ def test_a_correction_is_what_to_start_it_with() -> None:
     )
     assert changed == "VLLM_BATCH_INVARIANT=1 vllm serve … --logprobs-mode processed_logprobs"
     assert server.typed("seed", 1) == "--seed 1"
+
+
+def test_what_is_to_be_left_out_stands_in_no_command(vllm: Vllm, capsys: pytest.CaptureFixture[str]) -> None:
+    vllm.dev_mode()
+    doctor(vllm.url, "--fix")
+    out, err = capsys.readouterr()
+    assert out == "vllm serve …\n"
+    assert "changed: remove --speculative-config" in err
 
 
 def test_two_tokens_too_close_tell_nothing() -> None:

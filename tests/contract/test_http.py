@@ -167,6 +167,64 @@ def test_nobody_waits_longer_than_the_timeout_or_half_a_minute(loopback, client,
     assert time.monotonic() - begin < 2
 
 
+@pytest.mark.parametrize(
+    ("retry_after", "words"),
+    [
+        ("3600", "asks to wait 3600 s; "),
+        ("45.5", "asks to wait 45.5 s; "),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", "asks to wait until Wed, 21 Oct 2026 07:28:00 GMT; "),
+    ],
+)
+def test_how_long_a_busy_server_asks_to_wait_is_said(loopback, client, retry_after, words):
+    loopback.routes["POST /x"] = answering(429, {"error": "busy"}, retry_after=retry_after)
+
+    with pytest.raises(EngineRefused, match=words):
+        client.post("/x", {})
+
+
+def test_a_busy_server_that_asks_for_nothing_is_not_quoted(loopback, client):
+    loopback.routes["POST /x"] = answering(429, {"error": "busy"})
+
+    with pytest.raises(EngineRefused, match="stayed so; send fewer"):
+        client.post("/x", {})
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_says_where_it_leads(loopback, client, status):
+    there = "https://me:hunter2@login.example/start?token=hunter2#hunter2"
+    loopback.routes["GET /x"] = answering(status, {}, location=there)
+
+    with pytest.raises(
+        EngineRefused, match=rf"redirects \({status}\) to https://login.example/start, "
+    ) as caught:
+        client.get("/x")
+
+    assert "hunter2" not in str(caught.value)
+    assert len(loopback.calls) == 1
+
+
+def test_a_redirect_to_another_route_is_shown_as_it_is(loopback, client):
+    loopback.routes["GET /x"] = answering(307, {}, location="/y")
+
+    with pytest.raises(EngineRefused, match=r"redirects \(307\) to /y, which is not followed"):
+        client.get("/x")
+
+
+@pytest.mark.parametrize("there", ["http://[x", "//", "?a=b", "http://h:port/"])
+def test_a_redirect_that_cannot_be_read_is_one_of_our_errors(loopback, client, there):
+    loopback.routes["POST /x"] = answering(302, {}, location=there)
+
+    with pytest.raises(EngineError):
+        client.post("/x", {})
+
+
+def test_a_redirect_to_nowhere_is_a_clear_error(loopback, client):
+    loopback.routes["GET /x"] = answering(302, b"")
+
+    with pytest.raises(EngineRefused, match="without saying where to; is this the engine itself"):
+        client.get("/x")
+
+
 def half_a_body(call, handler):
     handler.send_response(200)
     handler.send_header("content-length", "1000")

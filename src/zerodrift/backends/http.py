@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
@@ -37,6 +38,16 @@ CLOSED = frozenset({302, 303, 307, 401, 403})
 """Of a route beside the API, this is a gateway that keeps it to itself, or to those who log in."""
 
 
+class Advice(NamedTuple):
+    """What to type where a server refuses; whoever asks it has options of their own."""
+
+    key: str = "put the server's --api-key into a variable and name it: --set engine.api_key_env=NAME"
+    load: str = "send fewer requests together: --set engine.concurrency=N"
+
+
+ADVICE = Advice()
+
+
 class Reply(NamedTuple):
     """What came back, whatever its status."""
 
@@ -46,6 +57,8 @@ class Reply(NamedTuple):
     """Seconds to wait before asking again, in the server's words."""
     media: str = ""
     """What kind of document the body is."""
+    location: str | None = None
+    """Where a redirect leads."""
 
     @property
     def ok(self) -> bool:
@@ -66,8 +79,15 @@ class HttpClient:
     """One server, spoken to by as many threads as `concurrency` says."""
 
     def __init__(
-        self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0, concurrency: int = 32
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+        concurrency: int = 32,
+        advice: Advice = ADVICE,
     ) -> None:
+        self._advice = advice
         self.address = _checked(url)
         """Without user, password or key: this is what messages show."""
         self.timeout_s = timeout_s
@@ -113,7 +133,7 @@ class HttpClient:
         """Whether the server does what `body` asks; a failure that is not in `cannot` is none to conclude from, and raises."""
         reply = self.exchange("POST", path, body)
         if not reply.ok and reply.status not in cannot:
-            raise _refusal(f"{self.address}{path}", reply)
+            raise _refusal(f"{self.address}{path}", reply, self._advice)
         return reply.ok
 
     def stream(self, path: str, body: object) -> Stream:
@@ -125,7 +145,7 @@ class HttpClient:
         # llama.cpp promises to keep the connection and closes it behind a stream: the next call would run into that.
         reply = self.exchange("POST", path, body, {"connection": "close"})
         if not reply.ok:
-            raise _refusal(where, reply)
+            raise _refusal(where, reply, self._advice)
         if not reply.media.startswith(sse.MEDIA):
             raise BadAnswer(
                 f"{where} was asked for a stream and answered {reply.media or 'something without a type'}: "
@@ -138,7 +158,7 @@ class HttpClient:
             )
         data = events.data
         done = bool(data) and data[-1] == sse.DONE
-        documents = [_event(where, each) for each in (data[:-1] if done else data)]
+        documents = [_event(where, each, self._advice) for each in (data[:-1] if done else data)]
         return Stream(documents, done)
 
     def each(self, call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -184,7 +204,7 @@ class HttpClient:
         """The JSON of a successful reply; everything else raises."""
         where = f"{self.address}{path}"
         if not reply.ok:
-            raise _refusal(where, reply)
+            raise _refusal(where, reply, self._advice)
         return _parsed(f"{where} answered {reply.status}", reply.body) if reply.body else None
 
     def close(self) -> None:
@@ -226,7 +246,11 @@ class HttpClient:
                 stream.close()
             told = response.headers
             return Reply(
-                response.status_code, b"".join(chunks), told.get("retry-after"), told.get("content-type", "")
+                response.status_code,
+                b"".join(chunks),
+                told.get("retry-after"),
+                told.get("content-type", ""),
+                told.get("location"),
             )
 
     @contextmanager
@@ -280,7 +304,7 @@ def _parsed(happened: str, body: bytes) -> object:
         ) from error
 
 
-def _event(where: str, data: str) -> dict[str, Any]:
+def _event(where: str, data: str, advice: Advice) -> dict[str, Any]:
     """One event; servers report inside a stream what went wrong after its status was sent."""
     body = data.encode()
     document = _parsed(f"{where} streamed an event", body)
@@ -290,7 +314,7 @@ def _event(where: str, data: str) -> dict[str, Any]:
         return document
     code = error.get("code") if isinstance(error, dict) else None
     if isinstance(code, int) and 400 <= code < 600:
-        raise _refusal(where, Reply(code, body, None))
+        raise _refusal(where, Reply(code, body, None), advice)
     raise EngineError(
         f"{where} ended a stream with an error ({_words(body)}); the cause is in the server's log"
     )
@@ -301,31 +325,60 @@ def declined(error: EngineError) -> bool:
     return isinstance(error, BadAnswer) or error.status in REFUSALS
 
 
-def _refusal(where: str, reply: Reply) -> EngineError:
-    error = _named(where, reply)
+def _refusal(where: str, reply: Reply, advice: Advice) -> EngineError:
+    error = _redirect(where, reply) if 300 <= reply.status < 400 else _named(where, reply, advice)
     error.status = reply.status
     return error
 
 
-def _named(where: str, reply: Reply) -> EngineError:
+def _named(where: str, reply: Reply, advice: Advice) -> EngineError:
     words = _words(reply.body)
     if reply.status in (401, 403):
-        return EngineRefused(
-            f"{where} refused the key ({reply.status}: {words}); put the server's --api-key into a variable and name it: --set engine.api_key_env=NAME"
-        )
+        return EngineRefused(f"{where} refused the key ({reply.status}: {words}); {advice.key}")
     if reply.status == 404:
         return EngineRefused(
             f"{where} does not exist there (404: {words}); check the address and the model's name"
         )
     if reply.status == 429:
-        return EngineRefused(
-            f"{where} is overloaded (429: {words}) and stayed so; send fewer requests together: --set engine.concurrency=N"
-        )
+        asked = _asked(reply.retry_after)
+        return EngineRefused(f"{where} is overloaded (429: {words}) and stayed so; {asked}{advice.load}")
     if reply.status in (502, 503, 504):
         return EngineUnreachable(f"{where} has no engine behind it now ({reply.status}: {words})")
     if reply.status >= 500:
         return EngineError(f"{where} failed ({reply.status}: {words}); the cause is in the server's log")
     return EngineRefused(f"{where} refused the call ({reply.status}: {words})")
+
+
+def _redirect(where: str, reply: Reply) -> EngineRefused:
+    """It is not followed: the key would go along."""
+    if place := _place(reply.location):
+        return EngineRefused(
+            f"{where} redirects ({reply.status}) to {place}, which is not followed; give the address of the server itself"
+        )
+    return EngineRefused(
+        f"{where} redirects ({reply.status}: {_words(reply.body)}) without saying where to; "
+        "is this the engine itself, or something in front of it?"
+    )
+
+
+def _place(location: str | None) -> str:
+    """Without a password and without what is behind a `?`; empty where there is none that can be read."""
+    try:
+        split = urlsplit(location or "")
+    except ValueError:
+        return ""
+    host = split.netloc.rpartition("@")[2]
+    return (f"{split.scheme}://{host}{split.path}" if host else split.path)[:300]
+
+
+def _asked(retry_after: str | None) -> str:
+    """How long the server asks to be left alone: seconds, or until a date."""
+    if not retry_after:
+        return ""
+    try:
+        return f"it asks to wait {float(retry_after):g} s; "
+    except ValueError:
+        return f"it asks to wait until {retry_after[:60]}; "
 
 
 def _words(body: bytes) -> str:

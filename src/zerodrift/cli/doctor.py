@@ -13,6 +13,7 @@ from zerodrift.doctor.kinds import FileKind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from zerodrift.doctor.diagnosis import Diagnosis
     from zerodrift.doctor.setting import Value
     from zerodrift.doctor.target import Target
 
@@ -80,7 +81,7 @@ def command(
             diagnosis, _ = diagnose(corrected(text, target, kind), asked)
         if changes or not diagnosis.unseen:
             console.say(without_secrets(text.removesuffix("\n")))
-        _say_changes(opened, changes, diagnosis.unseen)
+        _say_changes(opened, changes, diagnosis)
     elif form is Format.JSON:
         console.say(msgspec.json.format(msgspec.json.encode(diagnosis)).decode())
     else:
@@ -109,12 +110,16 @@ def _key(variable: str | None) -> str | None:
     return key
 
 
-def _say_changes(opened: "Target", changes: "Mapping[str, Value]", unseen: str) -> None:
+def _say_changes(opened: "Target", changes: "Mapping[str, Value]", diagnosis: "Diagnosis") -> None:
     """On stderr, so that the text can be piped on."""
     for name, value in changes.items():
         typed = opened.typed(name, value)
         typer.echo(f"changed: {typed}" if typed else f"not set here: {name} {value}", err=True)
-    if unseen:
-        typer.echo(f"The command that started this server cannot be known from here. {unseen}", err=True)
+    if diagnosis.unseen:
+        typer.echo(
+            f"The command that started this server cannot be known from here. {diagnosis.unseen}", err=True
+        )
+    elif not changes and diagnosis.exit_code:
+        typer.echo("nothing that can be changed here; without --fix it says what is left", err=True)
     elif not changes:
         typer.echo("nothing to change", err=True)

@@ -6,13 +6,21 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from zerodrift.doctor import generation_defaults, program, vllm_refusals, vllm_settings, vllm_words
-from zerodrift.doctor.secrets import VLLM_SECRETS, names_a_secret
+from zerodrift.doctor import (
+    checkpoint,
+    generation_defaults,
+    program,
+    secret_arguments,
+    vllm_refusals,
+    vllm_settings,
+    vllm_words,
+)
+from zerodrift.doctor.secrets import names_a_secret
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.shell_words import Word, commands
 from zerodrift.doctor.tables import VLLM_VERSION, VllmName, vllm_names, vllm_options
 from zerodrift.doctor.target import Reading
-from zerodrift.doctor.vllm_arguments import Argument, mapping, parse
+from zerodrift.doctor.vllm_arguments import Argument, in_force, mapping, parse
 from zerodrift.doctor.vllm_file import VllmFile
 
 _SECRET = re.compile(r"([A-Za-z_]\w*)=([^\s,'\"]+)")
@@ -30,7 +38,8 @@ class CommandLine:
         self._program = program.find(commands(self.text))
         self._words = self._program.words
         self._texts = [word.text for word in self._words]
-        self._parsed = parse(self._texts, self._program.behind)
+        parsed = parse(self._texts, self._program.behind)
+        self._parsed, self._strays = secret_arguments.apart(parsed, self._texts)
 
     @property
     def model(self) -> str | None:
@@ -43,27 +52,28 @@ class CommandLine:
     def read(self) -> Reading:
         """Flags win over the file that --config names, and that over defaults."""
         config, ignored = self._configs()
-        file = VllmFile.of(Path(config.value)) if config else None
-        written = file.read().settings if file else {}
-
-        def from_file(name: str) -> Setting | None:
-            setting = written.get(name)
-            return setting if setting is not None and setting.origin is Origin.SET else None
-
+        file = self._file()
         env = {name: variable.value for name, variable in self._program.env.items()}
         taken = self._parsed._replace(
             arguments=tuple(each for each in self._parsed.arguments if self._refusal(each) is None)
         )
         hidden = {each.name: each for each in taken.arguments if self._is_hidden(each)}
-        seen = taken._replace(arguments=tuple(each for each in taken.arguments if not self._is_hidden(each)))
-        found = vllm_settings.settings(seen, env, self.model or (file.model if file else None), from_file)
+        # vLLM puts what the file says before the other flags, so that these win.
+        before = vllm_refusals.without_refused(file.parsed).arguments if file else ()
+        here = (each for each in taken.arguments if not self._is_hidden(each))
+        seen = taken._replace(arguments=(*before, *here))
+        found = vllm_settings.settings(seen, env, self.model or (file.model if file else None))
+        if hidden.keys() & checkpoint.FLAGS and found["quantization"].origin is Origin.CHECKPOINT:
+            vllm_settings.from_checkpoint(found, unknown("quantization"))
+        if "quantization" in hidden:  # whatever the checkpoint says
+            found.pop(checkpoint.NAME, None)
         for name, spec in vllm_names().items():
             variable = self._program.env.get(spec.env or "")
             if (spec.flag in hidden and spec.kind != "secret") or (variable and not variable.seen):
                 found[name] = unknown(name)
         if hidden.keys() & generation_defaults.FLAGS:
             found[generation_defaults.NAME] = unknown(generation_defaults.NAME)
-        if any(self._words[index].expands for index in self._parsed.positionals[1:]):
+        if any(self._words[index].expands for index in (*self._parsed.positionals[1:], *self._strays)):
             found["unseen_words"] = unknown("unseen_words")
         found["refused"] = self._refused(file)
         if file is not None:
@@ -94,7 +104,7 @@ class CommandLine:
         flags = [(f"--{each.name} ", self._expansions(each.first, each.last)) for each in hidden]
         words = [("", self._expansions(index, index)) for index in self._parsed.positionals[1:]]
         return [
-            f"{flag}{' '.join(found)}: a variable of the shell, which is not expanded here"
+            f"{flag}{' '.join(map(secret_arguments.expansion, found))}: a variable of the shell, which is not expanded here"
             for flag, found in (*flags, *words)
             if found
         ]
@@ -105,6 +115,10 @@ class CommandLine:
             unseen = bool(self._expansions(argument.first, argument.last))
             return vllm_refusals.of_flag(argument) if unseen else vllm_refusals.refusal(argument)
         return None
+
+    def _stray_words(self) -> list[Argument]:
+        """The secrets that words strayed behind; what the shell puts in may be no word at all."""
+        return [secret for index, secret in self._strays.items() if not self._words[index].expands]
 
     def _refused(self, file: VllmFile | None) -> Setting:
         """What stops vLLM, on the command line and in the file; of words, it takes the model and no other."""
@@ -118,6 +132,7 @@ class CommandLine:
             [
                 *map(self._refusal, self._parsed.arguments),
                 *extra,
+                *(f"a word behind --{secret.name} belongs to no flag" for secret in self._stray_words()),
                 "--config stands there twice" if len(files) > 1 else None,
                 str(file.read().settings["refused"].value or "") if file else None,
             ]
@@ -130,6 +145,9 @@ class CommandLine:
         if name == "ignored_config":
             config, ignored = self._configs()
             return f"remove --config={ignored[-1].value}" if config else f"--config {ignored[-1].value}"
+        spec = vllm_names().get(name)
+        if value is not None and spec is not None and (words := self._inside(spec, value)):
+            return " ".join(words)
         return vllm_words.typed(name, value)
 
     def changed(self, changes: Mapping[str, Value]) -> str:
@@ -189,7 +207,9 @@ class CommandLine:
         """Secrets by the variable that should hold them; one that comes from a variable already may stay."""
         edits: dict[tuple[int, int], str] = {}
         for variable in self._program.written:
-            if names_a_secret(variable.name) and not is_reference(variable.value, variable.word):
+            if names_a_secret(variable.name) and not secret_arguments.is_reference(
+                variable.value, variable.word
+            ):
                 edits[variable.word.start, variable.word.end] = (
                     f'{variable.before}{variable.name}="${variable.name}"'
                 )
@@ -199,25 +219,27 @@ class CommandLine:
             hidden = _SECRET.sub(lambda match: _hidden(match[1], match[0]), raw)
             if word not in read and hidden != raw:
                 edits[word.start, word.end] = hidden
-        for argument in self._parsed.arguments:
-            if _is_secret(argument):
-                self._hide_values(argument, edits)
+        for argument in filter(secret_arguments.is_secret, self._parsed.arguments):
+            self._hide_values(argument, edits)
+        for index, secret in self._strays.items():
+            self._hide_word(index, secret, edits)
         return edits
 
     def _hide_values(self, argument: Argument, edits: dict[tuple[int, int], str]) -> None:
-        """As many variables as there are values: vLLM takes several keys, and each opens the server."""
-        name = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}.get(argument.name)
-        name = name or argument.name.replace("-", "_").upper()
         if argument.values and argument.first == argument.last:
             word = self._words[argument.first]
-            if not is_reference(argument.value, word):
-                edits[word.start, word.end] = f'--{argument.name} "${name}"'
+            if not secret_arguments.is_reference(argument.value, word):
+                # Without the `=` the flag would take the next word as well.
+                hidden = secret_arguments.variable(argument, argument.first)
+                edits[word.start, word.end] = f"--{argument.name}={hidden}"
             return
         for index in range(argument.first + 1, argument.last + 1):
-            word = self._words[index]
-            number = index - argument.first
-            if not is_reference(word.text, word):
-                edits[word.start, word.end] = f'"${name}"' if number == 1 else f'"${name}_{number}"'
+            self._hide_word(index, argument, edits)
+
+    def _hide_word(self, index: int, secret: Argument, edits: dict[tuple[int, int], str]) -> None:
+        word = self._words[index]
+        if not secret_arguments.is_reference(word.text, word):
+            edits[word.start, word.end] = secret_arguments.variable(secret, index)
 
     def _set_variable(
         self, name: str, value: str, edits: dict[tuple[int, int], str], variables: list[str]
@@ -229,6 +251,10 @@ class CommandLine:
 
     def _set_flag(self, spec: VllmName, value: Value, edits: dict[tuple[int, int], str]) -> list[list[str]]:
         """Change the flag where it stands; what has to be appended is returned."""
+        if inner := vllm_settings.inside(spec, self._parsed):
+            return self._set_flag(inner, value, edits)
+        if value is not None and (words := self._inside(spec, value)):
+            return [words]
         flags = (spec.flag, *spec.also)
         there = [each for each in self._parsed.arguments if each.name in flags]
         if value is None or (spec.kind == "presence" and not value):
@@ -244,6 +270,23 @@ class CommandLine:
                 return [[f"--{spec.flag}.{spec.key}", shlex.quote(vllm_words.plain(value))]]
         self._replace(there[-1], spec, value, edits)
         return []
+
+    def _inside(self, spec: VllmName, value: Value) -> list[str]:
+        """The words of a setting that a JSON holds, here or in the file, with all else that it holds."""
+        file = self._file()
+        before = file.parsed.arguments if file else ()
+        both = self._parsed._replace(arguments=(*before, *self._parsed.arguments))
+        inner = vllm_settings.inside(spec, both)
+        if inner is None:
+            return []
+        given = [each for each in both.arguments if each.name == inner.flag]
+        if any(each.key for each in given):
+            return [f"--{inner.flag}.{inner.key}", shlex.quote(vllm_words.plain(value))]
+        return [f"--{inner.flag}", shlex.quote(json.dumps({**in_force(given), str(inner.key): value}))]
+
+    def _file(self) -> VllmFile | None:
+        config, _ = self._configs()
+        return VllmFile.of(Path(config.value)) if config else None
 
     def _replace(
         self, argument: Argument, spec: VllmName, value: Value, edits: dict[tuple[int, int], str]
@@ -268,17 +311,6 @@ def _respelled(text: str, first: Word, argument: Argument, value: str) -> str:
     return f"{spelled} {value}"
 
 
-def is_reference(value: str, word: Word) -> bool:
-    """Whether the value is a variable of the shell and nothing else: it may be shown."""
-    return value in word.expands
-
-
-def _is_secret(argument: Argument) -> bool:
-    known = vllm_options().names
-    names = (argument.name, *argument.candidates)  # `--api` may have been meant for --api-key
-    return any(name in VLLM_SECRETS or (name not in known and names_a_secret(name)) for name in names)
-
-
 def _hidden(name: str, written: str) -> str:
     return f"{name}=${name}" if names_a_secret(name) else written
 
@@ -301,4 +333,5 @@ def _applied(text: str, edits: Mapping[tuple[int, int], str]) -> str:
 
 def _judged_variables() -> set[str]:
     names = {spec.env or spec.secret_env for spec in vllm_names().values()}
-    return {name for name in names if name} | {"CUDA_VISIBLE_DEVICES"}
+    read_too = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND"}
+    return {name for name in names if name} | read_too

@@ -7,7 +7,7 @@ from itertools import chain
 import msgspec
 
 from zerodrift.doctor.rule import Rule, Severity, Test, rules
-from zerodrift.doctor.setting import Setting, Settings, Value, shown
+from zerodrift.doctor.setting import Origin, Setting, Settings, Value, shown
 
 _NAME = re.compile(r"\{(\w+)\}")
 _ORDER = list(Severity)
@@ -139,6 +139,12 @@ def _compare(value: Value, how: str, operand: object) -> bool:
         case "in_" | "not_in":
             assert isinstance(operand, tuple)
             return any(_same(value, each) for each in operand) is (how == "in_")
+        case "starts_with":
+            assert isinstance(operand, tuple)
+            return any(
+                isinstance(value, str) and value.startswith(each) if each is not None else value is None
+                for each in operand
+            )
     numbers = [
         each for each in (value, operand) if isinstance(each, int | float) and not isinstance(each, bool)
     ]
@@ -160,7 +166,11 @@ def _finding(rule: Rule, settings: Settings) -> Finding:
         says=_filled(rule.says, settings),
         cause=rule.cause,
         source=rule.source,
-        changes=tuple((name, _resolved(value, settings)) for name, value in rule.fix.items()),
+        changes=tuple(
+            (name, _resolved(value, settings))
+            for name, value in rule.fix.items()
+            if not (value is None and _unwritten(settings.get(name)))
+        ),
         do=_filled(rule.do, settings),
     )
 
@@ -169,6 +179,11 @@ def _filled(text: str, settings: Settings) -> str:
     return _NAME.sub(
         lambda match: shown(settings[match[1]].value) if match[1] in settings else match[0], text
     )
+
+
+def _unwritten(setting: Setting | None) -> bool:
+    """Whether it comes with the checkpoint: there is nothing to take out."""
+    return setting is not None and setting.origin is Origin.CHECKPOINT
 
 
 def _resolved(value: Value, settings: Mapping[str, Setting]) -> Value:

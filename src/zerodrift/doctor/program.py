@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from zerodrift.core.errors import ConfigError
+from zerodrift.doctor.secrets import names_a_secret
 from zerodrift.doctor.shell_words import Word
 
 PIPELINERL = "pipelinerl.entrypoints.run_vllm1"
@@ -74,14 +75,19 @@ class _Reader:
     def line(self, words: Sequence[Word]) -> None:
         """A line before the command: variables, exported or not."""
         exports = words[0].text == "export"
+        secret = ""
         for word in words[1:] if exports else words:
             if match := _ASSIGNMENT.fullmatch(word.text):
                 self._add(Variable(match[1], match[2], word), self.env if exports else self.shell)
+                secret = match[1] if names_a_secret(match[1]) else ""
             elif exports and word.text in self.shell:
                 self.env[word.text] = self.shell[word.text]
+            elif exports and secret:  # a piece of it, as in `export HF_TOKEN=my key`
+                self.written.append(Variable(secret, word.text, word))
             elif not exports:
+                shown = f"a word behind {secret}" if secret else repr(word.text)
                 raise ConfigError(
-                    f"a line holds {word.text!r}, a command of its own; give the vLLM command on one line, or end each "
+                    f"a line holds {shown}, a command of its own; give the vLLM command on one line, or end each "
                     "line of it with a backslash, with nothing but variables and export lines before it"
                 )
 

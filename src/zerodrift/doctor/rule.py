@@ -40,6 +40,9 @@ class Test(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     not_: Value | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="not")
     in_: tuple[Value, ...] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="in")
     not_in: tuple[Value, ...] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="not in")
+    starts_with: tuple[str | None, ...] | msgspec.UnsetType = msgspec.field(
+        default=msgspec.UNSET, name="starts with"
+    )
     above: float | str | msgspec.UnsetType = msgspec.UNSET
     below: float | str | msgspec.UnsetType = msgspec.UNSET
     known: bool | msgspec.UnsetType = msgspec.UNSET

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from zerodrift.backends.http import HttpClient
+from zerodrift.backends.http import Advice, HttpClient
 from zerodrift.backends.vllm_facts import ServerInfo
 from zerodrift.backends.vllm_wire import parse
 from zerodrift.core.errors import BadAnswer, EngineError
@@ -26,6 +26,9 @@ CONTROL = ("/collective_rpc", "/update_weights", "/pause", "/reset_prefix_cache"
 HIDDEN = (
     "Most of its configuration is hidden: start it with VLLM_SERVER_DEV_MODE=1, on a trusted network only, or give "
     "the doctor the command line that started it, in quotes."
+)
+ADVICE = Advice(
+    key="put the server's --api-key into a variable and name it: --api-key-env NAME", load="ask again later"
 )
 NOWHERE = "/no-such-route"
 """vLLM answers 404 here; whoever answers otherwise answers so everywhere."""
@@ -48,7 +51,7 @@ class Server:
         self, url: str, *, api_key: str | None = None, probe: bool = True, timeout_s: float = 60.0
     ) -> None:
         address = url.rstrip("/").removesuffix("/v1")
-        self._http = HttpClient(address, api_key=api_key, timeout_s=timeout_s, concurrency=1)
+        self._http = HttpClient(address, api_key=api_key, timeout_s=timeout_s, concurrency=1, advice=ADVICE)
         self._key = api_key is not None
         self._probe = probe
         self.title = f"vLLM server at {self._http.address}"
@@ -67,8 +70,11 @@ class Server:
         labels = self._labels()
         found = {name: _shown(name, spec, info, labels) for name, spec in vllm_names().items()}
         found["device"] = _device(info)
-        if found["device"].value != "cpu":
-            del found["cpu_attn_split_kv"]
+        for name, spec in vllm_names().items():
+            if spec.only not in (None, found["device"].value):
+                del found[name]
+        if found["device"].value == "cpu" and info is not None:
+            found["cpu_threads"] = _cpu_threads(info)
         found["max_model_len"] = Setting("max_model_len", card.max_model_len, Origin.SERVER)
         found |= self._reachable(info)
         found["generation_defaults"] = unknown("generation_defaults")
@@ -84,12 +90,11 @@ class Server:
         return vllm_words.typed(name, value)
 
     def changed(self, changes: Mapping[str, Value]) -> str:
-        """Flags and variables to start it with: a running server has no text to change."""
-        typed = [
-            text for name, value in changes.items() if (text := vllm_words.typed(name, value)) is not None
-        ]
-        variables = [text for text in typed if not text.startswith(("-", "remove"))]
-        return " ".join([*variables, "vllm serve …", *(text for text in typed if text not in variables)])
+        """Flags and variables to start it with: a running server has no text to change, or to take flags out of."""
+        typed = [text for name, value in changes.items() if (text := vllm_words.typed(name, value))]
+        variables = [text for text in typed if not text.startswith(("-", vllm_words.REMOVE))]
+        flags = [text for text in typed if text.startswith("-")]
+        return " ".join([*variables, "vllm serve …", *flags])
 
     def _card(self) -> _Card:
         cards = parse(self._http.get("/v1/models"), _Models, "/v1/models").data
@@ -182,9 +187,35 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _shown(name: str, spec: VllmName, info: ServerInfo | None, labels: Mapping[str, str]) -> Setting:
-    if info is not None and spec.env is not None and spec.env in info.vllm_env:
+def _listed(info: ServerInfo) -> dict[str, str] | None:
+    """Variables that are not vLLM's own, as its /server_info lists them: all of MKL_ and OMP_ that are set."""
+    text = info.system_env.get("env_vars")
+    if not isinstance(text, str):
+        return None
+    return {
+        name: value for name, equals, value in (line.partition("=") for line in text.splitlines()) if equals
+    }
+
+
+def _cpu_threads(info: ServerInfo) -> Setting:
+    own = {name: value for name, value in info.vllm_env.items() if isinstance(value, str)}
+    found = vllm_settings.cpu_threads({**own, **(_listed(info) or {})})
+    return msgspec.structs.replace(found, origin=Origin.SERVER) if found.known else found
+
+
+def _variable(name: str, spec: VllmName, info: ServerInfo) -> Setting:
+    if spec.env in info.vllm_env:
         return Setting(name, bool(info.vllm_env[spec.env]), Origin.SERVER)
+    listed = _listed(info)
+    if listed is None or spec.env is None or spec.env.startswith("VLLM_"):
+        return unknown(name)
+    text = listed.get(spec.env)
+    return Setting(name, spec.default if text is None else vllm_settings.variable(spec, text), Origin.SERVER)
+
+
+def _shown(name: str, spec: VllmName, info: ServerInfo | None, labels: Mapping[str, str]) -> Setting:
+    if info is not None and spec.env is not None:
+        return _variable(name, spec, info)
     if info is not None and spec.server is not None:
         there, value = _look_up(info.vllm_config, spec.server)
         if there:

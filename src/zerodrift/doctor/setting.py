@@ -16,6 +16,8 @@ class Origin(StrEnum):
     """It is written in what was given to us."""
     DEFAULT = "default"
     """Nobody wrote it; the version named by the target takes this."""
+    CHECKPOINT = "checkpoint"
+    """Nobody wrote it; the model's own files say so."""
     FRAMEWORK = "framework"
     """The trainer's launcher sets it, whatever the file says."""
     SERVER = "server"

@@ -40,6 +40,8 @@ class VllmName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Inside the JSON that the flag takes."""
     except_: str | None = msgspec.field(default=None, name="except")
     """A key of that JSON that is a setting of its own."""
+    inside: str | None = None
+    """Flag and key of a JSON that may say it instead: never both."""
     env: str | None = None
     also: tuple[str, ...] = ()
     """Flags that have the same effect."""
@@ -49,10 +51,20 @@ class VllmName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default: Value = None
     cpu: Value | msgspec.UnsetType = msgspec.UNSET
     """The default on CPU, where it is another."""
+    only: Literal["cpu"] | None = None
+    """The device that it means something on."""
     server: str | None = None
     """Path in the configuration that /server_info shows."""
     metric: str | None = None
     """Label of vllm:cache_config_info in /metrics."""
+
+    @property
+    def inner(self) -> "VllmName | None":
+        """The same setting as a key of that JSON."""
+        if self.inside is None:
+            return None
+        flag, _, key = self.inside.partition(".")
+        return VllmName(flag=flag, key=key)
 
     def default_on(self, device: Value) -> Value:
         """The default there."""

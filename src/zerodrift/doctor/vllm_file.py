@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from zerodrift.core.errors import ConfigError
-from zerodrift.doctor import vllm_refusals, vllm_settings
+from zerodrift.doctor import secret_arguments, vllm_refusals, vllm_settings, vllm_words
 from zerodrift.doctor.setting import Origin, Setting, Value
-from zerodrift.doctor.tables import VLLM_VERSION, vllm_names, vllm_options
+from zerodrift.doctor.tables import VLLM_VERSION, VllmName, vllm_names, vllm_options
 from zerodrift.doctor.target import Reading
-from zerodrift.doctor.vllm_arguments import Parsed, parse
+from zerodrift.doctor.vllm_arguments import parse
 from zerodrift.doctor.yaml_text import YamlText
 
 
@@ -25,7 +25,8 @@ class VllmFile:
 
     def __init__(self, text: YamlText) -> None:
         self._text = text
-        self._parsed = arguments(text.values)
+        words = as_words(text.values)
+        self.parsed, self._strays = secret_arguments.apart(parse(words), words)
 
     @classmethod
     def of(cls, path: Path) -> "VllmFile":
@@ -35,7 +36,7 @@ class VllmFile:
     @property
     def model(self) -> str | None:
         """As the file names it."""
-        found = self._parsed.last("model")
+        found = self.parsed.last("model")
         return found.value if found else None
 
     @property
@@ -57,9 +58,12 @@ class VllmFile:
 
     def read(self) -> Reading:
         """Without the lines that vLLM drops."""
-        taken = vllm_refusals.without_refused(self._parsed)
+        taken = vllm_refusals.without_refused(self.parsed)
         found = vllm_settings.settings(taken, {}, self.model)
-        found["refused"] = vllm_refusals.setting(map(vllm_refusals.refusal, self._parsed.arguments))
+        strays = [f"a word behind --{secret.name} belongs to no flag" for secret in self._strays.values()]
+        found["refused"] = vllm_refusals.setting(
+            [*map(vllm_refusals.refusal, self.parsed.arguments), *strays]
+        )
         found["dropped_lines"] = Setting("dropped_lines", ", ".join(self.dropped) or None, Origin.SET)
         # `false` where there is no --no- form is dropped as well, and nothing would have come of it.
         nothing = [f"{key}: false, which vLLM drops" for key in self._without_effect()]
@@ -71,9 +75,10 @@ class VllmFile:
             return ", ".join(f"{_hyphens(key)}: false" for key in self.dropped) or None
         spec = vllm_names().get(name)
         if spec is None or spec.env is not None:
-            return None if spec is None else f"{spec.env}={int(bool(value))} before the command"
+            return None if spec is None else f"{spec.env}={vllm_words.plain(value)} before the command"
         if value is None:
             return f"remove {spec.flag}"
+        spec = vllm_settings.inside(spec, self.parsed) or spec
         return f"{spec.flag}: {_line(spec.key, value)}"
 
     def changed(self, changes: Mapping[str, Value]) -> str:
@@ -85,12 +90,12 @@ class VllmFile:
                 for key in VllmFile(text).dropped:
                     text = text.renamed([key], _hyphens(key))
             elif spec is not None and spec.flag is not None:
-                text = _with(text, spec.flag, spec.key, value, also=spec.also)
+                text = _with(text, vllm_settings.inside(spec, self.parsed) or spec, value)
         return text.without_secrets()
 
 
-def arguments(values: Mapping[Any, Any]) -> Parsed:
-    """The flags that vLLM makes of the keys of its file."""
+def as_words(values: Mapping[Any, Any]) -> list[str]:
+    """The words that vLLM makes of the keys of its file."""
     words: list[str] = []
     for key, value in values.items():
         if not isinstance(key, str):
@@ -106,7 +111,7 @@ def arguments(values: Mapping[Any, Any]) -> Parsed:
             words += [f"--{key}={json.dumps(value)}"]
         else:
             words += [f"--{key}={value}"]
-    return parse(words)
+    return words
 
 
 def read_text(path: Path) -> str:
@@ -121,19 +126,32 @@ def read_text(path: Path) -> str:
         ) from error
 
 
-def _with(text: YamlText, flag: str, key: str | None, value: Value, also: tuple[str, ...]) -> YamlText:
-    spellings = [name for name in text.values if isinstance(name, str) and _hyphens(name) in (flag, *also)]
+def _with(text: YamlText, spec: VllmName, value: Value) -> YamlText:
+    assert spec.flag is not None, "variables have no place in a file"
+    flags = (spec.flag, *spec.also)
+    spellings = [name for name in text.values if isinstance(name, str) and _hyphens(name) in flags]
     if value is None:
         for name in spellings:
             text = text.without([name])
         return text
-    if key is not None:
-        return text.with_value([*(spellings[-1:] or [flag]), key], value)
+    if spec.key is not None:
+        return _with_key(text, spec.flag, spec.key, value, spellings)
     if not spellings:
-        return text.with_value([flag], value)
+        return text.with_value([spec.flag], value)
     text = text.with_value(spellings[-1:], value)
     # Under a key with underscores `false` would be dropped.
-    return text.renamed(spellings[-1:], flag) if value is False else text
+    return text.renamed(spellings[-1:], spec.flag) if value is False else text
+
+
+def _with_key(text: YamlText, flag: str, key: str, value: Value, spellings: list[str]) -> YamlText:
+    """A key below the flag: behind a dot, in a JSON between quotes, or in a section."""
+    dotted = [name for name in text.values if _hyphens(name) == _hyphens(f"{flag}.{key}")]
+    if dotted:
+        return text.with_value(dotted[-1:], value)
+    place = spellings[-1:] or [flag]
+    if isinstance(quoted := text.values.get(place[0]), str):
+        return text.with_value(place, json.dumps({**json.loads(quoted), key: value}))
+    return text.with_value([*place, key], value)
 
 
 def _line(key: str | None, value: Value) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zerodrift.core.errors import ConfigError
-from zerodrift.doctor import generation_defaults
+from zerodrift.doctor import checkpoint, generation_defaults
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.tables import UNWRITTEN, VllmName, vllm_names
 from zerodrift.doctor.vllm_arguments import Argument, Parsed, in_force, number
@@ -15,8 +15,8 @@ Default = Callable[[str], Setting | None]
 NOT_JUDGED = frozenset({"model", "port", "served-model-name", "config"})
 """Say where and what, not how; nothing to list."""
 
-ATTENTION = "attention-config"
-"""Its `backend` is the attention backend; its other keys are not judged."""
+NOTHING = ("", "None", "null")
+"""What vLLM reads as if the flag were not there; the second is what `key: null` of a file becomes."""
 
 
 def nothing(_name: str) -> None:
@@ -31,24 +31,37 @@ def settings(
     for name, spec in vllm_names().items():
         written = _from_env(name, spec, env) if spec.env else _from_flags(name, spec, parsed, env)
         found[name] = written or otherwise(name) or _default(name, spec, found["device"].value)
-    if found["device"].value != "cpu" and found["cpu_attn_split_kv"].origin is Origin.DEFAULT:
-        del found["cpu_attn_split_kv"]  # means nothing elsewhere
+        if spec.only not in (None, found["device"].value) and found[name].origin is Origin.DEFAULT:
+            del found[name]  # means nothing elsewhere
+    if found["device"].value == "cpu":
+        found["cpu_threads"] = cpu_threads(env)
     if parsed.last("uds") is not None:
         found["host"] = Setting("host", "unix socket", Origin.SET)
+    elif found["host"].known and found["host"].value is None:
+        found["host"] = _default("host", vllm_names()["host"], found["device"].value)
     elsewhere = parsed.last("hf-config-path")
+    place = elsewhere.value if elsewhere else model
     found["generation_defaults"] = generation_defaults.from_files(
-        found["generation_config"].value,
-        elsewhere.value if elsewhere else model,
-        _json(parsed, "override-generation-config") or {},
+        found["generation_config"].value, place, _json(parsed, "override-generation-config") or {}
     )
+    if found["quantization"].known and found["quantization"].value is None:
+        from_checkpoint(found, checkpoint.quantization(place, _json(parsed, "hf-overrides") or {}))
     return found
+
+
+def from_checkpoint(found: dict[str, Setting], setting: Setting) -> None:
+    """Leave a setting to the checkpoint, and say so where that cannot be read."""
+    found[setting.name] = setting
+    if not setting.known:
+        found[checkpoint.NAME] = unknown(checkpoint.NAME)
 
 
 def not_judged(parsed: Parsed) -> list[str]:
     """Flags that no rule reads, and flags that do not exist; nothing of what a user wrote is passed over."""
     judged = {flag for spec in vllm_names().values() for flag in (spec.flag, *spec.also)}
-    if set(_json(parsed, ATTENTION) or ()) == {"backend"}:
-        judged.add(ATTENTION)
+    for spec in vllm_names().values():  # a JSON that holds nothing else
+        if spec.inner is not None and set(_json(parsed, spec.inner.flag) or ()) == {spec.inner.key}:
+            judged.add(spec.inner.flag)
     unknown_flags = parsed.unknown()
     unknown_names = {text.split()[0].lstrip("-") for text in unknown_flags}
     rest = dict.fromkeys(
@@ -68,6 +81,25 @@ def device(env: Mapping[str, str]) -> Setting:
     return unknown("device")
 
 
+def cpu_threads(env: Mapping[str, str]) -> Setting:
+    """How many threads each worker on CPU computes with.
+
+    vLLM overwrites OMP_NUM_THREADS with the number of cores that it binds a worker to, unless told not to bind.
+    """
+    threads = env.get("OMP_NUM_THREADS", "")
+    if env.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind" and threads.isdecimal():
+        return Setting("cpu_threads", int(threads), Origin.SET)
+    return unknown("cpu_threads")
+
+
+def variable(spec: VllmName, text: str) -> Value:
+    """What a variable says."""
+    if spec.kind == "switch":
+        # vLLM reads these as integers, two of them as words.
+        return text.strip().lower() in ("1", "true")
+    return text.strip().upper() or None
+
+
 def named(name: str, spec: VllmName, written: Mapping[str, Any]) -> str | None:
     """A structure by its keys. Of sampling defaults only those count that change the distribution."""
     overrides = name == "override_generation_config"
@@ -84,10 +116,7 @@ def _default(name: str, spec: VllmName, where: Value) -> Setting:
 
 def _from_env(name: str, spec: VllmName, env: Mapping[str, str]) -> Setting | None:
     text = env.get(spec.env or "")
-    if text is None:
-        return None
-    # vLLM reads these as integers, two of them as words.
-    return Setting(name, text.strip().lower() in ("1", "true"), Origin.SET)
+    return None if text is None else Setting(name, variable(spec, text), Origin.SET)
 
 
 def _from_flags(name: str, spec: VllmName, parsed: Parsed, env: Mapping[str, str]) -> Setting | None:
@@ -98,10 +127,13 @@ def _from_flags(name: str, spec: VllmName, parsed: Parsed, env: Mapping[str, str
     if spec.key is not None or spec.kind == "names":
         return _from_json(name, spec, parsed)
     if name == "attention_backend":
-        return _attention_backend(name, spec.flag, parsed)
-    candidates = (parsed.last(flag) for flag in (spec.flag, *spec.also))
-    argument = next((each for each in candidates if each is not None), None)
-    return None if argument is None else Setting(name, _value(argument, spec), Origin.SET)
+        return _attention_backend(name, spec, parsed)
+    given = [each for flag in (spec.flag, *spec.also) if (each := parsed.last(flag)) is not None]
+    if not given:
+        return None
+    values = [_value(each, spec) for each in given]
+    # One that says none does not undo another that has the same effect.
+    return Setting(name, next((value for value in values if value is not None), None), Origin.SET)
 
 
 def _value(argument: Argument, spec: VllmName) -> Value:
@@ -112,7 +144,8 @@ def _value(argument: Argument, spec: VllmName) -> Value:
         case "number":
             return number(argument.value)
         case "presence":
-            return f"--{argument.name}" if argument.on else None
+            there = argument.on and not (argument.values and argument.value in NOTHING)
+            return f"--{argument.name}" if there else None
     return None if argument.value.lower() in ("none", "null") else argument.value
 
 
@@ -132,12 +165,20 @@ def _from_json(name: str, spec: VllmName, parsed: Parsed) -> Setting | None:
     )
 
 
-def _attention_backend(name: str, flag: str, parsed: Parsed) -> Setting | None:
-    """By the flag or inside --attention-config, in capitals or not: vLLM takes either, and never both."""
-    alone, inside = parsed.last(flag), (_json(parsed, ATTENTION) or {}).get("backend")
-    if alone is not None and inside is not None:
-        raise ConfigError(f"vLLM refuses --{flag} beside --{ATTENTION}.backend; take one of them out")
-    written = alone.value if alone is not None else inside
+def inside(spec: VllmName, parsed: Parsed) -> VllmName | None:
+    """The setting as a key of the JSON that says it; None where none does."""
+    inner = spec.inner
+    return inner if inner is not None and inner.key in (_json(parsed, inner.flag) or {}) else None
+
+
+def _attention_backend(name: str, spec: VllmName, parsed: Parsed) -> Setting | None:
+    """By the flag or inside a JSON, in capitals or not: vLLM takes either, and never both."""
+    alone, inner = parsed.last(spec.flag or ""), inside(spec, parsed)
+    if alone is not None and inner is not None:
+        raise ConfigError(f"vLLM refuses --{spec.flag} beside --{spec.inside}; take one of them out")
+    written: object = alone.value if alone is not None else None
+    if inner is not None:
+        written = (_json(parsed, inner.flag) or {}).get(str(inner.key))
     if written is None:
         return None
     # The case of a variable of the shell is its name.
@@ -145,7 +186,7 @@ def _attention_backend(name: str, flag: str, parsed: Parsed) -> Setting | None:
     return Setting(name, None if text in ("AUTO", "NONE", "NULL") else text, Origin.SET)
 
 
-def _json(parsed: Parsed, flag: str) -> dict[str, Any] | None:
+def _json(parsed: Parsed, flag: str | None) -> dict[str, Any] | None:
     """The JSON in force of a flag that takes one; None where it is not given."""
     given = [argument for argument in parsed.arguments if argument.name == flag]
     return in_force(given) if given else None

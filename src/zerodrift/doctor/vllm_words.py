@@ -6,6 +6,8 @@ import shlex
 from zerodrift.doctor.setting import Value
 from zerodrift.doctor.tables import VllmName, vllm_names
 
+REMOVE = "remove"
+
 
 def typed(name: str, value: Value) -> str | None:
     """Flag or variable, ready to be copied; None where vLLM has no such setting."""
@@ -15,7 +17,7 @@ def typed(name: str, value: Value) -> str | None:
     if spec.env is not None:
         return f"{spec.env}={plain(value)}"
     if value is None or (spec.kind == "presence" and not value):
-        return f"remove --{spec.flag}"
+        return f"{REMOVE} --{spec.flag}"
     return " ".join(words(spec, value))
 
 

@@ -75,10 +75,9 @@ class YamlText:
 
     def without_secrets(self) -> str:
         """The text, with values of keys that name a secret taken out."""
-        text = self.text
-        for node in reversed(_secrets(self._root())):
-            text = text[: node.start_mark.index] + f'"{HIDDEN}"' + text[node.end_mark.index :]
-        return text
+        # An anchor is one node wherever it is used.
+        places = {(node.start_mark.index, node.end_mark.index) for node in _secrets(self._root())}
+        return applied(self.text, [Edit(start, end, f'"{HIDDEN}"') for start, end in places])
 
     def _with(self, edits: list[Edit], path: Sequence[str], expected: Mapping[Any, Any]) -> "YamlText":
         """The text with these edits, made for the sake of `path`, if it then holds what is expected."""

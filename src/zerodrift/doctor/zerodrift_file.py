@@ -55,7 +55,8 @@ class ZerodriftFile:
         written = parse(list(engine.args))
         parsed = vllm_refusals.without_refused(written)
         # Those of the CPU backend are set wherever the engine runs, and say nothing about where that is.
-        env = {name: value for name, value in DEFAULTS.items() if not name.startswith("VLLM_CPU_")}
+        on_cpu = vllm_settings.device(engine.env).value == "cpu"
+        env = {name: value for name, value in DEFAULTS.items() if on_cpu or not name.startswith("VLLM_CPU_")}
         env |= engine.env
         found = vllm_settings.settings(parsed, env, self._config.model.path, asked.get)
         found["host"] = Setting("host", "127.0.0.1", Origin.FRAMEWORK)

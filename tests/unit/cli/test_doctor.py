@@ -63,6 +63,15 @@ def test_fix_prints_the_command_and_nothing_else(capsys: pytest.CaptureFixture[s
     assert err == "nothing to change\n"
 
 
+def test_what_no_flag_can_change_is_not_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
+    sound = "--logprobs-mode processed_logprobs --no-enable-prefix-caching --no-async-scheduling"
+    assert run(f"vllm serve {tmp_path} {sound}", "--fix") == 1
+    assert "nothing that can be changed here" in capsys.readouterr().err
+
+
 def test_what_cannot_be_fixed_here_stays_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"{RAW} --logprobs-mode processed_logprobs", "--temperature", "0", "--fix") == 1
     assert "not set here: temperature 1.0" in capsys.readouterr().err

@@ -193,6 +193,26 @@ def test_a_refusal_names_the_problem(command: str, words: str) -> None:
             {"head_dtype": "float32"},
             """vllm serve Q --hf-overrides.a 1 --hf-overrides '{"b": 1}' --hf-overrides.head_dtype float32""",
         ),
+        (
+            "vllm serve Q --attention-config.backend FLASHINFER -tp 2",
+            {"attention_backend": "TRITON_ATTN"},
+            "vllm serve Q --attention-config.backend TRITON_ATTN -tp 2",
+        ),
+        (
+            "vllm serve Q -ac.backend=FLASHINFER --attention-config.flash_attn_version 2",
+            {"attention_backend": "TRITON_ATTN"},
+            "vllm serve Q -ac.backend=TRITON_ATTN --attention-config.flash_attn_version 2",
+        ),
+        (
+            """vllm serve Q --attention-config '{"backend": "FLASHINFER", "a": 1}' -tp 2""",
+            {"attention_backend": "TRITON_ATTN"},
+            """vllm serve Q --attention-config '{"backend": "TRITON_ATTN", "a": 1}' -tp 2""",
+        ),
+        (
+            """vllm serve Q --attention-config '{"a": 1}'""",
+            {"attention_backend": "TRITON_ATTN"},
+            """vllm serve Q --attention-config '{"a": 1}' --attention-backend TRITON_ATTN""",
+        ),
         ("vllm serve Q \\\n    -tp 2", {"seed": 3}, "vllm serve Q \\\n    -tp 2 \\\n    --seed 3"),
         ("vllm serve Q", {"temperature": 1.0}, "vllm serve Q"),
     ],
@@ -207,7 +227,7 @@ SECRET = "sk-very-secret-indeed-it-is"
 def test_secrets_never_come_out() -> None:
     command = CommandLine(f"HF_TOKEN={SECRET} vllm serve Q --api-key {SECRET} --x-token={SECRET} --seed 1")
     assert command.changed({"seed": 2}) == (
-        'HF_TOKEN="$HF_TOKEN" vllm serve Q --api-key "$VLLM_API_KEY" --x-token "$X_TOKEN" --seed 2'
+        'HF_TOKEN="$HF_TOKEN" vllm serve Q --api-key "$VLLM_API_KEY" --x-token="$X_TOKEN" --seed 2'
     )
     assert SECRET not in str(command.read())
 
@@ -222,7 +242,7 @@ def test_a_secret_from_a_variable_may_stay() -> None:
     [
         ("--api-key a b c", '--api-key "$VLLM_API_KEY" "$VLLM_API_KEY_2" "$VLLM_API_KEY_3"'),
         ('--api-key a "$B" c', '--api-key "$VLLM_API_KEY" "$B" "$VLLM_API_KEY_3"'),
-        ("--api-key=a", '--api-key "$VLLM_API_KEY"'),
+        ("--api-key=a", '--api-key="$VLLM_API_KEY"'),
         ("--api-key '$a'", '--api-key "$VLLM_API_KEY"'),
         ("--api-key $A-b", '--api-key "$VLLM_API_KEY"'),
         ('--api-key="$A"', '--api-key="$A"'),
@@ -326,3 +346,96 @@ def test_two_attention_backends_are_refused_as_vllm_refuses_them() -> None:
     both = "vllm serve Q --attention-backend TRITON_ATTN --attention-config.backend FLASHINFER"
     with pytest.raises(ConfigError, match="take one of them out"):
         CommandLine(both).read()
+
+
+@pytest.mark.parametrize(
+    ("written", "typed"),
+    [
+        ("attention-config.backend: FLASHINFER", "--attention-config.backend TRITON_ATTN"),
+        (
+            "attention_config: {backend: FLASHINFER, a: 1}",
+            """--attention-config '{"backend": "TRITON_ATTN", "a": 1}'""",
+        ),
+        ("attention-config: {a: 1}", "--attention-backend TRITON_ATTN"),
+    ],
+)
+def test_a_backend_in_the_file_is_replaced_as_vllm_lets_it(tmp_path: Path, written: str, typed: str) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"model: Q\n{written}\n")
+    command = CommandLine(f"vllm serve --config {file}")
+    assert command.typed("attention_backend", "TRITON_ATTN") == typed
+    fixed = command.changed({"attention_backend": "TRITON_ATTN"})
+    assert fixed == f"{command.text} {typed}"
+    assert value(fixed, "attention_backend") == "TRITON_ATTN"
+
+
+def test_a_backend_beside_that_of_the_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("attention-config: {backend: FLASHINFER}\n")
+    with pytest.raises(ConfigError, match="take one of them out"):
+        CommandLine(f"vllm serve Q --config {file} --attention-backend TRITON_ATTN").read()
+
+
+def test_what_to_type_is_what_vllm_would_take() -> None:
+    command = CommandLine("vllm serve Q --attention-config.backend FLASHINFER")
+    assert command.typed("attention_backend", "TRITON_ATTN") == "--attention-config.backend TRITON_ATTN"
+    assert CommandLine("vllm serve Q").typed("attention_backend", "X") == "--attention-backend X"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--speculative-config None",
+        "--speculative-config null",
+        "--spec-method None",
+        "--kv-transfer-config None",
+        "--kv-offloading-size None",
+        "--watermark-config ''",
+        "--host None",
+        "--quantization None",
+    ],
+)
+def test_none_is_as_if_nothing_were_said(words: str) -> None:
+    """As the parser of vLLM 0.32 answers to the same words."""
+    plain = diagnose(CommandLine("vllm serve Q"), {})[0]
+    said = diagnose(CommandLine(f"vllm serve Q {words}"), {})[0]
+    assert [finding.rule for finding in said.findings] == [finding.rule for finding in plain.findings]
+    assert [row.value for row in said.settings] == [row.value for row in plain.settings]
+
+
+def test_none_does_not_undo_what_another_flag_says() -> None:
+    assert value("vllm serve Q --speculative-config None --spec-method ngram", "speculative") is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "expected"),
+    [
+        ("override-generation-config: {temperature: 1.0}", "generation_defaults", None),
+        ("override-generation-config.temperature: 1.0", "generation_defaults", None),
+        ("override-generation-config: {top_p: 1.0}", "generation_defaults", "temperature 0.6"),
+        ("hf-config-path: {plain}", "generation_defaults", None),
+        ("generation-config: {plain}", "generation_defaults", None),
+        ("generation-config: auto", "generation_defaults", "temperature 0.6"),
+        ("speculative-config: null", "speculative", None),
+        ("kv_offloading_size: null", "kv_transfer", None),
+        ("hf-overrides: {}", "hf_overrides", None),
+        ("hf-overrides: {quantization_config: {quant_method: fp8}}", "quantization", "fp8"),
+    ],
+)
+def test_a_line_of_the_file_means_the_same_as_the_flag(
+    tmp_path: Path, line: str, name: str, expected: Value
+) -> None:
+    for place, content in (("warm", '{"temperature": 0.6}'), ("plain", "{}")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "generation_config.json").write_text(content)
+        (tmp_path / place / "config.json").write_text("{}")
+    file = tmp_path / "serve.yaml"
+    file.write_text(line.replace("{plain}", str(tmp_path / "plain")) + "\n")
+    assert value(f"vllm serve {tmp_path}/warm --config {file}", name) == expected
+
+
+def test_a_dotted_line_of_the_file_wins_over_a_json_of_the_command(tmp_path: Path) -> None:
+    """All stand on one line in the end, and dotted forms go last wherever they stood."""
+    file = tmp_path / "serve.yaml"
+    file.write_text("hf-overrides.head_dtype: float32\n")
+    assert value(f"vllm serve Q --config {file} {ROPE}", "head_dtype") == "float32"

@@ -338,3 +338,26 @@ def test_generation_kwargs_in_quotes_are_judged() -> None:
     assert value(content, "top_p") == 0.9
     fixed = opened(content).changed({"top_p": 1.0})
     assert fixed == content.replace("0.9", "1.0")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "attention-config: {backend: FLASHINFER, a: 1}\n",
+        "attention_config:\n  backend: FLASHINFER # why?\n",
+        "attention-config.backend: FLASHINFER\n",
+        'attention-config: \'{"backend": "FLASHINFER"}\'\n',
+        "attention-backend: FLASHINFER\n",
+    ],
+)
+def test_a_backend_is_changed_where_it_stands(content: str) -> None:
+    content = f"model: Q\n{content}"
+    assert value(content, "attention_backend") == "FLASHINFER"
+    fixed = opened(content).changed({"attention_backend": "TRITON_ATTN"})
+    assert fixed == content.replace("FLASHINFER", "TRITON_ATTN")
+
+
+def test_what_to_type_for_a_backend_in_a_section() -> None:
+    file = opened("model: Q\nattention-config: {backend: FLASHINFER}\n")
+    assert file.typed("attention_backend", "X") == "attention-config: {backend: X}"
+    assert opened("model: Q\nseed: 1\n").typed("attention_backend", "X") == "attention-backend: X"

@@ -100,3 +100,26 @@ def test_only_overrides_that_change_the_distribution_are_wrong(written: str, exp
 def test_an_override_wins_over_the_file(two: Path, words: str, known: bool, expected: str | None) -> None:
     setting = defaults(f"vllm serve {words.format(two)}")
     assert (setting.known, setting.value) == (known, expected)
+
+
+@pytest.mark.parametrize(
+    ("config", "known", "expected"),
+    [
+        # As vLLM 0.32 answers with transformers 5.19, which drops what has a default in its generation config.
+        ('{"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}', True, None),
+        ('{"presence_penalty": 0.5, "frequency_penalty": 0.5}', True, None),
+        ('{"min_p": 0.1}', True, "min_p 0.1"),
+        ('{"min_p": null}', True, None),
+        ('{"text_config": {"min_p": 0.1}}', True, "min_p 0.1"),
+        ('{"text_config": {"min_p": 0.1}, "min_p": 0.2}', True, "min_p 0.2"),
+        ("{", False, None),
+    ],
+)
+def test_without_a_file_of_its_own_a_config_may_hold_defaults(
+    tmp_path: Path, config: str, known: bool, expected: str | None
+) -> None:
+    (tmp_path / "config.json").write_text(config)
+    setting = defaults(f"vllm serve {tmp_path}")
+    assert (setting.known, setting.value) == (known, expected)
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert defaults(f"vllm serve {tmp_path}").value is None

@@ -48,7 +48,7 @@ TAKEN: dict[str, tuple[str, Value]] = {
     "-e": ("expert_parallel", True),
     "-O 3": ("enforce_eager", False),
     "--max-model-len AUTO": ("max_model_len", "AUTO"),
-    "--kv-offloading-size None": ("kv_transfer", "--kv-offloading-size"),
+    "--kv-offloading-size None": ("kv_transfer", None),
     "--dtype half": ("dtype", "half"),
     "--seed 1_0": ("seed", 10),
 }

@@ -29,7 +29,7 @@ class Example(NamedTuple):
 
 SOUND = "vllm serve Q --dtype bfloat16 --logprobs-mode processed_logprobs --generation-config vllm"
 SOUND += " --no-enable-prefix-caching --no-async-scheduling"
-CPU = "VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_ATTN_SPLIT_KV=0"
+CPU = "VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_ATTN_SPLIT_KV=0 MKL_CBWR=AVX2"
 INVARIANT = f"VLLM_BATCH_INVARIANT=1 VLLM_USE_FLASHINFER_SAMPLER=0 {SOUND}"
 
 
@@ -86,6 +86,7 @@ FIRING: dict[str, Example] = {
     "dtypes-differ": pipelinerl("finetune: {load_as_bf16: false}"),
     "half": flag("--dtype float16"),
     "quantised-weights": flag("--quantization fp8"),
+    "quantisation-unseen": Example(SOUND),
     "quantised-kv": flag("--kv-cache-dtype fp8_e5m2"),
     "quantised-trainer": trl("load_in_8bit: true"),
     "autocast": trl(),
@@ -101,6 +102,7 @@ FIRING: dict[str, Example] = {
     "invariance-and-parallelism": Example(f"{INVARIANT} -tp 4"),
     "parallel-sums": flag("-tp 2"),
     "split-kv-on-cpu": variable("VLLM_CPU_KVCACHE_SPACE=1"),
+    "first-call-on-cpu": variable("VLLM_CPU_KVCACHE_SPACE=1"),
     "speculation": flag("--spec-method ngram"),
     "compiled": Example(SOUND),
     "no-window": flag("--disable-sliding-window"),
