@@ -59,8 +59,9 @@ engines: vllm ## that, the vLLM before, and llama.cpp
 	engines/install vllm-0.28.0
 	engines/install xllamacpp-2026.10.11549
 
+# Half of the time is servers that start on one core, so two files at a time.
 test-engines: venv smollm2 engines ## audits of real engines
-	$(PYTEST) -m engines --no-skips
+	$(PYTEST) -m engines --no-skips -n 2 --dist loadfile
 
 test-browser: venv ## the report in a real Chromium (Debian: apt-get install chromium)
 	$(PYTEST) -m browser

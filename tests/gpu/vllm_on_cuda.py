@@ -60,6 +60,7 @@ class Served(NamedTuple):
 
 
 BF16, FP32 = "model.dtype=bfloat16", "model.dtype=float32"
+INVARIANT = "engine.env={VLLM_BATCH_INVARIANT: '1'}"
 EXPECTED = (
     Served(
         "bf16",
@@ -78,12 +79,21 @@ EXPECTED = (
         (Asked("raw", "FAIL", "semantic/raw-logprobs", changes=(COOL,)),),
     ),
     Served("head", (BF16, "engine.head_dtype=float32"), (Asked("head", "PASS"),)),
+    # FlashAttention 3 tiles by the number of queries, whatever this variable says; Triton's kernel does not.
+    Served("invariant", (BF16, INVARIANT), (Asked("invariant", "PASS"),)),
     Served(
-        "invariant",
-        (BF16, "engine.env={VLLM_BATCH_INVARIANT: '1'}"),
-        (Asked("invariant", "PASS", every_bit=True),),
+        "invariant-triton",
+        (BF16, INVARIANT, "engine.args=[--attention-backend, TRITON_ATTN]"),
+        (Asked("invariant-triton", "PASS", every_bit=True),),
     ),
-    Served("fp32", (FP32,), (Asked("fp32", "PASS"),)),
+    # Only Triton's and Flex attention take fp32, and Triton multiplies in TF32 unless told otherwise.
+    Served("fp32", (FP32,), (Asked("fp32", "FAIL", "path/body-precision"),)),
+    Served("fp32-ieee", (FP32, "engine.env={TRITON_F32_DEFAULT: ieee}"), (Asked("fp32-ieee", "PASS"),)),
+    Served(
+        "fp32-flex",
+        (FP32, "engine.args=[--attention-backend, FLEX_ATTENTION]"),
+        (Asked("fp32-flex", "PASS"),),
+    ),
 )
 
 

@@ -179,7 +179,7 @@ _PATH = (
         "path/body-precision",
         "The body of the model is computed in less precision than the profile allows.",
         "run the engine in the trainer's dtype",
-        vllm="--dtype float32 (or the dtype that the trainer uses)",
+        vllm="--dtype float32 (or the trainer's dtype), and TRITON_F32_DEFAULT=ieee against TF32 on a GPU",
         sglang="--dtype float32 (or the dtype that the trainer uses)",
         llama_cpp="serve a file in F32 (convert_hf_to_gguf.py --outtype f32), because for quantised weights activations are "
         "rounded to 8 bits, with --flash-attn off --cache-type-k f32 --cache-type-v f32",
@@ -220,7 +220,7 @@ _PATH = (
         "A sequence's numbers depend on which others are in the batch.",
         "use batch-invariant kernels",
         gating=False,
-        vllm="VLLM_BATCH_INVARIANT=1 on a GPU; VLLM_CPU_ATTN_SPLIT_KV=0 on CPU",
+        vllm="VLLM_BATCH_INVARIANT=1 --attention-backend TRITON_ATTN on a GPU; VLLM_CPU_ATTN_SPLIT_KV=0 on CPU",
         sglang="--enable-deterministic-inference",
     ),
     _cause(
@@ -228,7 +228,7 @@ _PATH = (
         "A token's logprob differs between decode and prefill beyond rounding.",
         "use one attention kernel for prefill and decode",
         gating=False,
-        vllm="VLLM_BATCH_INVARIANT=1 on a GPU; VLLM_CPU_ATTN_SPLIT_KV=0 on CPU",
+        vllm="VLLM_BATCH_INVARIANT=1 --attention-backend TRITON_ATTN on a GPU; VLLM_CPU_ATTN_SPLIT_KV=0 on CPU",
         sglang="--enable-deterministic-inference",
     ),
     _cause(

@@ -2,7 +2,7 @@
 
 oneMKL looks up each vector function at that function's first call. Where several threads make it together, one of
 them can get the kernel of least accuracy for its part of that call: a rotary table whose cosines are 1.5e-4 off in
-half of its rows, in 3 of 2,000 fresh processes with two threads (pytorch#188792, open; torch 2.13 has oneMKL 2024.2).
+half of its rows, in 5 of 4,000 fresh processes with two threads (pytorch#188792, open; torch 2.13 has oneMKL 2024.2).
 Nothing that a process does later shows it, and the model computes with that table for as long as it lives.
 """
 

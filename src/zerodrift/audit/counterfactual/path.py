@@ -27,7 +27,7 @@ class Variant(NamedTuple):
     """Right positions to those that were used; None: they are right."""
 
 
-ROUNDINGS = {"bf16": "bfloat16", "fp16": "float16"}
+ROUNDINGS = {"bf16": "bfloat16", "fp16 or TF32": "float16"}
 """Foreign kernels round elsewhere than ours: their bf16 cannot be predicted, only its size can."""
 FOUR_BIT_GROUPS = (16, 32, 64, 128)
 """Weights that share a scale in the formats that are common."""

@@ -221,9 +221,8 @@ def _misdelivered(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: 
     scouts = fresh.first(SCOUTING_TOKENS)
     for delivery in deliveries(weights.old, weights.new):
         built = delivery.build()
-        if (
-            _explained(weights, built, scouts) > HALF
-            and _believed(share := _explained(weights, built, fresh), fresh.gap, gates)
+        if _explained(weights, built, scouts) > HALF and _believed(
+            share := _explained(weights, built, fresh), fresh.gap, gates
         ):
             return found(delivery.cause, engine.name, NAME, delivery.says, explained=share)
     return None
