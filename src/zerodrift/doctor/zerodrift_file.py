@@ -10,12 +10,13 @@ from zerodrift.backends.vllm_flags import check_overrides
 from zerodrift.config.keys import check_keys
 from zerodrift.config.run import RunConfig
 from zerodrift.core.errors import ConfigError
-from zerodrift.doctor import file_settings, vllm_refusals, vllm_settings
+from zerodrift.doctor import checkpoint, file_settings, vllm_refusals, vllm_settings
 from zerodrift.doctor.setting import Origin, Setting, Value
 from zerodrift.doctor.tables import VLLM_VERSION, file_names
 from zerodrift.doctor.target import Reading
 from zerodrift.doctor.vllm_arguments import parse
 from zerodrift.doctor.yaml_text import YamlText
+from zerodrift.models.spec import TESTBED_PREFIX
 
 VLLM = "vllm"
 
@@ -59,6 +60,9 @@ class ZerodriftFile:
         env = {name: value for name, value in DEFAULTS.items() if on_cpu or not name.startswith("VLLM_CPU_")}
         env |= engine.env
         found = vllm_settings.settings(parsed, env, self._config.model.path, asked.get)
+        if checkpoint.NAME in found and _is_built_in(self._config.model.path):
+            found["quantization"] = Setting("quantization", None, Origin.FRAMEWORK)
+            del found[checkpoint.NAME]
         found["host"] = Setting("host", "127.0.0.1", Origin.FRAMEWORK)
         if engine.args:
             found["refused"] = vllm_refusals.setting(map(vllm_refusals.refusal, written.arguments))
@@ -86,6 +90,11 @@ class ZerodriftFile:
         written = self._text.get(spec.path.split("."))[0]
         meant = spec.values.get(value, value) if isinstance(value, str) else value
         return Setting(name, file_settings.plain(meant), Origin.SET if written else Origin.DEFAULT)
+
+
+def _is_built_in(model: str | None) -> bool:
+    """Whether we write the checkpoint ourselves, before the engine starts."""
+    return model is None or model.startswith(TESTBED_PREFIX)
 
 
 def is_ours(values: Mapping[object, object]) -> bool:

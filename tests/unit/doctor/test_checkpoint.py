@@ -158,3 +158,24 @@ def test_files_name_checkpoints_too(tmp_path: Path) -> None:
     assert quantization(f"vllm serve --config {tmp_path}/serve.yaml").origin is Origin.CHECKPOINT
     ours = f"engine: {{name: vllm}}\nmodel: {{path: {model}}}\n"
     assert open_text(ours, "run.yaml", FileKind.ZERODRIFT).read().settings["quantization"].value == "awq"
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "expected"),
+    [
+        ("testbed:qwen3", "[]", None),
+        ("null", "[]", None),  # the built-in one, too
+        ("testbed:qwen3", "[--quantization, fp8]", "fp8"),
+    ],
+)
+def test_a_built_in_model_is_known_to_be_whole(model: str, args: str, expected: str | None) -> None:
+    text = f"model: {{path: {model}}}\nengine: {{name: vllm, args: {args}}}\n"
+    target = open_text(text, "run.yaml", FileKind.ZERODRIFT)
+    assert target.read().settings["quantization"].value == expected
+    assert "quantisation-unseen" not in {finding.rule for finding in diagnose(target, {})[0].findings}
+
+
+def test_another_name_is_not() -> None:
+    text = "model: {path: Qwen/Qwen3-8B}\nengine: {name: vllm}\n"
+    findings = diagnose(open_text(text, "run.yaml", FileKind.ZERODRIFT), {})[0].findings
+    assert "quantisation-unseen" in {finding.rule for finding in findings}
