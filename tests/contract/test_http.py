@@ -182,8 +182,9 @@ def test_how_long_a_busy_server_asks_to_wait_is_said(loopback, client, retry_aft
         client.post("/x", {})
 
 
-def test_a_busy_server_that_asks_for_nothing_is_not_quoted(loopback, client):
-    loopback.routes["POST /x"] = answering(429, {"error": "busy"})
+@pytest.mark.parametrize("told", [{}, {"retry_after": "nan"}, {"retry_after": "-5"}])
+def test_a_busy_server_that_asks_for_nothing_is_not_quoted(loopback, client, told):
+    loopback.routes["POST /x"] = answering(429, {"error": "busy"}, **told)
 
     with pytest.raises(EngineRefused, match="stayed so; send fewer"):
         client.post("/x", {})

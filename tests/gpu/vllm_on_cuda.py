@@ -21,8 +21,9 @@ from zerodrift.backends.vllm_flags import flags
 from zerodrift.backends.vllm_plugin import transfer_flags
 from zerodrift.config.load import load
 from zerodrift.core.errors import ZerodriftError
-from zerodrift.records.verdict import VerdictRecord
+from zerodrift.records.verdict import Outcome, ProbeRecord, VerdictRecord
 
+CONSISTENCY = ("repeat", "batch", "cache", "stream", "prefill-decode")
 COOL = "sampling_defaults.temperature=0.7"
 BASE = (
     "engine.name=vllm",
@@ -108,10 +109,20 @@ def audit(asked: Asked, where: tuple[str, ...], directory: Path) -> VerdictRecor
 
 
 def is_expected(asked: Asked, record: VerdictRecord) -> bool:
-    principal = record.causes[0].cause if record.verdict.value == "FAIL" else None
-    differing = [probe.evidence.get("differing", 0) for probe in record.probes if probe.name != "parity"]
-    return (record.verdict.value, principal) == (asked.verdict, asked.cause) and not (
-        asked.every_bit and any(differing)
+    principal = record.causes[0].cause if record.verdict is Outcome.FAIL else None
+    if (record.verdict.value, principal) != (asked.verdict, asked.cause):
+        return False
+    probes = {probe.name: probe for probe in record.probes}
+    return not asked.every_bit or all(every_bit_equal(probes[name]) for name in CONSISTENCY)
+
+
+def every_bit_equal(probe: ProbeRecord) -> bool:
+    """Of some tokens: a probe that compared none has not seen it."""
+    return (
+        probe.status is Outcome.PASS
+        and not probe.vacuous
+        and probe.evidence["tokens"] > 0
+        and probe.evidence["differing"] == 0
     )
 
 
@@ -138,7 +149,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda", help="of the reference")
     parser.add_argument("--env", action="append", default=[])
-    parser.add_argument("--only", action="append", default=[])
+    names = [served.name for served in EXPECTED]
+    parser.add_argument(
+        "--only", action="append", default=[], choices=names, help="this server; may be repeated"
+    )
     given = parser.parse_args()
     model = models.materialise(given.model, given.out / "model") if ":" in given.model else Path(given.model)
     missed = 0

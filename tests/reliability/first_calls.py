@@ -62,7 +62,10 @@ def main() -> None:
     parser.add_argument("--enough", type=int, help="stop after so many wrong ones")
     given = parser.parse_args()
     wrong = wrong_tables(given.processes, given.threads, settle=given.settle, enough=given.enough)
-    said = f"{wrong} of {given.processes} processes with {given.threads} threads computed a wrong table"
+    stopped = ", and the rest were not started" if wrong == given.enough else ""
+    said = (
+        f"{wrong} of {given.processes} processes with {given.threads} threads computed a wrong table{stopped}"
+    )
     print(said)  # noqa: T201 - the figure is what this is for
 
 

@@ -27,6 +27,13 @@ class Judged(NamedTuple):
 
     target: str
     diagnosis: Diagnosis | str
+    key_env: str | None = None
+    """The variable with the key that it wants."""
+
+    @property
+    def command(self) -> str:
+        """What asks the doctor alone."""
+        return f"zerodrift doctor {self.target}" + (f" --api-key-env {self.key_env}" if self.key_env else "")
 
 
 def doctor_item(judged: Sequence[Judged]) -> Item:
@@ -43,7 +50,7 @@ def doctor_item(judged: Sequence[Judged]) -> Item:
             if not any(line.endswith(f"zerodrift doctor {other.target}") for other in judged)
         ),
         type=tuple(
-            f"zerodrift doctor {each.target}{' --fix' if _curable(each.diagnosis) else ''}"
+            f"{each.command}{' --fix' if _curable(each.diagnosis) else ''}"
             for each in judged
             if _diagnosed(each) is not Status.PASS
         ),

@@ -18,6 +18,7 @@ from zerodrift.audit.history import History, history_item
 from zerodrift.audit.progress import Progress
 from zerodrift.audit.session import DEFAULT_MODEL, Session, Wrap
 from zerodrift.audit.tasks import open_task
+from zerodrift.backends.http import Advice
 from zerodrift.backends.registry import api_key
 from zerodrift.config.run import RunConfig
 from zerodrift.core.errors import EngineError, ZerodriftError
@@ -39,6 +40,11 @@ from zerodrift.records.preflight import (
 )
 from zerodrift.records.rewards import Rewards
 from zerodrift.records.verdict import VerdictRecord
+
+_ADVICE = Advice(
+    key="put the server's --api-key into a variable and name it in the file: engine.api_key_env",
+    load="try again later",
+)
 
 
 class Preflight(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,13 +112,15 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
             judged, asked = [Judged(name, f"cannot be judged: {error}")], {}
         engine = self.config.engine
         if engine.url is not None and engine.name == VLLM:
-            judged.append(Judged(shlex.quote(engine.url), self._server(engine.url, asked)))
+            judged.append(
+                Judged(shlex.quote(engine.url), self._server(engine.url, asked), engine.api_key_env)
+            )
         return judged
 
     def _server(self, url: str, asked: Settings) -> Diagnosis | str:
         key = api_key(self.config.engine)  # one that is not set is the user's to mend, before anything runs
         try:
-            return diagnose(Server(url, api_key=key), asked)[0]
+            return diagnose(Server(url, api_key=key, advice=_ADVICE), asked)[0]
         except ZerodriftError as error:
             return f"cannot be judged: {error}"
 

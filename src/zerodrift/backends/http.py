@@ -340,8 +340,8 @@ def _named(where: str, reply: Reply, advice: Advice) -> EngineError:
             f"{where} does not exist there (404: {words}); check the address and the model's name"
         )
     if reply.status == 429:
-        asked = _asked(reply.retry_after)
-        return EngineRefused(f"{where} is overloaded (429: {words}) and stayed so; {asked}{advice.load}")
+        asked = _asked(reply.retry_after) or "stayed so; "
+        return EngineRefused(f"{where} is overloaded (429: {words}), {asked}{advice.load}")
     if reply.status in (502, 503, 504):
         return EngineUnreachable(f"{where} has no engine behind it now ({reply.status}: {words})")
     if reply.status >= 500:
@@ -372,13 +372,11 @@ def _place(location: str | None) -> str:
 
 
 def _asked(retry_after: str | None) -> str:
-    """How long the server asks to be left alone: seconds, or until a date."""
-    if not retry_after:
-        return ""
-    try:
-        return f"it asks to wait {float(retry_after):g} s; "
-    except ValueError:
-        return f"it asks to wait until {retry_after[:60]}; "
+    """How long the server asks to be left alone: seconds, or until a date. Anything else says nothing."""
+    seconds = _asked_pause_s(retry_after, math.nan)
+    if math.isfinite(seconds):
+        return f"asks to wait {seconds:g} s; "
+    return f"asks to wait until {retry_after[:60]}; " if retry_after and ":" in retry_after else ""
 
 
 def _words(body: bytes) -> str:

@@ -48,10 +48,16 @@ class Server:
     """One vLLM server. `probe` False leaves out whatever makes it generate."""
 
     def __init__(
-        self, url: str, *, api_key: str | None = None, probe: bool = True, timeout_s: float = 60.0
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        probe: bool = True,
+        timeout_s: float = 60.0,
+        advice: Advice = ADVICE,
     ) -> None:
         address = url.rstrip("/").removesuffix("/v1")
-        self._http = HttpClient(address, api_key=api_key, timeout_s=timeout_s, concurrency=1, advice=ADVICE)
+        self._http = HttpClient(address, api_key=api_key, timeout_s=timeout_s, concurrency=1, advice=advice)
         self._key = api_key is not None
         self._probe = probe
         self.title = f"vLLM server at {self._http.address}"

@@ -11,6 +11,7 @@ from zerodrift.audit.history import History
 from zerodrift.audit.preflight import Preflight
 from zerodrift.audit.progress import Silent
 from zerodrift.backends.base import Backend
+from zerodrift.backends.http import Advice
 from zerodrift.config.load import load
 from zerodrift.core.errors import ConfigError, RecordError
 from zerodrift.doctor.command import CommandLine
@@ -176,15 +177,16 @@ def test_the_running_server_is_asked_with_what_the_file_says(
     monkeypatch.setenv("OUR_KEY", "k")
     keys = []
 
-    def server(url: str, *, api_key: str) -> CommandLine:
+    def server(url: str, *, api_key: str, advice: Advice) -> CommandLine:
         keys.append((url, api_key))
+        assert "engine.api_key_env" in advice.key  # a checklist has no options for it
         return CommandLine("vllm serve Q")
 
     monkeypatch.setattr(module, "Server", server)
     item = doctor_item(asked._judged())
     assert keys == [("http://x:1", "k")]
     assert item.status is Status.FAIL
-    assert item.type == ("zerodrift doctor http://x:1 --fix",)
+    assert item.type == ("zerodrift doctor http://x:1 --api-key-env OUR_KEY --fix",)
     assert any("raw_logprobs" in detail for detail in item.details)
     assert not any("ask it with" in detail for detail in item.details)
 

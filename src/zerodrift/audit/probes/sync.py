@@ -12,7 +12,7 @@ Afterwards A is pushed back and must answer as before (A→B→A). Requests must
 truncation, where raw and processed logprobs are the same number.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -167,9 +167,15 @@ def _causes(
 
 def _undelivered(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) -> CauseFound:
     """The account of the update under which the engine's numbers are what they should be."""
-    for account in (_stale_replica, _stale, _partial, _misdelivered):
+    for account in (_stale_replica, _stale):
         if (cause := account(engine, weights, fresh, gates)) is not None:
             return cause
+    accounts = list(_partial(engine, weights, fresh))
+    if not any(account.explained > MOST for account in accounts):
+        accounts += _misdelivered(engine, weights, fresh)
+    best = max(accounts, key=lambda account: account.explained, default=None)
+    if best is not None and _is_enough(best.explained, fresh, gates):
+        return best
     says = f"after the update the engine is at neither version: slope {fresh.slope:.3f}, nothing known explains it"
     return found("unexplained", engine.name, NAME, says, explained=0.0, interval=(0.0, 0.0))
 
@@ -200,8 +206,11 @@ def _stale_replica(engine: Backend, weights: GroupedWeights, fresh: Seen, gates:
     return found("weights/replica", engine.name, NAME, says)
 
 
-def _partial(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:
-    """Δ as a non-negative combination of the effects of single groups, then checked by mixing the weights so."""
+def _partial(engine: Backend, weights: GroupedWeights, fresh: Seen) -> Iterator[CauseFound]:
+    """Δ as a non-negative combination of the effects of single groups, then checked by mixing the weights so.
+
+    Up to the first that explains most: two ways to say the same are one too many.
+    """
     for grouping in GROUPINGS:
         some = fresh.first(TOKENS_PER_UNKNOWN * len(weights.groups(grouping)))
         effects = weights.effects(grouping, some.completions, some.at_new)
@@ -210,27 +219,32 @@ def _partial(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates
         if not absent or len(absent) == len(shares):
             continue
         explained = _explained(weights, weights.without(grouping, absent), fresh)
-        if _believed(explained, fresh.gap, gates):
+        if explained > HALF:
             says = f"did not arrive: {', '.join(absent)} ({explained:.1%} of the difference)"
-            return found("weights/partial", engine.name, NAME, says, explained=explained)
-    return None
+            yield found("weights/partial", engine.name, NAME, says, explained=explained)
+        if explained > MOST:
+            return
 
 
-def _misdelivered(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:
-    """The engine answers like the new weights with one thing done wrong to them."""
+def _misdelivered(engine: Backend, weights: GroupedWeights, fresh: Seen) -> Iterator[CauseFound]:
+    """The engine answers like the new weights with one thing done wrong to them: up to the first that explains most."""
     scouts = fresh.first(SCOUTING_TOKENS)
+    if not scouts.gap:  # nothing of these is to be explained
+        scouts = fresh
     for delivery in deliveries(weights.old, weights.new):
         built = delivery.build()
-        if _explained(weights, built, scouts) > HALF and _believed(
-            share := _explained(weights, built, fresh), fresh.gap, gates
-        ):
-            return found(delivery.cause, engine.name, NAME, delivery.says, explained=share)
-    return None
+        if _explained(weights, built, scouts) <= HALF:
+            continue
+        explained = _explained(weights, built, fresh)
+        if explained > HALF:
+            yield found(delivery.cause, engine.name, NAME, delivery.says, explained=explained)
+        if explained > MOST:
+            return
 
 
-def _believed(explained: float, gap: float, gates: Gates) -> bool:
-    """Whether an account that removes this share of `gap` is the truth."""
-    return explained > MOST or (explained > HALF and (1 - explained) * gap <= gates.mean)
+def _is_enough(explained: float, seen: Seen, gates: Gates) -> bool:
+    """Whether an account that removes this share of the difference is to be believed."""
+    return explained > MOST or (explained > HALF and (1 - explained) * seen.gap <= gates.mean)
 
 
 def _explained(weights: GroupedWeights, model: Any, seen: Seen) -> float:
@@ -265,7 +279,7 @@ def _stale_prefix(engine: Backend, weights: GroupedWeights, cached: Seen, gates:
         f"fresh prompts answer with the new weights, {hits} cached prompt tokens with the old ones' keys and "
         f"values: replaying that explains {explained:.1%} of the difference"
     )
-    cause = "weights/stale-prefix-cache" if _believed(explained, cached.gap, gates) else "unexplained"
+    cause = "weights/stale-prefix-cache" if _is_enough(explained, cached, gates) else "unexplained"
     return found(cause, engine.name, NAME, says, explained=explained)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,49 @@ def test_rounding_that_is_allowed_does_not_hide_what_did_not_arrive(
     result = sync._judge(engine, WEIGHTS, seen(reported), seen(reported), back, gates._replace(mean=gate))
     assert 0.5 < 1 - 0.005 / seen(reported).gap < 0.9
     assert cause(result) == name
+
+
+class Scores:
+    """Weights that are their own logprobs."""
+
+    old, new = OLD, AT_NEW
+
+    def score(self, model: np.ndarray, completions: Sequence[Completion]) -> np.ndarray:
+        return model[: sum(len(completion.token_ids) for completion in completions)]
+
+
+@pytest.fixture
+def deliver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes these the only things that can go wrong on the way."""
+
+    def use(**models: np.ndarray) -> None:
+        ways = [
+            SimpleNamespace(cause=f"weights/{name}", says=name, build=lambda model=model: model)
+            for name, model in models.items()
+        ]
+        monkeypatch.setattr(sync, "GROUPINGS", ())
+        monkeypatch.setattr(sync, "deliveries", lambda old, new: ways)
+
+    return use
+
+
+def test_of_two_accounts_that_would_do_the_better_one_is_believed(
+    engine: Any, seen: See, gates: Gates, deliver: Callable[..., None]
+) -> None:
+    truth = AT_NEW - PARTS[1]
+    deliver(dtype=AT_NEW - 0.7 * PARTS[1], swapped=truth)
+    rounded: Any = seen(truth + np.where(np.arange(SIZE) % 2, 0.005, -0.005))
+    coarse = gates._replace(mean=0.03)
+    assert sync._undelivered(engine, Scores(), rounded, coarse).cause == "weights/swapped"  # type: ignore[arg-type]
+
+
+def test_a_fault_that_begins_late_is_explained_too(
+    engine: Any, seen: See, gates: Gates, deliver: Callable[..., None]
+) -> None:
+    """The first tokens, on which accounts are tried, have nothing to be explained."""
+    late = AT_NEW - np.where(np.arange(SIZE) < 30, 0.0, PARTS[1])
+    deliver(swapped=late)
+    assert sync._undelivered(engine, Scores(), seen(late), gates).cause == "weights/swapped"  # type: ignore[arg-type]
 
 
 def test_one_replica_of_several(judge: Judge, seen: See) -> None:
