@@ -9,6 +9,7 @@ from pathlib import Path
 from zerodrift.doctor import (
     checkpoint,
     generation_defaults,
+    launcher_secrets,
     program,
     secret_arguments,
     vllm_refusals,
@@ -23,7 +24,6 @@ from zerodrift.doctor.target import Reading
 from zerodrift.doctor.vllm_arguments import Argument, in_force, mapping, parse
 from zerodrift.doctor.vllm_file import VllmFile
 
-_SECRET = re.compile(r"([A-Za-z_]\w*)=([^\s,'\"]+)")
 _TRAILING = re.compile(r"(?<!\\)\s*\\$")  # a last line that was to go on: what is added would hang behind it
 _CONTINUED = re.compile(r"\\\n([ \t]*)")
 
@@ -213,12 +213,12 @@ class CommandLine:
                 edits[variable.word.start, variable.word.end] = (
                     f'{variable.before}{variable.name}="${variable.name}"'
                 )
-        read = {variable.word for variable in self._program.written}
-        for word in self._words[: self._program.behind]:  # srun --export=ALL,HF_TOKEN=…
+        before = self._words[: self._program.starts]
+        edits = launcher_secrets.behind_options(before) | edits
+        for word in (*before, *(variable.word for variable in self._program.written)):
             raw = self.text[word.start : word.end]
-            hidden = _SECRET.sub(lambda match: _hidden(match[1], match[0]), raw)
-            if word not in read and hidden != raw:
-                edits[word.start, word.end] = hidden
+            if (word.start, word.end) not in edits and (shown := launcher_secrets.behind_names(raw)) != raw:
+                edits[word.start, word.end] = shown
         for argument in filter(secret_arguments.is_secret, self._parsed.arguments):
             self._hide_values(argument, edits)
         for index, secret in self._strays.items():
@@ -309,10 +309,6 @@ def _respelled(text: str, first: Word, argument: Argument, value: str) -> str:
     if argument.first == argument.last:  # `-qfp8`
         return f"--{argument.name} {value}"
     return f"{spelled} {value}"
-
-
-def _hidden(name: str, written: str) -> str:
-    return f"{name}=${name}" if names_a_secret(name) else written
 
 
 def _applied(text: str, edits: Mapping[tuple[int, int], str]) -> str:
