@@ -127,10 +127,12 @@ class CommandLine:
             for index in self._parsed.positionals[1:]
             if not self._words[index].expands
         ]
+        env = self._program.env
         files = [each for each in self._parsed.arguments if each.name == "config" and each.last > each.first]
         return vllm_refusals.setting(
             [
                 *map(self._refusal, self._parsed.arguments),
+                *vllm_refusals.of_variables({each.name: each.value for each in env.values() if each.seen}),
                 *extra,
                 *(f"a word behind --{secret.name} belongs to no flag" for secret in self._stray_words()),
                 "--config stands there twice" if len(files) > 1 else None,

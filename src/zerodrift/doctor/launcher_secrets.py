@@ -5,7 +5,7 @@ What launches vLLM is not known here, so a name is believed wherever it stands, 
 
 import re
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from zerodrift.doctor.secret_arguments import is_reference
@@ -53,7 +53,7 @@ def behind_names(raw: str) -> str:
 def behind_options(words: Sequence[Word]) -> dict[tuple[int, int], str]:
     """Words behind an option that takes a secret, each by a variable."""
     edits: dict[tuple[int, int], str] = {}
-    for option, word in zip(words, words[1:], strict=False):
+    for option, word in pairwise(words):
         match = _OPTION.fullmatch(option.text)
         if match is None or not names_a_secret(match[1]) or _NO_VALUE.fullmatch(word.text):
             continue

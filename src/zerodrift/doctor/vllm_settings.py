@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zerodrift.core.errors import ConfigError
-from zerodrift.doctor import checkpoint, generation_defaults
+from zerodrift.doctor import checkpoint, generation_defaults, vllm_refusals
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.tables import UNWRITTEN, VllmName, vllm_names
 from zerodrift.doctor.vllm_arguments import Argument, Parsed, in_force, number
@@ -93,10 +93,11 @@ def cpu_threads(env: Mapping[str, str]) -> Setting:
 
 
 def variable(spec: VllmName, text: str) -> Value:
-    """What a variable says."""
-    if spec.kind == "switch":
-        # vLLM reads these as integers, two of them as words.
+    """What a variable says that vLLM does not refuse."""
+    if spec.kind == "switch" and spec.words:
         return text.strip().lower() in ("1", "true")
+    if spec.kind == "switch":
+        return int(text) != 0
     return text.strip().upper() or None
 
 
@@ -116,7 +117,11 @@ def _default(name: str, spec: VllmName, where: Value) -> Setting:
 
 def _from_env(name: str, spec: VllmName, env: Mapping[str, str]) -> Setting | None:
     text = env.get(spec.env or "")
-    return None if text is None else Setting(name, variable(spec, text), Origin.SET)
+    if text is None:
+        return None
+    if vllm_refusals.of_variable(spec, text):
+        return unknown(name)
+    return Setting(name, variable(spec, text), Origin.SET)
 
 
 def _from_flags(name: str, spec: VllmName, parsed: Parsed, env: Mapping[str, str]) -> Setting | None:
