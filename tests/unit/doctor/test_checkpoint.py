@@ -139,13 +139,27 @@ def test_a_flag_of_the_shell_stays_undecided(tmp_path: Path) -> None:
         ("{0}/awq --quantization awq_marlin", "awq_marlin"),
         ("{0}/awq --hf-overrides '{{\"quantization_config\": null}}'", None),
         ('{0}/plain --hf-overrides \'{{"quantization_config": {{"quant_method": "fp8"}}}}\'', "fp8"),
-        ("{0}/plain --hf-overrides.quantization_config.quant_method fp8", "?"),
+        ("{0}/plain --hf-overrides.quantization_config.quant_method fp8", "fp8"),
+        ("{0}/awq --hf-overrides.quantization_config.bits 8", "?"),
+        ('{0}/awq --hf-overrides \'{{"quantization_config": {{"bits": 8}}}}\'', "?"),
+        ("{0}/eyes --hf-overrides.text_config.rope_theta 1000000", "awq"),
+        ('{0}/eyes --hf-overrides \'{{"text_config": {{"rope_theta": 1000000}}}}\'', "awq"),
+        ("{0}/eyes --hf-overrides.text_config.quantization_config.bits 8", "awq"),
+        ("{0}/eyes --hf-overrides.text_config.a 1 --hf-overrides.text_config.b 2", "awq"),
+        ("{0}/eyes --hf-overrides.text_config.quantization_config null", None),
+        ("{0}/eyes --hf-overrides '{{\"text_config\": null}}'", "?"),
+        ("{0}/plain --hf-overrides.text_config.rope_theta 1000000", None),
+        (
+            "{0}/plain --hf-overrides.text_config.quantization_config.quant_method fp8 --hf-overrides.text_config.a 1",
+            "fp8",
+        ),
         ("{0}/plain --hf-overrides $OVERRIDES", "?"),
     ],
 )
 def test_the_configuration_in_force_is_read(tmp_path: Path, words: str, expected: str | None) -> None:
     directory(tmp_path, {"config": {}}, "plain")
     directory(tmp_path, {"config": AWQ}, "awq")
+    directory(tmp_path, {"config": {"text_config": AWQ}}, "eyes")
     setting = quantization(f"vllm serve {words.format(tmp_path)}")
     assert (setting.value if setting.known else "?") == expected
 
