@@ -9,6 +9,7 @@ from pathlib import Path
 from zerodrift.doctor import (
     checkpoint,
     generation_defaults,
+    json_secrets,
     launcher_secrets,
     program,
     secret_arguments,
@@ -219,7 +220,8 @@ class CommandLine:
         edits = launcher_secrets.behind_options(before) | edits
         for word in (*before, *(variable.word for variable in self._program.written)):
             raw = self.text[word.start : word.end]
-            if (word.start, word.end) not in edits and (shown := launcher_secrets.behind_names(raw)) != raw:
+            shown = launcher_secrets.in_json(word) or launcher_secrets.behind_names(raw)
+            if (word.start, word.end) not in edits and shown != raw:
                 edits[word.start, word.end] = shown
         for argument in filter(secret_arguments.is_secret, self._parsed.arguments):
             self._hide_values(argument, edits)
@@ -230,17 +232,17 @@ class CommandLine:
     def _hide_values(self, argument: Argument, edits: dict[tuple[int, int], str]) -> None:
         if argument.values and argument.first == argument.last:
             word = self._words[argument.first]
-            if not secret_arguments.is_reference(argument.value, word):
+            if not secret_arguments.may_be_shown(argument, argument.value, word):
                 # Without the `=` the flag would take the next word as well.
                 hidden = secret_arguments.variable(argument, argument.first)
-                edits[word.start, word.end] = f"--{argument.name}={hidden}"
+                edits[word.start, word.end] = f"--{secret_arguments.spelled(argument)}={hidden}"
             return
         for index in range(argument.first + 1, argument.last + 1):
             self._hide_word(index, argument, edits)
 
     def _hide_word(self, index: int, secret: Argument, edits: dict[tuple[int, int], str]) -> None:
         word = self._words[index]
-        if not secret_arguments.is_reference(word.text, word):
+        if not secret_arguments.may_be_shown(secret, word.text, word):
             edits[word.start, word.end] = secret_arguments.variable(secret, index)
 
     def _set_variable(
@@ -284,7 +286,8 @@ class CommandLine:
         given = [each for each in both.arguments if each.name == inner.flag]
         if any(each.key for each in given):
             return [f"--{inner.flag}.{inner.key}", shlex.quote(vllm_words.plain(value))]
-        return [f"--{inner.flag}", shlex.quote(json.dumps({**in_force(given), str(inner.key): value}))]
+        both_said = json_secrets.without({**in_force(given), str(inner.key): value})
+        return [f"--{inner.flag}", shlex.quote(json.dumps(both_said))]
 
     def _file(self) -> VllmFile | None:
         config, _ = self._configs()
@@ -299,7 +302,7 @@ class CommandLine:
             return
         text = vllm_words.plain(value)
         if spec.key is not None and not argument.key:
-            text = json.dumps({**mapping(argument), spec.key: value})
+            text = json.dumps(json_secrets.without({**mapping(argument), spec.key: value}))
         edits[first.start, last.end] = _respelled(self.text, first, argument, shlex.quote(text))
 
 

@@ -4,10 +4,12 @@ What launches vLLM is not known here, so a name is believed wherever it stands, 
 """
 
 import re
+import shlex
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
+from zerodrift.doctor import json_secrets
 from zerodrift.doctor.secret_arguments import is_reference
 from zerodrift.doctor.secrets import names_a_secret
 from zerodrift.doctor.shell_words import EXPANSION, Word
@@ -48,6 +50,14 @@ def behind_names(raw: str) -> str:
         shown += [*pieces[done:start], _Piece(f"${name}", quote)]
         done = end
     return _written([*shown, *pieces[done:]]) if done else raw
+
+
+def in_json(word: Word) -> str | None:
+    """A word that is a JSON, without its secrets; None where there is nothing to take out."""
+    found = json_secrets.inside(word.text)
+    if all(is_reference(each, word) for each in found):
+        return None
+    return shlex.quote(json_secrets.masked(word.text))
 
 
 def behind_options(words: Sequence[Word]) -> dict[tuple[int, int], str]:

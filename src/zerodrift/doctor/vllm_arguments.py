@@ -92,7 +92,7 @@ def mapping(argument: Argument) -> dict[str, Any]:
         return dict(value)
     try:
         found = json.loads(argument.value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"the value of --{argument.name} is not JSON ({error}); quote it for the shell"
         ) from error
@@ -127,7 +127,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 def _plain(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
