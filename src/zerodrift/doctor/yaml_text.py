@@ -14,7 +14,15 @@ from zerodrift.core.errors import ConfigError
 from zerodrift.doctor import json_secrets
 from zerodrift.doctor.secrets import HIDDEN, names_a_secret
 from zerodrift.doctor.setting import Value
-from zerodrift.doctor.yaml_entry import Edit, applied, line_end, with_entry, without_entry, without_lines
+from zerodrift.doctor.yaml_entry import (
+    Edit,
+    applied,
+    in_place_of,
+    line_end,
+    with_entry,
+    without_entry,
+    without_lines,
+)
 
 NOTHING = ("", "null", "~")
 """Spellings of none."""
@@ -78,11 +86,8 @@ class YamlText:
     def without_secrets(self) -> str:
         """The text, with values of keys that name a secret taken out."""
         # An anchor is one node wherever it is used.
-        edits = {
-            Edit(node.start_mark.index, node.end_mark.index, shown)
-            for node, shown in _secrets(self._root()).items()
-        }
-        return applied(self.text, list(edits))
+        found = _secrets(self._root())
+        return applied(self.text, [in_place_of(self.text, node, shown) for node, shown in found.items()])
 
     def _with(self, edits: list[Edit], path: Sequence[str], expected: Mapping[Any, Any]) -> "YamlText":
         """The text with these edits, made for the sake of `path`, if it then holds what is expected."""

@@ -129,6 +129,7 @@ def test_a_correction_beside_a_secret_does_not_show_it(tmp_path: Path) -> None:
         "model-loader-extra-config: '{}'",
         "model_loader_extra_config: '{}' # comment",
         "model-loader-extra-config: &a '{}'",
+        "model-loader-extra-config: |\n  {}",
         "lora-modules: ['{}', '{}']",
     ],
 )
