@@ -22,7 +22,7 @@ from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.shell_words import Word, commands
 from zerodrift.doctor.tables import VLLM_VERSION, VllmName, vllm_names, vllm_options
 from zerodrift.doctor.target import Reading
-from zerodrift.doctor.vllm_arguments import Argument, in_force, mapping, parse
+from zerodrift.doctor.vllm_arguments import Argument, Parsed, in_force, mapping, parse
 from zerodrift.doctor.vllm_file import VllmFile
 
 _TRAILING = re.compile(r"(?<!\\)\s*\\$")  # a last line that was to go on: what is added would hang behind it
@@ -72,6 +72,9 @@ class CommandLine:
             variable = self._program.env.get(spec.env or "")
             if (spec.flag in hidden and spec.kind != "secret") or (variable and not variable.seen):
                 found[name] = unknown(name)
+            # vLLM does not take both: where the flag of its own is to be seen, it counts.
+            if spec.inner and spec.inner.flag in hidden and seen.last(spec.flag or "") is None:
+                found[name] = unknown(name)
         if hidden.keys() & generation_defaults.FLAGS:
             found[generation_defaults.NAME] = unknown(generation_defaults.NAME)
         if any(self._words[index].expands for index in (*self._parsed.positionals[1:], *self._strays)):
@@ -84,7 +87,7 @@ class CommandLine:
             paths = ", ".join(each.value for each in ignored)
             found["ignored_config"] = Setting("ignored_config", paths or None, Origin.SET)
         listed = [
-            *vllm_settings.not_judged(taken),
+            *vllm_settings.not_judged(taken, hidden.keys()),
             *self._unexpanded(hidden.values()),
             *(file.read().not_judged if file else ()),
             *(name for name in self._program.env if name not in _judged_variables()),
@@ -99,6 +102,11 @@ class CommandLine:
         """Whether its value is the shell's to know; of some flags it matters only that they are there."""
         kinds = {spec.kind for spec in vllm_names().values() if argument.name in (spec.flag, *spec.also)}
         return not kinds & {"presence", "secret"} and bool(self._expansions(argument.first, argument.last))
+
+    def _legible(self) -> Parsed:
+        """Without a JSON that is the shell's to know."""
+        seen = (each for each in self._parsed.arguments if each.key or not self._is_hidden(each))
+        return self._parsed._replace(arguments=tuple(seen))
 
     def _unexpanded(self, hidden: Iterable[Argument]) -> list[str]:
         """What the shell puts in, and where."""
@@ -255,7 +263,7 @@ class CommandLine:
 
     def _set_flag(self, spec: VllmName, value: Value, edits: dict[tuple[int, int], str]) -> list[list[str]]:
         """Change the flag where it stands; what has to be appended is returned."""
-        if inner := vllm_settings.inside(spec, self._parsed):
+        if inner := vllm_settings.inside(spec, self._legible()):
             return self._set_flag(inner, value, edits)
         if value is not None and (words := self._inside(spec, value)):
             return [words]
@@ -279,7 +287,7 @@ class CommandLine:
         """The words of a setting that a JSON holds, here or in the file, with all else that it holds."""
         file = self._file()
         before = file.parsed.arguments if file else ()
-        both = self._parsed._replace(arguments=(*before, *self._parsed.arguments))
+        both = self._parsed._replace(arguments=(*before, *self._legible().arguments))
         inner = vllm_settings.inside(spec, both)
         if inner is None:
             return []

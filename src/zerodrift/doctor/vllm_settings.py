@@ -1,6 +1,6 @@
 """From flags and environment variables of a vLLM server to settings in force: what is written, else the default."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from zerodrift.core.errors import ConfigError
@@ -56,12 +56,16 @@ def from_checkpoint(found: dict[str, Setting], setting: Setting) -> None:
         found[checkpoint.NAME] = unknown(checkpoint.NAME)
 
 
-def not_judged(parsed: Parsed) -> list[str]:
-    """Flags that no rule reads, and flags that do not exist; nothing of what a user wrote is passed over."""
+def not_judged(parsed: Parsed, unseen: Collection[str] = ()) -> list[str]:
+    """Flags that no rule reads, and flags that do not exist; nothing of what a user wrote is passed over.
+
+    Values of the `unseen` are the shell's to know.
+    """
     judged = {flag for spec in vllm_names().values() for flag in (spec.flag, *spec.also)}
     for spec in vllm_names().values():  # a JSON that holds nothing else
-        if spec.inner is not None and set(_json(parsed, spec.inner.flag) or ()) == {spec.inner.key}:
-            judged.add(spec.inner.flag)
+        inner = spec.inner
+        if inner and (inner.flag in unseen or set(_json(parsed, inner.flag) or ()) == {inner.key}):
+            judged.add(inner.flag)
     unknown_flags = parsed.unknown()
     unknown_names = {text.split()[0].lstrip("-") for text in unknown_flags}
     rest = dict.fromkeys(
