@@ -25,7 +25,7 @@ def json_file(directory: Path, name: str) -> dict[str, Any] | None:
         written = json.loads((directory / name).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the last of one that is nested too deeply
         return None
     return written if isinstance(written, dict) else None
 

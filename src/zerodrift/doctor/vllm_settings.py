@@ -40,7 +40,7 @@ def settings(
     elif found["host"].known and found["host"].value is None:
         found["host"] = _default("host", vllm_names()["host"], found["device"].value)
     elsewhere = parsed.last("hf-config-path")
-    place = elsewhere.value if elsewhere else model
+    place = elsewhere.value if elsewhere and elsewhere.value not in NOTHING else model
     found["generation_defaults"] = generation_defaults.from_files(
         found["generation_config"].value, place, _json(parsed, "override-generation-config") or {}
     )
