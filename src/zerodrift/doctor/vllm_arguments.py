@@ -119,8 +119,10 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     found = dict(below)
     for key, value in above.items():
         inner = found.get(key)
-        both = isinstance(inner, dict) and isinstance(value, dict)
-        found[key] = merged(inner, value) if both else value
+        if isinstance(inner, dict) and isinstance(value, dict):
+            found[key] = merged(inner, value)
+        else:
+            found[key] = value
     return found
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from zerodrift.config.document import parse
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor import json_secrets
 from zerodrift.doctor.command import CommandLine
@@ -14,6 +13,7 @@ from zerodrift.doctor.judge import cures
 from zerodrift.doctor.kinds import FileKind
 from zerodrift.doctor.open_target import open_text
 from zerodrift.doctor.target import Target
+from zerodrift.doctor.yaml_text import YamlText
 
 ONE, TWO = "hunter2", "swordfish"
 OBJECTS = [
@@ -137,14 +137,14 @@ def test_no_json_of_a_file_shows_its_secrets(line: str, written: str) -> None:
     content = f"model: Q\n{line.replace('{}', written)}\nseed: 1\n"
     target = open_text(content, "serve.yaml", FileKind.VLLM)
     assert_hidden(said(target))
-    changed = parse(target.changed({}), "serve.yaml")
+    changed = YamlText(target.changed({}), "serve.yaml").values
     assert (changed["model"], changed["seed"]) == ("Q", 1)
 
 
 def test_a_correction_in_a_file_beside_a_secret_is_made() -> None:
     content = f'hf-overrides: \'{{"head_dtype": "model", "token": "{ONE}", "it\'\'s": 1}}\'\n'
     fixed = open_text(content, "serve.yaml", FileKind.VLLM).changed({"head_dtype": "float32"})
-    assert json.loads(parse(fixed, "f")["hf-overrides"]) == {
+    assert json.loads(YamlText(fixed, "f").values["hf-overrides"]) == {
         "head_dtype": "float32",
         "token": "(not shown)",
         "it's": 1,
@@ -154,7 +154,11 @@ def test_a_correction_in_a_file_beside_a_secret_is_made() -> None:
 def test_arguments_of_our_own_file() -> None:
     content = f"engine: {{name: vllm, args: ['{FLAG}={OBJECTS[0]}', --seed, '1']}}\n"
     fixed = open_text(content, "run.yaml", FileKind.ZERODRIFT).changed({})
-    assert parse(fixed, "f")["engine"]["args"] == [f'{FLAG}={{"token": "(not shown)"}}', "--seed", "1"]
+    assert YamlText(fixed, "f").values["engine"]["args"] == [
+        f'{FLAG}={{"token": "(not shown)"}}',
+        "--seed",
+        "1",
+    ]
 
 
 @pytest.mark.parametrize("line", ["hf-overrides: '{\"eos_token_id\": 2}'", "seed: 1", 'x: \'{"a": "b"}\''])
