@@ -12,7 +12,7 @@ import yaml
 from zerodrift.config.document import parse, render
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor import json_secrets
-from zerodrift.doctor.secrets import HIDDEN, names_a_secret
+from zerodrift.doctor.secrets import HIDDEN, VLLM_SECRETS, names_a_secret
 from zerodrift.doctor.setting import Value
 from zerodrift.doctor.yaml_entry import (
     Edit,
@@ -197,7 +197,8 @@ def _secrets(node: yaml.Node, *, below: bool = False) -> dict[yaml.Node, str]:
 
 
 def _names(key: yaml.Node) -> bool:
-    return isinstance(key.value, str) and names_a_secret(key.value)
+    name = key.value if isinstance(key.value, str) else ""
+    return names_a_secret(name) or name.replace("_", "-") in VLLM_SECRETS
 
 
 def _single_quoted(text: str) -> str:
