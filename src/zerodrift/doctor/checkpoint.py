@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from zerodrift.doctor.setting import Origin, Setting, unknown
+from zerodrift.doctor.vllm_arguments import merged
 
 NAME = "checkpoint"
 """There, and unknown, where it is the checkpoint that hides a setting."""
 FLAGS = frozenset({"hf-config-path", "hf-overrides"})
 """That decide which configuration is in force, and what of it."""
 CONFIG = "config.json"
+TEXT = "text_config"
+_PARTS = ("quantization_config", "compression_config")
 MODELOPT = "hf_quant_config.json"
 """ModelOpt kept its part in a file of its own up to 0.29."""
 
@@ -22,7 +25,7 @@ def json_file(directory: Path, name: str) -> dict[str, Any] | None:
         written = json.loads((directory / name).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the last of one that is nested too deeply
         return None
     return written if isinstance(written, dict) else None
 
@@ -40,7 +43,11 @@ def quantization(place: str | None, overridden: Mapping[str, Any]) -> Setting:
         return unknown("quantization")
     if config.get("quantization_config") is None and modelopt:
         config["quantization_config"] = modelopt
-    found = _part({**config, **overridden})
+    whole, text = config.get(TEXT) or {}, overridden.get(TEXT, {})
+    if not isinstance(whole, dict) or not isinstance(text, dict) or _without_method(overridden):
+        return unknown("quantization")
+    # vLLM merges overrides into a part that is a configuration of its own, and replaces all else.
+    found = _part({**config, **overridden, TEXT: merged(whole, text)})
     if found is None:
         return Setting("quantization", None, Origin.CHECKPOINT)
     if not isinstance(found, dict):
@@ -48,11 +55,16 @@ def quantization(place: str | None, overridden: Mapping[str, Any]) -> Setting:
     return Setting("quantization", _method(found), Origin.CHECKPOINT)
 
 
+def _without_method(overridden: Mapping[str, Any]) -> bool:
+    """Whether a part is replaced by one that does not say how: what vLLM makes of it is not known here."""
+    parts = [part for key in _PARTS if isinstance(part := overridden.get(key), dict)]
+    return any(not part.get("quant_method") for part in parts)
+
+
 def _part(config: Mapping[str, Any]) -> object:
     """Where it says how it is quantised: at the top, or of a model with eyes in the part that writes."""
-    text = config.get("text_config")
-    for level in (config, text if isinstance(text, dict) else {}):
-        for key in ("quantization_config", "compression_config"):
+    for level in (config, config[TEXT]):
+        for key in _PARTS:
             if level.get(key) is not None:
                 return level[key]
     return None

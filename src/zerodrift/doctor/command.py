@@ -9,6 +9,8 @@ from pathlib import Path
 from zerodrift.doctor import (
     checkpoint,
     generation_defaults,
+    json_secrets,
+    launcher_secrets,
     program,
     secret_arguments,
     vllm_refusals,
@@ -20,10 +22,9 @@ from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.shell_words import Word, commands
 from zerodrift.doctor.tables import VLLM_VERSION, VllmName, vllm_names, vllm_options
 from zerodrift.doctor.target import Reading
-from zerodrift.doctor.vllm_arguments import Argument, in_force, mapping, parse
+from zerodrift.doctor.vllm_arguments import Argument, Parsed, in_force, mapping, parse
 from zerodrift.doctor.vllm_file import VllmFile
 
-_SECRET = re.compile(r"([A-Za-z_]\w*)=([^\s,'\"]+)")
 _TRAILING = re.compile(r"(?<!\\)\s*\\$")  # a last line that was to go on: what is added would hang behind it
 _CONTINUED = re.compile(r"\\\n([ \t]*)")
 
@@ -71,6 +72,9 @@ class CommandLine:
             variable = self._program.env.get(spec.env or "")
             if (spec.flag in hidden and spec.kind != "secret") or (variable and not variable.seen):
                 found[name] = unknown(name)
+            # vLLM does not take both: where the flag of its own is to be seen, it counts.
+            if spec.inner and spec.inner.flag in hidden and seen.last(spec.flag or "") is None:
+                found[name] = unknown(name)
         if hidden.keys() & generation_defaults.FLAGS:
             found[generation_defaults.NAME] = unknown(generation_defaults.NAME)
         if any(self._words[index].expands for index in (*self._parsed.positionals[1:], *self._strays)):
@@ -83,7 +87,7 @@ class CommandLine:
             paths = ", ".join(each.value for each in ignored)
             found["ignored_config"] = Setting("ignored_config", paths or None, Origin.SET)
         listed = [
-            *vllm_settings.not_judged(taken),
+            *vllm_settings.not_judged(taken, hidden.keys()),
             *self._unexpanded(hidden.values()),
             *(file.read().not_judged if file else ()),
             *(name for name in self._program.env if name not in _judged_variables()),
@@ -98,6 +102,11 @@ class CommandLine:
         """Whether its value is the shell's to know; of some flags it matters only that they are there."""
         kinds = {spec.kind for spec in vllm_names().values() if argument.name in (spec.flag, *spec.also)}
         return not kinds & {"presence", "secret"} and bool(self._expansions(argument.first, argument.last))
+
+    def _legible(self) -> Parsed:
+        """Without a JSON that is the shell's to know."""
+        seen = (each for each in self._parsed.arguments if each.key or not self._is_hidden(each))
+        return self._parsed._replace(arguments=tuple(seen))
 
     def _unexpanded(self, hidden: Iterable[Argument]) -> list[str]:
         """What the shell puts in, and where."""
@@ -127,10 +136,12 @@ class CommandLine:
             for index in self._parsed.positionals[1:]
             if not self._words[index].expands
         ]
+        env = self._program.env
         files = [each for each in self._parsed.arguments if each.name == "config" and each.last > each.first]
         return vllm_refusals.setting(
             [
                 *map(self._refusal, self._parsed.arguments),
+                *vllm_refusals.of_variables({each.name: each.value for each in env.values() if each.seen}),
                 *extra,
                 *(f"a word behind --{secret.name} belongs to no flag" for secret in self._stray_words()),
                 "--config stands there twice" if len(files) > 1 else None,
@@ -213,12 +224,13 @@ class CommandLine:
                 edits[variable.word.start, variable.word.end] = (
                     f'{variable.before}{variable.name}="${variable.name}"'
                 )
-        read = {variable.word for variable in self._program.written}
-        for word in self._words[: self._program.behind]:  # srun --export=ALL,HF_TOKEN=…
+        before = self._words[: self._program.starts]
+        edits = launcher_secrets.behind_options(before) | edits
+        for word in (*before, *(variable.word for variable in self._program.written)):
             raw = self.text[word.start : word.end]
-            hidden = _SECRET.sub(lambda match: _hidden(match[1], match[0]), raw)
-            if word not in read and hidden != raw:
-                edits[word.start, word.end] = hidden
+            shown = launcher_secrets.in_json(word) or launcher_secrets.behind_names(raw)
+            if (word.start, word.end) not in edits and shown != raw:
+                edits[word.start, word.end] = shown
         for argument in filter(secret_arguments.is_secret, self._parsed.arguments):
             self._hide_values(argument, edits)
         for index, secret in self._strays.items():
@@ -228,17 +240,17 @@ class CommandLine:
     def _hide_values(self, argument: Argument, edits: dict[tuple[int, int], str]) -> None:
         if argument.values and argument.first == argument.last:
             word = self._words[argument.first]
-            if not secret_arguments.is_reference(argument.value, word):
+            if not secret_arguments.may_be_shown(argument, argument.value, word):
                 # Without the `=` the flag would take the next word as well.
                 hidden = secret_arguments.variable(argument, argument.first)
-                edits[word.start, word.end] = f"--{argument.name}={hidden}"
+                edits[word.start, word.end] = f"--{secret_arguments.spelled(argument)}={hidden}"
             return
         for index in range(argument.first + 1, argument.last + 1):
             self._hide_word(index, argument, edits)
 
     def _hide_word(self, index: int, secret: Argument, edits: dict[tuple[int, int], str]) -> None:
         word = self._words[index]
-        if not secret_arguments.is_reference(word.text, word):
+        if not secret_arguments.may_be_shown(secret, word.text, word):
             edits[word.start, word.end] = secret_arguments.variable(secret, index)
 
     def _set_variable(
@@ -251,7 +263,7 @@ class CommandLine:
 
     def _set_flag(self, spec: VllmName, value: Value, edits: dict[tuple[int, int], str]) -> list[list[str]]:
         """Change the flag where it stands; what has to be appended is returned."""
-        if inner := vllm_settings.inside(spec, self._parsed):
+        if inner := vllm_settings.inside(spec, self._legible()):
             return self._set_flag(inner, value, edits)
         if value is not None and (words := self._inside(spec, value)):
             return [words]
@@ -275,14 +287,15 @@ class CommandLine:
         """The words of a setting that a JSON holds, here or in the file, with all else that it holds."""
         file = self._file()
         before = file.parsed.arguments if file else ()
-        both = self._parsed._replace(arguments=(*before, *self._parsed.arguments))
+        both = self._parsed._replace(arguments=(*before, *self._legible().arguments))
         inner = vllm_settings.inside(spec, both)
         if inner is None:
             return []
         given = [each for each in both.arguments if each.name == inner.flag]
         if any(each.key for each in given):
             return [f"--{inner.flag}.{inner.key}", shlex.quote(vllm_words.plain(value))]
-        return [f"--{inner.flag}", shlex.quote(json.dumps({**in_force(given), str(inner.key): value}))]
+        both_said = json_secrets.without({**in_force(given), str(inner.key): value})
+        return [f"--{inner.flag}", shlex.quote(json.dumps(both_said))]
 
     def _file(self) -> VllmFile | None:
         config, _ = self._configs()
@@ -297,7 +310,7 @@ class CommandLine:
             return
         text = vllm_words.plain(value)
         if spec.key is not None and not argument.key:
-            text = json.dumps({**mapping(argument), spec.key: value})
+            text = json.dumps(json_secrets.without({**mapping(argument), spec.key: value}))
         edits[first.start, last.end] = _respelled(self.text, first, argument, shlex.quote(text))
 
 
@@ -309,10 +322,6 @@ def _respelled(text: str, first: Word, argument: Argument, value: str) -> str:
     if argument.first == argument.last:  # `-qfp8`
         return f"--{argument.name} {value}"
     return f"{spelled} {value}"
-
-
-def _hidden(name: str, written: str) -> str:
-    return f"{name}=${name}" if names_a_secret(name) else written
 
 
 def _applied(text: str, edits: Mapping[tuple[int, int], str]) -> str:

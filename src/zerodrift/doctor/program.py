@@ -58,6 +58,11 @@ class Program(NamedTuple):
     """And in which form."""
 
     @property
+    def starts(self) -> int:
+        """Index of its own first word: `vllm serve` and `-m MODULE` are two, an image is one."""
+        return self.behind - (2 if self.words[self.behind - 1].text in ("serve", *MODULES) else 1)
+
+    @property
     def is_vllm(self) -> bool:
         """Whether it is vLLM's own server, which has these flags and no other."""
         return not self.words[self.behind - 1].text.endswith(PIPELINERL)

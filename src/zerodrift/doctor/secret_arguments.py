@@ -7,10 +7,11 @@ so it is neither read nor shown.
 import re
 from collections.abc import Mapping, Sequence
 
+from zerodrift.doctor import json_secrets
 from zerodrift.doctor.secrets import VLLM_SECRETS, names_a_secret
 from zerodrift.doctor.shell_words import Word
 from zerodrift.doctor.tables import vllm_options
-from zerodrift.doctor.vllm_arguments import Argument, Parsed
+from zerodrift.doctor.vllm_arguments import Argument, Parsed, mapping
 
 _VARIABLES = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
 # `${NAME:-value}`: the name may be shown, and nothing behind it.
@@ -18,7 +19,13 @@ _WITH_MORE = re.compile(r"\$\{(\w+)[^\w}][^}]*\}")
 
 
 def is_secret(argument: Argument) -> bool:
-    """Whether its values are for nobody else's eyes."""
+    """Whether its values, or something in them, are for nobody else's eyes."""
+    return _by_name(argument) or any(map(json_secrets.inside, argument.values))
+
+
+def _by_name(argument: Argument) -> bool:
+    if argument.key and json_secrets.held(mapping(argument)):
+        return True
     known = vllm_options().names
     names = (argument.name, *argument.candidates)  # `--api` may have been meant for --api-key
     return any(name in VLLM_SECRETS or (name not in known and names_a_secret(name)) for name in names)
@@ -29,6 +36,12 @@ def is_reference(value: str, word: Word) -> bool:
     return value in word.expands and not _WITH_MORE.fullmatch(value)
 
 
+def may_be_shown(argument: Argument, value: str, word: Word) -> bool:
+    """Whether a value of a flag that holds a secret comes from variables, or all that is secret in it does."""
+    secrets = [] if _by_name(argument) else json_secrets.inside(value)
+    return all(is_reference(each, word) for each in secrets or [value])
+
+
 def expansion(text: str) -> str:
     """What the shell puts in, by its name."""
     return _WITH_MORE.sub(r"${\1}", text)
@@ -36,10 +49,15 @@ def expansion(text: str) -> str:
 
 def variable(argument: Argument, index: int) -> str:
     """The variable that should hold the word at `index`: vLLM takes several keys, and each opens the server."""
-    name = _VARIABLES.get(argument.name) or argument.name.replace("-", "_").upper()
+    name = _VARIABLES.get(argument.name) or re.sub(r"\W", "_", spelled(argument)).upper()
     # Behind a `=` the first value shares its word with the flag.
     number = index - argument.first + (argument.first == argument.last and bool(argument.values))
     return f'"${name}"' if number == 1 else f'"${name}_{number}"'
+
+
+def spelled(argument: Argument) -> str:
+    """The flag without its dashes, with the key behind its dot."""
+    return f"{argument.name}.{argument.key}" if argument.key else argument.name
 
 
 def apart(parsed: Parsed, words: Sequence[str]) -> tuple[Parsed, Mapping[int, Argument]]:

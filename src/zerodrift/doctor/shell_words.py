@@ -7,7 +7,7 @@ from zerodrift.core.errors import ConfigError
 
 _OPERATORS = "|&;<>()`"
 # `$NAME`, `${NAME:-x}`, `$(command)`, `$1`, `$@`, and the old form of a command.
-_EXPANSION = re.compile(r"\$(?:\w+|\{[^}]*\}|\([^)]*\)|[@*#?!$-])|`[^`]*`")
+EXPANSION = re.compile(r"\$(?:\w+|\{[^}]*\}|\([^)]*\)|[@*#?!$-])|`[^`]*`")
 
 
 class Word(NamedTuple):
@@ -69,7 +69,7 @@ def _word(text: str, start: int) -> Word:
         elif character == "\\":
             parts.append(text[position + 1 : position + 2])
             position += 2
-        elif match := _EXPANSION.match(text, position):
+        elif match := EXPANSION.match(text, position):
             expands.append(match[0])
             parts.append(match[0])
             position = match.end()
@@ -92,7 +92,7 @@ def _quoted(text: str, start: int, expands: list[str]) -> tuple[str, int]:
         if quote == '"' and character == "\\" and text[position + 1 : position + 2] in ('"', "\\", "$", "`"):
             position += 1
             character = text[position]
-        elif quote == '"' and (match := _EXPANSION.match(text, position)):
+        elif quote == '"' and (match := EXPANSION.match(text, position)):
             expands.append(match[0])
             character = match[0]
         parts.append(character)

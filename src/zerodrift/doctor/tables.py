@@ -47,6 +47,8 @@ class VllmName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Flags that have the same effect."""
     kind: Literal["text", "number", "switch", "presence", "names", "secret"] = "text"
     """`presence`: on if given at all; `names`: the keys of its JSON; `secret`: whether there is one."""
+    words: bool = False
+    """A variable that is on if it says `1` or `true`, and otherwise off; vLLM reads the other switches as integers."""
     secret_env: str | None = None
     default: Value = None
     cpu: Value | msgspec.UnsetType = msgspec.UNSET

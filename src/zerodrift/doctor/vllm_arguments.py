@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from functools import reduce
 from typing import Any, NamedTuple
 
 from zerodrift.core.errors import ConfigError
@@ -83,12 +84,15 @@ def number(text: str) -> int | float | str:
 
 
 def mapping(argument: Argument) -> dict[str, Any]:
-    """The JSON of one argument; dotted forms are one key of it."""
+    """The JSON of one argument; dotted forms are one key of it, or one inside another."""
     if argument.key:
-        return {argument.key.partition(".")[0]: _plain(argument.value)}
+        value = _plain(argument.value)
+        for name in reversed(argument.key.split(".")):
+            value = {name: value}
+        return dict(value)
     try:
         found = json.loads(argument.value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"the value of --{argument.name} is not JSON ({error}); quote it for the shell"
         ) from error
@@ -107,13 +111,25 @@ def in_force(arguments: Sequence[Argument]) -> dict[str, Any]:
     dotted = [mapping(argument) for argument in arguments if argument.key]
     if not dotted:
         return whole[-1]
-    return {key: value for each in dotted for key, value in each.items()}
+    return reduce(merged, dotted)
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, with dictionaries put together at every depth; of all else what is `above` counts."""
+    found = dict(below)
+    for key, value in above.items():
+        inner = found.get(key)
+        if isinstance(inner, dict) and isinstance(value, dict):
+            found[key] = merged(inner, value)
+        else:
+            found[key] = value
+    return found
 
 
 def _plain(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

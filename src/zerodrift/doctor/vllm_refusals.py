@@ -1,13 +1,13 @@
-"""Would vLLM start at all? What its own parser refuses: flags that it does not have, and values that they do not take.
+"""Would vLLM start at all? What it refuses: flags that it does not have, and values that they and variables do not take.
 
 A value that is refused is in force nowhere, so nothing is to be said for or against it but this.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from zerodrift.doctor.setting import Origin, Setting
-from zerodrift.doctor.tables import Number, vllm_options
+from zerodrift.doctor.tables import Number, VllmName, vllm_names, vllm_options
 from zerodrift.doctor.vllm_arguments import Argument, Parsed, hint
 
 _MOST = 20
@@ -44,6 +44,19 @@ def of_value(argument: Argument) -> str | None:
     if number is not None and not _is_number(argument.value, number):
         return f"--{argument.name} {argument.value} is no number ({number})"
     return None
+
+
+def of_variable(spec: VllmName, text: str) -> str | None:
+    """Why vLLM stops at what a variable says."""
+    if spec.kind != "switch" or spec.words or _is_number(text, "integer"):
+        return None
+    return f"{spec.env}={text} is no number: vLLM takes 1 or 0"
+
+
+def of_variables(env: Mapping[str, str]) -> list[str | None]:
+    """The same of each that is judged."""
+    specs = [spec for spec in vllm_names().values() if spec.env in env]
+    return [of_variable(spec, env[spec.env]) for spec in specs if spec.env is not None]
 
 
 def without_refused(parsed: Parsed) -> Parsed:

@@ -1,10 +1,10 @@
 """From flags and environment variables of a vLLM server to settings in force: what is written, else the default."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from zerodrift.core.errors import ConfigError
-from zerodrift.doctor import checkpoint, generation_defaults
+from zerodrift.doctor import checkpoint, generation_defaults, vllm_refusals
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.tables import UNWRITTEN, VllmName, vllm_names
 from zerodrift.doctor.vllm_arguments import Argument, Parsed, in_force, number
@@ -40,7 +40,7 @@ def settings(
     elif found["host"].known and found["host"].value is None:
         found["host"] = _default("host", vllm_names()["host"], found["device"].value)
     elsewhere = parsed.last("hf-config-path")
-    place = elsewhere.value if elsewhere else model
+    place = elsewhere.value if elsewhere and elsewhere.value not in NOTHING else model
     found["generation_defaults"] = generation_defaults.from_files(
         found["generation_config"].value, place, _json(parsed, "override-generation-config") or {}
     )
@@ -56,12 +56,16 @@ def from_checkpoint(found: dict[str, Setting], setting: Setting) -> None:
         found[checkpoint.NAME] = unknown(checkpoint.NAME)
 
 
-def not_judged(parsed: Parsed) -> list[str]:
-    """Flags that no rule reads, and flags that do not exist; nothing of what a user wrote is passed over."""
+def not_judged(parsed: Parsed, unseen: Collection[str] = ()) -> list[str]:
+    """Flags that no rule reads, and flags that do not exist; nothing of what a user wrote is passed over.
+
+    Values of the `unseen` are the shell's to know.
+    """
     judged = {flag for spec in vllm_names().values() for flag in (spec.flag, *spec.also)}
     for spec in vllm_names().values():  # a JSON that holds nothing else
-        if spec.inner is not None and set(_json(parsed, spec.inner.flag) or ()) == {spec.inner.key}:
-            judged.add(spec.inner.flag)
+        inner = spec.inner
+        if inner and (inner.flag in unseen or set(_json(parsed, inner.flag) or ()) == {inner.key}):
+            judged.add(inner.flag)
     unknown_flags = parsed.unknown()
     unknown_names = {text.split()[0].lstrip("-") for text in unknown_flags}
     rest = dict.fromkeys(
@@ -93,10 +97,11 @@ def cpu_threads(env: Mapping[str, str]) -> Setting:
 
 
 def variable(spec: VllmName, text: str) -> Value:
-    """What a variable says."""
-    if spec.kind == "switch":
-        # vLLM reads these as integers, two of them as words.
+    """What a variable says that vLLM does not refuse."""
+    if spec.kind == "switch" and spec.words:
         return text.strip().lower() in ("1", "true")
+    if spec.kind == "switch":
+        return int(text) != 0
     return text.strip().upper() or None
 
 
@@ -116,7 +121,11 @@ def _default(name: str, spec: VllmName, where: Value) -> Setting:
 
 def _from_env(name: str, spec: VllmName, env: Mapping[str, str]) -> Setting | None:
     text = env.get(spec.env or "")
-    return None if text is None else Setting(name, variable(spec, text), Origin.SET)
+    if text is None:
+        return None
+    if vllm_refusals.of_variable(spec, text):
+        return unknown(name)
+    return Setting(name, variable(spec, text), Origin.SET)
 
 
 def _from_flags(name: str, spec: VllmName, parsed: Parsed, env: Mapping[str, str]) -> Setting | None:

@@ -9,6 +9,8 @@ _OPEN = (yaml.FlowMappingStartToken, yaml.FlowSequenceStartToken)
 _CLOSE = (yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken)
 _COLON = re.compile(r"\s*:(?:[ \t]+[&!]\S*)*")
 """Behind a key, with the anchor and the tag of its value."""
+_PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")
+"""Anchor and tag, before a value."""
 _REST_OF_LINE = re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
 _BLANKS = re.compile(r"[ \t]*(?!#)")
 """All but the one before a comment, which needs it."""
@@ -35,6 +37,16 @@ def applied(text: str, edits: list[Edit]) -> str:
     for edit in sorted(edits, reverse=True):
         text = text[: edit.start] + edit.replacement + text[edit.end :]
     return text
+
+
+def in_place_of(text: str, node: yaml.Node, shown: str) -> Edit:
+    """Another value, under the anchor of this one; a block of lines ends with its line break."""
+    start, end = node.start_mark.index, node.end_mark.index
+    written = text[start:end]
+    properties = _PROPERTIES.match(written)
+    anchors = [each for each in properties[0].split() if each.startswith("&")] if properties else []
+    breaks = written[len(written.rstrip("\r\n")) :]
+    return Edit(start, end, " ".join([*anchors, shown]) + breaks)
 
 
 def without_lines(

@@ -11,13 +11,23 @@ import yaml
 
 from zerodrift.config.document import parse, render
 from zerodrift.core.errors import ConfigError
-from zerodrift.doctor.secrets import HIDDEN, names_a_secret
+from zerodrift.doctor import json_secrets
+from zerodrift.doctor.secrets import HIDDEN, VLLM_SECRETS, names_a_secret
 from zerodrift.doctor.setting import Value
-from zerodrift.doctor.yaml_entry import Edit, applied, line_end, with_entry, without_entry, without_lines
+from zerodrift.doctor.yaml_entry import (
+    Edit,
+    applied,
+    in_place_of,
+    line_end,
+    with_entry,
+    without_entry,
+    without_lines,
+)
 
 NOTHING = ("", "null", "~")
 """Spellings of none."""
 _ABSENT = object()
+_WHOLE = f'"{HIDDEN}"'
 
 
 class YamlText:
@@ -76,8 +86,8 @@ class YamlText:
     def without_secrets(self) -> str:
         """The text, with values of keys that name a secret taken out."""
         # An anchor is one node wherever it is used.
-        places = {(node.start_mark.index, node.end_mark.index) for node in _secrets(self._root())}
-        return applied(self.text, [Edit(start, end, f'"{HIDDEN}"') for start, end in places])
+        found = _secrets(self._root())
+        return applied(self.text, [in_place_of(self.text, node, shown) for node, shown in found.items()])
 
     def _with(self, edits: list[Edit], path: Sequence[str], expected: Mapping[Any, Any]) -> "YamlText":
         """The text with these edits, made for the sake of `path`, if it then holds what is expected."""
@@ -167,14 +177,29 @@ def _scalar(value: Value) -> str:
     return render([value])[2:].rstrip("\n")
 
 
-def _secrets(node: yaml.Node, *, below: bool = False) -> list[yaml.Node]:
-    """Every value under a key that names a secret: vLLM takes a list of keys as well as one."""
+def _secrets(node: yaml.Node, *, below: bool = False) -> dict[yaml.Node, str]:
+    """Every value that holds a secret, and what to show for it: vLLM takes a list of keys as well as one."""
     if isinstance(node, yaml.MappingNode):
-        named = [
-            (value, below or (isinstance(key.value, str) and names_a_secret(key.value)))
-            for key, value in node.value
-        ]
-        return [each for value, secret in named for each in _secrets(value, below=secret)]
-    if isinstance(node, yaml.SequenceNode):
-        return [each for value in node.value for each in _secrets(value, below=below)]
-    return [node] if below and node.value not in NOTHING else []
+        inner = [(value, below or _names(key)) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        inner = [(value, below) for value in node.value]
+    elif below:
+        return {} if node.value in NOTHING else {node: _WHOLE}
+    else:
+        inside = json_secrets.inside(node.value)
+        return {node: _single_quoted(json_secrets.masked(node.value))} if inside else {}
+    found: dict[yaml.Node, str] = {}
+    for value, secret in inner:
+        # What an anchor names may be a secret in one place and only hold one in another.
+        whole = {each: shown for each, shown in found.items() if shown == _WHOLE}
+        found |= _secrets(value, below=secret) | whole
+    return found
+
+
+def _names(key: yaml.Node) -> bool:
+    name = key.value if isinstance(key.value, str) else ""
+    return names_a_secret(name) or name.replace("_", "-") in VLLM_SECRETS
+
+
+def _single_quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

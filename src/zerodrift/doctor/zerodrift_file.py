@@ -64,8 +64,9 @@ class ZerodriftFile:
             found["quantization"] = Setting("quantization", None, Origin.FRAMEWORK)
             del found[checkpoint.NAME]
         found["host"] = Setting("host", "127.0.0.1", Origin.FRAMEWORK)
-        if engine.args:
-            found["refused"] = vllm_refusals.setting(map(vllm_refusals.refusal, written.arguments))
+        stops = vllm_refusals.of_variables(engine.env)
+        if engine.args or stops:
+            found["refused"] = vllm_refusals.setting([*map(vllm_refusals.refusal, written.arguments), *stops])
         return Reading(sampling | found, tuple(vllm_settings.not_judged(parsed)))
 
     def typed(self, name: str, value: Value) -> str | None:

@@ -15,6 +15,7 @@ from zerodrift.doctor.setting import Origin, Setting
 
 SOUND = "--dtype bfloat16 --logprobs-mode processed_logprobs --generation-config vllm"
 SOUND += " --no-enable-prefix-caching --no-async-scheduling"
+DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4}}
 
 
@@ -84,6 +85,8 @@ def test_the_method_is_the_checkpoints(
         {"config": []},
         {"config": {"quantization_config": "awq"}},
         {"config": {}, "hf_quant_config": "{"},
+        {"config": DEEP},
+        {"config": {}, "hf_quant_config": DEEP},
     ],
 )
 def test_what_cannot_be_read_is_unknown(tmp_path: Path, contents: dict[str, object]) -> None:
@@ -139,15 +142,43 @@ def test_a_flag_of_the_shell_stays_undecided(tmp_path: Path) -> None:
         ("{0}/awq --quantization awq_marlin", "awq_marlin"),
         ("{0}/awq --hf-overrides '{{\"quantization_config\": null}}'", None),
         ('{0}/plain --hf-overrides \'{{"quantization_config": {{"quant_method": "fp8"}}}}\'', "fp8"),
-        ("{0}/plain --hf-overrides.quantization_config.quant_method fp8", "?"),
+        ("{0}/plain --hf-overrides.quantization_config.quant_method fp8", "fp8"),
+        ("{0}/awq --hf-overrides.quantization_config.bits 8", "?"),
+        ('{0}/awq --hf-overrides \'{{"quantization_config": {{"bits": 8}}}}\'', "?"),
+        ("{0}/eyes --hf-overrides.text_config.rope_theta 1000000", "awq"),
+        ('{0}/eyes --hf-overrides \'{{"text_config": {{"rope_theta": 1000000}}}}\'', "awq"),
+        ("{0}/eyes --hf-overrides.text_config.quantization_config.bits 8", "awq"),
+        ("{0}/eyes --hf-overrides.text_config.a 1 --hf-overrides.text_config.b 2", "awq"),
+        ("{0}/eyes --hf-overrides.text_config.quantization_config null", None),
+        ("{0}/eyes --hf-overrides '{{\"text_config\": null}}'", "?"),
+        ("{0}/plain --hf-overrides.text_config.rope_theta 1000000", None),
+        (
+            "{0}/plain --hf-overrides.text_config.quantization_config.quant_method fp8 --hf-overrides.text_config.a 1",
+            "fp8",
+        ),
         ("{0}/plain --hf-overrides $OVERRIDES", "?"),
     ],
 )
 def test_the_configuration_in_force_is_read(tmp_path: Path, words: str, expected: str | None) -> None:
     directory(tmp_path, {"config": {}}, "plain")
     directory(tmp_path, {"config": AWQ}, "awq")
+    directory(tmp_path, {"config": {"text_config": AWQ}}, "eyes")
     setting = quantization(f"vllm serve {words.format(tmp_path)}")
     assert (setting.value if setting.known else "?") == expected
+
+
+@pytest.mark.parametrize(("path", "expected"), [("null", "awq"), ("''", "awq"), ("plain", None)])
+def test_a_path_that_is_null_is_none(tmp_path: Path, path: str, expected: str | None) -> None:
+    model, plain = directory(tmp_path, {"config": AWQ}), directory(tmp_path, {"config": {}}, "plain")
+    text = f"model: {model}\nhf-config-path: {plain if path == 'plain' else path}\n"
+    setting = open_text(text, "serve.yaml", FileKind.VLLM).read().settings["quantization"]
+    assert (setting.value, setting.origin) == (expected, Origin.CHECKPOINT)
+
+
+@pytest.mark.parametrize("name", ["generation_config", "config"])
+def test_sampling_defaults_nested_too_deeply_are_unknown(tmp_path: Path, name: str) -> None:
+    settings = CommandLine(f"vllm serve {directory(tmp_path, {name: DEEP})}").read().settings
+    assert not settings["generation_defaults"].known
 
 
 def test_files_name_checkpoints_too(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ FILES = [
     "api-key:\n  - {}\n  - {}",
     "hf-token: {}",
     "hf-token: [{}]",
+    "watermark-config:\n  a: {}",
+    "watermark_config: {}",
     "x: &key {}\napi-key: *key\nhf-token: *key",
 ]
 

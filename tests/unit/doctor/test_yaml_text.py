@@ -160,7 +160,18 @@ def test_keys_are_known_by_their_shape() -> None:
         ("a: {tokens: 3, api_key: [[Company-1]]}\n", 'a: {tokens: 3, api_key: [["(not shown)"]]}\n'),
         ("api_key: {prod: Company-1, port: 80}\n", 'api_key: {prod: "(not shown)", port: "(not shown)"}\n'),
         ("api_key: {prod: [Company-1]}\n", 'api_key: {prod: ["(not shown)"]}\n'),
+        ("api-key: &k abc\nhf-token: *k\n", 'api-key: &k "(not shown)"\nhf-token: *k\n'),
+        ("x: &k !!str abc\napi-key: *k\n", 'x: &k "(not shown)"\napi-key: *k\n'),
+        ("api-key: !!str &k\n  abc\nx: [*k]\n", 'api-key: &k "(not shown)"\nx: [*k]\n'),
+        ("a: {api-key: &k 'b c', x: *k}\n", """a: {api-key: &k "(not shown)", x: *k}\n"""),
+        ("api-key: |\n  abc\nseed: 1\n", 'api-key: "(not shown)"\nseed: 1\n'),
+        ("api-key: &k >+ # ours\n  a\n  b\n\n# c\nx: *k\n", 'api-key: &k "(not shown)"\n\n# c\nx: *k\n'),
+        ("a:\n  api-key: |\n    abc\n  seed: 1\n", 'a:\n  api-key: "(not shown)"\n  seed: 1\n'),
+        ("api-key:\n  - |\n    abc\n  - d\n", 'api-key:\n  - "(not shown)"\n  - "(not shown)"\n'),
+        ("api-key: |\n  abc", 'api-key: "(not shown)"'),
+        ("a: &k |\n  abc\nb: *k\n", "a: &k |\n  abc\nb: *k\n"),
     ],
 )
 def test_whatever_stands_below_a_secret_is_hidden(written: str, hidden: str) -> None:
     assert YamlText(written, "f.yaml").without_secrets() == hidden
+    assert YamlText(hidden, "f.yaml").values.keys() == YamlText(written, "f.yaml").values.keys()
