@@ -14,6 +14,7 @@ from zerodrift.core.errors import InvalidValue
 from zerodrift.core.frozen import freeze
 
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+_SECRET_FLAGS = ("--api-key", "--hf-token")
 # Smallest sensible value of each count, and what it counts.
 _COUNTS = {
     "concurrency": (1, "it counts requests that are sent together"),
@@ -90,7 +91,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if getattr(self, name) == "":
                 raise InvalidValue(f"{name} is an empty string; give a name, or leave it null")
         _check_address(self)
-        _check_env(self)
+        _check_secrets(self)
         for name, (low, rule) in _COUNTS.items():
             if (value := getattr(self, name)) is not None:
                 require.whole(InvalidValue, name, value, rule, low)
@@ -119,12 +120,19 @@ def _check_address(engine: EngineConfig) -> None:
         )
 
 
-def _check_env(engine: EngineConfig) -> None:
+def _check_secrets(engine: EngineConfig) -> None:
     for name in engine.env:
         if any(word in name.upper() for word in _SECRET):
             raise InvalidValue(
                 f"env holds {name}, which looks like a secret and would be written into the run directory; set it "
                 "in the environment of zerodrift, which a started engine inherits"
+            )
+    for argument in engine.args:
+        flag = argument.partition("=")[0].replace("_", "-")
+        if flag in _SECRET_FLAGS:
+            raise InvalidValue(
+                f"args hold {flag}, whose value is a secret and would be written into the run directory; leave it "
+                "out: an engine that zerodrift starts is reached from this machine alone"
             )
 
 

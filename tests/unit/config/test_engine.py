@@ -37,6 +37,8 @@ def test_what_an_engine_can_obey_is_taken(good: dict[str, object]) -> None:
         ({"served_model": ""}, "served_model is an empty string"),
         ({"api_key_env": ""}, "api_key_env is an empty string"),
         ({"env": {"HF_TOKEN": "hf_…"}}, "env holds HF_TOKEN, which looks like a secret"),
+        ({"args": ("--api-key", "k")}, "args hold --api-key, whose value is a secret"),
+        ({"args": ("--seed=1", "--hf_token=k")}, "args hold --hf-token, whose value is a secret"),
         ({"url": URL, "python": "python"}, "keep one of the two"),
         ({"url": URL, "args": ("--x",)}, "keep one of the two"),
         ({"max_model_len": 1}, "max_model_len is 1"),
