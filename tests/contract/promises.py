@@ -104,7 +104,9 @@ def _drawn(answer: Answer) -> list[tuple[int, ...]]:
 
 def tokens_carry_what_a_trainer_needs(subject: Subject) -> None:
     backend = subject.backend
-    requests = [ask(subject.prompt(text), max_tokens=6) for text in TEXTS]
+    # Seeded: llama.cpp gives no logprob to half an emoji, which one draw in some hundred has.
+    sampling = seeded(backend, seed=1)
+    requests = [ask(subject.prompt(text), max_tokens=6, **sampling) for text in TEXTS]
     digest = backend.fingerprint().digest
     for request, answer in zip(requests, backend.generate(requests), strict=True):
         assert answer.problems == ()
@@ -211,7 +213,7 @@ def strange_prompts_are_refused(subject: Subject) -> None:
     if Capability.SCORE in backend.capabilities:
         for sequence in ((), (*full.token_ids, *good.token_ids), unknown.token_ids):
             assert refusal(lambda sequence=sequence: backend.score([sequence])), f"{len(sequence)} tokens"
-    assert only(backend, ask(good)).prompt_token_ids == good.token_ids
+    assert only(backend, ask(good, **seeded(backend, seed=1))).prompt_token_ids == good.token_ids
 
 
 def refused(call: Callable[[], Sequence[Answer]]) -> bool:
@@ -316,4 +318,5 @@ def closing_twice_is_fine(subject: Subject) -> None:
     assert another.name == subject.backend.name
     another.close()
     assert refusal(another.close) is None
-    assert only(subject.backend, ask(subject.prompt(TEXTS[0]))).token_ids
+    asked = ask(subject.prompt(TEXTS[0]), **seeded(subject.backend, seed=1))
+    assert only(subject.backend, asked).token_ids
