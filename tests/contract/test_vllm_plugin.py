@@ -146,6 +146,11 @@ def test_a_vllm_without_transfer_engines_goes_on(plugin: None, monkeypatch: pyte
     assert Factory.registered == {}
 
 
+def test_a_trainer_that_would_send_tensors_is_told_what_to_do(engine: Any) -> None:
+    with pytest.raises(NotImplementedError, match="writes a directory, and posts its path"):
+        engine.trainer_send_weights(iter(()), {})
+
+
 def test_a_whole_update_arrives(engine: Any, tmp_path: Path) -> None:
     push(engine, written(tmp_path / "B", moved()))
     assert all((tensor == 1).all() for tensor in engine.model.state.values())
