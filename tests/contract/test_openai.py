@@ -428,7 +428,7 @@ def test_what_would_be_ignored_or_mean_something_else(
         (ask(1, seed=2**32 - 1), InvalidSampling, "at most 4294967294"),
         (ask(1, seed=2**32 - 2, n=2), InvalidSampling, "at most 4294967294"),
         (ask(1, logprobs=None), InvalidSampling, "nothing to audit"),
-        (ask(*range(63)), InvalidPrompt, "exceed the 64"),
+        (ask(*range(63)), InvalidPrompt, "exceed max_model_len=64"),
     ],
 )
 def test_what_cannot_be_asked(

@@ -8,7 +8,7 @@ import pytest
 from zerodrift import models
 from zerodrift.backends.base import Capability
 from zerodrift.backends.vllm import VllmBackend
-from zerodrift.backends.vllm_generate import FLAG
+from zerodrift.backends.vllm_routes import FLAG
 from zerodrift.core.request import Prompt, Request, SamplingParams
 
 pytestmark = pytest.mark.engines

@@ -4,7 +4,7 @@ import json
 import re
 
 from zerodrift.backends.vllm_environment import VLLM, ask
-from zerodrift.backends.vllm_generate import FLAG
+from zerodrift.backends.vllm_routes import FLAG
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.errors import ConfigError
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from zerodrift.backends.base import Capability
-from zerodrift.backends.pieces import Streaming
+from zerodrift.backends.stream_deltas import Streaming
 from zerodrift.core.completion import FinishReason, LogprobKind
 from zerodrift.core.frozen import freeze
 
