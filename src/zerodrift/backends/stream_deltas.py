@@ -14,10 +14,10 @@ import msgspec
 from zerodrift.backends.http import Stream
 from zerodrift.backends.json_path import look_up, put
 from zerodrift.core.errors import BadAnswer, EngineUnreachable
-from zerodrift.core.frozen import freeze
+from zerodrift.core.frozen import FrozenFacts
 
 
-class Streaming(msgspec.Struct, frozen=True, kw_only=True):
+class Streaming(FrozenFacts, frozen=True, kw_only=True):
     """How one kind of server streams: facts, as in dialects. Paths as in json_path."""
 
     route: str | None = None
@@ -41,10 +41,6 @@ class Streaming(msgspec.Struct, frozen=True, kw_only=True):
     """Each delta holds everything so far."""
     differences: str | None = None
     """Where the server shows that deltas hold differences after all."""
-
-    def __post_init__(self) -> None:
-        """Facts stay as they were written."""
-        freeze(self, "ask", "lists", "entries")
 
 
 class Joined(NamedTuple):
