@@ -70,13 +70,11 @@ def test_a_distributed_checkpoint_would_be_taken_instead(llama_directory):
 
 
 @pytest.mark.parametrize("cut", [4, 400_000])
-def test_a_truncated_file_is_named_with_its_numbers(llama_directory, cut):
+def test_a_truncated_file_is_named_with_its_size(llama_directory, cut):
     path = llama_directory / WEIGHTS
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
-    with pytest.raises(
-        TruncatedWeights, match=rf"model\.safetensors .* {len(whole)} bytes .* {len(whole) - cut}"
-    ):
+    with pytest.raises(TruncatedWeights, match=rf"model\.safetensors, {len(whole) - cut} bytes"):
         check(llama_directory)
 
 
