@@ -9,7 +9,7 @@ import pytest
 from zerodrift.backends.base import Capability
 from zerodrift.backends.registry import Served, open_engine
 from zerodrift.backends.vllm import VllmBackend
-from zerodrift.backends.vllm_flags import route_flags
+from zerodrift.backends.vllm_launch import route_flags
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.completion import FinishReason, TokenAlternative
 from zerodrift.core.errors import BadAnswer, ConfigError, EngineRefused, NonFinite
