@@ -15,8 +15,7 @@ from zerodrift.backends.vllm_launch import flags, launch_vllm
 from zerodrift.config.load import load
 from zerodrift.records.verdict import Outcome
 from zerodrift.view.comparison import Comparison, Part, compare_runs
-from zerodrift.view.explanation import explain
-from zerodrift.view.tables import print_comparison
+from zerodrift.view.tables import explain, print_comparison
 
 pytestmark = pytest.mark.engines
 
