@@ -44,6 +44,11 @@ SECRET = "sk-no-fingerprint-shows-this"
 RELEASES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("vllm_releases.toml").read_text())
 ASKED = [os.environ["ZERODRIFT_TEST_ENGINE"]] if "ZERODRIFT_TEST_ENGINE" in os.environ else list(RELEASES)
 """ZERODRIFT_TEST_ENGINE leaves one release of vLLM."""
+MARKS = {
+    release: (pytest.mark.engines, *(() if release == ASKED[-1] else (pytest.mark.long,)))
+    for release in ASKED
+}
+"""The newest release is asked before every change, older ones in `make long`."""
 GENERATES = {f"{release}-generate": release for release in ASKED if RELEASES[release]["generates"]}
 """Those that are asked by their route for ids in and ids out as well."""
 STARTUP_S = 600.0
@@ -210,7 +215,8 @@ OPENERS: dict[str, Callable[[Path], AbstractContextManager[Subject]]] = {
     "llama-cpp": llama_cpp,
 }
 REAL = {
-    **dict.fromkeys((*ASKED, *GENERATES), (pytest.mark.engines,)),
+    **MARKS,
+    **{name: MARKS[release] for name, release in GENERATES.items()},
     "llama-cpp": (pytest.mark.engines, pytest.mark.smollm2),
 }
 """What a test of them is marked with."""

@@ -11,8 +11,6 @@ from zerodrift.backends.vllm import VllmBackend
 from zerodrift.backends.vllm_generate import FLAG
 from zerodrift.core.request import Prompt, Request, SamplingParams
 
-pytestmark = pytest.mark.engines
-
 
 def ask(*ids, **sampling):
     return Request(Prompt(ids), SamplingParams(**({"max_tokens": 8} | sampling)))
@@ -25,7 +23,9 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize("release", opened.GENERATES.values())
+@pytest.mark.parametrize(
+    "release", [pytest.param(name, marks=opened.MARKS[name]) for name in opened.GENERATES.values()]
+)
 def test_both_routes_give_the_same_tokens_and_the_same_bits(release, tmp_path):
     model = models.materialise(opened.MODEL, tmp_path / "model")
     seen = []

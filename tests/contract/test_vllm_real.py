@@ -49,7 +49,9 @@ def weights(tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope="module", params=opened.ASKED)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=marks) for name, marks in opened.MARKS.items()]
+)
 def release(request):
     """The name of an engine that is installed."""
     vllm_python(request.param)

@@ -19,7 +19,7 @@ from zerodrift.view.comparison import Comparison, Part, compare_runs
 from zerodrift.view.explanation import explain
 from zerodrift.view.tables import print_comparison
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "docs" / "vllm.yaml"

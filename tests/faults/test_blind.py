@@ -14,6 +14,7 @@ here they guard what was learnt.
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -76,23 +77,29 @@ NAMES = {
 }
 
 
+Script = Callable[[str], ModuleType]
+
+
+def the_ten(script: Script, ten: str) -> tuple[Any, ...]:
+    return tuple(getattr(script(f"faults/{ten}"), ten.upper()))
+
+
 @pytest.mark.parametrize("ten", NAMES)
-def test_all_ten_are_scored(ten: str, request: pytest.FixtureRequest) -> None:
-    faults = getattr(request.getfixturevalue(ten), ten.upper())
-    assert [fault.name for fault in faults] == list(NAMES[ten])
+def test_all_ten_are_scored(ten: str, script: Script) -> None:
+    assert [fault.name for fault in the_ten(script, ten)] == list(NAMES[ten])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("ten", "name"), [(ten, name) for ten, names in NAMES.items() for name in names])
 def test_seen_and_not_misnamed(
     matrix: Any,
     reference: Callable[[str], ReferenceBackend],
     tmp_path: Path,
-    request: pytest.FixtureRequest,
+    script: Script,
     ten: str,
     name: str,
 ) -> None:
-    faults = getattr(request.getfixturevalue(ten), ten.upper())
-    (fault,) = [each for each in faults if each.name == name]
+    (fault,) = [each for each in the_ten(script, ten) if each.name == name]
     engine = fault.plant(ReferenceBackend("testbed:qwen3", dtype="float32"))
     record = matrix.judge(engine, reference("testbed:qwen3"), tmp_path, matrix.MANY_SAMPLES)
     if name in MISSED:

@@ -6,8 +6,9 @@ tokens of many samples with those of as many sound ones.
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -19,6 +20,8 @@ from zerodrift.core.cause import CAUSES
 from zerodrift.core.completion import Answer, Completion
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.sampler.processing import histories, processed_logprobs
+
+pytestmark = pytest.mark.long
 
 SPEC = "testbed:qwen3"
 DEFAULT = SamplingParams(temperature=0.7, max_tokens=24)
@@ -40,8 +43,11 @@ def sound() -> ReferenceBackend:
     return ReferenceBackend(SPEC, dtype="float32")
 
 
-def _faults(request: pytest.FixtureRequest, ten: str) -> tuple[Any, ...]:
-    return tuple(getattr(request.getfixturevalue(ten), ten.upper()))
+Script = Callable[[str], ModuleType]
+
+
+def _faults(script: Script, ten: str) -> tuple[Any, ...]:
+    return tuple(getattr(script(f"faults/{ten}"), ten.upper()))
 
 
 def _requests(count: int = PROMPTS, sampling: SamplingParams = DEFAULT, **options: Any) -> list[Request]:
@@ -109,9 +115,9 @@ def test_a_sound_engine_shows_nothing(sound: ReferenceBackend) -> None:
 @pytest.mark.parametrize("number", range(10))
 @pytest.mark.parametrize("ten", SEEN_BY_EYE)
 def test_it_shows_in_numbers_or_tokens(
-    ten: str, number: int, sound: ReferenceBackend, request: pytest.FixtureRequest
+    ten: str, number: int, sound: ReferenceBackend, script: Script
 ) -> None:
-    fault = _faults(request, ten)[number]
+    fault = _faults(script, ten)[number]
     sampling = getattr(fault, "tell", None) or DEFAULT
     broken = fault.plant(sound)
     nats = _mean_difference(sound, _completions(broken.generate(_requests(sampling=sampling, n=SAMPLES))))
@@ -120,8 +126,8 @@ def test_it_shows_in_numbers_or_tokens(
 
 
 @pytest.mark.parametrize("name", IN_COMPANY_ALONE)
-def test_a_request_alone_is_right(name: str, foreign: Any, sound: ReferenceBackend) -> None:
-    (fault,) = (fault for fault in foreign.FOREIGN if fault.name == name)
+def test_a_request_alone_is_right(name: str, script: Script, sound: ReferenceBackend) -> None:
+    (fault,) = (fault for fault in _faults(script, "foreign") if fault.name == name)
     broken = fault.plant(sound)
     alone = [broken.generate([request])[0] for request in _requests(4)]
     assert _mean_difference(sound, _completions(alone)) < LEAST_NATS / 10
@@ -130,11 +136,11 @@ def test_a_request_alone_is_right(name: str, foreign: Any, sound: ReferenceBacke
 @pytest.mark.parametrize("number", range(10))
 @pytest.mark.parametrize("ten", TENS)
 def test_it_hides_and_leaves_the_engine_as_it_was(
-    ten: str, number: int, sound: ReferenceBackend, request: pytest.FixtureRequest
+    ten: str, number: int, sound: ReferenceBackend, script: Script
 ) -> None:
     asked = _requests(2, n=2, logprobs=2)
     before = sound.generate(asked)
-    broken = _faults(request, ten)[number].plant(sound)
+    broken = _faults(script, ten)[number].plant(sound)
     answers = broken.generate(asked)
     assert broken.fingerprint() == sound.fingerprint()
     assert (broken.name, broken.capabilities) == (sound.name, sound.capabilities)
@@ -146,6 +152,6 @@ def test_it_hides_and_leaves_the_engine_as_it_was(
 
 
 @pytest.mark.parametrize("ten", TENS)
-def test_true_names_are_causes(ten: str, request: pytest.FixtureRequest) -> None:
-    for fault in _faults(request, ten):
+def test_true_names_are_causes(ten: str, script: Script) -> None:
+    for fault in _faults(script, ten):
         assert fault.true_names <= CAUSES.keys()

@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 
+from zerodrift.core.cause import Layer
 from zerodrift.faults.registry import FAULTS
 
 MODELS = ("testbed:qwen3", "testbed:mistral", "testbed:llama")
+
+
+def test_every_layer_is_among_them() -> None:
+    assert {fault.kind for fault in FAULTS.values()} == set(Layer)
 
 
 @pytest.mark.parametrize("name", FAULTS)
