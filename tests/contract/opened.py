@@ -165,18 +165,31 @@ def vllm_server(release: str, model: Path, log: Path, *own: str) -> Iterator[Lau
         yield server
 
 
+RUNNING = contextlib.ExitStack()
+"""Servers that share_vllm has started; who uses them closes it."""
+_STARTED: dict[str, str] = {}
+
+
+def share_vllm(release: str, folder: Path) -> str:
+    """Where a server answers by every route: half a minute to start, so that there is one for each release."""
+    if release not in _STARTED:
+        model = models.materialise(MODEL, folder / "model")
+        opening = route_flags(EngineConfig(name="vllm", route="generate", python=str(vllm_python(release))))
+        server = RUNNING.enter_context(vllm_server(release, model, folder / "log", *opening))
+        RUNNING.callback(_STARTED.pop, release)
+        _STARTED[release] = server.url
+    return _STARTED[release]
+
+
 @contextlib.contextmanager
 def vllm(
     release: str, folder: Path, route: Literal["completions", "generate"] = "completions"
 ) -> Iterator[Subject]:
-    model = models.materialise(MODEL, folder / "model")
-    # The first that the model does not have is asked for by test_vllm_real.py: one of the releases dies of it.
-    unknown = 600
-    opening = route_flags(EngineConfig(name="vllm", route=route, python=str(vllm_python(release))))
-    with vllm_server(release, model, folder / "log", *opening) as server:
-        connect = partial(VllmBackend, server.url, route=route, explicit=True, api_key=SECRET, timeout_s=120)
-        with contextlib.closing(connect()) as backend:
-            yield Subject(backend, connect, MODEL, precision=0.0, unknown_id=unknown)
+    url = share_vllm(release, folder)
+    connect = partial(VllmBackend, url, route=route, explicit=True, api_key=SECRET, timeout_s=120)
+    with contextlib.closing(connect()) as backend:
+        # The first that the model does not have is asked for by test_vllm_real.py: one of the releases dies of it.
+        yield Subject(backend, connect, MODEL, precision=0.0, unknown_id=600)
 
 
 def llama_cpp_model() -> Path:
