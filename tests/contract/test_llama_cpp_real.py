@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import opened
 import pytest
+from asking import only
 from transformers import AutoTokenizer
 
 from zerodrift.backends.base import Capability
@@ -75,13 +76,6 @@ def raw(server: LaunchedServer) -> Iterator[OpenAIBackend]:
 
 def ask(*ids: int, **sampling: object) -> Request:
     return Request(Prompt(ids), SamplingParams(**({"max_tokens": 4, "seed": 1} | sampling)))  # type: ignore[arg-type]
-
-
-def only(backend: OpenAIBackend, request: Request) -> Completion:
-    [answer] = backend.generate([request])
-    assert answer.problems == ()
-    [completion] = answer.completions
-    return completion
 
 
 def test_what_is_streamed_is_what_comes_whole(raw: OpenAIBackend) -> None:

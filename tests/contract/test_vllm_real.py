@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import opened
 import pytest
+from asking import only
 from opened import RELEASES, vllm_python
 
 from zerodrift import models
@@ -81,13 +82,6 @@ def restored(backend, weights):
 
 def ask(*ids, salt=None, **sampling):
     return Request(Prompt(ids, cache_salt=salt), SamplingParams(**({"max_tokens": 4, "seed": 1} | sampling)))
-
-
-def only(backend, request):
-    [answer] = backend.generate([request])
-    assert answer.problems == ()
-    [completion] = answer.completions
-    return completion
 
 
 def test_everything_is_found(backend):
