@@ -37,57 +37,44 @@ def test_every_dtype_that_torch_can_save_is_known(path):
     assert len(check_file(path)) == len(dtypes)
 
 
-def test_a_file_too_short_for_its_length(path):
-    path.write_bytes(b"\x01\x02\x03")
-    with pytest.raises(TruncatedWeights):
-        check_file(path)
-
-
-@pytest.mark.parametrize("length", [1000, MAX_HEADER_BYTES + 1, 2**63])
-def test_a_header_longer_than_the_file(path, length):
-    write(path, {}, length=length)
-    with pytest.raises(TruncatedWeights):
-        check_file(path)
-
-
-def test_a_header_over_the_limit_is_not_read(path):
-    write(path, b" " * (MAX_HEADER_BYTES + 1))
-    with pytest.raises(TruncatedWeights):
-        check_file(path)
+def entry(dtype="F32", shape=(1,), data_offsets=(0, 4)):
+    return {"dtype": dtype, "shape": shape, "data_offsets": data_offsets}
 
 
 @pytest.mark.parametrize(
     "header",
-    [b"not json", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"a": 3}', b'{"a": {"dtype": "F32", "shape": [1]}}',
-     b'{"a": {"dtype": "F32", "shape": [1.5], "data_offsets": [0, 4]}}'],
-)  # fmt: skip
-def test_a_garbled_header(path, header):
-    write(path, header, b"\0" * 4)
-    with pytest.raises(TruncatedWeights):
-        check_file(path)
-
-
-@pytest.mark.parametrize(
-    ("entry", "message"),
     [
-        ({"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}, "dtype 'F99'"),
-        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, "takes 8 bytes and has 4"),
-        ({"dtype": "F32", "shape": [1], "data_offsets": [0, 8]}, "takes 4 bytes and has 8"),
-        ({"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]}, "neither can be negative"),
-        ({"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}, "neither can be negative"),
-        ({"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}, "starts at byte 4 .* ends at 0"),
-        ({"dtype": "F32", "shape": [10**23], "data_offsets": [0, 4]}, "and has 4"),
+        b"not json",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b" " * (MAX_HEADER_BYTES + 1),
+        {"a": 3},
+        {"a": {"dtype": "F32", "shape": [1]}},
+        {"a": entry(shape=[1.5])},
+        {"a": entry("F99")},
+        {"a": entry(shape=[2])},
+        {"a": entry(data_offsets=[0, 8])},
+        {"a": entry(shape=[-1, -1])},
+        {"a": entry(data_offsets=[-4, 0])},
+        {"a": entry(data_offsets=[4, 8])},
+        {"a": entry(shape=[10**23])},
+        {"a": entry(shape=[2], data_offsets=[0, 8]), "b": entry(shape=[2], data_offsets=[4, 12])},
     ],
+    ids=lambda header: str(header)[:60],
 )
-def test_an_entry_that_cannot_be_true(path, entry, message):
-    write(path, {"weight": entry}, b"\0" * 8)
+def test_a_header_that_cannot_be_true(path, header):
+    write(path, header, b"\0" * 12)
     with pytest.raises(TruncatedWeights):
         check_file(path)
 
 
-def test_overlapping_tensors(path):
-    one = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-    write(path, {"a": one, "b": {**one, "data_offsets": [4, 12]}}, b"\0" * 12)
+@pytest.mark.parametrize("length", [None, 1000, MAX_HEADER_BYTES + 1, 2**63])
+def test_a_length_longer_than_the_file(path, length):
+    if length is None:
+        path.write_bytes(b"\x01\x02\x03")
+    else:
+        write(path, {}, length=length)
     with pytest.raises(TruncatedWeights):
         check_file(path)
 
@@ -104,8 +91,8 @@ def test_any_other_length_is_noticed_with_both_numbers(tmp_path_factory, cut):
 
 def test_what_the_check_lets_through_is_what_the_library_reads(path):
     """The reference reader agrees, for a file built by hand from the layout."""
-    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-    write(path, {"__metadata__": {"format": "pt"}, "a": entry}, struct.pack("<2f", 1.5, -2.0))
+    two = entry(shape=[2], data_offsets=[0, 8])
+    write(path, {"__metadata__": {"format": "pt"}, "a": two}, struct.pack("<2f", 1.5, -2.0))
     assert list(check_file(path)) == ["a"]
     assert load_file(path)["a"].tolist() == [1.5, -2.0]
     assert BITS_PER_ELEMENT["F32"] == 32
