@@ -4,22 +4,15 @@ The theorems themselves run over these families with all others (`test_exact_for
 """
 
 import copy
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from tests.parity.test_exact_forward import (
-    SHAPES,
-    block_sizes,
     build,
-    lengths,
     model_of,
-    seeds,
     tokens,
 )
+
 from zerodrift import exact
 from zerodrift.core.errors import UnsupportedModel
 from zerodrift.exact import experts

@@ -63,7 +63,7 @@ class ExactExperts:
         out_TH = torch.zeros_like(hidden_TH)
         # Unbound at once: a gradient through 128 slices of one tensor would be 128 tensors of its size.
         gate_ups, downs = self.gate_up_proj.unbind(0), self.down_proj.unbind(0)
-        for expert in experts_TK.unique().tolist():
+        for expert in sorted(set(experts_TK.flatten().tolist())):
             tokens, places = torch.where(experts_TK == expert)
             gate_up, down = self.exact_packs[expert]
             inner = exact_linear(hidden_TH[tokens], gate_ups[expert], None, gate_up)

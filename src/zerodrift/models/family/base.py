@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+
 class Fused(msgspec.Struct, frozen=True):
     """Several projections in one tensor, one after another and of equal size."""
 
@@ -130,7 +131,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
             return tuple(
                 config.sliding_window if each == "sliding_attention" else None for each in config.layer_types
             )
-        return (config.sliding_window if kind == "every-layer" else None,) * config.num_hidden_layers
+        everywhere = config.sliding_window if kind == "every-layer" else None
+        return tuple(everywhere for _ in range(config.num_hidden_layers))
 
     def head_dim(self, config: Any) -> int:
         """Size of a head."""
@@ -141,7 +143,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         """What scores are multiplied by."""
         setting = None if self.attention is None else self.attention.scale_setting
         divisor: float = self.head_dim(config) if setting is None else getattr(config, setting)
-        return divisor**-0.5
+        return float(divisor**-0.5)
 
     def embedding_scale(self, config: Any) -> float:
         """What embeddings are multiplied by."""
@@ -178,7 +180,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     def _layer_classes(self, *, sparse: bool) -> dict[str, str]:
         own = self.prefix
-        found = {norm: own + self.norm_class for norm in self.norms}
+        found = dict.fromkeys(self.norms, own + self.norm_class)
         if self.attention is not None:
             found[self.attention.place] = f"{own}Attention"
             for place in self.attention.projections.values():

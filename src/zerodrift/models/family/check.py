@@ -39,11 +39,16 @@ def check_tree(family: Family, model: Any) -> None:
                 f"{place} is missing, where {family.name} is described to have {_a(wanted.get(place, 'activation'))}"
             )
     _check_settings(family, model.config)
+    setting = family.activation_setting
+    name = getattr(model.config, setting, None)
+    if name not in ACT2FN:
+        raise UnsupportedModel(
+            f"{setting} is {name!r}, where {family.name} is described to name its activation"
+        )
     for place in activations:
-        name = getattr(model.config, family.activation_setting)
         if type(model.get_submodule(place)) is not type(ACT2FN[name]):
             raise UnsupportedModel(
-                f"{place} is a {type(model.get_submodule(place)).__name__}, but {family.activation_setting} is {name!r}"
+                f"{place} is a {type(model.get_submodule(place)).__name__}, but {setting} is {name!r}"
             )
 
 
@@ -136,7 +141,8 @@ def _expected_attention(parts: ModelParts, index: int, rows_RH: torch.Tensor) ->
     places, attention, size = family.attention, parts.attention(index), family.head_dim(config)
     assert places is not None, "exact families have attention"
     made = {
-        role: attention.get_submodule(places.projections[role])(rows_RH).view(ROWS, -1, size) for role in "qkv"
+        role: attention.get_submodule(places.projections[role])(rows_RH).view(ROWS, -1, size)
+        for role in "qkv"
     }
     for role, norm in places.norms.items():
         made[role] = attention.get_submodule(norm)(made[role])

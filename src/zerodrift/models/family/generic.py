@@ -65,9 +65,7 @@ def _norms(layer: Any) -> tuple[str, ...]:
     """Inside a layer, heads' own included."""
     if layer is None:
         return ()
-    return tuple(
-        path for path, module in layer.named_modules() if path and "Norm" in type(module).__name__
-    )
+    return tuple(path for path, module in layer.named_modules() if path and "Norm" in type(module).__name__)
 
 
 def _attention(layer: Any) -> AttentionPlaces | None:
