@@ -14,7 +14,7 @@ from zerodrift.core.errors import DigestMismatch, InvalidValue, ModelError, NonF
 from zerodrift.core.version import WeightVersion
 from zerodrift.exact.logprobs import head
 from zerodrift.exact.paged import PagedBatch, PagedKV, forward_paged
-from zerodrift.exact.preparation import prepare, settle
+from zerodrift.exact.preparation import freeze_weights, prepare
 from zerodrift.weights.digest import checkpoint_state, model_digest
 
 
@@ -33,7 +33,7 @@ def own_model(model: Any, dtype: str | None) -> Any:
             f"dtype is {dtype!r}, but the model is loaded already and has its own; leave it out"
         )
     model.zero_grad(set_to_none=True)
-    return settle(prepare(model.eval().requires_grad_(requires_grad=False)))
+    return freeze_weights(prepare(model.eval().requires_grad_(requires_grad=False)))
 
 
 def exchanged(model: Any, state: Mapping[str, torch.Tensor]) -> Any:
@@ -43,7 +43,7 @@ def exchanged(model: Any, state: Mapping[str, torch.Tensor]) -> Any:
     with torch.no_grad():
         for name, tensor in checkpoint_state(new).items():
             tensor.copy_(state[name])
-    _try_out(settle(new))
+    _try_out(freeze_weights(new))
     return new
 
 

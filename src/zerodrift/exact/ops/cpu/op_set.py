@@ -18,7 +18,7 @@ from zerodrift.exact.ops.interface import HeadShape, Parts, Query, Segments
 from zerodrift.exact.probe import COUNTS
 from zerodrift.models.first_calls import settle_first_calls
 
-PLAIN = frozenset({"linear", "attention", "activation"})
+PLAIN = frozenset({"linear", "attention", "activation", "router", "experts"})
 """Ops that can be swapped for torch's own, to see a theorem fail."""
 
 
