@@ -38,8 +38,8 @@ from zerodrift.engine.prompts import (
     as_sampling,
     check_request,
 )
-from zerodrift.engine.request import Phase, Sample
 from zerodrift.engine.runner import Runner
+from zerodrift.engine.sample import Phase, Sample
 from zerodrift.engine.sampler import LogprobsMode, Sampler
 from zerodrift.engine.scheduler import Scheduler
 from zerodrift.engine.text import Texts
@@ -285,10 +285,9 @@ class Engine:
             return []
         planned = time.perf_counter()
         try:
-            result = self.runner.run(plan)
+            result = self.runner.launch(plan).result()
         except BaseException:
-            # Blocks were planned for and never written: whatever runs again starts from its tokens.
-            self.scheduler.swap(self.version)
+            self.scheduler.discard()
             raise
         self._clock.runs += time.perf_counter() - planned
         outputs = self._outputs(self.scheduler.commit(plan, result))

@@ -9,7 +9,7 @@ from zerodrift.core.errors import ZerodriftError
 from zerodrift.core.frozen import freeze
 from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.engine.plan import Drawn
-from zerodrift.engine.request import Sample
+from zerodrift.engine.sample import Sample
 from zerodrift.engine.text import Texts
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zerodrift.core.completion import FinishReason
-from zerodrift.engine.request import Sample, ended_by_tokens
+from zerodrift.engine.sample import Sample, ended_by_tokens
 
 MAX_STOP_CHARACTERS = 1024
 """A stream holds back as much text as the longest stop string has; 1,024 characters are a screenful."""

@@ -104,7 +104,7 @@ def _equals_its_twin(
 def _try_out(model: Any) -> None:
     """One token through the new model: weights that are finite one by one may still overflow together."""
     zero = torch.zeros(1, dtype=torch.int64, device=model.device)
-    batch = PagedBatch(zero, zero, zero, (0, 1), (zero,))
+    batch = PagedBatch(zero, zero, zero, (0, 1), (0,), (zero,))
     logits_1V = head(model, forward_paged(model, batch, PagedKV(model, 1, 1)))
     if not bool(torch.isfinite(logits_1V).all()):
         raise NonFinite(

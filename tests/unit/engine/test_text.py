@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from zerodrift.core.completion import FinishReason
 from zerodrift.core.request import SamplingParams
-from zerodrift.engine.request import Sample
+from zerodrift.engine.sample import Sample
 from zerodrift.engine.text import Text, Texts
 from zerodrift.models import tokenizer as load_tokenizer
 
