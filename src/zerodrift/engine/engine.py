@@ -9,7 +9,7 @@ request gets does not depend on who runs beside it, on how it is cut into steps,
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
@@ -22,15 +22,17 @@ import torch
 from zerodrift import models
 from zerodrift.core import require
 from zerodrift.core.completion import EngineFingerprint
-from zerodrift.core.errors import EngineError, InvalidPrompt, InvalidValue, InvariantBroken
+from zerodrift.core.errors import EngineError, InvalidPrompt, InvalidValue, InvariantBroken, ZerodriftError
 from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine import consistency
+from zerodrift.engine.identity import Identity, fingerprint_of
 from zerodrift.engine.kv import DEFAULT_BYTES, blocks_in
 from zerodrift.engine.limits import KVPolicy, Limits
 from zerodrift.engine.metrics import Clock, EngineMetrics, metrics_of
-from zerodrift.engine.output import Identity, Output, Piece, output_of, piece_of, refused
+from zerodrift.engine.output import Output, SampleUpdate, output_of, refused, update_of
 from zerodrift.engine.prompts import (
+    CheckedRequest,
     PromptLike,
     ServedFacts,
     as_prompt,
@@ -44,7 +46,7 @@ from zerodrift.engine.sampler import LogprobsMode, Sampler
 from zerodrift.engine.scheduler import Scheduler
 from zerodrift.engine.text import Texts
 from zerodrift.engine.weights import exchanged, own_model, version_of
-from zerodrift.exact.fingerprint import numeric_fingerprint, stop_ids_of
+from zerodrift.exact.fingerprint import stop_ids_of
 from zerodrift.exact.paged import PagedKV
 from zerodrift.sampler.noise import draw_seed
 
@@ -53,7 +55,10 @@ MAX_NUM_SEQS = 256
 
 
 class Engine:
-    """One model, its KV memory, and the requests in flight. For one thread at a time: a second one is refused."""
+    """One model, its KV memory, and the requests in flight. For one thread at a time: a second one is refused.
+
+    Many threads share one through `EngineLoop`. `metrics()`, `fingerprint()` and `version` may be read by any.
+    """
 
     name = "exact"
 
@@ -104,12 +109,14 @@ class Engine:
         self.runner = Runner(
             model, PagedKV(model, limits.num_blocks, block_size), Sampler(self.mode, stop_ids)
         )
-        self._identity = self._identify()
-        self._unclaimed: list[Output] = []
         self._next_id = 0
         self._clock = Clock()
-        self._broken: InvariantBroken | None = None
+        self.broken: ZerodriftError | None = None
+        """Why it stopped: from then on every call raises this."""
+        self._reading = False
         self._user = threading.RLock()
+        self._identify()
+        self._metrics = metrics_of(self.scheduler, self._clock, self.runner)
 
     @property
     def version(self) -> WeightVersion:
@@ -123,8 +130,8 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether another step would do something, or has outputs to give that came while others were served."""
-        return bool(self.scheduler.samples or self._unclaimed)
+        """Whether another step would do something."""
+        return bool(self.scheduler.samples)
 
     def generate(
         self,
@@ -146,46 +153,29 @@ class Engine:
         queue = list(zip(requests, params, given, strict=True))[::-1]
         order: dict[str, int] = {}
         outputs: list[Output] = []
-        try:
-            while queue or any(request_id in order for request_id in self.scheduler.requests):
+        with self._sole_reader():
+            while queue or self.scheduler.requests:
                 while queue and len(self.scheduler.waiting) < self.scheduler.limits.max_waiting:
                     asked, own, tokens = queue.pop()
                     order[request_id := self._new_id()] = len(order)
                     prompt = None
                     try:
                         prompt = as_prompt(asked, self.tokenizer)
-                        self.add_request(prompt, own, request_id=request_id, forced=tokens)
+                        self.queue(self.checked(prompt, own, tokens), request_id)
                     except (EngineError, InvalidValue) as error:
                         outputs.append(refused(request_id, prompt, own, self._identity, error))
-                outputs += self._claim(order.keys())
-        finally:
-            self._abandon(order.keys())
+                outputs += [each.output for each in self._step() if each.output is not None]
         return sorted(outputs, key=lambda output: (order[output.request_id], output.sample_index))
 
-    def stream(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> Iterator[Piece]:
+    def stream(
+        self, prompt: PromptLike, sampling_params: SamplingParams | None = None
+    ) -> Iterator[SampleUpdate]:
         """Tokens as they come, of all samples of one prompt. Closing the iterator early aborts the request."""
-        request_id = self.add_request(prompt, sampling_params)
-        samples = list(self.scheduler.requests[request_id])
-        for sample in samples:
-            self._texts.watch(sample)
-        given = dict.fromkeys(samples, 0)
-        try:
-            while given:
-                if any(sample.phase is not Phase.FINISHED for sample in given):
-                    self._claim({request_id})
-                for sample in list(given):
-                    # Steps of others go on while this one is read: what they added is noted before it is shown.
-                    before, given[sample] = given[sample], len(sample.output)
-                    output = next(iter(self._outputs([sample])), None)
-                    if output is not None:
-                        del given[sample]
-                    if output is not None or len(sample.output) > before:
-                        yield piece_of(sample, before, self._texts, output)
-        finally:
-            self._unclaimed = [each for each in self._unclaimed if each.request_id != request_id]
-            self._abandon({request_id})
-            for sample in samples:
-                self._texts.drop(sample)
+        checked = self.checked(prompt, sampling_params, stream_text=True)
+        with self._sole_reader():
+            self.queue(checked)
+            while self.scheduler.requests:
+                yield from self._step()
 
     def add_request(
         self,
@@ -194,31 +184,54 @@ class Engine:
         *,
         request_id: str | None = None,
         forced: Sequence[int] = (),
+        stream_text: bool = False,
     ) -> str:
-        """Queue a request, and give back its id. What could never be served raises."""
+        """Queue a request, and give back its id: `step` tells of it. What could never be served raises."""
+        self._require_no_reader()
+        return self.queue(self.checked(prompt, sampling_params, forced, stream_text=stream_text), request_id)
+
+    def checked(
+        self,
+        prompt: PromptLike,
+        sampling_params: SamplingParams | None = None,
+        forced: Sequence[int] = (),
+        *,
+        stream_text: bool = False,
+    ) -> CheckedRequest:
+        """A request that can be queued, or what it is refused for. Any thread may ask."""
         prompt = as_prompt(prompt, self.tokenizer)
         (sampling,) = as_sampling(sampling_params, 1)
         check_request(prompt, sampling, forced, self.facts)
+        self.scheduler.limits.check_room(len(prompt.token_ids), sampling.max_tokens)
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=draw_seed())
+        return CheckedRequest(prompt, sampling, tuple(forced), stream_text)
+
+    def queue(self, request: CheckedRequest, request_id: str | None = None) -> str:
+        """Queue what was checked, and give back its id."""
         require.instance(InvalidValue, "request_id", request_id, str | None)
-        with self._in_use():
+        prompt, sampling, forced, stream_text = request
+        with self.owned():
             request_id = self._new_id() if request_id is None else request_id
             self.scheduler.add(
-                Sample(0, request_id, 0, prompt.token_ids, sampling, prompt.cache_salt, tuple(forced))
+                Sample(0, request_id, 0, prompt.token_ids, sampling, prompt.cache_salt, forced, stream_text)
             )
+            # Only this number changes: reading all of them off a thousand requests takes as long as a small step.
+            waiting = len(self.scheduler.waiting)
+            self._metrics = msgspec.structs.replace(self._metrics, waiting=waiting)
         return request_id
 
-    def step(self) -> list[Output]:
-        """One forward over everything that can run; returns what came to its end."""
-        with self._in_use():
-            claimed, self._unclaimed = self._unclaimed, []
-            return claimed + self._step()
+    def step(self) -> list[SampleUpdate]:
+        """One forward over everything that can run; returns what each sample got in it, oldest first."""
+        self._require_no_reader()
+        return self._step()
 
-    def abort(self, request_id: str) -> list[Output]:
+    def abort(self, request_id: str) -> list[SampleUpdate]:
         """End a request now; its samples come back with the tokens that they have."""
-        with self._in_use():
-            return self._outputs(self.scheduler.abort(request_id))
+        with self.owned():
+            updates = [self._update(sample) for sample in self.scheduler.abort(request_id)]
+            self._publish()
+        return updates
 
     def swap_weights(
         self, state: Mapping[str, torch.Tensor], version: str | WeightVersion, kv: str = "recompute"
@@ -229,45 +242,45 @@ class Engine:
         they have, and their lineage says so).
         """
         policy = _one_of(KVPolicy, "kv", kv)
-        with self._in_use():
+        with self.owned():
             model = exchanged(self.model, state)
             new = version_of(model, version)
             self.runner.model = model
             self.scheduler.swap(new, policy)
-            self._identity = self._identify()
+            self._identify()
+            self._publish()
         return new
 
     def reset_cache(self) -> None:
         """Forget every cached prefix that no request in flight looks at."""
-        with self._in_use():
+        with self.owned():
             self.scheduler.cache.clear()
+            self._publish()
 
     def fingerprint(self) -> EngineFingerprint:
-        """Who computes: facts are named as in the other engines' fingerprints."""
-        limits = self.scheduler.limits
-        return EngineFingerprint(
-            engine=self.name,
-            semantic={
-                "logprobs_mode": self.mode.value,
-                "generation_config": "vllm",
-                "hf_overrides": "{}",
-                "lora": "null",
-                "weights": self.version.digest or "unknown",
-            },
-            numeric=numeric_fingerprint(self.model),
-            deployment={
-                "max_model_len": str(self.facts.max_model_len),
-                "block_size": str(limits.block_size),
-                "num_blocks": str(limits.num_blocks),
-                "max_num_seqs": str(limits.max_num_seqs),
-                "max_num_batched_tokens": str(limits.max_num_batched_tokens),
-                "enable_prefix_caching": str(limits.prefix_caching).lower(),
-            },
-        )
+        """Who computes: facts are named as in the other engines' fingerprints. Any thread may ask."""
+        return self._fingerprint
 
     def metrics(self) -> EngineMetrics:
-        """The engine in numbers."""
-        return metrics_of(self.scheduler, self._clock, self.runner)
+        """The engine in numbers, as they were after its last step. Any thread may ask."""
+        return self._metrics
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """By one thread, and never again once the engine stopped itself."""
+        if not self._user.acquire(blocking=False):
+            raise EngineError(
+                "another thread is using this engine; share it through EngineLoop, or give each thread its own"
+            )
+        try:
+            if self.broken is not None:
+                raise self.broken
+            yield
+        except InvariantBroken as error:
+            self.broken = error
+            raise
+        finally:
+            self._user.release()
 
     def check(self) -> None:
         """Stop the engine, with a dump of its books, if they contradict themselves. Runs by itself when idle."""
@@ -275,32 +288,36 @@ class Engine:
             consistency.check(self.scheduler)
         except InvariantBroken as error:
             error.dump = consistency.dump(self.scheduler)
-            self._broken = error
+            self.broken = error
             raise
 
-    def _step(self) -> list[Output]:
-        begin = time.perf_counter()
-        plan = self.scheduler.plan()
-        if not plan.slices:
-            return []
-        planned = time.perf_counter()
-        try:
-            result = self.runner.launch(plan).result()
-        except BaseException:
-            self.scheduler.discard()
-            raise
-        self._clock.runs += time.perf_counter() - planned
-        outputs = self._outputs(self.scheduler.commit(plan, result))
-        self._clock.steps += time.perf_counter() - begin
-        if not self.scheduler.samples:
-            self.check()
-        return outputs
+    def _step(self) -> list[SampleUpdate]:
+        with self.owned():
+            begin = time.perf_counter()
+            plan = self.scheduler.plan()
+            if not plan.slices:
+                return []
+            planned = time.perf_counter()
+            try:
+                result = self.runner.launch(plan).result()
+            except BaseException:
+                self.scheduler.discard()
+                raise
+            self._clock.runs += time.perf_counter() - planned
+            updates = [self._update(sample) for sample in self.scheduler.commit(plan, result)]
+            self._clock.steps += time.perf_counter() - begin
+            if not self.scheduler.samples:
+                self.check()
+            self._publish()
+        return updates
 
-    def _outputs(self, samples: Sequence[Sample]) -> list[Output]:
-        return [self._output(sample) for sample in samples if sample.phase is Phase.FINISHED]
+    def _update(self, sample: Sample) -> SampleUpdate:
+        if sample.phase is not Phase.FINISHED:
+            return update_of(sample, self._texts.take(sample), None)
+        whole, rest = self._texts.finish(sample)
+        return update_of(sample, rest, self._output(sample, whole))
 
-    def _output(self, sample: Sample) -> Output:
-        text = self._texts.final(sample)
+    def _output(self, sample: Sample, text: str | None) -> Output:
         try:
             return output_of(sample, self._identity, text)
         except (EngineError, InvalidValue) as error:
@@ -309,45 +326,45 @@ class Engine:
             failed = refused(sample.request_id, prompt, sample.sampling, self._identity, error)
             return msgspec.structs.replace(failed, sample_index=sample.sample_index)
 
-    def _claim(self, request_ids: Collection[str]) -> list[Output]:
-        """A step, of which others' outputs are put aside for `step` to give."""
-        mine: list[Output] = []
-        with self._in_use():
-            for output in self._step():
-                (mine if output.request_id in request_ids else self._unclaimed).append(output)
-        return mine
+    @contextmanager
+    def _sole_reader(self) -> Iterator[None]:
+        """What steps give is the caller's alone; when it is gone, nothing is computed for nobody."""
+        self._require_no_reader()
+        with self.owned():
+            if self.scheduler.requests:
+                raise EngineError(
+                    f"{len(self.scheduler.requests)} requests are in flight, whose updates step() gives; take them "
+                    "first, or share the engine through EngineLoop"
+                )
+            self._reading = True
+        try:
+            yield
+        finally:
+            self._reading = False
+            for request_id in list(self.scheduler.requests) if self.broken is None else ():
+                self.abort(request_id)
 
-    def _abandon(self, request_ids: Collection[str]) -> None:
-        """Whoever asked is gone: nothing is computed for nobody."""
-        for request_id in [each for each in self.scheduler.requests if each in request_ids]:
-            self.abort(request_id)
+    def _require_no_reader(self) -> None:
+        if self._reading:
+            raise EngineError(
+                "a stream of this engine is being read; read it to its end or close it first, or share the engine "
+                "through EngineLoop"
+            )
 
     def _new_id(self) -> str:
         """One that no request has, whatever ids a user gave."""
-        taken = {*self.scheduler.requests, *(each.request_id for each in self._unclaimed)}
         self._next_id += 1
-        while (request_id := f"request-{self._next_id}") in taken:
+        while (request_id := f"request-{self._next_id}") in self.scheduler.requests:
             self._next_id += 1
         return request_id
 
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """By one thread, and never again once the books contradicted themselves."""
-        if not self._user.acquire(blocking=False):
-            raise EngineError("another thread is using this engine; give each thread its own, or take turns")
-        try:
-            if self._broken is not None:
-                raise self._broken
-            yield
-        except InvariantBroken as error:
-            self._broken = error
-            raise
-        finally:
-            self._user.release()
+    def _publish(self) -> None:
+        """Numbers of now, for whoever asks: a value, since others ask while the next step changes what it is made of."""
+        self._metrics = metrics_of(self.scheduler, self._clock, self.runner)
 
-    def _identify(self) -> Identity:
-        fingerprint = self.fingerprint()
-        return Identity(self.mode.kind, fingerprint.digest, fingerprint.numeric)
+    def _identify(self) -> None:
+        self._fingerprint = fingerprint_of(self.model, self.scheduler, self.facts, self.mode)
+        self._identity = Identity(self.mode.kind, self._fingerprint.digest, self._fingerprint.numeric)
 
 
 def _tokenizer_of(model: Any, tokenizer: Any) -> Any:

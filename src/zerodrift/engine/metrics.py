@@ -1,6 +1,5 @@
 """The engine in numbers, as one value: what a dashboard shows and a test compares."""
 
-from collections import Counter
 from dataclasses import dataclass
 
 import msgspec
@@ -74,11 +73,14 @@ def metrics_of(scheduler: Scheduler, clock: Clock, runner: Runner) -> EngineMetr
 
 
 def _fragmentation(scheduler: Scheduler) -> float:
-    size, filled = scheduler.limits.block_size, Counter[int]()
-    for sample in scheduler.samples:
-        for index, block in enumerate(sample.blocks):
-            filled[block] = max(filled[block], min(sample.computed - index * size, size))
-    return 1 - _ratio(sum(filled.values()), len(filled) * size) if filled else 0.0
+    # Only a sample's last block can have empty slots, and samples that share it have filled it alike.
+    size = scheduler.limits.block_size
+    empty = {
+        sample.blocks[-1]: len(sample.blocks) * size - sample.computed
+        for sample in scheduler.samples
+        if sample.blocks
+    }
+    return _ratio(sum(empty.values()), scheduler.pool.num_held * size)
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -22,6 +22,16 @@ class ServedFacts(NamedTuple):
     has_tokenizer: bool
 
 
+class CheckedRequest(NamedTuple):
+    """A request that the model can serve."""
+
+    prompt: Prompt
+    sampling: SamplingParams
+    """With the seed that is used."""
+    forced: tuple[int, ...] = ()
+    stream_text: bool = False
+
+
 def as_prompts(prompts: PromptLike | Sequence[PromptLike], tokenizer: Any) -> list[PromptLike]:
     """One prompt or many: a text, a list of ids, a `Prompt`, or a list of those. What is none of these raises.
 

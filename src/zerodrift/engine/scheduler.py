@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from operator import attrgetter
 
 from zerodrift.core.completion import FinishReason, Problem
-from zerodrift.core.errors import DuplicateRequest, InvariantBroken, OutOfBlocks, QueueFull, UnknownRequest
+from zerodrift.core.errors import DuplicateRequest, InvariantBroken, QueueFull, UnknownRequest
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.blocks import BlockPool
 from zerodrift.engine.limits import Counters, KVPolicy, Limits
@@ -68,14 +68,7 @@ class Scheduler:
                 f"{len(self.waiting)} samples wait already, and the bound is {self.limits.max_waiting}; "
                 "take results with step() first, or raise max_waiting"
             )
-        # The last token is drawn and never forwarded.
-        needed = self.limits.blocks_for(len(leader.prompt) + leader.sampling.max_tokens - 1)
-        if needed > self.limits.num_blocks:
-            raise OutOfBlocks(
-                f"{len(leader.prompt)} prompt tokens and max_tokens={leader.sampling.max_tokens} need {needed} KV "
-                f"blocks of {self.limits.block_size} tokens, but there are {self.limits.num_blocks}; raise num_blocks "
-                "or shorten the request"
-            )
+        self.limits.check_room(len(leader.prompt), leader.sampling.max_tokens)
         leader.key = self._next_key
         self._next_key += leader.sampling.n
         expand(leader, range(leader.key + 1, self._next_key))

@@ -10,10 +10,15 @@ from zerodrift.core.errors import DigestMismatch, InvalidValue, ModelError, NonF
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.engine import Engine
+from zerodrift.engine.output import Output, SampleUpdate
 
 Make = Callable[..., Engine]
 PROMPT = [5, 6, 7, 8, 9]
 PARAMS = SamplingParams(seed=3, max_tokens=8, ignore_eos=True)
+
+
+def ended(updates: list[SampleUpdate]) -> list[Output]:
+    return [update.output for update in updates if update.output is not None]
 
 
 def changed(engine: Engine) -> dict[str, torch.Tensor]:
@@ -57,7 +62,7 @@ def test_every_token_knows_its_weights(engine_of: Make, kv: str) -> None:
     new = engine.swap_weights(changed(engine), "b", kv=kv)
     outputs = []
     while engine.has_unfinished:
-        outputs += engine.step()
+        outputs += ended(engine.step())
     (output,) = outputs
     assert [(span.version, span.start, span.end) for span in output.versions] == [(old, 0, 3), (new, 3, 8)]
     # Two tokens were forwarded before the swap: the third was drawn and waited for its forward.
@@ -74,10 +79,10 @@ def _kept(engine: Engine, company: int) -> tuple[tuple[float, ...], object]:
     (sample,) = engine.scheduler.requests[name]
     outputs = []
     while len(sample.output) < 3:
-        outputs += engine.step()
+        outputs += ended(engine.step())
     engine.swap_weights(changed(engine), "b", kv="keep")
     while engine.has_unfinished:
-        outputs += engine.step()
+        outputs += ended(engine.step())
     (output,) = [each for each in outputs if each.request_id == name]
     return output.logprobs, output.lineage
 
