@@ -45,10 +45,11 @@ from zerodrift.engine.sample import Phase, Sample
 from zerodrift.engine.sampler import LogprobsMode, Sampler
 from zerodrift.engine.scheduler import Scheduler
 from zerodrift.engine.text import Texts
-from zerodrift.engine.weights import exchanged, own_model, version_of
+from zerodrift.engine.weights import StagedWeights, own_model, retain, stage, version_of
 from zerodrift.exact.fingerprint import stop_ids_of
 from zerodrift.exact.paged import PagedKV
 from zerodrift.sampler.noise import draw_seed
+from zerodrift.weights.digest import checkpoint_state
 
 Choice = TypeVar("Choice", bound=StrEnum)
 MAX_NUM_SEQS = 256
@@ -105,7 +106,7 @@ class Engine:
         if num_blocks is None:
             limits = replace(limits, num_blocks=blocks_in(model, limits, context, kv_cache_memory_bytes))
         self._texts = Texts(tokenizer, stop_ids)
-        self.scheduler = Scheduler(limits, version_of(model, version), self._texts.ended)
+        self.scheduler = Scheduler(limits, version_of(checkpoint_state(model), version), self._texts.ended)
         self.runner = Runner(
             model, PagedKV(model, limits.num_blocks, block_size), Sampler(self.mode, stop_ids)
         )
@@ -125,7 +126,7 @@ class Engine:
 
     @property
     def model(self) -> Any:
-        """The engine's own prepared model; weights change through `swap_weights` only."""
+        """The engine's own prepared model. `swap_weights` writes into its tensors: hold on to `retain_weights`, not to them."""
         return self.runner.model
 
     @property
@@ -233,23 +234,40 @@ class Engine:
             self._publish()
         return updates
 
+    def stage_weights(self, state: Mapping[str, torch.Tensor], version: str | WeightVersion) -> StagedWeights:
+        """Copy the weights of `state` beside those that run, verify them, and try them. Any thread may, at any time."""
+        return stage(self.model, state, version)
+
+    def retain_weights(self) -> StagedWeights:
+        """A copy of the weights that run, to be swapped in again later."""
+        with self.owned():
+            return retain(self.model, self.version)
+
     def swap_weights(
-        self, state: Mapping[str, torch.Tensor], version: str | WeightVersion, kv: str = "recompute"
+        self,
+        state: Mapping[str, torch.Tensor] | StagedWeights,
+        version: str | WeightVersion | None = None,
+        kv: str = "recompute",
     ) -> WeightVersion:
         """From the next step on, the weights of `state`, all of them or, if anything is wrong, none.
 
         `kv` is "recompute" (exact under the new weights alone) or "keep" (requests in flight go on with the KV that
-        they have, and their lineage says so).
+        they have, and their lineage says so). What was staged has its version already.
         """
         policy = _one_of(KVPolicy, "kv", kv)
+        if isinstance(state, StagedWeights) != (version is None):
+            raise InvalidValue("staged weights come with their version, and others need one: give a label")
+        staged = state if isinstance(state, StagedWeights) else stage(self.model, state, version or "")
+        staged.check_fits(self.model)
         with self.owned():
-            model = exchanged(self.model, state)
-            new = version_of(model, version)
-            self.runner.model = model
-            self.scheduler.swap(new, policy)
+            # An interrupt between two tensors would leave a mixture: until all are written, nothing may run.
+            self.broken = InvariantBroken("a swap of weights was interrupted halfway; make the engine anew")
+            staged.copy_into(self.model)
+            self.scheduler.swap(staged.version, policy)
             self._identify()
+            self.broken = None
             self._publish()
-        return new
+        return staged.version
 
     def reset_cache(self) -> None:
         """Forget every cached prefix that no request in flight looks at."""

@@ -34,6 +34,7 @@ from zerodrift.engine.handle import LOOK_AFTER_S, OnUpdate, RequestHandle
 from zerodrift.engine.metrics import EngineMetrics
 from zerodrift.engine.output import SampleUpdate
 from zerodrift.engine.prompts import CheckedRequest, PromptLike
+from zerodrift.engine.weights import StagedWeights
 
 Result = TypeVar("Result")
 
@@ -119,9 +120,14 @@ class EngineLoop:
         self._between_steps(lambda: setattr(self, "_paused", False))
 
     def swap_weights(
-        self, state: Mapping[str, torch.Tensor], version: str | WeightVersion, kv: str = "recompute"
+        self,
+        state: Mapping[str, torch.Tensor] | StagedWeights,
+        version: str | WeightVersion | None = None,
+        kv: str = "recompute",
     ) -> WeightVersion:
-        """As `Engine.swap_weights`, for all requests in flight."""
+        """As `Engine.swap_weights`: staged in the calling thread while steps go on, and copied in between two of them."""
+        if not isinstance(state, StagedWeights) and version is not None:
+            state, version = self.engine.stage_weights(state, version), None
         return self._between_steps(lambda: self.engine.swap_weights(state, version, kv))
 
     def reset_cache(self) -> None:

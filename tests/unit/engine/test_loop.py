@@ -28,6 +28,7 @@ from zerodrift.core.errors import (
     UnknownRequest,
 )
 from zerodrift.core.request import SamplingParams
+from zerodrift.engine import weights as engine_weights
 from zerodrift.engine.engine import Engine
 from zerodrift.engine.handle import RequestHandle
 from zerodrift.engine.loop import EngineLoop
@@ -224,6 +225,27 @@ def test_weights_change_between_two_steps(loop: EngineLoop) -> None:
     with pytest.raises(ModelError):
         loop.swap_weights({"x": torch.zeros(1)}, "c")
     assert loop.submit(PROMPT, seeded()).result()[0].versions[0].version == new
+
+
+def test_steps_go_on_while_weights_are_staged(loop: EngineLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, staged = engine_weights.version_of, []
+
+    def waits(*arguments: Any) -> Any:
+        """Staging ends when forty more steps have run."""
+        enough = loop.metrics().steps + 40
+        while loop.metrics().steps < enough:
+            time.sleep(0.001)
+        staged.append(handle.done)
+        return real(*arguments)
+
+    handle = loop.submit(PROMPT, seeded(max_tokens=80))
+    next(handle)
+    monkeypatch.setattr(engine_weights, "version_of", waits)
+    loop.swap_weights({name: t * 1.25 for name, t in loop.engine.model.state_dict().items()}, "b")
+    assert staged == [False]
+    (output,) = handle.result()
+    assert len(output.versions) == 2
+    assert output.versions[0].end >= 40
 
 
 def test_another_thread_cannot_use_its_engine(loop: EngineLoop) -> None:
