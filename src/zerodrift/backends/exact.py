@@ -61,6 +61,8 @@ class ExactBackend:
             # One more than is forwarded: scoring a sequence as long as the context draws a token after it.
             max_model_len=self.max_model_len + 1,
             logprobs_mode=config.logprobs_mode,
+            # The auditor looks at the bits itself, and names a cause where the engine would only stop.
+            logprob_check_interval=0,
             **settings,
         )
 

@@ -13,17 +13,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import torch
 
-from zerodrift import models
 from zerodrift.core import require
 from zerodrift.core.completion import EngineFingerprint
-from zerodrift.core.errors import EngineError, InvalidPrompt, InvalidValue, InvariantBroken, ZerodriftError
-from zerodrift.core.request import Prompt, SamplingParams
+from zerodrift.core.errors import (
+    BitsDiffer,
+    EngineError,
+    InvalidPrompt,
+    InvalidValue,
+    InvariantBroken,
+    ZerodriftError,
+)
+from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine import consistency
 from zerodrift.engine.identity import Identity, fingerprint_of
@@ -39,11 +44,13 @@ from zerodrift.engine.prompts import (
     as_prompts,
     as_sampling,
     check_request,
+    tokenizer_of,
 )
 from zerodrift.engine.runner import Runner
 from zerodrift.engine.sample import Phase, Sample
 from zerodrift.engine.sampler import LogprobsMode, Sampler
 from zerodrift.engine.scheduler import Scheduler
+from zerodrift.engine.spot_check import SpotCheck
 from zerodrift.engine.text import Texts
 from zerodrift.engine.weights import StagedWeights, own_model, retain, stage, version_of
 from zerodrift.exact.fingerprint import stop_ids_of
@@ -53,6 +60,8 @@ from zerodrift.weights.digest import checkpoint_state
 
 Choice = TypeVar("Choice", bound=StrEnum)
 MAX_NUM_SEQS = 256
+CHECK_INTERVAL = 64
+"""One in so many finished samples is scored again: at most a hundredth of the processor's time (docs/engine.md)."""
 
 
 class Engine:
@@ -62,6 +71,8 @@ class Engine:
     """
 
     name = "exact"
+    broken: ZerodriftError | None
+    """Why it stopped itself: from then on every call raises this."""
 
     def __init__(  # noqa: PLR0913  the settings that users of vLLM's LLM know, by their names
         self,
@@ -78,46 +89,45 @@ class Engine:
         max_waiting: int = 1024,
         enable_prefix_caching: bool = True,
         logprobs_mode: str = "processed_logprobs",
+        logprob_check_interval: int = CHECK_INTERVAL,
         version: str = "initial",
     ) -> None:
         """`model` is "testbed:NAME", a directory, or a transformers model, of which the engine takes a copy.
 
         `max_num_seqs` is 256 unless `max_num_batched_tokens` is less: a sequence that runs takes a token per step.
+        One in `logprob_check_interval` finished samples is scored again by the trainer's path; 0 switches that off.
         """
-        if max_num_seqs is None:
-            max_num_seqs = min(MAX_NUM_SEQS, max_num_batched_tokens)
-        self.tokenizer = tokenizer = _tokenizer_of(model, tokenizer)
+        self.tokenizer = tokenizer_of(model, tokenizer)
         model = own_model(model, dtype)
         self.mode = _one_of(LogprobsMode, "logprobs_mode", logprobs_mode)
         context = model.config.max_position_embeddings if max_model_len is None else max_model_len
         require.whole(
             InvalidValue, "max_model_len", context, "it counts tokens of prompt and output, two at least", 2
         )
-        self.facts = ServedFacts(context, model.config.vocab_size, tokenizer is not None)
+        self.facts = ServedFacts(context, model.config.vocab_size, self.tokenizer is not None)
         stop_ids = stop_ids_of(model)
         limits = Limits(
             block_size=block_size,
             num_blocks=1 if num_blocks is None else num_blocks,
-            max_num_seqs=max_num_seqs,
+            max_num_seqs=min(MAX_NUM_SEQS, max_num_batched_tokens) if max_num_seqs is None else max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=max_waiting,
             prefix_caching=enable_prefix_caching,
         )
         if num_blocks is None:
             limits = replace(limits, num_blocks=blocks_in(model, limits, context, kv_cache_memory_bytes))
-        self._texts = Texts(tokenizer, stop_ids)
+        self._texts = Texts(self.tokenizer, stop_ids)
         self.scheduler = Scheduler(limits, version_of(checkpoint_state(model), version), self._texts.ended)
-        self.runner = Runner(
-            model, PagedKV(model, limits.num_blocks, block_size), Sampler(self.mode, stop_ids)
-        )
+        kv = PagedKV(model, limits.num_blocks, block_size)
+        self.runner = Runner(model, kv, Sampler(self.mode, stop_ids))
+        self._spot_check = SpotCheck(logprob_check_interval, block_size)
         self._next_id = 0
         self._clock = Clock()
-        self.broken: ZerodriftError | None = None
-        """Why it stopped: from then on every call raises this."""
+        self.broken = None
         self._reading = False
         self._user = threading.RLock()
         self._identify()
-        self._metrics = metrics_of(self.scheduler, self._clock, self.runner)
+        self._metrics = self._read_metrics()
 
     @property
     def version(self) -> WeightVersion:
@@ -294,7 +304,7 @@ class Engine:
             if self.broken is not None:
                 raise self.broken
             yield
-        except InvariantBroken as error:
+        except (InvariantBroken, BitsDiffer) as error:
             self.broken = error
             raise
         finally:
@@ -322,8 +332,12 @@ class Engine:
                 self.scheduler.discard()
                 raise
             self._clock.runs += time.perf_counter() - planned
-            updates = [self._update(sample) for sample in self.scheduler.commit(plan, result)]
+            changed = self.scheduler.commit(plan, result)
+            updates = [self._update(sample) for sample in changed]
             self._clock.steps += time.perf_counter() - begin
+            for sample, update in zip(changed, updates, strict=True):
+                if update.output is not None:
+                    self._spot_check.look(self.model, sample, update.output, self.scheduler.running)
             if not self.scheduler.samples:
                 self.check()
             self._publish()
@@ -333,16 +347,7 @@ class Engine:
         if sample.phase is not Phase.FINISHED:
             return update_of(sample, self._texts.take(sample), None)
         whole, rest = self._texts.finish(sample)
-        return update_of(sample, rest, self._output(sample, whole))
-
-    def _output(self, sample: Sample, text: str | None) -> Output:
-        try:
-            return output_of(sample, self._identity, text)
-        except (EngineError, InvalidValue) as error:
-            # Numbers that no completion may carry, as a forced token that is all but impossible: its request's alone.
-            prompt = Prompt(sample.prompt)
-            failed = refused(sample.request_id, prompt, sample.sampling, self._identity, error)
-            return msgspec.structs.replace(failed, sample_index=sample.sample_index)
+        return update_of(sample, rest, output_of(sample, self._identity, whole))
 
     @contextmanager
     def _sole_reader(self) -> Iterator[None]:
@@ -378,17 +383,14 @@ class Engine:
 
     def _publish(self) -> None:
         """Numbers of now, for whoever asks: a value, since others ask while the next step changes what it is made of."""
-        self._metrics = metrics_of(self.scheduler, self._clock, self.runner)
+        self._metrics = self._read_metrics()
+
+    def _read_metrics(self) -> EngineMetrics:
+        return metrics_of(self.scheduler, self._clock, self.runner, self._spot_check)
 
     def _identify(self) -> None:
         self._fingerprint = fingerprint_of(self.model, self.scheduler, self.facts, self.mode)
         self._identity = Identity(self.mode.kind, self._fingerprint.digest, self._fingerprint.numeric)
-
-
-def _tokenizer_of(model: Any, tokenizer: Any) -> Any:
-    """The one that is given, by itself or by name; else the model's, where the model has a name."""
-    named = model if tokenizer is None else tokenizer
-    return models.tokenizer(named) if isinstance(named, (str, Path)) else tokenizer
 
 
 def _one_of(choices: type[Choice], name: str, value: str) -> Choice:

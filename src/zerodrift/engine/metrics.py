@@ -6,6 +6,7 @@ import msgspec
 
 from zerodrift.engine.runner import Runner
 from zerodrift.engine.scheduler import Scheduler
+from zerodrift.engine.spot_check import SpotCheck
 
 
 class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +38,12 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     mean_entropy: float
     """Of the distributions that were sampled, in nats."""
     kv_bytes: int
+    checked_samples: int
+    """Finished samples that were scored again by another path, bit by bit."""
+    unchecked_samples: int
+    """Those whose turn it was, and that no single set of weights can score."""
+    check_seconds: float
+    """Spent on that, beside the steps."""
 
 
 @dataclass(slots=True)
@@ -48,7 +55,7 @@ class Clock:
     """In the runner."""
 
 
-def metrics_of(scheduler: Scheduler, clock: Clock, runner: Runner) -> EngineMetrics:
+def metrics_of(scheduler: Scheduler, clock: Clock, runner: Runner, spot_check: SpotCheck) -> EngineMetrics:
     """Read everything off a scheduler between two steps."""
     counters, pool = scheduler.counters, scheduler.pool
     return EngineMetrics(
@@ -69,6 +76,9 @@ def metrics_of(scheduler: Scheduler, clock: Clock, runner: Runner) -> EngineMetr
         mean_batch_tokens=_ratio(counters.forwarded_tokens, counters.steps),
         mean_entropy=_ratio(counters.entropy_sum, counters.sampled_tokens),
         kv_bytes=runner.kv.nbytes,
+        checked_samples=spot_check.checked,
+        unchecked_samples=spot_check.skipped,
+        check_seconds=spot_check.seconds,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from zerodrift.core.completion import Completion, FinishReason, Problem, TokenAlternative
-from zerodrift.core.errors import ZerodriftError
+from zerodrift.core.errors import EngineError, InvalidValue, ZerodriftError
 from zerodrift.core.frozen import freeze
 from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.engine.identity import Identity
@@ -39,6 +39,15 @@ class Output(Completion, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def output_of(sample: Sample, identity: Identity, text: str | None) -> Output:
     """A finished sample as a value."""
+    try:
+        return _whole(sample, identity, text)
+    except (EngineError, InvalidValue) as error:
+        # Numbers that no completion may carry, as a forced token that is all but impossible: its request's alone.
+        failed = refused(sample.request_id, Prompt(sample.prompt), sample.sampling, identity, error)
+        return msgspec.structs.replace(failed, sample_index=sample.sample_index)
+
+
+def _whole(sample: Sample, identity: Identity, text: str | None) -> Output:
     assert sample.finish_reason is not None, "a sample was read before it ended"
     drawn = sample.drawn
     return Output(

@@ -75,6 +75,8 @@ class Sample:
     """Leading blocks that the prefix cache was told of."""
     straddles: bool = False
     """Its KV comes from more than one set of weights, so no block of it may be shared."""
+    mixed_kv: bool = False
+    """Some token of it was drawn over KV of more than one set of weights, so no single set can score it again."""
     cached_tokens: int | None = None
     """Prompt tokens that the prefix cache gave at the first admission."""
     preemptions: int = 0
@@ -144,6 +146,7 @@ class Sample:
         self.drawn.append(drawn)
         _extend(self._versions, version, len(self.output) - 1, len(self.output))
         self._looked_back = True
+        self.mixed_kv |= self.straddles
 
     def start_from(self, leader: "Sample") -> None:
         """Take over what the leader's prefill gave; the caller counts the references to its blocks."""
