@@ -17,7 +17,7 @@ from zerodrift.core.errors import DigestMismatch, InvalidValue, ModelError, NonF
 from zerodrift.core.version import WeightVersion
 from zerodrift.exact.logprobs import head
 from zerodrift.exact.paged import PagedBatch, PagedKV, forward_paged
-from zerodrift.exact.preparation import ops_of, prepare, settle
+from zerodrift.exact.preparation import freeze_weights, ops_of, prepare
 from zerodrift.weights.digest import checkpoint_state
 from zerodrift.weights.manifest import Manifest
 
@@ -37,7 +37,7 @@ def own_model(model: Any, dtype: str | None) -> Any:
             f"dtype is {dtype!r}, but the model is loaded already and has its own; leave it out"
         )
     model.zero_grad(set_to_none=True)
-    return settle(prepare(model.eval().requires_grad_(requires_grad=False)))
+    return freeze_weights(prepare(model.eval().requires_grad_(requires_grad=False)))
 
 
 class StagedWeights:
@@ -99,7 +99,7 @@ def _twin(model: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         memo[id(tensor)] = (
             torch.nn.Parameter(tensors[name], requires_grad=False) if parameter else tensors[name]
         )
-    return settle(copy.deepcopy(model, memo))
+    return freeze_weights(copy.deepcopy(model, memo))
 
 
 def version_of(state: Mapping[str, torch.Tensor], version: str | WeightVersion) -> WeightVersion:

@@ -13,6 +13,7 @@ import torch
 from zerodrift.core.errors import InvalidValue
 from zerodrift.exact.ops.interface import HeadShape, Query
 from zerodrift.exact.preparation import ops_of, parameters_on
+from zerodrift.models.family.registry import family_of
 
 
 class PagedBatch(NamedTuple):
@@ -44,9 +45,7 @@ class PagedKV:
         config = model.config
         self.num_blocks, self.block_size = num_blocks, block_size
         self.num_kv_heads: int = config.num_key_value_heads
-        self.head_dim: int = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
+        self.head_dim: int = family_of(model).head_dim(config)
         shape = (num_blocks, self.num_kv_heads, block_size, self.head_dim)
         # Zeros: a hidden value is multiplied by 0, and 0 · NaN is NaN.
         self.layers = tuple(
@@ -78,8 +77,7 @@ class PagedStep:
                 batch.bounds[:-1], batch.bounds[1:], batch.firsts, batch.tables, strict=True
             )
         ]
-        usual = getattr(model.config, "sliding_window", None)
-        windows = {getattr(layer.self_attn, "sliding_window", usual) for layer in model.model.layers}
+        windows = set(family_of(model).windows(model.config))
         self.plan = ops_of(model).plan(queries, kv.block_size, kv.num_kv_heads, windows)
 
     def attend(

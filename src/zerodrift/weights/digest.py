@@ -8,7 +8,10 @@ from zerodrift.weights.manifest import Manifest
 
 
 def model_digest(model: torch.nn.Module) -> str:
-    """sha256 over the model's checkpoint: equal to that of the files it was saved to, in the same dtype."""
+    """sha256 over the model's checkpoint: equal to that of the files it was saved to, in the same dtype.
+
+    Experts are the exception: transformers stacks them as it reads them, and the digest is of the stacks.
+    """
     return Manifest.of(checkpoint_state(model)).digest
 
 

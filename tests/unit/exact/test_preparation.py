@@ -132,8 +132,8 @@ def test_packing_follows_what_torch_does_not_count(gradients: bool, write: Any) 
         assert not torch.equal(found, before)
 
 
-def test_a_settled_model_is_not_looked_at(model: Any) -> None:
-    linear = preparation.settle(exact.prepare(model)).model.layers[0].mlp.up_proj
+def test_frozen_weights_are_not_looked_at(model: Any) -> None:
+    linear = preparation.freeze_weights(exact.prepare(model)).model.layers[0].mlp.up_proj
     packed = linear.exact_pack.of(linear.weight)
     linear.weight.data.mul_(2)
     assert linear.exact_pack.of(linear.weight) is packed
