@@ -26,12 +26,14 @@
     │   ├── UnknownRequest         engine/unknown-request
     │   ├── DuplicateRequest       engine/duplicate-request
     │   ├── OutOfBlocks            engine/kv-memory
+    │   ├── EngineStopped          engine/stopped
     │   └── InvariantBroken        engine/invariant
     ├── RecordError                record/invalid
     │   ├── SchemaMismatch         record/schema
     │   └── DigestMismatch         record/digest
     ├── ExactError                 exact/failed
     │   ├── Unproven               exact/unproven
+    │   ├── BitsDiffer             exact/bits-differ
     │   └── FingerprintMismatch    exact/fingerprint
     └── MissingExtra               install/missing-extra
 
@@ -204,6 +206,12 @@ class OutOfBlocks(EngineError):
     code = "engine/kv-memory"
 
 
+class EngineStopped(EngineError):
+    """Something was asked of an engine loop that was stopped."""
+
+    code = "engine/stopped"
+
+
 class InvariantBroken(EngineError):
     """Our engine's own bookkeeping contradicts itself: a bug. It stops rather than serve wrong numbers."""
 
@@ -240,6 +248,12 @@ class Unproven(ExactError):
     """An op whose rows were seen to change their bits with their neighbours, in every variant there is."""
 
     code = "exact/unproven"
+
+
+class BitsDiffer(ExactError):
+    """A sample that was scored again while the engine ran has other bits: the engine stops."""
+
+    code = "exact/bits-differ"
 
 
 class FingerprintMismatch(ExactError):

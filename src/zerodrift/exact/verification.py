@@ -157,5 +157,6 @@ def batch_of(
         torch.tensor([position for _, position in places], device=device),
         torch.tensor([tables[i][p // size] * size + p % size for i, p in places], device=device),
         tuple(bounds),
+        tuple(begin for _, begin, _ in step),
         tuple(torch.tensor(tables[index][: (end - 1) // size + 1], device=device) for index, _, end in step),
     )

@@ -21,9 +21,12 @@ def model_manifest(model: torch.nn.Module) -> Manifest:
     return Manifest.of(state, {name: tensor for name, tensor in model.named_buffers() if name not in state})
 
 
-def checkpoint_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The state dict as it would be saved: of names that share one memory, only the first."""
-    state: Mapping[str, torch.Tensor] = model.state_dict()
+def checkpoint_state(model: torch.nn.Module, *, keep_vars: bool = False) -> dict[str, torch.Tensor]:
+    """The state dict as it would be saved: of names that share one memory, only the first.
+
+    With `keep_vars` the parameters themselves.
+    """
+    state: Mapping[str, torch.Tensor] = model.state_dict(keep_vars=keep_vars)
     kept: dict[str, torch.Tensor] = {}
     seen = set()
     for name, tensor in state.items():

@@ -53,6 +53,8 @@ class Sample:
     salt: str | None = None
     forced: tuple[int, ...] = ()
     """The first output tokens, given instead of drawn."""
+    stream_text: bool = False
+    """Whether its text is decoded token by token."""
     siblings: list["Sample"] = field(default_factory=list)
     """Samples that start from this one's prefill, until it is done."""
 
@@ -60,6 +62,8 @@ class Sample:
     output: list[int] = field(default_factory=list)
     drawn: list[Drawn] = field(default_factory=list)
     prompt_scores: list[Scored] = field(default_factory=list)
+    reported: int = 0
+    """Output tokens that updates have told of."""
     finish_reason: FinishReason | None = None
     problem: Problem | None = None
 
@@ -71,6 +75,8 @@ class Sample:
     """Leading blocks that the prefix cache was told of."""
     straddles: bool = False
     """Its KV comes from more than one set of weights, so no block of it may be shared."""
+    mixed_kv: bool = False
+    """Some token of it was drawn over KV of more than one set of weights, so no single set can score it again."""
     cached_tokens: int | None = None
     """Prompt tokens that the prefix cache gave at the first admission."""
     preemptions: int = 0
@@ -140,6 +146,7 @@ class Sample:
         self.drawn.append(drawn)
         _extend(self._versions, version, len(self.output) - 1, len(self.output))
         self._looked_back = True
+        self.mixed_kv |= self.straddles
 
     def start_from(self, leader: "Sample") -> None:
         """Take over what the leader's prefill gave; the caller counts the references to its blocks."""
@@ -203,6 +210,15 @@ def ended_by_tokens(sample: Sample, eos_ids: Collection[int]) -> FinishReason | 
 def expand(leader: Sample, keys: Sequence[int]) -> None:
     """Give `leader` its siblings, one for each of `keys`."""
     leader.siblings = [
-        Sample(key, leader.request_id, index, leader.prompt, leader.sampling, leader.salt, leader.forced)
+        Sample(
+            key,
+            leader.request_id,
+            index,
+            leader.prompt,
+            leader.sampling,
+            leader.salt,
+            leader.forced,
+            leader.stream_text,
+        )
         for index, key in enumerate(keys, start=1)
     ]

@@ -5,7 +5,7 @@ from zerodrift.core.errors import InvariantBroken
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
 from zerodrift.engine.plan import Drawn
-from zerodrift.engine.request import Phase, Sample, ended_by_tokens, expand
+from zerodrift.engine.sample import Phase, Sample, ended_by_tokens, expand
 
 OLD, NEW = WeightVersion("old", "a"), WeightVersion("new", "b")
 
