@@ -25,12 +25,12 @@ from zerodrift.backends.dialects.sglang import SGLANG
 from zerodrift.backends.dialects.tensorrt_llm import TENSORRT_LLM
 from zerodrift.backends.dialects.tgi import TGI
 from zerodrift.backends.exact import ExactBackend
-from zerodrift.backends.launch import LaunchedServer, launch_vllm
+from zerodrift.backends.launch import LaunchedServer
 from zerodrift.backends.llama_cpp_launch import launch_llama_cpp, settings
 from zerodrift.backends.openai import OpenAIBackend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.vllm import VllmBackend
-from zerodrift.backends.vllm_flags import route_flags
+from zerodrift.backends.vllm_launch import launch_vllm, route_flags
 from zerodrift.config.engine import EngineConfig
 from zerodrift.config.load import load
 from zerodrift.core.request import Prompt

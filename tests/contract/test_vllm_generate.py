@@ -10,7 +10,7 @@ from asking import ask, one
 from zerodrift.backends.base import Capability
 from zerodrift.backends.registry import Served, open_engine
 from zerodrift.backends.vllm import VllmBackend
-from zerodrift.backends.vllm_flags import route_flags
+from zerodrift.backends.vllm_launch import route_flags
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.completion import FinishReason, TokenAlternative
 from zerodrift.core.errors import (

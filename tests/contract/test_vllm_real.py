@@ -17,8 +17,8 @@ from opened import RELEASES, vllm_python
 
 from zerodrift import models
 from zerodrift.backends.base import Capability
-from zerodrift.backends.launch import launch_vllm
 from zerodrift.backends.vllm import VllmBackend
+from zerodrift.backends.vllm_launch import launch_vllm
 from zerodrift.core.completion import FinishReason
 from zerodrift.core.errors import EngineError, EngineRefused, InvalidPrompt, NonFinite
 from zerodrift.core.request import Prompt, Request, SamplingParams

@@ -21,9 +21,9 @@ from zerodrift.audit.preflight import Preflight
 from zerodrift.audit.progress import Silent
 from zerodrift.audit.session import Session, Wrap
 from zerodrift.backends.base import Backend
-from zerodrift.backends.launch import LaunchedServer, launch_vllm
-from zerodrift.backends.vllm_flags import flags
-from zerodrift.backends.vllm_generate import FLAG
+from zerodrift.backends.launch import LaunchedServer
+from zerodrift.backends.vllm_launch import flags, launch_vllm
+from zerodrift.backends.vllm_routes import FLAG
 from zerodrift.config.load import dump, load
 from zerodrift.config.run import RunConfig
 from zerodrift.core.errors import EngineRefused

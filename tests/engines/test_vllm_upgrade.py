@@ -10,14 +10,12 @@ from zerodrift import models
 from zerodrift.audit.progress import Silent
 from zerodrift.audit.session import Session
 from zerodrift.backends.base import Capability
-from zerodrift.backends.launch import launch_vllm
 from zerodrift.backends.vllm import VllmBackend
-from zerodrift.backends.vllm_flags import flags
+from zerodrift.backends.vllm_launch import flags, launch_vllm
 from zerodrift.config.load import load
 from zerodrift.records.verdict import Outcome
 from zerodrift.view.comparison import Comparison, Part, compare_runs
-from zerodrift.view.explanation import explain
-from zerodrift.view.tables import print_comparison
+from zerodrift.view.tables import explain, print_comparison
 
 pytestmark = [pytest.mark.engines, pytest.mark.long]
 

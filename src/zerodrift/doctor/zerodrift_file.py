@@ -5,8 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from zerodrift.backends.launch import DEFAULTS
-from zerodrift.backends.vllm_flags import check_overrides
+from zerodrift.backends.vllm_launch import DEFAULTS, check_overrides
 from zerodrift.config.keys import check_keys
 from zerodrift.config.run import RunConfig
 from zerodrift.core.errors import ConfigError

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from zerodrift.core.errors import ModelError, UnsupportedModel
-from zerodrift.core.frozen import freeze
+from zerodrift.core.frozen import FrozenFacts
 from zerodrift.models import directory as model_directory
 from zerodrift.models.spec import TESTBED_PREFIX, builtin_name, directory_of
 from zerodrift.models.testbed_config import CONFIGS
@@ -28,7 +28,7 @@ FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 """Defaults of the config classes, for keys that config.json may leave out."""
 
 
-class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelFacts(FrozenFacts, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model as its files describe it."""
 
     name: str
@@ -48,10 +48,6 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Positions that a token attends to; None where it attends to all before it."""
     generation_defaults: Mapping[str, float | int]
     """Sampling parameters in generation_config.json, which engines apply to requests that leave them out."""
-
-    def __post_init__(self) -> None:
-        """Facts do not change."""
-        freeze(self, "generation_defaults")
 
 
 def facts(spec: str | Path) -> ModelFacts:

@@ -3,9 +3,8 @@ from typing import Any
 import pytest
 
 from zerodrift.records.verdict import Outcome
-from zerodrift.view.comparison import Comparison, FactChange, NumberChange, Part, StatusChange
-from zerodrift.view.explanation import explain
-from zerodrift.view.same_requests import SameRequests
+from zerodrift.view.comparison import Comparison, FactChange, NumberChange, Part, SameRequests, StatusChange
+from zerodrift.view.tables import explain
 
 
 def fact(part: Part, name: str = "dtype", before: str | None = "a", after: str | None = "b") -> FactChange:

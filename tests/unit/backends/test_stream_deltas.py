@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from zerodrift.backends.http import Stream
-from zerodrift.backends.pieces import Joined, Streaming, has_tokens, join
+from zerodrift.backends.stream_deltas import Joined, Streaming, has_tokens, join
 from zerodrift.core.errors import BadAnswer, EngineUnreachable
 
 OPENAI = Streaming(

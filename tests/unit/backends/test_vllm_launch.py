@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from zerodrift.backends.vllm_flags import SWITCHES, VALUES, flags
+from zerodrift.backends.vllm_launch import SWITCHES, VALUES, flags
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.errors import ConfigError
 
