@@ -382,7 +382,7 @@ def test_a_refusal_names_options_that_the_doctor_has(
 
 def test_a_key_is_sent_and_asked_for(vllm: Vllm) -> None:
     vllm.key = "k"
-    with pytest.raises(EngineRefused, match="refused the key"):
+    with pytest.raises(EngineRefused):
         vllm.read()
     assert vllm.read(api_key="k")["api_key"].value is True
     vllm.key = None
@@ -430,7 +430,7 @@ def test_where_a_server_is_seen_from(
 )
 def test_what_is_no_vllm_is_refused(vllm: Vllm, break_it: Callable[[dict[str, Any]], None]) -> None:
     break_it(vllm.loopback.routes)
-    with pytest.raises(BadAnswer, match="vLLM server"):
+    with pytest.raises(BadAnswer):
         vllm.read()
 
 

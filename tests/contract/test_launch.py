@@ -156,7 +156,7 @@ def test_a_server_that_dies_later_is_stopped_all_the_same(engine, tmp_path):
 def test_a_server_that_never_answers_is_given_up(engine, tmp_path):
     log = tmp_path / "log"
 
-    with pytest.raises(EngineError, match=r"within 1\.5 s of its start") as caught:
+    with pytest.raises(EngineError, match=r"1\.5") as caught:
         start(engine("print('thinking', flush=True)\ntime.sleep(60)"), log, timeout_s=1.5)
 
     assert "thinking" in str(caught.value)

