@@ -3,12 +3,11 @@
 import msgspec
 
 from zerodrift.core.cause import CAUSES
-from zerodrift.doctor.judge import Finding, Judgement, exit_code, findings, judge
+from zerodrift.doctor.judge import Finding, Judgement, displayed, exit_code, findings, judge
 from zerodrift.doctor.rule import Severity
 from zerodrift.doctor.secrets import without_secrets
-from zerodrift.doctor.setting import Origin, Setting, Settings, Value, shown
+from zerodrift.doctor.setting import Origin, Reading, Setting, Settings, Target, Value
 from zerodrift.doctor.tables import names
-from zerodrift.doctor.target import Reading, Target
 
 SCHEMA = "zerodrift.doctor/1"
 
@@ -91,8 +90,8 @@ def _row(judgement: Judgement) -> Row:
     return Row(
         setting=setting.name,
         title=name.title,
-        value=_safe(setting.value),
-        shown=_shown(setting),
+        value=displayed(setting) if isinstance(setting.value, str) else setting.value,
+        shown=displayed(setting),
         origin=setting.origin,
         severity=judgement.severity,
         says=says,
@@ -108,7 +107,7 @@ def _advice(finding: Finding, judgements: tuple[Judgement, ...], target: Target)
         rule=finding.rule,
         setting=finding.setting,
         title=names()[finding.setting].title,
-        value=_shown(about),
+        value=displayed(about),
         severity=finding.severity,
         says=without_secrets(finding.says),
         cause=finding.cause,
@@ -116,11 +115,3 @@ def _advice(finding: Finding, judgements: tuple[Judgement, ...], target: Target)
         do=finding.do or elsewhere,
         source=finding.source,
     )
-
-
-def _shown(setting: Setting) -> str:
-    return without_secrets(shown(setting.value)) if setting.known else "?"
-
-
-def _safe(value: Value) -> Value:
-    return without_secrets(value) if isinstance(value, str) else value

@@ -7,6 +7,7 @@ from itertools import chain
 import msgspec
 
 from zerodrift.doctor.rule import Rule, Severity, Test, rules
+from zerodrift.doctor.secrets import safe, without_secrets
 from zerodrift.doctor.setting import Origin, Setting, Settings, Value, shown
 
 _NAME = re.compile(r"\{(\w+)\}")
@@ -175,10 +176,15 @@ def _finding(rule: Rule, settings: Settings) -> Finding:
     )
 
 
+def displayed(setting: Setting) -> str:
+    """A value as it may be shown. What vLLM refuses is a sentence of ours, which names flags and no secret."""
+    if not setting.known:
+        return "?"
+    return (without_secrets if setting.name == "refused" else safe)(shown(setting.value))
+
+
 def _filled(text: str, settings: Settings) -> str:
-    return _NAME.sub(
-        lambda match: shown(settings[match[1]].value) if match[1] in settings else match[0], text
-    )
+    return _NAME.sub(lambda match: displayed(settings[match[1]]) if match[1] in settings else match[0], text)
 
 
 def _unwritten(setting: Setting | None) -> bool:
