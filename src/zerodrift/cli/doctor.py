@@ -67,7 +67,7 @@ def command(
     import msgspec
 
     from zerodrift.doctor.diagnosis import diagnose
-    from zerodrift.doctor.judge import cures
+    from zerodrift.doctor.judge import fixes
     from zerodrift.doctor.setting import Origin, Setting
     from zerodrift.view.diagnosis import print_diagnosis
 
@@ -76,11 +76,11 @@ def command(
     opened = _open(target, kind, _key(api_key_env), probe)
     diagnosis, judgements = diagnose(opened, asked)
     if fix:
-        changes = cures(judgements)
+        changes = fixes(judgements)
         if (fixed := opened.corrected(changes)) is not None:
             diagnosis, judgements = diagnose(fixed, asked)
             console.say(fixed.printed().removesuffix("\n"))
-        _say_changes(opened, changes, cures(judgements), diagnosis, edited=fixed is not None)
+        _say_changes(opened, changes, fixes(judgements), diagnosis, edited=fixed is not None)
     elif form is Format.JSON:
         console.say(msgspec.json.format(msgspec.json.encode(diagnosis)).decode())
     else:

@@ -21,7 +21,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     shown: str
     origin: Origin
     severity: Severity
-    says: str
+    message: str = msgspec.field(name="says")
     """Why it is fine, or why it cannot be told; what is found stands in the findings."""
 
 
@@ -33,7 +33,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     value: str
     severity: Severity
-    says: str
+    message: str = msgspec.field(name="says")
     cause: str | None
     type: tuple[str, ...]
     """As it is written in this target."""
@@ -81,10 +81,10 @@ def _ordered(reading: Reading, asked: Settings) -> dict[str, Setting]:
 def _row(judgement: Judgement) -> Row:
     setting = judgement.setting
     name = names()[setting.name]
-    says = name.fine if judgement.severity is Severity.FINE else ""
+    message = name.fine if judgement.severity is Severity.FINE else ""
     if judgement.severity is Severity.UNKNOWN:
         others = [names()[other].title for other in judgement.depends if other != setting.name]
-        says = (
+        message = (
             f"Depends on {', '.join(others)}." if others and setting.known else "It cannot be seen from here."
         )
     return Row(
@@ -94,7 +94,7 @@ def _row(judgement: Judgement) -> Row:
         shown=displayed(setting),
         origin=setting.origin,
         severity=judgement.severity,
-        says=says,
+        message=message,
     )
 
 
@@ -109,7 +109,7 @@ def _advice(finding: Finding, judgements: tuple[Judgement, ...], target: Target)
         title=names()[finding.setting].title,
         value=displayed(about),
         severity=finding.severity,
-        says=without_secrets(finding.says),
+        message=without_secrets(finding.message),
         cause=finding.cause,
         type=tuple(typed),
         do=finding.do or elsewhere,

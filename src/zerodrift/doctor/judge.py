@@ -20,7 +20,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     setting: str
     severity: Severity
-    says: str
+    message: str
     cause: str | None
     source: tuple[str, ...]
     changes: tuple[tuple[str, Value], ...]
@@ -69,7 +69,7 @@ def exit_code(judgements: Sequence[Judgement]) -> int:
     return 3 if open_ones else 0
 
 
-def cures(judgements: Sequence[Judgement]) -> dict[str, Value]:
+def fixes(judgements: Sequence[Judgement]) -> dict[str, Value]:
     """All that `--fix` changes: of what is wrong and of what is at risk, the worst having the first word."""
     changes: dict[str, Value] = {}
     for finding in findings(judgements):
@@ -164,7 +164,7 @@ def _finding(rule: Rule, settings: Settings) -> Finding:
         rule=rule.id,
         setting=rule.setting,
         severity=rule.severity,
-        says=_filled(rule.says, settings),
+        message=_filled(rule.message, settings),
         cause=rule.cause,
         source=rule.source,
         changes=tuple(

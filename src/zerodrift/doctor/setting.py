@@ -48,11 +48,6 @@ Settings = Mapping[str, Setting]
 """By name. One that does not apply to a target is not there at all, which is not the same as unknown."""
 
 
-def gathered(*settings: Setting) -> dict[str, Setting]:
-    """Settings by name; a later one replaces an earlier."""
-    return {setting.name: setting for setting in settings}
-
-
 def unknown(name: str) -> Setting:
     """A setting that applies and cannot be seen."""
     return Setting(name, None, Origin.UNKNOWN)

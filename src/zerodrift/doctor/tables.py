@@ -9,7 +9,7 @@ import msgspec
 
 from zerodrift.config.document import parse
 from zerodrift.core.frozen import freeze
-from zerodrift.doctor.setting import Value
+from zerodrift.doctor.setting import Origin, Setting, Settings, Value
 
 VLLM_VERSION = "0.32"
 TRL_VERSION = "1.16"
@@ -86,6 +86,11 @@ class FileName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         freeze(self, "values")
 
 
+class _Set(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    value: Value
+    origin: Origin
+
+
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many words each flag of vLLM takes, and which."""
 
@@ -146,6 +151,13 @@ def vllm_options() -> Options:
 def file_names(framework: Literal["trl", "pipelinerl", "zerodrift"]) -> Mapping[str, FileName]:
     """Those that a file of this framework has."""
     return _read(framework, dict[str, FileName])
+
+
+@cache
+def framework_settings(framework: Literal["trl", "pipelinerl"]) -> Settings:
+    """What it sets by itself in the vLLM that it starts."""
+    table = _read("frameworks", dict[str, dict[str, _Set]])[framework]
+    return {name: Setting(name, each.value, each.origin) for name, each in table.items()}
 
 
 @cache

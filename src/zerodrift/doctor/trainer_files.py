@@ -8,7 +8,7 @@ import msgspec
 
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor import vllm_settings
-from zerodrift.doctor.setting import Origin, Reading, Setting, Value, gathered, unknown
+from zerodrift.doctor.setting import Origin, Reading, Setting, Value, unknown
 from zerodrift.doctor.tables import (
     PIPELINERL_VERSION,
     TRL_VERSION,
@@ -16,22 +16,12 @@ from zerodrift.doctor.tables import (
     VLLM_VERSION,
     FileName,
     file_names,
+    framework_settings,
     vllm_names,
 )
 from zerodrift.doctor.vllm_flags import Parsed, number, parse
 from zerodrift.doctor.yaml_text import YamlText
 
-# What TRL passes to the vLLM that it starts in its own process, and what vLLM takes there by itself.
-COLOCATED = gathered(
-    Setting("logprobs_mode", "processed_logprobs", Origin.FRAMEWORK),
-    Setting("max_num_batched_tokens", 4096, Origin.FRAMEWORK),
-    Setting("prefix_caching", value=True, origin=Origin.DEFAULT),
-    Setting("cache_reset", "after every update", Origin.FRAMEWORK),
-    Setting("chunked_prefill", value=True, origin=Origin.DEFAULT),
-    Setting("dtype", "auto", Origin.DEFAULT),
-    Setting("head_dtype", "model", Origin.DEFAULT),
-    Setting("kv_cache_dtype", "auto", Origin.DEFAULT),
-)
 OF_COLOCATED = {"tensor_parallel_size", "max_model_len", "sleep_mode"}
 OF_VLLM = OF_COLOCATED | {"structured_outputs", "correction", "correction_mode"}
 """Mean something only with `use_vllm`."""
@@ -40,26 +30,6 @@ TRL_READ_TOO = {
     "model_name_or_path", "output_dir", "learning_rate", "dataset_name",
 }  # fmt: skip
 KWARGS = ("vllm_config", "vllm_kwargs")
-# vllm_config.vllm_kwargs of PipelineRL's conf/base.yaml.
-BASE = gathered(
-    Setting("logprobs_mode", "processed_logprobs", Origin.DEFAULT),
-    Setting("generation_config", "vllm", Origin.DEFAULT),
-    Setting("prefix_caching", value=False, origin=Origin.DEFAULT),
-    Setting("async_scheduling", value=False, origin=Origin.DEFAULT),
-    Setting("chunked_prefill", value=True, origin=Origin.DEFAULT),
-    Setting("dtype", "bfloat16", Origin.DEFAULT),
-    Setting("max_num_batched_tokens", 1024, Origin.DEFAULT),
-    Setting("max_model_len", 10000, Origin.DEFAULT),
-    Setting("return_tokens_as_token_ids", value=True, origin=Origin.DEFAULT),
-)
-# What its launcher passes whatever the file says; seeds are counted up from replica to replica.
-LAUNCHED = gathered(
-    Setting("quantization", "bf16_last_layer_fp32", Origin.FRAMEWORK),
-    Setting("head_dtype", "float32", Origin.FRAMEWORK),
-    Setting("trainer_head_dtype", "float32", Origin.FRAMEWORK),
-    Setting("host", "0.0.0.0", Origin.FRAMEWORK),
-    Setting("seed", None, Origin.FRAMEWORK),
-)
 SECTIONS = {
     "vllm_config", "finetune", "llm", "streams", "defaults", "max_lag", "use_fsdp", "model_path", "seed",
 }  # fmt: skip
@@ -152,7 +122,7 @@ class TrlFile(SettingsFile):
             found = {name: setting for name, setting in found.items() if name not in OF_COLOCATED}
             found["cache_reset"] = Setting("cache_reset", "answer not read", Origin.FRAMEWORK)
         else:
-            found |= COLOCATED
+            found |= framework_settings("trl")
         found["trainer_dtype"] = _precision(values)
         if not values.get("use_peft"):
             del found["lora_dropout"]
@@ -217,8 +187,8 @@ class PipelineRlFile(SettingsFile):
         parsed = self._parsed()
         unseen = {key.replace("_", "-") for key, value in self._kwargs.items() if _is_interpolated(value)}
         env = {"CUDA_VISIBLE_DEVICES": "0"}
-        servers = vllm_settings.settings(parsed, env, None, BASE.get, unseen) | LAUNCHED
-        found = self._settings() | servers
+        servers = vllm_settings.settings(parsed, env, None, framework_settings("pipelinerl").get, unseen)
+        found = self._settings() | servers | _launched()
         found["stream"] = self._stream()
         rest = [str(key) for key in self._text.values if key not in SECTIONS]
         return Reading(found, (*vllm_settings.not_judged(parsed), *rest))
@@ -226,17 +196,19 @@ class PipelineRlFile(SettingsFile):
     def typed(self, name: str, value: Value) -> str | None:
         """As Hydra also takes it on the command line."""
         flag = vllm_names()[name].flag if name in vllm_names() else None
-        if name in LAUNCHED or name in self._names or flag is None:
-            return None if name in LAUNCHED else super().typed(name, value)
+        if name in _launched() or name in self._names or flag is None:
+            return None if name in _launched() else super().typed(name, value)
         return self._line(".".join((*KWARGS, flag)), value)
 
     def corrected(self, changes: Mapping[str, Value]) -> "PipelineRlFile | None":
         """Flags of vLLM are changed below vllm_kwargs."""
-        own = {name: value for name, value in changes.items() if name in self._names and name not in LAUNCHED}
+        own = {
+            name: value for name, value in changes.items() if name in self._names and name not in _launched()
+        }
         others: dict[tuple[str, ...], Value] = {}
         for name, value in changes.items():
             flag = vllm_names()[name].flag if name in vllm_names() else None
-            if flag is not None and name not in own and name not in LAUNCHED:
+            if flag is not None and name not in own and name not in _launched():
                 there = [key for key in self._kwargs if str(key).replace("_", "-") == flag]
                 others[(*KWARGS, there[-1] if there else flag)] = value
         text = self._with(own, others)
@@ -262,6 +234,12 @@ class PipelineRlFile(SettingsFile):
             if isinstance(entry, dict) and "streams" in entry:
                 return Setting("stream", str(entry["streams"]), Origin.SET)
         return Setting("stream", "files", Origin.DEFAULT)
+
+
+def _launched() -> dict[str, Setting]:
+    """What PipelineRL's launcher passes whatever the file says."""
+    every = framework_settings("pipelinerl")
+    return {name: each for name, each in every.items() if each.origin is Origin.FRAMEWORK}
 
 
 def plain(value: Any) -> Value:

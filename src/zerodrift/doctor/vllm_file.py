@@ -97,7 +97,9 @@ def _words(values: Mapping[Any, Any]) -> list[str]:
             raise ConfigError(
                 f"the key {secrets.safe(repr(key))} is not text; keys are flags of vLLM without their dashes"
             )
-        if value is True:
+        if secrets.names_a_secret(key) and value not in (None, "", True, False):
+            words.append(f"--{key}={secrets.HIDDEN}")  # it matters only that it is there
+        elif value is True:
             words.append(f"--{key}")
         elif value is False:
             words += [f"--no-{key}"] if key in vllm_options().switches else []

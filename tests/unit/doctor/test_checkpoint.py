@@ -8,7 +8,7 @@ import pytest
 
 from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.diagnosis import diagnose
-from zerodrift.doctor.judge import cures
+from zerodrift.doctor.judge import fixes
 from zerodrift.doctor.open_target import open_text
 from zerodrift.doctor.setting import FileKind, Origin, Setting
 
@@ -82,7 +82,7 @@ def test_no_flag_cures_a_quantised_checkpoint(tmp_path: Path) -> None:
     diagnosis, judgements = diagnose(target, {})
     (advice,) = (finding for finding in diagnosis.findings if finding.rule == "quantised-weights")
     assert (advice.value, advice.type, diagnosis.exit_code) == ("awq", (), 1)
-    assert "quantization" not in cures(judgements)
+    assert "quantization" not in fixes(judgements)
 
 
 @pytest.mark.parametrize(

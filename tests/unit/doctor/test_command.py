@@ -7,7 +7,7 @@ import pytest
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.diagnosis import diagnose
-from zerodrift.doctor.judge import cures
+from zerodrift.doctor.judge import fixes
 from zerodrift.doctor.setting import Origin, Value
 
 IMAGE = "vllm/vllm-openai:v0.32.0"
@@ -32,7 +32,7 @@ def refused(command: str) -> str:
 
 def fixed(command: str, changes: dict[str, Value] | None = None) -> str | None:
     target = CommandLine(command)
-    corrected = target.corrected(cures(diagnose(target, {})[1]) if changes is None else changes)
+    corrected = target.corrected(fixes(diagnose(target, {})[1]) if changes is None else changes)
     return None if corrected is None else corrected.text
 
 

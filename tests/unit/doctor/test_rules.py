@@ -9,7 +9,7 @@ import pytest
 from zerodrift.core.cause import CAUSES
 from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.diagnosis import Diagnosis, diagnose
-from zerodrift.doctor.judge import cures
+from zerodrift.doctor.judge import fixes
 from zerodrift.doctor.open_target import open_text
 from zerodrift.doctor.rule import Rule, Severity, rules
 from zerodrift.doctor.setting import FileKind, Origin, Setting, Target
@@ -219,7 +219,7 @@ def test_every_rule_can_be_silent(name: str, diagnoses: list[Diagnosis]) -> None
 def test_a_corrected_target_has_nothing_wrong(name: str, model: Path) -> None:
     example = FIRING[name]
     target = opened(example.text.replace("{model}", str(model)), example)
-    corrected = target.corrected(cures(diagnose(target, asked(example))[1]))
+    corrected = target.corrected(fixes(diagnose(target, asked(example))[1]))
     assert corrected is not None
     again = diagnose(corrected, asked(example))[0]
     assert again.exit_code == (1 if name in LEFT else 0)
@@ -230,7 +230,7 @@ def test_a_corrected_target_has_nothing_wrong(name: str, model: Path) -> None:
 
 def test_a_sound_target_is_left_alone() -> None:
     target = CommandLine(SOUND)
-    assert cures(diagnose(target, {})[1]) == {}
+    assert fixes(diagnose(target, {})[1]) == {}
     assert target.printed() == SOUND
 
 
@@ -240,6 +240,6 @@ def test_a_rule_is_complete(rule: Rule) -> None:
     assert {rule.setting, *rule.when, *rule.unless, *rule.fix} <= set(names())
     assert rule.setting in rule.when or rule.severity is not Severity.UNKNOWN
     assert rule.source
-    assert rule.says.endswith(".")
+    assert rule.message.endswith(".")
     assert not rule.do.endswith(".")
-    assert len(rule.says) < 300
+    assert len(rule.message) < 300

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.diagnosis import diagnose
-from zerodrift.doctor.judge import cures
+from zerodrift.doctor.judge import fixes
 from zerodrift.doctor.open_target import open_text
 from zerodrift.doctor.secrets import HIDDEN, holds_a_secret, names_a_secret, safe, without_secrets
 from zerodrift.doctor.setting import FileKind, Target
@@ -23,7 +23,7 @@ def printed(target: Target) -> str:
     """All that the doctor can say about it."""
     diagnosis, judgements = diagnose(target, {})
     said = [msgspec.json.encode(diagnosis).decode(), target.printed()]
-    changes = cures(judgements)
+    changes = fixes(judgements)
     said += [str(target.typed(name, value)) for name, value in changes.items()]
     if (corrected := target.corrected(changes)) is not None:
         said += [corrected.printed(), msgspec.json.encode(diagnose(corrected, {})[0]).decode()]
