@@ -119,9 +119,7 @@ def _say_changes(
 ) -> None:
     """On stderr, so that the text can be piped on."""
     if changes and not edited:
-        typer.echo(
-            "this is not edited here (a single vLLM command and a YAML file are); change by hand:", err=True
-        )
+        typer.echo("--fix edits a single vLLM command or a YAML file; here, change by hand:", err=True)
     for name, value in changes.items():
         typed = opened.typed(name, value)
         word = "by hand" if name in left else "changed"

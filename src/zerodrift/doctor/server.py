@@ -86,7 +86,7 @@ class Server:
         if self._probe:
             found |= Behaviour(self._http, card.id).settings(found)
         # Nobody can see these from outside, and nothing would be said about them.
-        for name in ("return_tokens_as_token_ids", "disable_cascade_attn", "engine_v1"):
+        for name in ("return_tokens_as_token_ids", "disable_cascade_attn"):
             del found[name]
         return Reading(found, (), HIDDEN if info is None else "")
 

@@ -53,8 +53,8 @@ class VllmName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default: Value = None
     cpu: Value | msgspec.UnsetType = msgspec.UNSET
     """The default on CPU, where it is another."""
-    only: Literal["cpu"] | None = None
-    """The device that it means something on."""
+    only: Literal["cpu", "written"] | None = None
+    """The device that it means something on, or where somebody wrote it."""
     server: str | None = None
     """Path in the configuration that /server_info shows."""
     metric: str | None = None

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from zerodrift.doctor.judge import fixes, exit_code, findings, judge
+from zerodrift.doctor.judge import exit_code, findings, fixes, judge
 from zerodrift.doctor.rule import Rule, Severity, Test
 from zerodrift.doctor.setting import Origin, Setting, Settings, Value, unknown
 
