@@ -20,9 +20,7 @@ _TOKEN = re.compile(
     |(?P<word>(?:'[^']*'|"(?:\\.|[^"\\])*"|\\[^\n]|\$\{[^}]*\}|\$\([^)]*\)|`[^`]*`|[^\s'"\\|&;<>()`])+)""",
     re.VERBOSE | re.DOTALL,
 )
-_PUT_IN = r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)\})?|`"
-_BETWEEN_QUOTES = re.compile(rf"\\.|{_PUT_IN}", re.DOTALL)
-_PARTS = re.compile(rf"""'[^']*'|\\.|"(?:\\.|[^"\\])*"|{_PUT_IN}""", re.DOTALL)
+_REFERENCE = re.compile(r"([\w.-]+=)?(\"?)\$(?:(\w+)|\{(\w+)\})\2")
 _PLAIN = re.compile(r"[\w@%+=:,./ -]*")
 """A value that means the same wherever the shell puts it."""
 _ASSIGNMENT = re.compile(r"(-e=?|--env=)?([A-Za-z_]\w*)(?:=(.*))?", re.DOTALL)
@@ -130,26 +128,18 @@ def _words(text: str, places: Sequence[tuple[int, int]], variables: Mapping[str,
     """With the variables that are known put in; without quotes a blank in one makes two words."""
     found: list[Word] = []
     for start, end in places:
-        missing: list[str] = []
-
-        def put_in(match: re.Match[str], missing: list[str] = missing) -> str:
-            whole = match[0]
-            if whole[0] in "'\\":
-                return whole
-            if whole[0] == '"':
-                return f'"{_BETWEEN_QUOTES.sub(put_in, whole[1:-1])}"'
-            value = variables.get(match["name"] or match["braced"] or "")
-            if value is None or not _PLAIN.fullmatch(value):
-                missing.append(whole)
-                return whole
-            return value
-
-        raw = _PARTS.sub(put_in, text[start:end])
+        raw = text[start:end]
+        match = _REFERENCE.fullmatch(raw)
+        value = variables.get(match[3] or match[4]) if match else None
+        if match and value is not None and _PLAIN.fullmatch(value):
+            raw = f"{match[1] or ''}{match[2]}{value}{match[2]}"
+        # Between double quotes an apostrophe is one, so that single quotes there keep nothing from the shell.
+        bare = raw if '"' in re.sub(r"^[\w.-]*='.*'$|^'.*'$", "", raw) else re.sub(r"'[^']*'|\\.", "", raw)
         try:
             texts = shlex.split(raw)
         except ValueError:
             texts = [raw]
-        found += [Word(each, start, end, bool(missing)) for each in texts]
+        found += [Word(each, start, end, bool(re.search(r"[$`]", bare))) for each in texts]
     return found
 
 

@@ -86,6 +86,8 @@ def fixed(command: str, changes: dict[str, Value] | None = None) -> str | None:
         (f"{HEAD} --hf-overrides.rope_theta 1", "head_dtype", "model"),
         ('--hf-overrides "$OV"', "head_dtype", UNKNOWN),
         ("--dtype $DTYPE", "dtype", UNKNOWN),
+        ("""--dtype "it's $X, isn't it" """, "dtype", UNKNOWN),
+        ("--dtype hal$F", "dtype", UNKNOWN),
         ("--dtype '$DTYPE'", "dtype", "auto"),  # refused, so not in force
         ("--logprobs-mode PROCESSED_LOGPROBS", "logprobs_mode", "raw_logprobs"),
         ("--enable-prefix-caching=False", "prefix_caching", True),

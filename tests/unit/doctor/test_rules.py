@@ -146,7 +146,7 @@ QUIET = (
         """ --hf-overrides '{"head_dtype": "float32"}'""",
         temperature=1.0,
     ),
-    Example(f"{CPU} {SOUND}"),
+    Example(f"VLLM_USE_V1=1 {CPU} {SOUND}"),
     Example(f"{INVARIANT} --attention-backend TRITON_ATTN"),
     trl("bf16: false", "use_peft: true", "lora_dropout: 0.0"),
     pipelinerl("finetune: {seq_packing: false}"),
