@@ -27,6 +27,12 @@ def usable_attention(model: Any, wanted: str) -> str:
     return own
 
 
+def computes_in_fp64(model: Any) -> bool:
+    """Whether fp64 weights give fp64 results: eager attention of transformers takes its softmax in fp32, where the lowest
+    fp64 number is -inf and a row of padding without a key in its window becomes NaN (Gemma 2, which has no other)."""
+    return usable_attention(model, "sdpa") == "sdpa" or not has_kv_cache(model)
+
+
 _switches: dict[tuple[type[Any], str], bool] = {}
 
 
