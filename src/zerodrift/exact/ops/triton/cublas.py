@@ -9,6 +9,7 @@ Shapes: T rows, N outputs, K inputs.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -52,33 +53,47 @@ def _product(
     return out_TN.to(dtype)
 
 
-class _Depth(threading.local):
-    value = 0
+class _Setting:
+    """cuBLASLt and K in one piece while anybody is inside; as it was before as soon as nobody is."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before: tuple[Any, tuple[bool, bool]] | None = None
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                matmul = torch.backends.cuda.matmul
+                reduced = matmul.allow_bf16_reduced_precision_reduction
+                split_k = matmul.allow_bf16_reduced_precision_reduction_split_k
+                self._before = (torch.backends.cuda.preferred_blas_library(), (reduced, split_k))
+                self._set("cublaslt", (False, False))
+            self._inside += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                assert self._before is not None, "left before it was entered"
+                self._set(*self._before)
+
+    def _set(self, library: Any, allowed: tuple[bool, bool]) -> None:
+        torch.backends.cuda.preferred_blas_library(library)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = allowed
 
 
-_depth = _Depth()
+_setting = _Setting()
 
 
 @contextmanager
 def without_split_k() -> Iterator[None]:
-    """cuBLASLt, fp32 sums, K in one piece: for our own products only, since the settings are the process's.
+    """For our own products only, since the settings are the process's; an engine and a trainer may be inside at once.
 
     May be entered again inside: a forward sets them once, because 200 times cost 5 ms of the host.
     """
-    if _depth.value:
-        yield
-        return
-    matmul, library = torch.backends.cuda.matmul, torch.backends.cuda.preferred_blas_library()
-    allowed = (
-        matmul.allow_bf16_reduced_precision_reduction,
-        matmul.allow_bf16_reduced_precision_reduction_split_k,
-    )
-    torch.backends.cuda.preferred_blas_library("cublaslt")
-    matmul.allow_bf16_reduced_precision_reduction = (False, False)
-    _depth.value = 1
+    _setting.enter()
     try:
         yield
     finally:
-        _depth.value = 0
-        matmul.allow_bf16_reduced_precision_reduction = allowed
-        torch.backends.cuda.preferred_blas_library(library)
+        _setting.leave()
