@@ -35,6 +35,9 @@ def test_the_part_that_explains_most_is_named_alone(part: Part) -> None:
     sentence = explain(comparison(fact(part), *later))
     assert "dtype a → b" in sentence
     assert "later" not in sentence
+    measured_alike = explain(comparison(fact(part), **ALIKE))
+    assert "dtype a → b" in measured_alike
+    assert measured_alike != sentence
 
 
 def test_causes_that_came_and_went_are_named_and_listed_ones_are_not() -> None:
