@@ -298,11 +298,11 @@ def test_diff(before: str, after: str, code: int, capsys: pytest.CaptureFixture[
     assert run("diff", before, after) == code
     text = capsys.readouterr().out
     assert text.startswith(f"{before} → {Path(after).name}\n")
-    assert "The verdict" in text
+    assert "outcome" in text
     assert run("diff", "--format", "json", before, after) == code
     told = json.loads(capsys.readouterr().out)
     assert told["worse"] is bool(code)
-    assert told["says"].startswith("The verdict")
+    assert told["says"]
     assert told["numbers"][0]["name"] == "mean |Δ|"
 
 

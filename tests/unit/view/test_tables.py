@@ -107,7 +107,7 @@ def test_two_runs_side_by_side(runs: dict[str, Path]) -> None:
         "outcome",
         "probes that",
         "numbers",
-        "The verdict",
+        "What both runs state",
     ]
     places = [text.index(f"\n{heading}") for heading in order]
     assert places == sorted(places)
