@@ -80,7 +80,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             console.print()
     if comparison.answers is not None:
         console.print(Text("answers to the same requests", style="dim"))
-        console.print(Text(f"  {comparison.answers.says}"))
+        console.print(Text(f"  {comparison.answers.message}"))
         console.print()
     console.print(Text(explain(comparison)))
 
