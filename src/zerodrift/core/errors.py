@@ -169,6 +169,12 @@ class OutOfBlocks(EngineError):
     code = "engine/kv-memory"
 
 
+class EngineStopped(EngineError):
+    """Something was asked of an engine loop that was stopped."""
+
+    code = "engine/stopped"
+
+
 class InvariantBroken(EngineError):
     """Our engine's own bookkeeping contradicts itself: a bug. It stops rather than serve wrong numbers."""
 
@@ -205,6 +211,12 @@ class Unproven(ExactError):
     """An op whose rows were seen to change their bits with their neighbours, in every variant there is."""
 
     code = "exact/unproven"
+
+
+class BitsDiffer(ExactError):
+    """A sample that was scored again while the engine ran has other bits: the engine stops."""
+
+    code = "exact/bits-differ"
 
 
 class FingerprintMismatch(ExactError):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from zerodrift.core.lazy import lazy
 
 if TYPE_CHECKING:
+    from zerodrift.exact.experts import recorded_routing
     from zerodrift.exact.fingerprint import numeric_fingerprint
     from zerodrift.exact.logprobs import head, processed, token_logprobs
     from zerodrift.exact.paged import PagedBatch, PagedKV, forward_paged
@@ -26,6 +27,7 @@ _EXPORTS = {
     "numeric_fingerprint": "zerodrift.exact.fingerprint",
     "prepare": "zerodrift.exact.preparation",
     "processed": "zerodrift.exact.logprobs",
+    "recorded_routing": "zerodrift.exact.experts",
     "refresh": "zerodrift.exact.preparation",
     "restore": "zerodrift.exact.preparation",
     "token_logprobs": "zerodrift.exact.logprobs",
@@ -39,6 +41,7 @@ __all__ = [
     "numeric_fingerprint",
     "prepare",
     "processed",
+    "recorded_routing",
     "refresh",
     "restore",
     "token_logprobs",

@@ -38,7 +38,7 @@ def test_facts_of_a_built_in():
 def test_a_built_in_and_its_directory_have_the_same_facts(name, written):
     built_in = facts(f"testbed:{name}")
     assert facts(written) == msgspec.structs.replace(built_in, name=name)
-    assert built_in.tied_head == (name == "llama")
+    assert built_in.tied_head == (name in ("llama", "gemma3"))
 
 
 def test_facts_are_those_of_the_model(name, model):
@@ -48,9 +48,8 @@ def test_facts_are_those_of_the_model(name, model):
     assert found.head_dim == model.model.layers[0].self_attn.head_dim
     assert found.num_layers == len(model.model.layers)
     assert found.tied_head == (model.get_output_embeddings().weight is model.get_input_embeddings().weight)
-    assert (
-        found.sliding_window == config.sliding_window if name == "mistral" else found.sliding_window is None
-    )
+    windowed = name in ("mistral", "gemma3")
+    assert found.sliding_window == (config.sliding_window if windowed else None)
 
 
 def test_sampling_defaults_are_read_as_written(llama_directory):

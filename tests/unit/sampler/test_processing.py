@@ -9,7 +9,8 @@ import torch
 
 from zerodrift.core.errors import InvalidSampling
 from zerodrift.core.request import SamplingParams
-from zerodrift.sampler.processing import History, Prefix, histories, processed_logprobs, tally
+from zerodrift.sampler.prefix import Prefix
+from zerodrift.sampler.processing import History, histories, processed_logprobs, tally
 
 NOTHING = [History((0,), ())]
 

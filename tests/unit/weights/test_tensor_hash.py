@@ -15,6 +15,15 @@ def test_strides_do_not_count():
     assert of(torch.arange(24.0).reshape(3, 8)[:, ::2]) == of(torch.arange(0.0, 24, 2).reshape(3, 4))
 
 
+def test_large_tensors_are_hashed_where_they_are(monkeypatch):
+    monkeypatch.setattr("zerodrift.weights.tensor_hash.CHUNK_BYTES", 64)
+    matrix = torch.arange(1200.0).reshape(40, 30)
+    assert of(matrix.t().contiguous().t()) == of(matrix)
+    assert of(torch.stack([matrix, matrix], 1)[:, 0]) == of(matrix)
+    monkeypatch.setattr(torch.Tensor, "contiguous", None)
+    assert of(matrix) != of(matrix[3:9]) != of(matrix[0, 0])
+
+
 def test_gradients_do_not_count():
     weight = torch.nn.Parameter(torch.ones(3))
     assert of(weight) == of(torch.ones(3))
