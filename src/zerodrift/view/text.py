@@ -67,7 +67,7 @@ def _to_type(record: VerdictRecord, said: VerdictSummary) -> list[tuple[str, str
         principal, *others = said.to_fix
         return [("type this", principal.fix), *((f"and for {cause.cause}", cause.fix) for cause in others)]
     if record.verdict is Outcome.INCONCLUSIVE and record.reproduce:
-        return [("fix what could not be judged, then repeat", record.reproduce)]
+        return [("fix what could not be judged, then", record.reproduce)]
     return []
 
 
