@@ -43,7 +43,7 @@ def test_a_fault_is_documented(spec: str) -> None:
     fault = FAULTS[spec]
     assert spec == fault.spec == f"{fault.cause}:{fault.variant}"
     assert re.fullmatch(r"[a-z0-9.-]+", fault.variant)
-    assert re.fullmatch(r"[A-Z].+\.", fault.says)
+    assert re.fullmatch(r"[A-Z].+\.", fault.message)
     assert fault.kind in {Layer.SEMANTIC, Layer.PATH, Layer.WEIGHTS, Layer.TRAINER}
     # Another model is there from the start, and no update brings it.
     updated = fault.kind is Layer.WEIGHTS and fault.cause != "weights/other-model"
@@ -52,7 +52,7 @@ def test_a_fault_is_documented(spec: str) -> None:
 
 
 def test_no_two_faults_say_the_same() -> None:
-    assert len({fault.says for fault in FAULTS.values()}) == len(FAULTS)
+    assert len({fault.message for fault in FAULTS.values()}) == len(FAULTS)
 
 
 def test_a_cause_alone_is_its_first_variant() -> None:
