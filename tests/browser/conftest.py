@@ -6,16 +6,15 @@ than 500 pixels), the colour scheme, and hears what the page complains about or 
 
 import base64
 import fcntl
-import importlib.util
 import json
 import os
 import select
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -185,14 +184,7 @@ def browser(chromium: Browser) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def example_runs() -> dict[str, Callable[[Path], Path]]:
+def example_runs(script: Callable[[str], ModuleType]) -> dict[str, Callable[[Path], Path]]:
     """The run directories of the unit tests."""
-    source = Path(__file__).parents[1] / "unit" / "view" / "example_runs.py"
-    spec = importlib.util.spec_from_file_location("view_example_runs", source)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    runs: dict[str, Callable[[Path], Path]] = module.RUNS
+    runs: dict[str, Callable[[Path], Path]] = script("unit/view/example_runs").RUNS
     return runs

@@ -13,7 +13,7 @@ import pytest
 
 # The peers, and what the suites share, are plain modules that find each other as scripts do.
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "peers")]
-pytest.register_assert_rewrite("promises")
+pytest.register_assert_rewrite("promises", "asking")
 
 
 @dataclass

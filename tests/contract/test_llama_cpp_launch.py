@@ -137,12 +137,12 @@ def test_one_that_runs_already_is_asked(loopback: Any, tmp_path: Path) -> None:
 
 
 def test_neither_an_address_nor_an_interpreter(tmp_path: Path, model: Path) -> None:
-    with pytest.raises(ConfigError, match="environment with xllamacpp"):
+    with pytest.raises(ConfigError):
         open_engine(config(), Served(str(model), "auto"), tmp_path).__enter__()
 
 
 def test_a_model_that_is_no_file(interpreter: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match="serves a GGUF file"):
+    with pytest.raises(ModelNotFound):
         launch_llama_cpp(interpreter, tmp_path, [], {}, tmp_path / "log")
 
 

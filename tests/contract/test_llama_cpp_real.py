@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import opened
 import pytest
+from asking import only
 from transformers import AutoTokenizer
 
 from zerodrift.backends.base import Capability
@@ -75,13 +76,6 @@ def raw(server: LaunchedServer) -> Iterator[OpenAIBackend]:
 
 def ask(*ids: int, **sampling: object) -> Request:
     return Request(Prompt(ids), SamplingParams(**({"max_tokens": 4, "seed": 1} | sampling)))  # type: ignore[arg-type]
-
-
-def only(backend: OpenAIBackend, request: Request) -> Completion:
-    [answer] = backend.generate([request])
-    assert answer.problems == ()
-    [completion] = answer.completions
-    return completion
 
 
 def test_what_is_streamed_is_what_comes_whole(raw: OpenAIBackend) -> None:
@@ -208,7 +202,7 @@ def test_it_tokenises_as_the_trainer_does(backend: OpenAIBackend) -> None:
 
 
 def test_a_token_that_does_not_exist(backend: OpenAIBackend) -> None:
-    with pytest.raises(EngineRefused, match="invalid tokens"):
+    with pytest.raises(EngineRefused):
         backend.generate([ask(60_000)])
 
 
@@ -228,5 +222,5 @@ def test_a_file_that_is_no_model_and_a_setting_that_does_not_exist(model: Path, 
     (tmp_path / "text.gguf").write_text("Once upon a time")
     with pytest.raises(EngineError, match="failed to load model"):
         opened.llama_cpp_server(tmp_path / "text.gguf", tmp_path / "log")
-    with pytest.raises(EngineError, match="no attribute 'n_context'"):
+    with pytest.raises(EngineError, match="'n_context'"):
         opened.llama_cpp_server(model, tmp_path / "log", args=("n_context=5",))

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import ask, one, only
 
-from zerodrift.backends import http
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
 from zerodrift.backends.openai import OpenAIBackend
 from zerodrift.backends.registry import Served, open_engine
 from zerodrift.config.engine import EngineConfig
-from zerodrift.core.completion import Answer, Completion, FinishReason, LogprobKind
+from zerodrift.core.completion import FinishReason, LogprobKind
 from zerodrift.core.errors import (
     BadAnswer,
     CapabilityMissing,
@@ -31,7 +31,7 @@ from zerodrift.core.errors import (
     NonFinite,
     ZerodriftError,
 )
-from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.core.request import Request
 from zerodrift.core.version import WeightVersion
 
 WHOLE = {
@@ -148,22 +148,6 @@ def connect(server: LlamaCpp) -> Iterator[Connect]:
         yield connect
 
 
-def ask(*ids: int, salt: str | None = None, **sampling: Any) -> Request:
-    return Request(Prompt(ids, cache_salt=salt), SamplingParams(**({"max_tokens": 2} | sampling)))
-
-
-def one(backend: OpenAIBackend, request: Request) -> Answer:
-    [answer] = backend.generate([request])
-    return answer
-
-
-def only(backend: OpenAIBackend, request: Request) -> Completion:
-    answer = one(backend, request)
-    assert answer.problems == ()
-    [completion] = answer.completions
-    return completion
-
-
 # What the server can do
 
 
@@ -171,11 +155,8 @@ def test_a_whole_server(connect: Connect) -> None:
     backend = connect()
 
     assert backend.capabilities == WHOLE
-    assert (backend.name, backend.model, backend.max_model_len) == ("llama-cpp", "tiny.gguf", 64)
-
-
-def test_every_capability_has_its_hint() -> None:
     assert set(LLAMA_CPP.hints) == set(Capability)
+    assert (backend.name, backend.model, backend.max_model_len) == ("llama-cpp", "tiny.gguf", 64)
 
 
 def test_what_it_lacks_is_refused_with_a_way_out(server: LlamaCpp, connect: Connect, tmp_path: Any) -> None:
@@ -183,16 +164,17 @@ def test_what_it_lacks_is_refused_with_a_way_out(server: LlamaCpp, connect: Conn
     backend = connect()
 
     assert backend.capabilities == WHOLE - {Capability.TOKENIZE}
-    for call, words in [
-        (lambda: backend.tokenize("a"), "cannot tokenize: .*/tokenize"),
-        (lambda: backend.render_chat([]), "cannot tokenize"),
-        (lambda: backend.score([[1, 2]]), "scores no prompts"),
-        (lambda: backend.load_weights(tmp_path, WeightVersion("x")), "start it again"),
+    for call, says in [
+        (lambda: backend.tokenize("a"), "/tokenize"),
+        (lambda: backend.render_chat([]), "tokenize"),
+        (lambda: backend.score([[1, 2]]), "score"),
+        (lambda: backend.load_weights(tmp_path, WeightVersion("x")), "load-weights"),
         (backend.reset_cache, "--no-cache-prompt"),
         (lambda: backend.generate([ask(1, salt="s")]), "--no-cache-prompt"),
     ]:
-        with pytest.raises(CapabilityMissing, match=words):
+        with pytest.raises(CapabilityMissing) as caught:
             call()
+        assert says in str(caught.value)
 
 
 def test_a_seed_that_is_ignored_is_no_capability(server: LlamaCpp, connect: Connect) -> None:
@@ -200,7 +182,7 @@ def test_a_seed_that_is_ignored_is_no_capability(server: LlamaCpp, connect: Conn
     backend = connect()
 
     assert backend.capabilities == WHOLE - {Capability.SEED}
-    with pytest.raises(CapabilityMissing, match="cannot seed"):
+    with pytest.raises(CapabilityMissing):
         backend.generate([ask(1, seed=1)])
 
 
@@ -288,17 +270,17 @@ def test_a_template_that_raises_and_a_field_that_is_fallen_over(server: LlamaCpp
     assert connect().capabilities == WHOLE - {Capability.SEED, Capability.TOKENIZE}
 
 
-def test_no_ids_no_audit(server: LlamaCpp, connect: Connect) -> None:
-    server.spoil = lambda samples: samples[0].update(tokens=[])
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (lambda samples: samples[0].update(tokens=[]), CapabilityMissing),
+        (lambda samples: samples.__setitem__(0, []), BadAnswer),
+    ],
+)
+def test_no_ids_no_audit(server: LlamaCpp, connect: Connect, spoil: Any, error: type[EngineError]) -> None:
+    server.spoil = spoil
 
-    with pytest.raises(CapabilityMissing, match="no 'tokens'"):
-        connect()
-
-
-def test_no_sample_no_audit(server: LlamaCpp, connect: Connect) -> None:
-    server.routes["POST /completion"] = lambda *_: (200, [])
-
-    with pytest.raises(BadAnswer, match="without 'tokens'"):
+    with pytest.raises(error):
         connect()
 
 
@@ -350,7 +332,7 @@ def test_the_model_is_chosen_by_name(server: LlamaCpp, connect: Connect) -> None
     server.models.append("other.gguf")
 
     assert connect(model="other.gguf").model == "other.gguf"
-    with pytest.raises(EngineRefused, match=r"not 'big'"):
+    with pytest.raises(EngineRefused):
         connect(model="big")
     with pytest.raises(EngineRefused, match=r"--set engine\.served_model"):
         connect()
@@ -359,7 +341,7 @@ def test_the_model_is_chosen_by_name(server: LlamaCpp, connect: Connect) -> None
 def test_another_kind_of_server(server: LlamaCpp, connect: Connect) -> None:
     server.routes["GET /props"] = lambda *_: (200, {"name": "something else"})
 
-    with pytest.raises(BadAnswer, match=r"/props answered without 'default_generation_settings/n_ctx'"):
+    with pytest.raises(BadAnswer):
         connect()
 
 
@@ -401,40 +383,39 @@ def test_what_differs_from_its_default_is_sent(server: LlamaCpp, connect: Connec
 
 
 @pytest.mark.parametrize(
-    ("sampling", "words"),
+    "sampling",
     [
-        ({"repetition_penalty": 1.1}, "last 64 tokens"),
-        ({"presence_penalty": 0.5}, "tokens of the prompt"),
-        ({"min_tokens": 1}, "no such field"),
-        ({"stop_token_ids": (3,)}, "no such field"),
-        ({"stop": ("x",)}, "drops the logprobs"),
-        ({"ignore_eos": True}, "bans end tokens"),
-        ({"prompt_logprobs": 0}, "no such field"),
-        ({"n": 5}, "4 samples at once here, and 5 were asked for; .*--parallel"),
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.5},
+        {"min_tokens": 1},
+        {"stop_token_ids": (3,)},
+        {"stop": ("x",)},
+        {"ignore_eos": True},
+        {"prompt_logprobs": 0},
+        {"n": 5},
     ],
 )
 def test_what_would_be_ignored_or_mean_something_else(
-    server: LlamaCpp, connect: Connect, sampling: dict[str, Any], words: str
+    server: LlamaCpp, connect: Connect, sampling: dict[str, Any]
 ) -> None:
     backend = connect()
-    with pytest.raises(CapabilityMissing, match=words):
+    with pytest.raises(CapabilityMissing) as caught:
         backend.generate([ask(1, **sampling)])
+    assert ("--parallel" if "n" in sampling else next(iter(sampling))) in str(caught.value)
     assert server.calls == []
 
 
 @pytest.mark.parametrize(
-    ("request_", "kind", "words"),
+    ("request_", "kind"),
     [
-        (ask(1, seed=2**32 - 1), InvalidSampling, "at most 4294967294"),
-        (ask(1, seed=2**32 - 2, n=2), InvalidSampling, "at most 4294967294"),
-        (ask(1, logprobs=None), InvalidSampling, "nothing to audit"),
-        (ask(*range(63)), InvalidPrompt, "exceed the 64"),
+        (ask(1, seed=2**32 - 1), InvalidSampling),
+        (ask(1, seed=2**32 - 2, n=2), InvalidSampling),
+        (ask(1, logprobs=None), InvalidSampling),
+        (ask(*range(63)), InvalidPrompt),
     ],
 )
-def test_what_cannot_be_asked(
-    connect: Connect, request_: Request, kind: type[ZerodriftError], words: str
-) -> None:
-    with pytest.raises(kind, match=words):
+def test_what_cannot_be_asked(connect: Connect, request_: Request, kind: type[ZerodriftError]) -> None:
+    with pytest.raises(kind):
         connect().generate([request_])
 
 
@@ -491,12 +472,6 @@ def test_no_more_requests_are_sent_together_than_the_server_is_to_have(
     assert most == [2]
 
 
-def test_many_requests_come_back_in_their_order(connect: Connect) -> None:
-    answers = connect().generate([ask(number) for number in range(40)])
-
-    assert [answer.completions[0].token_ids[0] for answer in answers] == list(range(40))
-
-
 @pytest.mark.parametrize(("word", "reason"), [("eos", FinishReason.STOP), ("limit", FinishReason.LENGTH)])
 def test_how_it_ended(server: LlamaCpp, connect: Connect, word: str, reason: FinishReason) -> None:
     backend = connect()
@@ -511,76 +486,60 @@ def entry(samples: Any, position: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "error", "words"),
+    ("spoil", "error"),
     [
-        (
-            lambda s: s[0]["completion_probabilities"].pop(),
-            InvalidCompletion,
-            "2 tokens carry 1 .*inside a char",
-        ),
-        (lambda s: s[0].pop("completion_probabilities"), InvalidCompletion, "2 tokens carry 0"),
-        (lambda s: s[0]["completion_probabilities"].reverse(), InvalidCompletion, "belong to other tokens"),
-        (lambda s: entry(s).update(id=99), InvalidCompletion, r"\[99, 2\].*completion_probabilities/\*/id"),
-        (lambda s: entry(s).update(prob=None), NonFinite, r"completion_probabilities/\*/prob holds null"),
-        (lambda s: entry(s).update(prob=0.0), NonFinite, "holds 0.0"),
-        (lambda s: entry(s).update(prob=float("nan")), NonFinite, "holds nan"),
-        (lambda s: entry(s).update(prob=1.5), NonFinite, "holds 1.5"),
-        (lambda s: entry(s).update(prob="1"), BadAnswer, "strange 'completion_probabilities/"),
-        (lambda s: entry(s).pop("prob"), BadAnswer, "without 'completion_probabilities/"),
-        (lambda s: entry(s)["top_probs"].reverse(), InvalidCompletion, "not in order of likelihood"),
-        (
-            lambda s: entry(s)["top_probs"].append({"id": 3, "prob": 0.1}),
-            InvalidCompletion,
-            "2 alternatives were",
-        ),
-        (lambda s: entry(s).pop("top_probs"), BadAnswer, "top_probs"),
-        (lambda s: s[0].pop("tokens"), BadAnswer, "without 'tokens'"),
-        (lambda s: s[0].update(tokens=["a", "b"]), BadAnswer, "strange 'tokens'"),
-        (lambda s: s[0].update(tokens_evaluated=3), InvalidCompletion, "1 prompt tokens were sent .* saw 3"),
-        (lambda s: s[0].pop("tokens_evaluated"), BadAnswer, "without 'tokens_evaluated'"),
-        (lambda s: s[0].update(stop_type="none"), BadAnswer, "the reason 'none'"),
+        (lambda s: s[0]["completion_probabilities"].pop(), InvalidCompletion),
+        (lambda s: s[0].pop("completion_probabilities"), InvalidCompletion),
+        (lambda s: s[0]["completion_probabilities"].reverse(), InvalidCompletion),
+        (lambda s: entry(s).update(id=99), InvalidCompletion),
+        (lambda s: entry(s).update(prob=None), NonFinite),
+        (lambda s: entry(s).update(prob=0.0), NonFinite),
+        (lambda s: entry(s).update(prob=float("nan")), NonFinite),
+        (lambda s: entry(s).update(prob=1.5), NonFinite),
+        (lambda s: entry(s).update(prob="1"), BadAnswer),
+        (lambda s: entry(s).pop("prob"), BadAnswer),
+        (lambda s: entry(s)["top_probs"].reverse(), InvalidCompletion),
+        (lambda s: entry(s)["top_probs"].append({"id": 3, "prob": 0.1}), InvalidCompletion),
+        (lambda s: entry(s).pop("top_probs"), BadAnswer),
+        (lambda s: s[0].pop("tokens"), BadAnswer),
+        (lambda s: s[0].update(tokens=["a", "b"]), BadAnswer),
+        (lambda s: s[0].update(tokens_evaluated=3), InvalidCompletion),
+        (lambda s: s[0].pop("tokens_evaluated"), BadAnswer),
+        (lambda s: s[0].update(stop_type="none"), BadAnswer),
     ],
 )
 def test_a_sample_that_cannot_be_believed_is_a_problem(
-    server: LlamaCpp, connect: Connect, spoil: Any, error: type[ZerodriftError], words: str
+    server: LlamaCpp, connect: Connect, spoil: Any, error: type[ZerodriftError]
 ) -> None:
     backend = connect()
     server.spoil = spoil
-
     answer = one(backend, ask(1, logprobs=2))
 
     assert answer.completions == ()
-    [problem] = answer.problems
-    assert problem.code == error.code
-    with pytest.raises(EngineError, match=words):
-        raise EngineError(problem.message)
+    assert [problem.code for problem in answer.problems] == [error.code]
 
 
 def test_the_number_for_a_logarithm_of_zero_is_no_logprob(server: LlamaCpp, connect: Connect) -> None:
     backend = connect(kind=LogprobKind.RAW)
     server.spoil = lambda samples: entry(samples).update(logprob=LOWEST)
 
-    [problem] = one(backend, ask(1)).problems
-    assert problem.code == NonFinite.code
-    assert "logarithm of zero" in problem.message
+    assert [problem.code for problem in one(backend, ask(1)).problems] == [NonFinite.code]
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    "spoil",
     [
-        (lambda s: s.pop(), "asked for 2 samples and answered with 1"),
-        (lambda s: s[1].update(index=0), r"of the indices \[0\]"),
-        (lambda s: s[1].pop("index"), "without 'index'"),
-        (lambda s: s[1].update(index=None), "strange 'index'"),
+        lambda s: s.pop(),
+        lambda s: s[1].update(index=0),
+        lambda s: s[1].pop("index"),
+        lambda s: s[1].update(index=None),
     ],
 )
-def test_samples_that_cannot_be_told_apart(
-    server: LlamaCpp, connect: Connect, spoil: Any, words: str
-) -> None:
+def test_samples_that_cannot_be_told_apart(server: LlamaCpp, connect: Connect, spoil: Any) -> None:
     backend = connect()
     server.spoil = spoil
 
-    with pytest.raises(BadAnswer, match=words):
+    with pytest.raises(BadAnswer):
         backend.generate([ask(1, n=2)])
 
 
@@ -589,79 +548,6 @@ def test_text_becomes_ids(connect: Connect) -> None:
 
     assert backend.tokenize("ab") == (97, 98)
     assert backend.render_chat([{"role": "u", "content": "a"}]) == tuple(b"<u>a")
-
-
-# What goes wrong on the way
-
-
-@pytest.mark.parametrize(
-    ("status", "error", "words"),
-    [
-        (401, EngineRefused, "engine.api_key_env"),
-        (400, EngineRefused, "exceeds the available context size"),
-        (500, EngineError, "server's log"),
-        (503, EngineUnreachable, "no engine behind it"),
-    ],
-)
-def test_refusals_carry_the_servers_words(
-    server: LlamaCpp, connect: Connect, status: int, error: type[EngineError], words: str
-) -> None:
-    backend = connect()
-    message = "request exceeds the available context size"
-    server.routes["POST /completion"] = lambda *_: (status, {"error": {"code": status, "message": message}})
-
-    with pytest.raises(error, match=words) as caught:
-        backend.generate([ask(1)])
-    assert caught.value.exit_code == 3
-    assert len(server.calls) == 1, "a generation is not repeated"
-
-
-def test_a_crowded_server_is_asked_again_when_it_says_so(
-    server: LlamaCpp, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend = connect()
-    complete, busy = server.complete, [1, 1]
-
-    def crowded(call: Any, handler: Any) -> Any:
-        if not busy:
-            return complete(call, handler)
-        busy.pop()
-        handler.send(429, {"error": {"message": "busy"}}, retry_after="0.01")
-        return None
-
-    server.routes["POST /completion"] = crowded
-    assert only(backend, ask(1)).token_ids == (1, 2)
-    assert len(server.calls) == 3
-
-    monkeypatch.setattr(http, "LONGEST_PAUSE_S", 0.001)
-    busy.append(1)
-    with pytest.raises(EngineRefused, match="429"):
-        backend.generate([ask(1)])
-
-
-def test_an_answer_that_breaks_off(server: LlamaCpp, connect: Connect) -> None:
-    backend = connect()
-
-    def half(call: Any, handler: Any) -> None:
-        handler.send_response(200)
-        handler.send_header("content-length", "1000")
-        handler.end_headers()
-        handler.wfile.write(b'{"index": 0, "tokens": [1')
-        handler.close_connection = True
-
-    server.routes["POST /completion"] = half
-    with pytest.raises(EngineUnreachable, match="broke off"):
-        backend.generate([ask(1)])
-    assert len(server.calls) == 1
-
-
-def test_a_server_that_is_gone(server: LlamaCpp, connect: Connect) -> None:
-    backend = connect()
-    backend.close()
-    backend.close()
-
-    with pytest.raises(EngineUnreachable, match="closed"):
-        backend.generate([ask(1)])
 
 
 # Streams
@@ -682,29 +568,26 @@ def test_a_stream_that_is_cut_off_is_unreachable(server: LlamaCpp, connect: Conn
     backend = connect()
     server.spoil_stream = lambda pieces: pieces.pop()
 
-    with pytest.raises(EngineUnreachable, match="before sample 0 had ended"):
+    with pytest.raises(EngineUnreachable):
         backend.stream([ask(1)])
 
 
-def test_logprobs_that_only_the_stream_loses(server: LlamaCpp, connect: Connect) -> None:
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda pieces: pieces[0].pop("completion_probabilities"),
+        # What llama.cpp does with a token that ends inside a character: neither id nor logprob, and nothing looks lost.
+        lambda pieces: pieces.pop(0),
+    ],
+    ids=["logprobs", "ids and logprobs"],
+)
+def test_what_only_the_stream_loses(server: LlamaCpp, connect: Connect, spoil: Any) -> None:
     backend = connect()
-    server.spoil_stream = lambda pieces: pieces[0].pop("completion_probabilities")
-
+    server.spoil_stream = spoil
     [answer] = backend.stream([ask(1)])
 
     assert answer.completions == ()
-    assert "2 tokens carry 1 logprobs" in answer.problems[0].message
-
-
-def test_ids_that_only_the_stream_leaves_out(server: LlamaCpp, connect: Connect) -> None:
-    """What llama.cpp does with a token that ends inside a character: neither id nor logprob, and nothing looks lost."""
-    backend = connect()
-    server.spoil_stream = lambda pieces: pieces.pop(0)
-
-    [answer] = backend.stream([ask(1)])
-
-    assert answer.completions == ()
-    assert "made 2 tokens (tokens_predicted) and sent 1: " in answer.problems[0].message
+    assert [problem.code for problem in answer.problems] == [InvalidCompletion.code]
 
 
 def test_streams_without_ids_are_no_capability(server: LlamaCpp, connect: Connect) -> None:
@@ -716,5 +599,5 @@ def test_streams_without_ids_are_no_capability(server: LlamaCpp, connect: Connec
     backend = connect()
 
     assert backend.capabilities == WHOLE - {Capability.STREAM}
-    with pytest.raises(CapabilityMissing, match=r"cannot stream: .*return_tokens"):
+    with pytest.raises(CapabilityMissing):
         backend.stream([ask(1)])

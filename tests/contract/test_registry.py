@@ -76,7 +76,7 @@ def test_an_engine_that_runs_already(loopback: Any, tmp_path: Path) -> None:
         assert isinstance(engine, VllmBackend)
         assert engine.model == "tiny"
         assert (engine._http.timeout_s, engine._http.concurrency) == (3.0, 2)
-    with pytest.raises(EngineUnreachable, match="closed"):
+    with pytest.raises(EngineUnreachable):
         engine._http.get("/v1/models")
     assert not list(tmp_path.iterdir())
 

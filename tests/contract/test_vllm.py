@@ -3,16 +3,14 @@
 import contextlib
 import copy
 import json
-import re
 import shutil
 import threading
-import time
 
 import pytest
+from asking import ask, one
 from safetensors.torch import load_file, save_file
 
 from zerodrift import models
-from zerodrift.backends import http
 from zerodrift.backends.base import Capability
 from zerodrift.backends.vllm import HINTS, VllmBackend
 from zerodrift.core.completion import FinishReason, LogprobKind, TokenAlternative
@@ -30,7 +28,6 @@ from zerodrift.core.errors import (
     UnsupportedModel,
     ZerodriftError,
 )
-from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
 
 NAN_WORDS = "Out of range float values are not JSON compliant"
@@ -89,6 +86,16 @@ class Vllm:
             "POST /collective_rpc": lambda call, handler: (200, {"results": [None]}),
             "POST /reset_prefix_cache": lambda call, handler: (200, {"success": self.reset}),
         }
+
+    def answers(self, status, when=lambda body: True, path="/v1/completions", words="not now"):
+        """Calls with such a body get this status, in these words."""
+        route = f"POST {path}"
+        usual = self.routes[route]
+        self.routes[route] = lambda call, handler: (
+            handler.send(status, {"error": {"message": words}}, retry_after="0")
+            if when(call.body)
+            else usual(call, handler)
+        )
 
     def without(self, *paths):
         for name in [name for name in self.routes if name.split(" ")[1].split("?")[0] in paths]:
@@ -204,23 +211,18 @@ def connect(server):
         yield connect
 
 
-def ask(*ids, salt=None, **sampling):
-    return Request(Prompt(ids, cache_salt=salt), SamplingParams(**({"max_tokens": 2} | sampling)))
-
-
-def one(backend, request):
-    [answer] = backend.generate([request])
-    return answer
-
-
 # What the server can do
+
+NEVER = (400, 404, 405, 422, 501)
+GATEWAY = (302, 401, 403, 404)
 
 
 def test_a_full_server_has_every_capability(connect):
     backend = connect()
 
-    assert backend.capabilities == frozenset(Capability)
+    assert backend.capabilities == frozenset(Capability) == set(HINTS)
     assert (backend.name, backend.model, backend.max_model_len) == ("vllm", "tiny", 64)
+    assert backend.generate([]) == backend.score([]) == []
 
 
 def test_a_plain_server_has_what_it_shows(server, connect):
@@ -271,17 +273,56 @@ def test_a_field_that_is_ignored_is_no_capability_and_is_not_asked_for(
         backend.generate([ask(1, **request_)])
 
 
-def test_every_capability_has_its_hint():
-    assert set(HINTS) == set(Capability)
+@pytest.mark.parametrize(
+    ("when", "status", "lost"),
+    [
+        *((lambda body: "prompt_logprobs" in body, status, Capability.SCORE) for status in NEVER),
+        *((lambda body: "stream" in body, status, Capability.STREAM) for status in NEVER),
+        *((lambda body: "max_tokens" not in body, status, Capability.TOKENIZE) for status in GATEWAY),
+        (lambda body: body.get("logprobs"), 400, Capability.TOP_LOGPROBS),
+    ],
+)
+def test_a_refusal_is_a_missing_capability(server, connect, when, status, lost):
+    server.answers(status, when, "/tokenize" if lost is Capability.TOKENIZE else "/v1/completions")
+
+    assert connect().capabilities == frozenset(Capability) - {lost}
 
 
-def test_a_server_that_allows_no_alternatives(server, connect):
-    complete = server.complete
-    server.routes["POST /v1/completions"] = lambda call, handler: (
-        (400, {"error": "max allowed: 0"}) if call.body.get("logprobs") else complete(call, handler)
-    )
+@pytest.mark.parametrize(
+    ("status", "error"), [(429, EngineRefused), (500, EngineError), (503, EngineUnreachable)]
+)
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs", "seed", "cache_salt", "stream", "tokenize"])
+def test_a_failure_of_the_moment_is_no_missing_capability(server, connect, field, status, error):
+    path = "/tokenize" if field == "tokenize" else "/v1/completions"
+    server.answers(status, lambda body: field == "tokenize" or field in body, path)
 
-    assert Capability.TOP_LOGPROBS not in connect().capabilities
+    with pytest.raises(EngineError) as caught:
+        connect()
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "error"),
+    [
+        ("/v1/models", 401, EngineRefused),
+        ("/v1/models", 403, EngineRefused),
+        ("/v1/models", 404, EngineRefused),
+        ("/weight_info", 429, EngineRefused),
+        ("/weight_info", 500, EngineError),
+    ],
+)
+def test_a_route_that_fails_is_not_one_that_is_closed(server, connect, path, status, error):
+    server.routes[f"GET {path}"] = lambda call, handler: handler.send(status, {}, retry_after="0")
+
+    with pytest.raises(EngineError) as caught:
+        connect()
+    assert type(caught.value) is error
+
+
+def test_nan_that_the_server_cannot_write_is_no_missing_capability(server, connect):
+    server.answers(400, lambda body: "logprobs" in body or body.get("prompt_logprobs") == 0, words=NAN_WORDS)
+
+    assert connect().capabilities == frozenset(Capability)
 
 
 @pytest.mark.parametrize("status", [200, 401, 404, 500])
@@ -309,84 +350,10 @@ def test_a_gateway_that_lets_only_v1_through_does_not_stop_the_audit(server, con
     assert backend.fingerprint().semantic == {"model": "tiny"}
 
 
-@pytest.mark.parametrize("status", [401, 403])
-def test_a_key_that_is_refused_for_v1_is_an_error(server, connect, status):
-    server.routes["GET /v1/models"] = lambda call, handler: (status, {"error": "Unauthorized"})
-
-    with pytest.raises(EngineRefused, match="api_key_env"):
-        connect()
-
-
-@pytest.mark.parametrize(("status", "error"), [(429, EngineRefused), (500, EngineError)])
-def test_a_route_that_fails_is_not_one_that_is_closed(server, connect, status, error):
-    server.routes["GET /weight_info"] = lambda call, handler: handler.send(status, {}, retry_after="0")
-
-    with pytest.raises(error, match=f"/weight_info .*{status}"):
-        connect()
-
-
-BUSY = [(401, EngineRefused), (429, EngineRefused), (500, EngineError), (503, EngineUnreachable)]
-
-
-@pytest.mark.parametrize(("status", "error"), BUSY)
-@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs", "seed", "cache_salt", "stream"])
-def test_a_failure_of_the_moment_is_no_missing_capability(server, connect, field, status, error):
-    complete = server.complete
-    server.routes["POST /v1/completions"] = lambda call, handler: (
-        handler.send(status, {"error": "not now"}, retry_after="0")
-        if field in call.body
-        else complete(call, handler)
-    )
-
-    with pytest.raises(EngineError, match="not now") as caught:
-        connect()
-    assert type(caught.value) is error
-
-
-@pytest.mark.parametrize("status", [400, 404, 405, 422, 501])
-@pytest.mark.parametrize(
-    ("field", "lost"), [("prompt_logprobs", Capability.SCORE), ("stream", Capability.STREAM)]
-)
-def test_a_refusal_is_a_missing_capability(server, connect, field, lost, status):
-    complete = server.complete
-    server.routes["POST /v1/completions"] = lambda call, handler: (
-        (status, {"error": "never"}) if field in call.body else complete(call, handler)
-    )
-
-    assert connect().capabilities == frozenset(Capability) - {lost}
-
-
-@pytest.mark.parametrize(("status", "error"), BUSY[1:])
-def test_a_tokenizer_that_fails_is_not_one_that_is_missing(server, connect, status, error):
-    server.routes["POST /tokenize"] = lambda call, handler: handler.send(
-        status, {"error": "x"}, retry_after="0"
-    )
-
-    with pytest.raises(error, match="/tokenize"):
-        connect()
-
-
-@pytest.mark.parametrize("status", [302, 401, 403, 404])
-def test_a_tokenizer_behind_a_gateway_is_missing(server, connect, status):
-    server.routes["POST /tokenize"] = lambda call, handler: (status, {"error": "a gateway"})
-
-    assert connect().capabilities == frozenset(Capability) - {Capability.TOKENIZE}
-
-
-def test_a_stream_that_breaks_off_is_no_missing_capability(server, connect):
-    complete = server.complete
-    server.routes["POST /v1/completions"] = lambda call, handler: (
-        breaks_off(call, handler) if call.body.get("stream") else complete(call, handler)
-    )
-
-    with pytest.raises(EngineUnreachable, match="broke off"):
-        connect()
-
-
 def test_without_token_ids_there_is_nothing_to_audit(server, connect):
     server.reads.remove("return_token_ids")
 
-    with pytest.raises(CapabilityMissing, match="return_token_ids"):
+    with pytest.raises(CapabilityMissing):
         connect()
 
 
@@ -396,17 +363,6 @@ def test_a_server_that_reports_logits_is_refused_with_the_flag(server, connect, 
 
     with pytest.raises(CapabilityMissing, match="--logprobs-mode processed_logprobs"):
         connect()
-
-
-def test_a_server_with_nan_weights_can_be_connected_to(server, connect):
-    complete = server.complete
-    server.routes["POST /v1/completions"] = lambda call, handler: (
-        (400, {"error": {"message": NAN_WORDS}})
-        if "logprobs" in call.body or call.body.get("prompt_logprobs") == 0
-        else complete(call, handler)
-    )
-
-    assert connect().capabilities == frozenset(Capability)
 
 
 def test_the_address_may_end_in_v1(server):
@@ -423,7 +379,7 @@ def test_the_model_is_chosen_by_name(server, connect):
 
     assert (backend.model, backend.max_model_len) == ("adapter", 64)
     assert {call.body["model"] for call in server.calls if call.path == "/v1/completions"} == {"adapter"}
-    with pytest.raises(EngineRefused, match=r"serves \['tiny', 'adapter'\], not 'big'"):
+    with pytest.raises(EngineRefused):
         connect(model="big")
 
 
@@ -441,32 +397,12 @@ def test_a_model_is_as_long_as_its_own_card_says_or_its_bases(server, connect, w
         connect()
 
 
-@pytest.mark.parametrize("models", [[], [{"id": "x"}]])
+@pytest.mark.parametrize("models", [[], [{"id": "x"}], [{"name": "x"}]])
 def test_a_server_that_does_not_say_how_long_is_no_vllm(server, connect, models):
     server.models = models
 
-    with pytest.raises(BadAnswer, match="max_model_len"):
+    with pytest.raises(BadAnswer):
         connect()
-
-
-def test_wrong_shapes_are_bad_answers(server, connect):
-    server.models = [{"name": "x"}]
-    with pytest.raises(BadAnswer, match=r"/v1/models .*shape.*is this a vLLM server"):
-        connect()
-
-
-def test_no_server_at_all(loopback):
-    with pytest.raises(EngineRefused, match="404"):
-        VllmBackend(loopback.url)
-
-
-def test_closing_twice_is_fine(server, monkeypatch):
-    monkeypatch.setattr(http, "FIRST_PAUSE_S", 0.01)
-    backend = VllmBackend(server.url)
-    backend.close()
-    backend.close()
-    with pytest.raises(EngineUnreachable, match="closed"):
-        backend.generate([ask(1)])
 
 
 # What is sent
@@ -521,9 +457,9 @@ def test_explicit_leaves_nothing_to_the_server(server, connect):
 def test_a_request_that_would_be_cut_is_not_sent(server, connect):
     backend = connect()
 
-    with pytest.raises(InvalidPrompt, match="63 prompt tokens and 2 to generate exceed max_model_len=64"):
+    with pytest.raises(InvalidPrompt):
         backend.generate([ask(1), ask(*range(63))])
-    with pytest.raises(InvalidPrompt, match="64 prompt tokens"):
+    with pytest.raises(InvalidPrompt):
         backend.score([range(64)])
     assert server.calls == []
     assert len(backend.score([range(63)])[0]) == 62
@@ -535,6 +471,7 @@ def test_a_request_that_would_be_cut_is_not_sent(server, connect):
 def test_a_completion_carries_all_that_the_server_said(server, connect):
     server.cached_tokens = 16
     backend = connect()
+    server.spoil = lambda answer: answer["choices"].reverse()  # they are bound by index, not by order
 
     answer = one(backend, ask(20, 30, n=2, seed=1, logprobs=2, prompt_logprobs=0))
 
@@ -555,25 +492,6 @@ def test_a_completion_carries_all_that_the_server_said(server, connect):
     assert first.sampling.seed == 1
 
 
-def test_nothing_asked_nothing_answered(server, connect):
-    assert connect().generate([]) == []
-
-
-def test_answers_keep_the_order_of_requests(server, connect):
-    complete = server.complete
-
-    def late_first(call, handler):
-        time.sleep(0.1 if call.body["prompt"][-1] < 4 else 0)
-        return complete(call, handler)
-
-    backend = connect(concurrency=8)
-    server.routes["POST /v1/completions"] = late_first
-
-    answers = backend.generate([ask(i) for i in range(1, 9)])
-
-    assert [answer.completions[0].token_ids[0] for answer in answers] == list(range(1, 9))
-
-
 def test_requests_are_in_flight_together(server, connect):
     backend = connect(concurrency=6)
     complete, meeting = server.complete, threading.Barrier(6)
@@ -585,16 +503,6 @@ def test_requests_are_in_flight_together(server, connect):
     server.routes["POST /v1/completions"] = meet
 
     assert len(backend.generate([ask(i) for i in range(6)])) == 6
-
-
-def test_choices_are_bound_by_index_not_by_order(server, connect):
-    backend = connect()
-    server.spoil = lambda answer: answer["choices"].reverse()
-
-    answer = one(backend, ask(1, n=3))
-
-    assert [completion.sample_index for completion in answer.completions] == [0, 1, 2]
-    assert [completion.token_ids[0] for completion in answer.completions] == [1, 11, 21]
 
 
 def change(**changes):
@@ -611,47 +519,46 @@ def change(**changes):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "code", "says"),
+    ("spoil", "code"),
     [
-        (change(logprobs=None), "value/completion", "no logprobs"),
-        (change(logprobs__token_logprobs=[-1.0]), "value/completion", "2 tokens carry 1 logprobs"),
-        (change(logprobs__token_logprobs=[-1.0, None]), "value/non-finite", "null"),
-        (change(logprobs__token_logprobs=[float("nan"), -1.0]), "value/non-finite", "nan"),
-        (change(logprobs__token_logprobs=[-1.0, float("-inf")]), "value/non-finite", "-inf"),
-        (change(logprobs__token_logprobs=[-9999.0, -1.0]), "value/non-finite", "-9999"),
-        (change(logprobs__token_logprobs=[0.5, -1.0]), "value/completion", "no log-probability"),
-        (change(logprobs__token_logprobs="all of them"), "engine/bad-answer", "shape"),
-        (change(logprobs__tokens=["token_id:11", "token_id:99"]), "value/completion", "other tokens"),
-        (change(logprobs__tokens=["token_id:12", "token_id:11"]), "value/completion", "other tokens"),
-        (change(logprobs__tokens=["token_id:x", "token_id:1"]), "engine/bad-answer", "token_id:x"),
-        (change(logprobs__top_logprobs=[]), "value/completion", "alternatives for 0"),
-        (change(logprobs__top_logprobs=[{"token_id:1": -1.0}]), "value/completion", "alternatives for 1"),
-        (change(logprobs__top_logprobs=[None, None]), "value/completion", "no alternatives"),
-        (change(logprobs__top_logprobs=[{"a": -1.0}] * 2), "engine/bad-answer", "token 'a'"),
-        (change(logprobs__top_logprobs=[{"token_id:1": None}] * 2), "value/non-finite", "null"),
-        (change(logprobs__top_logprobs=[{"token_id:1": float("nan")}] * 2), "value/non-finite", "nan"),
+        (change(logprobs=None), "value/completion"),
+        (change(logprobs__token_logprobs=[-1.0]), "value/completion"),
+        (change(logprobs__token_logprobs=[-1.0, None]), "value/non-finite"),
+        (change(logprobs__token_logprobs=[float("nan"), -1.0]), "value/non-finite"),
+        (change(logprobs__token_logprobs=[-1.0, float("-inf")]), "value/non-finite"),
+        (change(logprobs__token_logprobs=[-9999.0, -1.0]), "value/non-finite"),
+        (change(logprobs__token_logprobs=[0.5, -1.0]), "value/completion"),
+        (change(logprobs__token_logprobs="all of them"), "engine/bad-answer"),
+        (change(logprobs__tokens=["token_id:11", "token_id:99"]), "value/completion"),
+        (change(logprobs__tokens=["token_id:12", "token_id:11"]), "value/completion"),
+        (change(logprobs__tokens=["token_id:x", "token_id:1"]), "engine/bad-answer"),
+        (change(logprobs__top_logprobs=[]), "value/completion"),
+        (change(logprobs__top_logprobs=[{"token_id:1": -1.0}]), "value/completion"),
+        (change(logprobs__top_logprobs=[None, None]), "value/completion"),
+        (change(logprobs__top_logprobs=[{"a": -1.0}] * 2), "engine/bad-answer"),
+        (change(logprobs__top_logprobs=[{"token_id:1": None}] * 2), "value/non-finite"),
+        (change(logprobs__top_logprobs=[{"token_id:1": float("nan")}] * 2), "value/non-finite"),
         (
             change(logprobs__top_logprobs=[{f"token_id:{i}": -1.0 for i in range(500, 504)}] * 2),
             "value/completion",
-            "carries 4 alternatives; 2",
         ),
-        (change(token_ids=None), "value/completion", "return_token_ids"),
-        (change(prompt_token_ids=None), "value/completion", "return_token_ids"),
-        (change(token_ids=[11, -1]), "value/completion", "other tokens"),
-        (change(token_ids=["11", "12"]), "engine/bad-answer", "shape"),
-        (change(prompt_token_ids=[]), "value/completion", "0 prompt tokens"),
-        (change(prompt_logprobs=None), "value/completion", "carry None prompt logprobs"),
-        (change(prompt_logprobs=[None]), "value/completion", "carry 1 prompt logprobs"),
-        (change(prompt_logprobs=[None, None]), "value/completion", "own token 1"),
-        (change(prompt_logprobs=[None, {"5": {"logprob": -1.0}}]), "value/completion", "own token 1"),
-        (change(prompt_logprobs=[None, {"1": {"logprob": None}}]), "value/non-finite", "null"),
-        (change(prompt_logprobs=[None, {"1": {"logprob": -9999.0}}]), "value/non-finite", "-9999"),
-        (change(finish_reason="repetition"), "engine/bad-answer", "repetition"),
-        (change(finish_reason=None), "engine/bad-answer", "None"),
+        (change(token_ids=None), "value/completion"),
+        (change(prompt_token_ids=None), "value/completion"),
+        (change(token_ids=[11, -1]), "value/completion"),
+        (change(token_ids=["11", "12"]), "engine/bad-answer"),
+        (change(prompt_token_ids=[]), "value/completion"),
+        (change(prompt_logprobs=None), "value/completion"),
+        (change(prompt_logprobs=[None]), "value/completion"),
+        (change(prompt_logprobs=[None, None]), "value/completion"),
+        (change(prompt_logprobs=[None, {"5": {"logprob": -1.0}}]), "value/completion"),
+        (change(prompt_logprobs=[None, {"1": {"logprob": None}}]), "value/non-finite"),
+        (change(prompt_logprobs=[None, {"1": {"logprob": -9999.0}}]), "value/non-finite"),
+        (change(finish_reason="repetition"), "engine/bad-answer"),
+        (change(finish_reason=None), "engine/bad-answer"),
     ],
 )
 def test_a_sample_that_cannot_be_believed_is_a_problem_and_its_neighbours_are_not(
-    server, connect, spoil, code, says
+    server, connect, spoil, code
 ):
     backend = connect()
     server.spoil = spoil
@@ -661,7 +568,6 @@ def test_a_sample_that_cannot_be_believed_is_a_problem_and_its_neighbours_are_no
     [problem] = answer.problems
     assert problem.code == code
     assert problem.message.startswith("sample 1: ")
-    assert says in problem.message
     assert [completion.sample_index for completion in answer.completions] == [0, 2]
 
 
@@ -682,7 +588,7 @@ def test_an_answer_that_cannot_be_told_apart_raises(server, connect, spoil):
     backend = connect()
     server.spoil = spoil
 
-    with pytest.raises(BadAnswer, match="/v1/completions"):
+    with pytest.raises(BadAnswer):
         backend.generate([ask(1, n=2)])
 
 
@@ -731,32 +637,15 @@ def test_alternatives_are_the_likeliest_in_order(server, connect, entry, expecte
 
 def test_nan_that_the_server_cannot_write_is_a_problem_of_every_sample(server, connect):
     backend = connect()
-    complete = server.complete
-    server.routes["POST /v1/completions"] = lambda call, handler: (
-        (400, {"error": {"message": NAN_WORDS, "type": "BadRequestError", "code": 400}})
-        if call.body["prompt"] == [1]
-        else complete(call, handler)
-    )
+    server.answers(400, lambda body: body["prompt"] == [1], words=NAN_WORDS)
 
     sick, well = backend.generate([ask(1, n=2), ask(2)])
 
     assert [problem.code for problem in sick.problems] == [NonFinite.code] * 2
     assert sick.completions == ()
     assert len(well.completions) == 1
-    with pytest.raises(NonFinite, match="NaN"):
+    with pytest.raises(NonFinite):
         backend.score([(1,)])
-
-
-@pytest.mark.parametrize(
-    ("status", "error"),
-    [(400, EngineRefused), (401, EngineRefused), (500, EngineError), (503, EngineUnreachable)],
-)
-def test_a_call_that_fails_as_a_whole_raises(server, connect, status, error):
-    backend = connect()
-    server.routes["POST /v1/completions"] = lambda call, handler: (status, {"error": {"message": "why"}})
-
-    with pytest.raises(error, match="why"):
-        backend.generate([ask(1)])
 
 
 def test_the_version_is_unknown_where_it_moved_or_is_not_shown(server, connect):
@@ -797,8 +686,7 @@ def test_scores_are_those_of_the_tokens_after_the_first(server, connect):
 
     assert backend.score([(3, 4, 5), (6,), (1, 2)]) == [[-4.0, -5.0], [], [-2.0]]
     assert [call.body["prompt_logprobs"] for call in server.calls] == [0, 0, 0]
-    assert backend.score([]) == []
-    with pytest.raises(InvalidPrompt, match="empty"):
+    with pytest.raises(InvalidPrompt):
         backend.score([()])
 
 
@@ -813,6 +701,7 @@ def test_scores_are_those_of_the_tokens_after_the_first(server, connect):
         (lambda choice: choice["prompt_logprobs"][1].clear(), ZerodriftError),
         (lambda choice: choice["prompt_logprobs"][1]["4"].update(logprob=-9999.0), NonFinite),
         (lambda choice: choice["prompt_logprobs"][1]["4"].update(logprob=float("nan")), NonFinite),
+        (lambda choice: choice.clear(), BadAnswer),
     ],
 )
 def test_scores_that_cannot_be_believed_raise(server, connect, spoil, error):
@@ -821,14 +710,6 @@ def test_scores_that_cannot_be_believed_raise(server, connect, spoil, error):
 
     with pytest.raises(error):
         backend.score([(3, 4, 5)])
-
-
-def test_a_score_without_a_choice_is_a_bad_answer(server, connect):
-    backend = connect()
-    server.spoil = lambda answer: answer["choices"].clear()
-
-    with pytest.raises(BadAnswer, match="shape"):
-        backend.score([(3, 4)])
 
 
 def test_the_server_tokenizes(server, connect):
@@ -872,9 +753,9 @@ def test_a_server_without_labels_is_not_asked_for_one(server, connect, checkpoin
 def test_weights_that_would_kill_the_engine_are_not_sent(server, connect, checkpoint, tmp_path):
     backend = connect()
 
-    with pytest.raises(ModelNotFound, match="would die"):
+    with pytest.raises(ModelNotFound):
         backend.load_weights(tmp_path / "nowhere", WeightVersion("x"))
-    with pytest.raises(UnsupportedModel, match=r"no config\.json"):
+    with pytest.raises(UnsupportedModel):
         backend.load_weights(tmp_path, WeightVersion("x"))
     torn = tmp_path / "torn"
     shutil.copytree(checkpoint, torn)
@@ -894,7 +775,7 @@ def test_tensors_that_do_not_fit_what_is_served_are_not_sent(server, connect, ch
     tensors["model.norm.weight"] = tensors["model.norm.weight"][:16].clone()
     save_file(tensors, narrow / "model.safetensors", metadata={"format": "pt"})
 
-    with pytest.raises(ModelError, match=r"model\.norm\.weight has shape \(16,\).*would die"):
+    with pytest.raises(ModelError, match=r"model\.norm\.weight"):
         backend.load_weights(narrow, WeightVersion("x"))
     assert server.calls == []
     backend.load_weights(checkpoint, WeightVersion("x"))
@@ -1017,78 +898,6 @@ def test_a_server_started_anew_with_the_same_settings_is_known_by_its_number(ser
     assert connect().fingerprint() == before, "the number itself is no fact: it is another in every run"
 
 
-def test_a_server_started_anew_with_another_model_is_refused_in_its_own_words(server, connect):
-    backend = connect()
-    words = "The model `tiny` does not exist."
-    server.routes["POST /v1/completions"] = lambda call, handler: (404, {"error": {"message": words}})
-
-    with pytest.raises(EngineRefused, match=words):
-        backend.generate([ask(1)])
-
-
-def breaks_off(call, handler):
-    handler.send_response(200)
-    handler.send_header("content-length", "5000")
-    handler.end_headers()
-    handler.wfile.write(b'{"choices": [{"index": 0, "token_ids": [1')
-    handler.close_connection = True
-
-
-def test_a_server_that_dies_in_the_middle_of_an_answer_is_not_asked_for_it_again(server, connect):
-    """A completion that was asked for twice would be two samples, of which one is thrown away by its fate."""
-    backend = connect()
-    complete = server.complete
-    server.routes["POST /v1/completions"] = lambda call, handler: (
-        breaks_off(call, handler) if call.body["prompt"] == [2] else complete(call, handler)
-    )
-
-    with pytest.raises(EngineUnreachable, match="broke off") as caught:
-        backend.generate([ask(1), ask(2)])
-
-    assert "check that the server runs" in str(caught.value)
-    sent = [call for call in server.calls if call.path == "/v1/completions"]
-    assert [call.body["prompt"] for call in sent].count([2]) == 1
-
-
-def test_a_server_that_is_back_is_used_again(server, connect):
-    backend = connect()
-    complete = server.complete
-    server.routes["POST /v1/completions"] = lambda call, handler: (503, {"error": "starting"})
-    with pytest.raises(EngineUnreachable, match="no engine behind it now"):
-        backend.generate([ask(1)])
-    server.routes["POST /v1/completions"] = complete
-
-    assert len(one(backend, ask(1)).completions) == 1
-
-
-def test_a_busy_server_is_waited_for_as_long_as_it_asks(server, connect):
-    backend = connect()
-    complete, times = server.complete, []
-
-    def busy_once(call, handler):
-        times.append(time.monotonic())
-        return (
-            handler.send(429, {"error": "busy"}, retry_after="0.3")
-            if len(times) == 1
-            else complete(call, handler)
-        )
-
-    server.routes["POST /v1/completions"] = busy_once
-
-    assert len(one(backend, ask(1)).completions) == 1
-    assert times[1] - times[0] >= 0.3
-
-
-def test_a_key_that_is_no_longer_taken_names_the_setting(server, connect):
-    backend = connect(api_key="old")
-    server.routes["POST /v1/completions"] = lambda call, handler: (401, {"error": "Unauthorized"})
-
-    with pytest.raises(EngineRefused, match="api_key_env") as caught:
-        backend.generate([ask(1)])
-
-    assert "old" not in str(caught.value)
-
-
 # Streams
 
 
@@ -1108,14 +917,6 @@ def test_what_is_streamed_is_what_comes_whole(server, connect, interval):
     assert body["stream_options"] == {"include_usage": True}
 
 
-def lose_token(chunks):
-    del chunks[1]
-
-
-def repeat(chunks):
-    chunks.insert(1, chunks[1])
-
-
 def lose_logprobs(chunks):
     chunks[1]["choices"][0]["logprobs"] = None
 
@@ -1131,15 +932,8 @@ def shift_logprobs(chunks):
         chunk["choices"][0]["logprobs"] = logprobs
 
 
-@pytest.mark.parametrize(
-    ("spoil", "says"),
-    [
-        (lose_logprobs, "sampled .* and reports logprobs of"),
-        (lose_all_logprobs, "carries no logprobs"),
-        (shift_logprobs, "they belong to other tokens"),
-    ],
-)
-def test_logprobs_that_are_lost_in_the_stream_are_a_problem_of_the_sample(server, connect, spoil, says):
+@pytest.mark.parametrize("spoil", [lose_logprobs, lose_all_logprobs, shift_logprobs])
+def test_logprobs_that_are_lost_in_the_stream_are_a_problem_of_the_sample(server, connect, spoil):
     backend = connect()
     server.spoil_stream = spoil
 
@@ -1147,55 +941,42 @@ def test_logprobs_that_are_lost_in_the_stream_are_a_problem_of_the_sample(server
 
     assert answer.completions == ()
     assert [problem.code for problem in answer.problems] == ["value/completion"]
-    assert re.search(says, answer.problems[0].message)
     assert one(backend, ask(1, max_tokens=4)).problems == ()
 
 
 def test_a_lost_or_repeated_piece_is_not_mended(server, connect):
     backend = connect()
-    server.spoil_stream = lose_token
+    server.spoil_stream = lambda chunks: chunks.pop(1)
     [answer] = backend.stream([ask(1, max_tokens=4)])
     assert answer.completions[0].token_ids == (1, 3, 4)
-    server.spoil_stream = repeat
+    server.spoil_stream = lambda chunks: chunks.insert(1, chunks[1])
     [answer] = backend.stream([ask(1, max_tokens=4)])
     assert answer.completions[0].token_ids == (1, 2, 2, 3, 4)
 
 
-def no_end(chunks):
-    chunks.pop()
-
-
-def no_finish(chunks):
-    chunks[-3]["choices"][0]["finish_reason"] = None
-
-
-def after_the_end(chunks):
-    chunks.insert(-2, chunks[-3])
-
-
-def unasked(chunks):
-    chunks[0]["choices"][0] |= {"index": 4, "finish_reason": "stop"}
-
-
-def words(chunks):
+def died(chunks):
     chunks[1:] = [{"error": {"message": "EngineCore died", "code": 500}}, "[DONE]"]
 
 
 @pytest.mark.parametrize(
-    ("spoil", "error", "says"),
+    ("spoil", "error"),
     [
-        (no_end, EngineUnreachable, r"without \[DONE\]"),
-        (no_finish, BadAnswer, "never said why sample 0 ended"),
-        (after_the_end, BadAnswer, "went on with sample 0"),
-        (unasked, BadAnswer, r"answered with 2, of the indices \[0, 4\]"),
-        (words, EngineError, "EngineCore died"),
+        (lambda chunks: chunks.pop(), EngineUnreachable),
+        (lambda chunks: chunks[-3]["choices"][0].update(finish_reason=None), BadAnswer),
+        (lambda chunks: chunks.insert(-2, chunks[-3]), BadAnswer),
+        (lambda chunks: chunks[0]["choices"][0].update(index=4, finish_reason="stop"), BadAnswer),
+        (died, EngineError),
     ],
+    ids=["no end", "no reason", "after the end", "unasked", "an error inside"],
 )
-def test_a_stream_that_cannot_be_put_together(server, connect, spoil, error, says):
+def test_a_stream_that_cannot_be_put_together(server, connect, spoil, error):
+    """What is wrong with a stream is for a probe to say, and not to be hidden by a missing capability."""
+    server.spoil_stream = spoil if error is EngineUnreachable else server.spoil_stream
     backend = connect()
+    assert Capability.STREAM in backend.capabilities
     server.spoil_stream = spoil
 
-    with pytest.raises(EngineError, match=says) as caught:
+    with pytest.raises(EngineError) as caught:
         backend.stream([ask(1, max_tokens=4)])
     assert type(caught.value) is error
 
@@ -1206,25 +987,17 @@ def without_ids(chunks):
             choice.pop("token_ids", None)
 
 
-@pytest.mark.parametrize("how", ["no stream", "no ids", "refused"])
+@pytest.mark.parametrize("how", ["no stream", "no ids"])
 def test_a_server_that_does_not_stream_ids_says_so(server, connect, how):
-    complete = server.complete
+    usual = server.complete
     if how == "no ids":
         server.spoil_stream = without_ids
     else:
-        status = 200 if how == "no stream" else 400
         server.routes["POST /v1/completions"] = lambda call, handler: (
-            (status, server.answer(call.body)) if call.body.get("stream") else complete(call, handler)
+            (200, server.answer(call.body)) if call.body.get("stream") else usual(call, handler)
         )
     backend = connect()
 
     assert backend.capabilities == frozenset(Capability) - {Capability.STREAM}
-    with pytest.raises(CapabilityMissing, match=r"cannot stream: .*return_token_ids"):
+    with pytest.raises(CapabilityMissing):
         backend.stream([ask(1)])
-
-
-def test_a_server_that_streams_wrongly_has_the_capability(server, connect):
-    """What is wrong with its streams is for a probe to say, and not to be hidden by a missing capability."""
-    server.spoil_stream = no_end
-
-    assert Capability.STREAM in connect().capabilities

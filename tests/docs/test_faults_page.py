@@ -13,7 +13,7 @@ AGAIN = "run `make faults-full`"
 
 @pytest.fixture(scope="module")
 def page(script: Callable[[str], ModuleType]) -> ModuleType:
-    return script("page")
+    return script("faults/page")
 
 
 def test_the_page_is_that_of_its_results(page: ModuleType) -> None:

@@ -12,7 +12,7 @@ AGAIN = "run `make history`"
 
 @pytest.fixture(scope="module")
 def would_have_caught(script: Callable[[str], ModuleType]) -> ModuleType:
-    return script("would_have_caught")
+    return script("faults/would_have_caught")
 
 
 def test_the_page_is_that_of_its_results(would_have_caught: ModuleType) -> None:

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from zerodrift import models
 from zerodrift.backends.http import HttpClient
-from zerodrift.backends.launch import LaunchedServer, launch_vllm
+from zerodrift.backends.launch import LaunchedServer
+from zerodrift.backends.vllm_launch import launch_vllm
 from zerodrift.doctor.behaviour import Behaviour
 from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.diagnosis import diagnose

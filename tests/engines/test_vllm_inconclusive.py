@@ -12,8 +12,7 @@ from rich.console import Console
 from zerodrift import models
 from zerodrift.audit.progress import Silent
 from zerodrift.audit.session import Session
-from zerodrift.backends.launch import launch_vllm
-from zerodrift.backends.vllm_flags import flags
+from zerodrift.backends.vllm_launch import flags, launch_vllm
 from zerodrift.config.load import load
 from zerodrift.records.verdict import Outcome, VerdictRecord
 from zerodrift.view.text import print_verdict

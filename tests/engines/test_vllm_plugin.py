@@ -25,7 +25,7 @@ pytestmark = pytest.mark.engines
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "docs" / "vllm.yaml"
-RELEASES = ("vllm-0.28.0", "vllm-0.32.0")
+RELEASES = (pytest.param("vllm-0.28.0", marks=pytest.mark.long), "vllm-0.32.0")
 LAYER = "model.layers.1."
 DOWN = f"{LAYER}mlp.down_proj.weight"
 

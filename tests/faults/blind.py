@@ -9,13 +9,13 @@ L positions, K keys, H hidden, T tokens, V vocabulary.
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
 import msgspec
 import torch
+from planted import UNEXPLAINED, Planted
 
 from zerodrift.backends import generation
 from zerodrift.backends.base import Backend
@@ -28,23 +28,8 @@ from zerodrift.faults.wrapper import FaultyBackend, clone, the_reference
 from zerodrift.sampler.noise import uniform
 from zerodrift.sampler.processing import History, histories, processed_logprobs
 
-UNEXPLAINED = "unexplained"
-
 Damage = Callable[[Any], None]
 """Changes a transformers model in place."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlindFault:
-    """A bug that the auditor was not written for."""
-
-    name: str
-    says: str
-    """Which real bug this re-enacts, in one sentence."""
-    plant: Callable[[Backend], Backend]
-    """A reference engine to one with the bug; the one handed in stays as it is."""
-    true_names: frozenset[str]
-    """Causes that are a true name for it."""
 
 
 class _Broken(FaultyBackend):
@@ -279,69 +264,69 @@ def _formatted(completion: Completion) -> Completion:
 
 
 BLIND = (
-    BlindFault(
+    Planted(
         "attention-base-two",
         "An attention kernel that works with exp2 forgets to fold log2(e) into its scale, so that its softmax has "
         "base 2.",
         _damaged(_base_two_softmax),
         frozenset({UNEXPLAINED}),
     ),
-    BlindFault(
+    Planted(
         "logit-soft-cap",
         "The final logits are soft-capped at 30, as another model family wants it, since a default of the runner "
         "was left on.",
         _damaged(_soft_cap),
         frozenset({UNEXPLAINED}),
     ),
-    BlindFault(
+    Planted(
         "two-decimals",
         "The server writes logprobs into its JSON with two decimals.",
         _TwoDecimals,
         frozenset({UNEXPLAINED}),
     ),
-    BlindFault(
+    Planted(
         "padded-vocabulary",
         "The embeddings were resized to a multiple of the shard size, and the softmax counts the rows that were added, "
         "of which no token is ever drawn.",
         _PaddedVocabulary,
         frozenset({UNEXPLAINED, "semantic/sampling-bias"}),
     ),
-    BlindFault(
+    Planted(
         "dynamic-temperature",
         "A sampler for chat is left on that follows the entropy of each row, from half of the requested temperature "
         "to one and a half.",
         _DynamicTemperature,
         frozenset({"semantic/temperature"}),
     ),
-    BlindFault(
+    Planted(
         "draft-logprobs",
         "Self-speculation with an early exit verifies rightly, and reports for each accepted token the logprob that "
         "the draft gave it.",
         _DraftLogprobs,
         frozenset({"path/spec-decode", "semantic/sampling-bias"}),
     ),
-    BlindFault(
+    Planted(
         "exponential-noise",
         "A sampler of the Gumbel-max kind takes one logarithm where it should take two, so that its noise is "
         "exponential; the logprobs are right.",
         _ExponentialNoise,
         frozenset({"semantic/sampling-bias"}),
     ),
-    BlindFault(
+    Planted(
         "page-given-twice",
         "The KV page of positions 0 to 15 is freed while in use, and handed to the same sequence again for positions "
         "32 to 47.",
         _damaged(_page_given_twice),
         frozenset({"path/context-boundary"}),
     ),
-    BlindFault(
+    Planted(
         "adapter-twice",
         "The trainer sends weights with its LoRA adapter merged in, and the engine applies the adapter on top once "
         "more, which is twice its scale.",
         _damaged(_adapter_twice),
         frozenset({"weights/lora"}),
     ),
-    BlindFault(
+    Planted(
         "truncated-residual",
         "The residual stream is handed from layer to layer in bf16, made by cutting off the low bits of fp32 rather "
         "than by rounding.",

@@ -7,13 +7,13 @@ stays what it was. Shapes: B rows, L positions, K keys, T tokens, V vocabulary.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
 import torch
+from planted import Planted
 from torch import nn
 
 from zerodrift.backends import generation, teacher
@@ -44,19 +44,6 @@ XTC_PROBABILITY = 0.5
 _ADAPTER_RANK = 8
 _ADAPTER_SIZE = 0.05
 """Of the adapter, as a share of the weight that it belongs to."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForeignFault:
-    """One way to break an engine that has no injector of its own."""
-
-    name: str
-    says: str
-    """What happens, in one sentence."""
-    plant: Callable[[Backend], Backend]
-    """Over a reference engine; the one handed in stays as it is."""
-    true_names: frozenset[str]
-    """Causes whose sentence is true of it; empty where only `unexplained` is right."""
 
 
 # Weights and model code.
@@ -270,7 +257,7 @@ def _damaged(damage: Damage) -> Callable[[Backend], Backend]:
 
 
 FOREIGN = (
-    ForeignFault(
+    Planted(
         "gelu-for-silu",
         "The fused kernel of the gated projections has GELU built in, where the checkpoint asks for SiLU.",
         _damaged(_gelu_for_silu),
@@ -278,7 +265,7 @@ FOREIGN = (
         # sentence speaks of wrong model code.
         frozenset(),
     ),
-    ForeignFault(
+    Planted(
         "second-shard-one-row-low",
         "The embedding is split over two ranks, and the second looks up each of its tokens one row too low.",
         _damaged(_second_shard_one_row_low),
@@ -287,7 +274,7 @@ FOREIGN = (
         # vector of a token that is its neighbour's, not its logprob, so semantic/off-by-one is false.
         frozenset(),
     ),
-    ForeignFault(
+    Planted(
         "graph-without-adapter",
         "Decode steps replay a graph that was captured without the LoRA adapter, which prefill applies.",
         _damaged(_graph_without_adapter),
@@ -295,7 +282,7 @@ FOREIGN = (
         # has another logprob in a prefill, where the adapter is applied.
         frozenset({"weights/lora", "path/prefill-decode"}),
     ),
-    ForeignFault(
+    Planted(
         "tile-unmasked",
         "The prefill kernel skips tiles of keys that lie ahead, and masks nothing inside the tile on the diagonal, "
         "so that up to 15 later tokens are seen.",
@@ -305,7 +292,7 @@ FOREIGN = (
         # path/chunked-prefill, path/prefix-cache and path/context-boundary are false.
         frozenset({"path/prefill-decode"}),
     ),
-    ForeignFault(
+    Planted(
         "swapped-in-short",
         "When a batch runs out of KV blocks its last sequence is swapped out, and comes back with zeros in the block "
         "that was only half filled.",
@@ -314,7 +301,7 @@ FOREIGN = (
         # who else is in the batch. path/prefill-decode: a prefill of the finished sequence has all its keys.
         frozenset({"path/preemption", "path/batch-variance", "path/prefill-decode"}),
     ),
-    ForeignFault(
+    Planted(
         "unsorted-wrongly",
         "A batch is sorted by length for its prefill, and its logits are put back with the order in place of the "
         "inverse, so that first tokens are drawn from other requests' logits.",
@@ -324,7 +311,7 @@ FOREIGN = (
         # that no token differs between prefill and decode; and each is reported with the logprob it was drawn with.
         frozenset({"semantic/misbound-output", "path/batch-variance"}),
     ),
-    ForeignFault(
+    Planted(
         "middle-dropped",
         "A prompt of 96 tokens or more does not fit into its slot of the context, and loses a piece behind its "
         "first four tokens; it is shown as it was sent.",
@@ -334,7 +321,7 @@ FOREIGN = (
         # window slides: what is kept is seen from everywhere. Prefill and decode see the same shortened prompt.
         frozenset({"path/context-boundary"}),
     ),
-    ForeignFault(
+    Planted(
         "without-top-choices",
         "A sampler for creative writing stayed on: at half of the tokens all choices above 0.1 but the least likely of "
         "them are excluded, and logprobs are reported as if they were not.",
@@ -344,7 +331,7 @@ FOREIGN = (
         # is counted (semantic/penalty).
         frozenset({"semantic/sampling-bias"}),
     ),
-    ForeignFault(
+    Planted(
         "shard-normaliser",
         "The head is split over four ranks, and the sum under each logprob is that of the token's own rank, never "
         "added up over all; tokens are drawn rightly.",
@@ -354,7 +341,7 @@ FOREIGN = (
         # semantic/truncation-mass is false; and path/parallelism speaks of the order of a sum, not of a part of it.
         frozenset(),
     ),
-    ForeignFault(
+    Planted(
         "sums-so-far",
         "Each streamed token carries the cumulative logprob of the output so far in place of its own.",
         lambda engine: Misreported(engine, _sums_so_far),

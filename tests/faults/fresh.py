@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import msgspec
 import torch
+from planted import Planted
 from torch import nn
 
 from zerodrift.backends import generation
@@ -40,19 +41,6 @@ DRAFTED = 3
 """Tokens that a draft proposes in a row; the one behind them is the model's own."""
 ACCEPTED = math.log(0.3)
 """Logprob from which on a drafted token is let through; Medusa's typical acceptance has the same 0.3."""
-
-
-@dataclass(frozen=True, slots=True)
-class FreshFault:
-    """One way to break an engine that has no injector of its own."""
-
-    name: str
-    says: str
-    """What happens, in one sentence."""
-    plant: Callable[[Backend], Backend]
-    """Over a reference engine; the one handed in stays as it is."""
-    true_names: frozenset[str]
-    """Causes whose sentence is true of it; empty where only `unexplained` is right."""
 
 
 # Weights and model code.
@@ -280,7 +268,7 @@ def _damaged(damage: Damage) -> Callable[[Backend], Backend]:
 
 
 FRESH = (
-    FreshFault(
+    Planted(
         "norm-in-blocks",
         "Root-mean-square norms divide each block of 128 features by the root mean square of that block, not of "
         "the whole row.",
@@ -289,14 +277,14 @@ FRESH = (
         # sentence speaks of wrong model code. path/parallelism speaks of the order of sums; these are other sums.
         frozenset(),
     ),
-    FreshFault(
+    Planted(
         "heads-dealt-in-turn",
         "Query heads are dealt to the shared key-value heads in turn, where neighbours should share one.",
         _damaged(_heads_dealt_in_turn),
         # Every tensor arrived under its own name, so weights/swapped is false; positions and precision are right.
         frozenset(),
     ),
-    FreshFault(
+    Planted(
         "replica-lost-a-page",
         "One of eight replicas, served in turn, has a zeroed page of 4 KiB in a projection of its second layer.",
         CorruptReplica,
@@ -305,7 +293,7 @@ FRESH = (
         # stale nor partial.
         frozenset({"weights/replica", "path/nondeterminism"}),
     ),
-    FreshFault(
+    Planted(
         "gap-before-output",
         "Decoding counts positions one too high, so that output tokens stand one further from the prompt.",
         _damaged(_gap_before_output),
@@ -314,7 +302,7 @@ FRESH = (
         # beyond which all goes wrong, so path/context-boundary is false.
         frozenset({"path/rope", "path/prefill-decode"}),
     ),
-    FreshFault(
+    Planted(
         "no-copy-on-write",
         "Samples of one prompt go on writing into its half-filled last KV block, and overwrite each other there.",
         ForkedSamples,
@@ -323,7 +311,7 @@ FRESH = (
         # differs from a cold one: the prompt's own keys are right.
         frozenset({"path/batch-variance", "path/prefill-decode"}),
     ),
-    FreshFault(
+    Planted(
         "equal-noise-in-threads",
         "The sampling kernel's threads, each with eight tokens of the vocabulary, all draw the same eight Gumbel "
         "numbers, so that of the tokens at one place only the likeliest can win.",
@@ -332,7 +320,7 @@ FRESH = (
         # semantic/seed is false; nothing is renormalised, so semantic/truncation-mass is false as well.
         frozenset({"semantic/sampling-bias"}),
     ),
-    FreshFault(
+    Planted(
         "noise-of-the-pair",
         "The counter of the random generator advances every other step, so that two tokens in a row are drawn with "
         "one number.",
@@ -342,7 +330,7 @@ FRESH = (
         # called a sample; the sentence does not say that it must be a whole sequence.
         frozenset({"semantic/sampling-bias", "semantic/seed"}),
     ),
-    FreshFault(
+    Planted(
         "eager-acceptance",
         "A speculative decoder takes its draft's likeliest token whenever the model gives it at least 0.3, and "
         "reports the model's logprob.",
@@ -351,7 +339,7 @@ FRESH = (
         # tokens do not follow the reported distribution.
         frozenset({"path/spec-decode", "semantic/sampling-bias"}),
     ),
-    FreshFault(
+    Planted(
         "temperature-after-softmax",
         "Logprobs are divided by the temperature after the softmax and not normalised again; tokens are drawn "
         "rightly.",
@@ -361,7 +349,7 @@ FRESH = (
         # is missing. Nothing was truncated. Tokens are drawn from what was asked for.
         frozenset(),
     ),
-    FreshFault(
+    Planted(
         "spread-over-chunks",
         "A stream carries the logprob of four tokens as one sum, and each of the four is given a quarter of it.",
         lambda engine: Misreported(engine, _spread_over_chunks),

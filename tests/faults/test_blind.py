@@ -14,88 +14,51 @@ here they guard what was learnt.
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.core.cause import CAUSES
 from zerodrift.records.verdict import Outcome
 
 MISSED = {
     "typical-acceptance": "p = 1e-5 at 3,000 tokens: the audit asks for more samples",
 }
-NAMES = {
-    "blind": (
-        "attention-base-two",
-        "logit-soft-cap",
-        "two-decimals",
-        "padded-vocabulary",
-        "dynamic-temperature",
-        "draft-logprobs",
-        "exponential-noise",
-        "page-given-twice",
-        "adapter-twice",
-        "truncated-residual",
-    ),
-    "unseen": (
-        "frozen-noise",
-        "typical-acceptance",
-        "watermark",
-        "whole-characters",
-        "output-through-text",
-        "two-decimals",
-        "heads-in-turn",
-        "adapter-twice",
-        "burst-end-lost",
-        "short-chunks",
-    ),
-    "fresh": (
-        "norm-in-blocks",
-        "heads-dealt-in-turn",
-        "replica-lost-a-page",
-        "gap-before-output",
-        "no-copy-on-write",
-        "equal-noise-in-threads",
-        "noise-of-the-pair",
-        "eager-acceptance",
-        "temperature-after-softmax",
-        "spread-over-chunks",
-    ),
-    "foreign": (
-        "gelu-for-silu",
-        "second-shard-one-row-low",
-        "graph-without-adapter",
-        "tile-unmasked",
-        "swapped-in-short",
-        "unsorted-wrongly",
-        "middle-dropped",
-        "without-top-choices",
-        "shard-normaliser",
-        "sums-so-far",
-    ),
-}
+TENS = ("blind", "unseen", "fresh", "foreign")
 
 
-@pytest.mark.parametrize("ten", NAMES)
-def test_all_ten_are_scored(ten: str, request: pytest.FixtureRequest) -> None:
-    faults = getattr(request.getfixturevalue(ten), ten.upper())
-    assert [fault.name for fault in faults] == list(NAMES[ten])
+Script = Callable[[str], ModuleType]
 
 
-@pytest.mark.parametrize(("ten", "name"), [(ten, name) for ten, names in NAMES.items() for name in names])
+def the_ten(script: Script, ten: str) -> tuple[Any, ...]:
+    return tuple(getattr(script(f"faults/{ten}"), ten.upper()))
+
+
+@pytest.mark.parametrize("ten", TENS)
+def test_there_are_ten_and_their_true_names_are_causes(ten: str, script: Script) -> None:
+    faults = the_ten(script, ten)
+    assert len({fault.name for fault in faults}) == 10
+    for fault in faults:
+        assert fault.true_names <= CAUSES.keys()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("ten", TENS)
 def test_seen_and_not_misnamed(
     matrix: Any,
     reference: Callable[[str], ReferenceBackend],
     tmp_path: Path,
-    request: pytest.FixtureRequest,
+    script: Script,
     ten: str,
-    name: str,
+    number: int,
 ) -> None:
-    faults = getattr(request.getfixturevalue(ten), ten.upper())
-    (fault,) = [each for each in faults if each.name == name]
+    fault = the_ten(script, ten)[number]
     engine = fault.plant(ReferenceBackend("testbed:qwen3", dtype="float32"))
     record = matrix.judge(engine, reference("testbed:qwen3"), tmp_path, matrix.MANY_SAMPLES)
-    if name in MISSED:
+    if fault.name in MISSED:
         assert record.verdict is Outcome.INCONCLUSIVE
         return
     assert record.verdict is Outcome.FAIL

@@ -6,8 +6,9 @@ tokens of many samples with those of as many sound ones.
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -15,10 +16,11 @@ import pytest
 import torch
 
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.core.cause import CAUSES
 from zerodrift.core.completion import Answer, Completion
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.sampler.processing import histories, processed_logprobs
+
+pytestmark = pytest.mark.long
 
 SPEC = "testbed:qwen3"
 DEFAULT = SamplingParams(temperature=0.7, max_tokens=24)
@@ -40,8 +42,11 @@ def sound() -> ReferenceBackend:
     return ReferenceBackend(SPEC, dtype="float32")
 
 
-def _faults(request: pytest.FixtureRequest, ten: str) -> tuple[Any, ...]:
-    return tuple(getattr(request.getfixturevalue(ten), ten.upper()))
+Script = Callable[[str], ModuleType]
+
+
+def _faults(script: Script, ten: str) -> tuple[Any, ...]:
+    return tuple(getattr(script(f"faults/{ten}"), ten.upper()))
 
 
 def _requests(count: int = PROMPTS, sampling: SamplingParams = DEFAULT, **options: Any) -> list[Request]:
@@ -109,10 +114,10 @@ def test_a_sound_engine_shows_nothing(sound: ReferenceBackend) -> None:
 @pytest.mark.parametrize("number", range(10))
 @pytest.mark.parametrize("ten", SEEN_BY_EYE)
 def test_it_shows_in_numbers_or_tokens(
-    ten: str, number: int, sound: ReferenceBackend, request: pytest.FixtureRequest
+    ten: str, number: int, sound: ReferenceBackend, script: Script
 ) -> None:
-    fault = _faults(request, ten)[number]
-    sampling = getattr(fault, "tell", None) or DEFAULT
+    fault = _faults(script, ten)[number]
+    sampling = fault.tell or DEFAULT
     broken = fault.plant(sound)
     nats = _mean_difference(sound, _completions(broken.generate(_requests(sampling=sampling, n=SAMPLES))))
     distance = 0.0 if nats > LEAST_NATS else _distance(broken, sound, sampling)
@@ -120,8 +125,8 @@ def test_it_shows_in_numbers_or_tokens(
 
 
 @pytest.mark.parametrize("name", IN_COMPANY_ALONE)
-def test_a_request_alone_is_right(name: str, foreign: Any, sound: ReferenceBackend) -> None:
-    (fault,) = (fault for fault in foreign.FOREIGN if fault.name == name)
+def test_a_request_alone_is_right(name: str, script: Script, sound: ReferenceBackend) -> None:
+    (fault,) = (fault for fault in _faults(script, "foreign") if fault.name == name)
     broken = fault.plant(sound)
     alone = [broken.generate([request])[0] for request in _requests(4)]
     assert _mean_difference(sound, _completions(alone)) < LEAST_NATS / 10
@@ -130,11 +135,11 @@ def test_a_request_alone_is_right(name: str, foreign: Any, sound: ReferenceBacke
 @pytest.mark.parametrize("number", range(10))
 @pytest.mark.parametrize("ten", TENS)
 def test_it_hides_and_leaves_the_engine_as_it_was(
-    ten: str, number: int, sound: ReferenceBackend, request: pytest.FixtureRequest
+    ten: str, number: int, sound: ReferenceBackend, script: Script
 ) -> None:
     asked = _requests(2, n=2, logprobs=2)
     before = sound.generate(asked)
-    broken = _faults(request, ten)[number].plant(sound)
+    broken = _faults(script, ten)[number].plant(sound)
     answers = broken.generate(asked)
     assert broken.fingerprint() == sound.fingerprint()
     assert (broken.name, broken.capabilities) == (sound.name, sound.capabilities)
@@ -143,9 +148,3 @@ def test_it_hides_and_leaves_the_engine_as_it_was(
         assert (ours.prompt_token_ids, ours.fingerprint) == (theirs.prompt_token_ids, theirs.fingerprint)
         assert [len(entries) for entries in ours.top_logprobs] == [2] * len(ours.token_ids)
     assert sound.generate(asked) == before
-
-
-@pytest.mark.parametrize("ten", TENS)
-def test_true_names_are_causes(ten: str, request: pytest.FixtureRequest) -> None:
-    for fault in _faults(request, ten):
-        assert fault.true_names <= CAUSES.keys()

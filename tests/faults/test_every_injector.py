@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
+from zerodrift.core.cause import Layer
 from zerodrift.faults.registry import FAULTS
 
 MODELS = ("testbed:qwen3", "testbed:mistral", "testbed:llama")
+
+
+def test_every_layer_that_an_audit_can_see_is_among_them() -> None:
+    seen = {Layer.SEMANTIC, Layer.PATH, Layer.WEIGHTS, Layer.TRAINER}
+    assert {fault.kind for fault in FAULTS.values()} == seen
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -1,7 +1,4 @@
-"""Planted faults must fail and be named, and healthy engines must pass: a part of the matrix that every run can afford.
-
-The whole of it, every fault on every model, is `python tests/faults/matrix.py`.
-"""
+"""What counts as named, and healthy engines that must pass. Planted faults are in test_every_injector.py."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,52 +9,12 @@ import pytest
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
 from zerodrift.config.validation import ValidationConfig
-from zerodrift.core.cause import CAUSES, Layer
+from zerodrift.core.cause import CAUSES
 from zerodrift.faults.prefix_cache import PrefixCachingReference
 from zerodrift.faults.registry import FAULTS
 from zerodrift.records.verdict import Outcome, VerdictRecord
 
 SMALL = ValidationConfig(num_prompts=16, equivalence_trials=20, max_tokens=16)
-# What numbers hide only the choice of tokens gives away, at a few hundredths of a nat each.
-LARGE = ValidationConfig(num_prompts=24, equivalence_trials=96, max_tokens=32)
-
-PLANTED = [
-    ("semantic/raw-logprobs:default", "qwen3", SMALL),
-    ("semantic/temperature:0.9-instead", "llama", SMALL),
-    ("semantic/truncation-mass:top-p-0.95-full-mass", "qwen2", LARGE),
-    ("semantic/generation-config:default", "llama", SMALL),
-    ("semantic/nonfinite:minus-9999", "llama", SMALL),
-    ("semantic/bos:missing", "mistral", SMALL),
-    ("semantic/misbound-output:swapped", "qwen2", SMALL),
-    ("semantic/streaming:chunk-lost", "qwen3", SMALL),
-    ("path/rope:theta-doubled", "qwen2", SMALL),
-    ("path/window:halved", "mistral", SMALL),
-    ("path/nondeterminism:noise", "llama", SMALL),
-    ("path/prefix-cache:misaligned", "llama", SMALL),
-    ("weights/partial:norms", "llama", SMALL),
-    ("weights/replica:one-of-eight", "qwen2", SMALL),
-    ("weights/stale-prefix-cache:kept", "llama", SMALL),
-    ("trainer/packing:leak", "llama", SMALL),
-]
-
-
-@pytest.mark.parametrize(("fault", "model", "size"), PLANTED, ids=[spec for spec, *_ in PLANTED])
-def test_a_planted_fault_fails_and_is_named(
-    matrix: Any, tmp_path: Path, fault: str, model: str, size: ValidationConfig
-) -> None:
-    row = matrix.run_faults([FAULTS[fault]], f"testbed:{model}", tmp_path, size)
-    assert row.verdict == "FAIL"
-    assert row.found, "a cause that only is listed does not fail an audit"
-    assert matrix.named(row), (row.found, row.says)
-
-
-def test_every_layer_that_an_audit_can_see_is_among_them() -> None:
-    assert {FAULTS[spec].kind for spec, *_ in PLANTED} == {
-        Layer.SEMANTIC,
-        Layer.PATH,
-        Layer.WEIGHTS,
-        Layer.TRAINER,
-    }
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ CAUGHT = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("reported", "tokens"), CAUGHT, ids=[reported for reported, _ in CAUGHT])
 def test_a_public_bug_is_caught_and_named(would_have_caught: Any, reported: str, tokens: int) -> None:
     (bug,) = [each for each in would_have_caught.BUGS if each.reported == reported]

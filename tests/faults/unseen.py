@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import torch
+from planted import Planted
 from torch import nn
 
 from zerodrift.backends import generation
@@ -22,7 +23,7 @@ from zerodrift.backends.base import Backend
 from zerodrift.backends.generation import Sampled
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer, Completion, TokenAlternative
-from zerodrift.core.request import Request, SamplingParams
+from zerodrift.core.request import Request
 from zerodrift.faults.damage import Damaged, decoder_of
 from zerodrift.faults.reporting import Misreported
 from zerodrift.faults.rewriting import with_output
@@ -42,20 +43,6 @@ DRAFTED = 3
 _WATERMARK = 2.0
 _ADAPTER_RANK = 8
 _ADAPTER_SIZE = 0.04
-
-
-@dataclass(frozen=True, slots=True)
-class Unseen:
-    """One bug, and which causes would be a true statement about it."""
-
-    name: str
-    says: str
-    """What happens, in one sentence."""
-    plant: Callable[[Backend], Backend]
-    true_names: frozenset[str]
-    """Names of `core.cause.CAUSES`; where there is none, only `unexplained` is right."""
-    tell: SamplingParams | None = None
-    """Settings under which it shows; None where temperature 0.7 and some 24 tokens do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +296,7 @@ def _short_chunks(model: Any) -> None:
 
 
 UNSEEN = (
-    Unseen(
+    Planted(
         "frozen-noise",
         "Draws every token of a sample with the same random number, as a captured graph does whose generator "
         "state was captured with it.",
@@ -319,7 +306,7 @@ UNSEEN = (
         # those already tell the number. Every reported logprob is right, so nothing else is true.
         frozenset({"semantic/seed", "semantic/sampling-bias"}),
     ),
-    Unseen(
+    Planted(
         "typical-acceptance",
         "Speculates with an early exit's likeliest token, and accepts it whenever the model finds it typical, with no "
         "regard to how likely it is.",
@@ -329,7 +316,7 @@ UNSEEN = (
         # requested: only the tokens are too likely, and no temperature was changed.
         frozenset({"path/spec-decode", "semantic/sampling-bias"}),
     ),
-    Unseen(
+    Planted(
         "watermark",
         "Adds 2 to the logits of half of the vocabulary, which half is decided by the token before, and reports "
         "logprobs of what it samples from.",
@@ -339,7 +326,7 @@ UNSEEN = (
         # is what is reported, so it is no sampling bias. Nothing in the vocabulary is true.
         frozenset(),
     ),
-    Unseen(
+    Planted(
         "whole-characters",
         "Never says a token that is a fragment of a character, because a guide for valid text stayed on, and "
         "renormalises over the others.",
@@ -349,7 +336,7 @@ UNSEEN = (
         # chose what was kept.
         frozenset({"semantic/logit-bias"}),
     ),
-    Unseen(
+    Planted(
         "output-through-text",
         "Hands out the ids that encoding the output's text gives, beside the logprobs of the ids that were sampled, "
         "one for one as far as both go.",
@@ -359,7 +346,7 @@ UNSEEN = (
         # `semantic/off-by-one`: the shift is no neighbour's, it grows with every token that was split.
         frozenset({"semantic/retokenised", "semantic/wrong-token"}),
     ),
-    Unseen(
+    Planted(
         "two-decimals",
         "Rounds reported logprobs to two decimals, as a writer of short JSON does.",
         lambda engine: Misreported(engine, _two_decimals),
@@ -367,7 +354,7 @@ UNSEEN = (
         # much the difference looks like rounding. The tokens follow their distribution within the rounding.
         frozenset(),
     ),
-    Unseen(
+    Planted(
         "heads-in-turn",
         "Gives key and value heads to query heads in turn (0 1 0 1) where they belong to groups (0 0 1 1).",
         lambda engine: Damaged(engine, _heads_in_turn),
@@ -375,7 +362,7 @@ UNSEEN = (
         # and decode do the same, alone or in a batch. Nothing in the vocabulary is true.
         frozenset(),
     ),
-    Unseen(
+    Planted(
         "adapter-twice",
         "Adds the LoRA adapter at run time to weights into which it is already merged.",
         lambda engine: Damaged(engine, _adapter_again),
@@ -383,7 +370,7 @@ UNSEEN = (
         # beneath are those that were sent: neither stale nor partial, swapped or rounded.
         frozenset({"weights/lora"}),
     ),
-    Unseen(
+    Planted(
         "burst-end-lost",
         "Loses keys and values of every eighth generated token, the last of each burst of decode steps.",
         lambda engine: OtherCalls(engine, _Bursts),
@@ -391,7 +378,7 @@ UNSEEN = (
         # rounding. It is not `path/context-boundary`: what counts is the place in the output and not the position.
         frozenset({"path/prefill-decode"}),
     ),
-    Unseen(
+    Planted(
         "short-chunks",
         "Prefills in chunks of 8, and counts one key too few before each: a chunk does not see the token right "
         "before it.",

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import msgspec
 from history import BUGS, ELSEWHERE
-from history.bug import UNEXPLAINED, Asked, Bug, Elsewhere
-from history.unnamed import UNNAMED
+from history.bug import UNEXPLAINED, Asked, Bug
 
 from zerodrift import models
 from zerodrift.audit.blame import Blame
@@ -274,7 +273,7 @@ def _unnamed(bugs: Sequence[Bug]) -> str:
     text = "\n## Caught, and not by its name\n\n"
     for bug in bugs:
         causes = " or ".join(f"`{cause}`" for cause in sorted(bug.causes))
-        text += f"- {bug.reported} is {causes}: {UNNAMED.get(bug.reported, 'not looked into yet')}.\n"
+        text += f"- {bug.reported} is {causes}: {bug.unnamed}.\n"
     return text
 
 
@@ -292,7 +291,7 @@ def _reason(bug: Bug, rows: Rows) -> str:
     return "; ".join(f"{row.verdict} on {row.model}: {row.says}" for row in rows if not row.caught)
 
 
-def _not_run(bug: Elsewhere) -> str:
+def _not_run(bug: Bug) -> str:
     return f"- [{bug.reported}]({bug.url}): {bug.happened[0].lower()}{bug.happened[1:-1]}; {bug.unseen}.\n"
 
 

@@ -16,9 +16,7 @@ from typing import NamedTuple
 from zerodrift import models
 from zerodrift.audit.progress import Silent
 from zerodrift.audit.session import Session
-from zerodrift.backends.launch import launch_vllm
-from zerodrift.backends.vllm_flags import flags
-from zerodrift.backends.vllm_plugin import transfer_flags
+from zerodrift.backends.vllm_launch import flags, launch_vllm, transfer_flags
 from zerodrift.config.load import load
 from zerodrift.core.errors import ZerodriftError
 from zerodrift.records.verdict import Outcome, ProbeRecord, VerdictRecord

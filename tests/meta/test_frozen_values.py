@@ -13,7 +13,7 @@ from zerodrift.audit.counterfactual.explanation import Explanation
 from zerodrift.backends.dialects.facts import Dialect, Facts, Numbers, Scoring, Tokenizer, Updating
 from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
 from zerodrift.backends.dialects.sglang import SGLANG
-from zerodrift.backends.pieces import Streaming
+from zerodrift.backends.stream_deltas import Streaming
 from zerodrift.cli.env import Environment, collect
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.cause import Cause

@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 
 PACKAGES = ("core", "config", "records", "stats", "view", "doctor")
-MODULES = ("request", "plan", "limits", "blocks", "prefix_cache", "scheduler")
+MODULES = ("sample", "plan", "limits", "blocks", "prefix_cache", "scheduler")
 
 
 def modules_of(package: str) -> list[str]:

@@ -29,7 +29,7 @@ from zerodrift.engine import consistency
 from zerodrift.engine.blocks import BlockPool
 from zerodrift.engine.limits import KVPolicy, Limits
 from zerodrift.engine.plan import Drawn, Scored, Slice, StepPlan, StepResult
-from zerodrift.engine.request import Phase, Sample, ended_by_tokens
+from zerodrift.engine.sample import Phase, Sample, ended_by_tokens
 from zerodrift.engine.scheduler import Scheduler
 
 VOCABULARY, EOS = 16, 15
@@ -211,7 +211,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         admitted = [sample.key for sample in queued if sample.phase is Phase.RUNNING]
         for sample in queued:
             if sample.phase is Phase.WAITING and admitted and max(admitted) > sample.key:
-                assert self.scheduler._is_promised(sample), f"sample {sample.key} was overtaken"
+                assert self.scheduler._is_in_flight(sample), f"sample {sample.key} was overtaken"
 
     def check_fairness(self, plan: StepPlan, older: list[Sample], decoding: list[Sample]) -> None:
         planned = {part.key for part in plan.slices}
@@ -252,11 +252,29 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler is not None and self.live)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
+        self.abort_one(data)
+        consistency.check(self.scheduler)
+
+    def abort_one(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.live)))
         ended = self.scheduler.abort(request_id)
         assert {sample.key for sample in ended} == {sample.key for sample in self.live[request_id]}
         for sample in ended:
             self.finished(sample)
+
+    @precondition(lambda self: self.scheduler is not None and self.live)
+    @rule(data=st.data())
+    def abort_in_flight(self, data: st.DataObject) -> None:
+        """What the step in flight writes to belongs to nobody else before it is done."""
+        plan = self.scheduler.plan()
+        result = self.runner.run(plan, self.scheduler)
+        self.abort_one(data)
+        assert all(self.scheduler.pool.references(block) for part in plan.slices for block in part.blocks), (
+            "a block is free, and a step in flight writes to it"
+        )
+        for sample in self.scheduler.commit(plan, result):
+            if sample.phase is Phase.FINISHED:
+                self.finished(sample)
         consistency.check(self.scheduler)
 
     @precondition(lambda self: self.scheduler is not None)
@@ -353,11 +371,15 @@ def admits_the_youngest_first(scheduler: Scheduler) -> None:
     scheduler._admit = admit
 
 
-def forgets_promises(scheduler: Scheduler) -> None:
+def forgets_blocks_in_flight(scheduler: Scheduler) -> None:
     def forget(sample: Sample) -> None:
         scheduler.pool.release(sample.forget())
 
     scheduler._forget = forget
+
+
+def releases_while_a_step_writes(scheduler: Scheduler) -> None:
+    scheduler._release = scheduler.pool.release
 
 
 def exceeds_the_budget(scheduler: Scheduler) -> None:
@@ -378,8 +400,9 @@ def exceeds_the_budget(scheduler: Scheduler) -> None:
         starves_the_second_request,
         preempts_the_oldest,
         admits_the_youngest_first,
-        forgets_promises,
+        forgets_blocks_in_flight,
         exceeds_the_budget,
+        releases_while_a_step_writes,
     ],
 )
 def test_a_planted_bug_is_caught(bug: Callable[[Scheduler], None]) -> None:

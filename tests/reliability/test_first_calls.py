@@ -36,7 +36,7 @@ testbed.build = first(build)
 loading.load("testbed:llama")""",
     "a trainer's own model": """
 from zerodrift import exact
-op_set.attention_floor = first(op_set.attention_floor)
+op_set.prove_attention = first(op_set.prove_attention)
 exact.prepare(build("llama", torch.float32))""",
 }
 

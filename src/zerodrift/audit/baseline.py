@@ -35,7 +35,7 @@ def record(
     """Sample and score every prompt that `path` does not hold yet; returns how many rows are new."""
     _check(reference, prompts, sampling)
     header = _header(reference, prompts, sampling)
-    with _open(path) as writer, only_writer(path, path):
+    with _open(path) as writer, only_writer(path.with_name(f"{path.name}.lock"), path):
         done = _resume(path, header)
         before = len(done)
         if path.stat().st_size == 0:

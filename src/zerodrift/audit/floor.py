@@ -41,11 +41,11 @@ class Passage(NamedTuple):
 
 
 def equivalent_teachers(model: Any, precision: str) -> list[Teacher]:
-    """Eight ways of computing the same thing in `precision`."""
+    """Up to eight ways of computing the same thing in `precision`: as many as this model has."""
     if precision not in DTYPES:
         raise ConfigError(f"precision {precision!r} has no rounding floor; choose one of {', '.join(DTYPES)}")
     rounded = variants.in_dtype(model, DTYPES[precision])
-    return [
+    teachers = [
         Teacher(rounded, layout=Layout.ALONE, attention="sdpa"),
         Teacher(rounded, layout=Layout.ALONE, attention="eager"),
         Teacher(rounded, layout=Layout.PADDED, attention="sdpa", batch=4),
@@ -55,6 +55,8 @@ def equivalent_teachers(model: Any, precision: str) -> list[Teacher]:
         Teacher(rounded, layout=Layout.CHUNKED, attention="eager", chunk=24),
         Teacher(rounded, layout=Layout.CHUNKED, attention="eager", chunk=65),
     ]
+    # Without a KV cache, or a choice of attention, some are the same computation.
+    return list({each.computation: each for each in teachers}.values())
 
 
 def some_of(sequences: Sequence[T]) -> Sequence[T]:

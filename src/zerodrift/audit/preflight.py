@@ -23,11 +23,10 @@ from zerodrift.backends.registry import api_key
 from zerodrift.config.run import RunConfig
 from zerodrift.core.errors import EngineError, ZerodriftError
 from zerodrift.doctor.diagnosis import Diagnosis, diagnose
-from zerodrift.doctor.kinds import FileKind
 from zerodrift.doctor.open_target import open_target
 from zerodrift.doctor.server import Server
-from zerodrift.doctor.setting import Settings
-from zerodrift.doctor.zerodrift_file import VLLM
+from zerodrift.doctor.setting import FileKind, Origin, Setting, Settings
+from zerodrift.doctor.zerodrift_file import RUNNING, VLLM
 from zerodrift.records.directory import check_run_directory
 from zerodrift.records.preflight import (
     PREFLIGHT,
@@ -107,7 +106,10 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
         name = shlex.quote(str(self.path))
         try:
             target = open_target(str(self.path), FileKind.ZERODRIFT)
-            judged, asked = [Judged(name, diagnose(target, {})[0])], target.read().settings
+            asked = target.read().settings
+            # A running server is asked below, or by the audit.
+            known = {RUNNING: Setting(RUNNING, None, Origin.ASKED)} if RUNNING in asked else {}
+            judged = [Judged(name, diagnose(target, known)[0])]
         except ZerodriftError as error:
             judged, asked = [Judged(name, f"cannot be judged: {error}")], {}
         engine = self.config.engine

@@ -1,6 +1,6 @@
 """The exact engine, as the auditor sees it: in process, with everything that a probe can ask for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,7 @@ from zerodrift.core.errors import BadAnswer, ConfigError, EngineError, InvalidVa
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.engine import Engine
-from zerodrift.engine.output import Output, Piece
+from zerodrift.engine.output import Output, SampleUpdate
 
 # Settings that this engine has no way to obey: what is asked for is refused, never passed over.
 _UNKNOWN = (
@@ -61,6 +61,8 @@ class ExactBackend:
             # One more than is forwarded: scoring a sequence as long as the context draws a token after it.
             max_model_len=self.max_model_len + 1,
             logprobs_mode=config.logprobs_mode,
+            # The auditor looks at the bits itself, and names a cause where the engine would only stop.
+            logprob_check_interval=0,
             **settings,
         )
 
@@ -80,13 +82,30 @@ class ExactBackend:
         return [_answer(group) for group in groups.values()]
 
     def stream(self, requests: Sequence[Request]) -> list[Answer]:
-        """All streams are open together, and each is read by one piece in its turn."""
+        """All streams are open together: what a step gives to each is one piece of it."""
         self._check_lengths(requests)
-        streams = [_Stream(self.engine.stream(request.prompt, request.sampling)) for request in requests]
-        open_ones = streams
-        while open_ones:
-            open_ones = [stream for stream in open_ones if stream.advance()]
-        return [stream.answer() for stream in streams]
+        streams: dict[str, list[SampleUpdate]] = {}
+        problems: dict[str, Problem] = {}
+        try:
+            for number, request in enumerate(requests):
+                name = str(number)
+                streams[name] = []
+                try:
+                    self.engine.add_request(
+                        request.prompt, request.sampling, request_id=name, stream_text=True
+                    )
+                except (EngineError, InvalidValue) as error:
+                    problems[name] = Problem(error.code, str(error))
+            while self.engine.has_unfinished:
+                for update in self.engine.step():
+                    streams[update.request_id].append(update)
+        finally:
+            for name in list(self.engine.scheduler.requests):
+                self.engine.abort(name)
+        return [
+            Answer((), (problems[name],)) if name in problems else _joined(updates)
+            for name, updates in streams.items()
+        ]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """As prompts, of which the prefix cache gives nothing: every position's logits are needed."""
@@ -134,43 +153,22 @@ class ExactBackend:
                 )
 
 
-class _Stream:
-    """One request while its pieces come. Tokens and logprobs are those of the pieces, not of the whole at the end."""
-
-    def __init__(self, pieces: Iterator[Piece]) -> None:
-        self._pieces = pieces
-        self._read: list[Piece] = []
-        self._problem: Problem | None = None
-
-    def advance(self) -> bool:
-        """Read one piece; False where none is left."""
-        try:
-            self._read.append(next(self._pieces))
-        except StopIteration:
-            return False
-        except (EngineError, InvalidValue) as error:
-            self._problem = Problem(error.code, str(error))
-            return False
-        return True
-
-    def answer(self) -> Answer:
-        """What the pieces make, sample by sample."""
-        if self._problem is not None:
-            return Answer((), (self._problem,))
-        ended = {piece.sample_index: piece.output for piece in self._read if piece.output is not None}
-        joined = [self._joined(index, output) for index, output in sorted(ended.items())]
-        pieces = sum(bool(piece.token_ids) for piece in self._read)
-        return msgspec.structs.replace(_answer(joined), pieces=pieces)
-
-    def _joined(self, index: int, output: Output) -> Output:
-        mine = [piece for piece in self._read if piece.sample_index == index]
-        if output.problem is not None:
-            return output
-        return msgspec.structs.replace(
-            output,
-            token_ids=tuple(token for piece in mine for token in piece.token_ids),
-            logprobs=tuple(value for piece in mine for value in piece.logprobs),
-        )
+def _joined(updates: Sequence[SampleUpdate]) -> Answer:
+    """What the updates of one request make, sample by sample: their tokens and logprobs, not those of the whole."""
+    outputs = []
+    for last in sorted(updates, key=lambda update: update.sample_index):
+        if (output := last.output) is None:
+            continue
+        mine = [update for update in updates if update.sample_index == last.sample_index]
+        if output.problem is None:
+            output = msgspec.structs.replace(
+                output,
+                token_ids=tuple(token for update in mine for token in update.token_ids),
+                logprobs=tuple(value for update in mine for value in update.logprobs),
+            )
+        outputs.append(output)
+    pieces = sum(bool(update.token_ids) for update in updates)
+    return msgspec.structs.replace(_answer(outputs), pieces=pieces)
 
 
 def _answer(outputs: Sequence[Output]) -> Answer:

@@ -15,6 +15,7 @@ import torch
 from zerodrift.core.completion import FinishReason
 from zerodrift.core.errors import InvalidPrompt, NonFinite
 from zerodrift.core.request import Request, SamplingParams
+from zerodrift.models.family.abilities import has_kv_cache
 from zerodrift.sampler.choose import choose
 from zerodrift.sampler.noise import draw_seed, uniform
 from zerodrift.sampler.processing import History, processed_logprobs
@@ -82,18 +83,13 @@ def _run(
     for index, row in enumerate(rows):
         ids_BL[index, longest - len(row.prompt) :] = torch.tensor(row.prompt)
         mask_BL[index, longest - len(row.prompt) :] = 1
-    cache = None
+    keeps = has_kv_cache(model)
+    cache: dict[str, Any] = {"past_key_values": None, "use_cache": True} if keeps else {"use_cache": False}
     while True:
         positions_BL = (mask_BL.cumsum(dim=-1) - 1).clamp(min=0)[:, -ids_BL.shape[1] :]
-        output = model(
-            ids_BL,
-            attention_mask=mask_BL,
-            position_ids=positions_BL,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        cache = output.past_key_values
+        output = model(ids_BL, attention_mask=mask_BL, position_ids=positions_BL, logits_to_keep=1, **cache)
+        if keeps:
+            cache["past_key_values"] = output.past_key_values
         logits_BV = output.logits[:, -1]
         for index, row in enumerate(rows):
             if row.finished is None:
@@ -101,7 +97,9 @@ def _run(
                 row.finished = _ended(row, eos_ids, decode)
         if all(row.finished is not None for row in rows):
             return
-        ids_BL = torch.tensor([[row.token_ids[-1]] for row in rows])
+        new_B1 = torch.tensor([[row.token_ids[-1]] for row in rows])
+        # What keeps nothing reads everything again.
+        ids_BL = new_B1 if keeps else torch.cat([ids_BL, new_B1], dim=-1)
         mask_BL = torch.cat([mask_BL, torch.ones(len(rows), 1, dtype=torch.long)], dim=-1)
 
 

@@ -1,7 +1,7 @@
 """How is a server started in its own environment, and made sure to be gone afterwards?
 
-The server gets a process group of its own, a free port on loopback, its caches below `.cache`, and no network;
-whatever happens here, that group, and nothing else, is ended.
+The server gets a process group of its own and a free port on loopback; whatever happens here, that group, and nothing
+else, is ended.
 """
 
 import atexit
@@ -12,7 +12,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from zerodrift.backends.http import HttpClient
@@ -21,31 +20,6 @@ from zerodrift.core.errors import EngineError, EngineUnreachable
 STOP_PATIENCE_S = 15.0
 """vLLM needs 2 to 5 s to end its engine and worker processes in order."""
 LOG_LINES_SHOWN = 30
-
-DEFAULTS = {
-    # Without it neither settings, weights nor caches can be reached.
-    "VLLM_SERVER_DEV_MODE": "1",
-    # GiB of KV; the default asks for a share of the whole machine.
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    # vLLM would pin itself to cores that others use.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    # The working directory must not offer modules to the engine.
-    "PYTHONSAFEPATH": "1",
-}
-"""Environment of a launched server; `env` overrides any of it."""
-
-CACHES = {
-    "VLLM_CACHE_ROOT": "vllm",
-    "VLLM_CONFIG_ROOT": "vllm-config",
-    "HF_HOME": "huggingface",
-    "XDG_CACHE_HOME": "xdg",
-    "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
-    "TRITON_CACHE_DIR": "triton",
-}
 
 
 class LaunchedProcess:
@@ -97,12 +71,7 @@ class LaunchedProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _signal(self, number: signal.Signals) -> None:
@@ -116,25 +85,6 @@ class LaunchedServer(LaunchedProcess):
     def __init__(self, process: "subprocess.Popen[bytes]", url: str, log_path: Path) -> None:
         super().__init__(process, log_path)
         self.url = url
-
-
-def launch_vllm(
-    python: str | Path,
-    model: str | Path,
-    args: Sequence[str],
-    env: Mapping[str, str],
-    log_path: Path,
-    timeout_s: float = 300.0,
-) -> LaunchedServer:
-    """Start vLLM with the interpreter of its own environment, and return once it answers.
-
-    `args` go to the server as they are, `env` on top of DEFAULTS. VLLM_* of our own environment stay here: a
-    server that is audited is configured by what is written down, and by nothing else.
-    """
-    port = free_port()
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--host", "127.0.0.1", "--port", str(port), *args]
-    return launch(command, environment(env), port, log_path, timeout_s)
 
 
 def launch(
@@ -191,18 +141,6 @@ def _healthy(client: HttpClient) -> bool:
         return client.exchange("GET", "/health").status == 200
     except EngineUnreachable:
         return False
-
-
-def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """What a process of vLLM sees: ours without its VLLM_*, then DEFAULTS, then `env`."""
-    ours = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("VLLM_") and name not in ("PYTHONPATH", "PYTHONHOME")
-    }
-    root = Path(".cache").resolve()
-    caches = {name: str(root / folder) for name, folder in CACHES.items()}
-    return ours | DEFAULTS | caches | dict(env)
 
 
 def free_port() -> int:

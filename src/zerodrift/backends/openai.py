@@ -1,7 +1,7 @@
 """A server that is described by a dialect, seen through the Backend protocol.
 
-The dialect says how things are called; what this server can do is found by asking it when we connect, never by a
-version string. What the audit needs beyond that is refused with the flag that would give it.
+The dialect says how things are called; what is asked of this server and not given is refused with the flag that would
+give it.
 """
 
 import itertools
@@ -11,12 +11,11 @@ from pathlib import Path
 import msgspec
 
 from zerodrift.backends import openai_probe
-from zerodrift.backends.base import Capability, need
+from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect
-from zerodrift.backends.http import HttpClient, Stream
+from zerodrift.backends.http import Stream
 from zerodrift.backends.json_path import put
 from zerodrift.backends.openai_wire import (
-    UNKNOWN,
     Reader,
     one_by_one,
     prompt_body,
@@ -25,22 +24,16 @@ from zerodrift.backends.openai_wire import (
     untruncated,
     value_at,
 )
-from zerodrift.backends.pieces import Joined, Streaming, join
+from zerodrift.backends.server import UNKNOWN, ServerBackend
+from zerodrift.backends.stream_deltas import Joined, Streaming, join
 from zerodrift.core.completion import Answer, EngineFingerprint, LogprobKind
-from zerodrift.core.errors import (
-    CapabilityMissing,
-    EngineError,
-    InvalidPrompt,
-    InvalidSampling,
-    ModelNotFound,
-)
+from zerodrift.core.errors import CapabilityMissing, EngineError, InvalidPrompt, InvalidSampling
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import WeightVersion
-from zerodrift.models import directory as model_directory
 
 
-class OpenAIBackend:
-    """One model of one server. A request is one HTTP call, or one for each sample; the server makes the batches."""
+class OpenAIBackend(ServerBackend):
+    """One model of one server of the kind that the dialect describes."""
 
     def __init__(  # noqa: PLR0913 - what a connection needs, and what the user says of the server
         self,
@@ -60,10 +53,9 @@ class OpenAIBackend:
         """
         self.dialect = dialect
         self.name = dialect.name
+        self.hints = dialect.hints
         self.kind = openai_probe.available_kind(dialect, kind)
-        # OpenAI clients are given the address with /v1, so people paste it so.
-        address = url.rstrip("/").removesuffix("/v1")
-        self._http = HttpClient(address, api_key=api_key, timeout_s=timeout_s, concurrency=concurrency)
+        super().__init__(url, api_key, timeout_s, concurrency)
         self._spelled: dict[str, tuple[int, ...]] = {}
         try:
             self.model = openai_probe.choose_model(self._http, model)
@@ -81,25 +73,6 @@ class OpenAIBackend:
         """As the server shows it now: one that was started anew may show other settings."""
         return openai_probe.fingerprint(self, openai_probe.shown(self._http, self.dialect.facts))
 
-    def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        """All requests in flight together, `concurrency` at a time. `sampling` is reported as it was asked for."""
-        return self._ask(requests, lambda request: Joined(self.complete(request), pieces=0))
-
-    def stream(self, requests: Sequence[Request]) -> list[Answer]:
-        """All streams open together, `concurrency` at a time."""
-        self._need(Capability.STREAM)
-        streaming = self.streaming
-        assert streaming is not None, "the capability was found by it"
-        route = streaming.route or self.dialect.completions
-        return self._ask(requests, lambda request: join(self.streamed(request, streaming), streaming, route))
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Raw logprobs, as the server makes them of a prompt that it does not go on with."""
-        self._need(Capability.SCORE)
-        for sequence in sequences:
-            self._check_length(len(sequence), 1)
-        return self._http.each(self.score_one, [tuple(sequence) for sequence in sequences])
-
     def tokenize(self, text: str) -> tuple[int, ...]:
         """As the server does for a plain prompt, special tokens included."""
         self._need(Capability.TOKENIZE)
@@ -114,16 +87,10 @@ class OpenAIBackend:
         answer = self._http.post(tokenizer.chat_route, {"messages": list(messages)})
         return self.spell(value_at(answer, tokenizer.chat_text, str, tokenizer.chat_route))
 
-    def load_weights(self, directory: Path, version: WeightVersion) -> None:
-        """Have the server read `directory` itself, and label what it read."""
-        self._need(Capability.LOAD_WEIGHTS)
+    def push_weights(self, directory: Path, version: WeightVersion) -> None:
+        """The server labels what it read."""
         updating = self.dialect.updating
         assert updating is not None, "the capability was found by its route"
-        directory = directory.resolve()
-        if not directory.is_dir():
-            raise ModelNotFound(f"{directory} is no directory; the server cannot read it")
-        # Servers read pickles where they find nothing better.
-        model_directory.check(directory)
         body = {updating.directory: str(directory), updating.label: version.label, **updating.ask}
         if not value_at(self._http.post(updating.route, body), updating.done, bool, updating.route):
             raise EngineError(
@@ -138,17 +105,20 @@ class OpenAIBackend:
         if reply.status != 200:
             self._http.read(self.dialect.reset_cache, reply)
 
-    def close(self) -> None:
-        """The server is not ours and runs on. Safe to call twice."""
-        self._http.close()
-
     def complete(self, request: Request) -> object:
         """The answer to one call, as it came."""
         body = request_body(request, self.model, self.dialect, self.kind)
         return self._http.post(self.dialect.completions, body)
 
+    def complete_by_stream(self, request: Request) -> Joined:
+        """As the dialect says that deltas are put together."""
+        streaming = self.streaming
+        assert streaming is not None, "the capability was found by it"
+        route = streaming.route or self.dialect.completions
+        return join(self.streamed(request, streaming), streaming, route)
+
     def streamed(self, request: Request, streaming: Streaming) -> Stream:
-        """The answer to one call, as it came in pieces."""
+        """The answer to one call, as it came in deltas."""
         body = request_body(request, self.model, self.dialect, self.kind)
         for path, value in streaming.ask.items():
             put(body, path, value)
@@ -190,17 +160,9 @@ class OpenAIBackend:
         return WeightVersion(label) if label else UNKNOWN
 
     def _check(self, request: Request) -> None:
-        """What the server would ignore or cut down in silence is refused before it is sent."""
-        sampling = request.sampling
-        self._check_sampling(sampling)
-        self._check_length(len(request.prompt.token_ids), sampling.max_tokens)
-        for capability, asked_for in (
-            (Capability.SEED, sampling.seed is not None),
-            (Capability.CACHE_SALT, request.prompt.cache_salt is not None),
-            (Capability.TOP_LOGPROBS, bool(sampling.logprobs)),
-        ):
-            if asked_for:
-                self._need(capability)
+        """Also what this kind of server has no word for."""
+        self._check_sampling(request.sampling)
+        super()._check(request)
         if self.dialect.takes_text:
             self._check_text(request.prompt)
 
@@ -236,13 +198,6 @@ class OpenAIBackend:
                 f"seed is {sampling.seed}, and {self.name} takes at most {dialect.largest_seed}"
             )
 
-    def _check_length(self, prompt_tokens: int, max_tokens: int) -> None:
-        if prompt_tokens + max_tokens > self.max_model_len:
-            raise InvalidPrompt(
-                f"{prompt_tokens} prompt tokens and {max_tokens} to generate exceed the {self.max_model_len} "
-                "that the server has for a sequence; shorten one of the two, or give the server more"
-            )
-
     def _check_text(self, prompt: Prompt) -> None:
         """Its text becomes these ids, by the server's own account."""
         if prompt.text is None:
@@ -259,10 +214,7 @@ class OpenAIBackend:
                 f"{len(prompt.token_ids)} others were meant; leave this prompt out, or look for a BOS or a template"
             )
 
-    def _need(self, capability: Capability) -> None:
-        need(self, capability, self.dialect.hints[capability])
-
 
 def _read(reader: Reader, answers: Sequence[Joined], request: Request) -> Answer:
     whole = reader.answer([each.answer for each in answers], request)
-    return msgspec.structs.replace(whole, pieces=sum(each.pieces for each in answers))
+    return msgspec.structs.replace(whole, pieces=sum(each.deltas for each in answers))

@@ -5,19 +5,23 @@ that is asked here changes the server.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect, Facts, SeedProbe
-from zerodrift.backends.http import CLOSED, REFUSALS, HttpClient, Stream, declined
-from zerodrift.backends.json_path import look_up, put
+from zerodrift.backends.http import CLOSED, REFUSALS, HttpClient, not_declined
+from zerodrift.backends.json_path import facts_at, look_up, put
 from zerodrift.backends.openai_wire import Sample, asked_kind, request_body, samples_of, value_at
-from zerodrift.backends.pieces import Streaming, has_tokens
+from zerodrift.backends.server import has_route
+from zerodrift.backends.stream_deltas import Streaming, has_tokens
 from zerodrift.core.completion import EngineFingerprint, LogprobKind
-from zerodrift.core.errors import BadAnswer, CapabilityMissing, EngineError, EngineRefused
+from zerodrift.core.errors import BadAnswer, CapabilityMissing, EngineRefused
 from zerodrift.core.request import Prompt, Request, SamplingParams
+
+if TYPE_CHECKING:
+    from zerodrift.backends.openai import OpenAIBackend
 
 MODELS = "/v1/models"
 ASKED = SamplingParams(max_tokens=8, logprobs=2)
@@ -28,32 +32,6 @@ SEEDS = (7, 8, 9, 10)
 LEAST_DIFFERENT = 3
 """Answers that must differ among those of the seeds: a model that is sure of itself, or ends at once, repeats itself
 without any. At worst, with three answers that are equally likely, a server without seeds passes once in 180 times."""
-
-
-class Probed(Protocol):
-    """A backend that is being connected."""
-
-    dialect: Dialect
-    kind: LogprobKind
-    model: str
-    max_model_len: int
-    streaming: Streaming | None
-
-    def complete(self, request: Request) -> object:
-        """The answer to one call, as it came."""
-        ...
-
-    def streamed(self, request: Request, streaming: Streaming) -> Stream:
-        """The answer to one call, as it came in pieces."""
-        ...
-
-    def score_one(self, token_ids: tuple[int, ...]) -> list[float]:
-        """Raw logprobs of one sequence, but its first token."""
-        ...
-
-    def spell(self, text: str) -> tuple[int, ...]:
-        """Ids that the server makes of plain text."""
-        ...
 
 
 def available_kind(dialect: Dialect, wished: LogprobKind) -> LogprobKind:
@@ -113,30 +91,20 @@ def most_samples(document: object, facts: Facts) -> int | None:
     return value_at(document, facts.most_samples, int, facts.routes[0]) if facts.most_samples else None
 
 
-def fingerprint(backend: Probed, document: object) -> EngineFingerprint:
+def fingerprint(backend: "OpenAIBackend", document: object) -> EngineFingerprint:
     """Who computes the numbers, as far as the server shows it in `document`."""
     facts = backend.dialect.facts
     length = longest(document, backend.dialect, backend.max_model_len)
     return EngineFingerprint(
         engine=backend.dialect.name,
         semantic={"model": backend.model, "logprobs_mode": f"{backend.kind}_logprobs"}
-        | _facts(document, facts.semantic),
-        numeric=dict(facts.known) | _facts(document, facts.numeric),
-        deployment={"max_model_len": str(length)} | _facts(document, facts.deployment),
+        | facts_at(document, facts.semantic),
+        numeric=dict(facts.known) | facts_at(document, facts.numeric),
+        deployment={"max_model_len": str(length)} | facts_at(document, facts.deployment),
     )
 
 
-def _facts(document: object, paths: Mapping[str, str]) -> dict[str, str]:
-    """Facts that the server shows; one that it does not is left out: two releases then differ in it."""
-    found = {name: look_up(document, path) for name, path in paths.items()}
-    return {
-        name: value if isinstance(value, str) else msgspec.json.encode(value, order="sorted").decode()
-        for name, value in found.items()
-        if value is not msgspec.UNSET
-    }
-
-
-def capabilities(backend: Probed, http: HttpClient, document: object) -> frozenset[Capability]:
+def capabilities(backend: "OpenAIBackend", http: HttpClient, document: object) -> frozenset[Capability]:
     """What was seen to work; a server without ids or logprobs is refused."""
     dialect, facts = backend.dialect, backend.dialect.facts
     prompt = Prompt(backend.spell("a"), "a") if dialect.takes_text else Prompt((0, 0))
@@ -157,8 +125,9 @@ def capabilities(backend: Probed, http: HttpClient, document: object) -> frozens
         and _refuses(backend, http, request, {dialect.salt: 7}),
         Capability.CACHED_TOKENS: isinstance(sample.look_up(dialect.cached_tokens), int),
         Capability.TOKENIZE: _tokenizes(http, dialect),
-        Capability.RESET_CACHE: dialect.reset_cache is not None and _has_route(http, dialect.reset_cache),
-        Capability.LOAD_WEIGHTS: updating is not None and _has_route(http, updating.route),
+        Capability.RESET_CACHE: dialect.reset_cache is not None
+        and has_route(http, dialect.reset_cache, "PUT"),
+        Capability.LOAD_WEIGHTS: updating is not None and has_route(http, updating.route, "PUT"),
         Capability.WEIGHT_VERSION: updating is not None and bool(sample.look_up(updating.sampled)),
         Capability.EFFECTIVE_CONFIG: bool(facts.effective)
         and all(look_up(document, path) is not msgspec.UNSET for path in facts.effective),
@@ -167,7 +136,7 @@ def capabilities(backend: Probed, http: HttpClient, document: object) -> frozens
     return frozenset(capability for capability, present in found.items() if present)
 
 
-def _check_numbers(backend: Probed, request: Request, sample: Sample) -> None:
+def _check_numbers(backend: "OpenAIBackend", request: Request, sample: Sample) -> None:
     """The sample carries ids and logprobs of the kind that is wanted."""
     dialect = backend.dialect
     route = dialect.completions
@@ -187,25 +156,16 @@ def _check_numbers(backend: Probed, request: Request, sample: Sample) -> None:
         )
 
 
-def _scores(backend: Probed, prompt: Prompt) -> bool:
-    try:
-        return len(backend.score_one(prompt.token_ids)) == len(prompt.token_ids) - 1
-    except EngineError as error:
-        if declined(error):
-            return False
-        raise
+def _scores(backend: "OpenAIBackend", prompt: Prompt) -> bool:
+    return not_declined(lambda: len(backend.score_one(prompt.token_ids)) == len(prompt.token_ids) - 1)
 
 
-def _streams(backend: Probed, request: Request, how: Streaming) -> bool:
-    try:
-        return has_tokens(backend.streamed(request, how), how, backend.dialect.completions)
-    except EngineError as error:
-        if declined(error):
-            return False
-        raise
+def _streams(backend: "OpenAIBackend", request: Request, how: Streaming) -> bool:
+    route = backend.dialect.completions
+    return not_declined(lambda: has_tokens(backend.streamed(request, how), how, route))
 
 
-def _honours_seeds(backend: Probed, http: HttpClient, request: Request) -> bool:
+def _honours_seeds(backend: "OpenAIBackend", http: HttpClient, request: Request) -> bool:
     dialect = backend.dialect
     if dialect.seed_probe is SeedProbe.NONSENSE:
         return _refuses(backend, http, request, {dialect.names.get("seed", "seed"): "?"})
@@ -223,7 +183,9 @@ def _honours_seeds(backend: Probed, http: HttpClient, request: Request) -> bool:
     return len(drawn) >= LEAST_DIFFERENT
 
 
-def _refuses(backend: Probed, http: HttpClient, request: Request, nonsense: Mapping[str, object]) -> bool:
+def _refuses(
+    backend: "OpenAIBackend", http: HttpClient, request: Request, nonsense: Mapping[str, object]
+) -> bool:
     """Servers ignore fields that they do not know: one that refuses nonsense is one that it reads."""
     body = request_body(request, backend.model, backend.dialect, backend.kind)
     for path, value in nonsense.items():
@@ -246,11 +208,3 @@ def _tokenizes(http: HttpClient, dialect: Dialect) -> bool:
     # llama.cpp answers 500 where the model's template raises.
     cannot = REFUSALS | CLOSED | {500}
     return all(http.can(route, body, cannot) for route, body in asked.items())
-
-
-def _has_route(http: HttpClient, path: str) -> bool:
-    """One that takes other methods answers 405 and does nothing; one that is not there answers 404.
-
-    What a gateway says of routes that it does not let through may be anything, and is no failure of the server.
-    """
-    return http.exchange("PUT", path).status == 405

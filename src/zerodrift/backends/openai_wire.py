@@ -13,16 +13,16 @@ import msgspec
 
 from zerodrift.backends.dialects.facts import Dialect, Numbers, Scoring
 from zerodrift.backends.json_path import look_up, put
+from zerodrift.backends.server import UNKNOWN, bind_samples, shorten
 from zerodrift.core.completion import (
     Answer,
     Completion,
     FinishReason,
     LogprobKind,
-    Problem,
     TokenAlternative,
     check_logprobs,
 )
-from zerodrift.core.errors import BadAnswer, InvalidCompletion, NonFinite, ZerodriftError
+from zerodrift.core.errors import BadAnswer, InvalidCompletion, NonFinite
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
 
@@ -30,7 +30,6 @@ Shape = TypeVar("Shape")
 
 ALWAYS_SENT = ("temperature", "max_tokens", "seed", "n")
 """What every trainer states; the rest is left to the server's defaults unless it was asked for."""
-UNKNOWN = WeightVersion("unknown")
 LOWEST = -1e38
 """Some servers write the lowest fp32 number for the logarithm of zero."""
 
@@ -141,7 +140,7 @@ def read_scores(answer: object, token_ids: Sequence[int], scoring: Scoring, wher
     )
     if not alike:
         raise BadAnswer(
-            f"{where} was sent {_shorten(token_ids)} and scored {_shorten(owners)} ({scoring.owners})"
+            f"{where} was sent {shorten(token_ids)} and scored {shorten(owners)} ({scoring.owners})"
         )
     values = value_at(answer, scoring.values, list[float | None], where)
     if len(values) != len(token_ids):
@@ -164,7 +163,6 @@ class Reader(msgspec.Struct, frozen=True):
 
     def answer(self, answers: Sequence[object], request: Request) -> Answer:
         """Every sample of one request, in order of its index; `answers` are those of the calls that it became."""
-        expected = range(request.sampling.n)
         route = self.dialect.completions
         samples = [sample for answer in answers for sample in samples_of(answer, self.dialect)]
         numbers = (
@@ -172,19 +170,10 @@ class Reader(msgspec.Struct, frozen=True):
             if self.dialect.samples_apart
             else [sample.value_at(self.dialect.index, int, route) for sample in samples]
         )
-        by_index = dict(zip(numbers, samples, strict=True))
-        if len(samples) != len(expected) or set(by_index) != set(expected):
-            raise BadAnswer(
-                f"{route} was asked for {len(expected)} samples and answered with {len(samples)}, of the indices "
-                f"{sorted(by_index)}; each must come once"
-            )
-        completions, problems = [], []
-        for index in expected:
-            try:
-                completions.append(self._completion(by_index[index], index, request))
-            except ZerodriftError as error:
-                problems.append(Problem(error.code, f"sample {index}: {error}"))
-        return Answer(tuple(completions), tuple(problems))
+        numbered = list(zip(numbers, samples, strict=True))
+        return bind_samples(
+            numbered, request, route, lambda sample, index: self._completion(sample, index, request)
+        )
 
     def _completion(self, sample: Sample, index: int, request: Request) -> Completion:
         dialect, sampling = self.dialect, request.sampling
@@ -248,7 +237,7 @@ class Reader(msgspec.Struct, frozen=True):
             )
         if numbers.owners is not None and tuple(owners) != token_ids:
             raise InvalidCompletion(
-                f"the engine sampled {_shorten(token_ids)} and reports logprobs of {_shorten(owners)} "
+                f"the engine sampled {shorten(token_ids)} and reports logprobs of {shorten(owners)} "
                 f"({numbers.owners}); they belong to other tokens"
             )
         values = sample.value_at(numbers.values, list[float | None], self.dialect.completions)
@@ -287,7 +276,7 @@ def _ranked(
     tied = len(ids) > count and set(values[count:]) == {values[count - 1]}
     if (len(ids) > count and not tied) or len(set(ids)) < len(ids):
         raise InvalidCompletion(
-            f"{count} alternatives were asked for and {_shorten(ids)} came ({numbers.alternative_ids})"
+            f"{count} alternatives were asked for and {shorten(ids)} came ({numbers.alternative_ids})"
         )
     ranked = [
         TokenAlternative(token, _logprob(value, numbers)) for token, value in zip(ids, values, strict=True)
@@ -312,8 +301,3 @@ def _logprob(value: float | None, numbers: Numbers) -> float:
             f"{numbers.values} holds {value}, and a token that was drawn has a probability in (0, 1]"
         )
     return math.log(value)
-
-
-def _shorten(ids: Sequence[int]) -> str:
-    shown = str(list(ids))
-    return shown if len(shown) <= 60 else f"{shown[:60]}…"

@@ -3,13 +3,14 @@
 import difflib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerodrift.backends.base import Backend
 from zerodrift.config.engine import EngineConfig
+from zerodrift.core.completion import LogprobKind
 from zerodrift.core.errors import CapabilityMissing, ConfigError
 
 if TYPE_CHECKING:
@@ -84,74 +85,50 @@ def open_engine(config: EngineConfig, served: Served, logs: Path) -> AbstractCon
     return OPENERS[config.name](config, served, logs)
 
 
-@contextmanager
-def _reference(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]:
+def _reference(config: EngineConfig, served: Served, logs: Path) -> AbstractContextManager[Backend]:
     from zerodrift.backends.reference import ReferenceBackend
-    from zerodrift.core.completion import LogprobKind
 
-    kind = LogprobKind.RAW if config.logprobs_mode == "raw_logprobs" else LogprobKind.PROCESSED
     # Not the reference's own fp64: an engine rounds, and an audit of one that does not would show nothing.
-    dtype = "float32" if served.dtype == "auto" else served.dtype
-    engine = ReferenceBackend(served.model, dtype=dtype, kind=kind)
-    try:
-        yield engine
-    finally:
-        engine.close()
+    return closing(ReferenceBackend(served.model, dtype=_in_fp32(served), kind=_kind(config)))
 
 
-@contextmanager
-def _exact(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]:
+def _exact(config: EngineConfig, served: Served, logs: Path) -> AbstractContextManager[Backend]:
     from zerodrift.backends.exact import ExactBackend
 
-    dtype = "float32" if served.dtype == "auto" else served.dtype
-    yield from _connected(ExactBackend(served.model, dtype=dtype, config=config))
+    return closing(ExactBackend(served.model, dtype=_in_fp32(served), config=config))
 
 
-@contextmanager
-def _vllm(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]:
-    from zerodrift.backends.launch import launch_vllm
+def _in_fp32(served: Served) -> str:
+    return "float32" if served.dtype == "auto" else served.dtype
+
+
+def _vllm(config: EngineConfig, served: Served, logs: Path) -> AbstractContextManager[Backend]:
     from zerodrift.backends.vllm import VllmBackend
-    from zerodrift.backends.vllm_flags import flags, route_flags
-    from zerodrift.backends.vllm_plugin import transfer_flags
+    from zerodrift.backends.vllm_launch import flags, launch_vllm, route_flags, transfer_flags
 
-    def start() -> "AbstractContextManager[LaunchedServer]":
-        return launch_vllm(
-            config.python or "",
-            served.model,
-            # First, so that arguments of the configuration's own win.
-            [
-                *transfer_flags(config.python or "", config.env),
-                *route_flags(config),
-                *flags(config, served.dtype),
-            ],
-            config.env,
-            logs / "vllm.log",
-            timeout_s=config.startup_timeout_s,
-        )
+    def start(python: str) -> "LaunchedServer":
+        # The configuration's own come last, and win.
+        arguments = [*transfer_flags(python, config.env), *route_flags(config), *flags(config, served.dtype)]
+        patience_s = config.startup_timeout_s
+        return launch_vllm(python, served.model, arguments, config.env, logs / "vllm.log", patience_s)
 
-    yield from _reached(config, partial(VllmBackend, route=config.route, **_options(config)), start)
+    return _reached(config, partial(VllmBackend, route=config.route, **_options(config)), start)
 
 
-@contextmanager
-def _llama_cpp(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]:
+def _llama_cpp(config: EngineConfig, served: Served, logs: Path) -> AbstractContextManager[Backend]:
     from zerodrift.backends.llama_cpp_launch import launch_llama_cpp, settings
 
-    def start() -> "AbstractContextManager[LaunchedServer]":
+    def start(python: str) -> "LaunchedServer":
+        arguments, patience_s = settings(config, served.dtype), config.startup_timeout_s
         return launch_llama_cpp(
-            config.python or "",
-            served.model,
-            settings(config, served.dtype),
-            config.env,
-            logs / "llama-cpp.log",
-            timeout_s=config.startup_timeout_s,
+            python, served.model, arguments, config.env, logs / "llama-cpp.log", patience_s
         )
 
-    yield from _reached(config, _by_dialect(config), start)
+    return _reached(config, _by_dialect(config), start)
 
 
-@contextmanager
-def _by_hand(config: EngineConfig, served: Served, logs: Path) -> Iterator[Backend]:
-    yield from _connected(_by_dialect(config)(config.url or ""))
+def _by_hand(config: EngineConfig, served: Served, logs: Path) -> AbstractContextManager[Backend]:
+    return closing(_by_dialect(config)(config.url or ""))
 
 
 def _by_dialect(config: EngineConfig) -> Callable[[str], Backend]:
@@ -161,13 +138,12 @@ def _by_dialect(config: EngineConfig) -> Callable[[str], Backend]:
     from zerodrift.backends.dialects.tensorrt_llm import TENSORRT_LLM
     from zerodrift.backends.dialects.tgi import TGI
     from zerodrift.backends.openai import OpenAIBackend
-    from zerodrift.core.completion import LogprobKind
 
     return partial(
         OpenAIBackend,
         dialect={dialect.name: dialect for dialect in (LLAMA_CPP, SGLANG, TENSORRT_LLM, TGI)}[config.name],
         # Asked for call by call, so that a server which runs already obeys as well.
-        kind=LogprobKind(config.logprobs_mode.removesuffix("_logprobs")),
+        kind=_kind(config),
         max_model_len=config.max_model_len,
         **_options(config),
     )
@@ -182,17 +158,20 @@ def _options(config: EngineConfig) -> dict[str, Any]:
     }
 
 
+def _kind(config: EngineConfig) -> LogprobKind:
+    return LogprobKind(config.logprobs_mode.removesuffix("_logprobs"))
+
+
+@contextmanager
 def _reached(
-    config: EngineConfig,
-    connect: Callable[[str], Backend],
-    start: "Callable[[], AbstractContextManager[LaunchedServer]]",
+    config: EngineConfig, connect: Callable[[str], Backend], start: "Callable[[str], LaunchedServer]"
 ) -> Iterator[Backend]:
     """The server that runs at `url`, or one that is started, and stopped in the end."""
-    if config.url is not None:
-        yield from _connected(connect(config.url))
-        return
-    with start() as server:
-        yield from _connected(connect(server.url))
+    with ExitStack() as stack:
+        url = config.url
+        if url is None:
+            url = stack.enter_context(start(config.python or "")).url
+        yield stack.enter_context(closing(connect(url)))
 
 
 def api_key(config: EngineConfig) -> str | None:
@@ -202,13 +181,6 @@ def api_key(config: EngineConfig) -> str | None:
     if not (key := os.environ.get(config.api_key_env)):
         raise ConfigError(f"engine.api_key_env names {config.api_key_env}, which is not set; export it first")
     return key
-
-
-def _connected(engine: Backend) -> Iterator[Backend]:
-    try:
-        yield engine
-    finally:
-        engine.close()
 
 
 OPENERS: Mapping[str, Opener] = {

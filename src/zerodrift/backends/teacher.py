@@ -15,6 +15,7 @@ import torch
 
 from zerodrift.backends.head import own_head
 from zerodrift.core.errors import InvalidPrompt
+from zerodrift.models.family.abilities import has_kv_cache, usable_attention
 
 LOGIT_BYTES = 256 * 2**20
 """A padded batch is cut where logits of all its positions would take more."""
@@ -71,12 +72,20 @@ class Teacher:
         `positions` turns right positions into those to use, in padded batches: for asking what a wrong one does.
         """
         self.model = model
-        self.layout = layout
-        self.attention = attention
+        # Without a KV cache there are no chunks and no steps: a sequence is one forward.
+        in_steps = layout in (Layout.CHUNKED, Layout.DECODED)
+        self.layout = Layout.ALONE if in_steps and not has_kv_cache(model) else layout
+        self.attention = usable_attention(model, attention)
         self.batch = batch
         self.chunk = chunk
         self.positions = positions
         self.vocab_size: int = model.config.vocab_size
+
+    @property
+    def computation(self) -> tuple[str, str, int]:
+        """What tells it from another way of computing the same."""
+        size = {Layout.CHUNKED: self.chunk, Layout.ALONE: 1}.get(self.layout, self.batch)
+        return self.layout, self.attention, size
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Raw logprobs of tokens 1… of each sequence, in fp64 or fp32 as the model is."""
@@ -243,10 +252,10 @@ class Teacher:
         """Forward, with the last `keep` rows of each sequence to be had; where they are many, the head comes later."""
         if len(ids_BL) * keep * self._row_bytes <= PIECE_BYTES:
             output = self._forward(ids_BL, model, logits_to_keep=keep, **options)
-            return _Computed(lambda row, rows: output.logits[row, rows], output.past_key_values)
+            return _Computed(lambda row, rows: output.logits[row, rows], output.get("past_key_values"))
         output = self._forward(ids_BL, model.base_model, **options)
         hidden_BTH, head = output.last_hidden_state[:, -keep:], own_head(model, type(output))
-        return _Computed(lambda row, rows: head(hidden_BTH[row, rows]), output.past_key_values)
+        return _Computed(lambda row, rows: head(hidden_BTH[row, rows]), output.get("past_key_values"))
 
     @torch.no_grad()
     def _forward(self, ids_BL: torch.Tensor, model: Any = None, **options: Any) -> Any:
@@ -254,6 +263,8 @@ class Teacher:
         # The public setter has no public getter.
         if model.config._attn_implementation != self.attention:  # noqa: SLF001
             model.set_attn_implementation(self.attention)
+        if not has_kv_cache(model):
+            options.pop("past_key_values", None)
         options.setdefault("use_cache", False)
         return model(ids_BL.to(model.device), **options)
 

@@ -1,33 +1,28 @@
-"""A running vLLM server, seen through the Backend protocol and spoken to as trainers speak to it.
-
-What the server can do is found by asking it when we connect, never by its version string: forks, back-ports and
-flags all lie there. What the audit needs beyond that names the flag that would give it.
-"""
+"""A running vLLM server, seen through the Backend protocol and spoken to as trainers speak to it."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from zerodrift.backends import vllm_facts, vllm_update, vllm_wire
-from zerodrift.backends.base import Capability, need
-from zerodrift.backends.http import CLOSED, REFUSALS, HttpClient, declined
-from zerodrift.backends.pieces import Joined, has_tokens, join
-from zerodrift.backends.vllm_routes import ROUTES, check_open, is_nan
-from zerodrift.backends.vllm_wire import UNKNOWN
+from zerodrift.backends.base import Capability
+from zerodrift.backends.http import CLOSED, REFUSALS, not_declined
+from zerodrift.backends.server import UNKNOWN, ServerBackend, has_route
+from zerodrift.backends.stream_deltas import Joined, has_tokens, join
+from zerodrift.backends.vllm_routes import ROUTES, is_nan
 from zerodrift.core.completion import Answer, EngineFingerprint
 from zerodrift.core.errors import (
     BadAnswer,
     CapabilityMissing,
     EngineError,
     EngineRefused,
-    InvalidPrompt,
     ModelError,
-    ModelNotFound,
     NonFinite,
 )
-from zerodrift.core.request import Prompt, Request
+from zerodrift.core.request import Request
 from zerodrift.core.version import WeightVersion
 from zerodrift.models import directory as model_directory
 
@@ -74,10 +69,11 @@ class _WeightInfo(msgspec.Struct):
     weight_version: str
 
 
-class VllmBackend:
-    """One model of one vLLM server. A request is one HTTP call; the server makes the batches."""
+class VllmBackend(ServerBackend):
+    """One model of one vLLM server."""
 
     name = vllm_facts.ENGINE
+    hints = HINTS
 
     def __init__(  # noqa: PLR0913 - what a connection needs, and what the user says of the server
         self,
@@ -95,12 +91,10 @@ class VllmBackend:
         `model` None takes the one that the server serves. `route` is a name in vllm_routes. `explicit` sends every
         sampling parameter instead of those that differ from their defaults: with it, the server's generation_config.json has nothing to fill.
         """
+        super().__init__(url, api_key, timeout_s, concurrency)
         self.explicit = explicit
         self._route = ROUTES[route]
-        # OpenAI clients are given the address with /v1, so people paste it so.
-        self._http = HttpClient(
-            url.rstrip("/").removesuffix("/v1"), api_key=api_key, timeout_s=timeout_s, concurrency=concurrency
-        )
+        self._has_route = partial(has_route, self._http, method="GET")
         try:
             self.model, self.max_model_len, self._root = self._choose(model)
             self._info = self._read_info()
@@ -121,23 +115,6 @@ class VllmBackend:
         restarted = {**facts.deployment, "started_anew": "since we connected"}
         return msgspec.structs.replace(facts, deployment=restarted)
 
-    def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        """All requests in flight together, `concurrency` at a time. `sampling` is reported as it was asked for."""
-        return self._ask(requests, lambda request: Joined(self._complete(request), pieces=0))
-
-    def stream(self, requests: Sequence[Request]) -> list[Answer]:
-        """All streams open together, `concurrency` at a time."""
-        self._need(Capability.STREAM)
-        return self._ask(requests, self._streamed)
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Raw logprobs, whatever --logprobs-mode says; vLLM bypasses its prefix cache for such calls."""
-        self._need(Capability.SCORE)
-        prompts = [Prompt(tuple(sequence)) for sequence in sequences]
-        for prompt in prompts:
-            self._check_length(len(prompt.token_ids), 1)
-        return self._http.each(self._score, prompts)
-
     def tokenize(self, text: str) -> tuple[int, ...]:
         """As the server does for a plain prompt, special tokens included."""
         self._need(Capability.TOKENIZE)
@@ -148,17 +125,8 @@ class VllmBackend:
         self._need(Capability.TOKENIZE)
         return self._tokens({"messages": list(messages), "add_generation_prompt": True})
 
-    def load_weights(self, directory: Path, version: WeightVersion) -> None:
-        """Have the server read `directory` itself, under the label `version` where it keeps one.
-
-        vLLM has no rollback: a directory that it cannot read, or whose tensors do not fit, ends its engine process, so
-        it is looked at here, beside the served one where that can be seen.
-        """
-        self._need(Capability.LOAD_WEIGHTS)
-        directory = directory.resolve()
-        if not directory.is_dir():
-            raise ModelNotFound(f"{directory} is no directory; the engine would die of reading it")
-        model_directory.check(directory)
+    def push_weights(self, directory: Path, version: WeightVersion) -> None:
+        """Refused where tensors would not fit those that are served, as far as these can be seen."""
         self._check_fits(directory)
         self.update_path.push(self._http, directory, version)
 
@@ -184,48 +152,46 @@ class VllmBackend:
                 "wait until they are done, or use a new cache_salt"
             )
 
-    def close(self) -> None:
-        """The server is not ours and runs on. Safe to call twice."""
-        self._http.close()
+    def complete(self, request: Request) -> object | None:
+        """None where the answer held a NaN that the server could not write."""
+        return self._call(self._body(request))
+
+    def complete_by_stream(self, request: Request) -> Joined:
+        """A NaN ends a stream with an error of the server's."""
+        path, how = self._route.path, self._route.streaming
+        return join(self._http.stream(path, {**self._body(request), **how.ask}), how, path)
+
+    def score_one(self, token_ids: tuple[int, ...]) -> list[float]:
+        """Raw, whatever --logprobs-mode says; vLLM bypasses its prefix cache for such calls."""
+        answer = self._call(self._route.score_body(token_ids, self.model))
+        if answer is None:
+            raise NonFinite("the engine scored a prompt with NaN; look for NaN in its weights")
+        return vllm_wire.read_scores(self._route.spread(answer, token_ids), token_ids, self._route.path)
 
     def _facts(self, info: vllm_facts.ServerInfo | None) -> EngineFingerprint:
-        return vllm_facts.fingerprint(self.model, self.max_model_len, self._route.PATH, info)
+        return vllm_facts.fingerprint(self.model, self.max_model_len, self._route.path, info)
 
     def _ask(self, requests: Sequence[Request], call: Callable[[Request], Joined]) -> list[Answer]:
         for request in requests:
             self._check(request)
         before = self._version()
-        answers = self._http.each(call, requests)
+        came = self._http.each(call, requests)
         # A label that moved in between belongs to some of these tokens, and nobody can say to which.
         version = before if self._version() == before else UNKNOWN
-        context = vllm_wire.Context(vllm_facts.logprob_kind(self._info), version, self._digest)
-        return [
-            msgspec.structs.replace(
-                self._route.read_answer(answer.answer, request, context), pieces=answer.pieces
-            )
-            for request, answer in zip(requests, answers, strict=True)
-        ]
-
-    def _streamed(self, request: Request) -> Joined:
-        body, how = self._body(request), self._route.STREAMING
-        return join(self._http.stream(self._route.PATH, {**body, **how.ask}), how, self._route.PATH)
-
-    def _complete(self, request: Request) -> object | None:
-        return self._call(self._body(request))
+        kind, route = vllm_facts.logprob_kind(self._info), self._route
+        reader = vllm_wire.Reader(route.path, route.choice, kind, version, self._digest)
+        answers = []
+        for request, (answer, deltas) in zip(requests, came, strict=True):
+            whole = None if answer is None else route.spread(answer, request.prompt.token_ids)
+            answers.append(msgspec.structs.replace(reader.answer(whole, request), pieces=deltas))
+        return answers
 
     def _body(self, request: Request) -> dict[str, object]:
         return self._route.request_body(request, self.model, explicit=self.explicit)
 
-    def _score(self, prompt: Prompt) -> list[float]:
-        answer = self._call(self._route.score_body(prompt.token_ids, self.model))
-        if answer is None:
-            raise NonFinite("the engine scored a prompt with NaN; look for NaN in its weights")
-        return self._route.read_scores(answer, prompt.token_ids)
-
     def _call(self, body: dict[str, object]) -> object | None:
-        """The answer, or None where it held a NaN that the server could not write."""
-        reply = self._http.exchange("POST", self._route.PATH, body)
-        return None if is_nan(reply) else self._http.read(self._route.PATH, reply)
+        reply = self._http.exchange("POST", self._route.path, body)
+        return None if is_nan(reply) else self._http.read(self._route.path, reply)
 
     def _tokens(self, body: dict[str, object]) -> tuple[int, ...]:
         answer = self._http.post("/tokenize", {"model": self.model, **body})
@@ -236,30 +202,6 @@ class VllmBackend:
             return UNKNOWN
         info = vllm_wire.parse(self._http.get("/weight_info"), _WeightInfo, "/weight_info")
         return WeightVersion(info.weight_version) if info.weight_version else UNKNOWN
-
-    def _check(self, request: Request) -> None:
-        """What the server would ignore or cut down in silence is refused before it is sent."""
-        sampling = request.sampling
-        self._check_length(len(request.prompt.token_ids), sampling.max_tokens)
-        for capability, asked_for in (
-            (Capability.SEED, sampling.seed is not None),
-            (Capability.CACHE_SALT, request.prompt.cache_salt is not None),
-            (Capability.TOP_LOGPROBS, bool(sampling.logprobs)),
-            (Capability.SCORE, sampling.prompt_logprobs is not None),
-        ):
-            if asked_for:
-                self._need(capability)
-
-    def _check_length(self, prompt_tokens: int, max_tokens: int) -> None:
-        """vLLM would cut max_tokens down to what fits, and say nothing."""
-        if prompt_tokens + max_tokens > self.max_model_len:
-            raise InvalidPrompt(
-                f"{prompt_tokens} prompt tokens and {max_tokens} to generate exceed max_model_len="
-                f"{self.max_model_len}; shorten one of the two, or start the server with a larger --max-model-len"
-            )
-
-    def _need(self, capability: Capability) -> None:
-        need(self, capability, HINTS[capability])
 
     def _choose(self, wanted: str | None) -> tuple[str, int, str | None]:
         cards = vllm_wire.parse(self._http.get("/v1/models"), _Models, "/v1/models").data
@@ -295,9 +237,9 @@ class VllmBackend:
         return info
 
     def _probe(self) -> frozenset[Capability]:
-        path = self._route.PATH
+        path = self._route.path
         reply = self._http.exchange("POST", path, self._probe_body({}))
-        check_open(self._route, self._http.address, reply)
+        self._route.check_open(self._http.address, reply)
         response = vllm_wire.parse(self._http.read(path, reply), vllm_wire.Response, path)
         if not any(choice.get("token_ids") for choice in response.choices):
             raise CapabilityMissing(
@@ -305,8 +247,8 @@ class VllmBackend:
                 "use a release of vLLM that honours it"
             )
         found = {
-            Capability.TOP_LOGPROBS: self._takes("logprobs", self._route.ONE_ALTERNATIVE)
-            and all(self._reads(name, "?") for name in self._route.MUST_READ),
+            Capability.TOP_LOGPROBS: self._takes("logprobs", 1 + self._route.more_alternatives)
+            and all(self._reads(name, "?") for name in self._route.must_read),
             Capability.SCORE: self._takes("prompt_logprobs", 0) and self._reads("prompt_logprobs", -7),
             Capability.SEED: self._reads("seed", "?"),
             Capability.CACHE_SALT: self._reads("cache_salt", ""),
@@ -322,31 +264,20 @@ class VllmBackend:
         return frozenset(capability for capability, present in found.items() if present)
 
     def _takes(self, field: str, value: object) -> bool:
-        reply = self._http.exchange("POST", self._route.PATH, self._probe_body({field: value}))
+        reply = self._http.exchange("POST", self._route.path, self._probe_body({field: value}))
         if reply.status in REFUSALS:
             return is_nan(reply)
-        self._http.read(self._route.PATH, reply)
+        self._http.read(self._route.path, reply)
         return True
 
     def _streams(self) -> bool:
-        try:
-            path, how = self._route.PATH, self._route.STREAMING
-            return has_tokens(self._http.stream(path, self._probe_body(dict(how.ask))), how, path)
-        except EngineError as error:
-            if declined(error):
-                return False
-            raise
+        path, how = self._route.path, self._route.streaming
+        body = self._probe_body(dict(how.ask))
+        return not_declined(lambda: has_tokens(self._http.stream(path, body), how, path))
 
     def _reads(self, field: str, nonsense: object) -> bool:
         """vLLM ignores fields that it does not know: one that refuses nonsense is one that it reads."""
-        return not self._http.can(self._route.PATH, self._probe_body({field: nonsense}), (400, 422))
-
-    def _has_route(self, path: str) -> bool:
-        """A route for POST answers GET with 405, and nothing happens; one that is not there answers with 404.
-
-        What a gateway says of routes that it does not let through may be anything, and is no failure of the server.
-        """
-        return self._http.exchange("GET", path).status == 405
+        return not self._http.can(self._route.path, self._probe_body({field: nonsense}), (400, 422))
 
     def _probe_body(self, extra: dict[str, object]) -> dict[str, object]:
         return self._route.probe_body(self.model, extra)

@@ -13,7 +13,8 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from zerodrift.backends.launch import LaunchedProcess, environment
+from zerodrift.backends.launch import LaunchedProcess
+from zerodrift.backends.vllm_launch import environment
 from zerodrift.bench.contender import Run, Served, Time
 from zerodrift.bench.workload import LONGEST, Job
 from zerodrift.core.errors import BadAnswer, EngineError

@@ -174,9 +174,8 @@ def diff_command(
     import msgspec
 
     from zerodrift.view.comparison import compare_runs
-    from zerodrift.view.explanation import explain
     from zerodrift.view.runs import find_run
-    from zerodrift.view.tables import print_comparison
+    from zerodrift.view.tables import explain, print_comparison
 
     comparison = compare_runs(find_run(before, RUNS), find_run(after, RUNS))
     if form is Format.JSON:
@@ -216,7 +215,7 @@ def _replay(session: "Session", path: Path) -> int:
     """0 where every token is right, 1 where one is not, 3 where nothing came that could be judged."""
     from zerodrift.records.case import read_case
     from zerodrift.records.verdict import Outcome
-    from zerodrift.view.replayed import print_replayed
+    from zerodrift.view.text import print_replayed
 
     case = read_case(path)
     with Bar() as progress:

@@ -1,6 +1,5 @@
 """A progress bar on stderr: which rung, how far, how long it will take. Silent where nobody watches."""
 
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -45,7 +44,5 @@ class Bar:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()

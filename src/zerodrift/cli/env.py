@@ -11,7 +11,7 @@ import typer
 
 from zerodrift import __version__
 from zerodrift.cli import console
-from zerodrift.core.frozen import freeze
+from zerodrift.core.frozen import FrozenFacts
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "safetensors", "tokenizers")
 
 
-class Environment(msgspec.Struct, frozen=True, kw_only=True):
+class Environment(FrozenFacts, frozen=True, kw_only=True):
     """Everything on this machine that may change the last bit of a logprob."""
 
     zerodrift: str
@@ -39,10 +39,6 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """CUDA version that torch was built for; None without torch, or for a CPU build."""
     devices: tuple[str, ...]
     """CUDA devices in torch's order."""
-
-    def __post_init__(self) -> None:
-        """A report of what was, not a place to keep settings."""
-        freeze(self, "packages", "threads")
 
 
 def command(

@@ -115,8 +115,7 @@ def _publish(done: "PreflightRecord", directory: Path, form: Format) -> None:
     import msgspec
 
     from zerodrift.records.directory import VERDICT
-    from zerodrift.view.checklist import print_checklist
-    from zerodrift.view.preflight import write_page
+    from zerodrift.view.preflight import print_checklist, write_page
     from zerodrift.view.report import write_report
 
     if (directory / VERDICT).is_file():

@@ -1,40 +1,5 @@
 """Everything that zerodrift raises on purpose, in one tree.
 
-    ZerodriftError
-    ├── InvalidValue               value/invalid
-    │   ├── InvalidPrompt          value/prompt
-    │   ├── InvalidSampling        value/sampling
-    │   ├── InvalidCompletion      value/completion
-    │   ├── NonFinite              value/non-finite
-    │   └── ContractViolation      value/contract
-    ├── ConfigError                config/invalid
-    │   ├── UnknownKey             config/unknown-key
-    │   └── RetiredKey             config/retired-key
-    ├── ModelError                 model/invalid
-    │   ├── ModelNotFound          model/not-found
-    │   ├── NoWeights              model/no-weights
-    │   ├── TruncatedWeights       model/truncated-weights
-    │   ├── UnsafePath             model/unsafe-path
-    │   └── UnsupportedModel       model/unsupported
-    ├── EngineError                engine/failed
-    │   ├── EngineUnreachable      engine/unreachable
-    │   ├── EngineRefused          engine/refused
-    │   ├── BadAnswer              engine/bad-answer
-    │   │   └── ForeignTokens      engine/foreign-tokens
-    │   ├── CapabilityMissing      engine/capability-missing
-    │   ├── QueueFull              engine/queue-full
-    │   ├── UnknownRequest         engine/unknown-request
-    │   ├── DuplicateRequest       engine/duplicate-request
-    │   ├── OutOfBlocks            engine/kv-memory
-    │   └── InvariantBroken        engine/invariant
-    ├── RecordError                record/invalid
-    │   ├── SchemaMismatch         record/schema
-    │   └── DigestMismatch         record/digest
-    ├── ExactError                 exact/failed
-    │   ├── Unproven               exact/unproven
-    │   └── FingerprintMismatch    exact/fingerprint
-    └── MissingExtra               install/missing-extra
-
 A message says what happened, with which values, and what to do about it. `code` is stable: scripts may match on
 it, and `docs/errors.md` has a heading for each (a test compares the two). `assert` is for our own bugs only.
 """
@@ -204,6 +169,12 @@ class OutOfBlocks(EngineError):
     code = "engine/kv-memory"
 
 
+class EngineStopped(EngineError):
+    """Something was asked of an engine loop that was stopped."""
+
+    code = "engine/stopped"
+
+
 class InvariantBroken(EngineError):
     """Our engine's own bookkeeping contradicts itself: a bug. It stops rather than serve wrong numbers."""
 
@@ -240,6 +211,12 @@ class Unproven(ExactError):
     """An op whose rows were seen to change their bits with their neighbours, in every variant there is."""
 
     code = "exact/unproven"
+
+
+class BitsDiffer(ExactError):
+    """A sample that was scored again while the engine ran has other bits: the engine stops."""
+
+    code = "exact/bits-differ"
 
 
 class FingerprintMismatch(ExactError):

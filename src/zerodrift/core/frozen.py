@@ -43,3 +43,11 @@ def freeze(struct: msgspec.Struct, *names: str) -> None:
         if not isinstance(value, Mapping):
             raise InvalidValue(f"{name} is {value!r}; give a mapping")
         msgspec.structs.force_setattr(struct, name, FrozenDict(value))
+
+
+class FrozenFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A struct in which every field that was given a mapping keeps a finished copy of it."""
+
+    def __post_init__(self) -> None:
+        """Facts stay as they were written."""
+        freeze(self, *(name for name in self.__struct_fields__ if isinstance(getattr(self, name), Mapping)))

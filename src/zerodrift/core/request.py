@@ -56,38 +56,47 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 )
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that shapes the distribution a token is drawn from. Defaults sample the model's own.
-
-    Applied in this order, the one that vLLM documents: logit bias, penalties, temperature, min-p, top-k, top-p.
-    """
+class CommonSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Parameters that requests share: what a configuration may give defaults for."""
 
     temperature: float = 1.0
     """0 is greedy; the reported distribution is then that of temperature 1."""
     top_p: float = 1.0
-    """Keep the smallest set of tokens whose mass reaches this."""
+    """Keep the smallest set of tokens whose mass reaches this; a full softmax reproduces only 1."""
     top_k: int = 0
     """Keep this many tokens; 0 keeps all."""
     min_p: float = 0.0
     """Drop tokens less likely than this fraction of the likeliest."""
     repetition_penalty: float = 1.0
-    """Divide positive and multiply negative logits of tokens seen in prompt or output."""
+    """Divide positive and multiply negative logits of tokens seen in prompt or output; 1 is off."""
     presence_penalty: float = 0.0
     """Subtract from logits of tokens seen in the output."""
     frequency_penalty: float = 0.0
     """Subtract this for every time a token was seen in the output."""
+    max_tokens: int = 16
+    """Longest output."""
+    min_tokens: int = 0
+    """No stop token before this many tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the output."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the output, beside the model's own."""
+    ignore_eos: bool = False
+    """Go on after the end-of-sequence token."""
+
+
+class SamplingParams(CommonSampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that shapes the distribution a token is drawn from. Defaults sample the model's own.
+
+    Applied in this order, the one that vLLM documents: logit bias, penalties, temperature, min-p, top-k, top-p.
+    """
+
     logit_bias: Mapping[int, float] = {}
     """Added to logits before anything else."""
     seed: int | None = None
     """Noise is a function of (seed, sample index, position) alone; None draws a seed and reports it."""
     n: int = 1
     """Samples per prompt."""
-    max_tokens: int = 16
-    min_tokens: int = 0
-    """No stop token before this many tokens."""
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
     logprobs: int | None = 0
     """Alternatives to report beside the sampled token; None needs no logprobs, and an engine may leave them out."""
     prompt_logprobs: int | None = None

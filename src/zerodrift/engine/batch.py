@@ -27,6 +27,7 @@ def paged_batch(plan: StepPlan, block_size: int, device: torch.device) -> PagedB
         _tensor(positions, device),
         _tensor(slots, device),
         tuple(bounds),
+        tuple(part.start for part in plan.slices),
         # One tensor for all tables, cut into views: 256 small ones cost ten times as much to make.
         torch.split_with_sizes(_tensor(tables, device), table_sizes),
     )

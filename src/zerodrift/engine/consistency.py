@@ -1,12 +1,12 @@
 """Do the scheduler's books agree? Run when the engine is idle, also in production: a wrong number is worse than a stop.
 
-Every reference to a block has a holder, every sample one place, every promise somebody who keeps it.
+Every reference to a block has a holder, every sample one place, every block in flight somebody who computes it.
 """
 
 from collections import Counter
 
 from zerodrift.core.errors import InvariantBroken
-from zerodrift.engine.request import Phase, Sample
+from zerodrift.engine.sample import Phase, Sample
 from zerodrift.engine.scheduler import Scheduler
 
 
@@ -18,6 +18,7 @@ def check(scheduler: Scheduler) -> None:
     for sample in scheduler.samples:
         _check_sample(scheduler, sample)
     held = Counter(block for sample in scheduler.samples for block in sample.blocks)
+    held.update(scheduler.releases_due)
     counted = {block: scheduler.pool.references(block) for block in held}
     if counted != held or scheduler.pool.num_held != len(held):
         wrong = {block: count for block, count in counted.items() if count != held[block]}
@@ -47,8 +48,8 @@ def _check_queues(scheduler: Scheduler) -> None:
         raise InvariantBroken(
             f"samples {sorted(known)} live, {sorted(queued)} are queued, {sorted(led)} wait for a sibling"
         )
-    if orphaned := set(scheduler.promised.values()) - {sample.key for sample in scheduler.running}:
-        raise InvariantBroken(f"samples {sorted(orphaned)} promised KV blocks and do not run")
+    if orphaned := set(scheduler.blocks_in_flight.values()) - {sample.key for sample in scheduler.running}:
+        raise InvariantBroken(f"samples {sorted(orphaned)} have KV blocks in flight and do not run")
 
 
 def _check_sample(scheduler: Scheduler, sample: Sample) -> None:

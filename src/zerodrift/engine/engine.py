@@ -9,53 +9,70 @@ request gets does not depend on who runs beside it, on how it is cut into steps,
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import torch
 
-from zerodrift import models
 from zerodrift.core import require
 from zerodrift.core.completion import EngineFingerprint
-from zerodrift.core.errors import EngineError, InvalidPrompt, InvalidValue, InvariantBroken
-from zerodrift.core.request import Prompt, SamplingParams
+from zerodrift.core.errors import (
+    BitsDiffer,
+    EngineError,
+    InvalidPrompt,
+    InvalidValue,
+    InvariantBroken,
+    ZerodriftError,
+)
+from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine import consistency
+from zerodrift.engine.identity import Identity, fingerprint_of
 from zerodrift.engine.kv import DEFAULT_BYTES, blocks_in
 from zerodrift.engine.limits import KVPolicy, Limits
 from zerodrift.engine.metrics import Clock, EngineMetrics, metrics_of
-from zerodrift.engine.output import Identity, Output, Piece, output_of, piece_of, refused
+from zerodrift.engine.output import Output, SampleUpdate, output_of, refused, update_of
 from zerodrift.engine.prompts import (
+    CheckedRequest,
     PromptLike,
     ServedFacts,
     as_prompt,
     as_prompts,
     as_sampling,
     check_request,
+    tokenizer_of,
 )
-from zerodrift.engine.request import Phase, Sample
 from zerodrift.engine.runner import Runner
+from zerodrift.engine.sample import Phase, Sample
 from zerodrift.engine.sampler import LogprobsMode, Sampler
 from zerodrift.engine.scheduler import Scheduler
+from zerodrift.engine.spot_check import SpotCheck
 from zerodrift.engine.text import Texts
-from zerodrift.engine.weights import exchanged, own_model, version_of
-from zerodrift.exact.fingerprint import numeric_fingerprint, stop_ids_of
+from zerodrift.engine.weights import StagedWeights, own_model, retain, stage, version_of
+from zerodrift.exact.fingerprint import stop_ids_of
 from zerodrift.exact.paged import PagedKV
 from zerodrift.sampler.noise import draw_seed
+from zerodrift.weights.digest import checkpoint_state
 
 Choice = TypeVar("Choice", bound=StrEnum)
 MAX_NUM_SEQS = 256
+CHECK_INTERVAL = 64
+"""One in so many finished samples is scored again: at most a hundredth of the processor's time (docs/engine.md)."""
 
 
 class Engine:
-    """One model, its KV memory, and the requests in flight. For one thread at a time: a second one is refused."""
+    """One model, its KV memory, and the requests in flight. For one thread at a time: a second one is refused.
+
+    Many threads share one through `EngineLoop`. `metrics()`, `fingerprint()` and `version` may be read by any.
+    """
 
     name = "exact"
+    broken: ZerodriftError | None
+    """Why it stopped itself: from then on every call raises this."""
 
     def __init__(  # noqa: PLR0913  the settings that users of vLLM's LLM know, by their names
         self,
@@ -72,44 +89,45 @@ class Engine:
         max_waiting: int = 1024,
         enable_prefix_caching: bool = True,
         logprobs_mode: str = "processed_logprobs",
+        logprob_check_interval: int = CHECK_INTERVAL,
         version: str = "initial",
     ) -> None:
         """`model` is "testbed:NAME", a directory, or a transformers model, of which the engine takes a copy.
 
         `max_num_seqs` is 256 unless `max_num_batched_tokens` is less: a sequence that runs takes a token per step.
+        One in `logprob_check_interval` finished samples is scored again by the trainer's path; 0 switches that off.
         """
-        if max_num_seqs is None:
-            max_num_seqs = min(MAX_NUM_SEQS, max_num_batched_tokens)
-        self.tokenizer = tokenizer = _tokenizer_of(model, tokenizer)
+        self.tokenizer = tokenizer_of(model, tokenizer)
         model = own_model(model, dtype)
         self.mode = _one_of(LogprobsMode, "logprobs_mode", logprobs_mode)
         context = model.config.max_position_embeddings if max_model_len is None else max_model_len
         require.whole(
             InvalidValue, "max_model_len", context, "it counts tokens of prompt and output, two at least", 2
         )
-        self.facts = ServedFacts(context, model.config.vocab_size, tokenizer is not None)
+        self.facts = ServedFacts(context, model.config.vocab_size, self.tokenizer is not None)
         stop_ids = stop_ids_of(model)
         limits = Limits(
             block_size=block_size,
             num_blocks=1 if num_blocks is None else num_blocks,
-            max_num_seqs=max_num_seqs,
+            max_num_seqs=min(MAX_NUM_SEQS, max_num_batched_tokens) if max_num_seqs is None else max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=max_waiting,
             prefix_caching=enable_prefix_caching,
         )
         if num_blocks is None:
             limits = replace(limits, num_blocks=blocks_in(model, limits, context, kv_cache_memory_bytes))
-        self._texts = Texts(tokenizer, stop_ids)
-        self.scheduler = Scheduler(limits, version_of(model, version), self._texts.ended)
-        self.runner = Runner(
-            model, PagedKV(model, limits.num_blocks, block_size), Sampler(self.mode, stop_ids)
-        )
-        self._identity = self._identify()
-        self._unclaimed: list[Output] = []
+        self._texts = Texts(self.tokenizer, stop_ids)
+        self.scheduler = Scheduler(limits, version_of(checkpoint_state(model), version), self._texts.ended)
+        kv = PagedKV(model, limits.num_blocks, block_size)
+        self.runner = Runner(model, kv, Sampler(self.mode, stop_ids))
+        self._spot_check = SpotCheck(logprob_check_interval, block_size)
         self._next_id = 0
         self._clock = Clock()
-        self._broken: InvariantBroken | None = None
+        self.broken = None
+        self._reading = False
         self._user = threading.RLock()
+        self._identify()
+        self._metrics = self._read_metrics()
 
     @property
     def version(self) -> WeightVersion:
@@ -118,13 +136,13 @@ class Engine:
 
     @property
     def model(self) -> Any:
-        """The engine's own prepared model; weights change through `swap_weights` only."""
+        """The engine's own prepared model. `swap_weights` writes into its tensors: hold on to `retain_weights`, not to them."""
         return self.runner.model
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether another step would do something, or has outputs to give that came while others were served."""
-        return bool(self.scheduler.samples or self._unclaimed)
+        """Whether another step would do something."""
+        return bool(self.scheduler.samples)
 
     def generate(
         self,
@@ -146,46 +164,29 @@ class Engine:
         queue = list(zip(requests, params, given, strict=True))[::-1]
         order: dict[str, int] = {}
         outputs: list[Output] = []
-        try:
-            while queue or any(request_id in order for request_id in self.scheduler.requests):
+        with self._sole_reader():
+            while queue or self.scheduler.requests:
                 while queue and len(self.scheduler.waiting) < self.scheduler.limits.max_waiting:
                     asked, own, tokens = queue.pop()
                     order[request_id := self._new_id()] = len(order)
                     prompt = None
                     try:
                         prompt = as_prompt(asked, self.tokenizer)
-                        self.add_request(prompt, own, request_id=request_id, forced=tokens)
+                        self.queue(self.checked(prompt, own, tokens), request_id)
                     except (EngineError, InvalidValue) as error:
                         outputs.append(refused(request_id, prompt, own, self._identity, error))
-                outputs += self._claim(order.keys())
-        finally:
-            self._abandon(order.keys())
+                outputs += [each.output for each in self._step() if each.output is not None]
         return sorted(outputs, key=lambda output: (order[output.request_id], output.sample_index))
 
-    def stream(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> Iterator[Piece]:
+    def stream(
+        self, prompt: PromptLike, sampling_params: SamplingParams | None = None
+    ) -> Iterator[SampleUpdate]:
         """Tokens as they come, of all samples of one prompt. Closing the iterator early aborts the request."""
-        request_id = self.add_request(prompt, sampling_params)
-        samples = list(self.scheduler.requests[request_id])
-        for sample in samples:
-            self._texts.watch(sample)
-        given = dict.fromkeys(samples, 0)
-        try:
-            while given:
-                if any(sample.phase is not Phase.FINISHED for sample in given):
-                    self._claim({request_id})
-                for sample in list(given):
-                    # Steps of others go on while this one is read: what they added is noted before it is shown.
-                    before, given[sample] = given[sample], len(sample.output)
-                    output = next(iter(self._outputs([sample])), None)
-                    if output is not None:
-                        del given[sample]
-                    if output is not None or len(sample.output) > before:
-                        yield piece_of(sample, before, self._texts, output)
-        finally:
-            self._unclaimed = [each for each in self._unclaimed if each.request_id != request_id]
-            self._abandon({request_id})
-            for sample in samples:
-                self._texts.drop(sample)
+        checked = self.checked(prompt, sampling_params, stream_text=True)
+        with self._sole_reader():
+            self.queue(checked)
+            while self.scheduler.requests:
+                yield from self._step()
 
     def add_request(
         self,
@@ -194,80 +195,120 @@ class Engine:
         *,
         request_id: str | None = None,
         forced: Sequence[int] = (),
+        stream_text: bool = False,
     ) -> str:
-        """Queue a request, and give back its id. What could never be served raises."""
+        """Queue a request, and give back its id: `step` tells of it. What could never be served raises."""
+        self._require_no_reader()
+        return self.queue(self.checked(prompt, sampling_params, forced, stream_text=stream_text), request_id)
+
+    def checked(
+        self,
+        prompt: PromptLike,
+        sampling_params: SamplingParams | None = None,
+        forced: Sequence[int] = (),
+        *,
+        stream_text: bool = False,
+    ) -> CheckedRequest:
+        """A request that can be queued, or what it is refused for. Any thread may ask."""
         prompt = as_prompt(prompt, self.tokenizer)
         (sampling,) = as_sampling(sampling_params, 1)
         check_request(prompt, sampling, forced, self.facts)
+        self.scheduler.limits.check_room(len(prompt.token_ids), sampling.max_tokens)
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=draw_seed())
+        return CheckedRequest(prompt, sampling, tuple(forced), stream_text)
+
+    def queue(self, request: CheckedRequest, request_id: str | None = None) -> str:
+        """Queue what was checked, and give back its id."""
         require.instance(InvalidValue, "request_id", request_id, str | None)
-        with self._in_use():
+        prompt, sampling, forced, stream_text = request
+        with self.owned():
             request_id = self._new_id() if request_id is None else request_id
             self.scheduler.add(
-                Sample(0, request_id, 0, prompt.token_ids, sampling, prompt.cache_salt, tuple(forced))
+                Sample(0, request_id, 0, prompt.token_ids, sampling, prompt.cache_salt, forced, stream_text)
             )
+            # Only this number changes: reading all of them off a thousand requests takes as long as a small step.
+            waiting = len(self.scheduler.waiting)
+            self._metrics = msgspec.structs.replace(self._metrics, waiting=waiting)
         return request_id
 
-    def step(self) -> list[Output]:
-        """One forward over everything that can run; returns what came to its end."""
-        with self._in_use():
-            claimed, self._unclaimed = self._unclaimed, []
-            return claimed + self._step()
+    def step(self) -> list[SampleUpdate]:
+        """One forward over everything that can run; returns what each sample got in it, oldest first."""
+        self._require_no_reader()
+        return self._step()
 
-    def abort(self, request_id: str) -> list[Output]:
+    def abort(self, request_id: str) -> list[SampleUpdate]:
         """End a request now; its samples come back with the tokens that they have."""
-        with self._in_use():
-            return self._outputs(self.scheduler.abort(request_id))
+        with self.owned():
+            updates = [self._update(sample) for sample in self.scheduler.abort(request_id)]
+            self._publish()
+        return updates
+
+    def stage_weights(self, state: Mapping[str, torch.Tensor], version: str | WeightVersion) -> StagedWeights:
+        """Copy the weights of `state` beside those that run, verify them, and try them. Any thread may, at any time."""
+        return stage(self.model, state, version)
+
+    def retain_weights(self) -> StagedWeights:
+        """A copy of the weights that run, to be swapped in again later."""
+        with self.owned():
+            return retain(self.model, self.version)
 
     def swap_weights(
-        self, state: Mapping[str, torch.Tensor], version: str | WeightVersion, kv: str = "recompute"
+        self,
+        state: Mapping[str, torch.Tensor] | StagedWeights,
+        version: str | WeightVersion | None = None,
+        kv: str = "recompute",
     ) -> WeightVersion:
         """From the next step on, the weights of `state`, all of them or, if anything is wrong, none.
 
         `kv` is "recompute" (exact under the new weights alone) or "keep" (requests in flight go on with the KV that
-        they have, and their lineage says so).
+        they have, and their lineage says so). What was staged has its version already.
         """
         policy = _one_of(KVPolicy, "kv", kv)
-        with self._in_use():
-            model = exchanged(self.model, state)
-            new = version_of(model, version)
-            self.runner.model = model
-            self.scheduler.swap(new, policy)
-            self._identity = self._identify()
-        return new
+        if isinstance(state, StagedWeights) != (version is None):
+            raise InvalidValue("staged weights come with their version, and others need one: give a label")
+        staged = state if isinstance(state, StagedWeights) else stage(self.model, state, version or "")
+        staged.check_fits(self.model)
+        with self.owned():
+            # An interrupt between two tensors would leave a mixture: until all are written, nothing may run.
+            self.broken = InvariantBroken("a swap of weights was interrupted halfway; make the engine anew")
+            staged.copy_into(self.model)
+            self.scheduler.swap(staged.version, policy)
+            self._identify()
+            self.broken = None
+            self._publish()
+        return staged.version
 
     def reset_cache(self) -> None:
         """Forget every cached prefix that no request in flight looks at."""
-        with self._in_use():
+        with self.owned():
             self.scheduler.cache.clear()
+            self._publish()
 
     def fingerprint(self) -> EngineFingerprint:
-        """Who computes: facts are named as in the other engines' fingerprints."""
-        limits = self.scheduler.limits
-        return EngineFingerprint(
-            engine=self.name,
-            semantic={
-                "logprobs_mode": self.mode.value,
-                "generation_config": "vllm",
-                "hf_overrides": "{}",
-                "lora": "null",
-                "weights": self.version.digest or "unknown",
-            },
-            numeric=numeric_fingerprint(self.model),
-            deployment={
-                "max_model_len": str(self.facts.max_model_len),
-                "block_size": str(limits.block_size),
-                "num_blocks": str(limits.num_blocks),
-                "max_num_seqs": str(limits.max_num_seqs),
-                "max_num_batched_tokens": str(limits.max_num_batched_tokens),
-                "enable_prefix_caching": str(limits.prefix_caching).lower(),
-            },
-        )
+        """Who computes: facts are named as in the other engines' fingerprints. Any thread may ask."""
+        return self._fingerprint
 
     def metrics(self) -> EngineMetrics:
-        """The engine in numbers."""
-        return metrics_of(self.scheduler, self._clock, self.runner)
+        """The engine in numbers, as they were after its last step. Any thread may ask."""
+        return self._metrics
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """By one thread, and never again once the engine stopped itself."""
+        if not self._user.acquire(blocking=False):
+            raise EngineError(
+                "another thread is using this engine; share it through EngineLoop, or give each thread its own"
+            )
+        try:
+            if self.broken is not None:
+                raise self.broken
+            yield
+        except (InvariantBroken, BitsDiffer) as error:
+            self.broken = error
+            raise
+        finally:
+            self._user.release()
 
     def check(self) -> None:
         """Stop the engine, with a dump of its books, if they contradict themselves. Runs by itself when idle."""
@@ -275,86 +316,81 @@ class Engine:
             consistency.check(self.scheduler)
         except InvariantBroken as error:
             error.dump = consistency.dump(self.scheduler)
-            self._broken = error
+            self.broken = error
             raise
 
-    def _step(self) -> list[Output]:
-        begin = time.perf_counter()
-        plan = self.scheduler.plan()
-        if not plan.slices:
-            return []
-        planned = time.perf_counter()
+    def _step(self) -> list[SampleUpdate]:
+        with self.owned():
+            begin = time.perf_counter()
+            plan = self.scheduler.plan()
+            if not plan.slices:
+                return []
+            planned = time.perf_counter()
+            try:
+                result = self.runner.launch(plan).result()
+            except BaseException:
+                self.scheduler.discard()
+                raise
+            self._clock.runs += time.perf_counter() - planned
+            changed = self.scheduler.commit(plan, result)
+            updates = [self._update(sample) for sample in changed]
+            self._clock.steps += time.perf_counter() - begin
+            for sample, update in zip(changed, updates, strict=True):
+                if update.output is not None:
+                    self._spot_check.look(self.model, sample, update.output, self.scheduler.running)
+            if not self.scheduler.samples:
+                self.check()
+            self._publish()
+        return updates
+
+    def _update(self, sample: Sample) -> SampleUpdate:
+        if sample.phase is not Phase.FINISHED:
+            return update_of(sample, self._texts.take(sample), None)
+        whole, rest = self._texts.finish(sample)
+        return update_of(sample, rest, output_of(sample, self._identity, whole))
+
+    @contextmanager
+    def _sole_reader(self) -> Iterator[None]:
+        """What steps give is the caller's alone; when it is gone, nothing is computed for nobody."""
+        self._require_no_reader()
+        with self.owned():
+            if self.scheduler.requests:
+                raise EngineError(
+                    f"{len(self.scheduler.requests)} requests are in flight, whose updates step() gives; take them "
+                    "first, or share the engine through EngineLoop"
+                )
+            self._reading = True
         try:
-            result = self.runner.run(plan)
-        except BaseException:
-            # Blocks were planned for and never written: whatever runs again starts from its tokens.
-            self.scheduler.swap(self.version)
-            raise
-        self._clock.runs += time.perf_counter() - planned
-        outputs = self._outputs(self.scheduler.commit(plan, result))
-        self._clock.steps += time.perf_counter() - begin
-        if not self.scheduler.samples:
-            self.check()
-        return outputs
+            yield
+        finally:
+            self._reading = False
+            for request_id in list(self.scheduler.requests) if self.broken is None else ():
+                self.abort(request_id)
 
-    def _outputs(self, samples: Sequence[Sample]) -> list[Output]:
-        return [self._output(sample) for sample in samples if sample.phase is Phase.FINISHED]
-
-    def _output(self, sample: Sample) -> Output:
-        text = self._texts.final(sample)
-        try:
-            return output_of(sample, self._identity, text)
-        except (EngineError, InvalidValue) as error:
-            # Numbers that no completion may carry, as a forced token that is all but impossible: its request's alone.
-            prompt = Prompt(sample.prompt)
-            failed = refused(sample.request_id, prompt, sample.sampling, self._identity, error)
-            return msgspec.structs.replace(failed, sample_index=sample.sample_index)
-
-    def _claim(self, request_ids: Collection[str]) -> list[Output]:
-        """A step, of which others' outputs are put aside for `step` to give."""
-        mine: list[Output] = []
-        with self._in_use():
-            for output in self._step():
-                (mine if output.request_id in request_ids else self._unclaimed).append(output)
-        return mine
-
-    def _abandon(self, request_ids: Collection[str]) -> None:
-        """Whoever asked is gone: nothing is computed for nobody."""
-        for request_id in [each for each in self.scheduler.requests if each in request_ids]:
-            self.abort(request_id)
+    def _require_no_reader(self) -> None:
+        if self._reading:
+            raise EngineError(
+                "a stream of this engine is being read; read it to its end or close it first, or share the engine "
+                "through EngineLoop"
+            )
 
     def _new_id(self) -> str:
         """One that no request has, whatever ids a user gave."""
-        taken = {*self.scheduler.requests, *(each.request_id for each in self._unclaimed)}
         self._next_id += 1
-        while (request_id := f"request-{self._next_id}") in taken:
+        while (request_id := f"request-{self._next_id}") in self.scheduler.requests:
             self._next_id += 1
         return request_id
 
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """By one thread, and never again once the books contradicted themselves."""
-        if not self._user.acquire(blocking=False):
-            raise EngineError("another thread is using this engine; give each thread its own, or take turns")
-        try:
-            if self._broken is not None:
-                raise self._broken
-            yield
-        except InvariantBroken as error:
-            self._broken = error
-            raise
-        finally:
-            self._user.release()
+    def _publish(self) -> None:
+        """Numbers of now, for whoever asks: a value, since others ask while the next step changes what it is made of."""
+        self._metrics = self._read_metrics()
 
-    def _identify(self) -> Identity:
-        fingerprint = self.fingerprint()
-        return Identity(self.mode.kind, fingerprint.digest, fingerprint.numeric)
+    def _read_metrics(self) -> EngineMetrics:
+        return metrics_of(self.scheduler, self._clock, self.runner, self._spot_check)
 
-
-def _tokenizer_of(model: Any, tokenizer: Any) -> Any:
-    """The one that is given, by itself or by name; else the model's, where the model has a name."""
-    named = model if tokenizer is None else tokenizer
-    return models.tokenizer(named) if isinstance(named, (str, Path)) else tokenizer
+    def _identify(self) -> None:
+        self._fingerprint = fingerprint_of(self.model, self.scheduler, self.facts, self.mode)
+        self._identity = Identity(self.mode.kind, self._fingerprint.digest, self._fingerprint.numeric)
 
 
 def _one_of(choices: type[Choice], name: str, value: str) -> Choice:

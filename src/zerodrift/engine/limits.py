@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from zerodrift.core import require
-from zerodrift.core.errors import InvalidValue
+from zerodrift.core.errors import InvalidValue, OutOfBlocks
 
 _RULES = {
     "block_size": "it counts tokens per KV block",
@@ -49,6 +49,16 @@ class Limits:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold the KV of so many tokens."""
         return -(-num_tokens // self.block_size)
+
+    def check_room(self, prompt_tokens: int, max_tokens: int) -> None:
+        """A request that would not fit even alone is refused."""
+        # The last token is drawn and never forwarded.
+        needed = self.blocks_for(prompt_tokens + max_tokens - 1)
+        if needed > self.num_blocks:
+            raise OutOfBlocks(
+                f"{prompt_tokens} prompt tokens and max_tokens={max_tokens} need {needed} KV blocks of "
+                f"{self.block_size} tokens, but there are {self.num_blocks}; raise num_blocks or shorten the request"
+            )
 
 
 @dataclass(slots=True)

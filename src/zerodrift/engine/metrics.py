@@ -1,12 +1,12 @@
 """The engine in numbers, as one value: what a dashboard shows and a test compares."""
 
-from collections import Counter
 from dataclasses import dataclass
 
 import msgspec
 
 from zerodrift.engine.runner import Runner
 from zerodrift.engine.scheduler import Scheduler
+from zerodrift.engine.spot_check import SpotCheck
 
 
 class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +38,12 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     mean_entropy: float
     """Of the distributions that were sampled, in nats."""
     kv_bytes: int
+    checked_samples: int
+    """Finished samples that were scored again by another path, bit by bit."""
+    unchecked_samples: int
+    """Those whose turn it was, and that no single set of weights can score."""
+    check_seconds: float
+    """Spent on that, beside the steps."""
 
 
 @dataclass(slots=True)
@@ -49,7 +55,7 @@ class Clock:
     """In the runner."""
 
 
-def metrics_of(scheduler: Scheduler, clock: Clock, runner: Runner) -> EngineMetrics:
+def metrics_of(scheduler: Scheduler, clock: Clock, runner: Runner, spot_check: SpotCheck) -> EngineMetrics:
     """Read everything off a scheduler between two steps."""
     counters, pool = scheduler.counters, scheduler.pool
     return EngineMetrics(
@@ -70,15 +76,21 @@ def metrics_of(scheduler: Scheduler, clock: Clock, runner: Runner) -> EngineMetr
         mean_batch_tokens=_ratio(counters.forwarded_tokens, counters.steps),
         mean_entropy=_ratio(counters.entropy_sum, counters.sampled_tokens),
         kv_bytes=runner.kv.nbytes,
+        checked_samples=spot_check.checked,
+        unchecked_samples=spot_check.skipped,
+        check_seconds=spot_check.seconds,
     )
 
 
 def _fragmentation(scheduler: Scheduler) -> float:
-    size, filled = scheduler.limits.block_size, Counter[int]()
-    for sample in scheduler.samples:
-        for index, block in enumerate(sample.blocks):
-            filled[block] = max(filled[block], min(sample.computed - index * size, size))
-    return 1 - _ratio(sum(filled.values()), len(filled) * size) if filled else 0.0
+    # Only a sample's last block can have empty slots, and samples that share it have filled it alike.
+    size = scheduler.limits.block_size
+    empty = {
+        sample.blocks[-1]: len(sample.blocks) * size - sample.computed
+        for sample in scheduler.samples
+        if sample.blocks
+    }
+    return _ratio(sum(empty.values()), scheduler.pool.num_held * size)
 
 
 def _ratio(part: float, whole: float) -> float:

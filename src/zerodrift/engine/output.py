@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from zerodrift.core.completion import Completion, FinishReason, LogprobKind, Problem, TokenAlternative
-from zerodrift.core.errors import ZerodriftError
+from zerodrift.core.completion import Completion, FinishReason, Problem, TokenAlternative
+from zerodrift.core.errors import EngineError, InvalidValue, ZerodriftError
 from zerodrift.core.frozen import freeze
 from zerodrift.core.request import Prompt, SamplingParams
+from zerodrift.engine.identity import Identity
 from zerodrift.engine.plan import Drawn
-from zerodrift.engine.request import Sample
-from zerodrift.engine.text import Texts
+from zerodrift.engine.sample import Sample
 
 
 class Output(Completion, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,20 +37,17 @@ class Output(Completion, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return Completion(**{name: getattr(self, name) for name in Completion.__struct_fields__})
 
 
-class Identity(msgspec.Struct, frozen=True):
-    """Who computed: the same for all outputs between two swaps."""
-
-    kind: LogprobKind
-    fingerprint: str
-    numeric: Mapping[str, str]
-
-    def __post_init__(self) -> None:
-        """Shared by all outputs, so nobody may change it."""
-        freeze(self, "numeric")
-
-
 def output_of(sample: Sample, identity: Identity, text: str | None) -> Output:
     """A finished sample as a value."""
+    try:
+        return _whole(sample, identity, text)
+    except (EngineError, InvalidValue) as error:
+        # Numbers that no completion may carry, as a forced token that is all but impossible: its request's alone.
+        failed = refused(sample.request_id, Prompt(sample.prompt), sample.sampling, identity, error)
+        return msgspec.structs.replace(failed, sample_index=sample.sample_index)
+
+
+def _whole(sample: Sample, identity: Identity, text: str | None) -> Output:
     assert sample.finish_reason is not None, "a sample was read before it ended"
     drawn = sample.drawn
     return Output(
@@ -126,25 +123,27 @@ def _prompt_tops(sample: Sample) -> tuple[tuple[TokenAlternative, ...], ...]:
     return ((), *(_alternatives(score.alternatives) for score in sample.prompt_scores))
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step added to a sample that is streamed. All pieces of a sample, joined, are its output."""
+class SampleUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step gave to one sample. All updates of a sample, joined, are its output."""
 
     request_id: str
     sample_index: int
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str
+    """What can be shown now, of requests that asked for text as it comes; what a stop string may yet cut is held back."""
     output: Output | None = None
-    """The whole, with the last piece."""
+    """The whole, with the last update."""
 
 
-def piece_of(sample: Sample, given: int, texts: Texts, output: Output | None) -> Piece:
-    """What `sample` has beyond its first `given` tokens; `output` where it is finished."""
-    return Piece(
+def update_of(sample: Sample, text: str, output: Output | None) -> SampleUpdate:
+    """What `sample` has beyond what it reported before; `output` where it is finished."""
+    given, sample.reported = sample.reported, len(sample.output)
+    return SampleUpdate(
         request_id=sample.request_id,
         sample_index=sample.sample_index,
         token_ids=tuple(sample.output[given:]),
-        logprobs=tuple(each.logprob for each in sample.drawn[given:]),
-        text=texts.take(sample, finished=output is not None),
+        logprobs=tuple([each.logprob for each in sample.drawn[given:]]),
+        text=text,
         output=output,
     )

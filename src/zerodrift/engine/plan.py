@@ -10,6 +10,7 @@ from typing import NamedTuple
 from zerodrift.core.completion import Problem
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import WeightVersion
+from zerodrift.sampler.prefix import Prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,8 @@ class Draw:
     sampling: SamplingParams
     sample_index: int
     prompt: tuple[int, ...]
-    output: Sequence[int]
-    """Tokens drawn so far; it grows only at commit, when the draw is done."""
+    output: Prefix
+    """Tokens drawn before this one: as long as it was when it was planned, whatever is appended since."""
     forced: int | None
     """Take this token, and say how likely it was."""
 

@@ -1,8 +1,10 @@
 """What a user may hand in for prompts and parameters, made into pairs of `Prompt` and `SamplingParams`."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from zerodrift import models
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidPrompt, InvalidSampling
 from zerodrift.core.request import Prompt, SamplingParams
@@ -20,6 +22,22 @@ class ServedFacts(NamedTuple):
     """Prompt and output together."""
     vocab_size: int
     has_tokenizer: bool
+
+
+class CheckedRequest(NamedTuple):
+    """A request that the model can serve."""
+
+    prompt: Prompt
+    sampling: SamplingParams
+    """With the seed that is used."""
+    forced: tuple[int, ...] = ()
+    stream_text: bool = False
+
+
+def tokenizer_of(model: Any, tokenizer: Any) -> Any:
+    """The one that is given, by itself or by name; else the model's, where the model has a name."""
+    named = model if tokenizer is None else tokenizer
+    return models.tokenizer(named) if isinstance(named, (str, Path)) else tokenizer
 
 
 def as_prompts(prompts: PromptLike | Sequence[PromptLike], tokenizer: Any) -> list[PromptLike]:

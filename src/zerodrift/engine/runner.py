@@ -1,5 +1,8 @@
 """Run a plan: copy blocks, forward, draw. Decides nothing, and remembers nothing but KV.
 
+`launch` starts a step and gives a ticket, `ticket.result()` waits for what it gave: between the two the step is in
+flight. On a CPU nothing is left to wait for, since the forward computes in the calling thread.
+
 Shapes: T tokens of the step, R rows that predict something asked for, H hidden size.
 """
 
@@ -34,6 +37,17 @@ class _Part(NamedTuple):
         return self.begin + len(self.slice.token_ids) - 1
 
 
+class Ticket:
+    """A step in flight."""
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def result(self) -> StepResult:
+        """What the step gave, as soon as it has."""
+        return self._result
+
+
 class Runner:
     """One model, its KV, and a sampler."""
 
@@ -48,7 +62,7 @@ class Runner:
         """Spent on where tokens lie, before the forward: bookkeeping, though it is done with tensors."""
 
     @torch.no_grad()
-    def run(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> Ticket:
         """One forward over all slices, and what it gives to each."""
         copy_blocks(self.kv, plan.copies)
         begin = time.perf_counter()
@@ -60,7 +74,7 @@ class Runner:
         parts = [_Part(part, begin) for part, begin in zip(plan.slices, batch.bounds, strict=False)]
         failed = _failed(hidden_TH, parts)
         parts = [part for part in parts if part.slice.key not in failed]
-        return StepResult(self._draw(hidden_TH, parts), self._score(hidden_TH, parts), failed)
+        return Ticket(StepResult(self._draw(hidden_TH, parts), self._score(hidden_TH, parts), failed))
 
     def _draw(self, hidden_TH: torch.Tensor, parts: list[_Part]) -> dict[int, Drawn | Problem]:
         drawing = [part for part in parts if part.slice.draws]

@@ -12,13 +12,14 @@ from collections.abc import Callable, Collection
 from operator import attrgetter
 
 from zerodrift.core.completion import FinishReason, Problem
-from zerodrift.core.errors import DuplicateRequest, InvariantBroken, OutOfBlocks, QueueFull, UnknownRequest
+from zerodrift.core.errors import DuplicateRequest, InvariantBroken, QueueFull, UnknownRequest
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.blocks import BlockPool
 from zerodrift.engine.limits import Counters, KVPolicy, Limits
 from zerodrift.engine.plan import Copy, Draw, Slice, StepPlan, StepResult
 from zerodrift.engine.prefix_cache import PrefixCache, chain, root
-from zerodrift.engine.request import Phase, Sample, expand
+from zerodrift.engine.sample import Phase, Sample, expand
+from zerodrift.sampler.prefix import Prefix
 
 Ended = Callable[[Sample], FinishReason | None]
 _AGE = attrgetter("key")
@@ -40,14 +41,21 @@ class Scheduler:
         self.requests: dict[str, list[Sample]] = {}
         """Samples, finished ones too, of every request that is not finished as a whole."""
         self._samples: dict[int, Sample] = {}
-        self.promised: dict[bytes, int] = {}
+        self.blocks_in_flight: dict[bytes, int] = {}
         """Keys of blocks that a running sample is about to compute, and which one it is."""
+        self._releases: list[list[int]] = []
+        """For each step in flight, oldest first: blocks to release when it is done, since it may still write to them."""
         self._next_key = 0
 
     @property
     def samples(self) -> Collection[Sample]:
         """All that have not come to their end."""
         return self._samples.values()
+
+    @property
+    def releases_due(self) -> list[int]:
+        """Blocks that nobody holds any more, and that a step in flight may still write to."""
+        return [block for blocks in self._releases for block in blocks]
 
     def add(self, leader: Sample) -> None:
         """Queue a request: its first sample, made by the caller; the other n - 1 are made here."""
@@ -60,14 +68,7 @@ class Scheduler:
                 f"{len(self.waiting)} samples wait already, and the bound is {self.limits.max_waiting}; "
                 "take results with step() first, or raise max_waiting"
             )
-        # The last token is drawn and never forwarded.
-        needed = self.limits.blocks_for(len(leader.prompt) + leader.sampling.max_tokens - 1)
-        if needed > self.limits.num_blocks:
-            raise OutOfBlocks(
-                f"{len(leader.prompt)} prompt tokens and max_tokens={leader.sampling.max_tokens} need {needed} KV "
-                f"blocks of {self.limits.block_size} tokens, but there are {self.limits.num_blocks}; raise num_blocks "
-                "or shorten the request"
-            )
+        self.limits.check_room(len(leader.prompt), leader.sampling.max_tokens)
         leader.key = self._next_key
         self._next_key += leader.sampling.n
         expand(leader, range(leader.key + 1, self._next_key))
@@ -88,7 +89,7 @@ class Scheduler:
         return samples
 
     def plan(self) -> StepPlan:
-        """The next step; it has no slices when there is nothing to do."""
+        """The next step, in flight until it is committed or discarded; without slices when there is nothing to do."""
         preempted, copies = self.counters.preemptions, list[Copy]()
         decoding = sum(sample.remaining == 1 for sample in self.running)
         budget = self.limits.max_num_batched_tokens - decoding
@@ -102,15 +103,19 @@ class Scheduler:
                 slices.append(self._slice(sample, count))
         if self.counters.preemptions == preempted:
             self._admit(budget, slices, copies)
-        self.counters.steps += bool(slices)
+        if slices:
+            self.counters.steps += 1
+            self._releases.append([])
         return StepPlan(self.version, tuple(slices), tuple(copies))
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Sample]:
-        """Take over what a step gave; returns the samples that got a token or ended, oldest first."""
+        """Take over what the oldest step in flight gave; returns the samples that got a token or ended, oldest first."""
         if plan.version is not self.version:
             raise InvariantBroken(
                 f"a step planned under weights {plan.version.label!r} was committed under {self.version.label!r}"
             )
+        if plan.slices:
+            self._landed()
         changed = []
         for part in plan.slices:
             leader = self._samples.get(part.key)
@@ -126,10 +131,16 @@ class Scheduler:
             changed += self._draw(leader, part, result)
         return changed
 
+    def discard(self) -> None:
+        """No step in flight will be committed: blocks were planned for and never written, so all KV is recomputed."""
+        while self._releases:
+            self._landed()
+        self.swap(self.version)
+
     def swap(self, version: WeightVersion, policy: KVPolicy = KVPolicy.RECOMPUTE) -> None:
         """From the next step on, other weights. KV of the old ones is recomputed, or kept and never shared."""
         self.version = version
-        self.promised.clear()
+        self.blocks_in_flight.clear()
         for sample in self._samples.values():
             # Scores of one prompt come from one set of weights: who has some of them starts again either way.
             if policy is KVPolicy.RECOMPUTE or (sample.prompt_scores and not sample.output):
@@ -188,7 +199,14 @@ class Scheduler:
             start,
             tuple(sample.blocks),
             tuple(
-                Draw(each.key, each.sampling, each.sample_index, each.prompt, each.output, each.next_forced)
+                Draw(
+                    each.key,
+                    each.sampling,
+                    each.sample_index,
+                    each.prompt,
+                    Prefix(each.output, len(each.output)),
+                    each.next_forced,
+                )
                 for each in drawing
             ),
             sample.prompt[start + 1 : end + 1] if scores else (),
@@ -245,7 +263,7 @@ class Scheduler:
         for sample in list(self.waiting):
             if budget <= 0 or len(self.running) >= self.limits.max_num_seqs:
                 return
-            if self._is_promised(sample):
+            if self._is_in_flight(sample):
                 continue
             while not self._fits(sample):
                 if self.running:
@@ -269,7 +287,7 @@ class Scheduler:
         return needed <= self.pool.num_free + self.pool.num_idle - revived
 
     def _reuse(self, sample: Sample) -> None:
-        """Take what the cache has, and promise the rest to those who need the same."""
+        """Take what the cache has, and tell those who need the same that the rest is in flight."""
         if sample.blocks:
             return
         matched = self._matched(sample)
@@ -280,7 +298,7 @@ class Scheduler:
             self.counters.queried_tokens += sample.length
             self.counters.reused_tokens += len(matched) * self.limits.block_size
             for key in sample.cache_keys[len(matched) :]:
-                self.promised.setdefault(key, sample.key)
+                self.blocks_in_flight.setdefault(key, sample.key)
         sample.reuse(len(matched) * self.limits.block_size, self.version)
 
     def _matched(self, sample: Sample) -> list[int]:
@@ -289,13 +307,13 @@ class Scheduler:
             return []
         return self.cache.match(self._keys(sample)[: (sample.length - 1) // self.limits.block_size])
 
-    def _is_promised(self, sample: Sample) -> bool:
+    def _is_in_flight(self, sample: Sample) -> bool:
         """Whether a running sample computes the next block that this one needs."""
         if sample.blocks or not self._cacheable(sample):
             return False
         useful = self._keys(sample)[: (sample.length - 1) // self.limits.block_size]
         found = len(self._matched(sample))
-        return found < len(useful) and useful[found] in self.promised
+        return found < len(useful) and useful[found] in self.blocks_in_flight
 
     def _cacheable(self, sample: Sample) -> bool:
         # Prompt logprobs need the logits of every prompt position, and a cache holds none.
@@ -318,7 +336,7 @@ class Scheduler:
         for index in range(sample.published, full):
             key = self._keys(sample)[index]
             self.cache.insert(key, sample.blocks[index])
-            self.promised.pop(key, None)
+            self.blocks_in_flight.pop(key, None)
         sample.published = full
 
     def _finish(self, sample: Sample, reason: FinishReason, problem: Problem | None = None) -> None:
@@ -334,6 +352,18 @@ class Scheduler:
 
     def _forget(self, sample: Sample) -> None:
         for key in sample.cache_keys:
-            if self.promised.get(key) == sample.key:
-                del self.promised[key]
-        self.pool.release(sample.forget())
+            if self.blocks_in_flight.get(key) == sample.key:
+                del self.blocks_in_flight[key]
+        self._release(sample.forget())
+
+    def _release(self, blocks: list[int]) -> None:
+        if self._releases:
+            self._releases[-1] += blocks
+        else:
+            self.pool.release(blocks)
+
+    def _landed(self) -> None:
+        """The oldest step in flight writes no more."""
+        if not self._releases:
+            raise InvariantBroken("a step came back that is not in flight; each is committed once")
+        self.pool.release(self._releases.pop(0))

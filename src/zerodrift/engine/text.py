@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zerodrift.core.completion import FinishReason
-from zerodrift.engine.request import Sample, ended_by_tokens
+from zerodrift.engine.sample import Sample, ended_by_tokens
 
 MAX_STOP_CHARACTERS = 1024
 """A stream holds back as much text as the longest stop string has; 1,024 characters are a screenful."""
@@ -77,40 +77,27 @@ class Texts:
         self.tokenizer = tokenizer
         self._eos_ids = frozenset(eos_ids)
         self._growing: dict[int, Text] = {}
-        self._watched: set[int] = set()
-
-    def watch(self, sample: Sample) -> None:
-        """Decode `sample` step by step from now on, until it is dropped."""
-        if self.tokenizer is not None:
-            self._growing.setdefault(sample.key, Text(self.tokenizer, sample.sampling.stop))
-            self._watched.add(sample.key)
 
     def ended(self, sample: Sample) -> FinishReason | None:
         """What ids and text say after one more token."""
-        text = self._growing.get(sample.key)
-        if text is None and sample.sampling.stop:
-            text = self._growing[sample.key] = Text(self.tokenizer, sample.sampling.stop)
-        if text is not None:
+        if self.tokenizer is not None and (sample.sampling.stop or sample.stream_text):
+            text = self._growing.get(sample.key)
+            if text is None:
+                text = self._growing[sample.key] = Text(self.tokenizer, sample.sampling.stop)
             enough = len(sample.output) >= max(sample.sampling.min_tokens, len(sample.forced))
             if text.update(sample.output, may_stop=enough):
                 return FinishReason.STOP
         return ended_by_tokens(sample, self._eos_ids)
 
-    def take(self, sample: Sample, *, finished: bool) -> str:
-        """The part of a watched sample's text that was not taken yet; empty without a tokenizer."""
-        text = self._growing.get(sample.key)
-        return "" if text is None else text.take(finished=finished)
+    def take(self, sample: Sample) -> str:
+        """The part of a streamed sample's text that can be shown now and was not taken yet."""
+        text = self._growing.get(sample.key) if sample.stream_text else None
+        return "" if text is None else text.take(finished=False)
 
-    def final(self, sample: Sample) -> str | None:
-        """The whole text of a finished sample, asked for once."""
+    def finish(self, sample: Sample) -> tuple[str | None, str]:
+        """The whole text of a sample that ended, and of a streamed one the part that was not taken yet."""
         if self.tokenizer is None:
-            return None
-        text = self._growing.get(sample.key) or Text(self.tokenizer, sample.sampling.stop)
-        if sample.key not in self._watched:
-            self._growing.pop(sample.key, None)
-        return text.finish(sample.output)
-
-    def drop(self, sample: Sample) -> None:
-        """Whoever watched `sample` is gone."""
-        self._watched.discard(sample.key)
-        self._growing.pop(sample.key, None)
+            return None, ""
+        text = self._growing.pop(sample.key, None) or Text(self.tokenizer, sample.sampling.stop)
+        whole = text.finish(sample.output)
+        return whole, text.take(finished=True) if sample.stream_text else ""

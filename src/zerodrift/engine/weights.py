@@ -1,4 +1,7 @@
-"""Other weights for the same model, all or none: a complete new model stands ready before the old one is let go."""
+"""Other weights for the same model, all or none: a complete set stands ready before one tensor is written.
+
+Weights never move: one storage per engine, into which a staged set is copied between two steps.
+"""
 
 import copy
 from collections.abc import Mapping
@@ -14,8 +17,9 @@ from zerodrift.core.errors import DigestMismatch, InvalidValue, ModelError, NonF
 from zerodrift.core.version import WeightVersion
 from zerodrift.exact.logprobs import head
 from zerodrift.exact.paged import PagedBatch, PagedKV, forward_paged
-from zerodrift.exact.preparation import prepare, settle
-from zerodrift.weights.digest import checkpoint_state, model_digest
+from zerodrift.exact.preparation import freeze_weights, ops_of, prepare
+from zerodrift.weights.digest import checkpoint_state
+from zerodrift.weights.manifest import Manifest
 
 
 def own_model(model: Any, dtype: str | None) -> Any:
@@ -33,24 +37,75 @@ def own_model(model: Any, dtype: str | None) -> Any:
             f"dtype is {dtype!r}, but the model is loaded already and has its own; leave it out"
         )
     model.zero_grad(set_to_none=True)
-    return settle(prepare(model.eval().requires_grad_(requires_grad=False)))
+    return freeze_weights(prepare(model.eval().requires_grad_(requires_grad=False)))
 
 
-def exchanged(model: Any, state: Mapping[str, torch.Tensor]) -> Any:
-    """A copy of `model` with the tensors of `state`: every one that a checkpoint has, and nothing else."""
+class StagedWeights:
+    """A complete set of weights beside those that run, verified and tried: it can be swapped in at any time.
+
+    Hold on to one, and its version can be swapped in again later.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], version: WeightVersion) -> None:
+        """Made by `stage` and `retain`."""
+        self.version = version
+        self._tensors = tensors
+
+    def check_fits(self, model: Any) -> None:
+        """Tensor by tensor as `model` has them: those that were staged for it do, and for a replica of it."""
+        if _shapes(self._tensors) != _shapes(checkpoint_state(model)):
+            raise ModelError(
+                f"weights {self.version.label!r} were staged for another model; stage them with this engine"
+            )
+
+    @torch.no_grad()
+    def copy_into(self, model: Any) -> None:
+        """Write every tensor where the model has it: nothing moves, so whatever was captured over it stays valid."""
+        for name, tensor in checkpoint_state(model).items():
+            tensor.copy_(self._tensors[name])
+
+
+def stage(model: Any, state: Mapping[str, torch.Tensor], version: str | WeightVersion) -> StagedWeights:
+    """The tensors of `state`, every one that a checkpoint has and nothing else, verified, and tried on a first token.
+
+    `model` is not written to, and may run meanwhile.
+    """
     _check(model, state)
-    new = copy.deepcopy(model)
-    with torch.no_grad():
-        for name, tensor in checkpoint_state(new).items():
-            tensor.copy_(state[name])
-    _try_out(settle(new))
-    return new
+    return _staged(model, state, version)
 
 
-def version_of(model: Any, version: str | WeightVersion) -> WeightVersion:
-    """The version with the digest of the weights themselves; a digest that was promised must be that one."""
+def retain(model: Any, version: WeightVersion) -> StagedWeights:
+    """A copy of the weights that run."""
+    return _staged(model, checkpoint_state(model), version)
+
+
+@torch.no_grad()
+def _staged(model: Any, state: Mapping[str, torch.Tensor], version: str | WeightVersion) -> StagedWeights:
+    own = {
+        name: torch.empty_like(tensor).copy_(state[name]) for name, tensor in checkpoint_state(model).items()
+    }
+    new = version_of(own, version)
+    _try_out(_twin(model, own))
+    return StagedWeights(own, new)
+
+
+def _twin(model: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """A second tree of modules over `tensors`, of which nothing is copied."""
+    ops = ops_of(model)
+    # What is in the memo is not copied: parameters are given their new tensors, and the ops, which others use, are shared.
+    memo: dict[int, Any] = {id(ops): ops}
+    for name, tensor in checkpoint_state(model, keep_vars=True).items():
+        parameter = isinstance(tensor, torch.nn.Parameter)
+        memo[id(tensor)] = (
+            torch.nn.Parameter(tensors[name], requires_grad=False) if parameter else tensors[name]
+        )
+    return freeze_weights(copy.deepcopy(model, memo))
+
+
+def version_of(state: Mapping[str, torch.Tensor], version: str | WeightVersion) -> WeightVersion:
+    """The version with the digest of the tensors themselves; a digest that was promised must be that one."""
     require.instance(InvalidValue, "version", version, str | WeightVersion)
-    digest = model_digest(model)
+    digest = Manifest.of(state).digest
     if isinstance(version, str):
         return WeightVersion(version, digest)
     if version.digest not in (None, digest):
@@ -90,6 +145,10 @@ def _check(model: Any, state: Mapping[str, torch.Tensor]) -> None:
             )
 
 
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
 def _equals_its_twin(
     name: str,
     state: Mapping[str, torch.Tensor],
@@ -104,7 +163,7 @@ def _equals_its_twin(
 def _try_out(model: Any) -> None:
     """One token through the new model: weights that are finite one by one may still overflow together."""
     zero = torch.zeros(1, dtype=torch.int64, device=model.device)
-    batch = PagedBatch(zero, zero, zero, (0, 1), (zero,))
+    batch = PagedBatch(zero, zero, zero, (0, 1), (0,), (zero,))
     logits_1V = head(model, forward_paged(model, batch, PagedKV(model, 1, 1)))
     if not bool(torch.isfinite(logits_1V).all()):
         raise NonFinite(

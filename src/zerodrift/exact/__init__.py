@@ -8,10 +8,12 @@ Names are loaded when first used. No module here has the name of a function belo
 put it in the function's place.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from zerodrift.core.lazy import lazy
 
 if TYPE_CHECKING:
+    from zerodrift.exact.experts import recorded_routing
     from zerodrift.exact.fingerprint import numeric_fingerprint
     from zerodrift.exact.logprobs import head, processed, token_logprobs
     from zerodrift.exact.paged import PagedBatch, PagedKV, forward_paged
@@ -25,11 +27,11 @@ _EXPORTS = {
     "numeric_fingerprint": "zerodrift.exact.fingerprint",
     "prepare": "zerodrift.exact.preparation",
     "processed": "zerodrift.exact.logprobs",
+    "recorded_routing": "zerodrift.exact.experts",
     "refresh": "zerodrift.exact.preparation",
     "restore": "zerodrift.exact.preparation",
     "token_logprobs": "zerodrift.exact.logprobs",
 }
-_LOCAL_EXTRA = frozenset({"torch", "transformers"})
 
 __all__ = [
     "PagedBatch",
@@ -39,21 +41,10 @@ __all__ = [
     "numeric_fingerprint",
     "prepare",
     "processed",
+    "recorded_routing",
     "refresh",
     "restore",
     "token_logprobs",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'zerodrift.exact' has no attribute {name!r}")
-    try:
-        return getattr(import_module(_EXPORTS[name]), name)
-    except ModuleNotFoundError as error:
-        if error.name not in _LOCAL_EXTRA:
-            raise
-        missing_extra = import_module("zerodrift.core.errors").MissingExtra
-        raise missing_extra(
-            f"zerodrift.exact.{name} needs {error.name}, which is not installed: pip install 'zerodrift[local]'"
-        ) from error
+__getattr__ = lazy(__name__, _EXPORTS)

@@ -38,6 +38,10 @@ def attention(  # noqa: PLR0913  transformers calls it so
         raise UnsupportedModel(
             f"attention dropout is {dropout}; exact mode has none: set attention_dropout=0"
         )
+    if kwargs.get("softcap") is not None:
+        raise UnsupportedModel(
+            f"scores are to be capped at {kwargs['softcap']}; exact attention has no cap on scores"
+        )
     ops = module.exact_ops
     batch, heads, tokens, size = query.shape
     q_THD, k_TCD, v_TCD = (

@@ -21,7 +21,9 @@ from zerodrift.exact.fingerprint import (
     stop_ids_text,
 )
 from zerodrift.exact.normalisation import log_softmax
+from zerodrift.exact.ops.cpu.elementwise import soft_cap
 from zerodrift.exact.preparation import ops_of, parameters_on, require_gathered
+from zerodrift.models.family.registry import family_of
 from zerodrift.sampler.processing import History, histories, processed_logprobs
 
 LOGIT_BYTES = 256 * 2**20
@@ -46,7 +48,8 @@ def head(model: Any, hidden_RH: torch.Tensor) -> torch.Tensor:
     ops_of(model)
     require_gathered(model)
     logits_RV: torch.Tensor = model.lm_head.rounded_to(hidden_RH, torch.float32)
-    return logits_RV
+    cap = family_of(model).logit_cap(model.config)
+    return logits_RV if cap is None else soft_cap(logits_RV, cap)
 
 
 def processed(

@@ -18,7 +18,7 @@ class Pack:
 
     def __init__(self, ops: Ops) -> None:
         self.ops = ops
-        self.settled = False
+        self.frozen = False
         """Nobody writes to the weight any more: an engine's own copy."""
         self._packed: Any = None
         self._key: tuple[int, int] | None = None
@@ -29,7 +29,7 @@ class Pack:
         change to torch: wherever somebody may write, the numbers are looked at too."""
         # Every in-place op counts the version up: optimizers, load_state_dict, copy_. Tensors of inference mode have none.
         key = (weight_NK.data_ptr(), 0 if weight_NK.is_inference() else weight_NK._version)  # noqa: SLF001
-        places = _bits_by_place(weight_NK) if self.ops.copies and not self.settled else None
+        places = _bits_by_place(weight_NK) if self.ops.copies and not self.frozen else None
         if weight_NK.dtype not in self.ops.dtypes:
             raise UnsupportedModel(
                 f"a weight arrives as {weight_NK.dtype}; exact mode computes in {self.ops.dtypes}: switch off mixed "
@@ -74,6 +74,27 @@ class _Linear(torch.autograd.Function):
         )
 
 
+def exact_linear(
+    x: torch.Tensor,
+    weight_NK: torch.Tensor,
+    bias_N: torch.Tensor | None,
+    pack: Pack,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """x Wᵀ + b by exact ops, in `dtype` instead of that of x where given."""
+    if x.dtype is not weight_NK.dtype:
+        raise UnsupportedModel(f"{x.dtype} activations meet {weight_NK.dtype} weights; exact mode mixes none")
+    x_TK = x.reshape(-1, x.shape[-1])
+    # Inside of an autograd function gradients are off: what they mean for the packing is asked before.
+    ops, packed = pack.ops, pack.of(weight_NK)
+    out_TN = (
+        _Linear.apply(x_TK, weight_NK, bias_N, (ops, packed, dtype))  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled()
+        else ops.linear(x_TK, packed, bias_N, dtype)
+    )
+    return out_TN.view(*x.shape[:-1], -1)
+
+
 class ExactLinear(nn.Linear):
     """An `nn.Linear` that computes with exact ops. Never constructed: `prepare` exchanges the class."""
 
@@ -85,19 +106,7 @@ class ExactLinear(nn.Linear):
 
     def rounded_to(self, x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
         """x Wᵀ + b in `dtype` instead of that of x: a head keeps its sums in fp32."""
-        if x.dtype is not self.weight.dtype:
-            raise UnsupportedModel(
-                f"{x.dtype} activations meet {self.weight.dtype} weights; exact mode mixes none"
-            )
-        x_TK = x.reshape(-1, x.shape[-1])
-        # Inside of an autograd function gradients are off: what they mean for the packing is asked before.
-        ops, packed = self.exact_pack.ops, self.exact_pack.of(self.weight)
-        out_TN = (
-            _Linear.apply(x_TK, self.weight, self.bias, (ops, packed, dtype))  # type: ignore[no-untyped-call]
-            if torch.is_grad_enabled()
-            else ops.linear(x_TK, packed, self.bias, dtype)
-        )
-        return out_TN.view(*x.shape[:-1], -1)
+        return exact_linear(x, self.weight, self.bias, self.exact_pack, dtype)
 
 
 class _Norm(torch.autograd.Function):

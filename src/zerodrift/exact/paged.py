@@ -5,6 +5,7 @@ was written now, a step ago, or by another request whose prefix is shared. The p
 never in which order they are added. Shapes: T tokens of the step, C kv heads, D head size, H hidden size.
 """
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from zerodrift.core.errors import InvalidValue
 from zerodrift.exact.ops.interface import HeadShape, Query
 from zerodrift.exact.preparation import ops_of, parameters_on
+from zerodrift.models.family.registry import family_of
 
 
 class PagedBatch(NamedTuple):
@@ -24,6 +26,8 @@ class PagedBatch(NamedTuple):
     """block · block_size + offset: where each token's K and V are written."""
     bounds: tuple[int, ...]
     """Sequence s is tokens bounds[s] to bounds[s + 1] - 1."""
+    firsts: tuple[int, ...]
+    """Position of each sequence's first token: known to the host, and not to be read back from the device."""
     tables: tuple[torch.Tensor, ...]
     """Per sequence: block ids that cover positions 0 to its last."""
 
@@ -41,9 +45,7 @@ class PagedKV:
         config = model.config
         self.num_blocks, self.block_size = num_blocks, block_size
         self.num_kv_heads: int = config.num_key_value_heads
-        self.head_dim: int = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
+        self.head_dim: int = family_of(model).head_dim(config)
         shape = (num_blocks, self.num_kv_heads, block_size, self.head_dim)
         # Zeros: a hidden value is multiplied by 0, and 0 · NaN is NaN.
         self.layers = tuple(
@@ -69,15 +71,13 @@ class PagedStep:
         rows_TC = (blocks_T[:, None] * kv.num_kv_heads + heads_C) * kv.block_size + offsets_T[:, None]
         self.rows = rows_TC.flatten()
         self.fresh = blocks_T[offsets_T == 0]
-        firsts = batch.positions_T[torch.tensor(batch.bounds[:-1], dtype=torch.long)].tolist()
         queries = [
             Query(begin, end, first, table.to(kv.layers[0][0].device))
             for begin, end, first, table in zip(
-                batch.bounds[:-1], batch.bounds[1:], firsts, batch.tables, strict=True
+                batch.bounds[:-1], batch.bounds[1:], batch.firsts, batch.tables, strict=True
             )
         ]
-        usual = getattr(model.config, "sliding_window", None)
-        windows = {getattr(layer.self_attn, "sliding_window", usual) for layer in model.model.layers}
+        windows = set(family_of(model).windows(model.config))
         self.plan = ops_of(model).plan(queries, kv.block_size, kv.num_kv_heads, windows)
 
     def attend(
@@ -124,15 +124,17 @@ def _check(batch: PagedBatch, kv: PagedKV) -> None:
     if not (
         batch.bounds[0] == 0
         and batch.bounds[-1] == count == len(batch.positions_T) == len(batch.slots_T)
-        and len(batch.tables) == len(batch.bounds) - 1
-        and all(begin < end for begin, end in zip(batch.bounds, batch.bounds[1:], strict=False))
+        and len(batch.tables) == len(batch.firsts) == len(batch.bounds) - 1
+        and all(begin < end for begin, end in pairwise(batch.bounds))
     ):
         raise InvalidValue(
             f"a batch of {count} tokens, {len(batch.positions_T)} positions, {len(batch.slots_T)} slots and "
-            f"{len(batch.tables)} tables has bounds {batch.bounds[:8]}…; each sequence needs at least one token"
+            f"{len(batch.tables)} tables has {len(batch.firsts)} first positions and bounds {batch.bounds[:8]}…; each "
+            "sequence needs at least one token"
         )
-    lasts = batch.positions_T[torch.tensor(batch.bounds[1:]) - 1].tolist()
-    for index, (last, table) in enumerate(zip(lasts, batch.tables, strict=True)):
+    sizes = [end - begin for begin, end in pairwise(batch.bounds)]
+    for index, (first, size, table) in enumerate(zip(batch.firsts, sizes, batch.tables, strict=True)):
+        last = first + size - 1
         if len(table) * kv.block_size <= last:
             raise InvalidValue(
                 f"sequence {index} reaches position {last}, but its table of {len(table)} blocks of {kv.block_size} "

@@ -1,10 +1,12 @@
 """Make a `transformers` causal LM exact in place, and undo it.
 
-Three replacements: linears by prepacked ones, activations by safe ones, attention by blocks at absolute positions,
-through the attention interface of transformers. Nothing global is patched. A model with a part that is not known
-to be exact is refused by the name of that part.
+Replaced are linears by prepacked ones, activations by safe ones, routers and experts by ones of fixed order, and
+attention by blocks at absolute positions, through the attention interface of transformers. Nothing global is patched.
+Where the parts are is said by the model's family (`models/family`); a model with a part that is not described, or not
+as described, is refused by the name of that part.
 """
 
+from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -12,25 +14,28 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.activations import ACT2FN
 
 from zerodrift.core.errors import Unproven, UnsupportedModel
 from zerodrift.exact import interface
+from zerodrift.exact.experts import (
+    ExactExperts,
+    ExactRouter,
+    exchange_experts,
+    exchange_router,
+    give_back_experts,
+    routed,
+)
 from zerodrift.exact.modules import ExactActivation, ExactLinear, ExactNorm, Pack
 from zerodrift.exact.normalisation import log_softmax
+from zerodrift.exact.ops.cpu.elementwise import soft_cap
 from zerodrift.exact.ops.cpu.op_set import CpuOps
 from zerodrift.exact.ops.interface import Parts
-from zerodrift.exact.rotary import ROPE_TYPES, exchange_rotary, give_back_rotary
+from zerodrift.exact.rotary import ROPE_TYPES, STATIC_ROPE_TYPES, exchange_rotary, give_back_rotary
+from zerodrift.models.family.base import Family
+from zerodrift.models.family.check import check_formulas, check_tree
+from zerodrift.models.family.parts import ModelParts
+from zerodrift.models.family.registry import FAMILIES, exact_families
 
-FAMILIES = ("Llama", "Qwen2", "Qwen3", "Mistral")
-_OWN_PARTS = frozenset(
-    f"{family}{part}"
-    for family in FAMILIES
-    for part in ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
-)
-_SHARED_PARTS = frozenset(
-    {"Embedding", "Linear", "ModuleList", "ExactLinear", "ExactActivation", "ExactRotary"}
-)
 _STATE = "exact_state"
 
 
@@ -42,31 +47,64 @@ def prepare(model: Any, *, plain: frozenset[str] = frozenset()) -> Any:
         )
     if getattr(model, _STATE, None) is not None:
         return model
-    _check_parts(model)
-    ops = _ops_for(model, plain)
-    _check_numbers(model, ops)
+    parts = ModelParts(model, family_of_exact(model))
+    ops = _ops_for(parts, plain)
+    _check_numbers(parts, ops)
+    before = model.config._attn_implementation  # noqa: SLF001  no public getter
+    # The one that takes no mask as none, whatever the model came with.
+    model.set_attn_implementation("eager")
+    try:
+        check_formulas(parts.family, model)
+    finally:
+        model.set_attn_implementation(before)
     interface.register()
-    setattr(model, _STATE, (ops, model.config._attn_implementation))  # noqa: SLF001  no public getter
-    for module in model.modules():
-        if type(module) is nn.Linear:
-            module.__class__ = ExactLinear
-            module.exact_pack = Pack(ops)  # type: ignore[assignment]
-        elif type(module).__name__.endswith("Attention"):
-            module.exact_ops = ops
-        elif type(module).__name__.endswith("RMSNorm") and ops.rms_norm is not None:
-            module.exact_ops = ops
-            module.__class__ = type("ExactRMSNorm", (ExactNorm, type(module)), {})
-        elif type(module).__name__.endswith("RotaryEmbedding"):
-            exchange_rotary(module)
-        if "activation" not in plain and (original := getattr(module, "act_fn", None)) is not None:
-            module.act_fn = ExactActivation(original, ops.activation(model.config.hidden_act))
+    setattr(model, _STATE, (ops, before))
+    _exchange(parts, ops)
     model.set_attn_implementation(interface.NAME)
     try:
-        ops.prove(_parts(model))
+        ops.prove(_proof_parts(parts, ops))
     except Unproven:
         restore(model)
         raise
     return model
+
+
+def family_of_exact(model: Any) -> Family:
+    """The family of a model whose every module is one that exact mode knows."""
+    family = FAMILIES.get(model.config.model_type)
+    if family is None or not family.exact_on:
+        raise UnsupportedModel(
+            f"the model is a {type(model).__name__}, which is not known to be exact; exact mode runs the parts of "
+            f"{', '.join(exact_families('cpu'))}"
+        )
+    check_tree(family, model)
+    return family
+
+
+def _exchange(parts: ModelParts, ops: Any) -> None:
+    """Put exact modules in the place of the model's own, by the family's description."""
+    family, config = parts.family, parts.model.config
+    kinds = family.classes(config)
+    for place, kind in kinds.items():
+        module = parts.model.get_submodule(place)
+        if kind == "Linear":
+            module.__class__ = ExactLinear
+            module.exact_pack = Pack(ops)
+        elif kind == f"{family.prefix}Attention":
+            module.exact_ops = ops
+        elif kind == family.prefix + family.norm_class and ops.rms_norm is not None:
+            module.exact_ops = ops
+            module.__class__ = type("ExactRMSNorm", (ExactNorm, type(module)), {})
+        elif kind == f"{family.prefix}RotaryEmbedding":
+            exchange_rotary(module)
+        elif kind == f"{family.prefix}TopKRouter" and "router" not in ops.plain:
+            exchange_router(module, ops)
+        elif kind == f"{family.prefix}Experts" and "experts" not in ops.plain:
+            exchange_experts(module, ops)
+    for place in () if "activation" in ops.plain else family.activations(config):
+        function = ops.activation(getattr(config, family.activation_setting))
+        original = parts.model.get_submodule(place)
+        parts.model.set_submodule(place, ExactActivation(original, function))
 
 
 def restore(model: Any) -> Any:
@@ -74,36 +112,45 @@ def restore(model: Any) -> Any:
     state = getattr(model, _STATE, None)
     if state is None:
         return model
-    for module in model.modules():
+    for path, module in list(model.named_modules()):
         if type(module) is ExactLinear:
             del module.exact_pack
             module.__class__ = nn.Linear  # type: ignore[assignment]
+        elif isinstance(module, (ExactRouter, ExactExperts)):
+            give_back_experts(module)
         elif hasattr(module, "exact_ops"):
             del module.exact_ops
             if isinstance(module, ExactNorm):
                 module.__class__ = type(module).__bases__[1]
         elif type(module).__name__ == "ExactRotary":
             give_back_rotary(module)
-        if isinstance(exact := getattr(module, "act_fn", None), ExactActivation):
-            module.act_fn = exact.original[0]
+        elif isinstance(module, ExactActivation):
+            model.set_submodule(path, module.original[0])
     model.set_attn_implementation(state[1])
     delattr(model, _STATE)
     return model
 
 
-def settle(model: Any) -> Any:
+def freeze_weights(model: Any) -> Any:
     """`model`, to which nobody writes any more without `refresh`: its forwards need not look whether somebody did."""
-    for module in model.modules():
-        if isinstance(module, ExactLinear):
-            module.exact_pack.settled = True
+    for pack in _packs(model):
+        pack.frozen = True
     return model
 
 
 def refresh(model: Any) -> None:
-    """Forget packed weights. Needed only where a settled model was written to."""
+    """Forget packed weights. Needed only where a model with frozen weights was written to."""
+    for pack in _packs(model):
+        pack.drop()
+
+
+def _packs(model: Any) -> Iterator[Pack]:
     for module in model.modules():
-        if isinstance(module, ExactLinear):
-            module.exact_pack.drop()
+        if isinstance(module, (ExactLinear, ExactRouter)):
+            yield module.exact_pack
+        elif isinstance(module, ExactExperts):
+            for pair in module.exact_packs:
+                yield from pair
 
 
 def ops_of(model: Any) -> Any:
@@ -129,11 +176,16 @@ def _of_logits(model: Any) -> str:
     return f"and know that {model.dtype} rounds those, while an engine keeps them in fp32"
 
 
-def _ops_for(model: Any, plain: frozenset[str]) -> Any:
-    kinds = {parameter.device.type for parameter in model.parameters()}
+def _ops_for(parts: ModelParts, plain: frozenset[str]) -> Any:
+    kinds = {parameter.device.type for parameter in parts.model.parameters()}
     if kinds == {"cpu"}:
         return CpuOps(plain)
-    if kinds == {"cuda"} and len({parameter.device for parameter in model.parameters()}) == 1:
+    if kinds == {"cuda"} and len({parameter.device for parameter in parts.model.parameters()}) == 1:
+        if "cuda" not in parts.family.exact_on:
+            raise UnsupportedModel(
+                f"exact mode on CUDA does not run {parts.family.name} yet; it runs {', '.join(exact_families('cuda'))} "
+                "there, and this model on the CPU"
+            )
         # Triton comes with torch for CUDA only, and is imported only where it can run.
         return import_module("zerodrift.exact.ops.triton.op_set").CudaOps(plain)
     raise UnsupportedModel(
@@ -141,61 +193,72 @@ def _ops_for(model: Any, plain: frozenset[str]) -> Any:
     )
 
 
-def _check_parts(model: Any) -> None:
-    for path, module in model.named_modules():
-        kind = type(module).__name__
-        if kind not in _OWN_PARTS and kind not in _SHARED_PARTS and not path.endswith(".act_fn"):
-            raise UnsupportedModel(
-                f"{path or 'the model'} is a {kind}, which is not known to be exact; "
-                f"exact mode runs the parts of {', '.join(FAMILIES)}"
-            )
-        activation = getattr(module, "act_fn", None)
-        if activation is not None and type(activation) is not type(ACT2FN[model.config.hidden_act]):
-            raise UnsupportedModel(
-                f"{path}.act_fn is a {type(activation).__name__}, but hidden_act is {model.config.hidden_act!r}"
-            )
-
-
-def _check_numbers(model: Any, ops: Any) -> None:
-    config = model.config
+def _check_numbers(parts: ModelParts, ops: Any) -> None:
+    model, config, setting = parts.model, parts.model.config, parts.family.activation_setting
     if found := sorted({str(p.dtype) for p in model.parameters() if p.dtype not in ops.dtypes}):
         wanted = " or ".join(str(dtype) for dtype in ops.dtypes)
         raise UnsupportedModel(
             f"parameters are {found}; on this device exact mode computes in {wanted}: load them so"
         )
-    if ops.activation(config.hidden_act) is None:
-        raise UnsupportedModel(f"hidden_act is {config.hidden_act!r}, which has no exact form here")
+    if ops.activation(getattr(config, setting)) is None:
+        raise UnsupportedModel(f"{setting} is {getattr(config, setting)!r}, which has no exact form here")
     if config.attention_dropout:
         raise UnsupportedModel(
             f"attention_dropout is {config.attention_dropout}; a trainer that drops keys cannot agree with any engine: "
             "set it to 0"
         )
-    rope = config.rope_parameters["rope_type"]
-    if rope not in ROPE_TYPES:
-        raise UnsupportedModel(f"rope_type is {rope!r}; exact mode has {', '.join(ROPE_TYPES)}")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise UnsupportedModel("use_bidirectional_attention is set; exact mode is for causal models")
+    for layer_type, rope in parts.family.rope_types(config).items():
+        if rope not in (ROPE_TYPES if not layer_type else STATIC_ROPE_TYPES):
+            raise UnsupportedModel(
+                f"rope_type is {rope!r}{layer_type and f' for {layer_type}'}; exact mode has {', '.join(ROPE_TYPES)}, "
+                "and dynamic only where all layers share it"
+            )
 
 
 @torch.no_grad()
-def _parts(model: Any) -> Parts:
-    config = model.config
-    linears, norms = [], {}
+def _proof_parts(parts: ModelParts, ops: Any) -> Parts:
+    """What the proof at start-up asks about: every shape that this model uses."""
+    model, config, family = parts.model, parts.model.config, parts.family
+    linears: list[tuple[Any, torch.Tensor | None]] = []
+    rows: dict[str, tuple[Any, int]] = {}
     for module in model.modules():
         if isinstance(module, ExactLinear):
             linears.append((module.exact_pack.of(module.weight), module.bias))
-        elif type(module).__name__.endswith("RMSNorm"):
-            norms[f"norm of {len(module.weight)}"] = (module.forward, len(module.weight))
-    layer = model.model.layers[0]
+        elif isinstance(module, ExactRouter):
+            linears.append((module.exact_pack.of(module.weight), None))
+            choose = partial(_routed_weights, count=module.top_k, normalise=module.norm_topk_prob)
+            rows["router"] = (choose, module.weight.shape[0])
+        elif isinstance(module, ExactExperts):
+            for pair, *weights in zip(module.exact_packs, module.gate_up_proj, module.down_proj, strict=True):
+                linears += [(pack.of(weight), None) for pack, weight in zip(pair, weights, strict=True)]
+            rows["activation of experts"] = (module.act_fn.forward, module.down_proj.shape[-1])
+        elif type(module).__name__.endswith(family.norm_class):
+            rows[f"norm of {len(module.weight)}"] = (module.forward, len(module.weight))
+        elif family.mlp is not None and type(module).__name__ == f"{family.prefix}MLP":
+            activation = module.get_submodule(str(family.mlp.activation))
+            width = module.get_submodule(family.mlp.projections["down"]).in_features
+            rows["activation"] = (activation.forward, width)
+    if (cap := family.logit_cap(config)) is not None:
+        rows["soft cap"] = (partial(soft_cap, cap=cap), config.vocab_size)
+    if "activation" in ops.plain:
+        rows = {name: row for name, row in rows.items() if not name.startswith("activation")}
+    size = family.head_dim(config)
     return Parts(
         linears,
-        layer.self_attn.head_dim,
+        size,
         {
-            **norms,
-            "activation": (layer.mlp.act_fn.forward, config.intermediate_size),
-            "cosine and sine": (_cosine_and_sine, layer.self_attn.head_dim),
+            **rows,
+            "cosine and sine": (_cosine_and_sine, size),
             "log-softmax": (log_softmax, config.vocab_size),
             "softmax": (partial(torch.softmax, dim=-1), config.vocab_size),
         },
     )
+
+
+def _routed_weights(logits_TE: torch.Tensor, count: int, *, normalise: bool) -> torch.Tensor:
+    return routed(logits_TE, count, normalise=normalise)[0]
 
 
 def _cosine_and_sine(x: torch.Tensor) -> torch.Tensor:

@@ -1,20 +1,32 @@
-"""Is a row's result the same bits, whoever computes beside it? Asked of every op and shape before it is used.
+"""Is a row's result the same bits, whoever computes beside it? Asked of every op before it is used.
 
-An op passes if each row of a large call comes out bit for bit when it is computed among fewer rows, at another place,
-or by another number of threads. The reference is always the large call on one thread, so that two processes with
-different thread counts which both passed agree with each other. Nothing that fails is used: `Unproven` is raised.
+A few rows are computed once on one thread, among 64: those bits are the row's own. An op holds for a number of rows and
+threads if a call of just that shape, filled with copies of these rows, gives each of them its own bits. So two
+processes with different batches and threads, which both asked, agree with each other. Nothing is inferred from one
+shape to another, and nothing that fails is used: `Unproven` is raised.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
 from zerodrift.core.errors import Unproven
 
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 31, 33, 64)
-"""Row counts around which BLAS libraries change kernels."""
+"""Row counts around which libraries change kernels: what is asked before a model runs at all."""
+SAMPLE = 17
+"""Rows that are told apart. Odd, so that in a large call each of them stands at every place of a vector."""
+AMONG = 64
 Rows = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Reference(NamedTuple):
+    """Some rows, and the bits that are theirs."""
+
+    rows_P: torch.Tensor
+    expected_P: torch.Tensor
 
 
 def hard(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
@@ -34,55 +46,47 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-def differing_counts(op: Rows, x: torch.Tensor, counts: Sequence[int] = COUNTS) -> Iterator[int]:
-    """Row counts at which `op` gives some row other bits than among all rows of `x` on one thread."""
-    threads = torch.get_num_threads()
-    with _threads(1):
-        reference = op(x)
-    for number in sorted({1, threads}):
-        for turn, count in enumerate((*counts, len(x))):
-            # From the front and from the back in turn: a row must not care where it stands either.
-            part = slice(None, count) if turn % 2 else slice(len(x) - count, None)
-            with _threads(number):
-                found = op(x[part].clone())
-            if not same_bits(found, reference[part]):
-                yield count
+def reference(op: Rows, rows_P: torch.Tensor) -> Reference:
+    """What `op` gives each row on one thread, among 64."""
+    with threads(1):
+        return Reference(rows_P, op(_repeated(rows_P, AMONG))[: len(rows_P)].clone())
 
 
-def least_floor(floors: Sequence[int], make: Callable[[int], Rows], x: torch.Tensor, what: str) -> int:
-    """The first of `floors` with which `make(floor)` is the same for all row counts."""
-    for floor in floors:
-        if next(differing_counts(make(floor), x), None) is None:
-            return floor
-    differing = sorted(set(differing_counts(make(floors[-1]), x)))
-    raise Unproven(
-        f"{what}: rows change their bits with the number of rows beside them ({differing} differ even when padded to "
-        f"{floors[-1]}) on this machine with {torch.get_num_threads()} threads; exact mode cannot run here: "
-        f"{_way_out()}"
+def holds(op: Rows, known: Reference, count: int) -> bool:
+    """Whether `op` gives `count` rows at once the bits that are theirs, on the threads that there are now."""
+    found = op(_repeated(known.rows_P, count))
+    # Some at a time: what is expected of a large vocabulary need not be held for all rows.
+    expected = _repeated(known.expected_P, min(count, AMONG * SAMPLE))
+    return all(same_bits(part, expected[: len(part)]) for part in torch.split(found, len(expected)))
+
+
+def require(op: Rows, columns: int, what: str, counts: Sequence[int] = COUNTS) -> None:
+    """`op`, which has no other variant, holds for these numbers of rows; or `Unproven`."""
+    known = reference(op, hard(SAMPLE, columns))
+    if differing := [count for count in counts if not holds(op, known, count)]:
+        raise unproven(what, f"when {differing} of them are computed together")
+
+
+def unproven(what: str, when: str) -> Unproven:
+    """The error: rows of `what` change their bits `when`."""
+    number = torch.get_num_threads()
+    way_out = "use one thread, or another machine" if number > 1 else "use another machine"
+    return Unproven(
+        f"{what}: rows change their bits {when}, on this machine with {number} threads; exact mode cannot run here: "
+        f"{way_out}"
     )
 
 
-def require_rows(op: Rows, columns: int, what: str) -> None:
-    """`op`, which has no other variant, is the same for all row counts; or `Unproven`."""
-    # A row of a vocabulary takes milliseconds: fewer of them.
-    wide = columns > 2**14
-    x, counts = hard(17 if wide else 96, columns), (1, 2, 3, 8) if wide else COUNTS
-    if differing := sorted(set(differing_counts(op, x, counts))):
-        raise Unproven(
-            f"{what}: rows change their bits when {differing} of them are computed together, on this machine with "
-            f"{torch.get_num_threads()} threads; exact mode cannot run here: {_way_out()}"
-        )
-
-
-def _way_out() -> str:
-    return "use one thread, or another machine" if torch.get_num_threads() > 1 else "use another machine"
-
-
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
+def threads(number: int) -> Iterator[None]:
+    """So many for torch, and as many as before afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _repeated(rows_P: torch.Tensor, count: int) -> torch.Tensor:
+    return rows_P[torch.arange(count, device=rows_P.device) % len(rows_P)]

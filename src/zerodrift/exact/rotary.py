@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+STATIC_ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+ROPE_TYPES = (*STATIC_ROPE_TYPES, "dynamic")
 _CHUNK = 64
 """Positions whose frequencies are worked out together, always as many: pow takes another path for leftovers."""
 

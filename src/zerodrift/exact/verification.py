@@ -2,6 +2,7 @@
 
 Paths: each sequence alone, packed one after another, padded on either side, and in pages, step by step, in chunks and
 company drawn from a seed. All give hidden states, one tensor [length, H] per sequence; the shared head does the rest.
+Where two paths part is said by `exact.first_difference`.
 """
 
 import random
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from zerodrift.exact.logprobs import Scored, token_logprobs
 from zerodrift.exact.paged import PagedBatch, PagedKV, forward_paged
 from zerodrift.exact.preparation import parameters_on
 
@@ -49,6 +51,12 @@ def padded(model: Any, sequences: Sequence[Sequence[int]], *, left: bool) -> Hid
     return [row[kept] for row, kept in zip(output.last_hidden_state, mask.bool().to(device), strict=True)]
 
 
+@torch.no_grad()
+def rescored(model: Any, completion: Scored, stop_ids: Sequence[int] | None = None) -> torch.Tensor:
+    """Logprobs of its tokens, of its kind, by another path than an engine's: alone, the whole sequence at once."""
+    return token_logprobs(model, [completion], stop_ids)[0]
+
+
 class Schedule:
     """Which tokens of which sequences each step runs, and which pages they get; drawn from `seed` alone."""
 
@@ -84,6 +92,26 @@ class Schedule:
             if step:
                 steps.append(step)
         return steps
+
+
+class PromptThenTokens(Schedule):
+    """As an engine runs a sequence that has it to itself: its prompt in one step, then a token a step."""
+
+    def __init__(self, prompt: int, block_size: int, seed: int = 0) -> None:
+        super().__init__(seed, block_size)
+        self.prompt = prompt
+
+    def steps(self, lengths: Sequence[int]) -> list[list[tuple[int, int, int]]]:
+        """All sequences side by side."""
+        spans = [(0, self.prompt), *((at, at + 1) for at in range(self.prompt, max(lengths)))]
+        return [
+            [
+                (index, begin, min(end, length))
+                for index, length in enumerate(lengths)
+                if begin < min(end, length)
+            ]
+            for begin, end in spans
+        ]
 
 
 def paged(
@@ -129,5 +157,6 @@ def batch_of(
         torch.tensor([position for _, position in places], device=device),
         torch.tensor([tables[i][p // size] * size + p % size for i, p in places], device=device),
         tuple(bounds),
+        tuple(begin for _, begin, _ in step),
         tuple(torch.tensor(tables[index][: (end - 1) // size + 1], device=device) for index, _, end in step),
     )

@@ -8,8 +8,9 @@ Names are loaded when first used: `import zerodrift.models` costs no torch. No m
 function below, because importing `zerodrift.models.load` would put the module in the function's place.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from zerodrift.core.lazy import lazy
 
 if TYPE_CHECKING:
     from zerodrift.models.export import materialise
@@ -23,20 +24,7 @@ _EXPORTS = {
     "materialise": "zerodrift.models.export",
     "tokenizer": "zerodrift.models.loading",
 }
-_LOCAL_EXTRA = frozenset({"safetensors", "tokenizers", "torch", "transformers"})
 
 __all__ = ["ModelFacts", "facts", "load", "materialise", "tokenizer"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'zerodrift.models' has no attribute {name!r}")
-    try:
-        return getattr(import_module(_EXPORTS[name]), name)
-    except ModuleNotFoundError as error:
-        if error.name not in _LOCAL_EXTRA:
-            raise
-        missing_extra = import_module("zerodrift.core.errors").MissingExtra
-        raise missing_extra(
-            f"zerodrift.models.{name} needs {error.name}, which is not installed: pip install 'zerodrift[local]'"
-        ) from error
+__getattr__ = lazy(__name__, _EXPORTS)

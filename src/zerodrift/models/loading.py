@@ -61,6 +61,7 @@ def _load_directory(directory: Path, dtype: torch.dtype | str) -> PreTrainedMode
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                **testbed.EXPERTS,
                 ignore_mismatched_sizes=True,  # reported with the rest, and refused below by name
             )
     except Exception as error:  # as above

@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from zerodrift.core.errors import InvalidValue, ModelError, UnsupportedModel
-from zerodrift.models.directory import check_contained, read_json
-from zerodrift.models.safetensors_header import check_file
+from zerodrift.models.directory import check_contained, read_json, shapes_in
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -101,7 +100,7 @@ def _pairs(path: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Down and up projection by the name of the layer they belong to."""
     if not path.is_file():
         raise ModelError(f"{path.parent} has no {path.name}; save the adapter as safetensors")
-    check_file(path)
+    shapes_in(path)
     tensors = load_file(path)
     pairs = {}
     for name in sorted(tensors):

@@ -5,13 +5,14 @@ for the families whose default is known (a test compares them with `transformers
 """
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from zerodrift.core.errors import ModelError, UnsupportedModel
-from zerodrift.core.frozen import freeze
+from zerodrift.core.frozen import FrozenFacts
 from zerodrift.models import directory as model_directory
 from zerodrift.models.spec import TESTBED_PREFIX, builtin_name, directory_of
 from zerodrift.models.testbed_config import CONFIGS
@@ -28,7 +29,21 @@ FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 """Defaults of the config classes, for keys that config.json may leave out."""
 
 
-class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+_READ_KEYS = (
+    "vocab_size",
+    "max_position_embeddings",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "hidden_size",
+    "head_dim",
+    "tie_word_embeddings",
+    "sliding_window",
+)
+STATE_SPACE_CONTEXT = 8192
+"""Prompt and output of a model that has no positions."""
+
+
+class ModelFacts(FrozenFacts, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model as its files describe it."""
 
     name: str
@@ -41,17 +56,14 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """As `generate` takes them: from generation_config.json, else from config.json."""
     bos_token_id: int | None
     num_layers: int
-    head_dim: int
+    head_dim: int | None
+    """None where a model has no attention heads."""
     tied_head: bool
     """The head is the transposed embedding, and has no tensor of its own."""
     sliding_window: int | None
     """Positions that a token attends to; None where it attends to all before it."""
     generation_defaults: Mapping[str, float | int]
     """Sampling parameters in generation_config.json, which engines apply to requests that leave them out."""
-
-    def __post_init__(self) -> None:
-        """Facts do not change."""
-        freeze(self, "generation_defaults")
 
 
 def facts(spec: str | Path) -> ModelFacts:
@@ -71,7 +83,7 @@ def facts(spec: str | Path) -> ModelFacts:
 
 def facts_from(name: str, config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelFacts:
     """Facts from the two files' contents."""
-    settings = {**FAMILY_DEFAULTS.get(str(config.get("model_type")), {}), **config}
+    settings = _with_defaults(config)
     values = {
         "name": name,
         "architecture": model_directory.architecture_of(config),
@@ -93,6 +105,26 @@ def facts_from(name: str, config: Mapping[str, Any], generation: Mapping[str, An
         raise ModelError(f"the configuration of {name} cannot be true: {error}") from error
 
 
+def _with_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys under the names used here, those left out filled in by what the family's config class says."""
+    defaults = FAMILY_DEFAULTS.get(str(config.get("model_type")))
+    return {**(_as_transformers_reads(config) if defaults is None else defaults), **config}
+
+
+def _as_transformers_reads(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a family that is not known here, where transformers is installed: GPT-2 says n_positions, and so on."""
+    try:
+        auto = import_module("transformers").AutoConfig
+        read = auto.for_model(**config)
+    except Exception:
+        return {}
+    found = {key: value for key in _READ_KEYS if (value := getattr(read, key, None)) is not None}
+    if "num_attention_heads" in found:
+        return found
+    # It has no longest context either; a limit for prompts is needed all the same.
+    return {"max_position_embeddings": STATE_SPACE_CONTEXT, **found, "state_space": True}
+
+
 def _needed(settings: Mapping[str, Any], key: str) -> Any:
     if settings.get(key) is None:
         raise UnsupportedModel(
@@ -106,6 +138,8 @@ def _head_dim(settings: Mapping[str, Any]) -> Any:
     # null in config.json means hidden_size / heads, except where the family has a default of its own.
     if settings.get("head_dim") is not None:
         return settings["head_dim"]
+    if settings.get("state_space"):
+        return None
     hidden, heads = _needed(settings, "hidden_size"), _needed(settings, "num_attention_heads")
     if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1 or hidden % heads:
         raise ModelError(

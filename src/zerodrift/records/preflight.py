@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from zerodrift.core.frozen import freeze
+from zerodrift.core.frozen import FrozenFacts
 from zerodrift.records.document import read_document, write_document
 from zerodrift.records.rewards import Rewards
 
@@ -34,7 +34,7 @@ def worst(statuses: Iterable[Status]) -> Status:
     return min(statuses, key=list(Status).index, default=Status.SKIPPED)
 
 
-class Item(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Item(FrozenFacts, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line of the checklist."""
 
     name: str
@@ -47,10 +47,6 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What it rests on, in numbers."""
     type: tuple[str, ...] = ()
     """What to type where it did not pass."""
-
-    def __post_init__(self) -> None:
-        """Evidence is not touched after the fact."""
-        freeze(self, "facts")
 
 
 class PreflightRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

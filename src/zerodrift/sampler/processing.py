@@ -4,45 +4,20 @@ Order: minimum length, logit bias, penalties, temperature, min-p, top-k, top-p; 
 Every step works on rows and keeps the dtype it is given. Shapes: T rows (tokens), V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice, pairwise
-from typing import NamedTuple, overload
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
 from zerodrift.core.errors import InvalidSampling
 from zerodrift.core.request import SamplingParams
+from zerodrift.sampler.prefix import Prefix
 
 _LOG_SOFTMAX = partial(torch.log_softmax, dim=-1)
 NUCLEUS = 1024
 """Tokens among which the end of a nucleus is looked for first; of 49,152 tokens, sorting all takes five times as long."""
-
-
-class Prefix(Sequence[int]):
-    """The first `length` of `whole`, without a copy: an output of 32k tokens has prefixes of 4 GB together."""
-
-    __slots__ = ("_length", "whole")
-
-    def __init__(self, whole: tuple[int, ...], length: int) -> None:
-        """`whole` has at least `length` ids."""
-        self.whole = whole
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[int]:
-        return islice(self.whole, self._length)
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
-    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
-        """An id, or a tuple of some."""
-        places = range(self._length)[index]
-        return self.whole[places] if isinstance(places, int) else tuple(self.whole[place] for place in places)
 
 
 class History(NamedTuple):

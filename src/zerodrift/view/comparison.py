@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from zerodrift.config.document import parse
 from zerodrift.core.completion import EngineFingerprint
-from zerodrift.core.errors import RecordError
-from zerodrift.records.directory import CONFIG, read_verdict
+from zerodrift.records.codec import read_lines
+from zerodrift.records.directory import CONFIG, ROLLOUTS, read_verdict
+from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import Outcome, VerdictRecord
-from zerodrift.view.same_requests import SameRequests, same_requests
+from zerodrift.view.run_directory import document, flattened
 
 # FAIL is the worst: a run that could not judge found nothing wrong, and a failed one did.
 _BADNESS = {Outcome.PASS: 0, Outcome.INCONCLUSIVE: 1, Outcome.FAIL: 2}
@@ -77,6 +77,36 @@ class StatusChange(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     before: str | None
     after: str | None
+
+
+class SameRequests(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers of two runs to the requests that both sent."""
+
+    samples: int
+    same_tokens: int
+    """Samples with the same tokens in both."""
+    shared_tokens: int
+    """Tokens up to where two samples part: the same, after the same."""
+    differing: int
+    """Of the shared tokens, those whose logprob is not the same bits."""
+    largest: float
+    """Largest difference among those, in nats."""
+
+    @property
+    def says(self) -> str:
+        """In one line."""
+        if self.same_tokens == self.samples:
+            tokens = f"all {self.samples} samples have the same tokens"
+        elif self.same_tokens == 0:
+            tokens = f"none of {self.samples} samples has the same tokens: a seed draws others now"
+        else:
+            tokens = f"{self.same_tokens} of {self.samples} samples have the same tokens"
+        if not self.differing:
+            return f"{tokens}; all {self.shared_tokens:,} logprobs up to where they part are the same bits"
+        return (
+            f"{tokens}; up to where they part {self.differing:,} of {self.shared_tokens:,} logprobs differ, "
+            f"by {self.largest:.2g} at most"
+        )
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,17 +226,11 @@ def _questions(before: Path, after: Path) -> Iterator[FactChange]:
 
 
 def _settings(directory: Path) -> dict[str, str] | None:
-    path = directory / CONFIG
-    if not path.is_file():
+    if (text := document(directory / CONFIG)) is None:
         return None
-    try:
-        tree = parse(path.read_text(encoding="utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise RecordError(f"{path} is not UTF-8 text ({error}); restore or delete it") from error
+    tree = parse(text, str(directory / CONFIG))
     sections = tree if isinstance(tree, dict) else {}
-    return {
-        name: value for section in _QUESTIONS for name, value in _flattened(sections.get(section), section)
-    }
+    return dict(flattened({section: sections.get(section) for section in _QUESTIONS}))
 
 
 def _typed(record: VerdictRecord) -> dict[str, str]:
@@ -219,14 +243,6 @@ def _typed(record: VerdictRecord) -> dict[str, str]:
         elif word.startswith(f"{_INJECT}="):
             typed[_INJECT] = word.removeprefix(f"{_INJECT}=")
     return typed
-
-
-def _flattened(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for key, below in value.items():
-            yield from _flattened(below, f"{name}.{key}")
-    else:
-        yield name, value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _numbers(old: VerdictRecord, new: VerdictRecord) -> Iterator[NumberChange]:
@@ -252,3 +268,48 @@ def _statuses(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[StatusCha
         for name in names
         if old.get(name) != new.get(name)
     )
+
+
+def same_requests(before: Path, after: Path) -> SameRequests | None:
+    """The runs in two directories; None where they have no request in common."""
+    if not all((directory / ROLLOUTS).is_file() for directory in (before, after)):
+        return None
+    old, new = _rollouts(before), _rollouts(after)
+    pairs = [
+        (old[key], new[key])
+        for key in old.keys() & new.keys()
+        if old[key].request.prompt.token_ids == new[key].request.prompt.token_ids
+        and old[key].request.sampling == new[key].request.sampling
+    ]
+    if not pairs:
+        return None
+    samples, shared = 0, list[tuple[float, float]]()
+    for one, other in pairs:
+        assert one.completion is not None, "only answers are kept"
+        assert other.completion is not None, "only answers are kept"
+        same = _parting(one.completion.token_ids, other.completion.token_ids)
+        samples += one.completion.token_ids == other.completion.token_ids
+        shared += zip(one.completion.logprobs[:same], other.completion.logprobs[:same], strict=True)
+    gaps = [abs(one - other) for one, other in shared if one != other]
+    return SameRequests(
+        samples=len(pairs),
+        same_tokens=samples,
+        shared_tokens=len(shared),
+        differing=len(gaps),
+        largest=max(gaps, default=0.0),
+    )
+
+
+def _rollouts(directory: Path) -> dict[tuple[int, int], Rollout]:
+    """Answers by request and sample."""
+    return {
+        (rollout.index, rollout.completion.sample_index): rollout
+        for rollout in read_lines(directory / ROLLOUTS, Rollout)
+        if rollout.completion is not None
+    }
+
+
+def _parting(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many tokens come before the first that is not the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))

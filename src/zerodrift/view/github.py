@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
-from zerodrift.view.answers import Answers, answers
 from zerodrift.view.notation import share
+from zerodrift.view.verdict import Answers, answers
 from zerodrift.view.visible import LONGEST_TYPED, visible
 
 SUMMARY = "GITHUB_STEP_SUMMARY"

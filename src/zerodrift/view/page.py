@@ -1,9 +1,12 @@
 """One self-contained page out of a template: what every page of ours promises, in one place.
 
 It loads nothing, runs only scripts that its own policy names by hash, and shows every foreign string through `visible`:
-the template engine applies it to whatever a template prints, so that no template can forget.
+the template engine applies it to whatever a template prints, so that no template can forget. Should an escape ever fail,
+the browser still refuses to run what a model wrote, to load anything, or to send anything anywhere.
 """
 
+import base64
+import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
@@ -11,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from zerodrift.core.errors import MissingExtra
 from zerodrift.view import notation
-from zerodrift.view.policy import content_policy
 from zerodrift.view.run_directory import LONGEST_DOCUMENT
 from zerodrift.view.visible import LONGEST_TYPED, visible
 
@@ -71,3 +73,24 @@ def _environment() -> "jinja2.Environment":
     for form in (notation.number, notation.signed, notation.count, notation.share, notation.fact):
         environment.filters[form.__name__] = form
     return environment
+
+
+def source_hash(script: str) -> str:
+    """The name of an inline script in a policy."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def content_policy(scripts: Sequence[str]) -> str:
+    """The Content-Security-Policy of a page that holds `scripts` and is otherwise inert."""
+    # Plotly sets style attributes on what it draws, which only 'unsafe-inline' allows; styles cannot fetch, since
+    # default-src 'none' also covers images and fonts.
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {' '.join(source_hash(script) for script in scripts)}",
+            "style-src 'unsafe-inline'",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )

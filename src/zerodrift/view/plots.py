@@ -1,7 +1,10 @@
 """What does Δ look like? Its distribution, and |Δ| against position, against log p and per sequence.
 
 Tokens that the request excludes have Δ = −∞ and no place in any figure: the page counts them. Lines are means over
-all tokens, whatever the points leave out.
+all tokens. Points are the largest, because a fault that hits one token in ten thousand is what a reader looks for, and a
+random sample of the rest, because the crowd must look like the crowd. The distribution has bins of equal width in
+log |Δ|, ten to the decade, to both sides of one in the middle that holds everything below the smallest decade of
+interest: Δ sits at ±(½ + 10 log10(|Δ| / least)).
 """
 
 from typing import Any, NamedTuple
@@ -10,14 +13,55 @@ import numpy as np
 import numpy.typing as npt
 
 from zerodrift.records.verdict import VerdictRecord
-from zerodrift.view import points
-from zerodrift.view.distribution import BINS_PER_DECADE, Bins, signed_log_bins
 from zerodrift.view.figure import INK, Floats, Mark, Trace, axis, cloud, figure, line, marks, short, size_axis
 from zerodrift.view.notation import count, number
 from zerodrift.view.run_directory import Tokens
 
 CROWDS = 40
 """Parts of equal size, along the axis, in which the mean of |Δ| is drawn as a line."""
+MOST_POINTS = 2000
+"""Of one trace: SVG stays fluid on a phone up to about 5,000 nodes a plot."""
+KEPT_LARGEST = 200
+BINS_PER_DECADE = 10
+LOWEST_DECADE = -9
+"""Below a nano-nat even fp64 sums differ by their order."""
+
+
+class Bins(NamedTuple):
+    """Tokens along the signed logarithmic axis."""
+
+    lowest_decade: int
+    """|Δ| below 10 to this power is in the middle bin."""
+    centres: list[int]
+    counts: list[int]
+
+    @property
+    def least(self) -> float:
+        """|Δ| below this is in the middle bin."""
+        return float(10.0**self.lowest_decade)
+
+    @property
+    def reach(self) -> int:
+        """How far from the middle the outermost tokens are, in bins."""
+        return max(abs(centre) for centre, held in zip(self.centres, self.counts, strict=True) if held)
+
+    @property
+    def ranges(self) -> list[tuple[float, float]]:
+        """Δ from and to, for every bin."""
+        found = []
+        for centre in self.centres:
+            low, high = self._edge(abs(centre) - 1), self._edge(abs(centre))
+            found.append((low, high) if centre > 0 else (-high, -low) if centre else (-high, high))
+        return found
+
+    def place(self, delta: float) -> float:
+        """Where `delta` sits on the axis; everything below `least` sits in the middle."""
+        if abs(delta) < self.least:
+            return 0.0
+        return float(np.sign(delta) * (0.5 + (np.log10(abs(delta)) - self.lowest_decade) * BINS_PER_DECADE))
+
+    def _edge(self, steps: int) -> float:
+        return float(10.0 ** (self.lowest_decade + steps / BINS_PER_DECADE))
 
 
 class Plot(NamedTuple):
@@ -114,7 +158,7 @@ class _Along(NamedTuple):
 def _scatter(along: _Along, tokens: Tokens, lines: list[Mark]) -> tuple[dict[str, Any], str]:
     """Single tokens by the sign of Δ, the mean of |Δ| along the axis, and floor and gate across."""
     delta, sizes = tokens.delta, np.abs(tokens.delta)
-    chosen = points.choose(sizes)
+    chosen = choose_points(sizes)
     hover = f"|Δ| %{{y}} at {along.hover}<br>sequence %{{customdata[0]}}, token id %{{customdata[1]}}"
     traces = []
     for name, colour, side in (
@@ -133,7 +177,7 @@ def _scatter(along: _Along, tokens: Tokens, lines: list[Mark]) -> tuple[dict[str
 
 def _chosen(drawn: int, sizes: Floats, what: str, zeros: int) -> str:
     """Which points there are, and which of them a logarithmic axis cannot show."""
-    says = points.says(drawn, sizes.size, what)
+    says = points_message(drawn, sizes.size, what)
     return f"{says} {count(zeros)} of these are exactly 0 and have no place on this axis." if zeros else says
 
 
@@ -143,7 +187,7 @@ def _by_sequence(tokens: Tokens, lines: list[Mark]) -> Plot:
     means = np.bincount(where, weights=sizes) / np.bincount(where)
     largest = np.zeros(sequences.size)
     np.maximum.at(largest, where, sizes)
-    chosen = points.choose(means)
+    chosen = choose_points(means)
     shown = chosen[means[chosen] > 0]
     traces = [
         cloud(name, sequences[shown], values[shown], colour, f"sequence %{{x}}: {name} %{{y}}")
@@ -170,3 +214,43 @@ def _crowds(values: Floats, sizes: Floats) -> tuple[list[float], list[float | No
     parts = np.array_split(np.argsort(values, kind="stable"), min(CROWDS, values.size))
     places = short(values[part].mean() for part in parts)
     return places, [mean or None for mean in short(sizes[part].mean() for part in parts)]
+
+
+def choose_points(sizes: npt.NDArray[np.float64], most: int = MOST_POINTS) -> npt.NDArray[np.int64]:
+    """Indices into `sizes`, ascending: all of them, or the largest and a sample of the rest."""
+    if sizes.size <= most:
+        return np.arange(sizes.size, dtype=np.int64)
+    order = np.argsort(-sizes, kind="stable")
+    drawn = np.random.default_rng(0).choice(order[KEPT_LARGEST:], most - KEPT_LARGEST, replace=False)
+    return np.sort(np.concatenate((order[:KEPT_LARGEST], drawn))).astype(np.int64)
+
+
+def points_message(drawn: int, total: int, what: str) -> str:
+    """What the page says about the choice."""
+    if drawn == total:
+        return f"All {total:,} {what} are drawn."
+    return (
+        f"Drawn: the {KEPT_LARGEST} largest of {total:,} {what} and {drawn - KEPT_LARGEST:,} of the others at "
+        "random (seed 0)."
+    )
+
+
+def signed_log_bins(delta: Floats) -> Bins:
+    """Whole decades to both sides: from below the first percentile of the sizes that are not 0 to the largest."""
+    sizes = np.abs(delta)
+    lowest, highest = _decades(sizes[sizes > 0])
+    reach = (highest - lowest) * BINS_PER_DECADE
+    far = sizes >= 10.0**lowest
+    steps = np.zeros(delta.size, dtype=np.int64)
+    # A value on an edge may round to the step below the first or beyond the last; it belongs to its neighbour.
+    exact = (np.log10(sizes[far]) - lowest) * BINS_PER_DECADE
+    steps[far] = np.clip(np.floor(exact).astype(np.int64) + 1, 1, reach)
+    slots = np.sign(delta).astype(np.int64) * steps + reach
+    return Bins(lowest, list(range(-reach, reach + 1)), np.bincount(slots, minlength=2 * reach + 1).tolist())
+
+
+def _decades(sizes: Floats) -> tuple[int, int]:
+    if not sizes.size:
+        return LOWEST_DECADE, LOWEST_DECADE + 1
+    lowest = max(LOWEST_DECADE, int(np.floor(np.log10(np.quantile(sizes, 0.01, method="lower")))))
+    return lowest, max(lowest, int(np.floor(np.log10(sizes.max())))) + 1

@@ -1,14 +1,19 @@
-"""The page of a preflight: every item with its evidence and what to type, from the run directory alone."""
+"""A preflight as a page and in a terminal: every item with its evidence and what to type."""
 
 from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
 
 from zerodrift import __version__
 from zerodrift.records.codec import write_atomically
 from zerodrift.records.directory import CONFIG, ENVIRONMENT
-from zerodrift.records.preflight import Item, Status, read_preflight
+from zerodrift.records.preflight import Item, PreflightRecord, Status, read_preflight
 from zerodrift.view.page import lines, render_page, text
 from zerodrift.view.report import REPORT
 from zerodrift.view.run_directory import document, environment
+from zerodrift.view.text import copyable, table_of
+from zerodrift.view.visible import visible
 
 PAGE = "preflight.html"
 HEADLINES = {
@@ -47,3 +52,33 @@ def render(run_directory: Path) -> str:
 
 def _judged(item: Item) -> bool:
     return item.name == "audit" and bool(item.details)
+
+
+STYLES = {
+    Status.PASS: "green",
+    Status.WARN: "yellow",
+    Status.FAIL: "red",
+    Status.INCONCLUSIVE: "yellow",
+    Status.SKIPPED: "dim",
+}
+
+
+def print_checklist(record: PreflightRecord, console: Console, run_directory: Path) -> None:
+    """The answer, the items in order, and of each that did not pass what to type."""
+    style = STYLES[record.status]
+    console.print(Text.assemble((record.status.value, f"bold {style}"), f"  {HEADLINES[record.status]}"))
+    console.print(Text(visible(f"{record.config}: {record.engine}, {record.model}"), style="dim"))
+    console.print()
+    table = table_of("item", "status", "evidence")
+    for item in record.items:
+        table.add_row(
+            Text(visible(item.name)), Text(item.status, style=STYLES[item.status]), Text(visible(item.says))
+        )
+    console.print(table)
+    console.print()
+    for item in record.items:
+        label = f"to have {item.name}" if item.status is Status.SKIPPED else f"for {item.name}"
+        for typed in item.type:
+            copyable(label, typed, console, STYLES[item.status])
+    copyable("run directory", str(run_directory), console)
+    copyable("page", str(run_directory / PAGE), console)

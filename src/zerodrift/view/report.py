@@ -12,14 +12,11 @@ from zerodrift import __version__
 from zerodrift.core.cause import CAUSES
 from zerodrift.core.errors import MissingExtra
 from zerodrift.records.codec import write_atomically
-from zerodrift.view.answers import answers
-from zerodrift.view.facts import compare
-from zerodrift.view.gauges import gauges
 from zerodrift.view.page import lines, one_newline, render_page, text
+from zerodrift.view.panels import compare, usability, worst
 from zerodrift.view.plots import plots
 from zerodrift.view.run_directory import Run, read
-from zerodrift.view.usability import usability
-from zerodrift.view.worst import worst
+from zerodrift.view.verdict import answers, gauges
 
 REPORT = "report.html"
 

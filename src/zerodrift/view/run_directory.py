@@ -4,7 +4,8 @@
 what is there is read as what it claims to be or refused, for a page that draws a damaged file would be believed.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,16 +52,10 @@ class Tokens:
 
     def take(self, rows: Ids) -> "Tokens":
         """These rows, in this order."""
-        return Tokens(
-            sequence=self.sequence[rows],
-            index=self.index[rows],
-            position=self.position[rows],
-            token=self.token[rows],
-            reported=self.reported[rows],
-            contracted=self.contracted[rows],
-            sigma=self.sigma[rows],
-            text=self.text.take(rows),
-        )
+        arrays = {
+            field.name: getattr(self, field.name)[rows] for field in fields(self) if field.name != "text"
+        }
+        return Tokens(**arrays, text=self.text.take(rows))
 
 
 class Run(NamedTuple):
@@ -151,15 +146,13 @@ def environment(path: Path) -> dict[str, str]:
         tree = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"{path.name} cannot be read ({error}); restore or delete it") from error
-    return dict(_flattened(tree, ""))
+    return dict(flattened(tree))
 
 
-def _flattened(tree: dict[str, Any], prefix: str) -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Leaves of a tree by their dotted names, as text."""
     for key, value in tree.items():
         if isinstance(value, dict):
-            rows += _flattened(value, f"{prefix}{key}.")
+            yield from flattened(value, f"{prefix}{key}.")
         else:
-            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-            rows.append((prefix + key, text))
-    return rows
+            yield prefix + key, value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -16,7 +16,7 @@ from zerodrift.config.load import load
 from zerodrift.core.errors import ConfigError, RecordError
 from zerodrift.records.directory import CONFIG, VERDICT, read_verdict
 from zerodrift.records.verdict import Outcome
-from zerodrift.view.answers import answers
+from zerodrift.view.verdict import answers
 
 RUNS = Path("runs")
 """Where an audit without --out puts its run directories."""

@@ -1,6 +1,7 @@
-"""Runs in a terminal: the list of them, and two of them side by side.
+"""Runs in a terminal: the list of them, and two of them side by side with what likely explains the difference.
 
-As in `text`, every foreign string passes through `visible`.
+A fact that one run alone states is no difference, for releases publish more or fewer of them. As in `text`, every
+foreign string passes through `visible`.
 """
 
 from collections.abc import Sequence
@@ -9,11 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from zerodrift.view.comparison import Comparison, NumberChange, Part, StatusChange
-from zerodrift.view.explanation import explain
+from zerodrift.view.comparison import Comparison, FactChange, NumberChange, Part, StatusChange
 from zerodrift.view.notation import number
 from zerodrift.view.runs import RunSummary
-from zerodrift.view.text import STYLES
+from zerodrift.view.text import STYLES, table_of
 from zerodrift.view.visible import visible
 
 NOTHING = "–"
@@ -22,6 +22,13 @@ _MEANINGS = {
     Part.QUESTIONS: "what the audit asked",
     Part.NUMERIC: "how the numbers are computed",
     Part.DEPLOYMENT: "where they are computed",
+}
+_EXPLANATIONS = {
+    Part.SEMANTIC: "The numbers mean something else, which likely explains it: settle that first.",
+    Part.QUESTIONS: "Other questions were asked, which likely explains it: ask both runs the same.",
+    Part.NUMERIC: "The numbers are computed another way, which explains rounding and nothing beyond it.",
+    Part.DEPLOYMENT: "Only the deployment differs, which must change nothing: look at batching, scheduling and "
+    "determinism.",
 }
 
 
@@ -85,7 +92,7 @@ def _print_facts(comparison: Comparison, console: Console) -> None:
         if not facts:
             console.print("  no difference")
         else:
-            table = _table("side", "fact", "before", "after")
+            table = table_of("side", "fact", "before", "after")
             for fact in facts:
                 table.add_row(fact.side, *(_cell(value) for value in (fact.name, fact.before, fact.after)))
             console.print(table)
@@ -93,14 +100,14 @@ def _print_facts(comparison: Comparison, console: Console) -> None:
 
 
 def _statuses(changes: Sequence[StatusChange]) -> Table:
-    table = _table("", "before", "after")
+    table = table_of("", "before", "after")
     for change in changes:
         table.add_row(*(_cell(value) for value in (change.name, change.before, change.after)))
     return table
 
 
 def _numbers(numbers: Sequence[NumberChange]) -> Table:
-    table = _table("", "before", "after", "change")
+    table = table_of("", "before", "after", "change")
     for each in numbers:
         values = (NOTHING if value is None else number(value) for value in (each.before, each.after))
         table.add_row(each.name, *values, _change(each))
@@ -119,8 +126,22 @@ def _cell(text: str | None) -> Text:
     return Text(NOTHING if text is None else visible(text))
 
 
-def _table(*headers: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for header in headers:
-        table.add_column(header, overflow="fold")
-    return table
+def explain(comparison: Comparison) -> str:
+    """What the first part that differs means for the numbers; of those after it nothing is said."""
+    for part in Part:
+        if any(fact.part is part and _differs(fact) for fact in comparison.facts):
+            alike = comparison.measured_alike
+            return (
+                f"Only {part} facts differ, and nothing that was measured." if alike else _EXPLANATIONS[part]
+            )
+    if comparison.measured_alike:
+        return "Every fact that both runs state and every number is the same."
+    return (
+        "What both runs state is equal, so look at the weights and at determinism: does the second run, repeated, "
+        "give its own numbers again?"
+    )
+
+
+def _differs(fact: FactChange) -> bool:
+    """Both state it; a question that was not asked is a statement too."""
+    return fact.part is Part.QUESTIONS or None not in (fact.before, fact.after)

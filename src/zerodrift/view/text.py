@@ -1,20 +1,21 @@
-"""The verdict in a terminal: the four answers, what was asked, and where to read on.
+"""A verdict, or one case, in a terminal: the answers, what was asked, and where to read on.
 
 Every foreign string passes through `visible`, because a terminal obeys what it prints; fixes and paths stand alone
 on lines that are never wrapped, because people copy them.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from zerodrift.records.case import Case
 from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
-from zerodrift.view.answers import Answers, answers
-from zerodrift.view.gauges import Gauge, gauges
 from zerodrift.view.notation import count, number, share
 from zerodrift.view.report import REPORT
+from zerodrift.view.verdict import Answers, Gauge, answers, gauges
 from zerodrift.view.visible import LONGEST_TYPED, visible
 
 STYLES = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow"}
@@ -127,3 +128,28 @@ def table_of(*headers: str) -> Table:
     for header in headers:
         table.add_column(header, overflow="fold")
     return table
+
+
+def print_replayed(
+    case: Case, tokens: Sequence[tuple[int, float, float]], problem: str, console: Console
+) -> None:
+    """`tokens` are (id, reported, contracted); `problem` says why there are none."""
+    console.print(Text(f"{case.says}; a token is wrong beyond {number(case.limit)} nats"))
+    console.print(Text(f"prompt {visible(str(list(case.requests[0].prompt.token_ids)))}"), soft_wrap=True)
+    if problem:
+        console.print(Text(visible(problem), style="red"))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for header in ("token", "engine", "reference", "Δ", ""):
+        table.add_column(header, justify="right")
+    for token, reported, contracted in tokens:
+        delta = contracted - reported
+        wrong = not abs(delta) <= case.limit
+        table.add_row(
+            str(token),
+            f"{reported:.6f}",
+            f"{contracted:.6f}",
+            Text(f"{delta:+.2g}", style="red" if wrong else ""),
+            Text("wrong", style="red") if wrong else Text("right", style="green"),
+        )
+    console.print(table)

@@ -8,7 +8,10 @@ from zerodrift.weights.manifest import Manifest
 
 
 def model_digest(model: torch.nn.Module) -> str:
-    """sha256 over the model's checkpoint: equal to that of the files it was saved to, in the same dtype."""
+    """sha256 over the model's checkpoint: equal to that of the files it was saved to, in the same dtype.
+
+    Experts are the exception: transformers stacks them as it reads them, and the digest is of the stacks.
+    """
     return Manifest.of(checkpoint_state(model)).digest
 
 
@@ -18,9 +21,12 @@ def model_manifest(model: torch.nn.Module) -> Manifest:
     return Manifest.of(state, {name: tensor for name, tensor in model.named_buffers() if name not in state})
 
 
-def checkpoint_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The state dict as it would be saved: of names that share one memory, only the first."""
-    state: Mapping[str, torch.Tensor] = model.state_dict()
+def checkpoint_state(model: torch.nn.Module, *, keep_vars: bool = False) -> dict[str, torch.Tensor]:
+    """The state dict as it would be saved: of names that share one memory, only the first.
+
+    With `keep_vars` the parameters themselves.
+    """
+    state: Mapping[str, torch.Tensor] = model.state_dict(keep_vars=keep_vars)
     kept: dict[str, torch.Tensor] = {}
     seen = set()
     for name, tensor in state.items():

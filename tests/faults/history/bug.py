@@ -1,10 +1,10 @@
-"""What is a historical bug here: where it was reported, what happened, its true names, and how it is looked for.
+"""What is a historical bug here: what is known of it (bugs.toml), and how it is planted and looked for.
 
-`causes` was settled from the sentences in `core.cause` alone, before the first run: the causes whose sentence is true
-of the bug, and `unexplained` where none is. A re-enactment is code of its own: it shares none with the injectors of
-`zerodrift.faults` beyond the wrapper of an engine, and none at all with the auditor.
+A re-enactment is code of its own: it shares none with the injectors of `zerodrift.faults` beyond the wrapper of an
+engine, and none at all with the auditor.
 """
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +14,7 @@ from typing import Any
 from zerodrift.core.request import Prompt
 
 UNEXPLAINED = frozenset({"unexplained"})
-QWEN3, QWEN2, LLAMA = "testbed:qwen3", "testbed:qwen2", "testbed:llama"
+KNOWN: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("bugs.toml").read_text())
 
 Plant = Callable[[Any], Any]
 """A healthy reference engine to one with the bug; for a bug of the trainer, a model to a scorer with it."""
@@ -37,7 +37,7 @@ class Asked(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bug:
-    """One public bug, re-enacted on a tiny model."""
+    """One public bug."""
 
     reported: str
     """`project#number`."""
@@ -45,11 +45,12 @@ class Bug:
     """As GitHub spells it."""
     happened: str
     """In one sentence."""
-    causes: frozenset[str]
-    plant: Plant
+    causes: frozenset[str] = frozenset()
+    plant: Plant | None = None
+    """None where it is not run."""
     asked: Asked = Asked.ENGINE
     temperature: float = 0.7
-    models: tuple[str, ...] = (QWEN3,)
+    models: tuple[str, ...] = ("testbed:qwen3",)
     prompts: Prompts | None = None
     """None takes the auditor's own."""
     checkpoint: Callable[[str, Path], Path] | None = None
@@ -57,29 +58,20 @@ class Bug:
     resets_cache: bool = True
     """Whether the trainer of the time reset the prefix cache after an update."""
     unseen: str = ""
-    """Why an audit is expected not to see it; empty where it should be caught."""
-
-    @property
-    def number(self) -> str:
-        """What comes after the project."""
-        return self.reported.partition("#")[2]
+    """Why an audit does not see it; empty where it should be caught."""
+    unnamed: str = "not looked into yet"
+    """What the auditor lacks where it catches the bug and does not name it."""
 
     @property
     def url(self) -> str:
         """Issues redirect to pull requests where the number is one."""
-        return f"https://github.com/{self.repository}/issues/{self.number}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
-    """A bug that no comparison of logprobs can show, or that no testbed model has the part for: listed, and not run."""
-
-    reported: str
-    repository: str
-    happened: str
-    unseen: str
-
-    @property
-    def url(self) -> str:
-        """As that of a bug."""
         return f"https://github.com/{self.repository}/issues/{self.reported.partition('#')[2]}"
+
+
+def reenacted(reported: str, plant: Plant | None, **more: Any) -> Bug:
+    """What is known of a bug, with how it is planted."""
+    known = {**KNOWN[reported], **more}
+    for name, kind in {"causes": frozenset, "models": tuple, "asked": Asked}.items():
+        if name in known:
+            known[name] = kind(known[name])
+    return Bug(reported=reported, plant=plant, **known)

@@ -7,7 +7,7 @@ import msgspec
 import torch
 from transformers import DynamicCache
 
-from history.bug import Asked, Bug
+from history.bug import reenacted
 from history.twin import Twin
 from zerodrift.backends.base import Capability
 from zerodrift.core.completion import Answer
@@ -81,26 +81,7 @@ class PrefixesKept(Twin):
         )
 
 
-STALE_PREFIX = frozenset({"weights/stale-prefix-cache"})
-
 CACHES = (
-    Bug(
-        reported="NeMo-RL#4018",
-        repository="NVIDIA-NeMo/RL",
-        happened="Asynchronous refits leave the prefix cache alone, and prompts that recur look back on keys of up to "
-        "17 updates ago; the mismatch grows until a restart.",
-        causes=STALE_PREFIX,
-        plant=lambda engine: PrefixesKept(engine, busy=False),
-        asked=Asked.SYNC,
-        resets_cache=False,
-    ),
-    Bug(
-        reported="SkyRL#1824",
-        repository="NovaSky-AI/SkyRL",
-        happened="The prefix cache is reset after each update, which vLLM does not do while requests are running, as "
-        "they always are.",
-        causes=STALE_PREFIX,
-        plant=lambda engine: PrefixesKept(engine, busy=True),
-        asked=Asked.SYNC,
-    ),
+    reenacted("NeMo-RL#4018", lambda engine: PrefixesKept(engine, busy=False)),
+    reenacted("SkyRL#1824", lambda engine: PrefixesKept(engine, busy=True)),
 )

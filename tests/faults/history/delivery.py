@@ -7,7 +7,7 @@ import msgspec
 import torch
 from torch import nn
 
-from history.bug import LLAMA, QWEN2, UNEXPLAINED, Asked, Bug
+from history.bug import reenacted
 from history.twin import Reloading, Twin
 from zerodrift.core.completion import Answer
 from zerodrift.core.request import Request
@@ -176,87 +176,14 @@ def _reload(reload: Any) -> Any:
     return lambda engine: Reloading(engine, reload)
 
 
-STALE = frozenset({"weights/stale", "weights/version-label"})
-
 DELIVERY = (
-    Bug(
-        reported="trl#5312",
-        repository="huggingface/trl",
-        happened="With sleep mode on, weights are synchronised into a sleeping vLLM, and waking it up rolls them back.",
-        causes=STALE,
-        plant=WakesWithItsBackup,
-        asked=Asked.SYNC,
-    ),
-    Bug(
-        reported="verl#7495",
-        repository="verl-project/verl",
-        happened="Every sync pushes the frozen base model and skips all tensors of the LoRA adapter, so rollouts come "
-        "from the initial policy; it looked like staleness for two months.",
-        causes=STALE | {"weights/lora"},
-        plant=BaseLayersOnly,
-        asked=Asked.SYNC,
-    ),
-    Bug(
-        reported="verl#5688",
-        repository="verl-project/verl",
-        happened="Buffers are not sent, and what training changed in them (a router's correction bias; here, the "
-        "biases of projections) stays old in the engine.",
-        causes=frozenset({"weights/partial"}),
-        plant=_reload(_buffers_not_sent),
-        asked=Asked.SYNC,
-        models=(QWEN2,),
-    ),
-    Bug(
-        reported="verl#7139",
-        repository="verl-project/verl",
-        happened="Received tensors are views of a buffer that the next bucket overwrites, so parameters arrive one "
-        "layer off.",
-        causes=frozenset({"weights/swapped"}),
-        plant=_reload(_views_of_one_buffer),
-        asked=Asked.SYNC,
-    ),
-    Bug(
-        reported="verl#7083",
-        repository="verl-project/verl",
-        happened="A bucket is sent without waiting for the stream that fills it, so its end holds older bytes.",
-        causes=frozenset({"weights/torn", "weights/partial"}),
-        plant=_reload(_sent_too_early),
-        asked=Asked.SYNC,
-    ),
-    Bug(
-        reported="verl#6813",
-        repository="verl-project/verl",
-        happened="A completion marker of four bytes overwrites the beginning of the transfer buffer, which is the "
-        "embedding of token 0; replies become one repeated token.",
-        causes=UNEXPLAINED,
-        plant=_reload(_marker_in_the_data),
-        asked=Asked.SYNC,
-        models=(LLAMA,),
-    ),
-    Bug(
-        reported="prime-rl#2823",
-        repository="PrimeIntellect-ai/prime-rl",
-        happened="A receiver of sparse patches clones the embedding into a head of its own, and patches name only the "
-        "embedding; found in review.",
-        causes=frozenset({"weights/tied-head"}),
-        plant=ClonedHead,
-        asked=Asked.SYNC,
-        models=(LLAMA,),
-    ),
-    Bug(
-        reported="NeMo-RL#3540",
-        repository="NVIDIA-NeMo/RL",
-        happened="The router's bias is cast to bf16 on its way to the engine (here, all vectors are).",
-        causes=frozenset({"weights/dtype"}),
-        plant=_reload(_vectors_in_bf16),
-        asked=Asked.SYNC,
-    ),
-    Bug(
-        reported="vllm#52689",
-        repository="vllm-project/vllm",
-        happened="An update reaches some replicas of a fleet and not others, and nothing compares them.",
-        causes=frozenset({"weights/replica"}),
-        plant=OneReplicaMissed,
-        asked=Asked.SYNC,
-    ),
+    reenacted("trl#5312", WakesWithItsBackup),
+    reenacted("verl#7495", BaseLayersOnly),
+    reenacted("verl#5688", _reload(_buffers_not_sent)),
+    reenacted("verl#7139", _reload(_views_of_one_buffer)),
+    reenacted("verl#7083", _reload(_sent_too_early)),
+    reenacted("verl#6813", _reload(_marker_in_the_data)),
+    reenacted("prime-rl#2823", ClonedHead),
+    reenacted("NeMo-RL#3540", _reload(_vectors_in_bf16)),
+    reenacted("vllm#52689", OneReplicaMissed),
 )

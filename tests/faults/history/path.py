@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from history.bug import Bug
+from history.bug import reenacted
 from history.twin import Twin
 from zerodrift.core.completion import Answer
 from zerodrift.core.request import Prompt, Request
@@ -111,30 +111,7 @@ class StaleDraftsAtTheEnd(Twin):
 
 
 PATH = (
-    Bug(
-        reported="NeMo-RL#3936",
-        repository="NVIDIA-NeMo/RL",
-        happened="An fp32 output head is switched on for one of the two sides, and the mismatch grows, since both had "
-        "rounded to the same grid.",
-        causes=frozenset({"path/head-precision"}),
-        plant=NarrowHead,
-    ),
-    Bug(
-        reported="vllm#22103",
-        repository="vllm-project/vllm",
-        happened="Cascade attention, on where many requests share a long prefix, gives other numbers on some GPUs; "
-        "switching it off is the first advice for a large mismatch.",
-        causes=frozenset({"path/batch-variance"}),
-        plant=CascadeAttention,
-        prompts=one_system_prompt,
-    ),
-    Bug(
-        reported="vllm#38711",
-        repository="vllm-project/vllm",
-        happened="With multi-token prediction, logprobs are far off for the last few positions before max_model_len.",
-        causes=frozenset({"path/context-boundary", "path/spec-decode"}),
-        plant=StaleDraftsAtTheEnd,
-        unseen="no prompt of a default audit comes near the end of the context; with `validation.position_probes` that "
-        "do, the audit fails",
-    ),
+    reenacted("NeMo-RL#3936", NarrowHead),
+    reenacted("vllm#22103", CascadeAttention, prompts=one_system_prompt),
+    reenacted("vllm#38711", StaleDraftsAtTheEnd),
 )

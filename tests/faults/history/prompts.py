@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from history.bug import Bug
+from history.bug import reenacted
 from history.twin import Twin
 from zerodrift.core.completion import Answer
 from zerodrift.core.request import Prompt, Request
@@ -141,39 +141,8 @@ def _without_thoughts(tokenizer: Any, ids: Ids) -> Ids:
 
 
 PROMPTS = (
-    Bug(
-        reported="verl#6921",
-        repository="verl-project/verl",
-        happened="The multi-turn loop appends a tool's turn right after the assistant's end of turn, and the newline "
-        "that the template has between them is lost at every turn.",
-        causes=frozenset({"semantic/template"}),
-        plant=lambda engine: OtherIds(engine, _without_separators),
-        prompts=conversations,
-    ),
-    Bug(
-        reported="vllm#27486",
-        repository="vllm-project/vllm",
-        happened="A rendered chat is sent as text, and tokenising it adds a second beginning of sequence.",
-        causes=frozenset({"semantic/bos"}),
-        plant=lambda engine: OtherIds(engine, _with_special_tokens),
-        prompts=after_bos,
-    ),
-    Bug(
-        reported="trl#5224",
-        repository="huggingface/trl",
-        happened="Between tool calls the sampled ids are decoded and the conversation is tokenised anew, which gives "
-        "other ids for the same text.",
-        causes=frozenset({"semantic/retokenised"}),
-        plant=lambda engine: OtherIds(engine, _through_text),
-        prompts=sampled_histories,
-    ),
-    Bug(
-        reported="prime-rl#1334",
-        repository="PrimeIntellect-ai/prime-rl",
-        happened="The chat template drops the reasoning of earlier turns, so the next turn is sampled after another "
-        "history than the one that is trained on.",
-        causes=frozenset({"semantic/template"}),
-        plant=lambda engine: OtherIds(engine, _without_thoughts),
-        prompts=conversations,
-    ),
+    reenacted("verl#6921", lambda engine: OtherIds(engine, _without_separators), prompts=conversations),
+    reenacted("vllm#27486", lambda engine: OtherIds(engine, _with_special_tokens), prompts=after_bos),
+    reenacted("trl#5224", lambda engine: OtherIds(engine, _through_text), prompts=sampled_histories),
+    reenacted("prime-rl#1334", lambda engine: OtherIds(engine, _without_thoughts), prompts=conversations),
 )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file, save_file
 
-from history.bug import Asked, Bug
+from history.bug import reenacted
 from zerodrift import models
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.request import Request
@@ -75,22 +75,6 @@ def _one_step_later(before: Path, after: Path) -> Path:
 
 
 RECORDED = (
-    Bug(
-        reported="NeMo-RL#316",
-        repository="NVIDIA-NeMo/RL",
-        happened="Generation divides logits by the temperature and the training forward does not.",
-        causes=frozenset({"semantic/temperature", "semantic/raw-logprobs"}),
-        plant=temperature_forgotten,
-        asked=Asked.DUMP,
-    ),
-    Bug(
-        reported="AReaL#1569",
-        repository="areal-project/AReaL",
-        happened="The weight version of a rollout is read after the reply came back, so what was in flight during an "
-        "update carries the label of weights that did not make it.",
-        causes=frozenset({"weights/version-label", "weights/stale"}),
-        plant=labelled_on_return,
-        asked=Asked.DUMP,
-        temperature=1.0,
-    ),
+    reenacted("NeMo-RL#316", temperature_forgotten),
+    reenacted("AReaL#1569", labelled_on_return),
 )

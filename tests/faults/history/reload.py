@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from history.bug import Asked, Bug
+from history.bug import reenacted
 from history.twin import Reloading
 
 
@@ -86,56 +86,10 @@ def _reload(reload: Any) -> Any:
 
 
 RELOAD = (
-    Bug(
-        reported="prime-rl#2714",
-        repository="PrimeIntellect-ai/prime-rl",
-        happened="vLLM's layerwise reload drops the load of one vector per layer (Mamba's D; here, a norm), which then "
-        "holds uninitialised memory.",
-        causes=frozenset({"weights/partial"}),
-        plant=_reload(_never_written),
-        asked=Asked.SYNC,
-    ),
-    Bug(
-        reported="vllm#44371",
-        repository="vllm-project/vllm",
-        happened="A reload overwrites a buffer that no checkpoint holds: the scale before Gemma 4's router goes from "
-        "0.0188 to 1, and the KL from 0.01 to 1.5.",
-        causes=frozenset({"weights/buffer"}),
-        plant=_reload(_scale_lost),
-        asked=Asked.SYNC,
-    ),
-    Bug(
-        reported="vllm#42821",
-        repository="vllm-project/vllm",
-        happened="Start-up turns [w1; w3] into the kernel's [w3; w1], and a second load writes [w1; w3] over it.",
-        causes=frozenset({"weights/swapped"}),
-        plant=_reload(_halves_swapped),
-        asked=Asked.SYNC,
-    ),
-    Bug(
-        reported="verl#7243",
-        repository="verl-project/verl",
-        happened="Gate and up projections are sent interleaved, row by row, to a loader that expects one after the "
-        "other.",
-        causes=frozenset({"weights/swapped"}),
-        plant=_reload(_rows_interleaved),
-        asked=Asked.SYNC,
-    ),
-    Bug(
-        reported="NeMo-RL#2631",
-        repository="NVIDIA-NeMo/RL",
-        happened="Sleep level 2 gives back the memory of buffers too, and after waking and reloading they are zeros.",
-        causes=frozenset({"weights/buffer"}),
-        plant=_reload(_tables_zeroed),
-        asked=Asked.SYNC,
-    ),
-    Bug(
-        reported="Megatron-LM#6723",
-        repository="NVIDIA/Megatron-LM",
-        happened="Decoding uses a cached tensor that is derived from a weight before the first refit and never again; "
-        "prefill uses the weight.",
-        causes=frozenset({"weights/buffer", "weights/partial"}),
-        plant=StaleDecodeCache,
-        asked=Asked.SYNC,
-    ),
+    reenacted("prime-rl#2714", _reload(_never_written)),
+    reenacted("vllm#44371", _reload(_scale_lost)),
+    reenacted("vllm#42821", _reload(_halves_swapped)),
+    reenacted("verl#7243", _reload(_rows_interleaved)),
+    reenacted("NeMo-RL#2631", _reload(_tables_zeroed)),
+    reenacted("Megatron-LM#6723", StaleDecodeCache),
 )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from history.bug import LLAMA, UNEXPLAINED, Bug
+from history.bug import reenacted
 from history.twin import Reporting, Twin
 from zerodrift.core.completion import Answer, Completion, FinishReason, LogprobKind, Problem
 from zerodrift.core.errors import InvalidValue
@@ -105,44 +105,9 @@ class BrokenRows(Twin):
 
 
 REPORTING = (
-    Bug(
-        reported="trl#4159",
-        repository="huggingface/trl",
-        happened="vLLM's default logprobs are taken before the temperature, and GRPO compares them with its own after "
-        "it: at temperature 0.6 the first token's ratio is 2.",
-        causes=frozenset({"semantic/raw-logprobs"}),
-        plant=RawByDefault,
-        temperature=0.6,
-    ),
-    Bug(
-        reported="prime-rl#697",
-        repository="PrimeIntellect-ai/prime-rl",
-        happened="Raw logprobs are divided by the temperature, which belongs on logits, before the softmax.",
-        causes=UNEXPLAINED,
-        plant=DividedAfterSoftmax,
-    ),
-    Bug(
-        reported="NeMo-RL#3297",
-        repository="NVIDIA-NeMo/RL",
-        happened="Of each position's dictionary of logprobs the first entry is taken, which is the likeliest token and "
-        "not the sampled one.",
-        causes=frozenset({"semantic/wrong-token"}),
-        plant=FirstOfTheDictionary,
-    ),
-    Bug(
-        reported="SkyRL#2148",
-        repository="NovaSky-AI/SkyRL",
-        happened="A sampled end of sequence is removed and appended again with a logprob of 0, inside the loss.",
-        causes=frozenset({"semantic/eos"}),
-        plant=EndPutBack,
-        temperature=1.0,
-        models=(LLAMA,),  # of the built-in models the one that ends its sentences
-    ),
-    Bug(
-        reported="trl#6693",
-        repository="huggingface/trl",
-        happened="Now and then a whole row comes back with NaN for logprobs, and is made neutral instead of refused.",
-        causes=frozenset({"semantic/nonfinite"}),
-        plant=BrokenRows,
-    ),
+    reenacted("trl#4159", RawByDefault),
+    reenacted("prime-rl#697", DividedAfterSoftmax),
+    reenacted("NeMo-RL#3297", FirstOfTheDictionary),
+    reenacted("SkyRL#2148", EndPutBack),
+    reenacted("trl#6693", BrokenRows),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from history.bug import Bug
+from history.bug import reenacted
 from history.twin import Twin
 from zerodrift import models
 from zerodrift.core.completion import Answer
@@ -98,42 +98,8 @@ class FirstEndOnly(Twin):
 
 
 SAMPLING = (
-    Bug(
-        reported="trl#6789",
-        repository="huggingface/trl",
-        happened="Rollouts are drawn with top-p 0.95 and the loss takes a softmax over all tokens, so every ratio is "
-        "off by the mass that was cut.",
-        causes=frozenset({"semantic/truncation-mass"}),
-        plant=lambda engine: OwnDefaults(engine, top_p=0.95),
-        temperature=1.0,
-    ),
-    Bug(
-        reported="prime-rl#886",
-        repository="PrimeIntellect-ai/prime-rl",
-        happened="vLLM takes the repetition penalty of 1.05 from Qwen2.5's generation_config.json, since no request "
-        "states one.",
-        causes=frozenset({"semantic/generation-config", "semantic/penalty"}),
-        plant=_from_generation_config,
-        temperature=1.0,
-        checkpoint=_as_qwen_ships_it,
-    ),
-    Bug(
-        reported="verl#5179",
-        repository="verl-project/verl",
-        happened="All vLLM replicas start from one seed, so samples of a prompt that land on different replicas are "
-        "the same.",
-        causes=frozenset({"semantic/seed"}),
-        plant=SameSeedEverywhere,
-        temperature=1.0,
-    ),
-    Bug(
-        reported="EasyR1#11007",
-        repository="hiyouga/EasyR1",
-        happened="Merging a checkpoint keeps one of two end-of-sequence ids, and generation runs past the end of a "
-        "turn.",
-        causes=frozenset({"semantic/eos"}),
-        plant=FirstEndOnly,
-        temperature=1.0,
-        checkpoint=_ends_with_a_turn,
-    ),
+    reenacted("trl#6789", lambda engine: OwnDefaults(engine, top_p=0.95)),
+    reenacted("prime-rl#886", _from_generation_config, checkpoint=_as_qwen_ships_it),
+    reenacted("verl#5179", SameSeedEverywhere),
+    reenacted("EasyR1#11007", FirstEndOnly, checkpoint=_ends_with_a_turn),
 )

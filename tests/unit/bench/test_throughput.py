@@ -62,7 +62,7 @@ def test_without_the_exact_engine_there_is_nothing_to_compare_with() -> None:
 
 
 def test_other_bits_in_another_round_are_a_bug() -> None:
-    with pytest.raises(InvariantBroken, match="other bits in another round"):
+    with pytest.raises(InvariantBroken):
         compared(Fake("exact", [1, 1, 1], [], drifts=True))
     compared(Fake("transformers", [1, 1, 1], [], drifts=True))
 

@@ -100,7 +100,7 @@ def test_a_worker_that_dies_or_babbles(start: Make) -> None:
         contender.run(JOBS)
     contender.close()
     contender = start()
-    with pytest.raises(BadAnswer, match="no json"):
+    with pytest.raises(BadAnswer):
         contender.run(JOBS[:2])
     contender.close()
     contender.close()

@@ -26,7 +26,7 @@ def test_shortened_keeps_the_mixture() -> None:
 
 
 def test_what_cannot_be_measured() -> None:
-    with pytest.raises(InvalidValue, match="asked for 0 requests"):
+    with pytest.raises(InvalidValue):
         mixed(0, 100, 512)
-    with pytest.raises(InvalidValue, match="context of 511 is below the 512"):
+    with pytest.raises(InvalidValue, match=r"511.*512"):
         mixed(1, 100, 511)

@@ -102,14 +102,6 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def test_without_a_word_the_audit_runs(asked: list[Asked]) -> None:
-    assert run() == 0
-    (call,) = asked
-    assert call.config == RunConfig()
-    assert call.directory.parent == Path("runs")
-    assert (call.sync, call.resets_cache, call.wrap) == (False, True, None)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -123,6 +115,8 @@ def test_the_model_and_options_stand_in_any_order(asked: list[Asked], arguments:
     assert run(*arguments) == 0
     (call,) = asked
     assert (call.config.model.path, call.config.engine.name) == ("./model", "vllm")
+    assert call.directory.parent == Path("runs")
+    assert (call.sync, call.resets_cache, call.wrap) == (False, True, None)
     assert call.config.sampling_defaults.temperature == 0.7
 
 
@@ -165,27 +159,37 @@ def test_a_model_that_is_called_like_a_verb(asked: list[Asked], word: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "named"),
     [
-        (("./model", "ls"), "unexpected extra argument"),
-        (("one", "two"), "unexpected extra argument"),
-        (("--json",), "No such option: --json"),
-        (("ls", "--engine", "vllm"), "No such option: --engine"),
-        (("ls", "a", "b"), "unexpected extra argument"),
-        (("diff",), "Missing argument 'RUN'"),
-        (("diff", "good"), "Missing argument 'RUN'"),
-        (("diff", "good", "bad", "ugly"), "unexpected extra argument"),
-        (("diff", "good", "bad", "--format", "yaml"), "'yaml' is not one of"),
-        (("--junitxml", "."), "is a directory"),
-        (("--task", "sums", "--prompts", "p.jsonl"), "which brings its own; leave out --prompts, or --task"),
-        (("--task", ""), "task is an empty string"),
+        ("./model ls", "ls"),
+        ("one two", "two"),
+        ("--json", "--json"),
+        ("ls --engine vllm", "--engine"),
+        ("ls a b", "b"),
+        ("ls", "zerodrift audit"),
+        ("diff", "RUN"),
+        ("diff good", "RUN"),
+        ("diff good bad ugly", "ugly"),
+        ("diff good bad --format yaml", "'yaml'"),
+        ("diff good ugly", "zerodrift audit ls"),
+        ("--junitxml .", "directory"),
+        ("--junitxml /proc/audit.xml", "--junitxml /proc/audit.xml"),
+        ("--task sums --prompts p.jsonl", "--task"),
+        ("--task=", "task"),
+        ("--case case.json", "case.json"),
+        ("--no-reset-cache", "--sync"),
+        ("--temperature nan", "--temperature: "),
+        ("--trials 99999999999", "1000000"),
     ],
 )
 def test_wrong_usage_starts_nothing(
-    asked: list[Asked], capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str
+    asked: list[Asked], capsys: pytest.CaptureFixture[str], arguments: str, named: str
 ) -> None:
-    assert run(*arguments) == 2
-    assert says in " ".join(capsys.readouterr().err.split())
+    if "ugly" in arguments:
+        Path("good").mkdir()
+        write_verdict(Path("good"), verdict(Outcome.PASS))
+    assert run(*arguments.split()) == 2
+    assert named in " ".join(capsys.readouterr().err.split())
     assert not asked
 
 
@@ -216,12 +220,6 @@ def test_a_case_is_sent_in_place_of_an_audit(
     assert run("--case", "case.json") == code
     assert "prompt of 2 tokens" in capsys.readouterr().out
     assert not asked, "no audit was run"
-
-
-def test_a_case_that_is_not_there_is_refused(asked: list[Asked], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--case", "case.json") == 2
-    assert "there is no case.json" in capsys.readouterr().err
-    assert not asked
 
 
 @pytest.mark.parametrize(
@@ -259,6 +257,8 @@ def test_a_junit_file_on_request(tmp_path: Path) -> None:
 def test_on_github_the_job_gets_a_summary_and_a_failure_its_mark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    run("fail")
+    assert "::error" not in capsys.readouterr().out, "elsewhere nothing speaks to GitHub"
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     run("pass")
     assert "::error" not in capsys.readouterr().out
@@ -270,13 +270,11 @@ def test_on_github_the_job_gets_a_summary_and_a_failure_its_mark(
     assert text.count("\n## ") + text.startswith("## ") == 2
 
 
-@pytest.mark.usefixtures("asked")
-def test_elsewhere_nothing_speaks_to_github(capsys: pytest.CaptureFixture[str]) -> None:
-    run("fail")
-    assert "::error" not in capsys.readouterr().out
-
-
 def test_ls(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (runs / "none").mkdir()
+    assert run("ls", str(runs / "none"), "--json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+    (runs / "none").rmdir()
     assert run("ls") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["run", "when", "verdict"]
@@ -290,19 +288,6 @@ def test_ls(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {entry["name"]: entry["mean"] for entry in listed} == {"good": 2e-6, "bad": 0.2}
 
 
-def test_ls_of_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run("ls") == 2
-    assert "there is no directory runs; `zerodrift audit` makes one" in capsys.readouterr().err
-    (tmp_path / "runs").mkdir()
-    assert run("ls") == 0
-    assert capsys.readouterr().out == "runs holds no runs\n"
-    assert run("ls", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == []
-
-
 @pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize(
     ("before", "after", "code"), [("good", "bad", 1), ("bad", "good", 0), ("bad", "runs/bad", 0)]
@@ -311,42 +296,12 @@ def test_diff(before: str, after: str, code: int, capsys: pytest.CaptureFixture[
     assert run("diff", before, after) == code
     text = capsys.readouterr().out
     assert text.startswith(f"{before} → {Path(after).name}\n")
-    assert "The verdict" in text
+    assert "outcome" in text
     assert run("diff", "--format", "json", before, after) == code
     told = json.loads(capsys.readouterr().out)
     assert told["worse"] is bool(code)
-    assert told["says"].startswith("The verdict")
+    assert told["says"]
     assert told["numbers"][0]["name"] == "mean |Δ|"
-
-
-@pytest.mark.usefixtures("runs")
-def test_diff_of_what_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("diff", "good", "ugly") == 2
-    assert (
-        "there is no run 'ugly', here or in runs; `zerodrift audit ls` lists them" in capsys.readouterr().err
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [
-        ((), ("[OPTIONS] [MODEL]", "--junitxml", "--engine", "$ zerodrift audit diff RUN RUN", "ls", "diff")),
-        (("ls",), ("zerodrift audit ls [OPTIONS] [DIR]", "--json", "default: runs", "$ zerodrift audit ls")),
-        (("diff",), ("zerodrift audit diff [OPTIONS] {RUN} {RUN}", "--format", "Exit code: 0 where")),
-    ],
-)
-@pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_teaches(
-    asked: list[Asked],
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    shown: tuple[str, ...],
-    flag: str,
-) -> None:
-    assert run(*arguments, flag) == 0
-    text = capsys.readouterr().out
-    assert all(part in text for part in shown), text
-    assert not asked
 
 
 def test_errors_of_a_verb_keep_their_traceback(
@@ -371,23 +326,6 @@ def test_verbs_load_no_torch() -> None:
             "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
         )
         assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--no-reset-cache"], "add --sync"),
-        (["--junitxml", "/proc/audit.xml"], "--junitxml /proc/audit.xml cannot be written"),
-        (["--temperature", "nan"], "--temperature: "),
-        (["--trials", "99999999999"], "1000000 sequences at most"),
-    ],
-)
-def test_refused_before_anything_is_loaded(
-    asked: list[Asked], capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
-) -> None:
-    assert run(*arguments) == 2
-    assert says in " ".join(capsys.readouterr().err.split())
-    assert asked == []
 
 
 @pytest.mark.parametrize("name", ["100", "testbed:", "null", "a: b"])
@@ -422,16 +360,16 @@ def test_a_fault_of_the_trainer_is_planted_there(
 
 
 @pytest.mark.parametrize(
-    ("options", "engine"), [((), "reference"), (("--engine", "exact"), "exact")], ids=["unsaid", "said"]
+    ("options", "engine"),
+    [
+        ("path/prefix-cache", "reference"),
+        ("path/prefix-cache --engine exact", "exact"),
+        ("path/rope", "exact"),
+    ],
 )
 def test_a_fault_that_needs_the_reference_gets_it_where_nobody_said_otherwise(
-    asked: list[Asked], options: tuple[str, ...], engine: str, capsys: pytest.CaptureFixture[str]
+    asked: list[Asked], options: str, engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("--inject", "path/prefix-cache", *options) == 0
+    assert run("--inject", *options.split()) == 0
     assert [call.config.engine.name for call in asked] == [engine]
-    assert ("acts inside the reference engine" in capsys.readouterr().err) is (not options)
-
-
-def test_other_faults_are_planted_in_the_exact_engine(asked: list[Asked]) -> None:
-    assert run("--inject", "path/rope") == 0
-    assert [call.config.engine.name for call in asked] == ["exact"]
+    assert ("reference engine" in capsys.readouterr().err) is (engine == "reference")

@@ -157,17 +157,3 @@ def test_an_empty_file_can_be_recorded_into(asked: list[Asked]) -> None:
     assert run("pass.yaml", "--record", "empty.jsonl") == 0
     assert asked[0].recorded.runs == ()
     assert read_history(Path("empty.jsonl")) == (REWARDS,)
-
-
-def test_help_teaches(asked: list[Asked], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--help") == 0
-    text = capsys.readouterr().out
-    for part in (
-        "May the training run start?",
-        "weight-sync",
-        "Exit code: 0 pass or warn",
-        "--history",
-        "--no-sync",
-    ):
-        assert part in text
-    assert not asked

@@ -28,7 +28,7 @@ def test_equal_lists_are_written_out_twice() -> None:
 
 @pytest.mark.parametrize("text", ["a: 1\na: 2", "top:\n  a: 1\n  b: 2\n  a: 1", "{a: 1, 'a': 2}"])
 def test_a_key_given_twice_is_refused_with_its_line(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"here is not valid YAML: key 'a' is given twice.*line \d"):
+    with pytest.raises(ConfigError, match=r"'a'.*line \d"):
         parse(text, "here")
 
 
@@ -54,5 +54,5 @@ def test_a_merge_key_may_be_overridden() -> None:
     ],
 )
 def test_anything_but_one_plain_value_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="here is not valid YAML"):
+    with pytest.raises(ConfigError):
         parse(text, "here")

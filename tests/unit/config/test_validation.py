@@ -57,7 +57,7 @@ def test_gates_are_positive(name: str, value: float) -> None:
 
 def test_a_task_brings_its_own_prompts() -> None:
     assert ValidationConfig(task="sums").task == "sums"
-    with pytest.raises(InvalidValue, match=r"brings its own; leave out --prompts, or --task"):
+    with pytest.raises(InvalidValue, match=r"--prompts.*--task"):
         ValidationConfig(task="sums", prompts="mine.jsonl")
-    with pytest.raises(InvalidValue, match=r"has no reward; .*--set validation.position_probes=\[\]"):
+    with pytest.raises(InvalidValue, match=r"--set validation.*position_probes=\[\]"):
         ValidationConfig(task="sums", position_probes=(0.5,))

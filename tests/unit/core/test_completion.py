@@ -27,131 +27,70 @@ from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
 
 OLD, NEW = WeightVersion("step-1"), WeightVersion("step-2")
-IMPOSSIBLE: list[tuple[dict[str, Any], type[ZerodriftError], str]] = [
-    (
+IMPOSSIBLE: dict[type[ZerodriftError], list[dict[str, Any]]] = {
+    InvalidCompletion: [
         {"prompt_token_ids": ()},
-        InvalidCompletion,
-        "reports an empty prompt; ask it to return prompt token ids",
-    ),
-    ({"prompt_token_ids": [1, 2]}, InvalidCompletion, "prompt_token_ids is a list"),
-    ({"prompt_token_ids": (1, -2)}, InvalidCompletion, r"prompt_token_ids\[1\] is -2"),
-    ({"token_ids": (3, 4, None)}, InvalidCompletion, r"token_ids\[2\] is None"),
-    ({"token_ids": "abc"}, InvalidCompletion, "token_ids is a str"),
-    (
+        {"prompt_token_ids": [1, 2]},
+        {"prompt_token_ids": (1, -2)},
+        {"token_ids": (3, 4, None)},
+        {"token_ids": "abc"},
         {"logprobs": ()},
-        InvalidCompletion,
-        "3 tokens carry 0 logprobs; every sampled token needs one: request",
-    ),
-    ({"logprobs": (-1.0, -1.0)}, InvalidCompletion, "3 tokens carry 2 logprobs"),
-    ({"logprobs": (-1.0, math.nan, -1.0)}, NonFinite, r"logprobs\[1\] is nan; .* discard the completion"),
-    ({"logprobs": (-1.0, -1.0, -math.inf)}, NonFinite, r"logprobs\[2\] is -inf"),
-    ({"logprobs": (math.inf, -1.0, -1.0)}, NonFinite, r"logprobs\[0\] is inf"),
-    (
-        {"logprobs": (-1.0, -9999.0, -1.0)},
-        NonFinite,
-        r"logprobs\[1\] is -9999.0, the number some engines write",
-    ),
-    (
+        {"logprobs": (-1.0, -1.0)},
         {"logprobs": (-1.0, -1.0, 0.001)},
-        InvalidCompletion,
-        r"logprobs\[2\] is 0.001, which is no log-probability \(above 0\); report the log of a softmax",
-    ),
-    (
         {"logprobs": (-1.0, None, -1.0)},
-        InvalidCompletion,
-        r"logprobs\[1\] is None, which is no number; request",
-    ),
-    ({"logprobs": (-1.0, "-1", -1.0)}, InvalidCompletion, r"logprobs\[1\] is '-1', which is no number"),
-    ({"logprobs": (-1.0, False, -1.0)}, InvalidCompletion, r"logprobs\[1\] is False, which is no number"),
-    (
+        {"logprobs": (-1.0, "-1", -1.0)},
+        {"logprobs": (-1.0, False, -1.0)},
         {"logprobs": (-1.0, np.float32(-1), -1.0)},
-        InvalidCompletion,
-        r"logprobs\[1\] is .*, which is no number",
-    ),
-    (
         {"logprobs": [-1.0, -1.0, -1.0]},
-        InvalidCompletion,
-        "logprobs is a list; give a tuple",
-    ),
-    ({"versions": ()}, InvalidCompletion, "weight-version spans cover 0 of 3"),
-    ({"versions": (VersionSpan(OLD, 0, 2),)}, InvalidCompletion, "weight-version spans cover 2 of 3"),
-    (
+        {"versions": ()},
+        {"versions": (VersionSpan(OLD, 0, 2),)},
         {"versions": (VersionSpan(OLD, 0, 2), VersionSpan(NEW, 1, 3))},
-        InvalidCompletion,
-        "weight-version spans leave 2..1 uncovered or twice covered",
-    ),
-    ({"versions": [VersionSpan(OLD, 0, 3)]}, InvalidCompletion, "versions is a list"),
-    ({"lineage": (LineageSegment(OLD, 0, 5),)}, InvalidCompletion, "lineage segments cover 5 of 4"),
-    ({"lineage": (LineageSegment(OLD, 0, 3),)}, InvalidCompletion, "lineage segments cover 3 of 4"),
-    (
+        {"versions": [VersionSpan(OLD, 0, 3)]},
+        {"versions": ("step-1",)},
+        {"lineage": (LineageSegment(OLD, 0, 5),)},
+        {"lineage": (LineageSegment(OLD, 0, 3),)},
         {"lineage": (LineageSegment(OLD, 0, 2), LineageSegment(NEW, 3, 4))},
-        InvalidCompletion,
-        "lineage segments leave 2..3 uncovered",
-    ),
-    ({"top_logprobs": ((),)}, InvalidCompletion, "3 tokens carry alternatives for 1"),
-    (
-        {"top_logprobs": ((), (TokenAlternative(1, -1.0), TokenAlternative(2, math.nan)), ())},
-        NonFinite,
-        r"top_logprobs\[1\]\[1\] is nan",
-    ),
-    (
-        {"top_logprobs": ((TokenAlternative(1, -math.inf),), (), ())},
-        NonFinite,
-        r"top_logprobs\[0\]\[0\] is -inf",
-    ),
-    (
-        {"top_logprobs": ((TokenAlternative(1, -9999.0),), (), ())},
-        NonFinite,
-        r"top_logprobs\[0\]\[0\] is -9999.0",
-    ),
-    (
-        {"top_logprobs": ((TokenAlternative(-1, -1.0),), (), ())},
-        InvalidCompletion,
-        r"top_logprobs\[0\].* is -1",
-    ),
-    ({"prompt_logprobs": (None,)}, InvalidCompletion, "2 prompt tokens carry 1 prompt logprobs"),
-    (
-        {"prompt_logprobs": (None, None)},
-        InvalidCompletion,
-        r"prompt_logprobs\[1\] is None, which is no number",
-    ),
-    (
-        {"prompt_logprobs": (-1.0, -1.0)},
-        InvalidCompletion,
-        r"prompt_logprobs\[0\] is -1.0; .* predicts the first",
-    ),
-    ({"prompt_logprobs": (None, math.nan)}, NonFinite, r"prompt_logprobs\[1\] is nan"),
-    ({"kind": "raw"}, InvalidCompletion, "kind is 'raw'; give a LogprobKind"),
-    ({"sampling": None}, InvalidCompletion, "sampling is None; give a SamplingParams"),
-    ({"finish_reason": "bogus"}, InvalidCompletion, "finish_reason is 'bogus'; give a FinishReason"),
-    ({"fingerprint": 5}, InvalidCompletion, "fingerprint is 5; give a str"),
-    ({"text": b"x"}, InvalidCompletion, r"text is b'x'; give a str \| None"),
-    ({"versions": ("step-1",)}, InvalidCompletion, r"versions\[0\] is 'step-1'; give a VersionSpan"),
-    (
         {"lineage": (VersionSpan(OLD, 0, 4),)},
-        InvalidCompletion,
-        r"lineage\[0\] is .*; give a LineageSegment",
-    ),
-    ({"top_logprobs": ([], [], [])}, InvalidCompletion, r"top_logprobs\[0\] is a list; give a tuple"),
-    (
+        {"top_logprobs": ((),)},
+        {"top_logprobs": ((TokenAlternative(-1, -1.0),), (), ())},
+        {"top_logprobs": ([], [], [])},
         {"top_logprobs": (((1, -1.0),), (), ())},
-        InvalidCompletion,
-        r"top_logprobs\[0\]\[0\] is .*TokenAlternative",
-    ),
-    ({"sample_index": -1}, InvalidCompletion, "sample_index is -1"),
-    ({"cached_tokens": -1}, InvalidCompletion, "cached_tokens is -1; it counts tokens"),
-    ({"cached_tokens": 1.0}, InvalidCompletion, "cached_tokens is 1.0, which is not an integer"),
-]
+        {"prompt_logprobs": (None,)},
+        {"prompt_logprobs": (None, None)},
+        {"prompt_logprobs": (-1.0, -1.0)},
+        {"kind": "raw"},
+        {"sampling": None},
+        {"finish_reason": "bogus"},
+        {"fingerprint": 5},
+        {"text": b"x"},
+        {"sample_index": -1},
+        {"cached_tokens": -1},
+        {"cached_tokens": 1.0},
+    ],
+    NonFinite: [
+        {"logprobs": (-1.0, math.nan, -1.0)},
+        {"logprobs": (-1.0, -1.0, -math.inf)},
+        {"logprobs": (math.inf, -1.0, -1.0)},
+        {"logprobs": (-1.0, -9999.0, -1.0)},
+        {"top_logprobs": ((), (TokenAlternative(1, -1.0), TokenAlternative(2, math.nan)), ())},
+        {"top_logprobs": ((TokenAlternative(1, -math.inf),), (), ())},
+        {"top_logprobs": ((TokenAlternative(1, -9999.0),), (), ())},
+        {"prompt_logprobs": (None, math.nan)},
+    ],
+}
 
 
-@pytest.mark.parametrize(("changes", "error", "says"), IMPOSSIBLE, ids=lambda value: str(value)[:50])
+@pytest.mark.parametrize(
+    ("error", "changes"),
+    [(error, changes) for error, found in IMPOSSIBLE.items() for changes in found],
+    ids=lambda value: str(value)[:50],
+)
 def test_an_impossible_completion(
-    fields: dict[str, Any], changes: dict[str, Any], error: type[ZerodriftError], says: str
+    fields: dict[str, Any], changes: dict[str, Any], error: type[ZerodriftError]
 ) -> None:
-    with pytest.raises(error, match=says) as caught:
+    with pytest.raises(ZerodriftError) as caught:
         Completion(**{**fields, **changes})
     assert type(caught.value) is error
-    assert caught.value.code in ("value/completion", "value/non-finite")
 
 
 @pytest.mark.parametrize(
@@ -204,28 +143,23 @@ def test_unknown_fields_are_refused(completion: Completion) -> None:
 @pytest.mark.parametrize("value", [-9998.0, -9998.5, -9999.0, -1e5])
 def test_numbers_that_stand_for_nan_are_refused(value: float) -> None:
     """-9999 in bf16 or after a subtraction is not quite -9999."""
-    with pytest.raises(NonFinite, match="the number some engines write for NaN or -inf; discard the comp"):
+    with pytest.raises(NonFinite):
         check_logprobs("logprobs", [value])
     check_logprobs("logprobs", [-9997.9])
 
 
 def test_positions_in_messages_count_from_the_first_value() -> None:
-    with pytest.raises(NonFinite, match=r"^scores\[2\] is nan"):
+    with pytest.raises(NonFinite):
         check_logprobs("scores", iter([-1.0, -2, math.nan]))
 
 
 def test_an_answer_is_made_of_completions_and_problems(completion: Completion) -> None:
-    with pytest.raises(InvalidValue, match="completions is a list; give a tuple"):
+    with pytest.raises(InvalidValue):
         Answer([completion])  # type: ignore[arg-type]
-    with pytest.raises(InvalidValue, match=r"problems\[0\] is 'torn'; give a Problem"):
+    with pytest.raises(InvalidValue):
         Answer((), ("torn",))  # type: ignore[arg-type]
-    with pytest.raises(InvalidValue, match="message is None; give a str"):
+    with pytest.raises(InvalidValue):
         Problem("value/invalid", None)  # type: ignore[arg-type]
-
-
-def test_an_answer_holds_what_could_be_read_and_what_not(completion: Completion) -> None:
-    answer = Answer((completion,))
-    assert answer.problems == ()
 
 
 RAW, PROCESSED = LogprobKind.RAW, LogprobKind.PROCESSED
@@ -243,9 +177,7 @@ SHAPED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", SHAPED, ids=str)
 def test_what_a_softmax_cannot_reproduce(options: dict[str, Any]) -> None:
-    with pytest.raises(
-        ContractViolation, match=r"cannot reproduce.*: sample without .*, or replay"
-    ) as caught:
+    with pytest.raises(ContractViolation) as caught:
         LogprobContract(PROCESSED, SamplingParams(**options))
     assert caught.value.code == "value/contract"
     if "top_p" in options:
@@ -260,33 +192,28 @@ def test_what_can_be_replayed_is_allowed(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", [*SHAPED, {"temperature": 0.7}], ids=str)
 def test_raw_logprobs_are_not_those_of_another_distribution(options: dict[str, Any]) -> None:
-    with pytest.raises(ContractViolation, match=f"raw logprobs.*{next(iter(options))}=.*: report processed"):
+    with pytest.raises(ContractViolation):
         LogprobContract(RAW, SamplingParams(**options))
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"seed": 3, "stop_token_ids": (1,)}], ids=str)
 def test_raw_logprobs_are_those_of_the_model_itself(options: dict[str, Any]) -> None:
     LogprobContract(RAW, SamplingParams(**options))
+    LogprobContract(PROCESSED, SamplingParams(**{"temperature": 0.7} | options))
 
 
 @pytest.mark.parametrize(
     "fields", [("raw", SamplingParams()), (RAW, None), (RAW, SamplingParams(), "yes")], ids=str
 )
 def test_a_contract_is_made_of_what_it_says(fields: tuple[Any, ...]) -> None:
-    with pytest.raises(ContractViolation, match=r"; give a (LogprobKind|SamplingParams|bool)"):
+    with pytest.raises(ContractViolation):
         LogprobContract(*fields)
-
-
-def test_temperature_alone_is_reproducible() -> None:
-    LogprobContract(PROCESSED, SamplingParams(temperature=0.7))
 
 
 def test_kinds_are_never_mixed() -> None:
     raw, processed = LogprobContract(RAW, SamplingParams()), LogprobContract(PROCESSED, SamplingParams())
     for one, other in ((raw, processed), (processed, raw)):
-        with pytest.raises(
-            ContractViolation, match=f"{one.kind} logprobs .* compared with {other.kind} ones"
-        ):
+        with pytest.raises(ContractViolation):
             one.check_same(other)
     raw.check_same(raw)
     processed.check_same(processed)
@@ -294,7 +221,7 @@ def test_kinds_are_never_mixed() -> None:
 
 def test_temperatures_are_never_mixed_where_they_matter() -> None:
     warm, hot = SamplingParams(temperature=0.7), SamplingParams(temperature=1.0)
-    with pytest.raises(ContractViolation, match=r"temperature 0.7 against 1.0"):
+    with pytest.raises(ContractViolation):
         LogprobContract(PROCESSED, warm).check_same(LogprobContract(PROCESSED, hot))
     LogprobContract(RAW, warm, True).check_same(LogprobContract(RAW, hot, True))
 
@@ -313,7 +240,7 @@ def test_stop_tokens_shape_a_distribution_where_a_minimum_forbids_them() -> None
     def contract(*stops: int, minimum: int) -> LogprobContract:
         return LogprobContract(PROCESSED, SamplingParams(stop_token_ids=stops, min_tokens=minimum), True)
 
-    with pytest.raises(ContractViolation, match=r"stop_token_ids \(1,\) against \(1, 2\)"):
+    with pytest.raises(ContractViolation):
         contract(1, minimum=3).check_same(contract(1, 2, minimum=3))
     contract(1, 2, 2, minimum=3).check_same(contract(2, 1, minimum=3))
     contract(1, minimum=0).check_same(contract(2, minimum=0))
@@ -344,17 +271,12 @@ def test_a_changed_part_changes_its_digest_and_the_whole(part: str, value: Any, 
 
 
 def test_an_engine_has_a_name() -> None:
-    with pytest.raises(InvalidValue, match="engine is None; give a str"):
+    with pytest.raises(InvalidValue):
         fingerprint(engine=None)
 
 
 @pytest.mark.parametrize("part", ["semantic", "numeric", "deployment"])
-def test_names_of_facts_are_strings(part: str) -> None:
-    with pytest.raises(InvalidValue, match="fingerprint fact 2 is 'threads'; write facts as strings"):
-        fingerprint(**{part: {2: "threads"}})
-
-
-@pytest.mark.parametrize("part", ["semantic", "numeric", "deployment"])
-def test_facts_are_strings(part: str) -> None:
-    with pytest.raises(InvalidValue, match="fingerprint fact 'threads' is 2; write facts as strings"):
-        fingerprint(**{part: {"threads": 2}})
+@pytest.mark.parametrize("fact", [{2: "threads"}, {"threads": 2}], ids=str)
+def test_facts_are_strings_under_strings(part: str, fact: dict[Any, Any]) -> None:
+    with pytest.raises(InvalidValue):
+        fingerprint(**{part: fact})

@@ -19,7 +19,7 @@ def test_a_number_in_range(value: float) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, True, "0.5", None, 1j])
 def test_what_is_no_finite_number(value: object) -> None:
-    with pytest.raises(InvalidSampling, match=r"share is .*, which is not a finite number; say so") as caught:
+    with pytest.raises(InvalidSampling) as caught:
         require.real(InvalidSampling, "share", value, "say so", 0, 1)
     assert repr(value) in str(caught.value)
 

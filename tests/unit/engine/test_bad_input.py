@@ -10,7 +10,7 @@ from zerodrift.core.completion import FinishReason
 from zerodrift.core.errors import DuplicateRequest, QueueFull, UnknownRequest, ZerodriftError
 from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.engine.engine import Engine
-from zerodrift.engine.output import Output
+from zerodrift.engine.output import Output, SampleUpdate
 
 Make = Callable[..., Engine]
 GOOD = [[5, 6, 7, 8], [9, 10], [11, 12, 13, 14, 15, 16, 17]]
@@ -19,6 +19,10 @@ POISON = 60
 
 def seeded(**settings: Any) -> SamplingParams:
     return SamplingParams(**{"seed": 1, "max_tokens": 6, "ignore_eos": True, **settings})
+
+
+def ended(updates: list[SampleUpdate]) -> list[Output]:
+    return [update.output for update in updates if update.output is not None]
 
 
 def bits(outputs: list[Output]) -> list[object]:
@@ -130,14 +134,14 @@ def test_wrong_ids_change_nobodys_bits(engine_of: Make) -> None:
     for number, prompt in enumerate(GOOD):
         engine.add_request(prompt, seeded(), request_id=str(number))
     engine.add_request([1, 2, 3], seeded(), request_id="gone")
-    outputs += engine.step()
+    outputs += ended(engine.step())
     with pytest.raises(DuplicateRequest):
         engine.add_request([40, 41], seeded(), request_id="1")
     with pytest.raises(UnknownRequest):
         engine.abort("3")
     engine.abort("gone")
     while engine.has_unfinished:
-        outputs += engine.step()
+        outputs += ended(engine.step())
     assert bits(sorted(outputs, key=lambda output: output.request_id)) == expected
 
 

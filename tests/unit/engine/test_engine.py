@@ -1,7 +1,6 @@
 """The engine as its users meet it: what goes in, what comes out, and what is counted on the way."""
 
 import copy
-import dataclasses
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from zerodrift.core.errors import (
 )
 from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.engine.engine import Engine
+from zerodrift.engine.output import Output, SampleUpdate
 from zerodrift.exact.fingerprint import require_same
 
 Make = Callable[..., Engine]
@@ -33,6 +33,10 @@ PROMPT = [5, 6, 7, 8, 9, 10]
 
 def seeded(**settings: Any) -> SamplingParams:
     return SamplingParams(**{"seed": 1, "max_tokens": 6, "ignore_eos": True, **settings})
+
+
+def ended(updates: list[SampleUpdate]) -> list[Output]:
+    return [update.output for update in updates if update.output is not None]
 
 
 def test_the_lines_that_every_user_tries_first() -> None:
@@ -154,7 +158,7 @@ def test_a_second_thread_is_refused(engine: Engine) -> None:
         except EngineError as error:
             refusals.append(str(error))
 
-    with engine._in_use():
+    with engine.owned():
         thread = threading.Thread(target=use)
         thread.start()
         thread.join()
@@ -200,10 +204,9 @@ def test_what_are_no_weights_is_refused(engine: Engine, state: Any) -> None:
 
 def test_ids_of_a_users_own_are_stepped_over(engine: Engine) -> None:
     theirs = [engine.add_request([1, 2], seeded(), request_id=f"request-{number}") for number in (1, 2, 4)]
-    outputs = engine.generate([PROMPT, PROMPT], seeded())
-    assert [output.problem for output in outputs] == [None, None]
-    assert not {output.request_id for output in outputs} & set(theirs)
-    assert sorted(output.request_id for output in engine.step()) == theirs
+    ours = [engine.add_request([number, 7], seeded()) for number in (5, 6)]
+    assert ours == ["request-3", "request-5"]
+    assert {update.request_id for update in engine.step()} == {*theirs, *ours}
 
 
 def test_samples_come_in_order_and_differ(engine: Engine) -> None:
@@ -248,7 +251,7 @@ def test_prompts_that_share_nothing_wait_for_nobody(engine_of: Make) -> None:
     engine = engine_of(max_num_batched_tokens=256)
     for first in range(4):
         engine.add_request([first, *PROMPT], seeded(max_tokens=1))
-    assert len(engine.step()) == 4
+    assert len(ended(engine.step())) == 4
 
 
 def test_salts_keep_tenants_apart(engine: Engine) -> None:
@@ -358,69 +361,83 @@ def test_streams_of_several_samples(engine: Engine) -> None:
         assert mine[-1].output is not None
 
 
-def joined(pieces: list[Any]) -> tuple[int, ...]:
-    assert [piece.output is None for piece in pieces] == [True] * (len(pieces) - 1) + [False]
-    return tuple(token for piece in pieces for token in piece.token_ids)
+def joined(updates: list[SampleUpdate]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    assert [update.output is None for update in updates] == [True] * (len(updates) - 1) + [False]
+    tokens = tuple(token for update in updates for token in update.token_ids)
+    return tokens, tuple(value for update in updates for value in update.logprobs)
 
 
-def test_streams_lose_nothing_to_each_other_or_to_generate(engine: Engine) -> None:
-    whole = [engine.generate(prompt, seeded())[0].token_ids for prompt in (PROMPT, [1, 2])]
-    one, other = engine.stream(PROMPT, seeded()), engine.stream([1, 2], seeded())
-    first, second = [next(one)], [next(other)]
-    for piece in one:
-        first.append(piece)
-        second += [each for each in (next(other, None),) if each is not None]
-    assert [joined(first), joined([*second, *other])] == whole
-    stream = engine.stream(PROMPT, seeded())
-    begun = [next(stream)]
-    engine.generate([1, 2], seeded(max_tokens=30))
-    assert joined([*begun, *stream]) == whole[0]
+def test_a_step_tells_what_every_sample_got(engine: Engine) -> None:
+    """Two requests at once, of which one begins later: every token is told once, in the step that made it."""
+    whole = [engine.generate(prompt, seeded(n=2)) for prompt in (PROMPT, [1, 2])]
+    first = engine.add_request(PROMPT, seeded(n=2))
+    steps = [engine.step(), engine.step()]
+    second = engine.add_request([1, 2], seeded(n=2))
+    while engine.has_unfinished:
+        steps.append(engine.step())
+    assert [len(step) for step in steps] == [2, 2, 4, 4, 4, 4, 2, 2]
+    assert all(len(update.token_ids) == len(update.logprobs) == 1 for step in steps for update in step)
+    for name, outputs in zip((first, second), whole, strict=True):
+        for output in outputs:
+            mine = [
+                update
+                for step in steps
+                for update in step
+                if (update.request_id, update.sample_index) == (name, output.sample_index)
+            ]
+            assert joined(mine) == (output.token_ids, output.logprobs)
     assert engine.step() == []
 
 
-def test_a_stream_ends_though_somebody_else_took_its_output(engine: Engine) -> None:
+def test_who_reads_alone_is_not_disturbed(engine: Engine) -> None:
+    other = engine.add_request(PROMPT, seeded(max_tokens=3))
+    for refused in (lambda: engine.generate([1, 2]), lambda: next(engine.stream([1, 2]))):
+        with pytest.raises(EngineError, match="1 requests are in flight"):
+            refused()
+    engine.abort(other)
     stream = engine.stream(PROMPT, seeded())
     begun = [next(stream)]
-    while engine.has_unfinished:
-        engine.step()
-    assert len(joined([*begun, *stream])) == 6
+    for call in (
+        engine.step,
+        lambda: engine.add_request([1]),
+        lambda: engine.generate([1]),
+        lambda: next(engine.stream([1])),
+    ):
+        with pytest.raises(EngineError, match="a stream of this engine is being read"):
+            call()
+    assert joined([*begun, *stream])[0] == engine.generate(PROMPT, seeded())[0].token_ids
 
 
-def test_a_stream_that_is_closed_ends_its_request_and_not_the_others(engine: Engine) -> None:
-    other = engine.add_request(PROMPT, seeded(max_tokens=3))
+def test_a_stream_that_is_closed_ends_its_request(engine: Engine) -> None:
     stream = engine.stream([1, 2], seeded(max_tokens=20))
     for _ in range(5):
         next(stream)
     stream.close()
-    assert not engine.scheduler.samples
-    assert engine.has_unfinished
-    assert [output.request_id for output in engine.step()] == [other]
     assert not engine.has_unfinished
+    assert engine.metrics().blocks_held == 0
+    assert engine.generate(PROMPT, seeded())
 
 
-def test_generate_leaves_others_outputs_to_step(engine: Engine) -> None:
-    other = engine.add_request([1, 2], seeded(max_tokens=2))
-    (mine,) = engine.generate(PROMPT, seeded())
-    assert mine.request_id != other
-    assert [output.request_id for output in engine.step()] == [other]
-    assert engine.step() == []
-
-
-def test_a_stream_goes_on_while_others_start_and_end(engine: Engine) -> None:
-    """A step in which the streamed request waits for its turn gives no piece."""
-    for number in range(3):
-        engine.add_request([number + 1] * 90, seeded(max_tokens=1))
-    engine.scheduler.limits = dataclasses.replace(engine.scheduler.limits, max_num_seqs=1)
-    pieces = list(engine.stream(PROMPT, seeded()))
-    assert len(pieces) == 6
-    assert len(engine.step()) == 3
+def test_text_comes_step_by_step_where_it_is_asked_for(with_text: Engine) -> None:
+    streamed = with_text.add_request("3+4=", seeded(max_tokens=20), stream_text=True)
+    quiet = with_text.add_request("3+4=", seeded(max_tokens=20))
+    steps = []
+    while with_text.has_unfinished:
+        steps += with_text.step()
+    texts = {
+        name: "".join(update.text for update in steps if update.request_id == name)
+        for name in (streamed, quiet)
+    }
+    whole = {output.request_id: output.text for output in ended(steps)}
+    assert texts == {streamed: whole[streamed], quiet: ""}
+    assert whole[quiet] == whole[streamed]
 
 
 def test_an_aborted_request_keeps_what_it_has(engine: Engine) -> None:
     name = engine.add_request(PROMPT, seeded(n=2))
     for _ in range(3):
         engine.step()
-    aborted = engine.abort(name)
+    aborted = ended(engine.abort(name))
     assert [(output.finish_reason, len(output.token_ids)) for output in aborted] == [
         (FinishReason.ABORT, 3)
     ] * 2
@@ -440,6 +457,35 @@ def test_metrics_while_running(engine_of: Make) -> None:
     assert 0 < now.bookkeeping_seconds < now.seconds
     assert 0 < now.mean_entropy < 4.2
     assert now.kv_bytes == 2 * 2 * 64 * 4 * 16 * 4
+
+
+def test_metrics_and_fingerprint_are_values(engine: Engine) -> None:
+    engine.add_request(PROMPT, seeded())
+    before = engine.metrics()
+    assert (before.waiting, before.steps) == (1, 0)
+    engine.step()
+    assert (before.waiting, before.steps) == (1, 0)
+    assert (engine.metrics().waiting, engine.metrics().steps) == (0, 1)
+    assert engine.metrics() is engine.metrics()
+    assert engine.fingerprint() is engine.fingerprint()
+
+
+def test_fragmentation_counts_every_empty_slot(engine_of: Make) -> None:
+    """Against the count of all blocks, slot by slot: shared tails, full ones, those who wait with blocks."""
+    engine = engine_of(max_num_seqs=4)
+    for number in range(5):
+        engine.add_request(
+            [1, 2, 3, 4, 5 + number % 2, *range(number)], seeded(n=1 + number % 3, max_tokens=9)
+        )
+    size = engine.scheduler.limits.block_size
+    while engine.has_unfinished:
+        engine.step()
+        filled: dict[int, int] = {}
+        for sample in engine.scheduler.samples:
+            for index, block in enumerate(sample.blocks):
+                filled[block] = max(filled.get(block, 0), min(sample.computed - index * size, size))
+        expected = 1 - sum(filled.values()) / (len(filled) * size) if filled else 0.0
+        assert engine.metrics().fragmentation == pytest.approx(expected)
 
 
 def test_more_prompts_than_the_queue_holds(engine_of: Make) -> None:
@@ -497,7 +543,7 @@ def test_a_forward_that_fails_costs_nobody_a_bit(engine: Engine, monkeypatch: py
             engine.step()
     outputs = []
     while engine.has_unfinished:
-        outputs += engine.step()
+        outputs += ended(engine.step())
     assert sorted(o.logprobs for o in outputs) == sorted(o.logprobs for o in expected)
 
 

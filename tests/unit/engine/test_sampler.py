@@ -12,6 +12,7 @@ from zerodrift.engine.plan import Draw, Drawn
 from zerodrift.engine.sampler import LogprobsMode, Sampler, invert
 from zerodrift.sampler.choose import choose
 from zerodrift.sampler.noise import uniform
+from zerodrift.sampler.prefix import Prefix
 from zerodrift.sampler.processing import History, processed_logits, processed_logprobs
 
 V = 40
@@ -28,7 +29,7 @@ def draw(
     index: int = 0,
     forced: int | None = None,
 ) -> Draw:
-    return Draw(key, params, index, (1, 2, 3), output or [], forced)
+    return Draw(key, params, index, (1, 2, 3), Prefix(output or [], len(output or [])), forced)
 
 
 PARAMS = [

@@ -21,7 +21,7 @@ from zerodrift.engine.blocks import BlockPool
 from zerodrift.engine.limits import KVPolicy, Limits
 from zerodrift.engine.plan import Drawn, StepPlan, StepResult
 from zerodrift.engine.prefix_cache import PrefixCache
-from zerodrift.engine.request import Phase, Sample, ended_by_tokens
+from zerodrift.engine.sample import Phase, Sample, ended_by_tokens
 from zerodrift.engine.scheduler import Scheduler
 
 OLD, NEW = WeightVersion("old", "a"), WeightVersion("new", "b")
@@ -151,6 +151,49 @@ def test_what_was_aborted_while_the_step_ran_is_passed_over() -> None:
     consistency.check(books)
 
 
+def test_blocks_are_free_when_the_step_that_may_write_to_them_is_done() -> None:
+    books = scheduler(prefix_caching=False)
+    books.add(request("a"))
+    plan = books.plan()
+    books.abort("a")
+    assert books.pool.num_held == 2, "the step in flight writes into them"
+    assert sorted(books.releases_due) == sorted(plan.slices[0].blocks)
+    consistency.check(books)
+    books.add(request("b"))
+    ahead = books.plan()
+    assert not set(ahead.slices[0].blocks) & set(plan.slices[0].blocks)
+    books.commit(plan, result(plan))
+    assert books.pool.num_held == 2
+    books.commit(ahead, result(ahead))
+    consistency.check(books)
+    assert books.releases_due == []
+
+
+def test_a_step_that_never_lands_is_computed_again() -> None:
+    books = scheduler()
+    books.add(request("a"))
+    books.add(request("b", length=3))
+    plan = books.plan()
+    books.abort("b")
+    books.discard()
+    consistency.check(books)
+    assert books.pool.num_held == 0
+    with pytest.raises(InvariantBroken):
+        books.commit(plan, result(plan))
+    while books.samples:
+        step(books)
+
+
+def test_a_draw_is_what_it_was_when_it_was_planned() -> None:
+    books = scheduler()
+    books.add(request("a"))
+    step(books)
+    (sample,) = books.running
+    (draw,) = books.plan().slices[0].draws
+    sample.output.append(51)
+    assert (list(draw.output), len(draw.output), draw.output[:]) == ([50], 1, (50,))
+
+
 def test_a_step_belongs_to_the_weights_it_was_planned_under() -> None:
     books = scheduler()
     books.add(request("a"))
@@ -220,8 +263,8 @@ def _lose_a_sample(books: Scheduler) -> None:
     books.running.pop()
 
 
-def _break_a_promise(books: Scheduler) -> None:
-    books.promised[b"key"] = 99
+def _lose_a_block_in_flight(books: Scheduler) -> None:
+    books.blocks_in_flight[b"key"] = 99
 
 
 def _lose_a_block(books: Scheduler) -> None:
@@ -236,7 +279,7 @@ def _lose_a_block(books: Scheduler) -> None:
         (_swap_places, "out of order"),
         (_mislabel, "in another phase"),
         (_lose_a_sample, "are queued"),
-        (_break_a_promise, "promised KV blocks and do not run"),
+        (_lose_a_block_in_flight, "have KV blocks in flight and do not run"),
         (_lose_a_block, "it needs 2 blocks"),
     ],
 )

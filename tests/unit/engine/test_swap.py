@@ -1,19 +1,32 @@
 """Weights change between two steps, all of them or none."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from zerodrift.core.errors import DigestMismatch, InvalidValue, ModelError, NonFinite, ZerodriftError
+from zerodrift.core.errors import (
+    DigestMismatch,
+    InvalidValue,
+    InvariantBroken,
+    ModelError,
+    NonFinite,
+    ZerodriftError,
+)
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.engine import Engine
+from zerodrift.engine.output import Output, SampleUpdate
 
 Make = Callable[..., Engine]
 PROMPT = [5, 6, 7, 8, 9]
 PARAMS = SamplingParams(seed=3, max_tokens=8, ignore_eos=True)
+
+
+def ended(updates: list[SampleUpdate]) -> list[Output]:
+    return [update.output for update in updates if update.output is not None]
 
 
 def changed(engine: Engine) -> dict[str, torch.Tensor]:
@@ -26,7 +39,7 @@ def bits(engine: Engine) -> tuple[float, ...]:
 
 def test_there_and_back_again(engine_of: Make) -> None:
     engine = engine_of()
-    first, state, label = bits(engine), engine.model.state_dict(), engine.version
+    first, state, label = bits(engine), copy.deepcopy(engine.model.state_dict()), engine.version
     new = engine.swap_weights(changed(engine), "step 1")
     assert (new.label, new) == ("step 1", engine.version)
     second = bits(engine)
@@ -57,7 +70,7 @@ def test_every_token_knows_its_weights(engine_of: Make, kv: str) -> None:
     new = engine.swap_weights(changed(engine), "b", kv=kv)
     outputs = []
     while engine.has_unfinished:
-        outputs += engine.step()
+        outputs += ended(engine.step())
     (output,) = outputs
     assert [(span.version, span.start, span.end) for span in output.versions] == [(old, 0, 3), (new, 3, 8)]
     # Two tokens were forwarded before the swap: the third was drawn and waited for its forward.
@@ -74,10 +87,10 @@ def _kept(engine: Engine, company: int) -> tuple[tuple[float, ...], object]:
     (sample,) = engine.scheduler.requests[name]
     outputs = []
     while len(sample.output) < 3:
-        outputs += engine.step()
+        outputs += ended(engine.step())
     engine.swap_weights(changed(engine), "b", kv="keep")
     while engine.has_unfinished:
-        outputs += engine.step()
+        outputs += ended(engine.step())
     (output,) = [each for each in outputs if each.request_id == name]
     return output.logprobs, output.lineage
 
@@ -89,6 +102,80 @@ def test_kept_kv_gives_bits_that_depend_on_the_lineage_alone(engine_of: Make) ->
     engine.swap_weights(changed(engine), "b")
     (recomputed,) = engine.generate([PROMPT], PARAMS)
     assert alone[0][3:] != recomputed.logprobs[3:]
+
+
+def addresses(engine: Engine) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in engine.model.state_dict().items()}
+
+
+def test_weights_never_move(engine: Engine) -> None:
+    before, model = addresses(engine), engine.model
+    engine.swap_weights(changed(engine), "b")
+    engine.generate(PROMPT, PARAMS)
+    assert addresses(engine) == before
+    assert engine.model is model
+
+
+def test_versions_that_were_held_on_to_are_swapped_back(engine: Engine) -> None:
+    first, initial = bits(engine), engine.retain_weights()
+    staged = engine.stage_weights(changed(engine), "b")
+    assert (engine.version, bits(engine)) == (initial.version, first), "nothing changes before the swap"
+    assert engine.swap_weights(staged) == staged.version == engine.version
+    second = bits(engine)
+    for weights, expected in ((initial, first), (staged, second), (initial, first)):
+        engine.swap_weights(weights)
+        engine.reset_cache()
+        assert bits(engine) == expected
+        assert engine.version == weights.version
+
+
+def test_a_replica_takes_what_was_staged_for_another(engine_of: Make, with_text: Engine) -> None:
+    one, other = engine_of(), engine_of()
+    staged = one.stage_weights(changed(one), "b")
+    for engine in (one, other):
+        engine.swap_weights(staged)
+    assert bits(one) == bits(other)
+    before = with_text.version
+    with pytest.raises(ModelError):
+        with_text.swap_weights(staged)
+    assert with_text.version is before
+    assert with_text.generate(PROMPT, PARAMS)[0].problem is None
+
+
+def test_staged_weights_have_a_version_and_others_need_one(engine: Engine) -> None:
+    staged = engine.stage_weights(changed(engine), "b")
+    with pytest.raises(InvalidValue):
+        engine.swap_weights(staged, "c")
+    with pytest.raises(InvalidValue):
+        engine.swap_weights(changed(engine))
+
+
+def test_weights_that_take_part_in_training_are_taken_without_their_history(
+    engine: Engine, tiny: Any
+) -> None:
+    engine.swap_weights(tiny.state_dict(keep_vars=True), "trained")
+    assert not any(tensor.requires_grad for tensor in engine.model.parameters())
+    assert bits(engine)
+
+
+def test_a_swap_that_is_interrupted_halfway_stops_the_engine(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged, copied = engine.stage_weights(changed(engine), "b"), []
+
+    def interrupted(tensor: torch.Tensor, *rest: Any) -> torch.Tensor:
+        copied.append(tensor)
+        if len(copied) == 3:
+            raise KeyboardInterrupt
+        return real(tensor, *rest)
+
+    real = torch.Tensor.copy_
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "copy_", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.swap_weights(staged)
+    with pytest.raises(InvariantBroken):
+        bits(engine)
 
 
 def _missing(state: dict[str, torch.Tensor]) -> None:

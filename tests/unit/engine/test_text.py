@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from zerodrift.core.completion import FinishReason
 from zerodrift.core.request import SamplingParams
-from zerodrift.engine.request import Sample
+from zerodrift.engine.sample import Sample
 from zerodrift.engine.text import Text, Texts
 from zerodrift.models import tokenizer as load_tokenizer
 
@@ -84,31 +84,30 @@ def test_texts_are_kept_only_where_they_are_needed() -> None:
     plain.output = stopping.output = TOKENIZER.encode("xEND")
     assert texts.ended(plain) is None
     assert not texts._growing
-    assert texts.final(plain) == "xEND"
+    assert texts.finish(plain) == ("xEND", "")
     assert texts.ended(stopping) is FinishReason.STOP
-    assert texts.final(stopping) == "x"
+    assert texts.take(stopping) == ""
+    assert texts.finish(stopping) == ("x", "")
     assert not texts._growing
 
 
-def test_watched_texts_stay_until_they_are_dropped() -> None:
+def test_a_streamed_text_is_taken_as_it_comes() -> None:
     texts, one = Texts(TOKENIZER, [1]), sample()
-    texts.watch(one)
+    one.stream_text = True
     one.output = TOKENIZER.encode("abc")
     texts.ended(one)
-    assert texts.take(one, finished=False) == "abc"
-    assert texts.final(one) == "abc"
-    assert texts.take(one, finished=True) == ""
-    texts.drop(one)
+    assert texts.take(one) == "abc"
+    one.output = TOKENIZER.encode("abcd")
+    assert texts.finish(one) == ("abcd", "d")
     assert not texts._growing
-    assert not texts._watched
 
 
 def test_without_a_tokenizer_there_is_no_text() -> None:
     texts, one = Texts(None, [1]), sample()
-    texts.watch(one)
-    one.output = [5]
-    assert texts.take(one, finished=True) == ""
-    assert texts.final(one) is None
+    one.stream_text, one.output = True, [5]
+    assert texts.ended(one) is None
+    assert texts.take(one) == ""
+    assert texts.finish(one) == (None, "")
 
 
 @pytest.mark.parametrize("ids", [[], [1]])

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from zerodrift.core.errors import InvalidValue, Unproven
+from zerodrift.core.errors import InvalidValue
 from zerodrift.exact import interface, probe
-from zerodrift.exact.ops.cpu import elementwise, proof
+from zerodrift.exact.ops.cpu import elementwise
 from zerodrift.exact.ops.cpu.linear import linear, pack
 from zerodrift.exact.ops.cpu.op_set import CpuOps
 from zerodrift.exact.ops.cpu.step import Pages, Step
@@ -55,23 +55,6 @@ def test_soft_cap() -> None:
 def test_a_padded_linear_gives_only_the_rows_asked_for() -> None:
     weight, x, bias = torch.randn(9, 5), torch.randn(3, 5), torch.randn(9)
     torch.testing.assert_close(linear(x, pack(weight), bias, 8), functional.linear(x, weight, bias))
-
-
-def test_a_shape_without_a_variant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "_linear_floors", {})
-    monkeypatch.setattr(proof, "linear", lambda rows, packed, bias, floor: rows * len(rows))
-    with pytest.raises(Unproven, match="linear 6 -> 7"):
-        proof.linear_floor(torch.randn(7, 6), None)
-    assert proof._linear_floors == {}
-
-
-def test_a_floor_is_proven_once_per_thread_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr(proof, "_linear_floors", {})
-    monkeypatch.setattr(proof.probe, "least_floor", lambda *_: calls.append(1) or 4)
-    packed = pack(torch.randn(7, 6))
-    assert [proof.linear_floor(packed, None), proof.linear_floor(packed, None)] == [4, 4]
-    assert len(calls) == 1
 
 
 def test_unknown_plain_ops_are_refused() -> None:

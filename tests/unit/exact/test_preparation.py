@@ -132,8 +132,8 @@ def test_packing_follows_what_torch_does_not_count(gradients: bool, write: Any) 
         assert not torch.equal(found, before)
 
 
-def test_a_settled_model_is_not_looked_at(model: Any) -> None:
-    linear = preparation.settle(exact.prepare(model)).model.layers[0].mlp.up_proj
+def test_frozen_weights_are_not_looked_at(model: Any) -> None:
+    linear = preparation.freeze_weights(exact.prepare(model)).model.layers[0].mlp.up_proj
     packed = linear.exact_pack.of(linear.weight)
     linear.weight.data.mul_(2)
     assert linear.exact_pack.of(linear.weight) is packed
@@ -205,13 +205,19 @@ def test_what_a_prepared_model_cannot_do(model: Any) -> None:
         ({"bounds": (0, 3)}, "bounds"),
         ({"tables": (torch.tensor([0]),)}, "covers 4"),
         ({"positions_T": torch.tensor([0])}, "1 positions"),
+        ({"firsts": ()}, "0 first positions"),
     ],
 )
 def test_impossible_batches_are_refused(model: Any, changes: dict[str, Any], message: str) -> None:
     exact.prepare(model)
     kv = exact.PagedKV(model, 3, 4)
     fine = exact.PagedBatch(
-        torch.tensor([1, 2]), torch.tensor([3, 4]), torch.tensor([3, 4]), (0, 2), (torch.tensor([0, 1]),)
+        torch.tensor([1, 2]),
+        torch.tensor([3, 4]),
+        torch.tensor([3, 4]),
+        (0, 2),
+        (3,),
+        (torch.tensor([0, 1]),),
     )
     with pytest.raises(InvalidValue, match=message):
         exact.forward_paged(model, fine._replace(**changes), kv)

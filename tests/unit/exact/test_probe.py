@@ -25,52 +25,40 @@ def test_bits_are_compared_not_values() -> None:
     assert probe.same_bits(nan, nan)
 
 
+def counted(op: probe.Rows, columns: int, counts: tuple[int, ...] = probe.COUNTS) -> list[int]:
+    """Row counts for which `op` does not hold."""
+    known = probe.reference(op, probe.hard(probe.SAMPLE, columns))
+    return [count for count in counts if not probe.holds(op, known, count)]
+
+
 def test_an_op_that_looks_at_its_neighbours_is_caught() -> None:
-    x = probe.hard(96, 50)
-    assert list(probe.differing_counts(lambda rows: rows * 2, x)) == []
-    assert set(probe.differing_counts(lambda rows: rows * len(rows), x)) == set(probe.COUNTS)
+    assert counted(lambda rows: rows * 2, 50) == []
+    # 64 is where a row's own bits come from.
+    assert counted(lambda rows: rows * len(rows), 50) == [*probe.COUNTS[:-1]]
     with pytest.raises(Unproven, match=r"sum of 50.*use another machine"):
-        probe.require_rows(lambda rows: rows * len(rows), 50, "sum of 50")
-    probe.require_rows(lambda rows: rows.exp(), 50, "exp")
+        probe.require(lambda rows: rows * len(rows), 50, "sum of 50")
+    probe.require(lambda rows: rows.exp(), 50, "exp")
 
 
 def test_a_row_that_cares_where_it_stands_is_caught() -> None:
-    assert list(
-        probe.differing_counts(lambda rows: rows + torch.arange(len(rows))[:, None], probe.hard(96, 5))
-    )
+    assert counted(lambda rows: rows + torch.arange(len(rows))[:, None], 5, (18,)) == [18]
+
+
+@pytest.mark.parametrize("at", [0, 16, 17, 1087, 1088, 2999])
+def test_one_row_of_many_is_caught(at: int) -> None:
+    def op(rows: torch.Tensor) -> torch.Tensor:
+        return rows.index_fill(0, torch.tensor([at]), 0.0) if len(rows) == 3000 else rows.clone()
+
+    assert counted(op, 5, (64, 3000, 3001)) == [3000]
 
 
 def test_torchs_own_linear_is_caught() -> None:
     """The control on a real op: a product of one row takes another path than that of many, on every BLAS seen."""
     weight = probe.hard(300, 576, seed=3)
-    assert 1 in list(
-        probe.differing_counts(lambda rows: torch.nn.functional.linear(rows, weight), probe.hard(96, 576))
-    )
-
-
-def test_the_cheapest_variant_that_holds_is_taken() -> None:
-    def make(floor: int) -> probe.Rows:
-        return lambda rows: rows + (max(len(rows), floor) < 4)
-
-    assert probe.least_floor((1, 2, 4, 8), make, probe.hard(96, 3), "x") == 4
-    with pytest.raises(Unproven, match=r"x: rows change .*\[1, 2, 3\] differ even when padded to 2"):
-        probe.least_floor((1, 2), make, probe.hard(96, 3), "x")
+    assert 1 in counted(lambda rows: torch.nn.functional.linear(rows, weight), 576)
 
 
 def test_threads_are_compared_and_given_back() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        found = set(
-            probe.differing_counts(lambda rows: rows * torch.get_num_threads(), probe.hard(20, 3), (1, 2))
-        )
-        assert found == {1, 2, 20}
+    with probe.threads(2):
+        assert counted(lambda rows: rows * torch.get_num_threads(), 3, (1, 2, 64)) == [1, 2, 64]
         assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_wide_rows_are_tried_with_fewer() -> None:
-    seen: list[int] = []
-    probe.require_rows(lambda rows: seen.append(len(rows)) or rows, 2**15, "wide")  # type: ignore[func-returns-value]
-    assert max(seen) == 17

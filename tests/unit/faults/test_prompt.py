@@ -82,7 +82,7 @@ def test_a_stranger_retokenises_the_text_it_is_given(
     elsewhere: Callable[..., Any], llama: ReferenceBackend, ask: Ask, tell: Tell
 ) -> None:
     broken = resolve("semantic/retokenised:prompt-visible").inject(elsewhere())
-    with pytest.raises(CapabilityMissing, match="prompts with their text"):
+    with pytest.raises(CapabilityMissing):
         broken.generate(ask(9))
     (request,) = ask(9)
     text = "water, bread"

@@ -127,5 +127,5 @@ def test_models_of_another_build_are_refused() -> None:
     class Unknown:
         base_model: Any = object()
 
-    with pytest.raises(UnsupportedModel, match="Unknown has no embed_tokens"):
+    with pytest.raises(UnsupportedModel):
         decoder_of(Unknown())

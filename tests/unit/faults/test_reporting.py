@@ -49,7 +49,7 @@ def test_raw_logprobs_are_those_of_scoring(llama: ReferenceBackend, ask: Ask, te
 
 def test_raw_alternatives_of_penalised_ones_are_refused(llama: ReferenceBackend, ask: Ask) -> None:
     broken = resolve("semantic/raw-logprobs").inject(llama)
-    with pytest.raises(CapabilityMissing, match="cannot be worked out"):
+    with pytest.raises(CapabilityMissing):
         broken.generate(ask(9, presence_penalty=0.5, logprobs=1))
     assert broken.generate(ask(9, presence_penalty=0.5, logprobs=0))
     assert broken.generate([]) == []

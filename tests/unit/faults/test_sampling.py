@@ -110,13 +110,13 @@ def test_right_numbers_come_from_scoring_where_the_engine_is_a_stranger(
         assert stranger.token_ids == known.token_ids
         assert stranger.logprobs == pytest.approx(known.logprobs, abs=1e-9)
     for asked in ({"temperature": 0.8}, {"temperature": 1.0, "presence_penalty": 0.1}):
-        with pytest.raises(CapabilityMissing, match="scores at temperature 1 only"):
+        with pytest.raises(CapabilityMissing):
             fault.inject(elsewhere()).generate(ask(9, **asked))
     assert fault.inject(llama).generate([]) == []
 
 
 def test_tokens_without_a_logprob_are_refused(llama: ReferenceBackend, ask: Ask) -> None:
-    with pytest.raises(InvalidValue, match="would exclude"):
+    with pytest.raises(InvalidValue):
         resolve("semantic/sampling-bias").inject(llama).generate(ask(9, top_p=0.9))
 
 

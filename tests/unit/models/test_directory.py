@@ -16,6 +16,17 @@ from zerodrift.models.directory import (
     weight_files,
 )
 
+OUTSIDE = (
+    "absolute",
+    "../outside.safetensors",
+    "sub/../../outside.safetensors",
+    "sub/model.safetensors",
+    "..",
+    "",
+    ".",
+    "..\\outside.safetensors",
+)
+
 
 def edit(path, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -47,86 +58,83 @@ def test_shards_are_found_through_the_index(llama_directory):
     ]
 
 
-# Weights
+# What is refused
 
 
-def test_no_weights_at_all(llama_directory):
-    (llama_directory / WEIGHTS).unlink()
-    with pytest.raises(NoWeights, match=r"has neither model\.safetensors nor .*save_pretrained"):
+def cut(name, count):
+    return lambda d: (d / name).write_bytes((d / name).read_bytes()[:-count])
+
+
+def renamed(name):
+    return lambda d: (d / WEIGHTS).rename(d / name)
+
+
+def linked_out(name):
+    """A file that lies outside, and that a link stands for."""
+
+    def spoil(directory):
+        outside = directory.parent / f"outside-{name}"
+        (directory / name).rename(outside)
+        (directory / name).symlink_to(outside)
+
+    return spoil
+
+
+def indexed(name):
+    """An index whose second shard has this name; a file of that kind lies beside the directory."""
+
+    def spoil(directory):
+        outside = directory.parent / "outside.safetensors"
+        save_file({"a": torch.ones(1)}, outside)
+        shard(directory, second=str(outside) if name == "absolute" else name)
+
+    return spoil
+
+
+def index_is(content):
+    return lambda d: ((d / WEIGHTS).unlink(), (d / INDEX).write_text(json.dumps(content)))
+
+
+def config_has(**changes):
+    return lambda d: edit(d / "config.json", **changes)
+
+
+CODE = {"AutoModelForCausalLM": "modeling.Mine"}
+REFUSED = [
+    (NoWeights, lambda d: (d / WEIGHTS).unlink()),
+    *((NoWeights, renamed(name)) for name in ("pytorch_model.bin", "model.pt", "consolidated.00.pth")),
+    *((NoWeights, index_is(index)) for index in ({}, {"weight_map": []}, {"weight_map": {}})),
+    *((NoWeights, indexed(name)) for name in ("model.bin", "model-3.safetensors")),
+    *((TruncatedWeights, cut(WEIGHTS, count)) for count in (4, 400_000)),
+    (TruncatedWeights, lambda d: (shard(d), cut("model-2.safetensors", 1)(d))),
+    *((UnsafePath, indexed(name)) for name in OUTSIDE),
+    *((UnsafePath, linked_out(name)) for name in (WEIGHTS, "config.json", "tokenizer.json")),
+    (UnsafePath, lambda d: (shard(d), linked_out("model-2.safetensors")(d))),
+    # A distributed checkpoint: transformers would take it instead.
+    (UnsupportedModel, lambda d: (d / "shard-00001-model-00001-of-00002.safetensors").touch()),
+    (UnsupportedModel, lambda d: (d / "config.json").unlink()),
+    (UnsupportedModel, lambda d: (d / "adapter_config.json").write_text("{}")),
+    *((UnsupportedModel, config_has(**{key: CODE})) for key in REFUSED_KEYS),
+    *(
+        (UnsupportedModel, config_has(architectures=names))
+        for names in (None, [], "LlamaForCausalLM", ["A", "B"], [3])
+    ),
+]
+
+
+@pytest.mark.parametrize(("error", "spoil"), REFUSED)
+def test_a_directory_that_is_refused(llama_directory, error, spoil):
+    spoil(llama_directory)
+    with pytest.raises(ModelError) as caught:
         check(llama_directory)
+    assert type(caught.value) is error
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
-def test_pickles_are_refused_by_name(llama_directory, name):
-    (llama_directory / WEIGHTS).rename(llama_directory / name)
-    with pytest.raises(NoWeights, match=f"{name} are pickles, which run code when read, and are refused"):
-        check(llama_directory)
-
-
-def test_a_distributed_checkpoint_would_be_taken_instead(llama_directory):
-    (llama_directory / "shard-00001-model-00001-of-00002.safetensors").touch()
-    with pytest.raises(UnsupportedModel, match="distributed checkpoint"):
-        check(llama_directory)
-
-
-@pytest.mark.parametrize("cut", [4, 400_000])
-def test_a_truncated_file_is_named_with_its_numbers(llama_directory, cut):
-    path = llama_directory / WEIGHTS
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-cut])
-    with pytest.raises(
-        TruncatedWeights, match=rf"model\.safetensors .* {len(whole)} bytes .* {len(whole) - cut}"
-    ):
-        check(llama_directory)
-
-
-def test_a_truncated_shard_is_named(llama_directory):
-    shard(llama_directory)
-    path = llama_directory / "model-2.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(TruncatedWeights, match=r"model-2\.safetensors"):
-        check(llama_directory)
-
-
-# Paths
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["../outside.safetensors", "sub/../../outside.safetensors", "sub/model.safetensors", "..", "", ".",
-     "..\\outside.safetensors"],
-)  # fmt: skip
-def test_an_index_that_leaves_the_directory(llama_directory, name):
-    save_file({"a": torch.ones(1)}, llama_directory.parent / "outside.safetensors")
-    shard(llama_directory, second=name)
-    with pytest.raises(UnsafePath, match="a shard is a file name in"):
-        check(llama_directory)
-
-
-def test_an_index_with_an_absolute_path(llama_directory):
-    outside = llama_directory.parent / "outside.safetensors"
-    save_file({"a": torch.ones(1)}, outside)
-    shard(llama_directory, second=str(outside))
-    with pytest.raises(UnsafePath, match=r"outside\.safetensors"):
-        check(llama_directory)
-
-
-@pytest.mark.parametrize("name", [WEIGHTS, "config.json", "tokenizer.json"])
-def test_a_link_that_leaves_the_directory(llama_directory, name):
-    outside = llama_directory.parent / f"outside-{name}"
-    (llama_directory / name).rename(outside)
-    (llama_directory / name).symlink_to(outside)
-    with pytest.raises(UnsafePath, match=rf"{name} is a link which leads to .*outside-{name}"):
-        check(llama_directory)
-
-
-def test_a_shard_that_is_a_link_out(llama_directory):
-    shard(llama_directory)
-    outside = llama_directory.parent / "outside"
-    (llama_directory / "model-2.safetensors").rename(outside)
-    (llama_directory / "model-2.safetensors").symlink_to(outside)
-    with pytest.raises(UnsafePath, match="outside"):
-        weight_files(llama_directory)
+@pytest.mark.parametrize("content", ["{", "\xff", "[" * 100_000, "[1]", " " * (MAX_JSON_BYTES + 1)], ids=len)
+def test_json_that_is_none_or_no_object_or_too_large(tmp_path, content):
+    (tmp_path / "config.json").write_text(content, encoding="latin-1")
+    with pytest.raises(ModelError):
+        read_json(tmp_path / "config.json")
 
 
 def test_a_link_within_the_directory_and_one_that_is_not_read(llama_directory):
@@ -142,14 +150,14 @@ def test_templates_in_a_directory_that_is_a_link_or_holds_one(llama_directory, t
     (outside / "evil.jinja").write_text("{{ messages }}")
     templates = llama_directory / "additional_chat_templates"
     templates.symlink_to(outside)
-    with pytest.raises(UnsafePath, match="additional_chat_templates is a link"):
+    with pytest.raises(UnsafePath):
         check(llama_directory)
     templates.unlink()
     templates.mkdir()
     (templates / "tool.jinja").write_text("{{ messages }}")
     check(llama_directory)
     (templates / "evil.jinja").symlink_to(outside / "evil.jinja")
-    with pytest.raises(UnsafePath, match=r"evil\.jinja is a link"):
+    with pytest.raises(UnsafePath):
         check(llama_directory)
 
 
@@ -165,80 +173,8 @@ def test_the_layout_of_the_hub_cache_is_accepted(llama_directory, tmp_path):
     (snapshot / "config.json").unlink()
     (blobs / "config.json").rename(tmp_path / "config.json")
     (snapshot / "config.json").symlink_to("../../../config.json")
-    with pytest.raises(UnsafePath, match=r"config\.json"):
+    with pytest.raises(UnsafePath):
         check(snapshot)
-
-
-# The index
-
-
-@pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {}}])
-def test_an_index_without_a_map(llama_directory, index):
-    (llama_directory / WEIGHTS).unlink()
-    (llama_directory / INDEX).write_text(json.dumps(index))
-    with pytest.raises(NoWeights, match="has no weight_map"):
-        check(llama_directory)
-
-
-def test_an_index_of_pickles(llama_directory):
-    shard(llama_directory, second="model.bin")
-    with pytest.raises(NoWeights, match=r"'model\.bin'; only \.safetensors files are read"):
-        check(llama_directory)
-
-
-def test_an_index_of_a_missing_shard(llama_directory):
-    shard(llama_directory, second="model-3.safetensors")
-    with pytest.raises(NoWeights, match=r"'model-3\.safetensors', which is not there"):
-        check(llama_directory)
-
-
-# The config
-
-
-def test_no_config(llama_directory):
-    (llama_directory / "config.json").unlink()
-    with pytest.raises(UnsupportedModel, match=r"has no config\.json"):
-        check(llama_directory)
-
-
-@pytest.mark.parametrize("key", list(REFUSED_KEYS))
-def test_a_config_that_asks_for_more_than_a_model(llama_directory, key):
-    edit(llama_directory / "config.json", **{key: {"AutoModelForCausalLM": "modeling.Mine"}})
-    with pytest.raises(UnsupportedModel, match=rf"config\.json has {key}="):
-        check(llama_directory)
-
-
-@pytest.mark.parametrize("names", [None, [], "LlamaForCausalLM", ["A", "B"], [3]])
-def test_a_config_without_one_architecture(llama_directory, names):
-    edit(llama_directory / "config.json", architectures=names)
-    with pytest.raises(UnsupportedModel, match="one is needed"):
-        check(llama_directory)
-
-
-def test_an_adapter_is_not_a_model(llama_directory):
-    (llama_directory / "adapter_config.json").write_text('{"base_model_name_or_path": "/etc"}')
-    with pytest.raises(UnsupportedModel, match="merge it into its base"):
-        check(llama_directory)
-
-
-@pytest.mark.parametrize("content", ["{", "\xff", "[" * 100_000])
-def test_json_that_is_none(tmp_path, content):
-    (tmp_path / "config.json").write_text(content, encoding="latin-1")
-    with pytest.raises(ModelError, match=r"config\.json is not JSON"):
-        read_json(tmp_path / "config.json")
-
-
-def test_json_that_is_no_object(tmp_path):
-    (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(ModelError, match="holds a JSON list"):
-        read_json(tmp_path / "config.json")
-
-
-def test_json_of_unbounded_size(tmp_path):
-    with (tmp_path / "config.json").open("wb") as file:
-        file.truncate(MAX_JSON_BYTES + 1)
-    with pytest.raises(ModelError, match=f"over {MAX_JSON_BYTES} are refused"):
-        read_json(tmp_path / "config.json")
 
 
 # The tokenizer
@@ -250,13 +186,15 @@ def test_a_sound_tokenizer(llama_directory):
     check_tokenizer(llama_directory)
 
 
-def test_a_tokenizer_with_code(llama_directory):
-    edit(llama_directory / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tok.Mine", None]})
-    with pytest.raises(UnsupportedModel, match=r"tokenizer_config\.json has auto_map"):
-        check_tokenizer(llama_directory)
-
-
-def test_no_tokenizer(llama_directory):
-    (llama_directory / "tokenizer.json").unlink()
-    with pytest.raises(UnsupportedModel, match=r"has no tokenizer\.json"):
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda d: edit(d / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tok.Mine", None]}),
+        lambda d: (d / "tokenizer.json").unlink(),
+    ],
+    ids=["code", "none"],
+)
+def test_a_tokenizer_that_is_refused(llama_directory, spoil):
+    spoil(llama_directory)
+    with pytest.raises(UnsupportedModel):
         check_tokenizer(llama_directory)

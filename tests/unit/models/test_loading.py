@@ -5,7 +5,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import zerodrift as zd
 from zerodrift.core.errors import InvalidValue, ModelError, ModelNotFound, UnsafePath, UnsupportedModel
 from zerodrift.models.directory import WEIGHTS
 from zerodrift.models.loading import load, tokenizer
@@ -70,60 +69,58 @@ def test_loading_prints_nothing(llama_directory, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_missing_tensor_is_named(llama_directory):
-    rewrite(llama_directory, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
-    with pytest.raises(
-        ModelError, match=r"lacks tensors that the model has: model\.layers\.1\.mlp\.up_proj\.weight"
-    ):
+def holding(name, *values):
+    """Weights in which one tensor is another."""
+    return lambda d: rewrite(d, lambda tensors: tensors.update({name: torch.tensor(values)}))
+
+
+def with_norm(value):
+    return lambda d: rewrite(d, lambda tensors: tensors["model.norm.weight"].fill_(value))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda d: rewrite(d, lambda t: t.pop("model.layers.1.mlp.up_proj.weight")), "1.mlp.up_proj.weight"),
+        (holding("model.surprise", 1.0), "model.surprise"),
+        (holding("model.norm.weight", 1.0, 1.0), "model.norm.weight"),
+        (with_norm(float("nan")), "model.norm.weight"),
+        (with_norm(float("inf")), "model.norm.weight"),
+        (lambda d: edit_config(d, num_hidden_layers=4), "10 more"),
+        (lambda d: edit_config(d, tie_word_embeddings=False), "lm_head.weight"),
+        (lambda d: edit_config(d, num_attention_heads="four"), "num_attention_heads"),
+    ],
+)
+def test_weights_that_are_not_the_models_are_named(llama_directory, spoil, named):
+    spoil(llama_directory)
+    with pytest.raises(ModelError) as caught:
         load(llama_directory)
+    assert named in str(caught.value)
 
 
-def test_an_unexpected_tensor_is_named(llama_directory):
-    rewrite(llama_directory, lambda tensors: tensors.update({"model.surprise": torch.ones(3)}))
-    with pytest.raises(ModelError, match=r"has tensors that the model lacks: model\.surprise"):
-        load(llama_directory)
-
-
-def test_many_tensors_are_counted(llama_directory):
-    edit_config(llama_directory, num_hidden_layers=4)
-    with pytest.raises(ModelError, match=r"and 10 more; config\.json and the weights do not belong together"):
-        load(llama_directory)
-
-
-def test_a_missing_head_is_missing_where_it_is_not_tied(llama_directory):
-    edit_config(llama_directory, tie_word_embeddings=False)
-    with pytest.raises(ModelError, match=r"lm_head\.weight"):
-        load(llama_directory)
-
-
-def test_a_tensor_of_another_shape(llama_directory):
-    rewrite(llama_directory, lambda tensors: tensors.update({"model.norm.weight": torch.ones(3)}))
-    with pytest.raises(ModelError, match=r"of another shape than the model's: .*model\.norm\.weight"):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": ["LlamaForSequenceClassification"]},
+        {"architectures": ["Qwen2ForCausalLM"]},
+        {"model_type": "novel", "architectures": ["NovelForCausalLM"]},
+        {"model_type": None},
+    ],
+    ids=str,
+)
+def test_an_architecture_that_is_not_known(llama_directory, changes):
+    edit_config(llama_directory, **changes)
+    with pytest.raises(UnsupportedModel):
         load(llama_directory)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"architectures": ["LlamaForSequenceClassification"]}, "names LlamaForSequenceClassification"),
-        ({"architectures": ["Qwen2ForCausalLM"]}, "transformers has for it is LlamaForCausalLM"),
-        (
-            {"model_type": "novel", "architectures": ["NovelForCausalLM"]},
-            "NovelForCausalLM of model_type 'novel'",
-        ),
-        ({"model_type": None}, "model_type None"),
-    ],
+    ("name", "content"), [("tokenizer_config.json", "[]"), ("tokenizer.json", '{"version": "1.0"}')]
 )
-def test_an_architecture_that_is_not_known(llama_directory, changes, message):
-    edit_config(llama_directory, **changes)
-    with pytest.raises(UnsupportedModel, match=message):
-        load(llama_directory)
-
-
-def test_a_config_that_transformers_refuses(llama_directory):
-    edit_config(llama_directory, num_attention_heads="four")
-    with pytest.raises(ModelError, match="transformers cannot load"):
-        load(llama_directory)
+def test_a_damaged_tokenizer(llama_directory, name, content):
+    (llama_directory / name).write_text(content)
+    with pytest.raises(ModelError):
+        tokenizer(llama_directory)
 
 
 def test_checks_come_before_the_vendor(llama_directory):
@@ -138,7 +135,7 @@ def test_checks_come_before_the_vendor(llama_directory):
 
 @pytest.mark.parametrize("dtype", ["float16", "bf16", ""])
 def test_other_dtypes_are_refused(dtype):
-    with pytest.raises(InvalidValue, match="use one of float64, float32, bfloat16"):
+    with pytest.raises(InvalidValue, match=r"float64.*float32.*bfloat16"):
         load("testbed:llama", dtype)
 
 
@@ -160,30 +157,3 @@ def test_the_tokenizer_of_a_directory(written, name):
     assert sorted(theirs.all_special_ids) == sorted(ours.all_special_ids)
     assert len(theirs) == len(ours) == 512
     assert theirs.is_fast
-
-
-def test_a_damaged_tokenizer(llama_directory):
-    (llama_directory / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(ModelError):
-        tokenizer(llama_directory)
-
-
-def test_a_tokenizer_that_transformers_refuses(llama_directory):
-    (llama_directory / "tokenizer.json").write_text('{"version": "1.0"}')
-    with pytest.raises(ModelError, match="transformers cannot read the tokenizer"):
-        tokenizer(llama_directory)
-
-
-def test_the_public_names():
-    assert zd.models.load is load
-    assert zd.models.tokenizer is tokenizer
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_refused_by_name(llama_directory, value):
-    path = llama_directory / "model.safetensors"
-    state = load_file(path)
-    state["model.norm.weight"][3] = value
-    save_file(state, path, metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"model\.norm\.weight holds NaN or an infinity"):
-        load(llama_directory)

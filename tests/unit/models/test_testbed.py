@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from zerodrift.models import testbed
+from zerodrift.models.family.parts import ModelParts
 from zerodrift.weights.digest import model_digest
 
 # Weights are exact arithmetic on integers from a seeded generator: any machine, any torch.
@@ -12,6 +13,8 @@ GOLDEN_DIGESTS = {
     "qwen2": "35165450ddb514a86f89c01ed3888fea6809c2871b826583a873b2810c167d52",
     "qwen3": "3f020beca5c756002971ab133fe0102bf9d601cb4f65d9841bdb96397df750ff",
     "mistral": "022759b631d2589bc19e0b10f742ea75ac31df1d1cd9a94a28584d4ae422ba41",
+    "gemma3": "478d4a9f7a069bbc6ba2f734040283f96c78cd746ba46067354f1e127c4272a9",
+    "qwen3-moe": "e67930288d49410a01e12a194d0d0968d6446be473ad32aa114b3207d66b37d9",
 }
 
 
@@ -103,7 +106,8 @@ def test_a_token_far_back_matters(model, words):
 def test_positions_matter(model, words):
     """One per cent on the rotary frequencies: far over rounding (2e-6), and over bfloat16's 0.03."""
     stretched = copy.deepcopy(model)
-    stretched.model.rotary_emb.inv_freq.mul_(0.99)
+    for module, name in ModelParts(stretched).frequencies():
+        getattr(module, name).mul_(0.99)
     assert mean_shift(model, stretched, words(4, 160, seed=5)) > 0.05
 
 

@@ -30,7 +30,7 @@ def test_a_completion_or_a_problem(outcome: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("outcome", [{}, {"completion": NOTHING, "problem": PROBLEM}])
 def test_never_both_and_never_neither(outcome: dict[str, Any]) -> None:
-    with pytest.raises(InvalidValue, match=r"rollout 0 has .*; it is a completion or a problem"):
+    with pytest.raises(InvalidValue):
         Rollout(**SHARED, **outcome)
 
 
@@ -48,5 +48,5 @@ def test_it_is_made_of_what_it_says(change: dict[str, Any], says: str) -> None:
 
 
 def test_indices_count_from_zero() -> None:
-    with pytest.raises(InvalidValue, match=r"rollout index is -1"):
+    with pytest.raises(InvalidValue):
         Rollout(**{**SHARED, "index": -1}, problem=PROBLEM)

@@ -1,7 +1,6 @@
 """Run directories to render: written once, read by every test."""
 
-import importlib.util
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,23 +8,10 @@ from typing import Any
 import pytest
 
 
-def _example_runs() -> ModuleType:
-    # Test folders are no packages, so the module is found by its place, not by its name.
-    spec = importlib.util.spec_from_file_location(
-        "view_example_runs", Path(__file__).with_name("example_runs.py")
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
-def examples() -> Any:
+def examples(script: Callable[[str], ModuleType]) -> Any:
     """The module `example_runs`."""
-    return _example_runs()
+    return script("unit/view/example_runs")
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from zerodrift.records.verdict import Outcome
-from zerodrift.view.answers import answers
+from zerodrift.view.verdict import answers
 
 
 @pytest.mark.parametrize(

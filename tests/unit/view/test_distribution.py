@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from zerodrift.view.distribution import LOWEST_DECADE, signed_log_bins
+from zerodrift.view.plots import LOWEST_DECADE, signed_log_bins
 
 
 def test_every_token_is_counted_in_the_bin_whose_range_holds_it() -> None:

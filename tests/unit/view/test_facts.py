@@ -1,5 +1,5 @@
 from zerodrift.core.completion import EngineFingerprint
-from zerodrift.view.facts import Fact, compare
+from zerodrift.view.panels import Fact, compare
 
 
 def fingerprint(engine: str, **numeric: str) -> EngineFingerprint:

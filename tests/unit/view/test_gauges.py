@@ -1,7 +1,7 @@
 from typing import Any
 
 from zerodrift.records.verdict import Outcome
-from zerodrift.view.gauges import Gauge, gauges
+from zerodrift.view.verdict import Gauge, gauges
 
 
 def test_each_statistic_stands_beside_its_own_floor_and_gate(examples: Any) -> None:

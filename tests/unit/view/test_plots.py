@@ -8,8 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from zerodrift.view.plots import Plot, plots
-from zerodrift.view.points import MOST_POINTS
+from zerodrift.view.plots import MOST_POINTS, Plot, plots
 from zerodrift.view.run_directory import Run, Tokens, read
 
 

@@ -1,4 +1,4 @@
-from zerodrift.view.policy import content_policy, source_hash
+from zerodrift.view.page import content_policy, source_hash
 
 
 def test_a_known_hash() -> None:

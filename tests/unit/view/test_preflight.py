@@ -11,9 +11,8 @@ from rich.console import Console
 
 from zerodrift.core.errors import RecordError
 from zerodrift.records.preflight import Item, PreflightRecord, Status, write_preflight
-from zerodrift.view.checklist import print_checklist
-from zerodrift.view.policy import source_hash
-from zerodrift.view.preflight import HEADLINES, render, write_page
+from zerodrift.view.page import source_hash
+from zerodrift.view.preflight import HEADLINES, print_checklist, render, write_page
 
 HOSTILE = "</script><img src=x onerror=alert(1)>{{ 7*191 }}\x1b[2J\u202eevil"
 

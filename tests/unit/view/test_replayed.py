@@ -6,7 +6,7 @@ from rich.console import Console
 
 from zerodrift.core.request import Prompt, Request
 from zerodrift.records.case import Case
-from zerodrift.view.replayed import print_replayed
+from zerodrift.view.text import print_replayed
 
 CASE = Case(requests=(Request(Prompt((5, 6))),), limit=1e-3)
 

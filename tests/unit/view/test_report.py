@@ -11,7 +11,7 @@ import pytest
 from zerodrift.core.errors import MissingExtra, RecordError
 from zerodrift.records.verdict import Outcome
 from zerodrift.view import page, report
-from zerodrift.view.policy import source_hash
+from zerodrift.view.page import source_hash
 from zerodrift.view.report import render, write_report
 
 ALL_RUNS = ["passing", "failing", "inconclusive", "hostile", "exact"]

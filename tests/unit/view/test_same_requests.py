@@ -9,7 +9,7 @@ from zerodrift.core.version import VersionSpan, WeightVersion
 from zerodrift.records.codec import LineWriter
 from zerodrift.records.directory import ROLLOUTS
 from zerodrift.records.rollout import Rollout
-from zerodrift.view.same_requests import SameRequests, same_requests
+from zerodrift.view.comparison import SameRequests, same_requests
 
 Answered = tuple[Sequence[int], Sequence[float]]
 Write = Callable[..., Path]

@@ -11,9 +11,8 @@ from rich.console import Console
 
 from zerodrift.records.directory import read_verdict, write_verdict
 from zerodrift.records.verdict import Outcome
-from zerodrift.view.comparison import NumberChange, compare_runs
+from zerodrift.view.comparison import NumberChange, SameRequests, compare_runs
 from zerodrift.view.runs import RunSummary, State, list_runs
-from zerodrift.view.same_requests import SameRequests
 from zerodrift.view.tables import print_comparison, print_runs
 
 MOMENT = datetime(2026, 11, 15, 3, 10, tzinfo=UTC)
@@ -108,7 +107,7 @@ def test_two_runs_side_by_side(runs: dict[str, Path]) -> None:
         "outcome",
         "probes that",
         "numbers",
-        "The verdict",
+        "What both runs state",
     ]
     places = [text.index(f"\n{heading}") for heading in order]
     assert places == sorted(places)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from zerodrift.stats.ratios import ClipFraction
+from zerodrift.view.panels import Usability, usability
 from zerodrift.view.run_directory import Tokens, read
-from zerodrift.view.usability import Usability, usability
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ from typing import Any
 
 import numpy as np
 
+from zerodrift.view.panels import AROUND, worst
 from zerodrift.view.run_directory import Tokens, read
-from zerodrift.view.worst import AROUND, worst
 
 
 def tokens_of(directory: Path) -> Tokens:

@@ -92,7 +92,7 @@ def test_buffers_are_covered():
 
 def test_a_manifest_out_of_order_is_refused():
     records = Manifest.of(state()).tensors
-    with pytest.raises(InvalidValue, match="each tensor once, sorted by name"):
+    with pytest.raises(InvalidValue):
         Manifest(tuple(reversed(records)))
-    with pytest.raises(InvalidValue, match="each tensor once"):
+    with pytest.raises(InvalidValue):
         Manifest(records, (records[0], records[0]))

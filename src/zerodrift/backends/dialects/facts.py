@@ -8,12 +8,10 @@ reason, and is refused before it is sent: servers ignore fields that they do not
 from collections.abc import Mapping
 from enum import StrEnum
 
-import msgspec
-
 from zerodrift.backends.base import Capability
-from zerodrift.backends.pieces import Streaming
+from zerodrift.backends.stream_deltas import Streaming
 from zerodrift.core.completion import FinishReason, LogprobKind
-from zerodrift.core.frozen import freeze
+from zerodrift.core.frozen import FrozenFacts
 
 
 class SeedProbe(StrEnum):
@@ -25,7 +23,7 @@ class SeedProbe(StrEnum):
     """Fields are read and then ignored: what counts is that the same seed draws the same tokens, and others others."""
 
 
-class Numbers(msgspec.Struct, frozen=True, kw_only=True):
+class Numbers(FrozenFacts, frozen=True, kw_only=True):
     """One kind of logprob: how it is asked for, and where it comes back in a sample."""
 
     ask: Mapping[str, object] = {}
@@ -38,12 +36,8 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
     probabilities: bool = False
     """The values are probabilities, and their logarithms are wanted."""
 
-    def __post_init__(self) -> None:
-        """Facts stay as they were written."""
-        freeze(self, "ask")
 
-
-class Scoring(msgspec.Struct, frozen=True, kw_only=True):
+class Scoring(FrozenFacts, frozen=True, kw_only=True):
     """How given tokens are scored: a call that generates nothing, and where the prompt's raw logprobs come back."""
 
     ask: Mapping[str, object]
@@ -53,12 +47,8 @@ class Scoring(msgspec.Struct, frozen=True, kw_only=True):
     nameless: int
     """The id that the server writes where it does not name a token."""
 
-    def __post_init__(self) -> None:
-        """Facts stay as they were written."""
-        freeze(self, "ask")
 
-
-class Updating(msgspec.Struct, frozen=True, kw_only=True):
+class Updating(FrozenFacts, frozen=True, kw_only=True):
     """How a running server takes a checkpoint, and where it shows the label of the one that it has."""
 
     route: str
@@ -72,12 +62,8 @@ class Updating(msgspec.Struct, frozen=True, kw_only=True):
     sampled: str
     """The label again, in every sample."""
 
-    def __post_init__(self) -> None:
-        """Facts stay as they were written."""
-        freeze(self, "ask")
 
-
-class Tokenizer(msgspec.Struct, frozen=True, kw_only=True):
+class Tokenizer(FrozenFacts, frozen=True, kw_only=True):
     """How the server shows what it makes of text."""
 
     route: str
@@ -88,12 +74,8 @@ class Tokenizer(msgspec.Struct, frozen=True, kw_only=True):
     chat_text: str = ""
     """Where the rendered messages come back; they are then tokenised as text."""
 
-    def __post_init__(self) -> None:
-        """Facts stay as they were written."""
-        freeze(self, "ask")
 
-
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class Facts(FrozenFacts, frozen=True, kw_only=True):
     """What the server shows of itself, by the names under which engines are compared."""
 
     routes: tuple[str, ...]
@@ -114,12 +96,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     known: Mapping[str, str] = {}
     """Numeric facts that hold for every such server, and that none shows."""
 
-    def __post_init__(self) -> None:
-        """Facts stay as they were written."""
-        freeze(self, "max_model_len", "semantic", "numeric", "deployment", "known")
 
-
-class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+class Dialect(FrozenFacts, frozen=True, kw_only=True):
     """Everything that is particular to one kind of server."""
 
     name: str
@@ -174,7 +152,3 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     facts: Facts
     hints: Mapping[Capability, str]
     """What to do where a capability is missing."""
-
-    def __post_init__(self) -> None:
-        """Facts stay as they were written."""
-        freeze(self, "always", "greedy", "names", "cannot", "undone_by", "numbers", "finish_words", "hints")

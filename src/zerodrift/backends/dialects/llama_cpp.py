@@ -2,7 +2,7 @@
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect, Facts, Numbers, SeedProbe, Tokenizer
-from zerodrift.backends.pieces import Streaming
+from zerodrift.backends.stream_deltas import Streaming
 from zerodrift.core.completion import FinishReason, LogprobKind
 
 _NO_WEIGHTS = "llama.cpp serves the file that it was started with; start it again for other weights"

@@ -5,7 +5,7 @@ Read in its documentation and source of August 2026, and never run here against 
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect, Facts, Numbers, Scoring, SeedProbe, Updating
-from zerodrift.backends.pieces import Streaming
+from zerodrift.backends.stream_deltas import Streaming
 from zerodrift.core.completion import FinishReason, LogprobKind
 
 _RENAMED = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}

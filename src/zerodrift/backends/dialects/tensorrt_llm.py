@@ -5,7 +5,7 @@ Read in its documentation and source of 2026, and never run here against the eng
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect, Facts, Numbers, SeedProbe
-from zerodrift.backends.pieces import Streaming
+from zerodrift.backends.stream_deltas import Streaming
 from zerodrift.core.completion import FinishReason, LogprobKind
 
 _UNDOCUMENTED = "whether the reported logprobs come before or after it is not documented"

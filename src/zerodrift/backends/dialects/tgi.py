@@ -6,7 +6,7 @@ Read in its documentation and source of January 2026, and never run here against
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect, Facts, Numbers, SeedProbe, Tokenizer
-from zerodrift.backends.pieces import Streaming
+from zerodrift.backends.stream_deltas import Streaming
 from zerodrift.core.completion import FinishReason, LogprobKind
 
 _NO_FIELD = "the server has no such field"

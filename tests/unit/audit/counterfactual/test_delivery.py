@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiny_models import tiny
 
 from zerodrift import models
-from zerodrift.audit.counterfactual.delivery import Delivery, _layer_pairs, deliveries
+from zerodrift.audit.counterfactual.delivery import Delivery, _layer_pairs, deliveries, not_asked
 from zerodrift.audit.perturb import perturbed
 
 State = dict[str, torch.Tensor]
@@ -155,3 +156,32 @@ def test_of_few_layers_any_two_may_have_changed_places() -> None:
     assert _layer_pairs(3) == [(0, 1), (0, 2), (1, 2)]
     assert len(_layer_pairs(30)) == 30
     assert {(0, 1), (28, 29), (0, 29)} <= set(_layer_pairs(30))
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox", "mixtral", "mamba", "gemma3_text", "qwen3_moe"])
+def test_other_families_are_asked_what_they_have_parts_for(model_type: str) -> None:
+    old = tiny(model_type)
+    new = perturbed(old, 1)
+    ids = torch.arange(4, 40)[None]
+    with torch.no_grad():
+        whole = new(ids).logits
+        differing_ones = [
+            each.says for each in deliveries(old, new) if not torch.equal(each.build()(ids).logits, whole)
+        ]
+    assert differing_ones == [each.says for each in deliveries(old, new)]
+    swaps = {"gate and up", "k and v", "q and k"}
+    lacks = {
+        "gpt2": {"gate and up"},
+        "gpt_neox": swaps,
+        "mixtral": {"gate and up"},
+        "mamba": swaps,
+    }.get(model_type, set())
+    unasked = {f"{each} projections exchanged" for each in lacks}
+    rotary = {"rotary frequencies left wrong"} if model_type in ("gpt2", "mamba") else set()
+    assert set(not_asked(new)) == unasked | rotary
+
+
+def test_layers_of_other_shapes_do_not_change_places() -> None:
+    """The first layer has experts and the second is dense: neither can hold what the other has."""
+    model = tiny("qwen3_moe", mlp_only_layers=[1])
+    assert not any("layer" in each.says and "exchanged" not in each.says for each in deliveries(model, model))

@@ -1,14 +1,11 @@
 """oneDNN's prepacked linear: one order of summation for every number of rows, if there are enough of them.
 
 Which is enough depends on the machine: 1 on AVX2, 2 on AVX-512 where K exceeds 1,024; with K = 20,000 and N = 30 two
-threads share out K and no number helps. So it is proven, per shape and number of threads, before the first use.
+threads share out K and no number helps. So it is asked of each shape and number of threads (`proof`).
 Shapes: T rows, N outputs, K inputs.
 """
 
 import torch
-
-ROW_FLOORS = (1, 2, 4, 8, 16)
-"""Row counts to round up to, in the order they are tried."""
 
 
 def pack(weight_NK: torch.Tensor) -> torch.Tensor:

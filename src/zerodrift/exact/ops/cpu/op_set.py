@@ -9,14 +9,16 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from zerodrift.core.errors import InvalidValue
 from zerodrift.exact.ops.cpu import attention, elementwise
-from zerodrift.exact.ops.cpu.attention import BLOCK, Hidden, Keys
+from zerodrift.exact.ops.cpu.attention import Hidden, Keys
+from zerodrift.exact.ops.cpu.blocks import BLOCK
 from zerodrift.exact.ops.cpu.linear import linear, pack
-from zerodrift.exact.ops.cpu.proof import attention_floor, linear_floor, require_rows
+from zerodrift.exact.ops.cpu.proof import RowProofs, linear_rows, prove_attention
 from zerodrift.exact.ops.cpu.step import Gather, Group, Pages, Step
-from zerodrift.exact.ops.interface import HeadShape, Parts, Query, RowOps, Segments
+from zerodrift.exact.ops.interface import HeadShape, Parts, Query, Segments
+from zerodrift.exact.probe import COUNTS
 from zerodrift.models.first_calls import settle_first_calls
 
-PLAIN = frozenset({"linear", "attention", "activation"})
+PLAIN = frozenset({"linear", "attention", "activation", "router", "experts"})
 """Ops that can be swapped for torch's own, to see a theorem fail."""
 
 
@@ -33,20 +35,26 @@ class CpuOps:
             raise InvalidValue(f"no op is called {sorted(unknown)}; plain twins exist for {sorted(PLAIN)}")
         self.plain = plain
         self.copies = "linear" not in plain
-        self._row_ops: RowOps = {}
+        self._rows = RowProofs({})
+        self._elsewhere: frozenset[int] = frozenset()
 
     def prove(self, parts: Parts) -> None:
-        settle_first_calls()
-        attention_floor(parts.head_dim)
-        for packed, bias_N in () if "linear" in self.plain else parts.linears:
-            linear_floor(packed, bias_N)
-        self._row_ops = {name: op for name, op in parts.row_ops.items() if name not in self.plain}
-        self._prove_rows()
+        """The shapes that every model has, so that a machine which cannot hold them is refused before the first token.
 
-    def _prove_rows(self) -> None:
-        """Asked before every attention, since the number of threads may have changed; known answers cost nothing."""
-        for name, (op, columns) in self._row_ops.items():
-            require_rows(name, op, columns)
+        All others are asked about when they occur.
+        """
+        settle_first_calls()
+        if "attention" not in self.plain:
+            prove_attention(parts.head_dim)
+        for packed, bias_N in () if "linear" in self.plain else parts.linears:
+            for count in COUNTS[:3]:
+                linear_rows(packed, bias_N, count)
+        self._rows = RowProofs({name: op for name, op in parts.row_ops.items() if name not in self.plain})
+        self._elsewhere = self._rows.columns - {packed.shape[0] for packed, _ in parts.linears}
+        for columns in self._rows.columns:
+            # A row of a vocabulary takes milliseconds: fewer of them.
+            for count in COUNTS[:3] if columns > 2**14 else COUNTS:
+                self._rows.require(columns, count)
 
     def pack(self, weight_NK: torch.Tensor) -> torch.Tensor:
         return weight_NK.detach() if "linear" in self.plain else pack(weight_NK)
@@ -61,7 +69,9 @@ class CpuOps:
         assert dtype in (None, x_TK.dtype), "everything is fp32 here"
         if "linear" in self.plain:
             return plain_linear(x_TK, packed, bias_N)
-        return linear(x_TK, packed, bias_N, linear_floor(packed, bias_N))
+        # What comes next works on the rows that come out: an activation, a norm, a softmax.
+        self._rows.require(packed.shape[0], len(x_TK))
+        return linear(x_TK, packed, bias_N, linear_rows(packed, bias_N, len(x_TK)))
 
     def activation(self, name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
         return elementwise.ACTIVATIONS.get(name)
@@ -69,7 +79,7 @@ class CpuOps:
     def attend(
         self, q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], segments: Segments, shape: HeadShape
     ) -> torch.Tensor:
-        self._prove_rows()
+        self._prove_rows(q_THD, kv[0].shape[1])
         out_THD = torch.zeros_like(q_THD)
         for begin, end in zip(segments.starts, segments.ends, strict=True):
             keys = _whole(kv[0][begin:end], kv[1][begin:end])
@@ -84,7 +94,7 @@ class CpuOps:
     def attend_paged(
         self, q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], step: Step, shape: HeadShape
     ) -> torch.Tensor:
-        self._prove_rows()
+        self._prove_rows(q_THD, kv[0].shape[1])
         out_THD = torch.empty_like(q_THD)
         singles = step.singles(shape.window)
         if singles.groups:
@@ -96,32 +106,36 @@ class CpuOps:
             out_THD[query.begin : query.end] = self._sequence(q_nHD, query.first, keys, shape)
         return out_THD
 
+    def _prove_rows(self, q_THD: torch.Tensor, num_kv_heads: int) -> None:
+        """What works on rows that no linear gives: rotary tables, norms of each head."""
+        tokens, heads, _ = q_THD.shape
+        for columns in self._elsewhere:
+            for count in (tokens, tokens * heads, tokens * num_kv_heads):
+                self._rows.require(columns, count)
+
     def _singles(
         self, q_SHD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], step: Step, shape: HeadShape
     ) -> torch.Tensor:
         count, heads, size = q_SHD.shape
         num_kv = kv[0].shape[1]
         group_size = heads // num_kv
-        rows = max(group_size, attention_floor(size))
         out_ZGD = q_SHD.new_empty(count * num_kv, group_size, size)
         q_ZMD = (q_SHD * shape.scale).view(-1, group_size, size)
-        if rows > group_size:
-            q_ZMD = pad(q_ZMD, (0, 0, 0, rows - group_size))
         for group in step.singles(shape.window).groups:
             keys = _gathered(kv, step, group.gather, group.end - group.begin)
             pairs = slice(group.begin * num_kv, group.end * num_kv)
             if "attention" in self.plain:
                 _sdpa_single(q_ZMD[pairs], group, keys, out_ZGD[pairs])
             else:
-                view = (group.end - group.begin, num_kv * rows, group.gather.length)
-                hidden = Hidden(group.hidden.begin, group.hidden.hidden_nl[:, None])
+                view = (group.end - group.begin, num_kv, group_size, group.gather.length)
+                hidden = Hidden(group.hidden.begin, group.hidden.hidden_nl[:, None, None])
                 attention.attend_rows(q_ZMD[pairs], keys, hidden, view, out_ZGD[pairs])
         return out_ZGD.view(count, heads, size)
 
     def _sequence(self, q_nHD: torch.Tensor, first: int, keys: Keys, shape: HeadShape) -> torch.Tensor:
         if "attention" in self.plain:
             return _sdpa(q_nHD, first, keys, shape)
-        return attention.attend_sequence(q_nHD, first, keys, shape, attention_floor(q_nHD.shape[-1]))
+        return attention.attend_sequence(q_nHD, first, keys, shape)
 
     def facts(self) -> Mapping[str, str]:
         return {
@@ -173,12 +187,12 @@ def _sdpa(q_nHD: torch.Tensor, first: int, keys: Keys, shape: HeadShape) -> torc
 
 
 def _sdpa_single(q_ZMD: torch.Tensor, group: Group, keys: Keys, out_ZGD: torch.Tensor) -> None:
-    count, (_, heads, size) = group.end - group.begin, out_ZGD.shape
+    count, size = group.end - group.begin, out_ZGD.shape[-1]
     k_SCLD, v_SCLD = (part.reshape(count, -1, *part.shape[1:]) for part in (keys.k_ZLD, keys.v_ZLD))
     seen_SL = pad(~group.hidden.hidden_nl, (group.hidden.begin, 0), value=True)
     out_ZGD.copy_(
         scaled_dot_product_attention(
-            q_ZMD[:, :heads].reshape(count, -1, 1, size),
+            q_ZMD.reshape(count, -1, 1, size),
             k_SCLD,
             v_SCLD,
             attn_mask=seen_SL[:, None, None],

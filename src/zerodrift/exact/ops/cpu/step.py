@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from zerodrift.exact.ops.cpu.attention import BLOCK, Hidden, end_block, first_block, hidden_keys
+from zerodrift.exact.ops.cpu.attention import Hidden, end_block, first_block, hidden_keys
+from zerodrift.exact.ops.cpu.blocks import BLOCK
 from zerodrift.exact.ops.interface import Query
 
 GATHER_KEYS = 3072

@@ -12,8 +12,8 @@ from torch.nn.functional import linear as plain_linear
 from zerodrift.core.errors import InvalidValue, UnsupportedModel
 from zerodrift.exact import probe
 from zerodrift.exact.ops.interface import HeadShape, Parts, Query, Segments
-from zerodrift.exact.ops.triton import attention, gemm, rows
-from zerodrift.exact.ops.triton.proof import prove_attention
+from zerodrift.exact.ops.triton import attention, cublas, gemm, rows
+from zerodrift.exact.ops.triton.proof import cublas_agrees, prove_attention
 from zerodrift.exact.ops.triton.step import Step
 
 PLAIN = frozenset({"linear", "attention", "norm"})
@@ -39,6 +39,8 @@ class CudaOps:
         self.plain = plain
         self.rms_norm = None if "norm" in plain else rows.rms_norm
         self._proven: set[tuple[Any, ...]] = set()
+        self._by_cublas: dict[tuple[int, ...], bool] = {}
+        """By shape of a weight: whether cuBLAS has the bits of K in order, as it was found on this GPU."""
 
     def prove(self, parts: Parts) -> None:
         size = parts.head_dim
@@ -48,21 +50,30 @@ class CudaOps:
             prove_attention(self, size)
             self._proven.add((size,))
         for weight_NK, bias_N in () if "linear" in self.plain else parts.linears:
-            key = (*weight_NK.shape, bias_N is None)
-            if key not in self._proven:
-                self._prove_linear(weight_NK, bias_N)
-                self._proven.add(key)
+            self._prove_linear(weight_NK, bias_N)
         for name, (op, columns) in parts.row_ops.items():
             if name.startswith("norm") and "norm" in self.plain:
                 continue
             dtype = torch.float32 if "softmax" in name else self.dtypes[0]
-            probe.require_rows(lambda x, op=op, dtype=dtype: op(x.to("cuda", dtype)), columns, name)  # type: ignore[misc]
+            # A row of a vocabulary takes milliseconds: fewer of them.
+            counts = (1, 2, 3, 8, 17) if columns > 2**14 else (*probe.COUNTS, 200)
+            probe.require(lambda x, op=op, dtype=dtype: op(x.to("cuda", dtype)), columns, name, counts)  # type: ignore[misc]
 
     def _prove_linear(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> None:
-        """In fp32, where no rounding hides a difference, over all tiles."""
-        x = probe.hard(200, weight_NK.shape[1]).to(weight_NK.device, weight_NK.dtype)
-        op = lambda part: gemm.linear(part, weight_NK, bias_N, torch.float32)  # noqa: E731
-        probe.least_floor((1,), lambda _: op, x, f"linear {weight_NK.shape[1]} -> {weight_NK.shape[0]}")
+        """In fp32, where no rounding hides a difference, over all tiles. A shape is asked about once."""
+        outputs, inputs = weight_NK.shape
+        key = (outputs, inputs, bias_N is None)
+        if key in self._proven:
+            return
+        probe.require(
+            lambda x: gemm.linear(x.to(weight_NK.device, weight_NK.dtype), weight_NK, bias_N, torch.float32),
+            inputs,
+            f"linear {inputs} -> {outputs}",
+            (*probe.COUNTS, 200),
+        )
+        if (outputs, inputs) not in self._by_cublas:
+            self._by_cublas[outputs, inputs] = cublas_agrees(weight_NK)
+        self._proven.add(key)
 
     def pack(self, weight_NK: torch.Tensor) -> torch.Tensor:
         return weight_NK.detach()
@@ -77,6 +88,9 @@ class CudaOps:
         dtype = dtype or x_TK.dtype
         if "linear" in self.plain:
             return plain_linear(x_TK, packed, bias_N).to(dtype)
+        self._prove_linear(packed, bias_N)
+        if len(x_TK) >= cublas.LEAST_ROWS and self._by_cublas[tuple(packed.shape)]:
+            return cublas.linear(x_TK, packed, bias_N, dtype)
         return gemm.linear(x_TK, packed, bias_N, dtype)
 
     def activation(self, name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:

@@ -1,0 +1,267 @@
+"""One engine for many threads: a worker thread owns it, everybody else submits and waits.
+
+    with EngineLoop(Engine("testbed:qwen3")) as loop:
+        request = loop.submit("3+4=", SamplingParams(max_tokens=64))
+        for update in request:
+            print(update.text, end="")
+
+The worker takes what was asked for, in order, runs a step, hands out what it gave, and begins again: a request, an
+abort, a pause or new weights take effect between two steps and never within one.
+"""
+
+import atexit
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch
+
+from zerodrift.core.completion import EngineFingerprint
+from zerodrift.core.errors import (
+    DuplicateRequest,
+    EngineError,
+    EngineStopped,
+    QueueFull,
+    UnknownRequest,
+    ZerodriftError,
+)
+from zerodrift.core.request import SamplingParams
+from zerodrift.core.version import WeightVersion
+from zerodrift.engine.engine import Engine
+from zerodrift.engine.handle import LOOK_AFTER_S, OnUpdate, RequestHandle
+from zerodrift.engine.metrics import EngineMetrics
+from zerodrift.engine.output import SampleUpdate
+from zerodrift.engine.prompts import CheckedRequest, PromptLike
+from zerodrift.engine.weights import StagedWeights
+
+Result = TypeVar("Result")
+
+
+class EngineLoop:
+    """Submit from any thread. Nobody else may use the engine until the loop is stopped."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Starts at once. `engine` has no requests in flight."""
+        if engine.has_unfinished:
+            raise EngineError(
+                "the engine has requests in flight, whose updates nobody would read; step() first"
+            )
+        self.engine = engine
+        self.error: ZerodriftError | None = None
+        """Why the worker ended, where it was not stopped: every waiter gets it, and every later call."""
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        # A plain lock, held for some lines: what interrupts the worker must not leave it locked.
+        self._lock = threading.Lock()
+        self._live: dict[str, RequestHandle] = {}
+        self._next_id = 0
+        self._closed = False
+        self._stopping = False
+        self._paused = False
+        self._worker = threading.Thread(target=self._run, name="zerodrift-engine", daemon=True)
+        self._worker.start()
+        # A daemon, lest a program hang that forgot to stop it; but Python must not take down torch under its feet.
+        atexit.register(self.stop, drain=False)
+        self._between_steps(lambda: None)
+
+    def __enter__(self) -> "EngineLoop":
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self.stop(drain=error is None)
+
+    def submit(
+        self,
+        prompt: PromptLike,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        forced: Sequence[int] = (),
+        stream_text: bool = True,
+        on_update: OnUpdate | None = None,
+    ) -> RequestHandle:
+        """Queue a request, without waiting for the step that runs. What could never be served raises here.
+
+        `on_update` is called in the worker's thread with each update, or with the error that ended the request; it
+        must not wait. asyncio is fed by `lambda update: loop.call_soon_threadsafe(queue.put_nowait, update)`.
+        """
+        request = self.engine.checked(prompt, sampling_params, forced, stream_text=stream_text)
+        with self._lock:
+            self._require_open()
+            waiting = self.engine.metrics().waiting + self._inbox.qsize()
+            if waiting >= self.engine.scheduler.limits.max_waiting:
+                raise QueueFull(f"{waiting} samples wait already; come again later, or raise max_waiting")
+            request_id = self._new_id() if request_id is None else request_id
+            if request_id in self._live:
+                raise DuplicateRequest(
+                    f"a request called {request_id!r} is not finished yet; give every request an id of its own"
+                )
+            handle = RequestHandle(self, request_id, request.sampling.n, on_update)
+            self._live[request_id] = handle
+            self._inbox.put(lambda: self._admit(handle, request))
+        return handle
+
+    def abort(self, request_id: str) -> None:
+        """End a request before the next step; its updates end with the tokens that it has."""
+        with self._lock:
+            if request_id not in self._live:
+                raise UnknownRequest(
+                    f"no unfinished request is called {request_id!r}; it ended, or was never submitted"
+                )
+        self._inbox.put(lambda: self._abort([request_id]))
+
+    def pause(self) -> None:
+        """No step runs when this returns, and none until `resume`. Requests can be submitted, and wait."""
+        self._between_steps(lambda: setattr(self, "_paused", True))
+
+    def resume(self) -> None:
+        """Go on."""
+        self._between_steps(lambda: setattr(self, "_paused", False))
+
+    def swap_weights(
+        self,
+        state: Mapping[str, torch.Tensor] | StagedWeights,
+        version: str | WeightVersion | None = None,
+        kv: str = "recompute",
+    ) -> WeightVersion:
+        """As `Engine.swap_weights`: staged in the calling thread while steps go on, and copied in between two of them."""
+        if not isinstance(state, StagedWeights) and version is not None:
+            state, version = self.engine.stage_weights(state, version), None
+        return self._between_steps(lambda: self.engine.swap_weights(state, version, kv))
+
+    def reset_cache(self) -> None:
+        """Forget every cached prefix that no request in flight looks at."""
+        self._between_steps(self.engine.reset_cache)
+
+    def metrics(self) -> EngineMetrics:
+        """As they were after the last step."""
+        return self.engine.metrics()
+
+    def fingerprint(self) -> EngineFingerprint:
+        """Of the weights of the last step."""
+        return self.engine.fingerprint()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the worker runs."""
+        return self._worker.is_alive()
+
+    def end_error(self) -> ZerodriftError:
+        """What whoever comes too late is told."""
+        # The same error is raised in many threads: without this each would add its own frames to it.
+        error = self.error or EngineStopped("the engine loop was stopped; start another one on its engine")
+        return error.with_traceback(None)
+
+    def stop(self, *, drain: bool = True) -> None:
+        """Take nothing new, serve what was submitted (or abort it, without `drain`), and end the worker."""
+        with self._lock:
+            self._closed = True
+            self._inbox.put(lambda: self._stop(drain=drain))
+        if threading.current_thread() is not self._worker:
+            try:
+                self._worker.join()
+            except BaseException:
+                # Whoever waited was interrupted: nobody is left to take what would still be computed.
+                self._inbox.put(lambda: self._stop(drain=False))
+                raise
+            atexit.unregister(self.stop)
+
+    def _between_steps(self, function: Callable[[], Result]) -> Result:
+        """Run `function` in the worker's thread, between two steps, and wait for it."""
+        if threading.current_thread() is self._worker:
+            return function()
+        done: Future[Result] = Future()
+
+        def job() -> None:
+            try:
+                done.set_result(function())
+            except Exception as error:
+                done.set_exception(error)
+
+        with self._lock:
+            self._require_open()
+            self._inbox.put(job)
+        while True:
+            try:
+                return done.result(LOOK_AFTER_S)
+            except TimeoutError:
+                if done.done():
+                    raise
+                if not self.alive:
+                    raise self.end_error() from None
+
+    def _require_open(self) -> None:
+        if self.error is not None or self._closed or not self._worker.is_alive():
+            raise self.end_error()
+
+    def _new_id(self) -> str:
+        self._next_id += 1
+        while (request_id := f"request-{self._next_id}") in self._live:
+            self._next_id += 1
+        return request_id
+
+    # What follows runs in the worker's thread.
+
+    def _run(self) -> None:
+        try:
+            with self.engine.owned():
+                self._serve()
+        except BaseException as error:
+            if not isinstance(error, ZerodriftError):
+                failed = EngineError(f"the engine's worker ended in {type(error).__name__}: {error}")
+                failed.__cause__ = error
+                error = failed
+            self.error = error
+        finally:
+            with self._lock:
+                self._closed = True
+                live, self._live = list(self._live.values()), {}
+            for handle in live:
+                handle.fail(self.end_error())
+
+    def _serve(self) -> None:
+        while not (self._stopping and not self.engine.has_unfinished):
+            steps = self.engine.has_unfinished and not self._paused
+            try:
+                job = self._inbox.get(block=not steps)
+            except queue.Empty:
+                self._deliver(self.engine.step())
+                continue
+            job()
+            if self.engine.broken is not None:
+                raise self.engine.broken
+
+    def _admit(self, handle: RequestHandle, request: CheckedRequest) -> None:
+        try:
+            self.engine.queue(request, handle.request_id)
+        except ZerodriftError as error:
+            # Memory ran short since it was submitted, and those who gave way fill the queue.
+            with self._lock:
+                self._live.pop(handle.request_id, None)
+            handle.fail(error)
+
+    def _abort(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            if request_id in self.engine.scheduler.requests:
+                self._deliver(self.engine.abort(request_id))
+
+    def _stop(self, *, drain: bool) -> None:
+        self._stopping, self._paused = True, False
+        if not drain:
+            self._abort(list(self.engine.scheduler.requests))
+
+    def _deliver(self, updates: Iterable[SampleUpdate]) -> None:
+        for update in updates:
+            handle = self._live.get(update.request_id)
+            if handle is None:
+                continue  # its callback failed, and it was aborted
+            try:
+                ended = handle.take(update)
+            except Exception as error:
+                ended = True
+                handle.fail(error)
+                self._inbox.put(lambda request_id=update.request_id: self._abort([request_id]))  # type: ignore[misc]
+            if ended:
+                with self._lock:
+                    self._live.pop(update.request_id, None)

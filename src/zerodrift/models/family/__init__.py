@@ -1,0 +1,1 @@
+"""Where a model keeps its parts, one small file per family: for exact mode, update accounts and weight faults alike."""

@@ -1,0 +1,99 @@
+"""What a verdict says first: is it the same policy, who is wrong, why, what to type, and how large is the drift?
+
+Page and terminal say the same thing because both say what stands here. A statistic that was not measured has no gauge, so
+that a missing number cannot be mistaken for a small one.
+"""
+
+from typing import NamedTuple
+
+from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
+
+_HEADLINES = {
+    Outcome.PASS: "The same policy",
+    Outcome.FAIL: "Not the same policy",
+    Outcome.INCONCLUSIVE: "Not judged",
+}
+
+
+class Answers(NamedTuple):
+    """What a reader wants to know first."""
+
+    headline: str
+    """Whether it is the same policy."""
+    guilty: str
+    """The side that left the other two, in words."""
+    why: str
+    """The conclusion in one sentence."""
+    to_fix: tuple[CauseFound, ...]
+    """Causes that fail the audit, principal first; their fixes are what to type."""
+    listed: tuple[CauseFound, ...]
+    """Causes below the gate: known, and not in the way."""
+
+    @property
+    def principal(self) -> CauseFound | None:
+        """The cause to fix first."""
+        return self.to_fix[0] if self.to_fix else None
+
+
+def answers(record: VerdictRecord) -> Answers:
+    """The answers that `record` gives."""
+    return Answers(
+        headline=_HEADLINES[record.verdict],
+        guilty=_guilty(record),
+        why=record.says,
+        to_fix=tuple(cause for cause in record.causes if cause.gating),
+        listed=tuple(cause for cause in record.causes if not cause.gating),
+    )
+
+
+def _guilty(record: VerdictRecord) -> str:
+    sides = {
+        "engine": f"The engine ({record.engine.engine})",
+        "trainer": "The trainer",
+        "none": "Neither side",
+        "unknown": "Not known",
+    }
+    return sides.get(record.guilty, record.guilty)
+
+
+# Statistic -> (what people call it, its gate); floors carry the statistic's own name.
+_STATISTICS = {
+    "mean": ("mean |Δ|", "mean"),
+    "p90": ("p90 |Δ|", "p90"),
+    "k3": ("k3", "k3"),
+    "max": ("max |Δ|", "veto"),
+}
+
+
+class Gauge(NamedTuple):
+    """One statistic of Δ in nats, with its marks where there are any."""
+
+    name: str
+    measured: float
+    floor: float | None
+    gate: float | None
+    interval: tuple[float, float] | None = None
+
+    @property
+    def broken(self) -> bool:
+        """The statistic lies above its gate."""
+        return self.gate is not None and self.measured > self.gate
+
+    @property
+    def of_gate(self) -> float | None:
+        """Measured in units of the gate."""
+        return self.measured / self.gate if self.gate else None
+
+
+def gauges(record: VerdictRecord) -> tuple[Gauge, ...]:
+    """A row for every statistic that `record` holds."""
+    found = []
+    for key, (name, gate) in _STATISTICS.items():
+        if key not in record.metrics:
+            continue
+        bounds = record.metrics.get(f"{key}_low"), record.metrics.get(f"{key}_high")
+        interval = (bounds[0], bounds[1]) if bounds[0] is not None and bounds[1] is not None else None
+        found.append(
+            Gauge(name, record.metrics[key], record.floor.get(key), record.gates.get(gate), interval)
+        )
+    return tuple(found)

@@ -1,0 +1,83 @@
+"""The page of long runs: what a lane did is kept, and one that is old, failed or unknown is not passed over."""
+
+import datetime
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TODAY = datetime.date(2026, 3, 20)
+
+
+@pytest.fixture
+def long_runs(script):
+    return script("long_runs")
+
+
+@pytest.fixture
+def fresh(long_runs):
+    """Every lane passed yesterday."""
+    run = long_runs.Run(TODAY - datetime.timedelta(days=1), "abc1234", passed=True, minutes=12.5)
+    return dict.fromkeys(long_runs.LANES, run)
+
+
+@pytest.mark.parametrize(
+    ("change", "warned"),
+    [
+        ({}, False),
+        ({"date": TODAY - datetime.timedelta(days=7)}, False),
+        ({"date": TODAY - datetime.timedelta(days=8)}, True),
+        ({"passed": False}, True),
+        (None, True),
+    ],
+    ids=["yesterday", "a week ago", "eight days ago", "failed", "never"],
+)
+def test_old_failed_and_missing_lanes_are_warned_of(long_runs, fresh, change, warned):
+    last = fresh.pop("history")
+    if change is not None:
+        fresh["history"] = last._replace(**change)
+    found = long_runs.warnings(fresh, TODAY)
+    assert [line.split()[0] for line in found] == (["history"] if warned else [])
+    assert all("make long LANE=history" in line for line in found)
+
+
+def test_what_is_written_is_read_again(long_runs, fresh):
+    page = f"# A page\n\nprose\n\n{long_runs.HEAD}"
+    del fresh["coverage"]
+    fresh["history"] = fresh["history"]._replace(passed=False, commit="abc1234+")
+    written = long_runs.write(page, fresh)
+    assert long_runs.read(written) == fresh
+    assert written.startswith(page)
+    assert long_runs.write(written, fresh) == written
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "| `no-such-lane` | x | 2026-03-01 | `abc` | pass | 1.0 |",
+        "| `history` | x | 2026-03-01 | `abc` | perhaps | 1.0 |",
+        "| `history` | x | last week | `abc` | pass | 1.0 |",
+        "| `history` | x | 2026-03-01 | `abc` | pass |",
+    ],
+)
+def test_a_row_that_cannot_be_read_is_an_error(long_runs, row):
+    with pytest.raises(long_runs.UnreadablePage):
+        long_runs.read(row)
+
+
+def test_a_page_without_its_table_is_not_written_over(long_runs, fresh):
+    with pytest.raises(long_runs.UnreadablePage):
+        long_runs.write("# prose alone\n", fresh)
+
+
+def test_the_page_is_readable_and_lanes_are_targets_of_make(long_runs):
+    long_runs.read(long_runs.PAGE.read_text())
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(long_runs.LANES) <= targets
+    assert all((ROOT / path).exists() for path in long_runs.CODE)
+
+
+def test_code_is_compared_with_commits_that_exist(long_runs):
+    assert not long_runs.unchanged_since("abc1234+")
+    assert not long_runs.unchanged_since("no-such-commit")

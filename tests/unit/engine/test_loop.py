@@ -1,0 +1,372 @@
+"""One engine, many threads: who asks gets all of it, in order, once; and nobody waits for ever."""
+
+import asyncio
+import ctypes
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from zerodrift.core.completion import FinishReason
+from zerodrift.core.errors import (
+    DuplicateRequest,
+    EngineError,
+    EngineStopped,
+    InvalidPrompt,
+    InvalidSampling,
+    InvariantBroken,
+    ModelError,
+    OutOfBlocks,
+    QueueFull,
+    UnknownRequest,
+)
+from zerodrift.core.request import SamplingParams
+from zerodrift.engine import weights as engine_weights
+from zerodrift.engine.engine import Engine
+from zerodrift.engine.handle import RequestHandle
+from zerodrift.engine.loop import EngineLoop
+from zerodrift.engine.output import Output, SampleUpdate
+
+Make = Callable[..., Engine]
+PROMPT = [5, 6, 7, 8, 9, 10]
+
+
+def seeded(**settings: Any) -> SamplingParams:
+    return SamplingParams(**{"seed": 1, "max_tokens": 6, "ignore_eos": True, **settings})
+
+
+def bits(output: Output) -> tuple[object, ...]:
+    return output.token_ids, output.logprobs, output.finish_reason
+
+
+@pytest.fixture
+def loop(engine: Engine) -> Iterator[EngineLoop]:
+    with EngineLoop(engine) as loop:
+        yield loop
+    assert not loop.alive
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
+
+
+def test_updates_joined_are_the_output(engine: Engine) -> None:
+    expected = [
+        bits(output) for prompt in (PROMPT, [1, 2]) for output in engine.generate(prompt, seeded(n=2))
+    ]
+    with EngineLoop(engine) as loop:
+        handles = [loop.submit(prompt, seeded(n=2)) for prompt in (PROMPT, [1, 2])]
+        streamed = [list(handle) for handle in handles]
+        found = [output for handle in handles for output in handle.result()]
+    assert [bits(output) for output in found] == expected
+    for updates, handle in zip(streamed, handles, strict=True):
+        for output in handle.result():
+            mine = [update for update in updates if update.sample_index == output.sample_index]
+            assert tuple(token for update in mine for token in update.token_ids) == output.token_ids
+            assert tuple(value for update in mine for value in update.logprobs) == output.logprobs
+            assert [update.output for update in mine] == [None] * (len(mine) - 1) + [output]
+    assert [list(handle) for handle in handles] == [[], []], "the end stays the end"
+
+
+def test_text_is_streamed(with_text: Engine) -> None:
+    (whole,) = with_text.generate("3+4=", seeded(max_tokens=20))
+    with EngineLoop(with_text) as loop:
+        assert "".join(update.text for update in loop.submit("3+4=", seeded(max_tokens=20))) == whole.text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "error"),
+    [
+        ([], {}, InvalidPrompt),
+        ([5, 61], {}, InvalidPrompt),
+        ("text", {}, InvalidPrompt),
+        ([5] * 90, {"max_tokens": 7}, InvalidSampling),
+        ([5] * 50, {"max_tokens": 30}, OutOfBlocks),
+    ],
+)
+def test_what_could_never_be_served_is_refused_at_once(
+    engine_of: Make, prompt: Any, settings: dict[str, Any], error: type[Exception]
+) -> None:
+    with EngineLoop(engine_of(num_blocks=15)) as loop, pytest.raises(error):
+        loop.submit(prompt, seeded(**settings))
+
+
+def test_ids(loop: EngineLoop) -> None:
+    loop.pause()
+    mine = loop.submit(PROMPT, seeded(), request_id="request-1")
+    with pytest.raises(DuplicateRequest):
+        loop.submit(PROMPT, seeded(), request_id="request-1")
+    assert loop.submit(PROMPT, seeded()).request_id == "request-2"
+    with pytest.raises(UnknownRequest):
+        loop.abort("nobody")
+    loop.resume()
+    mine.result()
+    assert loop.submit([1], seeded(), request_id="request-1").result()
+
+
+def test_the_queue_is_bounded(engine_of: Make) -> None:
+    with EngineLoop(engine_of(max_waiting=3)) as loop:
+        loop.pause()
+        handles = [loop.submit([number], seeded()) for number in (1, 2, 3)]
+        with pytest.raises(QueueFull):
+            loop.submit([4], seeded())
+        loop.resume()
+        assert all(handle.result() for handle in handles)
+
+
+def test_memory_that_runs_short_meanwhile_is_told_by_the_handle(loop: EngineLoop) -> None:
+    """The scheduler has the last word, whatever was true at submission."""
+    loop.engine.queue = lambda *_: (_ for _ in ()).throw(QueueFull("full"))  # type: ignore[method-assign]
+    handle = loop.submit(PROMPT, seeded())
+    with pytest.raises(QueueFull):
+        handle.result()
+    with pytest.raises(QueueFull):
+        next(handle)
+
+
+def test_an_aborted_request_keeps_what_it_has(loop: EngineLoop) -> None:
+    handle = loop.submit(PROMPT, seeded(max_tokens=80))
+    begun = [next(handle) for _ in range(3)]
+    handle.abort()
+    updates = [*begun, *handle]
+    (output,) = handle.result()
+    assert output.finish_reason is FinishReason.ABORT
+    assert tuple(token for update in updates for token in update.token_ids) == output.token_ids
+    handle.abort()
+    with pytest.raises(UnknownRequest):
+        loop.abort(handle.request_id)
+
+
+def test_who_leaves_the_block_ends_the_request(loop: EngineLoop) -> None:
+    with loop.submit(PROMPT, seeded(max_tokens=80)) as handle:
+        next(handle)
+    assert handle.result()[0].finish_reason is FinishReason.ABORT
+
+
+def test_nothing_moves_while_paused(loop: EngineLoop) -> None:
+    handle = loop.submit(PROMPT, seeded(max_tokens=60))
+    next(handle)
+    loop.pause()
+    steps = loop.metrics().steps
+    other = loop.submit([1, 2], seeded())
+    with pytest.raises(TimeoutError):
+        other.result(timeout=0.05)
+    assert loop.metrics().steps == steps
+    assert loop.metrics().waiting == 1
+    loop.resume()
+    assert len(handle.result()[0].token_ids) == 60
+    assert other.done or other.result()
+
+
+def test_callbacks_get_every_update(loop: EngineLoop) -> None:
+    got: list[SampleUpdate] = []
+    handle = loop.submit(PROMPT, seeded(), on_update=got.append)  # type: ignore[arg-type]
+    (output,) = handle.result()
+    assert tuple(token for update in got for token in update.token_ids) == output.token_ids
+    assert list(handle) == []
+
+
+def test_asyncio_is_fed(loop: EngineLoop) -> None:
+    async def read() -> list[int]:
+        running, updates = asyncio.get_running_loop(), asyncio.Queue[Any]()
+        loop.submit(
+            PROMPT,
+            seeded(),
+            on_update=lambda update: running.call_soon_threadsafe(updates.put_nowait, update),
+        )
+        tokens: list[int] = []
+        while (update := await updates.get()).output is None:
+            tokens += update.token_ids
+        return [*tokens, *update.token_ids]
+
+    assert tuple(asyncio.run(read())) == loop.submit(PROMPT, seeded()).result()[0].token_ids
+
+
+def test_a_callback_that_fails_costs_its_own_request_alone(loop: EngineLoop) -> None:
+    def fails(_: object) -> None:
+        raise RuntimeError("mine")
+
+    broken, fine = loop.submit(PROMPT, seeded(n=2), on_update=fails), loop.submit([1, 2], seeded())
+    with pytest.raises(RuntimeError, match="mine"):
+        broken.result()
+    assert fine.result()[0].problem is None
+    loop.pause()
+    assert loop.metrics().running == loop.metrics().waiting == 0
+
+
+def test_a_callback_may_submit(loop: EngineLoop) -> None:
+    followed: list[Any] = []
+    handle = loop.submit(
+        PROMPT,
+        seeded(max_tokens=1),
+        on_update=lambda update: followed.append((loop.submit([1, 2], seeded()), loop.reset_cache())),
+    )
+    handle.result()
+    assert followed[0][0].result()[0].problem is None
+
+
+def test_weights_change_between_two_steps(loop: EngineLoop) -> None:
+    handle = loop.submit(PROMPT, seeded(max_tokens=60))
+    next(handle)
+    old = loop.engine.version
+    new = loop.swap_weights({name: t * 1.25 for name, t in loop.engine.model.state_dict().items()}, "b")
+    (output,) = handle.result()
+    assert [span.version for span in output.versions] == [old, new]
+    with pytest.raises(ModelError):
+        loop.swap_weights({"x": torch.zeros(1)}, "c")
+    assert loop.submit(PROMPT, seeded()).result()[0].versions[0].version == new
+
+
+def test_steps_go_on_while_weights_are_staged(loop: EngineLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, staged = engine_weights.version_of, []
+
+    def waits(*arguments: Any) -> Any:
+        """Staging ends when forty more steps have run."""
+        enough = loop.metrics().steps + 40
+        while loop.metrics().steps < enough:
+            time.sleep(0.001)
+        staged.append(handle.done)
+        return real(*arguments)
+
+    handle = loop.submit(PROMPT, seeded(max_tokens=80))
+    next(handle)
+    monkeypatch.setattr(engine_weights, "version_of", waits)
+    loop.swap_weights({name: t * 1.25 for name, t in loop.engine.model.state_dict().items()}, "b")
+    assert staged == [False]
+    (output,) = handle.result()
+    assert len(output.versions) == 2
+    assert output.versions[0].end >= 40
+
+
+def test_another_thread_cannot_use_its_engine(loop: EngineLoop) -> None:
+    for call in (loop.engine.step, lambda: loop.engine.generate(PROMPT), lambda: loop.engine.abort("x")):
+        with pytest.raises(EngineError, match="EngineLoop"):
+            call()
+
+
+def test_an_engine_with_requests_is_not_taken_over(engine: Engine) -> None:
+    engine.add_request(PROMPT, seeded())
+    with pytest.raises(EngineError, match="in flight"):
+        EngineLoop(engine)
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_a_stop_leaves_nobody_waiting(engine: Engine, drain: bool) -> None:
+    loop = EngineLoop(engine)
+    loop.pause()
+    handles = [loop.submit([number], seeded(max_tokens=30)) for number in range(1, 9)]
+    loop.stop(drain=drain)
+    reasons = {handle.result()[0].finish_reason for handle in handles}
+    assert reasons == {FinishReason.LENGTH if drain else FinishReason.ABORT}
+    for call in (lambda: loop.submit(PROMPT), loop.pause, loop.reset_cache):
+        with pytest.raises(EngineStopped):
+            call()
+    loop.stop()
+    assert engine.generate(PROMPT, seeded())[0].problem is None, "the engine is its owner's again"
+
+
+def test_an_engine_that_breaks_tells_everybody(engine: Engine) -> None:
+    loop = EngineLoop(engine)
+    loop.pause()
+    told: list[object] = []
+    handles = [loop.submit([number], seeded()) for number in range(1, 5)]
+    loop.submit([9], seeded(), on_update=told.append)
+    engine.scheduler.pool.allocate()
+    loop.resume()
+    for handle in handles:
+        with pytest.raises(InvariantBroken):
+            list(handle)
+        with pytest.raises(InvariantBroken):
+            handle.result()
+    assert any(isinstance(each, InvariantBroken) for each in told)
+    with pytest.raises(InvariantBroken):
+        loop.submit(PROMPT)
+    loop.stop()
+
+
+def test_a_step_that_raises_ends_the_loop_with_its_cause(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError("none left")
+
+    monkeypatch.setattr("zerodrift.engine.runner.forward_step", fail)
+    loop = EngineLoop(engine)
+    with pytest.raises(EngineError, match="MemoryError: none left"):
+        loop.submit(PROMPT).result()
+    assert isinstance(loop.error.__cause__ if loop.error else None, MemoryError)
+    loop.stop()
+
+
+def ended(handle: RequestHandle) -> tuple[int, ...] | EngineError:
+    try:
+        return handle.result(timeout=20)[0].token_ids
+    except EngineError as error:
+        return error
+
+
+def interrupt(thread: threading.Thread) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
+    )
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.long) for n in range(6, 200))]
+)
+def test_interrupted_anywhere_it_stops_clean(engine_of: Make, seed: int) -> None:
+    """The worker is hit between any two of its instructions: everybody who waits hears of it."""
+    draw, loop = random.Random(seed), EngineLoop(engine_of())
+    handles = [loop.submit([number], seeded(max_tokens=60)) for number in range(1, 7)]
+    time.sleep(draw.uniform(0, 0.2))
+    interrupt(loop._worker)
+    ends = {type(end) if isinstance(end := ended(handle), EngineError) else len(end) for handle in handles}
+    assert ends <= {EngineError, 60}
+    loop.stop(drain=False)
+    assert not loop.alive
+    with pytest.raises(EngineError):
+        loop.submit(PROMPT)
+
+
+PROGRAM = """
+import sys
+from zerodrift.core.request import SamplingParams
+from zerodrift.engine.engine import Engine
+from zerodrift.engine.loop import EngineLoop
+
+loop = EngineLoop(Engine("testbed:qwen3", num_blocks=512))
+handles = [loop.submit([5, n], SamplingParams(max_tokens=400, ignore_eos=True)) for n in range(8)]
+print("started", flush=True)
+if sys.argv[1] == "forgets":
+    sys.exit(0)
+with loop:
+    for handle in handles:
+        handle.result()
+"""
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 20))])
+@pytest.mark.parametrize("how", ["forgets", "interrupted"])
+def test_a_program_ends_though_requests_run(how: str, seed: int) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "started\n"
+    if how == "interrupted":
+        time.sleep(random.Random(seed).uniform(0, 0.5))
+        program.send_signal(signal.SIGINT)
+    _, errors = program.communicate(timeout=60)
+    assert program.returncode == (0 if how == "forgets" else -signal.SIGINT), errors
+    assert "KeyboardInterrupt" in errors or how == "forgets"
+    assert "Fatal" not in errors
