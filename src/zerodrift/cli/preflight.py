@@ -95,7 +95,9 @@ def _check_options(config: "RunConfig", files: "list[Path | None]", *, sync: boo
         )
 
 
-def _histories(history: Path | None, record: Path | None) -> "tuple[RewardHistory | None, RewardHistory | None]":
+def _histories(
+    history: Path | None, record: Path | None
+) -> "tuple[RewardHistory | None, RewardHistory | None]":
     """What to compare with, and what is in the file to add to; one that cannot be read or written is refused now."""
     from zerodrift.audit.history import RewardHistory, open_history
 
