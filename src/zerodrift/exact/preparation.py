@@ -161,19 +161,19 @@ def ops_of(model: Any) -> Any:
     return state[0]
 
 
+def is_sharded(model: Any) -> bool:
+    """Whether FSDP2 gathers the weights of `model` when it is called."""
+    return hasattr(model, "set_requires_gradient_sync")
+
+
 def require_gathered(model: Any) -> None:
     """Parts of a model that FSDP2 has sharded cannot be called one by one: nothing would gather their weights."""
     if hasattr(model.lm_head.weight, "placements"):
         raise UnsupportedModel(
-            "the model is sharded by FSDP2, which gathers weights only where the whole model is called: take "
-            f"log-probabilities from model(input_ids=…).logits, {_of_logits(model)}"
+            "the head is sharded by FSDP2, which gathers weights only where the whole model is called: take "
+            "log-probabilities from zerodrift.exact.token_logprobs(model, completions), with layers and the whole model "
+            "sharded, but not the head by itself"
         )
-
-
-def _of_logits(model: Any) -> str:
-    if model.dtype is torch.float32:
-        return "whose bits are the same"
-    return f"and know that {model.dtype} rounds those, while an engine keeps them in fp32"
 
 
 def _ops_for(parts: ModelParts, plain: frozenset[str]) -> Any:
