@@ -35,6 +35,7 @@ from zerodrift.models.family.base import Family
 from zerodrift.models.family.check import check_formulas, check_tree
 from zerodrift.models.family.parts import ModelParts
 from zerodrift.models.family.registry import FAMILIES, exact_families
+from zerodrift.models.family.rope import rope_types
 
 _STATE = "exact_state"
 
@@ -209,7 +210,7 @@ def _check_numbers(parts: ModelParts, ops: Any) -> None:
         )
     if getattr(config, "use_bidirectional_attention", False):
         raise UnsupportedModel("use_bidirectional_attention is set; exact mode is for causal models")
-    for layer_type, rope in parts.family.rope_types(config).items():
+    for layer_type, rope in rope_types(config).items():
         if rope not in (ROPE_TYPES if not layer_type else STATIC_ROPE_TYPES):
             raise UnsupportedModel(
                 f"rope_type is {rope!r}{layer_type and f' for {layer_type}'}; exact mode has {', '.join(ROPE_TYPES)}, "

@@ -163,24 +163,6 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         """Logits lie within plus and minus this."""
         return None if self.logit_cap_setting is None else getattr(config, self.logit_cap_setting)
 
-    def rope_types(self, config: Any) -> dict[str, str]:
-        """Kind of rotary frequencies by type of layer; "" where all layers share them."""
-        return {kind: each["rope_type"] for kind, each in _rope_parameters(config).items()}
-
-    def rope_bases(self, config: Any) -> dict[str, float]:
-        """Base of the rotary frequencies by type of layer; "" where all layers share it, nothing where there is none."""
-        written = _rope_parameters(config)
-        return {kind: float(each["rope_theta"]) for kind, each in written.items() if "rope_theta" in each}
-
-    def with_rope_bases(self, config: Any, bases: Mapping[str, float]) -> dict[str, Any]:
-        """`config.rope_parameters` with other bases."""
-        written = _rope_parameters(config)
-        changed = {
-            kind: {**each, "rope_theta": bases.get(kind, each.get("rope_theta"))}
-            for kind, each in written.items()
-        }
-        return changed.get("", changed)
-
     def classes(self, config: Any) -> dict[str, str]:
         """Every module of such a model: place to the name of its class, but for activations."""
         root, own = f"{self.decoder}.", self.prefix
@@ -226,10 +208,3 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
             holder: Any = self.experts if sparse else self.mlp
             found.append(f"{self.below_decoder(self.layers)}.{index}.{holder.place}.{holder.activation}")
         return tuple(found)
-
-
-def _rope_parameters(config: Any) -> dict[str, dict[str, Any]]:
-    written = getattr(config, "rope_parameters", None) or {}
-    if "rope_type" in written:
-        return {"": written}
-    return {kind: each for kind, each in written.items() if each is not None}
