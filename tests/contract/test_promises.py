@@ -46,20 +46,11 @@ class Sound:
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return self.inner.score(sequences)
 
-    def tokenize(self, text: str) -> tuple[int, ...]:
-        return self.inner.tokenize(text)
-
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        return self.inner.render_chat(messages)
-
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
         self.inner.load_weights(directory, version)
 
-    def reset_cache(self) -> None:
-        self.inner.reset_cache()
-
-    def close(self) -> None:
-        self.inner.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 class Changed(Sound):
@@ -123,44 +114,33 @@ class LosesARequest(Sound):
 # Tokens and their numbers
 
 
-def drop_a_logprob(completion: Completion) -> None:
-    set_field(completion, "logprobs", completion.logprobs[:-1])
+def setting(**changes: Callable[[Completion], Any]) -> type[Changed]:
+    """Each of these fields is set to what is made of the completion."""
+
+    def change(completion: Completion) -> None:
+        for name, make in changes.items():
+            set_field(completion, name, make(completion))
+
+    return changed(change)
 
 
-def spoil(value: float) -> Change:
-    return lambda completion: set_field(completion, "logprobs", (value, *completion.logprobs[1:]))
+def spoil(value: float) -> type[Changed]:
+    return setting(logprobs=lambda each: (value, *each.logprobs[1:]))
 
 
-def end_early(completion: Completion) -> None:
-    set_field(completion, "token_ids", completion.token_ids[:-1])
-    set_field(completion, "logprobs", completion.logprobs[:-1])
-    set_field(completion, "finish_reason", FinishReason.LENGTH)
-
-
-def give_up(completion: Completion) -> None:
-    set_field(completion, "finish_reason", FinishReason.ABORT)
-
-
-def another_engine(completion: Completion) -> None:
-    set_field(completion, "fingerprint", "of another")
-
-
-def shift_a_little(completion: Completion) -> None:
-    set_field(completion, "logprobs", tuple(value - 1e-6 for value in completion.logprobs))
-
-
-def reverse_alternatives(completion: Completion) -> None:
-    set_field(completion, "top_logprobs", tuple(each[::-1] for each in completion.top_logprobs))
-
-
-def shift_alternatives(completion: Completion) -> None:
-    """Of the position before."""
-    tops = completion.top_logprobs
-    set_field(completion, "top_logprobs", (*tops[-1:], *tops[:-1]))
-
-
-def forget_alternatives(completion: Completion) -> None:
-    set_field(completion, "top_logprobs", ())
+DROPS_A_LOGPROB = setting(logprobs=lambda each: each.logprobs[:-1])
+ENDS_EARLY = setting(
+    token_ids=lambda each: each.token_ids[:-1],
+    logprobs=lambda each: each.logprobs[:-1],
+    finish_reason=lambda each: FinishReason.LENGTH,
+)
+GIVES_UP = setting(finish_reason=lambda each: FinishReason.ABORT)
+IS_ANOTHER = setting(fingerprint=lambda each: "of another")
+SHIFTS_A_LITTLE = setting(logprobs=lambda each: tuple(value - 1e-6 for value in each.logprobs))
+REVERSES_ALTERNATIVES = setting(top_logprobs=lambda each: tuple(top[::-1] for top in each.top_logprobs))
+# Of the position before.
+SHIFTS_ALTERNATIVES = setting(top_logprobs=lambda each: (*each.top_logprobs[-1:], *each.top_logprobs[:-1]))
+FORGETS_ALTERNATIVES = setting(top_logprobs=lambda each: ())
 
 
 # Seeds
@@ -375,12 +355,12 @@ BROKEN: dict[Callable[[Subject], None], tuple[type[Sound], ...]] = {
     ),
     promises.tokens_carry_what_a_trainer_needs: (
         Reorders,
-        changed(drop_a_logprob),
-        changed(spoil(float("nan"))),
-        changed(spoil(0.5)),
-        changed(end_early),
-        changed(give_up),
-        changed(another_engine),
+        DROPS_A_LOGPROB,
+        spoil(float("nan")),
+        spoil(0.5),
+        ENDS_EARLY,
+        GIVES_UP,
+        IS_ANOTHER,
     ),
     promises.seeds_repeat: (IgnoresSeeds, HasOneSeed, SeedsByPlace),
     promises.what_is_streamed_is_what_comes_whole: (
@@ -394,13 +374,13 @@ BROKEN: dict[Callable[[Subject], None], tuple[type[Sound], ...]] = {
         ScoresLate,
         ScoresTheFirstToken,
         CutsPromptsBehindTheEcho,
-        changed(shift_a_little),
+        SHIFTS_A_LITTLE,
     ),
     promises.alternatives_are_the_likeliest_in_order: (
-        changed(reverse_alternatives),
-        changed(shift_alternatives),
-        changed(forget_alternatives),
-        changed(shift_a_little),
+        REVERSES_ALTERNATIVES,
+        SHIFTS_ALTERNATIVES,
+        FORGETS_ALTERNATIVES,
+        SHIFTS_A_LITTLE,
     ),
     promises.strange_prompts_are_refused: (
         CutsPrompts,

@@ -83,7 +83,7 @@ def _findings(diagnosis: Diagnosis | str) -> list[str]:
 
 def _found(advice: Advice) -> str:
     cure = " ".join(advice.type) or advice.do
-    return f"{advice.severity}: {advice.title} {advice.value}. {advice.says}{f' → {cure}' if cure else ''}"
+    return f"{advice.severity}: {advice.title} {advice.value}. {advice.message}{f' → {cure}' if cure else ''}"
 
 
 def _curable(diagnosis: Diagnosis | str) -> bool:

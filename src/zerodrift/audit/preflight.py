@@ -14,7 +14,7 @@ import msgspec
 from zerodrift.audit import checklist
 from zerodrift.audit.checklist import Judged
 from zerodrift.audit.history import NAME as HISTORY
-from zerodrift.audit.history import History, history_item
+from zerodrift.audit.history import RewardHistory, history_item
 from zerodrift.audit.progress import Progress
 from zerodrift.audit.session import DEFAULT_MODEL, Session, Wrap
 from zerodrift.audit.tasks import open_task
@@ -23,11 +23,10 @@ from zerodrift.backends.registry import api_key
 from zerodrift.config.run import RunConfig
 from zerodrift.core.errors import EngineError, ZerodriftError
 from zerodrift.doctor.diagnosis import Diagnosis, diagnose
-from zerodrift.doctor.kinds import FileKind
 from zerodrift.doctor.open_target import open_target
 from zerodrift.doctor.server import Server
-from zerodrift.doctor.setting import Settings
-from zerodrift.doctor.zerodrift_file import VLLM
+from zerodrift.doctor.setting import FileKind, Origin, Setting, Settings
+from zerodrift.doctor.zerodrift_file import RUNNING, VLLM
 from zerodrift.records.directory import check_run_directory
 from zerodrift.records.preflight import (
     PREFLIGHT,
@@ -56,9 +55,9 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path
     sync: bool = True
     resets_cache: bool = True
-    history: History | None = None
+    history: RewardHistory | None = None
     """Earlier runs to compare rewards with."""
-    recorded: History | None = None
+    recorded: RewardHistory | None = None
     """What the file holds to which this run's rewards are to be added: the same task's, or nothing."""
     wrap: Wrap | None = None
     """Plants a fault in the engine."""
@@ -107,7 +106,10 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
         name = shlex.quote(str(self.path))
         try:
             target = open_target(str(self.path), FileKind.ZERODRIFT)
-            judged, asked = [Judged(name, diagnose(target, {})[0])], target.read().settings
+            asked = target.read().settings
+            # A running server is asked below, or by the audit.
+            known = {RUNNING: Setting(RUNNING, None, Origin.ASKED)} if RUNNING in asked else {}
+            judged = [Judged(name, diagnose(target, known)[0])]
         except ZerodriftError as error:
             judged, asked = [Judged(name, f"cannot be judged: {error}")], {}
         engine = self.config.engine

@@ -87,9 +87,7 @@ def _run(
     cache: dict[str, Any] = {"past_key_values": None, "use_cache": True} if keeps else {"use_cache": False}
     while True:
         positions_BL = (mask_BL.cumsum(dim=-1) - 1).clamp(min=0)[:, -ids_BL.shape[1] :]
-        output = model(
-            ids_BL, attention_mask=mask_BL, position_ids=positions_BL, logits_to_keep=1, **cache
-        )
+        output = model(ids_BL, attention_mask=mask_BL, position_ids=positions_BL, logits_to_keep=1, **cache)
         if keeps:
             cache["past_key_values"] = output.past_key_values
         logits_BV = output.logits[:, -1]

@@ -320,9 +320,14 @@ def _event(where: str, data: str, advice: Advice) -> dict[str, Any]:
     )
 
 
-def declined(error: EngineError) -> bool:
-    """Whether this means that the server cannot: it refused the request itself, or answered something else."""
-    return isinstance(error, BadAnswer) or error.status in REFUSALS
+def not_declined(call: Callable[[], bool]) -> bool:
+    """What `call` finds; False where the server cannot: it refuses the request itself, or answers something else."""
+    try:
+        return call()
+    except EngineError as error:
+        if isinstance(error, BadAnswer) or error.status in REFUSALS:
+            return False
+        raise
 
 
 def _refusal(where: str, reply: Reply, advice: Advice) -> EngineError:

@@ -7,6 +7,7 @@ each element holds. The empty path is the document itself.
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 EACH = "*"
@@ -35,3 +36,16 @@ def put(document: dict[str, Any], path: str, value: object) -> None:
     for folder in folders:
         document = document.setdefault(folder, {})
     document[name] = value
+
+
+def facts_at(document: object, paths: Mapping[str, str]) -> dict[str, str]:
+    """Facts that a server shows, by name; one that it does not is left out: two releases then differ in it."""
+    found = {name: look_up(document, path) for name, path in paths.items()}
+    return {name: as_fact(value) for name, value in found.items() if value is not UNSET}
+
+
+def as_fact(value: object) -> str:
+    """As fingerprints have it; a dtype without the library that it belongs to."""
+    if isinstance(value, str):
+        return value.removeprefix("torch.")
+    return msgspec.json.encode(value, order="sorted").decode()

@@ -11,13 +11,13 @@ import msgspec
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect, Facts, SeedProbe
-from zerodrift.backends.http import CLOSED, REFUSALS, HttpClient, declined
-from zerodrift.backends.json_path import look_up, put
-from zerodrift.backends.openai_wire import Sample, asked_kind, request_body, samples_of, value_at
+from zerodrift.backends.http import CLOSED, REFUSALS, HttpClient, not_declined
+from zerodrift.backends.json_path import facts_at, look_up, put
+from zerodrift.backends.openai_wire import ServerSample, asked_kind, request_body, samples_of, value_at
 from zerodrift.backends.server import has_route
 from zerodrift.backends.stream_deltas import Streaming, has_tokens
 from zerodrift.core.completion import EngineFingerprint, LogprobKind
-from zerodrift.core.errors import BadAnswer, CapabilityMissing, EngineError, EngineRefused
+from zerodrift.core.errors import BadAnswer, CapabilityMissing, EngineRefused
 from zerodrift.core.request import Prompt, Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -98,20 +98,10 @@ def fingerprint(backend: "OpenAIBackend", document: object) -> EngineFingerprint
     return EngineFingerprint(
         engine=backend.dialect.name,
         semantic={"model": backend.model, "logprobs_mode": f"{backend.kind}_logprobs"}
-        | _facts(document, facts.semantic),
-        numeric=dict(facts.known) | _facts(document, facts.numeric),
-        deployment={"max_model_len": str(length)} | _facts(document, facts.deployment),
+        | facts_at(document, facts.semantic),
+        numeric=dict(facts.known) | facts_at(document, facts.numeric),
+        deployment={"max_model_len": str(length)} | facts_at(document, facts.deployment),
     )
-
-
-def _facts(document: object, paths: Mapping[str, str]) -> dict[str, str]:
-    """Facts that the server shows; one that it does not is left out: two releases then differ in it."""
-    found = {name: look_up(document, path) for name, path in paths.items()}
-    return {
-        name: value if isinstance(value, str) else msgspec.json.encode(value, order="sorted").decode()
-        for name, value in found.items()
-        if value is not msgspec.UNSET
-    }
 
 
 def capabilities(backend: "OpenAIBackend", http: HttpClient, document: object) -> frozenset[Capability]:
@@ -122,7 +112,7 @@ def capabilities(backend: "OpenAIBackend", http: HttpClient, document: object) -
     if all(numbers.alternative_ids is None for numbers in dialect.numbers.values()):
         sampling = msgspec.structs.replace(sampling, logprobs=0)
     request = Request(prompt, sampling)
-    [sample, *_] = samples_of(backend.complete(request), dialect) or [Sample(None, None)]
+    [sample, *_] = samples_of(backend.complete(request), dialect) or [ServerSample(None, None)]
     _check_numbers(backend, request, sample)
     numbers = dialect.numbers[asked_kind(sampling, dialect, backend.kind)]
     alternatives = sample.look_up(numbers.alternative_ids)
@@ -146,7 +136,7 @@ def capabilities(backend: "OpenAIBackend", http: HttpClient, document: object) -
     return frozenset(capability for capability, present in found.items() if present)
 
 
-def _check_numbers(backend: "OpenAIBackend", request: Request, sample: Sample) -> None:
+def _check_numbers(backend: "OpenAIBackend", request: Request, sample: ServerSample) -> None:
     """The sample carries ids and logprobs of the kind that is wanted."""
     dialect = backend.dialect
     route = dialect.completions
@@ -167,21 +157,12 @@ def _check_numbers(backend: "OpenAIBackend", request: Request, sample: Sample) -
 
 
 def _scores(backend: "OpenAIBackend", prompt: Prompt) -> bool:
-    try:
-        return len(backend.score_one(prompt.token_ids)) == len(prompt.token_ids) - 1
-    except EngineError as error:
-        if declined(error):
-            return False
-        raise
+    return not_declined(lambda: len(backend.score_one(prompt.token_ids)) == len(prompt.token_ids) - 1)
 
 
 def _streams(backend: "OpenAIBackend", request: Request, how: Streaming) -> bool:
-    try:
-        return has_tokens(backend.streamed(request, how), how, backend.dialect.completions)
-    except EngineError as error:
-        if declined(error):
-            return False
-        raise
+    route = backend.dialect.completions
+    return not_declined(lambda: has_tokens(backend.streamed(request, how), how, route))
 
 
 def _honours_seeds(backend: "OpenAIBackend", http: HttpClient, request: Request) -> bool:

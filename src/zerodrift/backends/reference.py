@@ -23,6 +23,7 @@ from zerodrift.core.completion import (
 from zerodrift.core.errors import InvalidPrompt, ModelError
 from zerodrift.core.request import Request
 from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
+from zerodrift.models.family.abilities import computes_in_fp64
 from zerodrift.models.loading import AS_SAVED, dtype_of
 from zerodrift.models.placing import check_device, place
 from zerodrift.weights.digest import model_digest
@@ -211,12 +212,12 @@ class Loaded(NamedTuple):
 
 
 def load_reference(spec: str | Path, dtype: str | None = None, device: Device = "cpu") -> Loaded:
-    """The model in `dtype`; None is fp64 where that is cheap, and fp32 elsewhere."""
+    """The model in `dtype`; None is fp64 where that is cheap and the model computes in it, and fp32 elsewhere."""
     check_device(device)
     model = models.load(spec, dtype=AS_SAVED)
     digest = model_digest(model)
     tiny = sum(p.numel() for p in model.parameters()) < TINY_PARAMETERS
-    wanted = dtype or ("float64" if tiny else "float32")
+    wanted = dtype or ("float64" if tiny and computes_in_fp64(model) else "float32")
     if torch.promote_types(model.dtype, dtype_of(wanted)) is dtype_of(wanted):
         return Loaded(place(model.to(dtype_of(wanted)), device), digest)
     # Narrower than saved: loaded anew, because `.to` would also narrow the rotary frequencies, which stay in fp32.

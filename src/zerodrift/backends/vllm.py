@@ -9,7 +9,7 @@ import msgspec
 
 from zerodrift.backends import vllm_facts, vllm_update, vllm_wire
 from zerodrift.backends.base import Capability
-from zerodrift.backends.http import CLOSED, REFUSALS, declined
+from zerodrift.backends.http import CLOSED, REFUSALS, not_declined
 from zerodrift.backends.server import UNKNOWN, ServerBackend, has_route
 from zerodrift.backends.stream_deltas import Joined, has_tokens, join
 from zerodrift.backends.vllm_routes import ROUTES, is_nan
@@ -271,13 +271,9 @@ class VllmBackend(ServerBackend):
         return True
 
     def _streams(self) -> bool:
-        try:
-            path, how = self._route.path, self._route.streaming
-            return has_tokens(self._http.stream(path, self._probe_body(dict(how.ask))), how, path)
-        except EngineError as error:
-            if declined(error):
-                return False
-            raise
+        path, how = self._route.path, self._route.streaming
+        body = self._probe_body(dict(how.ask))
+        return not_declined(lambda: has_tokens(self._http.stream(path, body), how, path))
 
     def _reads(self, field: str, nonsense: object) -> bool:
         """vLLM ignores fields that it does not know: one that refuses nonsense is one that it reads."""

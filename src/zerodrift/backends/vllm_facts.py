@@ -9,44 +9,45 @@ from typing import Any
 
 import msgspec
 
+from zerodrift.backends.json_path import as_fact, facts_at, look_up
 from zerodrift.core.completion import EngineFingerprint, LogprobKind
 
 ENGINE = "vllm"
 
 SEMANTIC = {
-    "logprobs_mode": "model_config.logprobs_mode",
-    "max_logprobs": "model_config.max_logprobs",
-    "generation_config": "model_config.generation_config",
-    "override_generation_config": "model_config.override_generation_config",
-    "logits_processors": "model_config.logits_processors",
-    "return_sampling_mask": "model_config.return_sampling_mask",
-    "tokenizer": "model_config.tokenizer",
-    "tokenizer_mode": "model_config.tokenizer_mode",
-    "disable_sliding_window": "model_config.disable_sliding_window",
+    "logprobs_mode": "model_config/logprobs_mode",
+    "max_logprobs": "model_config/max_logprobs",
+    "generation_config": "model_config/generation_config",
+    "override_generation_config": "model_config/override_generation_config",
+    "logits_processors": "model_config/logits_processors",
+    "return_sampling_mask": "model_config/return_sampling_mask",
+    "tokenizer": "model_config/tokenizer",
+    "tokenizer_mode": "model_config/tokenizer_mode",
+    "disable_sliding_window": "model_config/disable_sliding_window",
     "lora": "lora_config",
 }
 
 NUMERIC = {
-    "dtype": "model_config.dtype",
-    "quantization": "model_config.quantization",
-    "kv_cache_dtype": "cache_config.cache_dtype",
-    "enforce_eager": "model_config.enforce_eager",
-    "compilation_mode": "compilation_config.mode",
-    "cudagraph_mode": "compilation_config.cudagraph_mode",
-    "attention_backend": "attention_config.backend",
-    "block_size": "cache_config.block_size",
-    "enable_prefix_caching": "cache_config.enable_prefix_caching",
-    "enable_chunked_prefill": "scheduler_config.enable_chunked_prefill",
-    "async_scheduling": "scheduler_config.async_scheduling",
-    "tensor_parallel_size": "parallel_config.tensor_parallel_size",
-    "pipeline_parallel_size": "parallel_config.pipeline_parallel_size",
-    "enable_expert_parallel": "parallel_config.enable_expert_parallel",
-    "worker": "parallel_config.worker_cls",
-    "worker_extension": "parallel_config.worker_extension_cls",
-    "model_impl": "model_config.model_impl",
-    "use_fp64_gumbel": "model_config.use_fp64_gumbel",
+    "dtype": "model_config/dtype",
+    "quantization": "model_config/quantization",
+    "kv_cache_dtype": "cache_config/cache_dtype",
+    "enforce_eager": "model_config/enforce_eager",
+    "compilation_mode": "compilation_config/mode",
+    "cudagraph_mode": "compilation_config/cudagraph_mode",
+    "attention_backend": "attention_config/backend",
+    "block_size": "cache_config/block_size",
+    "enable_prefix_caching": "cache_config/enable_prefix_caching",
+    "enable_chunked_prefill": "scheduler_config/enable_chunked_prefill",
+    "async_scheduling": "scheduler_config/async_scheduling",
+    "tensor_parallel_size": "parallel_config/tensor_parallel_size",
+    "pipeline_parallel_size": "parallel_config/pipeline_parallel_size",
+    "enable_expert_parallel": "parallel_config/enable_expert_parallel",
+    "worker": "parallel_config/worker_cls",
+    "worker_extension": "parallel_config/worker_extension_cls",
+    "model_impl": "model_config/model_impl",
+    "use_fp64_gumbel": "model_config/use_fp64_gumbel",
     "speculative": "speculative_config",
-    "device": "device_config.device",
+    "device": "device_config/device",
 }
 
 NUMERIC_ENVIRONMENT = (
@@ -70,14 +71,14 @@ NUMERIC_SYSTEM = {
 }
 
 DEPLOYMENT = {
-    "max_model_len": "model_config.max_model_len",
-    "max_num_seqs": "scheduler_config.max_num_seqs",
-    "max_num_batched_tokens": "scheduler_config.max_num_batched_tokens",
-    "num_gpu_blocks": "cache_config.num_gpu_blocks",
-    "gpu_memory_utilization": "cache_config.gpu_memory_utilization",
-    "data_parallel_size": "parallel_config.data_parallel_size",
-    "executor": "parallel_config.distributed_executor_backend",
-    "weight_transfer": "weight_transfer_config.backend",
+    "max_model_len": "model_config/max_model_len",
+    "max_num_seqs": "scheduler_config/max_num_seqs",
+    "max_num_batched_tokens": "scheduler_config/max_num_batched_tokens",
+    "num_gpu_blocks": "cache_config/num_gpu_blocks",
+    "gpu_memory_utilization": "cache_config/gpu_memory_utilization",
+    "data_parallel_size": "parallel_config/data_parallel_size",
+    "executor": "parallel_config/distributed_executor_backend",
+    "weight_transfer": "weight_transfer_config/backend",
 }
 
 
@@ -91,20 +92,21 @@ class ServerInfo(msgspec.Struct):
     @property
     def logprobs_mode(self) -> str | None:
         """`raw_` or `processed_`, `logprobs` or `logits`; None where the release does not show it."""
-        mode = _look_up(self.vllm_config, "model_config.logprobs_mode")
-        return mode if isinstance(mode, str) else None
+        return self._text("model_config/logprobs_mode")
 
     @property
     def transfer_engine(self) -> str | None:
         """The name in --weight-transfer-config; None without one."""
-        name = _look_up(self.vllm_config, "weight_transfer_config.backend")
-        return name if isinstance(name, str) else None
+        return self._text("weight_transfer_config/backend")
 
     @property
     def instance(self) -> str | None:
         """Drawn anew at every start; None where the release does not show it."""
-        drawn = _look_up(self.vllm_config, "instance_id")
-        return drawn if isinstance(drawn, str) else None
+        return self._text("instance_id")
+
+    def _text(self, path: str) -> str | None:
+        value = look_up(self.vllm_config, path)
+        return value if isinstance(value, str) else None
 
 
 def logprob_kind(info: ServerInfo | None) -> LogprobKind:
@@ -122,17 +124,17 @@ def fingerprint(model: str, max_model_len: int, route: str, info: ServerInfo | N
     semantic, numeric = {"model": model}, {}
     deployment = {"max_model_len": str(max_model_len), "route": route}
     if info is not None:
-        overrides = _look_up(info.vllm_config, "model_config.hf_overrides")
+        overrides = look_up(info.vllm_config, "model_config/hf_overrides")
         overrides = dict(overrides) if isinstance(overrides, dict) else {}
-        numeric["head_dtype"] = _fact(overrides.pop("head_dtype", "model"))
+        numeric["head_dtype"] = as_fact(overrides.pop("head_dtype", "model"))
         # What is left of the overrides (rope, window, …) makes another model of the checkpoint.
-        semantic["hf_overrides"] = _fact(overrides)
-        semantic |= _facts(info.vllm_config, SEMANTIC)
-        numeric |= _facts(info.vllm_config, NUMERIC)
-        numeric |= _facts(info.vllm_env, {name: name for name in NUMERIC_ENVIRONMENT})
-        numeric |= _facts(info.system_env, NUMERIC_SYSTEM)
+        semantic["hf_overrides"] = as_fact(overrides)
+        semantic |= facts_at(info.vllm_config, SEMANTIC)
+        numeric |= facts_at(info.vllm_config, NUMERIC)
+        numeric |= facts_at(info.vllm_env, {name: name for name in NUMERIC_ENVIRONMENT})
+        numeric |= facts_at(info.system_env, NUMERIC_SYSTEM)
         numeric |= _machine(info.system_env)
-        deployment |= _facts(info.vllm_config, DEPLOYMENT)
+        deployment |= facts_at(info.vllm_config, DEPLOYMENT)
     return EngineFingerprint(engine=ENGINE, semantic=semantic, numeric=numeric, deployment=deployment)
 
 
@@ -148,23 +150,3 @@ def _machine(system: Mapping[str, Any]) -> dict[str, str]:
             if name.strip() in wanted:
                 found[wanted[name.strip()]] = value.strip()
     return found
-
-
-def _facts(tree: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, str]:
-    found = {name: _look_up(tree, path) for name, path in paths.items()}
-    return {name: _fact(value) for name, value in found.items() if value is not msgspec.UNSET}
-
-
-def _look_up(tree: Mapping[str, Any], path: str) -> Any:
-    value: Any = tree
-    for key in path.split("."):
-        if not isinstance(value, Mapping) or key not in value:
-            return msgspec.UNSET
-        value = value[key]
-    return value
-
-
-def _fact(value: object) -> str:
-    if isinstance(value, str):
-        return value.removeprefix("torch.")
-    return msgspec.json.encode(value, order="sorted").decode()

@@ -8,14 +8,13 @@ import typer
 
 from zerodrift.cli import console
 from zerodrift.core.errors import ConfigError
-from zerodrift.doctor.kinds import FileKind
+from zerodrift.doctor.setting import FileKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zerodrift.doctor.diagnosis import Diagnosis
-    from zerodrift.doctor.setting import Value
-    from zerodrift.doctor.target import Target
+    from zerodrift.doctor.setting import Target, Value
 
 
 HOTTEST = 2
@@ -32,7 +31,10 @@ class Format(StrEnum):
 def command(
     target: Annotated[
         str,
-        typer.Argument(metavar="TARGET", help="http://HOST:PORT, a vLLM command in quotes, or a YAML file."),
+        typer.Argument(
+            metavar="TARGET",
+            help="http://HOST:PORT, a vLLM command in quotes, a launch script, or a YAML file.",
+        ),
     ],
     fix: Annotated[bool, typer.Option("--fix", help="Print the corrected command or file instead.")] = False,
     form: Annotated[Format, typer.Option("--format", help="How to write the answer.")] = Format.TEXT,
@@ -58,15 +60,14 @@ def command(
     $ zerodrift doctor http://127.0.0.1:8000 --temperature 0.7
     $ zerodrift doctor grpo.yaml --fix > fixed.yaml
 
-    With --fix, what is wrong or at risk is changed and everything else stays
-    as it was; the exit code is then that of the corrected text.
+    With --fix, what is wrong or at risk is changed in a single vLLM command or
+    a YAML file; the exit code is then that of the corrected text. Of a script
+    or a server it says what to change by hand.
     """
     import msgspec
 
     from zerodrift.doctor.diagnosis import diagnose
-    from zerodrift.doctor.judge import cures
-    from zerodrift.doctor.open_target import corrected, is_url
-    from zerodrift.doctor.secrets import without_secrets
+    from zerodrift.doctor.judge import fixes
     from zerodrift.doctor.setting import Origin, Setting
     from zerodrift.view.diagnosis import print_diagnosis
 
@@ -75,13 +76,11 @@ def command(
     opened = _open(target, kind, _key(api_key_env), probe)
     diagnosis, judgements = diagnose(opened, asked)
     if fix:
-        text = opened.changed(changes := cures(judgements))
-        if not is_url(target):
-            # Before it is printed: what vLLM would refuse is no correction.
-            diagnosis, _ = diagnose(corrected(text, target, kind), asked)
-        if changes or not diagnosis.unseen:
-            console.say(without_secrets(text.removesuffix("\n")))
-        _say_changes(opened, changes, diagnosis)
+        changes = fixes(judgements)
+        if (fixed := opened.corrected(changes)) is not None:
+            diagnosis, judgements = diagnose(fixed, asked)
+            console.say(fixed.printed().removesuffix("\n"))
+        _say_changes(opened, changes, fixes(judgements), diagnosis, edited=fixed is not None)
     elif form is Format.JSON:
         console.say(msgspec.json.format(msgspec.json.encode(diagnosis)).decode())
     else:
@@ -110,11 +109,21 @@ def _key(variable: str | None) -> str | None:
     return key
 
 
-def _say_changes(opened: "Target", changes: "Mapping[str, Value]", diagnosis: "Diagnosis") -> None:
+def _say_changes(
+    opened: "Target",
+    changes: "Mapping[str, Value]",
+    left: "Mapping[str, Value]",
+    diagnosis: "Diagnosis",
+    *,
+    edited: bool,
+) -> None:
     """On stderr, so that the text can be piped on."""
+    if changes and not edited:
+        typer.echo("--fix edits a single vLLM command or a YAML file; here, change by hand:", err=True)
     for name, value in changes.items():
         typed = opened.typed(name, value)
-        typer.echo(f"changed: {typed}" if typed else f"not set here: {name} {value}", err=True)
+        word = "by hand" if name in left else "changed"
+        typer.echo(f"{word}: {typed}" if typed else f"not set here: {name} {value}", err=True)
     if diagnosis.unseen:
         typer.echo(
             f"The command that started this server cannot be known from here. {diagnosis.unseen}", err=True

@@ -1,42 +1,5 @@
 """Everything that zerodrift raises on purpose, in one tree.
 
-    ZerodriftError
-    ├── InvalidValue               value/invalid
-    │   ├── InvalidPrompt          value/prompt
-    │   ├── InvalidSampling        value/sampling
-    │   ├── InvalidCompletion      value/completion
-    │   ├── NonFinite              value/non-finite
-    │   └── ContractViolation      value/contract
-    ├── ConfigError                config/invalid
-    │   ├── UnknownKey             config/unknown-key
-    │   └── RetiredKey             config/retired-key
-    ├── ModelError                 model/invalid
-    │   ├── ModelNotFound          model/not-found
-    │   ├── NoWeights              model/no-weights
-    │   ├── TruncatedWeights       model/truncated-weights
-    │   ├── UnsafePath             model/unsafe-path
-    │   └── UnsupportedModel       model/unsupported
-    ├── EngineError                engine/failed
-    │   ├── EngineUnreachable      engine/unreachable
-    │   ├── EngineRefused          engine/refused
-    │   ├── BadAnswer              engine/bad-answer
-    │   │   └── ForeignTokens      engine/foreign-tokens
-    │   ├── CapabilityMissing      engine/capability-missing
-    │   ├── QueueFull              engine/queue-full
-    │   ├── UnknownRequest         engine/unknown-request
-    │   ├── DuplicateRequest       engine/duplicate-request
-    │   ├── OutOfBlocks            engine/kv-memory
-    │   ├── EngineStopped          engine/stopped
-    │   └── InvariantBroken        engine/invariant
-    ├── RecordError                record/invalid
-    │   ├── SchemaMismatch         record/schema
-    │   └── DigestMismatch         record/digest
-    ├── ExactError                 exact/failed
-    │   ├── Unproven               exact/unproven
-    │   ├── BitsDiffer             exact/bits-differ
-    │   └── FingerprintMismatch    exact/fingerprint
-    └── MissingExtra               install/missing-extra
-
 A message says what happened, with which values, and what to do about it. `code` is stable: scripts may match on
 it, and `docs/errors.md` has a heading for each (a test compares the two). `assert` is for our own bugs only.
 """

@@ -3,12 +3,11 @@
 import msgspec
 
 from zerodrift.core.cause import CAUSES
-from zerodrift.doctor.judge import Finding, Judgement, exit_code, findings, judge
+from zerodrift.doctor.judge import Finding, Judgement, displayed, exit_code, findings, judge
 from zerodrift.doctor.rule import Severity
 from zerodrift.doctor.secrets import without_secrets
-from zerodrift.doctor.setting import Origin, Setting, Settings, Value, shown
+from zerodrift.doctor.setting import Origin, Reading, Setting, Settings, Target, Value
 from zerodrift.doctor.tables import names
-from zerodrift.doctor.target import Reading, Target
 
 SCHEMA = "zerodrift.doctor/1"
 
@@ -22,7 +21,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     shown: str
     origin: Origin
     severity: Severity
-    says: str
+    message: str = msgspec.field(name="says")
     """Why it is fine, or why it cannot be told; what is found stands in the findings."""
 
 
@@ -34,7 +33,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     value: str
     severity: Severity
-    says: str
+    message: str = msgspec.field(name="says")
     cause: str | None
     type: tuple[str, ...]
     """As it is written in this target."""
@@ -61,7 +60,7 @@ def diagnose(target: Target, asked: Settings) -> tuple[Diagnosis, tuple[Judgemen
     judgements = judge(_ordered(reading, asked))
     return (
         Diagnosis(
-            target=target.title,
+            target=without_secrets(target.title),
             exit_code=exit_code(judgements),
             settings=tuple(_row(judgement) for judgement in judgements),
             findings=tuple(_advice(finding, judgements, target) for finding in findings(judgements)),
@@ -82,20 +81,20 @@ def _ordered(reading: Reading, asked: Settings) -> dict[str, Setting]:
 def _row(judgement: Judgement) -> Row:
     setting = judgement.setting
     name = names()[setting.name]
-    says = name.fine if judgement.severity is Severity.FINE else ""
+    message = name.fine if judgement.severity is Severity.FINE else ""
     if judgement.severity is Severity.UNKNOWN:
         others = [names()[other].title for other in judgement.depends if other != setting.name]
-        says = (
+        message = (
             f"Depends on {', '.join(others)}." if others and setting.known else "It cannot be seen from here."
         )
     return Row(
         setting=setting.name,
         title=name.title,
-        value=_safe(setting.value),
-        shown=_shown(setting),
+        value=displayed(setting) if isinstance(setting.value, str) else setting.value,
+        shown=displayed(setting),
         origin=setting.origin,
         severity=judgement.severity,
-        says=says,
+        message=message,
     )
 
 
@@ -108,19 +107,11 @@ def _advice(finding: Finding, judgements: tuple[Judgement, ...], target: Target)
         rule=finding.rule,
         setting=finding.setting,
         title=names()[finding.setting].title,
-        value=_shown(about),
+        value=displayed(about),
         severity=finding.severity,
-        says=without_secrets(finding.says),
+        message=without_secrets(finding.message),
         cause=finding.cause,
         type=tuple(typed),
         do=finding.do or elsewhere,
         source=finding.source,
     )
-
-
-def _shown(setting: Setting) -> str:
-    return without_secrets(shown(setting.value)) if setting.known else "?"
-
-
-def _safe(value: Value) -> Value:
-    return without_secrets(value) if isinstance(value, str) else value

@@ -7,6 +7,7 @@ from itertools import chain
 import msgspec
 
 from zerodrift.doctor.rule import Rule, Severity, Test, rules
+from zerodrift.doctor.secrets import safe, without_secrets
 from zerodrift.doctor.setting import Origin, Setting, Settings, Value, shown
 
 _NAME = re.compile(r"\{(\w+)\}")
@@ -19,7 +20,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     setting: str
     severity: Severity
-    says: str
+    message: str
     cause: str | None
     source: tuple[str, ...]
     changes: tuple[tuple[str, Value], ...]
@@ -68,7 +69,7 @@ def exit_code(judgements: Sequence[Judgement]) -> int:
     return 3 if open_ones else 0
 
 
-def cures(judgements: Sequence[Judgement]) -> dict[str, Value]:
+def fixes(judgements: Sequence[Judgement]) -> dict[str, Value]:
     """All that `--fix` changes: of what is wrong and of what is at risk, the worst having the first word."""
     changes: dict[str, Value] = {}
     for finding in findings(judgements):
@@ -163,7 +164,7 @@ def _finding(rule: Rule, settings: Settings) -> Finding:
         rule=rule.id,
         setting=rule.setting,
         severity=rule.severity,
-        says=_filled(rule.says, settings),
+        message=_filled(rule.message, settings),
         cause=rule.cause,
         source=rule.source,
         changes=tuple(
@@ -175,10 +176,15 @@ def _finding(rule: Rule, settings: Settings) -> Finding:
     )
 
 
+def displayed(setting: Setting) -> str:
+    """A value as it may be shown. What vLLM refuses is a sentence of ours, which names flags and no secret."""
+    if not setting.known:
+        return "?"
+    return (without_secrets if setting.name == "refused" else safe)(shown(setting.value))
+
+
 def _filled(text: str, settings: Settings) -> str:
-    return _NAME.sub(
-        lambda match: shown(settings[match[1]].value) if match[1] in settings else match[0], text
-    )
+    return _NAME.sub(lambda match: displayed(settings[match[1]]) if match[1] in settings else match[0], text)
 
 
 def _unwritten(setting: Setting | None) -> bool:

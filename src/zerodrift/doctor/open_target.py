@@ -4,13 +4,12 @@ from pathlib import Path
 
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.command import CommandLine
-from zerodrift.doctor.kinds import FileKind
-from zerodrift.doctor.pipelinerl_file import PipelineRlFile
+from zerodrift.doctor.secrets import safe
+from zerodrift.doctor.setting import FileKind, Target
 from zerodrift.doctor.tables import trl_keys, vllm_options
-from zerodrift.doctor.target import Target
-from zerodrift.doctor.trl_file import TrlFile
-from zerodrift.doctor.vllm_file import VllmFile, read_text
-from zerodrift.doctor.yaml_text import YamlText
+from zerodrift.doctor.trainer_files import PipelineRlFile, TrlFile
+from zerodrift.doctor.vllm_file import VllmFile
+from zerodrift.doctor.yaml_text import YamlText, read_text
 from zerodrift.doctor.zerodrift_file import ZerodriftFile, is_ours
 
 
@@ -24,21 +23,18 @@ def open_target(text: str, kind: FileKind | None = None) -> Target:
     if not text.strip():
         raise ConfigError("there is nothing to judge; give a URL, a vLLM command in quotes, or a YAML file")
     if _names_a_file(text):
-        return open_text(read_text(Path(text)), text, kind)
+        content = read_text(Path(text))
+        is_script = text.endswith((".sh", ".bash", ".slurm", ".sbatch")) or content.startswith("#!")
+        return CommandLine(content) if is_script else open_text(content, text, kind)
     if " " not in text.strip():
         raise ConfigError(
-            f"{text!r} is neither a URL (http://…), nor a file, nor a command; put a command in quotes"
+            f"{safe(text)!r} is neither a URL (http://…), nor a file, nor a command; put a command in quotes"
         )
     return CommandLine(text)
 
 
-def corrected(text: str, original: str, kind: FileKind | None = None) -> Target:
-    """What `original` named, with `text` in its place: a correction is judged like everything else."""
-    return open_text(text, original, kind) if _names_a_file(original) else CommandLine(text)
-
-
 def open_text(text: str, source: str, kind: FileKind | None) -> Target:
-    """The text of a file; `source` names it in errors."""
+    """The text of a YAML file; `source` names it in errors."""
     document = YamlText(text, source)
     match kind or _kind(document):
         case FileKind.VLLM:
@@ -55,7 +51,7 @@ def _names_a_file(text: str) -> bool:
     """A command has blanks, and files rarely; a YAML file that is not there is a file all the same."""
     try:
         there = Path(text).is_file()
-    except OSError:  # a command may be longer than any name
+    except (OSError, ValueError):  # a command may be longer than any name
         return False
     return there or (" " not in text and text.endswith((".yaml", ".yml")))
 

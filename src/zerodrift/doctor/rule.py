@@ -70,7 +70,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     severity: Severity
     cause: str | None = None
     """What an audit would call it, where an audit can find it."""
-    says: str
+    message: str
     """Why, in one or two sentences; {name} stands for the value of a setting."""
     source: tuple[str, ...]
     """Where it was reported or read."""

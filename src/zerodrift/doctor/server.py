@@ -16,11 +16,10 @@ from zerodrift.backends.http import Advice, HttpClient
 from zerodrift.backends.vllm_facts import ServerInfo
 from zerodrift.backends.vllm_wire import parse
 from zerodrift.core.errors import BadAnswer, EngineError
-from zerodrift.doctor import vllm_settings, vllm_words
+from zerodrift.doctor import vllm_flags, vllm_settings
 from zerodrift.doctor.behaviour import Behaviour
-from zerodrift.doctor.setting import Origin, Setting, Value, unknown
+from zerodrift.doctor.setting import Origin, Reading, Setting, Value, unknown
 from zerodrift.doctor.tables import VllmName, vllm_names
-from zerodrift.doctor.target import Reading
 
 CONTROL = ("/collective_rpc", "/update_weights", "/pause", "/reset_prefix_cache")
 HIDDEN = (
@@ -93,14 +92,14 @@ class Server:
 
     def typed(self, name: str, value: Value) -> str | None:
         """What to start it with next time."""
-        return vllm_words.typed(name, value)
+        return vllm_flags.typed(name, value)
 
-    def changed(self, changes: Mapping[str, Value]) -> str:
-        """Flags and variables to start it with: a running server has no text to change, or to take flags out of."""
-        typed = [text for name, value in changes.items() if (text := vllm_words.typed(name, value))]
-        variables = [text for text in typed if not text.startswith(("-", vllm_words.REMOVE))]
-        flags = [text for text in typed if text.startswith("-")]
-        return " ".join([*variables, "vllm serve …", *flags])
+    def corrected(self, _changes: Mapping[str, Value]) -> None:
+        """The command that started it is not known here."""
+
+    def printed(self) -> str:
+        """Nothing: it has no text."""
+        return ""
 
     def _card(self) -> _Card:
         cards = parse(self._http.get("/v1/models"), _Models, "/v1/models").data

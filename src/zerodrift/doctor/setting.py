@@ -1,7 +1,8 @@
-"""One setting as it will be in force, and who says so."""
+"""One setting as it will be in force, who says so, and what settings are read from."""
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -47,11 +48,6 @@ Settings = Mapping[str, Setting]
 """By name. One that does not apply to a target is not there at all, which is not the same as unknown."""
 
 
-def gathered(*settings: Setting) -> dict[str, Setting]:
-    """Settings by name; a later one replaces an earlier."""
-    return {setting.name: setting for setting in settings}
-
-
 def unknown(name: str) -> Setting:
     """A setting that applies and cannot be seen."""
     return Setting(name, None, Origin.UNKNOWN)
@@ -62,3 +58,42 @@ def shown(value: Value) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return "none" if value is None else str(value)
+
+
+class FileKind(StrEnum):
+    """Whose configuration a file is: told by its keys, or by its owner."""
+
+    VLLM = "vllm"
+    TRL = "trl"
+    PIPELINERL = "pipelinerl"
+    ZERODRIFT = "zerodrift"
+
+
+class Reading(NamedTuple):
+    """All that was found in a target."""
+
+    settings: Settings
+    not_judged: tuple[str, ...]
+    """Flags, keys and lines that no rule reads; nothing is passed over in silence."""
+    unseen: str = ""
+    """How to let us see more, where most of the settings are hidden."""
+
+
+class Target(Protocol):
+    """A command line, a file or a server."""
+
+    @property
+    def title(self) -> str:
+        """What it is, and of which version defaults are."""
+
+    def read(self) -> Reading:
+        """The settings in force."""
+
+    def typed(self, name: str, value: Value) -> str | None:
+        """How a setting is written here; None where it cannot be."""
+
+    def corrected(self, changes: Mapping[str, Value]) -> "Target | None":
+        """The same with those of `changes` that can be written here; None where nothing is edited, only told."""
+
+    def printed(self) -> str:
+        """Its text without secrets."""

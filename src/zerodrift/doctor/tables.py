@@ -9,7 +9,7 @@ import msgspec
 
 from zerodrift.config.document import parse
 from zerodrift.core.frozen import freeze
-from zerodrift.doctor.setting import Value
+from zerodrift.doctor.setting import Origin, Setting, Settings, Value
 
 VLLM_VERSION = "0.32"
 TRL_VERSION = "1.16"
@@ -53,8 +53,8 @@ class VllmName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default: Value = None
     cpu: Value | msgspec.UnsetType = msgspec.UNSET
     """The default on CPU, where it is another."""
-    only: Literal["cpu"] | None = None
-    """The device that it means something on."""
+    only: Literal["cpu", "written"] | None = None
+    """The device that it means something on, or where somebody wrote it."""
     server: str | None = None
     """Path in the configuration that /server_info shows."""
     metric: str | None = None
@@ -84,6 +84,11 @@ class FileName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         """Tables do not change."""
         freeze(self, "values")
+
+
+class _Set(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    value: Value
+    origin: Origin
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,6 +151,13 @@ def vllm_options() -> Options:
 def file_names(framework: Literal["trl", "pipelinerl", "zerodrift"]) -> Mapping[str, FileName]:
     """Those that a file of this framework has."""
     return _read(framework, dict[str, FileName])
+
+
+@cache
+def framework_settings(framework: Literal["trl", "pipelinerl"]) -> Settings:
+    """What it sets by itself in the vLLM that it starts."""
+    table = _read("frameworks", dict[str, dict[str, _Set]])[framework]
+    return {name: Setting(name, each.value, each.origin) for name, each in table.items()}
 
 
 @cache

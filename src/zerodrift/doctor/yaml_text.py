@@ -1,37 +1,31 @@
-"""A YAML file changed in place: comments, order and style stay, one value or one entry is other than before.
+"""A YAML file: what its program reads in it, and the same with other values, comments and order kept (ruamel.yaml).
 
-Each change is read back and compared with what it should be: an anchor, a merge or a style that is not followed here
-would otherwise change a setting that nobody asked about.
+Values are read as PyYAML reads them, as vLLM and the trainers do: to YAML 1.2, which ruamel.yaml speaks, `no` is text.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.error import CommentMark, YAMLError
+from ruamel.yaml.tokens import CommentToken
+from ruamel.yaml.util import load_yaml_guess_indent
 
 from zerodrift.config.document import parse, render
 from zerodrift.core.errors import ConfigError
-from zerodrift.doctor import json_secrets
-from zerodrift.doctor.secrets import HIDDEN, VLLM_SECRETS, names_a_secret
+from zerodrift.doctor import secrets
 from zerodrift.doctor.setting import Value
-from zerodrift.doctor.yaml_entry import (
-    Edit,
-    applied,
-    in_place_of,
-    line_end,
-    with_entry,
-    without_entry,
-    without_lines,
-)
+from zerodrift.doctor.vllm_flags import flag_names
 
-NOTHING = ("", "null", "~")
-"""Spellings of none."""
-_ABSENT = object()
-_WHOLE = f'"{HIDDEN}"'
+Changes = Mapping[tuple[str, ...], Value]
+"""New values by their path of keys; None takes the key out."""
 
 
 class YamlText:
-    """A mapping at the top, addressed by paths of keys."""
+    """A mapping at the top."""
 
     def __init__(self, text: str, source: str) -> None:
         self.text = text
@@ -40,6 +34,11 @@ class YamlText:
         if not isinstance(values, dict):
             raise ConfigError(f"{source} holds no mapping of settings; is it a configuration?")
         self.values: dict[Any, Any] = values
+
+    @classmethod
+    def of(cls, path: Path) -> "YamlText":
+        """The file at `path`."""
+        return cls(read_text(path), str(path))
 
     def get(self, path: Sequence[str]) -> tuple[bool, Any]:
         """Whether the path is there, and what stands at its end."""
@@ -50,156 +49,109 @@ class YamlText:
             value = value[key]
         return True, value
 
-    def with_value(self, path: Sequence[str], value: Value) -> "YamlText":
-        """The value at `path` replaced, or written below its nearest parent that is there."""
-        nodes = self._nodes(path)
-        if len(nodes) == len(path):
-            _, node = nodes[-1]
-            edit = Edit(node.start_mark.index, node.end_mark.index, _scalar(value))
-        else:
-            edit = self._inserted(path, len(nodes), value)
-        return self._with([edit], path, _put(self.values, path, value))
-
-    def without(self, path: Sequence[str]) -> "YamlText":
-        """Its lines, or between braces the entry alone, taken out; what is not there is no loss."""
-        if not self.get(path)[0]:
-            return self
-        nodes = self._nodes(path)
-        if len(nodes) < len(path):
-            raise self._by_hand(path, "comes from a merged section")
-        above, parent = nodes[-2] if len(nodes) > 1 else (None, self._root())
-        assert isinstance(parent, yaml.MappingNode), "something was found in it"
-        if parent.flow_style:
-            edits = without_entry(self.text, parent, nodes[-1][0])
-        else:
-            edits = without_lines(self.text, above, nodes[-1], only=len(parent.value) == 1)
-        return self._with(edits, path, _put(self.values, path, _ABSENT))
-
-    def renamed(self, path: Sequence[str], name: str) -> "YamlText":
-        """The last key of `path` under another name."""
-        key, _ = self._nodes(path)[-1]
-        edit = Edit(key.start_mark.index, key.end_mark.index, name)
-        new = [*path[:-1], name]
-        rest = _put(self.values, path, _ABSENT)
-        return self._with([edit], new, _put(rest, new, self.get(path)[1]))
-
-    def without_secrets(self) -> str:
-        """The text, with values of keys that name a secret taken out."""
-        # An anchor is one node wherever it is used.
-        found = _secrets(self._root())
-        return applied(self.text, [in_place_of(self.text, node, shown) for node, shown in found.items()])
-
-    def _with(self, edits: list[Edit], path: Sequence[str], expected: Mapping[Any, Any]) -> "YamlText":
-        """The text with these edits, made for the sake of `path`, if it then holds what is expected."""
+    def with_values(self, changes: Changes, renamed: Mapping[str, str]) -> "YamlText | None":
+        """The same with other values and other keys at the top; None where that would change something else too."""
         try:
-            changed = YamlText(applied(self.text, edits), self.source)
-        except ConfigError as error:
-            raise self._by_hand(path, "cannot be changed in this style") from error
-        other = next(_differences(expected, changed.values), None)
-        if other is not None:
-            raise self._by_hand(path, f"cannot be changed without changing {'.'.join(map(str, other))}")
-        return changed
+            expected = parse(render(self.values), self.source)  # an anchor's value as often as it is used
+            tree, dump = _round_trip(self.text)
+            for each in (tree, expected):
+                for old, new in renamed.items():
+                    _rename(each, old, new)
+                for path, value in changes.items():
+                    _put(each, path, value)
+            changed = YamlText(dump(tree), self.source)
+        except (ConfigError, YAMLError, TypeError, RecursionError):
+            return None
+        # An anchor would carry a change elsewhere, and a merged key stands elsewhere.
+        return changed if render(_sorted(changed.values)) == render(_sorted(expected)) else None
 
-    def _by_hand(self, path: Sequence[str], reason: str) -> ConfigError:
-        return ConfigError(f"{self.source}: {'.'.join(path)} {reason}; change it by hand")
-
-    def _root(self) -> yaml.MappingNode:
-        node = yaml.compose(self.text, Loader=yaml.SafeLoader)
-        assert isinstance(node, yaml.MappingNode), "checked when it was read"
-        return node
-
-    def _nodes(self, path: Sequence[str]) -> list[tuple[yaml.Node, yaml.Node]]:
-        """Key and value of each step, as far as there are any."""
-        found: list[tuple[yaml.Node, yaml.Node]] = []
-        node: yaml.Node = self._root()
-        for name in path:
-            pairs = node.value if isinstance(node, yaml.MappingNode) else []
-            pair = next(((key, value) for key, value in pairs if key.value == name), None)
-            if pair is None:
-                break
-            found.append(pair)
-            node = pair[1]
-        return found
-
-    def _inserted(self, path: Sequence[str], depth: int, value: Value) -> Edit:
-        """`path` written below its parent of this depth, in the style of that."""
-        names = path[depth:]
-        root = self._root()
-        key, parent = self._nodes(path[:depth])[-1] if depth else (root, root)
-        if isinstance(parent, yaml.MappingNode) and parent.flow_style:
-            return with_entry(self.text, parent, _flow(names, value))
-        if isinstance(parent, yaml.MappingNode):
-            return self._as_lines(parent, 0, names, value)
-        if parent.value not in NOTHING:
-            raise ConfigError(f"{self.source}: {key.value} is no section; write {'.'.join(path)} by hand")
-        if parent.start_mark.index < parent.end_mark.index:  # `null` is written out
-            return Edit(parent.start_mark.index, parent.end_mark.index, f"{{{_flow(names, value)}}}")
-        return self._as_lines(parent, key.start_mark.column + 2, names, value)
-
-    def _as_lines(self, parent: yaml.Node, column: int, names: Sequence[str], value: Value) -> Edit:
-        """Behind the last line of `parent`, as far in as its keys are; `column` where it has none."""
-        if isinstance(parent, yaml.MappingNode) and parent.value:
-            column = parent.value[0][0].start_mark.column
-        where = line_end(self.text, parent)
-        lines = [f"{' ' * (column + 2 * step)}{name}:" for step, name in enumerate(names)]
-        lines[-1] += f" {_scalar(value)}"
-        start = "" if not where or self.text[where - 1] == "\n" else "\n"
-        return Edit(where, where, start + "".join(f"{line}\n" for line in lines))
+    def printed(self) -> str:
+        """The text without secrets."""
+        try:
+            tree, dump = _round_trip(self.text)
+            text = dump(tree) if secrets.hide_below(tree, flag_names()) else self.text
+        except YAMLError as error:
+            raise ConfigError(
+                f"{self.source}: cannot be printed without its secrets; change it by hand"
+            ) from error
+        return secrets.hide_comments(text)
 
 
-def _put(values: Mapping[Any, Any], path: Sequence[str], value: object) -> dict[Any, Any]:
-    """A copy that holds `value` at `path`, or nothing there where that is absent."""
-    name, *below = path
-    if below:
-        section = values.get(name)
-        value = _put(section if isinstance(section, dict) else {}, below, value)
-    rest = {key: each for key, each in values.items() if key != name}
-    return rest if value is _ABSENT else {**rest, name: value}
+def read_text(path: Path) -> str:
+    """The text of a file that a user named."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file {path}; check the path") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise ConfigError(
+            f"{path} cannot be read as text ({reason}); a configuration is a UTF-8 file"
+        ) from error
 
 
-def _differences(one: object, other: object, at: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
-    """Paths at which two documents differ, whatever the order of their keys."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in {**one, **other}:
-            yield from _differences(one.get(key, _ABSENT), other.get(key, _ABSENT), (*at, key))
-    elif repr(one) != repr(other):  # 1 is not true here, and .nan is .nan
-        yield at
+def _round_trip(text: str) -> tuple[Any, Any]:
+    """The tree with its comments, and what writes it as it was indented."""
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 10**6
+    _, indent, offset = load_yaml_guess_indent(text)
+    yaml.indent(
+        mapping=indent if indent and not offset else 2, sequence=(offset or 0) + 2, offset=offset or 0
+    )
+
+    def dump(tree: Any) -> str:
+        out = io.StringIO()
+        yaml.dump(tree, out)
+        return out.getvalue()
+
+    return yaml.load(text), dump
 
 
-def _flow(names: Sequence[str], value: Value) -> str:
-    entry = f"{names[-1]}: {_scalar(value)}"
-    for name in reversed(names[:-1]):
-        entry = f"{name}: {{{entry}}}"
-    return entry
+def _put(tree: Any, path: Sequence[str], value: Value) -> None:
+    *above, last = path
+    for key in above:
+        if tree.get(key) is None:
+            if value is None:
+                return
+            tree[key] = {}
+        tree = tree[key]
+    if value is not None:
+        tree[last] = value
+    elif last in tree:
+        _keep_comments(tree, last)
+        del tree[last]
 
 
-def _scalar(value: Value) -> str:
-    return render([value])[2:].rstrip("\n")
+def _keep_comments(tree: Any, key: str) -> None:
+    """Lines behind an entry that goes are about what follows: hand them to the entry before it."""
+    comments = tree.ca.items if isinstance(tree, CommentedMap) else {}
+    behind = "".join(token.value for token in comments.get(key, ())[2:3] if token).partition("\n")[2]
+    keys = list(tree)
+    before = keys[keys.index(key) - 1] if keys.index(key) else None
+    if behind.strip() and before is not None and not isinstance(tree[before], dict | list):
+        kept = comments.setdefault(before, [None] * 4)
+        if kept[2] is None:
+            kept[2] = CommentToken("\n", CommentMark(0), None)
+        kept[2].value += behind
 
 
-def _secrets(node: yaml.Node, *, below: bool = False) -> dict[yaml.Node, str]:
-    """Every value that holds a secret, and what to show for it: vLLM takes a list of keys as well as one."""
-    if isinstance(node, yaml.MappingNode):
-        inner = [(value, below or _names(key)) for key, value in node.value]
-    elif isinstance(node, yaml.SequenceNode):
-        inner = [(value, below) for value in node.value]
-    elif below:
-        return {} if node.value in NOTHING else {node: _WHOLE}
+def _rename(tree: Any, old: str, new: str) -> None:
+    """In the same place, with the comment behind it."""
+    if new in tree:
+        raise TypeError(f"{new} is there already")
+    place, value = list(tree).index(old), tree[old]
+    if isinstance(tree, CommentedMap):
+        comment = tree.ca.items.pop(old, None)
+        del tree[old]
+        tree.insert(place, new, value)
+        if comment is not None:
+            tree.ca.items[new] = comment
     else:
-        inside = json_secrets.inside(node.value)
-        return {node: _single_quoted(json_secrets.masked(node.value))} if inside else {}
-    found: dict[yaml.Node, str] = {}
-    for value, secret in inner:
-        # What an anchor names may be a secret in one place and only hold one in another.
-        whole = {each: shown for each, shown in found.items() if shown == _WHOLE}
-        found |= _secrets(value, below=secret) | whole
-    return found
+        tree[new] = tree.pop(old)
 
 
-def _names(key: yaml.Node) -> bool:
-    name = key.value if isinstance(key.value, str) else ""
-    return names_a_secret(name) or name.replace("_", "-") in VLLM_SECRETS
-
-
-def _single_quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+def _sorted(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {key: _sorted(values[key]) for key in sorted(values, key=repr)}
+    return [_sorted(each) for each in values] if isinstance(values, list) else values

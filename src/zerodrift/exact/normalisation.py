@@ -1,7 +1,7 @@
 """log-softmax over the vocabulary, the last step of every logprob.
 
 On a CPU torch's own holds for every row count and thread count seen, and is proven at start-up. On a GPU it reads a row
-in steps that depend on where the row begins in memory, so there it is one program per row. Shapes: R rows, V vocabulary.
+in steps that depend on where the row begins in memory, so there it is chunks of ids, added in order. Shapes: R rows, V vocabulary.
 """
 
 from importlib import import_module
@@ -13,7 +13,7 @@ import torch
 class _LogSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_RV: torch.Tensor) -> torch.Tensor:
-        out_RV: torch.Tensor = import_module("zerodrift.exact.ops.triton.rows").log_softmax(logits_RV)
+        out_RV: torch.Tensor = import_module("zerodrift.exact.ops.triton.vocabulary").log_softmax(logits_RV)
         ctx.save_for_backward(out_RV)
         return out_RV
 

@@ -4,9 +4,9 @@ A fault hides as it would in the wild: what it changes is claimed to be as reque
 about itself (parameters, version, fingerprint) says nothing of it. Variants called visible are the exception.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from typing import Any
 
 from zerodrift.backends.base import Backend, Capability
@@ -18,30 +18,71 @@ from zerodrift.core.task import Scorer
 from zerodrift.faults.wrapper import fact_of, host_in, innermost
 
 
-class Need(StrEnum):
-    """What an engine must have for a fault to be planted in it."""
+class Need(Enum):
+    """What an engine must have for a fault to be planted in it; how that is told, and what to do where it has not."""
 
-    INSIDE = "inside"
-    """Acts inside an engine of our own, beneath every fault that only wraps it."""
-    REFERENCE = "reference"
-    """Acts inside the reference engine, which runs what the exact one is built to refuse or does not have."""
-    SYNC = "sync"
-    """Acts when weights are loaded: nothing is to be seen before the first update."""
-    CHECKPOINT = "checkpoint"
-    """The engine knows the checkpoint that it started from, to keep a part of it."""
-    SCORE = "score"
-    TOP_LOGPROBS = "top-logprobs"
-    BOS = "bos"
-    TOKENIZER = "tokenizer"
-    """Ids can be turned to text and back."""
-    GENERATION_DEFAULTS = "generation-defaults"
-    """The model's generation_config.json has sampling defaults."""
-    PROCESSING = "processing"
-    """Requests whose logits are processed: at temperature 1 and with nothing else set, nothing is to be seen."""
-    STREAM = "stream"
-    """Acts on what is streamed, and on nothing that comes whole."""
-    SLIDING_WINDOW = "sliding-window"
-    TIED_HEAD = "tied-head"
+    def __init__(
+        self, holds: Callable[[Backend], object], advice: str, error: type[ZerodriftError] = CapabilityMissing
+    ) -> None:
+        self.holds = holds
+        self.advice = advice
+        self.error = error
+
+    INSIDE = (
+        lambda engine: host_in(engine) is not None,
+        "it acts inside the exact or the reference engine, beneath semantic faults: plant it there, and before those",
+    )
+    # The reference runs what the exact engine is built to refuse, or does not have.
+    REFERENCE = (
+        lambda engine: isinstance(host_in(engine), ReferenceBackend),
+        "it acts inside the reference engine (--engine reference) alone, beneath semantic faults: plant it before those",
+    )
+    # Nothing is to be seen before the first update.
+    SYNC = (
+        lambda engine: Capability.LOAD_WEIGHTS in engine.capabilities,
+        "it acts when weights are loaded, and this engine cannot load any",
+    )
+    CHECKPOINT = (
+        lambda engine: hasattr(innermost(engine), "spec"),
+        "it keeps part of the old weights, and this engine does not say which checkpoint it started from",
+    )
+    SCORE = (
+        lambda engine: Capability.SCORE in engine.capabilities,
+        "it reports numbers from scoring, and this engine cannot score",
+    )
+    TOP_LOGPROBS = (
+        lambda engine: Capability.TOP_LOGPROBS in engine.capabilities,
+        "it reports the likeliest token, and this engine shows no alternatives",
+    )
+    STREAM = (
+        lambda engine: Capability.STREAM in engine.capabilities,
+        "it acts on streams, and this engine does not stream; the exact engine does (--engine exact)",
+    )
+    BOS = (
+        lambda engine: fact_of(engine, "bos_token_id") is not None,
+        "the engine does not know a BOS token; use one that has its model's files, of a model with a BOS",
+    )
+    TOKENIZER = (
+        lambda engine: hasattr(innermost(engine), "tokenizer") or Capability.TOKENIZE in engine.capabilities,
+        "it turns ids to text and back, and this engine has no tokenizer",
+    )
+    GENERATION_DEFAULTS = (
+        lambda engine: fact_of(engine, "generation_defaults"),
+        "the model's generation_config.json has no sampling defaults; serve one of write_model_with_defaults",
+        InvalidValue,
+    )
+    SLIDING_WINDOW = (
+        lambda engine: fact_of(engine, "sliding_window"),
+        "the model has no sliding window; use one that has, as testbed:mistral",
+        InvalidValue,
+    )
+    TIED_HEAD = (
+        lambda engine: fact_of(engine, "tied_head"),
+        "the model's head is not tied to its embedding; use one whose is, as testbed:llama",
+        InvalidValue,
+    )
+    # A matter of the requests, not of the engine: at temperature 1 and with nothing else set, nothing is to be seen.
+    PROCESSING = (lambda _: True, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +92,7 @@ class Fault:
     cause: str
     """As in `core.cause.CAUSES`; an audit of the broken engine should name it."""
     variant: str
-    says: str
+    message: str
     """What happens, in one sentence."""
     plant: Callable[[Any], Any]
     """Backend to Backend; for a fault of the trainer, a transformers model to a Scorer."""
@@ -75,8 +116,8 @@ class Fault:
                 "score with Fault.scorer(model) in the trainer's place"
             )
         for need in self.needs:
-            if need in _CHECKS:
-                _check(self, need, engine)
+            if not need.holds(engine):
+                raise need.error(f"{self.spec} cannot be planted in {engine.name}: {need.advice}")
         broken: Backend = self.plant(engine)
         return broken
 
@@ -98,74 +139,3 @@ class Fault:
             raise InvalidValue(f"{self.spec} is a fault of the engine; plant it with Fault.inject(engine)")
         broken: Scorer = self.plant(model)
         return broken
-
-
-# The test, which error says that it failed, and what to do.
-_CHECKS: Mapping[Need, tuple[Callable[[Backend], object], type[ZerodriftError], str]] = {
-    Need.INSIDE: (
-        lambda engine: host_in(engine) is not None,
-        CapabilityMissing,
-        "it acts inside the exact or the reference engine, beneath semantic faults: plant it there, and before those",
-    ),
-    Need.REFERENCE: (
-        lambda engine: isinstance(host_in(engine), ReferenceBackend),
-        CapabilityMissing,
-        "it acts inside the reference engine (--engine reference) alone, beneath semantic faults: plant it before those",
-    ),
-    Need.SYNC: (
-        lambda engine: Capability.LOAD_WEIGHTS in engine.capabilities,
-        CapabilityMissing,
-        "it acts when weights are loaded, and this engine cannot load any",
-    ),
-    Need.CHECKPOINT: (
-        lambda engine: hasattr(innermost(engine), "spec"),
-        CapabilityMissing,
-        "it keeps part of the old weights, and this engine does not say which checkpoint it started from",
-    ),
-    Need.SCORE: (
-        lambda engine: Capability.SCORE in engine.capabilities,
-        CapabilityMissing,
-        "it reports numbers from scoring, and this engine cannot score",
-    ),
-    Need.TOP_LOGPROBS: (
-        lambda engine: Capability.TOP_LOGPROBS in engine.capabilities,
-        CapabilityMissing,
-        "it reports the likeliest token, and this engine shows no alternatives",
-    ),
-    Need.STREAM: (
-        lambda engine: Capability.STREAM in engine.capabilities,
-        CapabilityMissing,
-        "it acts on streams, and this engine does not stream; the exact engine does (--engine exact)",
-    ),
-    Need.BOS: (
-        lambda engine: fact_of(engine, "bos_token_id") is not None,
-        CapabilityMissing,
-        "the engine does not know a BOS token; use one that has its model's files, of a model with a BOS",
-    ),
-    Need.TOKENIZER: (
-        lambda engine: hasattr(innermost(engine), "tokenizer") or Capability.TOKENIZE in engine.capabilities,
-        CapabilityMissing,
-        "it turns ids to text and back, and this engine has no tokenizer",
-    ),
-    Need.GENERATION_DEFAULTS: (
-        lambda engine: fact_of(engine, "generation_defaults"),
-        InvalidValue,
-        "the model's generation_config.json has no sampling defaults; serve one of write_model_with_defaults",
-    ),
-    Need.SLIDING_WINDOW: (
-        lambda engine: fact_of(engine, "sliding_window"),
-        InvalidValue,
-        "the model has no sliding window; use one that has, as testbed:mistral",
-    ),
-    Need.TIED_HEAD: (
-        lambda engine: fact_of(engine, "tied_head"),
-        InvalidValue,
-        "the model's head is not tied to its embedding; use one whose is, as testbed:llama",
-    ),
-}
-
-
-def _check(fault: Fault, need: Need, engine: Backend) -> None:
-    holds, error, sentence = _CHECKS[need]
-    if not holds(engine):
-        raise error(f"{fault.spec} cannot be planted in {engine.name}: {sentence}")

@@ -116,7 +116,7 @@ def _as_transformers_reads(config: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         auto = import_module("transformers").AutoConfig
         read = auto.for_model(**config)
-    except Exception:  # noqa: BLE001  whatever a vendor raises: a key that is missing is then refused by its name
+    except Exception:
         return {}
     found = {key: value for key in _READ_KEYS if (value := getattr(read, key, None)) is not None}
     if "num_attention_heads" in found:

@@ -56,7 +56,7 @@ def _print_advice(advice: Advice, console: Console) -> None:
     head = Text.assemble((f"{advice.severity:<7}", STYLES[advice.severity]), (visible(advice.title), "bold"))
     console.print(Text.assemble(head, f" {visible(advice.value)}"), soft_wrap=True)
     grid = Table.grid(padding=(0, _MARGIN, 0, 0))
-    grid.add_row("     ", Text(visible(advice.says)))
+    grid.add_row("     ", Text(visible(advice.message)))
     console.print(grid)
     lines = [*(("type", typed) for typed in advice.type), ("do", advice.do), ("cause", advice.cause or "")]
     lines += [("see", source) for source in advice.source]
@@ -91,5 +91,5 @@ def _cells(row: Row) -> list[Text]:
         Text(visible(row.shown, LONGEST_VALUE)),
         Text(row.origin, style="dim"),
         Text(row.severity, style=STYLES[row.severity]),
-        Text(visible(row.says), style="dim"),
+        Text(visible(row.message), style="dim"),
     ]

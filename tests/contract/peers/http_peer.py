@@ -3,13 +3,10 @@
 A peer is a set of routes and a way of saying that a route does not exist. Nothing about any engine's format is here.
 """
 
-import argparse
 import contextlib
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
@@ -148,15 +145,3 @@ def listening(peer: Peer, port: int = 0) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-def run(description: str, serve: Callable[[str, int], AbstractContextManager[str]], model: str) -> None:
-    """The `main` of every peer: writes its address and waits for an interrupt."""
-    options = argparse.ArgumentParser(description=description)
-    options.add_argument("--port", type=int, default=0)
-    options.add_argument("--model", default=model)
-    chosen = options.parse_args()
-    with serve(chosen.model, chosen.port) as url, contextlib.suppress(KeyboardInterrupt):
-        sys.stdout.write(f"{url}\n")
-        sys.stdout.flush()
-        threading.Event().wait()

@@ -89,9 +89,6 @@ class Generation:
     logprobs: bool
     start: int  # of the prompt's log-probabilities; len(ids) for none
     top: int
-    chosen: list[int] | None  # token_ids_logprob
-    text: bool  # return_text_in_logprobs
-    prompt_ids: bool  # return_prompt_token_ids
     id: str
 
 

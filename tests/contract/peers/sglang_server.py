@@ -52,7 +52,6 @@ class SglangPeer:
             "GET /flush_cache": self.flush_cache,
             "POST /flush_cache": self.flush_cache,
             "POST /update_weights_from_disk": self.update_weights_from_disk,
-            "POST /update_weight_version": self.update_weight_version,
             "GET /v1/models": lambda _: Answer(self.model_cards()),
         }
 
@@ -133,14 +132,6 @@ class SglangPeer:
             message += f" Weight version updated to {self.weight_version}."
         return Answer({"success": True, "message": message, "num_paused_requests": 0})
 
-    def update_weight_version(self, call: Call) -> Answer:
-        version = body_of(call).get("new_version")
-        if not isinstance(version, str):
-            raise Refused(invalid("new_version: a string is required"))
-        self.weight_version = version
-        message = f"Weight version updated to {version}"
-        return Answer({"success": True, "message": message, "new_version": version})
-
     def generate(self, call: Call) -> Answer | Events:
         body = body_of(call)
         check_types(body)
@@ -201,9 +192,6 @@ class SglangPeer:
             logprobs=logprobs,
             start=len(ids) if start == -1 else start,
             top=int(item(body, "top_logprobs_num", index, 0)),
-            chosen=body.get("token_ids_logprob") or None,
-            text=bool(body.get("return_text_in_logprobs")),
-            prompt_ids=bool(body.get("return_prompt_token_ids")),
             id=str(item(body, "rid", index, uuid.uuid4().hex)),
         )
 
@@ -247,7 +235,7 @@ class SglangPeer:
             }
             if incremental:
                 answer["text"] = answer["text"][len(self._text(params, ids[:sent], None)) :]
-            yield {**answer, "prompt_token_ids": request.ids} if request.prompt_ids else answer
+            yield answer
             if reason:
                 return
 
@@ -278,25 +266,18 @@ class SglangPeer:
         text = self.policy.decode(kept, skip_special=params.skip_special_tokens)
         return text[: text.find(matched)] if isinstance(matched, str) else text
 
-    def _row(self, request: Generation, value: float | None, token: int) -> list[Any]:
-        return [value, token, self.policy.decode([token], skip_special=False) if request.text else None]
-
-    def _rows(self, request: Generation, reported: Floats, tokens: Sequence[int]) -> list[list[Any]]:
-        return [self._row(request, float(reported[token]), token) for token in tokens]
+    def _rows(self, reported: Floats, tokens: Sequence[int]) -> list[list[Any]]:
+        return [_row(float(reported[token]), token) for token in tokens]
 
     def _output_logprobs(self, request: Generation, done: list[Step], sent: int) -> dict[str, Any]:
         fresh = done[sent:]
         rows: dict[str, Any] = {
-            "output_token_logprobs": [self._row(request, step.logprob, step.token) for step in fresh],
+            "output_token_logprobs": [_row(step.logprob, step.token) for step in fresh],
             "output_token_logprobs_length": len(done),
         }
         if request.top:
             rows["output_top_logprobs"] = [
-                self._rows(request, step.reported, policies.top(step.reported, request.top)) for step in fresh
-            ]
-        if request.chosen is not None:
-            rows["output_token_ids_logprobs"] = [
-                self._rows(request, step.reported, request.chosen) for step in fresh
+                self._rows(step.reported, policies.top(step.reported, request.top)) for step in fresh
             ]
         return rows
 
@@ -306,8 +287,6 @@ class SglangPeer:
         rows: dict[str, Any] = {"input_token_logprobs": []}
         if request.top:
             rows["input_top_logprobs"] = []
-        if request.chosen is not None:
-            rows["input_token_ids_logprobs"] = []
         if start == len(ids):
             return rows
         reported = [policies.log_softmax(row) for row in self.policy.logits(ids)]
@@ -316,17 +295,17 @@ class SglangPeer:
             # The last id of the vocabulary is taken for padding and written as 0.
             token = ids[position] if ids[position] < self.policy.vocabulary - 1 else 0
             value = None if before is None else float(before[ids[position]])
-            rows["input_token_logprobs"].append(self._row(request, value, token))
+            rows["input_token_logprobs"].append(_row(value, token))
             if request.top:
                 best = None if before is None else policies.top(before, request.top)
                 rows["input_top_logprobs"].append(
-                    None if before is None or best is None else self._rows(request, before, best)
-                )
-            if request.chosen is not None:
-                rows["input_token_ids_logprobs"].append(
-                    None if before is None else self._rows(request, before, request.chosen)
+                    None if before is None or best is None else self._rows(before, best)
                 )
         return rows
+
+
+def _row(value: float | None, token: int) -> list[Any]:
+    return [value, token, None]
 
 
 def _event(answer: dict[str, Any]) -> str:
@@ -356,7 +335,3 @@ def serve(
     SGLANG_RETURN_ORIGINAL_LOGPROB, all off as in a server started without them."""
     peer = SglangPeer(model, deterministic=deterministic, incremental=incremental, original=original)
     return http_peer.listening(peer, port)
-
-
-if __name__ == "__main__":
-    http_peer.run("answers as SGLang does", serve, policies.DEFAULT_MODEL)

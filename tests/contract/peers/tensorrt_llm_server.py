@@ -321,7 +321,3 @@ def serve(
 ) -> AbstractContextManager[str]:
     """`seeded=False` is a release before August 2026, `most_logprobs=20` one before July 2026."""
     return http_peer.listening(TensorrtLlmPeer(model, seeded=seeded, most_logprobs=most_logprobs), port)
-
-
-if __name__ == "__main__":
-    http_peer.run("answers as trtllm-serve does", serve, policies.DEFAULT_MODEL)

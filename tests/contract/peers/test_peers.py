@@ -21,9 +21,9 @@ PROMPT = [43, 456, 79, 82, 264, 85, 315, 15]
 TEXT = "Hello world,"
 
 
-def call(url: str, path: str, body: Any = None, raw: bytes | None = None) -> tuple[int, Any]:
+def call(url: str, path: str, body: Any = None) -> tuple[int, Any]:
     """(status, JSON or text)."""
-    data = raw if raw is not None else None if body is None else json.dumps(body).encode()
+    data = None if body is None else json.dumps(body).encode()
     try:
         answer = request.urlopen(request.Request(url + path, data, {"content-type": "application/json"}))
         status, text = answer.status, answer.read().decode()
@@ -33,12 +33,6 @@ def call(url: str, path: str, body: Any = None, raw: bytes | None = None) -> tup
         return status, json.loads(text)
     except ValueError:
         return status, text
-
-
-def events(url: str, path: str, body: Any) -> list[Any]:
-    _, text = call(url, path, body)
-    lines = [line.removeprefix("data:").strip() for line in text.split("\n\n") if line]
-    return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +53,7 @@ def sglang() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def tgi() -> Iterator[str]:
-    with tgi_server.serve(MODEL, prefill_logprobs=True) as url:
+    with tgi_server.serve(MODEL) as url:
         yield url
 
 
@@ -105,25 +99,6 @@ def test_sglang_prompt_logprobs_are_raw_and_begin_with_null(sglang: str, model: 
     assert answer["output_ids"] == []
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "keys"),
-    [
-        ({"sampling_params": {}}, 400, {"error"}),
-        ({"input_ids": "x"}, 400, {"object", "message", "type", "param", "code"}),
-        ({"input_ids": PROMPT, "sampling_params": {"top_p": 0}}, 400, {"error"}),
-        ({"input_ids": [5] * 1024}, 400, {"error"}),
-    ],
-)
-def test_sglang_refusals(sglang: str, body: Any, status: int, keys: set[str]) -> None:
-    got, answer = call(sglang, "/generate", body)
-    assert (got, set(answer)) == (status, keys)
-
-
-def test_sglang_fails_on_an_unknown_sampling_parameter(sglang: str) -> None:
-    body = {"input_ids": PROMPT, "sampling_params": {"seed": 1}}
-    assert call(sglang, "/generate", body) == (500, "Internal Server Error")
-
-
 def tgi_body(**parameters: Any) -> dict[str, Any]:
     return {"inputs": TEXT, "parameters": {"max_new_tokens": 8, "details": True, "seed": 3, **parameters}}
 
@@ -133,41 +108,6 @@ def test_tgi_temperature_one_is_greedy_unless_told_to_sample(tgi: str, model: An
     ids = [token["id"] for token in answer["details"]["tokens"]]
     assert ids == direct(model, tokenizer.encode(TEXT), ids).argmax(-1).tolist()
     assert answer["details"]["seed"] is None
-
-
-def test_tgi_prefill_is_raw_begins_with_null_and_has_to_be_switched_on(
-    tgi: str, model: Any, tokenizer: Any
-) -> None:
-    body, prompt = tgi_body(temperature=0.7, decoder_input_details=True), tokenizer.encode(TEXT)
-    prefill = call(tgi, "/generate", body)[1]["details"]["prefill"]
-    assert [token["id"] for token in prefill] == prompt
-    assert prefill[0]["logprob"] is None
-    rows = direct(model, prompt[:1], prompt[1:])
-    assert [token["logprob"] for token in prefill[1:]] == pytest.approx(of(rows, prompt[1:]), abs=2e-5)
-    with tgi_server.serve(MODEL) as url:
-        assert call(url, "/generate", body)[1]["details"]["prefill"] == []
-
-
-@pytest.mark.parametrize(
-    "parameters", [{"temperature": 0}, {"top_p": 1.0}, {"top_k": 0}, {"top_n_tokens": 6}]
-)
-def test_tgi_refusals(tgi: str, parameters: dict[str, Any]) -> None:
-    status, answer = call(tgi, "/generate", tgi_body(**parameters))
-    assert (status, answer["error_type"]) == (422, "validation")
-
-
-def test_tgi_refuses_what_it_cannot_read_in_plain_text(tgi: str) -> None:
-    status, answer = call(tgi, "/generate", tgi_body(seed=-1))
-    assert (status, type(answer)) == (422, str)
-    assert call(tgi, "/generate", raw=b"{")[0] == 400
-
-
-def test_tgi_completions_have_neither_ids_nor_logprobs(tgi: str) -> None:
-    _, answer = call(tgi, "/v1/completions", {"prompt": TEXT, "max_tokens": 4, "logprobs": 5, "model": "tgi"})
-    (choice,) = answer["choices"]
-    assert set(choice) == {"index", "text", "logprobs", "finish_reason"}
-    assert choice["logprobs"] is None
-    assert call(tgi, "/v1/completions", {"prompt": PROMPT})[0] == 422
 
 
 def tensorrt_body(**more: Any) -> dict[str, Any]:
@@ -180,18 +120,32 @@ def test_tensorrt_llm_zero_logprobs_is_none(tensorrt_llm: str) -> None:
     assert answer["choices"][0]["logprobs"] is None
 
 
-@pytest.mark.parametrize(
-    ("more", "keys"),
-    [
-        ({"no_such_field": 1}, {"error"}),
-        ({"logprobs": 101}, {"error"}),
-        ({"temperature": -1}, {"object", "message", "type", "param", "code"}),
-        ({"echo": True}, {"object", "message", "type", "param", "code"}),
-    ],
-)
-def test_tensorrt_llm_refusals(tensorrt_llm: str, more: dict[str, Any], keys: set[str]) -> None:
-    status, answer = call(tensorrt_llm, "/v1/completions", tensorrt_body(**more))
-    assert (status, set(answer)) == (400, keys)
+ABOUT = {"object", "message", "type", "param", "code"}
+REFUSED: list[tuple[str, dict[str, Any], int, set[str] | type[str]]] = [
+    ("sglang", {"sampling_params": {}}, 400, {"error"}),
+    ("sglang", {"input_ids": "x"}, 400, ABOUT),
+    ("sglang", {"input_ids": PROMPT, "sampling_params": {"top_p": 0}}, 400, {"error"}),
+    ("sglang", {"input_ids": [5] * 1024}, 400, {"error"}),
+    ("sglang", {"input_ids": PROMPT, "sampling_params": {"seed": 1}}, 500, str),
+    *(
+        ("tgi", tgi_body(**parameters), 422, {"error", "error_type"})
+        for parameters in ({"temperature": 0}, {"top_p": 1.0}, {"top_k": 0}, {"top_n_tokens": 6})
+    ),
+    ("tgi", tgi_body(seed=-1), 422, str),
+    ("tensorrt_llm", tensorrt_body(no_such_field=1), 400, {"error"}),
+    ("tensorrt_llm", tensorrt_body(logprobs=101), 400, {"error"}),
+    ("tensorrt_llm", tensorrt_body(temperature=-1), 400, ABOUT),
+    ("tensorrt_llm", tensorrt_body(echo=True), 400, ABOUT),
+]
+
+
+@pytest.mark.parametrize(("name", "body", "status", "shape"), REFUSED)
+def test_refusals_have_the_engines_own_shape(
+    name: str, body: dict[str, Any], status: int, shape: set[str] | type[str], request_: Any
+) -> None:
+    path = "/v1/completions" if name == "tensorrt_llm" else "/generate"
+    got, answer = call(request_.getfixturevalue(name), path, body)
+    assert (got, type(answer) if isinstance(answer, str) else set(answer)) == (status, shape)
 
 
 @pytest.mark.parametrize(

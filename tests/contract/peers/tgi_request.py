@@ -1,8 +1,7 @@
 """What TGI accepts, how it refuses the rest, and the distribution a request asks for.
 
 From router/src/lib.rs (fields, types, defaults), router/src/validation.rs (ranges, and the order of looking),
-router/src/server.rs (/v1/completions made into /generate), server/text_generation_server/utils/tokens.py and
-utils/logits_process.py (sampling) of the public repository huggingface/text-generation-inference.
+server/text_generation_server/utils/tokens.py and utils/logits_process.py (sampling) of the public repository huggingface/text-generation-inference.
 """
 
 import random
@@ -82,19 +81,8 @@ _PARAMETERS: dict[str, tuple[Callable[[Any], bool], bool]] = {
     "grammar": (lambda value: isinstance(value, dict), True),
     "adapter_id": (lambda value: isinstance(value, str), True),
 }
-_COMPLETION: dict[str, tuple[Callable[[Any], bool], bool]] = {
-    "model": (lambda value: isinstance(value, str), True),
-    "prompt": (lambda value: isinstance(value, str) or (_texts(value) and bool(value)), False),
-    "max_tokens": (_unsigned, True),
-    "temperature": (_number, True),
-    "top_p": (_number, True),
-    "stream": (_flag, False),
-    "seed": (_unsigned, True),
-    "suffix": (lambda value: isinstance(value, str), True),
-    "repetition_penalty": (_number, True),
-    "frequency_penalty": (_number, True),
-    "stop": (_texts, True),
-}
+
+
 _FALSE = dict.fromkeys(("do_sample", "watermark", "details", "decoder_input_details"), False)
 
 
@@ -138,34 +126,11 @@ def generate_body(call: Call) -> dict[str, Any]:
     return body
 
 
-def completion_body(call: Call) -> dict[str, Any]:
-    body = _object(call)
-    if "prompt" not in body:
-        raise _unreadable("missing field `prompt`")
-    _check(body, _COMPLETION, "")
-    return body
-
-
 def parameters(body: dict[str, Any]) -> dict[str, Any]:
     """Sampling is on where `parameters` is left out and off where it is there without `do_sample`."""
     given = body.get("parameters")
     defaults = dict.fromkeys(_PARAMETERS) | _FALSE | {"stop": []}
     return defaults | ({"do_sample": True} if given is None else given)
-
-
-def completion_parameters(body: dict[str, Any]) -> dict[str, Any]:
-    """/v1/completions always samples, but for temperature 0."""
-    temperature = body.get("temperature")
-    asked = {
-        "do_sample": temperature != 0,
-        "temperature": temperature or None,
-        "max_new_tokens": body.get("max_tokens"),
-        "stop": body.get("stop") or [],
-        "details": True,
-        **{name: body.get(name) for name in ("top_p", "seed", "repetition_penalty", "frequency_penalty")},
-        "adapter_id": None if body.get("model") in (None, "tgi") else body["model"],
-    }
-    return parameters({"parameters": asked})
 
 
 def validated(policy: Policy, limits: Limits, inputs: str, given: dict[str, Any]) -> Generation:

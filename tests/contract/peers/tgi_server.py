@@ -9,7 +9,6 @@ axum's `Json` extractor (axum documentation, "JsonRejection"). README.md beside 
 
 import json
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -26,9 +25,8 @@ VERSION = "3.3.6-dev0"
 
 
 class TgiPeer:
-    def __init__(self, model: str, *, prefill_logprobs: bool, limits: Limits | None) -> None:
+    def __init__(self, model: str, limits: Limits | None) -> None:
         self.policy = policies.load(model)
-        self.prefill_logprobs = prefill_logprobs
         context = self.policy.context
         self.limits = limits or Limits(max_input_tokens=context - 1, max_total_tokens=context)
 
@@ -38,7 +36,6 @@ class TgiPeer:
             "POST /generate": self.generate,
             "POST /generate_stream": self.generate_stream,
             "POST /tokenize": self.tokenize,
-            "POST /v1/completions": self.completions,
             "GET /v1/models": lambda _: Answer({"object": "list", "data": [self._card()]}),
             "GET /info": lambda _: Answer(self.info()),
             "GET /health": lambda _: Answer(),
@@ -88,12 +85,11 @@ class TgiPeer:
         done, reason, text = self._finish(request)
         answer: dict[str, Any] = {"generated_text": self._with_prompt(given, body["inputs"], text)}
         if given["details"] or given["decoder_input_details"]:
-            prefill = given["decoder_input_details"] and self.prefill_logprobs
             answer["details"] = {
                 "finish_reason": reason,
                 "generated_tokens": len(done),
                 "seed": request.seed if request.sampling else None,
-                "prefill": self._prefill(request) if prefill else [],
+                "prefill": [],  # as of a server started without --enable-prefill-logprobs
                 "tokens": self._tokens(done),
             }
             if request.top:
@@ -133,57 +129,6 @@ class TgiPeer:
         seed = request.seed if request.sampling else None
         counted = {"generated_tokens": len(done), "seed": seed, "input_length": len(request.ids)}
         return {"finish_reason": reason, **counted}
-
-    def completions(self, call: Call) -> Answer | Events:
-        """Text in and text out: no ids, and `logprobs` is null whatever is asked."""
-        body = tgi_request.completion_body(call)
-        prompts = [body["prompt"]] if isinstance(body["prompt"], str) else body["prompt"]
-        if body.get("suffix") is not None:
-            raise Refused(_other_error("a suffix is not supported", "suffix not supported"))
-        if len(prompts) > self.limits.max_client_batch_size:
-            raise Refused(_other_error("too many prompts", "batch size exceeded"))
-        given = tgi_request.completion_parameters(body)
-        if body.get("stream"):
-            return Events(self._completion_events(prompts, given))
-        requests = [tgi_request.validated(self.policy, self.limits, prompt, given) for prompt in prompts]
-        finished = [self._finish(request) for request in requests]
-        choices = [
-            {
-                "index": index,
-                "text": text,
-                "logprobs": None,
-                "finish_reason": "stop" if reason == "eos_token" else reason,
-            }
-            for index, (_, reason, text) in enumerate(finished)
-        ]
-        usage = _usage(
-            sum(len(request.ids) for request in requests), sum(len(done) for done, _, _ in finished)
-        )
-        return Answer({**self._completion(choices), "usage": usage})
-
-    def _completion_events(self, prompts: list[str], given: dict[str, Any]) -> Iterator[str]:
-        for index, prompt in enumerate(prompts):
-            try:
-                request = tgi_request.validated(self.policy, self.limits, prompt, given)
-            except Refused as refused:
-                about = {"message": refused.answer.body["error"], "http_status_code": 422}
-                yield _event({"error": about})
-                continue
-            for count, (_, piece, reason) in enumerate(self._run(request), start=1):
-                choice = {"index": index, "text": piece, "logprobs": None, "finish_reason": reason or ""}
-                chunk = self._completion([choice])
-                yield _event({**chunk, "usage": _usage(len(request.ids), count)} if reason else chunk)
-        yield "data: [DONE]\n\n"
-
-    def _completion(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "object": "text_completion",
-            "id": "",
-            "created": int(time.time()),
-            "model": self.policy.spec,
-            "system_fingerprint": f"{VERSION}-native",
-            "choices": choices,
-        }
 
     def _run(self, request: Generation) -> Iterator[tuple[Step, str, str | None]]:
         """(step, its text, why it was the last). The length is looked at before the end token and the stop strings."""
@@ -232,18 +177,6 @@ class TgiPeer:
             for token in best
         ]
 
-    def _prefill(self, request: Generation) -> list[dict[str, Any]]:
-        """Raw, whatever the temperature; the first token has none, which is NaN inside and null outside."""
-        reported = [policies.log_softmax(row) for row in self.policy.logits(request.ids)]
-        values = [
-            math.nan,
-            *(float(row[token]) for row, token in zip(reported, request.ids[1:], strict=False)),
-        ]
-        return [
-            {"id": token, "text": self.policy.decode([token], skip_special=False), "logprob": single(value)}
-            for token, value in zip(request.ids, values, strict=True)
-        ]
-
 
 def single(value: float) -> float | None:
     """As the router writes an f32: the shortest digits that name it, which read as a double are another number."""
@@ -254,29 +187,12 @@ def _event(answer: Any) -> str:
     return f"data:{json.dumps(answer, ensure_ascii=False)}\n\n"  # no space, as in the documentation's example
 
 
-def _usage(prompt: int, completion: int) -> dict[str, int]:
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-def _other_error(message: str, kind: str) -> Answer:
-    return Answer({"error": message, "error_type": kind}, 422)
-
-
 def _sizes(request: Generation, done: list[Step]) -> dict[str, str]:
     counted = {"x-prompt-tokens": str(len(request.ids)), "x-generated-tokens": str(len(done))}
     return {"x-compute-type": "cpu", **counted}
 
 
 def serve(
-    model: str = policies.DEFAULT_MODEL,
-    port: int = 0,
-    *,
-    prefill_logprobs: bool = False,
-    limits: Limits | None = None,
+    model: str = policies.DEFAULT_MODEL, port: int = 0, limits: Limits | None = None
 ) -> AbstractContextManager[str]:
-    """`prefill_logprobs` is the launcher's --enable-prefill-logprobs, off as in a server started without it."""
-    return http_peer.listening(TgiPeer(model, prefill_logprobs=prefill_logprobs, limits=limits), port)
-
-
-if __name__ == "__main__":
-    http_peer.run("answers as Text Generation Inference does", serve, policies.DEFAULT_MODEL)
+    return http_peer.listening(TgiPeer(model, limits), port)

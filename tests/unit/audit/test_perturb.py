@@ -100,7 +100,9 @@ def test_a_written_checkpoint_loads_bit_for_bit(spec: str, tmp_path: Path) -> No
     ):
         assert name == twin
         assert torch.equal(one, other), name
-    assert load_file(directory / "model.safetensors").keys() == load_file(original / "model.safetensors").keys()
+    assert (
+        load_file(directory / "model.safetensors").keys() == load_file(original / "model.safetensors").keys()
+    )
     assert (directory / "config.json").read_bytes() == (original / "config.json").read_bytes()
     assert not (directory / "model.safetensors.index.json").exists(), "it would name files that are not there"
     assert ReferenceBackend(directory).tokenizer("the") == ReferenceBackend(spec).tokenizer("the")

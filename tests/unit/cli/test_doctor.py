@@ -82,7 +82,7 @@ def test_fix_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     file.write_text(f"use_vllm: true # fast\ntop_p: 0.9\nhub_token: {SECRET}\n")
     assert run(str(file), "--fix") == 0
     out = capsys.readouterr().out
-    assert out == 'use_vllm: true # fast\ntop_p: 1.0\nhub_token: "(not shown)"\n'
+    assert out == "use_vllm: true # fast\ntop_p: 1.0\nhub_token: (not shown)\n"
     assert run(str(file), "--kind", "vllm") in (0, 1, 2, 3)
 
 

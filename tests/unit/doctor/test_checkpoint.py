@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself is in force where no flag says otherwise: as vLLM 0.32 reads its config.json."""
+"""What a model's own files say is in force where no flag says otherwise: as vLLM 0.32 reads them."""
 
 import json
 from collections.abc import Mapping
@@ -8,15 +8,15 @@ import pytest
 
 from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.diagnosis import diagnose
-from zerodrift.doctor.judge import cures
-from zerodrift.doctor.kinds import FileKind
+from zerodrift.doctor.judge import fixes
 from zerodrift.doctor.open_target import open_text
-from zerodrift.doctor.setting import Origin, Setting
+from zerodrift.doctor.setting import FileKind, Origin, Setting
 
 SOUND = "--dtype bfloat16 --logprobs-mode processed_logprobs --generation-config vllm"
 SOUND += " --no-enable-prefix-caching --no-async-scheduling"
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4}}
+MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
 
 
 def directory(root: Path, contents: Mapping[str, object], name: str = "model") -> Path:
@@ -24,17 +24,25 @@ def directory(root: Path, contents: Mapping[str, object], name: str = "model") -
     place = root / name
     place.mkdir()
     for file, content in contents.items():
-        text = content if isinstance(content, str) else json.dumps(content)
-        (place / f"{file}.json").write_text(text)
+        (place / f"{file}.json").write_text(content if isinstance(content, str) else json.dumps(content))
     return place
 
 
-def quantization(command: str) -> Setting:
-    return CommandLine(command).read().settings["quantization"]
+def setting(command: str, name: str) -> Setting:
+    return CommandLine(command).read().settings[name]
+
+
+def found(command: str, name: str) -> object:
+    read = setting(command, name)
+    return read.value if read.known else "?"
 
 
 def fired(command: str) -> set[str]:
     return {finding.rule for finding in diagnose(CommandLine(command), {})[0].findings}
+
+
+def exit_code(command: str) -> int:
+    return diagnose(CommandLine(command), {})[0].exit_code
 
 
 @pytest.mark.parametrize(
@@ -42,91 +50,59 @@ def fired(command: str) -> set[str]:
     [
         ({"config": AWQ}, "awq"),
         ({"config": {"quantization_config": {"quant_method": "FP8"}}}, "fp8"),
-        (
-            {"config": {"compression_config": {"quant_method": "compressed_tensors"}}},
-            "compressed-tensors",
-        ),
+        ({"config": {"compression_config": {"quant_method": "compressed_tensors"}}}, "compressed-tensors"),
         ({"config": {"text_config": AWQ}}, "awq"),
         ({"config": {"text_config": {"compression_config": {"quant_method": "mxfp4"}}}}, "mxfp4"),
+        ({"config": {}, "hf_quant_config": MODELOPT}, "modelopt"),
         (
-            {
-                "config": {},
-                "hf_quant_config": {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}},
-            },
-            "modelopt",
-        ),
-        (
-            {
-                "config": {},
-                "hf_quant_config": {
-                    "producer": {"name": "modelopt"},
-                    "quantization": {"quant_algo": "NVFP4"},
-                },
-            },
+            {"config": {}, "hf_quant_config": {**MODELOPT, "quantization": {"quant_algo": "NVFP4"}}},
             "modelopt_fp4",
         ),
-        ({"config": {"model_type": "qwen3"}}, None),
         ({"config": {"quantization_config": None}}, None),
         ({"config": {"quantization_config": {"quant_method": ""}}}, None),
+        ({}, "?"),
+        ({"config": "{"}, "?"),
+        ({"config": []}, "?"),
+        ({"config": {"quantization_config": "awq"}}, "?"),
+        ({"config": {}, "hf_quant_config": "{"}, "?"),
+        ({"config": DEEP}, "?"),
     ],
 )
 def test_the_method_is_the_checkpoints(
     tmp_path: Path, contents: dict[str, object], expected: str | None
 ) -> None:
-    setting = quantization(f"vllm serve {directory(tmp_path, contents)}")
-    assert (setting.value, setting.origin) == (expected, Origin.CHECKPOINT)
+    command = f"vllm serve {directory(tmp_path, contents)} {SOUND}"
+    assert found(command, "quantization") == expected
+    assert ("quantisation-unseen" in fired(command)) is (expected == "?")
+    assert ("quantised-weights" in fired(command)) is (expected not in ("?", None))
+
+
+def test_no_flag_cures_a_quantised_checkpoint(tmp_path: Path) -> None:
+    target = CommandLine(f"vllm serve {directory(tmp_path, {'config': AWQ})} {SOUND}")
+    diagnosis, judgements = diagnose(target, {})
+    (advice,) = (finding for finding in diagnosis.findings if finding.rule == "quantised-weights")
+    assert (advice.value, advice.type, diagnosis.exit_code) == ("awq", (), 1)
+    assert "quantization" not in fixes(judgements)
 
 
 @pytest.mark.parametrize(
-    "contents",
+    ("model", "flags", "code", "noted"),
     [
-        {},
-        {"config": "{"},
-        {"config": []},
-        {"config": {"quantization_config": "awq"}},
-        {"config": {}, "hf_quant_config": "{"},
-        {"config": DEEP},
-        {"config": {}, "hf_quant_config": DEEP},
+        ("Qwen/Qwen3-8B", "", 0, True),
+        ("Qwen/Qwen3-8B", "--quantization fp8", 1, False),
+        ("Qwen/Qwen3-8B", "--quantization $METHOD", 3, False),
+        # Called quantised, or a directory that is not here: not seeing it decides.
+        ("Qwen/Qwen3-8B-FP8", "", 3, False),
+        ("org/Llama-3.1-8B-w4a16-instruct", "", 3, False),
+        ("unsloth/Qwen3-8B-bnb-4bit", "", 3, False),
+        ("/no/such/model", "", 3, False),
+        ("./no-such-model", "", 3, False),
     ],
 )
-def test_what_cannot_be_read_is_unknown(tmp_path: Path, contents: dict[str, object]) -> None:
-    command = f"vllm serve {directory(tmp_path, contents)} {SOUND}"
-    assert not quantization(command).known
-    assert "quantisation-unseen" in fired(command)
-
-
-def test_a_quantised_checkpoint_is_judged_and_no_flag_cures_it(tmp_path: Path) -> None:
-    command = f"vllm serve {directory(tmp_path, {'config': AWQ})} {SOUND}"
-    diagnosis, judgements = diagnose(CommandLine(command), {})
-    (advice,) = (finding for finding in diagnosis.findings if finding.rule == "quantised-weights")
-    assert (advice.value, advice.type) == ("awq", ())
-    assert "checkpoint" in advice.do
-    assert diagnosis.exit_code == 1
-    assert "quantization" not in cures(judgements)
-    assert CommandLine(command).changed(cures(judgements)) == command
-
-
-def test_a_checkpoint_that_is_not_quantised_is_fine(tmp_path: Path) -> None:
-    command = f"vllm serve {directory(tmp_path, {'config': {}})} {SOUND}"
-    assert fired(command).isdisjoint({"quantised-weights", "quantisation-unseen"})
-
-
-def test_a_name_on_the_hub_cannot_be_looked_into() -> None:
-    """A note, as every name on the hub would get it; no answer of its own."""
-    command = f"vllm serve Q {SOUND}"
-    assert not quantization(command).known
-    assert "quantisation-unseen" in fired(command)
-    assert diagnose(CommandLine(command), {})[0].exit_code == 0
-    assert "quantisation-unseen" not in fired(f"{command} --quantization fp8")
-
-
-def test_a_flag_of_the_shell_stays_undecided(tmp_path: Path) -> None:
-    """What the shell hides is not what the checkpoint hides."""
-    for model in ("Q", directory(tmp_path, {"config": {}})):
-        command = f"vllm serve {model} {SOUND} --quantization $METHOD"
-        assert not quantization(command).known
-        assert "quantisation-unseen" not in fired(command)
-        assert diagnose(CommandLine(command), {})[0].exit_code == 3
+def test_a_checkpoint_that_cannot_be_looked_into(model: str, flags: str, code: int, noted: bool) -> None:
+    command = f"vllm serve {model} {SOUND} {flags}"
+    assert exit_code(command) == code
+    assert ("quantisation-unseen" in fired(command)) is noted
 
 
 @pytest.mark.parametrize(
@@ -137,25 +113,17 @@ def test_a_flag_of_the_shell_stays_undecided(tmp_path: Path) -> None:
         ("Q --hf-config-path {0}/awq", "awq"),
         ("{0}/awq --hf-config-path $ELSEWHERE", "?"),
         ("{0}/awq --hf-config-path Q", "?"),
-        ("{0}/plain --quantization None", None),
         ("{0}/awq --quantization None", "awq"),
         ("{0}/awq --quantization awq_marlin", "awq_marlin"),
         ("{0}/awq --hf-overrides '{{\"quantization_config\": null}}'", None),
         ('{0}/plain --hf-overrides \'{{"quantization_config": {{"quant_method": "fp8"}}}}\'', "fp8"),
         ("{0}/plain --hf-overrides.quantization_config.quant_method fp8", "fp8"),
         ("{0}/awq --hf-overrides.quantization_config.bits 8", "?"),
-        ('{0}/awq --hf-overrides \'{{"quantization_config": {{"bits": 8}}}}\'', "?"),
         ("{0}/eyes --hf-overrides.text_config.rope_theta 1000000", "awq"),
-        ('{0}/eyes --hf-overrides \'{{"text_config": {{"rope_theta": 1000000}}}}\'', "awq"),
         ("{0}/eyes --hf-overrides.text_config.quantization_config.bits 8", "awq"),
         ("{0}/eyes --hf-overrides.text_config.a 1 --hf-overrides.text_config.b 2", "awq"),
         ("{0}/eyes --hf-overrides.text_config.quantization_config null", None),
         ("{0}/eyes --hf-overrides '{{\"text_config\": null}}'", "?"),
-        ("{0}/plain --hf-overrides.text_config.rope_theta 1000000", None),
-        (
-            "{0}/plain --hf-overrides.text_config.quantization_config.quant_method fp8 --hf-overrides.text_config.a 1",
-            "fp8",
-        ),
         ("{0}/plain --hf-overrides $OVERRIDES", "?"),
     ],
 )
@@ -163,50 +131,90 @@ def test_the_configuration_in_force_is_read(tmp_path: Path, words: str, expected
     directory(tmp_path, {"config": {}}, "plain")
     directory(tmp_path, {"config": AWQ}, "awq")
     directory(tmp_path, {"config": {"text_config": AWQ}}, "eyes")
-    setting = quantization(f"vllm serve {words.format(tmp_path)}")
-    assert (setting.value if setting.known else "?") == expected
-
-
-@pytest.mark.parametrize(("path", "expected"), [("null", "awq"), ("''", "awq"), ("plain", None)])
-def test_a_path_that_is_null_is_none(tmp_path: Path, path: str, expected: str | None) -> None:
-    model, plain = directory(tmp_path, {"config": AWQ}), directory(tmp_path, {"config": {}}, "plain")
-    text = f"model: {model}\nhf-config-path: {plain if path == 'plain' else path}\n"
-    setting = open_text(text, "serve.yaml", FileKind.VLLM).read().settings["quantization"]
-    assert (setting.value, setting.origin) == (expected, Origin.CHECKPOINT)
-
-
-@pytest.mark.parametrize("name", ["generation_config", "config"])
-def test_sampling_defaults_nested_too_deeply_are_unknown(tmp_path: Path, name: str) -> None:
-    settings = CommandLine(f"vllm serve {directory(tmp_path, {name: DEEP})}").read().settings
-    assert not settings["generation_defaults"].known
-
-
-def test_files_name_checkpoints_too(tmp_path: Path) -> None:
-    model = directory(tmp_path, {"config": AWQ})
-    serve = f"model: {model}\ndtype: bfloat16\n"
-    assert open_text(serve, "serve.yaml", FileKind.VLLM).read().settings["quantization"].value == "awq"
-    (tmp_path / "serve.yaml").write_text(serve)
-    assert quantization(f"vllm serve --config {tmp_path}/serve.yaml").origin is Origin.CHECKPOINT
-    ours = f"engine: {{name: vllm}}\nmodel: {{path: {model}}}\n"
-    assert open_text(ours, "run.yaml", FileKind.ZERODRIFT).read().settings["quantization"].value == "awq"
+    assert found(f"vllm serve {words.format(tmp_path)}", "quantization") == expected
 
 
 @pytest.mark.parametrize(
-    ("model", "args", "expected"),
+    ("text", "kind", "expected"),
     [
-        ("testbed:qwen3", "[]", None),
-        ("null", "[]", None),  # the built-in one, too
-        ("testbed:qwen3", "[--quantization, fp8]", "fp8"),
+        ("model: {0}\n", FileKind.VLLM, ("awq", Origin.CHECKPOINT)),
+        ("model: {0}\nhf-config-path: null\n", FileKind.VLLM, ("awq", Origin.CHECKPOINT)),
+        ("engine: {{name: vllm}}\nmodel: {{path: {0}}}\n", FileKind.ZERODRIFT, ("awq", Origin.CHECKPOINT)),
+        # A built-in model is written by us.
+        (
+            "engine: {{name: vllm}}\nmodel: {{path: testbed:qwen3}}\n",
+            FileKind.ZERODRIFT,
+            (None, Origin.FRAMEWORK),
+        ),
+        ("engine: {{name: vllm}}\n", FileKind.ZERODRIFT, (None, Origin.FRAMEWORK)),
+        ("engine: {{name: vllm, args: [-q, fp8]}}\n", FileKind.ZERODRIFT, ("fp8", Origin.SET)),
+        ("engine: {{name: vllm}}\nmodel: {{path: Q}}\n", FileKind.ZERODRIFT, (None, Origin.UNKNOWN)),
     ],
 )
-def test_a_built_in_model_is_known_to_be_whole(model: str, args: str, expected: str | None) -> None:
-    text = f"model: {{path: {model}}}\nengine: {{name: vllm, args: {args}}}\n"
-    target = open_text(text, "run.yaml", FileKind.ZERODRIFT)
-    assert target.read().settings["quantization"].value == expected
-    assert "quantisation-unseen" not in {finding.rule for finding in diagnose(target, {})[0].findings}
+def test_files_name_checkpoints_too(
+    tmp_path: Path, text: str, kind: FileKind, expected: tuple[str | None, Origin]
+) -> None:
+    target = open_text(text.format(directory(tmp_path, {"config": AWQ})), "f.yaml", kind)
+    read = target.read().settings["quantization"]
+    assert (read.value, read.origin) == expected
 
 
-def test_another_name_is_not() -> None:
-    text = "model: {path: Qwen/Qwen3-8B}\nengine: {name: vllm}\n"
-    findings = diagnose(open_text(text, "run.yaml", FileKind.ZERODRIFT), {})[0].findings
-    assert "quantisation-unseen" in {finding.rule for finding in findings}
+@pytest.mark.parametrize(
+    ("contents", "expected"),
+    [
+        ({"generation_config": '{"presence_penalty": 1.5}'}, "presence_penalty 1.5"),
+        (
+            {"generation_config": '{"repetition_penalty": 1.1, "min_p": 0.05}'},
+            "min_p 0.05, repetition_penalty 1.1",
+        ),
+        ({"generation_config": '{"top_k": -1, "temperature": 1, "presence_penalty": 0}'}, None),
+        ({"generation_config": '{"top_p": null, "max_new_tokens": 4096, "typical_p": 0.5}'}, None),
+        ({"generation_config": "{"}, "?"),
+        ({"generation_config": "[]"}, "?"),
+        ({"generation_config": DEEP}, "?"),
+        # As vLLM 0.32 answers with transformers 5.19, which drops what has a default in its generation config.
+        ({"config": '{"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}'}, None),
+        ({"config": '{"text_config": {"min_p": 0.1}, "min_p": 0.2}'}, "min_p 0.2"),
+        ({"config": '{"text_config": {"min_p": 0.1}}'}, "min_p 0.1"),
+        ({"config": '{"min_p": 0.1}', "generation_config": "{}"}, None),
+        ({"config": "{"}, "?"),
+        ({}, None),
+    ],
+)
+def test_what_a_server_fills_in(tmp_path: Path, contents: dict[str, object], expected: str | None) -> None:
+    assert found(f"vllm serve {directory(tmp_path, contents)}", "generation_defaults") == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("{0}/plain --generation-config {0}/warm", "temperature 0.6"),
+        ("{0}/warm --generation-config {0}/plain", None),
+        ("{0}/warm --generation-config vllm", None),
+        ("Q --generation-config {0}/warm", "temperature 0.6"),
+        ("{0}/plain --hf-config-path {0}/warm", "temperature 0.6"),
+        ("{0}/plain --generation-config {0}/nowhere", "?"),
+        ("{0}/plain --generation-config $GC", "?"),
+        ("Q --generation-config auto", "?"),
+        # vLLM takes the override first and drops nulls only then.
+        ("{0}/warm --override-generation-config '{{\"temperature\": null}}'", None),
+        ("{0}/warm --override-generation-config.temperature 1.0", None),
+        ("{0}/warm --override-generation-config '{{\"top_p\": 1.0}}'", "temperature 0.6"),
+    ],
+)
+def test_which_defaults_are_in_force(tmp_path: Path, words: str, expected: str | None) -> None:
+    directory(tmp_path, {"generation_config": {"temperature": 0.6}}, "warm")
+    directory(tmp_path, {"generation_config": {"top_p": 1.0}}, "plain")
+    assert found(f"vllm serve {words.format(tmp_path)}", "generation_defaults") == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "code"),
+    [
+        ('{"max_new_tokens": 4096, "temperature": 1.0, "top_k": -1}', 0),
+        ('{"top_p": 0.9, "temperature": 1.0}', 1),
+    ],
+)
+def test_only_overrides_that_change_the_distribution_are_wrong(written: str, code: int) -> None:
+    command = f"vllm serve Q --logprobs-mode processed_logprobs --override-generation-config '{written}'"
+    assert exit_code(command) == code

@@ -1,4 +1,4 @@
-"""Command lines: read as vLLM reads them, changed where they stand, and no secret in what comes out."""
+"""Command lines and launch scripts: read as vLLM reads them, and corrected where they are one command."""
 
 from pathlib import Path
 
@@ -7,12 +7,33 @@ import pytest
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.diagnosis import diagnose
+from zerodrift.doctor.judge import fixes
 from zerodrift.doctor.setting import Origin, Value
-from zerodrift.doctor.shell_words import split
+
+IMAGE = "vllm/vllm-openai:v0.32.0"
+HEAD = """--hf-overrides '{"head_dtype":"float32"}'"""
+ROPE = """--hf_overrides='{"rope_theta":1}'"""
+JSON = '{"backend": "FLASHINFER"}'
+UNKNOWN = "unknown"
 
 
 def value(command: str, name: str) -> Value:
-    return CommandLine(command).read().settings[name].value
+    setting = CommandLine(command).read().settings[name]
+    return setting.value if setting.known else UNKNOWN
+
+
+def exit_code(command: str) -> int:
+    return diagnose(CommandLine(command), {})[0].exit_code
+
+
+def refused(command: str) -> str:
+    return str(value(command, "refused") or "")
+
+
+def fixed(command: str, changes: dict[str, Value] | None = None) -> str | None:
+    target = CommandLine(command)
+    corrected = target.corrected(fixes(diagnose(target, {})[1]) if changes is None else changes)
+    return None if corrected is None else corrected.text
 
 
 @pytest.mark.parametrize(
@@ -21,65 +42,222 @@ def value(command: str, name: str) -> Value:
         ("--logprobs-mode processed_logprobs", "logprobs_mode", "processed_logprobs"),
         ("--logprobs_mode=processed_logprobs", "logprobs_mode", "processed_logprobs"),
         ("--logprobs-mode raw_logits --logprobs-mode raw_logprobs", "logprobs_mode", "raw_logprobs"),
+        ("--logprobs-m raw_logits", "logprobs_mode", "raw_logits"),
         ("--no-enable-prefix-caching", "prefix_caching", False),
+        ("--no_enable_prefix", "prefix_caching", False),
         ("--enable_prefix_caching", "prefix_caching", True),
+        ("--enforce", "enforce_eager", True),
         ("--max-model-len 8k", "max_model_len", 8000),
-        ("--max-model-len 8K", "max_model_len", 8192),
+        ("--max-model-l=8K", "max_model_len", 8192),
+        ("--max-model-len 1.5k", "max_model_len", 1500),
+        ("--max-model-len AUTO", "max_model_len", "AUTO"),
         ("--max-logprobs -1", "max_logprobs", -1),
+        ("--seed 1_0", "seed", 10),
         ("-tp 4", "tensor_parallel_size", 4),
+        ("-tp=2", "tensor_parallel_size", 2),
+        ("-t 2", "tensor_parallel_size", 2),
+        ("-e", "expert_parallel", True),
         ("-q fp8", "quantization", "fp8"),
-        ('--hf-overrides \'{"head_dtype": "float32"}\'', "head_dtype", "float32"),
-        ("--hf-overrides.head_dtype float32", "head_dtype", "float32"),
-        ('--hf-overrides \'{"head_dtype": "float32"}\'', "hf_overrides", None),
+        ("-qfp8", "quantization", "fp8"),
+        ("-O3", "enforce_eager", False),
+        ("-O 3", "enforce_eager", False),
+        ("--dtype half", "dtype", "half"),
         ("--uds /tmp/socket", "host", "unix socket"),
         ("--api-key a b", "api_key", True),
-        ("-O3", "enforce_eager", False),
-        ("--quantization None", "quantization", None),
+        ('--api-key "$KEY"', "api_key", True),
         ("--attention-backend triton_attn", "attention_backend", "TRITON_ATTN"),
         ("--attention-backend auto", "attention_backend", None),
-        ('--attention-config \'{"backend": "flashinfer"}\'', "attention_backend", "FLASHINFER"),
+        (f"--attention-config '{JSON}'", "attention_backend", "FLASHINFER"),
         ("--attention-config.backend FLASHINFER", "attention_backend", "FLASHINFER"),
         ("-ac.backend=auto", "attention_backend", None),
         ("--attention-config.flash_attn_version 2", "attention_backend", None),
+        ('--attention-backend FLASHINFER --attention-config "$CFG"', "attention_backend", "FLASHINFER"),
+        (f"""--attention-config '{JSON}' --attention-config "$CFG" """, "attention_backend", UNKNOWN),
+        ('--attention-config.backend "$B"', "attention_backend", UNKNOWN),
+        ("""--override-gen '{"top_p": 0.9, "temperature": 1.0}'""", "override_generation_config", "top_p"),
+        (HEAD, "head_dtype", "float32"),
+        (HEAD, "hf_overrides", None),
+        ("--hf-over.head_dtype float32", "head_dtype", "float32"),
+        # As the parser of vLLM 0.32 answers: of whole JSONs the last counts, and dotted forms go last wherever they stand.
+        (f"{HEAD} {ROPE}", "head_dtype", "model"),
+        (f"{ROPE} {HEAD}", "hf_overrides", None),
+        ("--hf-overrides.head_dtype float32 --hf_overrides.rope_theta=1", "hf_overrides", "rope_theta"),
+        (f"--hf-overrides.head_dtype float32 {ROPE}", "head_dtype", "float32"),
+        (f"{HEAD} --hf-overrides.rope_theta 1", "head_dtype", "model"),
+        ('--hf-overrides "$OV"', "head_dtype", UNKNOWN),
+        ("--dtype $DTYPE", "dtype", UNKNOWN),
+        ("""--dtype "it's $X, isn't it" """, "dtype", UNKNOWN),
+        ("--dtype hal$F", "dtype", UNKNOWN),
+        ("--dtype '$DTYPE'", "dtype", "auto"),  # refused, so not in force
+        ("--logprobs-mode PROCESSED_LOGPROBS", "logprobs_mode", "raw_logprobs"),
+        ("--enable-prefix-caching=False", "prefix_caching", True),
+        # None is as if nothing were said, and does not undo what another flag says.
+        ("--quantization None", "quantization", UNKNOWN),
+        ("--kv-offloading-size None", "kv_transfer", None),
+        ("--speculative-config null", "speculative", None),
+        ("--speculative-config None --spec-method ngram", "speculative", "--spec-method"),
+        ("--watermark-config ''", "watermark", None),
+        ("--host None", "host", "0.0.0.0"),
     ],
 )
 def test_flags_are_read_as_vllm_reads_them(words: str, name: str, expected: Value) -> None:
     assert value(f"vllm serve Q {words}", name) == expected
 
 
-HEAD = """--hf-overrides '{"head_dtype":"float32"}'"""
-ROPE = """--hf_overrides='{"rope_theta":1}'"""
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--logprobs-mode raw", "raw is none of processed_logits"),
+        ("--dtype None", "is none of"),
+        ("--spec-method NGRAM", "and 20 more"),
+        ("--enable-prefix-caching=False", "--no-enable-prefix-caching"),
+        ("--headless=1", "takes no value"),
+        ("--max-logprobs nan", "is no number (integer)"),
+        ("--max-logprobs 8k", "is no number"),
+        ("--seed 1e3", "is no number"),
+        ("--seed=", "is no number"),
+        ("--max-model-len 1.5K", "is no number (with a suffix, or auto)"),
+        ("--max-num-batched-tokens auto", "is no number"),
+        ("--kv-offloading-size x", "is no number (decimal or none)"),
+        ("--lgprobs-mode x", "did you mean --logprobs-mode?"),
+        ("--lgprobs-mode $X", "did you mean"),
+        ("--no-logprobs-mode", "is no flag"),
+        ("--ENFORCE-EAGER", "is no flag"),
+        ("--conf x.yaml", "--config, --config-format"),
+        ("--enable", "more"),
+        ("-tp2", "is no flag"),
+        ("--tp 2", "is no flag"),
+        ("extra", "'extra'"),
+        ("'$EXTRA'", "'$EXTRA'"),
+        ("--api-key k --lgprobs-mode x", "--logprobs-mode"),
+    ],
+)
+def test_what_vllm_refuses_is_wrong(words: str, reason: str) -> None:
+    assert reason in refused(f"vllm serve Q {words}")
+    assert exit_code(f"vllm serve Q {words}") == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "head", "others"),
+    "command",
     [
-        (f"{HEAD} {ROPE}", "model", "rope_theta"),
-        (f"{ROPE} {HEAD}", "float32", None),
-        ("--hf-overrides.head_dtype float32 --hf_overrides.rope_theta=1", "float32", "rope_theta"),
-        # Dotted forms are put together and go last, wherever they stand.
-        (f"--hf-overrides.head_dtype float32 {ROPE}", "float32", None),
-        (f"{HEAD} --hf-overrides.rope_theta 1", "model", "rope_theta"),
+        "ls -l",
+        "vllm bench Q",
+        'bash -c "vllm serve Q"',
+        "docker run other/image --model m",
+        f"docker run --entrypoint bash {IMAGE} -c x",
+        "vllm/vllm-openai --model m",
+        "# vllm serve m",
+        "vllm serve 'Q",
+        "vllm serve m\n--dtype half",
+        "vllm serve m\nvllm serve n",
+        "cat <<EOF\nVLLM_SERVER_DEV_MODE=1\nEOF\nvllm serve m",
+        "vllm serve Q --dtype",
+        "vllm serve Q --dtype --seed 1",
+        "vllm serve Q --hf-overrides {a:1}",
+        "vllm serve Q --hf-overrides 3",
+        "vllm serve Q --config /no/such.yaml",
+        f"vllm serve Q --attention-backend X --attention-config '{JSON}'",
     ],
 )
-def test_of_overrides_given_twice_one_is_in_force(words: str, head: str, others: str | None) -> None:
-    """As the parser of vLLM 0.32 answers to the same words."""
-    settings = CommandLine(f"vllm serve Q {words}").read().settings
-    assert (settings["head_dtype"].value, settings["hf_overrides"].value) == (head, others)
+def test_what_cannot_be_read_is_refused(command: str) -> None:
+    with pytest.raises(ConfigError):
+        CommandLine(command).read()
 
 
-def test_overrides_of_a_command_replace_those_of_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text("model: Q\nhf-overrides: {head_dtype: float32}\n")
-    assert value(f"vllm serve --config {file}", "head_dtype") == "float32"
-    assert value(f"vllm serve --config {file} {ROPE}", "head_dtype") == "model"
+DEV = "VLLM_SERVER_DEV_MODE=1"
 
 
-def test_a_default_says_that_it_is_one() -> None:
-    settings = CommandLine("vllm serve Q").read().settings
-    assert settings["logprobs_mode"].origin is Origin.DEFAULT
-    assert settings["max_model_len"].origin is Origin.UNKNOWN
-    assert CommandLine("vllm serve Q --seed 0").read().settings["seed"].origin is Origin.SET
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (f"{DEV} vllm serve m", True),
+        (f"nice -n 5 env {DEV} vllm serve m", True),
+        (f"export A=2 {DEV}\n\nvllm serve m\n", True),
+        (f"{DEV}\nexport VLLM_SERVER_DEV_MODE\nvllm serve m", True),
+        ("MODE=1\nexport VLLM_SERVER_DEV_MODE=$MODE\nvllm serve m", True),
+        (f"#!/bin/bash\nset -euo pipefail\ncd /models\nexport {DEV}\nvllm serve m > log 2>&1 &\n", True),
+        (f"docker run -e {DEV} img vllm serve m", True),
+        (f"docker run --env={DEV} {IMAGE} --model m", True),
+        (f"podman run -e{DEV} img vllm serve m", True),
+        (f"{DEV} docker run -e VLLM_SERVER_DEV_MODE img vllm serve m", UNKNOWN),
+        (f"vllm serve m {DEV}", False),
+        (f"{DEV}\nvllm serve m", False),  # not exported
+        (f"{DEV} env VLLM_SERVER_DEV_MODE=0 vllm serve m", False),
+        (f"{DEV} docker run img vllm serve m", False),
+        (f"docker run --label {DEV} img vllm serve m", False),
+        ("VLLM_SERVER_DEV_MODE=' 01 ' vllm serve m", True),
+        ("VLLM_SERVER_DEV_MODE=00 vllm serve m", False),
+        # What the shell, a branch or another file decides is unknown.
+        ("VLLM_SERVER_DEV_MODE=$MODE vllm serve m", UNKNOWN),
+        ('export VLLM_SERVER_DEV_MODE="${MODE:-1}"\nvllm serve m', UNKNOWN),
+        ("docker run -e VLLM_SERVER_DEV_MODE img vllm serve m", UNKNOWN),
+        (f"if [ -n x ]; then\n export {DEV}\nfi\nvllm serve m", UNKNOWN),
+        (f"[ -n x ] && export {DEV}\nvllm serve m", UNKNOWN),
+        ("source .env\nvllm serve m", UNKNOWN),
+        ("set -a\nvllm serve m", UNKNOWN),
+        ("docker run --env-file .env img vllm serve m", UNKNOWN),
+        ("srun --export=ALL,A=1 vllm serve m", UNKNOWN),
+        (f"{DEV} env -u VLLM_SERVER_DEV_MODE vllm serve m", UNKNOWN),
+    ],
+)
+def test_variables_that_vllm_is_started_with(command: str, expected: Value) -> None:
+    assert value(command, "dev_mode") == expected
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "expected"),
+    [
+        ("VLLM_BATCH_INVARIANT", "2", True),
+        ("VLLM_BATCH_INVARIANT", "true", UNKNOWN),
+        ("VLLM_BATCH_INVARIANT", "", UNKNOWN),
+        ("VLLM_USE_FLASHINFER_SAMPLER", "1.0", UNKNOWN),
+        ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "TRUE", True),
+        ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "2", False),
+        ("VLLM_USE_V1", "0", False),
+    ],
+)
+def test_most_switches_are_integers_and_two_are_words(variable: str, text: str, expected: Value) -> None:
+    names = {
+        "VLLM_BATCH_INVARIANT": "batch_invariant",
+        "VLLM_USE_FLASHINFER_SAMPLER": "flashinfer_sampler",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "runtime_lora",
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "long_max_model_len",
+        "VLLM_USE_V1": "engine_v1",
+    }
+    command = f"{variable}='{text}' vllm serve m"
+    assert value(command, names[variable]) == expected
+    assert bool(refused(command)) is (expected == UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "expected"),
+    [
+        ("LEN=8192\nvllm serve Q --max-model-len $LEN", "max_model_len", 8192),
+        ('ARGS="--seed 3 -tp 2"\nvllm serve Q $ARGS', "tensor_parallel_size", 2),
+        ('DTYPE=half\nvllm serve Q --dtype "${DTYPE}"', "dtype", "half"),
+        ("DTYPE=half\nif x; then DTYPE=float; fi\nvllm serve Q --dtype $DTYPE", "dtype", UNKNOWN),
+        ("DTYPE=half\nsource env.sh\nvllm serve Q --dtype $DTYPE", "dtype", UNKNOWN),
+        ("DTYPE=half vllm serve Q --dtype $DTYPE", "dtype", UNKNOWN),  # the shell puts it in before it is set
+        ('OV=\'{"a": 1}\'\nvllm serve Q --hf-overrides "$OV"', "hf_overrides", UNKNOWN),
+        ("for i in 1 2; do\n vllm serve Q --seed $i\ndone", "seed", UNKNOWN),
+        ("vllm serve Q --seed 3 2>&1 | tee log", "seed", 3),
+        ("vllm serve Q --seed 3 > log --dtype half", "dtype", "half"),
+        ("vllm serve \\\n  Q \\\n --seed 3 # why", "seed", 3),
+    ],
+)
+def test_a_script_is_read_as_far_as_it_is_known(script: str, name: str, expected: Value) -> None:
+    assert value(script, name) == expected
+    assert refused(script) == ""
+
+
+@pytest.mark.parametrize(
+    "words", ["$EXTRA_ARGS", '"$@"', "${ARGS:-}", '--seed 1 "${MORE[@]}"', "$(cat flags)"]
+)
+def test_words_of_a_variable_cannot_be_seen(words: str) -> None:
+    sound = f"vllm serve m --no-async-scheduling --logprobs-mode processed_logprobs {words}"
+    assert value(sound, "unseen_words") == UNKNOWN
+    assert exit_code(sound) == 3
+    assert exit_code(str(fixed(sound))) == 3
 
 
 @pytest.mark.parametrize(
@@ -88,59 +266,55 @@ def test_a_default_says_that_it_is_one() -> None:
         "vllm serve Q",
         "/opt/bin/vllm serve Q",
         "python -m vllm.entrypoints.openai.api_server --model Q",
-        "env A=1 uv run python3 -m vllm.entrypoints.openai.api_server --model Q",
-        "vllm serve \\\n  Q",
+        "env A=1 uv run python3 -mvllm.entrypoints.openai.api_server --model Q",
+        f"docker run --gpus all -p 8000:8000 {IMAGE} --model Q",
+        "podman run docker.io/vllm/vllm-openai-rocm:latest --model=Q",
+        "docker run vllm/vllm-openai@sha256:ab12 Q",
+        "vllm serve --api-key=hunter2 Q --seed 1",
+        "MODEL=Q\nvllm serve $MODEL",
     ],
 )
 def test_programs_that_are_vllm(command: str) -> None:
     assert CommandLine(command).model == "Q"
 
 
-def test_variables_before_the_program_count_and_behind_it_do_not() -> None:
-    assert value("VLLM_BATCH_INVARIANT=1 vllm serve Q", "batch_invariant") is True
-    assert value("env VLLM_BATCH_INVARIANT=1 nohup vllm serve Q", "batch_invariant") is True
-    assert value("VLLM_BATCH_INVARIANT=0 vllm serve Q", "batch_invariant") is False
-    assert value("vllm serve Q VLLM_BATCH_INVARIANT=1", "batch_invariant") is False
-
-
-def test_cpu_has_defaults_of_its_own() -> None:
+def test_defaults_and_what_is_not_judged() -> None:
+    reading = CommandLine(
+        "HF_HOME=/x vllm serve Q --seed 0 --block-size 32 --disable-log-stats --port 80"
+    ).read()
+    assert reading.not_judged == ("--block-size", "--disable-log-stats", "HF_HOME")
+    origins = {name: reading.settings[name].origin for name in ("seed", "logprobs_mode", "max_model_len")}
+    assert list(origins.values()) == [Origin.SET, Origin.DEFAULT, Origin.UNKNOWN]
+    assert "cpu_attn_split_kv" not in reading.settings
     assert value("VLLM_CPU_KVCACHE_SPACE=1 vllm serve Q", "async_scheduling") is False
     assert value("CUDA_VISIBLE_DEVICES=0 vllm serve Q", "device") == "cuda"
-    assert "cpu_attn_split_kv" not in CommandLine("vllm serve Q").read().settings
+    other = CommandLine("python -m pipelinerl.entrypoints.run_vllm1 --model Q --actor-llm-idx 0")
+    assert "--actor-llm-idx is no flag of vLLM 0.32" in other.read().not_judged
 
 
-def test_a_variable_of_the_shell_is_unknown() -> None:
-    assert not CommandLine("vllm serve $MODEL --logprobs-mode $MODE").read().settings["logprobs_mode"].known
-
-
-def test_what_is_not_judged_is_listed() -> None:
-    words = "--block-size 32 --disable-log-stats"
-    assert CommandLine(f"HF_HOME=/x vllm serve Q {words} --port 80").read().not_judged == (
-        "--block-size",
-        "--disable-log-stats",
-        "HF_HOME",
-    )
+CPU = "VLLM_CPU_KVCACHE_SPACE=1"
 
 
 @pytest.mark.parametrize(
-    ("command", "words"),
+    ("variables", "fires"),
     [
-        ("ls -l", "no vLLM server command"),
-        ("vllm bench Q", "no vLLM server command"),
-        ("vllm serve Q | tee log", "'|'"),
-        ("vllm serve Q &", "'&'"),
-        ("vllm serve 'Q", "never closed"),
-        ("vllm serve Q --dtype", "without its value"),
-        ("vllm serve Q --dtype --seed 1", "without its value"),
-        ("vllm serve Q --hf-overrides {a:1}", "not JSON"),
-        ("vllm serve Q --hf-overrides 3", "JSON object"),
-        ("vllm serve Q --hf-overrides 3 --hf-overrides.a 3", "JSON object"),
-        ("vllm serve Q --config /no/such.yaml", "no file"),
+        (CPU, True),
+        (f"{CPU} MKL_CBWR=", True),
+        (f"{CPU} MKL_CBWR=auto,STRICT", True),
+        (f"{CPU} MKL_CBWR=AVX512_E1", True),
+        # vLLM overwrites the number of threads where it binds them.
+        (f"{CPU} OMP_NUM_THREADS=1", True),
+        (f"{CPU} OMP_NUM_THREADS=$N VLLM_CPU_OMP_THREADS_BIND=nobind", True),
+        (f"{CPU} OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind", False),
+        (f"{CPU} MKL_CBWR=avx2,STRICT", False),
+        (f"{CPU} MKL_CBWR=$BRANCH", False),
+        ("CUDA_VISIBLE_DEVICES=0 MKL_CBWR=AUTO", False),
+        ("MKL_CBWR=AUTO", False),
     ],
 )
-def test_a_refusal_names_the_problem(command: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words.replace("|", r"\|")):
-        CommandLine(command).read()
+def test_threads_on_cpu_may_pick_different_kernels(variables: str, fires: bool) -> None:
+    findings = diagnose(CommandLine(f"{variables} vllm serve Q"), {})[0].findings
+    assert ("first-call-on-cpu" in {finding.rule for finding in findings}) is fires
 
 
 @pytest.mark.parametrize(
@@ -151,260 +325,89 @@ def test_a_refusal_names_the_problem(command: str, words: str) -> None:
         ("vllm serve Q --seed=1 -tp 2", {"seed": 3}, "vllm serve Q --seed=3 -tp 2"),
         ("vllm serve Q -q fp8 -tp 2", {"quantization": None}, "vllm serve Q -tp 2"),
         ("vllm serve Q", {"quantization": None}, "vllm serve Q"),
-        (
-            "vllm serve Q --async-scheduling",
-            {"async_scheduling": False},
-            "vllm serve Q --no-async-scheduling",
-        ),
+        ("vllm serve Q --async", {"async_scheduling": False}, "vllm serve Q --no-async-scheduling"),
         ("vllm serve Q --spec-method ngram --spec-tokens 3", {"speculative": None}, "vllm serve Q"),
+        ("vllm serve Q --logprobs-mode raw", {"logprobs_mode": "x"}, "vllm serve Q --logprobs-mode x"),
         ("vllm serve Q", {"batch_invariant": True}, "VLLM_BATCH_INVARIANT=1 vllm serve Q"),
+        ("A=1 env B=2 vllm serve Q", {"dev_mode": False}, "A=1 env VLLM_SERVER_DEV_MODE=0 B=2 vllm serve Q"),
         (
-            "A=1 B='x y' vllm serve Q",
-            {"batch_invariant": False},
-            "A=1 B='x y' VLLM_BATCH_INVARIANT=0 vllm serve Q",
+            "A='x y' nice -n 5 vllm serve Q",
+            {"mkl_cbwr": "AVX2"},
+            "A='x y' MKL_CBWR=AVX2 nice -n 5 vllm serve Q",
+        ),
+        (f"{DEV} vllm serve Q", {"dev_mode": False}, "VLLM_SERVER_DEV_MODE=0 vllm serve Q"),
+        ("VLLM_USE_V1=0 vllm serve Q", {"engine_v1": None}, " vllm serve Q"),
+        (
+            f"docker run -e{DEV} i vllm serve Q",
+            {"dev_mode": False},
+            "docker run -eVLLM_SERVER_DEV_MODE=0 i vllm serve Q",
         ),
         (
-            "VLLM_BATCH_INVARIANT=1 vllm serve Q",
-            {"batch_invariant": False},
-            "VLLM_BATCH_INVARIANT=0 vllm serve Q",
+            "vllm serve Q \\\n    -tp 2  # two",
+            {"seed": 3},
+            "vllm serve Q \\\n    -tp 2 \\\n    --seed 3  # two",
         ),
-        (
-            "vllm serve Q",
-            {"head_dtype": "float32"},
-            """vllm serve Q --hf-overrides '{"head_dtype":"float32"}'""",
-        ),
-        (
-            """vllm serve Q --hf-overrides '{"a": 1}' -tp 2""",
-            {"head_dtype": "float32"},
-            """vllm serve Q --hf-overrides '{"a": 1, "head_dtype": "float32"}' -tp 2""",
-        ),
-        (
-            "vllm serve Q --hf-overrides.head_dtype model",
-            {"head_dtype": "float32"},
-            "vllm serve Q --hf-overrides.head_dtype float32",
-        ),
-        (
-            "vllm serve Q --hf-overrides.rope_theta 1",
-            {"head_dtype": "float32"},
-            "vllm serve Q --hf-overrides.rope_theta 1 --hf-overrides.head_dtype float32",
-        ),
-        (
-            """vllm serve Q --hf-overrides.a 1 --hf-overrides '{"b": 1}'""",
-            {"head_dtype": "float32"},
-            """vllm serve Q --hf-overrides.a 1 --hf-overrides '{"b": 1}' --hf-overrides.head_dtype float32""",
-        ),
-        (
-            "vllm serve Q --attention-config.backend FLASHINFER -tp 2",
-            {"attention_backend": "TRITON_ATTN"},
-            "vllm serve Q --attention-config.backend TRITON_ATTN -tp 2",
-        ),
-        (
-            "vllm serve Q -ac.backend=FLASHINFER --attention-config.flash_attn_version 2",
-            {"attention_backend": "TRITON_ATTN"},
-            "vllm serve Q -ac.backend=TRITON_ATTN --attention-config.flash_attn_version 2",
-        ),
-        (
-            """vllm serve Q --attention-config '{"backend": "FLASHINFER", "a": 1}' -tp 2""",
-            {"attention_backend": "TRITON_ATTN"},
-            """vllm serve Q --attention-config '{"backend": "TRITON_ATTN", "a": 1}' -tp 2""",
-        ),
-        (
-            """vllm serve Q --attention-config '{"a": 1}'""",
-            {"attention_backend": "TRITON_ATTN"},
-            """vllm serve Q --attention-config '{"a": 1}' --attention-backend TRITON_ATTN""",
-        ),
-        ("vllm serve Q \\\n    -tp 2", {"seed": 3}, "vllm serve Q \\\n    -tp 2 \\\n    --seed 3"),
+        ("vllm serve Q \\", {"seed": 3}, "vllm serve Q --seed 3"),
+        ("vllm serve Q > log 2>&1 &", {"seed": 3}, "vllm serve Q --seed 3 > log 2>&1 &"),
+        ("vllm serve $MODEL '$x'", {"seed": 3}, "vllm serve $MODEL '$x' --seed 3"),
+        # What is left to its owner: requests, a JSON, a container's variables.
         ("vllm serve Q", {"temperature": 1.0}, "vllm serve Q"),
+        (f"vllm serve Q -ac '{JSON}'", {"attention_backend": "X"}, f"vllm serve Q -ac '{JSON}'"),
+        (f"docker run {IMAGE} Q", {"dev_mode": False}, f"docker run {IMAGE} Q"),
     ],
 )
 def test_a_change_leaves_the_rest_as_it_was(before: str, changes: dict[str, Value], after: str) -> None:
-    assert CommandLine(before).changed(changes) == after
-
-
-SECRET = "sk-very-secret-indeed-it-is"
-
-
-def test_secrets_never_come_out() -> None:
-    command = CommandLine(f"HF_TOKEN={SECRET} vllm serve Q --api-key {SECRET} --x-token={SECRET} --seed 1")
-    assert command.changed({"seed": 2}) == (
-        'HF_TOKEN="$HF_TOKEN" vllm serve Q --api-key "$VLLM_API_KEY" --x-token="$X_TOKEN" --seed 2'
-    )
-    assert SECRET not in str(command.read())
-
-
-def test_a_secret_from_a_variable_may_stay() -> None:
-    text = 'vllm serve Q --api-key "$KEY"'
-    assert CommandLine(text).changed({}) == text
+    assert fixed(before, changes) == after.strip()
 
 
 @pytest.mark.parametrize(
-    ("words", "after"),
+    "script",
     [
-        ("--api-key a b c", '--api-key "$VLLM_API_KEY" "$VLLM_API_KEY_2" "$VLLM_API_KEY_3"'),
-        ('--api-key a "$B" c', '--api-key "$VLLM_API_KEY" "$B" "$VLLM_API_KEY_3"'),
-        ("--api-key=a", '--api-key="$VLLM_API_KEY"'),
-        ("--api-key '$a'", '--api-key "$VLLM_API_KEY"'),
-        ("--api-key $A-b", '--api-key "$VLLM_API_KEY"'),
-        ('--api-key="$A"', '--api-key="$A"'),
+        "export A=1\nvllm serve m",
+        "cd /models; vllm serve m",
+        "vllm serve m | tee log",
+        "if true; then vllm serve m; fi",
     ],
 )
-def test_as_many_keys_as_there_were(words: str, after: str) -> None:
-    fixed = CommandLine(f"vllm serve Q {words} --seed 1").changed({})
-    assert fixed == f"vllm serve Q {after} --seed 1"
-    assert CommandLine(fixed).changed({}) == fixed
+def test_a_script_is_not_edited(script: str) -> None:
+    assert fixed(script) is None
+    assert exit_code(script) == 1
 
 
-def test_a_secret_behind_an_ambiguous_flag_is_hidden() -> None:
-    assert SECRET not in CommandLine(f"vllm serve Q --api {SECRET}").changed({})
-    assert SECRET not in CommandLine(f"vllm serve Q --api={SECRET}").changed({})
+def test_a_correction_has_nothing_wrong_and_is_left_alone() -> None:
+    after = fixed("vllm serve m --logprobs-mode raw --enable-prefix-caching=False # prod")
+    assert after is not None
+    assert exit_code(after) == 0
+    assert fixed(after) == after
+    # Whoever wrote it meant something, and taking it out would hide that.
+    assert exit_code(str(fixed("vllm serve Q --tensr-parallel-size 4"))) == 1
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(
         "model: Q\nlogprobs-mode: processed_logprobs\nseed: 3\nenable_prefix_caching: false\nmystery: 1\n"
+        "hf-overrides: {head_dtype: float32}\nattention-config: {backend: FLASHINFER}\n"
     )
-    command = CommandLine(f"vllm serve --config {file} --seed 4")
-    reading = command.read()
-    assert reading.settings["logprobs_mode"].value == "processed_logprobs"
-    assert reading.settings["seed"].value == 4
-    assert reading.settings["prefix_caching"].value is True
-    assert reading.settings["dropped_lines"].value == "enable_prefix_caching"
-    assert reading.settings["refused"].value == "--mystery is no flag of vLLM 0.32"
-    assert command.typed("dropped_lines", None) == "--no-enable-prefix-caching"
-    fixed = CommandLine(command.changed({"dropped_lines": None}))
-    assert fixed.text.endswith("--no-enable-prefix-caching")
-    assert fixed.read().settings["dropped_lines"].value is None
-
-
-def test_a_file_behind_an_equals_sign_is_ignored(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text("logprobs-mode: processed_logprobs\n")
-    command = CommandLine(f"vllm serve Q --config='{file}' --seed 4")
-    settings = command.read().settings
-    assert settings["logprobs_mode"].origin is Origin.DEFAULT
-    assert settings["ignored_config"].value == str(file)
-    assert command.typed("ignored_config", None) == f"--config {file}"
-    fixed = CommandLine(command.changed({"ignored_config": None}))
-    assert fixed.text == f"vllm serve Q --config '{file}' --seed 4"
-    assert fixed.read().settings["logprobs_mode"].value == "processed_logprobs"
-    assert fixed.read().settings["ignored_config"].value is None
+    command = f"vllm serve --config {file} --seed 4"
+    expected = {
+        "logprobs_mode": "processed_logprobs",
+        "seed": 4,
+        "prefix_caching": True,
+        "dropped_lines": "enable_prefix_caching",
+        "refused": "--mystery is no flag of vLLM 0.32",
+        "head_dtype": "float32",
+    }
+    assert {name: value(command, name) for name in expected} == expected
+    assert value(f"{command} {ROPE}", "head_dtype") == "model"
+    assert CommandLine(command).typed("dropped_lines", None) == "--no-enable-prefix-caching"
+    # What stands in the file is left to its owner.
+    assert fixed(command, {"dropped_lines": None, "attention_backend": "TRITON_ATTN"}) == command
+    assert value(f"vllm serve Q --config={file}", "ignored_config") == str(file)
+    assert value(f"vllm serve Q --config={file}", "seed") == 0
+    assert CommandLine(f"vllm serve Q --config={file}").typed("ignored_config", None) == f"--config {file}"
+    assert CommandLine(f"{command} --config=b").typed("ignored_config", None) == "remove --config=b"
     assert "ignored_config" not in CommandLine("vllm serve Q").read().settings
-
-
-def test_a_second_file_is_taken_out(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text("seed: 3\n")
-    command = CommandLine(f"vllm serve Q --config=other.yaml --config {file}")
-    assert command.read().settings["seed"].value == 3
-    assert command.typed("ignored_config", None) == "remove --config=other.yaml"
-    assert command.changed({"ignored_config": None}) == f"vllm serve Q --config {file}"
-
-
-def test_words_are_taken_apart_as_a_shell_does() -> None:
-    text = """a 'b c' "d \\" e" f\\ g \\\n h'i'"j" '' """
-    assert [word.text for word in split(text)] == ["a", "b c", 'd " e', "f g", "hij", ""]
-    assert all(text[word.start : word.end].strip() for word in split(text))
-
-
-@pytest.mark.parametrize(
-    ("content", "known", "expected"),
-    [
-        ('{"temperature": 0.6, "top_p": 1.0}', True, "temperature 0.6"),
-        ('{"eos_token_id": 2}', True, None),
-        (None, True, None),
-        ("{", False, None),
-    ],
-)
-def test_a_model_that_is_here_is_looked_into(
-    tmp_path: Path, content: str | None, known: bool, expected: Value
-) -> None:
-    if content is not None:
-        (tmp_path / "generation_config.json").write_text(content)
-    setting = CommandLine(f"vllm serve {tmp_path}").read().settings["generation_defaults"]
-    assert (setting.known, setting.value) == (known, expected)
-
-
-def test_what_is_no_number_stays_text() -> None:
-    assert value("vllm serve Q --max-model-len auto", "max_model_len") == "auto"
-    assert value("vllm serve Q --max-model-len 1.5k", "max_model_len") == 1500
-
-
-def test_an_attention_config_is_judged_by_its_backend() -> None:
-    invariant = "VLLM_BATCH_INVARIANT=1 vllm serve Q --logprobs-mode processed_logprobs"
-    assert diagnose(CommandLine(f"{invariant} --attention-backend triton_attn"), {})[0].exit_code == 0
-    assert diagnose(CommandLine(f"{invariant} --attention-config.backend FLASHINFER"), {})[0].exit_code == 1
-    listed = CommandLine("vllm serve Q --attention-config.backend FLASHINFER").read().not_judged
-    assert listed == ()
-    more = '{"backend": "FLASHINFER", "flash_attn_version": 2}'
-    assert CommandLine(f"vllm serve Q --attention-config '{more}'").read().not_judged == (
-        "--attention-config",
-    )
-
-
-def test_two_attention_backends_are_refused_as_vllm_refuses_them() -> None:
-    both = "vllm serve Q --attention-backend TRITON_ATTN --attention-config.backend FLASHINFER"
-    with pytest.raises(ConfigError, match="take one of them out"):
-        CommandLine(both).read()
-
-
-@pytest.mark.parametrize(
-    ("written", "typed"),
-    [
-        ("attention-config.backend: FLASHINFER", "--attention-config.backend TRITON_ATTN"),
-        (
-            "attention_config: {backend: FLASHINFER, a: 1}",
-            """--attention-config '{"backend": "TRITON_ATTN", "a": 1}'""",
-        ),
-        ("attention-config: {a: 1}", "--attention-backend TRITON_ATTN"),
-    ],
-)
-def test_a_backend_in_the_file_is_replaced_as_vllm_lets_it(tmp_path: Path, written: str, typed: str) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text(f"model: Q\n{written}\n")
-    command = CommandLine(f"vllm serve --config {file}")
-    assert command.typed("attention_backend", "TRITON_ATTN") == typed
-    fixed = command.changed({"attention_backend": "TRITON_ATTN"})
-    assert fixed == f"{command.text} {typed}"
-    assert value(fixed, "attention_backend") == "TRITON_ATTN"
-
-
-def test_a_backend_beside_that_of_the_file_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text("attention-config: {backend: FLASHINFER}\n")
-    with pytest.raises(ConfigError, match="take one of them out"):
-        CommandLine(f"vllm serve Q --config {file} --attention-backend TRITON_ATTN").read()
-
-
-def test_what_to_type_is_what_vllm_would_take() -> None:
-    command = CommandLine("vllm serve Q --attention-config.backend FLASHINFER")
-    assert command.typed("attention_backend", "TRITON_ATTN") == "--attention-config.backend TRITON_ATTN"
-    assert CommandLine("vllm serve Q").typed("attention_backend", "X") == "--attention-backend X"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--speculative-config None",
-        "--speculative-config null",
-        "--spec-method None",
-        "--kv-transfer-config None",
-        "--kv-offloading-size None",
-        "--watermark-config ''",
-        "--host None",
-        "--quantization None",
-    ],
-)
-def test_none_is_as_if_nothing_were_said(words: str) -> None:
-    """As the parser of vLLM 0.32 answers to the same words."""
-    plain = diagnose(CommandLine("vllm serve Q"), {})[0]
-    said = diagnose(CommandLine(f"vllm serve Q {words}"), {})[0]
-    assert [finding.rule for finding in said.findings] == [finding.rule for finding in plain.findings]
-    assert [row.value for row in said.settings] == [row.value for row in plain.settings]
-
-
-def test_none_does_not_undo_what_another_flag_says() -> None:
-    assert value("vllm serve Q --speculative-config None --spec-method ngram", "speculative") is not None
 
 
 @pytest.mark.parametrize(
@@ -412,13 +415,9 @@ def test_none_does_not_undo_what_another_flag_says() -> None:
     [
         ("override-generation-config: {temperature: 1.0}", "generation_defaults", None),
         ("override-generation-config.temperature: 1.0", "generation_defaults", None),
-        ("override-generation-config: {top_p: 1.0}", "generation_defaults", "temperature 0.6"),
         ("hf-config-path: {plain}", "generation_defaults", None),
-        ("generation-config: {plain}", "generation_defaults", None),
         ("generation-config: auto", "generation_defaults", "temperature 0.6"),
         ("speculative-config: null", "speculative", None),
-        ("kv_offloading_size: null", "kv_transfer", None),
-        ("hf-overrides: {}", "hf_overrides", None),
         ("hf-overrides: {quantization_config: {quant_method: fp8}}", "quantization", "fp8"),
     ],
 )
@@ -432,10 +431,3 @@ def test_a_line_of_the_file_means_the_same_as_the_flag(
     file = tmp_path / "serve.yaml"
     file.write_text(line.replace("{plain}", str(tmp_path / "plain")) + "\n")
     assert value(f"vllm serve {tmp_path}/warm --config {file}", name) == expected
-
-
-def test_a_dotted_line_of_the_file_wins_over_a_json_of_the_command(tmp_path: Path) -> None:
-    """All stand on one line in the end, and dotted forms go last wherever they stood."""
-    file = tmp_path / "serve.yaml"
-    file.write_text("hf-overrides.head_dtype: float32\n")
-    assert value(f"vllm serve Q --config {file} {ROPE}", "head_dtype") == "float32"

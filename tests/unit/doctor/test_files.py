@@ -1,4 +1,4 @@
-"""Files of vLLM, TRL, PipelineRL and our own: what they mean, and what a change leaves alone."""
+"""Files of vLLM, TRL, PipelineRL and our own: what they mean, and what a correction leaves alone."""
 
 from pathlib import Path
 
@@ -6,23 +6,35 @@ import pytest
 
 from zerodrift.config.shipped import Profile, text
 from zerodrift.core.errors import ConfigError, UnknownKey
+from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.diagnosis import diagnose
-from zerodrift.doctor.kinds import FileKind
-from zerodrift.doctor.open_target import corrected, open_target, open_text
-from zerodrift.doctor.pipelinerl_file import PipelineRlFile
-from zerodrift.doctor.setting import Origin, Value
-from zerodrift.doctor.target import Target
-from zerodrift.doctor.trl_file import TrlFile
+from zerodrift.doctor.open_target import open_target, open_text
+from zerodrift.doctor.setting import FileKind, Origin, Setting, Target, Value
+from zerodrift.doctor.trainer_files import PipelineRlFile, TrlFile
 from zerodrift.doctor.vllm_file import VllmFile
+from zerodrift.doctor.yaml_text import YamlText
 from zerodrift.doctor.zerodrift_file import ZerodriftFile
+
+ABSENT, UNKNOWN = "absent", "unknown"
+POINTING = "llm: {{parameters: {{{}}}}}\nfinetune: {{rl: {{temperature: '{}'}}}}\n"
 
 
 def opened(content: str, kind: FileKind | None = None) -> Target:
     return open_text(content, "file.yaml", kind)
 
 
-def value(content: str, name: str, kind: FileKind | None = None) -> Value:
-    return opened(content, kind).read().settings[name].value
+def value(content: str, name: str) -> Value:
+    setting = opened(content).read().settings.get(name)
+    return ABSENT if setting is None else setting.value if setting.known else UNKNOWN
+
+
+def fixed(content: str, changes: dict[str, Value]) -> str | None:
+    corrected = opened(content).corrected(changes)
+    return None if corrected is None else corrected.printed()
+
+
+def exit_code(content: str) -> int:
+    return diagnose(opened(content), {})[0].exit_code
 
 
 @pytest.mark.parametrize(
@@ -42,322 +54,261 @@ def test_a_file_is_told_by_its_keys(content: str, kind: type) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    "content",
     [
-        ("weather: fine", "told by its keys; say which with --kind"),
-        ("- a\n- b", "no mapping"),
-        ("a: [", "not valid YAML"),
-        ("seed: 1\nseed: 2", "given twice"),
-        ("engine: {name: vllm, logprobs_mode: x}", "logprobs_mode"),
-        ("vllm_config: {vllm_kwargs: 3}", "no mapping"),
-        ("use_vllm: true\ngeneration_kwargs: 3", "no mapping"),
-        ("use_vllm: true\ngeneration_kwargs: '{a'", "not JSON"),
-        ("model: Q\n1: 2", "not text"),
+        "weather: fine",
+        "- a\n- b",
+        "a: [",
+        "seed: 1\nseed: 2",
+        "engine: {name: vllm, logprobs_mode: x}",
+        "engine: {name: vllm, head_dtype: float32, args: ['--hf-overrides.rope_theta', '1']}",
+        "vllm_config: {vllm_kwargs: 3}",
+        "use_vllm: true\ngeneration_kwargs: 3",
+        "use_vllm: true\ngeneration_kwargs: '{a'",
+        "model: Q\n1: 2",
     ],
 )
-def test_a_refusal_names_the_problem(content: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_what_cannot_be_read_is_refused(content: str) -> None:
+    with pytest.raises(ConfigError):
         opened(content).read()
-
-
-def test_our_own_keys_are_checked() -> None:
-    with pytest.raises(UnknownKey, match=r"engine\.logprobs_mode"):
-        opened("engine: {logprob_mode: raw_logprobs}")
 
 
 def test_what_is_neither_file_nor_command_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing to judge"):
-        open_target(" ")
-    with pytest.raises(ConfigError, match="neither a URL"):
-        open_target("localhost:8000")
-    with pytest.raises(ConfigError, match="no file"):
-        open_target("nowhere.yaml")
-    with pytest.raises(ConfigError, match="no vLLM server command"):
-        open_target("x " * 4000)
     binary = tmp_path / "b.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="UTF-8"):
-        open_target(str(binary))
+    for target in (" ", "localhost:8000", "nowhere.yaml", "x " * 4000, str(binary)):
+        with pytest.raises(ConfigError):
+            open_target(target)
+    with pytest.raises(UnknownKey):
+        opened("engine: {logprob_mode: raw_logprobs}")
 
 
-def test_a_file_and_its_correction_are_opened_alike(tmp_path: Path) -> None:
-    file = tmp_path / "my grpo"
-    file.write_text("use_vllm: true\n")
-    assert isinstance(open_target(str(file)), TrlFile)
-    assert isinstance(corrected("use_vllm: true\n", str(file)), TrlFile)
-    assert corrected("vllm serve Q --seed 1", "vllm serve Q").read().settings["seed"].value == 1
-
-
-def test_vllm_drops_false_below_a_key_with_underscores() -> None:
-    content = (
-        "model: Q\nenable_prefix_caching: false # off!\nasync-scheduling: false\ntrust_remote_code: true\n"
-    )
-    settings = opened(content).read().settings
-    assert settings["prefix_caching"].value is True
-    assert settings["async_scheduling"].value is False
-    assert settings["trust_remote_code"].value is True
-    assert settings["dropped_lines"].value == "enable_prefix_caching"
-    fixed = opened(content).changed({"dropped_lines": None})
-    assert fixed == content.replace("enable_prefix_caching", "enable-prefix-caching")
-
-
-def test_a_vllm_file_is_changed_in_place() -> None:
-    content = (
-        "# server\nmodel: Q\nlogprobs_mode: raw_logprobs  # why?\nspec_method: ngram\nhf_overrides:\n  a: 1\n"
-    )
-    changes: dict[str, Value] = {
-        "logprobs_mode": "processed_logprobs",
-        "speculative": None,
-        "head_dtype": "float32",
-        "prefix_caching": False,
-        "batch_invariant": False,
-    }
-    assert opened(content).changed(changes) == (
-        "# server\nmodel: Q\nlogprobs_mode: processed_logprobs  # why?\nhf_overrides:\n  a: 1\n"
-        "  head_dtype: float32\nenable-prefix-caching: false\n"
-    )
-
-
-def test_what_to_type_into_a_vllm_file() -> None:
-    file = opened("model: Q\nlora-modules: [a, b]\nenable-lora: true\ncpu-offload-params: []\n")
-    assert file.typed("prefix_caching", value=False) == "enable-prefix-caching: false"
-    assert file.typed("head_dtype", "float32") == "hf-overrides: {head_dtype: float32}"
-    assert file.typed("batch_invariant", value=True) == "VLLM_BATCH_INVARIANT=1 before the command"
-    assert file.typed("quantization", None) == "remove quantization"
-    assert file.typed("temperature", 1.0) is None
-    assert file.typed("dropped_lines", None) is None
-    assert file.read().settings["lora"].value is True
-
-
-def test_trl_starts_vllm_with_settings_of_its_own() -> None:
-    settings = opened("use_vllm: true").read().settings
-    assert settings["logprobs_mode"].origin is Origin.FRAMEWORK
-    assert settings["correction_mode"].value == "sequence_mask"
-    assert settings["trainer_dtype"].value == "bfloat16"
-    assert "lora_dropout" not in settings
-
-
-def test_trl_without_vllm_has_no_engine_to_judge() -> None:
-    settings = opened("num_generations: 8").read().settings
-    assert "correction" not in settings
-    assert "logprobs_mode" not in settings
-    assert settings["rollouts"].value == "transformers in the trainer"
-
-
-def test_trl_with_a_server_does_not_know_it() -> None:
-    settings = opened("use_vllm: true\nvllm_mode: server").read().settings
-    assert "logprobs_mode" not in settings
-    assert settings["cache_reset"].value == "answer not read"
-
-
-def test_generation_kwargs_reach_the_sampler_alone() -> None:
-    content = (
-        'use_vllm: true\ntemperature: 0.9\ngeneration_kwargs: \'{"temperature": 0.7, "presence_penalty": 1}\''
-    )
-    settings = opened(content).read().settings
-    assert settings["temperature"].value == 0.7
-    assert settings["trainer_temperature"].value == 0.9
-    assert settings["presence_penalty"].value == 1
-
-
-def test_what_generation_kwargs_hold_is_changed_there() -> None:
-    content = "use_vllm: true\ntop_p: 1.0\ngeneration_kwargs:\n  top_p: 0.9\n"
-    assert opened(content).changed({"top_p": 1.0}) == content.replace("0.9", "1.0")
+def test_a_file_may_be_called_anything_and_a_script_is_a_command(tmp_path: Path) -> None:
+    (tmp_path / "my grpo").write_text("use_vllm: true\n")
+    (tmp_path / "serve.sh").write_text("#!/bin/sh\nexport A=1\nexec vllm serve Q\n")
+    assert isinstance(open_target(str(tmp_path / "my grpo")), TrlFile)
+    assert isinstance(open_target(str(tmp_path / "serve.sh")), CommandLine)
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"), [("fp16: true", "float16"), ("bf16: false", "float32"), ("bf16: true", "bfloat16")]
-)
-def test_precision_of_trl(line: str, expected: str) -> None:
-    assert value(f"use_vllm: true\n{line}", "trainer_dtype") == expected
-
-
-def test_what_to_type_into_a_trl_file() -> None:
-    file = opened("use_vllm: true\nreport_to: wandb\ntemperature: '0.7'\nmin_p: null")
-    assert file.typed("trainer_head_dtype", "model") == "cast_lm_head_to_fp32: false"
-    assert file.typed("max_model_len", None) == "remove vllm_max_model_length"
-    assert file.typed("prefix_caching", value=False) is None
-    assert file.read().not_judged == ("report_to",)
-    assert file.read().settings["temperature"].value == 0.7
-    assert file.read().settings["min_p"].value == 0.0
-
-
-def test_pipelinerl_falls_back_to_its_base() -> None:
-    settings = opened("defaults: [base]").read().settings
-    assert settings["prefix_caching"].value is False
-    assert settings["head_dtype"].origin is Origin.FRAMEWORK
-    assert settings["trainer_temperature"].value == 1.0
-    assert settings["stream"].value == "files"
-
-
-def test_pipelinerl_hands_its_flags_to_vllm() -> None:
-    content = "vllm_config:\n  vllm_kwargs:\n    enable-prefix-caching: true\n    enforce-eager: ''\n    max-num-seqs: 4\n"
-    settings = opened(content).read().settings
-    assert settings["prefix_caching"].value is True
-    assert settings["enforce_eager"].value is True
-    assert opened(content).read().not_judged == ("--max-num-seqs",)
-    assert opened(content).changed({"prefix_caching": False, "async_scheduling": False, "host": "x"}) == (
-        content.replace("caching: true", "caching: false") + "    async-scheduling: false\n"
-    )
-
-
-def test_a_flag_between_braces_is_taken_out_alone() -> None:
-    content = (
-        "vllm_config:\n  vllm_kwargs: {dtype: bfloat16, generation-config: auto, "
-        'speculative-config: \'{"method": "ngram"}\', max-num-seqs: 64}\n'
-    )
-    assert opened(content).changed({"generation_config": "vllm", "speculative": None}) == (
-        "vllm_config:\n  vllm_kwargs: {dtype: bfloat16, generation-config: vllm, max-num-seqs: 64}\n"
-    )
-
-
-def test_interpolations_are_followed_or_unknown() -> None:
-    content = (
-        "llm: {parameters: {temperature: 0.7}}\nmax_lag: ${elsewhere}\n"
-        "finetune: {rl: {temperature: '${...llm.parameters.temperature}'}}\n"
-        "vllm_config: {vllm_kwargs: {dtype: '${somewhere}'}}\n"
-    )
-    settings = opened(content).read().settings
-    assert settings["trainer_temperature"].value == 0.7
-    assert not settings["max_lag"].known
-    assert not settings["dtype"].known
-
-
-@pytest.mark.parametrize(
-    ("sampler", "trainer", "expected"),
+    ("content", "name", "expected"),
     [
-        ("temperature: 0.7", "${..llm.parameters.temperature}", (0.7, Origin.SET)),
-        ("temperature: 0.7", "${llm.parameters.temperature}", (0.7, Origin.SET)),
-        ("temperature: 0.7", "${...parameters.temperature}", (0.7, Origin.SET)),
-        ("top_p: 1.0", "${..llm.parameters.temperature}", (1.0, Origin.DEFAULT)),
-        # What is not known here does not become known by being pointed at.
-        ("temperature: '${oc.env:TEMP}'", "${..llm.parameters.temperature}", (None, Origin.UNKNOWN)),
-        # Keys are matched whole.
-        ("temperature: 0.7", "${..ature}", (None, Origin.UNKNOWN)),
-        ("temperature: 0.7", "${}", (None, Origin.UNKNOWN)),
+        # vLLM drops `false` below a key with underscores.
+        ("model: Q\nenable_prefix_caching: false", "prefix_caching", True),
+        ("model: Q\nenable_prefix_caching: false", "dropped_lines", "enable_prefix_caching"),
+        ("model: Q\nenable_prefix_caching: no", "dropped_lines", "enable_prefix_caching"),
+        ("model: Q\nasync-scheduling: off", "async_scheduling", False),
+        ("model: Q\ntrust_remote_code: true\nlora-modules: [a, b]", "trust_remote_code", True),
+        ("model: Q\nquantization: null", "refused", None),
+        ("model: Q\nmax-logprobs: -1\ndtype: false\ncpu-offload-params: []", "refused", None),
+        # TRL starts vLLM with settings of its own, or does not know the server's.
+        ("use_vllm: true", "logprobs_mode", "processed_logprobs"),
+        ("use_vllm: true", "correction_mode", "sequence_mask"),
+        ("use_vllm: true", "lora_dropout", ABSENT),
+        ("num_generations: 8", "logprobs_mode", ABSENT),
+        ("num_generations: 8", "correction", ABSENT),
+        ("num_generations: 8", "rollouts", "transformers in the trainer"),
+        ("use_vllm: true\nvllm_mode: server", "logprobs_mode", ABSENT),
+        ("use_vllm: true\nvllm_mode: server", "cache_reset", "answer not read"),
+        ("use_vllm: true\nfp16: true", "trainer_dtype", "float16"),
+        ("use_vllm: true\nbf16: false", "trainer_dtype", "float32"),
+        ("use_vllm: true\nbf16: true", "trainer_dtype", "bfloat16"),
+        ("use_vllm: true\ntemperature: '0.7'", "temperature", 0.7),
+        ("use_vllm: true\nmin_p: null", "min_p", 0.0),
+        # TRL reads its file as defaults of a command line, where text is converted.
+        ('use_vllm: true\nvllm_importance_sampling_correction: "false"', "correction", False),
+        ("use_vllm: true\nvllm_structured_outputs_regex: {a: 1, b: 2}", "structured_outputs", "a, b"),
+        ("use_vllm: true\nvllm_importance_sampling_mode: [x, y]", "correction_mode", "x, y"),
+        # generation_kwargs reach the sampler alone.
+        ("use_vllm: true\ngeneration_kwargs: '{\"temperature\": 0.7}'", "temperature", 0.7),
+        ("use_vllm: true\ngeneration_kwargs: {temperature: 0.7}", "trainer_temperature", 1.0),
+        ("use_vllm: true\ngeneration_kwargs: {presence_penalty: 1}", "presence_penalty", 1),
+        ("defaults: [base]", "prefix_caching", False),
+        ("defaults: [base]", "head_dtype", "float32"),
+        ("defaults: [base]", "trainer_temperature", 1.0),
+        ("defaults: [base]", "stream", "files"),
+        ("defaults:\n  - base\n  - streams: redis\n", "stream", "redis"),
+        ("vllm_config: {vllm_kwargs: {enable-prefix-caching: true}}", "prefix_caching", True),
+        ("vllm_config: {vllm_kwargs: {enforce-eager: ''}}", "enforce_eager", True),
+        ("vllm_config: {vllm_kwargs: {dtype: '${somewhere}'}}", "dtype", UNKNOWN),
+        ("defaults: [base]\nmax_lag: ${elsewhere}", "max_lag", UNKNOWN),
+        # An interpolation is what it points at, as far as that is known; keys are matched whole.
+        (POINTING.format("temperature: 0.7", "${..llm.parameters.temperature}"), "trainer_temperature", 0.7),
+        (POINTING.format("temperature: 0.7", "${...parameters.temperature}"), "trainer_temperature", 0.7),
+        (POINTING.format("top_p: 1.0", "${..llm.parameters.temperature}"), "trainer_temperature", 1.0),
+        (
+            POINTING.format("temperature: '${oc.env:T}'", "${..llm.parameters.temperature}"),
+            "trainer_temperature",
+            UNKNOWN,
+        ),
+        (POINTING.format("temperature: 0.7", "${..ature}"), "trainer_temperature", UNKNOWN),
+        ("engine: {name: vllm, args: ['-q', fp8]}", "quantization", "fp8"),
+        ("engine: {name: vllm, env: {VLLM_BATCH_INVARIANT: '1'}}", "batch_invariant", True),
+        ("engine: {name: vllm, env: {VLLM_SERVER_DEV_MODE: 'true'}}", "dev_mode", UNKNOWN),
+        ("engine: {name: vllm}", "host", "127.0.0.1"),
+        ("engine: {name: vllm, url: 'http://x:1'}", "logprobs_mode", ABSENT),
+        ("engine: {name: exact, logprobs_mode: raw_logprobs}", "logprobs_mode", "raw_logprobs"),
+        ("engine: {name: exact}", "prefix_caching", ABSENT),
     ],
 )
-def test_an_interpolation_is_what_it_points_at(
-    sampler: str, trainer: str, expected: tuple[Value, Origin]
-) -> None:
-    content = f"llm: {{parameters: {{{sampler}}}}}\nfinetune: {{rl: {{temperature: '{trainer}'}}}}\n"
-    setting = opened(content).read().settings["trainer_temperature"]
-    assert setting.name == "trainer_temperature"
-    assert (setting.value, setting.origin) == expected
-
-
-def test_a_stream_among_the_defaults() -> None:
-    assert value("defaults:\n  - base\n  - streams: redis\n", "stream") == "redis"
-
-
-def test_what_to_type_for_pipelinerl() -> None:
-    file = opened("defaults: [base]\nvllm_config: {vllm_kwargs: null}\n")
-    assert file.typed("prefix_caching", value=False) == "vllm_config.vllm_kwargs.enable-prefix-caching=false"
-    assert file.typed("kl_coef", 0.0) == "finetune.rl.kl_coef=0.0"
-    assert file.typed("attention_backend", None) == "remove vllm_config.vllm_kwargs.attention-backend"
-    assert file.typed("head_dtype", "float32") is None
-    assert file.typed("batch_invariant", value=True) is None
-    assert file.typed("stream", "files") is None
-    assert file.changed({"prefix_caching": False, "stream": "files"}).endswith(
-        "vllm_config: {vllm_kwargs: {enable-prefix-caching: false}}\n"
-    )
-    removed = opened(
-        "vllm_config:\n  vllm_kwargs:\n    quantization: fp8\n    seed: 1\n    attention_backend: X\n"
-    )
-    assert "attention" not in removed.changed({"attention_backend": None})
+def test_what_a_file_means(content: str, name: str, expected: Value) -> None:
+    assert value(content, name) == expected
 
 
 @pytest.mark.parametrize(
-    ("profile", "code"), [(Profile.RL_TRAINING, 0), (Profile.LONG_CONTEXT, 0), (Profile.SERVING, 1)]
-)
-def test_our_own_profiles(profile: Profile, code: int) -> None:
-    """What we ship for RL has nothing wrong; what we ship for serving is not for RL, and says so."""
-    assert diagnose(opened(text(profile)), {})[0].exit_code == code
-
-
-def test_our_own_file_in_parts() -> None:
-    started = "engine:\n  name: vllm\n  args: ['--quantization', 'fp8', '--block-size', '16']\n  env: {VLLM_BATCH_INVARIANT: '1'}\n"
-    reading = opened(started).read()
-    assert reading.settings["quantization"].value == "fp8"
-    assert reading.settings["batch_invariant"].value is True
-    assert reading.settings["host"].value == "127.0.0.1"
-    assert reading.settings["prefix_caching"].origin is Origin.DEFAULT
-    assert reading.not_judged == ("--block-size",)
-    assert opened(started).typed("head_dtype", "model") == "engine.head_dtype=auto"
-    assert opened(started).typed("quantization", None) is None
-    running = opened("engine: {name: vllm, url: 'http://x:1'}").read()
-    assert "logprobs_mode" not in running.settings
-    assert running.not_judged == ("engine.url: ask it with zerodrift doctor http://x:1",)
-    assert opened("engine: {name: exact}").read().not_judged == ("engine.name: exact",)
-    assert opened("engine:\n  name: vllm\n").changed({"prefix_caching": False}) == (
-        "engine:\n  name: vllm\n  enable_prefix_caching: false\n"
-    )
-
-
-def test_our_own_file_is_refused_where_one_of_two_overrides_would_be_lost() -> None:
-    content = "engine: {name: vllm, head_dtype: float32, args: ['--hf-overrides.rope_theta', '1']}"
-    with pytest.raises(ConfigError, match=r"engine\.head_dtype"):
-        opened(content).read()
-
-
-def test_structures_are_named_by_what_they_hold() -> None:
-    content = (
-        "use_vllm: true\nvllm_structured_outputs_regex: {a: 1, b: 2}\nvllm_importance_sampling_mode: [x, y]"
-    )
-    settings = opened(content).read().settings
-    assert settings["structured_outputs"].value == "a, b"
-    assert settings["correction_mode"].value == "x, y"
-
-
-@pytest.mark.parametrize("engine", ["exact", "reference", "sglang"])
-@pytest.mark.parametrize(
-    ("mode", "temperature", "code"),
-    [("raw_logprobs", 0.7, 1), ("raw_logprobs", 1.0, 0), ("processed_logprobs", 0.7, 0)],
-)
-def test_our_own_file_means_its_logprobs_whatever_the_engine(
-    engine: str, mode: str, temperature: float, code: int
-) -> None:
-    content = f"engine: {{name: {engine}, logprobs_mode: {mode}}}\nsampling_defaults: {{temperature: {temperature}}}\n"
-    assert value(content, "logprobs_mode") == mode
-    assert diagnose(opened(content), {})[0].exit_code == code
-    fixed = opened(content).changed({"logprobs_mode": "processed_logprobs"})
-    assert diagnose(opened(fixed), {})[0].exit_code == 0
-
-
-def test_a_switch_in_quotes_is_a_switch() -> None:
-    """TRL reads its file as defaults of a command line, where text is converted."""
-    content = 'use_vllm: true\nvllm_importance_sampling_correction: "{}"\n'
-    assert value(content.format("false"), "correction") is False
-    assert value(content.format("True"), "correction") is True
-    found = diagnose(opened(content.format("false")), {})[0].findings
-    assert "no-correction" in {finding.rule for finding in found}
-
-
-def test_generation_kwargs_in_quotes_are_judged() -> None:
-    content = "use_vllm: true\ngeneration_kwargs: '{\"top_p\": 0.9}'\n"
-    assert value(content, "top_p") == 0.9
-    fixed = opened(content).changed({"top_p": 1.0})
-    assert fixed == content.replace("0.9", "1.0")
-
-
-@pytest.mark.parametrize(
-    "content",
+    ("line", "reason"),
     [
-        "attention-config: {backend: FLASHINFER, a: 1}\n",
-        "attention_config:\n  backend: FLASHINFER # why?\n",
-        "attention-config.backend: FLASHINFER\n",
-        'attention-config: \'{"backend": "FLASHINFER"}\'\n',
-        "attention-backend: FLASHINFER\n",
+        ('enable-prefix-caching: "false"', "--enable-prefix-caching takes no value"),
+        ("async-scheduling: 0", "--async-scheduling takes no value"),
+        ("max-logprobs: null", "--max-logprobs None is no number"),
+        ("logprobs_mode: raw", "--logprobs-mode raw is none of"),
+        ("logprob-mode: raw_logits", "--logprobs-mode?"),
     ],
 )
-def test_a_backend_is_changed_where_it_stands(content: str) -> None:
-    content = f"model: Q\n{content}"
-    assert value(content, "attention_backend") == "FLASHINFER"
-    fixed = opened(content).changed({"attention_backend": "TRITON_ATTN"})
-    assert fixed == content.replace("FLASHINFER", "TRITON_ATTN")
+def test_lines_that_vllm_refuses(line: str, reason: str) -> None:
+    assert reason in str(value(f"model: Q\n{line}\n", "refused"))
+    assert exit_code(f"model: Q\n{line}\n") == 1
 
 
-def test_what_to_type_for_a_backend_in_a_section() -> None:
-    file = opened("model: Q\nattention-config: {backend: FLASHINFER}\n")
-    assert file.typed("attention_backend", "X") == "attention-config: {backend: X}"
-    assert opened("model: Q\nseed: 1\n").typed("attention_backend", "X") == "attention-backend: X"
+@pytest.mark.parametrize(
+    ("content", "listed"),
+    [
+        ("model: Q\nblock-size: 8\ndtype: false", ("--block-size", "dtype: false, which vLLM drops")),
+        ("use_vllm: true\nreport_to: wandb", ("report_to",)),
+        ("vllm_config: {vllm_kwargs: {max-num-seqs: 4}}\nworld: 1", ("--max-num-seqs", "world")),
+        ("engine: {name: vllm, args: ['--block-size', '16']}", ("--block-size",)),
+        ("engine: {name: exact}", ("engine.name: exact",)),
+        ("engine: {name: vllm, url: 'http://x:1'}", ("engine.url: ask it with zerodrift doctor http://x:1",)),
+    ],
+)
+def test_what_is_not_judged_is_listed(content: str, listed: tuple[str, ...]) -> None:
+    assert opened(content).read().not_judged == listed
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (text(Profile.RL_TRAINING), 0),
+        (text(Profile.LONG_CONTEXT), 0),
+        (text(Profile.SERVING), 1),  # not for RL, and says so
+        ("engine: {name: exact, logprobs_mode: raw_logprobs}\nsampling_defaults: {temperature: 0.7}", 1),
+        ("engine: {name: exact, logprobs_mode: raw_logprobs}\nsampling_defaults: {temperature: 1.0}", 0),
+        (
+            "engine: {name: sglang, logprobs_mode: processed_logprobs}\nsampling_defaults: {temperature: 0.7}",
+            0,
+        ),
+        # The server has settings of its own, and was not asked.
+        (
+            "engine: {name: vllm, url: 'http://x:1', kv_cache_dtype: fp8}\nsampling_defaults: {temperature: 0.7}",
+            3,
+        ),
+        ("engine: {name: vllm, args: ['--logprobs-mode', raw]}", 1),
+        ("use_vllm: true\nvllm_importance_sampling_correction: 'false'", 0),
+    ],
+)
+def test_exit_codes(content: str, code: int) -> None:
+    assert exit_code(content) == code
+
+
+def test_a_server_that_was_asked_is_not_left_open() -> None:
+    target = opened("engine: {name: vllm, url: 'http://x:1'}")
+    asked = {"running_server": Setting("running_server", None, Origin.ASKED)}
+    assert diagnose(target, asked)[0].exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "new", "typed"),
+    [
+        ("model: Q", "prefix_caching", False, "enable-prefix-caching: false"),
+        ("model: Q", "head_dtype", "float32", "hf-overrides: {head_dtype: float32}"),
+        ("model: Q", "mkl_cbwr", "AVX2", "MKL_CBWR=AVX2 before the command"),
+        ("model: Q", "quantization", None, "remove quantization"),
+        ("model: Q", "temperature", 1.0, None),
+        ("model: Q\nattention-config.backend: X", "attention_backend", "Y", "attention-config: {backend: Y}"),
+        ("use_vllm: true", "trainer_head_dtype", "model", "cast_lm_head_to_fp32: false"),
+        ("use_vllm: true", "max_model_len", None, "remove vllm_max_model_length"),
+        ("use_vllm: true", "prefix_caching", False, None),
+        ("defaults: [base]", "prefix_caching", False, "vllm_config.vllm_kwargs.enable-prefix-caching=false"),
+        ("defaults: [base]", "kl_coef", 0.0, "finetune.rl.kl_coef=0.0"),
+        ("defaults: [base]", "attention_backend", None, "remove vllm_config.vllm_kwargs.attention-backend"),
+        ("defaults: [base]", "head_dtype", "float32", None),
+        ("defaults: [base]", "batch_invariant", True, None),
+        ("defaults: [base]", "stream", "files", None),
+        ("engine: {name: vllm}", "head_dtype", "model", "engine.head_dtype=auto"),
+        ("engine: {name: vllm}", "quantization", None, None),
+    ],
+)
+def test_what_to_type(content: str, name: str, new: Value, typed: str | None) -> None:
+    assert opened(content).typed(name, new) == typed
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "after"),
+    [
+        (
+            "# server\nmodel: Q\nlogprobs_mode: raw_logprobs  # why?\nspec_method: ngram\n# behind\n",
+            {
+                "logprobs_mode": "processed_logprobs",
+                "speculative": None,
+                "prefix_caching": False,
+                "mkl_cbwr": "X",
+            },
+            "# server\nmodel: Q\nlogprobs_mode: processed_logprobs # why?\n# behind\nenable-prefix-caching: false\n",
+        ),
+        (
+            "model: Q\nenable_prefix_caching: false # off!\nseed: 1 # one\n",
+            {"dropped_lines": None, "seed": 2},
+            "model: Q\nenable-prefix-caching: false # off!\nseed: 2 # one\n",
+        ),
+        (
+            "model: Q\nasync_scheduling: true\n",
+            {"async_scheduling": False},
+            "model: Q\nasync-scheduling: false\n",
+        ),
+        ("model: Q\nenable-lora: no\n", {"seed": 1}, "model: Q\nenable-lora: no\nseed: 1\n"),
+        ("model: Q\nhf-overrides: {a: 1}\n", {"head_dtype": "x"}, "model: Q\nhf-overrides: {a: 1}\n"),
+        (
+            "use_vllm: true\ntop_p: 1.0\ngeneration_kwargs:\n  top_p: 0.9\n",
+            {"top_p": 1.0},
+            "use_vllm: true\ntop_p: 1.0\ngeneration_kwargs:\n  top_p: 1.0\n",
+        ),
+        (
+            "use_vllm: true\nload_in_8bit: true\n",
+            {"trainer_quantised": False},
+            "use_vllm: true\nload_in_8bit: false\n",
+        ),
+        (
+            "vllm_config:\n  vllm_kwargs: {dtype: bfloat16, generation-config: auto, speculative-config: x}\n",
+            {"generation_config": "vllm", "speculative": None, "host": "x", "stream": "files"},
+            "vllm_config:\n  vllm_kwargs: {dtype: bfloat16, generation-config: vllm}\n",
+        ),
+        (
+            "defaults:\n  - base\nvllm_config: {vllm_kwargs: null}\n",
+            {"prefix_caching": False},
+            "defaults:\n  - base\nvllm_config: {vllm_kwargs: {enable-prefix-caching: false}}\n",
+        ),
+        (
+            "engine:\n  name: vllm\n",
+            {"prefix_caching": False},
+            "engine:\n  name: vllm\n  enable_prefix_caching: false\n",
+        ),
+        # What would change something else as well is left to its owner.
+        ("llm: &x {parameters: {top_p: 0.9}}\nfinetune: *x\n", {"top_p": 1.0}, None),
+        (
+            "x: &x {top_p: 0.9}\nllm:\n  parameters:\n    <<: *x\n    top_k: 1\nactor: {}\n",
+            {"top_p": None},
+            None,
+        ),
+        ("model: Q\nasync_scheduling: false\nasync-scheduling: true\n", {"dropped_lines": None}, None),
+    ],
+)
+def test_a_change_leaves_the_rest_as_it_was(
+    before: str, changes: dict[str, Value], after: str | None
+) -> None:
+    assert fixed(before, changes) == after
+
+
+def test_text_that_looks_like_something_else_is_quoted() -> None:
+    changed = YamlText("a: 1\nb: .nan\n", "f").with_values({("a",): "true", ("c", "d"): 1}, {})
+    assert changed is not None
+    assert (changed.values["a"], changed.values["c"]) == ("true", {"d": 1})

@@ -3,18 +3,18 @@
 import msgspec
 import pytest
 
-from zerodrift.doctor.judge import cures, exit_code, findings, judge
+from zerodrift.doctor.judge import exit_code, findings, fixes, judge
 from zerodrift.doctor.rule import Rule, Severity, Test
-from zerodrift.doctor.setting import Origin, Setting, Settings, Value, gathered, unknown
+from zerodrift.doctor.setting import Origin, Setting, Settings, Value, unknown
 
 
 def said(**values: Value) -> dict[str, Setting]:
-    return gathered(*(Setting(name, value, Origin.SET) for name, value in values.items()))
+    return {name: Setting(name, value, Origin.SET) for name, value in values.items()}
 
 
 def rule(severity: Severity = Severity.WRONG, **when: Test) -> Rule:
     return Rule(
-        id="r", setting="a", when=when, severity=severity, says="Is {a}.", source=("s",), fix={"a": "$b"}
+        id="r", setting="a", when=when, severity=severity, message="Is {a}.", source=("s",), fix={"a": "$b"}
     )
 
 
@@ -91,10 +91,10 @@ def test_unless_has_to_be_shown() -> None:
 def test_a_finding_is_filled_in_and_its_cure_copied() -> None:
     settings = said(a=1, b="two")
     (finding,) = findings(judge(settings, [rule(a=Test(is_=1))]))
-    assert finding.says == "Is 1."
+    assert finding.message == "Is 1."
     assert finding.changes == (("a", "two"),)
-    assert cures(judge(settings, [rule(a=Test(is_=1))])) == {"a": "two"}
-    assert cures(judge(settings, [rule(Severity.NOTE, a=Test(is_=1))])) == {}
+    assert fixes(judge(settings, [rule(a=Test(is_=1))])) == {"a": "two"}
+    assert fixes(judge(settings, [rule(Severity.NOTE, a=Test(is_=1))])) == {}
 
 
 def test_the_worst_comes_first() -> None:
@@ -107,7 +107,7 @@ def test_the_worst_comes_first() -> None:
 
 def test_a_rule_that_says_nothing_to_do_is_refused() -> None:
     with pytest.raises(ValueError, match="neither a fix nor"):
-        Rule(id="r", setting="a", when={}, severity=Severity.NOTE, says="S.", source=())
+        Rule(id="r", setting="a", when={}, severity=Severity.NOTE, message="S.", source=())
     with pytest.raises(ValueError, match="one thing"):
         Test(is_=1, not_=2)
     with pytest.raises(ValueError, match="one thing"):

@@ -1,121 +1,260 @@
 """Nothing of a secret is printed, however it is spelled: not in a diagnosis, not in a correction, not in an error."""
 
-from itertools import product
+import json
+import shlex
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.diagnosis import diagnose
-from zerodrift.doctor.judge import cures
-from zerodrift.doctor.kinds import FileKind
+from zerodrift.doctor.judge import fixes
 from zerodrift.doctor.open_target import open_text
-from zerodrift.doctor.target import Target
+from zerodrift.doctor.secrets import HIDDEN, holds_a_secret, names_a_secret, safe, without_secrets
+from zerodrift.doctor.setting import FileKind, Target
 
 ONE, TWO = "hunter2", "swordfish"
-KEYS = [
-    ONE,
-    f"{ONE} {TWO}",
-    f"'{ONE} {TWO}'",
-    f'"{ONE} {TWO}"',
-    f"{ONE}\\ {TWO}",
-    f"-{ONE}",
-    f"'{ONE}' -{TWO}",
-    f"{ONE} ${{KEY:-{TWO}}}",
-    f'"${{KEY:-{ONE}}}"',
-    f"${{KEY-{ONE}}}",
-    f"'${ONE}'",
-]
-SPELLINGS = [
-    "vllm serve Q --api-key {}",
-    "vllm serve Q --api-key={}",
-    "vllm serve Q --api_key={} --seed 1",
-    "vllm serve Q --seed 1 --api {}",
-    "vllm serve --model Q --api-key={} --seed 1",
-    "vllm serve Q --hf-token {}",
-    "vllm serve Q --hf-token={} --dtype bfloat16",
-    "vllm serve Q --my-secret {}",
-    "vllm serve Q --my-secret={} -tp 2",
-    "vllm serve Q --api-key {} --hf-token={}",
-    "export HF_TOKEN={}\nvllm serve Q",
-    "HF_TOKEN={}\nvllm serve Q",
-    "python -m pipelinerl.entrypoints.run_vllm1 --model Q --api-key={}",
-]
-QUOTED = [ONE, f"'{ONE} {TWO}'", f'"{ONE} {TWO}"', f"{ONE}\\ {TWO}", f'"${{KEY:-{ONE}}}"']
-BEFORE = [
-    "HF_TOKEN={} vllm serve Q",
-    "env VLLM_API_KEY={} vllm serve Q",
-    "docker run -e HF_TOKEN={} i vllm serve Q",
-    "docker run --env=HF_TOKEN={} i vllm serve Q",
-]
-FILES = [
-    "api-key: {}",
-    "api_key: {}",
-    "api-key: [{}, {}]",
-    "api-key:\n  - {}\n  - {}",
-    "hf-token: {}",
-    "hf-token: [{}]",
-    "watermark-config:\n  a: {}",
-    "watermark_config: {}",
-    "x: &key {}\napi-key: *key\nhf-token: *key",
-]
 
 
 def printed(target: Target) -> str:
     """All that the doctor can say about it."""
     diagnosis, judgements = diagnose(target, {})
-    said = msgspec.json.encode(diagnosis).decode()
-    return said + target.changed(cures(judgements)) + target.changed({})
+    said = [msgspec.json.encode(diagnosis).decode(), target.printed()]
+    changes = fixes(judgements)
+    said += [str(target.typed(name, value)) for name, value in changes.items()]
+    if (corrected := target.corrected(changes)) is not None:
+        said += [corrected.printed(), msgspec.json.encode(diagnose(corrected, {})[0]).decode()]
+    return "\n".join(said)
 
 
-def assert_hidden(text: str) -> None:
+def said_of(text: str, kind: FileKind | None = None) -> str:
+    try:
+        return printed(CommandLine(text) if kind is None else open_text(text, "f.yaml", kind))
+    except ConfigError as error:
+        return str(error)
+
+
+NAMES = st.sampled_from(
+    [
+        "api-key",
+        "hf_token",
+        "my-secret",
+        "db.password",
+        "OPENAI_API_KEY",
+        "apiKey",
+        "auth",
+        "credentials",
+        "passwd",
+    ]
+)
+PIECES = st.sampled_from(
+    [ONE, f"{ONE} {TWO}", f"-{ONE}", f"--{ONE}", f"{ONE}={TWO}", f"{{{ONE}", f"'{ONE}'", f"{ONE},{TWO}"]
+)
+NOISE = st.sampled_from(
+    ["--seed 1", "-tp 2", "--dtype half", "--enable-lora", "--lgprobs-mode x", "extra", "--api-key", "$X"]
+)
+
+
+def structure(secret: str) -> st.SearchStrategy[object]:
+    """JSON that holds the secret under a name, at any depth, also as JSON inside a string."""
+    named = st.builds(lambda name, listed: {name: [secret] if listed else secret}, NAMES, st.booleans())
+    return st.recursive(
+        named,
+        lambda inner: st.one_of(
+            st.builds(lambda each: {"a": each, "b": 1}, inner),
+            st.builds(lambda each: [each], inner),
+            st.builds(lambda each: {"text": json.dumps(each)}, inner),
+        ),
+        max_leaves=3,
+    )
+
+
+@st.composite
+def secret_words(draw: st.DrawFn) -> str:
+    """A flag with a secret, quoted or not, as a word of a command."""
+    name, secret = draw(NAMES), draw(PIECES)
+    quoted = draw(
+        st.sampled_from([shlex.quote(secret), json.dumps(secret), secret, f'"${{K:-{ONE}}}"', f"'${ONE}'"])
+    )
+    written = json.dumps(draw(structure(ONE)))
+    return draw(
+        st.sampled_from(
+            [
+                f"--{name} {quoted}",
+                f"--{name}={quoted}",
+                f"--{name} {shlex.quote(secret)} {shlex.quote(TWO)}",
+                f"--api {quoted}",
+                f"--hf-overrides {shlex.quote(written)}",
+                f"--model-loader-extra-config={shlex.quote(written)}",
+                f"--model-loader-extra-config {written}",
+                f"--additional-config.a.{name} {quoted}",
+                f"--chat-template {shlex.quote(written[:-1])}",
+                f"--otlp-traces-endpoint https://me:{ONE}@host/",
+            ]
+        )
+    )
+
+
+@st.composite
+def secret_commands(draw: st.DrawFn) -> str:
+    words = draw(st.lists(st.one_of(NOISE, secret_words()), min_size=1, max_size=4))
+    name, secret = draw(NAMES).replace("-", "_").replace(".", "_"), shlex.quote(draw(PIECES))
+    program = draw(
+        st.sampled_from(
+            [
+                "vllm serve Q",
+                f"{name}={secret} vllm serve Q",
+                f"env {name}={secret} nohup vllm serve Q",
+                f"{name}={ONE} {TWO} vllm serve Q",
+                f"export {name}={secret}\nvllm serve Q",
+                f"export {name}={ONE} {TWO}\nvllm serve Q",
+                f"K={secret}\nvllm serve Q --api-key $K",
+                f"docker run -e {name}={secret} i vllm serve Q",
+                f"docker run --env={name}={secret} vllm/vllm-openai Q",
+                f"srun --export=ALL,{name}={secret} vllm serve Q",
+                f"kubectl exec --token {secret} pod -- vllm serve Q",
+                f"OPTIONS='--token={ONE}' vllm serve Q",
+                f"ray job submit --runtime-env-json '{json.dumps({name: ONE})}' -- vllm serve Q",
+                "python -m pipelinerl.entrypoints.run_vllm1 --model Q",
+            ]
+        )
+    )
+    comment = draw(st.sampled_from(["", f" # {name}={ONE}"]))
+    return f"{program} {' '.join(words)}{comment}"
+
+
+@settings(max_examples=150, deadline=None)
+@given(secret_commands())
+def test_no_command_shows_its_secrets(command: str) -> None:
+    text = said_of(command)
     assert ONE not in text
     assert TWO not in text
 
 
-@pytest.mark.parametrize(("spelling", "key"), [*product(SPELLINGS, KEYS), *product(BEFORE, QUOTED)])
-def test_no_command_shows_its_secrets(spelling: str, key: str) -> None:
-    try:
-        text = printed(CommandLine(spelling.replace("{}", key)))
-    except ConfigError as error:
-        text = str(error)
-    assert_hidden(text)
+@st.composite
+def secret_files(draw: st.DrawFn) -> tuple[str, FileKind]:
+    name, secret = draw(NAMES), json.dumps(draw(PIECES))
+    held = draw(structure(ONE))
+    lines = draw(
+        st.sampled_from(
+            [
+                f"{name}: {secret}",
+                f"{name}: {secret} # {TWO}: no, {name}: {ONE}",
+                f"{name}: [{secret}, {secret}]",
+                f"{name}:\n  - {secret}\n  - x",
+                f"{name}: |\n  {ONE}\n  {TWO}",
+                f"{name}: &k {secret}\nother: *k",
+                f"x: &k {secret}\n{name}: *k",
+                f"watermark-config: {{a: {secret}}}",
+                f"# {name}: {secret}",
+                f"hf-overrides: {json.dumps(held)}",
+                f"model-loader-extra-config: {json.dumps(json.dumps(held))}",
+                f"lora-modules: [{json.dumps(json.dumps(held))}]",
+                f"chat-template: {json.dumps(json.dumps(held)[:-1])}",
+                f"args: ['--{name}', {secret}, --seed]",
+            ]
+        )
+    )
+    kind, head = draw(
+        st.sampled_from(
+            [
+                (FileKind.VLLM, "model: Q"),
+                (FileKind.TRL, "use_vllm: true\ntop_p: 0.9"),
+                (FileKind.PIPELINERL, "defaults: [base]"),
+            ]
+        )
+    )
+    return f"{head}\n{lines}\n", kind
+
+
+@settings(max_examples=100, deadline=None)
+@given(secret_files())
+def test_no_file_shows_its_secrets(file: tuple[str, FileKind]) -> None:
+    text = said_of(*file)
+    assert ONE not in text
+    assert TWO not in text
 
 
 @pytest.mark.parametrize(
-    ("lines", "key"), list(product(FILES, [ONE, f'"{ONE} {TWO}"', f"-{ONE}", f"'-{ONE} {TWO}'"]))
+    ("before", "after"),
+    [
+        (
+            "HF_TOKEN=x vllm serve Q --api-key a b -tp 2",
+            'HF_TOKEN="$HF_TOKEN" vllm serve Q --api-key "$API_KEY" "$API_KEY" -tp 2',
+        ),
+        ("vllm serve Q --api-key=a", 'vllm serve Q --api-key="$API_KEY"'),
+        ("vllm serve Q --api-key '$a'", 'vllm serve Q --api-key "$API_KEY"'),
+        # The controls: what is no secret, or comes from a variable, stays as it was written.
+        ('vllm serve Q --api-key "$KEY"', None),
+        ('HF_TOKEN=${T} vllm serve Q --api-key="${KEY}"', None),
+        ('vllm serve Q --hf-overrides \'{"eos_token_id": [1, 2], "tokens": "x"}\'', None),
+        ("vllm serve Q --max-num-batched-tokens 4096 --tokenizer x --ssl-keyfile f", None),
+        ('vllm serve Q --model-loader-extra-config \'{"token": null, "key": ""}\'', None),
+        ("KEYBOARD=a docker run --gpus all -p 80:80 -e A=1 vllm/vllm-openai --model m # as it was", None),
+        (
+            "docker run -e HF_TOKEN=x -e A=1 -e B_KEY=y vllm/vllm-openai Q",
+            'docker run -e HF_TOKEN="$HF_TOKEN" -e A=1 -e B_KEY="$B_KEY" vllm/vllm-openai Q',
+        ),
+    ],
 )
-def test_no_file_shows_its_secrets(lines: str, key: str) -> None:
-    content = f"model: Q\n{lines.replace('{}', key)}\nseed: 1\n"
-    text = printed(open_text(content, "serve.yaml", FileKind.VLLM))
-    assert_hidden(text)
-    assert "seed: 1" in text
+def test_what_a_command_looks_like_without_them(before: str, after: str | None) -> None:
+    assert CommandLine(before).printed() == (before if after is None else after)
 
 
-def test_a_stray_word_is_refused_without_being_named() -> None:
-    command = CommandLine(f"vllm serve Q --api-key={ONE} {TWO} --seed 1")
-    assert command.read().settings["refused"].value == "a word behind --api-key belongs to no flag"
-    assert command.changed({}) == 'vllm serve Q --api-key="$VLLM_API_KEY" "$VLLM_API_KEY_2" --seed 1'
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("hub_token: abc # ours\nuse_vllm: true\n", f"hub_token: {HIDDEN} # ours\nuse_vllm: true\n"),
+        ("use_vllm: true\napi_keys: [a, null]\n", f"use_vllm: true\napi_keys: {HIDDEN}\n"),
+        ("use_vllm: true\napi-key: null\napi_key_env: NAME\nmax_tokens: 3 # a token\n", None),
+        ("use_vllm: true\na: &k 'b c'  # as it was\nb: *k\n", None),
+    ],
+)
+def test_what_a_file_looks_like_without_them(before: str, after: str | None) -> None:
+    assert open_text(before, "f.yaml", None).printed() == (before if after is None else after)
 
 
-def test_the_model_may_stand_behind_a_key() -> None:
-    """The control: the only word that belongs to no flag is the model, and stays one."""
-    command = CommandLine(f"vllm serve --api-key={ONE} Q --seed 1")
-    assert command.model == "Q"
-    assert command.read().settings["refused"].value is None
-    fixed = command.changed({})
-    assert fixed == 'vllm serve --api-key="$VLLM_API_KEY" Q --seed 1'
-    assert CommandLine(fixed).model == "Q"
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        *(
+            (name, True)
+            for name in ("HF_TOKEN", "api-key", "my_secret", "db.password", "apiKey", "hfToken", "auth")
+        ),
+        *(
+            (name, False)
+            for name in ("tokenizer", "max-tokens", "monkey", "api_key_env", "seed", "pad_token_id", "author")
+        ),
+    ],
+)
+def test_names_of_secrets(name: str, expected: bool) -> None:
+    assert names_a_secret(name) is expected
 
 
-def test_a_slip_of_the_pen_behind_a_key_is_still_named() -> None:
-    refused = CommandLine(f"vllm serve Q --api-key {ONE} --lgprobs-mode x").read().settings["refused"].value
-    assert "did you mean --logprobs-mode" in str(refused)
-    other = CommandLine("vllm serve Q --seed 1 extra").read().settings["refused"].value
-    assert "'extra'" in str(other)
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ('{"t\\u006fken": "x"}', True),
+        ('{"token": "x", "token": null}', True),
+        ('{"a": ' * 5000 + "1" + "}" * 5000, True),
+        ("{not json", True),
+        ("Authorization: Bearer x", True),
+        ("--token x", True),
+        ("hf_abcdefghijABCDEFGHIJ0123", True),
+        ("https://me:pw@host/", True),
+        ('{"a": ["b"]}', False),
+        ("Qwen/Qwen3-8B", False),
+        ("https://host:8000/v1", False),
+        ("a=b", False),
+    ],
+)
+def test_values_that_may_hold_one(value: str, expected: bool) -> None:
+    assert holds_a_secret(value) is expected
+    assert safe(value) == (HIDDEN if expected else value)
 
 
-def test_a_variable_without_a_value_in_it_may_stay() -> None:
-    for text in ('vllm serve Q --api-key "$KEY"', 'vllm serve Q --api-key="${KEY}"'):
-        assert CommandLine(text).changed({}) == text
+def test_keys_are_known_by_their_shape() -> None:
+    assert without_secrets("use hf_abcdefghijABCDEFGHIJ0123 now") == f"use {HIDDEN} now"

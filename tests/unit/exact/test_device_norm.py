@@ -56,9 +56,9 @@ def test_the_gradient_of_the_norm() -> None:
 
 
 def test_the_gradient_of_log_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = ModuleType("zerodrift.exact.ops.triton.rows")
-    rows.log_softmax = lambda logits: torch.log_softmax(logits, dim=-1)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, rows.__name__, rows)
+    vocabulary = ModuleType("zerodrift.exact.ops.triton.vocabulary")
+    vocabulary.log_softmax = lambda logits: torch.log_softmax(logits, dim=-1)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, vocabulary.__name__, vocabulary)
     logits = torch.randn(
         3, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True
     )

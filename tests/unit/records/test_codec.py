@@ -44,12 +44,6 @@ def test_lines_are_synced_before_write_returns(path: Path, monkeypatch: pytest.M
     assert len(synced) == len(PROMPTS)
 
 
-def test_lines_are_on_the_disk_when_write_returns(path: Path) -> None:
-    with LineWriter[Prompt](path) as writer:
-        writer.write(PROMPTS[0])
-        assert len(list(read_lines(path, Prompt))) == 4
-
-
 def test_reading_can_begin_after_a_header(path: Path) -> None:
     assert list(read_lines(path, Prompt, skip=1)) == PROMPTS[1:]
     path.write_bytes(b"header\n" + path.read_bytes() + b"oops\n")
@@ -64,37 +58,32 @@ def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    "line",
     [
-        (b"{}", "missing required field `token_ids`"),
-        (b"", "truncated"),
-        (b"[1]", "Expected `object`, got `array`"),
-        (b'{"token_ids": [-1]}', r"prompt\[0\] is -1"),
-        (b'{"token_ids": []}', "the prompt is empty"),
-        (b'{"token_ids": [1], "extra": 1}', "extra"),
-        (b'{"token_ids": [1]} {}', "trailing characters"),
-        (b'{"token_ids": [1], "text": "\xff"}', "codec can't decode|Invalid UTF-8"),
-        (b"\x00\x01\x02", "malformed"),
-        (b'{"token_ids": ' + b"[" * 100_000, "recursion|Expected `int`"),
+        b"{}",
+        b"",
+        b"[1]",
+        b'{"token_ids": [-1]}',
+        b'{"token_ids": []}',
+        b'{"token_ids": [1], "extra": 1}',
+        b'{"token_ids": [1]} {}',
+        b'{"token_ids": [1], "text": "\xff"}',
+        b"\x00\x01\x02",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"token_ids": ' + b"[" * 100_000,
     ],
+    ids=lambda line: str(line[:30]),
 )
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_bad_line_is_refused_by_number(path: Path, line: bytes, says: str, number: int) -> None:
+def test_a_bad_line_is_refused_by_number(path: Path, line: bytes, number: int) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     lines[number - 1] = line + b"\n"
     path.write_bytes(b"".join(lines))
     prompts = read_lines(path, Prompt)
     assert [next(prompts) for _ in range(number - 1)] == PROMPTS[: number - 1]
-    with pytest.raises(RecordError, match=f"(?i)^prompts.jsonl, line {number}: .*({says})"):
+    with pytest.raises(RecordError, match=rf"^prompts\.jsonl, line {number}: "):
         next(prompts)
-
-
-@pytest.mark.parametrize("nested", [b"[" * 100_000, b'{"a":' * 100_000])
-def test_a_line_that_is_too_deep(tmp_path: Path, nested: bytes) -> None:
-    path = tmp_path / "deep.jsonl"
-    path.write_bytes(nested + b"\n")
-    with pytest.raises(RecordError, match=r"line 1"):
-        list(read_lines(path, dict[str, object]))
 
 
 def test_a_torn_line_is_called_torn_and_can_be_dropped(path: Path) -> None:
@@ -104,21 +93,11 @@ def test_a_torn_line_is_called_torn_and_can_be_dropped(path: Path) -> None:
         kept = whole[:cut].rfind(b"\n") + 1
         if kept != cut:
             number = whole[:cut].count(b"\n") + 1
-            with pytest.raises(
-                RecordError, match=f"line {number}: the line is torn, as after a kill; delete it or"
-            ):
+            with pytest.raises(RecordError, match=f"line {number}: the line is torn"):
                 list(read_lines(path, Prompt))
         assert drop_torn_line(path) is (kept != cut)
         assert path.read_bytes() == whole[:kept]
         assert drop_torn_line(path) is False
-
-
-def test_a_line_that_is_too_long_is_refused_unread(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "MAX_LINE_BYTES", 80)
-    with path.open("ab") as file:
-        file.write(b'{"token_ids": [1], "text": "' + b"a" * 100 + b'"}\n')
-    with pytest.raises(RecordError, match="line 4"):
-        list(read_lines(path, Prompt))
 
 
 def test_memory_is_bounded_by_the_longest_line_allowed(tmp_path: Path) -> None:
@@ -166,32 +145,19 @@ def test_a_line_of_exactly_the_limit_is_read(path: Path, monkeypatch: pytest.Mon
 def test_a_line_that_could_not_be_read_is_not_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = path.read_bytes()
     monkeypatch.setattr(codec, "MAX_LINE_BYTES", 60)
-    with (
-        LineWriter[Prompt](path) as writer,
-        pytest.raises(RecordError),
-    ):
-        writer.write(PROMPTS[0], Prompt(tuple(range(100))))
+    with LineWriter[object](path) as writer:
+        with pytest.raises(RecordError):
+            writer.write(PROMPTS[0], Prompt(tuple(range(100))))
+        with pytest.raises(TypeError):
+            writer.write(PROMPTS[0], object())
     assert path.read_bytes() == before
-
-
-def test_a_writer_refuses_what_it_cannot_encode(path: Path) -> None:
-    before = path.read_bytes()
-    with LineWriter[object](path) as writer, pytest.raises(TypeError):
-        writer.write(PROMPTS[0], object())
-    assert path.read_bytes() == before
-
-
-def test_an_atomic_write_replaces_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    write_atomically(path, b"one")
-    write_atomically(path, b"two")
-    assert path.read_bytes() == b"two"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_a_failed_atomic_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
+    write_atomically(path, b"none")
     write_atomically(path, b"one")
+    assert path.read_bytes() == b"one"
 
     def fail(_: int) -> None:
         raise OSError("no space left on device")

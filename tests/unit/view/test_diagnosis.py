@@ -75,6 +75,6 @@ def test_an_unknown_says_what_it_depends_on() -> None:
     rows = {
         row.setting: row for row in of(f"VLLM_BATCH_INVARIANT=1 {SOUND} --max-num-batched-tokens 8").settings
     }
-    assert rows["batch_invariant"].says == "Depends on device."
+    assert rows["batch_invariant"].message == "Depends on device."
     rows = {row.setting: row for row in of(f"{SOUND} --logprobs-mode $M").settings}
-    assert rows["logprobs_mode"].says == "It cannot be seen from here."
+    assert rows["logprobs_mode"].message == "It cannot be seen from here."

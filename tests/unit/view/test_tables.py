@@ -105,9 +105,9 @@ def test_two_runs_side_by_side(runs: dict[str, Path]) -> None:
         "numeric:",
         "deployment:",
         "outcome",
-        "probes that",
+        "probes with",
         "numbers",
-        "The verdict",
+        "What both runs state",
     ]
     places = [text.index(f"\n{heading}") for heading in order]
     assert places == sorted(places)

@@ -88,8 +88,7 @@ def _tied(model: Any) -> bool:
 def _has(parts: ModelParts, one: str, other: str) -> bool:
     """Whether some layer has both, of one shape: only those can arrive in each other's place."""
     return parts.family.layers is not None and any(
-        _shapes(parts, layer, one) == _shapes(parts, layer, other) != ()
-        for layer in range(len(parts.layers))
+        _shapes(parts, layer, one) == _shapes(parts, layer, other) != () for layer in range(len(parts.layers))
     )
 
 

@@ -1,7 +1,6 @@
 """What a model of transformers can be asked to do: not every one has a KV cache, or a choice of attention."""
 
 import inspect
-from functools import cache
 from typing import Any
 
 from zerodrift.models.quiet import quiet
@@ -9,13 +8,8 @@ from zerodrift.models.quiet import quiet
 
 def has_kv_cache(model: Any) -> bool:
     """Whether its forward takes keys and values of tokens before; a state-space model keeps something else."""
-    return not _keeps_a_state(type(model))
-
-
-@cache
-def _keeps_a_state(kind: type[Any]) -> bool:
-    forward = getattr(kind, "forward", kind.__call__)
-    return "cache_params" in inspect.signature(forward).parameters
+    forward = getattr(model, "forward", model)
+    return "cache_params" not in inspect.signature(forward).parameters
 
 
 def usable_attention(model: Any, wanted: str) -> str:
@@ -25,6 +19,12 @@ def usable_attention(model: Any, wanted: str) -> str:
     if own == wanted or _can_switch(type(model), wanted, model):
         return wanted
     return own
+
+
+def computes_in_fp64(model: Any) -> bool:
+    """Whether fp64 weights give fp64 results: eager attention of transformers takes its softmax in fp32, where the lowest
+    fp64 number is -inf and a row of padding without a key in its window becomes NaN (Gemma 2, which has no other)."""
+    return usable_attention(model, "sdpa") == "sdpa" or not has_kv_cache(model)
 
 
 _switches: dict[tuple[type[Any], str], bool] = {}

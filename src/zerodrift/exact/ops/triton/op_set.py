@@ -1,6 +1,7 @@
 """The GPU's ops behind the common interface, each with its plain twin."""
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from typing import Any
 
@@ -12,8 +13,8 @@ from torch.nn.functional import linear as plain_linear
 from zerodrift.core.errors import InvalidValue, UnsupportedModel
 from zerodrift.exact import probe
 from zerodrift.exact.ops.interface import HeadShape, Parts, Query, Segments
-from zerodrift.exact.ops.triton import attention, gemm, rows
-from zerodrift.exact.ops.triton.proof import prove_attention
+from zerodrift.exact.ops.triton import attention, cublas, gemm, rows, vocabulary
+from zerodrift.exact.ops.triton.proof import cublas_agrees, prove_attention
 from zerodrift.exact.ops.triton.step import Step
 
 PLAIN = frozenset({"linear", "attention", "norm"})
@@ -39,6 +40,11 @@ class CudaOps:
         self.plain = plain
         self.rms_norm = None if "norm" in plain else rows.rms_norm
         self._proven: set[tuple[Any, ...]] = set()
+        self._by_cublas: dict[tuple[int, ...], bool] = {}
+        """By shape of a weight: whether cuBLAS has the bits of K in order, as it was found on this GPU."""
+
+    def computing(self) -> AbstractContextManager[None]:
+        return nullcontext() if "linear" in self.plain else cublas.without_split_k()
 
     def prove(self, parts: Parts) -> None:
         size = parts.head_dim
@@ -48,10 +54,7 @@ class CudaOps:
             prove_attention(self, size)
             self._proven.add((size,))
         for weight_NK, bias_N in () if "linear" in self.plain else parts.linears:
-            key = (*weight_NK.shape, bias_N is None)
-            if key not in self._proven:
-                self._prove_linear(weight_NK, bias_N)
-                self._proven.add(key)
+            self._prove_linear(weight_NK, bias_N)
         for name, (op, columns) in parts.row_ops.items():
             if name.startswith("norm") and "norm" in self.plain:
                 continue
@@ -61,14 +64,20 @@ class CudaOps:
             probe.require(lambda x, op=op, dtype=dtype: op(x.to("cuda", dtype)), columns, name, counts)  # type: ignore[misc]
 
     def _prove_linear(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> None:
-        """In fp32, where no rounding hides a difference, over all tiles."""
+        """In fp32, where no rounding hides a difference, over all tiles. A shape is asked about once."""
         outputs, inputs = weight_NK.shape
+        key = (outputs, inputs, bias_N is None)
+        if key in self._proven:
+            return
         probe.require(
             lambda x: gemm.linear(x.to(weight_NK.device, weight_NK.dtype), weight_NK, bias_N, torch.float32),
             inputs,
             f"linear {inputs} -> {outputs}",
             (*probe.COUNTS, 200),
         )
+        if (outputs, inputs) not in self._by_cublas:
+            self._by_cublas[outputs, inputs] = cublas_agrees(weight_NK)
+        self._proven.add(key)
 
     def pack(self, weight_NK: torch.Tensor) -> torch.Tensor:
         return weight_NK.detach()
@@ -83,6 +92,9 @@ class CudaOps:
         dtype = dtype or x_TK.dtype
         if "linear" in self.plain:
             return plain_linear(x_TK, packed, bias_N).to(dtype)
+        self._prove_linear(packed, bias_N)
+        if len(x_TK) >= cublas.LEAST_ROWS and self._by_cublas[tuple(packed.shape)]:
+            return cublas.linear(x_TK, packed, bias_N, dtype)
         return gemm.linear(x_TK, packed, bias_N, dtype)
 
     def activation(self, name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -141,6 +153,7 @@ class CudaOps:
             if "attention" in self.plain
             else f"blocks-{attention.BLOCK}-splits-{attention.SPLIT}",
             "norm": "plain" if "norm" in self.plain else "triton-row",
+            "vocabulary": f"chunks-{vocabulary.CHUNK}",
             "isa": f"sm_{major}{minor}",
             "triton": triton.__version__,
             "cuda": str(torch.version.cuda),

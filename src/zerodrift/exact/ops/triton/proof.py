@@ -1,4 +1,7 @@
-"""Is attention the same bits alone, in a crowd, and one query at a time? Asked of this GPU before it is used."""
+"""Is attention the same bits alone, in a crowd, and one query at a time? Has cuBLAS the bits of K in order?
+
+Asked of this GPU before either is used.
+"""
 
 from itertools import accumulate, pairwise
 from typing import Any
@@ -7,12 +10,31 @@ import torch
 
 from zerodrift.core.errors import Unproven
 from zerodrift.exact.ops.interface import HeadShape, Query, Segments
+from zerodrift.exact.ops.triton import cublas, gemm
 from zerodrift.exact.ops.triton.attention import BLOCK
-from zerodrift.exact.probe import same_bits
+from zerodrift.exact.probe import hard, same_bits
 
 LENGTHS = (700, 200, 65, 64, 1)
 """Around one block of keys, and beyond one split of 512."""
 HEADS, KV_HEADS = 4, 2
+HARD_ROWS = 520
+"""Different rows that products are compared on; more are these again, at other places."""
+
+
+@torch.no_grad()
+def cublas_agrees(weight_NK: torch.Tensor) -> bool:
+    """Whether every row count that cuBLAS may be called with gives the bits of K in order, in fp32 and rounded."""
+    counts = cublas.row_counts(len(weight_NK))
+    few_TK = hard(HARD_ROWS, weight_NK.shape[1]).to(weight_NK.device, weight_NK.dtype)
+    x_TK = few_TK.repeat(-(-counts[-1] // HARD_ROWS), 1)[: counts[-1]]
+    for dtype in (torch.float32, weight_NK.dtype):
+        in_order_TN = gemm.linear(x_TK, weight_NK, None, dtype)
+        if not all(
+            same_bits(cublas.linear(x_TK[:count], weight_NK, None, dtype), in_order_TN[:count])
+            for count in counts
+        ):
+            return False
+    return True
 
 
 def prove_attention(ops: Any, size: int) -> None:

@@ -1,15 +1,12 @@
-"""Ops on rows, one program per row: RMS norm and log-softmax.
+"""Ops on rows, one program per row: RMS norm.
 
 The number of warps, which decides how a row is summed, is a function of the row's length alone. torch's own kernels
-choose it by the number of rows too. Shapes: R rows, H hidden size, V vocabulary.
+choose it by the number of rows too. Shapes: R rows, H hidden size.
 """
 
 import torch
 import triton
 import triton.language as tl
-
-_CHUNK = 4096
-"""Vocabulary entries reduced in one go."""
 
 
 @triton.jit
@@ -36,30 +33,3 @@ def rms_norm(x: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tenso
         x_RH, weight_H, out_RH, eps, size, triton.next_power_of_2(size), num_warps=warps
     )
     return out_RH.view(x.shape)
-
-
-@triton.jit
-def _log_softmax_kernel(x_ptr, out_ptr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * SIZE
-    column = tl.arange(0, BLOCK)
-    most = tl.full((BLOCK,), float("-inf"), tl.float32)
-    for begin in range(0, SIZE, BLOCK):
-        x = tl.load(x_ptr + row + begin + column, mask=begin + column < SIZE, other=float("-inf"))
-        most = tl.maximum(most, x)
-    highest = tl.max(most, 0)
-    total = 0.0
-    for begin in range(0, SIZE, BLOCK):
-        x = tl.load(x_ptr + row + begin + column, mask=begin + column < SIZE, other=float("-inf"))
-        total += tl.sum(tl.exp(x - highest), 0)
-    log_total = tl.log(total)
-    for begin in range(0, SIZE, BLOCK):
-        x = tl.load(x_ptr + row + begin + column, mask=begin + column < SIZE, other=0.0)
-        tl.store(out_ptr + row + begin + column, x - highest - log_total, mask=begin + column < SIZE)
-
-
-def log_softmax(logits_RV: torch.Tensor) -> torch.Tensor:
-    """In fp32; -inf stays -inf."""
-    logits_RV = logits_RV.float().contiguous()
-    out_RV = torch.empty_like(logits_RV)
-    _log_softmax_kernel[(len(logits_RV),)](logits_RV, out_RV, logits_RV.shape[1], _CHUNK, num_warps=8)
-    return out_RV

@@ -1,0 +1,29 @@
+"""The figures of the tree are counted, not guessed."""
+
+import pytest
+
+
+@pytest.fixture
+def tree_figures(script):
+    return script("tree_figures")
+
+
+def test_a_small_tree(tree_figures, tmp_path):
+    (tmp_path / "one.py").write_text("def f():\n    return 1\n\n\ndef g(): ...\n")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "two.py").write_text("with raises(E, match='x'):\n    pass\n\n" + "x = 1\n" * 4)
+    assert tree_figures.figures(tmp_path) == {
+        "lines": 12,
+        "files": 2,
+        "median file": 6,
+        "largest file": 7,
+        "functions": 2,
+        "p99 function": 2,
+        "match=": 1,
+    }
+
+
+def test_the_percentile_is_one_of_the_values(tree_figures):
+    assert tree_figures.percentile(range(1, 101), 0.99) == 99
+    assert tree_figures.percentile([7], 0.99) == 7
+    assert tree_figures.percentile([], 0.99) == 0

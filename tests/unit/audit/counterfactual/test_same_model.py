@@ -1,0 +1,119 @@
+"""Tokens of the same model, of another one, and of the same with other weights, seen with the reference's logits."""
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from zerodrift.audit.counterfactual.same_model import find_unrelated, lead_left
+from zerodrift.audit.measure import Measurement, Observed, measure
+from zerodrift.audit.perturb import perturbed
+from zerodrift.backends.base import Backend
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.backends.teacher import Teacher
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.faults.registry import resolve
+
+REQUESTED = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=16)
+
+
+def observed(engine: Backend, sampling: SamplingParams = REQUESTED) -> list[Observed]:
+    rng = np.random.default_rng(0)
+    requests = [
+        Request(Prompt((0, *rng.integers(4, 500, 8).tolist())), msgspec.structs.replace(sampling, seed=row))
+        for row in range(16)
+    ]
+    return [Observed(answer.completions[0], sampling) for answer in engine.generate(requests)]
+
+
+Look = Callable[[Backend], tuple[float | None, str | None]]
+
+
+@pytest.fixture
+def look(llama: ReferenceBackend) -> Look:
+    def run(engine: Backend) -> tuple[float | None, str | None]:
+        seen = observed(engine)
+        stops = llama.facts.eos_token_ids
+        measurements: list[Measurement] = measure(llama.teacher, seen, stops)
+        return lead_left(llama.teacher, seen, stops), find_unrelated(llama.teacher, measurements, stops)
+
+    return run
+
+
+def test_the_same_model(llama: ReferenceBackend, look: Look) -> None:
+    share, says = look(llama)
+    assert share == pytest.approx(1, abs=0.15)
+    assert says is None
+
+
+def test_another_architecture_with_the_same_tokens(look: Look) -> None:
+    share, says = look(ReferenceBackend("testbed:mistral"))
+    assert share == pytest.approx(0, abs=0.15)
+    assert says is not None
+    assert "which no rounding does" in says
+
+
+def test_the_same_architecture_with_other_weights(llama: ReferenceBackend, look: Look) -> None:
+    share, says = look(resolve("weights/other-model:another-seed").inject(llama))
+    assert share is not None
+    assert share < 0.2
+    assert says is not None
+
+
+def with_model(engine: ReferenceBackend, change: Callable[[torch.nn.Module], torch.nn.Module]) -> Backend:
+    import copy
+
+    other = copy.copy(engine)
+    other.model = change(engine.model)
+    other.teacher = Teacher(other.model)
+    return other
+
+
+def one_step(model: torch.nn.Module) -> torch.nn.Module:
+    """A step of Adam is the size of its learning rate in every weight."""
+    import copy
+
+    generator = torch.Generator().manual_seed(0)
+    stepped = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in stepped.parameters():
+            sign = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
+            parameter.add_(1e-6 * sign)
+    return stepped
+
+
+@pytest.mark.parametrize("change", [one_step, lambda model: perturbed(model, 0)], ids=["step", "noise"])
+def test_weights_of_an_earlier_step_are_no_other_model(
+    llama: ReferenceBackend, look: Look, change: Callable[[torch.nn.Module], torch.nn.Module]
+) -> None:
+    share, says = look(with_model(llama, change))
+    assert share is not None
+    assert share > 0.8
+    assert says is None
+
+
+@pytest.mark.parametrize("fault", ["path/rope:theta-of-another-family", "semantic/misbound-output:rotated"])
+def test_the_right_weights_used_wrongly_are_no_other_model(
+    llama: ReferenceBackend, look: Look, fault: str
+) -> None:
+    share, says = look(resolve(fault).inject(llama))
+    assert share is not None
+    assert share > 0.5
+    assert says is None
+
+
+def test_numbers_alone_say_nothing(llama: ReferenceBackend, look: Look) -> None:
+    """Kinship looks at tokens: what is reported for them may be anything."""
+    assert look(resolve("semantic/wrong-token:likeliest").inject(llama)) == look(llama)
+
+
+def test_a_model_that_ignores_its_context_has_no_kin(llama: ReferenceBackend) -> None:
+    class Flat:
+        """Every token after every other, alike."""
+
+        def logits(self, sequences: list[list[int]], starts: list[int]) -> list[torch.Tensor]:
+            return [torch.zeros(len(ids) - start, 512) for ids, start in zip(sequences, starts, strict=True)]
+
+    assert lead_left(Flat(), observed(llama), ()) is None  # type: ignore[arg-type]
