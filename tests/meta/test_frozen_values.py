@@ -55,7 +55,7 @@ EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
         name="p", status=Outcome.PASS, required=True, says="s", evidence={"z": 1.0}
     ),
     Rule: lambda: Rule(
-        id="r", setting="s", when={"s": Test(is_=1)}, severity=Severity.NOTE, says="S.", source=(), do="d"
+        id="r", setting="s", when={"s": Test(is_=1)}, severity=Severity.NOTE, message="S.", source=(), do="d"
     ),
     SamplingParams: lambda: SamplingParams(logit_bias={1: 1.0}),
     Scoring: lambda: SGLANG.scoring,
