@@ -10,7 +10,7 @@ from zerodrift.audit.session import Session
 from zerodrift.backends.base import Capability
 from zerodrift.backends.exact import ExactBackend
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.backends.registry import Served, open_engine
+from zerodrift.backends.registry import ServedModel, open_engine
 from zerodrift.config.engine import EngineConfig
 from zerodrift.config.model import ModelConfig
 from zerodrift.config.run import RunConfig
@@ -109,7 +109,7 @@ def test_it_promises_everything(engine: ExactBackend) -> None:
 )
 def test_what_it_cannot_obey_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
     config = EngineConfig(name="exact", **settings)
-    with pytest.raises(ConfigError), open_engine(config, Served("testbed:llama", "auto"), tmp_path):
+    with pytest.raises(ConfigError), open_engine(config, ServedModel("testbed:llama", "auto"), tmp_path):
         pass
 
 

@@ -20,7 +20,7 @@ from zerodrift.core.task import Scorer
 from zerodrift.core.version import WeightVersion
 from zerodrift.faults.registry import resolve
 from zerodrift.faults.sampling import BiasedTokens, _fixed
-from zerodrift.records.dump import Reading
+from zerodrift.records.dump import DumpReader
 from zerodrift.records.verdict import Outcome
 
 SPEC = "testbed:qwen3"
@@ -66,7 +66,7 @@ def judge(reference: ReferenceBackend, tmp_path: Path) -> Judge:
         path = tmp_path / "dump.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         how = {name: options.pop(name) for name in ("skip_bad", "default", "given") if name in options}
-        read = Reading(**how).read(path)
+        read = DumpReader(**how).read(path)
         values = {"dump": read, "reference": reference, "precision": Precision.FP32, **options}
         return Blame(**values).run()
 

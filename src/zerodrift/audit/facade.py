@@ -22,21 +22,22 @@ import numpy as np
 
 from zerodrift import models
 from zerodrift.audit import baseline as recording
-from zerodrift.audit.floor import ROUNDED_IN, measure_floor, some_of
+from zerodrift.audit.floor import measure_floor, some_of
 from zerodrift.audit.measure import Observed, measure
 from zerodrift.audit.observe import BATCH
 from zerodrift.audit.plan import parity_requests
-from zerodrift.audit.probes.parity import LEAST_TOKENS, gates_for
 from zerodrift.audit.prompts import tokenise
 from zerodrift.audit.session import precision_of
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.backends.registry import IN_PROCESS, Served, open_engine
+from zerodrift.backends.registry import IN_PROCESS, ServedModel, open_engine
 from zerodrift.config.engine import EngineConfig
 from zerodrift.config.precision import PROFILES, Precision
 from zerodrift.core import require
 from zerodrift.core.errors import BadAnswer, DigestMismatch, InvalidValue
 from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.drift.floor import ROUNDED_IN
+from zerodrift.drift.gates import LEAST_TOKENS, gates_for
 from zerodrift.records.baseline import BaselineHeader, BaselineRow, read_finished
 
 AnyPrompt = str | Sequence[int] | Prompt
@@ -173,7 +174,7 @@ class EquivalenceValidator:
             model = str(self.reference.spec)
             if config.name not in IN_PROCESS and config.url is None and model.startswith("testbed:"):
                 model = str(models.materialise(model, folder / "model"))
-            engine = held.enter_context(open_engine(config, Served(model, "auto"), folder))
+            engine = held.enter_context(open_engine(config, ServedModel(model, "auto"), folder))
             self._held = held.pop_all()
         return engine
 

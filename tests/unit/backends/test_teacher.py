@@ -72,8 +72,8 @@ def test_logits_come_a_few_rows_at_a_time(
     head = reference.model.get_output_embeddings()
     sizes: list[int] = []
     watch = head.register_forward_hook(lambda _, __, logits: sizes.append(logits.numel() // 512))
-    monkeypatch.setattr(teaching, "PIECE_BYTES", 5 * 512 * 8)
-    pieces = list(teacher.pieces(sequences, starts))
+    monkeypatch.setattr(teaching, "ROWS_BYTES", 5 * 512 * 8)
+    pieces = list(teacher.logit_rows(sequences, starts))
     watch.remove()
     assert max(sizes) <= 5
     rows = [[piece for piece in pieces if piece.sequence == index] for index in range(3)]
