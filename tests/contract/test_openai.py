@@ -136,16 +136,13 @@ Connect = Callable[..., OpenAIBackend]
 
 
 @pytest.fixture
-def connect(server: LlamaCpp) -> Iterator[Connect]:
-    with contextlib.ExitStack() as stack:
+def connect(server: LlamaCpp, closing: Callable[[Any], Any]) -> Connect:
+    def connect(**options: Any) -> OpenAIBackend:
+        backend: OpenAIBackend = closing(OpenAIBackend(server.url, LLAMA_CPP, **options))
+        server.calls.clear()
+        return backend
 
-        def connect(**options: Any) -> OpenAIBackend:
-            backend = OpenAIBackend(server.url, LLAMA_CPP, **options)
-            stack.enter_context(contextlib.closing(backend))
-            server.calls.clear()
-            return backend
-
-        yield connect
+    return connect
 
 
 # What the server can do

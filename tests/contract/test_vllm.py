@@ -199,16 +199,13 @@ def server(loopback):
 
 
 @pytest.fixture
-def connect(server):
-    with contextlib.ExitStack() as stack:
+def connect(server, closing):
+    def connect(**options):
+        backend = closing(VllmBackend(server.url, **options))
+        server.calls.clear()
+        return backend
 
-        def connect(**options):
-            backend = VllmBackend(server.url, **options)
-            stack.enter_context(contextlib.closing(backend))
-            server.calls.clear()
-            return backend
-
-        yield connect
+    return connect
 
 
 # What the server can do
