@@ -16,16 +16,17 @@ import msgspec
 import numpy as np
 from scipy import stats
 
+from zerodrift.audit.decide import Circumstances, decide
 from zerodrift.audit.floor import measure_floor, some_of
 from zerodrift.audit.measure import Observed, measure, tabulate
 from zerodrift.audit.plan import parity_requests
-from zerodrift.audit.probes.parity import fidelity, gates_for, parity
+from zerodrift.audit.probes.parity import parity, samples
 from zerodrift.audit.prompts import generated
-from zerodrift.audit.verdict import conclude
 from zerodrift.backends.exact import ExactBackend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import PROFILES, Precision
 from zerodrift.core.request import SamplingParams
+from zerodrift.drift.gates import gates_for
 from zerodrift.records.codec import LineWriter, read_lines
 from zerodrift.records.verdict import Outcome
 
@@ -92,11 +93,12 @@ def tally(model: str, first_seed: int, runs: int) -> Tally:
     p_values: dict[str, list[float]] = {name: [] for name in TESTS}
     for run in range(runs):
         table = tabulate(measured[run * TRIALS : (run + 1) * TRIALS], floor)
-        samples = fidelity(table)
-        verdicts.append(conclude([parity(table, gates, np.random.default_rng(run)), samples], ()).verdict)
+        drawn = samples(table, greedy=False)
+        numbers = parity(table, gates, np.random.default_rng(run))
+        verdicts.append(decide([numbers, drawn], (), Circumstances()).verdict)
         for name, key in TESTS.items():
-            if key in samples.record.evidence:
-                p_values[name].append(float(samples.record.evidence[key]))
+            if key in drawn.record.evidence:
+                p_values[name].append(float(drawn.record.evidence[key]))
     return Tally(
         model=model,
         first_seed=first_seed,

@@ -21,7 +21,7 @@ import numpy as np
 from matrix import ROOT, SAMPLES_ONLY, SAMPLING, SMOLLM2, longest_prompt
 
 from zerodrift import models
-from zerodrift.audit.floor import Floor, measure_floor, some_of
+from zerodrift.audit.floor import measure_floor, some_of
 from zerodrift.audit.measure import Measurement, Observed, measure, tabulate
 from zerodrift.audit.observe import observe
 from zerodrift.audit.plan import parity_requests
@@ -34,6 +34,7 @@ from zerodrift.config.model import Device
 from zerodrift.config.precision import PROFILES, Precision
 from zerodrift.core.cause import Layer
 from zerodrift.core.errors import CapabilityMissing, InvalidValue
+from zerodrift.drift.floor import Floor
 from zerodrift.faults.fault import Fault, Need
 from zerodrift.faults.registry import FAULTS
 from zerodrift.faults.sampling import write_model_with_defaults

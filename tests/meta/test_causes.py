@@ -11,8 +11,8 @@ from zerodrift.core.cause import ANY_ENGINE, CAUSES, Cause, Layer
 def test_a_cause_is_complete(cause: Cause) -> None:
     assert cause.layer in Layer
     assert re.fullmatch(r"unexplained|[a-z]+/[a-z-]+", cause.name)
-    assert cause.says[0].isupper()
-    assert cause.says.endswith(".")
+    assert cause.message[0].isupper()
+    assert cause.message.endswith(".")
     assert cause.fixes[ANY_ENGINE]
     assert cause.fix("an engine that nobody knows") == cause.fixes[ANY_ENGINE]
     assert all(fix == fix.strip() and not fix.endswith(".") for fix in cause.fixes.values())
@@ -42,7 +42,7 @@ def test_the_vocabulary_is_closed() -> None:
 
 def test_names_are_keys_and_sentences_differ() -> None:
     assert all(name == cause.name for name, cause in CAUSES.items())
-    assert len({cause.says for cause in CAUSES.values()}) == len(CAUSES)
+    assert len({cause.message for cause in CAUSES.values()}) == len(CAUSES)
 
 
 def test_only_the_unexplained_has_no_layer() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import zerodrift
-from zerodrift.audit.counterfactual.account import Account
+from zerodrift.audit.counterfactual.explanation import Explanation
 from zerodrift.backends.dialects.facts import Dialect, Facts, Numbers, Scoring, Tokenizer, Updating
 from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
 from zerodrift.backends.dialects.sglang import SGLANG
@@ -34,7 +34,7 @@ FINGERPRINT = EngineFingerprint(engine="x", semantic={"a": "1"}, numeric={}, dep
 IDENTITY = Identity(kind=LogprobKind.PROCESSED, fingerprint="f", numeric={"isa": "avx2"})
 # How each struct with a mapping is built, the mappings plain dicts.
 EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
-    Account: lambda: Account(sampling={"top_p": 0.9}, bias={1: 1.0}),
+    Explanation: lambda: Explanation(sampling={"top_p": 0.9}, bias={1: 1.0}),
     Cause: lambda: Cause("path/rope", "Positions.", {"*": "fix"}),
     Dialect: lambda: LLAMA_CPP,
     EngineConfig: lambda: EngineConfig(env={"A": "1"}),

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from zerodrift.stats.intervals import bootstrap_mean, clopper_pearson
+from zerodrift.stats.intervals import bootstrap_mean
 from zerodrift.stats.martingale import sampling_fidelity
-from zerodrift.stats.twosample import energy_distance, kolmogorov_smirnov, mean_difference
+from zerodrift.stats.twosample import energy_distance, mean_difference
 
 steady = settings(deadline=None, max_examples=40)
 values = hnp.arrays(np.float64, st.integers(2, 25), elements=st.floats(-100, 100))
@@ -31,30 +31,13 @@ def test_bootstrap_intervals_move_and_stretch_with_the_values(
 
 
 @steady
-@given(st.integers(1, 500), st.data(), st.floats(0.01, 0.99))
-def test_clopper_pearson_holds_its_estimate_mirrors_and_widens(
-    trials: int, data: st.DataObject, confidence: float
-) -> None:
-    successes = data.draw(st.integers(0, trials))
-    found, mirrored = (
-        clopper_pearson(count, trials, confidence=confidence) for count in (successes, trials - successes)
-    )
-    assert 0 <= found.low <= found.estimate <= found.high <= 1
-    np.testing.assert_allclose((found.low, found.high), (1 - mirrored.high, 1 - mirrored.low), atol=1e-9)
-    wider = clopper_pearson(successes, trials, confidence=(1 + confidence) / 2)
-    assert wider.low <= found.low
-    assert found.high <= wider.high
-
-
-@steady
 @given(values, values, st.integers(0, 2**32))
 def test_two_sample_tests_are_symmetric_and_their_p_values_are_probabilities(
     first: np.ndarray, second: np.ndarray, seed: int
 ) -> None:
     def all_tests(x: np.ndarray, y: np.ndarray) -> list[tuple[float, float]]:
         generator = np.random.default_rng(seed)
-        found = [kolmogorov_smirnov(x, y)]
-        found += [test(x, y, generator, permutations=99) for test in (energy_distance, mean_difference)]
+        found = [test(x, y, generator, permutations=99) for test in (energy_distance, mean_difference)]
         return [(abs(one.statistic), one.p_value) for one in found]
 
     forward, backward = all_tests(first, second), all_tests(second, first)
@@ -70,7 +53,6 @@ def test_p_values_of_two_sample_tests_are_uniform_under_the_null() -> None:
     for _ in range(300):
         x, y = generator.normal(size=40), generator.normal(size=30)
         for one in (
-            kolmogorov_smirnov(x, y),
             energy_distance(x, y, generator, permutations=199),
             mean_difference(x, y, generator, permutations=199),
         ):

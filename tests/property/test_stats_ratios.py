@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from zerodrift.stats import ratios
-from zerodrift.stats.sequences import ids_of, sequence_sums
+from zerodrift.stats.sequences import sequence_sums
 
 steady = settings(deadline=None, max_examples=60)
 log_ratios = hnp.arrays(np.float64, st.integers(1, 40), elements=st.floats(-200, 200))
@@ -31,7 +31,7 @@ def test_equal_ratios_lose_nothing(level: float, count: int) -> None:
 @steady
 @given(hnp.arrays(np.float64, st.integers(1, 40), elements=st.floats(-20, 20)))
 def test_ess_is_the_plain_formula_where_that_can_be_computed(r: np.ndarray) -> None:
-    rho = ratios.importance_ratios(r)
+    rho = np.exp(r)
     np.testing.assert_allclose(ratios.token_ess(r), rho.sum() ** 2 / (rho.size * (rho**2).sum()), rtol=1e-9)
     assert ratios.sequence_ess(r, np.arange(r.size)) == ratios.token_ess(r)
 
@@ -39,15 +39,12 @@ def test_ess_is_the_plain_formula_where_that_can_be_computed(r: np.ndarray) -> N
 @steady
 @given(lengths, st.randoms(use_true_random=False))
 def test_sequence_ratios_do_not_depend_on_how_tokens_are_laid_out(sizes: list[int], random: object) -> None:
-    ids = ids_of(sizes)
+    ids = np.repeat(np.arange(len(sizes)), sizes)
     r = np.linspace(-2, 3, ids.size)
     order = np.arange(ids.size)
     random.shuffle(order)  # type: ignore[attr-defined]
     expected = [r[ids == sequence].sum() for sequence in range(len(sizes))]
     np.testing.assert_allclose(ratios.log_product_ratios(r[order], ids[order]), expected, atol=1e-12)
-    np.testing.assert_allclose(ratios.product_ratios(r[order], ids[order]), np.exp(expected))
-    geometric = ratios.geometric_mean_ratios(r[order], ids[order])
-    np.testing.assert_allclose(geometric, np.exp(np.array(expected) / sizes))
     assert sequence_sums(np.ones(ids.size), ids).tolist() == sizes
 
 

@@ -14,13 +14,12 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from zerodrift.audit import verdict as judging
 from zerodrift.audit.counterfactual.binding import find_misbound
-from zerodrift.audit.counterfactual.kinship import find_unrelated
+from zerodrift.audit.counterfactual.same_model import find_unrelated
 from zerodrift.audit.diagnose import Suspect, diagnose
-from zerodrift.audit.floor import ROUNDED_IN, Floor, Passage, measure_floor, some_of
-from zerodrift.audit.measure import Floats, Measurement, TokenTable, measure, tabulate
-from zerodrift.audit.probes.parity import LEAST_TOKENS, Gates, gates_for
+from zerodrift.audit.explain import attributed, by_samples_alone
+from zerodrift.audit.floor import Passage, measure_floor, some_of
+from zerodrift.audit.measure import Measurement, measure, tabulate
 from zerodrift.audit.probes.result import ProbeResult, found
 from zerodrift.audit.progress import Progress, Silent
 from zerodrift.audit.recorded.conclude import conclude, side_in_words, since_in_words
@@ -32,19 +31,25 @@ from zerodrift.audit.recorded.reading import (
     with_doubt,
 )
 from zerodrift.audit.recorded.sides import Side, Sides, agree, judge_numbers, judge_samples, with_trainer
-from zerodrift.audit.recorded.timeline import Selection, Timeline, observer, timeline
+from zerodrift.audit.recorded.timeline import Selection, observer, timeline
 from zerodrift.audit.recorded.trainer import as_trainer, trainer_causes
 from zerodrift.audit.recorded.weights import Suspected, compare_weights
-from zerodrift.audit.shape import describe, shape
+from zerodrift.audit.run import verdict_record
 from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.config.precision import PROFILES, Precision
+from zerodrift.drift.floor import ROUNDED_IN, Floor
+from zerodrift.drift.gates import LEAST_TOKENS, Gates, gates_for
+from zerodrift.drift.shape import describe, shape
+from zerodrift.drift.strata import Timeline
+from zerodrift.drift.tokens import TokenTable
 from zerodrift.records import directory as files
 from zerodrift.records.codec import write_atomically
 from zerodrift.records.dump import Dump
 from zerodrift.records.recorded import JudgedRollout, RecordedRollout
 from zerodrift.records.tokens import write_tokens
-from zerodrift.records.verdict import CauseFound, VerdictRecord
+from zerodrift.records.verdict import CauseFound, FoundBy, Probe, VerdictRecord
+from zerodrift.stats.arrays import Floats
 
 JUDGED = "judged.jsonl"
 """Beside the files of every run: which line of the dump each sequence is, and how far it is off."""
@@ -107,9 +112,9 @@ class Blame:
         table, order = tabulate(measurements, floor), timeline(rollouts)
         trained = with_trainer(table, rollouts)
         sides = Sides(
-            judge_numbers("parity", table, order, gates, rng),
+            judge_numbers(Probe.PARITY, table, order, gates, rng),
             judge_samples(table, order, rollouts),
-            None if trained is None else judge_numbers("trainer", trained, order, gates, rng),
+            None if trained is None else judge_numbers(Probe.TRAINER, trained, order, gates, rng),
         )
         both = sides.guilty.keys() >= {"engine", "trainer"}
         same_numbers = both and trained is not None and agree(table, trained, gates)
@@ -117,7 +122,7 @@ class Blame:
         case = _Case(self, rollouts, measurements, order, floor, gates)
         known = case.causes(sides, rng, same_numbers=same_numbers)
         results = [
-            dump_probe(self.dump, rollouts, self.selection.says, self.engine),
+            dump_probe(self.dump, rollouts, self.selection.message, self.engine),
             parameters_probe(rollouts),
             *sides.results,
             *known.results,
@@ -126,7 +131,15 @@ class Blame:
             sides, results, known.causes, same_numbers=same_numbers, silent=unstated(rollouts)
         )
         return Blamed(
-            self._record(conclusion, results, floor, gates, rollouts),
+            verdict_record(
+                conclusion,
+                fingerprint_of(self.dump, rollouts, self.engine),
+                self.reference,
+                self.precision,
+                floor,
+                gates,
+                reproduce=self.reproduce,
+            ),
             table,
             _judged(rollouts, measurements, known.previous),
             side_in_words(conclusion.guilty, sides),
@@ -144,34 +157,6 @@ class Blame:
         )
         return measurements, measure_floor(self.reference.model, passages, ROUNDED_IN[self.precision])
 
-    def _record(
-        self,
-        conclusion: judging.Conclusion,
-        results: Sequence[ProbeResult],
-        floor: Floor,
-        gates: Gates,
-        rollouts: Sequence[RecordedRollout],
-    ) -> VerdictRecord:
-        probes = tuple(result.record for result in results)
-        evidence = {probe.name: probe.evidence for probe in probes}
-        return VerdictRecord(
-            verdict=conclusion.verdict,
-            guilty=conclusion.guilty,
-            says=conclusion.says,
-            engine=fingerprint_of(self.dump, rollouts, self.engine),
-            reference=self.reference.fingerprint(),
-            model=str(self.reference.spec),
-            precision=self.precision.value,
-            floor={"mean": floor.mean, "p90": floor.p90, "variants": floor.num_variants},
-            metrics={
-                key: float(value) for key, value in evidence["parity"].items() if not isinstance(value, str)
-            },
-            gates=gates._asdict(),
-            causes=conclusion.causes,
-            probes=probes,
-            reproduce=self.reproduce,
-        )
-
 
 class _Case(NamedTuple):
     """The search for what made the bad steps bad."""
@@ -188,7 +173,7 @@ class _Case(NamedTuple):
         guilty, known = sides.guilty, Found()
         for name in guilty.keys() & {"engine", "sampler"}:
             known = self._engine(guilty[name], rng)
-            alone = judging.by_samples_alone(sides.samples.overall, self.blame.engine)
+            alone = by_samples_alone(sides.samples.overall, self.blame.engine)
             known = known._replace(causes=known.causes or alone)
         if "trainer" in guilty and not same_numbers:
             known = known._replace(causes=_joined(known.causes, self._trainer(guilty["trainer"], rng)))
@@ -201,17 +186,19 @@ class _Case(NamedTuple):
             return older
         chosen = [self.measurements[i] for i in members]
         if (swap := find_misbound(self.blame.reference.teacher, chosen, self.gates)) is not None:
-            says = f"{swap} (requests are numbered from 0 over the {len(chosen)} rollouts of the bad steps)"
-            causes = (found("semantic/misbound-output", self.blame.engine, "attribution", says),)
+            message = (
+                f"{swap} (requests are numbered from 0 over the {len(chosen)} rollouts of the bad steps)"
+            )
+            causes = (found("semantic/misbound-output", self.blame.engine, FoundBy.VALUE, message),)
             return older._replace(causes=causes)
         attribution = diagnose(self._suspect, chosen, self.floor, self.gates, rng)
         if not attribution.explained_to_floor and (unrelated := self._unrelated(chosen)) is not None:
-            causes = (found(judging.OTHER_MODEL, self.blame.engine, "attribution", unrelated),)
+            causes = (found("weights/other-model", self.blame.engine, FoundBy.VALUE, unrelated),)
             return older._replace(causes=causes)
         told = describe(shape(tabulate(chosen, self.floor)))
         if self.blame.previous is None:
             told += "; whether these are older weights, --previous CHECKPOINT tells"
-        return older._replace(causes=judging.attributed(attribution, self.blame.engine, told))
+        return older._replace(causes=attributed(attribution, self.blame.engine, told))
 
     def _unrelated(self, chosen: Sequence[Measurement]) -> str | None:
         """Why these are the tokens of another model; a few bad steps may hold too few to tell."""

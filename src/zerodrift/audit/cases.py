@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerodrift.audit.counterfactual.evaluate import Case
-from zerodrift.audit.floor import Floor
-from zerodrift.audit.measure import Floats, Measurement
-from zerodrift.audit.probes.parity import Gates
+from zerodrift.audit.counterfactual.evaluate import Window
+from zerodrift.audit.measure import Measurement
 from zerodrift.core.completion import FinishReason
+from zerodrift.drift.floor import Floor
+from zerodrift.drift.gates import Gates
+from zerodrift.stats.arrays import Floats
 from zerodrift.stats.intervals import FEWEST_SEQUENCES
 
 WORST_SHARE = 3
@@ -24,7 +25,7 @@ carry the interval."""
 WILD = 50.0
 
 
-class _Window(NamedTuple):
+class _Span(NamedTuple):
     """Tokens `begin` up to `end` of the output of one sequence."""
 
     sequence: int
@@ -38,7 +39,7 @@ class _Window(NamedTuple):
 
 def choose_cases(
     measurements: Sequence[Measurement], floor: Floor, gates: Gates, budget: int, rng: np.random.Generator
-) -> list[Case]:
+) -> list[Window]:
     """Windows of about `budget` tokens in all, so narrow that twenty sequences chosen by chance fit; the worst first."""
     whole = [_case(item, floor, gates) for item in measurements]
     sizes = [_sizes(item, case) for item, case in zip(measurements, whole, strict=True)]
@@ -46,7 +47,7 @@ def choose_cases(
     widest = max(1, (budget - for_worst) // min(FEWEST_SEQUENCES, len(whole)))
     windows = [_windows(number, len(case.output), widest) for number, case in enumerate(whole)]
 
-    def badness(window: _Window) -> float:
+    def badness(window: _Span) -> float:
         return float(sizes[window.sequence][window.begin : window.end].mean())
 
     worst = sorted((max(parts, key=badness) for parts in windows), key=badness, reverse=True)
@@ -63,12 +64,12 @@ def choose_cases(
     ]
 
 
-def _case(item: Measurement, floor: Floor, gates: Gates) -> Case:
+def _case(item: Measurement, floor: Floor, gates: Gates) -> Window:
     completion = item.observed.completion
-    sigma = floor.sigma(np.maximum(item.contracted, -100.0))
+    sigma = floor.sigma(item.contracted)
     # Below a third of the gate nothing needs a cause; without this, fp32 rounding of another framework would.
     sigma = np.hypot(sigma, gates.mean / 3)
-    return Case(
+    return Window(
         completion.prompt_token_ids,
         completion.token_ids,
         item.observed.requested,
@@ -78,21 +79,21 @@ def _case(item: Measurement, floor: Floor, gates: Gates) -> Case:
     )
 
 
-def _sizes(item: Measurement, case: Case) -> Floats:
+def _sizes(item: Measurement, case: Window) -> Floats:
     """|Δ| in units of σ, with wild tokens counted as fifty."""
     return np.minimum(np.abs(item.delta) / case.sigma, WILD)
 
 
-def _windows(sequence: int, length: int, widest: int) -> list[_Window]:
+def _windows(sequence: int, length: int, widest: int) -> list[_Span]:
     """The output in parts of nearly equal width: every token is in one, so that chance prefers none."""
     count = -(-length // widest)
     edges = [length * part // count for part in range(count + 1)]
-    return [_Window(sequence, edges[part], edges[part + 1]) for part in range(count)]
+    return [_Span(sequence, edges[part], edges[part + 1]) for part in range(count)]
 
 
-def _fill(order: Iterable[_Window], budget: int, free: Iterable[_Window] = ()) -> list[_Window]:
+def _fill(order: Iterable[_Span], budget: int, free: Iterable[_Span] = ()) -> list[_Span]:
     """From the first on until the budget is spent, which the last may overdraw; what is `free` costs nothing more."""
-    known, chosen = set(free), list[_Window]()
+    known, chosen = set(free), list[_Span]()
     for window in order:
         if budget <= 0:
             break
@@ -101,7 +102,7 @@ def _fill(order: Iterable[_Window], budget: int, free: Iterable[_Window] = ()) -
     return chosen
 
 
-def _cut(case: Case, window: _Window, *, at_random: bool) -> Case:
+def _cut(case: Window, window: _Span, *, at_random: bool) -> Window:
     judged = slice(window.begin, window.end)
     return case._replace(
         output=case.output[: window.end],

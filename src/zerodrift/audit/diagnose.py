@@ -14,17 +14,18 @@ import torch
 
 from zerodrift.audit.attribute import Attribution, Costs, attribute
 from zerodrift.audit.cases import choose_cases
-from zerodrift.audit.counterfactual.account import VANILLA, Account, Hypothesis
 from zerodrift.audit.counterfactual.bias import bias_hypotheses
 from zerodrift.audit.counterfactual.context import PromptEdit, context_hypotheses, prompt_edits
-from zerodrift.audit.counterfactual.evaluate import Case, Evaluator
+from zerodrift.audit.counterfactual.evaluate import Evaluator, Window
+from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis
 from zerodrift.audit.counterfactual.path import ROUNDINGS, Paths, path_hypotheses, vanilla_forward
-from zerodrift.audit.counterfactual.position import Scouts, onset, position_hypotheses
+from zerodrift.audit.counterfactual.position import FitCost, first_off, position_hypotheses
 from zerodrift.audit.counterfactual.semantic import Expected, hidden_hypotheses, told_hypotheses
-from zerodrift.audit.floor import ROUGHLY, Floor, Passage, measure_floor
+from zerodrift.audit.floor import ROUGHLY, Passage, measure_floor
 from zerodrift.audit.measure import Measurement
-from zerodrift.audit.probes.parity import Gates
 from zerodrift.backends import variants
+from zerodrift.drift.floor import Floor
+from zerodrift.drift.gates import Gates
 from zerodrift.models.model_facts import ModelFacts
 
 ROW_BYTES = 96 * 2**20
@@ -34,15 +35,15 @@ FEW_TOKENS = 240
 """Enough for a path: a wrong rotary base gains ten nats a token."""
 ROUNDING_CASES = 2
 ROUNDING_TOKENS = 32
-LOOKOUTS = 2
+FIT_WINDOWS = 2
 """Values of positions are fitted on so many sequences, …"""
-SCOUTS = 3
+SCREEN_WINDOWS = 3
 """… every prompt and path is tried on so many first, …"""
-MEANING_SCOUTS = 8
+SEMANTIC_SCREEN = 8
 """… every meaning on so many, because a parameter that acts on few tokens must be seen, …"""
 SHORTLIST = 4
 """… and so many of the best go on: of eighty candidates, few are worth their price on every case."""
-REFEREES = 10
+REFEREE_WINDOWS = 10
 """What needs a forward of its own goes on to so many of the worst sequences first, …"""
 FINALISTS = 2
 """… and so many of those to all, of which most are there for the interval."""
@@ -74,8 +75,10 @@ def diagnose(
     width = model.config.vocab_size * torch.float32.itemsize
     many = choose_cases(measurements, floor, gates, min(MOST_TOKENS, max(200, ROW_BYTES // width)), rng)
     as_is = partial(Evaluator, forwards={VANILLA: vanilla_forward(model)}, stop_ids=facts.eos_token_ids)
-    meaning = Meaning(Costs(as_is(many)), Costs(as_is(many[:MEANING_SCOUTS])), facts.generation_defaults)
-    attribution = attribute(meaning.costs, meaning.propose, rng)
+    semantic = SemanticProposals(
+        Costs(as_is(many)), Costs(as_is(many[:SEMANTIC_SCREEN])), facts.generation_defaults
+    )
+    attribution = attribute(semantic.costs, semantic.propose, rng)
     if attribution.explained_to_floor:
         return attribution
     few = choose_cases(measurements, floor, gates, FEW_TOKENS, rng)
@@ -92,95 +95,100 @@ def diagnose(
         },
     )
     everything = Costs(evaluator(few))
-    scouts = quickest(everything)
-    elsewhere = Elsewhere(
+    screen = quickest(everything)
+    by_forward = ForwardProposals(
         everything,
-        Costs(evaluator(few[:REFEREES])),
-        Costs(evaluator(scouts)),
-        Costs(evaluator(scouts[:LOOKOUTS])),
+        Costs(evaluator(few[:REFEREE_WINDOWS])),
+        Costs(evaluator(screen)),
+        Costs(evaluator(screen[:FIT_WINDOWS])),
         paths,
         edits,
     )
-    meaning = Meaning(everything, everything, facts.generation_defaults)
+    semantic = SemanticProposals(everything, everything, facts.generation_defaults)
 
-    def propose(account: Account) -> list[Hypothesis]:
+    def propose(explanation: Explanation) -> list[Hypothesis]:
         """Meanings, prompts and paths together, so that none is explained away by a poorer account of another."""
-        if everything.at_floor(account):
-            return meaning.propose(account)
-        return [*meaning.propose(account), *elsewhere.propose(account)]
+        if everything.at_floor(explanation):
+            return semantic.propose(explanation)
+        return [*semantic.propose(explanation), *by_forward.propose(explanation)]
 
     return attribute(everything, propose, rng)
 
 
-class Meaning(NamedTuple):
+class SemanticProposals(NamedTuple):
     """Proposes what needs no other forward: told where Δ is off, hidden where only the samples are."""
 
     costs: Costs
-    scouts: Costs
+    screen: Costs
     defaults: Mapping[str, float]
 
-    def propose(self, account: Account) -> list[Hypothesis]:
+    def propose(self, explanation: Explanation) -> list[Hypothesis]:
         """Changes of meaning that may be worth their price."""
         costs = self.costs
         expected = Expected(costs.evaluator.cases[0].requested.temperature, self.defaults)
-        if costs.at_floor(account):
+        if costs.at_floor(explanation):
             # Samples say little about each token: what they do say takes all of them.
-            return list(hidden_hypotheses(account, costs.total, expected))
+            return list(hidden_hypotheses(explanation, costs.total, expected))
         return [
-            *shortlist(self.scouts, list(told_hypotheses(account, self.scouts.total, expected))),
-            *bias_hypotheses(account, costs.residual, costs.evaluator.tokens, costs.total),
+            *shortlist(self.screen, list(told_hypotheses(explanation, self.screen.total, expected))),
+            *bias_hypotheses(explanation, costs.residual, costs.evaluator.tokens, costs.total),
         ]
 
 
-class Elsewhere(NamedTuple):
+class ForwardProposals(NamedTuple):
     """Proposes what needs another forward: other prompts, other paths, other positions."""
 
     costs: Costs
-    referees: Costs
-    scouts: Costs
-    lookouts: Costs
+    referee: Costs
+    screen: Costs
+    fit: Costs
     paths: Paths
     edits: Mapping[str, PromptEdit]
 
-    def propose(self, account: Account) -> list[Hypothesis]:
+    def propose(self, explanation: Explanation) -> list[Hypothesis]:
         """The best on ever more sequences."""
-        lookouts, seen = self.lookouts, self.costs
-        begins = onset(seen.sigmas(account) > CERTAINLY_OFF, seen.evaluator.positions(account.context))
-        scouts = Scouts(lookouts.total, lookouts.residual, lookouts.at_floor)
-        fitted = list(position_hypotheses(account, self.paths, scouts, begins))
-        if fitted and lookouts.at_floor(fitted[-1].account):
+        fit, seen = self.fit, self.costs
+        begins = first_off(
+            seen.sigmas(explanation) > CERTAINLY_OFF, seen.evaluator.positions(explanation.context)
+        )
+        screen = FitCost(fit.total, fit.residual, fit.at_floor)
+        fitted = list(position_hypotheses(explanation, self.paths, screen, begins))
+        if fitted and fit.at_floor(fitted[-1].explanation):
             # Every number of two windows that were off throughout: no other forward could do better.
             return fitted[-1:]
         candidates = [
-            *context_hypotheses(account, self.edits),
-            *path_hypotheses(account, self.paths.grid),
+            *context_hypotheses(explanation, self.edits),
+            *path_hypotheses(explanation, self.paths.grid),
             *fitted,
         ]
-        best = shortlist(self.scouts, candidates)
+        best = shortlist(self.screen, candidates)
         # Rounding costs no forward, and must not take the place of a path: it may yet turn out to be none.
-        by_size = [each for each in best if each.account.rounding != account.rounding]
+        by_size = [each for each in best if each.explanation.rounding != explanation.rounding]
         by_value = [each for each in best if each not in by_size]
-        return [*by_size, *shortlist(self.referees, by_value, FINALISTS)]
+        return [*by_size, *shortlist(self.referee, by_value, FINALISTS)]
 
 
-def quickest(costs: Costs) -> Sequence[Case]:
-    """Of the worst cases the shortest that are off throughout, for scouting.
+def quickest(costs: Costs) -> Sequence[Window]:
+    """Of the worst cases the shortest that are off throughout, for fits.
 
-    Scouts are asked for a hundred forwards, and where positions are high predictions turn too fast with them for a fit to
+    A fit asks for a hundred forwards, and where positions are high predictions turn too fast with them for a fit to
     see its value from afar.
     """
-    cases = costs.evaluator.cases[:REFEREES]
-    sigmas, ids = costs.sigmas(Account()), costs.evaluator.case_ids
+    cases = costs.evaluator.cases[:REFEREE_WINDOWS]
+    sigmas, ids = costs.sigmas(Explanation()), costs.evaluator.case_ids
     off = [case for number, case in enumerate(cases) if np.median(sigmas[ids == number]) > CERTAINLY_OFF]
-    return sorted(off, key=lambda case: len(case.prompt) + len(case.output))[:SCOUTS] or cases[:SCOUTS]
+    return (
+        sorted(off, key=lambda case: len(case.prompt) + len(case.output))[:SCREEN_WINDOWS]
+        or cases[:SCREEN_WINDOWS]
+    )
 
 
-def shortlist(scouts: Costs, hypotheses: Sequence[Hypothesis], count: int = SHORTLIST) -> list[Hypothesis]:
-    """The hypotheses that explain the scouts best."""
-    return sorted(hypotheses, key=lambda hypothesis: scouts.total(hypothesis.account))[:count]
+def shortlist(screen: Costs, hypotheses: Sequence[Hypothesis], count: int = SHORTLIST) -> list[Hypothesis]:
+    """The hypotheses that explain these windows best."""
+    return sorted(hypotheses, key=lambda hypothesis: screen.total(hypothesis.explanation))[:count]
 
 
-def _coarse_floor(model: Any, cases: Sequence[Case], dtype: str) -> Callable[[], Floor]:
+def _coarse_floor(model: Any, cases: Sequence[Window], dtype: str) -> Callable[[], Floor]:
     """The floor in `dtype`, measured on a few cases when it is first asked for."""
     # Wider than the windows: a scale for each of 8 sizes of log p, from 16 tokens, would be noise.
     longest = sorted(cases, key=lambda case: len(case.output), reverse=True)[:ROUNDING_CASES]
@@ -191,6 +199,6 @@ def _coarse_floor(model: Any, cases: Sequence[Case], dtype: str) -> Callable[[],
     return cache(lambda: measure_floor(model, passages, dtype, ROUGHLY))
 
 
-def _rounding(floor: Callable[[], Floor], cases: Sequence[Case]) -> np.ndarray:
+def _rounding(floor: Callable[[], Floor], cases: Sequence[Window]) -> np.ndarray:
     """Rounding scale of every token."""
-    return floor().sigma(np.concatenate([np.maximum(case.reported, -100.0) for case in cases]))
+    return floor().sigma(np.concatenate([case.reported for case in cases]))

@@ -22,11 +22,10 @@ import numpy as np
 
 from zerodrift import models
 from zerodrift.audit import baseline as recording
-from zerodrift.audit.floor import ROUNDED_IN, measure_floor, some_of
+from zerodrift.audit.floor import measure_floor, some_of
 from zerodrift.audit.measure import Observed, measure
 from zerodrift.audit.observe import BATCH
 from zerodrift.audit.plan import parity_requests
-from zerodrift.audit.probes.parity import LEAST_TOKENS, gates_for
 from zerodrift.audit.prompts import tokenise
 from zerodrift.audit.session import precision_of
 from zerodrift.backends.base import Backend
@@ -37,6 +36,8 @@ from zerodrift.config.precision import PROFILES, Precision
 from zerodrift.core import require
 from zerodrift.core.errors import BadAnswer, DigestMismatch, InvalidValue
 from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.drift.floor import ROUNDED_IN
+from zerodrift.drift.gates import LEAST_TOKENS, gates_for
 from zerodrift.records.baseline import BaselineHeader, BaselineRow, read_finished
 
 AnyPrompt = str | Sequence[int] | Prompt

@@ -7,24 +7,19 @@ run in the precision that the engine is expected to have; the spread around the 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from zerodrift.backends import variants
 from zerodrift.backends.teacher import Layout, Teacher
-from zerodrift.config.precision import Precision
 from zerodrift.core.errors import ConfigError
+from zerodrift.drift.floor import Floor
+from zerodrift.drift.strata import equal_groups
+from zerodrift.stats.arrays import Floats
 
-Floats = NDArray[np.float64]
 T = TypeVar("T")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-ROUNDED_IN = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP8: "bfloat16"}
-"""What the floor is measured in: fp8 rounds what is stored, and computes in bf16."""
-REPORT_EPSILON = 2.0**-24
-"""Engines report fp32 numbers; half a unit in the last place of a logprob near 1."""
 SHARE = 8
 """The floor is measured on one sequence in so many, eight variants each: one more scoring pass in all, or two where
 forwards are so small that their number counts."""
@@ -36,26 +31,6 @@ ROUGHLY = 4
 and take no more than a forward for each sequence."""
 BINS = 8
 """σ of a token that was not re-scored is read off a curve over log p with this many points."""
-
-
-class Floor(msgspec.Struct, frozen=True):
-    """The rounding floor: a summary, and a curve from log p to σ."""
-
-    precision: str
-    num_variants: int
-    num_tokens: int
-    mean: float
-    """Mean |deviation| of a variant from the reference."""
-    p90: float
-    edges: tuple[float, ...]
-    """log p at the points of the curve, ascending."""
-    sigmas: tuple[float, ...]
-
-    def sigma(self, logprobs: Floats) -> Floats:
-        """Rounding scale of tokens with these logprobs."""
-        curve = np.interp(logprobs, self.edges, self.sigmas)
-        result: Floats = np.hypot(curve, REPORT_EPSILON * np.maximum(1.0, np.abs(logprobs)))
-        return result
 
 
 class Passage(NamedTuple):
@@ -98,8 +73,7 @@ def measure_floor(
     teachers = equivalent_teachers(model, precision)[:most_variants]
     deviations = np.stack([_score(teacher, sequences) - exact for teacher in teachers])
     per_token = np.sqrt((deviations**2).mean(axis=0))
-    order = np.argsort(exact)
-    groups = np.array_split(order, min(BINS, len(order)))
+    groups = equal_groups(exact, BINS)
     return Floor(
         precision=precision,
         num_variants=len(teachers),

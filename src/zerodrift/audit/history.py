@@ -25,7 +25,7 @@ LEAST_PROMPTS = 20
 """Of fewer, the test is nobody's: that is where it was tried."""
 
 
-class History(NamedTuple):
+class RewardHistory(NamedTuple):
     """Earlier runs of one task, and where they were read."""
 
     path: Path
@@ -41,14 +41,14 @@ class History(NamedTuple):
                 )
 
 
-def open_history(path: Path) -> History:
+def open_history(path: Path) -> RewardHistory:
     """A file that `--record` wrote, or the directory of an earlier preflight."""
     if not path.is_dir():
-        return History(path, read_history(path))
+        return RewardHistory(path, read_history(path))
     rewards = read_preflight(path).rewards
     if rewards is None:
         raise RecordError(f"{path} is a preflight without rewards; name one whose configuration has a task")
-    return History(path, (rewards,))
+    return RewardHistory(path, (rewards,))
 
 
 def history_item(now: Rewards, runs: tuple[Rewards, ...], rewards: Status) -> Item:

@@ -5,23 +5,22 @@ reduced to a handful of numbers per token as they come, whatever the vocabulary:
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from zerodrift.audit.floor import Floor, Passage
+from zerodrift.audit.floor import Passage
 from zerodrift.backends.teacher import LogitRows, Teacher
 from zerodrift.core.completion import Completion
 from zerodrift.core.request import SamplingParams
+from zerodrift.drift.floor import Floor
+from zerodrift.drift.tokens import TokenTable
 from zerodrift.sampler.moments import surprise_moments
 from zerodrift.sampler.placement import place
 from zerodrift.sampler.processing import histories, processed_logprobs
-
-Floats = NDArray[np.float64]
+from zerodrift.stats.arrays import Floats
 
 CELLS = 2**20
 """Rows × vocabulary that are worked on at once. A step holds up to ten arrays of so many numbers: 80 MB in fp64, where
@@ -168,32 +167,6 @@ def _nearest(accounts: Sequence[torch.Tensor], told: Sequence[float]) -> torch.T
     return accounts_AT.gather(0, chosen_T[None])[0]
 
 
-@dataclass(frozen=True)
-class TokenTable:
-    """All tokens of all measurements, as columns."""
-
-    sequence: NDArray[np.int64]
-    index: NDArray[np.int64]
-    """Within the output."""
-    position: NDArray[np.int64]
-    """Within prompt and output."""
-    token: NDArray[np.int64]
-    reported: Floats
-    contracted: Floats
-    raw: Floats
-    entropy: Floats
-    variance: Floats
-    by_likelihood: Floats
-    by_id: Floats
-    sigma: Floats
-
-    @property
-    def delta(self) -> Floats:
-        """log π_trainer − log π_rollout."""
-        result: Floats = self.contracted - self.reported
-        return result
-
-
 def tabulate(measurements: Iterable[Measurement], floor: Floor) -> TokenTable:
     """Columns of every token, with the rounding scale that `floor` gives it. Those of `Measured` are not copied."""
     rows = measurements if isinstance(measurements, Measured) else list(measurements)
@@ -218,6 +191,5 @@ def tabulate(measurements: Iterable[Measurement], floor: Floor) -> TokenTable:
         variance=variance,
         by_likelihood=by_likelihood,
         by_id=by_id,
-        # An excluded token has contracted = −inf: its Δ is infinite, its rounding scale that of a rare token.
-        sigma=floor.sigma(np.maximum(contracted, -100.0)),
+        sigma=floor.sigma(contracted),
     )

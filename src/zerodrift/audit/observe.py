@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from zerodrift.audit.answers import generated
+from zerodrift.audit.checked_calls import generated
 from zerodrift.backends.base import Backend
 from zerodrift.core.completion import Answer, Problem
 from zerodrift.core.errors import BadAnswer, RecordError

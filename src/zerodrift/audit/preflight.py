@@ -14,7 +14,7 @@ import msgspec
 from zerodrift.audit import checklist
 from zerodrift.audit.checklist import Judged
 from zerodrift.audit.history import NAME as HISTORY
-from zerodrift.audit.history import History, history_item
+from zerodrift.audit.history import RewardHistory, history_item
 from zerodrift.audit.progress import Progress
 from zerodrift.audit.session import DEFAULT_MODEL, Session, Wrap
 from zerodrift.audit.tasks import open_task
@@ -55,9 +55,9 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path
     sync: bool = True
     resets_cache: bool = True
-    history: History | None = None
+    history: RewardHistory | None = None
     """Earlier runs to compare rewards with."""
-    recorded: History | None = None
+    recorded: RewardHistory | None = None
     """What the file holds to which this run's rewards are to be added: the same task's, or nothing."""
     wrap: Wrap | None = None
     """Plants a fault in the engine."""

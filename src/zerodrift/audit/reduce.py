@@ -18,7 +18,7 @@ FirstBad = Callable[[Requests], int | None]
 MOST_QUESTIONS = 40
 """Asked of the engine in all."""
 PLAIN = SamplingParams()
-SHAPING = (
+RESETTABLE = (
     "top_p",
     "top_k",
     "min_p",
@@ -105,7 +105,7 @@ def _cut_pieces_out_of_the_prompt(reduction: _Reduction) -> None:
 
 
 def _sample_plainly(reduction: _Reduction) -> None:
-    for name in SHAPING:
+    for name in RESETTABLE:
         plain = getattr(PLAIN, name)
         if getattr(reduction.requests[0].sampling, name) != plain:
             reduction.accepts_sampling(**{name: plain})

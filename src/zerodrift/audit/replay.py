@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerodrift.audit.answers import generated
+from zerodrift.audit.checked_calls import generated
 from zerodrift.audit.measure import Measurement, Observed, measure
 from zerodrift.audit.reduce import Requests
 from zerodrift.backends.base import Backend
@@ -41,8 +41,8 @@ class Replay(NamedTuple):
         """Send all of them together; judge the first."""
         answer = generated(self.engine, requests)[0]
         if answer.problems or not answer.completions:
-            says = answer.problems[0].message if answer.problems else "no sample came back"
-            return Replayed(None, 0, says)
+            message = answer.problems[0].message if answer.problems else "no sample came back"
+            return Replayed(None, 0, message)
         completion, request = answer.completions[0], requests[0]
         if completion.prompt_token_ids != request.prompt.token_ids:
             return Replayed(None, 0, "the engine shows another prompt than the one that was sent")

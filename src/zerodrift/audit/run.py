@@ -1,4 +1,4 @@
-"""The audit from first question to verdict: the ladder, in order, each rung once.
+"""The audit from first question to verdict: every probe, in order, each once.
 
 Everything that decides is elsewhere; this file says what happens when. An engine that dies or answers nonsense ends
 a probe, not the audit: what could not be judged is said so, and the run directory can be resumed.
@@ -11,35 +11,43 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from zerodrift.audit import verdict as judging
-from zerodrift.audit.again import Again
 from zerodrift.audit.counterfactual.binding import find_misbound
-from zerodrift.audit.counterfactual.kinship import find_unrelated
+from zerodrift.audit.counterfactual.same_model import find_unrelated
+from zerodrift.audit.decide import Circumstances, Decision, decide
 from zerodrift.audit.diagnose import Suspect, diagnose
-from zerodrift.audit.floor import ROUNDED_IN, Floor, measure_floor, some_of
-from zerodrift.audit.measure import Measurement, Observed, TokenTable, measure, tabulate
+from zerodrift.audit.explain import attributed, by_samples_alone
+from zerodrift.audit.failure_replay import FailureReplay
+from zerodrift.audit.floor import measure_floor, some_of
+from zerodrift.audit.measure import Measurement, Observed, measure, tabulate
 from zerodrift.audit.observe import observe
+from zerodrift.audit.probe_suite import ProbeSuite, guarded
 from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.probes.identity import smaller_vocabulary, tokenizer
-from zerodrift.audit.probes.parity import Gates, fidelity, gates_for, greedy, parity
+from zerodrift.audit.probes.parity import parity, samples
 from zerodrift.audit.probes.result import ProbeResult, cut_off, found, not_judged
-from zerodrift.audit.rungs import Rungs, guarded
-from zerodrift.audit.setup import Setup
-from zerodrift.audit.shape import describe, shape
+from zerodrift.audit.setup import AuditSetup
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.config.precision import Precision
+from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import EngineError, EngineRefused, InvalidValue
+from zerodrift.drift.floor import ROUNDED_IN, Floor
+from zerodrift.drift.gates import Gates, gates_for
+from zerodrift.drift.shape import describe, shape
+from zerodrift.drift.tokens import TokenTable
 from zerodrift.records.case import Case
 from zerodrift.records.directory import ROLLOUTS
+from zerodrift.records.evidence import ParityEvidence
 from zerodrift.records.rollout import Rollout
-from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
+from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe, VerdictRecord
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audit(Setup):
+class Audit(AuditSetup):
     """An audit that is set up, and how it runs."""
 
     def run(self) -> "Audited":
-        """All rungs."""
+        """All probes."""
         rng = np.random.default_rng(self.validation.seed)
         fingerprint = self._fingerprint()
         results, rollouts = self._ask()
@@ -50,43 +58,37 @@ class Audit(Setup):
             if each.completion is not None
         ]
         if not observed:
-            results.append(not_judged("parity", "nothing to compare", required=True))
-            return self._audited(fingerprint, judging.conclude(results, ()), results, None, None, {}, ())
+            results.append(not_judged(Probe.PARITY, "nothing to compare", required=True))
+            return self._audited(fingerprint, decide(results, (), Circumstances()), None, None, None, ())
         self.progress.stage("floor")
         floor = self._floor(observed)
         gates = gates_for(self.validation.gate_for(self.precision), floor, self.validation.own_gates)
         measurements = self._measure(observed)
         table = tabulate(measurements, floor)
-        parity_result = parity(table, gates, rng)
-        fidelity_result = greedy(table) if self.sampling.greedy else fidelity(table)
-        results += [parity_result, fidelity_result]
-        causes: tuple[CauseFound, ...] = ()
+        numbers, drawn = parity(table, gates, rng), samples(table, greedy=self.sampling.greedy)
+        results += [numbers, drawn]
+        explained: tuple[CauseFound, ...] = ()
         # One sequence has no spread between sequences: what is wrong with it stays without a name.
-        if len(measurements) > 1 and Outcome.FAIL in (
-            parity_result.record.status,
-            fidelity_result.record.status,
-        ):
-            causes = self._diagnose(measurements, table, floor, gates, rng)
-            causes = causes or judging.by_samples_alone(fidelity_result, self.engine.name)
-        rungs = Rungs(self, gates)
-        about_itself = rungs.consistency(semantic=any(c.cause.startswith("semantic/") for c in causes))
-        # Where no Δ could be compared, nothing that the engine says of itself is known to be as large.
-        mean = float(parity_result.record.evidence.get("mean", math.inf))
-        causes, about_itself = judging.reconcile(causes, about_itself, mean, gates.mean)
-        results += [*about_itself, *rungs.head(), *rungs.given()]
+        if len(measurements) > 1 and Outcome.FAIL in (numbers.status, drawn.status):
+            explained = self._explain(measurements, table, floor, gates, rng)
+            explained = explained or by_samples_alone(drawn, self.engine.name)
+        suite = ProbeSuite(self, gates)
+        semantic = any(CAUSES[cause.cause].layer is Layer.SEMANTIC for cause in explained)
+        results += [*suite.consistency(semantic=semantic), *suite.head(), *suite.given()]
         # Before an update: some engines show the digest of their weights as a setting.
         results += self._unchanged(fingerprint)
         worst = answered[max(range(len(measurements)), key=lambda number: _size(measurements[number]))].index
-        again = Again(self.engine, self.reference, gates, self.requests(), worst)
-        asked = rungs.asked_for(measurements, rollouts, causes)
-        causes = judging.decided_by_update(causes, asked, again.is_right, self.engine.name)
-        results += asked
-        conclusion = judging.conclude(results, causes)
-        audited = self._audited(fingerprint, conclusion, results, floor, table, gates._asdict(), measurements)
-        if parity_result.record.status is not Outcome.FAIL:
+        replay = FailureReplay(self.engine, self.reference, gates, self.requests(), worst)
+        results += suite.asked_for(measurements, rollouts, explained)
+        about = Circumstances(
+            mean=_mean(numbers), gate=gates.mean, engine=self.engine.name, right_again=replay.is_right
+        )
+        decision = decide(results, explained, about)
+        audited = self._audited(fingerprint, decision, floor, table, gates, measurements)
+        if numbers.status is not Outcome.FAIL:
             return audited
         self.progress.stage("reduce")
-        return audited.with_case(again.smallest())
+        return audited.with_case(replay.smallest())
 
     def _fingerprint(self) -> EngineFingerprint:
         """Asked before anything else: an engine that dies later was still this one."""
@@ -101,8 +103,8 @@ class Audit(Setup):
         # One that no longer answers shows nothing, and was reported by the probe that it did not survive.
         if now.digest == fingerprint.digest or not (now.semantic or now.numeric):
             return []
-        says = "the engine was started anew, or got other settings, during the audit: audit it again"
-        return [not_judged("settings", says, required=True)]
+        message = "the engine was started anew, or got other settings, during the audit: audit it again"
+        return [not_judged(Probe.SETTINGS, message, required=True)]
 
     def _ask(self) -> tuple[list[ProbeResult], list[Rollout]]:
         self.progress.stage("sample")
@@ -112,16 +114,16 @@ class Audit(Setup):
                 self.engine, self.requests(), "parity", self.directory / ROLLOUTS, self.progress.step
             )
         except InvalidValue as error:
-            return [not_judged("contract", f"the engine failed: {error}", required=True)], []
+            return [not_judged(Probe.CONTRACT, f"the engine failed: {error}", required=True)], []
         except EngineError as error:
-            failed = cut_off("contract", error)
+            failed = cut_off(Probe.CONTRACT, error)
             if isinstance(error, EngineRefused) and (
                 cause := smaller_vocabulary(self.engine, facts.vocab_size)
             ):
-                failed = ProbeResult(failed.record, (cause,))
+                failed = msgspec.structs.replace(failed, causes=(cause,))
             return [failed], []
         rollouts = [readable(rollout, facts.vocab_size) for rollout in rollouts]
-        same = guarded("tokenizer", lambda: tokenizer(self.engine, self.reference))
+        same = guarded(Probe.TOKENIZER, lambda: tokenizer(self.engine, self.reference))
         return [contract(rollouts, self.engine.name, facts, self.sources), same], rollouts
 
     def _floor(self, observed: Sequence[Observed]) -> Floor:
@@ -133,7 +135,7 @@ class Audit(Setup):
         stop_ids = self.reference.facts.eos_token_ids
         return measure(self.reference.teacher, observed, stop_ids, self.progress.step)
 
-    def _diagnose(
+    def _explain(
         self,
         measurements: Sequence[Measurement],
         table: TokenTable,
@@ -148,39 +150,22 @@ class Audit(Setup):
             # Asked last: prompts that differ by a BOS explain each other's outputs where a BOS was lost.
             swap = find_misbound(self.reference.teacher, measurements, gates)
             if swap is not None:
-                return (found("semantic/misbound-output", self.engine.name, "attribution", swap),)
+                return (found("semantic/misbound-output", self.engine.name, FoundBy.VALUE, swap),)
             teacher, stops = self.reference.teacher, self.reference.facts.eos_token_ids
             if (unrelated := find_unrelated(teacher, measurements, stops)) is not None:
-                return (found(judging.OTHER_MODEL, self.engine.name, "attribution", unrelated),)
-        return judging.attributed(attribution, self.engine.name, describe(shape(table)))
+                return (found("weights/other-model", self.engine.name, FoundBy.VALUE, unrelated),)
+        return attributed(attribution, self.engine.name, describe(shape(table)))
 
-    def _audited(  # noqa: PLR0913 - the parts of a verdict
+    def _audited(
         self,
         fingerprint: EngineFingerprint,
-        conclusion: judging.Conclusion,
-        results: Sequence[ProbeResult],
+        decision: Decision,
         floor: Floor | None,
         table: TokenTable | None,
-        gates: dict[str, float],
+        gates: Gates | None,
         measurements: Sequence[Measurement],
     ) -> "Audited":
-        evidence = next((r.record.evidence for r in results if r.record.name == "parity"), {})
-        record = VerdictRecord(
-            verdict=conclusion.verdict,
-            guilty=conclusion.guilty,
-            says=conclusion.says,
-            engine=fingerprint,
-            reference=self.reference.fingerprint(),
-            model=str(self.reference.spec),
-            precision=self.precision.value,
-            floor={}
-            if floor is None
-            else {"mean": floor.mean, "p90": floor.p90, "variants": floor.num_variants},
-            metrics={key: float(value) for key, value in evidence.items() if not isinstance(value, str)},
-            gates=gates,
-            causes=conclusion.causes,
-            probes=tuple(result.record for result in results),
-        )
+        record = verdict_record(decision, fingerprint, self.reference, self.precision, floor, gates)
         return Audited(record, table, tuple(measurements))
 
 
@@ -200,6 +185,43 @@ class Audited:
             return self
         record = msgspec.structs.replace(self.record, smallest=case.message)
         return Audited(record, self.table, self.measurements, case)
+
+
+def verdict_record(
+    decision: Decision,
+    engine: EngineFingerprint,
+    reference: ReferenceBackend,
+    precision: Precision,
+    floor: Floor | None,
+    gates: Gates | None,
+    **more: str,
+) -> VerdictRecord:
+    """A decision with what it rests on; metrics are the parity probe's."""
+    numbers = next((each.evidence for each in decision.results if each.probe is Probe.PARITY), None)
+    metrics = {} if numbers is None else numbers.as_record()
+    return VerdictRecord(
+        verdict=decision.verdict,
+        guilty=decision.guilty,
+        says=decision.message,
+        engine=engine,
+        reference=reference.fingerprint(),
+        model=str(reference.spec),
+        precision=precision.value,
+        floor={} if floor is None else floor.as_record(),
+        metrics={name: float(value) for name, value in metrics.items()},
+        gates={} if gates is None else gates._asdict(),
+        causes=decision.causes,
+        probes=tuple(each.record for each in decision.results),
+        **more,
+    )
+
+
+def _mean(numbers: ProbeResult) -> float:
+    """Mean |Δ|. Where none could be compared, nothing that the engine says of itself is known to be as large."""
+    evidence = numbers.evidence
+    if isinstance(evidence, ParityEvidence) and evidence.mean is not None:
+        return evidence.mean
+    return math.inf
 
 
 def _size(item: Measurement) -> float:

@@ -26,7 +26,7 @@ class Baseline(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class AuditSetup:
     """The sides, the prompts, and how they are sampled."""
 
     engine: Backend

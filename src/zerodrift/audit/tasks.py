@@ -13,7 +13,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zerodrift.audit.named import in_a_line, made
+from zerodrift.audit import user_objects
 from zerodrift.core.completion import Completion
 from zerodrift.core.errors import ConfigError, InvalidPrompt, InvalidValue
 from zerodrift.core.request import Prompt
@@ -39,7 +39,7 @@ def open_task(spec: str, model: str | Path) -> Task:
     if spec == Sums.name:
         return Sums(model)
     lacks = "lacks one of `name`, `prompts(count, seed)` and `reward(prompt, completion)`; see zerodrift.core.task.Task"
-    task: Task = made("task", spec, model, Task, EXAMPLES, lacks)
+    task: Task = user_objects.load("task", spec, model, Task, EXAMPLES, lacks)
     return task
 
 
@@ -48,7 +48,7 @@ def prompts_of(task: Task, count: int, seed: int, vocab_size: int) -> list[Promp
     try:
         prompts: list[Prompt] = list(task.prompts(count, seed))
     except Exception as error:  # as above
-        raise ConfigError(f"task {task.name!r} gave no prompts: {in_a_line(error)}") from error
+        raise ConfigError(f"task {task.name!r} gave no prompts: {user_objects.in_a_line(error)}") from error
     if len(prompts) != count:
         raise ConfigError(
             f"task {task.name!r} gave {len(prompts)} prompts where {count} were asked for; "
@@ -96,7 +96,7 @@ def _reward(task: Task, index: int, prompt: Prompt, completion: Completion) -> f
         told: Any = task.reward(prompt, completion)
     except Exception as error:  # as above
         raise InvalidValue(
-            f"task {task.name!r} failed on an answer to prompt {index}: {in_a_line(error)}"
+            f"task {task.name!r} failed on an answer to prompt {index}: {user_objects.in_a_line(error)}"
         ) from error
     reward = _number(told)
     # NaN is within no limit.

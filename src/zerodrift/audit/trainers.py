@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from zerodrift import models
-from zerodrift.audit.named import made
+from zerodrift.audit import user_objects
 from zerodrift.config.model import Device
 from zerodrift.core import require
 from zerodrift.core.errors import ConfigError, InvalidValue
@@ -102,7 +102,7 @@ def open_trainer(spec: str, model: str | Path) -> Scorer:
     if name == BUILT_IN:
         return TransformersTrainer(model, _options(spec, rest))
     lacks = "has no method `score(sequences)`; see zerodrift.core.task.Scorer"
-    scorer: Scorer = made("trainer", spec, model, Scorer, EXAMPLES, lacks)
+    scorer: Scorer = user_objects.load("trainer", spec, model, Scorer, EXAMPLES, lacks)
     return scorer
 
 

@@ -14,7 +14,7 @@ from zerodrift.cli.bar import Bar
 from zerodrift.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from zerodrift.audit.history import History
+    from zerodrift.audit.history import RewardHistory
     from zerodrift.config.run import RunConfig
     from zerodrift.records.preflight import PreflightRecord
 
@@ -95,9 +95,11 @@ def _check_options(config: "RunConfig", files: "list[Path | None]", *, sync: boo
         )
 
 
-def _histories(history: Path | None, record: Path | None) -> "tuple[History | None, History | None]":
+def _histories(
+    history: Path | None, record: Path | None
+) -> "tuple[RewardHistory | None, RewardHistory | None]":
     """What to compare with, and what is in the file to add to; one that cannot be read or written is refused now."""
-    from zerodrift.audit.history import History, open_history
+    from zerodrift.audit.history import RewardHistory, open_history
 
     compared = None if history is None else open_history(history)
     if record is None:
@@ -109,7 +111,7 @@ def _histories(history: Path | None, record: Path | None) -> "tuple[History | No
         raise ConfigError(
             f"--record {record} cannot be written ({error.strerror}); choose another file"
         ) from error
-    return compared, open_history(record) if record.stat().st_size else History(record, ())
+    return compared, open_history(record) if record.stat().st_size else RewardHistory(record, ())
 
 
 def _publish(done: "PreflightRecord", directory: Path, form: console.OutputFormat) -> None:

@@ -24,6 +24,55 @@ class Outcome(StrEnum):
         return {Outcome.PASS: 0, Outcome.FAIL: 1, Outcome.INCONCLUSIVE: 3}[self]
 
 
+class Probe(StrEnum):
+    """Every question that a verdict can hold the answer to."""
+
+    CONTRACT = "contract"
+    TOKENIZER = "tokenizer"
+    PARITY = "parity"
+    SAMPLING = "sampling"
+    GREEDY = "greedy"
+    REPEAT = "repeat"
+    BATCH = "batch"
+    CACHE = "cache"
+    STREAM = "stream"
+    PREFILL_DECODE = "prefill-decode"
+    SELF_CONSISTENCY = "self-consistency"
+    """Stands for all of the five before it where none could run."""
+    HEAD_PRECISION = "head-precision"
+    GIVEN_TOKENS = "given-tokens"
+    BASELINE = "baseline"
+    SETTINGS = "settings"
+    TRAINER = "trainer"
+    WEIGHT_SYNC = "weight-sync"
+    REWARDS = "rewards"
+    DUMP = "dump"
+    PARAMETERS = "parameters"
+    PREVIOUS_WEIGHTS = "previous-weights"
+    PARITY_SINCE = "parity-since"
+    SAMPLING_SINCE = "sampling-since"
+    TRAINER_SINCE = "trainer-since"
+
+    @property
+    def about_engine_itself(self) -> bool:
+        """Compares answers that came whole with each other: a gap may be the cause of Δ, or a consequence."""
+        return self in {Probe.REPEAT, Probe.BATCH, Probe.CACHE, Probe.PREFILL_DECODE}
+
+    @property
+    def of_the_rollouts(self) -> bool:
+        """What it finds may explain the rollouts whose rewards were compared."""
+        return self not in {Probe.TRAINER, Probe.WEIGHT_SYNC, Probe.REWARDS}
+
+
+class FoundBy(StrEnum):
+    """How a cause was found where no probe names it by itself."""
+
+    VALUE = "attribution"
+    """An explanation predicts the reported numbers."""
+    SIZE = "attribution by size"
+    """Only the size of Δ speaks for it."""
+
+
 class CauseFound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A named cause with its evidence and its fix."""
 
@@ -35,13 +84,14 @@ class CauseFound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     evidence: str
     fix: str
     found_by: str
-    """The probe that found it."""
+    """The `Probe` that found it, or `FoundBy`."""
 
 
 class ProbeRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One question and its answer."""
 
     name: str
+    """A `Probe`; a file may hold one that this version does not know."""
     status: Outcome
     required: bool
     """Whether the verdict waits for it."""

@@ -1,13 +1,12 @@
 """How sure is a number?
 
 Means over tokens get a bootstrap over *sequences*: tokens of one sequence move together, and an interval that
-treats them as independent is too narrow by the square root of the design effect. Counts get the exact interval.
+treats them as independent is too narrow by the square root of the design effect.
 """
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue
@@ -72,20 +71,6 @@ def bootstrap_ratio(
     ratios = _resampled_ratios(tops, bottoms, generator, resamples)
     low, high = np.quantile(ratios, ((1 - confidence) / 2, (1 + confidence) / 2))
     return Interval(float(tops.sum() / bottoms.sum()), float(low), float(high), confidence)
-
-
-def clopper_pearson(successes: int, trials: int, *, confidence: float = 0.95) -> Interval:
-    """Exact interval of a probability: covers it with at least `confidence`, for every probability and size.
-
-    Its ends are quantiles of Beta(k, n-k+1) and Beta(k+1, n-k); 0 of n gives a high of about 3.7/n at 95 %.
-    """
-    _check_confidence(confidence)
-    require.whole(InvalidValue, "trials", trials, "at least one is needed", 1)
-    require.whole(InvalidValue, "successes", successes, f"it counts some of {trials} trials", 0, trials)
-    tail, failures = (1 - confidence) / 2, trials - successes
-    low = float(special.betaincinv(successes, failures + 1, tail)) if successes else 0.0
-    high = float(special.betaincinv(successes + 1, failures, 1 - tail)) if failures else 1.0
-    return Interval(successes / trials, low, high, confidence)
 
 
 def _resampled_ratios(

@@ -30,11 +30,6 @@ class ClipFraction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.below + self.above
 
 
-def importance_ratios(r: npt.ArrayLike) -> Floats:
-    """ρ = exp(r) of each token."""
-    return np.exp(log_ratios(r))
-
-
 def token_ess(r: npt.ArrayLike) -> float:
     """ESS over tokens; 1 where all ratios are equal, 1/n where one token outweighs the rest."""
     return WeightSums.of(log_ratios(r)).ess
@@ -48,23 +43,6 @@ def sequence_ess(r: npt.ArrayLike, sequence_ids: npt.ArrayLike) -> float:
 def log_product_ratios(r: npt.ArrayLike, sequence_ids: npt.ArrayLike) -> Floats:
     """Σr of each sequence: the log of its importance ratio. Unbounded, so it travels as a log."""
     return sequence_sums(log_ratios(r), sequence_ids)
-
-
-def product_ratios(r: npt.ArrayLike, sequence_ids: npt.ArrayLike) -> Floats:
-    """Π ρ of each sequence: the unbiased sequence ratio."""
-    logs = log_product_ratios(r, sequence_ids)
-    if logs.max() > 700:
-        raise InvalidValue(
-            f"sequence {int(logs.argmax())} has a log ratio of {logs.max():.4g}, whose exponential is beyond "
-            "float64; work with log_product_ratios"
-        )
-    return np.exp(logs)
-
-
-def geometric_mean_ratios(r: npt.ArrayLike, sequence_ids: npt.ArrayLike) -> Floats:
-    """(Π ρ)^(1/length) of each sequence, as GSPO and length-normalised masks use it."""
-    logs = log_product_ratios(r, sequence_ids)
-    return np.exp(logs / sequence_sums(np.ones(np.shape(r)), sequence_ids))
 
 
 def clip_fraction(r: npt.ArrayLike, *, low: float, high: float) -> ClipFraction:

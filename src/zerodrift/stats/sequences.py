@@ -8,19 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zerodrift.core.errors import InvalidValue
-from zerodrift.stats.arrays import Floats, Ids, same_shape, vector
-
-
-def ids_of(lengths: npt.ArrayLike) -> Ids:
-    """Sequence ids 0, 1, … of sequences laid end to end: lengths (2, 3) give 0 0 1 1 1."""
-    array = np.asarray(lengths)
-    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
-        raise InvalidValue(f"lengths {lengths!r} are not a non-empty list of whole numbers")
-    if (array < 1).any():
-        raise InvalidValue(
-            f"lengths[{int(array.argmin())}] is {array.min()}; leave out sequences without tokens"
-        )
-    return np.repeat(np.arange(array.size, dtype=np.int64), array)
+from zerodrift.stats.arrays import Floats, same_shape, vector
 
 
 def sequence_sums(values: npt.ArrayLike, sequence_ids: npt.ArrayLike) -> Floats:

@@ -1,7 +1,7 @@
 """Do two samples come from one distribution?
 
-Kolmogorov-Smirnov for continuous values, energy distance for differences that hide in the tails, and a
-permutation test of means for discrete rewards, whose ties break the first. Permutation p-values count the
+Energy distance for differences that hide in the tails, and a permutation test of means for discrete rewards, whose ties
+would break a Kolmogorov-Smirnov test (continuous values have `scipy.stats.ks_2samp`). Permutation p-values count the
 observed labelling among the permuted, (1 + hits) / (1 + permutations), so they are never 0 and are valid for
 every sample size. The null is that all values are exchangeable: give one value per sequence, not per token. Where they
 are so only within groups, as rewards of one prompt are, `Strata` keeps the labels of each group to itself.
@@ -14,16 +14,12 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue
 from zerodrift.stats.arrays import Floats, Ids, same_shape, vector
 
 _CELLS_PER_BLOCK = 2**20
-# Values in both samples. The exact distribution costs about a second there; beyond it the limit law is off by 1e-4
-# for equal samples, and 6 % too large for 100 against 100,000.
-_LARGEST_EXACT = 10_000
 
 
 class Strata(NamedTuple):
@@ -45,20 +41,6 @@ class TwoSampleResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     p_value: float
     first_count: int
     second_count: int
-
-
-def kolmogorov_smirnov(first: npt.ArrayLike, second: npt.ArrayLike) -> TwoSampleResult:
-    """Greatest distance between the two distribution functions, two-sided; conservative where values are tied."""
-    x, y = vector("first", first), vector("second", second)
-    values, n, m = np.concatenate((x, y)), x.size, y.size
-    up_to_x, up_to_y = (np.searchsorted(np.sort(sample), values, side="right") for sample in (x, y))
-    # In units of 1/nm the statistic is a whole number, so no tie is decided by rounding.
-    height = int(np.abs(up_to_x * m - up_to_y * n).max())
-    if n + m <= _LARGEST_EXACT:
-        p_value = _path_mass(height, n, m)
-    else:
-        p_value = float(special.kolmogorov(height / np.sqrt(float(n) * m * (n + m))))
-    return _result("kolmogorov-smirnov", x, y, height / (n * m), p_value)
 
 
 def energy_distance(
@@ -144,25 +126,6 @@ def _log_share(ranked: Floats, edge: float, n: int) -> float:
     """log of the share of labellings that give the n largest of a group to one side; `edge` is the least of those."""
     tied, above = int((ranked == edge).sum()), int((ranked > edge).sum())
     return math.log(math.comb(tied, n - above)) - math.log(math.comb(ranked.size, n))
-
-
-def _path_mass(height: int, n: int, m: int) -> float:
-    """Share of all orders of n + m values that reach |i·m - j·n| >= height, i and j being how many of each came.
-
-    Only mass that leaves the band is added up, so that a p-value of 1e-30 keeps its digits.
-    """
-    i = np.arange(n + 1)
-    inside, outside = np.zeros(n + 1), 0.0
-    inside[0] = 1.0
-    for drawn in range(n + m):
-        left, j = n + m - drawn, drawn - i
-        first, inside = inside * (n - i) / left, inside * (m - j) / left
-        inside[1:] += first[:-1]
-        gone = np.abs(i * m - (j + 1) * n) >= height
-        outside += float(inside[gone].sum())
-        inside[gone] = 0.0
-    # All mass leaves at most once; a sum of n + m roundings may still end a hair above 1.
-    return min(outside, 1.0)
 
 
 def _groups(x: Floats, y: Floats, strata: Strata | None) -> Ids:

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from zerodrift import models
-from zerodrift.audit.floor import Floor
-from zerodrift.audit.probes.parity import Gates
 from zerodrift.backends.base import Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer, Completion, EngineFingerprint, FinishReason, LogprobKind
 from zerodrift.core.request import Request, SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
+from zerodrift.drift.floor import Floor
+from zerodrift.drift.gates import Gates
 
 EVERYTHING = frozenset(Capability) - {Capability.TOKENIZE}
 """But text: a script has token ids only."""

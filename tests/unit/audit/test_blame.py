@@ -13,7 +13,7 @@ from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.records.dump import Dump
 from zerodrift.records.dump_formats import DumpFormat
 from zerodrift.records.recorded import RecordedRollout
-from zerodrift.records.verdict import Outcome
+from zerodrift.records.verdict import FoundBy, Outcome, Probe
 from zerodrift.view.report import render
 
 MODEL = "testbed:llama"
@@ -81,9 +81,9 @@ def test_weights_from_before_an_update(tmp_path: Path) -> None:
 
 
 def test_a_cause_of_both_sides_is_told_once() -> None:
-    engine = found("semantic/off-by-one", "vllm", "attribution", "one late")
+    engine = found("semantic/off-by-one", "vllm", FoundBy.VALUE, "one late")
     trainer = [
-        found(name, "trainer", "trainer", "why") for name in ("semantic/off-by-one", "trainer/autocast")
+        found(name, "trainer", Probe.TRAINER, "why") for name in ("semantic/off-by-one", "trainer/autocast")
     ]
     causes = _joined([engine], trainer)
     assert [cause.cause for cause in causes] == ["semantic/off-by-one", "trainer/autocast"]

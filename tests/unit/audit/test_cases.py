@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from zerodrift.audit.cases import choose_cases
-from zerodrift.audit.counterfactual.evaluate import Case
-from zerodrift.audit.floor import Floor
+from zerodrift.audit.counterfactual.evaluate import Window
 from zerodrift.audit.measure import Measurement, Observed
-from zerodrift.audit.probes.parity import Gates
 from zerodrift.core.completion import Completion, FinishReason
 from zerodrift.core.request import SamplingParams
+from zerodrift.drift.floor import Floor
+from zerodrift.drift.gates import Gates
 
 Make = Callable[..., Completion]
-Choose = Callable[..., list[Case]]
+Choose = Callable[..., list[Window]]
 REQUESTED = SamplingParams(temperature=0.7, max_tokens=16)
 
 
@@ -22,7 +22,7 @@ REQUESTED = SamplingParams(temperature=0.7, max_tokens=16)
 def choose(completion: Make, floor: Floor, gates: Gates) -> Choose:
     """From sequences whose tokens are off by so much; the second prompt token is their number."""
 
-    def run(deltas: Sequence[Sequence[float]], budget: int, seed: int = 0) -> list[Case]:
+    def run(deltas: Sequence[Sequence[float]], budget: int, seed: int = 0) -> list[Window]:
         items = [_measured(completion, number, each) for number, each in enumerate(deltas)]
         return choose_cases(items, floor, gates, budget, np.random.default_rng(seed))
 
@@ -42,11 +42,11 @@ def _measured(completion: Make, number: int, deltas: Sequence[float]) -> Measure
     return Measurement(Observed(said, REQUESTED), contracted, contracted, *[np.ones(len(deltas))] * 4)
 
 
-def numbers(cases: Sequence[Case]) -> list[int]:
+def numbers(cases: Sequence[Window]) -> list[int]:
     return [case.prompt[1] for case in cases]
 
 
-def by_chance(cases: Sequence[Case]) -> list[int]:
+def by_chance(cases: Sequence[Window]) -> list[int]:
     return numbers([case for case in cases if case.at_random])
 
 

@@ -14,14 +14,14 @@ from zerodrift.audit.checklist import (
     rewards_of,
     sync_item,
 )
+from zerodrift.audit.decide import Circumstances, decide
 from zerodrift.audit.probes.result import ProbeResult
-from zerodrift.audit.verdict import conclude
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.diagnosis import Diagnosis, diagnose
 from zerodrift.records.preflight import Status, worst
 from zerodrift.records.rewards import Rewards
-from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
+from zerodrift.records.verdict import CauseFound, Outcome, Probe, ProbeRecord, VerdictRecord
 
 SOUND = "vllm serve Q --logprobs-mode processed_logprobs --generation-config vllm --no-enable-prefix-caching"
 FACTS = {"task": "sums", "engine_mean": 0.9, "engine_std": 0.1, "prompts": 32, "p": 0.5}
@@ -50,11 +50,15 @@ def cause(name: str, found_by: str, *, gating: bool = True, fix: str = "mend it"
 
 def verdict(*probes: ProbeRecord, causes: tuple[CauseFound, ...] = ()) -> VerdictRecord:
     side = EngineFingerprint(engine="vllm", semantic={}, numeric={}, deployment={})
-    conclusion = conclude([ProbeResult(each) for each in probes], causes)
+    results = [
+        ProbeResult(probe=Probe(each.name), status=each.status, message=each.says, required=each.required)
+        for each in probes
+    ]
+    conclusion = decide(results, causes, Circumstances())
     return VerdictRecord(
         verdict=conclusion.verdict,
         guilty=conclusion.guilty,
-        says=conclusion.says,
+        says=conclusion.message,
         engine=side,
         reference=side,
         model="m",

@@ -9,12 +9,12 @@ import pytest
 
 from zerodrift.audit.attribute import Attribution
 from zerodrift.audit.diagnose import Suspect, diagnose
-from zerodrift.audit.floor import Floor
 from zerodrift.audit.measure import Observed, measure
-from zerodrift.audit.probes.parity import Gates
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Completion
 from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.drift.floor import Floor
+from zerodrift.drift.gates import Gates
 
 REQUESTED = SamplingParams(temperature=0.7, max_tokens=16)
 
@@ -53,7 +53,7 @@ def test_meaning_is_enough_for_a_fault_of_meaning(
     explain: Explain, llama: ReferenceBackend, asked: list[Request]
 ) -> None:
     attribution = explain(say(llama, asked, temperature=0.63))
-    assert [finding.cause for finding in attribution.findings] == ["semantic/temperature"]
+    assert [finding.cause for finding in attribution.selected] == ["semantic/temperature"]
     assert attribution.explained_to_floor
 
 
@@ -64,4 +64,4 @@ def test_the_checkpoints_defaults_with_a_limit_on_length(
     defaults = {"temperature": 0.6, "top_p": 0.95, "max_new_tokens": 2048}
     facts = msgspec.structs.replace(llama.facts, generation_defaults=defaults)
     attribution = explain(say(llama, asked, temperature=0.6, top_p=0.95), facts)
-    assert [finding.cause for finding in attribution.findings] == ["semantic/generation-config"]
+    assert [finding.cause for finding in attribution.selected] == ["semantic/generation-config"]

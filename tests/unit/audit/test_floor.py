@@ -4,17 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from zerodrift.audit.floor import (
-    BINS,
-    REPORT_EPSILON,
-    Floor,
-    Passage,
-    equivalent_teachers,
-    measure_floor,
-    some_of,
-)
+from zerodrift.audit.floor import BINS, Passage, equivalent_teachers, measure_floor, some_of
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.errors import ConfigError
+from zerodrift.drift.floor import REPORT_EPSILON, Floor
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zerodrift.audit.history import FAILS, History, history_item, open_history, why_not_recorded
+from zerodrift.audit.history import FAILS, RewardHistory, history_item, open_history, why_not_recorded
 from zerodrift.core.errors import RecordError
 from zerodrift.records.preflight import Item, PreflightRecord, Status, write_preflight
 from zerodrift.records.rewards import Rewards, append
@@ -95,9 +95,9 @@ def checklist(given: Rewards | None, /, **statuses: Status) -> PreflightRecord:
 
 def test_a_file_or_an_earlier_run(tmp_path: Path) -> None:
     append(tmp_path / "h.jsonl", rewards())
-    assert open_history(tmp_path / "h.jsonl") == History(tmp_path / "h.jsonl", (rewards(),))
+    assert open_history(tmp_path / "h.jsonl") == RewardHistory(tmp_path / "h.jsonl", (rewards(),))
     write_preflight(tmp_path, checklist(rewards(0.5)))
-    assert open_history(tmp_path) == History(tmp_path, (rewards(0.5),))
+    assert open_history(tmp_path) == RewardHistory(tmp_path, (rewards(0.5),))
 
 
 def test_an_earlier_run_without_rewards(tmp_path: Path) -> None:
@@ -109,10 +109,10 @@ def test_an_earlier_run_without_rewards(tmp_path: Path) -> None:
 
 
 def test_a_history_of_another_task_is_refused_by_its_line() -> None:
-    history = History(Path("h.jsonl"), (rewards(), rewards(task="chess")))
+    history = RewardHistory(Path("h.jsonl"), (rewards(), rewards(task="chess")))
     with pytest.raises(RecordError, match=r"h\.jsonl, line 2: rewards of task 'chess', and the .* is 'sums'"):
         history.check_task("sums")
-    History(Path("h.jsonl"), (rewards(),)).check_task("sums")
+    RewardHistory(Path("h.jsonl"), (rewards(),)).check_task("sums")
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from zerodrift.audit import measure as measuring
-from zerodrift.audit.floor import Floor
 from zerodrift.audit.measure import Measurement, Observed, measure, tabulate
 from zerodrift.backends import teacher as teaching
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Completion
 from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.drift.floor import Floor
 
 Make = Callable[..., Completion]
 PROMPT = (0, 20, 30)

@@ -7,7 +7,7 @@ import pytest
 
 from zerodrift.audit import preflight as module
 from zerodrift.audit.checklist import doctor_item
-from zerodrift.audit.history import History
+from zerodrift.audit.history import RewardHistory
 from zerodrift.audit.preflight import Preflight
 from zerodrift.audit.progress import Silent
 from zerodrift.backends.base import Backend
@@ -73,7 +73,7 @@ def test_a_healthy_engine_passes_and_a_drifted_history_fails_it(tmp_path: Path) 
     rewards = first.rewards
     assert rewards is not None
     assert (rewards.task, rewards.n) == ("spread", 24)
-    far = History(tmp_path / "h.jsonl", (drifted(rewards, 2.0),))
+    far = RewardHistory(tmp_path / "h.jsonl", (drifted(rewards, 2.0),))
     with pytest.raises(RecordError, match="holds a finished run"):
         asked.run(Silent(), COMMAND)
     elsewhere = msgspec.structs.replace(asked, directory=tmp_path / "again", history=far, sync=False)
@@ -96,7 +96,7 @@ def test_a_history_is_compared_with_without_the_run_itself(
 ) -> None:
     rewards = Rewards(task="spread", mean=0.5, std=0.2, n=40, when="2026-11-15")
     runs = (rewards,) if by is None else (rewards, drifted(rewards, by))
-    asked = msgspec.structs.replace(preflight(tmp_path), history=History(tmp_path / "h.jsonl", runs))
+    asked = msgspec.structs.replace(preflight(tmp_path), history=RewardHistory(tmp_path / "h.jsonl", runs))
     item = asked._history(rewards, Item(name="rewards", status=Status.PASS, says=""))
     assert item.status is status
     assert told in item.says
@@ -119,7 +119,7 @@ def test_an_engine_that_reports_raw_logprobs_fails_and_is_named(tmp_path: Path) 
 
 def test_an_engine_that_cannot_be_reached_ends_no_checklist(tmp_path: Path) -> None:
     asked = preflight(tmp_path, engine="{name: vllm, url: 'http://127.0.0.1:9'}")
-    history = History(tmp_path / "h", (Rewards(task="spread", mean=0, std=1, n=50, when=""),))
+    history = RewardHistory(tmp_path / "h", (Rewards(task="spread", mean=0, std=1, n=50, when=""),))
     record = msgspec.structs.replace(asked, history=history).run(Silent(), COMMAND)
     assert record.status is Status.INCONCLUSIVE
     assert statuses(record) == {
@@ -196,7 +196,7 @@ def test_the_running_server_is_asked_with_what_the_file_says(
 
 @pytest.mark.parametrize("field", ["history", "recorded"])
 def test_a_history_of_another_task(tmp_path: Path, field: str) -> None:
-    other = History(tmp_path / "h.jsonl", (Rewards(task="chess", mean=0, std=1, n=50, when=""),))
+    other = RewardHistory(tmp_path / "h.jsonl", (Rewards(task="chess", mean=0, std=1, n=50, when=""),))
     asked = msgspec.structs.replace(preflight(tmp_path), **{field: other})
     with pytest.raises(RecordError, match=r"line 1: rewards of task 'chess', and the .* is 'spread'"):
         asked.run(Silent())

@@ -9,10 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from zerodrift.audit.probes.parity import Gates
+from zerodrift.audit.probe_suite import ProbeSuite, guarded
 from zerodrift.audit.probes.result import ProbeResult, answered
 from zerodrift.audit.run import Audit, Audited
-from zerodrift.audit.rungs import Rungs, guarded
 from zerodrift.backends.base import Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
@@ -28,9 +27,10 @@ from zerodrift.core.errors import (
     ZerodriftError,
 )
 from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.drift.gates import Gates
 from zerodrift.records.codec import read_lines
 from zerodrift.records.rollout import Rollout
-from zerodrift.records.verdict import Outcome, ProbeRecord
+from zerodrift.records.verdict import Outcome, Probe, ProbeRecord
 
 PROMPTS = [Prompt((0, 10 + number)) for number in range(4)]
 TOKENS = 4
@@ -347,7 +347,7 @@ GATES = Gates(1e-5, 2.5e-5, 1e-6, 2.0)
 
 
 def test_a_probe_that_answers_is_timed(audit: Callable[..., Audit], scripted: Engine) -> None:
-    result = guarded("x", lambda: answered("x", Outcome.PASS, "fine"))
+    result = guarded(Probe.REPEAT, lambda: answered(Probe.REPEAT, Outcome.PASS, "fine"))
     assert result.record.status is Outcome.PASS
     assert result.record.seconds >= 0.0
 
@@ -369,7 +369,7 @@ def test_a_probe_that_the_engine_does_not_survive_is_not_judged(
     def fail() -> ProbeResult:
         raise error
 
-    result = guarded("x", fail)
+    result = guarded(Probe.REPEAT, fail)
     assert result.record.status is Outcome.INCONCLUSIVE
     assert result.record.required is required
     assert str(error) in result.record.says
@@ -380,11 +380,11 @@ def test_a_mistake_of_our_own_is_not_hidden(audit: Callable[..., Audit], scripte
         raise KeyError("ours")
 
     with pytest.raises(KeyError):
-        guarded("x", fail)
+        guarded(Probe.REPEAT, fail)
 
 
 def consistency(audit: Audit) -> list[ProbeResult]:
-    return Rungs(audit, GATES).consistency(semantic=False)
+    return ProbeSuite(audit, GATES).consistency(semantic=False)
 
 
 def test_an_engine_that_can_do_nothing_leaves_a_required_question_open(

@@ -10,64 +10,11 @@ from zerodrift.stats import twosample
 from zerodrift.stats.twosample import (
     Strata,
     energy_distance,
-    kolmogorov_smirnov,
     least_mean_p,
     mean_difference,
 )
 
 GENERATOR_SEED = 11
-
-
-def test_kolmogorov_smirnov_by_counting_all_labellings() -> None:
-    first, second = [0.1, 0.4, 0.9], [0.5, 1.2, 1.3, 2.0]
-    pooled = np.sort(first + second)
-
-    def distance(inside: tuple[int, ...]) -> float:
-        contrast = np.where(np.isin(np.arange(7), inside), 1 / 3, -1 / 4)
-        return float(np.abs(np.cumsum(contrast)).max())
-
-    observed = distance(tuple(np.searchsorted(pooled, first).tolist()))
-    everything = [distance(inside) for inside in combinations(range(7), 3)]
-    found = kolmogorov_smirnov(first, second)
-    assert found.statistic == pytest.approx(observed)
-    assert found.p_value == pytest.approx(np.mean([value >= observed - 1e-12 for value in everything]))
-    assert (found.test, found.first_count, found.second_count) == ("kolmogorov-smirnov", 3, 4)
-
-
-@pytest.mark.parametrize(
-    ("n", "m", "shift"), [(1, 1, 0.0), (40, 60, 0.0), (50, 50, 1.0), (7, 300, 0.5), (90, 91, 2.0)]
-)
-def test_kolmogorov_smirnov_is_that_of_scipy(n: int, m: int, shift: float) -> None:
-    generator = np.random.default_rng(0)
-    first, second = generator.normal(size=n), generator.normal(size=m) + shift
-    found, oracle = kolmogorov_smirnov(first, second), stats.ks_2samp(first, second, method="exact")
-    assert found.statistic == pytest.approx(oracle.statistic, rel=1e-12)
-    assert found.p_value == pytest.approx(oracle.pvalue, rel=1e-9)
-
-
-def test_kolmogorov_smirnov_of_samples_apart_has_the_digits_of_its_tiny_p_value() -> None:
-    # Two of the (2n choose n) orders are that extreme.
-    found = kolmogorov_smirnov(np.arange(60.0), np.arange(100.0, 160.0))
-    assert found.p_value == pytest.approx(2 / special.comb(120, 60), rel=1e-12)
-
-
-def test_kolmogorov_smirnov_of_tied_samples_is_a_probability() -> None:
-    # scipy 1.17 leaves [0, 1] here and falls back to the limit law with a warning.
-    assert kolmogorov_smirnov([1.0] * 5, [0.0, 1.0, 1.0, 1.0, 1.0]).p_value == 1.0
-    assert kolmogorov_smirnov([1.0] * 5, [1.0] * 3).p_value == 1.0
-    # Here our own sum of masses would end one bit above 1.
-    assert kolmogorov_smirnov([3.0], [1.0, 2.0, 3.0, 4.0, 5.0]).p_value == 1.0
-
-
-def test_kolmogorov_smirnov_of_large_samples_is_the_limit_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = np.random.default_rng(0)
-    first, second = generator.normal(size=900), generator.normal(size=1100)
-    exact = kolmogorov_smirnov(first, second)
-    monkeypatch.setattr(twosample, "_LARGEST_EXACT", 10)
-    limit = kolmogorov_smirnov(first, second)
-    assert limit.statistic == exact.statistic
-    assert limit.p_value == pytest.approx(exact.p_value, rel=0.05)
-    assert kolmogorov_smirnov(first, second + 0.3).p_value < 1e-6
 
 
 def test_energy_distance_is_that_of_scipy_and_of_its_definition() -> None:
@@ -120,7 +67,7 @@ def test_permutations_run_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_samples_and_too_few_permutations_are_refused() -> None:
     generator = np.random.default_rng(0)
     with pytest.raises(NonFinite, match="second"):
-        kolmogorov_smirnov([1.0], [np.nan])
+        energy_distance([1.0], [np.nan], generator)
     with pytest.raises(InvalidValue, match="first is empty"):
         energy_distance([], [1.0], generator)
     with pytest.raises(InvalidValue, match="permutations is 10"):

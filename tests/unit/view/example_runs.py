@@ -8,10 +8,10 @@ import numpy as np
 
 from zerodrift.core.cause import CAUSES
 from zerodrift.core.completion import EngineFingerprint
+from zerodrift.drift.summary import DriftSummary
 from zerodrift.records.tokens import write_tokens
 from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
 from zerodrift.stats.ratios import sequence_ess, token_ess
-from zerodrift.stats.summary import summarise
 
 WORDS = (
     " the", " model", " answers", ",", " and", " then", ".", "\n", " so", " we", " multiply", " 12", " by", " 7",
@@ -113,14 +113,15 @@ def metrics(drawn: Drawn) -> dict[str, float]:
     """As the parity probe reports them."""
     possible = np.isfinite(drawn.columns["contracted"])
     delta, sequence = drawn.delta[possible], drawn.columns["sequence"][possible]
-    summary = summarise(delta)
+    summary = DriftSummary.of(delta)
+    p90, p99 = np.quantile(np.abs(delta), (0.9, 0.99))
     return {
         "tokens": float(summary.count),
         "mean": summary.mean,
         "mean_low": summary.mean * 0.96,
         "mean_high": summary.mean * 1.05,
-        "p90": summary.p90,
-        "p99": summary.p99,
+        "p90": float(p90),
+        "p99": float(p99),
         "max": summary.max,
         "k3": summary.k3,
         "signed_mean": summary.signed_mean,
@@ -230,7 +231,7 @@ def failing(directory: Path) -> Path:
     record = verdict(
         Outcome.FAIL,
         guilty="engine",
-        says=CAUSES["semantic/raw-logprobs"].says,
+        says=CAUSES["semantic/raw-logprobs"].message,
         metrics=found,
         causes=(
             cause("semantic/raw-logprobs", 0.973, evidence),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
-from zerodrift.audit.counterfactual.account import Account, Hypothesis
+from zerodrift.audit.counterfactual.explanation import Explanation, Hypothesis
 
 Floats = NDArray[np.float64]
 LEAST_SEEN = 3
@@ -24,36 +24,36 @@ LEAST_LEFT = 0.02
 
 
 def bias_hypotheses(
-    account: Account,
-    residual: Callable[[Account], Floats],
+    explanation: Explanation,
+    residual: Callable[[Explanation], Floats],
     tokens: NDArray[np.int64],
-    cost: Callable[[Account], float],
+    cost: Callable[[Explanation], float],
 ) -> Iterator[Hypothesis]:
     """The tokens that stand out, with the bias that fits best."""
-    if account.bias:
+    if explanation.bias:
         return
-    suspects = _suspects(residual(account), tokens)
+    suspects = _suspects(residual(explanation), tokens)
     if not suspects:
         return
-    size = _fitted(account, suspects, cost)
-    left = residual(_with(account, suspects, size))
+    size = _fitted(explanation, suspects, cost)
+    left = residual(_with(explanation, suspects, size))
     if others := _on_the_same_side(left, tokens, size, MOST_TOKENS - len(suspects)):
         suspects = sorted({*suspects, *others})
-        size = _fitted(account, suspects, cost)
+        size = _fitted(explanation, suspects, cost)
     shown = ", ".join(str(token) for token in suspects[:5])
-    says = f"a bias of {size:+.3g} on {len(suspects)} tokens ({shown}{', …' if len(suspects) > 5 else ''})"
-    yield Hypothesis("semantic/logit-bias", says, _with(account, suspects, size), 2)
+    message = f"a bias of {size:+.3g} on {len(suspects)} tokens ({shown}{', …' if len(suspects) > 5 else ''})"
+    yield Hypothesis("semantic/logit-bias", message, _with(explanation, suspects, size), 2)
 
 
-def _with(account: Account, tokens: Sequence[int], size: float) -> Account:
-    return msgspec.structs.replace(account, bias=dict.fromkeys(tokens, float(size)))
+def _with(explanation: Explanation, tokens: Sequence[int], size: float) -> Explanation:
+    return msgspec.structs.replace(explanation, bias=dict.fromkeys(tokens, float(size)))
 
 
-def _fitted(account: Account, tokens: Sequence[int], cost: Callable[[Account], float]) -> float:
+def _fitted(explanation: Explanation, tokens: Sequence[int], cost: Callable[[Explanation], float]) -> float:
     """Of either sign; the first look decides the side."""
 
     def at(size: float) -> float:
-        return cost(_with(account, tokens, size))
+        return cost(_with(explanation, tokens, size))
 
     side = 1.0 if at(1.0) < at(-1.0) else -1.0
     bounds = tuple(sorted((0.05 * side, 10.0 * side)))

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from zerodrift.audit.measure import Measurement
-from zerodrift.audit.probes.parity import Gates
 from zerodrift.backends.teacher import Teacher
+from zerodrift.drift.gates import Gates
 from zerodrift.sampler.processing import histories, processed_logprobs
 
 WORST = 3

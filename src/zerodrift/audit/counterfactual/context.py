@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from zerodrift.audit.counterfactual.account import AS_SENT, Account, Hypothesis
 from zerodrift.audit.counterfactual.evaluate import Edit
+from zerodrift.audit.counterfactual.explanation import AS_SENT, Explanation, Hypothesis
 
 
 class PromptEdit(NamedTuple):
     """A change to prompt ids, and the cause it stands for."""
 
     cause: str
-    says: str
+    message: str
     edit: Edit
 
 
@@ -43,12 +43,12 @@ def prompt_edits(tokenizer: Any, bos: int | None) -> dict[str, PromptEdit]:
     return edits
 
 
-def context_hypotheses(account: Account, edits: Mapping[str, PromptEdit]) -> Iterator[Hypothesis]:
-    """Every change of prompt that can be made to `account`."""
-    if account.context != AS_SENT:
+def context_hypotheses(explanation: Explanation, edits: Mapping[str, PromptEdit]) -> Iterator[Hypothesis]:
+    """Every change of prompt that can be made to `explanation`."""
+    if explanation.context != AS_SENT:
         return
     for name, edit in edits.items():
-        yield Hypothesis(edit.cause, edit.says, msgspec.structs.replace(account, context=name))
+        yield Hypothesis(edit.cause, edit.message, msgspec.structs.replace(explanation, context=name))
 
 
 def _cut(count: int, ids: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What an engine would have reported, and how likely its samples would have been, under an account.
+"""What an engine would have reported, and how likely its samples would have been, under an explanation.
 
 Rows of logits are computed once per (context, forward) and kept; everything after that is arithmetic on rows. Tokens
 of all cases stand in one flat array, in case order. Shapes: N tokens, V vocabulary.
@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zerodrift.audit.counterfactual.account import (
+from zerodrift.audit.counterfactual.explanation import (
     AS_SENT,
     ROUNDED_AS_EXPECTED,
     VANILLA,
-    Account,
+    Explanation,
     Pick,
     Reported,
 )
@@ -30,7 +30,7 @@ Forward = Callable[[Sequence[Sequence[int]], Sequence[int]], Sequence[torch.Tens
 Edit = Callable[[tuple[int, ...]], tuple[int, ...]]
 """Prompt ids as sent to prompt ids as seen."""
 
-Rounding = Callable[[Sequence["Case"]], Floats]
+Rounding = Callable[[Sequence["Window"]], Floats]
 """Cases to the rounding scale of each of their tokens in some precision."""
 
 EXCLUDED_LOGPROB = -30.0
@@ -38,7 +38,7 @@ EXCLUDED_LOGPROB = -30.0
 kept set may fall on either side by rounding."""
 
 
-class Case(NamedTuple):
+class Window(NamedTuple):
     """A window of one observed sequence: what was asked, what came back, and how far rounding alone may move it."""
 
     prompt: tuple[int, ...]
@@ -62,7 +62,7 @@ class Case(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """An account applied to all tokens."""
+    """An explanation applied to all tokens."""
 
     reported: Floats
     """NaN where the account says nothing about a token."""
@@ -71,7 +71,7 @@ class Prediction(NamedTuple):
 
 
 class Surprise(NamedTuple):
-    """What sampling by an account would lead one to expect of log p."""
+    """What sampling by an explanation would lead one to expect of log p."""
 
     entropy: Floats
     """Of the distribution that each token would have been drawn from."""
@@ -84,13 +84,13 @@ class Evaluator:
 
     def __init__(
         self,
-        cases: Sequence[Case],
+        cases: Sequence[Window],
         forwards: Mapping[str, Forward],
         contexts: Mapping[str, Edit] | None = None,
         stop_ids: Sequence[int] = (),
         roundings: Mapping[str, Rounding] | None = None,
     ) -> None:
-        """`forwards` must hold VANILLA; forwards are built and run only when an account names them."""
+        """`forwards` must hold VANILLA; forwards are built and run only when an explanation names them."""
         self.cases = cases
         self.stop_ids = stop_ids
         self.reported = np.concatenate([case.reported for case in cases])
@@ -134,59 +134,59 @@ class Evaluator:
         prompts = zip(self._prompts(context), self.cases, strict=True)
         return [len(prompt) + case.before for prompt, case in prompts]
 
-    def scale(self, account: Account) -> Floats:
+    def scale(self, explanation: Explanation) -> Floats:
         """How far rounding may move each token, if the account is true."""
-        if account.rounding not in self._scales:
-            coarse = self._roundings[account.rounding](self.cases)
-            self._scales[account.rounding] = np.hypot(self.sigma, coarse)
-        return self._scales[account.rounding]
+        if explanation.rounding not in self._scales:
+            coarse = self._roundings[explanation.rounding](self.cases)
+            self._scales[explanation.rounding] = np.hypot(self.sigma, coarse)
+        return self._scales[explanation.rounding]
 
-    def predict(self, account: Account) -> Prediction:
-        """What `account` says about every token."""
-        logits_NV = self.rows(account.context, account.forward)
+    def predict(self, explanation: Explanation) -> Prediction:
+        """What `explanation` says about every token."""
+        logits_NV = self.rows(explanation.context, explanation.forward)
         told, drawn = np.empty(len(self.reported)), np.empty(len(self.reported))
-        # Numbers that do not depend on the sampler are the same for every account about the sampler.
-        key = (account.context, account.forward, account.reported, account.pick)
+        # Numbers that do not depend on the sampler are the same for every explanation about the sampler.
+        key = (explanation.context, explanation.forward, explanation.reported, explanation.pick)
         known = self._told_already.get(key)
         for group, (requested, members) in enumerate(self._groups):
             # As an array: numpy takes a tensor of one index for a number.
             here = members.numpy()
             rows_NV = logits_NV if len(members) == len(logits_NV) else logits_NV[members]
-            drawn_NV = self._distribution(rows_NV, in_force(account, requested), group)
+            drawn_NV = self._distribution(rows_NV, in_force(explanation, requested), group)
             drawn[here] = _entries(drawn_NV, self._tokens[members])
             if known is None:
-                told_NV = self._told(account, rows_NV, group, drawn_NV)
-                told[here] = self._read(told_NV, account.pick, members)
+                told_NV = self._told(explanation, rows_NV, group, drawn_NV)
+                told[here] = self._read(told_NV, explanation.pick, members)
         if known is None:
             # Finite, so that costs can be compared: an excluded token is as bad as a prediction can be.
-            told = self._shift(np.maximum(told, EXCLUDED_LOGPROB), account.pick)
-            if account.reported in (Reported.RAW, Reported.AS_REQUESTED):
+            told = self._shift(np.maximum(told, EXCLUDED_LOGPROB), explanation.pick)
+            if explanation.reported in (Reported.RAW, Reported.AS_REQUESTED):
                 self._told_already[key] = told
         else:
             told = known
         return Prediction(told, np.maximum(drawn, EXCLUDED_LOGPROB))
 
-    def surprise(self, account: Account) -> Surprise:
+    def surprise(self, explanation: Explanation) -> Surprise:
         """Apart from predictions, because it costs as much as one and few accounts are asked for it."""
-        logits_NV = self.rows(account.context, account.forward)
+        logits_NV = self.rows(explanation.context, explanation.forward)
         entropy, variance = np.empty(len(self.reported)), np.empty(len(self.reported))
         for group, (requested, members) in enumerate(self._groups):
-            drawn_NV = self._distribution(logits_NV[members], in_force(account, requested), group)
+            drawn_NV = self._distribution(logits_NV[members], in_force(explanation, requested), group)
             moments = surprise_moments(drawn_NV)
             entropy[members.numpy()], variance[members.numpy()] = (part.double().numpy() for part in moments)
         return Surprise(entropy, variance)
 
     def _told(
-        self, account: Account, logits_NV: torch.Tensor, group: int, drawn_NV: torch.Tensor
+        self, explanation: Explanation, logits_NV: torch.Tensor, group: int, drawn_NV: torch.Tensor
     ) -> torch.Tensor:
         """The distribution that reported numbers are read from."""
         requested, _ = self._groups[group]
-        if account.reported is Reported.RAW:
+        if explanation.reported is Reported.RAW:
             return torch.log_softmax(logits_NV, dim=-1)
-        if account.reported is Reported.AS_REQUESTED:
+        if explanation.reported is Reported.AS_REQUESTED:
             return self._distribution(logits_NV, requested, group)
-        if account.reported is Reported.UNRENORMALISED:
-            whole = msgspec.structs.replace(in_force(account, requested), top_p=1.0, top_k=0, min_p=0.0)
+        if explanation.reported is Reported.UNRENORMALISED:
+            whole = msgspec.structs.replace(in_force(explanation, requested), top_p=1.0, top_k=0, min_p=0.0)
             return self._distribution(logits_NV, whole, group)
         return drawn_NV
 
@@ -225,17 +225,17 @@ class Evaluator:
         return moved
 
 
-def in_force(account: Account, requested: SamplingParams) -> SamplingParams:
-    """The requested parameters with the account's changes made."""
-    if not account.sampling and not account.bias:
+def in_force(explanation: Explanation, requested: SamplingParams) -> SamplingParams:
+    """The requested parameters with the explanation's changes made."""
+    if not explanation.sampling and not explanation.bias:
         return requested
     bias = dict(requested.logit_bias)
-    for token, value in account.bias.items():
+    for token, value in explanation.bias.items():
         bias[token] = bias.get(token, 0.0) + value
-    return requested.with_in_force(**account.sampling, logit_bias=bias)
+    return requested.with_in_force(**explanation.sampling, logit_bias=bias)
 
 
-def _by_parameters(cases: Sequence[Case]) -> list[tuple[SamplingParams, torch.Tensor]]:
+def _by_parameters(cases: Sequence[Window]) -> list[tuple[SamplingParams, torch.Tensor]]:
     """Token indices by requested parameters; seed and number of samples do not shape a distribution."""
     groups: dict[SamplingParams, list[int]] = {}
     position = 0

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from zerodrift.audit.counterfactual.account import ROUNDED_AS_EXPECTED, VANILLA, Account, Hypothesis
 from zerodrift.audit.counterfactual.evaluate import Forward
+from zerodrift.audit.counterfactual.explanation import ROUNDED_AS_EXPECTED, VANILLA, Explanation, Hypothesis
 from zerodrift.backends import variants
 from zerodrift.backends.teacher import Layout, Teacher
 
@@ -20,7 +20,7 @@ class Variant(NamedTuple):
     """A way of computing logits, and the cause it stands for."""
 
     cause: str
-    says: str
+    message: str
     build: Callable[[Any], Any]
     """Model to changed model; run only if the hypothesis is tried."""
     positions: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -87,16 +87,18 @@ class Paths:
         return name
 
 
-def path_hypotheses(account: Account, found: Mapping[str, Variant]) -> Iterator[Hypothesis]:
-    """Every change of path that can be made to `account`."""
-    if account.forward == VANILLA:
+def path_hypotheses(explanation: Explanation, found: Mapping[str, Variant]) -> Iterator[Hypothesis]:
+    """Every change of path that can be made to `explanation`."""
+    if explanation.forward == VANILLA:
         for name, variant in found.items():
-            yield Hypothesis(variant.cause, variant.says, msgspec.structs.replace(account, forward=name), 1)
-    if account.rounding == ROUNDED_AS_EXPECTED:
+            yield Hypothesis(
+                variant.cause, variant.message, msgspec.structs.replace(explanation, forward=name), 1
+            )
+    if explanation.rounding == ROUNDED_AS_EXPECTED:
         for name, dtype in ROUNDINGS.items():
-            changed = msgspec.structs.replace(account, rounding=dtype)
-            says = f"Δ has the size of {name} rounding, token by token"
-            yield Hypothesis("path/body-precision", says, changed, 1)
+            changed = msgspec.structs.replace(explanation, rounding=dtype)
+            message = f"Δ has the size of {name} rounding, token by token"
+            yield Hypothesis("path/body-precision", message, changed, 1)
 
 
 def vanilla_forward(model: Any) -> Forward:

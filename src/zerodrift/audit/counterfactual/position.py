@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zerodrift.audit.counterfactual.account import VANILLA, Account, Hypothesis
+from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis
 from zerodrift.audit.counterfactual.path import Paths, Variant
 from zerodrift.backends import variants
 
 Floats = NDArray[np.float64]
-At = Callable[[float], Account]
-"""A value to the account with it in force."""
+At = Callable[[float], Explanation]
+"""A value to the explanation with it in force."""
 
 LEAST_HOPE = 2.0
 """Nats that a look must gain before a value is refined."""
@@ -47,15 +47,15 @@ ROUND = 2e-3
 """A round value within this relative distance may be what was meant."""
 
 
-class Scouts(NamedTuple):
+class FitCost(NamedTuple):
     """What is asked of the few tokens that values are fitted on."""
 
-    cost: Callable[[Account], float]
-    residual: Callable[[Account], Floats]
-    at_floor: Callable[[Account], bool]
+    cost: Callable[[Explanation], float]
+    residual: Callable[[Explanation], Floats]
+    at_floor: Callable[[Explanation], bool]
 
 
-class Onset(NamedTuple):
+class FirstOff(NamedTuple):
     """Where along the position a difference begins."""
 
     last_right: int
@@ -67,7 +67,7 @@ class Dial(NamedTuple):
     """One number that may be wrong: where to look, how to refine the best look, and what a value means."""
 
     looks: tuple[float, ...]
-    refine: Callable[[At, Scouts, float], float]
+    refine: Callable[[At, FitCost, float], float]
     variant: Callable[[float], Variant]
     right: float | None = None
     """What it should be; None where nothing should be there."""
@@ -83,52 +83,52 @@ def stretched(scale: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda positions: positions * scale
 
 
-def onset(off: NDArray[np.bool_], positions: NDArray[np.int64]) -> Onset | None:
+def first_off(off: NDArray[np.bool_], positions: NDArray[np.int64]) -> FirstOff | None:
     """Where the first row is off; None where none is."""
     if not off.any():
         return None
     first = int(positions[off].min())
-    return Onset(int(positions[positions < first].max(initial=0)), first)
+    return FirstOff(int(positions[positions < first].max(initial=0)), first)
 
 
 def position_hypotheses(
-    account: Account, paths: Paths, scouts: Scouts, begins: Onset | None
+    explanation: Explanation, paths: Paths, fit: FitCost, begins: FirstOff | None
 ) -> Iterator[Hypothesis]:
-    """The best value of each dial, the most promising first; none after one that explains the scouts."""
-    if account.forward != VANILLA or scouts.at_floor(account):
+    """The best value of each dial, the most promising first; none after one that explains the fit."""
+    if explanation.forward != VANILLA or fit.at_floor(explanation):
         return
 
-    def at(dial: Dial, value: float) -> Account:
+    def at(dial: Dial, value: float) -> Explanation:
         variant = dial.variant(value)
-        return msgspec.structs.replace(account, forward=paths.add(variant.says, variant))
+        return msgspec.structs.replace(explanation, forward=paths.add(variant.message, variant))
 
     for dials in _in_turn(paths, begins):
-        starts = [(*_start(dial, partial(at, dial), scouts, scouts.cost(account)), dial) for dial in dials]
+        starts = [(*_start(dial, partial(at, dial), fit, fit.cost(explanation)), dial) for dial in dials]
         for _, start, dial in sorted(starts, key=lambda entry: entry[0]):
             if start is None:
                 continue
-            value = dial.refine(partial(at, dial), scouts, start)
+            value = dial.refine(partial(at, dial), fit, start)
             variant, changed = dial.variant(value), at(dial, value)
-            yield Hypothesis(variant.cause, variant.says, changed, 1)
-            if scouts.at_floor(changed):
+            yield Hypothesis(variant.cause, variant.message, changed, 1)
+            if fit.at_floor(changed):
                 return
 
 
-def _start(dial: Dial, at: At, scouts: Scouts, now: float) -> tuple[float, float | None]:
+def _start(dial: Dial, at: At, fit: FitCost, now: float) -> tuple[float, float | None]:
     """Where to refine from, and what it costs there: the best look, the right value itself, or nowhere."""
-    cost, look = min((scouts.cost(at(look)), look) for look in dial.looks)
+    cost, look = min((fit.cost(at(look)), look) for look in dial.looks)
     if cost < now - LEAST_HOPE:
         return cost, look
     if dial.right is not None:
         # Nearer to it than to any look, a value shows in how predictions begin to move.
-        off = scouts.residual(at(dial.right))
-        slope = (scouts.residual(at(dial.right * math.exp(NUDGE))) - off) / NUDGE
+        off = fit.residual(at(dial.right))
+        slope = (fit.residual(at(dial.right * math.exp(NUDGE))) - off) / NUDGE
         if np.nansum(np.abs(off + slope * _meeting(off, slope))) < PROMISE * np.nansum(np.abs(off)):
             return now, dial.right
     return now, None
 
 
-def _in_turn(paths: Paths, begins: Onset | None) -> Iterator[list[Dial]]:
+def _in_turn(paths: Paths, begins: FirstOff | None) -> Iterator[list[Dial]]:
     """Dials to be compared with each other, after those before them have failed."""
     jump = [] if begins is None or not begins.first_off else [_jump_dial(begins)]
     if begins is not None and begins.last_right:
@@ -147,13 +147,13 @@ def _base_dial(config: Any) -> Iterator[Dial]:
         yield Dial(tuple(looks), refine, partial(_other_base, own), right=own)
 
 
-def _jump_dial(begins: Onset) -> Dial:
+def _jump_dial(begins: FirstOff) -> Dial:
     return Dial(_places(begins), partial(_by_halves, begins=begins), _jump)
 
 
 def _other_base(own: float, base: float) -> Variant:
-    says = f"rotary base {base:.9g} instead of {own:g}"
-    return Variant("path/rope", says, partial(variants.with_rope_theta, theta=base))
+    message = f"rotary base {base:.9g} instead of {own:g}"
+    return Variant("path/rope", message, partial(variants.with_rope_theta, theta=base))
 
 
 def _stretch(factor: float) -> Variant:
@@ -163,11 +163,11 @@ def _stretch(factor: float) -> Variant:
 
 
 def _jump(place: float) -> Variant:
-    says = f"positions from {place:.0f} on are one too high"
-    return Variant("path/context-boundary", says, lambda m: m, positions=jumped(int(place)))
+    message = f"positions from {place:.0f} on are one too high"
+    return Variant("path/context-boundary", message, lambda m: m, positions=jumped(int(place)))
 
 
-def _places(begins: Onset) -> tuple[float, ...]:
+def _places(begins: FirstOff) -> tuple[float, ...]:
     """The first row that is off, and pages and powers of two before it.
 
     Where outputs reach across a jump, the first row that is off is its place. It may also lie in a prompt that every
@@ -179,42 +179,42 @@ def _places(begins: Onset) -> tuple[float, ...]:
     return tuple(sorted({begins.first_off, *pages[:: _thinning(begins)], *powers} - {0}))
 
 
-def _thinning(begins: Onset) -> int:
+def _thinning(begins: FirstOff) -> int:
     """Of so many pages in the bracket one is looked at."""
     return -(-max(begins.first_off - begins.last_right, 1) // (PAGE * MOST_PAGES))
 
 
-def _by_halves(at: At, scouts: Scouts, place: float, begins: Onset) -> float:
+def _by_halves(at: At, fit: FitCost, place: float, begins: FirstOff) -> float:
     """Whole numbers, by steps that halve: the further a jump is misplaced, the more keys are turned wrongly."""
     step = PAGE * _thinning(begins) // 2
-    while step and not scouts.at_floor(at(place)):
+    while step and not fit.at_floor(at(place)):
         around = [other for other in (place - step, place + step) if 1 <= other <= begins.first_off]
-        better = min((place, *around), key=lambda other: scouts.cost(at(other)))
+        better = min((place, *around), key=lambda other: fit.cost(at(other)))
         if better == place:
             step //= 2
         place = better
     return place
 
 
-def _by_secants(at: At, scouts: Scouts, look: float, reach: float) -> float:
+def _by_secants(at: At, fit: FitCost, look: float, reach: float) -> float:
     """The value at which predictions meet what was reported; on a logarithmic scale, `reach` at a time at most."""
 
-    def there(point: float) -> Account:
+    def there(point: float) -> Explanation:
         return at(math.exp(point))
 
     here = math.log(look)
     other = here + NUDGE
     for _ in range(MOST_SECANTS):
-        if scouts.at_floor(there(here)):
+        if fit.at_floor(there(here)):
             break
-        off = scouts.residual(there(here))
-        slope = (scouts.residual(there(other)) - off) / (other - here)
+        off = fit.residual(there(here))
+        slope = (fit.residual(there(other)) - off) / (other - here)
         step = float(np.clip(_meeting(off, slope), -reach, reach))
-        better = _first_better(lambda point: scouts.cost(there(point)), here, step)
+        better = _first_better(lambda point: fit.cost(there(point)), here, step)
         if better is None:
             break
         here, other = better, here
-    return _rounded(math.exp(here), at, scouts)
+    return _rounded(math.exp(here), at, fit)
 
 
 def _meeting(off: Floats, slope: Floats) -> float:
@@ -234,11 +234,11 @@ def _first_better(cost: Callable[[float], float], here: float, step: float) -> f
     return next((here + step / part for part in (1, 2, 4) if cost(here + step / part) < now), None)
 
 
-def _rounded(value: float, at: At, scouts: Scouts) -> float:
+def _rounded(value: float, at: At, fit: FitCost) -> float:
     """People set round numbers: where one does about as well as the fit, it is the better explanation."""
     for digits in (1, 2, 3, 4):
         plain = float(f"{value:.{digits}g}")
         near = abs(plain / value - 1) < ROUND
-        if near and scouts.cost(at(plain)) <= scouts.cost(at(value)) + 1:
+        if near and fit.cost(at(plain)) <= fit.cost(at(value)) + 1:
             return plain
     return value

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import msgspec
 from scipy.optimize import minimize_scalar
 
-from zerodrift.audit.counterfactual.account import Account, Hypothesis, Pick, Reported
+from zerodrift.audit.counterfactual.explanation import Explanation, Hypothesis, Pick, Reported
 
-Cost = Callable[[Account], float]
+Cost = Callable[[Explanation], float]
 
 LEAST_HOPE = 2.0
 """Nats that a first look must gain before a parameter is fitted."""
@@ -34,7 +34,7 @@ TRUNCATIONS: Mapping[str, tuple[float, ...]] = {
 }
 
 
-SHAPING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+CONFIG_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Keys of a generation_config.json that shape the distribution."""
 LEAST_TEMPERATURE = 0.01
 """Below it requests are refused: logits overflow."""
@@ -69,19 +69,19 @@ class Expected(NamedTuple):
     """Of the model's generation_config.json: the one place where an engine finds parameters that nobody sent."""
 
 
-def told_hypotheses(account: Account, cost: Cost, expected: Expected) -> Iterator[Hypothesis]:
+def told_hypotheses(explanation: Explanation, cost: Cost, expected: Expected) -> Iterator[Hypothesis]:
     """Single changes of meaning that show in the reported numbers."""
-    yield from _readings(account)
-    yield from _parameters(account, cost, expected, account.reported)
+    yield from _readings(explanation)
+    yield from _parameters(explanation, cost, expected, explanation.reported)
 
 
-def hidden_hypotheses(account: Account, cost: Cost, expected: Expected) -> Iterator[Hypothesis]:
+def hidden_hypotheses(explanation: Explanation, cost: Cost, expected: Expected) -> Iterator[Hypothesis]:
     """Single changes of the sampler that the reported numbers hide: only the tokens themselves give them away.
 
     Raw logprobs hide everything; an engine may also process what it reports and sample from something else.
     """
-    hiding = Reported.RAW if account.reported is Reported.RAW else Reported.AS_REQUESTED
-    for hypothesis in _parameters(account, cost, expected, hiding):
+    hiding = Reported.RAW if explanation.reported is Reported.RAW else Reported.AS_REQUESTED
+    for hypothesis in _parameters(explanation, cost, expected, hiding):
         if hypothesis.cause == "semantic/temperature":
             # The number reported is right and the draw is not: that is a fault of the sampler.
             yield msgspec.structs.replace(hypothesis, cause="semantic/sampling-bias")
@@ -89,38 +89,40 @@ def hidden_hypotheses(account: Account, cost: Cost, expected: Expected) -> Itera
             yield hypothesis
 
 
-def _readings(account: Account) -> Iterator[Hypothesis]:
-    if account.reported is Reported.AS_CONTRACTED:
-        changed = msgspec.structs.replace(account, reported=Reported.RAW)
+def _readings(explanation: Explanation) -> Iterator[Hypothesis]:
+    if explanation.reported is Reported.AS_CONTRACTED:
+        changed = msgspec.structs.replace(explanation, reported=Reported.RAW)
         yield Hypothesis("semantic/raw-logprobs", "logprobs are the model's own, before processing", changed)
-        changed = msgspec.structs.replace(account, reported=Reported.UNRENORMALISED)
+        changed = msgspec.structs.replace(explanation, reported=Reported.UNRENORMALISED)
         yield Hypothesis(
             "semantic/truncation-mass", "logprobs are not renormalised after truncation", changed
         )
-    if account.pick is Pick.SAMPLED:
+    if explanation.pick is Pick.SAMPLED:
         for pick, cause in PICKS.items():
-            changed = msgspec.structs.replace(account, pick=pick)
+            changed = msgspec.structs.replace(explanation, pick=pick)
             yield Hypothesis(cause, f"the value read is that of: {pick.value}", changed)
 
 
-def _parameters(account: Account, cost: Cost, expected: Expected, reported: Reported) -> Iterator[Hypothesis]:
+def _parameters(
+    explanation: Explanation, cost: Cost, expected: Expected, reported: Reported
+) -> Iterator[Hypothesis]:
     """Sampling parameters in force that nobody asked for."""
-    account = msgspec.structs.replace(account, reported=reported)
+    explanation = msgspec.structs.replace(explanation, reported=reported)
     # A default that shapes no distribution (max_new_tokens) explains nothing.
-    defaults = {name: value for name, value in expected.defaults.items() if name in SHAPING}
-    if defaults and not account.sampling:
+    defaults = {name: value for name, value in expected.defaults.items() if name in CONFIG_KEYS}
+    if defaults and not explanation.sampling:
         words = ", ".join(f"{name}={value:g}" for name, value in defaults.items())
         yield Hypothesis(
-            "semantic/generation-config", f"defaults in force: {words}", _with(account, **defaults)
+            "semantic/generation-config", f"defaults in force: {words}", _with(explanation, **defaults)
         )
     for name, grid in TRUNCATIONS.items():
-        if name not in account.sampling:
+        if name not in explanation.sampling:
             for value in grid:
-                changed = _with(account, **{name: value})
+                changed = _with(explanation, **{name: value})
                 yield Hypothesis("semantic/truncation-mass", f"{name}={value:g} in force", changed, 1)
     for name, fitted in {"temperature": _temperatures(expected.temperature), **FITTED}.items():
-        if name not in account.sampling:
-            yield from _fit(account, cost, name, fitted)
+        if name not in explanation.sampling:
+            yield from _fit(explanation, cost, name, fitted)
 
 
 def _temperatures(requested: float) -> Fitted:
@@ -130,24 +132,24 @@ def _temperatures(requested: float) -> Fitted:
     return Fitted("semantic/temperature", max(LEAST_TEMPERATURE, looks[0] / 2), looks[-1] * 2, looks)
 
 
-def _fit(account: Account, cost: Cost, name: str, fitted: Fitted) -> Iterator[Hypothesis]:
+def _fit(explanation: Explanation, cost: Cost, name: str, fitted: Fitted) -> Iterator[Hypothesis]:
     def at(value: float) -> float:
-        return cost(_with(account, **{name: float(value)}))
+        return cost(_with(explanation, **{name: float(value)}))
 
     looks = sorted(fitted.looks, key=at)
-    if at(looks[0]) > cost(account) - LEAST_HOPE:
+    if at(looks[0]) > cost(explanation) - LEAST_HOPE:
         return
     # Between the neighbours of the best look; a bounded search over the whole range costs three times as much.
     grid = sorted({fitted.low, *fitted.looks, fitted.high})
     place = grid.index(looks[0])
     bounds = (grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)])
     # Reported numbers pin a parameter down to many digits; the choice of tokens to two.
-    tolerance = 1e-3 if account.reported in (Reported.RAW, Reported.AS_REQUESTED) else 1e-7
+    tolerance = 1e-3 if explanation.reported in (Reported.RAW, Reported.AS_REQUESTED) else 1e-7
     best = float(minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": tolerance}).x)
     # People set round numbers: where one does about as well as the fit, it is the better explanation.
     value = round(best, 2) if at(round(best, 2)) <= at(best) + 1 else best
-    yield Hypothesis(fitted.cause, f"{name}={value:.3g} in force", _with(account, **{name: value}), 1)
+    yield Hypothesis(fitted.cause, f"{name}={value:.3g} in force", _with(explanation, **{name: value}), 1)
 
 
-def _with(account: Account, **sampling: float) -> Account:
-    return msgspec.structs.replace(account, sampling={**account.sampling, **sampling})
+def _with(explanation: Explanation, **sampling: float) -> Explanation:
+    return msgspec.structs.replace(explanation, sampling={**explanation.sampling, **sampling})

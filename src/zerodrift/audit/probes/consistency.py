@@ -9,23 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
-from zerodrift.audit.answers import Floats, generated, scored
-from zerodrift.audit.probes.parity import Gates
+from zerodrift.audit.checked_calls import Floats, generated, scored
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.core.completion import Completion
 from zerodrift.core.errors import BadAnswer
 from zerodrift.core.request import Prompt, Request
 from zerodrift.core.task import Scorer
-from zerodrift.records.verdict import Outcome
+from zerodrift.drift.gates import Gates
+from zerodrift.records.evidence import AgreementEvidence, UnseededEvidence
+from zerodrift.records.verdict import Outcome, Probe
 
 LEAST_SHARED = 0.5
 """Share of the tokens that two runs with the same seeds must have in common. Rounding parts ways at a token in some
 hundreds; an engine that draws anew shares only what is nearly certain."""
-
-Evidence = dict[str, float | int | str | bool]
 
 
 @dataclass(frozen=True)
@@ -54,50 +54,49 @@ class SelfConsistency:
     def repeat(self) -> ProbeResult:
         """Half of the requests, one at a time, once more."""
         if Capability.SEED not in self.engine.capabilities:
-            return not_judged("repeat", "the engine takes no seed, so samples cannot be repeated")
+            return not_judged(Probe.REPEAT, "the engine takes no seed, so samples cannot be repeated")
         half = (len(self.requests) + 1) // 2
         once = self.alone[:half]
         again = one_by_one(self.engine, self.cold("again")[:half])
-        return self._compare("repeat", "path/nondeterminism", once, again)
+        return self._compare(Probe.REPEAT, "path/nondeterminism", once, again)
 
     def batch(self) -> ProbeResult:
         """The same requests, one at a time and all together, with a cold cache both times."""
         if Capability.SEED not in self.engine.capabilities:
-            return not_judged("batch", "the engine takes no seed, so samples cannot be repeated")
+            return not_judged(Probe.BATCH, "the engine takes no seed, so samples cannot be repeated")
         answers = generated(self.engine, self.cold("together"))
         together = first_of([answer.completions for answer in answers])
         told = [np.array(completion.logprobs) for completion in self.alone]
         right = self._right(
             told, [row[len(row) - len(one) :] for row, one in zip(self.truth, told, strict=True)]
         )
-        return self._compare("batch", "path/batch-variance", self.alone, together, {"alone_is_right": right})
+        return self._compare(Probe.BATCH, "path/batch-variance", self.alone, together, alone_is_right=right)
 
     def cache(self) -> ProbeResult:
         """The same long prompts with a cold and with a warm prefix cache."""
         needed = {Capability.SEED, Capability.CACHE_SALT, Capability.CACHED_TOKENS}
         if missing := needed - self.engine.capabilities:
-            return not_judged("cache", f"the engine does not offer: {', '.join(sorted(missing))}")
+            return not_judged(Probe.CACHE, f"the engine does not offer: {', '.join(sorted(missing))}")
         salted = self.cold("cache")
         cold, warm = one_by_one(self.engine, salted), one_by_one(self.engine, salted)
         hits = [completion.cached_tokens or 0 for completion in warm]
         if not any(hits) or any(completion.cached_tokens for completion in cold):
             return vacuous(
-                "cache", "no prefix was served from the cache: caching is off, or prompts are too short"
+                Probe.CACHE, "no prefix was served from the cache: caching is off, or prompts are too short"
             )
-        return self._compare("cache", "path/prefix-cache", cold, warm, {"cached_tokens": sum(hits)})
+        return self._compare(Probe.CACHE, "path/prefix-cache", cold, warm, cached_tokens=sum(hits))
 
     def prefill_decode(self) -> ProbeResult:
         """Logprobs reported while decoding, and those of the same tokens as a prompt."""
-        name = "prefill-decode"
         if Capability.SCORE not in self.engine.capabilities:
-            return not_judged(name, "the engine does not score given tokens")
+            return not_judged(Probe.PREFILL_DECODE, "the engine does not score given tokens")
         prefilled = scored(self.engine, [completion.sequence for completion in self.alone], self.engine.name)
         pairs = [
             (np.array(completion.logprobs), scores[len(completion.prompt_token_ids) - 1 :])
             for completion, scores in zip(self.alone, prefilled, strict=True)
         ]
         right = self._right(prefilled, self.truth)
-        return self.judge(name, "path/prefill-decode", pairs, {"prefill_is_right": right})
+        return self.judge(Probe.PREFILL_DECODE, "path/prefill-decode", pairs, prefill_is_right=right)
 
     def _right(self, told: Sequence[Floats], truth: Sequence[Floats]) -> bool:
         gaps = np.concatenate([np.abs(one - other) for one, other in zip(told, truth, strict=True)])
@@ -117,45 +116,46 @@ class SelfConsistency:
 
     def _compare(
         self,
-        name: str,
+        probe: Probe,
         cause: str,
         first: Sequence[Completion],
         second: Sequence[Completion],
-        extra: Evidence | None = None,
+        **more: int,
     ) -> ProbeResult:
         pairs = [common(one, other) for one, other in zip(first, second, strict=True)]
         shared, drawn = sum(len(one) for one, _ in pairs), sum(len(one.token_ids) for one in first)
         # Numbers that differ where tokens do not are a finding, however soon the tokens part.
         if shared < LEAST_SHARED * drawn and not any((one != other).any() for one, other in pairs):
-            says = f"with the same seeds {drawn - shared} of {drawn} tokens came out otherwise: the engine ignores seeds"
-            return vacuous(name, says, {"shared": shared, "drawn": drawn})
-        return self.judge(name, cause, pairs, extra or {})
+            message = f"with the same seeds {drawn - shared} of {drawn} tokens came out otherwise: the engine ignores seeds"
+            return vacuous(probe, message, UnseededEvidence(shared=shared, drawn=drawn))
+        return self.judge(probe, cause, pairs, **more)
 
     def judge(
-        self, name: str, cause: str, pairs: Sequence[tuple[Floats, Floats]], extra: Evidence
+        self, probe: Probe, cause: str, pairs: Sequence[tuple[Floats, Floats]], **more: int
     ) -> ProbeResult:
-        """Equal bits pass; other numbers are `cause`, which gates where they are further apart than the gate."""
+        """Equal bits pass; other numbers are `cause`, which gates where they are further apart than the gate.
+
+        `more` are further fields of the evidence.
+        """
         gaps = np.abs(np.concatenate([one - other for one, other in pairs]))
         if len(gaps) == 0:
-            return vacuous(name, "the two runs share no token")
+            return vacuous(probe, "the two runs share no token")
         differing = int((gaps > 0).sum())
-        evidence = {
-            "tokens": len(gaps),
-            "differing": differing,
-            "mean": float(gaps.mean()),
-            "max": float(gaps.max()),
-        }
+        evidence = AgreementEvidence(
+            tokens=len(gaps), differing=differing, mean=float(gaps.mean()), max=float(gaps.max())
+        )
+        evidence = msgspec.structs.replace(evidence, **more)
         if not differing:
-            return answered(name, Outcome.PASS, f"{len(gaps)} tokens, every bit equal", {**evidence, **extra})
+            return answered(probe, Outcome.PASS, f"{len(gaps)} tokens, every bit equal", evidence)
         gating = float(gaps.mean()) > self.gates.mean
-        says = (
+        message = (
             f"{differing} of {len(gaps)} tokens differ, by {gaps.mean():.2g} on average "
             f"and {gaps.max():.2g} at most"
         )
         share = differing / len(gaps)
-        cause_found = found(cause, self.engine.name, name, says, explained=share, gating=gating)
+        cause_found = found(cause, self.engine.name, probe, message, explained=share, gating=gating)
         status = Outcome.FAIL if gating else Outcome.PASS
-        return answered(name, status, says, {**evidence, **extra}, causes=(cause_found,))
+        return answered(probe, status, message, evidence, causes=(cause_found,))
 
 
 def one_by_one(engine: Backend, requests: Sequence[Request]) -> list[Completion]:

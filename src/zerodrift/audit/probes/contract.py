@@ -13,10 +13,11 @@ from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous
 from zerodrift.core.completion import Completion, FinishReason, Problem
 from zerodrift.core.errors import BadAnswer, ForeignTokens, NonFinite
 from zerodrift.models.model_facts import ModelFacts
+from zerodrift.records.evidence import ContractEvidence
 from zerodrift.records.rollout import Rollout
-from zerodrift.records.verdict import CauseFound, Outcome
+from zerodrift.records.verdict import CauseFound, Outcome, Probe
 
-NAME = "contract"
+NAME = Probe.CONTRACT
 PROBLEM_CAUSES = {NonFinite.code: "semantic/nonfinite", ForeignTokens.code: "weights/other-model"}
 LEAST_FOREIGN = 0.5
 """Share of samples with ids that the model does not have. A row of padding is drawn once in a while; another model's
@@ -28,10 +29,10 @@ def readable(rollout: Rollout, vocab_size: int) -> Rollout:
     completion = rollout.completion
     if completion is None or (largest := max(completion.sequence)) < vocab_size:
         return rollout
-    says = f"token id {largest} came back, but the model has {vocab_size} tokens"
+    message = f"token id {largest} came back, but the model has {vocab_size} tokens"
     sampled = max(completion.token_ids, default=0) >= vocab_size
     code = ForeignTokens.code if sampled else BadAnswer.code
-    return msgspec.structs.replace(rollout, completion=None, problem=Problem(code, says))
+    return msgspec.structs.replace(rollout, completion=None, problem=Problem(code, message))
 
 
 def contract(rollouts: Sequence[Rollout], engine: str, facts: ModelFacts, sources: str = "") -> ProbeResult:
@@ -45,16 +46,16 @@ def contract(rollouts: Sequence[Rollout], engine: str, facts: ModelFacts, source
         rollout.completion is not None and rollout.completion.finish_reason is FinishReason.STOP
         for rollout in completed
     )
-    evidence = {"completions": len(completed), "unreadable": len(problems), "ended": ended}
+    evidence = ContractEvidence(completions=len(completed), unreadable=len(problems), ended=ended)
     if causes:
-        says = causes[0].evidence
-        return answered(NAME, Outcome.FAIL, says, evidence, required=True, causes=tuple(causes))
+        message = causes[0].evidence
+        return answered(NAME, Outcome.FAIL, message, evidence, required=True, causes=tuple(causes))
     if problems:
-        says = f"{len(problems)} of {len(rollouts)} samples could not be read: {problems[0].message}"
-        return answered(NAME, Outcome.INCONCLUSIVE, says, evidence, required=True)
+        message = f"{len(problems)} of {len(rollouts)} samples could not be read: {problems[0].message}"
+        return answered(NAME, Outcome.INCONCLUSIVE, message, evidence, required=True)
     if broken := [each for each in completed if _broken_off(each)]:
-        says = f"{len(broken)} of {len(rollouts)} outputs were broken off by the engine: it had more to say, or could not"
-        return answered(NAME, Outcome.INCONCLUSIVE, says, evidence, required=True)
+        message = f"{len(broken)} of {len(rollouts)} outputs were broken off by the engine: it had more to say, or could not"
+        return answered(NAME, Outcome.INCONCLUSIVE, message, evidence, required=True)
     if not completed:
         return vacuous(NAME, "no completion came back", evidence, required=True)
     return answered(
@@ -92,8 +93,8 @@ def _problems(rollouts: Sequence[Rollout], engine: str) -> list[CauseFound]:
             share = count / len(rollouts)
             if code == ForeignTokens.code and share < LEAST_FOREIGN:
                 continue
-            says = f"{count} of {len(rollouts)} samples carry no usable logprob: {first}"
-            causes.append(found(PROBLEM_CAUSES[code], engine, NAME, says, explained=share))
+            message = f"{count} of {len(rollouts)} samples carry no usable logprob: {first}"
+            causes.append(found(PROBLEM_CAUSES[code], engine, NAME, message, explained=share))
     return causes
 
 
@@ -108,8 +109,8 @@ def _prompts(rollouts: Sequence[Rollout], engine: str, bos: int | None) -> list[
     (cause, how), _ = Counter(kinds).most_common(1)[0]
     sent, seen = changed[kinds.index((cause, how))]
     share = len(changed) / len(rollouts)
-    says = f"the engine saw {how} in {len(changed)} of {len(rollouts)} prompts: sent {len(sent)} ids, saw {len(seen)}"
-    return [found(cause, engine, NAME, says, explained=share)]
+    message = f"the engine saw {how} in {len(changed)} of {len(rollouts)} prompts: sent {len(sent)} ids, saw {len(seen)}"
+    return [found(cause, engine, NAME, message, explained=share)]
 
 
 def _classify_prompt(
@@ -144,14 +145,14 @@ def _seeds(rollouts: Sequence[Rollout], engine: str) -> list[CauseFound]:
     ]
     if not equal:
         return []
-    says = f"all samples of {len(equal)} of {len(groups)} requests are equal, token for token"
-    return [found("semantic/seed", engine, NAME, says, explained=len(equal) / len(groups))]
+    message = f"all samples of {len(equal)} of {len(groups)} requests are equal, token for token"
+    return [found("semantic/seed", engine, NAME, message, explained=len(equal) / len(groups))]
 
 
 def _stops(rollouts: Sequence[Rollout], engine: str, eos_ids: Sequence[int]) -> list[CauseFound]:
     """Outputs whose end is not the end they claim."""
     causes = []
-    for says, wrong in (
+    for message, wrong in (
         ("ended by a stop but hold no stop token: it was dropped, and its logprob with it", _lost_stop),
         ("go on after a stop token", _overran_stop),
         ("have another length than their finish reason says", _wrong_length),
@@ -159,7 +160,7 @@ def _stops(rollouts: Sequence[Rollout], engine: str, eos_ids: Sequence[int]) -> 
         count = sum(wrong(rollout, eos_ids) for rollout in rollouts)
         if count:
             share = count / len(rollouts)
-            causes.append(found("semantic/eos", engine, NAME, f"{count} outputs {says}", explained=share))
+            causes.append(found("semantic/eos", engine, NAME, f"{count} outputs {message}", explained=share))
     return causes
 
 

@@ -10,18 +10,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerodrift.audit.answers import Floats, scored
-from zerodrift.audit.probes.parity import Gates
+from zerodrift.audit.checked_calls import Floats, scored
 from zerodrift.audit.probes.result import ProbeResult, answered, not_judged
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.errors import DigestMismatch
 from zerodrift.core.request import Request
+from zerodrift.drift.gates import Gates
 from zerodrift.records.baseline import BaselineHeader, BaselineRow
-from zerodrift.records.verdict import Outcome
+from zerodrift.records.evidence import GapEvidence
+from zerodrift.records.verdict import Outcome, Probe
 
-GIVEN = "given-tokens"
-BASELINE = "baseline"
 MOST_ROWS = 32
 """Rows of a baseline that are scored: an eighth of its default length, and enough for a mean."""
 
@@ -53,8 +52,8 @@ def recorded_in(rows: Sequence[BaselineRow]) -> list[Given]:
 def given_tokens(engine: Backend, given: Sequence[Given], gates: Gates) -> ProbeResult:
     """The engine's score of tokens that it did not sample."""
     if Capability.SCORE not in engine.capabilities:
-        return not_judged(GIVEN, "the engine does not score given tokens")
-    return _judge(GIVEN, scored(engine, [item.ids for item in given], engine.name), given, gates)
+        return not_judged(Probe.GIVEN_TOKENS, "the engine does not score given tokens")
+    return _judge(Probe.GIVEN_TOKENS, scored(engine, [item.ids for item in given], engine.name), given, gates)
 
 
 def check_weights(reference: ReferenceBackend, header: BaselineHeader) -> None:
@@ -74,17 +73,17 @@ def same_reference(
     Where it does not, the ground truth itself has moved (a library, a kernel), and nothing can be judged by it.
     """
     told = scored(reference, [item.ids for item in given], "the reference")
-    result = _judge(BASELINE, told, given, gates)
-    if result.record.status is Outcome.PASS:
+    result = _judge(Probe.BASELINE, told, given, gates)
+    if result.status is Outcome.PASS:
         return result
     was, now = header.reference.numeric, reference.fingerprint().numeric
     moved = [f"{key} {was.get(key)} → {value}" for key, value in now.items() if was.get(key) != value]
     changed = "; ".join(moved) or "nothing that its fingerprint shows"
-    says = f"the reference no longer says what it recorded ({result.record.says}); changed since: {changed}"
-    return not_judged(BASELINE, says, required=True)
+    message = f"the reference no longer says what it recorded ({result.message}); changed since: {changed}"
+    return not_judged(Probe.BASELINE, message, required=True)
 
 
-def _judge(name: str, told: Sequence[Floats], given: Sequence[Given], gates: Gates) -> ProbeResult:
+def _judge(probe: Probe, told: Sequence[Floats], given: Sequence[Given], gates: Gates) -> ProbeResult:
     gaps = np.abs(
         np.concatenate(
             [
@@ -94,6 +93,6 @@ def _judge(name: str, told: Sequence[Floats], given: Sequence[Given], gates: Gat
         )
     )
     mean = float(gaps.mean())
-    evidence = {"tokens": len(gaps), "mean": mean, "max": float(gaps.max())}
+    evidence = GapEvidence(tokens=len(gaps), mean=mean, max=float(gaps.max()))
     status = Outcome.PASS if mean <= gates.mean else Outcome.FAIL
-    return answered(name, status, f"mean |Δ| {mean:.3g} over {len(gaps)} tokens", evidence)
+    return answered(probe, status, f"mean |Δ| {mean:.3g} over {len(gaps)} tokens", evidence)

@@ -12,16 +12,17 @@ import msgspec
 import numpy as np
 import torch
 
-from zerodrift.audit.answers import generated
+from zerodrift.audit.checked_calls import generated
 from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous
 from zerodrift.backends.base import Backend, Capability, need
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Completion
 from zerodrift.core.request import Request
-from zerodrift.records.verdict import Outcome
+from zerodrift.records.evidence import HeadEvidence
+from zerodrift.records.verdict import Outcome, Probe
 from zerodrift.stats.lattice import Floats, OnGrid, distances_on_grid
 
-NAME = "head-precision"
+NAME = Probe.HEAD_PRECISION
 CAUSE = "path/head-precision"
 ALTERNATIVES = 20
 """The most that vLLM gives unless it was told otherwise."""
@@ -50,18 +51,18 @@ def head_precision(engine: Backend, reference: ReferenceBackend, requests: Seque
     seen = {
         name: distances_on_grid(first, second, (one, other), digits) for name, (_, digits) in FORMATS.items()
     }
-    evidence = {f"{name}_on_grid": grid.share for name, grid in seen.items()}
+    evidence = HeadEvidence(bf16_on_grid=seen["bf16"].share, fp16_on_grid=seen["fp16"].share)
     if max(grid.judged for grid in seen.values()) < LEAST_PAIRS:
         return vacuous(NAME, f"{len(pairs)} pairs of likely tokens; {LEAST_PAIRS} are needed", evidence)
     for name, grid in seen.items():
         if grid.judged >= LEAST_PAIRS and grid.share >= ON_GRID:
             return _rounded(engine, name, grid, completions, logits)
     nearest = max(seen, key=lambda name: seen[name].share)
-    says = (
+    message = (
         f"{seen[nearest].on} of {seen[nearest].judged} distances between likely tokens are those of {nearest} "
         f"numbers, {seen[nearest].by_chance:.1f} by chance: the head is not rounded"
     )
-    return answered(NAME, Outcome.PASS, says, evidence)
+    return answered(NAME, Outcome.PASS, message, evidence)
 
 
 def _rounded(
@@ -80,14 +81,14 @@ def _rounded(
         total.append(np.array(one.logprobs) - right)
     share, interval = _share(head, total)
     mean = float(np.abs(np.concatenate(head)).mean())
-    says = (
+    message = (
         f"logits are {name} numbers at {grid.on} of {grid.judged} distances between likely tokens "
         f"({grid.by_chance:.1f} by chance); rounding them alone moves logprobs by {mean:.2g} on average, "
         f"{share:.0%} of the variance of Δ"
     )
-    cause = found(CAUSE, engine.name, NAME, says, explained=share, interval=interval)
+    cause = found(CAUSE, engine.name, NAME, message, explained=share, interval=interval)
     return answered(
-        NAME, Outcome.PASS, says, {"on_grid": grid.share, "mean": mean, "share": share}, causes=(cause,)
+        NAME, Outcome.PASS, message, HeadEvidence(on_grid=grid.share, mean=mean, share=share), causes=(cause,)
     )
 
 

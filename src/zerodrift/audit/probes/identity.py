@@ -12,9 +12,10 @@ from zerodrift.backends.base import Backend, Capability, need
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.errors import EngineError
 from zerodrift.core.request import Prompt, Request, SamplingParams
-from zerodrift.records.verdict import CauseFound, Outcome
+from zerodrift.records.evidence import TokenizerEvidence
+from zerodrift.records.verdict import CauseFound, Outcome, Probe
 
-NAME = "tokenizer"
+NAME = Probe.TOKENIZER
 TEXTS = (
     "The capital of France is",
     "1234567890 + 1 = 1234567891",
@@ -29,30 +30,30 @@ def tokenizer(engine: Backend, reference: ReferenceBackend) -> ProbeResult:
     need(engine, Capability.TOKENIZE, "nothing shows which ids it makes of text")
     theirs, ours = map(engine.tokenize, TEXTS), map(reference.tokenize, TEXTS)
     other = [(text, a, b) for text, a, b in zip(TEXTS, theirs, ours, strict=True) if tuple(a) != tuple(b)]
-    evidence = {"texts": len(TEXTS), "differing": len(other)}
+    evidence = TokenizerEvidence(texts=len(TEXTS), differing=len(other))
     if not other:
         return answered(NAME, Outcome.PASS, f"{len(TEXTS)} texts become the same ids", evidence)
     text, seen, expected = other[0]
-    says = (
+    message = (
         f"{len(other)} of {len(TEXTS)} texts become other ids: {text!r} is {_shown(seen)} to the engine and "
         f"{_shown(expected)} to the reference"
     )
     special = frozenset(reference.tokenizer.all_special_ids)
     gating = any(_plain(a, special) != _plain(b, special) for _, a, b in other)
     cause = found(
-        "semantic/tokenizer", engine.name, NAME, says, explained=len(other) / len(TEXTS), gating=gating
+        "semantic/tokenizer", engine.name, NAME, message, explained=len(other) / len(TEXTS), gating=gating
     )
-    return answered(NAME, Outcome.FAIL if gating else Outcome.PASS, says, evidence, causes=(cause,))
+    return answered(NAME, Outcome.FAIL if gating else Outcome.PASS, message, evidence, causes=(cause,))
 
 
 def smaller_vocabulary(engine: Backend, vocab_size: int) -> CauseFound | None:
     """Asked of an engine that refused a request: is the refusal one of the model's own tokens?"""
     if not _takes(engine, 0) or _takes(engine, vocab_size - 1):
         return None
-    says = (
+    message = (
         f"it refuses token id {vocab_size - 1}, the reference's last, and takes 0: its vocabulary is smaller"
     )
-    return found("weights/other-model", engine.name, "contract", says)
+    return found("weights/other-model", engine.name, Probe.CONTRACT, message)
 
 
 def _takes(engine: Backend, token: int) -> bool:

@@ -1,65 +1,82 @@
 """What every probe gives back: an answer, the evidence, and the causes it can name by itself."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import msgspec
 
 from zerodrift.core.cause import CAUSES
 from zerodrift.core.errors import EngineError
-from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord
+from zerodrift.records.evidence import Evidence
+from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe, ProbeRecord
 
-Evidence = Mapping[str, float | int | str | bool]
 
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A question, its answer and what it rests on."""
 
-class ProbeResult(NamedTuple):
-    """A probe's record and the causes it found."""
-
-    record: ProbeRecord
+    probe: Probe
+    status: Outcome
+    message: str
+    evidence: Evidence | None = None
     causes: tuple[CauseFound, ...] = ()
+    required: bool = False
+    """The verdict waits for it."""
+    vacuous: bool = False
+    """Asked, and its premise did not hold: nothing was learnt."""
+    cut_off: bool = False
+    """The engine failed while it was asked."""
+    seconds: float = 0.0
+
+    @property
+    def record(self) -> ProbeRecord:
+        """As a verdict keeps it."""
+        return ProbeRecord(
+            name=self.probe.value,
+            status=self.status,
+            required=self.required,
+            vacuous=self.vacuous,
+            cut_off=self.cut_off,
+            says=self.message,
+            evidence={} if self.evidence is None else self.evidence.as_record(),
+            seconds=self.seconds,
+        )
 
 
 def answered(
-    name: str,
+    probe: Probe,
     status: Outcome,
-    says: str,
+    message: str,
     evidence: Evidence | None = None,
     *,
     required: bool = False,
     causes: tuple[CauseFound, ...] = (),
 ) -> ProbeResult:
     """The question was asked and answered."""
-    record = ProbeRecord(name=name, status=status, says=says, evidence=evidence or {}, required=required)
-    return ProbeResult(record, causes)
-
-
-def vacuous(name: str, says: str, evidence: Evidence | None = None, *, required: bool = False) -> ProbeResult:
-    """The question was asked and its premise did not hold: nothing was learnt."""
-    record = ProbeRecord(
-        name=name,
-        status=Outcome.INCONCLUSIVE,
-        says=says,
-        evidence=evidence or {},
-        required=required,
-        vacuous=True,
+    return ProbeResult(
+        probe=probe, status=status, message=message, evidence=evidence, causes=causes, required=required
     )
-    return ProbeResult(record)
 
 
-def not_judged(name: str, says: str, *, required: bool = False) -> ProbeResult:
+def vacuous(
+    probe: Probe, message: str, evidence: Evidence | None = None, *, required: bool = False
+) -> ProbeResult:
+    """The question was asked and its premise did not hold: nothing was learnt."""
+    result = answered(probe, Outcome.INCONCLUSIVE, message, evidence, required=required)
+    return msgspec.structs.replace(result, vacuous=True)
+
+
+def not_judged(probe: Probe, message: str, *, required: bool = False) -> ProbeResult:
     """The engine cannot answer."""
-    return ProbeResult(ProbeRecord(name=name, status=Outcome.INCONCLUSIVE, says=says, required=required))
+    return answered(probe, Outcome.INCONCLUSIVE, message, required=required)
 
 
-def cut_off(name: str, error: EngineError) -> ProbeResult:
+def cut_off(probe: Probe, error: EngineError) -> ProbeResult:
     """The engine failed while answering: not judged is not passed, and asking again may help."""
-    says = f"the engine failed: {error}"
-    record = ProbeRecord(name=name, status=Outcome.INCONCLUSIVE, says=says, required=True, cut_off=True)
-    return ProbeResult(record)
+    result = not_judged(probe, f"the engine failed: {error}", required=True)
+    return msgspec.structs.replace(result, cut_off=True)
 
 
 def found(  # noqa: PLR0913 - the fields of a cause
     cause: str,
     engine: str,
-    probe: str,
+    by: Probe | FoundBy,
     evidence: str,
     *,
     explained: float = 1.0,
@@ -76,5 +93,5 @@ def found(  # noqa: PLR0913 - the fields of a cause
         interval=(explained, explained) if interval is None else interval,
         evidence=evidence,
         fix=known.fix(engine),
-        found_by=probe,
+        found_by=by.value,
     )

@@ -9,15 +9,17 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
-from zerodrift.audit.probes.result import Evidence, ProbeResult, answered, found, vacuous
+from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous
 from zerodrift.audit.tasks import Rewarded
-from zerodrift.records.verdict import Outcome
+from zerodrift.records.evidence import RewardsEvidence
+from zerodrift.records.verdict import Outcome, Probe
 from zerodrift.stats.arrays import Floats, Ids
 from zerodrift.stats.intervals import bootstrap_ratio
 from zerodrift.stats.twosample import Strata, TwoSampleResult, energy_distance, least_mean_p, mean_difference
 
-NAME = "rewards"
+NAME = Probe.REWARDS
 ALPHA = 1e-4
 """Of both tests together. One healthy audit in 10,000 fails: a nightly one in 27 years. The 1e-6 of the test of samples
 is out of reach here: it takes ten million relabellings to see."""
@@ -35,7 +37,7 @@ LEAST_PROMPTS = 2
 Test = Callable[..., TwoSampleResult]
 
 
-class Side(NamedTuple):
+class SideRewards(NamedTuple):
     """What one side was given."""
 
     rewards: Floats
@@ -55,34 +57,37 @@ def rewards(task: str, engine: Sequence[Rewarded], reference: Sequence[Rewarded]
     """Compare what `task` gave the two sides; prompts that only one of them answered are counted, not compared."""
     both = sorted({each.prompt for each in engine} & {each.prompt for each in reference})
     ours, theirs = _side(engine, both), _side(reference, both)
-    evidence: dict[str, float | int | str | bool] = {
-        "task": task,
-        "prompts": len(both),
-        "prompts_left_out": len({each.prompt for each in (*engine, *reference)}) - len(both),
-        "engine_rewards": len(ours.rewards),
-        "reference_rewards": len(theirs.rewards),
-    }
+    evidence = RewardsEvidence(
+        task=task,
+        prompts=len(both),
+        prompts_left_out=len({each.prompt for each in (*engine, *reference)}) - len(both),
+        engine_rewards=len(ours.rewards),
+        reference_rewards=len(theirs.rewards),
+    )
     if len(both) < LEAST_PROMPTS:
-        says = f"prompts with rewards of both sides: {len(both)}, where {LEAST_PROMPTS} are needed"
-        return vacuous(NAME, says, evidence)
+        message = f"prompts with rewards of both sides: {len(both)}, where {LEAST_PROMPTS} are needed"
+        return vacuous(NAME, message, evidence)
     # For a history, which compares with other runs what cannot be compared within this one.
-    evidence |= {"engine_mean": float(ours.means().mean()), "engine_std": float(ours.means().std(ddof=1))}
+    mean, std = float(ours.means().mean()), float(ours.means().std(ddof=1))
+    evidence = replace(evidence, engine_mean=mean, engine_std=std)
     if np.ptp(np.concatenate((ours.rewards, theirs.rewards))) == 0:
-        says = f"every reward is {ours.rewards[0]:.4g}, on both sides: what is never or always solved tells nothing"
-        return vacuous(NAME, says, evidence)
+        message = f"every reward is {ours.rewards[0]:.4g}, on both sides: what is never or always solved tells nothing"
+        return vacuous(NAME, message, evidence)
     return _judge(ours, theirs, evidence, np.random.default_rng(seed))
 
 
-def _side(rewarded: Sequence[Rewarded], both: Sequence[int]) -> Side:
+def _side(rewarded: Sequence[Rewarded], both: Sequence[int]) -> SideRewards:
     number = {prompt: place for place, prompt in enumerate(both)}
     kept = [each for each in rewarded if each.prompt in number]
-    return Side(
+    return SideRewards(
         np.array([each.reward for each in kept], dtype=np.float64),
         np.array([number[each.prompt] for each in kept], dtype=np.int64),
     )
 
 
-def _judge(ours: Side, theirs: Side, evidence: Evidence, rng: np.random.Generator) -> ProbeResult:
+def _judge(
+    ours: SideRewards, theirs: SideRewards, evidence: RewardsEvidence, rng: np.random.Generator
+) -> ProbeResult:
     # As the tests weigh them: where both sides answered a prompt equally often, by how often.
     weights = ours.counts() * theirs.counts() / (ours.counts() + theirs.counts())
     gap = bootstrap_ratio(weights * (ours.means() - theirs.means()), weights, np.arange(len(weights)), rng)
@@ -91,39 +96,39 @@ def _judge(ours: Side, theirs: Side, evidence: Evidence, rng: np.random.Generato
     p_value = min(1.0, TESTS * min(p_mean, p_whole))
     strata = Strata(ours.prompts, theirs.prompts)
     least = min(1.0, TESTS * least_mean_p(ours.rewards, theirs.rewards, strata))
-    evidence = {
-        **evidence,
-        "engine_mean": our_mean,
-        "reference_mean": their_mean,
-        "difference": gap.estimate,
-        "difference_low": gap.low,
-        "difference_high": gap.high,
-        "p": p_value,
-        "p_mean": p_mean,
-        "p_distribution": p_whole,
-        "least_p": least,
-    }
-    says = (
+    evidence = replace(
+        evidence,
+        engine_mean=our_mean,
+        reference_mean=their_mean,
+        difference=gap.estimate,
+        difference_low=gap.low,
+        difference_high=gap.high,
+        p=p_value,
+        p_mean=p_mean,
+        p_distribution=p_whole,
+        least_p=least,
+    )
+    message = (
         f"mean reward of the engine {our_mean:.3g}, of the reference {their_mean:.3g}: "
         f"difference {gap.estimate:+.2g} [{gap.low:+.2g}, {gap.high:+.2g}], p = {p_value:.2g}"
     )
-    if left_out := evidence["prompts_left_out"]:
-        says += f"; {left_out} prompts were answered by one side alone and are left out"
+    if evidence.prompts_left_out:
+        message += f"; {evidence.prompts_left_out} prompts were answered by one side alone and are left out"
     if p_value < ALPHA:
-        # A name for the case that nothing else is found; `verdict.conclude` drops it otherwise.
-        cause = found("unexplained", "engine", NAME, says, explained=0.0, interval=(0.0, 0.0))
-        return answered(NAME, Outcome.FAIL, says, evidence, causes=(cause,))
+        # A name for the case that nothing else is found; `decide` drops it otherwise.
+        cause = found("unexplained", "engine", NAME, message, explained=0.0, interval=(0.0, 0.0))
+        return answered(NAME, Outcome.FAIL, message, evidence, causes=(cause,))
     if least > LEAST_P:
         # Nothing was found, and nothing could have been.
-        says = (
+        message = (
             f"rewards of one prompt differ too rarely: the least p that they could give is {least:.2g}, and "
             f"{LEAST_P:g} is needed; raise --trials, or take prompts that are solved only sometimes"
         )
-        return vacuous(NAME, says, evidence)
-    return answered(NAME, Outcome.PASS, says, evidence)
+        return vacuous(NAME, message, evidence)
+    return answered(NAME, Outcome.PASS, message, evidence)
 
 
-def _p_value(test: Test, ours: Side, theirs: Side, rng: np.random.Generator) -> float:
+def _p_value(test: Test, ours: SideRewards, theirs: SideRewards, rng: np.random.Generator) -> float:
     strata = Strata(ours.prompts, theirs.prompts)
     quick = test(ours.rewards, theirs.rewards, rng, permutations=QUICK, strata=strata).p_value
     if quick > WORTH_A_CLOSER_LOOK:

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from zerodrift.audit.answers import streamed
+from zerodrift.audit.checked_calls import streamed
 from zerodrift.audit.probes.consistency import (
     LEAST_SHARED,
-    Evidence,
     SelfConsistency,
     common,
     first_of,
@@ -23,59 +22,75 @@ from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judg
 from zerodrift.backends.base import Capability
 from zerodrift.core.completion import Answer, Completion, FinishReason
 from zerodrift.core.errors import BadAnswer
-from zerodrift.records.verdict import Outcome
+from zerodrift.records.evidence import AgreementEvidence, Evidence, StreamEvidence
+from zerodrift.records.verdict import Outcome, Probe
 
-NAME = "stream"
 CAUSE = "semantic/streaming"
 
 
 def stream(itself: SelfConsistency) -> ProbeResult:
     """The same requests, whole and streamed."""
     if missing := {Capability.SEED, Capability.STREAM} - itself.engine.capabilities:
-        return not_judged(NAME, f"the engine does not offer: {', '.join(sorted(missing))}")
+        return not_judged(Probe.STREAM, f"the engine does not offer: {', '.join(sorted(missing))}")
     whole = itself.alone
     try:
-        answers = [streamed(itself.engine, [request])[0] for request in itself.cold(NAME)]
+        answers = [streamed(itself.engine, [request])[0] for request in itself.cold("stream")]
     except BadAnswer as error:
         # The same engine answered the same requests whole: what cannot be read is the stream's own.
-        return _failed(itself, str(error), {"requests": len(whole)})
-    evidence: Evidence = {"requests": len(whole), "pieces": sum(answer.stream_deltas for answer in answers)}
-    broken = [says for one, other in zip(whole, answers, strict=True) if (says := _broken(one, other))]
+        return _failed(itself, str(error), StreamEvidence(requests=len(whole)))
+    pieces = sum(answer.stream_deltas for answer in answers)
+    evidence = StreamEvidence(requests=len(whole), pieces=pieces)
+    broken = [message for one, other in zip(whole, answers, strict=True) if (message := _broken(one, other))]
     if broken:
-        says = f"{len(broken)} of {len(whole)} answers are broken where they are streamed: {broken[0]}"
-        return _failed(itself, says, evidence, len(broken) / len(whole))
+        message = f"{len(broken)} of {len(whole)} answers are broken where they are streamed: {broken[0]}"
+        return _failed(itself, message, evidence, len(broken) / len(whole))
     if all(answer.stream_deltas < 2 for answer in answers):
-        return vacuous(NAME, "every answer came in one piece, so nothing was put together", evidence)
+        return vacuous(Probe.STREAM, "every answer came in one piece, so nothing was put together", evidence)
     return _alike(itself, first_of([answer.completions for answer in answers]), evidence)
 
 
-def _alike(itself: SelfConsistency, pieced: Sequence[Completion], evidence: Evidence) -> ProbeResult:
+def _alike(itself: SelfConsistency, pieced: Sequence[Completion], evidence: StreamEvidence) -> ProbeResult:
     """Tokens and numbers, where the engine repeats itself at all: else a stream is one more repetition."""
     whole = itself.alone
     pairs = [common(one, other) for one, other in zip(whole, pieced, strict=True)]
     parted = sum(one.token_ids != other.token_ids for one, other in zip(whole, pieced, strict=True))
-    result = itself.judge(NAME, CAUSE, pairs, {**evidence, "parted": parted})
-    status = result.record.status
-    says = f"{result.record.says}, in {evidence['pieces']} pieces"
-    told = ProbeResult(msgspec.structs.replace(result.record, says=says), result.causes)
+    parting = msgspec.structs.replace(evidence, parted=parted)
+    result = itself.judge(Probe.STREAM, CAUSE, pairs)
+    status = result.status
+    told = msgspec.structs.replace(
+        result,
+        message=f"{result.message}, in {evidence.pieces} pieces",
+        evidence=_with_numbers(parting, result.evidence),
+    )
     if not parted and status is Outcome.PASS:
         return told
     again = one_by_one(itself.engine, itself.cold("whole-again"))
     if parted and all(_same(one, other) for one, other in zip(whole, again, strict=True)):
-        says = f"{parted} of {len(whole)} answers have other tokens where they are streamed"
-        return _failed(itself, says, evidence, parted / len(whole))
+        message = f"{parted} of {len(whole)} answers have other tokens where they are streamed"
+        return _failed(itself, message, evidence, parted / len(whole))
     noise = np.concatenate([np.subtract(*common(*pair)) for pair in zip(whole, again, strict=True)])
     steady = len(noise) > 0 and float(np.abs(noise).mean()) <= itself.gates.mean
     enough = sum(len(one) for one, _ in pairs) >= LEAST_SHARED * sum(len(one.token_ids) for one in whole)
     if (status is Outcome.FAIL and steady) or (status is Outcome.PASS and enough):
         return told
-    says = "the engine does not repeat itself whole either, so what a stream changes cannot be told"
-    return vacuous(NAME, says, {**evidence, "parted": parted})
+    message = "the engine does not repeat itself whole either, so what a stream changes cannot be told"
+    return vacuous(Probe.STREAM, message, parting)
 
 
-def _failed(itself: SelfConsistency, says: str, evidence: Evidence, share: float = 1.0) -> ProbeResult:
-    cause = found(CAUSE, itself.engine.name, NAME, says, explained=share)
-    return answered(NAME, Outcome.FAIL, says, evidence, causes=(cause,))
+def _with_numbers(evidence: StreamEvidence, numbers: Evidence | None) -> StreamEvidence | None:
+    """With the numbers of tokens that whole and streamed answers share; None where they share none."""
+    if not isinstance(numbers, AgreementEvidence):
+        return None
+    return msgspec.structs.replace(
+        evidence, tokens=numbers.tokens, differing=numbers.differing, mean=numbers.mean, max=numbers.max
+    )
+
+
+def _failed(
+    itself: SelfConsistency, message: str, evidence: StreamEvidence, share: float = 1.0
+) -> ProbeResult:
+    cause = found(CAUSE, itself.engine.name, Probe.STREAM, message, explained=share)
+    return answered(Probe.STREAM, Outcome.FAIL, message, evidence, causes=(cause,))
 
 
 def _broken(whole: Completion, answer: Answer) -> str | None:

@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from zerodrift.audit.answers import generated
+from zerodrift.audit.checked_calls import generated
 from zerodrift.audit.counterfactual.delivery import deliveries
 from zerodrift.audit.perturb import GROUPINGS, GroupedWeights
-from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.teacher import Teacher, entries
@@ -32,10 +31,12 @@ from zerodrift.core.completion import Completion
 from zerodrift.core.errors import BadAnswer
 from zerodrift.core.request import Prompt, Request
 from zerodrift.core.version import WeightVersion
-from zerodrift.records.verdict import CauseFound, Outcome
+from zerodrift.drift.gates import Gates
+from zerodrift.records.evidence import SyncEvidence
+from zerodrift.records.verdict import CauseFound, Outcome, Probe
 
 Floats = NDArray[np.float64]
-NAME = "weight-sync"
+NAME = Probe.WEIGHT_SYNC
 NEW = "audit-b"
 """Label of the pushed weights."""
 MISSING = 0.5
@@ -122,14 +123,14 @@ def _judge(
     """`returned` is seen from A: its new weights are the ones that were pushed back."""
     hits = sum(completion.cached_tokens or 0 for completion in cached.completions)
     signal = float(np.abs(fresh.at_new - fresh.at_old).mean())
-    evidence = {
-        "slope": fresh.slope,
-        "gap_fresh": fresh.gap,
-        "gap_cached": cached.gap,
-        "gap_returned": returned.gap,
-        "predicted_change": signal,
-        "cached_tokens": hits,
-    }
+    evidence = SyncEvidence(
+        slope=fresh.slope,
+        gap_fresh=fresh.gap,
+        gap_cached=cached.gap,
+        gap_returned=returned.gap,
+        predicted_change=signal,
+        cached_tokens=hits,
+    )
     if signal < LEAST_SIGNAL * gates.mean:
         return vacuous(NAME, f"the update moves logprobs by {signal:.2g}, too little to see", evidence)
     causes = _causes(engine, weights, cached, fresh, gates)
@@ -138,20 +139,20 @@ def _judge(
     if returned.gap > gates.mean:
         cause = _not_returned(engine, returned, gates)
         return answered(NAME, Outcome.FAIL, cause.evidence, evidence, causes=(cause,))
-    says = f"the update arrived whole (slope {fresh.slope:.4f}) and left nothing behind"
+    message = f"the update arrived whole (slope {fresh.slope:.4f}) and left nothing behind"
     if Capability.CACHED_TOKENS in engine.capabilities and not hits:
-        says += "; the cache held nothing to go stale"
-    return answered(NAME, Outcome.PASS, says, evidence)
+        message += "; the cache held nothing to go stale"
+    return answered(NAME, Outcome.PASS, message, evidence)
 
 
 def _not_returned(engine: Backend, returned: Seen, gates: Gates) -> CauseFound:
     """B arrived whole and A did not come back: the second push was lost, or something beside the weights stayed."""
-    says = f"after A→B→A the engine is {returned.gap:.2g} away from A"
+    message = f"after A→B→A the engine is {returned.gap:.2g} away from A"
     at_b = float(np.abs(returned.at_old - returned.reported).mean())
     if at_b <= max(gates.mean, returned.gap / 20):
-        says = f"{says}, and answers with B: the second update did not arrive"
-        return found("weights/stale", engine.name, NAME, says, explained=1 - at_b / returned.gap)
-    return found("weights/buffer", engine.name, NAME, f"{says}, and at neither of the two")
+        message = f"{message}, and answers with B: the second update did not arrive"
+        return found("weights/stale", engine.name, NAME, message, explained=1 - at_b / returned.gap)
+    return found("weights/buffer", engine.name, NAME, f"{message}, and at neither of the two")
 
 
 def _causes(
@@ -176,20 +177,20 @@ def _undelivered(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: G
     best = max(accounts, key=lambda account: account.explained, default=None)
     if best is not None and _is_enough(best.explained, fresh, gates):
         return best
-    says = f"after the update the engine is at neither version: slope {fresh.slope:.3f}, nothing known explains it"
-    return found("unexplained", engine.name, NAME, says, explained=0.0, interval=(0.0, 0.0))
+    message = f"after the update the engine is at neither version: slope {fresh.slope:.3f}, nothing known explains it"
+    return found("unexplained", engine.name, NAME, message, explained=0.0, interval=(0.0, 0.0))
 
 
 def _stale(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:
     left = float(np.abs(fresh.at_old - fresh.reported).mean())
     if left > max(gates.mean, fresh.gap / 20):
         return None
-    says = f"the engine answers with the weights from before the update: slope {fresh.slope:.3f}"
+    message = f"the engine answers with the weights from before the update: slope {fresh.slope:.3f}"
     labels = {span.version.label for completion in fresh.completions for span in completion.versions}
     if Capability.WEIGHT_VERSION in engine.capabilities and labels == {NEW}:
-        says += f", under the label {NEW!r} of the update"
-        return found("weights/version-label", engine.name, NAME, says, explained=1 - left / fresh.gap)
-    return found("weights/stale", engine.name, NAME, says, explained=1 - left / fresh.gap)
+        message += f", under the label {NEW!r} of the update"
+        return found("weights/version-label", engine.name, NAME, message, explained=1 - left / fresh.gap)
+    return found("weights/stale", engine.name, NAME, message, explained=1 - left / fresh.gap)
 
 
 def _stale_replica(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:
@@ -202,8 +203,8 @@ def _stale_replica(engine: Backend, weights: GroupedWeights, fresh: Seen, gates:
     at_new = [number for number, size in enumerate(new) if size <= gates.mean]
     if not at_old or not at_new or len(at_old) + len(at_new) < len(old):
         return None
-    says = f"{len(at_old)} of {len(old)} requests were answered with the old weights, the others with the new ones"
-    return found("weights/replica", engine.name, NAME, says)
+    message = f"{len(at_old)} of {len(old)} requests were answered with the old weights, the others with the new ones"
+    return found("weights/replica", engine.name, NAME, message)
 
 
 def _partial(engine: Backend, weights: GroupedWeights, fresh: Seen) -> Iterator[CauseFound]:
@@ -220,8 +221,8 @@ def _partial(engine: Backend, weights: GroupedWeights, fresh: Seen) -> Iterator[
             continue
         explained = _explained(weights, weights.without(grouping, absent), fresh)
         if explained > HALF:
-            says = f"did not arrive: {', '.join(absent)} ({explained:.1%} of the difference)"
-            yield found("weights/partial", engine.name, NAME, says, explained=explained)
+            message = f"did not arrive: {', '.join(absent)} ({explained:.1%} of the difference)"
+            yield found("weights/partial", engine.name, NAME, message, explained=explained)
         if explained > MOST:
             return
 
@@ -275,12 +276,12 @@ def _stale_prefix(engine: Backend, weights: GroupedWeights, cached: Seen, gates:
         begin = end
     explained = 1 - after / before
     hits = sum(completion.cached_tokens or 0 for completion in cached.completions)
-    says = (
+    message = (
         f"fresh prompts answer with the new weights, {hits} cached prompt tokens with the old ones' keys and "
         f"values: replaying that explains {explained:.1%} of the difference"
     )
     cause = "weights/stale-prefix-cache" if _is_enough(explained, cached, gates) else "unexplained"
-    return found(cause, engine.name, NAME, says, explained=explained)
+    return found(cause, engine.name, NAME, message, explained=explained)
 
 
 def _replay(teacher: Teacher, earlier: Any, completion: Completion) -> Floats:

@@ -11,16 +11,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zerodrift.audit.answers import brought
+from zerodrift.audit.checked_calls import score_user_forward
 from zerodrift.audit.floor import ROUGHLY, Passage, measure_floor
-from zerodrift.audit.probes.parity import LEAST_TOKENS, Gates
 from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.task import Scorer
-from zerodrift.records.verdict import CauseFound, Outcome
+from zerodrift.drift.gates import LEAST_TOKENS, Gates
+from zerodrift.records.evidence import GapEvidence
+from zerodrift.records.verdict import CauseFound, Outcome, Probe
 
 Floats = NDArray[np.float64]
-NAME = "trainer"
+NAME = Probe.TRAINER
 WHOSE = "the trainer's scorer"
 MOST_SEQUENCES = 32
 ALONE = 6
@@ -34,10 +35,13 @@ def trainer(
 ) -> ProbeResult:
     """Raw logprobs of whole sequences, the trainer's against the reference's."""
     sequences = sequences[:MOST_SEQUENCES]
-    theirs, ours = brought(scorer, sequences, WHOSE), [np.array(row) for row in reference.score(sequences)]
+    theirs, ours = (
+        score_user_forward(scorer, sequences, WHOSE),
+        [np.array(row) for row in reference.score(sequences)],
+    )
     gaps = [np.abs(one - other) for one, other in zip(theirs, ours, strict=True)]
     gap = np.concatenate(gaps)
-    evidence = {"tokens": len(gap), "mean": float(gap.mean()), "max": float(gap.max())}
+    evidence = GapEvidence(tokens=len(gap), mean=float(gap.mean()), max=float(gap.max()))
     if len(gap) < LEAST_TOKENS:
         return vacuous(NAME, f"{len(gap)} tokens; {LEAST_TOKENS} are needed", evidence)
     if gap.mean() <= gates.mean:
@@ -56,39 +60,41 @@ def _cause(
     gates: Gates,
 ) -> CauseFound:
     """`worst` are the reference's scores of the sequences that the trainer is furthest from."""
-    gaps = [np.abs(brought(scorer, [sequences[n]], WHOSE)[0] - right) for n, right in worst.items()]
+    gaps = [
+        np.abs(score_user_forward(scorer, [sequences[n]], WHOSE)[0] - right) for n, right in worst.items()
+    ]
     every = np.concatenate(gaps)
     size = float(every.mean())
     if size <= gates.mean:
         return _batch_cause(scorer, reference, sequences)
     if (onset := _onset(gaps, gates)) is not None:
-        says = f"scores are right up to position {onset} and wrong from there on"
-        return found("trainer/positions", "trainer", NAME, says)
+        message = f"scores are right up to position {onset} and wrong from there on"
+        return found("trainer/positions", "trainer", NAME, message)
     coarse = measure_floor(reference.model, [Passage(sequences[n], 1) for n in worst], "bfloat16", ROUGHLY)
     # Rounding reaches every token: one that is far off gives a mean of any size.
     if coarse.mean / 4 <= size <= coarse.mean * 4 and np.median(every) >= size / 10:
-        says = f"mean |Δ| {size:.2g} has the size of bf16 rounding ({coarse.mean:.2g}), also for one sequence alone"
-        return found("trainer/autocast", "trainer", NAME, says)
-    says = f"scores of single sequences are off by {size:.2g} on average, and nothing known explains it"
-    return found("unexplained", "trainer", NAME, says, explained=0.0, interval=(0.0, 0.0))
+        message = f"mean |Δ| {size:.2g} has the size of bf16 rounding ({coarse.mean:.2g}), also for one sequence alone"
+        return found("trainer/autocast", "trainer", NAME, message)
+    message = f"scores of single sequences are off by {size:.2g} on average, and nothing known explains it"
+    return found("unexplained", "trainer", NAME, message, explained=0.0, interval=(0.0, 0.0))
 
 
 def _batch_cause(
     scorer: Scorer, reference: ReferenceBackend, sequences: Sequence[tuple[int, ...]]
 ) -> CauseFound:
     """Right alone and wrong together: does the sequence before it explain what the second one is given?"""
-    says = "sequences are scored right alone and wrong in a batch"
+    message = "sequences are scored right alone and wrong in a batch"
     if len(sequences) < 2:
-        return found("trainer/micro-batch", "trainer", NAME, says)
+        return found("trainer/micro-batch", "trainer", NAME, message)
     first, second = sequences[0], sequences[1]
-    together = brought(scorer, [first, second], WHOSE)[1]
+    together = score_user_forward(scorer, [first, second], WHOSE)[1]
     plain = np.array(reference.score([second])[0])
     leaked = _leaked(reference, first, second)
     before, after = np.abs(together - plain).sum(), np.abs(together - leaked).sum()
     if before > 0 and 1 - after / before > EXPLAINED:
         leak = f"a sequence sees the one packed before it: that explains {1 - after / before:.1%} of the difference"
         return found("trainer/packing", "trainer", NAME, leak, explained=float(1 - after / before))
-    return found("trainer/micro-batch", "trainer", NAME, says)
+    return found("trainer/micro-batch", "trainer", NAME, message)
 
 
 @torch.no_grad()

@@ -8,13 +8,11 @@ parameter that may have been requested, and the dump does not say.
 
 from collections.abc import Sequence
 
-import msgspec
-
-from zerodrift.audit import verdict as judging
+from zerodrift.audit.decide import Circumstances, Decision, decide
+from zerodrift.audit.explain import LEAST_EXPLAINED
 from zerodrift.audit.probes.result import ProbeResult
-from zerodrift.audit.recorded.reading import how_to_state, open_to_doubt
+from zerodrift.audit.recorded.reading import how_to_state
 from zerodrift.audit.recorded.sides import Side, Sides
-from zerodrift.audit.verdict import LEAST_EXPLAINED, OTHER_MODEL, Conclusion
 from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.records.verdict import CauseFound, Outcome
 
@@ -32,44 +30,46 @@ def conclude(
     *,
     same_numbers: bool,
     silent: Sequence[str] = (),
-) -> Conclusion:
+) -> Decision:
     """`same_numbers`: engine and trainer both left the reference, and for the same place; `silent`: what is not stated."""
-    conclusion = judging.conclude(results, causes)
-    if conclusion.verdict is not Outcome.FAIL:
-        return conclusion
-    if names := _may_be_requested(sides, conclusion, silent):
-        says = (
-            f"The numbers fit the checkpoint under other parameters than were assumed, and the dump does not state "
-            f"{', '.join(names)}: {how_to_state(names)}, and ask again."
-        )
-        # With its fix it would read as a fault of the engine, which it may not be.
-        listed = tuple(msgspec.structs.replace(cause, gating=False) for cause in conclusion.causes)
-        return Conclusion(Outcome.INCONCLUSIVE, "unknown", says, listed)
-    if same_numbers and not _named(causes):
-        return Conclusion(Outcome.INCONCLUSIVE, "unknown", ODD_CHECKPOINT, conclusion.causes)
-    principal = next((cause for cause in conclusion.causes if cause.gating), None)
-    names = list(sides.guilty)
-    says = conclusion.says
-    if principal is not None and principal.cause == OTHER_MODEL:
-        says += " Is --model the checkpoint that made these rollouts?"
-    elif principal is not None and CAUSES[principal.cause].layer is Layer.WEIGHTS:
+    about = Circumstances(
+        # Numbers that are right while the samples, or the trainer's, are not contradict those under any parameters.
+        unstated=silent if "engine" in sides.guilty else (),
+        odd_reference=same_numbers and not _named(causes),
+    )
+    decision = decide(results, causes, about)
+    if decision.unstated:
+        return decision._replace(message=_state_it(decision.unstated))
+    if about.odd_reference and decision.verdict is Outcome.INCONCLUSIVE:
+        return decision._replace(message=ODD_CHECKPOINT)
+    return _with_sides(decision, sides) if decision.verdict is Outcome.FAIL else decision
+
+
+def _state_it(names: Sequence[str]) -> str:
+    return (
+        f"The numbers fit the checkpoint under other parameters than were assumed, and the dump does not state "
+        f"{', '.join(names)}: {how_to_state(names)}, and ask again."
+    )
+
+
+def _with_sides(decision: Decision, sides: Sides) -> Decision:
+    """The guilty sides by name, in words that fit them."""
+    names, message, principal = list(sides.guilty), decision.message, decision.principal
+    known = None if principal is None else CAUSES[principal.cause]
+    if known is not None and known.outranks:
+        message += " Is --model the checkpoint that made these rollouts?"
+    elif known is not None and known.layer is Layer.WEIGHTS:
         # A sampler that still has the old weights draws their tokens, whatever numbers are reported with those.
         names = [WEIGHT_SYNC if name in {"engine", "sampler"} else name for name in names]
-    if names == ["trainer"] and principal is not None and CAUSES[principal.cause].layer is not Layer.TRAINER:
+    if (
+        names == ["trainer"]
+        and principal is not None
+        and known is not None
+        and known.layer is not Layer.TRAINER
+    ):
         # The sentences of other causes speak of an engine.
-        says = f"The trainer's logprobs are not those of the checkpoint; {principal.evidence}."
-    return Conclusion(Outcome.FAIL, " and ".join(names), says, conclusion.causes)
-
-
-def _may_be_requested(sides: Sides, conclusion: Conclusion, silent: Sequence[str]) -> list[str]:
-    """Parameters without which nothing is a fault; none where something is one whatever was requested.
-
-    Numbers that are right while the samples, or the trainer's numbers, are not contradict those under any parameters.
-    """
-    if "engine" not in sides.guilty:
-        return []
-    doubts = [open_to_doubt(cause, silent) for cause in conclusion.causes if cause.gating]
-    return list(dict.fromkeys(name for names in doubts for name in names)) if doubts and all(doubts) else []
+        message = f"The trainer's logprobs are not those of the checkpoint; {principal.evidence}."
+    return decision._replace(guilty=" and ".join(names), message=message)
 
 
 def _named(causes: Sequence[CauseFound]) -> bool:
@@ -104,4 +104,4 @@ def since_in_words(sides: Sides) -> str:
 
 
 def _since(side: Side) -> str:
-    return "not known" if side.since is None else side.since.says
+    return "not known" if side.since is None else side.since.message

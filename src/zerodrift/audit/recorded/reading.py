@@ -1,4 +1,4 @@
-"""What the dump itself says, and leaves unsaid, as answers that stand in the verdict beside the numbers.
+"""What the dump itself message, and leaves unsaid, as answers that stand in the verdict beside the numbers.
 
 Lines that were skipped, rollouts that were not asked for, parameters that nobody stated and labels of several weights
 all limit what the numbers can prove; a reader of the verdict must see them.
@@ -8,60 +8,53 @@ from collections.abc import Sequence
 
 import msgspec
 
-from zerodrift.audit.probes.result import Evidence, ProbeResult, answered, found
+from zerodrift.audit.decide import open_to_doubt
+from zerodrift.audit.probes.result import ProbeResult, answered, found
 from zerodrift.audit.recorded.copies import copies
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import NonFinite
 from zerodrift.core.request import SHAPING
 from zerodrift.records.dump import Dump
+from zerodrift.records.evidence import DumpEvidence
 from zerodrift.records.recorded import RecordedRollout
-from zerodrift.records.verdict import CauseFound, Outcome
+from zerodrift.records.verdict import CauseFound, Outcome, Probe
 
 MOST_NAMED = 20
 """Bad lines that are named in the verdict; their number is always told."""
 MOST_BAD = 0.1
 """Share of bad lines above which the others prove nothing: what was skipped may be the fault."""
-# A cause, and the parameters that may have been requested so and left out of the dump.
-_MAY_BE_UNSTATED = {
-    "semantic/temperature": ("temperature",),
-    "semantic/raw-logprobs": ("temperature",),
-    "semantic/truncation-mass": ("top_p", "top_k", "min_p"),
-    "semantic/penalty": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
-    "semantic/logit-bias": ("logit_bias",),
-    "semantic/generation-config": SHAPING,
-}
 _OPTIONS = {name: "--" + name.replace("_", "-") for name in ("temperature", "top_p", "top_k", "min_p")}
 
 
 def dump_probe(dump: Dump, judged: Sequence[RecordedRollout], selection: str, engine: str) -> ProbeResult:
     """How much of the dump was judged, and which lines were not."""
-    evidence: Evidence = {
-        "lines": dump.lines,
-        "judged": len(judged),
-        "bad_lines": len(dump.bad),
-        "empty": len(dump.empty),
-        "repeated": int(copies(judged).sum()),
-    }
-    says = f"{len(judged)} of {len(dump.rollouts)} rollouts judged"
+    evidence = DumpEvidence(
+        lines=dump.lines,
+        judged=len(judged),
+        bad_lines=len(dump.bad),
+        empty=len(dump.empty),
+        repeated=int(copies(judged).sum()),
+    )
+    message = f"{len(judged)} of {len(dump.rollouts)} rollouts judged"
     if selection:
-        says += f" ({selection})"
+        message += f" ({selection})"
     if dump.empty:
-        says += f"; {len(dump.empty)} sampled nothing"
-    if evidence["repeated"]:
-        says += (
-            f"; repetitions among them: {evidence['repeated']} (copies, or samples that share a seed), which count once in "
+        message += f"; {len(dump.empty)} sampled nothing"
+    if evidence.repeated:
+        message += (
+            f"; repetitions among them: {evidence.repeated} (copies, or samples that share a seed), which count once in "
             "the test of the samples"
         )
     versions = sorted({rollout.version for rollout in judged if rollout.version is not None})
     if len(versions) > 1:
-        says += f"; they carry {len(versions)} weight versions, and one checkpoint cannot be all of them (--version)"
+        message += f"; they carry {len(versions)} weight versions, and one checkpoint cannot be all of them (--version)"
     if not dump.bad:
-        return answered("dump", Outcome.PASS, says, evidence)
-    says += f"; {len(dump.bad)} of {dump.lines} lines skipped: {_named(dump)}"
+        return answered(Probe.DUMP, Outcome.PASS, message, evidence)
+    message += f"; {len(dump.bad)} of {dump.lines} lines skipped: {_named(dump)}"
     return answered(
-        "dump",
+        Probe.DUMP,
         Outcome.INCONCLUSIVE,
-        says,
+        message,
         evidence,
         required=len(dump.bad) > MOST_BAD * dump.lines,
         causes=tuple(_nonfinite(dump, engine)),
@@ -73,21 +66,16 @@ def parameters_probe(judged: Sequence[RecordedRollout]) -> ProbeResult:
     silent = unstated(judged)
     if not silent:
         return answered(
-            "parameters", Outcome.PASS, "the dump states every parameter that shapes a distribution"
+            Probe.PARAMETERS, Outcome.PASS, "the dump states every parameter that shapes a distribution"
         )
     taken = ", ".join(f"{name}={getattr(judged[0].sampling, name)}" for name in silent)
-    says = f"the dump does not state {', '.join(silent)}; taken as {taken}"
-    return answered("parameters", Outcome.INCONCLUSIVE, says)
+    message = f"the dump does not state {', '.join(silent)}; taken as {taken}"
+    return answered(Probe.PARAMETERS, Outcome.INCONCLUSIVE, message)
 
 
 def unstated(judged: Sequence[RecordedRollout]) -> list[str]:
     """Parameters that some rollout leaves open."""
     return [name for name in SHAPING if any(name not in rollout.stated for rollout in judged)]
-
-
-def open_to_doubt(cause: CauseFound, silent: Sequence[str]) -> list[str]:
-    """Those of the parameters left `silent` that a sound engine would show the same for, had they been requested."""
-    return [name for name in _MAY_BE_UNSTATED.get(cause.cause, ()) if name in silent]
 
 
 def how_to_state(names: Sequence[str]) -> str:
@@ -138,7 +126,7 @@ def _nonfinite(dump: Dump, engine: str) -> list[CauseFound]:
         found(
             "semantic/nonfinite",
             engine,
-            "dump",
+            Probe.DUMP,
             evidence,
             explained=share,
             interval=(share, share),

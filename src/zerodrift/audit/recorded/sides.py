@@ -9,17 +9,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
-from zerodrift.audit.measure import TokenTable
-from zerodrift.audit.probes.parity import Gates, fidelity, greedy, parity
+from zerodrift.audit.probes.parity import parity, samples
 from zerodrift.audit.probes.result import ProbeResult, answered
 from zerodrift.audit.recorded.copies import copies
-from zerodrift.audit.recorded.since import Since, drift_since, e_value, sampling_since
-from zerodrift.audit.recorded.timeline import Timeline
+from zerodrift.drift.gates import Gates
+from zerodrift.drift.onset import Since, drift_since, e_value, sampling_since
+from zerodrift.drift.strata import Timeline
+from zerodrift.drift.tokens import TokenTable
+from zerodrift.records.evidence import OnsetEvidence
 from zerodrift.records.recorded import RecordedRollout
-from zerodrift.records.verdict import Outcome
+from zerodrift.records.verdict import Outcome, Probe
+
+SINCE = {
+    Probe.PARITY: Probe.PARITY_SINCE,
+    Probe.TRAINER: Probe.TRAINER_SINCE,
+    Probe.SAMPLING: Probe.SAMPLING_SINCE,
+}
 
 
 class Side(NamedTuple):
@@ -34,7 +41,7 @@ class Side(NamedTuple):
     @property
     def bad(self) -> bool:
         """The side left the reference."""
-        failed = self.overall.record.status is Outcome.FAIL
+        failed = self.overall.status is Outcome.FAIL
         return failed or (self.since is not None and self.since.alarm)
 
     @property
@@ -68,11 +75,11 @@ class Sides(NamedTuple):
 
 
 def judge_numbers(
-    name: str, table: TokenTable, order: Timeline, gates: Gates, rng: np.random.Generator
+    probe: Probe, table: TokenTable, order: Timeline, gates: Gates, rng: np.random.Generator
 ) -> Side:
     """Reported numbers against contracted ones."""
     # Without the engine's numbers there is no verdict; without the trainer's there still is one.
-    overall = _named(parity(table, gates, rng), name, required=name == "parity")
+    overall = parity(table, gates, rng, probe, required=probe is Probe.PARITY)
     return Side(overall, drift_since(table, order, gates.mean))
 
 
@@ -85,11 +92,10 @@ def judge_samples(table: TokenTable, order: Timeline, rollouts: Sequence[Recorde
     once = ~copies(rollouts)[table.sequence]
     taken = once & greedy_of[table.sequence]
     drawn = once & ~taken & np.isfinite(table.contracted)
-    likeliest, samples = greedy(rows_of(table, taken)), fidelity(rows_of(table, drawn))
     mostly_greedy = bool(taken.sum() > drawn.sum())
-    by_taking = Side(_named(likeliest, "greedy", required=mostly_greedy), None)
+    by_taking = Side(samples(table.rows(taken), Probe.GREEDY, greedy=True, required=mostly_greedy), None)
     by_drawing = Side(
-        _named(samples, "sampling", required=not mostly_greedy),
+        samples(table.rows(drawn), greedy=False, required=not mostly_greedy),
         sampling_since(table, order, drawn) if drawn.any() else None,
     )
     if not taken.any():
@@ -102,16 +108,6 @@ def judge_samples(table: TokenTable, order: Timeline, rollouts: Sequence[Recorde
     return worse._replace(also=tuple(other.results))
 
 
-def _named(result: ProbeResult, name: str, *, required: bool) -> ProbeResult:
-    record = msgspec.structs.replace(result.record, name=name, required=required)
-    return ProbeResult(record, result.causes)
-
-
-def rows_of(table: TokenTable, chosen: np.ndarray) -> TokenTable:
-    """Some of the tokens."""
-    return TokenTable(**{name: values[chosen] for name, values in vars(table).items()})
-
-
 def with_trainer(table: TokenTable, rollouts: Sequence[RecordedRollout]) -> TokenTable | None:
     """The tokens that the trainer scored as well, with its numbers in the engine's place; None where there are none."""
     has = np.array([rollout.trainer_logprobs is not None for rollout in rollouts])
@@ -120,7 +116,7 @@ def with_trainer(table: TokenTable, rollouts: Sequence[RecordedRollout]) -> Toke
     numbers = np.concatenate(
         [np.array(rollout.trainer_logprobs or (), dtype=np.float64) for rollout in rollouts]
     )
-    return replace(rows_of(table, has[table.sequence]), reported=numbers)
+    return replace(table.rows(has[table.sequence]), reported=numbers)
 
 
 def agree(table: TokenTable, trainer: TokenTable, gates: Gates) -> bool:
@@ -132,10 +128,9 @@ def agree(table: TokenTable, trainer: TokenTable, gates: Gates) -> bool:
 def _as_probe(side: Side) -> ProbeResult:
     assert side.since is not None, "asked only where there is an answer"
     since = side.since
-    evidence: dict[str, float | int | str | bool] = {"log_e": since.log_e, "unit": since.unit}
-    if since.first is not None:
-        evidence |= {"first": since.first, "affected": len(since.affected)}
+    affected = None if since.first is None else len(since.affected)
+    evidence = OnsetEvidence(log_e=since.log_e, unit=since.unit, first=since.first, affected=affected)
     status = Outcome.FAIL if since.alarm else Outcome.PASS
     # The likeliest step of a healthy recording is one that happened to be a little worse than the others.
-    says = since.says if side.bad else f"no {since.unit} stands out (e = {e_value(since.log_e)})"
-    return answered(f"{side.overall.record.name}-since", status, says, evidence)
+    message = since.message if side.bad else f"no {since.unit} stands out (e = {e_value(since.log_e)})"
+    return answered(SINCE[side.overall.probe], status, message, evidence)

@@ -5,16 +5,15 @@ by itself; every answer then speaks of lines.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from zerodrift.audit.measure import Observed
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind
 from zerodrift.core.errors import RecordError
 from zerodrift.core.version import VersionSpan, WeightVersion
+from zerodrift.drift.strata import Timeline
 from zerodrift.records.recorded import RecordedRollout
 
 BLOCK_TOKENS = 200
@@ -37,7 +36,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         chosen = [rollout for rollout in rollouts if self._wants(rollout)]
         if not chosen:
             raise RecordError(
-                f"none of {len(rollouts)} rollouts is asked for ({self.says}); widen --steps or --version"
+                f"none of {len(rollouts)} rollouts is asked for ({self.message}); widen --steps or --version"
             )
         if self.per_step is None:
             return chosen
@@ -48,7 +47,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         return [rollout for number, rollout in enumerate(chosen) if number in kept]
 
     @property
-    def says(self) -> str:
+    def message(self) -> str:
         """The selection in words; empty where everything is taken."""
         bounds = {"from step": self.first, "to step": self.last, "of version": self.version}
         told = [f"{word} {value}" for word, value in bounds.items() if value is not None]
@@ -63,16 +62,6 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         early = self.first is not None and step is not None and step < self.first
         late = self.last is not None and step is not None and step > self.last
         return not early and not late and version in (None, rollout.version)
-
-
-class Timeline(NamedTuple):
-    """Steps in ascending order, and the place in it of every sequence."""
-
-    unit: str
-    """`step`, or `line` where the dump has no steps and blocks of lines stand in for them."""
-    labels: tuple[int, ...]
-    """Number of each step, or first line of each block."""
-    of_sequence: NDArray[np.int64]
 
 
 def timeline(rollouts: Sequence[RecordedRollout]) -> Timeline:

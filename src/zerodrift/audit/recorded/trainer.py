@@ -12,44 +12,23 @@ import msgspec
 import numpy as np
 import torch
 
-from zerodrift.audit import verdict as judging
+from zerodrift.audit.attribute import Channel
 from zerodrift.audit.diagnose import Suspect, diagnose
-from zerodrift.audit.floor import Floor
-from zerodrift.audit.measure import Floats, Measurement, Observed, tabulate
-from zerodrift.audit.probes.parity import Gates
+from zerodrift.audit.explain import attributed
+from zerodrift.audit.measure import Measurement, Observed, tabulate
 from zerodrift.audit.probes.result import found
-from zerodrift.audit.shape import describe, shape
 from zerodrift.core.cause import CAUSES
+from zerodrift.drift.floor import Floor
+from zerodrift.drift.gates import Gates
+from zerodrift.drift.shape import describe, shape
 from zerodrift.records.recorded import RecordedRollout
-from zerodrift.records.verdict import CauseFound
+from zerodrift.records.verdict import CauseFound, Probe
 from zerodrift.sampler.processing import histories, processed_logprobs
+from zerodrift.stats.arrays import Floats
 
-NAME = "trainer"
+NAME = Probe.TRAINER
 MOST_PAIRS = 3
 EXPLAINED = 0.9
-# What a path cause of an engine is called where a trainer has it.
-TRAINER_NAMES = {
-    "path/head-precision": "trainer/autocast",
-    "path/body-precision": "trainer/autocast",
-    "path/kv-precision": "trainer/autocast",
-    "path/rope": "trainer/positions",
-    "path/context-boundary": "trainer/positions",
-}
-# What to do about it in a trainer, where the fixes of a cause are written for engines.
-TRAINER_FIXES = {
-    "semantic/raw-logprobs": "shape the trainer's logits as the request shaped the engine's, before the softmax",
-    "semantic/temperature": "divide the trainer's logits by the temperature of the rollouts, once, before the softmax",
-    "semantic/truncation-mass": "take the trainer's softmax over the tokens that the request keeps, and no others",
-    "semantic/penalty": "take penalties that were not requested out of the trainer's forward",
-    "semantic/logit-bias": "take biases and masks that were not requested out of the trainer's forward",
-    "semantic/generation-config": "give the trainer the request's parameters, not those of generation_config.json",
-    "semantic/off-by-one": "align the trainer's logits with its labels: those at position i-1 predict token i",
-    "semantic/wrong-token": "gather the trainer's logprob at the sampled token id",
-    "semantic/bos": "train on the token ids that the engine was sent, without adding or dropping a BOS",
-    "semantic/template": "train on the token ids that the engine was sent; never render the template a second time",
-    "path/weight-quantisation": "load the unquantised checkpoint in the trainer, or serve the same quantisation",
-    "path/window": "use an attention in the trainer that keeps to the checkpoint's sliding_window",
-}
 
 
 def as_trainer(rollout: RecordedRollout, item: Measurement) -> Measurement:
@@ -71,17 +50,18 @@ def trainer_causes(
         return (leak,)
     attribution = diagnose(suspect, measurements, floor, gates, rng)
     # How tokens were drawn says nothing about the trainer.
-    about_numbers = tuple(finding for finding in attribution.findings if finding.channel != "sampled")
-    attribution = msgspec.structs.replace(attribution, findings=about_numbers)
-    causes = judging.attributed(attribution, NAME, describe(shape(tabulate(measurements, floor))))
+    about_numbers = tuple(each for each in attribution.selected if each.channel is not Channel.SAMPLED)
+    attribution = msgspec.structs.replace(attribution, selected=about_numbers)
+    causes = attributed(attribution, NAME, describe(shape(tabulate(measurements, floor))))
     return tuple(_renamed(cause) for cause in causes)
 
 
 def _renamed(cause: CauseFound) -> CauseFound:
-    name = TRAINER_NAMES.get(cause.cause, cause.cause)
-    fix = TRAINER_FIXES.get(name, CAUSES[name].fix(NAME))
+    name = CAUSES[cause.cause].in_trainer or cause.cause
     evidence = f"in the trainer's numbers: {cause.evidence}"
-    return msgspec.structs.replace(cause, cause=name, fix=fix, evidence=evidence, found_by=NAME)
+    return msgspec.structs.replace(
+        cause, cause=name, fix=CAUSES[name].fix(NAME), evidence=evidence, found_by=NAME.value
+    )
 
 
 def _packing(model: Any, measurements: Sequence[Measurement], gates: Gates) -> CauseFound | None:
@@ -92,8 +72,10 @@ def _packing(model: Any, measurements: Sequence[Measurement], gates: Gates) -> C
         explained = max(explained, 1 - left)
     if explained < EXPLAINED:
         return None
-    says = f"a sequence sees the one before it in the dump: that explains {explained:.1%} of the difference"
-    return found("trainer/packing", NAME, NAME, says, explained=explained)
+    message = (
+        f"a sequence sees the one before it in the dump: that explains {explained:.1%} of the difference"
+    )
+    return found("trainer/packing", NAME, NAME, message, explained=explained)
 
 
 def _suspicious(

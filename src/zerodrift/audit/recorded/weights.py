@@ -10,14 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 from zerodrift.audit.measure import Measurement, measure
-from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult, answered, found
 from zerodrift.backends.teacher import Teacher
 from zerodrift.core.errors import ModelError
+from zerodrift.drift.gates import Gates
+from zerodrift.records.evidence import PreviousWeightsEvidence
 from zerodrift.records.recorded import RecordedRollout
-from zerodrift.records.verdict import Outcome
+from zerodrift.records.verdict import Outcome, Probe
 
-NAME = "previous-weights"
+NAME = Probe.PREVIOUS_WEIGHTS
 MOSTLY = 20.0
 """An older checkpoint fits if it leaves less than a twentieth of the difference, as after an update in an audit."""
 MIXED = 0.1
@@ -50,21 +51,21 @@ def compare_weights(
     at_old = (before <= np.maximum(gates.mean, now / MOSTLY)) & (now > gates.mean)
     at_new = (now <= gates.mean) & (before > gates.mean)
     neither = (now > gates.mean) & ~at_old
-    evidence = {
-        "at_previous": int(at_old.sum()),
-        "at_model": int(at_new.sum()),
-        "at_neither": int(neither.sum()),
-    }
+    evidence = PreviousWeightsEvidence(
+        at_previous=int(at_old.sum()), at_model=int(at_new.sum()), at_neither=int(neither.sum())
+    )
     if not at_old.any() or neither.sum() > at_old.sum():
-        says = f"the previous weights explain {at_old.sum()} of {len(now)} rollouts: they are not the cause"
-        return Older(answered(NAME, Outcome.PASS, says, evidence), before.tolist())
+        message = (
+            f"the previous weights explain {at_old.sum()} of {len(now)} rollouts: they are not the cause"
+        )
+        return Older(answered(NAME, Outcome.PASS, message, evidence), before.tolist())
     mixed = at_new.sum() > max(1, MIXED * (at_new.sum() + at_old.sum()))
-    says = _evidence(suspected.rollouts, at_old, float(now[at_old].mean()), float(before[at_old].mean()))
+    message = _evidence(suspected.rollouts, at_old, float(now[at_old].mean()), float(before[at_old].mean()))
     cause = found(
         "weights/replica" if mixed else "weights/stale",
         engine,
         NAME,
-        f"{says}, and {at_new.sum()} those of the model" if mixed else says,
+        f"{message}, and {at_new.sum()} those of the model" if mixed else message,
         explained=1 - float(before[at_old].mean() / now[at_old].mean()),
     )
     return Older(answered(NAME, Outcome.FAIL, cause.evidence, evidence, causes=(cause,)), before.tolist())
@@ -77,10 +78,10 @@ def _mean(item: Measurement) -> float:
 
 def _evidence(rollouts: Sequence[RecordedRollout], at_old: np.ndarray, now: float, before: float) -> str:
     old = [rollout for rollout, stale in zip(rollouts, at_old, strict=True) if stale]
-    says = f"{len(old)} of {len(rollouts)} rollouts have the numbers of the previous weights"
+    message = f"{len(old)} of {len(rollouts)} rollouts have the numbers of the previous weights"
     steps = sorted({rollout.step for rollout in old if rollout.step is not None})
     if steps:
-        says += f", in steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f", in step {steps[0]}"
+        message += f", in steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f", in step {steps[0]}"
     if labels := sorted({rollout.version for rollout in old if rollout.version is not None}):
-        says += f", under the label {', '.join(labels[:4])}"
-    return f"{says}: mean |Δ| {before:.2g} from those and {now:.2g} from the model"
+        message += f", under the label {', '.join(labels[:4])}"
+    return f"{message}: mean |Δ| {before:.2g} from those and {now:.2g} from the model"

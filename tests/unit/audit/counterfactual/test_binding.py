@@ -6,10 +6,10 @@ import pytest
 
 from zerodrift.audit.counterfactual.binding import find_misbound
 from zerodrift.audit.measure import Observed, measure
-from zerodrift.audit.probes.parity import Gates
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Completion
 from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.drift.gates import Gates
 
 REQUESTED = SamplingParams(temperature=0.7, top_p=0.9, presence_penalty=0.3, max_tokens=6)
 

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from zerodrift import models
-from zerodrift.audit.counterfactual.account import Account
 from zerodrift.audit.counterfactual.context import context_hypotheses, prompt_edits
+from zerodrift.audit.counterfactual.explanation import Explanation
 from zerodrift.models.testbed_config import BOS_ID
 
 
@@ -61,7 +61,7 @@ def test_no_bos_no_hypothesis_about_it(tokenizer: Any) -> None:
 
 def test_each_edit_is_one_hypothesis_and_none_is_made_twice(tokenizer: Any) -> None:
     edits = prompt_edits(tokenizer, BOS_ID)
-    hypotheses = list(context_hypotheses(Account(), edits))
-    assert [h.account.context for h in hypotheses] == list(edits)
+    hypotheses = list(context_hypotheses(Explanation(), edits))
+    assert [h.explanation.context for h in hypotheses] == list(edits)
     assert {h.cause for h in hypotheses} == {"semantic/template", "semantic/retokenised", "semantic/bos"}
-    assert list(context_hypotheses(hypotheses[0].account, edits)) == []
+    assert list(context_hypotheses(hypotheses[0].explanation, edits)) == []

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from zerodrift.audit.counterfactual.account import VANILLA, Account, Pick, Reported
-from zerodrift.audit.counterfactual.evaluate import EXCLUDED_LOGPROB, Case, Evaluator, in_force
+from zerodrift.audit.counterfactual.evaluate import EXCLUDED_LOGPROB, Evaluator, Window, in_force
+from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Pick, Reported
 from zerodrift.core.request import SamplingParams
 
 # What follows token 0, 1, 2, 3.
@@ -28,14 +28,14 @@ def case(
     requested: SamplingParams = HOT,
     prompt: tuple[int, ...] = (3, 0),
     **fields: Any,
-) -> Case:
+) -> Window:
     size = len(output)
-    return Case(prompt, output, requested, np.full(size, -1.0), np.full(size, 1e-6), **fields)
+    return Window(prompt, output, requested, np.full(size, -1.0), np.full(size, 1e-6), **fields)
 
 
 @pytest.fixture
 def make(chain: Callable[[Any], Any]) -> Make:
-    def build(*cases: Case, **options: Any) -> Evaluator:
+    def build(*cases: Window, **options: Any) -> Evaluator:
         forwards = {VANILLA: chain(np.log(P)), "other": chain(np.log(P[::-1]))}
         return Evaluator(cases or (case(),), forwards, **options)
 
@@ -48,13 +48,13 @@ SQUARED = log(16 / 88, 16 / 88, 64 / 88)
 
 
 def test_a_healthy_account_is_the_requested_distribution(make: Make) -> None:
-    prediction = make().predict(Account())
+    prediction = make().predict(Explanation())
     assert_allclose(prediction.reported, SQUARED, atol=1e-6)
     assert_allclose(prediction.sampled, SQUARED, atol=1e-6)
 
 
 def test_entropy_and_variance_are_those_of_the_drawn_distribution(make: Make) -> None:
-    surprise = make().surprise(Account())
+    surprise = make().surprise(Explanation())
     p = np.array([64, 16, 4, 4]) / 88
     entropy = -(p * np.log(p)).sum()
     assert_allclose(surprise.entropy[0], entropy, rtol=1e-5)
@@ -64,28 +64,28 @@ def test_entropy_and_variance_are_those_of_the_drawn_distribution(make: Make) ->
 @pytest.mark.parametrize(
     ("account", "reported", "sampled"),
     [
-        (Account(reported=Reported.RAW), RAW, SQUARED),
-        (Account(sampling={"temperature": 1.0}), RAW, RAW),
+        (Explanation(reported=Reported.RAW), RAW, SQUARED),
+        (Explanation(sampling={"temperature": 1.0}), RAW, RAW),
         # The sampler did something else, and the numbers hide it.
-        (Account(sampling={"temperature": 1.0}, reported=Reported.AS_REQUESTED), SQUARED, RAW),
-        (Account(sampling={"temperature": 1.0}, reported=Reported.RAW), RAW, RAW),
+        (Explanation(sampling={"temperature": 1.0}, reported=Reported.AS_REQUESTED), SQUARED, RAW),
+        (Explanation(sampling={"temperature": 1.0}, reported=Reported.RAW), RAW, RAW),
         # Two tokens are kept of 64 : 16 : 4 : 4, in each of the three rows.
-        (Account(sampling={"top_k": 2}), log(16 / 80, 16 / 80, 64 / 80), log(16 / 80, 16 / 80, 64 / 80)),
+        (Explanation(sampling={"top_k": 2}), log(16 / 80, 16 / 80, 64 / 80), log(16 / 80, 16 / 80, 64 / 80)),
         (
-            Account(sampling={"top_k": 2}, reported=Reported.UNRENORMALISED),
+            Explanation(sampling={"top_k": 2}, reported=Reported.UNRENORMALISED),
             SQUARED,
             log(16 / 80, 16 / 80, 64 / 80),
         ),
         # e^bias = 2 on token 2 doubles its weight before the temperature squares it: 4 becomes 16, 16 becomes 64.
         (
-            Account(bias={2: float(np.log(2))}),
+            Explanation(bias={2: float(np.log(2))}),
             log(16 / 100, 64 / 136, 256 / 280),
             log(16 / 100, 64 / 136, 256 / 280),
         ),
     ],
 )
 def test_an_account_says_what_is_reported_and_what_was_drawn(
-    make: Make, account: Account, reported: np.ndarray, sampled: np.ndarray
+    make: Make, account: Explanation, reported: np.ndarray, sampled: np.ndarray
 ) -> None:
     prediction = make().predict(account)
     assert_allclose(prediction.reported, reported, atol=1e-6)
@@ -111,7 +111,7 @@ NAN = float("nan")
 )
 def test_every_pick_reads_its_own_entry(make: Make, pick: Pick, expected: list[float]) -> None:
     raw = SamplingParams()
-    prediction = make(case(requested=raw)).predict(Account(pick=pick))
+    prediction = make(case(requested=raw)).predict(Explanation(pick=pick))
     assert_allclose(prediction.reported, np.log(np.array(expected) / 16), atol=1e-6)
     # What is read does not change what was drawn.
     assert_allclose(prediction.sampled, RAW, atol=1e-6)
@@ -132,7 +132,7 @@ def test_a_shifted_reading_does_not_leave_its_sequence(make: Make, pick: Pick, e
     other = SamplingParams(max_tokens=7)
     evaluator = make(case((1, 2), raw), case((3, 0), other, prompt=(3,)))
     assert_allclose(
-        evaluator.predict(Account(pick=pick)).reported, np.log(np.array(expected) / 16), atol=1e-6
+        evaluator.predict(Explanation(pick=pick)).reported, np.log(np.array(expected) / 16), atol=1e-6
     )
 
 
@@ -140,12 +140,14 @@ def test_the_stop_token_of_a_stopped_output_may_carry_nothing(make: Make) -> Non
     raw = SamplingParams()
     evaluator = make(case((1, 2), raw, stopped=True), case((1, 2), raw))
     assert_allclose(
-        evaluator.predict(Account(pick=Pick.NO_STOP)).reported, [*log(0.25), 0.0, *log(0.25, 0.25)], atol=1e-6
+        evaluator.predict(Explanation(pick=Pick.NO_STOP)).reported,
+        [*log(0.25), 0.0, *log(0.25, 0.25)],
+        atol=1e-6,
     )
 
 
 def test_an_excluded_token_is_as_bad_as_a_prediction_can_be(make: Make) -> None:
-    evaluator, account = make(), Account(sampling={"top_k": 1})
+    evaluator, account = make(), Explanation(sampling={"top_k": 1})
     prediction, surprise = evaluator.predict(account), evaluator.surprise(account)
     assert prediction.reported.tolist() == [EXCLUDED_LOGPROB, EXCLUDED_LOGPROB, 0.0]
     assert prediction.sampled.tolist() == [EXCLUDED_LOGPROB, EXCLUDED_LOGPROB, 0.0]
@@ -156,14 +158,14 @@ def test_another_context_changes_what_the_first_token_looks_back_on(make: Make) 
     evaluator = make(case(requested=SamplingParams()), contexts={"cut": lambda ids: ids[:-1]})
     # Row 3 in place of row 0 predicts the first token.
     assert_allclose(
-        evaluator.predict(Account(context="cut")).reported, log(1 / 16, 4 / 16, 8 / 16), atol=1e-6
+        evaluator.predict(Explanation(context="cut")).reported, log(1 / 16, 4 / 16, 8 / 16), atol=1e-6
     )
 
 
 def test_another_forward_gives_other_rows(make: Make) -> None:
     evaluator = make(case(requested=SamplingParams()))
     assert_allclose(
-        evaluator.predict(Account(forward="other")).reported, log(1 / 16, 8 / 16, 4 / 16), atol=1e-6
+        evaluator.predict(Explanation(forward="other")).reported, log(1 / 16, 8 / 16, 4 / 16), atol=1e-6
     )
 
 
@@ -171,9 +173,9 @@ def test_rows_are_computed_once_for_each_context_and_forward(chain: Callable[[An
     forward = chain(np.log(P))
     evaluator = Evaluator([case()], {VANILLA: forward}, contexts={"cut": lambda ids: ids[:-1]})
     for temperature in (0.3, 0.4, 0.6):
-        evaluator.predict(Account(sampling={"temperature": temperature}))
+        evaluator.predict(Explanation(sampling={"temperature": temperature}))
     assert forward.calls == 1
-    evaluator.predict(Account(context="cut"))
+    evaluator.predict(Explanation(context="cut"))
     assert forward.calls == 2
 
 
@@ -182,7 +184,7 @@ def test_numbers_that_hide_the_sampler_are_kept_and_still_right(make: Make) -> N
     for _ in range(2):
         for reported, told in ((Reported.AS_REQUESTED, SQUARED), (Reported.RAW, RAW)):
             for temperature, drawn in ((1.0, RAW), (0.5, SQUARED)):
-                account = Account(sampling={"temperature": temperature}, reported=reported)
+                account = Explanation(sampling={"temperature": temperature}, reported=reported)
                 prediction = evaluator.predict(account)
                 assert_allclose(prediction.reported, told, atol=1e-6)
                 assert_allclose(prediction.sampled, drawn, atol=1e-6)
@@ -199,22 +201,22 @@ def test_numbers_that_hide_the_sampler_are_kept_and_still_right(make: Make) -> N
 )
 def test_penalties_count_what_came_before(make: Make, sampling: dict[str, float], logits: np.ndarray) -> None:
     evaluator = make(case(requested=SamplingParams()))
-    prediction = evaluator.predict(Account(sampling=sampling))
+    prediction = evaluator.predict(Explanation(sampling=sampling))
     assert_allclose(prediction.reported[2], logits[2] - np.log(np.exp(logits).sum()), rtol=1e-5)
     # Counting is done once; a second strength must not be scored with the first one's numbers.
-    again = evaluator.predict(Account(sampling={name: value / 2 for name, value in sampling.items()}))
+    again = evaluator.predict(Explanation(sampling={name: value / 2 for name, value in sampling.items()}))
     assert again.reported[2] != prediction.reported[2]
 
 
 def test_stop_tokens_cannot_come_before_the_minimum(make: Make) -> None:
     evaluator = make(case(requested=SamplingParams(min_tokens=1)), stop_ids=(0,))
     # 8 of 16 are forbidden to the first token, and the others share what is left.
-    assert_allclose(evaluator.predict(Account()).reported, log(4 / 8, 4 / 16, 8 / 16), atol=1e-6)
+    assert_allclose(evaluator.predict(Explanation()).reported, log(4 / 8, 4 / 16, 8 / 16), atol=1e-6)
 
 
 def test_cases_with_other_parameters_keep_their_own(make: Make) -> None:
     evaluator = make(case((1,), HOT), case((1,), SamplingParams()), case((1,), HOT))
-    assert_allclose(evaluator.predict(Account()).reported, log(16 / 88, 4 / 16, 16 / 88), atol=1e-6)
+    assert_allclose(evaluator.predict(Explanation()).reported, log(16 / 88, 4 / 16, 16 / 88), atol=1e-6)
     assert evaluator.case_ids.tolist() == [0, 1, 2]
 
 
@@ -226,18 +228,18 @@ def test_coarser_rounding_widens_the_scale_and_moves_nothing(make: Make) -> None
         return np.array([0.0, 3e-6, 4e-6])
 
     evaluator = make(case(), roundings={"bfloat16": coarse})
-    account = Account(rounding="bfloat16")
+    account = Explanation(rounding="bfloat16")
     for _ in range(2):
         assert_allclose(evaluator.scale(account), np.hypot(1e-6, [0.0, 3e-6, 4e-6]))
     assert asked == [1]
-    assert_allclose(evaluator.scale(Account()), 1e-6)
-    assert_allclose(evaluator.predict(account).reported, evaluator.predict(Account()).reported)
+    assert_allclose(evaluator.scale(Explanation()), 1e-6)
+    assert_allclose(evaluator.predict(account).reported, evaluator.predict(Explanation()).reported)
 
 
 def test_what_is_in_force_is_what_was_requested_and_the_changes() -> None:
     requested = SamplingParams(temperature=0.7, logit_bias={1: 0.5}, top_p=0.9)
-    assert in_force(Account(), requested) is requested
-    changed = in_force(Account(sampling={"top_p": 0.8}, bias={1: 1.0, 2: -1.0}), requested)
+    assert in_force(Explanation(), requested) is requested
+    changed = in_force(Explanation(sampling={"top_p": 0.8}, bias={1: 1.0, 2: -1.0}), requested)
     assert changed.temperature == 0.7
     assert changed.top_p == 0.8
     assert changed.logit_bias == {1: 1.5, 2: -1.0}
@@ -245,8 +247,8 @@ def test_what_is_in_force_is_what_was_requested_and_the_changes() -> None:
 
 def test_truncation_that_a_greedy_request_never_meets() -> None:
     greedy = SamplingParams(temperature=0)
-    assert in_force(Account(sampling={"top_p": 0.8, "top_k": 3}), greedy) == greedy
-    assert in_force(Account(sampling={"top_p": 0.8, "temperature": 0.5}), greedy).top_p == 0.8
+    assert in_force(Explanation(sampling={"top_p": 0.8, "top_k": 3}), greedy) == greedy
+    assert in_force(Explanation(sampling={"top_p": 0.8, "temperature": 0.5}), greedy).top_p == 0.8
 
 
 # --- windows ----------------------------------------------------------------------------------------------------
@@ -254,7 +256,7 @@ def test_truncation_that_a_greedy_request_never_meets() -> None:
 LONG = (1, 2, 2, 3, 1, 0, 2)
 
 
-def window(begin: int, end: int, requested: SamplingParams = HOT) -> Case:
+def window(begin: int, end: int, requested: SamplingParams = HOT) -> Window:
     whole = case(LONG[:end], requested)
     return whole._replace(reported=whole.reported[begin:], sigma=whole.sigma[begin:], before=begin)
 
@@ -262,15 +264,15 @@ def window(begin: int, end: int, requested: SamplingParams = HOT) -> Case:
 @pytest.mark.parametrize(
     ("account", "requested"),
     [
-        (Account(), HOT),
-        (Account(forward="other", reported=Reported.RAW), HOT),
-        (Account(), SamplingParams(frequency_penalty=0.5, repetition_penalty=1.2)),
-        (Account(context="longer"), HOT),
-        (Account(pick=Pick.TOP), HOT),
+        (Explanation(), HOT),
+        (Explanation(forward="other", reported=Reported.RAW), HOT),
+        (Explanation(), SamplingParams(frequency_penalty=0.5, repetition_penalty=1.2)),
+        (Explanation(context="longer"), HOT),
+        (Explanation(pick=Pick.TOP), HOT),
     ],
 )
 def test_a_window_is_predicted_as_the_same_tokens_of_the_whole(
-    make: Make, account: Account, requested: SamplingParams
+    make: Make, account: Explanation, requested: SamplingParams
 ) -> None:
     """Penalties count what came before it, and the forward sees it."""
     contexts = {"longer": lambda ids: (2, *ids)}
@@ -281,8 +283,8 @@ def test_a_window_is_predicted_as_the_same_tokens_of_the_whole(
 
 
 def test_a_neighbours_number_is_unknown_at_the_edges_of_a_window(make: Make) -> None:
-    whole = make(case(LONG)).predict(Account(pick=Pick.PREVIOUS_VALUE)).reported
-    part = make(window(2, 5)).predict(Account(pick=Pick.PREVIOUS_VALUE)).reported
+    whole = make(case(LONG)).predict(Explanation(pick=Pick.PREVIOUS_VALUE)).reported
+    part = make(window(2, 5)).predict(Explanation(pick=Pick.PREVIOUS_VALUE)).reported
     assert np.isnan(part[0])
     assert_allclose(part[1:], whole[3:5], atol=1e-6)
 

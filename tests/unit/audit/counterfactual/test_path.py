@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from zerodrift import models
-from zerodrift.audit.counterfactual.account import VANILLA, Account
+from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation
 from zerodrift.audit.counterfactual.path import (
     ROUNDINGS,
     Paths,
@@ -97,14 +97,14 @@ def test_fp8_keys_and_values_are_those_of_the_variant(mistral: Any, sequences: l
 
 def test_one_path_and_one_rounding_are_enough(mistral: Any) -> None:
     found = path_variants(mistral)
-    hypotheses = list(path_hypotheses(Account(), found))
+    hypotheses = list(path_hypotheses(Explanation(), found))
     assert len(hypotheses) == len(found) + len(ROUNDINGS)
     assert all(h.parameters == 1 for h in hypotheses)
-    after_path = list(path_hypotheses(Account(forward="int8"), found))
-    assert {h.account.rounding for h in after_path} == set(ROUNDINGS.values())
-    after_rounding = list(path_hypotheses(Account(rounding="bfloat16"), found))
-    assert {h.account.forward for h in after_rounding} == set(found)
-    assert list(path_hypotheses(Account(forward="int8", rounding="bfloat16"), found)) == []
+    after_path = list(path_hypotheses(Explanation(forward="int8"), found))
+    assert {h.explanation.rounding for h in after_path} == set(ROUNDINGS.values())
+    after_rounding = list(path_hypotheses(Explanation(rounding="bfloat16"), found))
+    assert {h.explanation.forward for h in after_rounding} == set(found)
+    assert list(path_hypotheses(Explanation(forward="int8", rounding="bfloat16"), found)) == []
 
 
 def test_a_fitted_forward_is_added_once_and_found_by_its_name(

@@ -10,12 +10,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from zerodrift.audit.counterfactual.account import VANILLA, Account, Hypothesis
+from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis
 from zerodrift.audit.counterfactual.position import (
-    Onset,
-    Scouts,
+    FirstOff,
+    FitCost,
+    first_off,
     jumped,
-    onset,
     position_hypotheses,
     stretched,
 )
@@ -38,7 +38,7 @@ def turned(distances: Floats, base: float) -> Floats:
     return (WEIGHTS * np.cos(angles)).sum(axis=(1, 2))
 
 
-def predicted(account: Account) -> Floats:
+def predicted(account: Explanation) -> Floats:
     """The forward's name says what was in force."""
     if match := re.match(r"rotary base (\S+) instead", account.forward):
         return turned(DISTANCES, float(match[1]))
@@ -53,27 +53,27 @@ def predicted(account: Account) -> Floats:
 
 
 class Asked:
-    """Scouts that see an engine with `truth` in force, and count the forwards they are asked for."""
+    """FitCost that see an engine with `truth` in force, and count the forwards they are asked for."""
 
     def __init__(self, truth: str) -> None:
-        self.truth = Account(forward=truth)
+        self.truth = Explanation(forward=truth)
         self.forwards: set[str] = set()
 
-    def residual(self, account: Account) -> Floats:
+    def residual(self, account: Explanation) -> Floats:
         self.forwards.add(account.forward)
         return predicted(self.truth) - predicted(account)
 
-    def cost(self, account: Account) -> float:
+    def cost(self, account: Explanation) -> float:
         return float(np.log1p((self.residual(account) / SIGMA) ** 2).sum())
 
-    def at_floor(self, account: Account) -> bool:
+    def at_floor(self, account: Explanation) -> bool:
         return bool(np.abs(self.residual(account)).max() < 4 * SIGMA)
 
-    def hypotheses(self, begins: Onset | None = None, rope: bool = True) -> list[Hypothesis]:
+    def hypotheses(self, begins: FirstOff | None = None, rope: bool = True) -> list[Hypothesis]:
         config = SimpleNamespace(rope_parameters={"rope_theta": OWN}) if rope else SimpleNamespace()
         paths: Any = SimpleNamespace(model=SimpleNamespace(config=config), add=lambda name, _: name)
-        scouts = Scouts(self.cost, self.residual, self.at_floor)
-        return list(position_hypotheses(Account(), paths, scouts, begins))
+        scouts = FitCost(self.cost, self.residual, self.at_floor)
+        return list(position_hypotheses(Explanation(), paths, scouts, begins))
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ class Asked:
 )
 def test_a_value_is_found_between_the_looks(truth: str) -> None:
     scouts = Asked(truth)
-    best = min(scouts.hypotheses(), key=lambda each: scouts.cost(each.account))
-    assert scouts.at_floor(best.account)
+    best = min(scouts.hypotheses(), key=lambda each: scouts.cost(each.explanation))
+    assert scouts.at_floor(best.explanation)
     assert (best.cause, best.parameters) == ("path/rope", 1)
-    said, meant = (float(re.findall(r"[\d.]+", words)[0]) for words in (best.says, truth))
+    said, meant = (float(re.findall(r"[\d.]+", words)[0]) for words in (best.message, truth))
     assert said == pytest.approx(meant, rel=1e-5)
     assert len(scouts.forwards) <= 50, "fifty forwards over two windows are half a scoring pass"
 
@@ -102,7 +102,7 @@ def test_a_value_is_found_between_the_looks(truth: str) -> None:
 @pytest.mark.parametrize("value", ["30000", "3700"])
 def test_a_round_value_is_preferred(value: str) -> None:
     best, *_ = Asked(f"rotary base {value} instead of 10000").hypotheses()
-    assert best.says == f"rotary base {value} instead of 10000"
+    assert best.message == f"rotary base {value} instead of 10000"
 
 
 @pytest.mark.parametrize("place", [16, 48, 64, 100, 37, 131])
@@ -110,22 +110,22 @@ def test_a_round_value_is_preferred(value: str) -> None:
 def test_a_jump_is_found_wherever_it_is(place: int, crossed: bool) -> None:
     """Where outputs reach across it the first row that is off is its place; in a prompt it is looked for."""
     scouts = Asked(f"positions from {place} on are one too high")
-    best, *_ = scouts.hypotheses(Onset(place - 1, place) if crossed else Onset(0, 150))
-    assert best.says == f"positions from {place} on are one too high"
+    best, *_ = scouts.hypotheses(FirstOff(place - 1, place) if crossed else FirstOff(0, 150))
+    assert best.message == f"positions from {place} on are one too high"
     assert best.cause == "path/context-boundary"
     assert len(scouts.forwards) <= (8 if crossed else 60)
 
 
 def test_what_explains_the_scouts_ends_the_search() -> None:
     scouts = Asked("positions multiplied by 1.07")
-    assert len(scouts.hypotheses(Onset(0, 150))) == 1
+    assert len(scouts.hypotheses(FirstOff(0, 150))) == 1
 
 
 def test_nothing_is_refined_where_no_look_helps() -> None:
     """Numbers that no position moves: looks are all it costs, and no cause comes of them."""
 
     class Unmoved(Asked):
-        def residual(self, account: Account) -> Floats:
+        def residual(self, account: Explanation) -> Floats:
             self.forwards.add(account.forward)
             return np.ones(16)
 
@@ -136,7 +136,7 @@ def test_nothing_is_refined_where_no_look_helps() -> None:
 
 def test_a_healthy_engine_costs_nothing() -> None:
     healthy = Asked(VANILLA)
-    assert healthy.hypotheses(Onset(3, 7)) == []
+    assert healthy.hypotheses(FirstOff(3, 7)) == []
     assert healthy.forwards == {VANILLA}
 
 
@@ -145,20 +145,20 @@ def test_noise_gets_no_exact_account() -> None:
     noise = np.random.default_rng(1).normal(0, 3e-3, 16)
 
     class Noisy(Asked):
-        def residual(self, account: Account) -> Floats:
+        def residual(self, account: Explanation) -> Floats:
             return super().residual(account) + noise
 
     scouts = Noisy(VANILLA)
-    now = scouts.cost(Account())
-    for hypothesis in scouts.hypotheses(Onset(0, 150)):
-        assert not scouts.at_floor(hypothesis.account)
-        assert scouts.cost(hypothesis.account) > 0.8 * now
+    now = scouts.cost(Explanation())
+    for hypothesis in scouts.hypotheses(FirstOff(0, 150)):
+        assert not scouts.at_floor(hypothesis.explanation)
+        assert scouts.cost(hypothesis.explanation) > 0.8 * now
 
 
 def test_one_path_is_enough() -> None:
     paths: Any = None
     scouts: Any = None
-    assert list(position_hypotheses(Account(forward="int8"), paths, scouts, None)) == []
+    assert list(position_hypotheses(Explanation(forward="int8"), paths, scouts, None)) == []
 
 
 def test_a_model_without_rotary_positions_has_no_base() -> None:
@@ -170,16 +170,16 @@ def test_a_model_without_rotary_positions_has_no_base() -> None:
 @pytest.mark.parametrize(
     ("off", "positions", "begins"),
     [
-        ([False, False, True, True], [3, 4, 5, 6], Onset(4, 5)),
-        ([False, True, False, True], [3, 9, 12, 7], Onset(3, 7)),
-        ([True, True], [5, 6], Onset(0, 5)),
+        ([False, False, True, True], [3, 4, 5, 6], FirstOff(4, 5)),
+        ([False, True, False, True], [3, 9, 12, 7], FirstOff(3, 7)),
+        ([True, True], [5, 6], FirstOff(0, 5)),
         ([False, False], [5, 6], None),
     ],
 )
 def test_a_difference_begins_where_the_first_row_is_off(
-    off: list[bool], positions: list[int], begins: Onset | None
+    off: list[bool], positions: list[int], begins: FirstOff | None
 ) -> None:
-    assert onset(np.array(off), np.array(positions)) == begins
+    assert first_off(np.array(off), np.array(positions)) == begins
 
 
 def test_positions_jump_at_the_boundary_and_stretch_from_the_start() -> None:

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from zerodrift.audit.counterfactual.account import Account, Hypothesis, Pick, Reported
+from zerodrift.audit.counterfactual.explanation import Explanation, Hypothesis, Pick, Reported
 from zerodrift.audit.counterfactual.semantic import (
     FITTED,
     PICKS,
@@ -12,11 +12,11 @@ from zerodrift.audit.counterfactual.semantic import (
     told_hypotheses,
 )
 
-Cost = Callable[[Account], float]
+Cost = Callable[[Explanation], float]
 FLAT = 1000.0
 
 
-def flat(account: Account) -> float:
+def flat(account: Explanation) -> float:
     """Nothing is better than anything else."""
     return FLAT
 
@@ -25,7 +25,7 @@ def valley(name: str, truth: float, healthy: float, depth: float = 500.0, width:
     """Costs that fall off towards the truth as a Cauchy likelihood does; accounts that leave `name` alone sit at
     `healthy`."""
 
-    def cost(account: Account) -> float:
+    def cost(account: Explanation) -> float:
         off = (account.sampling.get(name, healthy) - truth) / width
         return FLAT - depth / (1 + off * off)
 
@@ -34,13 +34,13 @@ def valley(name: str, truth: float, healthy: float, depth: float = 500.0, width:
 
 def fitted(hypotheses: list[Hypothesis], name: str) -> list[float]:
     grid = TRUNCATIONS.get(name, ())
-    return [h.account.sampling[name] for h in hypotheses if name in h.account.sampling and not grid]
+    return [h.explanation.sampling[name] for h in hypotheses if name in h.explanation.sampling and not grid]
 
 
-HEALTHY, USUAL = Account(), Expected()
+HEALTHY, USUAL = Explanation(), Expected()
 
 
-def told(cost: Cost = flat, expected: Expected = USUAL, account: Account = HEALTHY) -> list[Hypothesis]:
+def told(cost: Cost = flat, expected: Expected = USUAL, account: Explanation = HEALTHY) -> list[Hypothesis]:
     return list(told_hypotheses(account, cost, expected))
 
 
@@ -85,36 +85,38 @@ def test_a_round_number_is_preferred_where_it_does_as_well() -> None:
 def test_what_does_not_help_at_a_first_look_is_not_fitted() -> None:
     asked = []
 
-    def cost(account: Account) -> float:
+    def cost(account: Explanation) -> float:
         asked.append(account)
         return FLAT
 
     hypotheses = told(cost)
-    assert not any(set(h.account.sampling) & {"temperature", *FITTED} for h in hypotheses)
+    assert not any(set(h.explanation.sampling) & {"temperature", *FITTED} for h in hypotheses)
     # Looks alone: a search would take twenty more for each parameter.
     assert len(asked) < 60
 
 
 def test_every_reading_and_every_truncation_is_proposed_once() -> None:
     hypotheses = told()
-    readings = {h.account.reported for h in hypotheses}
+    readings = {h.explanation.reported for h in hypotheses}
     assert {Reported.RAW, Reported.UNRENORMALISED} <= readings
-    assert {h.account.pick for h in hypotheses} == {Pick.SAMPLED, *PICKS}
+    assert {h.explanation.pick for h in hypotheses} == {Pick.SAMPLED, *PICKS}
     for name, grid in TRUNCATIONS.items():
-        assert [h.account.sampling[name] for h in hypotheses if name in h.account.sampling] == list(grid)
-    assert len({repr(h.account) for h in hypotheses}) == len(hypotheses)
+        assert [h.explanation.sampling[name] for h in hypotheses if name in h.explanation.sampling] == list(
+            grid
+        )
+    assert len({repr(h.explanation) for h in hypotheses}) == len(hypotheses)
 
 
 def test_a_change_already_made_is_not_proposed_again() -> None:
-    account = Account(
+    account = Explanation(
         reported=Reported.RAW,
         pick=Pick.TOP,
         sampling={"top_p": 0.9, "temperature": 0.5, "presence_penalty": 1},
     )
     for hypothesis in told(valley("temperature", 0.7, 0.5), Expected(1.0, {"top_k": 20}), account):
-        assert hypothesis.account.reported is Reported.RAW
-        assert hypothesis.account.pick is Pick.TOP
-        assert hypothesis.account.sampling.items() >= account.sampling.items()
+        assert hypothesis.explanation.reported is Reported.RAW
+        assert hypothesis.explanation.pick is Pick.TOP
+        assert hypothesis.explanation.sampling.items() >= account.sampling.items()
         assert hypothesis.cause != "semantic/generation-config"
 
 
@@ -122,7 +124,7 @@ def test_defaults_of_the_checkpoint_are_one_hypothesis_without_fitted_values() -
     defaults = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_new_tokens": 2048}
     (hypothesis,) = [h for h in told(expected=Expected(1.0, defaults)) if "config" in h.cause]
     # max_new_tokens shapes no distribution, and no sampler takes it.
-    assert hypothesis.account.sampling == {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
+    assert hypothesis.explanation.sampling == {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
     assert hypothesis.parameters == 0
     only = told(expected=Expected(1.0, {"max_new_tokens": 5}))
     assert not [h for h in only if "config" in h.cause]
@@ -134,9 +136,9 @@ def test_defaults_of_the_checkpoint_are_one_hypothesis_without_fitted_values() -
 )
 def test_hidden_changes_leave_the_reported_numbers_alone(reported: Reported, hiding: Reported) -> None:
     cost = valley("temperature", 0.9, 1.0)
-    hypotheses = list(hidden_hypotheses(Account(reported=reported), cost, Expected()))
-    assert {h.account.reported for h in hypotheses} == {hiding}
-    assert {h.account.pick for h in hypotheses} == {Pick.SAMPLED}
-    causes = {h.cause for h in hypotheses if "temperature" in h.account.sampling}
+    hypotheses = list(hidden_hypotheses(Explanation(reported=reported), cost, Expected()))
+    assert {h.explanation.reported for h in hypotheses} == {hiding}
+    assert {h.explanation.pick for h in hypotheses} == {Pick.SAMPLED}
+    causes = {h.cause for h in hypotheses if "temperature" in h.explanation.sampling}
     assert causes == {"semantic/sampling-bias"}
     assert "semantic/truncation-mass" in {h.cause for h in hypotheses}

@@ -16,11 +16,11 @@ from zerodrift.audit.probes.given import (
     same_reference,
     sampled_by,
 )
-from zerodrift.audit.probes.parity import Gates
 from zerodrift.backends.base import Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.errors import BadAnswer, DigestMismatch
 from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.drift.gates import Gates
 from zerodrift.records.baseline import BaselineHeader, BaselineRow
 from zerodrift.records.verdict import Outcome
 

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 from zerodrift.audit.probes.consistency import SelfConsistency
-from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult
 from zerodrift.audit.probes.stream import stream
 from zerodrift.backends.base import Capability
 from zerodrift.core.completion import Answer, Completion, FinishReason, Problem
 from zerodrift.core.errors import BadAnswer, EngineUnreachable
 from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.drift.gates import Gates
 from zerodrift.records.verdict import Outcome
 
 REQUESTS = [Request(Prompt((10 + row, 4, 5)), SamplingParams(max_tokens=4, seed=row)) for row in range(4)]

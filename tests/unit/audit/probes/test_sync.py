@@ -12,7 +12,6 @@ import torch
 from zerodrift.audit.perturb import GroupedWeights, Grouping, by_layer, perturbed, write_checkpoint
 from zerodrift.audit.plan import probe_requests
 from zerodrift.audit.probes import sync
-from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult
 from zerodrift.audit.probes.sync import NEW, Seen, Update, weight_sync
 from zerodrift.backends.base import Capability
@@ -21,6 +20,7 @@ from zerodrift.core.completion import Answer, Completion, FinishReason, Problem
 from zerodrift.core.errors import BadAnswer, EngineUnreachable
 from zerodrift.core.request import Request
 from zerodrift.core.version import VersionSpan, WeightVersion
+from zerodrift.drift.gates import Gates
 from zerodrift.faults.prefix_cache import PrefixCachingReference
 from zerodrift.records.verdict import Outcome
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult
 from zerodrift.audit.probes.trainer import trainer
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.errors import InvalidValue
+from zerodrift.drift.gates import Gates
 from zerodrift.records.verdict import Outcome
 
 Scores = Callable[[Sequence[Sequence[int]]], list[list[float]]]

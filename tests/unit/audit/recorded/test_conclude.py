@@ -4,15 +4,15 @@ import pytest
 from zerodrift.audit.probes.result import answered, found
 from zerodrift.audit.recorded.conclude import ODD_CHECKPOINT, conclude, side_in_words, since_in_words
 from zerodrift.audit.recorded.sides import Side, Sides
-from zerodrift.audit.recorded.since import Since
 from zerodrift.core.cause import CAUSES
-from zerodrift.records.verdict import CauseFound, Outcome
+from zerodrift.drift.onset import Since
+from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe
 
 BEGAN = Since("step", (3, 4, 5), np.ones(3), 1, 9.0, True, (1, 2))
 NEVER = Since("step", (3, 4, 5), np.zeros(3), None, 0.0, False, ())
 
 
-def side(name: str, status: Outcome) -> Side:
+def side(name: Probe, status: Outcome) -> Side:
     since = BEGAN if status is Outcome.FAIL else NEVER
     return Side(answered(name, status, "says", required=True), since)
 
@@ -20,12 +20,12 @@ def side(name: str, status: Outcome) -> Side:
 def sides(engine: bool = True, samples: bool = True, trainer: bool | None = None) -> Sides:
     """Which of them are right."""
     outcome = {True: Outcome.PASS, False: Outcome.FAIL}
-    judged = None if trainer is None else side("trainer", outcome[trainer])
-    return Sides(side("parity", outcome[engine]), side("sampling", outcome[samples]), judged)
+    judged = None if trainer is None else side(Probe.TRAINER, outcome[trainer])
+    return Sides(side(Probe.PARITY, outcome[engine]), side(Probe.SAMPLING, outcome[samples]), judged)
 
 
 def cause(name: str, explained: float = 1.0) -> CauseFound:
-    return found(name, "vllm", "attribution", f"evidence of {name}", explained=explained, gating=True)
+    return found(name, "vllm", FoundBy.VALUE, f"evidence of {name}", explained=explained, gating=True)
 
 
 def test_nobody_is_guilty() -> None:
@@ -67,14 +67,14 @@ def test_nobody_is_guilty() -> None:
 def test_the_side_that_left(judged: Sides, name: str, guilty: str, words: str) -> None:
     concluded = conclude(judged, judged.results, (cause(name),), same_numbers=False)
     assert (concluded.verdict, concluded.guilty) == (Outcome.FAIL, guilty)
-    assert concluded.says == CAUSES[name].says
+    assert concluded.message == CAUSES[name].message
     assert words in side_in_words(guilty, judged)
 
 
 def test_sentences_about_engines_are_not_said_of_a_trainer() -> None:
     judged = sides(trainer=False)
     concluded = conclude(judged, judged.results, (cause("semantic/off-by-one"),), same_numbers=False)
-    assert concluded.says == (
+    assert concluded.message == (
         "The trainer's logprobs are not those of the checkpoint; evidence of semantic/off-by-one."
     )
 
@@ -82,7 +82,7 @@ def test_sentences_about_engines_are_not_said_of_a_trainer() -> None:
 def test_a_failure_without_a_name() -> None:
     judged = sides(engine=False)
     concluded = conclude(judged, judged.results, (), same_numbers=False)
-    assert (concluded.verdict, concluded.guilty, concluded.says) == (Outcome.FAIL, "engine", "says")
+    assert (concluded.verdict, concluded.guilty, concluded.message) == (Outcome.FAIL, "engine", "says")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_two_that_agree_against_the_checkpoint(causes: tuple[CauseFound, ...], o
     concluded = conclude(judged, judged.results, causes, same_numbers=True)
     if odd:
         assert concluded.verdict is Outcome.INCONCLUSIVE
-        assert (concluded.guilty, concluded.says) == ("unknown", ODD_CHECKPOINT)
+        assert (concluded.guilty, concluded.message) == ("unknown", ODD_CHECKPOINT)
     else:
         assert (concluded.verdict, concluded.guilty) == (Outcome.FAIL, "engine and trainer")
     assert side_in_words("unknown", judged) == "cannot be told"
@@ -133,7 +133,7 @@ def test_what_the_dump_leaves_out_is_no_fault(
         assert concluded.verdict is Outcome.FAIL
     else:
         assert (concluded.verdict, concluded.guilty) == (Outcome.INCONCLUSIVE, "unknown")
-        assert told in concluded.says
+        assert told in concluded.message
         assert [(each.cause, each.gating) for each in concluded.causes] == [(name, False) for name in names]
 
 
@@ -148,7 +148,7 @@ def test_another_model_may_be_the_wrong_checkpoint() -> None:
     judged = sides(engine=False)
     concluded = conclude(judged, judged.results, (cause("weights/other-model"),), same_numbers=False)
     assert (concluded.verdict, concluded.guilty) == (Outcome.FAIL, "engine")
-    assert concluded.says.endswith("Is --model the checkpoint that made these rollouts?")
+    assert concluded.message.endswith("Is --model the checkpoint that made these rollouts?")
 
 
 def test_every_guilty_side_is_dated() -> None:
@@ -156,5 +156,7 @@ def test_every_guilty_side_is_dated() -> None:
     both = since_in_words(sides(engine=False, trainer=False))
     assert both.startswith("engine since step 4; e = ")
     assert "; trainer since step 4; e = " in both
-    undated = Sides(side("parity", Outcome.FAIL)._replace(since=None), side("sampling", Outcome.PASS), None)
+    undated = Sides(
+        side(Probe.PARITY, Outcome.FAIL)._replace(since=None), side(Probe.SAMPLING, Outcome.PASS), None
+    )
     assert since_in_words(undated) == "not known"

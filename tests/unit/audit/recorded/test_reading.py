@@ -10,7 +10,7 @@ from zerodrift.core.request import SHAPING, SamplingParams
 from zerodrift.records.dump import BadLine, Dump
 from zerodrift.records.dump_formats import DumpFormat
 from zerodrift.records.recorded import RecordedRollout
-from zerodrift.records.verdict import Outcome
+from zerodrift.records.verdict import FoundBy, Outcome
 
 Make = Callable[..., RecordedRollout]
 
@@ -80,7 +80,7 @@ def test_parameters_that_nobody_stated(rollout: Make) -> None:
 
 
 def test_a_cause_that_the_dump_may_have_forgotten_to_mention(rollout: Make) -> None:
-    causes = [found(name, "vllm", "x", "why") for name in ("semantic/truncation-mass", "path/rope")]
+    causes = [found(name, "vllm", FoundBy.VALUE, "why") for name in ("semantic/truncation-mass", "path/rope")]
     stated = with_doubt(causes, [rollout(stated=frozenset(SHAPING))])
     assert stated == tuple(causes)
     doubted = with_doubt(causes, [rollout(stated=frozenset(SHAPING) - {"top_k", "temperature"})])

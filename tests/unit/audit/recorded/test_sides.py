@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from zerodrift.audit.measure import TokenTable
-from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.recorded.sides import Sides, agree, judge_numbers, judge_samples, with_trainer
-from zerodrift.audit.recorded.timeline import Timeline
 from zerodrift.core.request import SamplingParams
+from zerodrift.drift.gates import Gates
+from zerodrift.drift.strata import Timeline
+from zerodrift.drift.tokens import TokenTable
 from zerodrift.records.recorded import RecordedRollout
-from zerodrift.records.verdict import Outcome
+from zerodrift.records.verdict import Outcome, Probe
 
 Make = Callable[..., RecordedRollout]
 Table = Callable[[Sequence[NDArray[np.float64]]], TokenTable]
@@ -29,7 +29,7 @@ def test_a_fault_of_the_last_steps_drowns_in_the_mean_and_is_still_found(table: 
     order = Timeline("step", tuple(range(STEPS)), np.repeat(np.arange(STEPS), 4))
     gates = GATES._replace(p90=9.0, k3=9.0)
     deltas = [np.full(10, 0.001 if step < 24 else 0.1) for step in range(STEPS) for _ in range(4)]
-    side = judge_numbers("parity", table(deltas), order, gates, generator())
+    side = judge_numbers(Probe.PARITY, table(deltas), order, gates, generator())
     assert side.overall.record.status is Outcome.PASS
     assert side.bad
     _, since = side.results
@@ -39,7 +39,7 @@ def test_a_fault_of_the_last_steps_drowns_in_the_mean_and_is_still_found(table: 
 
 def test_a_healthy_side_names_no_step(table: Table) -> None:
     deltas = [np.full(40, 0.001)] * (STEPS - 1) + [np.full(40, 0.04)]
-    side = judge_numbers("trainer", table(deltas), ORDER, GATES, generator())
+    side = judge_numbers(Probe.TRAINER, table(deltas), ORDER, GATES, generator())
     assert not side.bad
     assert not side.overall.record.required
     assert side.results[1].record.name == "trainer-since"
@@ -107,7 +107,7 @@ def test_a_copy_is_no_evidence(table: Table, rollout: Make) -> None:
 
 def test_the_trainers_numbers_take_the_engines_place(table: Table, rollout: Make) -> None:
     tokens = table([np.zeros(3)] * 3)
-    scored = [rollout(), rollout(trainer_logprobs=(-1.4, -1.5, -1.6)), rollout()]
+    scored = [rollout(), rollout(trainer_logprobs=(-0.9, -1.0, -1.1)), rollout()]
     assert with_trainer(tokens, [rollout()] * 3) is None
     found = with_trainer(tokens, scored)
     assert found is not None
@@ -118,8 +118,8 @@ def test_the_trainers_numbers_take_the_engines_place(table: Table, rollout: Make
 
 
 def test_the_sampler_is_guilty_only_where_the_numbers_are_right(table: Table, rollout: Make) -> None:
-    right = judge_numbers("parity", table([np.zeros(40)] * STEPS), ORDER, GATES, generator())
-    wrong = judge_numbers("parity", table([np.full(40, 0.5)] * STEPS), ORDER, GATES, generator())
+    right = judge_numbers(Probe.PARITY, table([np.zeros(40)] * STEPS), ORDER, GATES, generator())
+    wrong = judge_numbers(Probe.PARITY, table([np.full(40, 0.5)] * STEPS), ORDER, GATES, generator())
     likely = table([np.zeros(40)] * STEPS)
     object.__setattr__(likely, "contracted", np.full(40 * STEPS, -0.5))
     samples = judge_samples(likely, ORDER, distinct(rollout))

@@ -26,7 +26,7 @@ def test_lines_stand_in_for_steps_in_blocks_that_can_say_something(rollout: Make
 def test_everything_is_judged_unless_asked_otherwise(rollout: Make) -> None:
     rollouts = [rollout(step=1), rollout(step=2)]
     assert Selection().of(rollouts) == rollouts
-    assert Selection().says == ""
+    assert Selection().message == ""
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ def test_everything_is_judged_unless_asked_otherwise(rollout: Make) -> None:
 def test_some_are_asked_for(selection: Selection, steps: list[int], says: str, rollout: Make) -> None:
     rollouts = [rollout(step=step, version="b" if step == 2 else "a") for step in (1, 2, 3)]
     assert [each.step for each in selection.of(rollouts)] == steps
-    assert selection.says == says
+    assert selection.message == says
 
 
 def test_a_few_of_each_step_evenly_spaced(rollout: Make) -> None:
     rollouts = [rollout(step=step, line=line) for step in (0, 1) for line in range(1, 8 if step else 3)]
     chosen = Selection(per_step=3).of(rollouts)
     assert [(each.step, each.line) for each in chosen] == [(0, 1), (0, 2), (1, 1), (1, 4), (1, 7)]
-    assert Selection(per_step=3).says == "at most 3 of each step"
+    assert Selection(per_step=3).message == "at most 3 of each step"
 
 
 @pytest.mark.parametrize("selection", [Selection(first=9), Selection(version="c")])

@@ -4,13 +4,13 @@ import pytest
 
 from zerodrift.audit.measure import measure
 from zerodrift.audit.perturb import perturbed
-from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.recorded.timeline import observer
 from zerodrift.audit.recorded.weights import Older, Suspected, compare_weights
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.core.errors import ModelError
 from zerodrift.core.request import SamplingParams
+from zerodrift.drift.gates import Gates
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.verdict import Outcome
 

@@ -47,7 +47,7 @@ class Pick(StrEnum):
     """The sampled token's, but nothing (zero) for a token that ended the output."""
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True):
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What was done at each stage; defaults are what was asked for."""
 
     context: str = AS_SENT
@@ -69,12 +69,12 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hypothesis(msgspec.Struct, frozen=True):
-    """One change to an account, and the cause it stands for."""
+    """One change to an explanation, and the cause it stands for."""
 
     cause: str
-    says: str
+    message: str
     """The change in words, with fitted values."""
-    account: Account
-    """The account with the change made."""
+    explanation: Explanation
+    """The explanation with the change made."""
     parameters: int = 0
     """Values fitted to the data; each must earn its place."""

@@ -10,13 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerodrift.audit.measure import TokenTable
-from zerodrift.audit.probes.parity import SAMPLING_ALPHA
-from zerodrift.audit.recorded.timeline import Timeline
+from zerodrift.drift.sampling import SAMPLING_ALPHA
+from zerodrift.drift.strata import Timeline, group_means
+from zerodrift.drift.tokens import TokenTable
+from zerodrift.stats.arrays import Floats, Ids
 from zerodrift.stats.onset import Onset
 from zerodrift.stats.sequential import EProcess
-
-Floats = NDArray[np.float64]
 
 ALPHA = 1e-3
 """Chance of ever alarming on a healthy recording, at most; those sit at half a gate and never come near."""
@@ -58,7 +57,7 @@ class Since(NamedTuple):
         return None if self.began is None else self.labels[self.began]
 
     @property
-    def says(self) -> str:
+    def message(self) -> str:
         """The answer in words."""
         if self.first is None:
             return f"no {self.unit} stands out (e = {e_value(self.log_e)})"
@@ -85,9 +84,9 @@ def drift_since(table: TokenTable, order: Timeline, gate: float) -> Since:
     # A token that the parameters exclude is infinitely far off, and counts as the clip.
     per_token = np.minimum(np.abs(table.delta) / gate, CLIP)
     steps = len(order.labels)
-    sizes = _means(per_token, order.of_sequence[table.sequence], steps)
+    sizes = group_means(per_token, order.of_sequence[table.sequence], steps)
     parts = _parts(table, order)
-    part_sizes = _means(per_token, parts[table.sequence], PARTS * steps)
+    part_sizes = group_means(per_token, parts[table.sequence], PARTS * steps)
     state = Onset(fresh=EProcess(clip=1.0, null_mean=2 / CLIP - 1))
     openings: list[int] = []
     # A trainer need not have scored every step: only parts with tokens are bet on.
@@ -101,7 +100,7 @@ def drift_since(table: TokenTable, order: Timeline, gate: float) -> Since:
     return Since(order.unit, order.labels, sizes, began, state.log_peak, state.alarm(ALPHA), bad)
 
 
-def _parts(table: TokenTable, order: Timeline) -> NDArray[np.int64]:
+def _parts(table: TokenTable, order: Timeline) -> Ids:
     """Number of the part that each sequence belongs to: its step's times PARTS, and its place among the step's."""
     scored = np.unique(table.sequence)
     place = order.of_sequence[scored]
@@ -112,13 +111,6 @@ def _parts(table: TokenTable, order: Timeline) -> NDArray[np.int64]:
     parts = np.zeros(len(order.of_sequence), dtype=np.int64)
     parts[scored] = PARTS * place + rank * np.minimum(PARTS, counts[place]) // counts[place]
     return parts
-
-
-def _means(values: Floats, group: NDArray[np.int64], groups: int) -> Floats:
-    """Mean of each group; 0 where it is empty."""
-    sums = np.bincount(group, weights=values, minlength=groups)
-    means: Floats = sums / np.maximum(np.bincount(group, minlength=groups), 1)
-    return means
 
 
 def sampling_since(table: TokenTable, order: Timeline, drawn: NDArray[np.bool_]) -> Since:

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerodrift.audit.answers import generated, scored
+from zerodrift.audit.checked_calls import generated, scored
 from zerodrift.core.completion import Answer
 from zerodrift.core.errors import BadAnswer
 from zerodrift.core.request import Prompt, Request

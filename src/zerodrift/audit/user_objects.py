@@ -8,7 +8,7 @@ from typing import Any
 from zerodrift.core.errors import ConfigError
 
 
-def made(what: str, spec: str, model: str | Path, kind: Any, examples: str, lacks: str) -> Any:
+def load(what: str, spec: str, model: str | Path, kind: Any, examples: str, lacks: str) -> Any:
     """The object of this kind that `spec` names, for this model; `what` says in messages what it was to be."""
     name, _, attribute = spec.partition(":")
     if not name or not attribute:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from zerodrift.audit.counterfactual.kinship import find_unrelated, kinship
+from zerodrift.audit.counterfactual.same_model import find_unrelated, lead_left
 from zerodrift.audit.measure import Measurement, Observed, measure
 from zerodrift.audit.perturb import perturbed
 from zerodrift.backends.base import Backend
@@ -37,7 +37,7 @@ def look(llama: ReferenceBackend) -> Look:
         seen = observed(engine)
         stops = llama.facts.eos_token_ids
         measurements: list[Measurement] = measure(llama.teacher, seen, stops)
-        return kinship(llama.teacher, seen, stops), find_unrelated(llama.teacher, measurements, stops)
+        return lead_left(llama.teacher, seen, stops), find_unrelated(llama.teacher, measurements, stops)
 
     return run
 
@@ -116,4 +116,4 @@ def test_a_model_that_ignores_its_context_has_no_kin(llama: ReferenceBackend) ->
         def logits(self, sequences: list[list[int]], starts: list[int]) -> list[torch.Tensor]:
             return [torch.zeros(len(ids) - start, 512) for ids, start in zip(sequences, starts, strict=True)]
 
-    assert kinship(Flat(), observed(llama), ()) is None  # type: ignore[arg-type]
+    assert lead_left(Flat(), observed(llama), ()) is None  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from zerodrift.audit.measure import TokenTable
-from zerodrift.audit.shape import describe, shape
+from zerodrift.drift.shape import describe, shape
+from zerodrift.drift.tokens import TokenTable
 
 SEQUENCES, LENGTH = 10, 20
 

@@ -1,4 +1,4 @@
-"""The rungs beside parity: the engine against itself, given tokens, the trainer, weight updates, rewards.
+"""The probes beside parity: the engine against itself, given tokens, the trainer, weight updates, rewards.
 
 Each is asked once, and none ends the audit: what an engine does not survive is not judged, and that is not passed.
 """
@@ -17,35 +17,34 @@ from zerodrift.audit.perturb import GroupedWeights, perturbed, write_checkpoint
 from zerodrift.audit.plan import PROBE_REQUESTS, SYNC_REQUESTS, rewarded_requests
 from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.given import given_tokens, recorded_in, same_reference, sampled_by
-from zerodrift.audit.probes.head import NAME as HEAD_PRECISION
 from zerodrift.audit.probes.head import head_precision
-from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.probes.result import ProbeResult, cut_off, not_judged
 from zerodrift.audit.probes.rewards import rewards
 from zerodrift.audit.probes.stream import stream
 from zerodrift.audit.probes.sync import LEAST_SIGNAL, Update, weight_sync
-from zerodrift.audit.probes.sync import NAME as WEIGHT_SYNC
 from zerodrift.audit.probes.trainer import trainer
-from zerodrift.audit.setup import Setup
+from zerodrift.audit.setup import AuditSetup
 from zerodrift.audit.tasks import rewarded
 from zerodrift.backends.base import Capability, need
 from zerodrift.backends.teacher import Teacher
 from zerodrift.config.precision import Precision
+from zerodrift.core.cause import CAUSES
 from zerodrift.core.errors import CapabilityMissing, EngineError, InvalidPrompt, InvalidValue, ZerodriftError
 from zerodrift.core.request import Request
+from zerodrift.drift.gates import Gates
 from zerodrift.records.directory import REFERENCE
 from zerodrift.records.rollout import Rollout
-from zerodrift.records.verdict import CauseFound, Outcome
+from zerodrift.records.verdict import CauseFound, Outcome, Probe
 
 GIVEN_SEQUENCES = 8
 MOVED_PROMPTS = 4
 
 
 @dataclass(frozen=True)
-class Rungs:
+class ProbeSuite:
     """What is asked beyond parity, and the gates it is judged by."""
 
-    setup: Setup
+    setup: AuditSetup
     gates: Gates
 
     def consistency(self, *, semantic: bool) -> list[ProbeResult]:
@@ -53,7 +52,7 @@ class Rungs:
         try:
             requests = self.setup.probe_requests(self.setup.validation.seed, PROBE_REQUESTS)
         except InvalidPrompt as error:
-            return [not_judged("self-consistency", str(error), required=True)]
+            return [not_judged(Probe.SELF_CONSISTENCY, str(error), required=True)]
         itself = SelfConsistency(
             self.setup.engine,
             self.setup.reference,
@@ -61,46 +60,46 @@ class Rungs:
             self.gates,
             f"audit-{self.setup.validation.seed}-{time.time_ns()}",
         )
-        probes: list[tuple[str, Callable[[], ProbeResult]]] = [
-            ("repeat", itself.repeat),
-            ("batch", itself.batch),
-            ("cache", itself.cache),
-            ("stream", lambda: stream(itself)),
+        probes: list[tuple[Probe, Callable[[], ProbeResult]]] = [
+            (Probe.REPEAT, itself.repeat),
+            (Probe.BATCH, itself.batch),
+            (Probe.CACHE, itself.cache),
+            (Probe.STREAM, lambda: stream(itself)),
         ]
         if not semantic:
             # Scored tokens are never processed: while processing is at fault, this would only find it again.
-            probes.append(("prefill-decode", itself.prefill_decode))
+            probes.append((Probe.PREFILL_DECODE, itself.prefill_decode))
         results = []
-        for number, (name, probe) in enumerate(probes):
-            results.append(guarded(name, probe))
+        for number, (name, ask) in enumerate(probes):
+            results.append(guarded(name, ask))
             self.setup.progress.step(number + 1, len(probes))
-        if all(result.record.status is Outcome.INCONCLUSIVE for result in results):
+        if all(result.status is Outcome.INCONCLUSIVE for result in results):
             # Each may be missing for a good reason; an engine of which nothing is known is not passed.
             names = ", ".join(name for name, _ in probes)
-            results.append(not_judged("self-consistency", f"none was answered: {names}", required=True))
+            results.append(not_judged(Probe.SELF_CONSISTENCY, f"none was answered: {names}", required=True))
         return results
 
     def head(self) -> list[ProbeResult]:
         """How logits were rounded, where the profile allows rounding and Δ alone does not say whose it is."""
         if self.setup.precision is Precision.FP32:
             return []
-        self.setup.progress.stage(HEAD_PRECISION)
+        self.setup.progress.stage(Probe.HEAD_PRECISION)
 
         def asked() -> ProbeResult:
             requests = self.setup.probe_requests(self.setup.validation.seed + 2, PROBE_REQUESTS)
             return head_precision(self.setup.engine, self.setup.reference, requests)
 
-        return [guarded(HEAD_PRECISION, asked)]
+        return [guarded(Probe.HEAD_PRECISION, asked)]
 
     def given(self) -> list[ProbeResult]:
         """Parity the other way round, on fresh samples of the reference or on recorded ones."""
         self.setup.progress.stage("given tokens")
         if self.setup.baseline is None:
-            return [guarded("given-tokens", self._sampled_by_the_reference)]
+            return [guarded(Probe.GIVEN_TOKENS, self._sampled_by_the_reference)]
         header, given = self.setup.baseline.header, recorded_in(self.setup.baseline.rows)
         return [
             same_reference(self.setup.reference, header, given, self.gates),
-            guarded("given-tokens", lambda: given_tokens(self.setup.engine, given, self.gates)),
+            guarded(Probe.GIVEN_TOKENS, lambda: given_tokens(self.setup.engine, given, self.gates)),
         ]
 
     def _sampled_by_the_reference(self) -> ProbeResult:
@@ -119,27 +118,29 @@ class Rungs:
         """What is asked only where the user brings a trainer, a checkpoint to update to, or a task."""
         results = []
         if self.setup.trainer is not None:
-            results.append(self._asked("trainer", lambda: self._trainer(measurements)))
+            results.append(self._asked(Probe.TRAINER, lambda: self._trainer(measurements)))
         if self.setup.checkpoint is not None:
-            results.append(self._asked(WEIGHT_SYNC, lambda: self._sync(causes)))
+            results.append(self._asked(Probe.WEIGHT_SYNC, lambda: self._sync(causes)))
         if self.setup.task is not None:
-            results.append(self._asked("rewards", lambda: self._rewards(rollouts)))
+            results.append(self._asked(Probe.REWARDS, lambda: self._rewards(rollouts)))
         return results
 
     def _trainer(self, measurements: Sequence[Measurement]) -> ProbeResult:
         assert self.setup.trainer is not None, "asked only with a trainer"
-        self.setup.progress.stage("trainer")
+        self.setup.progress.stage(Probe.TRAINER)
         sequences = [item.observed.completion.sequence for item in measurements]
         return trainer(self.setup.trainer, self.setup.reference, sequences, self.gates)
 
     def _sync(self, causes: Sequence[CauseFound]) -> ProbeResult:
         assert self.setup.checkpoint is not None, "asked only with a checkpoint"
-        if any(cause.cause == "weights/other-model" for cause in causes):
+        if any(CAUSES[cause.cause].outranks for cause in causes):
             # vLLM dies of tensors that it has no place for.
-            return not_judged(WEIGHT_SYNC, "the engine serves another model: nothing was pushed into it")
+            return not_judged(
+                Probe.WEIGHT_SYNC, "the engine serves another model: nothing was pushed into it"
+            )
         # First: the model of an engine that takes no update may be no directory, and nothing is written beside it.
         need(self.setup.engine, Capability.LOAD_WEIGHTS, "it takes no update while it runs")
-        self.setup.progress.stage(WEIGHT_SYNC)
+        self.setup.progress.stage(Probe.WEIGHT_SYNC)
         requests = self.setup.probe_requests(self.setup.validation.seed + 1, SYNC_REQUESTS)
         model = self.setup.reference.model
         changed = perturbed(model, self.setup.validation.seed, lambda moved: self._moves(moved, requests))
@@ -159,7 +160,7 @@ class Rungs:
 
     def _rewards(self, rollouts: Sequence[Rollout]) -> ProbeResult:
         assert self.setup.task is not None, "asked only with a task"
-        self.setup.progress.stage("rewards")
+        self.setup.progress.stage(Probe.REWARDS)
         try:
             # The engine's first: a task that fails is told before the reference samples for minutes.
             engine = rewarded(self.setup.task, self.setup.prompts, rollouts)
@@ -173,24 +174,22 @@ class Rungs:
                 self.setup.validation.seed,
             )
         except InvalidValue as error:
-            return not_judged("rewards", str(error), required=True)
+            return not_judged(Probe.REWARDS, str(error), required=True)
 
-    def _asked(self, name: str, probe: Callable[[], ProbeResult]) -> ProbeResult:
+    def _asked(self, probe: Probe, ask: Callable[[], ProbeResult]) -> ProbeResult:
         """A probe that the user asked for: not judged is not passed."""
-        result = guarded(name, probe)
-        return ProbeResult(msgspec.structs.replace(result.record, required=True), result.causes)
+        return msgspec.structs.replace(guarded(probe, ask), required=True)
 
 
-def guarded(name: str, probe: Callable[[], ProbeResult]) -> ProbeResult:
+def guarded(probe: Probe, ask: Callable[[], ProbeResult]) -> ProbeResult:
     """A probe that the engine does not survive is not judged; the others still are, and none of it passes."""
     began = time.monotonic()
     try:
-        result = probe()
+        result = ask()
     except CapabilityMissing as error:
-        result = not_judged(name, str(error))
+        result = not_judged(probe, str(error))
     except EngineError as error:
-        result = cut_off(name, error)
+        result = cut_off(probe, error)
     except ZerodriftError as error:
-        result = not_judged(name, str(error), required=True)
-    record = msgspec.structs.replace(result.record, seconds=round(time.monotonic() - began, 3))
-    return ProbeResult(record, result.causes)
+        result = not_judged(probe, str(error), required=True)
+    return msgspec.structs.replace(result, seconds=round(time.monotonic() - began, 3))

@@ -8,9 +8,8 @@ sequences (a replica, or a few broken requests).
 import numpy as np
 from numpy.typing import NDArray
 
-from zerodrift.audit.measure import TokenTable
-
-Floats = NDArray[np.float64]
+from zerodrift.drift.tokens import TokenTable
+from zerodrift.stats.arrays import Floats
 
 
 def shape(table: TokenTable) -> dict[str, float]:

@@ -3,13 +3,13 @@
 A token is likelier in the context that it was drawn in than in the contexts of other tokens. That lead is measured on
 the engine's tokens with the reference's logits, and no reported number is looked at:
 
-    kinship = lead of the engine's tokens / lead of tokens that the reference would have drawn there
+    lead_left = lead of the engine's tokens / lead of tokens that the reference would have drawn there
 
 It is 1 for samples of the same model, and 0 for tokens that say nothing about their context but which tokens are frequent.
 With 320 tokens of a built-in model: another seed -0.02 to 0.05 (four architectures, two temperatures), another architecture
 -0.02 and 0.06, weights under noise of their own size 0.12. Fine-tuned until mean |Δ| was 2.7 nats it is still 0.82, a foreign
 layer in the middle leaves 0.64, the worst of the planted faults 0.65 (outputs of other requests), and the worst of forty
-bugs without an account 0.38 (an embedding looked up one row too low).
+bugs without an explanation 0.38 (an embedding looked up one row too low).
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from zerodrift.sampler.processing import histories, processed_logprobs
 
 UNRELATED = 0.25
 SEQUENCES = 32
-"""512 tokens of sixteen each: kinship is then known to about 0.05."""
+"""512 tokens of sixteen each: lead_left is then known to about 0.05."""
 LEAST_LEAD = 0.5
 """Nats. A model that hardly looks at its context has no lead that could be lost."""
 BEYOND_ROUNDING = 0.5
@@ -35,7 +35,7 @@ def find_unrelated(
 ) -> str | None:
     """The evidence in words, or None where the engine's tokens are those of a related model."""
     some = measurements[:: max(1, len(measurements) // SEQUENCES)]
-    share = kinship(teacher, [item.observed for item in some], stop_ids)
+    share = lead_left(teacher, [item.observed for item in some], stop_ids)
     if share is None or share > UNRELATED:
         return None
     sizes = np.abs(np.concatenate([item.delta for item in measurements]))
@@ -47,7 +47,7 @@ def find_unrelated(
     )
 
 
-def kinship(teacher: Teacher, observed: Sequence[Observed], stop_ids: Sequence[int]) -> float | None:
+def lead_left(teacher: Teacher, observed: Sequence[Observed], stop_ids: Sequence[int]) -> float | None:
     """How much of the lead is left; None where the reference's own tokens have none."""
     # Sums over tokens: of their logprob as drawn, as expected of a draw, of every row, and of every distribution.
     own = expected = 0.0

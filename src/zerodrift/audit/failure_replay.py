@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 
 from zerodrift.audit.observe import BATCH
-from zerodrift.audit.probes.parity import Gates
 from zerodrift.audit.reduce import Requests, reduce
 from zerodrift.audit.replay import Replay
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.errors import ZerodriftError
 from zerodrift.core.request import Request
+from zerodrift.drift.gates import Gates
 from zerodrift.records.case import Case
 
 
-class Again:
+class FailureReplay:
     """Request `index` of a plan, with those that were in flight beside it."""
 
     def __init__(

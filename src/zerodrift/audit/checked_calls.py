@@ -52,7 +52,7 @@ def scored(scorer: Scorer | Backend, sequences: Sequence[Sequence[int]], whose: 
     return rows
 
 
-def brought(scorer: Scorer, sequences: Sequence[Sequence[int]], whose: str) -> list[Floats]:
+def score_user_forward(scorer: Scorer, sequences: Sequence[Sequence[int]], whose: str) -> list[Floats]:
     """The same of a scorer that the user wrote, which fails in any way it likes and is never taken for the engine."""
     try:
         rows = [_numbers(row) for row in scorer.score(sequences)]

@@ -1,0 +1,188 @@
+"""One decision from all answers: which side is wrong, why, and what to type.
+
+PASS needs every required probe answered and no gating cause. A probe that could not run, or whose premise did not hold,
+makes a required question INCONCLUSIVE; an optional one is listed as not judged. Causes come from explanations of Δ and
+from probes, and are ordered, merged and gated here alone.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from zerodrift.audit.probes.result import ProbeResult, found
+from zerodrift.core.cause import CAUSES, UNEXPLAINED, Layer
+from zerodrift.records.evidence import AgreementEvidence
+from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe
+
+COMPARABLE = 0.3
+"""Two differences within this factor of each other may be one."""
+SAME_POLICY = "Engine and reference are the same policy, within the rounding that their precision allows."
+Causes = tuple[CauseFound, ...]
+
+
+class Decision(NamedTuple):
+    """The verdict, its causes with the principal first, and the answers as they count."""
+
+    verdict: Outcome
+    guilty: str
+    message: str
+    causes: Causes
+    results: tuple[ProbeResult, ...]
+    unstated: tuple[str, ...] = ()
+    """Parameters that nobody stated, and under which nothing would be wrong."""
+
+    @property
+    def principal(self) -> CauseFound | None:
+        """The first cause that gates."""
+        return next((cause for cause in self.causes if cause.gating), None)
+
+
+class Circumstances(NamedTuple):
+    """What the same answers mean depends on these."""
+
+    mean: float = 0.0
+    """Mean |Δ| from the reference; infinite where none could be compared."""
+    gate: float = 0.0
+    engine: str = ""
+    """Whose words fixes are in."""
+    right_again: Callable[[], bool] = lambda: False
+    """Whether the worst request is answered rightly now; asked only where that decides."""
+    unstated: Sequence[str] = ()
+    """Sampling parameters that a dump leaves open, where the engine's numbers are what is wrong."""
+    odd_reference: bool = False
+    """Engine and trainer agree with each other and not with the reference, and nothing explains both."""
+
+
+def decide(
+    results: Sequence[ProbeResult], explanations: Sequence[CauseFound], about: Circumstances
+) -> Decision:
+    """Answers and explanations of Δ to one decision."""
+    causes = _renamed(tuple(explanations), [each for each in results if _of_itself(each)], about)
+    results = tuple(_regated(each, causes, about) if _of_itself(each) else each for each in results)
+    causes = _by_update(causes, results, about)
+    merged = _merged(causes, results)
+    if any(cause.gating for cause in merged) or any(each.status is Outcome.FAIL for each in results):
+        return _failed(merged, results, about)
+    waiting = [each for each in results if each.required and each.status is Outcome.INCONCLUSIVE]
+    if waiting:
+        message = f"{waiting[0].probe}: {waiting[0].message}"
+        if any(each.cut_off for each in waiting):
+            message += "; what was answered is kept, and the run can be resumed"
+        return Decision(Outcome.INCONCLUSIVE, "unknown", message, merged, results)
+    return Decision(Outcome.PASS, "none", SAME_POLICY, merged, results)
+
+
+def _failed(causes: Causes, results: tuple[ProbeResult, ...], about: Circumstances) -> Decision:
+    """Something is wrong; whether it can be blamed on a side depends on what is known."""
+    gating = [cause for cause in causes if cause.gating]
+    if names := _may_be_requested(gating, about.unstated):
+        # With its fix it would read as a fault of the engine, which it may not be.
+        listed = tuple(msgspec.structs.replace(cause, gating=False) for cause in causes)
+        return Decision(Outcome.INCONCLUSIVE, "unknown", gating[0].evidence, listed, results, names)
+    if not gating:
+        first = next(each for each in results if each.status is Outcome.FAIL)
+        guilty, message = "engine", first.message
+    else:
+        guilty = "trainer" if gating[0].found_by == Probe.TRAINER else "engine"
+        message = CAUSES[gating[0].cause].message
+    if about.odd_reference:
+        return Decision(Outcome.INCONCLUSIVE, "unknown", message, causes, results)
+    return Decision(Outcome.FAIL, guilty, message, causes, results)
+
+
+def open_to_doubt(cause: CauseFound, unstated: Sequence[str]) -> list[str]:
+    """Those of the `unstated` parameters that a sound engine would show the same for, had they been requested."""
+    return [name for name in CAUSES[cause.cause].unless_requested if name in unstated]
+
+
+def _may_be_requested(gating: Sequence[CauseFound], unstated: Sequence[str]) -> tuple[str, ...]:
+    """Parameters without which nothing is a fault; none where something is one whatever was requested."""
+    doubts = [open_to_doubt(cause, unstated) for cause in gating]
+    return tuple(dict.fromkeys(name for names in doubts for name in names)) if doubts and all(doubts) else ()
+
+
+def _of_itself(result: ProbeResult) -> bool:
+    return result.probe.about_engine_itself
+
+
+def _gap(result: ProbeResult) -> float:
+    """By how much the engine disagrees with itself."""
+    return result.evidence.mean if isinstance(result.evidence, AgreementEvidence) else 0.0
+
+
+def _renamed(causes: Causes, about_itself: Sequence[ProbeResult], about: Circumstances) -> Causes:
+    """A difference without a name, or named by its size alone, takes that of a self-inconsistency which is as large and
+    proves more. What only a stream does is none: answers are compared that came whole."""
+    unsteady = any(each.probe is Probe.REPEAT and _gap(each) > about.gate for each in about_itself)
+    for result in about_itself:
+        # Where the same question alone gets another answer, one in a crowd proves nothing about crowds.
+        if unsteady and result.probe is not Probe.REPEAT:
+            continue
+        if causes and _proves_more(causes[0], result, about.mean):
+            own = tuple(msgspec.structs.replace(cause, gating=True) for cause in result.causes)
+            return (*own, *(cause for cause in causes[1:] if cause.found_by != FoundBy.SIZE))
+    return causes
+
+
+def _proves_more(cause: CauseFound, result: ProbeResult, mean: float) -> bool:
+    """Whether a self-inconsistency names `cause`'s difference better than `cause` does."""
+    evidence = result.evidence
+    if not isinstance(evidence, AgreementEvidence) or not result.causes or _gap(result) < COMPARABLE * mean:
+        return False
+    unnamed, by_size = cause.cause == UNEXPLAINED, cause.found_by == FoundBy.SIZE
+    if result.probe is Probe.PREFILL_DECODE:
+        # Scores are never sampled nor processed: whatever is done to logits or numbers while decoding shows here, and
+        # only what has the size of rounding is known to be the path's.
+        return by_size and bool(evidence.prefill_is_right)
+    if result.probe is Probe.BATCH:
+        return (unnamed or by_size) and bool(evidence.alone_is_right)
+    return unnamed or (by_size and result.probe is Probe.REPEAT)
+
+
+def _regated(result: ProbeResult, causes: Causes, about: Circumstances) -> ProbeResult:
+    """Where Δ has a better name, self-inconsistencies no larger than it are consequences, and only listed."""
+    if not result.causes:
+        return result
+    consequence = bool(causes) and _gap(result) <= about.mean / COMPARABLE and result.causes[:1] != causes[:1]
+    gating = _gap(result) > about.gate and not consequence
+    own = tuple(msgspec.structs.replace(cause, gating=gating) for cause in result.causes)
+    return msgspec.structs.replace(result, causes=own, status=Outcome.FAIL if gating else Outcome.PASS)
+
+
+def _by_update(causes: Causes, results: Sequence[ProbeResult], about: Circumstances) -> Causes:
+    """The worst request is right since the reference's own weights were pushed: other weights made it wrong.
+
+    A path outlives the weights, so no cause of the path stands against that. A meaning does: what a sampler does may
+    not show in the one request.
+    """
+    layers = {CAUSES[cause.cause].layer for cause in causes if cause.gating}
+    pushed = any(each.probe is Probe.WEIGHT_SYNC and each.status is Outcome.PASS for each in results)
+    if not pushed or not layers or not layers <= {Layer.PATH, Layer.NONE} or not about.right_again():
+        return causes
+    message = "pushing the reference's own weights made the difference go away: the engine ran others before"
+    return (found("weights/stale", about.engine, FoundBy.VALUE, message),)
+
+
+def _merged(causes: Causes, results: Sequence[ProbeResult]) -> Causes:
+    """Each cause once, by its strongest evidence; gating ones first, in the order they were found."""
+    by_probe = [(result.probe, cause) for result in results for cause in result.causes]
+    known = [*causes, *(cause for _, cause in by_probe)]
+    if any(cause.gating and _of_the_rollouts(cause) for cause in known):
+        # Rewards differ because something else does: where that has a name they are evidence, and name nothing.
+        by_probe = [(probe, cause) for probe, cause in by_probe if probe is not Probe.REWARDS]
+    first = [cause for probe, cause in by_probe if probe is Probe.CONTRACT]
+    rest = [cause for probe, cause in by_probe if probe is not Probe.CONTRACT]
+    # A broken contract comes first, but where Δ has no name it does not give it one.
+    unnamed = any(cause.cause == UNEXPLAINED for cause in causes)
+    best: dict[str, CauseFound] = {}
+    for cause in [*causes, *first, *rest] if unnamed else [*first, *causes, *rest]:
+        other = best.get(cause.cause)
+        if other is None or (cause.gating, cause.explained) > (other.gating, other.explained):
+            best[cause.cause] = cause
+    return tuple(sorted(best.values(), key=lambda each: (not each.gating, not CAUSES[each.cause].outranks)))
+
+
+def _of_the_rollouts(cause: CauseFound) -> bool:
+    """Whether it may explain the rollouts whose rewards were compared."""
+    return cause.found_by in set(FoundBy) or Probe(cause.found_by).of_the_rollouts

@@ -1,0 +1,62 @@
+"""Causes that explain Δ or the samples, as far as numbers alone can tell; `audit/decide.py` weighs them against probes."""
+
+import msgspec
+
+from zerodrift.audit.attribute import Attribution, SelectedCause
+from zerodrift.audit.probes.result import ProbeResult, found
+from zerodrift.core.cause import CAUSES, UNEXPLAINED
+from zerodrift.drift.sampling import draws_depend
+from zerodrift.records.evidence import SamplingEvidence
+from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe
+from zerodrift.stats.intervals import FEWEST_SEQUENCES
+
+LEAST_EXPLAINED = 0.5
+"""Below this the difference has no name: `unexplained` is the truth."""
+
+
+def attributed(attribution: Attribution, engine: str, shape: str) -> tuple[CauseFound, ...]:
+    """What was selected as causes; `unexplained` where that leaves most of the difference standing."""
+    causes = tuple(_as_cause(each, engine) for each in attribution.selected)
+    explained = attribution.explained_to_floor or any(
+        CAUSES[each.cause].approximate and each.explained >= LEAST_EXPLAINED for each in attribution.selected
+    )
+    if explained:
+        return causes
+    left = f"no explanation brings Δ to the floor (median {attribution.residual_sigmas:.1f} σ left): {shape}"
+    unnamed = found(UNEXPLAINED, engine, FoundBy.VALUE, left, explained=0.0, interval=(0.0, 0.0))
+    # What explains a part is a hint, not a name.
+    return (unnamed, *(msgspec.structs.replace(cause, gating=False) for cause in causes))
+
+
+def by_samples_alone(samples: ProbeResult, engine: str) -> tuple[CauseFound, ...]:
+    """Numbers are right, samples are not, and no explanation of the sampler says how."""
+    if samples.status is not Outcome.FAIL:
+        return ()
+    evidence = samples.evidence
+    depend = isinstance(evidence, SamplingEvidence) and draws_depend(evidence)
+    cause = "semantic/seed" if depend else "semantic/sampling-bias"
+    return (found(cause, engine, Probe.SAMPLING, samples.message),)
+
+
+def _as_cause(selected: SelectedCause, engine: str) -> CauseFound:
+    evidence = f"{selected.message}: {selected.gain_nats:.0f} nats of evidence"
+    if not selected.by_size:
+        evidence += f" from what was {selected.channel}"
+    return found(
+        selected.cause,
+        engine,
+        FoundBy.SIZE if selected.by_size else FoundBy.VALUE,
+        evidence + _doubt(selected.sequences),
+        explained=selected.explained,
+        interval=selected.interval,
+        gating=True,
+    )
+
+
+def _doubt(sequences: int) -> str:
+    """Why the share has no interval, where it has none."""
+    if sequences >= FEWEST_SEQUENCES:
+        return ""
+    if not sequences:
+        return "; no sequence chosen by chance shows it, and the share is that of the worst"
+    return f"; the share is of {sequences} sequences, too few for an interval"

@@ -1,0 +1,71 @@
+"""What is known of a cause: what it means, the fix as a user would type it, and how decisions treat it."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from zerodrift.core.frozen import freeze
+
+ANY_ENGINE = "*"
+
+
+class Layer(StrEnum):
+    """Where a fault lives, from the cheapest to check to the dearest."""
+
+    SEMANTIC = "semantic"
+    """The number means something else."""
+    PATH = "path"
+    """The number means the right thing and was computed another way."""
+    WEIGHTS = "weights"
+    """The number belongs to other weights."""
+    TRAINER = "trainer"
+    """The engine is right; the trainer's forward is not."""
+    OBJECTIVE = "objective"
+    """The numbers are right and used wrongly."""
+    NONE = "unexplained"
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """One way for an engine and a trainer to disagree."""
+
+    name: str
+    message: str
+    """One sentence for the report: what is going on."""
+    fixes: Mapping[str, str]
+    """Engine name, or `trainer`, to what to type there; ANY_ENGINE where the fix is the same everywhere."""
+    gating: bool = True
+    """Whether it fails an audit by itself; a listed rounding effect below the gate does not."""
+    approximate: bool = False
+    """Engines round in other places and by other schemes than an explanation of it: that takes most of Δ away where it
+    is true. Every other one is exact where it is true, and brings Δ to the floor."""
+    outranks: bool = False
+    """Stands before all others: what else is wrong with another model is no fault of its own."""
+    in_trainer: str | None = None
+    """What it is called where a trainer's numbers show it; None: the same."""
+    unless_requested: tuple[str, ...] = ()
+    """Sampling parameters under which a sound engine shows the same, had they been requested."""
+
+    def __post_init__(self) -> None:
+        """Fixes stay as they were written."""
+        freeze(self, "fixes")
+
+    @property
+    def layer(self) -> Layer:
+        """The first word of the name."""
+        return Layer(self.name.split("/")[0])
+
+    def fix(self, engine: str) -> str:
+        """What to type for `engine`."""
+        return self.fixes.get(engine, self.fixes[ANY_ENGINE])
+
+
+_FLAGS = frozenset(Cause.__struct_fields__) - {"name", "message", "fixes"}
+
+
+def cause(name: str, message: str, fix: str, **more: Any) -> Cause:
+    """An entry: what to type anywhere, then flags of `Cause` and what to type at an engine, `llama_cpp="…"`."""
+    fixes = {ANY_ENGINE: fix}
+    fixes |= {engine.replace("_", "-"): there for engine, there in more.items() if engine not in _FLAGS}
+    return Cause(name, message, fixes, **{flag: more[flag] for flag in _FLAGS & more.keys()})

@@ -1,0 +1,114 @@
+"""Were the tokens drawn from the distribution that the request describes, each by a number of its own?"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerodrift.drift.gates import LEAST_TOKENS
+from zerodrift.drift.tokens import TokenTable
+from zerodrift.records.evidence import GreedyEvidence, SamplingEvidence
+from zerodrift.records.verdict import Outcome
+from zerodrift.stats.martingale import sampling_fidelity
+from zerodrift.stats.placement import serial_dependence, uniformity
+
+SAMPLING_ALPHA = 1e-6
+"""Two-sided; 3,000 healthy runs are expected to raise 0.003 false alarms."""
+SAMPLING_DOUBT = 1e-4
+"""Below it chance is no good account either: one healthy run in 10,000 is asked to draw more."""
+TESTS = 4
+"""How likely the tokens are, where they fall among likelier and rarer ones, where among all ids, and whether one draw
+says something about the next. The least p-value counts, times four (Bonferroni)."""
+TIE = 2.5
+"""Places up to so many times a token's own probability may be a tie's: with the likeliest token e^0.4 times as likely."""
+
+
+class Sampling(NamedTuple):
+    """What the tests say of the samples."""
+
+    outcome: Outcome
+    message: str
+    evidence: SamplingEvidence | GreedyEvidence | None = None
+    vacuous: bool = False
+    """Nothing was there to test."""
+
+
+def draws_depend(evidence: SamplingEvidence) -> bool:
+    """One draw says something about the next: draws that do bunch up, and no other test says anything of its own then."""
+    return evidence.p_serial is not None and TESTS * evidence.p_serial < SAMPLING_ALPHA
+
+
+def fidelity(table: TokenTable) -> Sampling:
+    """Four tests of sampled tokens."""
+    possible = np.isfinite(table.contracted)
+    if int(possible.sum()) < LEAST_TOKENS:
+        return _too_few(int(possible.sum()))
+    test = sampling_fidelity(table.contracted[possible], table.entropy[possible], table.variance[possible])
+    if test.vacuous:
+        message = "the sampled distributions are (nearly) points"
+        if test.largest_step:
+            message = "one token weighs more than all the others together: sample more of them"
+        seen = SamplingEvidence(z=test.z, tokens=test.tokens)
+        return Sampling(Outcome.INCONCLUSIVE, message, seen, vacuous=True)
+    ranks, ids = uniformity(table.by_likelihood[possible]), uniformity(table.by_id[possible])
+    serial = serial_dependence(table.by_id, _follows(table, possible))
+    side = "likelier" if test.z > 0 else "rarer"
+    surprise = f"sampled tokens are {side} than the requested distribution allows (z = {test.z:+.1f})"
+    uneven_ranks = (
+        "tokens of some rank come too often: their places among likelier and rarer ones are not even "
+        f"(χ² = {ranks.chi_square:.0f})"
+    )
+    uneven_ids = f"some ids come too often: places among all ids are not even (χ² = {ids.chi_square:.0f})"
+    dependent = f"one draw says something about the next (z = {serial.z:+.1f} over {serial.pairs} pairs)"
+    findings = (
+        (test.p_value, surprise),
+        (ranks.p_value, uneven_ranks),
+        (ids.p_value, uneven_ids),
+        (serial.p_value, dependent),
+    )
+    least, loudest = min(findings, key=lambda finding: finding[0])
+    p_value = min(1.0, TESTS * least)
+    evidence = SamplingEvidence(
+        z=test.z,
+        p=p_value,
+        p_surprise=test.p_value,
+        p_rank=ranks.p_value,
+        p_id=ids.p_value,
+        p_serial=serial.p_value,
+        tokens=test.tokens,
+        variance=test.variance,
+    )
+    finding = dependent if draws_depend(evidence) else loudest
+    return Sampling(*_judged(p_value, finding, test.z), evidence)
+
+
+def _judged(p_value: float, finding: str, z: float) -> tuple[Outcome, str]:
+    if p_value < SAMPLING_ALPHA:
+        return Outcome.FAIL, finding
+    if p_value < SAMPLING_DOUBT:
+        often = f"which chance does once in {1 / p_value:,.0f} runs: decide it with more samples (--trials)"
+        return Outcome.INCONCLUSIVE, f"{finding}, {often}"
+    return Outcome.PASS, f"z = {z:+.2f}, p = {p_value:.2g}"
+
+
+def greedy(table: TokenTable) -> Sampling:
+    """Nothing is drawn at temperature 0: is every token the likeliest one, but for ties that rounding decides?"""
+    tokens = len(table.token)
+    if tokens < LEAST_TOKENS:
+        return _too_few(tokens)
+    # A token of rank 1 has at least the likeliest one's mass before it, and at most that and its own.
+    others = int((table.by_likelihood > TIE * np.exp(table.contracted)).sum())
+    message = f"{others} of {tokens} tokens are not the likeliest, though nothing was to be drawn"
+    outcome = Outcome.FAIL if others > max(1, 1e-3 * tokens) else Outcome.PASS
+    return Sampling(outcome, message, GreedyEvidence(tokens=tokens, not_likeliest=others))
+
+
+def _too_few(tokens: int) -> Sampling:
+    return Sampling(Outcome.INCONCLUSIVE, f"{tokens} tokens; {LEAST_TOKENS} are needed", vacuous=True)
+
+
+def _follows(table: TokenTable, possible: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether a token stands right behind the one before it in the table, and both could be drawn."""
+    behind = np.zeros(len(possible), dtype=np.bool_)
+    behind[1:] = (np.diff(table.sequence) == 0) & (np.diff(table.index) == 1) & possible[1:] & possible[:-1]
+    return behind

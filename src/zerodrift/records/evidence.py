@@ -1,0 +1,181 @@
+"""What each probe measured, by name and type; `verdict.json` holds the same as a plain mapping.
+
+A field that is None was not measured, and does not stand in the file.
+"""
+
+import msgspec
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Figures of one probe."""
+
+    def as_record(self) -> dict[str, float | int | str | bool]:
+        """As a verdict keeps it."""
+        plain: dict[str, float | int | str | bool] = msgspec.to_builtins(self)
+        return plain
+
+
+class ContractEvidence(Evidence, frozen=True, kw_only=True):
+    """Samples by what became of them."""
+
+    completions: int
+    unreadable: int
+    ended: int
+    """Before the limit."""
+
+
+class TokenizerEvidence(Evidence, frozen=True, kw_only=True):
+    """Texts, and those that become other ids."""
+
+    texts: int
+    differing: int
+
+
+class ParityEvidence(Evidence, frozen=True, kw_only=True):
+    """|Δ| in nats; the figures are None where too few tokens could be drawn at all."""
+
+    tokens: int
+    mean: float | None = None
+    mean_low: float | None = None
+    mean_high: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    max: float | None = None
+    k3: float | None = None
+    signed_mean: float | None = None
+    token_ess: float | None = None
+    sequence_ess: float | None = None
+    impossible_tokens: int
+    """Sampled, and excluded by the requested parameters."""
+
+
+class SamplingEvidence(Evidence, frozen=True, kw_only=True):
+    """Tests of drawn tokens; only z where they were (nearly) certain."""
+
+    z: float
+    p: float | None = None
+    p_surprise: float | None = None
+    p_rank: float | None = None
+    p_id: float | None = None
+    p_serial: float | None = None
+    tokens: int
+    variance: float | None = None
+
+
+class GreedyEvidence(Evidence, frozen=True, kw_only=True):
+    """Tokens where nothing was to be drawn."""
+
+    tokens: int
+    not_likeliest: int
+
+
+class GapEvidence(Evidence, frozen=True, kw_only=True):
+    """|Δ| between two scores of the same tokens."""
+
+    tokens: int
+    mean: float
+    max: float
+
+
+class UnseededEvidence(Evidence, frozen=True, kw_only=True):
+    """Tokens that two runs with the same seeds share, of those drawn."""
+
+    shared: int
+    drawn: int
+
+
+class AgreementEvidence(Evidence, frozen=True, kw_only=True):
+    """An engine against itself, with one thing about a request's surroundings changed."""
+
+    tokens: int
+    differing: int
+    """Tokens whose logprobs differ in any bit."""
+    mean: float
+    max: float
+    alone_is_right: bool | None = None
+    """What it answers to a request by itself is the reference's."""
+    prefill_is_right: bool | None = None
+    """What it scores as a prompt is the reference's."""
+    cached_tokens: int | None = None
+
+
+class StreamEvidence(Evidence, frozen=True, kw_only=True):
+    """Streamed answers; numbers are compared where whole and streamed ones could be read."""
+
+    tokens: int | None = None
+    differing: int | None = None
+    mean: float | None = None
+    max: float | None = None
+    requests: int
+    pieces: int | None = None
+    parted: int | None = None
+    """Answers that have other tokens where they are streamed."""
+
+
+class HeadEvidence(Evidence, frozen=True, kw_only=True):
+    """Shares of the distances between likely tokens that are those of a coarse format; `share` is that of the variance."""
+
+    bf16_on_grid: float | None = None
+    fp16_on_grid: float | None = None
+    on_grid: float | None = None
+    mean: float | None = None
+    share: float | None = None
+
+
+class SyncEvidence(Evidence, frozen=True, kw_only=True):
+    """A weight update: slope 1 is delivered, 0 is stale; gaps are mean |Δ|."""
+
+    slope: float
+    gap_fresh: float
+    gap_cached: float
+    gap_returned: float
+    predicted_change: float
+    cached_tokens: int
+
+
+class RewardsEvidence(Evidence, frozen=True, kw_only=True):
+    """Rewards of both sides on the same prompts."""
+
+    task: str
+    prompts: int
+    prompts_left_out: int
+    engine_rewards: int
+    reference_rewards: int
+    engine_mean: float | None = None
+    engine_std: float | None = None
+    reference_mean: float | None = None
+    difference: float | None = None
+    difference_low: float | None = None
+    difference_high: float | None = None
+    p: float | None = None
+    p_mean: float | None = None
+    p_distribution: float | None = None
+    least_p: float | None = None
+    """That these rewards could have given, however they were labelled."""
+
+
+class DumpEvidence(Evidence, frozen=True, kw_only=True):
+    """Lines of a dump by what became of them."""
+
+    lines: int
+    judged: int
+    bad_lines: int
+    empty: int
+    repeated: int
+
+
+class PreviousWeightsEvidence(Evidence, frozen=True, kw_only=True):
+    """Rollouts by the weights that explain their numbers."""
+
+    at_previous: int
+    at_model: int
+    at_neither: int
+
+
+class OnsetEvidence(Evidence, frozen=True, kw_only=True):
+    """Since which step; `first` is None where none stands out."""
+
+    log_e: float
+    unit: str
+    first: int | None = None
+    affected: int | None = None

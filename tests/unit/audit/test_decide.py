@@ -1,0 +1,317 @@
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from zerodrift.audit.decide import Circumstances, Decision, decide
+from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
+from zerodrift.core.cause import CAUSES
+from zerodrift.records.evidence import AgreementEvidence
+from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe
+
+RAW, ROPE, REPEAT, BATCH, DECODE = (
+    "semantic/raw-logprobs",
+    "path/rope",
+    "path/nondeterminism",
+    "path/batch-variance",
+    "path/prefill-decode",
+)
+BODY, STREAM = "path/body-precision", "semantic/streaming"
+
+
+def cause(name: str, by: Probe | FoundBy = FoundBy.VALUE, **fields: Any) -> CauseFound:
+    return found(name, "vllm", by, "evidence", **fields)
+
+
+def passed(name: Probe, *, required: bool = True, causes: Sequence[CauseFound] = ()) -> ProbeResult:
+    return answered(name, Outcome.PASS, "fine", required=required, causes=tuple(causes))
+
+
+def failed(name: Probe, *causes: CauseFound) -> ProbeResult:
+    return answered(name, Outcome.FAIL, f"{name} is off", required=True, causes=causes)
+
+
+def conclude(results: Sequence[ProbeResult], causes: Sequence[CauseFound]) -> Decision:
+    return decide(results, causes, Circumstances(engine="vllm"))
+
+
+SOUND = [passed(Probe.CONTRACT), passed(Probe.PARITY), passed(Probe.SAMPLING)]
+
+
+# --- conclude ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("results", "causes", "verdict", "guilty"),
+    [
+        (SOUND, [], Outcome.PASS, "none"),
+        ([*SOUND, not_judged(Probe.CACHE, "no salt")], [], Outcome.PASS, "none"),
+        ([*SOUND, vacuous(Probe.CACHE, "no hit")], [], Outcome.PASS, "none"),
+        ([*SOUND, not_judged(Probe.REPEAT, "died", required=True)], [], Outcome.INCONCLUSIVE, "unknown"),
+        ([*SOUND, vacuous(Probe.REPEAT, "nothing", required=True)], [], Outcome.INCONCLUSIVE, "unknown"),
+        ([*SOUND[:2], vacuous(Probe.SAMPLING, "points", required=True)], [], Outcome.INCONCLUSIVE, "unknown"),
+        ([*SOUND[:1], failed(Probe.PARITY)], [], Outcome.FAIL, "engine"),
+        ([*SOUND[:1], failed(Probe.PARITY)], [cause(RAW)], Outcome.FAIL, "engine"),
+        # What is wrong is wrong, whatever else could not be judged.
+        ([failed(Probe.PARITY), not_judged(Probe.REPEAT, "died", required=True)], [], Outcome.FAIL, "engine"),
+        ([*SOUND, passed(Probe.BATCH, causes=[cause(BATCH, gating=False)])], [], Outcome.PASS, "none"),
+        (
+            [*SOUND, failed(Probe.TRAINER, cause("trainer/packing", Probe.TRAINER))],
+            [],
+            Outcome.FAIL,
+            "trainer",
+        ),
+        # Without a name, and still the trainer's.
+        ([*SOUND, failed(Probe.TRAINER, cause("unexplained", Probe.TRAINER))], [], Outcome.FAIL, "trainer"),
+        (
+            [*SOUND, failed(Probe.WEIGHT_SYNC, cause("unexplained", Probe.WEIGHT_SYNC))],
+            [],
+            Outcome.FAIL,
+            "engine",
+        ),
+        ([*SOUND, failed(Probe.REWARDS, cause("unexplained", Probe.REWARDS))], [], Outcome.FAIL, "engine"),
+        ([*SOUND, vacuous(Probe.REWARDS, "all 0", required=True)], [], Outcome.INCONCLUSIVE, "unknown"),
+    ],
+)
+def test_conclusions(
+    results: list[ProbeResult], causes: list[CauseFound], verdict: Outcome, guilty: str
+) -> None:
+    conclusion = conclude(results, causes)
+    assert (conclusion.verdict, conclusion.guilty) == (verdict, guilty)
+
+
+REWARDS = failed(Probe.REWARDS, cause("unexplained", Probe.REWARDS, explained=0.0))
+
+
+@pytest.mark.parametrize(
+    ("results", "causes", "names"),
+    [
+        # Alone, the difference is real and has no name.
+        (SOUND, [], ["unexplained"]),
+        # A cause of what the engine samples accounts for the rewards too, wherever it was found.
+        ([failed(Probe.PARITY)], [cause(RAW)], [RAW]),
+        ([failed(Probe.CONTRACT, cause("semantic/bos", Probe.CONTRACT))], [], ["semantic/bos"]),
+        ([*SOUND, failed(Probe.STREAM, cause(STREAM, Probe.STREAM))], [], [STREAM]),
+        ([failed(Probe.PARITY)], [cause("unexplained")], ["unexplained"]),
+        # What is listed fails nothing, and accounts for nothing.
+        ([*SOUND, passed(Probe.BATCH, causes=[cause(BATCH, gating=False)])], [], ["unexplained", BATCH]),
+        # A trainer's fault, or one of an update that came later, is no account of them.
+        (
+            [*SOUND, failed(Probe.TRAINER, cause("trainer/packing", Probe.TRAINER))],
+            [],
+            ["trainer/packing", "unexplained"],
+        ),
+        (
+            [*SOUND, failed(Probe.WEIGHT_SYNC, cause("weights/stale", Probe.WEIGHT_SYNC))],
+            [],
+            ["weights/stale", "unexplained"],
+        ),
+    ],
+)
+def test_rewards_are_evidence_where_a_cause_is_found(
+    results: list[ProbeResult], causes: list[CauseFound], names: list[str]
+) -> None:
+    conclusion = conclude([*results, REWARDS], causes)
+    assert conclusion.verdict is Outcome.FAIL
+    assert [cause.cause for cause in conclusion.causes] == names
+    assert conclusion.message == CAUSES[names[0]].message
+    unnamed = [cause.found_by for cause in conclusion.causes if cause.cause == "unexplained"]
+    assert unnamed in ([], ["attribution" if causes else "rewards"])
+
+
+def test_the_engine_is_named_before_the_trainer() -> None:
+    results = [failed(Probe.PARITY), failed(Probe.TRAINER, cause("trainer/packing", Probe.TRAINER))]
+    assert conclude(results, [cause(RAW)]).guilty == "engine"
+
+
+def test_the_sentence_is_the_principal_causes() -> None:
+    assert conclude([failed(Probe.PARITY)], [cause(RAW)]).message == CAUSES[RAW].message
+    assert conclude([failed(Probe.PARITY)], []).message == "parity is off"
+    says = conclude([*SOUND, not_judged(Probe.REPEAT, "the engine died", required=True)], []).message
+    assert says == "repeat: the engine died"
+
+
+def test_another_model_comes_before_what_it_does_to_the_contract() -> None:
+    results = [failed(Probe.CONTRACT, cause("semantic/eos"))]
+    found = conclude(results, [cause("weights/other-model")])
+    assert [c.cause for c in found.causes] == ["weights/other-model", "semantic/eos"]
+    assert found.message == CAUSES["weights/other-model"].message
+
+
+def test_contract_causes_come_first_then_attribution_then_the_rest() -> None:
+    results = [
+        failed(Probe.STREAM, cause(STREAM, Probe.STREAM)),
+        failed(Probe.CONTRACT, cause("semantic/bos", Probe.CONTRACT)),
+    ]
+    assert [c.cause for c in conclude(results, [cause(RAW)]).causes] == ["semantic/bos", RAW, STREAM]
+
+
+def test_gating_causes_come_before_listed_ones() -> None:
+    listed = cause(BATCH, gating=False)
+    assert [c.cause for c in conclude([], [listed, cause(RAW)]).causes] == [RAW, BATCH]
+
+
+def test_a_cause_is_named_once_by_its_strongest_evidence() -> None:
+    weak, strong = cause(RAW, explained=0.3), cause(RAW, Probe.CONTRACT, explained=0.9)
+    listed = cause(RAW, explained=1.0, gating=False)
+    for order in ([weak, strong, listed], [listed, strong, weak]):
+        assert conclude([], order).causes == (strong,)
+
+
+# --- what the engine says of itself --------------------------------------------------------------------------------
+
+
+GATE = 1e-3
+
+
+def itself(name: Probe, cause_name: str, mean: float, **more: bool) -> ProbeResult:
+    gating = mean > GATE
+    own = found(cause_name, "vllm", name, "differs", gating=gating)
+    status = Outcome.FAIL if gating else Outcome.PASS
+    evidence = AgreementEvidence(tokens=9, differing=9, mean=mean, max=mean)
+    return answered(name, status, "differs", msgspec.structs.replace(evidence, **more), causes=(own,))
+
+
+def about(mean: float = 0.1, right: bool = False) -> Circumstances:
+    return Circumstances(mean=mean, gate=GATE, engine="vllm", right_again=lambda: right)
+
+
+def names(decision: Decision) -> list[tuple[str, bool]]:
+    return [(each.cause, each.gating) for each in decision.causes]
+
+
+UNNAMED = cause("unexplained", explained=0.0)
+BY_SIZE = cause(BODY, FoundBy.SIZE)
+ALONE, PREFILL = {"alone_is_right": True}, {"prefill_is_right": True}
+
+
+@pytest.mark.parametrize(
+    ("causes", "result", "mean", "principal", "gates"),
+    [
+        # Nothing wrong in parity: a self-inconsistency above the gate stands by itself.
+        ((), itself(Probe.BATCH, BATCH, 0.1), 0.0, BATCH, True),
+        ((), itself(Probe.BATCH, BATCH, 1e-6), 0.0, None, False),
+        # Without a name the difference takes that of an inconsistency as large.
+        ((UNNAMED,), itself(Probe.REPEAT, REPEAT, 0.1), 0.1, REPEAT, True),
+        ((UNNAMED,), itself(Probe.REPEAT, REPEAT, 0.02), 0.1, "unexplained", False),
+        # A batch is to blame where answers alone are right; decoding only for what has the size of rounding.
+        ((UNNAMED,), itself(Probe.BATCH, BATCH, 0.1), 0.1, "unexplained", False),
+        ((UNNAMED,), itself(Probe.BATCH, BATCH, 0.1, **ALONE), 0.1, BATCH, True),
+        ((UNNAMED,), itself(Probe.PREFILL_DECODE, DECODE, 0.1, **PREFILL), 0.1, "unexplained", False),
+        # Named by size alone, it yields to what proves more: noise, or another way that is right.
+        ((BY_SIZE,), itself(Probe.BATCH, BATCH, 0.1, **ALONE), 0.1, BATCH, True),
+        ((BY_SIZE,), itself(Probe.REPEAT, REPEAT, 0.1), 0.1, REPEAT, True),
+        ((BY_SIZE,), itself(Probe.PREFILL_DECODE, DECODE, 0.1, **PREFILL), 0.1, DECODE, True),
+        ((BY_SIZE,), itself(Probe.PREFILL_DECODE, DECODE, 0.1, prefill_is_right=False), 0.1, BODY, False),
+        ((BY_SIZE,), itself(Probe.BATCH, BATCH, 0.1), 0.1, BODY, False),
+        # A better name stands, and what is no larger is its consequence; what is far larger is a fault of its own.
+        ((cause(RAW),), itself(Probe.REPEAT, REPEAT, 0.1), 0.1, RAW, False),
+        ((cause(RAW),), itself(Probe.REPEAT, REPEAT, 0.3), 0.1, RAW, False),
+        ((cause(RAW),), itself(Probe.REPEAT, REPEAT, 0.4), 0.1, RAW, True),
+    ],
+)
+def test_what_the_engine_says_of_itself_is_a_cause_or_a_consequence(
+    causes: tuple[CauseFound, ...], result: ProbeResult, mean: float, principal: str | None, gates: bool
+) -> None:
+    before = msgspec.json.encode(result.record)
+    decision = decide([result], causes, about(mean))
+    assert (decision.principal.cause if decision.principal else None) == principal
+    (judged,) = decision.results
+    assert judged.causes[0].gating is gates
+    assert judged.status is (Outcome.FAIL if gates else Outcome.PASS)
+    assert msgspec.json.encode(result.record) == before
+
+
+@pytest.mark.parametrize(
+    ("causes", "results", "named"),
+    [
+        # A cause by size goes when a better one comes.
+        (
+            (UNNAMED, BY_SIZE, cause(ROPE)),
+            [itself(Probe.REPEAT, REPEAT, 0.1)],
+            [(REPEAT, True), (ROPE, True)],
+        ),
+        # Only the first that proves more names the difference.
+        (
+            (UNNAMED,),
+            [itself(Probe.REPEAT, REPEAT, 0.1), itself(Probe.BATCH, BATCH, 0.1)],
+            [(REPEAT, True), (BATCH, False)],
+        ),
+        # The repeated question differs, by too little to be the cause; so may the one in a batch.
+        (
+            (UNNAMED,),
+            [itself(Probe.REPEAT, REPEAT, 0.01), itself(Probe.BATCH, BATCH, 0.1, **ALONE)],
+            [("unexplained", True), (REPEAT, False), (BATCH, False)],
+        ),
+        # Probes without a cause stay as they are.
+        (
+            (UNNAMED,),
+            [passed(Probe.REPEAT), not_judged(Probe.CACHE, "no salt"), vacuous(Probe.BATCH, "nothing")],
+            [("unexplained", True)],
+        ),
+    ],
+)
+def test_causes_of_several(
+    causes: tuple[CauseFound, ...], results: list[ProbeResult], named: list[tuple[str, bool]]
+) -> None:
+    assert names(decide(results, causes, about())) == named
+
+
+@pytest.mark.parametrize("causes", [(), (UNNAMED,), (BY_SIZE,), (cause(RAW),)])
+def test_what_a_stream_does_is_neither(causes: tuple[CauseFound, ...]) -> None:
+    """The answers that parity compares came whole."""
+    lost = itself(Probe.STREAM, "semantic/streaming", 0.1)
+    decision = decide([lost], causes, about())
+    assert decision.results == (lost,)
+    assert set(names(decision)) == {*((each.cause, True) for each in causes), ("semantic/streaming", True)}
+
+
+# --- an update, and what nobody stated, decide ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("causes", "update", "right", "named"),
+    [
+        ((UNNAMED,), passed(Probe.WEIGHT_SYNC), True, "weights/stale"),
+        # A path outlives the weights, so it was not the path.
+        ((BY_SIZE,), passed(Probe.WEIGHT_SYNC), True, "weights/stale"),
+        ((cause(ROPE), cause(RAW, gating=False)), passed(Probe.WEIGHT_SYNC), True, "weights/stale"),
+        # Wrong all the same, with the right weights.
+        ((UNNAMED,), passed(Probe.WEIGHT_SYNC), False, "unexplained"),
+        # The update itself went wrong, or could not be made: nothing is known of the weights before.
+        ((UNNAMED,), failed(Probe.WEIGHT_SYNC), True, "unexplained"),
+        ((UNNAMED,), not_judged(Probe.WEIGHT_SYNC, "cannot"), True, "unexplained"),
+        ((cause(RAW),), passed(Probe.WEIGHT_SYNC), True, RAW),
+        ((), passed(Probe.WEIGHT_SYNC), True, None),
+    ],
+)
+def test_what_goes_away_with_the_right_weights_was_the_weights(
+    causes: tuple[CauseFound, ...], update: ProbeResult, right: bool, named: str | None
+) -> None:
+    principal = decide([update], causes, about(right=right)).principal
+    assert (principal.cause if principal else None) == named
+
+
+def test_the_engine_is_not_asked_again_where_nothing_hangs_on_it() -> None:
+    def never() -> bool:
+        raise AssertionError("asked")
+
+    decide([passed(Probe.WEIGHT_SYNC)], (), about()._replace(right_again=never))
+
+
+def test_what_nobody_stated_fails_nothing() -> None:
+    unstated = about()._replace(unstated=("temperature", "top_p"))
+    decision = decide([failed(Probe.PARITY)], [cause("semantic/temperature")], unstated)
+    assert (decision.verdict, decision.guilty) == (Outcome.INCONCLUSIVE, "unknown")
+    assert (decision.unstated, names(decision)) == (("temperature",), [("semantic/temperature", False)])
+    assert decide([failed(Probe.PARITY)], [cause(ROPE)], unstated).verdict is Outcome.FAIL
+
+
+def test_an_odd_reference_blames_nobody_and_keeps_the_causes() -> None:
+    decision = decide([failed(Probe.PARITY)], [cause(ROPE)], about()._replace(odd_reference=True))
+    assert (decision.verdict, decision.guilty, names(decision)) == (
+        Outcome.INCONCLUSIVE,
+        "unknown",
+        [(ROPE, True)],
+    )

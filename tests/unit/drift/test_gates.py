@@ -1,0 +1,60 @@
+"""The gates in code, and what docs/attribution.md tells people of them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from zerodrift.config.precision import Magnitude
+from zerodrift.drift import gates as code
+from zerodrift.drift.floor import Floor
+from zerodrift.drift.gates import Gates, gates_for
+from zerodrift.drift.sampling import SAMPLING_ALPHA, SAMPLING_DOUBT, TESTS
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "attribution.md"
+WORDS = {"two": 2, "four": 4, "five": 5, "twenty": 20}
+
+
+def test_gates_are_the_profile_or_a_multiple_of_the_floor() -> None:
+    profile = Magnitude(mean_abs=1e-5, p90_abs=2.5e-5, k3=1e-6)
+    low = Floor("float32", 8, 10, 1e-7, 2e-7, (0.0,), (1e-7,))
+    assert gates_for(profile, low) == Gates(1e-5, 2.5e-5, 1e-6, 2.0)
+    high = Floor("bfloat16", 8, 10, 0.01, 0.03, (0.0,), (0.01,))
+    assert gates_for(profile, high) == Gates(0.02, 0.06, 1e-6, 2.0)
+    higher = Floor("bfloat16", 8, 10, 0.03, 0.1, (0.0,), (0.01,))
+    assert gates_for(profile, higher) == pytest.approx(Gates(0.06, 0.2, 1e-6, 4.0))
+    single = Floor("float32", 8, 10, 1e-5, 2e-5, (0.0,), (1e-7,))
+    assert gates_for(profile, single) == pytest.approx(Gates(5e-5, 1e-4, 1e-6, 2.0))
+
+
+def test_a_gate_of_ones_own_is_not_moved_by_the_floor() -> None:
+    own = Magnitude(mean_abs=1e-3, p90_abs=2e-3, k3=1e-6)
+    floor = Floor("bfloat16", 8, 10, 0.01, 0.03, (0.0,), (0.01,))
+    assert gates_for(own, floor, {"mean_abs"})[:2] == (1e-3, 0.06)
+    assert gates_for(own, floor, {"p90_abs"})[:2] == (0.02, 2e-3)
+
+
+def stated(pattern: str) -> tuple[str, ...]:
+    """The one place of the document that says it."""
+    text = " ".join(DOCUMENT.read_text().split())
+    (found,) = re.findall(pattern, text)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def test_the_document_states_the_gates_in_force() -> None:
+    fp32, other = stated(r"profile's gate and (\w+) floors in fp32, (\w+) floors in any other precision")
+    assert (WORDS[fp32], WORDS[other]) == (code.FLOOR_MULTIPLES["float32"], code.FLOOR_MULTIPLE)
+    nats, per_p90 = stated(r"veto at (\w+) nats, or (\w+) times the gate of p90")
+    assert (WORDS[nats], WORDS[per_p90]) == (code.VETO_NATS, code.VETO_PER_P90)
+    assert code.FLOOR_MULTIPLES.keys() == {"float32"}
+    assert stated(r"fewer than (\d+) tokens") == (str(code.LEAST_TOKENS),)
+
+
+def test_the_document_states_the_levels_of_the_sampling_test() -> None:
+    tests, fails, doubts = stated(
+        r"least of the (\w+) p-values, times \w+, fails below 10⁻([⁰-⁹]); below 10⁻([⁰-⁹]) it is not judged"
+    )
+    assert WORDS[tests] == TESTS
+    digits = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+    for exponent, level in ((fails, SAMPLING_ALPHA), (doubts, SAMPLING_DOUBT)):
+        assert 10.0 ** -digits.index(exponent) == pytest.approx(level)
