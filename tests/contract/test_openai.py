@@ -558,7 +558,7 @@ def test_what_is_streamed_is_what_comes_whole(connect: Connect, kind: LogprobKin
     whole, streamed = backend.generate(requests), backend.stream(requests)
 
     assert [answer.completions for answer in streamed] == [answer.completions for answer in whole]
-    assert [answer.pieces for answer in streamed] == [12, 4]
+    assert [answer.stream_deltas for answer in streamed] == [12, 4]
 
 
 def test_a_stream_that_is_cut_off_is_unreachable(server: LlamaCpp, connect: Connect) -> None:

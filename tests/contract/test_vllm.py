@@ -907,8 +907,8 @@ def test_what_is_streamed_is_what_comes_whole(server, connect, interval):
     whole, streamed = backend.generate(requests), backend.stream(requests)
 
     assert [answer.completions for answer in streamed] == [answer.completions for answer in whole]
-    assert [answer.pieces for answer in streamed] == [3 * -(-4 // interval), -(-4 // interval)]
-    assert [answer.pieces for answer in whole] == [0, 0]
+    assert [answer.stream_deltas for answer in streamed] == [3 * -(-4 // interval), -(-4 // interval)]
+    assert [answer.stream_deltas for answer in whole] == [0, 0]
     body = server.calls[-2].body
     assert body["stream"] is True
     assert body["stream_options"] == {"include_usage": True}

@@ -211,7 +211,7 @@ def test_a_stream_is_what_comes_whole(connect):
     )
 
     assert (streamed.completions, streamed.problems) == (whole.completions, ())
-    assert streamed.pieces == 6
+    assert streamed.stream_deltas == 6
 
 
 def test_scores_are_those_of_the_prompt(connect):

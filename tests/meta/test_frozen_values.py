@@ -24,6 +24,7 @@ from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.doctor.rule import Rule, Severity, Test
 from zerodrift.doctor.tables import FileName, Options
 from zerodrift.engine.output import Identity, Output, refused
+from zerodrift.models.family.base import AttentionPlaces, MlpPlaces
 from zerodrift.models.model_facts import ModelFacts, facts
 from zerodrift.records.preflight import Item, Status
 from zerodrift.records.verdict import Outcome, ProbeRecord, VerdictRecord
@@ -35,6 +36,8 @@ IDENTITY = Identity(kind=LogprobKind.PROCESSED, fingerprint="f", numeric={"isa":
 # How each struct with a mapping is built, the mappings plain dicts.
 EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
     Explanation: lambda: Explanation(sampling={"top_p": 0.9}, bias={1: 1.0}),
+    AttentionPlaces: lambda: AttentionPlaces(norms={"q": "q_norm"}),
+    MlpPlaces: MlpPlaces,
     Cause: lambda: Cause("path/rope", "Positions.", {"*": "fix"}),
     Dialect: lambda: LLAMA_CPP,
     EngineConfig: lambda: EngineConfig(env={"A": "1"}),

@@ -7,17 +7,19 @@ earlier item made impossible is SKIPPED and says so; the earlier one decides.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from zerodrift.core.cause import CAUSES
+import msgspec
+
+from zerodrift.core.cause import CAUSES, UNEXPLAINED
 from zerodrift.doctor.diagnosis import Advice, Diagnosis
 from zerodrift.doctor.rule import Severity
+from zerodrift.records.evidence import RewardsEvidence
 from zerodrift.records.preflight import Item, Status, worst
 from zerodrift.records.rewards import Rewards
-from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
+from zerodrift.records.verdict import CauseFound, Outcome, Probe, ProbeRecord, VerdictRecord
 
-DOCTOR, AUDIT, SYNC, REWARDS = "doctor", "audit", "weight-sync", "rewards"
-ITEMS_OF_THEIR_OWN = (SYNC, REWARDS)
+DOCTOR, AUDIT = "doctor", "audit"
+ITEMS_OF_THEIR_OWN = (Probe.WEIGHT_SYNC, Probe.REWARDS)
 """Probes of the audit that the checklist shows beside it."""
-HISTORY_NEEDS = ("task", "engine_mean", "engine_std", "prompts")
 _DIAGNOSED = {1: Status.FAIL, 3: Status.INCONCLUSIVE}
 _CURABLE = (Severity.WRONG, Severity.RISK)
 
@@ -117,7 +119,7 @@ def audit_item(verdict: VerdictRecord) -> Item:
 
 
 def _parity(probes: Sequence[ProbeRecord]) -> str:
-    return next((probe.says for probe in probes if probe.name == "parity"), "every probe passed")
+    return next((probe.says for probe in probes if probe.name == Probe.PARITY), "every probe passed")
 
 
 def _told(probe: ProbeRecord) -> str:
@@ -130,25 +132,25 @@ def _fixes(causes: Sequence[CauseFound]) -> tuple[str, ...]:
 
 def sync_item(verdict: VerdictRecord, without: str) -> Item:
     """Whether a weight update arrives; `without` is the command that leaves the question out."""
-    probe = _probe(verdict, SYNC)
+    probe = _probe(verdict, Probe.WEIGHT_SYNC)
     if probe is None:
-        return not_run(SYNC, AUDIT)
-    fixes = _fixes([cause for cause in verdict.causes if cause.found_by == SYNC])
+        return not_run(Probe.WEIGHT_SYNC, AUDIT)
+    fixes = _fixes([cause for cause in verdict.causes if cause.found_by == Probe.WEIGHT_SYNC])
     return _item(probe, {Outcome.FAIL: fixes, Outcome.INCONCLUSIVE: (without,)})
 
 
 def rewards_item(verdict: VerdictRecord) -> Item:
     """Whether the task rewards the engine's answers as it does the reference's."""
-    probe = _probe(verdict, REWARDS)
+    probe = _probe(verdict, Probe.REWARDS)
     if probe is None:
-        return not_run(REWARDS, AUDIT)
+        return not_run(Probe.REWARDS, AUDIT)
     # They differ because something else does: what mends that mends them.
     fixes = _fixes([cause for cause in verdict.causes if cause.gating])
     enough = "validation.equivalence_trials: a larger number"
     return _item(
         probe,
         {
-            Outcome.FAIL: fixes or (CAUSES["unexplained"].fix(verdict.engine.engine),),
+            Outcome.FAIL: fixes or (CAUSES[UNEXPLAINED].fix(verdict.engine.engine),),
             Outcome.INCONCLUSIVE: (enough,),
         },
     )
@@ -156,11 +158,13 @@ def rewards_item(verdict: VerdictRecord) -> Item:
 
 def rewards_of(verdict: VerdictRecord, when: str) -> Rewards | None:
     """The engine's rewards as a line of a history; None where there are too few to have a spread."""
-    probe = _probe(verdict, REWARDS)
-    if probe is None or not all(name in probe.evidence for name in HISTORY_NEEDS):
+    probe = _probe(verdict, Probe.REWARDS)
+    if probe is None or not probe.evidence:
         return None
-    task, mean, std, prompts = (probe.evidence[name] for name in HISTORY_NEEDS)
-    return Rewards(task=str(task), mean=float(mean), std=float(std), n=int(prompts), when=when)
+    seen = msgspec.convert(dict(probe.evidence), RewardsEvidence)
+    if seen.engine_mean is None or seen.engine_std is None:
+        return None
+    return Rewards(task=seen.task, mean=seen.engine_mean, std=seen.engine_std, n=seen.prompts, when=when)
 
 
 def not_run(name: str, because_of: str) -> Item:
@@ -173,7 +177,7 @@ def left_out(name: str, why: str, typed: str) -> Item:
     return Item(name=name, status=Status.SKIPPED, says=why, type=(typed,))
 
 
-def _probe(verdict: VerdictRecord, name: str) -> ProbeRecord | None:
+def _probe(verdict: VerdictRecord, name: Probe) -> ProbeRecord | None:
     return next((probe for probe in verdict.probes if probe.name == name), None)
 
 

@@ -18,7 +18,7 @@ from zerodrift.audit.history import RewardHistory, history_item
 from zerodrift.audit.progress import Progress
 from zerodrift.audit.session import DEFAULT_MODEL, Session, Wrap
 from zerodrift.audit.tasks import open_task
-from zerodrift.backends.http import Advice
+from zerodrift.backends.http import RefusalAdvice
 from zerodrift.backends.registry import api_key
 from zerodrift.config.run import RunConfig
 from zerodrift.core.errors import EngineError, ZerodriftError
@@ -38,9 +38,9 @@ from zerodrift.records.preflight import (
     write_preflight,
 )
 from zerodrift.records.rewards import Rewards
-from zerodrift.records.verdict import VerdictRecord
+from zerodrift.records.verdict import Probe, VerdictRecord
 
-_ADVICE = Advice(
+_ADVICE = RefusalAdvice(
     key="put the server's --api-key into a variable and name it in the file: engine.api_key_env",
     load="try again later",
 )
@@ -159,25 +159,25 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
         """The engine could not be spoken to at all."""
         again = shlex.join([*self._audit_words(), "--out", str(self.directory)])
         failed = Item(name=checklist.AUDIT, status=Status.INCONCLUSIVE, says=problem, type=(again,))
-        sync = checklist.not_run(checklist.SYNC, checklist.AUDIT) if self.sync else self._no_sync()
+        sync = checklist.not_run(Probe.WEIGHT_SYNC, checklist.AUDIT) if self.sync else self._no_sync()
         if self.config.validation.task is None:
             return [failed, sync, *self._no_task()]
-        rewards = checklist.not_run(checklist.REWARDS, checklist.AUDIT)
+        rewards = checklist.not_run(Probe.REWARDS, checklist.AUDIT)
         return [failed, sync, rewards, self._history(None, rewards)]
 
     def _no_sync(self) -> Item:
-        return checklist.left_out(checklist.SYNC, "left out with --no-sync", "leave --no-sync out")
+        return checklist.left_out(Probe.WEIGHT_SYNC, "left out with --no-sync", "leave --no-sync out")
 
     def _no_task(self) -> Sequence[Item]:
         why, typed = f"{self.path} names no task", "validation.task: sums, or my_module:task"
-        return [checklist.left_out(name, why, typed) for name in (checklist.REWARDS, HISTORY)]
+        return [checklist.left_out(name, why, typed) for name in (Probe.REWARDS, HISTORY)]
 
     def _history(self, rewards: Rewards | None, compared: Item) -> Item:
         if self.history is None:
             why, typed = "no --history to compare with", "--record FILE now, and --history FILE the next time"
             return checklist.left_out(HISTORY, why, typed)
         if rewards is None:
-            return checklist.not_run(HISTORY, checklist.REWARDS)
+            return checklist.not_run(HISTORY, Probe.REWARDS)
         # A run that was killed after it was recorded goes on, and agrees with itself.
         others = tuple(run for run in self.history.runs if run != rewards)
         if not others:

@@ -20,7 +20,7 @@ from zerodrift.exact.logprobs import processed
 from zerodrift.exact.normalisation import log_softmax
 from zerodrift.sampler.choose import choose
 from zerodrift.sampler.noise import uniform
-from zerodrift.sampler.processing import History, processed_logits
+from zerodrift.sampler.processing import TokenHistory, processed_logits
 
 Pairs = tuple[tuple[int, float], ...]
 MARGIN = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -116,7 +116,7 @@ class Sampler:
         self, logits_GV: torch.Tensor, rows: Sequence[Sequence[Draw]], drawn: dict[int, Drawn | Problem]
     ) -> None:
         params = rows[0][0].sampling
-        history = [History(draws[0].prompt, draws[0].output) for draws in rows]
+        history = [TokenHistory(draws[0].prompt, draws[0].output) for draws in rows]
         try:
             processed_GV = processed(logits_GV, params, history, self.stop_ids)
         except InvalidSampling as error:

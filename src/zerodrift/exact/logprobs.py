@@ -25,7 +25,7 @@ from zerodrift.exact.normalisation import log_softmax
 from zerodrift.exact.ops.cpu.elementwise import soft_cap
 from zerodrift.exact.preparation import is_sharded, ops_of, parameters_on, require_gathered
 from zerodrift.models.family.registry import family_of
-from zerodrift.sampler.processing import History, histories, processed_logprobs
+from zerodrift.sampler.processing import TokenHistory, histories, processed_logprobs
 
 LOGIT_BYTES = 256 * 2**20
 """Most logits computed at once, and kept for a backward."""
@@ -54,7 +54,10 @@ def head(model: Any, hidden_RH: torch.Tensor) -> torch.Tensor:
 
 
 def processed(
-    logits_RV: torch.Tensor, params: SamplingParams, rows: Sequence[History], stop_ids: Sequence[int] = ()
+    logits_RV: torch.Tensor,
+    params: SamplingParams,
+    rows: Sequence[TokenHistory],
+    stop_ids: Sequence[int] = (),
 ) -> torch.Tensor:
     """Log-probabilities of the sampled distribution; a row's bits do not depend on the rows beside it."""
     if logits_RV.is_cuda and len(logits_RV) == 1:

@@ -24,7 +24,8 @@ from zerodrift.records.rewards import Rewards
 from zerodrift.records.verdict import CauseFound, Outcome, Probe, ProbeRecord, VerdictRecord
 
 SOUND = "vllm serve Q --logprobs-mode processed_logprobs --generation-config vllm --no-enable-prefix-caching"
-FACTS = {"task": "sums", "engine_mean": 0.9, "engine_std": 0.1, "prompts": 32, "p": 0.5}
+COUNTS = {"prompts": 32, "prompts_left_out": 0, "engine_rewards": 64, "reference_rewards": 64}
+FACTS = {"task": "sums", **COUNTS, "engine_mean": 0.9, "engine_std": 0.1, "p": 0.5}
 AGAIN = "zerodrift audit --config c.yaml --sync"
 
 

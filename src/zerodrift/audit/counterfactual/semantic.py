@@ -11,6 +11,7 @@ import msgspec
 from scipy.optimize import minimize_scalar
 
 from zerodrift.audit.counterfactual.explanation import Explanation, Hypothesis, Pick, Reported
+from zerodrift.core.cause import CAUSES
 
 Cost = Callable[[Explanation], float]
 
@@ -82,11 +83,9 @@ def hidden_hypotheses(explanation: Explanation, cost: Cost, expected: Expected) 
     """
     hiding = Reported.RAW if explanation.reported is Reported.RAW else Reported.AS_REQUESTED
     for hypothesis in _parameters(explanation, cost, expected, hiding):
-        if hypothesis.cause == "semantic/temperature":
-            # The number reported is right and the draw is not: that is a fault of the sampler.
-            yield msgspec.structs.replace(hypothesis, cause="semantic/sampling-bias")
-        else:
-            yield hypothesis
+        # The number reported is right and the draw is not: that is a fault of the sampler.
+        name = CAUSES[hypothesis.cause].when_hidden or hypothesis.cause
+        yield msgspec.structs.replace(hypothesis, cause=name)
 
 
 def _readings(explanation: Explanation) -> Iterator[Hypothesis]:

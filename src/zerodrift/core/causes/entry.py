@@ -44,6 +44,8 @@ class Cause(msgspec.Struct, frozen=True):
     """Stands before all others: what else is wrong with another model is no fault of its own."""
     in_trainer: str | None = None
     """What it is called where a trainer's numbers show it; None: the same."""
+    when_hidden: str | None = None
+    """What it is called where the reported numbers are right and only the draws are not; None: the same."""
     unless_requested: tuple[str, ...] = ()
     """Sampling parameters under which a sound engine shows the same, had they been requested."""
 

@@ -19,6 +19,7 @@ SEMANTIC = (
         "semantic/temperature",
         "The engine samples or reports at another temperature than requested.",
         "set temperature explicitly in every request, and the same in the trainer",
+        when_hidden="semantic/sampling-bias",
         vllm="--generation-config vllm",
         unless_requested=("temperature",),
         trainer="divide the trainer's logits by the temperature of the rollouts, once, before the softmax",

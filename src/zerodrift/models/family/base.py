@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from zerodrift.core.frozen import FrozenFacts
+
 
 class Fused(msgspec.Struct, frozen=True):
     """Several projections in one tensor, one after another and of equal size."""
@@ -25,7 +27,7 @@ _QKVO = MappingProxyType({"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_p
 _GATED = MappingProxyType({"gate": "gate_proj", "up": "up_proj", "down": "down_proj"})
 
 
-class AttentionPlaces(msgspec.Struct, frozen=True):
+class AttentionPlaces(FrozenFacts, frozen=True):
     """Below a layer: attention."""
 
     place: str = "self_attn"
@@ -40,7 +42,7 @@ class AttentionPlaces(msgspec.Struct, frozen=True):
     """Scores are divided by the root of this setting instead of that of the head size."""
 
 
-class MlpPlaces(msgspec.Struct, frozen=True):
+class MlpPlaces(FrozenFacts, frozen=True):
     """Below a layer: a dense feed-forward part."""
 
     place: str = "mlp"
