@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from zerodrift.audit.counterfactual.binding import find_misbound
+from zerodrift.audit.counterfactual.path import not_asked
 from zerodrift.audit.counterfactual.same_model import find_unrelated
 from zerodrift.audit.decide import Circumstances, Decision, decide
 from zerodrift.audit.diagnose import Suspect, diagnose
@@ -154,7 +155,11 @@ class Audit(AuditSetup):
             teacher, stops = self.reference.teacher, self.reference.facts.eos_token_ids
             if (unrelated := find_unrelated(teacher, measurements, stops)) is not None:
                 return (found("weights/other-model", self.engine.name, FoundBy.VALUE, unrelated),)
-        return attributed(attribution, self.engine.name, describe(shape(table)))
+        lacking = not_asked(self.reference.model)
+        left = describe(shape(table)) + (
+            "; not asked of this model: " + ", ".join(lacking) if lacking else ""
+        )
+        return attributed(attribution, self.engine.name, left)
 
     def _audited(
         self,

@@ -15,6 +15,7 @@ from zerodrift.audit.counterfactual.explanation import ROUNDED_AS_EXPECTED, VANI
 from zerodrift.backends import variants
 from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.models.family.abilities import has_a_choice_of_attention
+from zerodrift.models.family.rope import rope_bases
 
 
 class Variant(NamedTuple):
@@ -69,6 +70,12 @@ def path_variants(model: Any) -> dict[str, Variant]:
                 partial(variants.with_window, width=other),
             )
     return found
+
+
+def not_asked(model: Any) -> tuple[str, ...]:
+    """Changes of path that this model has no parts for."""
+    missing = [] if has_a_choice_of_attention(model) else ["keys and values in fp8"]
+    return tuple(missing if rope_bases(model.config) else [*missing, "rotary positions"])
 
 
 class Paths:

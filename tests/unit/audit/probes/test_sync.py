@@ -148,6 +148,7 @@ def test_rounding_that_is_allowed_does_not_hide_what_did_not_arrive(
 ) -> None:
     """Coarse precision leaves more than a tenth of the difference; where it may not, an account is not believed."""
     monkeypatch.setattr(sync, "deliveries", lambda old, new: [])
+    monkeypatch.setattr(sync, "not_asked", lambda new: ())
     rounding = np.where(np.arange(SIZE) % 2, 0.005, -0.005)
     reported = AT_NEW - PARTS[1] + rounding
     back = Seen(seen(OLD).completions, OLD, OLD, AT_NEW)
@@ -210,6 +211,7 @@ def test_requests_torn_in_the_middle_are_no_replica(
     judge: Judge, seen: See, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync, "deliveries", lambda old, new: [])
+    monkeypatch.setattr(sync, "not_asked", lambda new: ())
     torn = np.where(np.arange(SIZE) % 10 < 5, OLD, AT_NEW)
     result = judge(seen(torn), seen(torn))
     assert cause(result) == "unexplained"
@@ -221,6 +223,7 @@ def test_a_group_that_arrived_by_halves_is_no_group_that_stayed_away(
 ) -> None:
     """Four fifths of its effect are there: leaving it out explains three quarters, and that is not enough."""
     monkeypatch.setattr(sync, "deliveries", lambda old, new: [])
+    monkeypatch.setattr(sync, "not_asked", lambda new: ())
     result = judge(seen(OLD), seen(AT_NEW - 0.8 * PARTS[0]))
     assert cause(result) == "unexplained"
 
