@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from zerodrift.core.completion import Completion, LogprobContract, LogprobKind
     from zerodrift.core.request import Prompt, Request, SamplingParams
     from zerodrift.engine.engine import Engine
+    from zerodrift.engine.loop import EngineLoop
 
 __version__ = "0.1.0"
 
@@ -17,6 +18,7 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "Completion": "zerodrift.core.completion",
     "Engine": "zerodrift.engine.engine",
+    "EngineLoop": "zerodrift.engine.loop",
     "EquivalenceReport": "zerodrift.audit.facade",
     "EquivalenceValidator": "zerodrift.audit.facade",
     "LogprobContract": "zerodrift.core.completion",
@@ -32,6 +34,7 @@ _load = lazy(__name__, _EXPORTS)
 __all__ = [
     "Completion",
     "Engine",
+    "EngineLoop",
     "EquivalenceReport",
     "EquivalenceValidator",
     "LogprobContract",

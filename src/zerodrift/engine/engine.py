@@ -61,7 +61,7 @@ from zerodrift.weights.digest import checkpoint_state
 Choice = TypeVar("Choice", bound=StrEnum)
 MAX_NUM_SEQS = 256
 CHECK_INTERVAL = 64
-"""One in so many finished samples is scored again: at most a hundredth of the processor's time (docs/engine.md)."""
+"""One in so many finished samples is scored again, which takes 2 % of the processor's time (docs/engine.md)."""
 
 
 class Engine:
