@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from zerodrift.audit.checked_calls import generated
-from zerodrift.audit.counterfactual.delivery import deliveries
+from zerodrift.audit.counterfactual.delivery import deliveries, not_asked
 from zerodrift.audit.perturb import GROUPINGS, GroupedWeights
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
 from zerodrift.backends.base import Backend, Capability
@@ -178,6 +178,8 @@ def _undelivered(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: G
     if best is not None and _is_enough(best.explained, fresh, gates):
         return best
     message = f"after the update the engine is at neither version: slope {fresh.slope:.3f}, nothing known explains it"
+    if missing := not_asked(weights.new):
+        message += f"; not tried, for want of such parts in this model: {', '.join(missing)}"
     return found("unexplained", engine.name, NAME, message, explained=0.0, interval=(0.0, 0.0))
 
 
