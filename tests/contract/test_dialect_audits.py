@@ -12,7 +12,7 @@ import tgi_server
 
 from zerodrift.audit.progress import Silent
 from zerodrift.audit.session import Session
-from zerodrift.backends.registry import IMPOSSIBLE, OPENERS, STARTED_BY_HAND, Served, open_engine
+from zerodrift.backends.registry import IMPOSSIBLE, OPENERS, STARTED_BY_HAND, ServedModel, open_engine
 from zerodrift.config.engine import EngineConfig
 from zerodrift.config.run import RunConfig
 from zerodrift.core.errors import CapabilityMissing, ConfigError
@@ -103,11 +103,11 @@ def test_tgi_is_judged_on_texts_and_never_passed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", STARTED_BY_HAND)
 def test_an_engine_that_is_audited_where_it_runs(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"start it \\({STARTED_BY_HAND[name][:12]}.*--url http://"):
-        open_engine(EngineConfig(name=name, python="python"), Served(MODEL, "auto"), tmp_path)
+        open_engine(EngineConfig(name=name, python="python"), ServedModel(MODEL, "auto"), tmp_path)
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_an_engine_that_no_adapter_could_be_honest_about(name: str, tmp_path: Path) -> None:
     assert name not in OPENERS
     with pytest.raises(CapabilityMissing):
-        open_engine(EngineConfig(name=name, url="http://127.0.0.1:9"), Served(MODEL, "auto"), tmp_path)
+        open_engine(EngineConfig(name=name, url="http://127.0.0.1:9"), ServedModel(MODEL, "auto"), tmp_path)

@@ -8,7 +8,7 @@ import pytest
 
 from zerodrift.backends.llama_cpp_launch import SCRIPT, launch_llama_cpp, settings
 from zerodrift.backends.openai import OpenAIBackend
-from zerodrift.backends.registry import Served, open_engine
+from zerodrift.backends.registry import ServedModel, open_engine
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.completion import LogprobKind
 from zerodrift.core.errors import ConfigError, EngineError, EngineUnreachable, ModelNotFound
@@ -116,7 +116,7 @@ def test_it_is_started_told_and_stopped(
 ) -> None:
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "7")
     asked = config(python=str(interpreter), startup_timeout_s=20.0, logprobs_mode=mode, env={"EXTRA": "1"})
-    with open_engine(asked, Served(str(model), "auto"), tmp_path / "logs") as engine:
+    with open_engine(asked, ServedModel(str(model), "auto"), tmp_path / "logs") as engine:
         assert isinstance(engine, OpenAIBackend)
         assert (engine.name, engine.kind, engine.max_model_len) == ("llama-cpp", kind, 64)
         url = engine._http.address
@@ -125,12 +125,12 @@ def test_it_is_started_told_and_stopped(
     assert f"command -I {SCRIPT} {model} {port} cpuparams.n_threads=1" in log
     assert "told ['EXTRA']" in log
     with pytest.raises(EngineUnreachable):
-        open_engine(config(url=url, request_timeout_s=1.0), Served("", "auto"), tmp_path).__enter__()
+        open_engine(config(url=url, request_timeout_s=1.0), ServedModel("", "auto"), tmp_path).__enter__()
 
 
 def test_one_that_runs_already_is_asked(loopback: Any, tmp_path: Path) -> None:
     loopback.routes["GET /v1/models"] = lambda *_: (200, {"data": []})
-    opened = open_engine(config(url=loopback.url), Served("", "auto"), tmp_path)
+    opened = open_engine(config(url=loopback.url), ServedModel("", "auto"), tmp_path)
     with pytest.raises(EngineError, match=r"serves \[\]"):
         opened.__enter__()
     assert [call.path for call in loopback.calls] == ["/v1/models"]
@@ -138,7 +138,7 @@ def test_one_that_runs_already_is_asked(loopback: Any, tmp_path: Path) -> None:
 
 def test_neither_an_address_nor_an_interpreter(tmp_path: Path, model: Path) -> None:
     with pytest.raises(ConfigError):
-        open_engine(config(), Served(str(model), "auto"), tmp_path).__enter__()
+        open_engine(config(), ServedModel(str(model), "auto"), tmp_path).__enter__()
 
 
 def test_a_model_that_is_no_file(interpreter: Path, tmp_path: Path) -> None:

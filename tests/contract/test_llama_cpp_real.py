@@ -26,25 +26,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.smollm2]
 
 CAPITAL = (504, 3575, 282)
 """The capital of"""
-FACES = (
-    10813,
-    38887,
-    10813,
-    243,
-    221,
-    10813,
-    38887,
-    10813,
-    243,
-    221,
-    10813,
-    38887,
-    10813,
-    243,
-    221,
-    10813,
-    38887,
-)
+FACES = (10813, 38887, 10813, 243, 221) * 3 + (10813, 38887)
 """Seven emoji; a token ends inside each of them."""
 
 

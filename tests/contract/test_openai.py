@@ -16,7 +16,7 @@ from asking import ask, one, only
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
 from zerodrift.backends.openai import OpenAIBackend
-from zerodrift.backends.registry import Served, open_engine
+from zerodrift.backends.registry import ServedModel, open_engine
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.completion import FinishReason, LogprobKind
 from zerodrift.core.errors import (
@@ -467,7 +467,7 @@ def test_no_more_requests_are_sent_together_than_the_server_is_to_have(
 
     server.routes["POST /completion"] = count
     config = EngineConfig(name="llama-cpp", url=server.url, concurrency=2)
-    with open_engine(config, Served("testbed:llama", "auto"), tmp_path) as engine:
+    with open_engine(config, ServedModel("testbed:llama", "auto"), tmp_path) as engine:
         engine.generate([ask(number) for number in range(8)])
     assert most == [2]
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.backends.registry import OPENERS, Served, open_engine
+from zerodrift.backends.registry import OPENERS, ServedModel, open_engine
 from zerodrift.backends.vllm import VllmBackend
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.completion import LogprobKind
 from zerodrift.core.errors import ConfigError, EngineError, EngineUnreachable
 
-SERVED = Served("testbed:llama", "auto")
+SERVED = ServedModel("testbed:llama", "auto")
 
 # Stands where the interpreter of vLLM's environment would: takes its command line and serves a model of no size.
 INTERPRETER = """#!{python}
@@ -59,7 +59,7 @@ def test_the_reference_as_an_engine(
 ) -> None:
     """Not in the reference's own fp64: an engine rounds."""
     config = EngineConfig(name="reference", logprobs_mode=mode)
-    with open_engine(config, Served("testbed:llama", dtype), tmp_path) as engine:
+    with open_engine(config, ServedModel("testbed:llama", dtype), tmp_path) as engine:
         assert isinstance(engine, ReferenceBackend)
         assert engine.kind is kind
         assert engine.fingerprint().numeric["dtype"] == computed
@@ -111,7 +111,7 @@ def test_an_engine_that_is_started_obeys_and_is_stopped(interpreter: Path, tmp_p
     config = EngineConfig(
         name="vllm", python=str(interpreter), max_num_seqs=3, startup_timeout_s=20.0, args=("--seed", "9")
     )
-    with open_engine(config, Served("some-model", "float32"), tmp_path / "logs") as engine:
+    with open_engine(config, ServedModel("some-model", "float32"), tmp_path / "logs") as engine:
         assert engine.max_model_len == 64
         url = engine._http.address
     log = (tmp_path / "logs" / "vllm.log").read_text()

@@ -8,7 +8,7 @@ import pytest
 from asking import ask, one
 
 from zerodrift.backends.base import Capability
-from zerodrift.backends.registry import Served, open_engine
+from zerodrift.backends.registry import ServedModel, open_engine
 from zerodrift.backends.vllm import VllmBackend
 from zerodrift.backends.vllm_launch import route_flags
 from zerodrift.config.engine import EngineConfig
@@ -353,12 +353,12 @@ def test_no_other_engine_has_this_route(name, tmp_path):
     url = None if name in ("reference", "exact") else "http://127.0.0.1:9"
     config = EngineConfig(name=name, route="generate", url=url)
     with pytest.raises(ConfigError, match=f"engine.route is 'generate', and {name} is asked by one route"):
-        open_engine(config, Served("testbed:llama", "auto"), tmp_path)
+        open_engine(config, ServedModel("testbed:llama", "auto"), tmp_path)
 
 
 def test_the_route_is_taken_from_the_configuration(server, tmp_path):
     config = EngineConfig(name="vllm", route="generate", url=server.url)
-    with open_engine(config, Served("testbed:llama", "auto"), tmp_path):
+    with open_engine(config, ServedModel("testbed:llama", "auto"), tmp_path):
         assert PATH in {call.path for call in server.calls}
         assert "/v1/completions" not in {call.path for call in server.calls}
 

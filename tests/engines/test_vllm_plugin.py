@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from zerodrift import models
 from zerodrift.backends.base import Capability
-from zerodrift.backends.registry import Served, open_engine
+from zerodrift.backends.registry import ServedModel, open_engine
 from zerodrift.backends.vllm import VllmBackend
 from zerodrift.config.load import load
 from zerodrift.core.completion import Completion
@@ -63,7 +63,7 @@ def backend(
     log = tmp_path_factory.mktemp("log")
     with (
         contextlib.chdir(ROOT),
-        open_engine(engine, Served(str(checkpoints / "A"), "float32"), log) as backend,
+        open_engine(engine, ServedModel(str(checkpoints / "A"), "float32"), log) as backend,
     ):
         assert isinstance(backend, VllmBackend)
         yield backend

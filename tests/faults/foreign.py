@@ -21,7 +21,7 @@ from zerodrift.backends.base import Backend
 from zerodrift.backends.generation import Sampled
 from zerodrift.core.completion import Answer, Completion
 from zerodrift.core.request import Prompt, Request
-from zerodrift.faults.damage import Damage, Damaged, decoder_of
+from zerodrift.faults.damage import Damage, Damaged
 from zerodrift.faults.prompt import OtherPrompt
 from zerodrift.faults.reporting import Misreported
 from zerodrift.faults.wrapper import FaultyBackend
@@ -50,7 +50,7 @@ _ADAPTER_SIZE = 0.05
 
 
 def _gelu_for_silu(model: Any) -> None:
-    for layer in decoder_of(model).layers:
+    for layer in model.base_model.layers:
         layer.mlp.act_fn = nn.GELU(approximate="tanh")
 
 
@@ -62,7 +62,7 @@ def _second_shard_one_row_low(model: Any) -> None:
         (ids_BL,) = args
         return (ids_BL - (ids_BL >= begin).long(),)
 
-    decoder_of(model).embed_tokens.register_forward_pre_hook(lower)
+    model.base_model.embed_tokens.register_forward_pre_hook(lower)
 
 
 def _graph_without_adapter(model: Any) -> None:
@@ -71,7 +71,7 @@ def _graph_without_adapter(model: Any) -> None:
     A captured graph takes steps of one token, whoever asks for one.
     """
     generator = torch.Generator().manual_seed(88)
-    for layer in decoder_of(model).layers:
+    for layer in model.base_model.layers:
         for projection in (layer.self_attn.q_proj, layer.self_attn.v_proj):
             weight = projection.weight.data
             up = torch.randn(weight.shape[0], _ADAPTER_RANK, generator=generator)
@@ -110,7 +110,7 @@ def _tile_unmasked(model: Any) -> None:
         bias_BLK = bias_BLK.masked_fill(~seen_BLK, torch.finfo(model.dtype).min)
         return args, {**options, "attention_mask": bias_BLK[:, None]}
 
-    decoder_of(model).register_forward_pre_hook(mask, with_kwargs=True)
+    model.base_model.register_forward_pre_hook(mask, with_kwargs=True)
 
 
 class _Pool:

@@ -24,7 +24,7 @@ from zerodrift.core.completion import Answer, Completion
 from zerodrift.core.request import Request
 from zerodrift.core.version import WeightVersion
 from zerodrift.faults.after_update import Fleet
-from zerodrift.faults.damage import Damage, Damaged, decoder_of
+from zerodrift.faults.damage import Damage, Damaged
 from zerodrift.faults.reporting import Misreported
 from zerodrift.faults.rewriting import restated, rewrite
 from zerodrift.faults.wrapper import FaultyBackend, the_reference
@@ -56,7 +56,7 @@ def _norm_in_blocks(model: Any) -> None:
         normalised_BLH: torch.Tensor = (blocks * scale).flatten(-2) * norm.weight
         return normalised_BLH
 
-    decoder = decoder_of(model)
+    decoder = model.base_model
     for layer in decoder.layers:
         layer.input_layernorm.register_forward_hook(blockwise)
         layer.post_attention_layernorm.register_forward_hook(blockwise)
@@ -67,7 +67,7 @@ def _heads_dealt_in_turn(model: Any) -> None:
     """Query head h reads KV head h mod K. Said by moving query heads to where the model reads that KV head."""
     heads, pairs = model.config.num_attention_heads, model.config.num_key_value_heads
     order = torch.arange(heads).view(-1, pairs).T.flatten()
-    for layer in decoder_of(model).layers:
+    for layer in model.base_model.layers:
         attention = layer.self_attn
         queries, output = attention.q_proj.weight, attention.o_proj.weight
         queries.data = queries.data.unflatten(0, (heads, -1))[order].flatten(0, 1)
@@ -75,7 +75,7 @@ def _heads_dealt_in_turn(model: Any) -> None:
 
 
 def _lose_page(model: Any) -> None:
-    weight = decoder_of(model).layers[1].mlp.down_proj.weight
+    weight = model.base_model.layers[1].mlp.down_proj.weight
     weight.data = weight.data.clone()
     weight.data.view(-1)[: PAGE_BYTES // weight.element_size()] = 0
 
@@ -161,7 +161,7 @@ def _no_copy_on_write(model: Any) -> None:
         return args, {**options, "past_key_values": _SharedTails(cache, writers_B)}
 
     model.register_forward_hook(remember, with_kwargs=True)
-    for layer in decoder_of(model).layers:
+    for layer in model.base_model.layers:
         layer.self_attn.register_forward_pre_hook(share, with_kwargs=True)
 
 

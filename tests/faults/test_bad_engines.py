@@ -112,22 +112,22 @@ def test_an_engine_that_dies_in_the_middle(
     assert record.engine.numeric["dtype"] == "float32", "it was this engine before it died"
 
 
-def test_an_engine_that_hangs(audit: Audit, healthy: ReferenceBackend) -> None:
-    record = audit(Dying(healthy, 1, EngineUnreachable("no answer within 120 s")))
-    assert record.verdict is Outcome.INCONCLUSIVE
-    assert "no answer within 120 s" in record.says
-
-
-def test_an_engine_that_refuses(audit: Audit, healthy: ReferenceBackend) -> None:
-    record = audit(Dying(healthy, 1, EngineRefused("400: logprobs are not supported")))
-    assert record.verdict is Outcome.INCONCLUSIVE
-    assert "logprobs are not supported" in record.says
-
-
-def test_an_engine_that_is_not_there(audit: Audit, healthy: ReferenceBackend) -> None:
-    record = audit(Dying(healthy, 0, EngineUnreachable("nothing answers")))
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (0, EngineUnreachable("nothing answers")),
+        (1, EngineUnreachable("no answer within 120 s")),
+        (1, EngineRefused("400: logprobs are not supported")),
+    ],
+    ids=["is not there", "hangs", "refuses"],
+)
+def test_an_engine_that_never_answers(
+    audit: Audit, healthy: ReferenceBackend, call: int, error: EngineError
+) -> None:
+    record = audit(Dying(healthy, call, error))
     assert record.verdict is Outcome.INCONCLUSIVE
     assert record.engine.engine == "reference"
+    assert call == 0 or str(error) in record.says
 
 
 class Unloadable(FaultyBackend):
@@ -207,6 +207,10 @@ def shown(**changes: Callable[[Completion], tuple[int, ...]]) -> Callable[[Reque
     return apply
 
 
+FIRST: dict[str, Answer] = {}
+"""What an engine says to everybody that says one thing."""
+
+
 def unreadable(code: str, message: str) -> Callable[[Request, Answer], Answer]:
     """What adapters make of samples without usable logprobs."""
     return lambda request, answer: Answer((), tuple(Problem(code, message) for _ in answer.completions))
@@ -230,6 +234,7 @@ def unreadable(code: str, message: str) -> Callable[[Request, Answer], Answer]:
         (unreadable("value/non-finite", "logprobs[3] is null"), Outcome.FAIL, "logprobs[3] is null"),
         (lambda request, answer: Answer(()), Outcome.INCONCLUSIVE, "did not come back"),
         (lambda request, answer: Answer(answer.completions[:1]), Outcome.INCONCLUSIVE, "did not come back"),
+        (lambda request, answer: FIRST.setdefault("answer", answer), Outcome.FAIL, ""),
     ],
     ids=[
         "absurd logprobs",
@@ -243,6 +248,7 @@ def unreadable(code: str, message: str) -> Callable[[Request, Answer], Answer]:
         "null logprobs",
         "no samples",
         "one sample of two",
+        "one answer to all",
     ],
 )
 def test_an_engine_that_lies_or_leaves_out(
@@ -277,16 +283,6 @@ def test_an_engine_that_answers_out_of_order(audit: Audit, healthy: ReferenceBac
     record = audit(engine)
     assert record.verdict is Outcome.FAIL
     assert record.causes[0].cause == "semantic/misbound-output"
-
-
-def test_an_engine_that_gives_one_answer_to_all(audit: Audit, healthy: ReferenceBackend) -> None:
-    class Parrot(FaultyBackend):
-        def generate(self, requests: Sequence[Request]) -> list[Answer]:
-            return [super().generate(requests[-1:])[0]] * len(requests)
-
-    engine = Parrot(healthy)
-    engine.capabilities = NOTHING
-    assert audit(engine).verdict is Outcome.FAIL
 
 
 @pytest.mark.parametrize("count", [0, 1, 40])

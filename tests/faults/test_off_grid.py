@@ -15,7 +15,7 @@ from torch import nn
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.validation import ValidationConfig
-from zerodrift.faults.damage import Damage, Damaged, decoder_of
+from zerodrift.faults.damage import Damage, Damaged
 from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
 
 SMALL = ValidationConfig(num_prompts=16, equivalence_trials=24, max_tokens=16)
@@ -40,7 +40,7 @@ def base(factor: float) -> Damage:
         parameters = dict(model.config.rope_parameters)
         parameters["rope_theta"] *= factor
         model.config.rope_parameters = parameters
-        decoder = decoder_of(model)
+        decoder = model.base_model
         tables = type(decoder.rotary_emb)(config=model.config)
         decoder.rotary_emb = tables.to(decoder.rotary_emb.inv_freq.dtype)
 
@@ -49,7 +49,7 @@ def base(factor: float) -> Damage:
 
 def positions(change: Callable[[torch.Tensor], torch.Tensor]) -> Damage:
     def damage(model: Any) -> None:
-        decoder = decoder_of(model)
+        decoder = model.base_model
         decoder.rotary_emb = _Moved(decoder.rotary_emb, change)
 
     return damage
@@ -61,7 +61,7 @@ def late_from(place: int) -> Damage:
 
 def four_bits(group: int) -> Damage:
     def damage(model: Any) -> None:
-        for module in decoder_of(model).layers.modules():
+        for module in model.base_model.layers.modules():
             if isinstance(module, nn.Linear):
                 groups = module.weight.data.view(module.out_features, -1, group)
                 scale = groups.abs().amax(dim=-1, keepdim=True) / 7
@@ -119,7 +119,7 @@ def test_rounding_is_no_matter_of_positions(audited: Audited) -> None:
     """A body in bf16: what can be fitted to it must not be listed either."""
 
     def in_bf16(model: Any) -> None:
-        decoder = decoder_of(model)
+        decoder = model.base_model
         for part in (decoder.layers, decoder.norm):
             for parameter in part.parameters():
                 parameter.data = parameter.data.to(torch.bfloat16)

@@ -24,7 +24,7 @@ from zerodrift.backends.generation import Sampled
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer, Completion, TokenAlternative
 from zerodrift.core.request import Request
-from zerodrift.faults.damage import Damaged, decoder_of
+from zerodrift.faults.damage import Damaged
 from zerodrift.faults.reporting import Misreported
 from zerodrift.faults.rewriting import with_output
 from zerodrift.faults.sampling import OtherParameters
@@ -90,7 +90,7 @@ class OtherDraw(FaultyBackend):
         ids_BL = torch.tensor([[0] * (longest - len(row.prompt)) + list(row.prompt) for row in rows])
         mask_BK = torch.tensor([[0] * (longest - len(row.prompt)) + [1] * len(row.prompt) for row in rows])
         model, past = reference.model, None
-        decoder, head = decoder_of(model), model.get_output_embeddings()
+        decoder, head = model.base_model, model.get_output_embeddings()
         while any(row.finished is None for row in rows):
             positions_BL = (mask_BK.cumsum(dim=-1) - 1).clamp(min=0)[:, -ids_BL.shape[1] :]
             output = model(
@@ -251,7 +251,7 @@ def _whole_characters(engine: Backend) -> Backend:
 
 def _heads_in_turn(model: Any) -> None:
     """Moving query heads, with their columns of the output projection, is the same as moving key heads."""
-    for layer in decoder_of(model).layers:
+    for layer in model.base_model.layers:
         attention, config = layer.self_attn, model.config
         heads, groups = config.num_attention_heads, config.num_key_value_heads
         order = sorted(range(heads), key=lambda head: (head % groups, head))
@@ -263,7 +263,7 @@ def _heads_in_turn(model: Any) -> None:
 def _adapter_again(model: Any) -> None:
     """The checkpoint is taken as merged: what is added once more is a low-rank share of each projection."""
     generator = torch.Generator().manual_seed(0)
-    for layer in decoder_of(model).layers:
+    for layer in model.base_model.layers:
         for projection in (layer.self_attn.q_proj, layer.self_attn.v_proj):
             weight = projection.weight.data
             down = torch.randn(_ADAPTER_RANK, weight.shape[1], generator=generator)
@@ -292,7 +292,7 @@ def _short_chunks(model: Any) -> None:
         bias_BLK = bias_BLK.masked_fill(~seen_BLK, torch.finfo(model.dtype).min)
         return args, {**options, "attention_mask": bias_BLK[:, None]}
 
-    decoder_of(model).register_forward_pre_hook(mask, with_kwargs=True)
+    model.base_model.register_forward_pre_hook(mask, with_kwargs=True)
 
 
 UNSEEN = (

@@ -31,7 +31,7 @@ from zerodrift.config.precision import Precision
 from zerodrift.config.validation import ValidationConfig
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.records.codec import LineWriter, read_lines
-from zerodrift.records.dump import Reading
+from zerodrift.records.dump import DumpReader
 from zerodrift.records.verdict import VerdictRecord
 
 ROOT = Path(__file__).parents[2]
@@ -143,7 +143,7 @@ def _blamed(bug: Bug, spec: str, requests: Sequence[Request], scratch: Path) -> 
     dump = scratch / "dump.jsonl"
     dump.write_text("".join(json.dumps(row) + "\n" for row in recorded.rows))
     blame = Blame(
-        dump=Reading().read(dump),
+        dump=DumpReader().read(dump),
         reference=ReferenceBackend(recorded.checkpoint),
         precision=Precision.FP32,
         previous=recorded.previous,

@@ -57,7 +57,7 @@ def scored(spec: str, dtype: str, device: Device) -> dict[str, np.ndarray]:
         for layout in Layout:
             rows = Teacher(vary(model), layout=layout).logprobs(sequences, [2, 10, 50])
             found[f"{name}, {layout.value}"] = torch.cat(list(rows)).double().numpy()
-    with patch.object(teaching, "PIECE_BYTES", FEW):
+    with patch.object(teaching, "ROWS_BYTES", FEW):
         rows = Teacher(model, layout=Layout.PADDED).logprobs(sequences, [2, 10, 50])
         found["few at a time"] = torch.cat(list(rows)).double().numpy()
     return found

@@ -50,7 +50,7 @@ class Asked(NamedTuple):
     every_bit: bool = False
 
 
-class Served(NamedTuple):
+class ServedModel(NamedTuple):
     """A server, and what it is asked."""
 
     name: str
@@ -61,7 +61,7 @@ class Served(NamedTuple):
 BF16, FP32 = "model.dtype=bfloat16", "model.dtype=float32"
 INVARIANT = "engine.env={VLLM_BATCH_INVARIANT: '1'}"
 EXPECTED = (
-    Served(
+    ServedModel(
         "bf16",
         (BF16,),
         (
@@ -72,23 +72,23 @@ EXPECTED = (
         ),
     ),
     # As it comes: compiled, with CUDA graphs, raw logprobs.
-    Served(
+    ServedModel(
         "default",
         (BF16, "engine.logprobs_mode=raw_logprobs", "engine.enforce_eager=false"),
         (Asked("raw", "FAIL", "semantic/raw-logprobs", changes=(COOL,)),),
     ),
-    Served("head", (BF16, "engine.head_dtype=float32"), (Asked("head", "PASS"),)),
+    ServedModel("head", (BF16, "engine.head_dtype=float32"), (Asked("head", "PASS"),)),
     # FlashAttention 3 tiles by the number of queries, whatever this variable says; Triton's kernel does not.
-    Served("invariant", (BF16, INVARIANT), (Asked("invariant", "PASS"),)),
-    Served(
+    ServedModel("invariant", (BF16, INVARIANT), (Asked("invariant", "PASS"),)),
+    ServedModel(
         "invariant-triton",
         (BF16, INVARIANT, "engine.args=[--attention-backend, TRITON_ATTN]"),
         (Asked("invariant-triton", "PASS", every_bit=True),),
     ),
     # Only Triton's and Flex attention take fp32, and Triton multiplies in TF32 unless told otherwise.
-    Served("fp32", (FP32,), (Asked("fp32", "FAIL", "path/body-precision"),)),
-    Served("fp32-ieee", (FP32, "engine.env={TRITON_F32_DEFAULT: ieee}"), (Asked("fp32-ieee", "PASS"),)),
-    Served(
+    ServedModel("fp32", (FP32,), (Asked("fp32", "FAIL", "path/body-precision"),)),
+    ServedModel("fp32-ieee", (FP32, "engine.env={TRITON_F32_DEFAULT: ieee}"), (Asked("fp32-ieee", "PASS"),)),
+    ServedModel(
         "fp32-flex",
         (FP32, "engine.args=[--attention-backend, FLEX_ATTENTION]"),
         (Asked("fp32-flex", "PASS"),),

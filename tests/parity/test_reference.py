@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.backends.teacher import Layout, Piece, Teacher
+from zerodrift.backends.teacher import Layout, LogitRows, Teacher
 from zerodrift.core.completion import Answer, Completion, LogprobKind
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.models.testbed_config import CONFIGS, EOS_ID, VOCAB_SIZE
@@ -133,8 +133,8 @@ class ForgetsItsCache(Teacher):
 class OffByOne(Teacher):
     """The row of the token itself in place of the row before it."""
 
-    def pieces(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[Piece]:
-        for piece in super().pieces(sequences, starts):
+    def logit_rows(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[LogitRows]:
+        for piece in super().logit_rows(sequences, starts):
             yield piece._replace(logits_TV=piece.logits_TV.roll(-1, dims=0))
 
 

@@ -123,7 +123,7 @@ def measured() -> dict[str, int]:
     found = {f"vocabulary of {size}": of_measuring(size, 1, 256) for size in (49_152, 151_936)}
     found |= {f"{count} sequences": of_measuring(512, count, 256) for count in (FEW, MANY)}
     # The negative control: everything at once, as it was.
-    measuring.CELLS = teaching.PIECE_BYTES = 2**50
+    measuring.CELLS = teaching.ROWS_BYTES = 2**50
     return {**found, "at once": of_measuring(49_152, 1, 256)}
 
 

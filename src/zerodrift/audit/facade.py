@@ -30,7 +30,7 @@ from zerodrift.audit.prompts import tokenise
 from zerodrift.audit.session import precision_of
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.backends.registry import IN_PROCESS, Served, open_engine
+from zerodrift.backends.registry import IN_PROCESS, ServedModel, open_engine
 from zerodrift.config.engine import EngineConfig
 from zerodrift.config.precision import PROFILES, Precision
 from zerodrift.core import require
@@ -174,7 +174,7 @@ class EquivalenceValidator:
             model = str(self.reference.spec)
             if config.name not in IN_PROCESS and config.url is None and model.startswith("testbed:"):
                 model = str(models.materialise(model, folder / "model"))
-            engine = held.enter_context(open_engine(config, Served(model, "auto"), folder))
+            engine = held.enter_context(open_engine(config, ServedModel(model, "auto"), folder))
             self._held = held.pop_all()
         return engine
 

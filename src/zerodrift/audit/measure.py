@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from zerodrift.audit.floor import Passage
-from zerodrift.backends.teacher import Piece, Teacher
+from zerodrift.backends.teacher import LogitRows, Teacher
 from zerodrift.core.completion import Completion
 from zerodrift.core.request import SamplingParams
 from zerodrift.drift.floor import Floor
@@ -118,7 +118,7 @@ def measure(
         window = order[first : first + WINDOW]
         passages = [observed[index].passage for index in window]
         within = [rng.random(len(ids) - start) for ids, start in passages]
-        for piece in teacher.pieces([ids for ids, _ in passages], [start for _, start in passages]):
+        for piece in teacher.logit_rows([ids for ids, _ in passages], [start for _, start in passages]):
             index = window[piece.sequence]
             for begin, numbers in _measure(observed[index], piece, stop_ids, within[piece.sequence]):
                 at = int(measured.ends[index]) + begin
@@ -129,7 +129,7 @@ def measure(
 
 
 def _measure(
-    item: Observed, piece: Piece, stop_ids: Sequence[int], within: Floats
+    item: Observed, piece: LogitRows, stop_ids: Sequence[int], within: Floats
 ) -> Iterator[tuple[int, Floats]]:
     """The columns of a `Measurement` for the rows of `piece`, a few at a time, and where in the output they begin."""
     prompt, output = item.completion.prompt_token_ids, item.completion.token_ids

@@ -183,7 +183,7 @@ class Audited:
         """The same, with the case in the verdict too."""
         if case is None:
             return self
-        record = msgspec.structs.replace(self.record, smallest=case.says)
+        record = msgspec.structs.replace(self.record, smallest=case.message)
         return Audited(record, self.table, self.measurements, case)
 
 

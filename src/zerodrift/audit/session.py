@@ -23,7 +23,7 @@ from zerodrift.audit.tasks import check_room, open_task, prompts_of
 from zerodrift.audit.trainers import open_trainer
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.backends.registry import IN_PROCESS, Served, check_engine, open_engine
+from zerodrift.backends.registry import IN_PROCESS, ServedModel, check_engine, open_engine
 from zerodrift.config.load import dump
 from zerodrift.config.precision import Precision
 from zerodrift.config.run import RunConfig
@@ -96,7 +96,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         with self._made(), only_writer(self.directory / files.LOCK, self.directory):
             self._prepare(reference)
             checkpoint = self._checkpoint(spec, self.directory)
-            served = Served(str(checkpoint or spec), self.config.model.dtype)
+            served = ServedModel(str(checkpoint or spec), self.config.model.dtype)
             with open_engine(self.config.engine, served, self.directory) as opened:
                 engine = opened if self.wrap is None else self.wrap(opened)
                 chosen = self._prompts(reference, engine.max_model_len, posed)
@@ -138,7 +138,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         reference = self._reference(spec, None)
         with tempfile.TemporaryDirectory(prefix="zerodrift-") as scratch:
             checkpoint = self._checkpoint(spec, Path(scratch))
-            served = Served(str(checkpoint or spec), self.config.model.dtype)
+            served = ServedModel(str(checkpoint or spec), self.config.model.dtype)
             with open_engine(self.config.engine, served, Path(scratch)) as opened:
                 engine = opened if self.wrap is None else self.wrap(opened)
                 progress.stage("replay")

@@ -13,7 +13,7 @@ from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect, Facts, SeedProbe
 from zerodrift.backends.http import CLOSED, REFUSALS, HttpClient, not_declined
 from zerodrift.backends.json_path import facts_at, look_up, put
-from zerodrift.backends.openai_wire import Sample, asked_kind, request_body, samples_of, value_at
+from zerodrift.backends.openai_wire import ServerSample, asked_kind, request_body, samples_of, value_at
 from zerodrift.backends.server import has_route
 from zerodrift.backends.stream_deltas import Streaming, has_tokens
 from zerodrift.core.completion import EngineFingerprint, LogprobKind
@@ -112,7 +112,7 @@ def capabilities(backend: "OpenAIBackend", http: HttpClient, document: object) -
     if all(numbers.alternative_ids is None for numbers in dialect.numbers.values()):
         sampling = msgspec.structs.replace(sampling, logprobs=0)
     request = Request(prompt, sampling)
-    [sample, *_] = samples_of(backend.complete(request), dialect) or [Sample(None, None)]
+    [sample, *_] = samples_of(backend.complete(request), dialect) or [ServerSample(None, None)]
     _check_numbers(backend, request, sample)
     numbers = dialect.numbers[asked_kind(sampling, dialect, backend.kind)]
     alternatives = sample.look_up(numbers.alternative_ids)
@@ -136,7 +136,7 @@ def capabilities(backend: "OpenAIBackend", http: HttpClient, document: object) -
     return frozenset(capability for capability, present in found.items() if present)
 
 
-def _check_numbers(backend: "OpenAIBackend", request: Request, sample: Sample) -> None:
+def _check_numbers(backend: "OpenAIBackend", request: Request, sample: ServerSample) -> None:
     """The sample carries ids and logprobs of the kind that is wanted."""
     dialect = backend.dialect
     route = dialect.completions

@@ -109,7 +109,7 @@ def value_at(document: object, path: str, shape: type[Shape], where: str) -> Sha
         raise BadAnswer(f"{where} answered with a strange {path!r} ({error})") from error
 
 
-class Sample(NamedTuple):
+class ServerSample(NamedTuple):
     """One sample, and the answer that it came in."""
 
     own: object
@@ -126,10 +126,10 @@ class Sample(NamedTuple):
         return value_at(self.answer if path.startswith("/") else self.own, path.lstrip("/"), shape, where)
 
 
-def samples_of(answer: object, dialect: Dialect) -> list[Sample]:
+def samples_of(answer: object, dialect: Dialect) -> list[ServerSample]:
     """The samples, whatever is in them."""
     found = look_up(answer, dialect.samples)
-    return [Sample(own, answer) for own in (found if isinstance(found, list) else [found])]
+    return [ServerSample(own, answer) for own in (found if isinstance(found, list) else [found])]
 
 
 def read_scores(answer: object, token_ids: Sequence[int], scoring: Scoring, where: str) -> list[float]:
@@ -175,7 +175,7 @@ class Reader(msgspec.Struct, frozen=True):
             numbered, request, route, lambda sample, index: self._completion(sample, index, request)
         )
 
-    def _completion(self, sample: Sample, index: int, request: Request) -> Completion:
+    def _completion(self, sample: ServerSample, index: int, request: Request) -> Completion:
         dialect, sampling = self.dialect, request.sampling
         numbers = dialect.numbers[asked_kind(sampling, dialect, self.kind)]
         token_ids = tuple(sample.value_at(dialect.token_ids, list[int], dialect.completions))
@@ -197,13 +197,13 @@ class Reader(msgspec.Struct, frozen=True):
             text=text if isinstance(text, str) else None,
         )
 
-    def _version(self, sample: Sample) -> WeightVersion:
+    def _version(self, sample: ServerSample) -> WeightVersion:
         """A label that moved while we waited belongs to some of the tokens, and nobody can say to which."""
         updating = self.dialect.updating
         told = None if updating is None else sample.look_up(updating.sampled)
         return self.version if told == self.version.label else UNKNOWN
 
-    def _check_count(self, sample: Sample, came: int) -> None:
+    def _check_count(self, sample: ServerSample, came: int) -> None:
         """Ids that are left out between others leave no gap. A server that writes null does not say how many it made."""
         path = self.dialect.output_tokens
         if path is None or sample.look_up(path) in (msgspec.UNSET, None):
@@ -214,7 +214,7 @@ class Reader(msgspec.Struct, frozen=True):
                 f"the engine made {made} tokens ({path}) and sent {came}: {self.dialect.lost}"
             )
 
-    def _prompt(self, sample: Sample, prompt: Prompt) -> tuple[int, ...]:
+    def _prompt(self, sample: ServerSample, prompt: Prompt) -> tuple[int, ...]:
         """The ids that were sent, if the server saw as many: it does not show them."""
         if self.dialect.prompt_tokens is None:
             return prompt.token_ids
@@ -226,7 +226,9 @@ class Reader(msgspec.Struct, frozen=True):
             )
         return prompt.token_ids
 
-    def _logprobs(self, sample: Sample, token_ids: tuple[int, ...], numbers: Numbers) -> tuple[float, ...]:
+    def _logprobs(
+        self, sample: ServerSample, token_ids: tuple[int, ...], numbers: Numbers
+    ) -> tuple[float, ...]:
         told = numbers.values if numbers.owners is None else numbers.owners
         owners: list[Any] = []
         if sample.look_up(told) not in (msgspec.UNSET, None):
@@ -244,7 +246,7 @@ class Reader(msgspec.Struct, frozen=True):
         return tuple(_logprob(value, numbers) for value in values)
 
     def _alternatives(
-        self, sample: Sample, numbers: Numbers, count: int
+        self, sample: ServerSample, numbers: Numbers, count: int
     ) -> tuple[tuple[TokenAlternative, ...], ...]:
         """The `count` likeliest tokens at each position; fewer where truncation left fewer."""
         if count == 0 or numbers.alternative_ids is None:
@@ -259,7 +261,7 @@ class Reader(msgspec.Struct, frozen=True):
             )
         return tuple(_ranked(*pair, count, numbers) for pair in zip(ids, values, strict=True))
 
-    def _finish_reason(self, sample: Sample) -> FinishReason:
+    def _finish_reason(self, sample: ServerSample) -> FinishReason:
         word = sample.value_at(self.dialect.finish, str, self.dialect.completions)
         if word not in self.dialect.finish_words:
             raise BadAnswer(

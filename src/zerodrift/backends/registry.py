@@ -32,7 +32,7 @@ IMPOSSIBLE = {
 """Engines that no adapter could be honest about."""
 
 
-class Served(NamedTuple):
+class ServedModel(NamedTuple):
     """What an engine is to serve."""
 
     model: str
@@ -40,7 +40,7 @@ class Served(NamedTuple):
     """`auto` leaves it to the engine."""
 
 
-Opener = Callable[[EngineConfig, Served, Path], AbstractContextManager[Backend]]
+Opener = Callable[[EngineConfig, ServedModel, Path], AbstractContextManager[Backend]]
 
 
 def check_name(name: str) -> None:
@@ -79,30 +79,30 @@ def check_engine(config: EngineConfig) -> None:
         )
 
 
-def open_engine(config: EngineConfig, served: Served, logs: Path) -> AbstractContextManager[Backend]:
+def open_engine(config: EngineConfig, served: ServedModel, logs: Path) -> AbstractContextManager[Backend]:
     """The engine that `config` names; closed, and stopped if we started it, on leaving."""
     check_engine(config)
     return OPENERS[config.name](config, served, logs)
 
 
-def _reference(config: EngineConfig, served: Served, logs: Path) -> AbstractContextManager[Backend]:
+def _reference(config: EngineConfig, served: ServedModel, logs: Path) -> AbstractContextManager[Backend]:
     from zerodrift.backends.reference import ReferenceBackend
 
     # Not the reference's own fp64: an engine rounds, and an audit of one that does not would show nothing.
     return closing(ReferenceBackend(served.model, dtype=_in_fp32(served), kind=_kind(config)))
 
 
-def _exact(config: EngineConfig, served: Served, logs: Path) -> AbstractContextManager[Backend]:
+def _exact(config: EngineConfig, served: ServedModel, logs: Path) -> AbstractContextManager[Backend]:
     from zerodrift.backends.exact import ExactBackend
 
     return closing(ExactBackend(served.model, dtype=_in_fp32(served), config=config))
 
 
-def _in_fp32(served: Served) -> str:
+def _in_fp32(served: ServedModel) -> str:
     return "float32" if served.dtype == "auto" else served.dtype
 
 
-def _vllm(config: EngineConfig, served: Served, logs: Path) -> AbstractContextManager[Backend]:
+def _vllm(config: EngineConfig, served: ServedModel, logs: Path) -> AbstractContextManager[Backend]:
     from zerodrift.backends.vllm import VllmBackend
     from zerodrift.backends.vllm_launch import flags, launch_vllm, route_flags, transfer_flags
 
@@ -115,7 +115,7 @@ def _vllm(config: EngineConfig, served: Served, logs: Path) -> AbstractContextMa
     return _reached(config, partial(VllmBackend, route=config.route, **_options(config)), start)
 
 
-def _llama_cpp(config: EngineConfig, served: Served, logs: Path) -> AbstractContextManager[Backend]:
+def _llama_cpp(config: EngineConfig, served: ServedModel, logs: Path) -> AbstractContextManager[Backend]:
     from zerodrift.backends.llama_cpp_launch import launch_llama_cpp, settings
 
     def start(python: str) -> "LaunchedServer":
@@ -127,7 +127,7 @@ def _llama_cpp(config: EngineConfig, served: Served, logs: Path) -> AbstractCont
     return _reached(config, _by_dialect(config), start)
 
 
-def _by_hand(config: EngineConfig, served: Served, logs: Path) -> AbstractContextManager[Backend]:
+def _by_hand(config: EngineConfig, served: ServedModel, logs: Path) -> AbstractContextManager[Backend]:
     return closing(_by_dialect(config)(config.url or ""))
 
 

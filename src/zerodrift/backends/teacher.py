@@ -19,7 +19,7 @@ from zerodrift.models.family.abilities import has_kv_cache, usable_attention
 
 LOGIT_BYTES = 256 * 2**20
 """A padded batch is cut where logits of all its positions would take more."""
-PIECE_BYTES = 32 * 2**20
+ROWS_BYTES = 32 * 2**20
 """Most logits held at once: 256 rows of a 151,936-word vocabulary would be 148 MiB in fp32. Its 55 rows still keep a
 matrix product busy, and give the bits that all rows at once give (fp32 and fp64, from 5 rows on)."""
 
@@ -36,7 +36,7 @@ class Layout(StrEnum):
     """Several prompts at once, padded on the left, and the rest token by token, as an engine decodes it."""
 
 
-class Piece(NamedTuple):
+class LogitRows(NamedTuple):
     """Some rows of one sequence."""
 
     sequence: int
@@ -94,9 +94,9 @@ class Teacher:
     def logprobs(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[torch.Tensor]:
         """For each sequence, in order, the raw logprobs of tokens `start`… to the last, in at least fp32."""
 
-        def scored(piece: Piece) -> torch.Tensor:
-            first = starts[piece.sequence] + piece.begin
-            return entries(piece.logits_TV, sequences[piece.sequence][first : first + len(piece.logits_TV)])
+        def scored(rows: LogitRows) -> torch.Tensor:
+            first = starts[rows.sequence] + rows.begin
+            return entries(rows.logits_TV, sequences[rows.sequence][first : first + len(rows.logits_TV)])
 
         return self._joined(sequences, starts, scored)
 
@@ -110,9 +110,9 @@ class Teacher:
 
     def logits(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[torch.Tensor]:
         """For each sequence, in order, the rows that predict tokens `start`… to the last, all of them at once."""
-        return self._joined(sequences, starts, lambda piece: piece.logits_TV)
+        return self._joined(sequences, starts, lambda rows: rows.logits_TV)
 
-    def pieces(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[Piece]:
+    def logit_rows(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[LogitRows]:
         """The same rows, a few at a time: those of one sequence in order, between those of others of its batch."""
         for ids, start in zip(sequences, starts, strict=True):
             self._check(ids, start)
@@ -123,7 +123,7 @@ class Teacher:
         else:
             for index, (ids, start) in enumerate(zip(sequences, starts, strict=True)):
                 for begin, logits_TV in self._alone(ids, start, self.model, 0):
-                    yield Piece(index, begin, logits_TV)
+                    yield LogitRows(index, begin, logits_TV)
 
     def continued(self, ids: Sequence[int], start: int, earlier: Any, split: int) -> torch.Tensor:
         """Rows where positions below `split` went through the model `earlier`, and left their KV behind.
@@ -142,15 +142,15 @@ class Teacher:
         self,
         sequences: Sequence[Sequence[int]],
         starts: Sequence[int],
-        reduced: Callable[[Piece], torch.Tensor],
+        reduced: Callable[[LogitRows], torch.Tensor],
     ) -> Iterator[torch.Tensor]:
-        """What `reduced` makes of the pieces of each sequence, end to end, in order."""
+        """What `reduced` makes of the rows of each sequence, end to end, in order."""
         parts: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
         following = 0
         missing = [len(ids) - start for ids, start in zip(sequences, starts, strict=True)]
-        for piece in self.pieces(sequences, starts):
-            parts[piece.sequence].append(reduced(piece))
-            missing[piece.sequence] -= len(piece.logits_TV)
+        for rows in self.logit_rows(sequences, starts):
+            parts[rows.sequence].append(reduced(rows))
+            missing[rows.sequence] -= len(rows.logits_TV)
             while following < len(missing) and not missing[following]:
                 found = parts.pop(following)
                 yield found[0] if len(found) == 1 else torch.cat(found)
@@ -159,7 +159,7 @@ class Teacher:
     def _alone(
         self, ids: Sequence[int], start: int, earlier: Any, split: int
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """Rows of one sequence from `start` - 1 on, but the last, with the number of the first in each piece."""
+        """Rows of one sequence from `start` - 1 on, but the last, with the number of the first in each part."""
         cuts = range(split, len(ids), self.chunk) if self.layout is Layout.CHUNKED else ()
         bounds = sorted({0, split, *cuts, len(ids)})
         cached = {"use_cache": True} if len(bounds) > 2 else {}
@@ -174,7 +174,7 @@ class Teacher:
             for rows in self._parts(max(begin, start - 1) - kept, min(end, len(ids) - 1) - kept):
                 yield kept + rows.start - (start - 1), computed.rows(0, rows)
 
-    def _padded(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[Piece]:
+    def _padded(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[LogitRows]:
         for begin, end in self._batches([len(ids) for ids in sequences]):
             group = sequences[begin:end]
             longest = max(map(len, group))
@@ -193,9 +193,9 @@ class Teacher:
             for row, ids in enumerate(group):
                 skipped = starts[begin + row] - 1 - first
                 for rows in self._parts(skipped, len(ids) - 1 - first):
-                    yield Piece(begin + row, rows.start - skipped, computed.rows(row, rows))
+                    yield LogitRows(begin + row, rows.start - skipped, computed.rows(row, rows))
 
-    def _decoded(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[Piece]:
+    def _decoded(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[LogitRows]:
         for begin, end in self._batches([len(ids) for ids in sequences]):
             group, first = sequences[begin:end], starts[begin:end]
             longest = max(first)
@@ -223,7 +223,7 @@ class Teacher:
                 cache = output.past_key_values
                 for row, (ids, start) in enumerate(zip(group, first, strict=True)):
                     if start + step < len(ids):
-                        yield Piece(begin + row, step, output.logits[row])
+                        yield LogitRows(begin + row, step, output.logits[row])
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Consecutive groups of at most `batch` sequences whose logits would stay below LOGIT_BYTES."""
@@ -244,13 +244,13 @@ class Teacher:
         return self.vocab_size * int(self.model.dtype.itemsize)
 
     def _parts(self, begin: int, end: int) -> Iterator[slice]:
-        """Rows `begin` to `end`, in slices whose logits stay below PIECE_BYTES."""
-        most = max(1, PIECE_BYTES // self._row_bytes)
+        """Rows `begin` to `end`, in slices whose logits stay below ROWS_BYTES."""
+        most = max(1, ROWS_BYTES // self._row_bytes)
         return (slice(at, min(at + most, end)) for at in range(begin, end, most))
 
     def _compute(self, ids_BL: torch.Tensor, keep: int, model: Any, **options: Any) -> _Computed:
         """Forward, with the last `keep` rows of each sequence to be had; where they are many, the head comes later."""
-        if len(ids_BL) * keep * self._row_bytes <= PIECE_BYTES:
+        if len(ids_BL) * keep * self._row_bytes <= ROWS_BYTES:
             output = self._forward(ids_BL, model, logits_to_keep=keep, **options)
             return _Computed(lambda row, rows: output.logits[row, rows], output.get("past_key_values"))
         output = self._forward(ids_BL, model.base_model, **options)

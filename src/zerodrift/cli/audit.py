@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,13 +36,6 @@ class AuditOrVerb(TyperGroup):
         if args and (verb := self.commands.get(args[0])) is not None:
             return verb.make_context(f"{info_name} {args[0]}", args[1:], parent=parent, **extra)
         return super().make_context(info_name, args, parent=parent, **extra)
-
-
-class Format(StrEnum):
-    """How an answer is written."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 BaselineOption = Annotated[
@@ -161,7 +153,9 @@ def diff_command(
     after: Annotated[
         str, typer.Argument(metavar="RUN", help="The run to compare with it, by custom the newer.")
     ],
-    form: Annotated[Format, typer.Option("--format", help="For people or for a program.")] = Format.TEXT,
+    form: Annotated[
+        console.OutputFormat, typer.Option("--format", help="For people or for a program.")
+    ] = console.OutputFormat.TEXT,
 ) -> None:
     """What changed between two audits, and what explains it?
 
@@ -178,7 +172,7 @@ def diff_command(
     from zerodrift.view.tables import explain, print_comparison
 
     comparison = compare_runs(find_run(before, RUNS), find_run(after, RUNS))
-    if form is Format.JSON:
+    if form is console.OutputFormat.JSON:
         told = {"says": explain(comparison), "worse": comparison.worse, **msgspec.structs.asdict(comparison)}
         console.say(msgspec.json.format(msgspec.json.encode(told)).decode())
     else:
@@ -309,7 +303,7 @@ def _list_faults() -> None:
     from zerodrift.faults.registry import FAULTS
 
     for name, fault in FAULTS.items():
-        console.say(f"{name:45} {fault.says}")
+        console.say(f"{name:45} {fault.message}")
 
 
 def _check_options(sync: bool, reset_cache: bool, junitxml: Path | None) -> None:

@@ -24,7 +24,7 @@ app = typer.Typer(no_args_is_help=True, help="Measure the exact engine beside ot
 LOG = Path("runs/bench/vllm.log")
 
 
-class Name(StrEnum):
+class ContenderName(StrEnum):
     """Who can take part, in the order of turns."""
 
     EXACT = "exact"
@@ -58,7 +58,7 @@ def throughput(
     ] = 1,
     rounds: Rounds = 3,
     only: Annotated[
-        list[Name] | None, typer.Option(help="Who takes part; may be repeated. Default: everybody.")
+        list[ContenderName] | None, typer.Option(help="Who takes part; may be repeated. Default: everybody.")
     ] = None,
     threads: Threads = None,
     vllm: Annotated[
@@ -104,7 +104,9 @@ def throughput(
             for name in wanted:
                 bar.stage(f"prepare {name}")
                 contenders.append(
-                    _vllm(vllm, spec, used, vllm_eager) if name is Name.VLLM else _local(name, vanilla, jobs)
+                    _vllm(vllm, spec, used, vllm_eager)
+                    if name is ContenderName.VLLM
+                    else _local(name, vanilla, jobs)
                 )
             bar.stage("measure")
             setup = Setup(model=str(spec or shape.RANDOM), threads=used, rounds=rounds)
@@ -143,19 +145,19 @@ def load(model: Model = None, rounds: Rounds = 3, threads: Threads = None, json:
     _tell_load(found)
 
 
-def _wanted(only: "Sequence[Name] | None", vllm: str | None) -> list[Name]:
+def _wanted(only: "Sequence[ContenderName] | None", vllm: str | None) -> list[ContenderName]:
     """In the order of turns."""
     from zerodrift.core.errors import ConfigError
 
-    if only and (Name.VLLM in only) is (vllm is None):
+    if only and (ContenderName.VLLM in only) is (vllm is None):
         raise ConfigError(
             "--only vllm and --vllm PYTHON, the interpreter of an environment with vLLM, go together: with one of "
             "them alone vLLM would take no part"
         )
     if vllm is not None and shutil.which(vllm) is None:
         raise ConfigError(f"--vllm {vllm} is no program that can be run; `make engines` installs one")
-    chosen = set(only or Name) - (set() if vllm else {Name.VLLM})
-    return [name for name in Name if name in chosen]
+    chosen = set(only or ContenderName) - (set() if vllm else {ContenderName.VLLM})
+    return [name for name in ContenderName if name in chosen]
 
 
 def _use_threads(threads: int | None) -> int:
@@ -166,12 +168,12 @@ def _use_threads(threads: int | None) -> int:
     return torch.get_num_threads()
 
 
-def _local(name: Name, vanilla: Any, jobs: "Sequence[Job]") -> "Contender":
+def _local(name: ContenderName, vanilla: Any, jobs: "Sequence[Job]") -> "Contender":
     from zerodrift.bench import generate, ours
 
-    if name is Name.TRANSFORMERS:
+    if name is ContenderName.TRANSFORMERS:
         return generate.GenerateContender(vanilla, jobs)
-    return ours.exact(vanilla) if name is Name.EXACT else ours.unconstrained(vanilla, jobs)
+    return ours.exact(vanilla) if name is ContenderName.EXACT else ours.unconstrained(vanilla, jobs)
 
 
 def _vllm(python: str | None, spec: "str | Path | None", threads: int, eager: bool) -> "Contender":

@@ -14,7 +14,7 @@ from zerodrift.cli.bar import Bar
 from zerodrift.config.model import Device
 from zerodrift.config.precision import Precision
 from zerodrift.core.errors import ConfigError
-from zerodrift.records.dump_formats import Format
+from zerodrift.records.dump_formats import DumpFormat
 
 if TYPE_CHECKING:
     from zerodrift.audit.blame import Blamed
@@ -45,7 +45,7 @@ def command(
         str | None, typer.Option(help="Engine that made them (vllm): fixes are given in its words.")
     ] = None,
     device: Annotated[Device, typer.Option(help="Where the checkpoint computes.")] = "cpu",
-    form: Annotated[Format | None, typer.Option("--format", help="Default: detected by keys.")] = None,
+    form: Annotated[DumpFormat | None, typer.Option("--format", help="Default: detected by keys.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Where the dump states none.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Where the dump states none.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Where the dump states none.")] = None,
@@ -85,7 +85,7 @@ def command(
     from zerodrift.backends.registry import check_name
     from zerodrift.core.request import SamplingParams
     from zerodrift.records.directory import check_new, new_directory
-    from zerodrift.records.dump import Reading
+    from zerodrift.records.dump import DumpReader
 
     first, last = _range(steps)
     said: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
@@ -97,7 +97,7 @@ def command(
     if previous is not None:
         models.facts(previous)
     facts = models.facts(model)
-    reading = Reading(
+    reading = DumpReader(
         format=form,
         default=SamplingParams(**given),
         given=frozenset(given),

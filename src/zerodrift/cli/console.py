@@ -1,12 +1,20 @@
 """What a person sees: answers on stdout, trouble on stderr, so that either can be piped alone."""
 
 import traceback
+from enum import StrEnum
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from zerodrift.core.errors import ZerodriftError
+
+
+class OutputFormat(StrEnum):
+    """How an answer is written: for people or for a program."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 def say(text: str) -> None:

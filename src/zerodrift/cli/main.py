@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, Command] = {
 
 
 @dataclass(slots=True)
-class Session:
+class GlobalOptions:
     """What the global options decided; one per run of the command line."""
 
     debug: bool = False
@@ -93,7 +93,7 @@ def _options(
     $ zerodrift audit
     $ zerodrift audit ./model --engine vllm --url http://127.0.0.1:8000
     """
-    context.ensure_object(Session).debug = debug
+    context.ensure_object(GlobalOptions).debug = debug
 
 
 app = make_app(COMMANDS)
@@ -101,7 +101,7 @@ app = make_app(COMMANDS)
 
 def main(arguments: Sequence[str] | None = None, application: typer.Typer = app) -> None:
     """Run the command line and exit; `arguments` are those of the process unless given."""
-    session = Session()
+    session = GlobalOptions()
     if arguments is None:
         # As an exit, not as an end on the spot: a server that we started must not outlive a job that was cancelled.
         for number in TOLD_TO_END:

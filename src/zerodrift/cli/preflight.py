@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerodrift.cli import console
-from zerodrift.cli.audit import RUNS, Format
+from zerodrift.cli.audit import RUNS
 from zerodrift.cli.bar import Bar
 from zerodrift.core.errors import ConfigError
 
@@ -35,7 +35,9 @@ def command(
     reset_cache: Annotated[
         bool, typer.Option("--reset-cache/--no-reset-cache", help="Does your update reset the prefix cache?")
     ] = True,
-    form: Annotated[Format, typer.Option("--format", help="How to write the answer.")] = Format.TEXT,
+    form: Annotated[
+        console.OutputFormat, typer.Option("--format", help="How to write the answer.")
+    ] = console.OutputFormat.TEXT,
     out: Annotated[Path | None, typer.Option(help="Run directory; an unfinished one is resumed.")] = None,
 ) -> None:
     """May the training run start? The checklist before it, as one command.
@@ -93,7 +95,9 @@ def _check_options(config: "RunConfig", files: "list[Path | None]", *, sync: boo
         )
 
 
-def _histories(history: Path | None, record: Path | None) -> "tuple[RewardHistory | None, RewardHistory | None]":
+def _histories(
+    history: Path | None, record: Path | None
+) -> "tuple[RewardHistory | None, RewardHistory | None]":
     """What to compare with, and what is in the file to add to; one that cannot be read or written is refused now."""
     from zerodrift.audit.history import RewardHistory, open_history
 
@@ -110,7 +114,7 @@ def _histories(history: Path | None, record: Path | None) -> "tuple[RewardHistor
     return compared, open_history(record) if record.stat().st_size else RewardHistory(record, ())
 
 
-def _publish(done: "PreflightRecord", directory: Path, form: Format) -> None:
+def _publish(done: "PreflightRecord", directory: Path, form: console.OutputFormat) -> None:
     """The report of the audit, where it got that far, the page, and the answer."""
     import msgspec
 
@@ -121,7 +125,7 @@ def _publish(done: "PreflightRecord", directory: Path, form: Format) -> None:
     if (directory / VERDICT).is_file():
         write_report(directory)
     write_page(directory)
-    if form is Format.JSON:
+    if form is console.OutputFormat.JSON:
         console.say(msgspec.json.format(msgspec.json.encode(done)).decode())
     else:
         print_checklist(done, console.stdout(), directory)

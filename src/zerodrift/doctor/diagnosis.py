@@ -60,7 +60,7 @@ def diagnose(target: Target, asked: Settings) -> tuple[Diagnosis, tuple[Judgemen
     judgements = judge(_ordered(reading, asked))
     return (
         Diagnosis(
-            target=target.title,
+            target=without_secrets(target.title),
             exit_code=exit_code(judgements),
             settings=tuple(_row(judgement) for judgement in judgements),
             findings=tuple(_advice(finding, judgements, target) for finding in findings(judgements)),

@@ -23,6 +23,8 @@ from zerodrift.exact.paged import PagedKV, PagedStep, forward_step
 
 LOGITS_AT_ONCE = 2**24
 """Elements of logits held at a time, 64 MB in fp32: scoring a long prompt must not need tokens × vocabulary."""
+LOGITS_ON_GPU = 2**28
+"""There, 1 GB: in three cuts the weights of a head were read three times."""
 
 
 class _Part(NamedTuple):
@@ -100,7 +102,8 @@ class Runner:
         return scored
 
     def _cuts(self, num_rows: int) -> Iterator[slice]:
-        at_once = max(1, LOGITS_AT_ONCE // int(self.model.config.vocab_size))
+        elements = LOGITS_ON_GPU if self.model.device.type == "cuda" else LOGITS_AT_ONCE
+        at_once = max(1, elements // int(self.model.config.vocab_size))
         for begin in range(0, num_rows, at_once):
             yield slice(begin, begin + at_once)
 

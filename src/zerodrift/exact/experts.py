@@ -7,6 +7,7 @@ Shapes: T tokens, E experts, K experts of a token, H hidden size, I inner size.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,25 +55,33 @@ class ExactExperts:
     gate_up_proj: torch.Tensor
     down_proj: torch.Tensor
     act_fn: Any
-    exact_packs: Sequence[tuple[Pack, Pack]]
+    exact_packs: Sequence[tuple[Pack, Pack, Pack]]
+    """Of each expert: gate, up, down."""
 
     def forward(
         self, hidden_TH: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
     ) -> torch.Tensor:
         """Each token's experts, weighted and added in order of their numbers."""
         out_TH = torch.zeros_like(hidden_TH)
-        # Unbound at once: a gradient through 128 slices of one tensor would be 128 tensors of its size.
-        gate_ups, downs = self.gate_up_proj.unbind(0), self.down_proj.unbind(0)
+        weights = self.expert_weights()
         for expert in sorted(set(experts_TK.flatten().tolist())):
             tokens, places = torch.where(experts_TK == expert)
-            gate_up, down = self.exact_packs[expert]
-            inner = exact_linear(hidden_TH[tokens], gate_ups[expert], None, gate_up)
-            gate, up = inner.chunk(2, dim=-1)
-            # Contiguous: an activation must not meet rows that lie apart in one forward and not in another.
-            inner = self.act_fn(gate.contiguous()) * up
-            made = exact_linear(inner, downs[expert], None, down) * weights_TK[tokens, places, None]
-            out_TH = out_TH.index_add(0, tokens, made)
+            x_NH = hidden_TH[tokens]
+            # One by one, not stacked: the activation then works on the very rows that a linear has made.
+            gate, up, down = (
+                partial(exact_linear, weight_NK=weight, bias_N=None, pack=pack)
+                for weight, pack in zip(weights[expert], self.exact_packs[expert], strict=True)
+            )
+            made_NH = down(self.act_fn(gate(x_NH)) * up(x_NH)) * weights_TK[tokens, places, None]
+            out_TH = out_TH.index_add(0, tokens, made_NH)
         return out_TH
+
+    def expert_weights(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Gate, up and down of each expert, [I, H], [I, H] and [H, I]."""
+        # Unbound at once: a gradient through 128 slices of one tensor would be 128 tensors of its size.
+        halves = [each.chunk(2) for each in self.gate_up_proj.unbind(0)]
+        downs = self.down_proj.unbind(0)
+        return [(gate, up, down) for (gate, up), down in zip(halves, downs, strict=True)]
 
 
 def exchange_router(module: Any, ops: Ops) -> None:
@@ -83,7 +92,7 @@ def exchange_router(module: Any, ops: Ops) -> None:
 
 def exchange_experts(module: Any, ops: Ops) -> None:
     """Make experts exact in place."""
-    module.exact_packs = [(Pack(ops), Pack(ops)) for _ in range(module.num_experts)]
+    module.exact_packs = [(Pack(ops), Pack(ops), Pack(ops)) for _ in range(module.num_experts)]
     module.__class__ = type("ExactExperts", (ExactExperts, type(module)), {})
 
 

@@ -108,7 +108,7 @@ def forward_paged(model: Any, batch: PagedBatch, kv: PagedKV) -> torch.Tensor:
 def forward_step(model: Any, step: PagedStep) -> torch.Tensor:
     """As above, of a step that is planned. Writes K and V of its tokens, then attends."""
     batch = step.batch
-    with torch.autocast(batch.token_ids_T.device.type, enabled=False):
+    with ops_of(model).computing(), torch.autocast(batch.token_ids_T.device.type, enabled=False):
         output = model.model(
             input_ids=batch.token_ids_T[None],
             position_ids=batch.positions_T[None],

@@ -149,8 +149,8 @@ def _packs(model: Any) -> Iterator[Pack]:
         if isinstance(module, (ExactLinear, ExactRouter)):
             yield module.exact_pack
         elif isinstance(module, ExactExperts):
-            for pair in module.exact_packs:
-                yield from pair
+            for packs in module.exact_packs:
+                yield from packs
 
 
 def ops_of(model: Any) -> Any:
@@ -231,8 +231,8 @@ def _proof_parts(parts: ModelParts, ops: Any) -> Parts:
             choose = partial(_routed_weights, count=module.top_k, normalise=module.norm_topk_prob)
             rows["router"] = (choose, module.weight.shape[0])
         elif isinstance(module, ExactExperts):
-            for pair, *weights in zip(module.exact_packs, module.gate_up_proj, module.down_proj, strict=True):
-                linears += [(pack.of(weight), None) for pack, weight in zip(pair, weights, strict=True)]
+            for packs, weights in zip(module.exact_packs, module.expert_weights(), strict=True):
+                linears += [(pack.of(weight), None) for pack, weight in zip(packs, weights, strict=True)]
             rows["activation of experts"] = (module.act_fn.forward, module.down_proj.shape[-1])
         elif type(module).__name__.endswith(family.norm_class):
             rows[f"norm of {len(module.weight)}"] = (module.forward, len(module.weight))

@@ -14,10 +14,10 @@ from zerodrift.backends.base import Backend
 from zerodrift.core.completion import Answer
 from zerodrift.core.request import Request
 from zerodrift.core.version import WeightVersion
-from zerodrift.faults.damage import decoder_of
 from zerodrift.faults.delivery import Claiming
 from zerodrift.faults.fault import Fault, Need
 from zerodrift.faults.wrapper import FaultyBackend, clone, the_reference
+from zerodrift.models.family.parts import ModelParts
 
 Item = TypeVar("Item")
 Out = TypeVar("Out")
@@ -98,8 +98,8 @@ def _untied(before: Any, after: Any) -> None:
 
 def _rotary_table(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, Any], None]:
     def damage(_: Any, after: Any) -> None:
-        tables = decoder_of(after).rotary_emb
-        tables.inv_freq = change(tables.inv_freq)
+        for module, name in list(ModelParts(after).frequencies()):
+            setattr(module, name, change(getattr(module, name)))
 
     return damage
 

@@ -15,7 +15,6 @@ from torch import nn
 from zerodrift import exact
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.core.errors import UnsupportedModel
 from zerodrift.core.version import WeightVersion
 from zerodrift.faults.wrapper import FaultyBackend, clone, the_host
 
@@ -63,17 +62,6 @@ class Damaged(FaultyBackend):
             host.teacher.model = model
         else:
             host.engine.runner.model = model
-
-
-def decoder_of(model: Any) -> Any:
-    """The decoder stack, which has the parts that all supported families have."""
-    decoder = model.base_model
-    for part in ("embed_tokens", "layers", "norm", "rotary_emb"):
-        if not hasattr(decoder, part):
-            raise UnsupportedModel(
-                f"{type(model).__name__} has no {part} where faults expect it; use a Llama, Qwen or Mistral"
-            )
-    return decoder
 
 
 class Head(nn.Module):

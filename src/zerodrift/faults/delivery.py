@@ -4,7 +4,6 @@ The checkpoint is rewritten in a directory of our own, which is the engine's to 
 `close`. The claim that the update arrived whole is kept up everywhere: label, digest and fingerprint.
 """
 
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -24,14 +23,14 @@ from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
 from zerodrift.faults.fault import Fault, Need
 from zerodrift.faults.rewriting import rewrite
 from zerodrift.faults.wrapper import FaultyBackend, innermost
-from zerodrift.models.directory import WEIGHTS, weight_files
+from zerodrift.models.directory import WEIGHTS, read_config, weight_files
+from zerodrift.models.family.base import Family
+from zerodrift.models.family.registry import family_named
 from zerodrift.models.spec import builtin_name
 
 Tensors = Mapping[str, torch.Tensor]
-Transit = Callable[[Tensors, Tensors], Tensors]
-"""(what the engine holds, what is sent) to what arrives."""
-
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
+Transit = Callable[[Family, Tensors, Tensors], Tensors]
+"""(whose names they have, what the engine holds, what is sent) to what arrives."""
 
 
 class Claiming(FaultyBackend):
@@ -97,7 +96,7 @@ class Altered(Claiming):
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
         """Whatever the fault makes of `directory`, under the version that was asked for."""
         sent = read_checkpoint(directory)
-        arrived = self._transit(self._held, sent)
+        arrived = self._transit(family_named(read_config(directory)["model_type"]), self._held, sent)
         if all(arrived[name] is sent[name] for name in sent):
             raise InvalidValue(f"the fault finds nothing to change in {directory}; it needs another model")
         self._clean()
@@ -140,66 +139,68 @@ def _held_by(engine: Backend) -> Tensors:
         return read_checkpoint(models.materialise(spec, scratch))
 
 
-def _layer(name: str) -> int | None:
-    found = _LAYER.search(name)
-    return int(found[1]) if found else None
+def _layer_count(family: Family, names: Tensors) -> int:
+    return 1 + max((layer for name in names if (layer := family.layer_of(name)) is not None), default=-1)
 
 
-def _layer_count(names: Tensors) -> int:
-    return 1 + max((layer for name in names if (layer := _layer(name)) is not None), default=-1)
+def _keeping(kept: Callable[[Family, str, int], bool]) -> Transit:
+    """Tensors for which `kept(family, name, number of layers)` holds stay as the engine has them."""
 
-
-def _keeping(kept: Callable[[str, int], bool]) -> Transit:
-    """Tensors for which `kept(name, number of layers)` holds stay as the engine has them."""
-
-    def transit(held: Tensors, sent: Tensors) -> Tensors:
+    def transit(family: Family, held: Tensors, sent: Tensors) -> Tensors:
         if set(held) != set(sent):
             raise InvalidValue(
                 f"the update has {len(sent)} tensors of other names than the {len(held)} that the engine started "
                 "with; send a checkpoint of the same model"
             )
-        count = _layer_count(sent)
-        return {name: held[name] if kept(name, count) else tensor for name, tensor in sent.items()}
+        count = _layer_count(family, sent)
+        return {name: held[name] if kept(family, name, count) else tensor for name, tensor in sent.items()}
 
     return transit
 
 
 def _keeping_layer(place: Callable[[int], int]) -> Transit:
-    return _keeping(lambda name, count: _layer(name) == place(count))
+    return _keeping(lambda family, name, count: family.layer_of(name) == place(count))
 
 
-def _after_the_middle(name: str, count: int) -> bool:
-    layer = _layer(name)
-    return "embed_tokens" not in name if layer is None else layer >= count / 2
+def _after_the_middle(family: Family, name: str, count: int) -> bool:
+    layer = family.layer_of(name)
+    return not family.is_embedding(name) if layer is None else layer >= count / 2
 
 
-def _exchanging(partner: Callable[[str, int], str]) -> Transit:
-    """Each tensor arrives under the name of its partner; `partner(name, number of layers)` may be itself."""
+def _exchanging(partner: Callable[[Family, str, int], str]) -> Transit:
+    """Each tensor arrives under the name of its partner; `partner(family, name, number of layers)` may be itself."""
 
-    def transit(_: Tensors, sent: Tensors) -> Tensors:
-        count = _layer_count(sent)
-        return {name: sent[partner(name, count)] for name in sent}
+    def transit(family: Family, _: Tensors, sent: Tensors) -> Tensors:
+        count = _layer_count(family, sent)
+        return {name: sent[partner(family, name, count)] for name in sent}
 
     return transit
 
 
-def _gate_and_up(name: str, _: int) -> str:
-    pair = {"gate_proj": "up_proj", "up_proj": "gate_proj"}
-    return re.sub(r"gate_proj|up_proj", lambda found: pair[found[0]], name)
+def _gate_and_up(family: Family, name: str, _: int) -> str:
+    return _with_other_role(name, {} if family.mlp is None else family.mlp.projections, "gate", "up")
 
 
-def _key_and_value(name: str, _: int) -> str:
-    pair = {"k_proj": "v_proj", "v_proj": "k_proj"}
-    return re.sub(r"[kv]_proj", lambda found: pair[found[0]], name) if _layer(name) == 0 else name
+def _key_and_value(family: Family, name: str, _: int) -> str:
+    places = {} if family.attention is None else family.attention.projections
+    return _with_other_role(name, places, "k", "v") if family.layer_of(name) == 0 else name
 
 
-def _first_and_last_layer(name: str, count: int) -> str:
+def _with_other_role(name: str, places: Mapping[str, str], one: str, other: str) -> str:
+    """The same tensor of the other projection; `name` itself where it is neither, or they are no tensors of their own."""
+    if one not in places or other not in places:
+        return name
+    pair = {places[one]: places[other], places[other]: places[one]}
+    return ".".join(pair.get(part, part) for part in name.split("."))
+
+
+def _first_and_last_layer(family: Family, name: str, count: int) -> str:
     ends = {0: count - 1, count - 1: 0}
-    layer = _layer(name)
-    return name if layer not in ends else _LAYER.sub(f".layers.{ends[layer]}.", name)
+    layer = family.layer_of(name)
+    return name if layer not in ends else family.in_layer(name, ends[layer])
 
 
-def _through_bf16(_: Tensors, sent: Tensors) -> Tensors:
+def _through_bf16(_family: Family, _held: Tensors, sent: Tensors) -> Tensors:
     return {name: tensor.to(torch.bfloat16).to(tensor.dtype) for name, tensor in sent.items()}
 
 
@@ -253,7 +254,7 @@ DELIVERY_FAULTS = (
         "weights/partial",
         "norms",
         "Does not deliver the weights of norms.",
-        _kept(_keeping(lambda name, count: "norm" in name)),
+        _kept(_keeping(lambda family, name, count: family.is_norm(name))),
         _KEEPING,
     ),
     Fault(

@@ -92,7 +92,7 @@ class Fault:
     cause: str
     """As in `core.cause.CAUSES`; an audit of the broken engine should name it."""
     variant: str
-    says: str
+    message: str
     """What happens, in one sentence."""
     plant: Callable[[Any], Any]
     """Backend to Backend; for a fault of the trainer, a transformers model to a Scorer."""

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from zerodrift.backends.base import Backend
-from zerodrift.faults.damage import Damage, Damaged, decoder_of
+from zerodrift.faults.damage import Damage, Damaged
 from zerodrift.faults.fault import Fault, Need
+from zerodrift.models.family.parts import ModelParts
 
 
 class _Rotary(nn.Module):
@@ -19,15 +20,15 @@ class _Rotary(nn.Module):
         self.rotary = rotary
         self._change = change
 
-    def forward(self, hidden_BLH: torch.Tensor, position_ids: torch.Tensor) -> Any:
-        """Cosines and sines of the changed positions."""
-        return self.rotary(hidden_BLH, self._change(position_ids))
+    def forward(self, hidden_BLH: torch.Tensor, position_ids: torch.Tensor, *which: Any) -> Any:
+        """Cosines and sines of the changed positions; `which` tables, where a model has several."""
+        return self.rotary(hidden_BLH, self._change(position_ids), *which)
 
 
 def _positions(change: Callable[[torch.Tensor], torch.Tensor]) -> Damage:
     def damage(model: Any) -> None:
-        decoder = decoder_of(model)
-        decoder.rotary_emb = _Rotary(decoder.rotary_emb, change)
+        parts = ModelParts(model)
+        parts.replace_rotary(_Rotary(parts.rotary, change))
 
     return damage
 
@@ -41,11 +42,13 @@ def _theta(change: Callable[[float], float]) -> Damage:
     """Tables built anew by the model's own class, so that every kind of rope scaling stays as it was."""
 
     def damage(model: Any) -> None:
-        decoder = decoder_of(model)
-        parameters = model.config.rope_parameters
-        model.config.rope_parameters = {**parameters, "rope_theta": change(parameters["rope_theta"])}
-        tables = type(decoder.rotary_emb)(config=model.config)
-        decoder.rotary_emb = tables.to(decoder.rotary_emb.inv_freq)
+        parts = ModelParts(model)
+        rotary, bases = parts.rotary, parts.family.rope_bases(model.config)
+        model.config.rope_parameters = parts.family.with_rope_bases(
+            model.config, {kind: change(base) for kind, base in bases.items()}
+        )
+        module, name = next(parts.frequencies())
+        parts.replace_rotary(type(rotary)(config=model.config).to(getattr(module, name)))
 
     return damage
 

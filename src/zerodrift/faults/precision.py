@@ -4,6 +4,7 @@ Shapes: B rows, L positions, H hidden, V vocabulary.
 """
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from torch import nn
 from torch.nn import functional
 
 from zerodrift.backends.base import Backend
-from zerodrift.faults.damage import Damage, Damaged, decoder_of, replace_head
+from zerodrift.faults.damage import Damage, Damaged, replace_head
 from zerodrift.faults.fault import Fault, Need
+from zerodrift.models.family.parts import ModelParts
 
 FP8_MAX = 448.0
 """Largest finite e4m3; what is above becomes NaN unless it is saturated, as engines do."""
@@ -30,13 +32,13 @@ def _body_in(dtype: torch.dtype) -> Damage:
     """Layers and final norm in `dtype`. Embedding and head keep theirs: the head is another cause, and the tie."""
 
     def damage(model: Any) -> None:
-        decoder, wide = decoder_of(model), model.dtype
-        for part in (decoder.layers, decoder.norm):
+        parts, wide = ModelParts(model), model.dtype
+        for part in (*parts.layers, parts.final_norm):
             # Parameters only: `.to` would round rotary tables too, which no engine does.
             for parameter in part.parameters():
                 parameter.data = parameter.data.to(dtype)
-        decoder.embed_tokens.register_forward_hook(lambda _, __, hidden_BLH: hidden_BLH.to(dtype))
-        decoder.norm.register_forward_hook(lambda _, __, hidden_BLH: hidden_BLH.to(wide))
+        parts.embedding.register_forward_hook(lambda _, __, hidden_BLH: hidden_BLH.to(dtype))
+        parts.final_norm.register_forward_hook(lambda _, __, hidden_BLH: hidden_BLH.to(wide))
 
     return damage
 
@@ -46,7 +48,7 @@ def _quantised(bits: int, group: int) -> Damage:
     levels = 2 ** (bits - 1) - 1
 
     def damage(model: Any) -> None:
-        for module in decoder_of(model).layers.modules():
+        for module in chain.from_iterable(layer.modules() for layer in ModelParts(model).layers):
             if isinstance(module, nn.Linear):
                 groups = module.weight.data.view(module.out_features, -1, group)
                 scale = groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / levels
@@ -75,8 +77,8 @@ def _lossy_kv(model: Any) -> None:
     def store(_: nn.Module, args: Any, options: dict[str, Any]) -> Any:
         return args, {**options, "past_key_values": _LossyCache(options.get("past_key_values"))}
 
-    for layer in decoder_of(model).layers:
-        layer.self_attn.register_forward_pre_hook(store, with_kwargs=True)
+    for attention in ModelParts(model).attentions():
+        attention.register_forward_pre_hook(store, with_kwargs=True)
 
 
 def _rounded_decode(model: Any) -> None:
@@ -90,8 +92,8 @@ def _rounded_decode(model: Any) -> None:
             return output
         return hidden_BLH.to(torch.bfloat16).to(hidden_BLH.dtype), *others
 
-    for layer in decoder_of(model).layers:
-        layer.self_attn.register_forward_hook(narrow, with_kwargs=True)
+    for attention in ModelParts(model).attentions():
+        attention.register_forward_hook(narrow, with_kwargs=True)
 
 
 def _split_by_rows(model: Any) -> None:

@@ -27,7 +27,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("a case has a request at least, and a limit above 0")
 
     @property
-    def says(self) -> str:
+    def message(self) -> str:
         """In words."""
         judged = self.requests[0]
         sampling, company = judged.sampling, len(self.requests) - 1

@@ -16,7 +16,7 @@ from zerodrift.core.errors import InvalidValue, NonFinite, RecordError, Zerodrif
 from zerodrift.core.request import SamplingParams
 from zerodrift.records.codec import numbered_lines
 from zerodrift.records.directory import ROLLOUTS
-from zerodrift.records.dump_formats import READERS, Fields, Format, Place, detect
+from zerodrift.records.dump_formats import READERS, DumpFormat, Fields, Place, detect
 from zerodrift.records.recorded import RecordedRollout
 
 PIPED, STDIN = Path("-"), Path("/dev/stdin")
@@ -40,7 +40,7 @@ class BadLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Dump(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of a dump, in the order it was written."""
 
-    format: Format
+    format: DumpFormat
     rollouts: tuple[RecordedRollout, ...]
     bad: tuple[BadLine, ...] = ()
     """Lines that were skipped; empty unless that was asked for."""
@@ -50,10 +50,10 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Lines that hold anything."""
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DumpReader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a dump is to be read."""
 
-    format: Format | None = None
+    format: DumpFormat | None = None
     """None detects it."""
     default: SamplingParams = SamplingParams()
     """What holds where the dump does not state a parameter."""
@@ -82,7 +82,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class _State:
     """What has been read so far, and what it obliges the next line to."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: DumpReader) -> None:
         self._reading = reading
         self._format = reading.format
         self._first: RecordedRollout | None = None
@@ -104,12 +104,12 @@ class _State:
         # Overflow: JSON has integers that no float can hold. Type: it has lists and objects where a reader looks a word up.
         except (ZerodriftError, msgspec.ValidationError, OverflowError, TypeError) as error:
             code = error.code if isinstance(error, ZerodriftError) else RecordError.code
-            says = (
+            reason = (
                 f"a value has another type than it can have ({error})"
                 if type(error) is TypeError
                 else str(error)
             )
-            self._refuse(BadLine(source, number, code, says))
+            self._refuse(BadLine(source, number, code, reason))
             return
         for rollout in rollouts:
             self._keep(rollout)

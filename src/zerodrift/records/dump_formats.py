@@ -22,7 +22,7 @@ from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.rollout import Rollout
 
 
-class Format(StrEnum):
+class DumpFormat(StrEnum):
     """How a dump is written."""
 
     ZERODRIFT = "zerodrift"
@@ -60,15 +60,15 @@ _SHAPELESS = frozenset(
 )
 
 
-def detect(fields: Fields) -> Format | None:
+def detect(fields: Fields) -> DumpFormat | None:
     """The format that has these keys; None where none has."""
     keys = fields.keys()
     if {"index", "group", "request"} <= keys:
-        return Format.ZERODRIFT
+        return DumpFormat.ZERODRIFT
     if {"token_ids", "loss_mask", "inference_logprobs"} <= keys:
-        return Format.PRIME_RL
+        return DumpFormat.PRIME_RL
     if "logprobs" in keys and keys & set(PROMPT_KEYS) and keys & set(OUTPUT_KEYS):
-        return Format.PLAIN
+        return DumpFormat.PLAIN
     return None
 
 
@@ -160,10 +160,10 @@ def read_prime_rl(fields: Fields, place: Place) -> list[RecordedRollout]:
     return rollouts
 
 
-READERS: Mapping[Format, Reader] = {
-    Format.ZERODRIFT: read_own,
-    Format.PLAIN: read_plain,
-    Format.PRIME_RL: read_prime_rl,
+READERS: Mapping[DumpFormat, Reader] = {
+    DumpFormat.ZERODRIFT: read_own,
+    DumpFormat.PLAIN: read_plain,
+    DumpFormat.PRIME_RL: read_prime_rl,
 }
 
 

@@ -93,7 +93,7 @@ class SameRequests(msgspec.Struct, frozen=True, kw_only=True):
     """Largest difference among those, in nats."""
 
     @property
-    def says(self) -> str:
+    def message(self) -> str:
         """In one line."""
         if self.same_tokens == self.samples:
             tokens = f"all {self.samples} samples have the same tokens"

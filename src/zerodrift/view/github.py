@@ -11,7 +11,7 @@ from pathlib import Path
 
 from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
 from zerodrift.view.notation import share
-from zerodrift.view.verdict import Answers, answers
+from zerodrift.view.verdict import VerdictSummary, summarise
 from zerodrift.view.visible import LONGEST_TYPED, visible
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -50,7 +50,7 @@ def annotation(record: VerdictRecord) -> str | None:
     """The line that makes GitHub mark the job, where the audit failed."""
     if record.verdict is not Outcome.FAIL:
         return None
-    principal = answers(record).principal
+    principal = summarise(record).principal
     title = "zerodrift audit" if principal is None else f"zerodrift audit: {principal.cause}"
     message = record.says if principal is None else f"{record.says} Fix: {principal.fix}"
     return f"::error title={_property(visible(title))}::{_data(visible(message, LONGEST_TYPED))}"
@@ -58,7 +58,7 @@ def annotation(record: VerdictRecord) -> str | None:
 
 def summary(record: VerdictRecord) -> str:
     """Verdict, causes with their fixes, and the probes, as Markdown."""
-    said = answers(record)
+    said = summarise(record)
     parts = [
         f"## {_SIGNS[record.verdict]} {record.verdict}: {said.headline}",
         _paragraph(record, said),
@@ -71,7 +71,7 @@ def summary(record: VerdictRecord) -> str:
     return "\n\n".join(part for part in parts if part) + "\n\n"
 
 
-def _paragraph(record: VerdictRecord, said: Answers) -> str:
+def _paragraph(record: VerdictRecord, said: VerdictSummary) -> str:
     audited = f"Engine **{_plain(record.engine.engine)}**, model {_plain(record.model)}, {_plain(record.precision)}."
     guilty = f" Guilty: {_plain(said.guilty)}." if record.verdict is Outcome.FAIL else ""
     return f"{_plain(said.why)}\n\n{audited}{guilty}"

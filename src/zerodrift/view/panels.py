@@ -41,7 +41,7 @@ class FingerprintPart(NamedTuple):
     """One third of the fingerprints, differing facts first."""
 
     name: str
-    says: str
+    message: str
     engine_digest: str
     reference_digest: str
     facts: tuple[Fact, ...]
@@ -54,15 +54,17 @@ class FingerprintPart(NamedTuple):
 
 def compare(engine: EngineFingerprint, reference: EngineFingerprint) -> tuple[FingerprintPart, ...]:
     """The three parts, side by side."""
-    return tuple(_part(name, says, engine, reference) for name, says in _PARTS.items())
+    return tuple(_part(name, message, engine, reference) for name, message in _PARTS.items())
 
 
-def _part(name: str, says: str, engine: EngineFingerprint, reference: EngineFingerprint) -> FingerprintPart:
+def _part(
+    name: str, message: str, engine: EngineFingerprint, reference: EngineFingerprint
+) -> FingerprintPart:
     left, right = getattr(engine, name), getattr(reference, name)
     facts = [Fact(key, left.get(key), right.get(key)) for key in sorted(left.keys() | right.keys())]
     return FingerprintPart(
         name=name,
-        says=says,
+        message=message,
         engine_digest=engine.digests()[name],
         reference_digest=reference.digests()[name],
         # Sorting is stable: names stay in order within those that differ, both state, and one states.

@@ -69,7 +69,7 @@ class Plot(NamedTuple):
 
     key: str
     title: str
-    says: str
+    message: str
     figure: dict[str, Any]
 
 
@@ -106,7 +106,7 @@ def _distribution(tokens: Tokens, lines: list[Mark]) -> Plot:
         x = [-place, -place, None, place, place]
         traces.append(line(f"± {mark.name} {number(mark.value)}", x, [0.5, top, None, 0.5, top], mark.line))
     zeros = int((tokens.delta == 0).sum())
-    says = (
+    message = (
         "To the right of the middle the engine reports less than the reference computes, to the left more. The "
         f"middle bar holds |Δ| below {number(bins.least)}. {count(zeros)} of {count(tokens.delta.size)} tokens are "
         "equal to the last bit."
@@ -114,7 +114,7 @@ def _distribution(tokens: Tokens, lines: list[Mark]) -> Plot:
     x_axis = axis("Δ in nats, logarithmic to both sides", **_ticks(bins, lines))
     # One token must still be a bar, so the axis begins below 1.
     y_axis = axis("tokens", type="log", dtick=1, range=[float(np.log10(0.7)), float(np.log10(top))])
-    return Plot("distribution", "How Δ is distributed", says, figure(traces, x_axis, y_axis))
+    return Plot("distribution", "How Δ is distributed", message, figure(traces, x_axis, y_axis))
 
 
 def _ticks(bins: Bins, lines: list[Mark]) -> dict[str, Any]:
@@ -134,19 +134,21 @@ def _ticks(bins: Bins, lines: list[Mark]) -> dict[str, Any]:
 
 
 def _by_position(tokens: Tokens, lines: list[Mark]) -> Plot:
-    says = "Growth along the sequence points at rotary positions, the KV cache or the length of the context."
+    message = (
+        "Growth along the sequence points at rotary positions, the KV cache or the length of the context."
+    )
     along = _Along(tokens.position.astype(np.float64), "position in prompt and output", "position %{x}")
     drawn, sentence = _scatter(along, tokens, lines)
-    return Plot("position", "|Δ| against position", f"{says} {sentence}", drawn)
+    return Plot("position", "|Δ| against position", f"{message} {sentence}", drawn)
 
 
 def _by_logprob(tokens: Tokens, lines: list[Mark]) -> Plot:
-    says = (
+    message = (
         "A slope points at temperature or raw logprobs, a constant at truncation; rounding rises to the left."
     )
     along = _Along(tokens.contracted, "log p under the reference", "log p %{x}")
     drawn, sentence = _scatter(along, tokens, lines)
-    return Plot("logprob", "|Δ| against log p", f"{says} {sentence}", drawn)
+    return Plot("logprob", "|Δ| against log p", f"{message} {sentence}", drawn)
 
 
 class _Along(NamedTuple):
@@ -171,14 +173,18 @@ def _scatter(along: _Along, tokens: Tokens, lines: list[Mark]) -> tuple[dict[str
         traces.append(trace)
     traces.append(line("mean |Δ|", *_crowds(along.values, sizes), INK))
     traces += _across(along.values, lines)
-    says = _chosen(chosen.size, sizes, "tokens", int((delta[chosen] == 0).sum()))
-    return figure(traces, axis(along.title), size_axis()), says
+    message = _chosen(chosen.size, sizes, "tokens", int((delta[chosen] == 0).sum()))
+    return figure(traces, axis(along.title), size_axis()), message
 
 
 def _chosen(drawn: int, sizes: Floats, what: str, zeros: int) -> str:
     """Which points there are, and which of them a logarithmic axis cannot show."""
-    says = points_message(drawn, sizes.size, what)
-    return f"{says} {count(zeros)} of these are exactly 0 and have no place on this axis." if zeros else says
+    message = points_message(drawn, sizes.size, what)
+    return (
+        f"{message} {count(zeros)} of these are exactly 0 and have no place on this axis."
+        if zeros
+        else message
+    )
 
 
 def _by_sequence(tokens: Tokens, lines: list[Mark]) -> Plot:
@@ -197,11 +203,11 @@ def _by_sequence(tokens: Tokens, lines: list[Mark]) -> Plot:
         )
     ]
     traces += _across(sequences.astype(np.float64), lines)
-    says = (
+    message = (
         "A few sequences far above the rest point at a replica, a cache hit or a misbound request. "
         f"{_chosen(chosen.size, means, 'sequences', chosen.size - shown.size)}"
     )
-    return Plot("sequence", "|Δ| per sequence", says, figure(traces, axis("sequence"), size_axis()))
+    return Plot("sequence", "|Δ| per sequence", message, figure(traces, axis("sequence"), size_axis()))
 
 
 def _across(values: npt.NDArray[np.float64], lines: list[Mark]) -> list[Trace]:

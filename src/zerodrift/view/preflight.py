@@ -17,11 +17,11 @@ from zerodrift.view.visible import visible
 
 PAGE = "preflight.html"
 HEADLINES = {
-    Status.PASS: "Nothing stands in the way",
-    Status.WARN: "Nothing fails, and something is to be known",
+    Status.PASS: "Ready to train",
+    Status.WARN: "Nothing fails; read the warnings",
     Status.FAIL: "Do not train on this yet",
     Status.INCONCLUSIVE: "Not everything could be judged",
-    Status.SKIPPED: "Nothing was asked",
+    Status.SKIPPED: "Nothing was checked",
 }
 """What the worst item means, on the page and in the terminal."""
 

@@ -15,8 +15,8 @@ from zerodrift.records.codec import write_atomically
 from zerodrift.view.page import lines, one_newline, render_page, text
 from zerodrift.view.panels import compare, usability, worst
 from zerodrift.view.plots import plots
-from zerodrift.view.run_directory import Run, read
-from zerodrift.view.verdict import answers, gauges
+from zerodrift.view.run_directory import FinishedRun, read
+from zerodrift.view.verdict import gauges, summarise
 
 REPORT = "report.html"
 
@@ -37,13 +37,13 @@ def render(run_directory: Path) -> str:
     return render_page("report.html", content, scripts)
 
 
-def _content(run: Run) -> dict[str, Any]:
+def _content(run: FinishedRun) -> dict[str, Any]:
     tokens = run.tokens
     figures = plots(tokens, run.record) if tokens is not None else ()
     return {
         "run": run,
         "record": run.record,
-        "answers": answers(run.record),
+        "answers": summarise(run.record),
         "causes": CAUSES,
         "gauges": gauges(run.record),
         "plots": figures,

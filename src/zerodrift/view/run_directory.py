@@ -58,7 +58,7 @@ class Tokens:
         return Tokens(**arrays, text=self.text.take(rows))
 
 
-class Run(NamedTuple):
+class FinishedRun(NamedTuple):
     """All that the report is made of."""
 
     name: str
@@ -70,9 +70,9 @@ class Run(NamedTuple):
     """Facts with dotted names; empty where the file is missing."""
 
 
-def read(directory: Path) -> Run:
+def read(directory: Path) -> FinishedRun:
     """Everything in `directory`."""
-    return Run(
+    return FinishedRun(
         name=directory.resolve().name,
         record=read_verdict(directory),
         tokens=_tokens(directory / "tokens.parquet"),

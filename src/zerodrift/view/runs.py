@@ -16,7 +16,7 @@ from zerodrift.config.load import load
 from zerodrift.core.errors import ConfigError, RecordError
 from zerodrift.records.directory import CONFIG, VERDICT, read_verdict
 from zerodrift.records.verdict import Outcome
-from zerodrift.view.verdict import answers
+from zerodrift.view.verdict import summarise
 
 RUNS = Path("runs")
 """Where an audit without --out puts its run directories."""
@@ -92,7 +92,7 @@ def _when(path: Path) -> datetime:
 
 def _finished(path: Path) -> dict[str, Any]:
     record = read_verdict(path)
-    principal = answers(record).principal
+    principal = summarise(record).principal
     return {
         "state": State.FINISHED,
         "verdict": record.verdict,

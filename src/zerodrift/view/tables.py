@@ -71,7 +71,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     ]
     for title, table in (
         ("outcome", _statuses(changes)),
-        ("probes that ended otherwise", _statuses(comparison.probes) if comparison.probes else None),
+        ("probes with another result", _statuses(comparison.probes) if comparison.probes else None),
         ("numbers", _numbers(comparison.numbers) if comparison.numbers else None),
     ):
         if table is not None:
@@ -80,7 +80,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             console.print()
     if comparison.answers is not None:
         console.print(Text("answers to the same requests", style="dim"))
-        console.print(Text(f"  {comparison.answers.says}"))
+        console.print(Text(f"  {comparison.answers.message}"))
         console.print()
     console.print(Text(explain(comparison)))
 

@@ -15,7 +15,7 @@ from zerodrift.records.case import Case
 from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
 from zerodrift.view.notation import count, number, share
 from zerodrift.view.report import REPORT
-from zerodrift.view.verdict import Answers, Gauge, answers, gauges
+from zerodrift.view.verdict import Gauge, VerdictSummary, gauges, summarise
 from zerodrift.view.visible import LONGEST_TYPED, visible
 
 STYLES = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow"}
@@ -23,7 +23,7 @@ STYLES = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yel
 
 def print_verdict(record: VerdictRecord, console: Console, run_directory: Path | None) -> None:
     """Summarise `record`; `run_directory` None leaves out where the files are."""
-    said = answers(record)
+    said = summarise(record)
     _answer(record, said, console)
     for label, typed in _to_type(record, said):
         copyable(label, typed, console, STYLES[record.verdict])
@@ -47,7 +47,7 @@ def print_verdict(record: VerdictRecord, console: Console, run_directory: Path |
             copyable("report", str(report), console)
 
 
-def _answer(record: VerdictRecord, said: Answers, console: Console) -> None:
+def _answer(record: VerdictRecord, said: VerdictSummary, console: Console) -> None:
     verdict = (record.verdict.value, f"bold {STYLES[record.verdict]}")
     console.print(Text.assemble(verdict, f"  {said.headline}"))
     facts = {"guilty": said.guilty}
@@ -61,13 +61,13 @@ def _answer(record: VerdictRecord, said: Answers, console: Console) -> None:
     console.print()
 
 
-def _to_type(record: VerdictRecord, said: Answers) -> list[tuple[str, str]]:
+def _to_type(record: VerdictRecord, said: VerdictSummary) -> list[tuple[str, str]]:
     """Fixes, principal first; without one, where there was no verdict, the command that asks again."""
     if said.to_fix:
         principal, *others = said.to_fix
         return [("type this", principal.fix), *((f"and for {cause.cause}", cause.fix) for cause in others)]
     if record.verdict is Outcome.INCONCLUSIVE and record.reproduce:
-        return [("remove what stands in the way, then", record.reproduce)]
+        return [("fix what could not be judged, then", record.reproduce)]
     return []
 
 
@@ -134,7 +134,7 @@ def print_replayed(
     case: Case, tokens: Sequence[tuple[int, float, float]], problem: str, console: Console
 ) -> None:
     """`tokens` are (id, reported, contracted); `problem` says why there are none."""
-    console.print(Text(f"{case.says}; a token is wrong beyond {number(case.limit)} nats"))
+    console.print(Text(f"{case.message}; a token is wrong beyond {number(case.limit)} nats"))
     console.print(Text(f"prompt {visible(str(list(case.requests[0].prompt.token_ids)))}"), soft_wrap=True)
     if problem:
         console.print(Text(visible(problem), style="red"))

@@ -15,7 +15,7 @@ _HEADLINES = {
 }
 
 
-class Answers(NamedTuple):
+class VerdictSummary(NamedTuple):
     """What a reader wants to know first."""
 
     headline: str
@@ -35,9 +35,9 @@ class Answers(NamedTuple):
         return self.to_fix[0] if self.to_fix else None
 
 
-def answers(record: VerdictRecord) -> Answers:
+def summarise(record: VerdictRecord) -> VerdictSummary:
     """The answers that `record` gives."""
-    return Answers(
+    return VerdictSummary(
         headline=_HEADLINES[record.verdict],
         guilty=_guilty(record),
         why=record.says,

@@ -11,7 +11,7 @@ from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.records.dump import Dump
-from zerodrift.records.dump_formats import Format
+from zerodrift.records.dump_formats import DumpFormat
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.verdict import FoundBy, Outcome, Probe
 from zerodrift.view.report import render
@@ -45,7 +45,7 @@ def rollouts(
 
 
 def blame(recorded: list[RecordedRollout], reference: ReferenceBackend, **options: object) -> Blame:
-    dump = Dump(format=Format.PLAIN, rollouts=tuple(recorded), lines=len(recorded))
+    dump = Dump(format=DumpFormat.PLAIN, rollouts=tuple(recorded), lines=len(recorded))
     return Blame(dump=dump, reference=reference, precision=Precision.FP32, **options)
 
 

@@ -236,7 +236,7 @@ def test_a_built_in_model_is_written_out_for_an_engine_that_is_started(
     served: list[str] = []
 
     @contextmanager
-    def opener(_config: EngineConfig, what: registry.Served, _logs: Path) -> Iterator[ReferenceBackend]:
+    def opener(_config: EngineConfig, what: registry.ServedModel, _logs: Path) -> Iterator[ReferenceBackend]:
         served.append(what.model)
         assert Path(what.model).is_dir() is written
         yield reference

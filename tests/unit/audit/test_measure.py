@@ -109,7 +109,7 @@ def test_rows_measured_in_parts_are_rows_measured_at_once(
     whole = measure(llama.teacher, observed, (25, 41))
     monkeypatch.setattr(measuring, "CELLS", 3 * 512)
     monkeypatch.setattr(measuring, "WINDOW", 2)
-    monkeypatch.setattr(teaching, "PIECE_BYTES", 7 * 512 * 8)
+    monkeypatch.setattr(teaching, "ROWS_BYTES", 7 * 512 * 8)
     parts = measure(llama.teacher, observed, (25, 41))
     assert parts.ends.tolist() == whole.ends.tolist() == [0, 23, 24, 32, 56, 61]
     np.testing.assert_allclose(parts.columns, whole.columns, rtol=1e-11, atol=1e-13)
@@ -169,9 +169,9 @@ class Told:
     def __init__(self, *logits: float) -> None:
         self.row_V = torch.tensor(logits, dtype=torch.float64)
 
-    def pieces(self, sequences: Any, starts: Any) -> Any:
+    def logit_rows(self, sequences: Any, starts: Any) -> Any:
         for index, (ids, start) in enumerate(zip(sequences, starts, strict=True)):
-            yield teaching.Piece(index, 0, self.row_V.expand(len(ids) - start, -1))
+            yield teaching.LogitRows(index, 0, self.row_V.expand(len(ids) - start, -1))
 
 
 PROBABILITIES = np.array([0.5, 0.3, 0.15, 0.05])

@@ -62,22 +62,21 @@ def test_a_stop_that_never_comes_changes_nothing(reference: ReferenceBackend, fr
 EAGER_TO_END: dict[str, Any] = {"logit_bias": {EOS_ID: 100.0}}
 
 
-def test_the_end_of_sequence_ends_it(reference: ReferenceBackend) -> None:
-    ended = complete(reference, **EAGER_TO_END)
-    assert ended.token_ids == (EOS_ID,)
-    assert ended.finish_reason is FinishReason.STOP
+@pytest.mark.parametrize(
+    ("options", "count", "reason"),
+    [
+        ({}, 1, FinishReason.STOP),
+        ({"ignore_eos": True}, 16, FinishReason.LENGTH),
+        # A stop token that is named is not ignored.
+        ({"ignore_eos": True, "stop_token_ids": (EOS_ID,)}, 1, FinishReason.STOP),
+    ],
+)
+def test_the_end_of_sequence_ends_it_unless_it_is_ignored(
+    reference: ReferenceBackend, options: dict[str, Any], count: int, reason: FinishReason
+) -> None:
+    ended = complete(reference, **EAGER_TO_END, **options)
+    assert (ended.token_ids, ended.finish_reason) == ((EOS_ID,) * count, reason)
     assert ended.logprobs[0] > -1e-6
-
-
-def test_unless_it_is_ignored(reference: ReferenceBackend) -> None:
-    ignored = complete(reference, **EAGER_TO_END, ignore_eos=True)
-    assert ignored.token_ids == (EOS_ID,) * 16
-    assert ignored.finish_reason is FinishReason.LENGTH
-
-
-def test_a_stop_token_that_is_named_is_not_ignored(reference: ReferenceBackend) -> None:
-    named = complete(reference, **EAGER_TO_END, ignore_eos=True, stop_token_ids=(EOS_ID,))
-    assert named.token_ids == (EOS_ID,)
 
 
 @pytest.mark.parametrize("least", [1, 5, 16])
@@ -127,12 +126,8 @@ def test_samples_of_one_request_differ_and_the_first_is_that_of_one(
     assert [each.sample_index for each in samples] == list(range(6))
     assert {each.sampling.seed for each in samples} == {5}
     assert len({each.token_ids for each in samples}) == 6
+    assert len({complete(reference, seed=seed, ignore_eos=True).token_ids for seed in range(8)}) == 8
     assert samples[0].token_ids == free.token_ids
-
-
-def test_other_seeds_give_other_samples(reference: ReferenceBackend) -> None:
-    outputs = {complete(reference, seed=seed, ignore_eos=True).token_ids for seed in range(8)}
-    assert len(outputs) == 8
 
 
 def test_a_seed_that_was_drawn_is_reported_and_reproduces_the_sample(reference: ReferenceBackend) -> None:
@@ -149,75 +144,42 @@ def test_a_seed_that_was_drawn_is_reported_and_reproduces_the_sample(reference: 
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-12)
 
 
-@pytest.mark.parametrize(("count", "expected"), [(None, ()), (0, ()), (3, 3), (VOCAB_SIZE, VOCAB_SIZE)])
-def test_as_many_alternatives_as_asked_for(reference: ReferenceBackend, count: int, expected: Any) -> None:
-    completion = complete(reference, logprobs=count, max_tokens=2)
-    if expected == ():
-        assert completion.top_logprobs == ()
-    else:
-        assert [len(entries) for entries in completion.top_logprobs] == [expected, expected]
-
-
-def test_more_alternatives_than_there_are_tokens_are_refused(reference: ReferenceBackend) -> None:
-    with pytest.raises(InvalidSampling):
-        complete(reference, logprobs=VOCAB_SIZE + 1, max_tokens=2)
-
-
-def test_alternatives_that_are_excluded_are_left_out(reference: ReferenceBackend) -> None:
-    completion = complete(reference, logprobs=5, top_k=2, max_tokens=3)
-    assert [len(entries) for entries in completion.top_logprobs] == [2, 2, 2]
-
-
-def test_what_exceeds_the_context_is_refused_before_anything_is_generated(
-    reference: ReferenceBackend,
+@pytest.mark.parametrize(
+    ("options", "each"),
+    [({"logprobs": None}, 0), ({"logprobs": 0}, 0), ({"logprobs": 3}, 3), ({"logprobs": VOCAB_SIZE}, VOCAB_SIZE),
+     ({"logprobs": 5, "top_k": 2}, 2)],
+)  # fmt: skip
+def test_as_many_alternatives_as_asked_for_and_not_excluded(
+    reference: ReferenceBackend, options: dict[str, Any], each: int
 ) -> None:
-    fits = Request(Prompt((9,)), SamplingParams(max_tokens=1))
-    too_long = Request(Prompt((9,) * (CONTEXT_LENGTH - 3)), SamplingParams(max_tokens=4))
-    says = (
-        f"{CONTEXT_LENGTH - 3} prompt tokens and max_tokens=4 exceed the context of {CONTEXT_LENGTH}; shorten"
-    )
-    with pytest.raises(InvalidPrompt, match=says):
-        reference.generate([fits, too_long])
+    completion = complete(reference, max_tokens=2, **options)
+    assert [len(entries) for entries in completion.top_logprobs] == ([each, each] if each else [])
 
 
-def test_what_just_fits_is_generated(reference: ReferenceBackend) -> None:
-    request = Request(Prompt((9,) * (CONTEXT_LENGTH - 2)), SamplingParams(max_tokens=2, ignore_eos=True))
-    (completion,) = reference.generate([request])[0].completions
-    assert len(completion.token_ids) == 2
-
-
-def test_nothing_asked_nothing_done(reference: ReferenceBackend) -> None:
-    assert reference.generate([]) == []
+OTHERS = tuple(token for token in range(VOCAB_SIZE) if token != EOS_ID)
 
 
 @pytest.mark.parametrize(
-    ("request_", "error", "says"),
+    ("prompt", "options", "error"),
     [
-        (Request(Prompt((VOCAB_SIZE,))), InvalidPrompt, r"prompt\[0\] is 512, but the model has 512 tokens"),
-        (
-            Request(PROMPT, SamplingParams(logit_bias={VOCAB_SIZE: 1.0})),
-            InvalidSampling,
-            "logit_bias names token 512, but the model has 512 tokens",
-        ),
-        (
-            Request(PROMPT, SamplingParams(stop_token_ids=(9999,), min_tokens=1)),
-            InvalidSampling,
-            "stop_token_ids names token 9999, but the model has 512 tokens",
-        ),
+        ((VOCAB_SIZE,), {}, InvalidPrompt),
+        ((9,) * (CONTEXT_LENGTH - 3), {"max_tokens": 4}, InvalidPrompt),
+        ((9,), {"logit_bias": {VOCAB_SIZE: 1.0}}, InvalidSampling),
+        ((9,), {"stop_token_ids": (9999,), "min_tokens": 1}, InvalidSampling),
+        ((9,), {"logprobs": VOCAB_SIZE + 1}, InvalidSampling),
+        # All but EOS are stop tokens, and EOS may not come either.
+        ((9,), {"stop_token_ids": OTHERS, "min_tokens": 1}, InvalidSampling),
     ],
+    ids=["unknown id", "too long", "unknown bias", "unknown stop", "too many alternatives", "no token left"],
 )
-def test_ids_that_the_model_does_not_have(
-    reference: ReferenceBackend, request_: Request, error: type[Exception], says: str
+def test_what_the_model_cannot_do_is_refused(
+    reference: ReferenceBackend, prompt: tuple[int, ...], options: dict[str, Any], error: type[Exception]
 ) -> None:
-    with pytest.raises(error, match=says):
-        reference.generate([request_])
-
-
-def test_a_minimum_that_leaves_no_token(reference: ReferenceBackend) -> None:
-    """All but EOS are stop tokens, and EOS may not come either."""
-    others = tuple(token for token in range(VOCAB_SIZE) if token != EOS_ID)
-    with pytest.raises(InvalidSampling):
-        complete(reference, stop_token_ids=others, min_tokens=1)
+    fits = Request(Prompt((9,) * (CONTEXT_LENGTH - 2)), SamplingParams(max_tokens=2, ignore_eos=True))
+    with pytest.raises(error):
+        reference.generate([fits, Request(Prompt(prompt), SamplingParams(**options))])
+    (completion,) = reference.generate([fits])[0].completions
+    assert len(completion.token_ids) == 2
 
 
 def test_corrupt_weights_are_refused_with_the_position() -> None:

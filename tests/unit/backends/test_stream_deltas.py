@@ -20,7 +20,7 @@ WHOLE_SO_FAR = Streaming(lists={"ids": "ids"}, text="text", finish="end", cumula
 BY_TOKEN = Streaming(entries={"token": "about/tokens"}, finish="about/end", done=False)
 
 
-def chunk(index: int, ids: list[int], end: str | None = None, **more: Any) -> dict[str, Any]:
+def chunk(index: Any, ids: list[int], end: str | None = None, **more: Any) -> dict[str, Any]:
     values = [-float(each) for each in ids]
     piece = {"index": index, "ids": ids, "text": f"<{ids}>", "lp": {"values": values}, "end": end, **more}
     return {"id": "x", "choices": [piece], "usage": None}
@@ -77,48 +77,32 @@ def test_everything_so_far() -> None:
     assert joined(pieces, WHOLE_SO_FAR) == ({"ids": [1, 2], "text": "ab", "end": "x"}, 2)
 
 
-@pytest.mark.parametrize("ids", [[2, 3], [1], []])
-def test_everything_so_far_takes_nothing_back(ids: list[int]) -> None:
-    with pytest.raises(BadAnswer):
-        joined([{"ids": [1, 2]}, {"ids": ids, "end": "x"}], WHOLE_SO_FAR)
-
-
 def test_tokens_one_by_one() -> None:
     pieces = [{"token": {"id": 1}, "about": None}, {"token": {"id": 2}, "about": {"end": "length"}}]
     answer: Any = joined(pieces, BY_TOKEN).answer
     assert answer["about"] == {"end": "length", "tokens": [{"id": 1}, {"id": 2}]}
 
 
-def test_a_piece_after_the_end() -> None:
+@pytest.mark.parametrize(
+    ("documents", "how"),
+    [
+        *(([{"ids": [1, 2]}, {"ids": ids, "end": "x"}], WHOLE_SO_FAR) for ids in ([2, 3], [1], [])),
+        ([chunk(0, [1], "stop"), chunk(0, [1], "stop")], OPENAI),
+        *(([chunk(index, [1], "stop")], OPENAI) for index in (None, "0", True)),
+        ([{"ids": 7, "end": "x"}], NATIVE),
+        ([], OPENAI),
+        ([{"choices": []}], OPENAI),
+        ([chunk(0, [1], "stop"), chunk(1, [1])], OPENAI),
+    ],
+)
+def test_pieces_that_cannot_be_joined(documents: list[dict[str, Any]], how: Streaming) -> None:
     with pytest.raises(BadAnswer):
-        joined([chunk(0, [1], "stop"), chunk(0, [1], "stop")])
-
-
-@pytest.mark.parametrize("index", [None, "0", True])
-def test_a_piece_of_nobody_knows_what(index: Any) -> None:
-    with pytest.raises(BadAnswer):
-        joined([chunk(index, [1], "stop")])
-
-
-def test_a_list_that_is_none() -> None:
-    with pytest.raises(BadAnswer):
-        joined([{"ids": 7, "end": "x"}], NATIVE)
+        joined(documents, how)
 
 
 def test_a_stream_without_its_end() -> None:
     with pytest.raises(EngineUnreachable):
         joined([chunk(0, [1], "stop")], done=False)
-
-
-@pytest.mark.parametrize("documents", [[], [{"choices": []}]])
-def test_a_stream_without_a_sample(documents: list[dict[str, Any]]) -> None:
-    with pytest.raises(BadAnswer):
-        joined(documents)
-
-
-def test_a_sample_without_its_end() -> None:
-    with pytest.raises(BadAnswer):
-        joined([chunk(0, [1], "stop"), chunk(1, [1])])
     with pytest.raises(EngineUnreachable):
         joined([{"ids": [1]}], NATIVE)
 

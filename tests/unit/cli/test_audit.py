@@ -272,6 +272,8 @@ def test_on_github_the_job_gets_a_summary_and_a_failure_its_mark(
 
 def test_ls(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "none").mkdir()
+    assert run("ls", str(runs / "none")) == 0
+    assert "none" in capsys.readouterr().out
     assert run("ls", str(runs / "none"), "--json") == 0
     assert json.loads(capsys.readouterr().out) == []
     (runs / "none").rmdir()

@@ -46,7 +46,7 @@ def run(*arguments: object) -> int:
 
 
 def test_the_names_have_targets() -> None:
-    assert set(bench.Name) == {"exact", *TARGETS}
+    assert set(bench.ContenderName) == {"exact", *TARGETS}
 
 
 def test_throughput(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

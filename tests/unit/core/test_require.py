@@ -35,15 +35,9 @@ def test_a_range_may_be_open_above() -> None:
     require.whole(InvalidValue, "x", 10**30, "", 0)
 
 
-@pytest.mark.parametrize("value", [True, 1.0, "1", None, np.int64(1)])
-def test_what_is_no_integer(value: object) -> None:
-    with pytest.raises(InvalidValue, match=r"n is .*, which is not an integer; count"):
-        require.whole(InvalidValue, "n", value, "count", 0)
-
-
-@pytest.mark.parametrize("value", [-1, 4])
-def test_an_integer_out_of_range(value: int) -> None:
-    with pytest.raises(InvalidValue, match=f"^n is {value}; count to three$"):
+@pytest.mark.parametrize("value", [True, 1.0, "1", None, np.int64(1), -1, 4])
+def test_what_is_no_integer_of_the_range(value: object) -> None:
+    with pytest.raises(InvalidValue, match=r"^n is .*; count to three$"):
         require.whole(InvalidValue, "n", value, "count to three", 0, 3)
 
 
@@ -53,24 +47,14 @@ def test_an_instance(value: object, kind: type) -> None:
     require.each(InvalidValue, "xs", (value, value), kind)
 
 
-@pytest.mark.parametrize(
-    ("value", "kind", "says"),
-    [
-        (5, str, "^x is 5; give a str$"),
-        (5, str | None, r"^x is 5; give a str \| None$"),
-        ("raw", Colour, "^x is 'raw'; give a Colour$"),
-    ],
-)
-def test_what_is_no_instance(value: object, kind: type, says: str) -> None:
-    with pytest.raises(InvalidPrompt, match=says):
-        require.instance(InvalidPrompt, "x", value, kind)
-
-
-def test_each_of_a_tuple() -> None:
-    with pytest.raises(InvalidValue, match=r"^xs is a list; give a tuple$"):
-        require.each(InvalidValue, "xs", [1], int)
-    with pytest.raises(InvalidValue, match=r"^xs\[1\] is '2'; give a int"):
-        require.each(InvalidValue, "xs", (1, "2"), int)
+def test_what_is_no_instance() -> None:
+    for value, kind in ((5, str), (5, str | None), ("raw", Colour)):
+        with pytest.raises(InvalidPrompt) as caught:
+            require.instance(InvalidPrompt, "x", value, kind)
+        assert repr(value) in str(caught.value)
+    for values in ([1], (1, "2")):
+        with pytest.raises(InvalidValue):
+            require.each(InvalidValue, "xs", values, int)
 
 
 @pytest.mark.parametrize("ids", [(), (0,), (5, 10**9)])
@@ -79,18 +63,8 @@ def test_token_ids(ids: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "says"),
-    [
-        ([1], "prompt is a list"),
-        ("ab", "prompt is a str"),
-        (None, "prompt is a NoneType"),
-        (np.array([1]), "prompt is a ndarray"),
-        ((1, -2), r"prompt\[1\] is -2"),
-        ((True,), r"prompt\[0\] is True"),
-        ((1, 2, 3.0), r"prompt\[2\] is 3.0"),
-        ((1, None), r"prompt\[1\] is None"),
-    ],
+    "ids", [[1], "ab", None, np.array([1]), (1, -2), (True,), (1, 2, 3.0), (1, None)], ids=str
 )
-def test_what_are_no_token_ids(ids: object, says: str) -> None:
-    with pytest.raises(InvalidPrompt, match=says):
+def test_what_are_no_token_ids(ids: object) -> None:
+    with pytest.raises(InvalidPrompt, match=r"^prompt"):
         require.token_ids(InvalidPrompt, "prompt", ids)

@@ -7,7 +7,6 @@ import torch
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer, Completion
 from zerodrift.core.request import Request
-from zerodrift.faults.damage import decoder_of
 from zerodrift.faults.precision import _body_in, _LossyCache, _quantised
 from zerodrift.faults.registry import resolve
 from zerodrift.faults.wrapper import the_reference
@@ -53,7 +52,7 @@ def test_the_logits_of_a_bf16_head_lie_on_the_bf16_grid(mistral: ReferenceBacken
 
 def test_the_body_is_narrow_and_its_ends_are_not(llama: ReferenceBackend) -> None:
     model = the_reference(resolve("path/body-precision").inject(llama)).model
-    decoder = decoder_of(model)
+    decoder = model.base_model
     assert {parameter.dtype for parameter in decoder.layers.parameters()} == {torch.bfloat16}
     assert decoder.embed_tokens.weight.dtype is torch.float64
     assert model.get_output_embeddings().weight is decoder.embed_tokens.weight, "the tie was cut"

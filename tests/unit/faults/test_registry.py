@@ -1,8 +1,9 @@
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
+import torch
+from tests.tiny_models import tiny
 
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
@@ -10,9 +11,9 @@ from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.core.completion import Answer, Completion
 from zerodrift.core.errors import InvalidValue, UnsupportedModel
 from zerodrift.core.request import Request
-from zerodrift.faults.damage import decoder_of
 from zerodrift.faults.fault import Fault, Need
 from zerodrift.faults.registry import FAULTS, inject_all, resolve
+from zerodrift.models.family.parts import ModelParts
 
 Ask = Callable[..., list[Request]]
 Tell = Callable[[Sequence[Answer]], list[Completion]]
@@ -42,7 +43,7 @@ def test_a_fault_is_documented(spec: str) -> None:
     fault = FAULTS[spec]
     assert spec == fault.spec == f"{fault.cause}:{fault.variant}"
     assert re.fullmatch(r"[a-z0-9.-]+", fault.variant)
-    assert re.fullmatch(r"[A-Z].+\.", fault.says)
+    assert re.fullmatch(r"[A-Z].+\.", fault.message)
     assert fault.kind in {Layer.SEMANTIC, Layer.PATH, Layer.WEIGHTS, Layer.TRAINER}
     # Another model is there from the start, and no update brings it.
     updated = fault.kind is Layer.WEIGHTS and fault.cause != "weights/other-model"
@@ -51,7 +52,7 @@ def test_a_fault_is_documented(spec: str) -> None:
 
 
 def test_no_two_faults_say_the_same() -> None:
-    assert len({fault.says for fault in FAULTS.values()}) == len(FAULTS)
+    assert len({fault.message for fault in FAULTS.values()}) == len(FAULTS)
 
 
 def test_a_cause_alone_is_its_first_variant() -> None:
@@ -124,8 +125,7 @@ def test_two_faults_inside_add_up(llama: ReferenceBackend, ask: Ask, tell: Tell)
 
 
 def test_models_of_another_build_are_refused() -> None:
-    class Unknown:
-        base_model: Any = object()
-
-    with pytest.raises(UnsupportedModel):
-        decoder_of(Unknown())
+    """By the name of the part that they do not have, and before anything is changed."""
+    model = tiny("gpt2")
+    with pytest.raises(UnsupportedModel, match="GPT-2 shows no rotary embedding"):
+        ModelParts(model).replace_rotary(torch.nn.Identity())

@@ -11,7 +11,7 @@ from zerodrift import exact
 from zerodrift.core.errors import UnsupportedModel
 from zerodrift.models.family.base import AttentionPlaces, ExpertPlaces, Family, Fused, MlpPlaces
 from zerodrift.models.family.parts import ModelParts
-from zerodrift.models.family.registry import FAMILIES, family_of
+from zerodrift.models.family.registry import FAMILIES, family_named, family_of
 
 SIZES = {
     "vocab_size": 40,
@@ -177,3 +177,25 @@ def test_tensors_are_known_by_their_names(model_type: str) -> None:
     assert sum(family.is_embedding(name) for name in names) == 1
     norms = [name for name in names if family.is_norm(name)]
     assert norms == [name for name in names if "norm" in name or ".ln_" in name]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "layer", "moved"),
+    [
+        ("llama", "model.layers.3.mlp.up_proj.weight", 3, "model.layers.7.mlp.up_proj.weight"),
+        ("gpt2", "h.11.ln_1.bias", 11, "h.7.ln_1.bias"),
+        ("gpt2", "transformer.h.0.ln_1.bias", 0, "transformer.h.7.ln_1.bias"),
+        (
+            "qwen3_moe",
+            "model.layers.1.mlp.experts.5.up_proj.weight",
+            1,
+            "model.layers.7.mlp.experts.5.up_proj.weight",
+        ),
+        ("unknown", "backbone.blocks.2.mixer.3.weight", 2, "backbone.blocks.7.mixer.3.weight"),
+        ("unknown", "head.weight", None, "head.weight"),
+    ],
+)
+def test_layers_of_a_checkpoint(model_type: str, name: str, layer: int | None, moved: str) -> None:
+    family = family_named(model_type)
+    assert family.layer_of(name) == layer
+    assert family.in_layer(name, 7) == moved

@@ -56,7 +56,7 @@ def test_whatever_calls_it_inputs_cross_and_logits_come_back(
         for row in Teacher(models.load("testbed:llama"), layout=layout).logprobs(SEQUENCES, STARTS)
     ]
     if few_at_a_time:  # layers and head by themselves
-        monkeypatch.setattr("zerodrift.backends.teacher.PIECE_BYTES", 2 * 512 * 4)
+        monkeypatch.setattr("zerodrift.backends.teacher.ROWS_BYTES", 2 * 512 * 4)
     model = placed(monkeypatch)
     there = [row.tolist() for row in Teacher(model, layout=layout).logprobs(SEQUENCES, STARTS)]
     assert there == [pytest.approx(row, abs=1e-5) for row in here]

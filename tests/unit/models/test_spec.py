@@ -16,46 +16,29 @@ def test_a_path_is_no_built_in(tmp_path):
     assert directory_of(str(tmp_path)) == tmp_path
 
 
-def test_a_misspelt_built_in_gets_the_nearest_and_the_list():
-    with pytest.raises(ModelNotFound):
-        builtin_name("testbed:quen2")
-
-
-def test_an_unlike_name_gets_the_list_alone():
-    with pytest.raises(ModelNotFound):
-        builtin_name("testbed:zzzzzzzzzzzzzzzzzz")
-
-
-@pytest.mark.parametrize("spec", ["llama", "testbad:llama"])
-def test_a_forgotten_or_misspelt_prefix_is_suggested(spec):
-    with pytest.raises(ModelNotFound):
-        directory_of(spec)
-
-
-def test_nothing_is_downloaded():
-    with pytest.raises(ModelNotFound):
-        directory_of("HuggingFaceTB/SmolLM2-135M-Instruct")
-
-
-def test_a_weight_file_is_not_its_directory(tmp_path):
-    file = tmp_path / "model.safetensors"
-    file.touch()
-    with pytest.raises(ModelNotFound):
-        directory_of(file)
-
-
 @pytest.mark.parametrize("spec", [None, 5, b"testbed:llama", ["testbed:llama"]])
 def test_a_model_is_named_by_text_or_a_path(spec):
     with pytest.raises(InvalidValue):
         builtin_name(spec)
 
 
-def test_capital_letters_are_forgiven_in_the_hint():
-    with pytest.raises(ModelNotFound):
-        builtin_name("testbed:LLAMA")
-
-
-def test_a_gguf_file_needs_a_checkpoint_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(ModelNotFound, match=r"--set validation\.reference_model=DIRECTORY"):
-        directory_of(tmp_path / "model.gguf")
+@pytest.mark.parametrize(
+    ("spec", "hint"),
+    [
+        ("testbed:quen2", "'testbed:qwen2'"),
+        ("testbed:LLAMA", "'testbed:llama'"),
+        ("testbed:zzzzzzzzzzzzzzzzzz", "testbed:llama, "),
+        ("llama", "'testbed:llama'"),
+        ("testbad:llama", "'testbed:llama'"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("model.safetensors", "model.safetensors"),
+        ("model.gguf", "--set validation.reference_model=DIRECTORY"),
+    ],
+)
+def test_what_is_no_model_gets_a_hint_and_nothing_is_downloaded(spec, hint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("model.safetensors", "model.gguf"):
+        Path(name).touch()
+    with pytest.raises(ModelNotFound) as caught:
+        (builtin_name if spec.startswith("testbed:") else directory_of)(spec)
+    assert hint in str(caught.value)

@@ -26,11 +26,11 @@ def test_there_and_back(tmp_path: Path) -> None:
 
 def test_in_words() -> None:
     assert (
-        CASE.says
+        CASE.message
         == "prompt of 2 tokens, 1 token answered, beside 1 other request, temperature 0.7, top_p 0.9"
     )
     alone = Case(requests=CASE.requests[1:], limit=1.0)
-    assert alone.says == "prompt of 1 token, 16 tokens answered, alone"
+    assert alone.message == "prompt of 1 token, 16 tokens answered, alone"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 from zerodrift.core.errors import RecordError
 from zerodrift.records import codec
-from zerodrift.records.dump import Dump, Reading, dump_files
-from zerodrift.records.dump_formats import READERS, Fields, Format, Place
+from zerodrift.records.dump import Dump, DumpReader, dump_files
+from zerodrift.records.dump_formats import READERS, DumpFormat, Fields, Place
 from zerodrift.records.recorded import RecordedRollout
 
 GOOD: dict[str, Any] = {
@@ -39,12 +39,12 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def skipped(path: Path, **how: Any) -> Dump:
-    return Reading(skip_bad=True, **how).read(path)
+    return DumpReader(skip_bad=True, **how).read(path)
 
 
 def test_lines_in_order(write: Callable[..., Path]) -> None:
-    dump = Reading().read(write({**GOOD, "step": 4}, b"\n", GOOD))
-    assert dump.format is Format.PLAIN
+    dump = DumpReader().read(write({**GOOD, "step": 4}, b"\n", GOOD))
+    assert dump.format is DumpFormat.PLAIN
     assert [(each.source, each.line, each.step) for each in dump.rollouts] == [
         ("dump.jsonl", 1, 4),
         ("dump.jsonl", 3, 0),
@@ -54,7 +54,7 @@ def test_lines_in_order(write: Callable[..., Path]) -> None:
 
 
 def test_the_last_line_may_lack_its_newline(write: Callable[..., Path]) -> None:
-    assert len(Reading().read(write(json.dumps(GOOD).encode())).rollouts) == 1
+    assert len(DumpReader().read(write(json.dumps(GOOD).encode())).rollouts) == 1
 
 
 BAD: dict[str, bytes | dict[str, Any]] = {
@@ -82,7 +82,7 @@ BAD: dict[str, bytes | dict[str, Any]] = {
 def test_a_bad_line_is_refused_by_number(name: str, write: Callable[..., Path]) -> None:
     path = write(GOOD, BAD[name])
     with pytest.raises(RecordError, match=r"^dump\.jsonl, line 2: (.|\n)*--skip-bad"):
-        Reading(vocab_size=50, context_length=9).read(path)
+        DumpReader(vocab_size=50, context_length=9).read(path)
     dump = skipped(path, vocab_size=50, context_length=9)
     assert [(bad.line, bad.where) for bad in dump.bad] == [(2, "dump.jsonl, line 2")]
     assert len(dump.rollouts) == 1
@@ -96,13 +96,13 @@ def test_what_no_reader_foresaw_is_still_refused_by_line(
         assert fields["step"] in {0}
         return []
 
-    monkeypatch.setitem(READERS, Format.PLAIN, hashes)  # type: ignore[arg-type]
+    monkeypatch.setitem(READERS, DumpFormat.PLAIN, hashes)  # type: ignore[arg-type]
     with pytest.raises(RecordError, match="line 2"):
-        Reading().read(write(GOOD, {**GOOD, "step": [7]}))
+        DumpReader().read(write(GOOD, {**GOOD, "step": [7]}))
 
 
 def test_a_sequence_as_long_as_the_context_fits(write: Callable[..., Path]) -> None:
-    assert len(Reading(context_length=3).read(write(GOOD)).rollouts) == 1
+    assert len(DumpReader(context_length=3).read(write(GOOD)).rollouts) == 1
 
 
 def test_corrupt_numbers_are_told_from_damage(write: Callable[..., Path]) -> None:
@@ -126,22 +126,22 @@ def test_a_bad_first_line_does_not_decide_the_format(write: Callable[..., Path])
 
 def test_a_step_where_the_others_have_none(write: Callable[..., Path]) -> None:
     with pytest.raises(RecordError):
-        Reading().read(write({**GOOD, "step": None}, GOOD))
+        DumpReader().read(write({**GOOD, "step": None}, GOOD))
 
 
 def test_the_first_named_model_counts(write: Callable[..., Path]) -> None:
     nameless = {**GOOD, "model": None}
-    assert len(Reading().read(write(nameless, GOOD, nameless)).rollouts) == 3
+    assert len(DumpReader().read(write(nameless, GOOD, nameless)).rollouts) == 3
 
 
 def test_a_format_can_be_forced(write: Callable[..., Path]) -> None:
     with pytest.raises(RecordError, match="line 1: schema_version is None"):
-        Reading(format=Format.PRIME_RL).read(write(GOOD))
+        DumpReader(format=DumpFormat.PRIME_RL).read(write(GOOD))
 
 
 def test_rollouts_without_a_token_are_listed(write: Callable[..., Path]) -> None:
     nothing = {**GOOD, "completion_ids": [], "logprobs": []}
-    dump = Reading().read(write(GOOD, nothing))
+    dump = DumpReader().read(write(GOOD, nothing))
     assert dump.empty == ("dump.jsonl, line 2",)
     assert len(dump.rollouts) == 1
 
@@ -168,8 +168,8 @@ def test_prime_rl_exports_in_the_order_of_training(write: Callable[..., Path], t
     silent = {**prime_rl(2), "loss_mask": [False] * 3}
     write(prime_rl(2), silent, name="token_exports/step_2/rank_10.jsonl")
     write(prime_rl(2), name="token_exports/step_2/rank_9.jsonl")
-    dump = Reading().read(tmp_path)
-    assert dump.format is Format.PRIME_RL
+    dump = DumpReader().read(tmp_path)
+    assert dump.format is DumpFormat.PRIME_RL
     assert [each.where for each in dump.rollouts] == [
         "step_2/rank_9.jsonl, line 1",
         "step_2/rank_10.jsonl, line 1",
@@ -202,7 +202,7 @@ def test_a_dash_is_what_is_piped_in() -> None:
 @pytest.mark.parametrize("name", ["dump.jsonl.gz", "dump"])
 def test_a_compressed_dump(name: str, write: Callable[..., Path]) -> None:
     packed = gzip.compress(json.dumps(GOOD).encode() + b"\n")
-    dump = Reading().read(write(packed, packed, name=name))
+    dump = DumpReader().read(write(packed, packed, name=name))
     assert [each.where for each in dump.rollouts] == [f"{name}, line 1", f"{name}, line 2"]
 
 
@@ -228,4 +228,4 @@ def test_places_without_a_dump(tmp_path: Path) -> None:
 def test_a_line_without_end_is_no_dump(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "MAX_LINE_BYTES", 10)
     with pytest.raises(RecordError, match="line 1"):
-        Reading().read(write(GOOD))
+        DumpReader().read(write(GOOD))

@@ -7,7 +7,7 @@ from zerodrift.core.completion import Completion, FinishReason, LogprobKind, Pro
 from zerodrift.core.errors import InvalidCompletion, InvalidSampling, InvalidValue, NonFinite, RecordError
 from zerodrift.core.request import SHAPING, Prompt, Request, SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
-from zerodrift.records.dump_formats import Format, Place, detect, read_own, read_plain, read_prime_rl
+from zerodrift.records.dump_formats import DumpFormat, Place, detect, read_own, read_plain, read_prime_rl
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.rollout import Rollout
 
@@ -63,15 +63,15 @@ def own(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "form"),
     [
-        (PLAIN, Format.PLAIN),
-        ({"prompt_ids": [], "completion_ids": [], "logprobs": []}, Format.PLAIN),
-        (PRIME_RL, Format.PRIME_RL),
-        (own(), Format.ZERODRIFT),
+        (PLAIN, DumpFormat.PLAIN),
+        ({"prompt_ids": [], "completion_ids": [], "logprobs": []}, DumpFormat.PLAIN),
+        (PRIME_RL, DumpFormat.PRIME_RL),
+        (own(), DumpFormat.ZERODRIFT),
         ({"prompt": "text", "completion": "text"}, None),
         ({"prompt_ids": [], "completion_ids": []}, None),
     ],
 )
-def test_formats_are_known_by_their_keys(fields: dict[str, Any], form: Format | None) -> None:
+def test_formats_are_known_by_their_keys(fields: dict[str, Any], form: DumpFormat | None) -> None:
     assert detect(fields) is form
 
 

@@ -58,18 +58,18 @@ def test_exit_codes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "error", "says"),
+    ("content", "error"),
     [
-        (None, RecordError, "holds no preflight.json; it is not a finished preflight"),
-        (b"{", RecordError, "cannot be read"),
-        (b'{"schema": "zerodrift.preflight/0"}', SchemaMismatch, "run the preflight again"),
-        (b'{"schema": "zerodrift.preflight/1"}', RecordError, "missing required field"),
+        (None, RecordError),
+        (b"{", RecordError),
+        (b'{"schema": "zerodrift.preflight/0"}', SchemaMismatch),
+        (b'{"schema": "zerodrift.preflight/1"}', RecordError),
     ],
 )
 def test_what_is_no_preflight_is_refused(
-    tmp_path: Path, content: bytes | None, error: type[Exception], says: str
+    tmp_path: Path, content: bytes | None, error: type[Exception]
 ) -> None:
     if content is not None:
         (tmp_path / PREFLIGHT).write_bytes(content)
-    with pytest.raises(error, match=says):
+    with pytest.raises(error):
         read_preflight(tmp_path)

@@ -35,18 +35,10 @@ def test_never_both_and_never_neither(outcome: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"request": None}, "request is None; give a Request"),
-        ({"completion": "text"}, r"completion is 'text'; give a zerodrift.*Completion \| None"),
-        ({"problem": "torn"}, r"problem is 'torn'; give a zerodrift.*Problem \| None"),
-    ],
+    "change",
+    [{"request": None}, {"completion": "text"}, {"problem": "torn"}, {"index": -1, "problem": PROBLEM}],
+    ids=str,
 )
-def test_it_is_made_of_what_it_says(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidValue, match=says):
-        Rollout(**{**SHARED, **change})
-
-
-def test_indices_count_from_zero() -> None:
+def test_it_is_made_of_what_it_says(change: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue):
-        Rollout(**{**SHARED, "index": -1}, problem=PROBLEM)
+        Rollout(**{**SHARED, **change})

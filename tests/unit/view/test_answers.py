@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from zerodrift.records.verdict import Outcome
-from zerodrift.view.verdict import answers
+from zerodrift.view.verdict import summarise
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from zerodrift.view.verdict import answers
 def test_the_headline_says_whether_it_is_the_same_policy(
     examples: Any, outcome: Outcome, headline: str
 ) -> None:
-    assert answers(examples.verdict(outcome, guilty="none", says="")).headline == headline
+    assert summarise(examples.verdict(outcome, guilty="none", says="")).headline == headline
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_the_headline_says_whether_it_is_the_same_policy(
     ],
 )
 def test_the_guilty_side_in_words(examples: Any, guilty: str, words: str) -> None:
-    assert answers(examples.verdict(Outcome.FAIL, guilty=guilty, says="")).guilty == words
+    assert summarise(examples.verdict(Outcome.FAIL, guilty=guilty, says="")).guilty == words
 
 
 def test_causes_to_fix_are_told_from_those_below_the_gate(examples: Any) -> None:
@@ -40,7 +40,7 @@ def test_causes_to_fix_are_told_from_those_below_the_gate(examples: Any) -> None
         examples.cause("semantic/bos", 1.0, ""),
         examples.cause("weights/stale", 1.0, ""),
     )
-    said = answers(examples.verdict(Outcome.FAIL, guilty="engine", says="why", causes=causes))
+    said = summarise(examples.verdict(Outcome.FAIL, guilty="engine", says="why", causes=causes))
     assert said.principal is causes[1]
     assert said.to_fix == causes[1:]
     assert said.listed == causes[:1]
@@ -49,4 +49,4 @@ def test_causes_to_fix_are_told_from_those_below_the_gate(examples: Any) -> None
 
 def test_without_a_gating_cause_there_is_no_principal(examples: Any) -> None:
     causes = (examples.cause("path/batch-variance", 0.4, ""),)
-    assert answers(examples.verdict(Outcome.PASS, guilty="none", says="", causes=causes)).principal is None
+    assert summarise(examples.verdict(Outcome.PASS, guilty="none", says="", causes=causes)).principal is None

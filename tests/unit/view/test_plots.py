@@ -9,10 +9,10 @@ import plotly.graph_objects as go
 import pytest
 
 from zerodrift.view.plots import MOST_POINTS, Plot, plots
-from zerodrift.view.run_directory import Run, Tokens, read
+from zerodrift.view.run_directory import FinishedRun, Tokens, read
 
 
-def drawn(run: Run) -> dict[str, Plot]:
+def drawn(run: FinishedRun) -> dict[str, Plot]:
     assert run.tokens is not None
     return {plot.key: plot for plot in plots(run.tokens, run.record)}
 
@@ -24,12 +24,12 @@ def trace(plot: Plot, name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def failing(runs: dict[str, Path]) -> Run:
+def failing(runs: dict[str, Path]) -> FinishedRun:
     return read(runs["failing"])
 
 
 @pytest.fixture(scope="module")
-def many(examples: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def many(examples: Any, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """More tokens, and more sequences, than are drawn."""
     found = examples.draw(sequences=3000, length=9)
     found.columns["reported"][:100] = found.columns["contracted"][:100]
@@ -45,18 +45,18 @@ def test_figures_are_valid_in_plotlys_own_schema(runs: dict[str, Path], name: st
         json.dumps(plot.figure, allow_nan=False)
 
 
-def test_a_wrong_figure_would_be_seen(failing: Run) -> None:
+def test_a_wrong_figure_would_be_seen(failing: FinishedRun) -> None:
     figure = json.loads(json.dumps(drawn(failing)["position"].figure))
     figure["data"][0]["marker"]["colour"] = "red"
     with pytest.raises(ValueError, match="colour"):
         go.Figure(figure)
 
 
-def test_there_are_four(failing: Run) -> None:
+def test_there_are_four(failing: FinishedRun) -> None:
     assert list(drawn(failing)) == ["distribution", "position", "logprob", "sequence"]
 
 
-def test_the_distribution_counts_every_token(failing: Run) -> None:
+def test_the_distribution_counts_every_token(failing: FinishedRun) -> None:
     assert failing.tokens is not None
     bars = trace(drawn(failing)["distribution"], "tokens")
     assert sum(held or 0 for held in bars["y"]) == failing.tokens.delta.size
@@ -64,7 +64,7 @@ def test_the_distribution_counts_every_token(failing: Run) -> None:
     assert right == pytest.approx((failing.tokens.delta > 0).sum(), abs=20)
 
 
-def test_floor_and_gate_are_marked_everywhere(failing: Run) -> None:
+def test_floor_and_gate_are_marked_everywhere(failing: FinishedRun) -> None:
     for key, plot in drawn(failing).items():
         sign = "± " if key == "distribution" else ""
         for name in ("floor 0.0041", "gate 0.03"):
@@ -76,14 +76,14 @@ def test_floor_and_gate_are_marked_everywhere(failing: Run) -> None:
                 assert line["y"] == [float(name.split()[1])] * 2
 
 
-def test_without_floor_and_gate_there_are_no_marks(failing: Run) -> None:
+def test_without_floor_and_gate_there_are_no_marks(failing: FinishedRun) -> None:
     assert failing.tokens is not None
     record = msgspec.structs.replace(failing.record, floor={}, gates={})
     names = [each["name"] for plot in plots(failing.tokens, record) for each in plot.figure["data"]]
     assert not [name for name in names if "floor" in name or "gate" in name]
 
 
-def test_no_trace_has_more_than_two_thousand_points(many: Run) -> None:
+def test_no_trace_has_more_than_two_thousand_points(many: FinishedRun) -> None:
     assert many.tokens is not None
     assert many.tokens.delta.size > MOST_POINTS
     for key, plot in drawn(many).items():
@@ -91,10 +91,10 @@ def test_no_trace_has_more_than_two_thousand_points(many: Run) -> None:
         assert max(sizes) <= MOST_POINTS
         if key != "distribution":
             assert sum(size for size in sizes if size > 40) >= 0.9 * MOST_POINTS
-            assert "at random (seed 0)" in plot.says
+            assert "at random (seed 0)" in plot.message
 
 
-def test_signs_are_told_apart(failing: Run) -> None:
+def test_signs_are_told_apart(failing: FinishedRun) -> None:
     assert failing.tokens is not None
     plot = drawn(failing)["logprob"]
     for name, sign in (("engine reports less", 1), ("engine reports more", -1)):
@@ -105,27 +105,27 @@ def test_signs_are_told_apart(failing: Run) -> None:
             assert np.isclose(sign * failing.tokens.delta[rows], size, rtol=1e-3).any()
 
 
-def test_the_line_is_the_mean_over_all_tokens(many: Run) -> None:
+def test_the_line_is_the_mean_over_all_tokens(many: FinishedRun) -> None:
     assert many.tokens is not None
     line = trace(drawn(many)["position"], "mean |Δ|")
     assert len(line["y"]) == 40
     assert np.mean(line["y"]) == pytest.approx(np.abs(many.tokens.delta).mean(), rel=0.01)
 
 
-def test_zeros_are_counted_where_they_cannot_be_drawn(failing: Run) -> None:
+def test_zeros_are_counted_where_they_cannot_be_drawn(failing: FinishedRun) -> None:
     assert failing.tokens is not None
     tokens = failing.tokens.take(np.arange(300))
     reported = tokens.reported.copy()
     silent = tokens.sequence == 0
     reported[silent] = tokens.contracted[silent]
     run = failing._replace(tokens=replace(tokens, reported=reported))
-    assert f"{silent.sum()} of these are exactly 0" in drawn(run)["position"].says
-    assert "1 of these are exactly 0" in drawn(run)["sequence"].says
-    assert f"{silent.sum()} of 300 tokens are equal to the last bit" in drawn(run)["distribution"].says
+    assert f"{silent.sum()} of these are exactly 0" in drawn(run)["position"].message
+    assert "1 of these are exactly 0" in drawn(run)["sequence"].message
+    assert f"{silent.sum()} of 300 tokens are equal to the last bit" in drawn(run)["distribution"].message
     assert 0 not in trace(drawn(run)["sequence"], "mean |Δ|")["x"]
 
 
-def test_names_of_sequences_keep_their_digits(many: Run) -> None:
+def test_names_of_sequences_keep_their_digits(many: FinishedRun) -> None:
     assert many.tokens is not None
     far = replace(
         many.tokens, sequence=many.tokens.sequence + 1_234_567, position=many.tokens.position + 131_071
@@ -140,7 +140,7 @@ def test_equal_tokens_leave_only_the_distribution(runs: dict[str, Path]) -> None
     assert list(drawn(read(runs["exact"]))) == ["distribution"]
 
 
-def test_impossible_tokens_are_in_no_figure(failing: Run) -> None:
+def test_impossible_tokens_are_in_no_figure(failing: FinishedRun) -> None:
     tokens: Tokens | None = failing.tokens
     assert tokens is not None
     contracted = tokens.contracted.copy()

@@ -105,7 +105,7 @@ def test_two_runs_side_by_side(runs: dict[str, Path]) -> None:
         "numeric:",
         "deployment:",
         "outcome",
-        "probes that",
+        "probes with",
         "numbers",
         "What both runs state",
     ]

@@ -5,6 +5,7 @@ run. Shapes: T tokens, H query heads, C key/value heads, D head size, N outputs,
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -65,6 +66,10 @@ class Ops(Protocol):
     """Whether `pack` makes a copy, which can then be older than the weight."""
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] | None
     """x / √(mean x² + ε) · weight; None where the model's own holds."""
+
+    def computing(self) -> AbstractContextManager[None]:
+        """What a whole forward is computed inside of: settings of the process that would cost much to set per product."""
+        ...
 
     def prove(self, parts: Parts) -> None:
         """Find variants that hold for these shapes on this machine, or raise `Unproven`."""

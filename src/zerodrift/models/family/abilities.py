@@ -1,7 +1,6 @@
 """What a model of transformers can be asked to do: not every one has a KV cache, or a choice of attention."""
 
 import inspect
-from functools import cache
 from typing import Any
 
 from zerodrift.models.quiet import quiet
@@ -9,13 +8,8 @@ from zerodrift.models.quiet import quiet
 
 def has_kv_cache(model: Any) -> bool:
     """Whether its forward takes keys and values of tokens before; a state-space model keeps something else."""
-    return not _keeps_a_state(type(model))
-
-
-@cache
-def _keeps_a_state(kind: type[Any]) -> bool:
-    forward = getattr(kind, "forward", kind.__call__)
-    return "cache_params" in inspect.signature(forward).parameters
+    forward = getattr(model, "forward", model)
+    return "cache_params" not in inspect.signature(forward).parameters
 
 
 def usable_attention(model: Any, wanted: str) -> str:

@@ -101,13 +101,23 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     def layer_of(self, tensor: str) -> int | None:
         """Which layer a tensor belongs to, by its name. Where layers were not found, the first number is one."""
-        stem = rf"(?:^|\.){re.escape(self.layers)}\." if self.layers is not None else r"\."
-        found = re.search(rf"{stem}(\d+)\.", tensor)
-        return int(found[1]) if found else None
+        found = self._layer_number.search(tensor)
+        return int(found["layer"]) if found else None
+
+    def in_layer(self, tensor: str, layer: int) -> str:
+        """The name that the same tensor has in another layer."""
+        return self._layer_number.sub(rf"\g<before>{layer}.", tensor, count=1)
+
+    @property
+    def _layer_number(self) -> re.Pattern[str]:
+        holder = "" if self.layers is None else re.escape(self.layers) + r"\."
+        return re.compile(rf"(?P<before>(?:^|\.){holder})(?P<layer>\d+)\.")
 
     def is_norm(self, tensor: str) -> bool:
-        """Whether a tensor is a norm's, by its name."""
+        """Whether a tensor is a norm's, by its name; where norms were not found, by what norms are called."""
         leaf = tensor.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
+        if not self.norms:
+            return "norm" in leaf or leaf.startswith("ln_")
         inside = () if self.attention is None else tuple(self.attention.norms.values())
         names = {place.rpartition(".")[2] for place in (*self.norms, *inside, self.final_norm or "")}
         return leaf in names
@@ -154,11 +164,22 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.logit_cap_setting is None else getattr(config, self.logit_cap_setting)
 
     def rope_types(self, config: Any) -> dict[str, str]:
-        """Kind of rotary frequencies: one for all layers, or one for each type of layer."""
-        written = config.rope_parameters
-        if "rope_type" in written:
-            return {"": written["rope_type"]}
-        return {kind: each["rope_type"] for kind, each in written.items() if each is not None}
+        """Kind of rotary frequencies by type of layer; "" where all layers share them."""
+        return {kind: each["rope_type"] for kind, each in _rope_parameters(config).items()}
+
+    def rope_bases(self, config: Any) -> dict[str, float]:
+        """Base of the rotary frequencies by type of layer; "" where all layers share it, nothing where there is none."""
+        written = _rope_parameters(config)
+        return {kind: float(each["rope_theta"]) for kind, each in written.items() if "rope_theta" in each}
+
+    def with_rope_bases(self, config: Any, bases: Mapping[str, float]) -> dict[str, Any]:
+        """`config.rope_parameters` with other bases."""
+        written = _rope_parameters(config)
+        changed = {
+            kind: {**each, "rope_theta": bases.get(kind, each.get("rope_theta"))}
+            for kind, each in written.items()
+        }
+        return changed.get("", changed)
 
     def classes(self, config: Any) -> dict[str, str]:
         """Every module of such a model: place to the name of its class, but for activations."""
@@ -205,3 +226,10 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
             holder: Any = self.experts if sparse else self.mlp
             found.append(f"{self.below_decoder(self.layers)}.{index}.{holder.place}.{holder.activation}")
         return tuple(found)
+
+
+def _rope_parameters(config: Any) -> dict[str, dict[str, Any]]:
+    written = getattr(config, "rope_parameters", None) or {}
+    if "rope_type" in written:
+        return {"": written}
+    return {kind: each for kind, each in written.items() if each is not None}

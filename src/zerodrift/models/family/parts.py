@@ -19,6 +19,11 @@ class ModelParts:
         self.family = family_of(model) if family is None else family
 
     @property
+    def decoder(self) -> Any:
+        """Everything but the head."""
+        return self.at(self.family.decoder, "decoder")
+
+    @property
     def layers(self) -> list[Any]:
         """In the order of the forward."""
         return list(self.at(self.family.below_decoder(self.family.layers), "list of layers"))
@@ -47,6 +52,10 @@ class ModelParts:
         """The attention of one layer."""
         place = None if self.family.attention is None else self.family.attention.place
         return self.at(place, "attention", self.layers[layer])
+
+    def attentions(self) -> list[Any]:
+        """Those of all layers."""
+        return [self.attention(layer) for layer in range(len(self.layers))]
 
     def frequencies(self) -> Iterator[tuple[Any, str]]:
         """Every table of rotary frequencies in force: the module that holds it, and its name there."""

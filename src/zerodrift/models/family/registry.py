@@ -23,6 +23,14 @@ def family_of(model: Any) -> Family:
     return FAMILIES.get(model.config.model_type) or generic.describe(model)
 
 
+def family_named(model_type: str) -> Family:
+    """The family of a checkpoint of which only tensor names are at hand: what is not described here has unknown places."""
+    unknown = Family(
+        name=model_type, model_type=model_type, prefix="", layers=None, norms=(), attention=None, mlp=None
+    )
+    return FAMILIES.get(model_type, unknown)
+
+
 def exact_families(device: str) -> tuple[str, ...]:
     """Names of what exact mode runs on a device."""
     return tuple(family.name for family in FAMILIES.values() if device in family.exact_on)

@@ -8,7 +8,7 @@ from zerodrift.audit.recorded.reading import dump_probe, fingerprint_of, paramet
 from zerodrift.core.completion import LogprobKind
 from zerodrift.core.request import SHAPING, SamplingParams
 from zerodrift.records.dump import BadLine, Dump
-from zerodrift.records.dump_formats import Format
+from zerodrift.records.dump_formats import DumpFormat
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.verdict import FoundBy, Outcome
 
@@ -16,7 +16,7 @@ Make = Callable[..., RecordedRollout]
 
 
 def dump(rollouts: list[RecordedRollout], **fields: Any) -> Dump:
-    return Dump(**{"format": Format.PLAIN, "rollouts": tuple(rollouts), "lines": len(rollouts), **fields})
+    return Dump(**{"format": DumpFormat.PLAIN, "rollouts": tuple(rollouts), "lines": len(rollouts), **fields})
 
 
 def test_a_dump_that_was_judged_whole(rollout: Make) -> None:

@@ -9,6 +9,7 @@ Shapes: T rows, N outputs, K inputs.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ _MOST_OUTPUTS = 2**28
 """Numbers that one product may give, 1 GB in fp32: a head is asked, and used, with fewer rows than a projection."""
 
 
+@cache
 def row_counts(columns: int) -> tuple[int, ...]:
     """How many rows cuBLAS is called with for so many outputs. What lies between is padded, by 12 % at most from 512 on."""
     return tuple(size for size in _SIZES if size * columns <= _MOST_OUTPUTS) or _SIZES[:1]

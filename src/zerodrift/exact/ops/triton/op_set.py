@@ -1,6 +1,7 @@
 """The GPU's ops behind the common interface, each with its plain twin."""
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.nn.functional import linear as plain_linear
 from zerodrift.core.errors import InvalidValue, UnsupportedModel
 from zerodrift.exact import probe
 from zerodrift.exact.ops.interface import HeadShape, Parts, Query, Segments
-from zerodrift.exact.ops.triton import attention, cublas, gemm, rows
+from zerodrift.exact.ops.triton import attention, cublas, gemm, rows, vocabulary
 from zerodrift.exact.ops.triton.proof import cublas_agrees, prove_attention
 from zerodrift.exact.ops.triton.step import Step
 
@@ -41,6 +42,9 @@ class CudaOps:
         self._proven: set[tuple[Any, ...]] = set()
         self._by_cublas: dict[tuple[int, ...], bool] = {}
         """By shape of a weight: whether cuBLAS has the bits of K in order, as it was found on this GPU."""
+
+    def computing(self) -> AbstractContextManager[None]:
+        return nullcontext() if "linear" in self.plain else cublas.without_split_k()
 
     def prove(self, parts: Parts) -> None:
         size = parts.head_dim
@@ -149,6 +153,7 @@ class CudaOps:
             if "attention" in self.plain
             else f"blocks-{attention.BLOCK}-splits-{attention.SPLIT}",
             "norm": "plain" if "norm" in self.plain else "triton-row",
+            "vocabulary": f"chunks-{vocabulary.CHUNK}",
             "isa": f"sm_{major}{minor}",
             "triton": triton.__version__,
             "cuda": str(torch.version.cuda),
