@@ -1,4 +1,4 @@
-"""Rung 7: does a weight update arrive, whole, and does nothing older survive it?
+"""Does a weight update arrive, whole, and does nothing older survive it?
 
 A known perturbation B of the checkpoint A is pushed the way the trainer pushes weights, and the engine is asked
 again. Four accounts are told apart on the same tokens:
