@@ -1,5 +1,6 @@
 """A real server on loopback, written with the standard library alone, that says what a test tells it to."""
 
+import contextlib
 import json
 import sys
 import threading
@@ -98,6 +99,27 @@ def loopback() -> Iterator[Loopback]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture
+def closing() -> Iterator[Callable[[Any], Any]]:
+    """What is handed to it is closed after the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda opened: stack.enter_context(contextlib.closing(opened))
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """A script in the place of an engine's interpreter, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(source: str) -> Path:
+        script = tmp_path / "python"
+        script.write_text(f"#!{sys.executable}\n{source}")
+        script.chmod(0o755)
+        return script
+
+    return write
 
 
 @pytest.fixture(scope="session")

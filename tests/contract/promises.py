@@ -147,9 +147,9 @@ def what_is_streamed_is_what_comes_whole(subject: Subject) -> None:
         request = ask(prompt, max_tokens=8, **sampling)
         [whole], [streamed] = backend.generate([request]), backend.stream([request])
         assert _uncached(streamed) == _uncached(whole)
-        assert whole.pieces == 0
+        assert whole.stream_deltas == 0
         # A piece may hold several tokens.
-        assert 1 < streamed.pieces <= sum(len(each.token_ids) for each in whole.completions)
+        assert 1 < streamed.stream_deltas <= sum(len(each.token_ids) for each in whole.completions)
     prompts = [subject.prompt(text) for text in TEXTS]
     together = backend.stream([ask(prompt, temperature=0.0, max_tokens=1) for prompt in prompts])
     alone = [backend.generate([ask(prompt, temperature=0.0, max_tokens=1)])[0] for prompt in prompts]

@@ -170,7 +170,7 @@ def test_what_is_streamed_in_differences_is_what_comes_whole(
     whole, streamed = incremental.generate(asked), incremental.stream(asked)
 
     assert [_uncached(answer) for answer in streamed] == [_uncached(answer) for answer in whole]
-    assert [answer.pieces for answer in streamed] == [8, 6]
+    assert [answer.stream_deltas for answer in streamed] == [8, 6]
 
 
 def _uncached(answer: Answer) -> list[Completion]:

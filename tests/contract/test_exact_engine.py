@@ -33,7 +33,7 @@ def ask(prompt: tuple[int, ...] = (5, 6, 7, 8), **settings: Any) -> Request:
 
 def test_a_stream_has_a_piece_for_each_token(engine: ExactBackend) -> None:
     (alone,) = engine.stream([ask(seed=4)])
-    assert alone.pieces == 8
+    assert alone.stream_deltas == 8
 
 
 def test_a_stream_that_fails_is_a_problem_of_its_answer(engine: ExactBackend) -> None:

@@ -22,13 +22,8 @@ def _short_pauses(monkeypatch):
 
 
 @pytest.fixture
-def connect():
-    with contextlib.ExitStack() as stack:
-
-        def connect(url, **options):
-            return stack.enter_context(contextlib.closing(HttpClient(url, **options)))
-
-        yield connect
+def connect(closing):
+    return lambda url, **options: closing(HttpClient(url, **options))
 
 
 @pytest.fixture

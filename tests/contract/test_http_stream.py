@@ -15,9 +15,8 @@ DONE = b"data: [DONE]\n\n"
 
 
 @pytest.fixture
-def client(loopback):
-    with contextlib.closing(HttpClient(loopback.url, timeout_s=5)) as client:
-        yield client
+def client(loopback, closing):
+    return closing(HttpClient(loopback.url, timeout_s=5))
 
 
 def event(document):

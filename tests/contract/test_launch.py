@@ -14,7 +14,7 @@ from zerodrift.backends.vllm_launch import launch_vllm
 from zerodrift.core.errors import EngineError
 
 # Stands where `python` would: takes vLLM's command line, starts a child as vLLM does, and serves /health.
-ENGINE = """#!{python}
+ENGINE = """
 import http.server, os, signal, subprocess, sys, time
 port = int(sys.argv[sys.argv.index("--port") + 1])
 print("command", " ".join(sys.argv[1:]))
@@ -32,16 +32,8 @@ http.server.HTTPServer(("127.0.0.1", port), Health).serve_forever()
 
 
 @pytest.fixture
-def engine(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def engine(body=""):
-        script = tmp_path / "python"
-        script.write_text(ENGINE.format(python=sys.executable, body=body))
-        script.chmod(0o755)
-        return script
-
-    return engine
+def engine(interpreter):
+    return lambda body="": interpreter(ENGINE.format(body=body))
 
 
 def alive(pid):

@@ -1,6 +1,6 @@
 """From a configuration to llama.cpp's settings and process, with a small script in the place of its interpreter."""
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,16 @@ from zerodrift.core.completion import LogprobKind
 from zerodrift.core.errors import ConfigError, EngineError, EngineUnreachable, ModelNotFound
 
 # Takes the command line of llama_cpp_serve.py, and answers as llama.cpp would with one token.
-INTERPRETER = """#!{python}
+INTERPRETER = """
 import http.server, json, os, sys
 print("command", " ".join(sys.argv[1:]), flush=True)
 print("told", sorted(name for name in os.environ if name.startswith(("LLAMA_", "EXTRA"))), flush=True)
 if "die=true" in sys.argv:
     sys.exit("failed to load model")
-PROPS = {{"default_generation_settings": {{"n_ctx": 64, "params": {{}}}}, "total_slots": 4}}
-ANSWERS = {{"/health": {{}}, "/props": PROPS, "/v1/models": {{"data": [{{"id": "tiny"}}]}}}}
-ENTRY = {{"id": 1, "prob": 0.5, "logprob": -0.7, "top_probs": [], "top_logprobs": []}}
-SAMPLE = {{"index": 0, "tokens": [1], "tokens_evaluated": 2, "stop_type": "limit", "completion_probabilities": [ENTRY]}}
+PROPS = {"default_generation_settings": {"n_ctx": 64, "params": {}}, "total_slots": 4}
+ANSWERS = {"/health": {}, "/props": PROPS, "/v1/models": {"data": [{"id": "tiny"}]}}
+ENTRY = {"id": 1, "prob": 0.5, "logprob": -0.7, "top_probs": [], "top_logprobs": []}
+SAMPLE = {"index": 0, "tokens": [1], "tokens_evaluated": 2, "stop_type": "limit", "completion_probabilities": [ENTRY]}
 class Server(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.answer(200 if self.path in ANSWERS else 404, ANSWERS.get(self.path))
@@ -38,14 +38,6 @@ class Server(http.server.BaseHTTPRequestHandler):
         self.wfile.write(text)
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[4])), Server).serve_forever()
 """
-
-
-@pytest.fixture
-def interpreter(tmp_path: Path) -> Path:
-    script = tmp_path / "python"
-    script.write_text(INTERPRETER.format(python=sys.executable))
-    script.chmod(0o755)
-    return script
 
 
 @pytest.fixture
@@ -107,7 +99,7 @@ def test_what_llama_cpp_would_not_obey(fields: dict[str, Any], dtype: str, words
     [("processed_logprobs", LogprobKind.PROCESSED), ("raw_logprobs", LogprobKind.RAW)],
 )
 def test_it_is_started_told_and_stopped(
-    interpreter: Path,
+    interpreter: Callable[[str], Path],
     model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -115,7 +107,9 @@ def test_it_is_started_told_and_stopped(
     kind: LogprobKind,
 ) -> None:
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "7")
-    asked = config(python=str(interpreter), startup_timeout_s=20.0, logprobs_mode=mode, env={"EXTRA": "1"})
+    asked = config(
+        python=str(interpreter(INTERPRETER)), startup_timeout_s=20.0, logprobs_mode=mode, env={"EXTRA": "1"}
+    )
     with open_engine(asked, ServedModel(str(model), "auto"), tmp_path / "logs") as engine:
         assert isinstance(engine, OpenAIBackend)
         assert (engine.name, engine.kind, engine.max_model_len) == ("llama-cpp", kind, 64)
@@ -141,11 +135,13 @@ def test_neither_an_address_nor_an_interpreter(tmp_path: Path, model: Path) -> N
         open_engine(config(), ServedModel(str(model), "auto"), tmp_path).__enter__()
 
 
-def test_a_model_that_is_no_file(interpreter: Path, tmp_path: Path) -> None:
+def test_a_model_that_is_no_file(interpreter: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
-        launch_llama_cpp(interpreter, tmp_path, [], {}, tmp_path / "log")
+        launch_llama_cpp(interpreter(INTERPRETER), tmp_path, [], {}, tmp_path / "log")
 
 
-def test_last_words_of_one_that_cannot_load(interpreter: Path, model: Path, tmp_path: Path) -> None:
+def test_last_words_of_one_that_cannot_load(
+    interpreter: Callable[[str], Path], model: Path, tmp_path: Path
+) -> None:
     with pytest.raises(EngineError, match="failed to load model"):
-        launch_llama_cpp(interpreter, model, ["die=true"], {}, tmp_path / "log", timeout_s=20.0)
+        launch_llama_cpp(interpreter(INTERPRETER), model, ["die=true"], {}, tmp_path / "log", timeout_s=20.0)

@@ -69,7 +69,7 @@ def test_what_is_streamed_is_what_comes_whole(raw: OpenAIBackend) -> None:
         assert [_uncached(each) for each in streamed.completions] == [
             _uncached(each) for each in whole.completions
         ]
-        assert streamed.pieces > 2
+        assert streamed.stream_deltas > 2
 
 
 def _uncached(completion: Completion) -> Completion:

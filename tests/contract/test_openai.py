@@ -136,16 +136,13 @@ Connect = Callable[..., OpenAIBackend]
 
 
 @pytest.fixture
-def connect(server: LlamaCpp) -> Iterator[Connect]:
-    with contextlib.ExitStack() as stack:
+def connect(server: LlamaCpp, closing: Callable[[Any], Any]) -> Connect:
+    def connect(**options: Any) -> OpenAIBackend:
+        backend: OpenAIBackend = closing(OpenAIBackend(server.url, LLAMA_CPP, **options))
+        server.calls.clear()
+        return backend
 
-        def connect(**options: Any) -> OpenAIBackend:
-            backend = OpenAIBackend(server.url, LLAMA_CPP, **options)
-            stack.enter_context(contextlib.closing(backend))
-            server.calls.clear()
-            return backend
-
-        yield connect
+    return connect
 
 
 # What the server can do
@@ -561,7 +558,7 @@ def test_what_is_streamed_is_what_comes_whole(connect: Connect, kind: LogprobKin
     whole, streamed = backend.generate(requests), backend.stream(requests)
 
     assert [answer.completions for answer in streamed] == [answer.completions for answer in whole]
-    assert [answer.pieces for answer in streamed] == [12, 4]
+    assert [answer.stream_deltas for answer in streamed] == [12, 4]
 
 
 def test_a_stream_that_is_cut_off_is_unreachable(server: LlamaCpp, connect: Connect) -> None:

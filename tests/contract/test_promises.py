@@ -41,7 +41,7 @@ class Sound:
         return self.inner.generate(requests)
 
     def stream(self, requests: Sequence[Request]) -> list[Answer]:
-        return [msgspec.structs.replace(answer, pieces=2) for answer in self.inner.generate(requests)]
+        return [msgspec.structs.replace(answer, stream_deltas=2) for answer in self.inner.generate(requests)]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return self.inner.score(sequences)

@@ -1,6 +1,6 @@
 """From a configuration to an engine that answers, and to nothing left behind when it is done with."""
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,18 @@ from zerodrift.core.errors import ConfigError, EngineError, EngineUnreachable
 SERVED = ServedModel("testbed:llama", "auto")
 
 # Stands where the interpreter of vLLM's environment would: takes its command line and serves a model of no size.
-INTERPRETER = """#!{python}
+INTERPRETER = """
 import http.server, json, sys
 port = int(sys.argv[sys.argv.index("--port") + 1])
 print("command", " ".join(sys.argv[1:]), flush=True)
 class Server(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        answers = {{"/health": {{}}, "/v1/models": {{"data": [{{"id": "tiny", "max_model_len": 64}}]}}}}
+        answers = {"/health": {}, "/v1/models": {"data": [{"id": "tiny", "max_model_len": 64}]}}
         self.answer(200 if self.path in answers else 404, answers.get(self.path))
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
         known = self.path == "/v1/completions"
-        self.answer(200 if known else 404, {{"choices": [{{"index": 0, "token_ids": [1]}}]}})
+        self.answer(200 if known else 404, {"choices": [{"index": 0, "token_ids": [1]}]})
     def answer(self, status, body):
         text = json.dumps(body).encode()
         self.send_response(status)
@@ -98,18 +98,15 @@ def test_neither_an_address_nor_an_interpreter(tmp_path: Path) -> None:
         pass
 
 
-@pytest.fixture
-def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    script = tmp_path / "python"
-    script.write_text(INTERPRETER.format(python=sys.executable))
-    script.chmod(0o755)
-    return script
-
-
-def test_an_engine_that_is_started_obeys_and_is_stopped(interpreter: Path, tmp_path: Path) -> None:
+def test_an_engine_that_is_started_obeys_and_is_stopped(
+    interpreter: Callable[[str], Path], tmp_path: Path
+) -> None:
     config = EngineConfig(
-        name="vllm", python=str(interpreter), max_num_seqs=3, startup_timeout_s=20.0, args=("--seed", "9")
+        name="vllm",
+        python=str(interpreter(INTERPRETER)),
+        max_num_seqs=3,
+        startup_timeout_s=20.0,
+        args=("--seed", "9"),
     )
     with open_engine(config, ServedModel("some-model", "float32"), tmp_path / "logs") as engine:
         assert engine.max_model_len == 64
@@ -121,8 +118,8 @@ def test_an_engine_that_is_started_obeys_and_is_stopped(interpreter: Path, tmp_p
         VllmBackend(url, timeout_s=1.0)
 
 
-def test_it_is_stopped_after_a_failure_too(interpreter: Path, tmp_path: Path) -> None:
-    config = EngineConfig(name="vllm", python=str(interpreter), startup_timeout_s=20.0)
+def test_it_is_stopped_after_a_failure_too(interpreter: Callable[[str], Path], tmp_path: Path) -> None:
+    config = EngineConfig(name="vllm", python=str(interpreter(INTERPRETER)), startup_timeout_s=20.0)
     urls = []
 
     def fail() -> None:

@@ -199,16 +199,13 @@ def server(loopback):
 
 
 @pytest.fixture
-def connect(server):
-    with contextlib.ExitStack() as stack:
+def connect(server, closing):
+    def connect(**options):
+        backend = closing(VllmBackend(server.url, **options))
+        server.calls.clear()
+        return backend
 
-        def connect(**options):
-            backend = VllmBackend(server.url, **options)
-            stack.enter_context(contextlib.closing(backend))
-            server.calls.clear()
-            return backend
-
-        yield connect
+    return connect
 
 
 # What the server can do
@@ -910,8 +907,8 @@ def test_what_is_streamed_is_what_comes_whole(server, connect, interval):
     whole, streamed = backend.generate(requests), backend.stream(requests)
 
     assert [answer.completions for answer in streamed] == [answer.completions for answer in whole]
-    assert [answer.pieces for answer in streamed] == [3 * -(-4 // interval), -(-4 // interval)]
-    assert [answer.pieces for answer in whole] == [0, 0]
+    assert [answer.stream_deltas for answer in streamed] == [3 * -(-4 // interval), -(-4 // interval)]
+    assert [answer.stream_deltas for answer in whole] == [0, 0]
     body = server.calls[-2].body
     assert body["stream"] is True
     assert body["stream_options"] == {"include_usage": True}

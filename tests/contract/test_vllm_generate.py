@@ -1,6 +1,5 @@
 """VllmBackend by the route for ids in and ids out: against a small server that speaks its format."""
 
-import contextlib
 import json
 import sys
 
@@ -113,16 +112,13 @@ def server(loopback):
 
 
 @pytest.fixture
-def connect(server):
-    with contextlib.ExitStack() as stack:
+def connect(server, closing):
+    def connect(**options):
+        backend = closing(VllmBackend(server.url, route="generate", **options))
+        server.calls.clear()
+        return backend
 
-        def connect(**options):
-            backend = VllmBackend(server.url, route="generate", **options)
-            stack.enter_context(contextlib.closing(backend))
-            server.calls.clear()
-            return backend
-
-        yield connect
+    return connect
 
 
 # What is asked
@@ -215,7 +211,7 @@ def test_a_stream_is_what_comes_whole(connect):
     )
 
     assert (streamed.completions, streamed.problems) == (whole.completions, ())
-    assert streamed.pieces == 6
+    assert streamed.stream_deltas == 6
 
 
 def test_scores_are_those_of_the_prompt(connect):

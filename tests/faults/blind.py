@@ -26,7 +26,7 @@ from zerodrift.core.request import Request, SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.faults.wrapper import FaultyBackend, clone, the_reference
 from zerodrift.sampler.noise import uniform
-from zerodrift.sampler.processing import History, histories, processed_logprobs
+from zerodrift.sampler.processing import TokenHistory, histories, processed_logprobs
 
 Damage = Callable[[Any], None]
 """Changes a transformers model in place."""
@@ -136,7 +136,7 @@ class _DynamicTemperature(FaultyBackend):
 
 
 def _at_dynamic_temperature(
-    logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[History], stop_ids: Sequence[int]
+    logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[TokenHistory], stop_ids: Sequence[int]
 ) -> torch.Tensor:
     if not params.greedy:
         logprobs_TV = torch.log_softmax(logits_TV, dim=-1)
@@ -169,7 +169,7 @@ def _pad_head(model: Any) -> None:
 
 
 def _of_tokens_alone(
-    logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[History], stop_ids: Sequence[int]
+    logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[TokenHistory], stop_ids: Sequence[int]
 ) -> torch.Tensor:
     return processed_logprobs(logits_TV, params, rows, stop_ids)[:, :-_PADDING]
 

@@ -27,7 +27,7 @@ from zerodrift.faults.reporting import Misreported
 from zerodrift.faults.wrapper import FaultyBackend
 from zerodrift.sampler.choose import choose
 from zerodrift.sampler.noise import uniform
-from zerodrift.sampler.processing import History, processed_logprobs
+from zerodrift.sampler.processing import TokenHistory, processed_logprobs
 
 KV_BLOCK = 16
 SPARE_BLOCKS = 4
@@ -214,7 +214,7 @@ class ShardNormaliser(FaultyBackend):
         append = generation._append
 
         def report(row: Sampled, logits_1V: torch.Tensor, eos_ids: Sequence[int]) -> None:
-            history = History(row.prompt, tuple(row.token_ids))
+            history = TokenHistory(row.prompt, tuple(row.token_ids))
             append(row, logits_1V, eos_ids)
             drawn_1V = processed_logprobs(logits_1V.double(), row.sampling, [history], eos_ids)
             _restate(row.token_ids[-1], drawn_1V, row.logprobs, row.alternatives)

@@ -125,7 +125,7 @@ def _grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 def _lines(rows: Sequence[Row], tokens: Mapping[tuple[str, str], Detection], trained: Sequence[str]) -> str:
     return "".join(
-        f"| `{name}` | {FAULTS[name].says} | {_counts(group)} | "
+        f"| `{name}` | {FAULTS[name].message} | {_counts(group)} | "
         f"{''.join(_tokens(tokens.get((name, model))) + ' | ' for model in trained)}{_otherwise(group)} |\n"
         for name, group in _grouped(rows).items()
     )

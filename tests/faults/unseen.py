@@ -31,7 +31,7 @@ from zerodrift.faults.sampling import OtherParameters
 from zerodrift.faults.wrapper import FaultyBackend, clone, the_reference
 from zerodrift.sampler.choose import choose
 from zerodrift.sampler.noise import uniform
-from zerodrift.sampler.processing import History, processed_logprobs
+from zerodrift.sampler.processing import TokenHistory, processed_logprobs
 
 BURST = 8
 """Decode steps between two visits of the scheduler."""
@@ -113,7 +113,7 @@ class OtherDraw(FaultyBackend):
         self, reference: ReferenceBackend, row: Sampled, logits_V: torch.Tensor, draft_V: torch.Tensor
     ) -> None:
         params, eos_ids = row.sampling, reference.facts.eos_token_ids
-        history = History(row.prompt, row.token_ids)
+        history = TokenHistory(row.prompt, row.token_ids)
         logprobs_V, guessed_V = (
             processed_logprobs(each_V[None], params, [history], eos_ids)[0] for each_V in (logits_V, draft_V)
         )

@@ -104,7 +104,39 @@ def check(model: Any, count: int, report: dict[str, Any]) -> None:
         [crowd[i] for i in few[:60]],
         other.generate([prompts[i] for i in few[:60]], [params[i] for i in few[:60]]),
     )
+    captured(engine, other, trainer, prompts, report)
     swapped(engine, trainer, prompts, params, differ)
+
+
+def captured(
+    engine: zd.Engine,
+    other: zd.Engine,
+    trainer: Any,
+    prompts: list[list[int]],
+    report: dict[str, Any],
+) -> None:
+    """Requests with a temperature alone, whose decodes are replayed graphs of many sizes, and of no graph."""
+    differ = report["differing"]
+    params = [
+        zd.SamplingParams(
+            temperature=(1.0, 0.7, 0.0)[number % 3], max_tokens=OUTPUT - number % 7, seed=number
+        )
+        for number in range(len(prompts))
+    ]
+    crowd = engine.generate(prompts, params)
+    sizes = sorted(engine.runner.graphs.sizes) if engine.runner.graphs is not None else []
+    report["graphs captured"] = sizes
+    assert len(sizes) > 2, "the graphs were not used: nothing is shown"
+    differ["tokens, replayed vs trainer"] = against_trainer(trainer, crowd)
+    few = list(range(0, len(prompts), 9))
+    differ["outputs, replayed in a crowd vs replayed in sevens"] = differing(
+        [crowd[i] for i in few], other.generate([prompts[i] for i in few], [params[i] for i in few])
+    )
+    graphs, engine.runner.graphs = engine.runner.graphs, None
+    differ["outputs, replayed vs launched one by one"] = differing(
+        [crowd[i] for i in few], engine.generate([prompts[i] for i in few], [params[i] for i in few])
+    )
+    engine.runner.graphs = graphs
 
 
 def swapped(
@@ -128,6 +160,9 @@ def swapped(
         engine.step()
     after = engine.generate(prompts[:64], params[:64])
     differ["tokens, engine vs trainer after a swap"] = against_trainer(trainer, after)
+    plain = [zd.SamplingParams(temperature=1.0, max_tokens=OUTPUT, seed=number) for number in range(64)]
+    replayed = engine.generate(prompts[:64], plain)
+    differ["tokens, replayed vs trainer after a swap"] = against_trainer(trainer, replayed)
 
 
 def main() -> int:

@@ -23,6 +23,7 @@ from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.config.model import Device
 from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.models.family.rope import rope_bases
 from zerodrift.models.testbed_config import CONFIGS
 
 DEVICES: tuple[Device, Device] = ("cpu", "cuda")
@@ -33,8 +34,8 @@ FEW = 4 * 512 * 8
 """Bytes of logits at a time: layers and head are then called by themselves."""
 VARIANTS: Mapping[str, Callable[[Any], Any]] = {
     "as it is": lambda model: model,
-    "theta doubled": lambda model: variants.with_rope_theta(
-        model, 2 * model.config.rope_parameters["rope_theta"]
+    "theta doubled": lambda model: variants.with_rope_bases(
+        model, {kind: 2 * base for kind, base in rope_bases(model.config).items()}
     ),
     QUANTISED: lambda model: variants.with_quantised_weights(model, 4),
     Q4_0: variants.with_q4_0_weights,

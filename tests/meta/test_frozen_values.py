@@ -24,6 +24,7 @@ from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.doctor.rule import Rule, Severity, Test
 from zerodrift.doctor.tables import FileName, Options
 from zerodrift.engine.output import Identity, Output, refused
+from zerodrift.models.family.base import AttentionPlaces, MlpPlaces
 from zerodrift.models.model_facts import ModelFacts, facts
 from zerodrift.records.preflight import Item, Status
 from zerodrift.records.verdict import Outcome, ProbeRecord, VerdictRecord
@@ -35,6 +36,8 @@ IDENTITY = Identity(kind=LogprobKind.PROCESSED, fingerprint="f", numeric={"isa":
 # How each struct with a mapping is built, the mappings plain dicts.
 EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
     Explanation: lambda: Explanation(sampling={"top_p": 0.9}, bias={1: 1.0}),
+    AttentionPlaces: lambda: AttentionPlaces(norms={"q": "q_norm"}),
+    MlpPlaces: MlpPlaces,
     Cause: lambda: Cause("path/rope", "Positions.", {"*": "fix"}),
     Dialect: lambda: LLAMA_CPP,
     EngineConfig: lambda: EngineConfig(env={"A": "1"}),
@@ -55,7 +58,7 @@ EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
         name="p", status=Outcome.PASS, required=True, says="s", evidence={"z": 1.0}
     ),
     Rule: lambda: Rule(
-        id="r", setting="s", when={"s": Test(is_=1)}, severity=Severity.NOTE, says="S.", source=(), do="d"
+        id="r", setting="s", when={"s": Test(is_=1)}, severity=Severity.NOTE, message="S.", source=(), do="d"
     ),
     SamplingParams: lambda: SamplingParams(logit_bias={1: 1.0}),
     Scoring: lambda: SGLANG.scoring,

@@ -1,7 +1,11 @@
-"""FSDP2 around a prepared model, one process on gloo: the same bits, or refused with what to do."""
+"""FSDP2 around a prepared model, one process on gloo and two: the same bits, or refused with what to do."""
 
 import copy
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +16,35 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from zerodrift import exact, models
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind
-from zerodrift.core.errors import UnsupportedModel
+from zerodrift.core.errors import InvalidPrompt, UnsupportedModel
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
+from zerodrift.exact import logprobs
 from zerodrift.exact.verification import alone, differing_rows
 
 IDS = [5 + number * 37 % 400 for number in range(70)]
+
+
+def completion(
+    prompt: tuple[int, ...], tokens: tuple[int, ...], kind: LogprobKind = LogprobKind.RAW
+) -> Completion:
+    return Completion(
+        prompt_token_ids=prompt,
+        token_ids=tokens,
+        logprobs=(-1.0,) * len(tokens),
+        kind=kind,
+        sampling=SamplingParams(max_tokens=max(1, len(tokens)), temperature=0.8),
+        finish_reason=FinishReason.LENGTH if tokens else FinishReason.ABORT,
+        versions=(VersionSpan(WeightVersion("initial", "0" * 64), 0, len(tokens)),) if tokens else (),
+        fingerprint="x",
+    )
+
+
+COMPLETIONS = [
+    completion((5, 6), (7, 8, 9)),
+    completion((5,), ()),
+    completion(tuple(IDS[:40]), tuple(IDS[40:]), LogprobKind.PROCESSED),
+]
 # FSDP2 tells everybody whose model returns a view; nothing here writes into it.
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
 
@@ -93,20 +120,63 @@ def test_a_model_that_is_sharded_already_is_refused(mesh: DeviceMesh) -> None:
 
 
 def test_parts_of_a_sharded_model_are_not_called_alone(mesh: DeviceMesh, whole: Any) -> None:
-    done = Completion(
-        prompt_token_ids=(5, 6),
-        token_ids=(7,),
-        logprobs=(-1.0,),
-        kind=LogprobKind.RAW,
-        sampling=SamplingParams(max_tokens=1),
-        finish_reason=FinishReason.LENGTH,
-        versions=(VersionSpan(WeightVersion("initial", "0" * 64), 0, 1),),
-        fingerprint="x",
-    )
     model = sharded(whole, mesh)
-    for call in (
-        lambda: exact.token_logprobs(model, [done]),
-        lambda: exact.head(model, torch.zeros(1, model.config.hidden_size)),
-    ):
-        with pytest.raises(UnsupportedModel, match="sharded by FSDP2"):
-            call()
+    with pytest.raises(UnsupportedModel, match="the head is sharded by FSDP2"):
+        exact.head(model, torch.zeros(1, model.config.hidden_size))
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_completions_are_scored_inside_the_forward(
+    mesh: DeviceMesh, whole: Any, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With logits kept for the backward, and made again for it."""
+    if large:
+        monkeypatch.setattr(logprobs, "LOGIT_BYTES", 4 * whole.config.vocab_size * 5)
+    model = sharded(whole, mesh)
+    with torch.no_grad():
+        before = exact.token_logprobs(model, COMPLETIONS)
+    found, expected = (exact.token_logprobs(each, COMPLETIONS) for each in (model, whole))
+    for scored in (before, found):
+        assert [part.shape for part in scored] == [part.shape for part in expected]
+        assert differing_rows([torch.cat(scored)[:, None]], [torch.cat(expected)[:, None]]) == 0
+    grads = []
+    for scored, each in ((found, model), (expected, whole)):
+        torch.cat(scored).square().sum().backward()
+        grads.append({name: value.grad for name, value in each.named_parameters()})
+    for name, grad in grads[1].items():
+        torch.testing.assert_close(grads[0][name].full_tensor(), grad)
+        assert float(grad.abs().max()) > 0
+    whole.zero_grad()
+    assert "forward" not in vars(model)
+
+
+def test_a_policy_that_rounds_log_probabilities_is_refused(mesh: DeviceMesh, whole: Any) -> None:
+    model = sharded(whole, mesh, MixedPrecisionPolicy(output_dtype=torch.bfloat16))
+    with pytest.raises(UnsupportedModel, match="output_dtype"):
+        exact.token_logprobs(model, COMPLETIONS)
+
+
+def test_bad_completions_are_refused_as_ever(mesh: DeviceMesh, whole: Any) -> None:
+    with pytest.raises(InvalidPrompt, match="has token 70000"):
+        exact.token_logprobs(sharded(whole, mesh), [completion((70_000,), (1,))])
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    """Different completions on each, one with none at all; then a step of the optimizer."""
+    command = [sys.executable, str(Path(__file__).with_name("sharded_ranks.py")), str(tmp_path / "store")]
+    ranks = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    try:
+        told = [process.communicate(timeout=300) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    for process, (out, err) in zip(ranks, told, strict=True):
+        assert process.returncode == 0, err
+        found = json.loads(out)
+        assert found["differing"] == {"before": 0, "after": 0, "nothing": 0}
+        assert found["rows"] > 20
+        assert found["moved"] > 0
+        assert found["furthest gradient"] < 1e-5

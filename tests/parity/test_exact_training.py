@@ -21,7 +21,7 @@ from zerodrift.core.version import VersionSpan, WeightVersion
 from zerodrift.engine.engine import Engine
 from zerodrift.exact import logprobs
 from zerodrift.exact.verification import Schedule, alone, differing_rows, packed, padded, paged
-from zerodrift.sampler.processing import History, processed_logprobs
+from zerodrift.sampler.processing import TokenHistory, processed_logprobs
 
 TESTBEDS = ("llama", "qwen2", "qwen3", "mistral")
 VERSION = WeightVersion("initial", "0" * 64)
@@ -171,7 +171,7 @@ def test_processing_gives_a_row_the_same_bits_in_any_group(
     logits = torch.randn(count, vocabulary, generator=generator) * 4
     params = SamplingParams(max_tokens=64, **sampling)
     output = torch.randint(vocabulary, (count,), generator=generator).tolist()
-    rows = [History((1, 2, 3), output[:index]) for index in range(count)]
+    rows = [TokenHistory((1, 2, 3), output[:index]) for index in range(count)]
     together = exact.processed(logits, params, rows, (0,))
     single = [exact.processed(logits[i : i + 1], params, rows[i : i + 1], (0,)) for i in range(count)]
     assert differing_rows([together], [torch.cat(single)]) == 0
@@ -198,7 +198,7 @@ def test_token_logprobs_are_those_of_decoding(
             row = hidden[len(each.prompt_token_ids) + index - 1][None]
             with torch.no_grad():
                 logits = exact.head(model, row)
-            history = History(each.prompt_token_ids, each.token_ids[:index])
+            history = TokenHistory(each.prompt_token_ids, each.token_ids[:index])
             expected = (
                 logits.log_softmax(-1)
                 if kind is LogprobKind.RAW

@@ -20,27 +20,27 @@ from hypothesis import strategies as st
 
 from zerodrift.core.request import SamplingParams
 from zerodrift.faults.processing import sampled_logprobs
-from zerodrift.sampler.processing import NUCLEUS, History, processed_logprobs
+from zerodrift.sampler.processing import NUCLEUS, TokenHistory, processed_logprobs
 
-Process = Callable[[torch.Tensor, SamplingParams, Sequence[History], Sequence[int]], torch.Tensor]
+Process = Callable[[torch.Tensor, SamplingParams, Sequence[TokenHistory], Sequence[int]], torch.Tensor]
 
 VOCAB = 23
 EOS = (2,)
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
-def some_rows(seed: int, scale: float, vocab: int = VOCAB) -> tuple[torch.Tensor, list[History]]:
+def some_rows(seed: int, scale: float, vocab: int = VOCAB) -> tuple[torch.Tensor, list[TokenHistory]]:
     """Logits that fp32 holds exactly, with histories that repeat themselves; one output is still empty."""
     draw = random.Random(seed)
     rows = [
-        History(tuple(draw.choices(range(VOCAB), k=6)), tuple(draw.choices(range(VOCAB), k=length)))
+        TokenHistory(tuple(draw.choices(range(VOCAB), k=6)), tuple(draw.choices(range(VOCAB), k=length)))
         for length in (0, 4, 9)
     ]
     logits_TV = torch.tensor([[draw.gauss(0, scale) for _ in range(vocab)] for _ in rows])
     return logits_TV, rows
 
 
-def twin(logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[History]) -> Any:
+def twin(logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[TokenHistory]) -> Any:
     return np.stack(
         [
             sampled_logprobs(logits_V.tolist(), params, row.prompt, row.output, EOS)
@@ -50,7 +50,7 @@ def twin(logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[History
 
 
 def far_from_a_cut(
-    logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[History], nudge: float
+    logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[TokenHistory], nudge: float
 ) -> bool:
     """Whether cuts that lie `nudge` higher or lower keep the same tokens, and no dropped token nearly equals a kept."""
     if not params.truncates:
@@ -69,7 +69,9 @@ def far_from_a_cut(
     return True
 
 
-def check(process: Process, logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[History]) -> None:
+def check(
+    process: Process, logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[TokenHistory]
+) -> None:
     """`process` in the dtype of the logits gives what the twin gives, and excludes what it excludes."""
     ours_TV = twin(logits_TV, params, rows)
     theirs_TV = process(logits_TV, params, rows, EOS).double().numpy()
@@ -148,7 +150,9 @@ def test_a_vocabulary_beyond_the_nucleus_agrees(scale: float, cut: dict[str, Any
 def test_equals_are_cut_alike(logits: list[float], cut: dict[str, Any], kept: list[int]) -> None:
     params = SamplingParams(**cut)
     ours = sampled_logprobs(logits, params, (), ())
-    theirs = processed_logprobs(torch.tensor([logits], dtype=torch.float64), params, [History((), ())])[0]
+    theirs = processed_logprobs(torch.tensor([logits], dtype=torch.float64), params, [TokenHistory((), ())])[
+        0
+    ]
     assert np.flatnonzero(np.isfinite(ours)).tolist() == kept
     assert torch.isfinite(theirs).nonzero()[:, 0].tolist() == kept
 
@@ -188,7 +192,7 @@ def asked(**changes: Callable[[SamplingParams], Any]) -> Process:
     return process
 
 
-def remembered(change: Callable[[History], History]) -> Process:
+def remembered(change: Callable[[TokenHistory], TokenHistory]) -> Process:
     """As if something else had been said before."""
     return lambda logits_TV, params, rows, stop_ids: processed_logprobs(
         logits_TV, params, [change(row) for row in rows], stop_ids
@@ -211,9 +215,11 @@ PLANTED: dict[str, Process] = {
     "end of sequence not forbidden": lambda logits_TV, params, rows, _: processed_logprobs(
         logits_TV, params, rows, ()
     ),
-    "repetition without the prompt": remembered(lambda row: History((), row.output)),
-    "presence counts the prompt": remembered(lambda row: History(row.prompt, (*row.prompt, *row.output))),
-    "last token forgotten": remembered(lambda row: History(row.prompt, row.output[:-1])),
+    "repetition without the prompt": remembered(lambda row: TokenHistory((), row.output)),
+    "presence counts the prompt": remembered(
+        lambda row: TokenHistory(row.prompt, (*row.prompt, *row.output))
+    ),
+    "last token forgotten": remembered(lambda row: TokenHistory(row.prompt, row.output[:-1])),
     "not renormalised": lambda logits_TV, params, rows, stop_ids: (
         processed_logprobs(logits_TV, params, rows, stop_ids) - 1e-4
     ),

@@ -21,9 +21,9 @@ from zerodrift.core.request import SamplingParams
 from zerodrift.sampler import processing
 from zerodrift.sampler.choose import choose
 from zerodrift.sampler.noise import uniform
-from zerodrift.sampler.processing import History
+from zerodrift.sampler.processing import TokenHistory
 
-Process = Callable[[torch.Tensor, SamplingParams, Sequence[History], Sequence[int]], torch.Tensor]
+Process = Callable[[torch.Tensor, SamplingParams, Sequence[TokenHistory], Sequence[int]], torch.Tensor]
 Draw = Callable[[torch.Tensor, int, int, int], int]
 
 VOCAB = 23
@@ -43,7 +43,7 @@ def softmax(logits: Sequence[float]) -> list[float]:
 
 
 def slow_probabilities(
-    logits: Sequence[float], params: SamplingParams, history: History, stop_ids: Sequence[int]
+    logits: Sequence[float], params: SamplingParams, history: TokenHistory, stop_ids: Sequence[int]
 ) -> list[float]:
     """One row, token by token."""
     logits = [_adjusted(token, logit, params, history, stop_ids) for token, logit in enumerate(logits)]
@@ -69,7 +69,7 @@ def slow_probabilities(
 
 
 def _adjusted(
-    token: int, logit: float, params: SamplingParams, history: History, stop_ids: Sequence[int]
+    token: int, logit: float, params: SamplingParams, history: TokenHistory, stop_ids: Sequence[int]
 ) -> float:
     if len(history.output) < params.min_tokens and token in (*stop_ids, *params.stop_token_ids):
         return -math.inf
@@ -84,7 +84,7 @@ def _adjusted(
 
 
 def check_rows(
-    process: Process, logits_TV: torch.Tensor, params: SamplingParams, rows: list[History]
+    process: Process, logits_TV: torch.Tensor, params: SamplingParams, rows: list[TokenHistory]
 ) -> None:
     """`process` gives the oracle's probabilities to 1e-12, and excludes what the oracle excludes."""
     before_TV = logits_TV.clone()
@@ -100,12 +100,12 @@ def check_rows(
             assert (one == 0) == (other == 0), (params, token, one, other)
 
 
-def some_rows(seed: int, scale: float = 3.0) -> tuple[torch.Tensor, list[History]]:
+def some_rows(seed: int, scale: float = 3.0) -> tuple[torch.Tensor, list[TokenHistory]]:
     """Logits of both signs, with histories that repeat themselves; one output is still empty."""
     draw = random.Random(seed)
     logits = [[draw.gauss(0, scale) for _ in range(VOCAB)] for _ in OUTPUT_LENGTHS]
     rows = [
-        History(draw.choices(range(VOCAB), k=6), draw.choices(range(VOCAB), k=length))
+        TokenHistory(draw.choices(range(VOCAB), k=6), draw.choices(range(VOCAB), k=length))
         for length in OUTPUT_LENGTHS
     ]
     return torch.tensor(logits, dtype=torch.float64), rows
@@ -206,7 +206,7 @@ def test_sampled_tokens_follow_the_distribution() -> None:
 
 # --- planted bugs -----------------------------------------------------------------------------------------------
 
-Step = Callable[[torch.Tensor, SamplingParams, Sequence[History], Sequence[int]], torch.Tensor]
+Step = Callable[[torch.Tensor, SamplingParams, Sequence[TokenHistory], Sequence[int]], torch.Tensor]
 
 
 def forbid(logits_TV, params, rows, stop_ids, beyond=0):
@@ -249,18 +249,18 @@ def normalise(logits_TV, params, rows, stop_ids):
 
 def penalise_with_prompt_counted(logits_TV, params, rows, stop_ids):
     """Presence and frequency look at the prompt too."""
-    rows = [History(row.prompt, [*row.prompt, *row.output]) for row in rows]
+    rows = [TokenHistory(row.prompt, [*row.prompt, *row.output]) for row in rows]
     return penalise(logits_TV, params, rows, stop_ids)
 
 
 def penalise_output_only(logits_TV, params, rows, stop_ids):
     """Repetition looks at the output alone."""
-    return penalise(logits_TV, params, [History((), row.output) for row in rows], stop_ids)
+    return penalise(logits_TV, params, [TokenHistory((), row.output) for row in rows], stop_ids)
 
 
 def penalise_once(logits_TV, params, rows, stop_ids):
     """Frequency counts every token once."""
-    return penalise(logits_TV, params, [History(row.prompt, [*{*row.output}]) for row in rows], stop_ids)
+    return penalise(logits_TV, params, [TokenHistory(row.prompt, [*{*row.output}]) for row in rows], stop_ids)
 
 
 def penalise_in_fp32(logits_TV, params, rows, stop_ids):

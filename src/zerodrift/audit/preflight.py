@@ -18,7 +18,7 @@ from zerodrift.audit.history import RewardHistory, history_item
 from zerodrift.audit.progress import Progress
 from zerodrift.audit.session import DEFAULT_MODEL, Session, Wrap
 from zerodrift.audit.tasks import open_task
-from zerodrift.backends.http import Advice
+from zerodrift.backends.http import RefusalAdvice
 from zerodrift.backends.registry import api_key
 from zerodrift.config.run import RunConfig
 from zerodrift.core.errors import EngineError, ZerodriftError
@@ -40,7 +40,7 @@ from zerodrift.records.preflight import (
 from zerodrift.records.rewards import Rewards
 from zerodrift.records.verdict import Probe, VerdictRecord
 
-_ADVICE = Advice(
+_ADVICE = RefusalAdvice(
     key="put the server's --api-key into a variable and name it in the file: engine.api_key_env",
     load="try again later",
 )

@@ -54,7 +54,7 @@ class Backend(Protocol):
         ...
 
     def stream(self, requests: Sequence[Request]) -> list[Answer]:
-        """As `generate`, of answers put together from the pieces of a stream. Needs STREAM."""
+        """As `generate`, of answers put together from the deltas of a stream. Needs STREAM."""
         ...
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -167,8 +167,8 @@ def _joined(updates: Sequence[SampleUpdate]) -> Answer:
                 logprobs=tuple(value for update in mine for value in update.logprobs),
             )
         outputs.append(output)
-    pieces = sum(bool(update.token_ids) for update in updates)
-    return msgspec.structs.replace(_answer(outputs), pieces=pieces)
+    deltas = sum(bool(update.token_ids) for update in updates)
+    return msgspec.structs.replace(_answer(outputs), stream_deltas=deltas)
 
 
 def _answer(outputs: Sequence[Output]) -> Answer:

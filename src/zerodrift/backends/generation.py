@@ -18,7 +18,7 @@ from zerodrift.core.request import Request, SamplingParams
 from zerodrift.models.family.abilities import has_kv_cache
 from zerodrift.sampler.choose import choose
 from zerodrift.sampler.noise import draw_seed, uniform
-from zerodrift.sampler.processing import History, processed_logprobs
+from zerodrift.sampler.processing import TokenHistory, processed_logprobs
 
 Alternatives = list[tuple[int, float]]
 
@@ -112,7 +112,7 @@ def _append(row: Sampled, logits_1V: torch.Tensor, eos_ids: Sequence[int]) -> No
         )
     params = row.sampling
     raw_V = torch.log_softmax(logits_1V, dim=-1)[0]
-    logprobs_V = processed_logprobs(logits_1V, params, [History(row.prompt, row.token_ids)], eos_ids)[0]
+    logprobs_V = processed_logprobs(logits_1V, params, [TokenHistory(row.prompt, row.token_ids)], eos_ids)[0]
     if params.greedy:
         token = int(logprobs_V.argmax())
     else:

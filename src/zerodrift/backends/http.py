@@ -38,14 +38,14 @@ CLOSED = frozenset({302, 303, 307, 401, 403})
 """Of a route beside the API, this is a gateway that keeps it to itself, or to those who log in."""
 
 
-class Advice(NamedTuple):
+class RefusalAdvice(NamedTuple):
     """What to type where a server refuses; whoever asks it has options of their own."""
 
     key: str = "put the server's --api-key into a variable and name it: --set engine.api_key_env=NAME"
     load: str = "send fewer requests together: --set engine.concurrency=N"
 
 
-ADVICE = Advice()
+ADVICE = RefusalAdvice()
 
 
 class Reply(NamedTuple):
@@ -85,7 +85,7 @@ class HttpClient:
         api_key: str | None = None,
         timeout_s: float = 600.0,
         concurrency: int = 32,
-        advice: Advice = ADVICE,
+        advice: RefusalAdvice = ADVICE,
     ) -> None:
         self._advice = advice
         self.address = _checked(url)
@@ -304,7 +304,7 @@ def _parsed(happened: str, body: bytes) -> object:
         ) from error
 
 
-def _event(where: str, data: str, advice: Advice) -> dict[str, Any]:
+def _event(where: str, data: str, advice: RefusalAdvice) -> dict[str, Any]:
     """One event; servers report inside a stream what went wrong after its status was sent."""
     body = data.encode()
     document = _parsed(f"{where} streamed an event", body)
@@ -330,13 +330,13 @@ def not_declined(call: Callable[[], bool]) -> bool:
         raise
 
 
-def _refusal(where: str, reply: Reply, advice: Advice) -> EngineError:
+def _refusal(where: str, reply: Reply, advice: RefusalAdvice) -> EngineError:
     error = _redirect(where, reply) if 300 <= reply.status < 400 else _named(where, reply, advice)
     error.status = reply.status
     return error
 
 
-def _named(where: str, reply: Reply, advice: Advice) -> EngineError:
+def _named(where: str, reply: Reply, advice: RefusalAdvice) -> EngineError:
     words = _words(reply.body)
     if reply.status in (401, 403):
         return EngineRefused(f"{where} refused the key ({reply.status}: {words}); {advice.key}")

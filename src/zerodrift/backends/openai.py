@@ -217,4 +217,4 @@ class OpenAIBackend(ServerBackend):
 
 def _read(reader: Reader, answers: Sequence[Joined], request: Request) -> Answer:
     whole = reader.answer([each.answer for each in answers], request)
-    return msgspec.structs.replace(whole, pieces=sum(each.deltas for each in answers))
+    return msgspec.structs.replace(whole, stream_deltas=sum(each.deltas for each in answers))

@@ -5,7 +5,7 @@ logprob, and to ask what an engine would have reported had it computed like this
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,9 +15,12 @@ from transformers.initialization import no_init_weights
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from zerodrift.models.family import rope
 from zerodrift.models.placing import place
 
 FP8_KV = "zerodrift_fp8_kv"
+NO_WINDOW = 2**20
+"""Wider than any context."""
 QUANT_GROUP = 32
 """Weights that share one scale, as in the common 4-bit formats."""
 
@@ -127,11 +130,11 @@ def with_config(model: Any, change: Callable[[Any], None]) -> Any:
     return changed
 
 
-def with_rope_theta(model: Any, theta: float) -> Any:
-    """Another base of the rotary embedding."""
+def with_rope_bases(model: Any, bases: Mapping[str, float]) -> Any:
+    """Other bases of the rotary embedding, by type of layer; "" is that of all layers."""
 
     def change(config: Any) -> None:
-        config.rope_parameters = {**config.rope_parameters, "rope_theta": theta}
+        config.rope_parameters = rope.with_rope_bases(config, bases)
 
     return with_config(model, change)
 
@@ -146,11 +149,6 @@ def with_window(model: Any, width: int) -> Any:
 
 
 def without_window(model: Any) -> Any:
-    """Full attention where the checkpoint asks for a sliding window."""
-
-    def change(config: Any) -> None:
-        config.sliding_window = None
-        if getattr(config, "layer_types", None):
-            config.layer_types = ["full_attention"] * len(config.layer_types)
-
-    return with_config(model, change)
+    """Full attention where the checkpoint asks for a sliding window: one that nothing leaves."""
+    # Not None, nor other types of layers: Gemma makes the mask of windows in any case, and ties rotary bases to types.
+    return with_window(model, NO_WINDOW)

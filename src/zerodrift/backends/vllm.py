@@ -179,11 +179,11 @@ class VllmBackend(ServerBackend):
         # A label that moved in between belongs to some of these tokens, and nobody can say to which.
         version = before if self._version() == before else UNKNOWN
         kind, route = vllm_facts.logprob_kind(self._info), self._route
-        reader = vllm_wire.Reader(route.path, route.choice, kind, version, self._digest)
+        reader = vllm_wire.VllmReader(route.path, route.choice, kind, version, self._digest)
         answers = []
         for request, (answer, deltas) in zip(requests, came, strict=True):
             whole = None if answer is None else route.spread(answer, request.prompt.token_ids)
-            answers.append(msgspec.structs.replace(reader.answer(whole, request), pieces=deltas))
+            answers.append(msgspec.structs.replace(reader.answer(whole, request), stream_deltas=deltas))
         return answers
 
     def _body(self, request: Request) -> dict[str, object]:

@@ -97,7 +97,7 @@ class Response(msgspec.Struct):
         return details.cached_tokens if details else None
 
 
-class Reader(msgspec.Struct, frozen=True):
+class VllmReader(msgspec.Struct, frozen=True):
     """Reads the answers of one route; what a completion must carry and its choice does not say."""
 
     path: str

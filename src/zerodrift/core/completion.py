@@ -173,14 +173,14 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     completions: tuple[Completion, ...]
     problems: tuple[Problem, ...] = ()
-    pieces: int = 0
-    """How many pieces of a stream with tokens in them it was put together from; 0: it came whole."""
+    stream_deltas: int = 0
+    """How many deltas of a stream with tokens in them it was put together from; 0: it came whole."""
 
     def __post_init__(self) -> None:
         """Nothing else is an answer."""
         require.each(InvalidValue, "completions", self.completions, Completion)
         require.each(InvalidValue, "problems", self.problems, Problem)
-        require.whole(InvalidValue, "pieces", self.pieces, "it counts pieces of a stream", 0)
+        require.whole(InvalidValue, "stream_deltas", self.stream_deltas, "it counts deltas of a stream", 0)
 
 
 def check_logprobs(name: str, values: Iterable[float | None]) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from zerodrift.backends.http import Advice, HttpClient
+from zerodrift.backends.http import HttpClient, RefusalAdvice
 from zerodrift.backends.vllm_facts import ServerInfo
 from zerodrift.backends.vllm_wire import parse
 from zerodrift.core.errors import BadAnswer, EngineError
@@ -26,7 +26,7 @@ HIDDEN = (
     "Most of its configuration is hidden: start it with VLLM_SERVER_DEV_MODE=1, on a trusted network only, or give "
     "the doctor the command line that started it, in quotes."
 )
-ADVICE = Advice(
+ADVICE = RefusalAdvice(
     key="put the server's --api-key into a variable and name it: --api-key-env NAME", load="ask again later"
 )
 NOWHERE = "/no-such-route"
@@ -53,7 +53,7 @@ class Server:
         api_key: str | None = None,
         probe: bool = True,
         timeout_s: float = 60.0,
-        advice: Advice = ADVICE,
+        advice: RefusalAdvice = ADVICE,
     ) -> None:
         address = url.rstrip("/").removesuffix("/v1")
         self._http = HttpClient(address, api_key=api_key, timeout_s=timeout_s, concurrency=1, advice=advice)

@@ -106,7 +106,7 @@ def _words(values: Mapping[Any, Any]) -> list[str]:
         elif isinstance(value, list):
             words += [f"--{key}", *map(str, value)] if value else []
         else:
-            words.append(f"--{key}={json.dumps(value) if isinstance(value, dict) else value}")
+            words.append(f"--{key}={json.dumps(value, default=str) if isinstance(value, dict) else value}")
     return words
 
 

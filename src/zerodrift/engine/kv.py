@@ -15,7 +15,7 @@ DEFAULT_BYTES = 2**30
 
 def bytes_per_block(model: Any, block_size: int) -> int:
     """Memory of one block over all layers: what a pool of one block takes."""
-    return PagedKV(model, 1, block_size).nbytes
+    return PagedKV(model, 1, block_size).bytes_per_block
 
 
 def blocks_in(model: Any, limits: Limits, context: int, kv_bytes: int) -> int:

@@ -15,9 +15,10 @@ import torch
 from zerodrift.core.completion import Problem
 from zerodrift.core.errors import NonFinite
 from zerodrift.engine.batch import paged_batch
+from zerodrift.engine.decode_graph import DecodeGraphs
 from zerodrift.engine.kv import copy_blocks
 from zerodrift.engine.plan import Draw, Drawn, Scored, Slice, StepPlan, StepResult
-from zerodrift.engine.sampler import Sampler
+from zerodrift.engine.sampler import Sampler, not_finite
 from zerodrift.exact.logprobs import head
 from zerodrift.exact.paged import PagedKV, PagedStep, forward_step
 
@@ -62,11 +63,14 @@ class Runner:
         """Counted where the forward is called, so that nobody can look twice without being seen."""
         self.planning_seconds = 0.0
         """Spent on where tokens lie, before the forward: bookkeeping, though it is done with tensors."""
+        self.graphs = DecodeGraphs(model, kv) if model.device.type == "cuda" else None
 
     @torch.no_grad()
     def launch(self, plan: StepPlan) -> Ticket:
         """One forward over all slices, and what it gives to each."""
         copy_blocks(self.kv, plan.copies)
+        if (size := self._graph_size(plan)) is not None:
+            return Ticket(self._replay(plan, size))
         begin = time.perf_counter()
         batch = paged_batch(plan, self.kv.block_size, self.model.device)
         step = PagedStep(self.model, batch, self.kv)
@@ -77,6 +81,30 @@ class Runner:
         failed = _failed(hidden_TH, parts)
         parts = [part for part in parts if part.slice.key not in failed]
         return Ticket(StepResult(self._draw(hidden_TH, parts), self._score(hidden_TH, parts), failed))
+
+    def _graph_size(self, plan: StepPlan) -> int | None:
+        """Seats of the CUDA graph that can run `plan`, where there is one."""
+        if self.graphs is None or not all(
+            self.sampler.only_temperature(part.draws[0].sampling) for part in plan.slices if part.draws
+        ):
+            return None
+        return self.graphs.size_for(plan)
+
+    def _replay(self, plan: StepPlan, size: int) -> StepResult:
+        assert self.graphs is not None, "only where a graph was found"
+        self.forwarded_tokens += len(plan.slices)
+        got = self.graphs.run(plan, size)
+        drawn: dict[int, Drawn | Problem] = {}
+        failed: dict[int, Problem] = {}
+        for index, part in enumerate(plan.slices):
+            if not got.finite_hidden[index]:
+                failed[part.key] = _hidden_problem(part)
+            elif not got.finite_logits[index]:
+                drawn[part.key] = not_finite(part.draws[0])
+            else:
+                token, logprob = got.tokens[index], got.logprobs[index]
+                drawn[part.key] = Drawn(token, logprob, (), None, (), got.entropies[index])
+        return StepResult(drawn, {}, failed)
 
     def _draw(self, hidden_TH: torch.Tensor, parts: list[_Part]) -> dict[int, Drawn | Problem]:
         drawing = [part for part in parts if part.slice.draws]
@@ -117,9 +145,13 @@ def _failed(hidden_TH: torch.Tensor, parts: list[_Part]) -> dict[int, Problem]:
     for part in parts:
         if not bool(finite_T[part.begin : part.last + 1].all()):
             # Not which position: within a slice 0 · NaN takes the ones before it along.
-            problems[part.slice.key] = Problem(
-                NonFinite.code,
-                f"the model's hidden states at positions {part.slice.start} to {part.slice.end - 1} are not finite; look "
-                "for NaN in the weights, such as the embedding of a token of this request",
-            )
+            problems[part.slice.key] = _hidden_problem(part.slice)
     return problems
+
+
+def _hidden_problem(part: Slice) -> Problem:
+    return Problem(
+        NonFinite.code,
+        f"the model's hidden states at positions {part.start} to {part.end - 1} are not finite; look for NaN in the "
+        "weights, such as the embedding of a token of this request",
+    )

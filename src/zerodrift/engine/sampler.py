@@ -20,7 +20,7 @@ from zerodrift.exact.logprobs import processed
 from zerodrift.exact.normalisation import log_softmax
 from zerodrift.sampler.choose import choose
 from zerodrift.sampler.noise import uniform
-from zerodrift.sampler.processing import History, processed_logits
+from zerodrift.sampler.processing import TokenHistory, processed_logits
 
 Pairs = tuple[tuple[int, float], ...]
 MARGIN = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -71,7 +71,7 @@ class Sampler:
         """A token, or a problem, for each draw of each row."""
         if not logits_RV.is_cuda:
             return self._draw_rows(logits_RV, rows)
-        quick = [self._only_temperature(draws[0].sampling) for draws in rows]
+        quick = [self.only_temperature(draws[0].sampling) for draws in rows]
         drawn: dict[int, Drawn | Problem] = {}
         if any(quick):
             some_RV = (
@@ -79,13 +79,14 @@ class Sampler:
             )
             some = [draws for draws, each in zip(rows, quick, strict=True) if each]
             for draw, found in device_draws.draw(some_RV, some):
-                drawn[draw.key] = _not_finite(draw) if found is None else found
+                drawn[draw.key] = not_finite(draw) if found is None else found
         if not all(quick):
             others = [index for index, each in enumerate(quick) if not each]
             drawn |= self._draw_rows(logits_RV[others], [rows[index] for index in others])
         return drawn
 
-    def _only_temperature(self, params: SamplingParams) -> bool:
+    def only_temperature(self, params: SamplingParams) -> bool:
+        """Whether a request with these can be drawn on a GPU without the host."""
         return not self.mode.gives_logits and device_draws.only_temperature(params, self.mode.kind)
 
     def _draw_rows(
@@ -99,7 +100,7 @@ class Sampler:
             if finite[index]:
                 groups.setdefault(_GROUPED_BY(draws[0].sampling), []).append(index)
             else:
-                drawn.update((draw.key, _not_finite(draw)) for draw in draws)
+                drawn.update((draw.key, not_finite(draw)) for draw in draws)
         elements = ELEMENTS_ON_GPU if logits_RV.is_cuda else ELEMENTS_AT_ONCE
         at_once = max(1, elements // logits_RV.shape[-1])
         for whole in groups.values():
@@ -115,7 +116,7 @@ class Sampler:
         self, logits_GV: torch.Tensor, rows: Sequence[Sequence[Draw]], drawn: dict[int, Drawn | Problem]
     ) -> None:
         params = rows[0][0].sampling
-        history = [History(draws[0].prompt, draws[0].output) for draws in rows]
+        history = [TokenHistory(draws[0].prompt, draws[0].output) for draws in rows]
         try:
             processed_GV = processed(logits_GV, params, history, self.stop_ids)
         except InvalidSampling as error:
@@ -229,7 +230,8 @@ def _entropy(logprobs_GV: torch.Tensor, probs_GV: torch.Tensor, params: Sampling
     return values
 
 
-def _not_finite(draw: Draw) -> Problem:
+def not_finite(draw: Draw) -> Problem:
+    """What ends a sample whose next token has no distribution."""
     return _problem(
         NonFinite,
         f"the logits of output token {len(draw.output)} are not finite; look for NaN in the weights, and in the KV of "

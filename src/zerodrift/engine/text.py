@@ -6,6 +6,9 @@ Text that may still change is held back: half a character, or the beginning of w
 from collections.abc import Sequence
 from typing import Any
 
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
 from zerodrift.core.completion import FinishReason
 from zerodrift.engine.sample import Sample, ended_by_tokens
 
@@ -19,9 +22,9 @@ class Text:
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
         self._tokenizer = tokenizer
+        self._stream = _stream_of(tokenizer)
         self._stops = tuple(stops)
         self._held_back = max((len(stop) for stop in stops), default=1) - 1
-        self._settled = 0
         self._read = 0
         self._given = 0
         self._searched = 0
@@ -30,12 +33,7 @@ class Text:
 
     def update(self, ids: Sequence[int], *, may_stop: bool) -> bool:
         """Take the text of all `ids`, of which the first were seen before; True once a stop string is found."""
-        # Decoding starts a few tokens back: a token's text may depend on the one before it.
-        before = self._decode(ids[self._settled : self._read])
-        now = self._decode(ids[self._settled :])
-        if len(now) > len(before) and not now.endswith(_UNFINISHED):
-            self._settled, self._read = self._read, len(ids)
-            self.text += now[len(before) :]
+        self.text += self._new_text(ids)
         if may_stop and self._stops:
             self._search()
         # What stands here before the minimum is reached may have been shown: only what ends later counts.
@@ -45,9 +43,7 @@ class Text:
     def finish(self, ids: Sequence[int]) -> str:
         """All there is: what was held back too, unless a stop string ended it."""
         if not self.stopped:
-            before = self._decode(ids[self._settled : self._read])
-            self.text += self._decode(ids[self._settled :])[len(before) :]
-            self._settled = self._read = len(ids)
+            self.text += self._decode(ids)[len(self.text) :]
         return self.text
 
     def take(self, *, finished: bool) -> str:
@@ -56,6 +52,17 @@ class Text:
         piece = self.text[self._given : end]
         self._given = end
         return piece
+
+    def _new_text(self, ids: Sequence[int]) -> str:
+        if self._stream is not None:
+            backend, unread, self._read = self._tokenizer.backend_tokenizer, ids[self._read :], len(ids)
+            try:
+                return "".join([self._stream.step(backend, token) or "" for token in unread])
+            except Exception:
+                # Half a character, drawn in the middle of bytes, has changed text that was shown: from here on by hand.
+                self._stream = None
+        whole = self._decode(ids)
+        return "" if whole.endswith(_UNFINISHED) else whole[len(self.text) :]
 
     def _search(self) -> None:
         # A stop string that ends in new text began at most its own length before.
@@ -68,6 +75,13 @@ class Text:
     def _decode(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True) if ids else ""
         return text
+
+
+def _stream_of(tokenizer: Any) -> DecodeStream | None:
+    """What decodes token by token; None for a tokenizer of another library, or one that cleans up what it decoded."""
+    if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
+        return None
+    return None if tokenizer.clean_up_tokenization_spaces else DecodeStream(skip_special_tokens=True)
 
 
 class Texts:

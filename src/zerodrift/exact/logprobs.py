@@ -3,15 +3,16 @@
 Shapes: R rows (tokens that are predicted), H hidden size, V vocabulary, T tokens of all sequences.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from zerodrift.core.completion import LogprobKind
-from zerodrift.core.errors import InvalidPrompt
+from zerodrift.core.errors import InvalidPrompt, UnsupportedModel
 from zerodrift.core.request import SamplingParams
 from zerodrift.exact.fingerprint import (
     STOP_IDS,
@@ -22,9 +23,9 @@ from zerodrift.exact.fingerprint import (
 )
 from zerodrift.exact.normalisation import log_softmax
 from zerodrift.exact.ops.cpu.elementwise import soft_cap
-from zerodrift.exact.preparation import ops_of, parameters_on, require_gathered
+from zerodrift.exact.preparation import is_sharded, ops_of, parameters_on, require_gathered
 from zerodrift.models.family.registry import family_of
-from zerodrift.sampler.processing import History, histories, processed_logprobs
+from zerodrift.sampler.processing import TokenHistory, histories, processed_logprobs
 
 LOGIT_BYTES = 256 * 2**20
 """Most logits computed at once, and kept for a backward."""
@@ -53,7 +54,10 @@ def head(model: Any, hidden_RH: torch.Tensor) -> torch.Tensor:
 
 
 def processed(
-    logits_RV: torch.Tensor, params: SamplingParams, rows: Sequence[History], stop_ids: Sequence[int] = ()
+    logits_RV: torch.Tensor,
+    params: SamplingParams,
+    rows: Sequence[TokenHistory],
+    stop_ids: Sequence[int] = (),
 ) -> torch.Tensor:
     """Log-probabilities of the sampled distribution; a row's bits do not depend on the rows beside it."""
     if logits_RV.is_cuda and len(logits_RV) == 1:
@@ -70,15 +74,28 @@ def token_logprobs(
 
     One without tokens (refused, or aborted before the first) gives an empty tensor. One that says how it was computed
     is refused where this model computes otherwise. `stop_ids` are what `min_tokens` forbids, by default the model's.
+    Where FSDP2 has sharded the model, every rank calls this at once, with completions of its own.
     """
     if not isinstance(completions, (list, tuple)):
         raise InvalidPrompt(f"completions are a {type(completions).__name__}; give a list of them")
     stop_ids = stop_ids_of(model) if stop_ids is None else tuple(stop_ids)
     _require_alike(model, completions, stop_ids)
     asked = [each for each in completions if each.token_ids]
-    scored = iter(_of_completions(model, asked, stop_ids) if asked else ())
     nothing = torch.empty(0, device=parameters_on(model))
+    if not asked and is_sharded(model):
+        # The other ranks wait for this one, forward and backward: it computes one token, and gives back none.
+        nothing = _of_completions(model, [_Stand()], stop_ids)[0][:0]
+    scored = iter(_of_completions(model, asked, stop_ids) if asked else ())
     return [next(scored) if each.token_ids else nothing for each in completions]
+
+
+class _Stand(NamedTuple):
+    """A completion for a rank that has none."""
+
+    prompt_token_ids: tuple[int, ...] = (0,)
+    token_ids: tuple[int, ...] = (0,)
+    sampling: SamplingParams = SamplingParams(max_tokens=1)
+    kind: LogprobKind = LogprobKind.RAW
 
 
 def _require_alike(model: Any, completions: Sequence[Scored], stop_ids: Sequence[int]) -> None:
@@ -92,11 +109,48 @@ def _require_alike(model: Any, completions: Sequence[Scored], stop_ids: Sequence
 
 
 def _of_completions(model: Any, completions: Sequence[Scored], stop_ids: Sequence[int]) -> list[torch.Tensor]:
-    hidden_TH, starts = _packed(model, completions)
+    ops_of(model)
+    sequences = [_sequence(model, index, each) for index, each in enumerate(completions)]
+    starts = [0, *accumulate(len(ids) for ids in sequences)]
+
+    def score(input_ids: torch.Tensor, position_ids: torch.Tensor) -> list[torch.Tensor]:
+        output = model.model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+        return _of_hidden(model, output.last_hidden_state[0], completions, starts, stop_ids)
+
+    device = parameters_on(model)
+    token_ids_T = torch.tensor([token for ids in sequences for token in ids], device=device)
+    positions_T = torch.cat([torch.arange(len(ids)) for ids in sequences]).to(device)
+    call = partial(_as_root_forward, model, score) if is_sharded(model) else score
+    return call(token_ids_T[None], positions_T[None])
+
+
+def _as_root_forward(
+    model: Any, score: Callable[..., list[torch.Tensor]], *inputs: torch.Tensor
+) -> list[torch.Tensor]:
+    """FSDP2 gathers weights around a call of the whole model: for this one, its forward is `score`."""
+    model.forward = score
+    try:
+        found: list[torch.Tensor] = model(*inputs)
+    finally:
+        del model.forward
+    if wrong := {part.dtype for part in found} - {torch.float32}:
+        raise UnsupportedModel(
+            f"log-probabilities came out of FSDP2 as {wrong}: its output_dtype rounds them; leave that out of the policy"
+        )
+    return found
+
+
+def _of_hidden(
+    model: Any,
+    hidden_TH: torch.Tensor,
+    completions: Sequence[Scored],
+    starts: Sequence[int],
+    stop_ids: Sequence[int],
+) -> list[torch.Tensor]:
     most = max(1, LOGIT_BYTES // (4 * model.config.vocab_size))
     large = sum(len(each.token_ids) for each in completions) > most
     found = []
-    for completion, start in zip(completions, starts, strict=True):
+    for completion, start in zip(completions, starts, strict=False):
         first = start + len(completion.prompt_token_ids) - 1
         parts = []
         for begin in range(0, len(completion.token_ids), most):
@@ -112,25 +166,16 @@ def _of_completions(model: Any, completions: Sequence[Scored], stop_ids: Sequenc
     return found
 
 
-def _packed(model: Any, completions: Sequence[Scored]) -> tuple[torch.Tensor, list[int]]:
-    """Hidden states of all sequences, one after another; the last token of each predicts nothing and is left out."""
-    ops_of(model)
-    require_gathered(model)
-    sequences = []
-    for index, each in enumerate(completions):
-        if not each.prompt_token_ids:
-            raise InvalidPrompt(f"completion {index} has no prompt; it takes a token to predict the next")
-        ids = (*each.prompt_token_ids, *each.token_ids)
-        if wrong := [token for token in ids if not 0 <= token < model.config.vocab_size]:
-            raise InvalidPrompt(
-                f"completion {index} has token {wrong[0]}, but the model has {model.config.vocab_size}"
-            )
-        sequences.append(ids[:-1])
-    device = parameters_on(model)
-    token_ids = torch.tensor([token for ids in sequences for token in ids], device=device)
-    positions = torch.cat([torch.arange(len(ids)) for ids in sequences]).to(device)
-    output = model.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
-    return output.last_hidden_state[0], [0, *accumulate(len(ids) for ids in sequences)][:-1]
+def _sequence(model: Any, index: int, completion: Scored) -> tuple[int, ...]:
+    """Its tokens but for the last, which predicts nothing."""
+    if not completion.prompt_token_ids:
+        raise InvalidPrompt(f"completion {index} has no prompt; it takes a token to predict the next")
+    ids = (*completion.prompt_token_ids, *completion.token_ids)
+    if wrong := [token for token in ids if not 0 <= token < model.config.vocab_size]:
+        raise InvalidPrompt(
+            f"completion {index} has token {wrong[0]}, but the model has {model.config.vocab_size}"
+        )
+    return ids[:-1]
 
 
 def _of_tokens(

@@ -46,12 +46,16 @@ class PagedKV:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.num_kv_heads: int = config.num_key_value_heads
         self.head_dim: int = family_of(model).head_dim(config)
-        shape = (num_blocks, self.num_kv_heads, block_size, self.head_dim)
+        self.scratch = num_blocks
+        """On a GPU, a block that is nobody's: rows that fill up a captured step write there."""
+        spare = int(parameters_on(model).type == "cuda")
+        shape = (num_blocks + spare, self.num_kv_heads, block_size, self.head_dim)
         # Zeros: a hidden value is multiplied by 0, and 0 · NaN is NaN.
         self.layers = tuple(
             (_zeros(model, shape), _zeros(model, shape)) for _ in range(config.num_hidden_layers)
         )
         self.nbytes: int = sum(part.nbytes for layer in self.layers for part in layer)
+        self.bytes_per_block = self.nbytes // (num_blocks + spare)
 
     def copy_block(self, source: int, target: int) -> None:
         """Make block `target` hold what `source` holds, in every layer."""

@@ -35,6 +35,7 @@ from zerodrift.models.family.base import Family
 from zerodrift.models.family.check import check_formulas, check_tree
 from zerodrift.models.family.parts import ModelParts
 from zerodrift.models.family.registry import FAMILIES, exact_families
+from zerodrift.models.family.rope import rope_types
 
 _STATE = "exact_state"
 
@@ -161,19 +162,19 @@ def ops_of(model: Any) -> Any:
     return state[0]
 
 
+def is_sharded(model: Any) -> bool:
+    """Whether FSDP2 gathers the weights of `model` when it is called."""
+    return hasattr(model, "set_requires_gradient_sync")
+
+
 def require_gathered(model: Any) -> None:
     """Parts of a model that FSDP2 has sharded cannot be called one by one: nothing would gather their weights."""
     if hasattr(model.lm_head.weight, "placements"):
         raise UnsupportedModel(
-            "the model is sharded by FSDP2, which gathers weights only where the whole model is called: take "
-            f"log-probabilities from model(input_ids=…).logits, {_of_logits(model)}"
+            "the head is sharded by FSDP2, which gathers weights only where the whole model is called: take "
+            "log-probabilities from zerodrift.exact.token_logprobs(model, completions), with layers and the whole model "
+            "sharded, but not the head by itself"
         )
-
-
-def _of_logits(model: Any) -> str:
-    if model.dtype is torch.float32:
-        return "whose bits are the same"
-    return f"and know that {model.dtype} rounds those, while an engine keeps them in fp32"
 
 
 def _ops_for(parts: ModelParts, plain: frozenset[str]) -> Any:
@@ -209,7 +210,7 @@ def _check_numbers(parts: ModelParts, ops: Any) -> None:
         )
     if getattr(config, "use_bidirectional_attention", False):
         raise UnsupportedModel("use_bidirectional_attention is set; exact mode is for causal models")
-    for layer_type, rope in parts.family.rope_types(config).items():
+    for layer_type, rope in rope_types(config).items():
         if rope not in (ROPE_TYPES if not layer_type else STATIC_ROPE_TYPES):
             raise UnsupportedModel(
                 f"rope_type is {rope!r}{layer_type and f' for {layer_type}'}; exact mode has {', '.join(ROPE_TYPES)}, "

@@ -10,6 +10,7 @@ from zerodrift.backends.base import Backend
 from zerodrift.faults.damage import Damage, Damaged
 from zerodrift.faults.fault import Fault, Need
 from zerodrift.models.family.parts import ModelParts
+from zerodrift.models.family.rope import rope_bases, with_rope_bases
 
 
 class _Rotary(nn.Module):
@@ -43,8 +44,8 @@ def _theta(change: Callable[[float], float]) -> Damage:
 
     def damage(model: Any) -> None:
         parts = ModelParts(model)
-        rotary, bases = parts.rotary, parts.family.rope_bases(model.config)
-        model.config.rope_parameters = parts.family.with_rope_bases(
+        rotary, bases = parts.rotary, rope_bases(model.config)
+        model.config.rope_parameters = with_rope_bases(
             model.config, {kind: change(base) for kind, base in bases.items()}
         )
         module, name = next(parts.frequencies())

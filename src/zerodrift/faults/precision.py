@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from zerodrift.backends.base import Backend
+from zerodrift.core.errors import UnsupportedModel
 from zerodrift.faults.damage import Damage, Damaged, replace_head
 from zerodrift.faults.fault import Fault, Need
 from zerodrift.models.family.parts import ModelParts
@@ -38,6 +39,8 @@ def _body_in(dtype: torch.dtype) -> Damage:
             for parameter in part.parameters():
                 parameter.data = parameter.data.to(dtype)
         parts.embedding.register_forward_hook(lambda _, __, hidden_BLH: hidden_BLH.to(dtype))
+        # Learned positions are added in between, in their own dtype.
+        parts.layers[0].register_forward_pre_hook(lambda _, given: (given[0].to(dtype), *given[1:]))
         parts.final_norm.register_forward_hook(lambda _, __, hidden_BLH: hidden_BLH.to(wide))
 
     return damage
@@ -48,11 +51,15 @@ def _quantised(bits: int, group: int) -> Damage:
     levels = 2 ** (bits - 1) - 1
 
     def damage(model: Any) -> None:
-        for module in chain.from_iterable(layer.modules() for layer in ModelParts(model).layers):
-            if isinstance(module, nn.Linear):
-                groups = module.weight.data.view(module.out_features, -1, group)
-                scale = groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / levels
-                module.weight.data = ((groups / scale).round() * scale).flatten(-2)
+        parts = ModelParts(model)
+        modules = chain.from_iterable(layer.modules() for layer in parts.layers)
+        linears = [module for module in modules if isinstance(module, nn.Linear)]
+        if not linears:
+            raise UnsupportedModel(f"{parts.family.name} shows no linear to quantise in its layers")
+        for module in linears:
+            groups = module.weight.data.view(module.out_features, -1, group)
+            scale = groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / levels
+            module.weight.data = ((groups / scale).round() * scale).flatten(-2)
 
     return damage
 

@@ -1,4 +1,4 @@
-"""Faults of the stream: what comes whole is right, and what a trainer's client puts together from pieces is not."""
+"""Faults of the stream: what comes whole is right, and what a trainer's client puts together from deltas is not."""
 
 from collections.abc import Callable, Sequence
 

@@ -76,7 +76,7 @@ class Streamed(FaultyBackend):
     inside = True
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        """From the pieces of a stream."""
+        """From the deltas of a stream."""
         return self.inner.stream(requests)
 
 

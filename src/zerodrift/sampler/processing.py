@@ -20,7 +20,7 @@ NUCLEUS = 1024
 """Tokens among which the end of a nucleus is looked for first; of 49,152 tokens, sorting all takes five times as long."""
 
 
-class History(NamedTuple):
+class TokenHistory(NamedTuple):
     """What a row looks back on: the ids that penalties count."""
 
     prompt: Sequence[int]
@@ -29,10 +29,10 @@ class History(NamedTuple):
 
 def histories(
     prompt: Sequence[int], output: Sequence[int], begin: int = 0, end: int | None = None
-) -> list[History]:
+) -> list[TokenHistory]:
     """One history per token of a finished output, or of a part: token i was drawn when `output[:i]` was known."""
     whole = tuple(output)
-    return [History(prompt, Prefix(whole, position)) for position in range(len(whole))[begin:end]]
+    return [TokenHistory(prompt, Prefix(whole, position)) for position in range(len(whole))[begin:end]]
 
 
 class Tally(NamedTuple):
@@ -49,7 +49,7 @@ class Tally(NamedTuple):
     """Whether it stands in prompt or output."""
 
 
-def tally(rows: Sequence[History], logits_TV: torch.Tensor) -> Tally:
+def tally(rows: Sequence[TokenHistory], logits_TV: torch.Tensor) -> Tally:
     """Count `rows` in the dtype of `logits_TV`."""
     counted = [_count(rows[begin:end], logits_TV) for begin, end in pairwise(_breaks(rows))]
     width = max((part.ids_TK.shape[-1] for part in counted), default=1)
@@ -58,13 +58,13 @@ def tally(rows: Sequence[History], logits_TV: torch.Tensor) -> Tally:
     )
 
 
-def _breaks(rows: Sequence[History]) -> list[int]:
+def _breaks(rows: Sequence[TokenHistory]) -> list[int]:
     """Where rows begin that do not go on from the one before, and the end of all."""
     new = [row for row in range(1, len(rows)) if not _goes_on(rows[row - 1], rows[row])]
     return [0, *new, len(rows)]
 
 
-def _count(rows: Sequence[History], logits_TV: torch.Tensor) -> Tally:
+def _count(rows: Sequence[TokenHistory], logits_TV: torch.Tensor) -> Tally:
     """Rows of one output, each of which goes on from the one before."""
     # Nothing to count is counted as none of id 0.
     prompt, last = dict.fromkeys(rows[0].prompt), rows[-1].output
@@ -91,7 +91,7 @@ def _widened(part_TK: torch.Tensor, width: int) -> torch.Tensor:
 def processed_logprobs(  # noqa: PLR0913 - all that shapes a distribution
     logits_TV: torch.Tensor,
     params: SamplingParams,
-    rows: Sequence[History],
+    rows: Sequence[TokenHistory],
     stop_ids: Sequence[int] = (),
     counted: Tally | None = None,
     *,
@@ -109,7 +109,7 @@ def processed_logprobs(  # noqa: PLR0913 - all that shapes a distribution
 def processed_logits(
     logits_TV: torch.Tensor,
     params: SamplingParams,
-    rows: Sequence[History],
+    rows: Sequence[TokenHistory],
     stop_ids: Sequence[int] = (),
     counted: Tally | None = None,
     *,
@@ -176,7 +176,7 @@ def _top_p_of_all(logits_TV: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def _forbid_stops(
-    logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[History], stop_ids: Sequence[int]
+    logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[TokenHistory], stop_ids: Sequence[int]
 ) -> torch.Tensor:
     young = [row for row, history in enumerate(rows) if len(history.output) < params.min_tokens]
     forbidden = sorted({*stop_ids, *params.stop_token_ids})
@@ -216,7 +216,7 @@ def _penalise(logits_TV: torch.Tensor, params: SamplingParams, counted: Tally) -
     return logits_TV.scatter(-1, counted.ids_TK, logits_TK)
 
 
-def _goes_on(before: History, row: History) -> bool:
+def _goes_on(before: TokenHistory, row: TokenHistory) -> bool:
     """Whether what stands in `before` is known to stand in `row` too; False where that would have to be looked up."""
     one, other = before.output, row.output
     if before.prompt is not row.prompt:

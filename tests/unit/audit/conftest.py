@@ -54,7 +54,7 @@ class Scripted:
     asked: list[Request] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
     pieces: Callable[[Request, Answer], Answer] = lambda request, answer: msgspec.structs.replace(
-        answer, pieces=len(answer.completions[0].token_ids)
+        answer, stream_deltas=len(answer.completions[0].token_ids)
     )
     """What a stream makes of an answer."""
 

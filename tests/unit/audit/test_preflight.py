@@ -11,7 +11,7 @@ from zerodrift.audit.history import RewardHistory
 from zerodrift.audit.preflight import Preflight
 from zerodrift.audit.progress import Silent
 from zerodrift.backends.base import Backend
-from zerodrift.backends.http import Advice
+from zerodrift.backends.http import RefusalAdvice
 from zerodrift.config.load import load
 from zerodrift.core.errors import ConfigError, RecordError
 from zerodrift.doctor.command import CommandLine
@@ -177,7 +177,7 @@ def test_the_running_server_is_asked_with_what_the_file_says(
     monkeypatch.setenv("OUR_KEY", "k")
     keys = []
 
-    def server(url: str, *, api_key: str, advice: Advice) -> CommandLine:
+    def server(url: str, *, api_key: str, advice: RefusalAdvice) -> CommandLine:
         keys.append((url, api_key))
         assert "engine.api_key_env" in advice.key  # a checklist has no options for it
         return CommandLine("vllm serve Q")

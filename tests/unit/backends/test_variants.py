@@ -21,7 +21,7 @@ VARIANTS: dict[str, Callable[[Any], Any]] = {
     "8 bits": lambda model: variants.with_quantised_weights(model, 8),
     "Q4_0": variants.with_q4_0_weights,
     "fp8 cache": variants.with_fp8_kv,
-    "rope": lambda model: variants.with_rope_theta(model, 50_000.0),
+    "rope": lambda model: variants.with_rope_bases(model, {"": 50_000.0}),
     "no window": variants.without_window,
 }
 
@@ -130,7 +130,7 @@ def test_a_group_shares_one_scale(model: Any, group: int) -> None:
 
 def test_another_configuration_shares_the_weights(model: Any) -> None:
     """A rotary base is fitted with a dozen models: copies of 135 million weights took longer than their forwards."""
-    changed = variants.with_rope_theta(model, 50_000.0)
+    changed = variants.with_rope_bases(model, {"": 50_000.0})
     ours, theirs = (dict(each.named_parameters()) for each in (model, changed))
     assert ours.keys() == theirs.keys()
     assert all(theirs[name].data_ptr() == ours[name].data_ptr() for name in ours)
@@ -151,7 +151,7 @@ def test_the_fp8_cache_is_used_only_where_it_is_asked_for(model: Any) -> None:
 
 def test_the_same_base_is_no_change(model: Any) -> None:
     theta = model.config.rope_parameters["rope_theta"]
-    assert gap(model, variants.with_rope_theta(model, theta)).max() < 1e-12
+    assert gap(model, variants.with_rope_bases(model, {"": theta})).max() < 1e-12
 
 
 def test_a_window_matters_beyond_its_width(model: Any) -> None:

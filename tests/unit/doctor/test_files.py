@@ -100,6 +100,7 @@ def test_a_file_may_be_called_anything_and_a_script_is_a_command(tmp_path: Path)
         ("model: Q\nasync-scheduling: off", "async_scheduling", False),
         ("model: Q\ntrust_remote_code: true\nlora-modules: [a, b]", "trust_remote_code", True),
         ("model: Q\nquantization: null", "refused", None),
+        ("model: Q\nhf-overrides: {day: 2026-01-01}", "hf_overrides", "day"),
         ("model: Q\nmax-logprobs: -1\ndtype: false\ncpu-offload-params: []", "refused", None),
         # TRL starts vLLM with settings of its own, or does not know the server's.
         ("use_vllm: true", "logprobs_mode", "processed_logprobs"),

@@ -13,7 +13,7 @@ from zerodrift.engine.sampler import LogprobsMode, Sampler, invert
 from zerodrift.sampler.choose import choose
 from zerodrift.sampler.noise import uniform
 from zerodrift.sampler.prefix import Prefix
-from zerodrift.sampler.processing import History, processed_logits, processed_logprobs
+from zerodrift.sampler.processing import TokenHistory, processed_logits, processed_logprobs
 
 V = 40
 
@@ -58,7 +58,7 @@ def test_rows_drawn_together_are_rows_drawn_alone(choices: list[int], seed: int)
 @pytest.mark.parametrize("params", PARAMS)
 def test_a_token_is_what_choose_gives(params: SamplingParams) -> None:
     """For one sample and for several of one row, as the reference does it."""
-    logits_RV, history = logits(5), History((1, 2, 3), [4])
+    logits_RV, history = logits(5), TokenHistory((1, 2, 3), [4])
     sampler = Sampler(LogprobsMode.PROCESSED_LOGPROBS, [7])
     samples = range(1) if params.greedy else range(3)
     drawn = sampler.draw(
@@ -114,7 +114,7 @@ def test_inversion_in_fp32_finds_what_fp64_finds(seed: int, spread: float, vocab
 @pytest.mark.parametrize("mode", LogprobsMode)
 def test_four_modes(mode: LogprobsMode) -> None:
     params = SamplingParams(seed=1, temperature=0.5, top_k=3, logprobs=5)
-    logits_1V, history = logits(1), [History((1, 2, 3), [])]
+    logits_1V, history = logits(1), [TokenHistory((1, 2, 3), [])]
     one = Sampler(mode, []).draw(logits_1V, [[draw(0, params)]])[0]
     assert isinstance(one, Drawn)
     raw_V = torch.log_softmax(logits_1V, dim=-1)[0]

@@ -1,8 +1,12 @@
+from itertools import chain
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from zerodrift.core.completion import FinishReason
 from zerodrift.core.request import SamplingParams
@@ -32,6 +36,49 @@ def test_pieces_joined_are_the_whole(ids: list[int], stops: list[str]) -> None:
         assert not any(stop in shown for stop in stops)
     else:
         assert shown == whole
+
+
+class Foreign:
+    """A tokenizer of another library: it can decode, and nothing else is known of it."""
+
+    @staticmethod
+    def decode(ids: list[int], *, skip_special_tokens: bool) -> str:
+        text: str = TOKENIZER.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+
+def words_and_bytes() -> Any:
+    """A tokenizer of words whose leading space is a sign, with bytes for what it has no word for: as Llama 2 has it."""
+    bytes_ = [f"<0x{number:02X}>" for number in range(256)]
+    words = ["<s>", "\u2581a", "\u2581", "b", "\u2581c\u2581d", "!", *bytes_]
+    backend = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="!"))
+    strip = decoders.Strip(" ", 1, 0)
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), strip]
+    )
+    backend.add_special_tokens(["<s>"])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False)
+
+
+@given(st.lists(st.integers(0, 511), max_size=30))
+def test_tokenizers_of_another_library_are_decoded_alike(ids: list[int]) -> None:
+    assert stream(Text(Foreign(), []), ids) == TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
+# A run of bytes that does not end with its character is decoded as a whole to other signs than its beginning.
+CHARACTERS = [[6 + 0xC3, 6 + 0xA9, 3], [6 + 0xE2, 6 + 0x82, 6 + 0xAC, 4], *([number] for number in range(6))]
+
+
+@given(st.lists(st.sampled_from(CHARACTERS), max_size=12).map(lambda parts: list(chain(*parts))))
+def test_words_and_bytes_are_decoded_as_a_whole_would_be(ids: list[int]) -> None:
+    tokenizer = words_and_bytes()
+    assert stream(Text(tokenizer, []), ids) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_bytes_that_are_no_text_end_nothing() -> None:
+    """A vendor's decoder raises where half a character changes what was shown before it."""
+    tokenizer, ids = words_and_bytes(), [6 + 0x41, 6 + 0xA9, 6 + 0xE2, 3, 1]
+    assert stream(Text(tokenizer, []), ids) == "A\ufffd\ufffdb a"
 
 
 @given(st.text(max_size=40), st.integers(0, 30))

@@ -131,18 +131,19 @@ def test_a_shape_is_asked_about_once_per_number_of_threads(monkeypatch: pytest.M
     assert asked == [(8, 1), (8, 2), (8, 4)]
 
 
-def test_an_op_on_rows_is_asked_about_the_rows_that_come() -> None:
-    """Wrong for 37 rows only, which no start-up question has."""
+@pytest.mark.parametrize(("outputs", "inputs"), [(24, 6), (6, 24)])
+def test_an_op_on_rows_is_asked_about_the_rows_that_come(outputs: int, inputs: int) -> None:
+    """Wrong for 37 rows only, which no start-up question has; before a linear, and after."""
 
     def op(rows: torch.Tensor) -> torch.Tensor:
         return rows * (1 + (len(rows) == 37))
 
-    ops, packed = CpuOps(), pack(torch.randn(24, 6))
+    ops, packed = CpuOps(), pack(torch.randn(outputs, inputs))
     ops.prove(Parts([(packed, None)], 16, {"activation": (op, 24), "norm of 16": (op, 16)}))
     for tokens in (1, 36, 38, 300):
-        ops.linear(torch.randn(tokens, 6), packed, None)
+        ops.linear(torch.randn(tokens, inputs), packed, None)
     with pytest.raises(Unproven, match="activation over 24"):
-        ops.linear(torch.randn(37, 6), packed, None)
+        ops.linear(torch.randn(37, inputs), packed, None)
     q, kv = torch.randn(37, 2, 16), torch.randn(37, 2, 16)
     with pytest.raises(Unproven, match="norm of 16"):
         ops.attend(q, (kv, kv), Segments((0,), (37,)), HeadShape(0.25, None))

@@ -69,7 +69,7 @@ def test_lost_logprobs_are_a_problem_of_the_sample(exact: ExactBackend, ask: Ask
     assert answer.completions == ()
     assert [problem.code for problem in answer.problems] == ["value/completion"]
     assert "6 tokens carry 3 logprobs" in answer.problems[0].message
-    assert answer.pieces > 1
+    assert answer.stream_deltas > 1
 
 
 @of_streams
@@ -88,8 +88,8 @@ def test_another_fault_is_streamed_as_it_comes_whole(
     whole, streamed = broken.generate(requests), broken.stream(requests)
     assert [_kept(each) for each in tell(streamed)] == [_kept(each) for each in tell(whole)]
     assert [answer.problems for answer in streamed] == [answer.problems for answer in whole]
-    assert all(answer.pieces > 1 for answer in streamed)
-    assert broken.generate(requests)[0].pieces == 0, "and afterwards it answers whole again"
+    assert all(answer.stream_deltas > 1 for answer in streamed)
+    assert broken.generate(requests)[0].stream_deltas == 0, "and afterwards it answers whole again"
 
 
 def _kept(each: Completion) -> tuple[object, ...]:

@@ -64,7 +64,7 @@ def test_whatever_calls_it_inputs_cross_and_logits_come_back(
 
 
 @pytest.mark.parametrize(
-    "copied", [copy.deepcopy, copy.copy, lambda model: variants.with_rope_theta(model, 5000.0)]
+    "copied", [copy.deepcopy, copy.copy, lambda model: variants.with_rope_bases(model, {"": 5000.0})]
 )
 def test_a_copy_crosses_too(copied: Any, moved: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     model = placed(monkeypatch)

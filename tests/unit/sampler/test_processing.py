@@ -10,9 +10,9 @@ import torch
 from zerodrift.core.errors import InvalidSampling
 from zerodrift.core.request import SamplingParams
 from zerodrift.sampler.prefix import Prefix
-from zerodrift.sampler.processing import History, histories, processed_logprobs, tally
+from zerodrift.sampler.processing import TokenHistory, histories, processed_logprobs, tally
 
-NOTHING = [History((0,), ())]
+NOTHING = [TokenHistory((0,), ())]
 
 
 def kept(logits: list[float], **options: float) -> list[int]:
@@ -67,7 +67,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square() -> None:
 def test_counts_are_those_of_each_row_by_itself(dtype: torch.dtype) -> None:
     """Neighbours that go on where the last one stopped, that stop earlier, and that have nothing in common."""
     one, other = histories((1, 2), (3, 3, 4, 1)), histories((2,), (4, 4))
-    rows = [*one, *other, one[2], one[1], History((5,), [3, 3]), one[3], one[3]]
+    rows = [*one, *other, one[2], one[1], TokenHistory((5,), [3, 3]), one[3], one[3]]
     counted = tally(rows, torch.zeros(len(rows), 6, dtype=dtype))
     for row, history in enumerate(rows):
         ids = counted.ids_TK[row].tolist()
@@ -82,7 +82,7 @@ def test_counts_are_those_of_each_row_by_itself(dtype: torch.dtype) -> None:
 def test_rows_without_any_history_are_left_alone() -> None:
     logits_TV = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
     params = SamplingParams(repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=1.0)
-    rows = [History((), ()), History((3,), (3,))]
+    rows = [TokenHistory((), ()), TokenHistory((3,), (3,))]
     changed = processed_logprobs(logits_TV, params, rows) - torch.log_softmax(logits_TV, dim=-1)
     assert torch.equal(changed[0], torch.zeros(5))
     assert ((changed[1] - changed[1, 0]).abs() > 1e-5).nonzero().flatten().tolist() == [3]
@@ -140,7 +140,7 @@ def test_a_forbidden_token_stays_forbidden_whatever_is_added() -> None:
         frequency_penalty=-2.0,
     )
     logits_TV = torch.zeros(1, 3, dtype=torch.float64)
-    logprobs_V = processed_logprobs(logits_TV, params, [History((1,), ())])[0]
+    logprobs_V = processed_logprobs(logits_TV, params, [TokenHistory((1,), ())])[0]
     assert logprobs_V.tolist() == pytest.approx([-math.log(2), -math.inf, -math.log(2)])
 
 
@@ -157,7 +157,7 @@ def test_a_forbidden_token_stays_forbidden_whatever_is_added() -> None:
 def test_the_logits_of_the_model_are_left_as_they_are(options: dict[str, Any]) -> None:
     """They are used again: for the raw logprob, and for the next account of what happened."""
     logits_TV = torch.tensor([[0.0, 1.0, 2.0]])
-    processed_logprobs(logits_TV, SamplingParams(**options), [History((1,), ())])
+    processed_logprobs(logits_TV, SamplingParams(**options), [TokenHistory((1,), ())])
     assert logits_TV.tolist() == [[0.0, 1.0, 2.0]]
 
 
@@ -166,7 +166,7 @@ def test_a_minimum_that_forbids_everything_is_refused() -> None:
     with pytest.raises(InvalidSampling):
         processed_logprobs(torch.zeros(1, 3), params, NOTHING, stop_ids=(2,))
     # Once the minimum is reached nothing is forbidden.
-    processed_logprobs(torch.zeros(1, 3), params, [History((0,), (0, 0))], stop_ids=(2,))
+    processed_logprobs(torch.zeros(1, 3), params, [TokenHistory((0,), (0, 0))], stop_ids=(2,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -184,6 +184,8 @@ def test_every_step_keeps_the_dtype(dtype: torch.dtype) -> None:
         stop_token_ids=(1,),
     )
     logits_TV = torch.linspace(-2, 2, 8).repeat(2, 1).to(dtype)
-    logprobs_TV = processed_logprobs(logits_TV, params, [History((3,), ()), History((3,), (4, 4, 5))])
+    logprobs_TV = processed_logprobs(
+        logits_TV, params, [TokenHistory((3,), ()), TokenHistory((3,), (4, 4, 5))]
+    )
     assert logprobs_TV.dtype is dtype
     assert not logprobs_TV.isnan().any()

@@ -14,6 +14,7 @@ from zerodrift.audit.counterfactual.evaluate import Forward
 from zerodrift.audit.counterfactual.explanation import ROUNDED_AS_EXPECTED, VANILLA, Explanation, Hypothesis
 from zerodrift.backends import variants
 from zerodrift.backends.teacher import Layout, Teacher
+from zerodrift.models.family.abilities import has_a_choice_of_attention
 
 
 class Variant(NamedTuple):
@@ -49,8 +50,9 @@ def path_variants(model: Any) -> dict[str, Variant]:
             "path/weight-quantisation", "weights in 8 bits", lambda m: variants.with_quantised_weights(m, 8)
         ),
         "q4-0": Variant("path/weight-quantisation", "weights in GGUF's Q4_0", variants.with_q4_0_weights),
-        "fp8-kv": Variant("path/kv-precision", "keys and values in fp8", variants.with_fp8_kv),
     }
+    if has_a_choice_of_attention(model):
+        found["fp8-kv"] = Variant("path/kv-precision", "keys and values in fp8", variants.with_fp8_kv)
     for group in FOUR_BIT_GROUPS:
         if variants.has_groups_of(model, group):
             found[f"int4-{group}"] = Variant(

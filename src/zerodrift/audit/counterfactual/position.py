@@ -8,7 +8,7 @@ residuals of all tokens meet zero: they double the digits with each forward, whe
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis
 from zerodrift.audit.counterfactual.path import Paths, Variant
 from zerodrift.backends import variants
+from zerodrift.models.family.rope import rope_bases
 
 Floats = NDArray[np.float64]
 At = Callable[[float], Explanation]
@@ -129,31 +130,45 @@ def _start(dial: Dial, at: At, fit: FitCost, now: float) -> tuple[float, float |
 
 
 def _in_turn(paths: Paths, begins: FirstOff | None) -> Iterator[list[Dial]]:
-    """Dials to be compared with each other, after those before them have failed."""
+    """Dials to be compared with each other, after those before them have failed; none without rotary positions."""
+    if not rope_bases(paths.model.config):
+        return
     jump = [] if begins is None or not begins.first_off else [_jump_dial(begins)]
     if begins is not None and begins.last_right:
         # Base and factor leave no row right; a jump does, and one look may be all that it takes.
         yield jump
         jump = []
     stretch = Dial(STRETCHES, partial(_by_secants, reach=0.06), _stretch, right=1.0)
-    yield [*_base_dial(paths.model.config), stretch, *jump]
+    yield [*_base_dials(paths.model), stretch, *jump]
 
 
-def _base_dial(config: Any) -> Iterator[Dial]:
-    if (parameters := getattr(config, "rope_parameters", None)) is not None:
-        own = float(parameters["rope_theta"])
+def _base_dials(model: Any) -> Iterator[Dial]:
+    """The base of all layers; where types of layers have their own (Gemma 3), each of them, and all by one factor."""
+    refine = partial(_by_secants, reach=math.log(10) / 3)
+    bases = rope_bases(model.config)
+    for kind, own in bases.items():
         looks = {*(own * factor for factor in BASES), *USUAL_BASES} - {own}
-        refine = partial(_by_secants, reach=math.log(10) / 3)
-        yield Dial(tuple(looks), refine, partial(_other_base, own), right=own)
+        yield Dial(tuple(looks), refine, partial(_other_base, kind, own), right=own)
+    if len(bases) > 1:
+        yield Dial(BASES, refine, partial(_other_bases, bases), right=1.0)
 
 
 def _jump_dial(begins: FirstOff) -> Dial:
     return Dial(_places(begins), partial(_by_halves, begins=begins), _jump)
 
 
-def _other_base(own: float, base: float) -> Variant:
-    message = f"rotary base {base:.9g} instead of {own:g}"
-    return Variant("path/rope", message, partial(variants.with_rope_theta, theta=base))
+def _other_base(kind: str, own: float, base: float) -> Variant:
+    message = f"rotary base {base:.9g} instead of {own:g}{kind and f' in {kind} layers'}"
+    return Variant("path/rope", message, partial(variants.with_rope_bases, bases={kind: base}))
+
+
+def _other_bases(bases: Mapping[str, float], factor: float) -> Variant:
+    changed = {kind: base * factor for kind, base in bases.items()}
+    return Variant(
+        "path/rope",
+        f"rotary bases {factor:.9g} times as large",
+        partial(variants.with_rope_bases, bases=changed),
+    )
 
 
 def _stretch(factor: float) -> Variant:

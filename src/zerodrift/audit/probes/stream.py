@@ -38,13 +38,13 @@ def stream(itself: SelfConsistency) -> ProbeResult:
     except BadAnswer as error:
         # The same engine answered the same requests whole: what cannot be read is the stream's own.
         return _failed(itself, str(error), StreamEvidence(requests=len(whole)))
-    pieces = sum(answer.pieces for answer in answers)
+    pieces = sum(answer.stream_deltas for answer in answers)
     evidence = StreamEvidence(requests=len(whole), pieces=pieces)
     broken = [message for one, other in zip(whole, answers, strict=True) if (message := _broken(one, other))]
     if broken:
         message = f"{len(broken)} of {len(whole)} answers are broken where they are streamed: {broken[0]}"
         return _failed(itself, message, evidence, len(broken) / len(whole))
-    if all(answer.pieces < 2 for answer in answers):
+    if all(answer.stream_deltas < 2 for answer in answers):
         return vacuous(Probe.STREAM, "every answer came in one piece, so nothing was put together", evidence)
     return _alike(itself, first_of([answer.completions for answer in answers]), evidence)
 

@@ -12,6 +12,11 @@ def has_kv_cache(model: Any) -> bool:
     return "cache_params" not in inspect.signature(forward).parameters
 
 
+def has_a_choice_of_attention(model: Any) -> bool:
+    """Whether its attention can be replaced through the interface of transformers."""
+    return all(usable_attention(model, wanted) == wanted for wanted in ("sdpa", "eager"))
+
+
 def usable_attention(model: Any, wanted: str) -> str:
     """`wanted` where this model computes with it, and else the one that it came with."""
     # The public setter has no public getter.

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from zerodrift.core.frozen import FrozenFacts
+
 
 class Fused(msgspec.Struct, frozen=True):
     """Several projections in one tensor, one after another and of equal size."""
@@ -25,7 +27,7 @@ _QKVO = MappingProxyType({"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_p
 _GATED = MappingProxyType({"gate": "gate_proj", "up": "up_proj", "down": "down_proj"})
 
 
-class AttentionPlaces(msgspec.Struct, frozen=True):
+class AttentionPlaces(FrozenFacts, frozen=True):
     """Below a layer: attention."""
 
     place: str = "self_attn"
@@ -40,7 +42,7 @@ class AttentionPlaces(msgspec.Struct, frozen=True):
     """Scores are divided by the root of this setting instead of that of the head size."""
 
 
-class MlpPlaces(msgspec.Struct, frozen=True):
+class MlpPlaces(FrozenFacts, frozen=True):
     """Below a layer: a dense feed-forward part."""
 
     place: str = "mlp"
@@ -163,24 +165,6 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         """Logits lie within plus and minus this."""
         return None if self.logit_cap_setting is None else getattr(config, self.logit_cap_setting)
 
-    def rope_types(self, config: Any) -> dict[str, str]:
-        """Kind of rotary frequencies by type of layer; "" where all layers share them."""
-        return {kind: each["rope_type"] for kind, each in _rope_parameters(config).items()}
-
-    def rope_bases(self, config: Any) -> dict[str, float]:
-        """Base of the rotary frequencies by type of layer; "" where all layers share it, nothing where there is none."""
-        written = _rope_parameters(config)
-        return {kind: float(each["rope_theta"]) for kind, each in written.items() if "rope_theta" in each}
-
-    def with_rope_bases(self, config: Any, bases: Mapping[str, float]) -> dict[str, Any]:
-        """`config.rope_parameters` with other bases."""
-        written = _rope_parameters(config)
-        changed = {
-            kind: {**each, "rope_theta": bases.get(kind, each.get("rope_theta"))}
-            for kind, each in written.items()
-        }
-        return changed.get("", changed)
-
     def classes(self, config: Any) -> dict[str, str]:
         """Every module of such a model: place to the name of its class, but for activations."""
         root, own = f"{self.decoder}.", self.prefix
@@ -226,10 +210,3 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
             holder: Any = self.experts if sparse else self.mlp
             found.append(f"{self.below_decoder(self.layers)}.{index}.{holder.place}.{holder.activation}")
         return tuple(found)
-
-
-def _rope_parameters(config: Any) -> dict[str, dict[str, Any]]:
-    written = getattr(config, "rope_parameters", None) or {}
-    if "rope_type" in written:
-        return {"": written}
-    return {kind: each for kind, each in written.items() if each is not None}

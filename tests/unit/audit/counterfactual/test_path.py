@@ -1,9 +1,9 @@
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.tiny_models import tiny
 
 from zerodrift import models
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation
@@ -41,9 +41,7 @@ def test_variants_follow_from_the_model(mistral: Any) -> None:
 
 
 def test_groups_that_do_not_fit_the_model_are_not_tried() -> None:
-    odd = torch.nn.Sequential(torch.nn.Linear(96, 4))
-    odd.get_output_embeddings = lambda: None  # type: ignore[assignment]
-    odd.config = SimpleNamespace()  # type: ignore[assignment]
+    odd = tiny("gpt_neox", hidden_size=96)
     assert {name for name in path_variants(odd) if name.startswith("int4")} == {"int4-16", "int4-32"}
 
 

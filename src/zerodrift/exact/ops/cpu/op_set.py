@@ -54,7 +54,7 @@ class CpuOps:
             for count in COUNTS[:3]:
                 linear_rows(packed, bias_N, count)
         self._rows = RowProofs({name: op for name, op in parts.row_ops.items() if name not in self.plain})
-        self._elsewhere = self._rows.columns - {packed.shape[0] for packed, _ in parts.linears}
+        self._elsewhere = self._rows.columns.difference(*(packed.shape for packed, _ in parts.linears))
         for columns in self._rows.columns:
             # A row of a vocabulary takes milliseconds: fewer of them.
             for count in COUNTS[:3] if columns > 2**14 else COUNTS:
@@ -73,8 +73,9 @@ class CpuOps:
         assert dtype in (None, x_TK.dtype), "everything is fp32 here"
         if "linear" in self.plain:
             return plain_linear(x_TK, packed, bias_N)
-        # What comes next works on the rows that come out: an activation, a norm, a softmax.
-        self._rows.require(packed.shape[0], len(x_TK))
+        # What works on rows made those that come in, or takes those that go out: activations, norms, softmax.
+        for columns in packed.shape:
+            self._rows.require(columns, len(x_TK))
         return linear(x_TK, packed, bias_N, linear_rows(packed, bias_N, len(x_TK)))
 
     def activation(self, name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -111,7 +112,7 @@ class CpuOps:
         return out_THD
 
     def _prove_rows(self, q_THD: torch.Tensor, num_kv_heads: int) -> None:
-        """What works on rows that no linear gives: rotary tables, norms of each head."""
+        """What works on rows that no linear takes or gives: rotary tables, norms of each head."""
         tokens, heads, _ = q_THD.shape
         for columns in self._elsewhere:
             for count in (tokens, tokens * heads, tokens * num_kv_heads):

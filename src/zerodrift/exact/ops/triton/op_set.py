@@ -14,6 +14,7 @@ from zerodrift.core.errors import InvalidValue, UnsupportedModel
 from zerodrift.exact import probe
 from zerodrift.exact.ops.interface import HeadShape, Parts, Query, Segments
 from zerodrift.exact.ops.triton import attention, cublas, gemm, rows, vocabulary
+from zerodrift.exact.ops.triton.attention import Layout
 from zerodrift.exact.ops.triton.proof import cublas_agrees, prove_attention
 from zerodrift.exact.ops.triton.step import Step
 
@@ -117,13 +118,21 @@ class CudaOps:
         k_pages[slots_n // page, :, slots_n % page] = kv[0][tokens_n]
         v_pages[slots_n // page, :, slots_n % page] = kv[1][tokens_n]
         queries = [Query(begin, end, 0, torch.arange(at, at + count)) for begin, end, at, count in spans]
-        step = Step(queries, q_THD.device)
+        step = Step.of(queries, q_THD.device)
         return self._attend(q_THD, (k_pages, v_pages), step, shape, torch.zeros_like(q_THD))
 
     def plan(
         self, queries: list[Query], block_size: int, num_kv_heads: int, windows: Collection[int | None]
     ) -> Step:
-        return Step(queries, queries[0].table_J.device)
+        return Step.of(queries, queries[0].table_J.device)
+
+    def seated(
+        self, first_B: torch.Tensor, tokens_B: torch.Tensor, table_B: torch.Tensor, tables_J: torch.Tensor
+    ) -> Step:
+        """A step of sequences with one token each, or none; where, is read from these tensors when it runs."""
+        start_B = torch.arange(len(first_B), dtype=torch.int32, device=first_B.device)
+        counts = [1] * len(first_B)
+        return Step(counts, Layout(start_B, tokens_B, first_B, table_B, tables_J))
 
     def attend_paged(
         self, q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], step: Step, shape: HeadShape

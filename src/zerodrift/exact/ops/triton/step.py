@@ -17,19 +17,26 @@ SMALL, LARGE = 16, 64
 class Step:
     """Queries of one step, on `device`."""
 
-    def __init__(self, queries: Sequence[Query], device: torch.device) -> None:
-        self.queries = queries
-        self.counts = [query.end - query.begin for query in queries]
-        self.device = device
-        lengths = [len(query.table_J) for query in queries]
-        self.layout = Layout(
-            self._int([query.begin for query in queries]),
-            self._int(self.counts),
-            self._int([query.first for query in queries]),
-            self._int([0, *accumulate(lengths)][:-1]),
-            torch.cat([query.table_J for query in queries]).to(device=device, dtype=torch.int32),
-        )
+    def __init__(self, counts: Sequence[int], layout: Layout, queries: Sequence[Query] = ()) -> None:
+        """`counts` are the most tokens that each sequence may have, by the layout."""
+        self.queries, self.counts, self.layout = queries, counts, layout
+        self.device = layout.start.device
         self._tiles: dict[int, list[Tiles]] = {}
+
+    @classmethod
+    def of(cls, queries: Sequence[Query], device: torch.device) -> "Step":
+        """What the host knows, brought to the device."""
+        counts, lengths = (
+            [query.end - query.begin for query in queries],
+            [len(query.table_J) for query in queries],
+        )
+        begins, firsts = [query.begin for query in queries], [query.first for query in queries]
+        start, tokens, first, table_start = (
+            torch.tensor(values, dtype=torch.int32, device=device)
+            for values in (begins, counts, firsts, [0, *accumulate(lengths)][:-1])
+        )
+        tables = torch.cat([query.table_J for query in queries]).to(device=device, dtype=torch.int32)
+        return cls(counts, Layout(start, tokens, first, table_start, tables), queries)
 
     def tiles(self, group: int) -> list[Tiles]:
         """For models with `group` query heads per kv head."""

@@ -205,14 +205,24 @@ def log_softmax(logits_RV: torch.Tensor) -> torch.Tensor:
 
 def draw(logits_RV: torch.Tensor, temperatures_R: list[float], draws: Draws) -> Drawn:
     """Tokens by inversion, each with its log-probability under its row's temperature; one copy up, one back."""
-    count, device = len(draws.rows_D), logits_RV.device
+    device = logits_RV.device
     # As torch divides by a number on a GPU: it multiplies with the fp32 reciprocal.
     scale_R = torch.tensor(temperatures_R, dtype=torch.float32).reciprocal_().to(device, non_blocking=True)
     forced = [_NO_TOKEN if token is None else token for token in draws.forced_D]
     asked_6D = torch.tensor([*draws[:4], forced, [int(each) for each in draws.greedy_D]]).to(device)
+    out_4D = torch.empty(4, len(draws.rows_D), dtype=torch.float64, device=device)
+    draw_into(logits_RV, scale_R, asked_6D, out_4D)
+    tokens, logprobs, entropies, broken = out_4D.tolist()
+    return Drawn([int(token) for token in tokens], logprobs, entropies, [each == 0 for each in broken])
+
+
+def draw_into(
+    logits_RV: torch.Tensor, scale_R: torch.Tensor, asked_6D: torch.Tensor, out_4D: torch.Tensor
+) -> None:
+    """As above without the host: logits times `scale`, fields of `Draws` in order (no token is -1), and into `out` token,
+    logprob, entropy and how many logits of the row are not finite."""
     sums = _sums(logits_RV, scale_R)
-    out_4D = torch.empty(4, count, dtype=torch.float64, device=device)
-    chunks = sums.highest_RC.shape[1]
+    count, chunks = asked_6D.shape[1], sums.highest_RC.shape[1]
     _choose_kernel[(count,)](
         logits_RV,
         scale_R,
@@ -229,8 +239,6 @@ def draw(logits_RV: torch.Tensor, temperatures_R: list[float], draws: Draws) -> 
         num_warps=_WARPS,
         enable_fp_fusion=False,
     )
-    tokens, logprobs, entropies, broken = out_4D.tolist()
-    return Drawn([int(token) for token in tokens], logprobs, entropies, [each == 0 for each in broken])
 
 
 def _sums(logits_RV: torch.Tensor, scale_R: torch.Tensor) -> _Sums:

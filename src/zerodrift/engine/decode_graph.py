@@ -1,0 +1,183 @@
+"""A step in which every sequence decodes one token, captured once as a CUDA graph and replayed: no launch but one.
+
+The graph holds what an eager step does, with the same modules and kernels: forward, head, draw. Its inputs lie in tensors
+that never move; a step writes them by three copies and reads its tokens back by one. Sequences are seats 0 to the size of
+the graph; seats nobody has are computed with no key in sight, write their K and V into a block that is nobody's, and are
+not read. Weights never move either, so a swap leaves a graph valid. Shapes: B seats, J blocks, C kv heads.
+"""
+
+from array import array
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from zerodrift.engine.plan import Draw, StepPlan
+from zerodrift.exact.logprobs import head
+from zerodrift.exact.ops.interface import HeadShape
+from zerodrift.exact.paged import PagedKV
+from zerodrift.exact.preparation import ops_of
+
+SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
+"""Seats of a graph. Captured when first needed, about a second each."""
+_COLUMNS = 11
+"""Of a seat: token, position, slot, tokens (1 or 0), where its table begins, and the six of a draw."""
+
+
+class DecodeGraphs:
+    """Graphs of all sizes for one model and its KV."""
+
+    def __init__(self, model: Any, kv: PagedKV) -> None:
+        self.model, self.kv = model, kv
+        self._graphs: dict[int, _Graph] = {}
+        self._pool: Any = None
+
+    @property
+    def sizes(self) -> frozenset[int]:
+        """Those that were captured."""
+        return frozenset(self._graphs)
+
+    def size_for(self, plan: StepPlan) -> int | None:
+        """Seats for `plan`; None where a slice is no plain decode, or there are more than any graph has."""
+        if len(plan.slices) > SIZES[-1] or not all(
+            len(part.token_ids) == 1 and len(part.draws) == 1 and not part.scored for part in plan.slices
+        ):
+            return None
+        return next(size for size in SIZES if size >= len(plan.slices))
+
+    def run(self, plan: StepPlan, size: int) -> "Replayed":
+        """What every slice of `plan` got."""
+        if size not in self._graphs:
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            self._graphs[size] = _Graph(self.model, self.kv, size, self._pool)
+        return self._graphs[size].run(plan)
+
+
+class Replayed:
+    """Per slice, in the order of the plan."""
+
+    def __init__(self, columns: Sequence[Sequence[float]], count: int) -> None:
+        tokens, self.logprobs, self.entropies, broken, finite = (each[:count] for each in columns)
+        self.tokens = [int(token) for token in tokens]
+        self.finite_logits = [each == 0 for each in broken]
+        self.finite_hidden = [each == 1 for each in finite]
+
+
+class _Graph:
+    def __init__(self, model: Any, kv: PagedKV, size: int, pool: Any) -> None:
+        self.model, self.kv, self.size = model, kv, size
+        device = model.device
+        self.seats_XB = torch.zeros(_COLUMNS, size, dtype=torch.int64, device=device)
+        self.scale_B = torch.ones(size, device=device)
+        self.out_5B = torch.empty(5, size, dtype=torch.float64, device=device)
+        self.step = _SeatedStep(model, kv, size, 0)
+        self.vocabulary = import_module("zerodrift.exact.ops.triton.vocabulary")
+        self._pool = pool
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def run(self, plan: StepPlan) -> Replayed:
+        count, block_size = len(plan.slices), self.kv.block_size
+        tables, seats = array("i"), list[tuple[int, ...]]()
+        for seat, part in enumerate(plan.slices):
+            block, offset = divmod(part.start, block_size)
+            slot = part.blocks[block] * block_size + offset
+            asked = _asked(part.draws[0], seat)
+            seats.append((part.token_ids[0], part.start, slot, 1, len(tables), *asked))
+            tables.extend(part.blocks)
+        seats += [
+            (0, 0, self.kv.scratch * block_size, 0, 0, seat, 0, 0, 0, 0, 0)
+            for seat in range(count, self.size)
+        ]
+        if len(tables) > self.step.room:
+            # Where tables lie is part of the graph: more room is a new one.
+            self.step = _SeatedStep(self.model, self.kv, self.size, 2 * len(tables) + 64 * self.size)
+            self._graph = None
+        temperatures = [part.draws[0].sampling.temperature or 1.0 for part in plan.slices]
+        columns = array("q", [value for column in zip(*seats, strict=True) for value in column])
+        self.seats_XB.copy_(torch.frombuffer(columns, dtype=torch.int64).view(_COLUMNS, self.size))
+        self.step.tables[: len(tables)].copy_(torch.frombuffer(tables, dtype=torch.int32))
+        # As torch divides by a number on a GPU: it multiplies with the fp32 reciprocal.
+        self.scale_B[:count].copy_(torch.tensor(temperatures, dtype=torch.float32).reciprocal_())
+        if self._graph is None:
+            self._graph = self._captured()
+        self._graph.replay()
+        return Replayed(self.out_5B.tolist(), count)
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            # Twice: the first time kernels are compiled, and libraries take their workspaces. Both write the same K and V.
+            for _ in range(2):
+                self._round()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._round()
+        return graph
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        token_ids_B, positions_B, *_ = self.seats_XB
+        self.step.take(self.seats_XB)
+        with ops_of(self.model).computing(), torch.autocast("cuda", enabled=False):
+            output = self.model.model(
+                input_ids=token_ids_B[None],
+                position_ids=positions_B[None],
+                use_cache=False,
+                exact_step=self.step,
+            )
+            hidden_BH = output.last_hidden_state[0]
+            logits_BV = head(self.model, hidden_BH)
+        self.vocabulary.draw_into(logits_BV, self.scale_B, self.seats_XB[5:], self.out_5B[:4])
+        self.out_5B[4] = hidden_BH.sum(dim=-1).isfinite()
+
+
+class _SeatedStep:
+    """What the layers of a captured round share: all of it on the device, at places that stay."""
+
+    def __init__(self, model: Any, kv: PagedKV, size: int, room: int) -> None:
+        """`room` is for the blocks of all sequences together."""
+        self.kv, self.room = kv, room
+        tokens_B, first_B, table_B = (
+            torch.zeros(size, dtype=torch.int32, device=model.device) for _ in range(3)
+        )
+        self.tables = torch.zeros(room, dtype=torch.int32, device=model.device)
+        self.rows = torch.zeros(size * kv.num_kv_heads, dtype=torch.int64, device=model.device)
+        self._layout = (first_B, tokens_B, table_B)
+        self.plan = ops_of(model).seated(*self._layout, self.tables)
+
+    def take(self, seats_XB: torch.Tensor) -> None:
+        """What the host said of the seats, as kernels read it."""
+        _, positions_B, slots_B, tokens_B, table_B, *_ = seats_XB
+        for place, values in zip(self._layout, (positions_B, tokens_B, table_B), strict=True):
+            place.copy_(values)
+        block_B, offset_B = slots_B // self.kv.block_size, slots_B % self.kv.block_size
+        heads_C = torch.arange(self.kv.num_kv_heads, device=seats_XB.device)
+        rows_BC = (block_B[:, None] * self.kv.num_kv_heads + heads_C) * self.kv.block_size + offset_B[:, None]
+        self.rows.copy_(rows_BC.flatten())
+
+    def attend(
+        self,
+        ops: Any,
+        layer_index: int,
+        qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        shape: HeadShape,
+    ) -> torch.Tensor:
+        """Write, then read. Keys out of sight are not even loaded on a GPU: what a block held before does not matter."""
+        q_BHD, k_BCD, v_BCD = qkv
+        keys, values = self.kv.layers[layer_index]
+        for pages, new_BCD in ((keys, k_BCD), (values, v_BCD)):
+            pages.view(-1, pages.shape[-1]).index_copy_(0, self.rows, new_BCD.reshape(-1, new_BCD.shape[-1]))
+        out_BHD: torch.Tensor = ops.attend_paged(q_BHD, (keys, values), self.plan, shape)
+        return out_BHD
+
+
+def _asked(draw: Draw, seat: int) -> tuple[int, int, int, int, int, int]:
+    """A draw as the kernel reads it: row, seed, sample, tokens before, forced token, greedy."""
+    seed = draw.sampling.seed
+    assert seed is not None, "the engine gives every request a seed"
+    forced = -1 if draw.forced is None else draw.forced
+    return seat, seed, draw.sample_index, len(draw.output), forced, int(draw.sampling.greedy)
