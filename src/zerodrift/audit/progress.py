@@ -7,11 +7,11 @@ class Progress(Protocol):
     """Where an audit says how far it is; the command line draws a bar."""
 
     def stage(self, name: str) -> None:
-        """A new rung begins."""
+        """A new stage begins."""
         ...
 
     def step(self, done: int, total: int) -> None:
-        """So much of the rung is done."""
+        """So much of the stage is done."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A progress bar on stderr: which rung, how far, how long it will take. Silent where nobody watches."""
+"""A progress bar on stderr: which stage, how far, how long it will take. Silent where nobody watches."""
 
 from typing import Self
 
@@ -33,11 +33,11 @@ class Bar:
         self._task = self._bar.add_task("start", total=None)
 
     def stage(self, name: str) -> None:
-        """A new rung begins; its length is not known yet."""
+        """A new stage begins; its length is not known yet."""
         self._bar.reset(self._task, description=name, total=None)
 
     def step(self, done: int, total: int) -> None:
-        """So much of the rung is done."""
+        """So much of the stage is done."""
         self._bar.update(self._task, completed=done, total=total)
 
     def __enter__(self) -> Self:

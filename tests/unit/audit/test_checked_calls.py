@@ -1,12 +1,14 @@
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from zerodrift.audit.checked_calls import generated, scored
+from zerodrift.audit.checked_calls import generated, score_user_forward, scored
 from zerodrift.core.completion import Answer
-from zerodrift.core.errors import BadAnswer
+from zerodrift.core.errors import BadAnswer, InvalidValue
 from zerodrift.core.request import Prompt, Request
 
 REQUESTS = [Request(Prompt((1, 2))), Request(Prompt((3,)))]
@@ -39,3 +41,46 @@ def test_scores_are_one_number_for_every_token_but_the_first(scripted: Engine) -
 def test_anything_else_is_no_score(scripted: Engine, scores: list[Any]) -> None:
     with pytest.raises(BadAnswer, match=r"the engine gave \d numbers for 3 tokens"):
         scored(scripted(None, lambda ids: scores), [(1, 2, 3)], "the engine")
+
+
+def test_scores_for_other_sequences_are_none(scripted: Engine) -> None:
+    engine = scripted(None)
+    engine.score = lambda sequences: [[-1.0] * 2]
+    with pytest.raises(BadAnswer):
+        scored(engine, [(1, 2, 3), (4, 5, 6)], "the engine")
+
+
+def failing(error: BaseException) -> Callable[[Any], Any]:
+    def score(batch: Any) -> Any:
+        raise error
+
+    return score
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        failing(RuntimeError("CUDA out of memory\nand a page more")),
+        failing(SystemExit(0)),
+        lambda batch: None,
+        lambda batch: [],
+        lambda batch: [None] * len(batch),
+        lambda batch: ["x"] * len(batch),
+        lambda batch: [[[-1.0]] * 2] * len(batch),
+        lambda batch: [[-1.0]] * len(batch),
+        lambda batch: [[float("nan"), -1.0]] * len(batch),
+        lambda batch: [[float("-inf"), -1.0]] * len(batch),
+        lambda batch: [[None, -1.0]] * len(batch),
+    ],
+)
+def test_a_users_forward_that_fails_is_never_taken_for_the_engine(score: Callable[[Any], Any]) -> None:
+    with pytest.raises(InvalidValue, match=r"^theirs ") as caught:
+        score_user_forward(SimpleNamespace(score=score), [(1, 2, 3)], "theirs")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_of_any_kind_are_scores(dtype: torch.dtype) -> None:
+    rows = (torch.tensor([-1.0, -2.0], dtype=dtype, requires_grad=True) for _ in range(2))
+    found = score_user_forward(SimpleNamespace(score=lambda batch: rows), [(1, 2, 3)] * 2, "theirs")
+    assert [row.tolist() for row in found] == [[-1.0, -2.0]] * 2

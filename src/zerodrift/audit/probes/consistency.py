@@ -1,4 +1,4 @@
-"""Rung 2: does the engine agree with itself? The same request, with one thing about its surroundings changed.
+"""Does the engine agree with itself? The same request, with one thing about its surroundings changed.
 
 Each comparison runs over the tokens that both sides share before they first part ways, because a logprob after a
 different token answers a different question. Any difference in bits is listed; it gates only where it is larger

@@ -1,4 +1,4 @@
-"""Rung 1: did the engine do what was asked, before any number is compared?
+"""Did the engine do what was asked, before any number is compared?
 
 Cheap checks on what came back: the prompt it saw, values it could not give, samples that should differ. A fault
 found here is exact: no statistics are involved.

@@ -1,4 +1,4 @@
-"""Rung 3, where rounding is allowed: was the output head computed in less than fp32?
+"""Was the output head computed in less than fp32?
 
 The size of Δ does not say it, because the body is rounded too. The reported numbers do, without any reference: logits
 that left a bf16 head are bf16 numbers, and the distances between the likeliest tokens of a position are multiples of

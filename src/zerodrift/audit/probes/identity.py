@@ -1,4 +1,4 @@
-"""Rung 2: do engine and reference have the same tokenizer and the same tokens? Texts are sent to be encoded only.
+"""Do engine and reference have the same tokenizer and the same tokens? Texts are sent to be encoded only.
 
 An audit sends token ids, so that another tokenizer spoils no number of it; it does spoil every prompt that a trainer
 sends as text, and where the numbers are wrong it says why: behind the address is another model. Special tokens at the

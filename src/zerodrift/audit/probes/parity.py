@@ -1,4 +1,4 @@
-"""Probes 3 and 4: are the reported numbers the trainer's, and were the tokens drawn from what they claim?"""
+"""Are the reported numbers the trainer's, and were the tokens drawn from what they claim?"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Rung 8: does training on the engine's rollouts see the rewards that the reference's would get?
+"""Does training on the engine's rollouts see the rewards that the reference's would get?
 
 Engine and reference answer the same prompts equally often, each with seeds of its own. Labels are exchanged within
 prompts alone, since a hard prompt has other rewards than an easy one whoever answers it; so both p-values are exact for

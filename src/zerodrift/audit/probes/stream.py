@@ -1,4 +1,4 @@
-"""Rung 2, continued: is what an engine streams what it answers whole?
+"""Is what an engine streams what it answers whole?
 
 Trainers that stream put token ids and logprobs together from pieces, and servers have lost, repeated, merged and
 shifted them there. The same request is asked both ways, alone and with a cold cache: nothing else is different, so a

@@ -1,4 +1,4 @@
-"""Rung 7: does a weight update arrive, whole, and does nothing older survive it?
+"""Does a weight update arrive, whole, and does nothing older survive it?
 
 A known perturbation B of the checkpoint A is pushed the way the trainer pushes weights, and the engine is asked
 again. Four accounts are told apart on the same tokens:
@@ -178,8 +178,13 @@ def _undelivered(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: G
     if best is not None and _is_enough(best.explained, fresh, gates):
         return best
     message = f"after the update the engine is at neither version: slope {fresh.slope:.3f}, nothing known explains it"
+<<<<<<< HEAD
     if lacking := not_asked(weights.new):
         message += f"; not asked, for this model shows no such parts: {', '.join(lacking)}"
+=======
+    if missing := not_asked(weights.new):
+        message += f"; not tried, for want of such parts in this model: {', '.join(missing)}"
+>>>>>>> drift
     return found("unexplained", engine.name, NAME, message, explained=0.0, interval=(0.0, 0.0))
 
 

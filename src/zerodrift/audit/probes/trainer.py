@@ -6,6 +6,7 @@ the micro-batch, a forward in less precision, and positions that are off.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from zerodrift.audit.checked_calls import score_user_forward
 from zerodrift.audit.floor import ROUGHLY, Passage, measure_floor
 from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous
 from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.backends.teacher import entries
 from zerodrift.core.task import Scorer
 from zerodrift.drift.gates import LEAST_TOKENS, Gates
 from zerodrift.records.evidence import GapEvidence
@@ -89,7 +91,7 @@ def _batch_cause(
     first, second = sequences[0], sequences[1]
     together = score_user_forward(scorer, [first, second], WHOSE)[1]
     plain = np.array(reference.score([second])[0])
-    leaked = _leaked(reference, first, second)
+    leaked = entries(packed_logits(reference.model, first, second), second[1:]).double().numpy()
     before, after = np.abs(together - plain).sum(), np.abs(together - leaked).sum()
     if before > 0 and 1 - after / before > EXPLAINED:
         leak = f"a sequence sees the one packed before it: that explains {1 - after / before:.1%} of the difference"
@@ -98,17 +100,14 @@ def _batch_cause(
 
 
 @torch.no_grad()
-def _leaked(reference: ReferenceBackend, first: tuple[int, ...], second: tuple[int, ...]) -> Floats:
-    """Scores of `second` after `first` in one row, with positions that start anew as packers number them."""
+def packed_logits(model: Any, first: Sequence[int], second: Sequence[int]) -> torch.Tensor:
+    """Rows that predict tokens 1… of `second` after `first` in one row, with positions as packers number them."""
     ids = torch.tensor([[*first, *second]])
     positions = torch.cat([torch.arange(len(first)), torch.arange(len(second))])[None]
     # Restarting positions alone would make transformers cut the attention; an explicit mask keeps the leak.
-    output = reference.model(
-        ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False
-    )
-    rows = torch.log_softmax(output.logits[0, len(first) : -1], dim=-1)
-    scores: Floats = rows[torch.arange(len(second) - 1), torch.tensor(second[1:])].double().numpy()
-    return scores
+    output = model(ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False)
+    rows_TV: torch.Tensor = output.logits[0, len(first) : -1]
+    return rows_TV
 
 
 def _onset(gaps: Sequence[Floats], gates: Gates) -> int | None:

@@ -17,6 +17,7 @@ from zerodrift.audit.diagnose import Suspect, diagnose
 from zerodrift.audit.explain import attributed
 from zerodrift.audit.measure import Measurement, Observed, tabulate
 from zerodrift.audit.probes.result import found
+from zerodrift.audit.probes.trainer import packed_logits
 from zerodrift.core.cause import CAUSES
 from zerodrift.drift.floor import Floor
 from zerodrift.drift.gates import Gates
@@ -88,18 +89,12 @@ def _suspicious(
         yield measurements[i - 1], measurements[i]
 
 
-@torch.no_grad()
 def _leaked(model: Any, first: Sequence[int], second: Measurement) -> Floats:
-    """Scores of the output of `second` after `first` in one row, with positions that start anew."""
+    """Scores of the output of `second` after `first` in one row."""
     completion = second.observed.completion
-    ids = completion.sequence
-    row = torch.tensor([[*first, *ids]])
-    positions = torch.cat([torch.arange(len(first)), torch.arange(len(ids))])[None]
-    # Restarting positions alone would make transformers cut the attention; an explicit mask keeps the leak.
-    logits = model(row, position_ids=positions, attention_mask=torch.ones_like(row), use_cache=False).logits
-    start = len(first) + len(completion.prompt_token_ids)
+    rows_TV = packed_logits(model, first, completion.sequence)[len(completion.prompt_token_ids) - 1 :]
     past = histories(completion.prompt_token_ids, completion.token_ids)
-    rows_TV = processed_logprobs(logits[0, start - 1 : -1], second.observed.requested, past)
+    drawn_TV = processed_logprobs(rows_TV, second.observed.requested, past)
     tokens = torch.tensor(completion.token_ids)
-    scores: Floats = rows_TV[torch.arange(len(tokens)), tokens].double().numpy()
+    scores: Floats = drawn_TV[torch.arange(len(tokens)), tokens].double().numpy()
     return scores
