@@ -178,13 +178,8 @@ def _undelivered(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: G
     if best is not None and _is_enough(best.explained, fresh, gates):
         return best
     message = f"after the update the engine is at neither version: slope {fresh.slope:.3f}, nothing known explains it"
-<<<<<<< HEAD
-    if lacking := not_asked(weights.new):
-        message += f"; not asked, for this model shows no such parts: {', '.join(lacking)}"
-=======
     if missing := not_asked(weights.new):
         message += f"; not tried, for want of such parts in this model: {', '.join(missing)}"
->>>>>>> drift
     return found("unexplained", engine.name, NAME, message, explained=0.0, interval=(0.0, 0.0))
 
 

@@ -147,12 +147,7 @@ def test_rounding_that_is_allowed_does_not_hide_what_did_not_arrive(
     engine: Any, seen: See, gates: Gates, monkeypatch: pytest.MonkeyPatch, gate: float, name: str
 ) -> None:
     """Coarse precision leaves more than a tenth of the difference; where it may not, an account is not believed."""
-<<<<<<< HEAD
-    monkeypatch.setattr(sync, "deliveries", lambda old, new: [])
-    monkeypatch.setattr(sync, "not_asked", lambda new: ())
-=======
     nothing_to_try(monkeypatch)
->>>>>>> drift
     rounding = np.where(np.arange(SIZE) % 2, 0.005, -0.005)
     reported = AT_NEW - PARTS[1] + rounding
     back = Seen(seen(OLD).completions, OLD, OLD, AT_NEW)
@@ -219,12 +214,7 @@ def test_one_replica_of_several(judge: Judge, seen: See) -> None:
 def test_requests_torn_in_the_middle_are_no_replica(
     judge: Judge, seen: See, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-<<<<<<< HEAD
-    monkeypatch.setattr(sync, "deliveries", lambda old, new: [])
-    monkeypatch.setattr(sync, "not_asked", lambda new: ())
-=======
     nothing_to_try(monkeypatch, "layers exchanged or moved")
->>>>>>> drift
     torn = np.where(np.arange(SIZE) % 10 < 5, OLD, AT_NEW)
     result = judge(seen(torn), seen(torn))
     assert cause(result) == "unexplained"
@@ -235,12 +225,7 @@ def test_a_group_that_arrived_by_halves_is_no_group_that_stayed_away(
     judge: Judge, seen: See, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four fifths of its effect are there: leaving it out explains three quarters, and that is not enough."""
-<<<<<<< HEAD
-    monkeypatch.setattr(sync, "deliveries", lambda old, new: [])
-    monkeypatch.setattr(sync, "not_asked", lambda new: ())
-=======
     nothing_to_try(monkeypatch)
->>>>>>> drift
     result = judge(seen(OLD), seen(AT_NEW - 0.8 * PARTS[0]))
     assert cause(result) == "unexplained"
 
