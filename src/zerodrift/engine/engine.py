@@ -50,7 +50,7 @@ from zerodrift.engine.runner import Runner
 from zerodrift.engine.sample import Phase, Sample
 from zerodrift.engine.sampler import LogprobsMode, Sampler
 from zerodrift.engine.scheduler import Scheduler
-from zerodrift.engine.spot_check import SpotCheck
+from zerodrift.engine.spot_check import CHECK_INTERVAL, SpotCheck
 from zerodrift.engine.text import Texts
 from zerodrift.engine.weights import StagedWeights, own_model, retain, stage, version_of
 from zerodrift.exact.fingerprint import stop_ids_of
@@ -60,8 +60,6 @@ from zerodrift.weights.digest import checkpoint_state
 
 Choice = TypeVar("Choice", bound=StrEnum)
 MAX_NUM_SEQS = 256
-CHECK_INTERVAL = 64
-"""One in so many finished samples is scored again, which takes 2 % of the processor's time (docs/engine.md)."""
 
 
 class Engine:
@@ -89,13 +87,13 @@ class Engine:
         max_waiting: int = 1024,
         enable_prefix_caching: bool = True,
         logprobs_mode: str = "processed_logprobs",
-        logprob_check_interval: int = CHECK_INTERVAL,
+        logprob_check_interval: int | None = None,
         version: str = "initial",
     ) -> None:
         """`model` is "testbed:NAME", a directory, or a transformers model, of which the engine takes a copy.
 
         `max_num_seqs` is 256 unless `max_num_batched_tokens` is less: a sequence that runs takes a token per step.
-        One in `logprob_check_interval` finished samples is scored again by the trainer's path; 0 switches that off.
+        One in `logprob_check_interval` (64, on a GPU 512) finished samples is scored again by the trainer's path; 0: none.
         """
         self.tokenizer = tokenizer_of(model, tokenizer)
         model = own_model(model, dtype)
@@ -120,7 +118,10 @@ class Engine:
         self.scheduler = Scheduler(limits, version_of(checkpoint_state(model), version), self._texts.ended)
         kv = PagedKV(model, limits.num_blocks, block_size)
         self.runner = Runner(model, kv, Sampler(self.mode, stop_ids))
-        self._spot_check = SpotCheck(logprob_check_interval, block_size)
+        every = (
+            CHECK_INTERVAL[model.device.type] if logprob_check_interval is None else logprob_check_interval
+        )
+        self._spot_check = SpotCheck(every, block_size)
         self._next_id = 0
         self._clock = Clock()
         self.broken = None
