@@ -50,7 +50,7 @@ from zerodrift.engine.runner import Runner
 from zerodrift.engine.sample import Phase, Sample
 from zerodrift.engine.sampler import LogprobsMode, Sampler
 from zerodrift.engine.scheduler import Scheduler
-from zerodrift.engine.spot_check import CHECK_INTERVAL, SpotCheck
+from zerodrift.engine.spot_check import SpotCheck
 from zerodrift.engine.text import Texts
 from zerodrift.engine.weights import StagedWeights, own_model, retain, stage, version_of
 from zerodrift.exact.fingerprint import stop_ids_of
