@@ -118,10 +118,7 @@ class Engine:
         self.scheduler = Scheduler(limits, version_of(checkpoint_state(model), version), self._texts.ended)
         kv = PagedKV(model, limits.num_blocks, block_size)
         self.runner = Runner(model, kv, Sampler(self.mode, stop_ids))
-        every = (
-            CHECK_INTERVAL[model.device.type] if logprob_check_interval is None else logprob_check_interval
-        )
-        self._spot_check = SpotCheck(every, block_size)
+        self._spot_check = SpotCheck(logprob_check_interval, block_size, model.device.type)
         self._next_id = 0
         self._clock = Clock()
         self.broken = None
