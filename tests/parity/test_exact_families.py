@@ -13,8 +13,10 @@ from tests.parity.test_exact_forward import (
     tokens,
 )
 
-from zerodrift import exact
+from zerodrift import exact, models
 from zerodrift.core.errors import UnsupportedModel
+from zerodrift.core.request import SamplingParams
+from zerodrift.engine.engine import Engine
 from zerodrift.exact import experts
 from zerodrift.exact.verification import Schedule, alone, differing_rows, packed, padded, paged
 
@@ -154,6 +156,20 @@ def test_the_forward_follows_weights_of_experts() -> None:
         model.model.layers[0].mlp.experts.down_proj.data.div_(2)
         model.model.layers[0].mlp.gate.weight.data.mul_(-1)
         assert differing_rows(before, alone(model, sequences)) == 33
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3-moe"])
+def test_the_engine_reports_the_trainers_logprobs_before_and_after_a_swap(name: str) -> None:
+    old, trainer = models.load(f"testbed:{name}"), exact.prepare(models.load(f"testbed:{name}"))
+    new = {key: tensor * 1.01 for key, tensor in old.state_dict().items()}
+    engine, params = Engine(f"testbed:{name}"), SamplingParams(max_tokens=12, seed=3, temperature=0.8)
+    for label, state in (("old", None), ("new", new), ("old again", old.state_dict())):
+        if state is not None:
+            engine.swap_weights(state, label)
+            trainer.load_state_dict(state)
+        outputs = engine.generate([[5, 6, 7], [9] * 40, [1]], params)
+        found = exact.token_logprobs(trainer, outputs)
+        assert [tuple(each.tolist()) for each in found] == [each.logprobs for each in outputs], label
 
 
 @pytest.mark.parametrize("names", [GEMMA, MOE], ids=["gemma3", "qwen3-moe"])

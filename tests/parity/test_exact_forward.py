@@ -244,7 +244,7 @@ def test_packed_and_padded_are_the_same(name: str, seed: int, lengths: list[int]
 
 @settings(max_examples=max(settings().max_examples // 10, 1))
 @given(
-    st.sampled_from(["llama-wide", "mistral", "qwen3", "mistral-wide"]),
+    st.sampled_from(["llama-wide", "mistral", "qwen3", "mistral-wide", "gemma3", "qwen3-moe"]),
     seeds,
     lengths,
     st.sampled_from([2, 4]),

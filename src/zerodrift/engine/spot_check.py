@@ -29,7 +29,7 @@ class SpotCheck:
     """Counts samples that come to their end, and looks at every `interval`-th."""
 
     def __init__(self, interval: int | None, block_size: int, device: str) -> None:
-        """An `interval` of 0 looks at none; without one it is the device's."""
+        """An `interval` of 0 looks at none; None is the device's own."""
         interval = CHECK_INTERVAL[device] if interval is None else interval
         rule = "one in so many finished samples is scored again, and 0 scores none"
         require.whole(InvalidValue, "logprob_check_interval", interval, rule, 0)

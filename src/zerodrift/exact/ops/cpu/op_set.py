@@ -38,6 +38,7 @@ class CpuOps:
         self.copies = "linear" not in plain
         self._rows = RowProofs({})
         self._elsewhere: frozenset[int] = frozenset()
+        self._linear_rows: dict[tuple[object, ...], int] = {}
 
     def computing(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -54,6 +55,7 @@ class CpuOps:
             for count in COUNTS[:3]:
                 linear_rows(packed, bias_N, count)
         self._rows = RowProofs({name: op for name, op in parts.row_ops.items() if name not in self.plain})
+        self._linear_rows = {}
         self._elsewhere = self._rows.columns.difference(*(packed.shape for packed, _ in parts.linears))
         for columns in self._rows.columns:
             # A row of a vocabulary takes milliseconds: fewer of them.
@@ -73,10 +75,14 @@ class CpuOps:
         assert dtype in (None, x_TK.dtype), "everything is fp32 here"
         if "linear" in self.plain:
             return plain_linear(x_TK, packed, bias_N)
-        # What works on rows made those that come in, or takes those that go out: activations, norms, softmax.
-        for columns in packed.shape:
-            self._rows.require(columns, len(x_TK))
-        return linear(x_TK, packed, bias_N, linear_rows(packed, bias_N, len(x_TK)))
+        # One look-up where all is known: three of them took a tenth of a product of one row.
+        key = (packed.shape, bias_N is None, len(x_TK), torch.get_num_threads())
+        if key not in self._linear_rows:
+            # What works on rows made those that come in, or takes those that go out: activations, norms, softmax.
+            for columns in packed.shape:
+                self._rows.require(columns, len(x_TK))
+            self._linear_rows[key] = linear_rows(packed, bias_N, len(x_TK))
+        return linear(x_TK, packed, bias_N, self._linear_rows[key])
 
     def activation(self, name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
         return elementwise.ACTIVATIONS.get(name)
