@@ -210,12 +210,18 @@ def arrivals(model: Any, cases: Sequence[Case], draw: Any) -> int:
     return compared(model, cases, schedule)
 
 
+# Two that grow to as many tokens as there is room for one: whatever else is drawn, one of these gives way.
+RIVALS = [Case((1, 2, seed), SamplingParams(max_tokens=40, min_tokens=40, seed=seed)) for seed in (3, 4)]
+
+
 def preempted(model: Any, cases: Sequence[Case], draw: Any) -> int:
-    schedule = Schedule(block_size=4, tight=True, spare_budget=draw(st.integers(0, 60)))
-    engine = engine_for(model, cases, schedule)
-    pressed = serve(engine, cases, schedule)
-    preempted.seen += engine.metrics().preemptions  # type: ignore[attr-defined]
-    return differing(pressed, serve(engine_for(model, cases, Schedule()), cases, Schedule()))
+    schedule, wrong = Schedule(block_size=4, tight=True, spare_budget=draw(st.integers(0, 60))), 0
+    for some in (cases, RIVALS):
+        engine = engine_for(model, some, schedule)
+        pressed = serve(engine, some, schedule)
+        preempted.seen += engine.metrics().preemptions  # type: ignore[attr-defined]
+        wrong += differing(pressed, serve(engine_for(model, some, Schedule()), some, Schedule()))
+    return wrong
 
 
 def cached(model: Any, cases: Sequence[Case], draw: Any) -> int:
