@@ -258,22 +258,6 @@ class LogprobContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "logprobs, sample without these, or replay the processing in the trainer"
             )
 
-    def check_same(self, other: "LogprobContract") -> None:
-        """Numbers under two contracts may be compared only if the contracts are equal in meaning."""
-        if self.kind is not other.kind:
-            raise ContractViolation(
-                f"{self.kind} logprobs were about to be compared with {other.kind} ones; "
-                "they belong to different distributions"
-            )
-        if self.kind is LogprobKind.RAW:
-            return
-        for name, mine in self.sampling.shape.items():
-            theirs = other.sampling.shape.get(name)
-            if mine != theirs:
-                raise ContractViolation(
-                    f"{name} {mine} against {theirs}: the same tokens have different logprobs under each"
-                )
-
 
 class EngineFingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who computed the numbers, in three parts that are compared separately.

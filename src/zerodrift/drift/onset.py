@@ -129,7 +129,7 @@ def sampling_since(table: TokenTable, order: Timeline, drawn: NDArray[np.bool_])
     sizes = np.zeros(len(order.labels))
     for place, z in blocks:
         sizes[place] += z
-    affected = tuple(range(began or 0, len(order.labels)))
+    affected = () if began is None else tuple(range(began, len(order.labels)))
     return Since(order.unit, order.labels, sizes, began, log_e, log_e >= -math.log(SAMPLING_ALPHA), affected)
 
 

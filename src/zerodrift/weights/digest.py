@@ -15,12 +15,6 @@ def model_digest(model: torch.nn.Module) -> str:
     return Manifest.of(checkpoint_state(model)).digest
 
 
-def model_manifest(model: torch.nn.Module) -> Manifest:
-    """The checkpoint, and beside it the buffers that no checkpoint holds."""
-    state = checkpoint_state(model)
-    return Manifest.of(state, {name: tensor for name, tensor in model.named_buffers() if name not in state})
-
-
 def checkpoint_state(model: torch.nn.Module, *, keep_vars: bool = False) -> dict[str, torch.Tensor]:
     """The state dict as it would be saved: of names that share one memory, only the first.
 

@@ -210,42 +210,6 @@ def test_a_contract_is_made_of_what_it_says(fields: tuple[Any, ...]) -> None:
         LogprobContract(*fields)
 
 
-def test_kinds_are_never_mixed() -> None:
-    raw, processed = LogprobContract(RAW, SamplingParams()), LogprobContract(PROCESSED, SamplingParams())
-    for one, other in ((raw, processed), (processed, raw)):
-        with pytest.raises(ContractViolation):
-            one.check_same(other)
-    raw.check_same(raw)
-    processed.check_same(processed)
-
-
-def test_temperatures_are_never_mixed_where_they_matter() -> None:
-    warm, hot = SamplingParams(temperature=0.7), SamplingParams(temperature=1.0)
-    with pytest.raises(ContractViolation):
-        LogprobContract(PROCESSED, warm).check_same(LogprobContract(PROCESSED, hot))
-    LogprobContract(RAW, warm, True).check_same(LogprobContract(RAW, hot, True))
-
-
-@pytest.mark.parametrize("options", SHAPED, ids=str)
-def test_processings_are_never_mixed(options: dict[str, Any]) -> None:
-    """Both trainers can replay; they would replay different things."""
-    plain = LogprobContract(PROCESSED, SamplingParams(), replays_processing=True)
-    shaped = LogprobContract(PROCESSED, SamplingParams(**options), replays_processing=True)
-    with pytest.raises(ContractViolation, match=next(iter(options))):
-        plain.check_same(shaped)
-    shaped.check_same(LogprobContract(PROCESSED, SamplingParams(**options, seed=3, max_tokens=9), True))
-
-
-def test_stop_tokens_shape_a_distribution_where_a_minimum_forbids_them() -> None:
-    def contract(*stops: int, minimum: int) -> LogprobContract:
-        return LogprobContract(PROCESSED, SamplingParams(stop_token_ids=stops, min_tokens=minimum), True)
-
-    with pytest.raises(ContractViolation):
-        contract(1, minimum=3).check_same(contract(1, 2, minimum=3))
-    contract(1, 2, 2, minimum=3).check_same(contract(2, 1, minimum=3))
-    contract(1, minimum=0).check_same(contract(2, minimum=0))
-
-
 def fingerprint(**changes: Any) -> EngineFingerprint:
     parts = {"semantic": {"a": "1", "b": "2"}, "numeric": {"c": "3"}, "deployment": {"d": "4"}}
     return EngineFingerprint(**{"engine": "x", **parts, **changes})

@@ -144,7 +144,7 @@ def test_samples_that_are_sharper_or_flatter_are_dated(sharper: float, table: Ma
 def test_too_little_was_drawn_to_bet_on(table: Make) -> None:
     tokens = samples(table, [sampled(np.random.default_rng(5), 5)])
     found = sampling_since(tokens, order(1), np.isfinite(tokens.contracted))
-    assert (found.began, found.log_e, found.alarm) == (None, 0.0, False)
+    assert (found.began, found.log_e, found.alarm, found.affected) == (None, 0.0, False, ())
 
 
 def test_e_values_beyond_floats_can_be_told() -> None:
