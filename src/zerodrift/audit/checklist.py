@@ -100,14 +100,14 @@ def audit_item(verdict: VerdictRecord) -> Item:
     causes = [each for each in verdict.causes if each.gating and each.found_by not in ITEMS_OF_THEIR_OWN]
     failed = [probe for probe in probes if probe.status is Outcome.FAIL]
     unanswered = [probe for probe in probes if probe.required and probe.status is Outcome.INCONCLUSIVE]
-    typed: tuple[str, ...] = ()
-    if causes or failed:
-        status, typed = Status.FAIL, _fixes(causes) or (verdict.reproduce,)
-        says = f"{causes[0].cause}: {causes[0].evidence}" if causes else _told(failed[0])
-    elif unanswered:
-        status, typed, says = Status.INCONCLUSIVE, (verdict.reproduce,), _told(unanswered[0])
-    else:
-        status, says = Status.PASS, f"the same policy as the reference: {_parity(probes)}"
+    status, says, typed = _share(verdict, probes, causes), verdict.says, (verdict.reproduce,)
+    if status is Status.FAIL:
+        says = f"{causes[0].cause}: {causes[0].evidence}" if causes else _told(failed[0]) if failed else says
+        typed = _fixes(causes) or typed
+    elif status is Status.INCONCLUSIVE and unanswered:
+        says = _told(unanswered[0])
+    elif status is Status.PASS:
+        says, typed = f"the same policy as the reference: {_parity(probes)}", ()
     return Item(
         name=AUDIT,
         status=status,
@@ -115,6 +115,22 @@ def audit_item(verdict: VerdictRecord) -> Item:
         details=tuple(f"{probe.name}, {probe.status.lower()}: {probe.says}" for probe in probes),
         facts=dict(verdict.metrics),
         type=typed,
+    )
+
+
+def _share(verdict: VerdictRecord, probes: Sequence[ProbeRecord], causes: Sequence[CauseFound]) -> Status:
+    """The verdict, as the audit's item has it: less what it owes to a probe with an item of its own alone."""
+    elsewhere = any(
+        probe.name in ITEMS_OF_THEIR_OWN and probe.status is verdict.verdict for probe in verdict.probes
+    )
+    if verdict.verdict is Outcome.PASS or causes or not elsewhere:
+        return Status(verdict.verdict)
+    # The other item says what the verdict says. A verdict waits for required answers, and any failure decides it.
+    return worst(
+        [
+            Status.PASS,
+            *(Status(each.status) for each in probes if each.required or each.status is Outcome.FAIL),
+        ]
     )
 
 

@@ -52,6 +52,8 @@ class Circumstances(NamedTuple):
     """Sampling parameters that a dump leaves open, where the engine's numbers are what is wrong."""
     odd_reference: bool = False
     """Engine and trainer agree with each other and not with the reference, and nothing explains both."""
+    required: Sequence[Probe] = (Probe.PARITY, Probe.SAMPLING)
+    """Probes without which there is no PASS, asked or not: nothing can be said of an engine without these two."""
 
 
 def decide(
@@ -69,6 +71,10 @@ def decide(
         message = f"{waiting[0].probe}: {waiting[0].message}"
         if any(each.cut_off for each in waiting):
             message += "; what was answered is kept, and the run can be resumed"
+        return Decision(Outcome.INCONCLUSIVE, "unknown", message, merged, results)
+    asked = {each.probe for each in results}
+    if missing := [probe for probe in about.required if probe not in asked]:
+        message = f"{', '.join(missing)}: not asked, and nothing passes without"
         return Decision(Outcome.INCONCLUSIVE, "unknown", message, merged, results)
     return Decision(Outcome.PASS, "none", SAME_POLICY, merged, results)
 

@@ -107,9 +107,9 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
         try:
             target = open_target(str(self.path), FileKind.ZERODRIFT)
             asked = target.read().settings
-            # A running server is asked below, or by the audit.
+            # A running server is asked below, or by the audit: to neither diagnosis is it unknown.
             known = {RUNNING: Setting(RUNNING, None, Origin.ASKED)} if RUNNING in asked else {}
-            judged = [Judged(name, diagnose(target, known)[0])]
+            judged, asked = [Judged(name, diagnose(target, known)[0])], {**asked, **known}
         except ZerodriftError as error:
             judged, asked = [Judged(name, f"cannot be judged: {error}")], {}
         engine = self.config.engine

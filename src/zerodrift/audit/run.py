@@ -60,7 +60,9 @@ class Audit(AuditSetup):
         ]
         if not observed:
             results.append(not_judged(Probe.PARITY, "nothing to compare", required=True))
-            return self._audited(fingerprint, decide(results, (), Circumstances()), None, None, None, ())
+            return self._audited(
+                fingerprint, decide(results, (), Circumstances(required=self.required)), None, None, None, ()
+            )
         self.progress.stage("floor")
         floor = self._floor(observed)
         gates = gates_for(self.validation.gate_for(self.precision), floor, self.validation.own_gates)
@@ -82,7 +84,11 @@ class Audit(AuditSetup):
         replay = FailureReplay(self.engine, self.reference, gates, self.requests(), worst)
         results += suite.asked_for(measurements, rollouts, explained)
         about = Circumstances(
-            mean=_mean(numbers), gate=gates.mean, engine=self.engine.name, right_again=replay.is_right
+            mean=_mean(numbers),
+            gate=gates.mean,
+            engine=self.engine.name,
+            right_again=replay.is_right,
+            required=self.required,
         )
         decision = decide(results, explained, about)
         audited = self._audited(fingerprint, decision, floor, table, gates, measurements)

@@ -16,6 +16,7 @@ from zerodrift.config.validation import ValidationConfig
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.task import Scorer, Task
 from zerodrift.records.baseline import BaselineHeader, BaselineRow
+from zerodrift.records.verdict import Probe
 
 
 class Baseline(NamedTuple):
@@ -51,6 +52,20 @@ class AuditSetup:
     seeded: bool = True
     """Whether requests carry seeds. Without, samples are judged as well, and probes that repeat them are not."""
     progress: Progress = field(default_factory=Silent)
+
+    @property
+    def required(self) -> tuple[Probe, ...]:
+        """Probes without which the verdict cannot be PASS: the engine's numbers and samples, and all that was brought."""
+        brought = {
+            Probe.BASELINE: self.baseline,
+            Probe.TRAINER: self.trainer,
+            Probe.WEIGHT_SYNC: self.checkpoint,
+            Probe.REWARDS: self.task,
+        }
+        return (
+            *(Probe.CONTRACT, Probe.PARITY, Probe.SAMPLING),
+            *(probe for probe, given in brought.items() if given is not None),
+        )
 
     def requests(self) -> list[Request]:
         """What the engine is asked for parity."""

@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import msgspec
 import pytest
 
 from zerodrift.audit.checklist import (
@@ -49,13 +50,16 @@ def cause(name: str, found_by: str, *, gating: bool = True, fix: str = "mend it"
     )
 
 
-def verdict(*probes: ProbeRecord, causes: tuple[CauseFound, ...] = ()) -> VerdictRecord:
+def verdict(
+    *probes: ProbeRecord, causes: tuple[CauseFound, ...] = (), missing: tuple[Probe, ...] = ()
+) -> VerdictRecord:
     side = EngineFingerprint(engine="vllm", semantic={}, numeric={}, deployment={})
     results = [
         ProbeResult(probe=Probe(each.name), status=each.status, message=each.says, required=each.required)
         for each in probes
     ]
-    conclusion = decide(results, causes, Circumstances())
+    asked_for = tuple(each.probe for each in results)
+    conclusion = decide(results, causes, Circumstances(required=(*asked_for, *missing)))
     return VerdictRecord(
         verdict=conclusion.verdict,
         guilty=conclusion.guilty,
@@ -146,6 +150,19 @@ def test_a_question_without_an_answer_is_not_passed() -> None:
     item = audit_item(verdict(cache, probe("parity", Outcome.INCONCLUSIVE)))
     assert (item.status, item.says) == (Status.INCONCLUSIVE, "parity: parity says")
     assert item.type == (AGAIN,)
+
+
+def test_what_the_verdict_waits_for_is_not_passed_though_every_probe_passed() -> None:
+    told = verdict(probe("contract"), probe("parity"), missing=(Probe.SAMPLING,))
+    item = audit_item(told)
+    assert (item.status, item.says, item.type) == (Status.INCONCLUSIVE, told.says, (AGAIN,))
+
+
+def test_a_verdict_that_blames_nobody_is_not_made_a_failure() -> None:
+    told = verdict(probe("parity", Outcome.FAIL), causes=(cause("path/rope", "attribution"),))
+    odd = msgspec.structs.replace(told, verdict=Outcome.INCONCLUSIVE, says="cannot be told")
+    item = audit_item(odd)
+    assert (item.status, item.says, item.type) == (Status.INCONCLUSIVE, "cannot be told", (AGAIN,))
 
 
 def test_what_has_an_item_of_its_own_is_no_fault_of_the_audit() -> None:

@@ -267,6 +267,18 @@ def test_what_a_stream_does_is_neither(causes: tuple[CauseFound, ...]) -> None:
     assert set(names(decision)) == {*((each.cause, True) for each in causes), ("semantic/streaming", True)}
 
 
+def test_what_was_not_asked_is_not_passed() -> None:
+    assert decide((), (), Circumstances()).verdict is Outcome.INCONCLUSIVE
+    everything = Circumstances(required=tuple(each.probe for each in SOUND))
+    assert decide(SOUND, (), everything).verdict is Outcome.PASS
+    for missing in SOUND:
+        decision = decide([each for each in SOUND if each is not missing], (), everything)
+        assert (decision.verdict, decision.guilty) == (Outcome.INCONCLUSIVE, "unknown")
+        assert decision.message.startswith(f"{missing.probe}: ")
+    # What is wrong is wrong, whatever was not asked.
+    assert decide([failed(Probe.PARITY)], (), everything).verdict is Outcome.FAIL
+
+
 # --- an update, and what nobody stated, decide ----------------------------------------------------------------------
 
 

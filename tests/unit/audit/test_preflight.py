@@ -32,6 +32,7 @@ class Task:
 
 task = Task()
 """
+SERVED = "vllm serve Q --logprobs-mode processed_logprobs --generation-config vllm --no-enable-prefix-caching"
 NAMES = ["doctor", "audit", "weight-sync", "rewards", "history"]
 
 
@@ -189,6 +190,26 @@ def test_the_running_server_is_asked_with_what_the_file_says(
     assert item.type == ("zerodrift doctor http://x:1 --api-key-env OUR_KEY --fix",)
     assert any("raw_logprobs" in detail for detail in item.details)
     assert not any("ask it with" in detail for detail in item.details)
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        (f"{SERVED} --no-async-scheduling", Status.PASS),
+        (SERVED, Status.WARN),
+        # The control: what the server itself does not show is not known.
+        (f"{SERVED} --no-async-scheduling --logprobs-mode $MODE", Status.INCONCLUSIVE),
+    ],
+)
+def test_a_file_that_names_a_server_is_as_good_as_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, status: Status
+) -> None:
+    """To the file alone the server is unknown; it was asked, so that nothing is left open by that."""
+    asked = preflight(tmp_path, engine="{name: vllm, url: 'http://x:1'}")
+    monkeypatch.setattr(module, "Server", lambda *_, **__: CommandLine(command))
+    item = doctor_item(asked._judged())
+    assert item.status is status
+    assert item.says.count("http://x:1: ") == 1
 
 
 # --- refused before the directory is touched --------------------------------------------------------------------

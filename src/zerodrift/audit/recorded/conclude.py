@@ -14,7 +14,7 @@ from zerodrift.audit.probes.result import ProbeResult
 from zerodrift.audit.recorded.reading import how_to_state
 from zerodrift.audit.recorded.sides import Side, Sides
 from zerodrift.core.cause import CAUSES, Layer
-from zerodrift.records.verdict import CauseFound, Outcome
+from zerodrift.records.verdict import CauseFound, Outcome, Probe
 
 WEIGHT_SYNC = "weight sync"
 ODD_CHECKPOINT = (
@@ -36,6 +36,8 @@ def conclude(
         # Numbers that are right while the samples, or the trainer's, are not contradict those under any parameters.
         unstated=silent if "engine" in sides.guilty else (),
         odd_reference=same_numbers and not _named(causes),
+        # Tokens that were taken and not drawn are asked about by another probe.
+        required=(Probe.DUMP, Probe.PARITY, sides.samples.overall.probe),
     )
     decision = decide(results, causes, about)
     if decision.unstated:

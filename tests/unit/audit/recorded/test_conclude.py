@@ -30,8 +30,12 @@ def cause(name: str, explained: float = 1.0) -> CauseFound:
 
 def test_nobody_is_guilty() -> None:
     healthy = sides(trainer=True)
-    concluded = conclude(healthy, healthy.results, (), same_numbers=False)
+    results = [answered(Probe.DUMP, Outcome.PASS, "read", required=True), *healthy.results]
+    concluded = conclude(healthy, results, (), same_numbers=False)
     assert (concluded.verdict, concluded.guilty) == (Outcome.PASS, "none")
+    for missing in (Probe.DUMP, Probe.PARITY, Probe.SAMPLING):
+        some = [each for each in results if each.probe is not missing]
+        assert conclude(healthy, some, (), same_numbers=False).verdict is Outcome.INCONCLUSIVE
     assert side_in_words("none", healthy).startswith("none: ")
     assert since_in_words(healthy) == "nothing to date"
 
