@@ -100,7 +100,8 @@ def audit_item(verdict: VerdictRecord) -> Item:
     causes = [each for each in verdict.causes if each.gating and each.found_by not in ITEMS_OF_THEIR_OWN]
     failed = [probe for probe in probes if probe.status is Outcome.FAIL]
     unanswered = [probe for probe in probes if probe.required and probe.status is Outcome.INCONCLUSIVE]
-    status, says, typed = _share(verdict, probes, causes), verdict.says, (verdict.reproduce,)
+    status, says = _share(verdict, probes, causes), verdict.says
+    typed: tuple[str, ...] = (verdict.reproduce,)
     if status is Status.FAIL:
         says = f"{causes[0].cause}: {causes[0].evidence}" if causes else _told(failed[0]) if failed else says
         typed = _fixes(causes) or typed

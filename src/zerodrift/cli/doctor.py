@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 
 HOTTEST = 2
+_PUT_BACK = (
+    'not shown: secrets, and values of names that are in no table; put them back before it is used, where "$NAME" or '
+    "(not shown) stands"
+)
 
 
 class Format(StrEnum):
@@ -80,6 +84,8 @@ def command(
         if (fixed := opened.corrected(changes)) is not None:
             diagnosis, judgements = diagnose(fixed, asked)
             console.say(fixed.printed().removesuffix("\n"))
+            if fixed.hides:
+                typer.echo(_PUT_BACK, err=True)
         _say_changes(opened, changes, fixes(judgements), diagnosis, edited=fixed is not None)
     elif form is Format.JSON:
         console.say(msgspec.json.format(msgspec.json.encode(diagnosis)).decode())

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from zerodrift.doctor import launch_script, secrets, vllm_flags, vllm_settings
+from zerodrift.doctor import launch_script, listed, secrets, vllm_flags, vllm_settings
 from zerodrift.doctor.setting import Origin, Reading, Setting, Value, unknown
 from zerodrift.doctor.tables import VLLM_VERSION, VllmName, vllm_names, vllm_options
 from zerodrift.doctor.vllm_file import VllmFile
@@ -13,7 +13,6 @@ from zerodrift.doctor.yaml_text import YamlText
 
 _TRAILING = re.compile(r"(?<!\\)\s*\\$")  # a last line that was to go on: what is added would hang behind it
 _CONTINUED = re.compile(r"\\\n([ \t]*)")
-_READ_TOO = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND"}
 
 
 class CommandLine:
@@ -62,8 +61,8 @@ class CommandLine:
         if config or ignored:
             paths = ", ".join(secrets.safe(each.value) for each in ignored)
             found["ignored_config"] = Setting("ignored_config", paths or None, Origin.SET)
-        judged = {spec.env or spec.secret_env for spec in vllm_names().values()} | _READ_TOO
-        listed = [
+        judged = {spec.env or spec.secret_env for spec in vllm_names().values()} | listed.READ_TOO
+        not_judged = [
             *vllm_settings.not_judged(taken, unseen),
             *(f"--{name}: its value comes from a variable that is not known here" for name in sorted(unseen)),
             *(file.read().not_judged if file else ()),
@@ -71,7 +70,7 @@ class CommandLine:
             *(f"{name}, which is set and not exported" for name in self._launch.unexported),
             *(["variables that are set out of sight"] if self._launch.out_of_sight else []),
         ]
-        return Reading(found, tuple(listed))
+        return Reading(found, tuple(not_judged))
 
     def typed(self, name: str, value: Value) -> str | None:
         """As on the command line."""
@@ -118,12 +117,25 @@ class CommandLine:
         """The command without secrets; of a script nothing, for what its other lines hold is not known."""
         if not self._launch.alone:
             return secrets.HIDDEN
-        masks = secrets.hidden([word.text for word in self._words], vllm_flags.flag_names())
         edits: dict[int, str | None] = {}
-        for index, (word, mask) in enumerate(zip(self._words, masks, strict=True)):
+        for index, (word, mask) in enumerate(zip(self._words, self._masks(), strict=True)):
             if mask is not None and not secrets.is_reference(self.text[word.start : word.end]):
                 edits[index] = mask
-        return secrets.hide_comments(self._written(edits, [], []))
+        return secrets.hide_comments(self._written(edits, [], []), listed.names())
+
+    @property
+    def hides(self) -> bool:
+        """Whether something in it is not printed."""
+        return self.printed() != self.text
+
+    def _masks(self) -> list[str | None]:
+        """For each word what is printed in its place; None where it is itself."""
+        words = [word.text for word in self._words]
+        by_name = secrets.hidden(words, vllm_flags.flag_names())
+        return [
+            one or other
+            for one, other in zip(by_name, listed.unlisted(words, self._launch.behind), strict=True)
+        ]
 
     def _written(self, edits: Mapping[int, str | None], flags: list[str], variables: list[str]) -> str:
         """The text with other words; None takes one out."""
@@ -161,7 +173,12 @@ class CommandLine:
 
     def _refused(self, file: VllmFile | None) -> Setting:
         """What stops vLLM, on the command line and in the file; of words, it takes the model and no other."""
-        extra = [self._words[index] for index in self._parsed.positionals[1:]]
+        masks = self._masks()
+        extra = [
+            "a word that is not shown" if masks[index] else f"the word {self._words[index].text!r}"
+            for index in self._parsed.positionals[1:]
+            if not self._words[index].unknown
+        ]
         strays = [index for index in self._parsed.strays if not self._words[index].unknown]
         files = [each for each in self._parsed.arguments if each.name == "config" and each.last > each.first]
         known = {name: value for name, value in self._launch.env.items() if value is not None}
@@ -169,7 +186,7 @@ class CommandLine:
             [
                 *map(self._refusal, self._parsed.arguments),
                 *vllm_flags.variable_refusals(known),
-                *(f"the word {word.text!r} belongs to no flag" for word in extra if not word.unknown),
+                *(f"{word} belongs to no flag" for word in extra),
                 "a word behind a secret belongs to no flag" if strays else None,
                 "--config stands there twice" if len(files) > 1 else None,
                 str(file.read().settings["refused"].value or "") if file else None,

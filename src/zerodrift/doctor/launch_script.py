@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from zerodrift.core.errors import ConfigError
+from zerodrift.doctor.listed import unlisted
 from zerodrift.doctor.secrets import hidden
 from zerodrift.doctor.vllm_flags import flag_names
 
@@ -173,14 +174,14 @@ def _launch(words: Sequence[Word], outside: Mapping[str, str | None], *, alone: 
     env: dict[str, str | None] = {} if contained else dict(outside)
     places: dict[str, int] = {}
     out_of_sight = any(text.startswith(("--env-file", "--export")) for text in texts[:behind])
-    for index, mask in zip(range(behind), hidden(texts, flag_names()), strict=False):
+    masks = zip(hidden(texts, flag_names()), unlisted(texts, behind), strict=True)
+    for index, either in zip(range(behind), masks, strict=False):
+        a_value = any((mask or "").startswith('"') for mask in either)
         match = _ASSIGNMENT.fullmatch(texts[index])
         handed_in = bool(match and match[1]) or (index > 0 and texts[index - 1] in ("-e", "--env"))
         if texts[index].rpartition("/")[2] == "env" and texts[index + 1].startswith("-"):
             env, out_of_sight = {}, True  # `-i` and `-u` take variables away
-        elif (
-            match and not (mask or "").startswith('"') and (handed_in if contained else match[3] is not None)
-        ):
+        elif match and not a_value and (handed_in if contained else match[3] is not None):
             env[match[2]], places[match[2]] = None if words[index].unknown else match[3], index
     return Launch(words, behind, env, places, (), out_of_sight, alone, contained)
 

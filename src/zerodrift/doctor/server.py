@@ -101,6 +101,11 @@ class Server:
         """Nothing: it has no text."""
         return ""
 
+    @property
+    def hides(self) -> bool:
+        """Nor does it hide any."""
+        return False
+
     def _card(self) -> _Card:
         cards = parse(self._http.get("/v1/models"), _Models, "/v1/models").data
         # Adapters are listed behind their base model, which alone says how long a sequence may be.

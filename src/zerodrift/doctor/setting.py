@@ -97,3 +97,7 @@ class Target(Protocol):
 
     def printed(self) -> str:
         """Its text without secrets."""
+
+    @property
+    def hides(self) -> bool:
+        """Whether something in it is not printed, and has to be put back."""

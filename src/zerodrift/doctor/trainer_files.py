@@ -55,6 +55,11 @@ class SettingsFile:
         """The file without secrets."""
         return self._text.printed()
 
+    @property
+    def hides(self) -> bool:
+        """Whether something in it is not printed."""
+        return self.printed() != self._text.text
+
     def _line(self, path: str, value: Value) -> str:
         if value is None:
             return f"remove {path}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerodrift.core.errors import ConfigError
-from zerodrift.doctor import secrets, vllm_settings
+from zerodrift.doctor import listed, secrets, vllm_settings
 from zerodrift.doctor.setting import Origin, Reading, Setting, Value
 from zerodrift.doctor.tables import VLLM_VERSION, vllm_names, vllm_options
 from zerodrift.doctor.vllm_flags import parse, refusals, refused, typed
@@ -82,8 +82,13 @@ class VllmFile:
         return None if text is None else VllmFile(text)
 
     def printed(self) -> str:
-        """The file without secrets."""
-        return self._text.printed()
+        """The file without secrets, and without what is no flag of vLLM."""
+        return self._text.printed(listed.unlisted_in_flags)
+
+    @property
+    def hides(self) -> bool:
+        """Whether something in it is not printed."""
+        return self.printed() != self._text.text
 
     def _false(self) -> list[str]:
         return [str(key) for key, value in self._text.values.items() if value is False]

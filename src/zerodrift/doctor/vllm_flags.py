@@ -9,6 +9,7 @@ from functools import cache, reduce
 from typing import Any, NamedTuple
 
 from zerodrift.core.errors import ConfigError
+from zerodrift.doctor.listed import may_be_attached
 from zerodrift.doctor.secrets import hidden, names_a_secret, safe
 from zerodrift.doctor.setting import Origin, Setting, Value
 from zerodrift.doctor.tables import VLLM_VERSION, Number, Options, VllmName, vllm_names, vllm_options
@@ -262,7 +263,8 @@ def _argument(words: Sequence[str], index: int, options: Options) -> Argument:
 
 def _resolved(spelled: str, options: Options) -> tuple[str, bool, tuple[str, ...]]:
     """The flag that is meant, whether its `--no-` form, and all that may be meant where it is short for several."""
-    if spelled.startswith("--"):
+    short = not spelled.startswith("--")
+    if not short:
         bare, known = spelled[2:].replace("_", "-"), options.long
     else:
         bare, known = spelled[1:], options.short
@@ -273,6 +275,8 @@ def _resolved(spelled: str, options: Options) -> tuple[str, bool, tuple[str, ...
     if len(found) == 1:
         name = known[found[0]]
         return name, found[0] == f"no-{name}", ()
+    if not found and short and may_be_attached(bare):
+        bare = bare[:1]
     return bare, False, tuple(found)
 
 

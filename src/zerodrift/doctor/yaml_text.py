@@ -16,7 +16,7 @@ from ruamel.yaml.util import load_yaml_guess_indent
 
 from zerodrift.config.document import parse, render
 from zerodrift.core.errors import ConfigError
-from zerodrift.doctor import secrets
+from zerodrift.doctor import listed, secrets
 from zerodrift.doctor.setting import Value
 from zerodrift.doctor.vllm_flags import flag_names
 
@@ -65,16 +65,16 @@ class YamlText:
         # An anchor would carry a change elsewhere, and a merged key stands elsewhere.
         return changed if render(_sorted(changed.values)) == render(_sorted(expected)) else None
 
-    def printed(self) -> str:
+    def printed(self, unlisted: secrets.Unlisted = listed.unlisted_in_a_tree) -> str:
         """The text without secrets."""
         try:
             tree, dump = _round_trip(self.text)
-            text = dump(tree) if secrets.hide_below(tree, flag_names()) else self.text
+            text = dump(tree) if secrets.hide_below(tree, flag_names(), unlisted) else self.text
         except YAMLError as error:
             raise ConfigError(
                 f"{self.source}: cannot be printed without its secrets; change it by hand"
             ) from error
-        return secrets.hide_comments(text)
+        return secrets.hide_comments(text, listed.names() if unlisted is listed.unlisted_in_flags else None)
 
 
 def read_text(path: Path) -> str:

@@ -72,6 +72,25 @@ def test_what_no_flag_can_change_is_not_passed_over(
     assert "nothing that can be changed here" in capsys.readouterr().err
 
 
+def test_a_correction_says_that_what_it_hides_must_be_put_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("DB_PASS=hunter2 TS_AUTHKEY=tskey-auth-x FROB=swordfish vllm serve M", "--fix")
+    out, err = capsys.readouterr()
+    assert out.startswith(
+        'DB_PASS="$DB_PASS" TS_AUTHKEY="$TS_AUTHKEY" FROB="$FROB" vllm serve M --logprobs-mode '
+    )
+    (tmp_path / "v.yaml").write_text("model: M\ndb_pass: hunter2\n")
+    run(str(tmp_path / "v.yaml"), "--fix")
+    file, of_file = capsys.readouterr()
+    assert file.startswith("model: M\ndb_pass: (not shown)\n")
+    assert not any(word in out + err + file + of_file for word in ("hunter2", "tskey-auth-x", "swordfish"))
+    assert "put them back" in err
+    assert "put them back" in of_file
+    run("vllm serve M", "--fix")
+    assert "put them back" not in capsys.readouterr().err
+
+
 def test_what_cannot_be_fixed_here_stays_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"{RAW} --logprobs-mode processed_logprobs", "--temperature", "0", "--fix") == 1
     assert "not set here: temperature 1.0" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from zerodrift.doctor.judge import fixes
 from zerodrift.doctor.open_target import open_text
 from zerodrift.doctor.secrets import HIDDEN, holds_a_secret, names_a_secret, safe, without_secrets
 from zerodrift.doctor.setting import FileKind, Target
+from zerodrift.doctor.vllm_flags import flag_names
 
 ONE, TWO = "hunter2", "swordfish"
 
@@ -178,6 +179,69 @@ def test_no_file_shows_its_secrets(file: tuple[str, FileKind]) -> None:
     assert TWO not in text
 
 
+# --- names that no rule knows: what is not in the tables is not shown ----------------------------------------------
+
+UNHEARD = st.from_regex(r"[a-z]{3,8}_[a-z]{2,6}", fullmatch=True).filter(
+    lambda name: not names_a_secret(name) and not any(each.startswith(name[:3]) for each in flag_names())
+)
+QUOTED = st.sampled_from(
+    [ONE, f"'{ONE}'", f'"{ONE} {TWO}"', f"{ONE},{TWO}", f"{ONE} {TWO}", f"'{ONE}={TWO}'"]
+)
+
+
+@st.composite
+def unheard_commands(draw: st.DrawFn) -> str:
+    name, value, noise = draw(UNHEARD), draw(QUOTED), draw(NOISE)
+    flag = name.replace("_", draw(st.sampled_from("-_.")))
+    return draw(
+        st.sampled_from(
+            [
+                f"{name.upper()}={value} vllm serve Q {noise}",
+                f"env A=1 {name}={value} nohup vllm serve Q {noise}",
+                f"vllm serve Q {noise} --{flag} {value}",
+                f"vllm serve Q --{flag}={value} {noise}",
+                f"vllm serve Q -{name} {value} {noise}",
+                f"vllm serve Q -x{ONE} {noise}",
+                f"vllm serve Q --enable-lora {name}={ONE}",
+                f"vllm serve Q {noise} # {name}={ONE}",
+                f"docker run --gpus all -e {name}={ONE} vllm/vllm-openai:latest --model Q",
+                f"docker run --env={name}={ONE} --{flag} {ONE} vllm/vllm-openai --model Q",
+                f"kubectl exec --{flag} {value} pod -- vllm serve Q",
+                f"export {name}={value}\nvllm serve Q {noise}",
+            ]
+        )
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(unheard_commands())
+def test_no_command_shows_the_value_of_a_name_that_is_in_no_table(command: str) -> None:
+    text = said_of(command)
+    assert ONE not in text
+    assert TWO not in text
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    UNHEARD,
+    st.sampled_from(
+        ["{}: hunter2", "{}: [a, hunter2]", "{}: {{a: hunter2}}", "# {}: hunter2", "{}: |\n  hunter2"]
+    ),
+)
+def test_no_file_of_vllm_shows_the_value_of_a_key_that_is_in_no_table(name: str, line: str) -> None:
+    assert ONE not in said_of(f"model: Q\n{line.format(name)}\nseed: 1\n", FileKind.VLLM)
+
+
+@settings(max_examples=30, deadline=None)
+@given(UNHEARD)
+def test_variables_and_arguments_in_a_file_of_ours_are_those_of_a_command(name: str) -> None:
+    engine = f"engine: {{name: vllm, args: [--{name}, {ONE}, --seed, '1'], env: {{{name}: {TWO}}}}}"
+    text = open_text(f"{engine}\n", "f.yaml", FileKind.ZERODRIFT).printed()
+    assert ONE not in text
+    assert TWO not in text
+    assert "'1'" in text
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -193,11 +257,29 @@ def test_no_file_shows_its_secrets(file: tuple[str, FileKind]) -> None:
         ('vllm serve Q --hf-overrides \'{"eos_token_id": [1, 2], "tokens": "x"}\'', None),
         ("vllm serve Q --max-num-batched-tokens 4096 --tokenizer x --ssl-keyfile f", None),
         ('vllm serve Q --model-loader-extra-config \'{"token": null, "key": ""}\'', None),
-        ("KEYBOARD=a docker run --gpus all -p 80:80 -e A=1 vllm/vllm-openai --model m # as it was", None),
         (
-            "docker run -e HF_TOKEN=x -e A=1 -e B_KEY=y vllm/vllm-openai Q",
-            'docker run -e HF_TOKEN="$HF_TOKEN" -e A=1 -e B_KEY="$B_KEY" vllm/vllm-openai Q',
+            "docker run --rm -it --gpus all -p 80:80 --ipc=host vllm/vllm-openai:v1 --model m # as it was",
+            None,
         ),
+        (
+            "CUDA_VISIBLE_DEVICES=0,1 VLLM_USE_V1=1 nice -n 10 python -u -m vllm.entrypoints.openai.api_server",
+            None,
+        ),
+        (
+            "vllm serve Q --lora-modules sql=/l code=/c --tensor-par 2 -qfp8 -O3 --hf-overrides.a b -tp 2",
+            None,
+        ),
+        ("sudo -E VLLM_USE_V1=1 vllm serve Q -seed 1", None),
+        ("env -i MKL_CBWR=COMPATIBLE vllm serve Q --served-model-name a b --enable-lora", None),
+        (
+            "DB_PASS=hunter2 TS_AUTHKEY=tskey-auth-x vllm serve M",
+            'DB_PASS="$DB_PASS" TS_AUTHKEY="$TS_AUTHKEY" vllm serve M',
+        ),
+        (
+            "docker run --weird -e HF_TOKEN=x -e A=1 -e VLLM_USE_V1=1 --env=B=y vllm/vllm-openai Q",
+            'docker run --weird -e HF_TOKEN="$HF_TOKEN" -e A="$A" -e VLLM_USE_V1=1 --env=B="$B" vllm/vllm-openai Q',
+        ),
+        ("vllm serve Q --frob a b --seed 1 -xab", 'vllm serve Q --frob "$FROB" "$FROB" --seed 1 -x"$X"'),
     ],
 )
 def test_what_a_command_looks_like_without_them(before: str, after: str | None) -> None:
@@ -217,16 +299,32 @@ def test_what_a_file_looks_like_without_them(before: str, after: str | None) -> 
     assert open_text(before, "f.yaml", None).printed() == (before if after is None else after)
 
 
+def test_a_file_of_vllm_keeps_what_the_tables_know() -> None:
+    before = "model: Q # ours\nserved_model_name: [a, b]\nhf-overrides: {rope: x}\n"
+    assert open_text(before, "f.yaml", FileKind.VLLM).printed() == before
+    hidden = open_text(f"{before}db_pass: hunter2\nfrob: 3\n", "f.yaml", FileKind.VLLM)
+    assert hidden.printed() == f"{before}db_pass: {HIDDEN}\nfrob: {HIDDEN}\n"
+    assert hidden.hides
+    assert not open_text(before, "f.yaml", FileKind.VLLM).hides
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
         *(
             (name, True)
-            for name in ("HF_TOKEN", "api-key", "my_secret", "db.password", "apiKey", "hfToken", "auth")
+            for name in (
+                *("HF_TOKEN", "api-key", "my_secret", "db.password", "apiKey", "hfToken", "auth", "pass"),
+                *("DB_PASS", "PGPASS", "REDIS_PASS", "TS_AUTHKEY", "SSHKEY", "PRIVATEKEY", "accesskey"),
+                *("HF_TOKENS", "access_tokens", "JWT", "SENTRY_DSN", "GIT_PAT", "COOKIES", "dbPass"),
+            )
         ),
         *(
             (name, False)
-            for name in ("tokenizer", "max-tokens", "monkey", "api_key_env", "seed", "pad_token_id", "author")
+            for name in (
+                *("tokenizer", "max-tokens", "monkey", "api_key_env", "seed", "pad_token_id", "author"),
+                *("pass_config", "ignore-patterns", "spec-tokens", "bypass", "path", "compass", "patch_size"),
+            )
         ),
     ],
 )
