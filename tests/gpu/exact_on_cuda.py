@@ -260,7 +260,7 @@ def controls(model: Any, sequences: list[list[int]], report: dict[str, Any]) -> 
 
 def _refused_attention(model: Any) -> bool:
     try:
-        prove_attention(CudaOps(frozenset({"attention"})), model.config.head_dim)
+        prove_attention(CudaOps(frozenset({"attention"})), model.config.head_dim, 2, None)
     except Unproven:
         return True
     return False

@@ -25,6 +25,12 @@ _COLUMNS = 11
 """Of a seat: token, position, slot, tokens (1 or 0), where its table begins, and the six of a draw."""
 
 
+def can_capture(model: Any) -> bool:
+    """Whether a step of `model` runs without the host: dynamic frequencies look at positions, plain twins at the plan."""
+    dynamic = any(type(module).__name__ == "ExactRotary" for module in model.modules())
+    return model.device.type == "cuda" and not dynamic and not ops_of(model).plain
+
+
 class DecodeGraphs:
     """Graphs of all sizes for one model and its KV."""
 
@@ -114,7 +120,8 @@ class _Graph:
                 self._round()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Of this thread alone: another may stage weights meanwhile, which takes memory.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             self._round()
         return graph
 

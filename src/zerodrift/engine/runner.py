@@ -15,7 +15,7 @@ import torch
 from zerodrift.core.completion import Problem
 from zerodrift.core.errors import NonFinite
 from zerodrift.engine.batch import paged_batch
-from zerodrift.engine.decode_graph import DecodeGraphs
+from zerodrift.engine.decode_graph import DecodeGraphs, can_capture
 from zerodrift.engine.kv import copy_blocks
 from zerodrift.engine.plan import Draw, Drawn, Scored, Slice, StepPlan, StepResult
 from zerodrift.engine.sampler import Sampler, not_finite
@@ -63,7 +63,7 @@ class Runner:
         """Counted where the forward is called, so that nobody can look twice without being seen."""
         self.planning_seconds = 0.0
         """Spent on where tokens lie, before the forward: bookkeeping, though it is done with tensors."""
-        self.graphs = DecodeGraphs(model, kv) if model.device.type == "cuda" else None
+        self.graphs = DecodeGraphs(model, kv) if can_capture(model) else None
 
     @torch.no_grad()
     def launch(self, plan: StepPlan) -> Ticket:

@@ -17,7 +17,7 @@ from zerodrift.core.errors import DigestMismatch, InvalidValue, ModelError, NonF
 from zerodrift.core.version import WeightVersion
 from zerodrift.exact.logprobs import head
 from zerodrift.exact.paged import PagedBatch, PagedKV, forward_paged
-from zerodrift.exact.preparation import freeze_weights, ops_of, prepare
+from zerodrift.exact.preparation import freeze_weights, ops_of, prepare, refresh
 from zerodrift.weights.digest import checkpoint_state
 from zerodrift.weights.manifest import Manifest
 
@@ -63,6 +63,11 @@ class StagedWeights:
         """Write every tensor where the model has it: nothing moves, so whatever was captured over it stays valid."""
         for name, tensor in checkpoint_state(model).items():
             tensor.copy_(self._tensors[name])
+        # Tensors made under inference mode count no versions: nobody else would notice that they were written to.
+        refresh(model)
+        if model.device.type == "cuda":
+            # Copies run on this thread's stream; what is copied from may be freed to another one as soon as this returns.
+            torch.cuda.synchronize()
 
 
 def stage(model: Any, state: Mapping[str, torch.Tensor], version: str | WeightVersion) -> StagedWeights:

@@ -255,6 +255,8 @@ def _proof_parts(parts: ModelParts, ops: Any) -> Parts:
             "log-softmax": (log_softmax, config.vocab_size),
             "softmax": (partial(torch.softmax, dim=-1), config.vocab_size),
         },
+        config.num_attention_heads // config.num_key_value_heads,
+        tuple(dict.fromkeys(family.windows(config))),
     )
 
 

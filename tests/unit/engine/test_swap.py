@@ -116,6 +116,18 @@ def test_weights_never_move(engine: Engine) -> None:
     assert engine.model is model
 
 
+def test_a_swap_under_inference_mode_reaches_the_packed_weights(engine_of: Make) -> None:
+    """Tensors of inference mode count no versions."""
+    with torch.inference_mode():
+        engine = engine_of()
+        old, new = bits(engine), changed(engine)
+        engine.swap_weights(new, "b")
+        found = bits(engine)
+    other = engine_of()
+    other.swap_weights({name: tensor.clone() for name, tensor in new.items()}, "b")
+    assert found == bits(other) != old
+
+
 def test_versions_that_were_held_on_to_are_swapped_back(engine: Engine) -> None:
     first, initial = bits(engine), engine.retain_weights()
     staged = engine.stage_weights(changed(engine), "b")

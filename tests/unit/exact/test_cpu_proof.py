@@ -149,6 +149,33 @@ def test_an_op_on_rows_is_asked_about_the_rows_that_come(outputs: int, inputs: i
         ops.attend(q, (kv, kv), Segments((0,), (37,)), HeadShape(0.25, None))
 
 
+def test_rows_of_heads_are_asked_about_where_a_single_kv_head_is_as_wide() -> None:
+    """Its linear gives rows of that width too, but only one for each token."""
+
+    def op(rows: torch.Tensor) -> torch.Tensor:
+        return rows * (1 + (len(rows) == 148))
+
+    ops, packed = CpuOps(), pack(torch.randn(16, 6))
+    ops.prove(Parts([(packed, None)], 16, {"norm of 16": (op, 16)}))
+    ops.linear(torch.randn(37, 6), packed, None)
+    q, kv = torch.randn(37, 4, 16), torch.randn(37, 1, 16)
+    with pytest.raises(Unproven, match="norm of 16"):
+        ops.attend(q, (kv, kv), Segments((0,), (37,)), HeadShape(0.25, None))
+
+
+@pytest.mark.parametrize("rows", [2**16, 2**16 + 64])
+def test_many_rows_are_asked_about_by_their_number(rows: int) -> None:
+    def op(given: torch.Tensor) -> torch.Tensor:
+        return given * (1 + (len(given) == 2**16 + 64))
+
+    proofs = proof.RowProofs({"norm": (op, 32)})
+    if rows == 2**16:
+        proofs.require(32, rows)
+    else:
+        with pytest.raises(Unproven):
+            proofs.require(32, rows)
+
+
 def test_a_norm_may_be_trained_between_two_questions() -> None:
     norm = torch.nn.RMSNorm(16)
     rows = proof.RowProofs({"norm": (norm.forward, 16)})

@@ -66,6 +66,35 @@ def test_settings_that_cannot_be_exact_are_refused(
         exact.prepare(model)
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda layer: setattr(layer.mlp.up_proj, "forward", layer.mlp.up_proj.forward),
+        # What Module.compile sets.
+        lambda layer: setattr(layer.mlp.up_proj, "_compiled_call_impl", layer.mlp.up_proj.forward),
+        lambda layer: layer.mlp.up_proj.register_forward_hook(lambda *_: None),
+        lambda layer: layer.mlp.up_proj.register_forward_pre_hook(lambda *_: None),
+    ],
+)
+def test_a_module_whose_class_does_not_say_what_it_computes_is_refused(model: Any, spoil: Any) -> None:
+    spoil(model.model.layers[1])
+    with pytest.raises(UnsupportedModel, match=r"model\.layers\.1\.mlp\.up_proj"):
+        exact.prepare(model)
+
+
+def test_a_head_that_does_more_than_its_family_says_is_refused(model: Any) -> None:
+    kind = type(model)
+
+    def forward(self: Any, **inputs: Any) -> Any:
+        output = kind.forward(self, **inputs)
+        output.logits = output.logits * 2
+        return output
+
+    model.__class__ = type(kind.__name__, (kind,), {"forward": forward})
+    with pytest.raises(UnsupportedModel, match="lm_head"):
+        exact.prepare(model)
+
+
 def test_other_dtypes_and_devices_are_refused(model: Any) -> None:
     with pytest.raises(UnsupportedModel, match=r"torch\.bfloat16.*computes in torch\.float32"):
         exact.prepare(copy.deepcopy(model).bfloat16())

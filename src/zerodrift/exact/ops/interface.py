@@ -53,6 +53,10 @@ class Parts(NamedTuple):
     """Packed weight and bias of each."""
     head_dim: int
     row_ops: RowOps
+    group: int = 1
+    """Query heads of one kv head."""
+    windows: tuple[int | None, ...] = (None,)
+    """Of all layers, each once."""
 
 
 class Ops(Protocol):

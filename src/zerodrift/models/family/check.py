@@ -32,6 +32,7 @@ def check_tree(family: Family, model: Any) -> None:
                 + (f" ({family.name} is described with a {wanted[path]} there)" if path in wanted else "")
                 + f"; exact mode runs the parts of {', '.join(exact_families('cpu'))}"
             )
+        _require_own_forward(path, module)
     present = {path for path, _ in model.named_modules()}
     for place in (*wanted, *activations):
         if place not in present:
@@ -50,6 +51,20 @@ def check_tree(family: Family, model: Any) -> None:
             raise UnsupportedModel(
                 f"{place} is a {type(model.get_submodule(place)).__name__}, but {setting} is {name!r}"
             )
+
+
+def _require_own_forward(path: str, module: Any) -> None:
+    """What a module computes is what its class says: nothing on the instance stands before or around that."""
+    instead = {
+        "a forward of its own (accelerate and others set one)": "forward" in vars(module),
+        "a compiled forward": getattr(module, "_compiled_call_impl", None) is not None,
+        "forward hooks": bool(module._forward_hooks or module._forward_pre_hooks),  # noqa: SLF001  no public getter
+    }
+    if found := [what for what, there in instead.items() if there]:
+        raise UnsupportedModel(
+            f"{path or 'the model'} has {found[0]}, so that its class does not say what it computes; prepare the model "
+            "before it is hooked or compiled"
+        )
 
 
 def _a(kind: str) -> str:
@@ -73,6 +88,7 @@ def check_formulas(family: Family, model: Any) -> None:
     """What the parts compute is what the family's file says they compute."""
     parts = ModelParts(model, family)
     _check_embedding(family, parts)
+    _check_head(family, parts)
     _check_norm(family, parts.final_norm, f"{family.below_decoder(family.final_norm)}", model.config)
     seen = set()
     kinds = zip(family.windows(model.config), family.sparse_layers(model.config), strict=True)
@@ -115,6 +131,19 @@ def _check_embedding(family: Family, parts: ModelParts) -> None:
     _hold(
         f"{family.below_decoder(family.embedding)}", parts.embedding(ids), parts.embedding.weight[ids] * scale
     )
+
+
+def _check_head(family: Family, parts: ModelParts) -> None:
+    """The decoder's rows, the head and a cap are all that logits are made of: exact mode calls these one by one."""
+    ids_1R = torch.arange(ROWS, device=parts.embedding.weight.device)[None]
+    model = parts.model
+    hidden_RH = model.get_submodule(str(family.decoder))(input_ids=ids_1R, use_cache=False).last_hidden_state[
+        0
+    ]
+    logits_RV = model.get_submodule(str(family.head))(hidden_RH)
+    if (cap := family.logit_cap(model.config)) is not None:
+        logits_RV = torch.tanh(logits_RV / cap) * cap
+    _hold(str(family.head), model(input_ids=ids_1R, use_cache=False).logits[0], logits_RV)
 
 
 def _check_norm(family: Family, norm: Any, place: str, config: Any) -> None:

@@ -47,7 +47,9 @@ def attend_rows(
     padded = attention_rows(q_ZMD, *keys[:2])
     if padded > rows:
         q_ZMD = pad(q_ZMD, (0, 0, 0, padded - rows))
-    scores_ZML = scores(q_ZMD.contiguous(), keys.k_ZLD)
+    q_ZMD = q_ZMD.contiguous()
+    # Some queries of many may begin anywhere; the proof asked with ones that begin where memory does.
+    scores_ZML = scores(q_ZMD if q_ZMD.data_ptr() % 64 == 0 else q_ZMD.clone(), keys.k_ZLD)
     scores_ZML[:, :rows].view(view)[..., hidden.begin :].masked_fill_(hidden.hidden_nl, -torch.inf)
     total_ZMD, total_ZM1 = q_ZMD.new_zeros(pairs, padded, size), q_ZMD.new_zeros(pairs, padded, 1)
     for parts_ZBMD, sums_ZBM1 in sums_by_block(scores_ZML, scores_ZML.amax(dim=-1), keys.v_ZLD):

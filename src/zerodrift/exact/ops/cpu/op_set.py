@@ -118,11 +118,13 @@ class CpuOps:
         return out_THD
 
     def _prove_rows(self, q_THD: torch.Tensor, num_kv_heads: int) -> None:
-        """What works on rows that no linear takes or gives: rotary tables, norms of each head."""
-        tokens, heads, _ = q_THD.shape
+        """What works on rows that no linear takes or gives: norms of each head, rotary tables."""
+        tokens, heads, size = q_THD.shape
+        # Also where a linear gives rows of this width, as that of a single kv head does: heads have more rows than tokens.
+        for count in (tokens * heads, tokens * num_kv_heads):
+            self._rows.require(size, count)
         for columns in self._elsewhere:
-            for count in (tokens, tokens * heads, tokens * num_kv_heads):
-                self._rows.require(columns, count)
+            self._rows.require(columns, tokens)
 
     def _singles(
         self, q_SHD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], step: Step, shape: HeadShape

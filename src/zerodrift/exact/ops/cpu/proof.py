@@ -24,8 +24,6 @@ MULTIPLES = (2, 3, 4, 6, 8, 12, 16, 32, 64)
 """Of which the number of rows is made a multiple, where as many as are asked for do not hold."""
 EXACT_UP_TO = 8
 """Rows of attention are always made a multiple of this beyond it: fewer shapes to ask about."""
-MANY_ELEMENTS = 2**20
-"""Beyond so many, an op that works on rows is asked about their number's remainder by 64."""
 ALIGNMENT = 16
 """Numbers in 64 bytes, a vector of AVX-512: where a matrix begins may matter to MKL, within this."""
 Key = tuple[object, ...]
@@ -85,20 +83,18 @@ class RowProofs:
 
     def require(self, columns: int, count: int) -> None:
         """What works on rows of so many columns holds for `count` of them; or `Unproven`."""
-        many = max(64, MANY_ELEMENTS // columns // 64 * 64)
-        asked = count if count < many else many + count % 64
-        if columns not in self._ops or (columns, asked, torch.get_num_threads()) in self._proven:
+        if columns not in self._ops or (columns, count, torch.get_num_threads()) in self._proven:
             return
         with _lock, torch.no_grad():
             for name, op in self._ops[columns]:
                 key = (name, columns)
                 if key not in self._references:
                     self._references[key] = probe.reference(op, probe.hard(probe.SAMPLE, columns))
-                if not probe.holds(op, self._references[key], asked):
+                if not probe.holds(op, self._references[key], count):
                     raise probe.unproven(
-                        f"{name} over {columns}", f"when {asked} of them are computed together"
+                        f"{name} over {columns}", f"when {count} of them are computed together"
                     )
-            self._proven.add((columns, asked, torch.get_num_threads()))
+            self._proven.add((columns, count, torch.get_num_threads()))
 
 
 def _least(key: Key, count: int, holds: Callable[[int], bool]) -> int:

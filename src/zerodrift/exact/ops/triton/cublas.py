@@ -27,6 +27,11 @@ def row_counts(columns: int) -> tuple[int, ...]:
     return tuple(size for size in _SIZES if size * columns <= _MOST_OUTPUTS) or _SIZES[:1]
 
 
+def takes(x_TK: torch.Tensor, weight_NK: torch.Tensor) -> bool:
+    """Enough rows, and both where memory begins: cuBLAS looks at that too, and was asked with such ones."""
+    return len(x_TK) >= LEAST_ROWS and (x_TK.data_ptr() | weight_NK.data_ptr()) % 256 == 0
+
+
 def linear(
     x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:

@@ -15,7 +15,7 @@ from zerodrift.exact import probe
 from zerodrift.exact.ops.interface import HeadShape, Parts, Query, Segments
 from zerodrift.exact.ops.triton import attention, cublas, gemm, rows, vocabulary
 from zerodrift.exact.ops.triton.attention import Layout
-from zerodrift.exact.ops.triton.proof import cublas_agrees, prove_attention
+from zerodrift.exact.ops.triton.proof import cublas_agrees, prove_attention, prove_draws
 from zerodrift.exact.ops.triton.step import Step
 
 PLAIN = frozenset({"linear", "attention", "norm"})
@@ -51,9 +51,11 @@ class CudaOps:
         size = parts.head_dim
         if size < 16 or size & (size - 1):
             raise UnsupportedModel(f"heads of {size} have no GPU kernel yet; sizes are powers of two from 16")
-        if "attention" not in self.plain and (size,) not in self._proven:
-            prove_attention(self, size)
-            self._proven.add((size,))
+        for window in () if "attention" in self.plain else parts.windows:
+            if (key := ("attention", size, parts.group, window)) not in self._proven:
+                prove_attention(self, size, parts.group, window)
+                self._proven.add(key)
+        prove_draws(parts.row_ops["log-softmax"][1])
         for weight_NK, bias_N in () if "linear" in self.plain else parts.linears:
             self._prove_linear(weight_NK, bias_N)
         for name, (op, columns) in parts.row_ops.items():
@@ -94,7 +96,7 @@ class CudaOps:
         if "linear" in self.plain:
             return plain_linear(x_TK, packed, bias_N).to(dtype)
         self._prove_linear(packed, bias_N)
-        if len(x_TK) >= cublas.LEAST_ROWS and self._by_cublas[tuple(packed.shape)]:
+        if self._by_cublas[tuple(packed.shape)] and cublas.takes(x_TK, packed):
             return cublas.linear(x_TK, packed, bias_N, dtype)
         return gemm.linear(x_TK, packed, bias_N, dtype)
 

@@ -10,13 +10,13 @@ import torch
 
 from zerodrift.core.errors import Unproven
 from zerodrift.exact.ops.interface import HeadShape, Query, Segments
-from zerodrift.exact.ops.triton import cublas, gemm
+from zerodrift.exact.ops.triton import cublas, gemm, vocabulary
 from zerodrift.exact.ops.triton.attention import BLOCK
 from zerodrift.exact.probe import hard, same_bits
 
 LENGTHS = (700, 200, 65, 64, 1)
 """Around one block of keys, and beyond one split of 512."""
-HEADS, KV_HEADS = 4, 2
+KV_HEADS = 2
 HARD_ROWS = 520
 """Different rows that products are compared on; more are these again, at other places."""
 
@@ -37,14 +37,30 @@ def cublas_agrees(weight_NK: torch.Tensor) -> bool:
     return True
 
 
-def prove_attention(ops: Any, size: int) -> None:
-    """Heads of `size`, or `Unproven`."""
+@torch.no_grad()
+def prove_draws(vocab_size: int) -> None:
+    """A draw reports what the trainer's log-softmax gives for logits that torch divided by a temperature; or `Unproven`."""
+    logits_RV = hard(3, vocab_size).clamp_(-40, 40).to("cuda")
+    temperatures, tokens = [0.7, 1.0, 1.3], [0, vocab_size // 2, vocab_size - 1]
+    few = vocabulary.Draws([0, 1, 2], [1, 2, 3], [0] * 3, [0] * 3, list(tokens), [False] * 3)
+    drawn = vocabulary.draw(logits_RV, temperatures, few).logprobs_D
+    for row, temperature in enumerate(temperatures):
+        scored = vocabulary.log_softmax(logits_RV[row : row + 1] / temperature)[0, tokens[row]].item()
+        if scored != drawn[row]:
+            raise Unproven(
+                f"a token drawn at temperature {temperature} has logprob {drawn[row]!r}, and {scored!r} when it is scored, "
+                "on this GPU; exact mode cannot run here: use another release of torch or triton"
+            )
+
+
+def prove_attention(ops: Any, size: int, group: int, window: int | None) -> None:
+    """Heads of `size`, `group` of them to a kv head, or `Unproven`."""
     generator = torch.Generator().manual_seed(size)
     q_THD, k_TCD, v_TCD = (
         torch.randn(sum(LENGTHS), heads, size, generator=generator).to("cuda", ops.dtypes[0])
-        for heads in (HEADS, KV_HEADS, KV_HEADS)
+        for heads in (group * KV_HEADS, KV_HEADS, KV_HEADS)
     )
-    shape, bounds = HeadShape(size**-0.5, None), (0, *accumulate(LENGTHS))
+    shape, bounds = HeadShape(size**-0.5, window), (0, *accumulate(LENGTHS))
     crowd_THD = ops.attend(q_THD, (k_TCD, v_TCD), Segments(bounds[:-1], bounds[1:]), shape)
     for begin, end in pairwise(bounds):
         part = slice(begin, end)
@@ -52,6 +68,7 @@ def prove_attention(ops: Any, size: int) -> None:
         found = {
             "alone": ops.attend(q_THD[part], kv, Segments((0,), (end - begin,)), shape),
             "one query at a time": _decoded(ops, q_THD[end - 1 : end], kv, shape),
+            "in a captured step": _decoded(ops, q_THD[end - 1 : end], kv, shape, seated=True),
         }
         for how, out_THD in found.items():
             if not same_bits(out_THD, crowd_THD[end - len(out_THD) : end]):
@@ -62,9 +79,14 @@ def prove_attention(ops: Any, size: int) -> None:
 
 
 def _decoded(
-    ops: Any, q_1HD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], shape: HeadShape
+    ops: Any,
+    q_1HD: torch.Tensor,
+    kv: tuple[torch.Tensor, torch.Tensor],
+    shape: HeadShape,
+    *,
+    seated: bool = False,
 ) -> torch.Tensor:
-    """The last token as a decode step computes it, from pages."""
+    """The last token as a decode step computes it, from pages; `seated` as a captured one does."""
     length = len(kv[0])
     count = -(-length // BLOCK)
     pages = []
@@ -72,7 +94,13 @@ def _decoded(
         room = part_TCD.new_zeros(count * BLOCK, *part_TCD.shape[1:])
         room[:length] = part_TCD
         pages.append(room.view(count, BLOCK, *part_TCD.shape[1:]).transpose(1, 2).contiguous())
-    query = Query(0, 1, length - 1, torch.arange(count, device=q_1HD.device))
-    step = ops.plan([query], BLOCK, KV_HEADS, {None})
+    table_J = torch.arange(count, device=q_1HD.device)
+    if seated:
+        first, tokens, begin = (
+            torch.tensor([each], device=q_1HD.device).int() for each in (length - 1, 1, 0)
+        )
+        step = ops.seated(first, tokens, begin, table_J.int())
+    else:
+        step = ops.plan([Query(0, 1, length - 1, table_J)], BLOCK, KV_HEADS, {shape.window})
     out_1HD: torch.Tensor = ops.attend_paged(q_1HD, tuple(pages), step, shape)
     return out_1HD
