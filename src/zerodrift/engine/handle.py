@@ -1,13 +1,13 @@
 """One request that was submitted to an engine loop: its updates as they come, its outputs, its end."""
 
 import queue
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from zerodrift.core.errors import ZerodriftError
+from zerodrift.core.errors import EngineError, ZerodriftError
+from zerodrift.engine.latch import Latch
 from zerodrift.engine.output import Output, SampleUpdate
 
 OnUpdate = Callable[[SampleUpdate | BaseException], None]
@@ -37,7 +37,7 @@ class RequestHandle:
         self._updates: queue.SimpleQueue[SampleUpdate | None] = queue.SimpleQueue()
         self._outputs: list[Output] = []
         self._error: BaseException | None = None
-        self._done = threading.Event()
+        self._done = Latch()
 
     def __enter__(self) -> "RequestHandle":
         return self
@@ -49,7 +49,12 @@ class RequestHandle:
         return self
 
     def __next__(self) -> SampleUpdate:
-        """The next update, when it comes. With `on_update` there are none: they went there."""
+        """The next update, when it comes."""
+        if self._on_update is not None:
+            raise EngineError(
+                f"the updates of request {self.request_id!r} go to its on_update; take them there, or submit without it "
+                "to iterate"
+            )
         while True:
             try:
                 update = self._updates.get(timeout=LOOK_AFTER_S)
