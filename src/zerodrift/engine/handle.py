@@ -97,31 +97,30 @@ class RequestHandle:
                 return  # it ended meanwhile
 
     def take(self, update: SampleUpdate) -> bool:
-        """From the worker: one more update; True with the last."""
+        """From the worker: one more update; True with the last, after which comes `end`."""
         if update.output is not None:
             self._outputs.append(update.output)
         if self._on_update is None:
             self._updates.put(update)
         else:
             self._on_update(update)
-        if len(self._outputs) == self._num_samples:
-            self._end()
-        return self._done.is_set()
+        return len(self._outputs) == self._num_samples
 
     def fail(self, error: BaseException) -> None:
         """From the worker: the request came to its end by an error."""
         self._error = error
-        self._end()
+        self.end()
         if self._on_update is not None:
             # One whose very callback fails cannot be told there; `result` raises the error all the same.
             with suppress(Exception):
                 self._on_update(error)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """From the worker: nothing more comes."""
         self._done.set()
         self._updates.put(None)
 
     def _look_after_the_worker(self) -> None:
         if not self._loop.alive and not self._done.is_set():
             self._error = self._loop.end_error()
-            self._end()
+            self.end()

@@ -56,7 +56,7 @@ class EngineLoop:
         """Why the worker ended, where it was not stopped: every waiter gets it, and every later call."""
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[str, RequestHandle] = {}
-        self._aborted_early: set[str] = set()
+        self._aborted_early: set[RequestHandle] = set()
         """The worker's own: requests whose abort came before they did."""
         self._closed = False
         self._serves_no_more = False
@@ -104,11 +104,11 @@ class EngineLoop:
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step; its updates end with the tokens that it has."""
-        if request_id not in self._live:
+        if (handle := self._live.get(request_id)) is None:
             raise UnknownRequest(
                 f"no unfinished request is called {request_id!r}; it ended, or was never submitted"
             )
-        self._inbox.put(lambda: self._abort([request_id]))
+        self._inbox.put(lambda: self._abort(handle))
 
     def pause(self) -> None:
         """No step runs when this returns, and none until `resume`. Requests can be submitted, and wait."""
@@ -252,33 +252,42 @@ class EngineLoop:
             # Memory ran short since it was submitted, and those who gave way fill the queue.
             self._live.pop(handle.request_id, None)
             handle.fail(error)
-        if handle.request_id in self._aborted_early:
-            self._aborted_early.remove(handle.request_id)
-            self._abort([handle.request_id])
+        if handle in self._aborted_early:
+            self._aborted_early.remove(handle)
+            self._abort(handle)
 
-    def _abort(self, request_ids: Iterable[str]) -> None:
-        for request_id in request_ids:
-            if request_id in self.engine.scheduler.requests:
-                self._deliver(self.engine.abort(request_id))
-            elif request_id in self._live:
-                # Its id was taken, and the line that puts it into the inbox is yet to run.
-                self._aborted_early.add(request_id)
+    def _abort(self, handle: RequestHandle) -> None:
+        request_id = handle.request_id
+        if self._live.get(request_id) is not handle:
+            return  # it ended meanwhile, and the id may be another's
+        if request_id in self.engine.scheduler.requests:
+            self._deliver(self.engine.abort(request_id))
+        else:
+            # Its id was taken, and the line that puts it into the inbox is yet to run.
+            self._aborted_early.add(handle)
 
     def _stop(self, *, drain: bool) -> None:
         self._stopping, self._paused = True, False
         if not drain:
-            self._abort(list(self.engine.scheduler.requests))
+            for request_id in list(self.engine.scheduler.requests):
+                self._deliver(self.engine.abort(request_id))
 
     def _deliver(self, updates: Iterable[SampleUpdate]) -> None:
+        failed: dict[str, Exception] = {}
         for update in updates:
             handle = self._live.get(update.request_id)
-            if handle is None:
-                continue  # its callback failed, and it was aborted
+            if handle is None or update.request_id in failed:
+                continue
             try:
                 ended = handle.take(update)
             except Exception as error:
-                ended = True
-                handle.fail(error)
-                self._inbox.put(lambda request_id=update.request_id: self._abort([request_id]))  # type: ignore[misc]
+                failed[update.request_id] = error
+                continue
             if ended:
-                self._live.pop(update.request_id, None)
+                # In this order: whoever waited for it may use its id again.
+                del self._live[update.request_id]
+                handle.end()
+        for request_id, problem in failed.items():
+            if request_id in self.engine.scheduler.requests:
+                self.engine.abort(request_id)
+            self._live.pop(request_id).fail(problem)

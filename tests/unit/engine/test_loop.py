@@ -154,6 +154,28 @@ def test_who_leaves_the_block_ends_the_request(loop: EngineLoop) -> None:
     assert handle.result()[0].finish_reason is FinishReason.ABORT
 
 
+def test_an_abort_that_comes_too_late_spares_the_next_of_its_name(loop: EngineLoop) -> None:
+    """The id is free again when the request has ended, though its abort is still in the inbox."""
+    loop.pause()
+    first = loop.submit(PROMPT, seeded(max_tokens=1), request_id="mine")
+    late: list[RequestHandle] = []
+
+    def step() -> None:
+        loop.abort("mine")
+        loop._deliver(loop.engine.step())
+        late.append(loop.submit(PROMPT, seeded(), request_id="mine"))
+
+    loop._between_steps(step)
+    loop.resume()
+    assert first.result()[0].finish_reason is FinishReason.LENGTH
+    assert late[0].result()[0].finish_reason is FinishReason.LENGTH
+
+
+def test_an_id_is_free_when_its_result_is_there(loop: EngineLoop) -> None:
+    for _ in range(200):
+        assert loop.submit([1], seeded(max_tokens=1), request_id="mine").result()
+
+
 def test_nothing_moves_while_paused(loop: EngineLoop) -> None:
     handle = loop.submit(PROMPT, seeded(max_tokens=60))
     next(handle)
