@@ -7,9 +7,10 @@ A step is plan → run → commit: the scheduler decides without tensors, the ru
 request gets does not depend on who runs beside it, on how it is cut into steps, or on what the cache holds.
 """
 
+import itertools
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
@@ -119,7 +120,7 @@ class Engine:
         kv = PagedKV(model, limits.num_blocks, block_size)
         self.runner = Runner(model, kv, Sampler(self.mode, stop_ids))
         self._spot_check = SpotCheck(logprob_check_interval, block_size, model.device.type)
-        self._next_id = 0
+        self._numbers = itertools.count(1)
         self._clock = Clock()
         self.broken = None
         self._reading = False
@@ -166,7 +167,7 @@ class Engine:
             while queue or self.scheduler.requests:
                 while queue and len(self.scheduler.waiting) < self.scheduler.limits.max_waiting:
                     asked, own, tokens = queue.pop()
-                    order[request_id := self._new_id()] = len(order)
+                    order[request_id := self.new_id(self.scheduler.requests)] = len(order)
                     prompt = None
                     try:
                         prompt = as_prompt(asked, self.tokenizer)
@@ -216,12 +217,16 @@ class Engine:
             sampling = msgspec.structs.replace(sampling, seed=draw_seed())
         return CheckedRequest(prompt, sampling, tuple(forced), stream_text)
 
+    def new_id(self, taken: Container[str]) -> str:
+        """One that is not in `taken`, whatever ids a user gave. Any thread may ask: no number is given twice."""
+        return next(name for number in self._numbers if (name := f"request-{number}") not in taken)
+
     def queue(self, request: CheckedRequest, request_id: str | None = None) -> str:
         """Queue what was checked, and give back its id."""
         require.instance(InvalidValue, "request_id", request_id, str | None)
         prompt, sampling, forced, stream_text = request
         with self.owned():
-            request_id = self._new_id() if request_id is None else request_id
+            request_id = self.new_id(self.scheduler.requests) if request_id is None else request_id
             self.scheduler.add(
                 Sample(0, request_id, 0, prompt.token_ids, sampling, prompt.cache_salt, forced, stream_text)
             )
@@ -320,11 +325,11 @@ class Engine:
     def _step(self) -> list[SampleUpdate]:
         with self.owned():
             begin = time.perf_counter()
-            plan = self.scheduler.plan()
-            if not plan.slices:
-                return []
-            planned = time.perf_counter()
             try:
+                plan = self.scheduler.plan()
+                if not plan.slices:
+                    return []
+                planned = time.perf_counter()
                 result = self.runner.launch(plan).result()
             except BaseException:
                 self.scheduler.discard()
@@ -371,13 +376,6 @@ class Engine:
                 "a stream of this engine is being read; read it to its end or close it first, or share the engine "
                 "through EngineLoop"
             )
-
-    def _new_id(self) -> str:
-        """One that no request has, whatever ids a user gave."""
-        self._next_id += 1
-        while (request_id := f"request-{self._next_id}") in self.scheduler.requests:
-            self._next_id += 1
-        return request_id
 
     def _publish(self) -> None:
         """Numbers of now, for whoever asks: a value, since others ask while the next step changes what it is made of."""

@@ -1,13 +1,13 @@
 """One request that was submitted to an engine loop: its updates as they come, its outputs, its end."""
 
 import queue
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from zerodrift.core.errors import ZerodriftError
+from zerodrift.core.errors import EngineError, ZerodriftError
+from zerodrift.engine.latch import Latch
 from zerodrift.engine.output import Output, SampleUpdate
 
 OnUpdate = Callable[[SampleUpdate | BaseException], None]
@@ -37,7 +37,7 @@ class RequestHandle:
         self._updates: queue.SimpleQueue[SampleUpdate | None] = queue.SimpleQueue()
         self._outputs: list[Output] = []
         self._error: BaseException | None = None
-        self._done = threading.Event()
+        self._done = Latch()
 
     def __enter__(self) -> "RequestHandle":
         return self
@@ -49,7 +49,12 @@ class RequestHandle:
         return self
 
     def __next__(self) -> SampleUpdate:
-        """The next update, when it comes. With `on_update` there are none: they went there."""
+        """The next update, when it comes."""
+        if self._on_update is not None:
+            raise EngineError(
+                f"the updates of request {self.request_id!r} go to its on_update; take them there, or submit without it "
+                "to iterate"
+            )
         while True:
             try:
                 update = self._updates.get(timeout=LOOK_AFTER_S)
@@ -92,31 +97,30 @@ class RequestHandle:
                 return  # it ended meanwhile
 
     def take(self, update: SampleUpdate) -> bool:
-        """From the worker: one more update; True with the last."""
+        """From the worker: one more update; True with the last, after which comes `end`."""
         if update.output is not None:
             self._outputs.append(update.output)
         if self._on_update is None:
             self._updates.put(update)
         else:
             self._on_update(update)
-        if len(self._outputs) == self._num_samples:
-            self._end()
-        return self._done.is_set()
+        return len(self._outputs) == self._num_samples
 
     def fail(self, error: BaseException) -> None:
         """From the worker: the request came to its end by an error."""
         self._error = error
-        self._end()
+        self.end()
         if self._on_update is not None:
             # One whose very callback fails cannot be told there; `result` raises the error all the same.
             with suppress(Exception):
                 self._on_update(error)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """From the worker: nothing more comes."""
         self._done.set()
         self._updates.put(None)
 
     def _look_after_the_worker(self) -> None:
         if not self._loop.alive and not self._done.is_set():
             self._error = self._loop.end_error()
-            self._end()
+            self.end()

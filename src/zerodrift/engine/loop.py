@@ -7,13 +7,15 @@
 
 The worker takes what was asked for, in order, runs a step, hands out what it gave, and begins again: a request, an
 abort, a pause or new weights take effect between two steps and never within one.
+
+There is no lock: a signal handler may stop the loop wherever it finds its thread, and then waits for the worker, which
+must never wait for that thread. What is shared is a dict and a queue, each changed by one call that is atomic.
 """
 
 import atexit
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import TypeVar
 
 import torch
@@ -31,6 +33,7 @@ from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.engine import Engine
 from zerodrift.engine.handle import LOOK_AFTER_S, OnUpdate, RequestHandle
+from zerodrift.engine.latch import Latch
 from zerodrift.engine.metrics import EngineMetrics
 from zerodrift.engine.output import SampleUpdate
 from zerodrift.engine.prompts import CheckedRequest, PromptLike
@@ -52,11 +55,12 @@ class EngineLoop:
         self.error: ZerodriftError | None = None
         """Why the worker ended, where it was not stopped: every waiter gets it, and every later call."""
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        # A plain lock, held for some lines: what interrupts the worker must not leave it locked.
-        self._lock = threading.Lock()
         self._live: dict[str, RequestHandle] = {}
-        self._next_id = 0
+        self._aborted_early: set[RequestHandle] = set()
+        """The worker's own: requests whose abort came before they did."""
         self._closed = False
+        self._serves_no_more = False
+        self._over = Latch()
         self._stopping = False
         self._paused = False
         self._worker = threading.Thread(target=self._run, name="zerodrift-engine", daemon=True)
@@ -87,29 +91,24 @@ class EngineLoop:
         must not wait. asyncio is fed by `lambda update: loop.call_soon_threadsafe(queue.put_nowait, update)`.
         """
         request = self.engine.checked(prompt, sampling_params, forced, stream_text=stream_text)
-        with self._lock:
-            self._require_open()
-            waiting = self.engine.metrics().waiting + self._inbox.qsize()
-            if waiting >= self.engine.scheduler.limits.max_waiting:
-                raise QueueFull(f"{waiting} samples wait already; come again later, or raise max_waiting")
-            request_id = self._new_id() if request_id is None else request_id
-            if request_id in self._live:
-                raise DuplicateRequest(
-                    f"a request called {request_id!r} is not finished yet; give every request an id of its own"
-                )
-            handle = RequestHandle(self, request_id, request.sampling.n, on_update)
-            self._live[request_id] = handle
-            self._inbox.put(lambda: self._admit(handle, request))
+        self._require_open()
+        waiting = self.engine.metrics().waiting + self._inbox.qsize()
+        if waiting >= self.engine.scheduler.limits.max_waiting:
+            raise QueueFull(f"{waiting} samples wait already; come again later, or raise max_waiting")
+        handle = self._registered(request_id, request.sampling.n, on_update)
+        self._inbox.put(lambda: self._admit(handle, request))
+        # The worker says so first and then fails all that are live, so that one of the two finds it.
+        if self._serves_no_more and self._live.pop(handle.request_id, None) is not None:
+            raise self.end_error()
         return handle
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step; its updates end with the tokens that it has."""
-        with self._lock:
-            if request_id not in self._live:
-                raise UnknownRequest(
-                    f"no unfinished request is called {request_id!r}; it ended, or was never submitted"
-                )
-        self._inbox.put(lambda: self._abort([request_id]))
+        if (handle := self._live.get(request_id)) is None:
+            raise UnknownRequest(
+                f"no unfinished request is called {request_id!r}; it ended, or was never submitted"
+            )
+        self._inbox.put(lambda: self._abort(handle))
 
     def pause(self) -> None:
         """No step runs when this returns, and none until `resume`. Requests can be submitted, and wait."""
@@ -129,6 +128,10 @@ class EngineLoop:
         if not isinstance(state, StagedWeights) and version is not None:
             state, version = self.engine.stage_weights(state, version), None
         return self._between_steps(lambda: self.engine.swap_weights(state, version, kv))
+
+    def retain_weights(self) -> StagedWeights:
+        """As `Engine.retain_weights`, copied between two steps."""
+        return self._between_steps(self.engine.retain_weights)
 
     def reset_cache(self) -> None:
         """Forget every cached prefix that no request in flight looks at."""
@@ -154,13 +157,18 @@ class EngineLoop:
         return error.with_traceback(None)
 
     def stop(self, *, drain: bool = True) -> None:
-        """Take nothing new, serve what was submitted (or abort it, without `drain`), and end the worker."""
-        with self._lock:
-            self._closed = True
-            self._inbox.put(lambda: self._stop(drain=drain))
+        """Take nothing new, serve what was submitted (or abort it, without `drain`), and end the worker.
+
+        Any thread may, and a signal handler too. What is being submitted meanwhile is served or told that it is not.
+        """
+        self._closed = True
+        self._inbox.put(lambda: self._stop(drain=drain))
         if threading.current_thread() is not self._worker:
             try:
-                self._worker.join()
+                while not self._over.wait(LOOK_AFTER_S) and self.alive:
+                    pass
+                # Bounded, since a handler that interrupts this very line finds the thread's lock taken by it.
+                self._worker.join(LOOK_AFTER_S)
             except BaseException:
                 # Whoever waited was interrupted: nobody is left to take what would still be computed.
                 self._inbox.put(lambda: self._stop(drain=False))
@@ -171,35 +179,40 @@ class EngineLoop:
         """Run `function` in the worker's thread, between two steps, and wait for it."""
         if threading.current_thread() is self._worker:
             return function()
-        done: Future[Result] = Future()
+        done, results, errors = Latch(), list[Result](), list[Exception]()
 
         def job() -> None:
             try:
-                done.set_result(function())
+                results.append(function())
             except Exception as error:
-                done.set_exception(error)
+                errors.append(error)
+            done.set()
 
-        with self._lock:
-            self._require_open()
-            self._inbox.put(job)
-        while True:
-            try:
-                return done.result(LOOK_AFTER_S)
-            except TimeoutError:
-                if done.done():
-                    raise
-                if not self.alive:
-                    raise self.end_error() from None
+        self._require_open()
+        self._inbox.put(job)
+        while not done.wait(LOOK_AFTER_S):
+            # In this order: what has ended may have done the job before.
+            if not self.alive and not done.is_set():
+                raise self.end_error()
+        if errors:
+            raise errors[0]
+        return results[0]
 
     def _require_open(self) -> None:
         if self.error is not None or self._closed or not self._worker.is_alive():
             raise self.end_error()
 
-    def _new_id(self) -> str:
-        self._next_id += 1
-        while (request_id := f"request-{self._next_id}") in self._live:
-            self._next_id += 1
-        return request_id
+    def _registered(self, asked: str | None, num_samples: int, on_update: OnUpdate | None) -> RequestHandle:
+        """A handle whose id is taken from now on."""
+        while True:
+            request_id = self.engine.new_id(self._live) if asked is None else asked
+            handle = RequestHandle(self, request_id, num_samples, on_update)
+            if self._live.setdefault(request_id, handle) is handle:
+                return handle
+            if asked is not None:
+                raise DuplicateRequest(
+                    f"a request called {asked!r} is not finished yet; give every request an id of its own"
+                )
 
     # What follows runs in the worker's thread.
 
@@ -214,11 +227,11 @@ class EngineLoop:
                 error = failed
             self.error = error
         finally:
-            with self._lock:
-                self._closed = True
-                live, self._live = list(self._live.values()), {}
-            for handle in live:
-                handle.fail(self.end_error())
+            self._closed = self._serves_no_more = True
+            for request_id in list(self._live):
+                if (handle := self._live.pop(request_id, None)) is not None:
+                    handle.fail(self.end_error())
+            self._over.set()
 
     def _serve(self) -> None:
         while not (self._stopping and not self.engine.has_unfinished):
@@ -237,31 +250,44 @@ class EngineLoop:
             self.engine.queue(request, handle.request_id)
         except ZerodriftError as error:
             # Memory ran short since it was submitted, and those who gave way fill the queue.
-            with self._lock:
-                self._live.pop(handle.request_id, None)
+            self._live.pop(handle.request_id, None)
             handle.fail(error)
+        if handle in self._aborted_early:
+            self._aborted_early.remove(handle)
+            self._abort(handle)
 
-    def _abort(self, request_ids: Iterable[str]) -> None:
-        for request_id in request_ids:
-            if request_id in self.engine.scheduler.requests:
-                self._deliver(self.engine.abort(request_id))
+    def _abort(self, handle: RequestHandle) -> None:
+        request_id = handle.request_id
+        if self._live.get(request_id) is not handle:
+            return  # it ended meanwhile, and the id may be another's
+        if request_id in self.engine.scheduler.requests:
+            self._deliver(self.engine.abort(request_id))
+        else:
+            # Its id was taken, and the line that puts it into the inbox is yet to run.
+            self._aborted_early.add(handle)
 
     def _stop(self, *, drain: bool) -> None:
         self._stopping, self._paused = True, False
         if not drain:
-            self._abort(list(self.engine.scheduler.requests))
+            for request_id in list(self.engine.scheduler.requests):
+                self._deliver(self.engine.abort(request_id))
 
     def _deliver(self, updates: Iterable[SampleUpdate]) -> None:
+        failed: dict[str, Exception] = {}
         for update in updates:
             handle = self._live.get(update.request_id)
-            if handle is None:
-                continue  # its callback failed, and it was aborted
+            if handle is None or update.request_id in failed:
+                continue
             try:
                 ended = handle.take(update)
             except Exception as error:
-                ended = True
-                handle.fail(error)
-                self._inbox.put(lambda request_id=update.request_id: self._abort([request_id]))  # type: ignore[misc]
+                failed[update.request_id] = error
+                continue
             if ended:
-                with self._lock:
-                    self._live.pop(update.request_id, None)
+                # In this order: whoever waited for it may use its id again.
+                del self._live[update.request_id]
+                handle.end()
+        for request_id, problem in failed.items():
+            if request_id in self.engine.scheduler.requests:
+                self.engine.abort(request_id)
+            self._live.pop(request_id).fail(problem)

@@ -90,6 +90,10 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """The next step, in flight until it is committed or discarded; without slices when there is nothing to do."""
+        if self._releases:
+            raise InvariantBroken(
+                "a step is in flight, whose slices would be planned again; commit or discard it first"
+            )
         preempted, copies = self.counters.preemptions, list[Copy]()
         decoding = sum(sample.remaining == 1 for sample in self.running)
         budget = self.limits.max_num_batched_tokens - decoding

@@ -75,20 +75,25 @@ def stage(model: Any, state: Mapping[str, torch.Tensor], version: str | WeightVe
 
     `model` is not written to, and may run meanwhile.
     """
-    _check(model, state)
-    return _staged(model, state, version)
+    _check_form(model, state)
+    own = _copied(model, state)
+    _check_numbers(model, state, own)
+    return _tried(model, own, version)
 
 
 def retain(model: Any, version: WeightVersion) -> StagedWeights:
     """A copy of the weights that run."""
-    return _staged(model, checkpoint_state(model), version)
+    return _tried(model, _copied(model, checkpoint_state(model)), version)
 
 
 @torch.no_grad()
-def _staged(model: Any, state: Mapping[str, torch.Tensor], version: str | WeightVersion) -> StagedWeights:
-    own = {
+def _copied(model: Any, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {
         name: torch.empty_like(tensor).copy_(state[name]) for name, tensor in checkpoint_state(model).items()
     }
+
+
+def _tried(model: Any, own: Mapping[str, torch.Tensor], version: str | WeightVersion) -> StagedWeights:
     new = version_of(own, version)
     _try_out(_twin(model, own))
     return StagedWeights(own, new)
@@ -121,7 +126,7 @@ def version_of(state: Mapping[str, torch.Tensor], version: str | WeightVersion) 
     return WeightVersion(version.label, digest)
 
 
-def _check(model: Any, state: Mapping[str, torch.Tensor]) -> None:
+def _check_form(model: Any, state: Mapping[str, torch.Tensor]) -> None:
     if not isinstance(state, Mapping) or not all(isinstance(each, torch.Tensor) for each in state.values()):
         raise ModelError("the new weights are no mapping from names to tensors; give model.state_dict()")
     if meta := [name for name, tensor in state.items() if tensor.is_meta]:
@@ -140,28 +145,28 @@ def _check(model: Any, state: Mapping[str, torch.Tensor]) -> None:
                 f"the new {name} is {list(tensor.shape)} of {tensor.dtype}, but the model has "
                 f"{list(known[name].shape)} of {known[name].dtype}"
             )
+
+
+@torch.no_grad()
+def _check_numbers(model: Any, state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:
+    """Of the copy that will run: a trainer may write to its own tensors at any time."""
+    for name, tensor in own.items():
         if not bool(torch.isfinite(tensor).all()):
             raise NonFinite(f"the new {name} holds NaN or an infinity; the old weights stay in place")
-    for name in known.keys() - needed.keys():
+    known = model.state_dict()
+    for name in state.keys() - own.keys():
         # Names that share memory with another: giving both is fine as long as they say the same.
-        if name in state and not _equals_its_twin(name, state, known, needed):
-            raise ModelError(
-                f"the new {name} differs from the tensor that it is tied to; untie the model first"
-            )
+        for twin in (each for each in own if known[each].data_ptr() == known[name].data_ptr()):
+            given, copied = state[name], own[twin]
+            one_memory = given.data_ptr() == state[twin].data_ptr()
+            if not one_memory and not torch.equal(given.to(copied.device), copied):
+                raise ModelError(
+                    f"the new {name} differs from the tensor that it is tied to; untie the model first"
+                )
 
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-
-
-def _equals_its_twin(
-    name: str,
-    state: Mapping[str, torch.Tensor],
-    known: Mapping[str, torch.Tensor],
-    needed: Mapping[str, torch.Tensor],
-) -> bool:
-    twins = [each for each in needed if needed[each].data_ptr() == known[name].data_ptr()]
-    return all(torch.equal(state[name], state[twin]) for twin in twins)
 
 
 @torch.no_grad()

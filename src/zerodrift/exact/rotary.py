@@ -17,13 +17,21 @@ _CHUNK = 64
 """Positions whose frequencies are worked out together, always as many: pow takes another path for leftovers."""
 
 
+class Frequencies(dict[int, torch.Tensor]):
+    """By number of the chunk, worked out as positions come."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Frequencies":
+        # A copy works out its own: an engine's model is copied while its steps add to these.
+        return Frequencies()
+
+
 def exchange_rotary(module: Any) -> None:
     """Give `module` the causal forward if its frequencies are dynamic; static ones are left alone."""
     if module.rope_type != "dynamic":
         return
     original = type(module)
     module.exact_original = (original,)
-    module.exact_frequencies = {}
+    module.exact_frequencies = Frequencies()
     module.__class__ = type("ExactRotary", (original,), {"forward": _forward})
 
 

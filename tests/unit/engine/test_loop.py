@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import queue
 import random
 import signal
 import subprocess
@@ -153,6 +154,28 @@ def test_who_leaves_the_block_ends_the_request(loop: EngineLoop) -> None:
     assert handle.result()[0].finish_reason is FinishReason.ABORT
 
 
+def test_an_abort_that_comes_too_late_spares_the_next_of_its_name(loop: EngineLoop) -> None:
+    """The id is free again when the request has ended, though its abort is still in the inbox."""
+    loop.pause()
+    first = loop.submit(PROMPT, seeded(max_tokens=1), request_id="mine")
+    late: list[RequestHandle] = []
+
+    def step() -> None:
+        loop.abort("mine")
+        loop._deliver(loop.engine.step())
+        late.append(loop.submit(PROMPT, seeded(), request_id="mine"))
+
+    loop._between_steps(step)
+    loop.resume()
+    assert first.result()[0].finish_reason is FinishReason.LENGTH
+    assert late[0].result()[0].finish_reason is FinishReason.LENGTH
+
+
+def test_an_id_is_free_when_its_result_is_there(loop: EngineLoop) -> None:
+    for _ in range(200):
+        assert loop.submit([1], seeded(max_tokens=1), request_id="mine").result()
+
+
 def test_nothing_moves_while_paused(loop: EngineLoop) -> None:
     handle = loop.submit(PROMPT, seeded(max_tokens=60))
     next(handle)
@@ -165,7 +188,54 @@ def test_nothing_moves_while_paused(loop: EngineLoop) -> None:
     assert loop.metrics().waiting == 1
     loop.resume()
     assert len(handle.result()[0].token_ids) == 60
-    assert other.done or other.result()
+    (output,) = other.result()
+    assert (len(output.token_ids), output.finish_reason) == (6, FinishReason.LENGTH)
+
+
+def test_a_job_that_ends_just_as_its_waiter_looks_up_gives_its_result(
+    loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends exactly when the waiter has looked for it in vain, at the first line that this comes to."""
+    monkeypatch.setattr("zerodrift.engine.loop.LOOK_AFTER_S", 0.1)
+    began, go, ended = time.monotonic(), threading.Event(), threading.Event()
+
+    def trace(frame: Any, event: str, argument: object) -> Any:
+        if frame.f_code is not EngineLoop._between_steps.__code__:
+            return None
+        if event == "line" and time.monotonic() >= began + 0.1 and not go.is_set():
+            go.set()
+            loop._inbox.put(ended.set)
+            ended.wait(10)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        assert loop._between_steps(lambda: (go.wait(10), "done")[1]) == "done"
+    finally:
+        sys.settrace(before)
+    assert ended.is_set()
+
+
+def test_a_job_raises_its_own_error(loop: EngineLoop) -> None:
+    def job() -> None:
+        raise TimeoutError("mine")
+
+    with pytest.raises(TimeoutError, match="mine"):
+        loop._between_steps(job)
+
+
+def test_an_abort_that_overtakes_its_request_is_kept(loop: EngineLoop) -> None:
+    """Who gives ids can abort one from another thread, or from a signal handler, before its submission is through."""
+    real, loop._inbox = loop._inbox, queue.SimpleQueue()
+    handle = loop.submit(PROMPT, seeded(max_tokens=80), request_id="mine")
+    late, loop._inbox = loop._inbox, real
+    loop.abort("mine")
+    loop._between_steps(lambda: None)
+    loop._inbox.put(late.get())
+    (output,) = handle.result()
+    assert (output.token_ids, output.finish_reason) == ((), FinishReason.ABORT)
+    assert len(loop.submit(PROMPT, seeded(), request_id="mine").result()[0].token_ids) == 6
 
 
 def test_callbacks_get_every_update(loop: EngineLoop) -> None:
@@ -173,7 +243,19 @@ def test_callbacks_get_every_update(loop: EngineLoop) -> None:
     handle = loop.submit(PROMPT, seeded(), on_update=got.append)  # type: ignore[arg-type]
     (output,) = handle.result()
     assert tuple(token for update in got for token in update.token_ids) == output.token_ids
-    assert list(handle) == []
+
+
+def test_updates_that_go_to_a_callback_cannot_be_iterated_over(loop: EngineLoop) -> None:
+    loop.pause()
+    handle = loop.submit(PROMPT, seeded(), on_update=lambda _: None)
+    began = time.monotonic()
+    for read in (next, list):
+        with pytest.raises(EngineError, match="on_update"):
+            read(handle)
+    assert not handle.done
+    assert time.monotonic() - began < 1
+    loop.resume()
+    assert len(handle.result()[0].token_ids) == 6
 
 
 def test_asyncio_is_fed(loop: EngineLoop) -> None:
@@ -225,6 +307,18 @@ def test_weights_change_between_two_steps(loop: EngineLoop) -> None:
     with pytest.raises(ModelError):
         loop.swap_weights({"x": torch.zeros(1)}, "c")
     assert loop.submit(PROMPT, seeded()).result()[0].versions[0].version == new
+
+
+def test_weights_that_run_are_held_on_to_between_two_steps(loop: EngineLoop) -> None:
+    handle = loop.submit(PROMPT, seeded(max_tokens=80))
+    next(handle)
+    initial = loop.retain_weights()
+    assert initial.version == loop.engine.version
+    before = bits(loop.submit([1, 2], seeded()).result()[0])
+    loop.swap_weights({name: t * 1.25 for name, t in loop.engine.model.state_dict().items()}, "b")
+    assert bits(loop.submit([1, 2], seeded()).result()[0]) != before
+    assert loop.swap_weights(initial) == initial.version
+    assert bits(loop.submit([1, 2], seeded()).result()[0]) == before
 
 
 def test_steps_go_on_while_weights_are_staged(loop: EngineLoop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,21 +415,27 @@ def interrupt(thread: threading.Thread) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.long) for n in range(6, 200))]
-)
-def test_interrupted_anywhere_it_stops_clean(engine_of: Make, seed: int) -> None:
+@pytest.mark.parametrize("num_seeds", [6, pytest.param(200, marks=pytest.mark.long)])
+def test_interrupted_anywhere_it_stops_clean(engine_of: Make, num_seeds: int) -> None:
     """The worker is hit between any two of its instructions: everybody who waits hears of it."""
-    draw, loop = random.Random(seed), EngineLoop(engine_of())
-    handles = [loop.submit([number], seeded(max_tokens=60)) for number in range(1, 7)]
-    time.sleep(draw.uniform(0, 0.2))
-    interrupt(loop._worker)
-    ends = {type(end) if isinstance(end := ended(handle), EngineError) else len(end) for handle in handles}
-    assert ends <= {EngineError, 60}
-    loop.stop(drain=False)
-    assert not loop.alive
-    with pytest.raises(EngineError):
-        loop.submit(PROMPT)
+    hit_alive = 0
+    for seed in range(num_seeds):
+        draw, loop = random.Random(seed), EngineLoop(engine_of())
+        handles = [loop.submit([number], seeded(max_tokens=60)) for number in range(1, 7)]
+        step = draw.randrange(60)
+        while loop.metrics().steps < step:
+            time.sleep(draw.uniform(0, 0.002))
+        interrupt(loop._worker)
+        ends = {
+            type(end) if isinstance(end := ended(handle), EngineError) else len(end) for handle in handles
+        }
+        assert ends <= {EngineError, 60}
+        hit_alive += EngineError in ends
+        loop.stop(drain=False)
+        assert not loop.alive
+        with pytest.raises(EngineError):
+            loop.submit(PROMPT)
+    assert hit_alive > 0, "nobody was still waiting when the worker was hit"
 
 
 PROGRAM = """

@@ -265,6 +265,83 @@ def test_tied_weights_may_be_given_once_or_twice() -> None:
     assert engine.swap_weights(state, "once").digest == engine.version.digest
 
 
+def meddled(
+    monkeypatch: pytest.MonkeyPatch, tensor: torch.Tensor, step: Callable[[], object], *, before: bool
+) -> None:
+    """A trainer's optimizer writes to its `tensor` just before it is copied, or just after."""
+    real, address = torch.Tensor.copy_, tensor.data_ptr()
+
+    def copy(to: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        if source.data_ptr() == address and before:
+            step()
+        copied = real(to, source)
+        if source.data_ptr() == address and not before:
+            step()
+        return copied
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy)
+
+
+def test_what_is_checked_is_the_copy(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer may step while its tensors are copied. The first token that is tried looks at row 0 alone."""
+    before, state = engine.version, changed(engine)
+    embeddings = state["model.embed_tokens.weight"]
+    with monkeypatch.context() as patch:
+        meddled(patch, embeddings, lambda: embeddings[7].fill_(torch.nan), before=True)
+        with pytest.raises(NonFinite, match=r"embed_tokens.weight holds NaN"):
+            engine.swap_weights(state, "b")
+    assert engine.version is before
+    state = changed(engine)
+    embeddings = state["model.embed_tokens.weight"]
+    meddled(monkeypatch, embeddings, lambda: embeddings[7].fill_(torch.nan), before=False)
+    assert engine.swap_weights(state, "b").label == "b", (
+        "what happens to the trainer's tensors later is its own"
+    )
+
+
+def test_ties_are_checked_against_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine("testbed:llama", num_blocks=32)
+    state = {name: tensor.clone() for name, tensor in engine.model.state_dict().items()}
+    embeddings = state["model.embed_tokens.weight"]
+    with monkeypatch.context() as patch:
+        meddled(patch, embeddings, lambda: embeddings.mul_(1.5), before=True)
+        with pytest.raises(ModelError, match="differs from the tensor that it is tied to"):
+            engine.stage_weights(state, "b")
+    state["lm_head.weight"] = embeddings
+    meddled(monkeypatch, embeddings, lambda: embeddings.mul_(1.5), before=False)
+    assert engine.stage_weights(state, "b").version.label == "b", "one memory under two names is always tied"
+
+
+class Growing:
+    """An entry of a table that another thread adds to, just as this entry is copied."""
+
+    def __init__(self, table: dict[Any, Any]) -> None:
+        self.table = table
+
+    def __deepcopy__(self, memo: object) -> object:
+        self.table["new"] = torch.zeros(1)
+        return None
+
+
+def test_frequencies_may_grow_while_weights_are_staged(tiny: Any) -> None:
+    """Dynamic NTK works its frequencies out as positions come, in the thread that steps."""
+    config = copy.deepcopy(tiny.config)
+    config.max_position_embeddings = 16
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+    engine = Engine(type(tiny)(config).eval(), num_blocks=32, block_size=4, max_model_len=64)
+    long = SamplingParams(seed=3, max_tokens=24, ignore_eos=True)
+    (first,) = engine.generate(PROMPT, long)
+    table = engine.model.model.rotary_emb.exact_frequencies
+    assert len(table) > 0
+    table["entry"] = Growing(table)
+    staged = engine.stage_weights(engine.model.state_dict(), "b")
+    for name in ("entry", "new"):
+        table.pop(name, None)
+    engine.swap_weights(staged)
+    engine.reset_cache()
+    assert engine.generate(PROMPT, long)[0].logprobs == first.logprobs
+
+
 def test_the_callers_tensors_are_copied(engine: Engine) -> None:
     state = changed(engine)
     engine.swap_weights(state, "b")
