@@ -26,7 +26,7 @@ from zerodrift.core.version import WeightVersion
 
 pytestmark = pytest.mark.engines
 
-RUNNING = re.compile(rb"^vllm:num_requests_running\{[^}]*\} 1", re.MULTILINE)
+RUNNING = re.compile(rb"^vllm:num_requests_running\{[^}]*\} [1-9]", re.MULTILINE)
 LONG = tuple(4 + i % 200 for i in range(300))
 """Two blocks of 128 tokens, and a rest."""
 
@@ -115,16 +115,22 @@ def test_a_stream_is_refused_like_any_call(backend):
 
 
 def test_scores_are_those_of_transformers(backend, weights):
+    """To within three times what transformers itself misses in fp32: kernels differ, and processors do."""
     torch = pytest.importorskip("torch")
-    model = models.load(weights / "A")
     ids = torch.tensor([LONG])
-    with torch.no_grad():
-        logprobs = model(ids).logits[0].log_softmax(-1)
-    expected = logprobs[:-1].gather(1, ids[0, 1:, None])[:, 0]
+
+    def scored(model):
+        with torch.no_grad():
+            logprobs = model(ids).logits[0].log_softmax(-1)
+        return logprobs[:-1].gather(1, ids[0, 1:, None])[:, 0].double()
+
+    single, exact = scored(models.load(weights / "A")), scored(models.load(weights / "A").double())
 
     [scores] = backend.score([LONG])
 
-    assert (torch.tensor(scores) - expected).abs().max() < 2e-5
+    missed = (torch.tensor(scores, dtype=torch.float64) - exact).abs()
+    assert missed.max() < 3 * (single - exact).abs().max()
+    assert missed.mean() < 3 * (single - exact).abs().mean()
 
 
 def test_processed_logprobs_are_those_of_the_temperature(backend):
@@ -236,7 +242,7 @@ def test_refusals_carry_the_servers_words(backend):
 
 def test_a_reset_under_load_is_not_believed(backend):
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(backend.generate, [ask(*LONG, max_tokens=700, ignore_eos=True)])
+        running = pool.submit(backend.generate, [ask(*LONG, n=8, max_tokens=700, ignore_eos=True)])
         while not RUNNING.search(backend._http.exchange("GET", "/metrics").body) and not running.done():
             time.sleep(0.05)
         with pytest.raises(EngineError, match="success=false"):
