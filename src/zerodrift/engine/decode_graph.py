@@ -161,10 +161,7 @@ class _SeatedStep:
         _, positions_B, slots_B, tokens_B, table_B, *_ = seats_XB
         for place, values in zip(self._layout, (positions_B, tokens_B, table_B), strict=True):
             place.copy_(values)
-        block_B, offset_B = slots_B // self.kv.block_size, slots_B % self.kv.block_size
-        heads_C = torch.arange(self.kv.num_kv_heads, device=seats_XB.device)
-        rows_BC = (block_B[:, None] * self.kv.num_kv_heads + heads_C) * self.kv.block_size + offset_B[:, None]
-        self.rows.copy_(rows_BC.flatten())
+        self.rows.copy_(self.kv.rows_of(slots_B))
 
     def attend(
         self,
@@ -174,11 +171,9 @@ class _SeatedStep:
         shape: HeadShape,
     ) -> torch.Tensor:
         """Write, then read. Keys out of sight are not even loaded on a GPU: what a block held before does not matter."""
-        q_BHD, k_BCD, v_BCD = qkv
-        keys, values = self.kv.layers[layer_index]
-        for pages, new_BCD in ((keys, k_BCD), (values, v_BCD)):
-            pages.view(-1, pages.shape[-1]).index_copy_(0, self.rows, new_BCD.reshape(-1, new_BCD.shape[-1]))
-        out_BHD: torch.Tensor = ops.attend_paged(q_BHD, (keys, values), self.plan, shape)
+        q_BHD, *new = qkv
+        pages = self.kv.write(layer_index, self.rows, new)
+        out_BHD: torch.Tensor = ops.attend_paged(q_BHD, pages, self.plan, shape)
         return out_BHD
 
 

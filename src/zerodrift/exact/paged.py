@@ -5,6 +5,7 @@ was written now, a step ago, or by another request whose prefix is shared. The p
 never in which order they are added. Shapes: T tokens of the step, C kv heads, D head size, H hidden size.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -57,6 +58,22 @@ class PagedKV:
         self.nbytes: int = sum(part.nbytes for layer in self.layers for part in layer)
         self.bytes_per_block = self.nbytes // (num_blocks + spare)
 
+    def rows_of(self, slots_T: torch.Tensor) -> torch.Tensor:
+        """Where the heads of each token lie, token by token, among rows of D numbers."""
+        blocks_T, offsets_T = slots_T // self.block_size, slots_T % self.block_size
+        heads_C = torch.arange(self.num_kv_heads, device=slots_T.device)
+        return (
+            (blocks_T[:, None] * self.num_kv_heads + heads_C) * self.block_size + offsets_T[:, None]
+        ).flatten()
+
+    def write(
+        self, layer_index: int, rows: torch.Tensor, new: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put `new` keys and values [T, C, D] where `rows_of` says, and give back the layer's pages."""
+        for pages, part_TCD in zip(self.layers[layer_index], new, strict=True):
+            pages.view(-1, self.head_dim).index_copy_(0, rows, part_TCD.reshape(-1, self.head_dim))
+        return self.layers[layer_index]
+
     def copy_block(self, source: int, target: int) -> None:
         """Make block `target` hold what `source` holds, in every layer."""
         for layer in self.layers:
@@ -71,9 +88,7 @@ class PagedStep:
         _check(batch, kv)
         self.batch, self.kv = batch, kv
         blocks_T, offsets_T = batch.slots_T // kv.block_size, batch.slots_T % kv.block_size
-        heads_C = torch.arange(kv.num_kv_heads, device=blocks_T.device)
-        rows_TC = (blocks_T[:, None] * kv.num_kv_heads + heads_C) * kv.block_size + offsets_T[:, None]
-        self.rows = rows_TC.flatten()
+        self.rows = kv.rows_of(batch.slots_T)
         self.fresh = blocks_T[offsets_T == 0]
         queries = [
             Query(begin, end, first, table.to(kv.layers[0][0].device))
@@ -92,14 +107,12 @@ class PagedStep:
         shape: HeadShape,
     ) -> torch.Tensor:
         """Write, then read."""
-        q_THD, k_TCD, v_TCD = qkv
-        keys, values = self.kv.layers[layer_index]
+        q_THD, *new = qkv
         # A block that changes hands may hold a NaN of its last owner beyond what is written now.
         if len(self.fresh):
-            values.index_fill_(0, self.fresh, 0)
-        for pages, new_TCD in ((keys, k_TCD), (values, v_TCD)):
-            pages.view(-1, pages.shape[-1]).index_copy_(0, self.rows, new_TCD.reshape(-1, new_TCD.shape[-1]))
-        out_THD: torch.Tensor = ops.attend_paged(q_THD, (keys, values), self.plan, shape)
+            self.kv.layers[layer_index][1].index_fill_(0, self.fresh, 0)
+        pages = self.kv.write(layer_index, self.rows, new)
+        out_THD: torch.Tensor = ops.attend_paged(q_THD, pages, self.plan, shape)
         return out_THD
 
 
