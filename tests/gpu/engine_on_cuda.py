@@ -119,7 +119,7 @@ def captured(
     differ = report["differing"]
     params = [
         zd.SamplingParams(
-            temperature=(1.0, 0.7, 0.0)[number % 3], max_tokens=OUTPUT - number % 7, seed=number
+            temperature=(1.0, 0.7, 0.0)[number % 3], max_tokens=OUTPUT - 8 * (number % 7), seed=number
         )
         for number in range(len(prompts))
     ]

@@ -84,6 +84,7 @@ class Schedule:
     """Seed of the order of arrival."""
     gap: int = 0
     """Steps between arrivals."""
+    decode_rounds: int = 1
 
 
 def prompt_of(length: int, seed: int, shared: bool) -> tuple[int, ...]:
@@ -137,6 +138,7 @@ def engine_for(model: Any, cases: Sequence[Case], schedule: Schedule) -> Engine:
         max_num_seqs=schedule.max_num_seqs,
         max_num_batched_tokens=schedule.max_num_seqs + schedule.spare_budget,
         enable_prefix_caching=schedule.caching,
+        decode_rounds=schedule.decode_rounds,
         # A theorem looks at the bits itself, also where a plain op is to be seen failing it.
         logprob_check_interval=0,
     )
@@ -203,6 +205,27 @@ def pages(model: Any, cases: Sequence[Case], draw: Any) -> int:
     return compared(
         model, cases, Schedule(block_size=draw(st.sampled_from([1, 3, 7, 32, 100])), spare_budget=9)
     )
+
+
+def rounds(model: Any, cases: Sequence[Case], draw: Any) -> int:
+    # Only requests that ask for a temperature alone run ahead; some end in the middle of it.
+    cases = [
+        Case(
+            case.prompt,
+            SamplingParams(
+                temperature=case.sampling.temperature,
+                seed=case.sampling.seed,
+                max_tokens=2 * case.sampling.max_tokens,
+                stop_token_ids=case.sampling.stop_token_ids,
+                n=case.sampling.n,
+            ),
+        )
+        for case in cases
+    ]
+    several = Schedule(
+        decode_rounds=draw(st.integers(2, 9)), max_num_seqs=draw(st.sampled_from([3, 16])), caching=True
+    )
+    return compared(model, cases, several)
 
 
 def arrivals(model: Any, cases: Sequence[Case], draw: Any) -> int:
@@ -331,6 +354,7 @@ THEOREMS: dict[str, Callable[[Any, Sequence[Case], Any], int]] = {
     "cache hit = miss": cached,
     "preempted = not": preempted,
     "page sizes": pages,
+    "several rounds per step = one": rounds,
     "arrival orders": arrivals,
     "streaming = not": streamed,
     "thread counts": threaded,
@@ -381,6 +405,7 @@ def test_theorem(theorem: str, examples: int) -> None:
 # tensor at other places, and torch's silu takes another formula for what is left over by the vector width.
 BROKEN_BY = {
     "batch 1 = batch N": "linear",
+    "several rounds per step = one": "linear",
     "arrival orders": "linear",
     "streaming = not": "linear",
     "thread counts": "activation",

@@ -1,9 +1,11 @@
-"""A step in which every sequence decodes one token, captured once as a CUDA graph and replayed: no launch but one.
+"""A round in which every sequence decodes one token, captured once as a CUDA graph and replayed: no launch but one.
 
-The graph holds what an eager step does, with the same modules and kernels: forward, head, draw. Its inputs lie in tensors
-that never move; a step writes them by three copies and reads its tokens back by one. Sequences are seats 0 to the size of
-the graph; seats nobody has are computed with no key in sight, write their K and V into a block that is nobody's, and are
-not read. Weights never move either, so a swap leaves a graph valid. Shapes: B seats, J blocks, C kv heads.
+The graph holds what an eager step does, with the same modules and kernels: forward, head, draw; and it goes on to the next
+round by itself, with the tokens that it drew. Its inputs lie in tensors that never move; a step writes them by three
+copies, replays as many rounds as it has, and reads all their tokens back by one. Sequences are seats 0 to the size of the
+graph; seats that nobody has, or that have had their rounds, are computed with no key in sight, write their K and V into a
+block that is nobody's, and are not read. Weights never move either, so a swap leaves a graph valid.
+Shapes: B seats, J blocks, K rounds.
 """
 
 from array import array
@@ -13,16 +15,19 @@ from typing import Any
 
 import torch
 
+from zerodrift.engine.limits import MOST_ROUNDS
 from zerodrift.engine.plan import Draw, StepPlan
 from zerodrift.exact.logprobs import head
 from zerodrift.exact.ops.interface import HeadShape
-from zerodrift.exact.paged import PagedKV
+from zerodrift.exact.paged import PagedKV, Pages, forward_tokens
 from zerodrift.exact.preparation import ops_of
 
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 """Seats of a graph. Captured when first needed, about a second each."""
-_COLUMNS = 11
-"""Of a seat: token, position, slot, tokens (1 or 0), where its table begins, and the six of a draw."""
+_COLUMNS = 10
+"""Of a seat: token, position, last position that it may forward, where its table begins, and the six of a draw."""
+_DRAW, _DRAWN = 4, 7
+"""Where those of a draw begin, and which says how many tokens were drawn before."""
 
 
 def can_capture(model: Any) -> bool:
@@ -52,8 +57,8 @@ class DecodeGraphs:
             return None
         return next(size for size in SIZES if size >= len(plan.slices))
 
-    def run(self, plan: StepPlan, size: int) -> "Replayed":
-        """What every slice of `plan` got."""
+    def run(self, plan: StepPlan, size: int) -> "list[Round]":
+        """What every slice of `plan` got, round by round."""
         if size not in self._graphs:
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
@@ -61,8 +66,8 @@ class DecodeGraphs:
         return self._graphs[size].run(plan)
 
 
-class Replayed:
-    """Per slice, in the order of the plan."""
+class Round:
+    """Per slice, in the order of the plan. What a slice got beyond its own rounds says nothing."""
 
     def __init__(self, columns: Sequence[Sequence[float]], count: int) -> None:
         tokens, self.logprobs, self.entropies, broken, finite = (each[:count] for each in columns)
@@ -77,45 +82,47 @@ class _Graph:
         device = model.device
         self.seats_XB = torch.zeros(_COLUMNS, size, dtype=torch.int64, device=device)
         self.scale_B = torch.ones(size, device=device)
-        self.out_5B = torch.empty(5, size, dtype=torch.float64, device=device)
+        self.round_1 = torch.zeros(1, dtype=torch.int64, device=device)
+        self.out_K5B = torch.zeros(MOST_ROUNDS, 5, size, dtype=torch.float64, device=device)
         self.step = _SeatedStep(model, kv, size, 0)
         self.vocabulary = import_module("zerodrift.exact.ops.triton.vocabulary")
         self._pool = pool
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def run(self, plan: StepPlan) -> Replayed:
-        count, block_size = len(plan.slices), self.kv.block_size
+    def run(self, plan: StepPlan) -> list[Round]:
+        count, rounds = len(plan.slices), plan.rounds
         tables, seats = array("i"), list[tuple[int, ...]]()
         for seat, part in enumerate(plan.slices):
-            block, offset = divmod(part.start, block_size)
-            slot = part.blocks[block] * block_size + offset
-            asked = _asked(part.draws[0], seat)
-            seats.append((part.token_ids[0], part.start, slot, 1, len(tables), *asked))
+            last = part.start + part.rounds - 1
+            seats.append((part.token_ids[0], part.start, last, len(tables), *_asked(part.draws[0], seat)))
             tables.extend(part.blocks)
-        seats += [
-            (0, 0, self.kv.scratch * block_size, 0, 0, seat, 0, 0, 0, 0, 0)
-            for seat in range(count, self.size)
-        ]
+        seats += [(0, 0, -1, 0, seat, 0, 0, 0, 0, 0) for seat in range(count, self.size)]
         if len(tables) > self.step.room:
             # Where tables lie is part of the graph: more room is a new one.
             self.step = _SeatedStep(self.model, self.kv, self.size, 2 * len(tables) + 64 * self.size)
             self._graph = None
-        temperatures = [part.draws[0].sampling.temperature or 1.0 for part in plan.slices]
-        columns = array("q", [value for column in zip(*seats, strict=True) for value in column])
-        self.seats_XB.copy_(torch.frombuffer(columns, dtype=torch.int64).view(_COLUMNS, self.size))
+        self._write(seats)
         self.step.tables[: len(tables)].copy_(torch.frombuffer(tables, dtype=torch.int32))
+        temperatures = [part.draws[0].sampling.temperature or 1.0 for part in plan.slices]
         # As torch divides by a number on a GPU: it multiplies with the fp32 reciprocal.
         self.scale_B[:count].copy_(torch.tensor(temperatures, dtype=torch.float32).reciprocal_())
         if self._graph is None:
             self._graph = self._captured()
-        self._graph.replay()
-        return Replayed(self.out_5B.tolist(), count)
+            self._write(seats)
+        for _ in range(rounds):
+            self._graph.replay()
+        return [Round(columns, count) for columns in self.out_K5B[:rounds].tolist()]
+
+    def _write(self, seats: list[tuple[int, ...]]) -> None:
+        columns = array("q", [value for column in zip(*seats, strict=True) for value in column])
+        self.seats_XB.copy_(torch.frombuffer(columns, dtype=torch.int64).view(_COLUMNS, self.size))
+        self.round_1.zero_()
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            # Twice: the first time kernels are compiled, and libraries take their workspaces. Both write the same K and V.
+            # Twice: the first time kernels are compiled, and libraries take their workspaces. What they write is written again.
             for _ in range(2):
                 self._round()
         torch.cuda.current_stream().wait_stream(stream)
@@ -128,18 +135,19 @@ class _Graph:
     @torch.no_grad()
     def _round(self) -> None:
         token_ids_B, positions_B, *_ = self.seats_XB
-        self.step.take(self.seats_XB)
+        live_B = self.step.take(self.seats_XB)
+        hidden_BH = forward_tokens(self.model, token_ids_B, positions_B, self.step)
         with ops_of(self.model).computing(), torch.autocast("cuda", enabled=False):
-            output = self.model.model(
-                input_ids=token_ids_B[None],
-                position_ids=positions_B[None],
-                use_cache=False,
-                exact_step=self.step,
-            )
-            hidden_BH = output.last_hidden_state[0]
             logits_BV = head(self.model, hidden_BH)
-        self.vocabulary.draw_into(logits_BV, self.scale_B, self.seats_XB[5:], self.out_5B[:4])
-        self.out_5B[4] = hidden_BH.sum(dim=-1).isfinite()
+        out_5B = torch.empty_like(self.out_K5B[0])
+        self.vocabulary.draw_into(logits_BV, self.scale_B, self.seats_XB[_DRAW:], out_5B[:4])
+        out_5B[4] = hidden_BH.sum(dim=-1).isfinite()
+        self.out_K5B.index_copy_(0, self.round_1, out_5B[None])
+        # On to the next round: the token that was drawn, one position further.
+        self.round_1 += 1
+        token_ids_B.copy_(out_5B[0])
+        positions_B += live_B
+        self.seats_XB[_DRAWN] += live_B
 
 
 class _SeatedStep:
@@ -156,12 +164,17 @@ class _SeatedStep:
         self._layout = (first_B, tokens_B, table_B)
         self.plan = ops_of(model).seated(*self._layout, self.tables)
 
-    def take(self, seats_XB: torch.Tensor) -> None:
-        """What the host said of the seats, as kernels read it."""
-        _, positions_B, slots_B, tokens_B, table_B, *_ = seats_XB
-        for place, values in zip(self._layout, (positions_B, tokens_B, table_B), strict=True):
+    def take(self, seats_XB: torch.Tensor) -> torch.Tensor:
+        """Where the seats are, as kernels read it. Returns which of them are in this round."""
+        _, positions_B, last_B, table_B, *_ = seats_XB
+        size = self.kv.block_size
+        live_B: torch.Tensor = positions_B <= last_B
+        for place, values in zip(self._layout, (positions_B, live_B, table_B), strict=True):
             place.copy_(values)
+        blocks_B = self.tables[torch.where(live_B, table_B + positions_B // size, 0)]
+        slots_B = torch.where(live_B, blocks_B * size + positions_B % size, self.kv.scratch * size)
         self.rows.copy_(self.kv.rows_of(slots_B))
+        return live_B
 
     def attend(
         self,
@@ -172,9 +185,14 @@ class _SeatedStep:
     ) -> torch.Tensor:
         """Write, then read. Keys out of sight are not even loaded on a GPU: what a block held before does not matter."""
         q_BHD, *new = qkv
-        pages = self.kv.write(layer_index, self.rows, new)
+        pages = self.pages(layer_index)
+        self.kv.write(pages, self.rows, new)
         out_BHD: torch.Tensor = ops.attend_paged(q_BHD, pages, self.plan, shape)
         return out_BHD
+
+    def pages(self, layer_index: int) -> Pages:
+        """Keys and values of a layer."""
+        return self.kv.layers[layer_index]
 
 
 def _asked(draw: Draw, seat: int) -> tuple[int, int, int, int, int, int]:

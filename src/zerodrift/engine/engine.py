@@ -32,9 +32,10 @@ from zerodrift.core.errors import (
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine import consistency
+from zerodrift.engine.decode_graph import can_capture
 from zerodrift.engine.identity import Identity, fingerprint_of
 from zerodrift.engine.kv import DEFAULT_BYTES, blocks_in
-from zerodrift.engine.limits import KVPolicy, Limits
+from zerodrift.engine.limits import KVPolicy, default_limits
 from zerodrift.engine.metrics import Clock, EngineMetrics, metrics_of
 from zerodrift.engine.output import Output, SampleUpdate, output_of, refused, update_of
 from zerodrift.engine.prompts import (
@@ -60,7 +61,6 @@ from zerodrift.sampler.noise import draw_seed
 from zerodrift.weights.digest import checkpoint_state
 
 Choice = TypeVar("Choice", bound=StrEnum)
-MAX_NUM_SEQS = 256
 
 
 class Engine:
@@ -80,12 +80,13 @@ class Engine:
         tokenizer: Any = None,
         dtype: str | None = None,
         max_model_len: int | None = None,
-        block_size: int = 16,
+        block_size: int | None = None,
         num_blocks: int | None = None,
         kv_cache_memory_bytes: int = DEFAULT_BYTES,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int = 2048,
         max_waiting: int = 1024,
+        decode_rounds: int | None = None,
         enable_prefix_caching: bool = True,
         logprobs_mode: str = "processed_logprobs",
         logprob_check_interval: int | None = None,
@@ -94,32 +95,35 @@ class Engine:
         """`model` is "testbed:NAME", a directory, or a transformers model, of which the engine takes a copy.
 
         `max_num_seqs` is 256 unless `max_num_batched_tokens` is less: a sequence that runs takes a token per step.
+        `block_size` is 16, on a GPU 64. While nothing else is to be done, sequences that ask for a temperature alone
+        decode `decode_rounds` tokens per step: 1, on a GPU 8.
         One in `logprob_check_interval` (64, on a GPU 512) finished samples is scored again by the trainer's path; 0: none.
         """
         self.tokenizer = tokenizer_of(model, tokenizer)
         model = own_model(model, dtype)
         self.mode = _one_of(LogprobsMode, "logprobs_mode", logprobs_mode)
         context = model.config.max_position_embeddings if max_model_len is None else max_model_len
-        require.whole(
-            InvalidValue, "max_model_len", context, "it counts tokens of prompt and output, two at least", 2
-        )
+        require.whole(InvalidValue, "max_model_len", context, "it counts tokens per request, two or more", 2)
         self.facts = ServedFacts(context, model.config.vocab_size, self.tokenizer is not None)
         stop_ids = stop_ids_of(model)
-        limits = Limits(
+        limits = default_limits(
+            on_gpu=can_capture(model),
             block_size=block_size,
-            num_blocks=1 if num_blocks is None else num_blocks,
-            max_num_seqs=min(MAX_NUM_SEQS, max_num_batched_tokens) if max_num_seqs is None else max_num_seqs,
+            num_blocks=num_blocks,
+            max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=max_waiting,
+            decode_rounds=decode_rounds,
             prefix_caching=enable_prefix_caching,
         )
         if num_blocks is None:
             limits = replace(limits, num_blocks=blocks_in(model, limits, context, kv_cache_memory_bytes))
         self._texts = Texts(self.tokenizer, stop_ids)
-        self.scheduler = Scheduler(limits, version_of(checkpoint_state(model), version), self._texts.ended)
-        kv = PagedKV(model, limits.num_blocks, block_size)
-        self.runner = Runner(model, kv, Sampler(self.mode, stop_ids))
-        self._spot_check = SpotCheck(logprob_check_interval, block_size, model.device.type)
+        kv, sampler = PagedKV(model, limits.num_blocks, limits.block_size), Sampler(self.mode, stop_ids)
+        first = version_of(checkpoint_state(model), version)
+        self.scheduler = Scheduler(limits, first, self._texts.ended, sampler.runs_ahead)
+        self.runner = Runner(model, kv, sampler)
+        self._spot_check = SpotCheck(logprob_check_interval, limits.block_size, model.device.type)
         self._numbers = itertools.count(1)
         self._clock = Clock()
         self.broken = None

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue, OutOfBlocks
@@ -12,7 +13,12 @@ _RULES = {
     "max_num_seqs": "it counts sequences that run together",
     "max_num_batched_tokens": "it counts tokens per step",
     "max_waiting": "it counts requests that wait",
+    "decode_rounds": "it counts tokens that a sequence may decode in one step",
 }
+
+MAX_NUM_SEQS = 256
+MOST_ROUNDS = 64
+"""Results of so many rounds lie on the device at once."""
 
 
 class KVPolicy(StrEnum):
@@ -34,12 +40,18 @@ class Limits:
     max_num_batched_tokens: int
     max_waiting: int
     prefix_caching: bool = True
+    decode_rounds: int = 1
+    """Tokens that each sequence decodes in a step in which all do nothing else. Who ends early wastes the rest."""
 
     def __post_init__(self) -> None:
         """Sizes under which nothing could move are refused."""
         require.instance(InvalidValue, "enable_prefix_caching", self.prefix_caching, bool)
         for name, rule in _RULES.items():
             require.whole(InvalidValue, name, getattr(self, name), f"{rule}, one at least", 1)
+        if self.decode_rounds > MOST_ROUNDS:
+            raise InvalidValue(
+                f"decode_rounds is {self.decode_rounds}; {MOST_ROUNDS} at most run without a look"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise InvalidValue(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs={self.max_num_seqs}; "
@@ -59,6 +71,27 @@ class Limits:
                 f"{prompt_tokens} prompt tokens and max_tokens={max_tokens} need {needed} KV blocks of "
                 f"{self.block_size} tokens, but there are {self.num_blocks}; raise num_blocks or shorten the request"
             )
+
+
+def default_limits(
+    *,
+    on_gpu: bool,
+    block_size: int | None,
+    num_blocks: int | None,
+    max_num_seqs: int | None,
+    decode_rounds: int | None,
+    max_num_batched_tokens: int,
+    **others: Any,
+) -> Limits:
+    """What was given, and else what suits the device; one block where the caller has yet to count them."""
+    return Limits(
+        block_size=(64 if on_gpu else 16) if block_size is None else block_size,
+        num_blocks=1 if num_blocks is None else num_blocks,
+        max_num_seqs=min(MAX_NUM_SEQS, max_num_batched_tokens) if max_num_seqs is None else max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        decode_rounds=(8 if on_gpu else 1) if decode_rounds is None else decode_rounds,
+        **others,
+    )
 
 
 @dataclass(slots=True)

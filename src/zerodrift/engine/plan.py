@@ -4,7 +4,7 @@ A prefill chunk, a decode and a recomputation after preemption are the same thin
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from zerodrift.core.completion import Problem
@@ -36,13 +36,15 @@ class Slice:
     token_ids: tuple[int, ...]
     start: int
     blocks: tuple[int, ...]
-    """Blocks that cover positions 0 up to the end of the slice."""
+    """Blocks that cover positions 0 up to the end of the slice, and of the rounds that follow it."""
     draws: tuple[Draw, ...]
     """Several where `n` samples start from one prompt; none where the slice ends before the sequence does."""
     scored: Sequence[int]
     """Prompt tokens whose logprobs are asked for: row i of the slice gives the logprob of the i-th."""
     score_top: int
     """Alternatives to report for each."""
+    rounds: int = 1
+    """Tokens to draw, each but the first from the one before it, without anybody looking in between."""
 
     @property
     def end(self) -> int:
@@ -69,6 +71,11 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens that go through the model."""
         return sum(len(each.token_ids) for each in self.slices)
+
+    @property
+    def rounds(self) -> int:
+        """Of the slice that has most."""
+        return max((each.rounds for each in self.slices), default=0)
 
 
 class Drawn(NamedTuple):
@@ -101,3 +108,20 @@ class StepResult:
     """By slice key."""
     failed: Mapping[int, Problem]
     """By slice key: the KV that the slice wrote is not to be trusted, and everybody who starts from it ends."""
+    later: Mapping[int, Sequence[Drawn | Problem]] = field(default_factory=dict)
+    """By sample key: what the rounds after the first gave, in order; a problem is the last."""
+
+
+def following(plan: StepPlan, drawn: Mapping[int, Drawn | Problem]) -> StepPlan:
+    """The round after `plan`: what it drew, forwarded, for those that have another one to go."""
+    slices = []
+    for part in plan.slices:
+        got = drawn.get(part.key)
+        if part.rounds > 1 and isinstance(got, Drawn):
+            (draw,) = part.draws
+            output = [*draw.output, got.token_id]
+            draw = replace(draw, output=Prefix(output, len(output)), forced=None)
+            slices.append(
+                Slice(part.key, (got.token_id,), part.end, part.blocks, (draw,), (), 0, part.rounds - 1)
+            )
+    return StepPlan(plan.version, tuple(slices), ())

@@ -7,7 +7,8 @@ Shapes: T tokens of the step, R rows that predict something asked for, H hidden 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,9 +16,9 @@ import torch
 from zerodrift.core.completion import Problem
 from zerodrift.core.errors import NonFinite
 from zerodrift.engine.batch import paged_batch
-from zerodrift.engine.decode_graph import DecodeGraphs, can_capture
+from zerodrift.engine.decode_graph import DecodeGraphs, Round, can_capture
 from zerodrift.engine.kv import copy_blocks
-from zerodrift.engine.plan import Draw, Drawn, Scored, Slice, StepPlan, StepResult
+from zerodrift.engine.plan import Draw, Drawn, Scored, Slice, StepPlan, StepResult, following
 from zerodrift.engine.sampler import Sampler, not_finite
 from zerodrift.exact.logprobs import head
 from zerodrift.exact.paged import PagedKV, PagedStep, forward_step
@@ -71,6 +72,15 @@ class Runner:
         copy_blocks(self.kv, plan.copies)
         if (size := self._graph_size(plan)) is not None:
             return Ticket(self._replay(plan, size))
+        result = last = self._forward(plan)
+        later: dict[int, list[Drawn | Problem]] = {}
+        while (plan := following(plan, last.drawn)).slices:
+            last = self._forward(plan)
+            for part in plan.slices:
+                later.setdefault(part.key, []).append(last.failed.get(part.key) or last.drawn[part.key])
+        return Ticket(replace(result, later=later))
+
+    def _forward(self, plan: StepPlan) -> StepResult:
         begin = time.perf_counter()
         batch = paged_batch(plan, self.kv.block_size, self.model.device)
         step = PagedStep(self.model, batch, self.kv)
@@ -80,7 +90,7 @@ class Runner:
         parts = [_Part(part, begin) for part, begin in zip(plan.slices, batch.bounds, strict=False)]
         failed = _failed(hidden_TH, parts)
         parts = [part for part in parts if part.slice.key not in failed]
-        return Ticket(StepResult(self._draw(hidden_TH, parts), self._score(hidden_TH, parts), failed))
+        return StepResult(self._draw(hidden_TH, parts), self._score(hidden_TH, parts), failed)
 
     def _graph_size(self, plan: StepPlan) -> int | None:
         """Seats of the CUDA graph that can run `plan`, where there is one."""
@@ -92,19 +102,17 @@ class Runner:
 
     def _replay(self, plan: StepPlan, size: int) -> StepResult:
         assert self.graphs is not None, "only where a graph was found"
-        self.forwarded_tokens += len(plan.slices)
-        got = self.graphs.run(plan, size)
+        self.forwarded_tokens += sum(part.rounds for part in plan.slices)
+        rounds = self.graphs.run(plan, size)
         drawn: dict[int, Drawn | Problem] = {}
         failed: dict[int, Problem] = {}
+        later: dict[int, list[Drawn | Problem]] = {}
         for index, part in enumerate(plan.slices):
-            if not got.finite_hidden[index]:
+            if not rounds[0].finite_hidden[index]:
                 failed[part.key] = _hidden_problem(part)
-            elif not got.finite_logits[index]:
-                drawn[part.key] = not_finite(part.draws[0])
             else:
-                token, logprob = got.tokens[index], got.logprobs[index]
-                drawn[part.key] = Drawn(token, logprob, (), None, (), got.entropies[index])
-        return StepResult(drawn, {}, failed)
+                drawn[part.key], *later[part.key] = _replayed(rounds[: part.rounds], index, part)
+        return StepResult(drawn, {}, failed, later)
 
     def _draw(self, hidden_TH: torch.Tensor, parts: list[_Part]) -> dict[int, Drawn | Problem]:
         drawing = [part for part in parts if part.slice.draws]
@@ -136,6 +144,18 @@ class Runner:
             yield slice(begin, begin + at_once)
 
 
+def _replayed(rounds: Sequence[Round], index: int, part: Slice) -> Iterator[Drawn | Problem]:
+    """What the rounds gave to one slice, up to the first problem."""
+    for number, each in enumerate(rounds):
+        if not each.finite_hidden[index]:
+            yield _hidden_problem(part, number)
+            return
+        if not each.finite_logits[index]:
+            yield not_finite(part.draws[0], number)
+            return
+        yield Drawn(each.tokens[index], each.logprobs[index], (), None, (), each.entropies[index])
+
+
 def _failed(hidden_TH: torch.Tensor, parts: list[_Part]) -> dict[int, Problem]:
     """Slices with a hidden state that is not finite: their KV is not to be trusted, whatever they were to predict."""
     finite_T = hidden_TH.sum(dim=-1).isfinite()
@@ -149,9 +169,9 @@ def _failed(hidden_TH: torch.Tensor, parts: list[_Part]) -> dict[int, Problem]:
     return problems
 
 
-def _hidden_problem(part: Slice) -> Problem:
+def _hidden_problem(part: Slice, number: int = 0) -> Problem:
     return Problem(
         NonFinite.code,
-        f"the model's hidden states at positions {part.start} to {part.end - 1} are not finite; look for NaN in the "
+        f"the model's hidden states at positions {part.start + number} to {part.end + number - 1} are not finite; look for NaN in the "
         "weights, such as the embedding of a token of this request",
     )

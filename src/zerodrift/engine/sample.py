@@ -108,6 +108,11 @@ class Sample:
         return self._segments() if self._looked_back else self._seen
 
     @property
+    def tokens_left(self) -> int:
+        """Output tokens that it may still get."""
+        return self.sampling.max_tokens - len(self.output)
+
+    @property
     def next_forced(self) -> int | None:
         """The next output token, where it is given."""
         return self.forced[len(self.output)] if len(self.output) < len(self.forced) else None

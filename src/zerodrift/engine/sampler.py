@@ -16,6 +16,7 @@ from zerodrift.core.errors import InvalidSampling, NonFinite, ZerodriftError
 from zerodrift.core.request import SHAPING, SamplingParams
 from zerodrift.engine import device_draws
 from zerodrift.engine.plan import Draw, Drawn, Scored
+from zerodrift.engine.sample import Sample
 from zerodrift.exact.logprobs import processed
 from zerodrift.exact.normalisation import log_softmax
 from zerodrift.sampler.choose import choose
@@ -84,6 +85,11 @@ class Sampler:
             others = [index for index, each in enumerate(quick) if not each]
             drawn |= self._draw_rows(logits_RV[others], [rows[index] for index in others])
         return drawn
+
+    def runs_ahead(self, sample: Sample) -> bool:
+        """Whether a GPU draws its tokens without the host, and nobody looks at each as it comes."""
+        watched = sample.stream_text or sample.next_forced is not None
+        return not watched and self.only_temperature(sample.sampling)
 
     def only_temperature(self, params: SamplingParams) -> bool:
         """Whether a request with these can be drawn on a GPU without the host."""
@@ -230,11 +236,11 @@ def _entropy(logprobs_GV: torch.Tensor, probs_GV: torch.Tensor, params: Sampling
     return values
 
 
-def not_finite(draw: Draw) -> Problem:
-    """What ends a sample whose next token has no distribution."""
+def not_finite(draw: Draw, rounds: int = 0) -> Problem:
+    """What ends a sample whose next token, `rounds` after that of `draw`, has no distribution."""
     return _problem(
         NonFinite,
-        f"the logits of output token {len(draw.output)} are not finite; look for NaN in the weights, and in the KV of "
+        f"the logits of output token {len(draw.output) + rounds} are not finite; look for NaN in the weights, and in the KV of "
         "this request",
     )
 

@@ -16,7 +16,7 @@ from zerodrift.core.errors import DuplicateRequest, InvariantBroken, QueueFull, 
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.blocks import BlockPool
 from zerodrift.engine.limits import Counters, KVPolicy, Limits
-from zerodrift.engine.plan import Copy, Draw, Slice, StepPlan, StepResult
+from zerodrift.engine.plan import Copy, Draw, Drawn, Slice, StepPlan, StepResult
 from zerodrift.engine.prefix_cache import PrefixCache, chain, root
 from zerodrift.engine.sample import Phase, Sample, expand
 from zerodrift.sampler.prefix import Prefix
@@ -28,16 +28,21 @@ _AGE = attrgetter("key")
 class Scheduler:
     """Plans steps and commits their results; owns every sample that is not finished."""
 
-    def __init__(self, limits: Limits, version: WeightVersion, ended: Ended) -> None:
-        """`ended` says, after each token, whether a sample has come to its end."""
-        self.limits = limits
-        self.version = version
+    def __init__(
+        self,
+        limits: Limits,
+        version: WeightVersion,
+        ended: Ended,
+        runs_ahead: Callable[[Sample], bool] = lambda _: True,
+    ) -> None:
+        """`ended` says, after each token, whether a sample has come to its end; `runs_ahead`, whether one may get several."""
+        self.limits, self.version = limits, version
         self.counters = Counters()
         self.pool = BlockPool(limits.num_blocks)
         self.cache = PrefixCache(self.pool)
         self.waiting: list[Sample] = []
         self.running: list[Sample] = []
-        self._ended = ended
+        self._ended, self._runs_ahead = ended, runs_ahead
         self.requests: dict[str, list[Sample]] = {}
         """Samples, finished ones too, of every request that is not finished as a whole."""
         self._samples: dict[int, Sample] = {}
@@ -95,16 +100,15 @@ class Scheduler:
                 "a step is in flight, whose slices would be planned again; commit or discard it first"
             )
         preempted, copies = self.counters.preemptions, list[Copy]()
-        decoding = sum(sample.remaining == 1 for sample in self.running)
-        budget = self.limits.max_num_batched_tokens - decoding
-        slices = []
+        budget = self.limits.max_num_batched_tokens - sum(each.remaining == 1 for each in self.running)
+        slices, most = [], self._rounds()
         for sample in list(self.running):
             decodes = sample.remaining == 1
-            count = 1 if decodes else min(sample.remaining, budget)
+            count, rounds = 1 if decodes else min(sample.remaining, budget), min(most, sample.tokens_left)
             # Oldest first: whoever is preempted on the way comes later in this loop.
-            if sample.phase is Phase.RUNNING and count and self._reserve(sample, count, copies):
+            if sample.phase is Phase.RUNNING and count and self._reserve(sample, count + rounds - 1, copies):
                 budget -= 0 if decodes else count
-                slices.append(self._slice(sample, count))
+                slices.append(self._slice(sample, count, rounds))
         if self.counters.preemptions == preempted:
             self._admit(budget, slices, copies)
         if slices:
@@ -133,6 +137,13 @@ class Scheduler:
             self._publish(leader)
             leader.prompt_scores += result.scored.get(part.key, ())
             changed += self._draw(leader, part, result)
+            for drawn in result.later.get(part.key, ()):
+                if leader.phase is Phase.FINISHED:
+                    break  # what was computed beyond its end is nobody's
+                self.counters.forwarded_tokens += 1
+                leader.write(leader.length, self.version)
+                self._publish(leader)
+                self._take(leader, drawn)
         return changed
 
     def discard(self) -> None:
@@ -171,16 +182,19 @@ class Scheduler:
             if sample is not leader:
                 self._fork(leader, sample)
         for sample in drawing:
-            drawn = result.drawn[sample.key]
-            if isinstance(drawn, Problem):
-                self._finish(sample, FinishReason.ERROR, drawn)
-                continue
-            sample.append(drawn, self.version)
-            self.counters.sampled_tokens += 1
-            self.counters.entropy_sum += drawn.entropy
-            if (reason := self._ended(sample)) is not None:
-                self._finish(sample, reason)
+            self._take(sample, result.drawn[sample.key])
         return drawing
+
+    def _take(self, sample: Sample, drawn: Drawn | Problem) -> None:
+        """One more token, or the end."""
+        if isinstance(drawn, Problem):
+            self._finish(sample, FinishReason.ERROR, drawn)
+            return
+        sample.append(drawn, self.version)
+        self.counters.sampled_tokens += 1
+        self.counters.entropy_sum += drawn.entropy
+        if (reason := self._ended(sample)) is not None:
+            self._finish(sample, reason)
 
     def _fork(self, leader: Sample, sample: Sample) -> None:
         sample.start_from(leader)
@@ -192,7 +206,19 @@ class Scheduler:
         else:
             bisect.insort(self.waiting, sample, key=_AGE)
 
-    def _slice(self, sample: Sample, count: int) -> Slice:
+    def _rounds(self) -> int:
+        """Tokens that everybody may decode in the next step: one where somebody does something else, could be admitted
+        meanwhile, or would lose memory to those that run ahead."""
+        most = self.limits.decode_rounds
+        if most == 1 or (self.waiting and len(self.running) < self.limits.max_num_seqs):
+            return 1
+        if not all(sample.remaining == 1 and self._runs_ahead(sample) for sample in self.running):
+            return 1
+        ends = [(sample, sample.computed + min(most, sample.tokens_left)) for sample in self.running]
+        needed = sum(self._new_blocks(sample, end) for sample, end in ends)
+        return most if needed <= self.pool.num_free + self.pool.num_idle else 1
+
+    def _slice(self, sample: Sample, count: int, rounds: int = 1) -> Slice:
         start, end = sample.computed, sample.computed + count
         drawing = [sample, *sample.siblings] if end == sample.length else []
         # Row p predicts token p + 1. A prefill that is forgotten starts over, scores included.
@@ -215,6 +241,7 @@ class Scheduler:
             ),
             sample.prompt[start + 1 : end + 1] if scores else (),
             sample.sampling.prompt_logprobs or 0,
+            rounds,
         )
 
     def _reserve(self, sample: Sample, count: int, copies: list[Copy]) -> bool:

@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zerodrift.core.errors import InvalidValue
+from zerodrift.core.errors import InvalidValue, Unproven
 from zerodrift.exact.ops.interface import HeadShape, Query
 from zerodrift.exact.preparation import ops_of, parameters_on
 from zerodrift.models.family.registry import family_of
+
+Pages = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values of one layer: [blocks, C, block_size, D]."""
 
 
 class PagedBatch(NamedTuple):
@@ -66,13 +69,10 @@ class PagedKV:
             (blocks_T[:, None] * self.num_kv_heads + heads_C) * self.block_size + offsets_T[:, None]
         ).flatten()
 
-    def write(
-        self, layer_index: int, rows: torch.Tensor, new: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put `new` keys and values [T, C, D] where `rows_of` says, and give back the layer's pages."""
-        for pages, part_TCD in zip(self.layers[layer_index], new, strict=True):
-            pages.view(-1, self.head_dim).index_copy_(0, rows, part_TCD.reshape(-1, self.head_dim))
-        return self.layers[layer_index]
+    def write(self, pages: Pages, rows: torch.Tensor, new: Sequence[torch.Tensor]) -> None:
+        """Put `new` keys and values [T, C, D] where `rows_of` says."""
+        for part, new_TCD in zip(pages, new, strict=True):
+            part.view(-1, self.head_dim).index_copy_(0, rows, new_TCD.reshape(-1, self.head_dim))
 
     def copy_block(self, source: int, target: int) -> None:
         """Make block `target` hold what `source` holds, in every layer."""
@@ -108,12 +108,17 @@ class PagedStep:
     ) -> torch.Tensor:
         """Write, then read."""
         q_THD, *new = qkv
+        pages = self.pages(layer_index)
+        self.kv.write(pages, self.rows, new)
+        out_THD: torch.Tensor = ops.attend_paged(q_THD, pages, self.plan, shape)
+        return out_THD
+
+    def pages(self, layer_index: int) -> Pages:
+        """Keys and values of a layer, to be written to and read."""
         # A block that changes hands may hold a NaN of its last owner beyond what is written now.
         if len(self.fresh):
             self.kv.layers[layer_index][1].index_fill_(0, self.fresh, 0)
-        pages = self.kv.write(layer_index, self.rows, new)
-        out_THD: torch.Tensor = ops.attend_paged(q_THD, pages, self.plan, shape)
-        return out_THD
+        return self.kv.layers[layer_index]
 
 
 def forward_paged(model: Any, batch: PagedBatch, kv: PagedKV) -> torch.Tensor:
@@ -124,14 +129,33 @@ def forward_paged(model: Any, batch: PagedBatch, kv: PagedKV) -> torch.Tensor:
 @torch.no_grad()
 def forward_step(model: Any, step: PagedStep) -> torch.Tensor:
     """As above, of a step that is planned. Writes K and V of its tokens, then attends."""
-    batch = step.batch
-    with ops_of(model).computing(), torch.autocast(batch.token_ids_T.device.type, enabled=False):
-        output = model.model(
-            input_ids=batch.token_ids_T[None],
-            position_ids=batch.positions_T[None],
-            use_cache=False,
-            exact_step=step,
-        )
+    return forward_tokens(model, step.batch.token_ids_T, step.batch.positions_T, step)
+
+
+@torch.no_grad()
+def forward_tokens(
+    model: Any, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: Any
+) -> torch.Tensor:
+    """As above, of tokens that lie where `step` says: by fused layers where the device has them, else by the modules."""
+    ops = ops_of(model)
+    with ops.computing(), torch.autocast(token_ids_T.device.type, enabled=False):
+        if ops.layers is None:
+            return _by_modules(model, token_ids_T, positions_T, step)
+        hidden_TH: torch.Tensor = ops.layers(token_ids_T, positions_T, step)
+        if ops.layers.to_prove(len(token_ids_T)):
+            own_TH = _by_modules(model, token_ids_T, positions_T, step)
+            if (rows := int((hidden_TH != own_TH).any(-1).sum())) > 0:
+                raise Unproven(
+                    f"the fused layers give other bits than the model's own in {rows} of {len(own_TH)} rows on this "
+                    "device; report its name and the versions of torch and triton"
+                )
+    return hidden_TH
+
+
+def _by_modules(model: Any, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: Any) -> torch.Tensor:
+    output = model.model(
+        input_ids=token_ids_T[None], position_ids=positions_T[None], use_cache=False, exact_step=step
+    )
     hidden_TH: torch.Tensor = output.last_hidden_state[0]
     return hidden_TH
 

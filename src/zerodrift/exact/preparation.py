@@ -25,6 +25,7 @@ from zerodrift.exact.experts import (
     give_back_experts,
     routed,
 )
+from zerodrift.exact.fused_layers import FusedLayers, can_fuse
 from zerodrift.exact.modules import ExactActivation, ExactLinear, ExactNorm, Pack
 from zerodrift.exact.normalisation import log_softmax
 from zerodrift.exact.ops.cpu.elementwise import soft_cap
@@ -61,6 +62,8 @@ def prepare(model: Any, *, plain: frozenset[str] = frozenset()) -> Any:
     interface.register()
     setattr(model, _STATE, (ops, before))
     _exchange(parts, ops)
+    if ops.fuses and can_fuse(parts.family):
+        ops.layers = FusedLayers(parts, ops)
     model.set_attn_implementation(interface.NAME)
     try:
         ops.prove(_proof_parts(parts, ops))

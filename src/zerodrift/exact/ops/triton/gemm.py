@@ -30,7 +30,7 @@ _GROUP = 8
 
 
 @triton.jit
-def _kernel(
+def _linear_kernel(
     x_ptr,
     w_ptr,
     b_ptr,
@@ -85,7 +85,7 @@ def linear(
     (rows, depth), columns = x_TK.shape, weight_NK.shape[0]
     out_TN = torch.empty(rows, columns, device=x_TK.device, dtype=dtype)
     tile = tile_for(rows)
-    _kernel[(triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns),)](
+    _linear_kernel[(triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns),)](
         x_TK,
         weight_NK,
         weight_NK if bias_N is None else bias_N,

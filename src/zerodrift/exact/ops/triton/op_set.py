@@ -13,7 +13,7 @@ from torch.nn.functional import linear as plain_linear
 from zerodrift.core.errors import InvalidValue, UnsupportedModel
 from zerodrift.exact import probe
 from zerodrift.exact.ops.interface import HeadShape, Parts, Query, Segments
-from zerodrift.exact.ops.triton import attention, cublas, gemm, rows, vocabulary
+from zerodrift.exact.ops.triton import attention, cublas, fused, gemm, rows, vocabulary
 from zerodrift.exact.ops.triton.attention import Layout
 from zerodrift.exact.ops.triton.proof import cublas_agrees, prove_attention, prove_draws
 from zerodrift.exact.ops.triton.step import Step
@@ -40,6 +40,8 @@ class CudaOps:
             raise InvalidValue(f"no op is called {sorted(unknown)}; plain twins exist for {sorted(PLAIN)}")
         self.plain = plain
         self.rms_norm = None if "norm" in plain else rows.rms_norm
+        self.fuses, self.layers = not plain, None
+        self.heads, self.add_norm = fused.heads, fused.add_norm
         self._proven: set[tuple[Any, ...]] = set()
         self._by_cublas: dict[tuple[int, ...], bool] = {}
         """By shape of a weight: whether cuBLAS has the bits of K in order, as it was found on this GPU."""
@@ -152,8 +154,8 @@ class CudaOps:
         out_THD: torch.Tensor,
     ) -> torch.Tensor:
         q_THD = q_THD.contiguous()
-        for tiles in step.tiles(q_THD.shape[1] // kv[0].shape[1]):
-            attention.attend(q_THD, kv, step.layout, tiles, shape.scale, shape.window, out_THD)
+        tiles = step.tiles(q_THD.shape[1] // kv[0].shape[1])
+        attention.attend(q_THD, kv, step.layout, tiles, shape.scale, shape.window, out_THD)
         return out_THD
 
     def facts(self) -> Mapping[str, str]:

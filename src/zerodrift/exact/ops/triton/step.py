@@ -1,7 +1,4 @@
-"""One engine step as the GPU computes it: which tile of queries belongs to which sequence.
-
-Sequences with few rows get tiles of 16, others of 64; both give a row the same bits. Worked out once per step.
-"""
+"""One engine step as the GPU computes it: which tile of queries belongs to which sequence. Worked out once per step."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -9,9 +6,7 @@ from itertools import accumulate
 import torch
 
 from zerodrift.exact.ops.interface import Query
-from zerodrift.exact.ops.triton.attention import Layout, Tiles
-
-SMALL, LARGE = 16, 64
+from zerodrift.exact.ops.triton.attention import ROWS, Layout, Tiles
 
 
 class Step:
@@ -21,7 +16,7 @@ class Step:
         """`counts` are the most tokens that each sequence may have, by the layout."""
         self.queries, self.counts, self.layout = queries, counts, layout
         self.device = layout.start.device
-        self._tiles: dict[int, list[Tiles]] = {}
+        self._tiles: dict[int, Tiles] = {}
 
     @classmethod
     def of(cls, queries: Sequence[Query], device: torch.device) -> "Step":
@@ -38,27 +33,15 @@ class Step:
         tables = torch.cat([query.table_J for query in queries]).to(device=device, dtype=torch.int32)
         return cls(counts, Layout(start, tokens, first, table_start, tables), queries)
 
-    def tiles(self, group: int) -> list[Tiles]:
+    def tiles(self, group: int) -> Tiles:
         """For models with `group` query heads per kv head."""
         if group not in self._tiles:
-            self._tiles[group] = [
-                tiles for rows in (SMALL, LARGE) if (tiles := self._of_size(rows, group)).sequence.numel()
-            ]
+            firsts = [range(0, count * group, ROWS) for count in self.counts]
+            sequences = [index for index, each in enumerate(firsts) for _ in each]
+            self._tiles[group] = Tiles(
+                self._int(sequences), self._int([first for each in firsts for first in each])
+            )
         return self._tiles[group]
-
-    def _of_size(self, rows: int, group: int) -> Tiles:
-        chosen = [
-            (index, first)
-            for index, count in enumerate(self.counts)
-            if (count * group <= SMALL) is (rows == SMALL)
-            for first in range(0, count * group, rows)
-        ]
-        return Tiles(
-            rows,
-            rows // 16,
-            self._int([index for index, _ in chosen]),
-            self._int([first for _, first in chosen]),
-        )
 
     def _int(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.device)

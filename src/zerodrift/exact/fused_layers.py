@@ -1,0 +1,95 @@
+"""An engine's forward over the modules of a prepared model, with all that stands between two products in one kernel.
+
+A layer of a dense model is 28 kernels as its own modules compute it, and 12 here; products, attention and parameters are
+the same. Only where the device's ops can (`ops.heads`, `ops.add_norm`), and only for families without anything unusual.
+It is held against the modules' own forward when it first runs, and not used unless every bit agrees.
+Shapes: T tokens, H hidden size, C kv heads, D head size.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from zerodrift.exact.ops.interface import HeadShape
+from zerodrift.models.family.base import AttentionPlaces, Family, MlpPlaces
+from zerodrift.models.family.parts import ModelParts
+
+_PROOF_TOKENS = (1, 65)
+"""Held against the modules at the first step of so many tokens or more: products change hands at 65."""
+
+
+class _Layer(NamedTuple):
+    norm: Any
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    head_norms: tuple[torch.Tensor, torch.Tensor, float] | None
+    mlp_norm: Any
+    gate: Any
+    up: Any
+    down: Any
+    activation: Any
+    shape: HeadShape
+
+
+class FusedLayers:
+    """All layers of one model."""
+
+    def __init__(self, parts: ModelParts, ops: Any) -> None:
+        """`parts` is of a family that `can_fuse`."""
+        self.ops, self.embedding, self.rotary = ops, parts.embedding, parts.rotary
+        self.final_norm = parts.final_norm
+        self.head_dim = parts.family.head_dim(parts.model.config)
+        self._layers = [_layer_of(parts, index) for index in range(len(parts.layers))]
+        self._unproven = list(_PROOF_TOKENS)
+
+    def to_prove(self, tokens: int) -> bool:
+        """Whether a step of so many tokens is one that was not held against the modules yet."""
+        asked = [least for least in self._unproven if tokens >= least]
+        self._unproven = [least for least in self._unproven if tokens < least]
+        return bool(asked)
+
+    def __call__(self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: Any) -> torch.Tensor:
+        """Hidden states [T, H] after the final norm; K and V of the tokens are written."""
+        hidden_TH: torch.Tensor = self.embedding(token_ids_T)
+        cos, sin = (part[0].contiguous() for part in self.rotary(hidden_TH[None], positions_T[None]))
+        norms = [*(layer.norm for layer in self._layers[1:]), self.final_norm]
+        x_TH: torch.Tensor = self._layers[0].norm(hidden_TH)
+        for index, (layer, next_norm) in enumerate(zip(self._layers, norms, strict=True)):
+            pages = step.pages(index)
+            qkv = tuple(each(x_TH).view(len(x_TH), -1, self.head_dim) for each in (layer.q, layer.k, layer.v))
+            q_THD = self.ops.heads(qkv, layer.head_norms, (cos, sin), step.rows, pages)
+            out_THD = self.ops.attend_paged(q_THD, pages, step.plan, layer.shape)
+            hidden_TH, x_TH = self._add_norm(hidden_TH, layer.o(out_THD.flatten(1)), layer.mlp_norm)
+            added_TH = layer.down(layer.activation(layer.gate(x_TH)) * layer.up(x_TH))
+            hidden_TH, x_TH = self._add_norm(hidden_TH, added_TH, next_norm)
+        return x_TH
+
+    def _add_norm(self, hidden: torch.Tensor, added: torch.Tensor, norm: Any) -> Any:
+        return self.ops.add_norm(hidden, added, norm.weight, norm.variance_epsilon)
+
+
+def can_fuse(family: Family) -> bool:
+    """Whether a layer of it is what `FusedLayers` computes."""
+    plain = isinstance(family.attention, AttentionPlaces) and isinstance(family.mlp, MlpPlaces)
+    usual = not (family.experts or family.norm_offset or family.embedding_scaled) and len(family.norms) == 2
+    return plain and usual and not (family.attention.fused or family.mlp.fused)  # type: ignore[union-attr]
+
+
+def _layer_of(parts: ModelParts, index: int) -> _Layer:
+    family, config, layer = parts.family, parts.model.config, parts.layers[index]
+    assert family.attention is not None, "only of a family that can be fused"
+    assert family.mlp is not None, "only of a family that can be fused"
+    attention = parts.attention(index)
+    mlp = parts.at(family.mlp.place, "feed-forward part", layer)
+    head_norms = None
+    if family.attention.norms:
+        q_norm, k_norm = (attention.get_submodule(family.attention.norms[role]) for role in "qk")
+        head_norms = (q_norm.weight, k_norm.weight, q_norm.variance_epsilon)
+    norm, mlp_norm = (layer.get_submodule(place) for place in family.norms)
+    shape = HeadShape(family.scale(config), family.windows(config)[index])
+    q, k, v, o = (attention.get_submodule(family.attention.projections[role]) for role in "qkvo")
+    gate, up, down = (mlp.get_submodule(family.mlp.projections[role]) for role in ("gate", "up", "down"))
+    activation = mlp.get_submodule(str(family.mlp.activation))
+    return _Layer(norm, q, k, v, o, head_norms, mlp_norm, gate, up, down, activation, shape)

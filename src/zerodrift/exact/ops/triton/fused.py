@@ -1,0 +1,136 @@
+"""What stands between the products of a layer, fused: each kernel rounds where the ops that it takes together round.
+
+Sums are those of `rows.py`, by the same function over the same number of warps. Nothing is contracted: a product that is
+rounded before it is added stays so. Shapes: T tokens, H query heads, C kv heads, D head size, R rows.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from zerodrift.exact.ops.triton.rows import normed, warps_for
+
+
+@triton.jit
+def _add_norm_kernel(
+    hidden_ptr, added_ptr, w_ptr, sum_ptr, out_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64) * SIZE
+    column = tl.arange(0, BLOCK)
+    inside = column < SIZE
+    x = tl.load(hidden_ptr + row + column, mask=inside, other=0.0).to(tl.float32)
+    x += tl.load(added_ptr + row + column, mask=inside, other=0.0).to(tl.float32)
+    total = x.to(sum_ptr.dtype.element_ty)
+    tl.store(sum_ptr + row + column, total, mask=inside)
+    w = tl.load(w_ptr + column, mask=inside, other=0.0)
+    y = normed(total.to(tl.float32), w, eps, SIZE, out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row + column, y, mask=inside)
+
+
+@triton.jit
+def _rotated(x, partner, cos, sin, d, SIZE: tl.constexpr, KIND: tl.constexpr):
+    partner = tl.where(d < SIZE // 2, -partner.to(tl.float32), partner.to(tl.float32))
+    straight = (x.to(tl.float32) * cos).to(KIND).to(tl.float32)
+    return (straight + (partner * sin).to(KIND).to(tl.float32)).to(KIND)
+
+
+@triton.jit
+def _heads_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    q_weight,
+    k_weight,
+    cos_ptr,
+    sin_ptr,
+    rows_ptr,
+    q_out,
+    k_pages,
+    v_pages,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    kind: tl.constexpr = q_out.dtype.element_ty
+    d = tl.arange(0, SIZE)
+    partner_d = (d + SIZE // 2) % SIZE
+    if head >= HEADS + KV_HEADS:
+        own = head - HEADS - KV_HEADS
+        row = tl.load(rows_ptr + token * KV_HEADS + own)
+        tl.store(v_pages + row * SIZE + d, tl.load(v_ptr + (token * KV_HEADS + own) * SIZE + d))
+    else:
+        cos = tl.load(cos_ptr + token * SIZE + d).to(tl.float32)
+        sin = tl.load(sin_ptr + token * SIZE + d).to(tl.float32)
+        if head >= HEADS:
+            own = head - HEADS
+            place = k_ptr + (token * KV_HEADS + own) * SIZE
+            weight = k_weight
+            to = k_pages + tl.load(rows_ptr + token * KV_HEADS + own) * SIZE
+        else:
+            place = q_ptr + (token * HEADS + head) * SIZE
+            weight = q_weight
+            to = q_out + (token * HEADS + head) * SIZE
+        x, partner = tl.load(place + d), tl.load(place + partner_d)
+        if NORM:
+            x, partner = x.to(tl.float32), partner.to(tl.float32)
+            scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps)
+            x = ((x * scale).to(kind).to(tl.float32) * tl.load(weight + d).to(tl.float32)).to(kind)
+            w = tl.load(weight + partner_d).to(tl.float32)
+            partner = ((partner * scale).to(kind).to(tl.float32) * w).to(kind)
+        tl.store(to + d, _rotated(x, partner, cos, sin, d, SIZE, kind))
+
+
+def add_norm(
+    hidden_RH: torch.Tensor, added_RH: torch.Tensor, weight_H: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """hidden + added, and the norm of that."""
+    sum_RH, out_RH = torch.empty_like(hidden_RH), torch.empty_like(hidden_RH)
+    size = hidden_RH.shape[-1]
+    _add_norm_kernel[(len(hidden_RH),)](
+        hidden_RH,
+        added_RH,
+        weight_H,
+        sum_RH,
+        out_RH,
+        eps,
+        size,
+        triton.next_power_of_2(size),
+        num_warps=warps_for(size),
+        enable_fp_fusion=False,
+    )
+    return sum_RH, out_RH
+
+
+def heads(
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+    rows: torch.Tensor,
+    pages: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """Queries [T, H, D], normed by head where the model does and rotated; keys, treated alike, and values go to `rows` of the
+    pages. `rotary` is cosines and sines [T, D]."""
+    q_THD, k_TCD, _ = qkv
+    tokens, heads_, size = q_THD.shape
+    kv_heads, out_THD = k_TCD.shape[1], torch.empty_like(q_THD)
+    q_weight, k_weight, eps = norms if norms is not None else (q_THD, q_THD, 0.0)
+    _heads_kernel[(tokens, heads_ + 2 * kv_heads)](
+        *qkv,
+        q_weight,
+        k_weight,
+        *rotary,
+        rows,
+        out_THD,
+        *pages,
+        eps,
+        heads_,
+        kv_heads,
+        size,
+        norms is not None,
+        num_warps=warps_for(size),
+        enable_fp_fusion=False,
+    )
+    return out_THD
