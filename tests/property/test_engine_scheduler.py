@@ -199,7 +199,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_order(queued)
         assert plan.num_tokens <= self.limits.max_num_batched_tokens
         self.check_fairness(plan, older, decoding)
-        changed = scheduler.commit(plan, self.runner.run(plan, scheduler))
+        changed = scheduler.commit(plan, [self.runner.run(plan, scheduler)])
         assert len({sample.key for sample in changed}) == len(changed)
         for sample in changed:
             if sample.phase is Phase.FINISHED:
@@ -272,7 +272,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(self.scheduler.pool.references(block) for part in plan.slices for block in part.blocks), (
             "a block is free, and a step in flight writes to it"
         )
-        for sample in self.scheduler.commit(plan, result):
+        for sample in self.scheduler.commit(plan, [result]):
             if sample.phase is Phase.FINISHED:
                 self.finished(sample)
         consistency.check(self.scheduler)

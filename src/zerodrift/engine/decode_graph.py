@@ -9,7 +9,7 @@ Shapes: B seats, J blocks, K rounds.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -57,8 +57,8 @@ class DecodeGraphs:
             return None
         return next(size for size in SIZES if size >= len(plan.slices))
 
-    def run(self, plan: StepPlan, size: int) -> "list[Round]":
-        """What every slice of `plan` got, round by round."""
+    def run(self, plan: StepPlan, size: int) -> "Iterator[Round]":
+        """Start all rounds of `plan`; what every slice got in each, as soon as it is there."""
         if size not in self._graphs:
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
@@ -84,12 +84,13 @@ class _Graph:
         self.scale_B = torch.ones(size, device=device)
         self.round_1 = torch.zeros(1, dtype=torch.int64, device=device)
         self.out_K5B = torch.zeros(MOST_ROUNDS, 5, size, dtype=torch.float64, device=device)
+        self._host_K5B = torch.empty(self.out_K5B.shape, dtype=torch.float64, pin_memory=True)
         self.step = _SeatedStep(model, kv, size, 0)
         self.vocabulary = import_module("zerodrift.exact.ops.triton.vocabulary")
         self._pool = pool
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def run(self, plan: StepPlan) -> list[Round]:
+    def run(self, plan: StepPlan) -> Iterator[Round]:
         count, rounds = len(plan.slices), plan.rounds
         tables, seats = array("i"), list[tuple[int, ...]]()
         for seat, part in enumerate(plan.slices):
@@ -109,9 +110,19 @@ class _Graph:
         if self._graph is None:
             self._graph = self._captured()
             self._write(seats)
-        for _ in range(rounds):
+        done = []
+        for number in range(rounds):
             self._graph.replay()
-        return [Round(columns, count) for columns in self.out_K5B[:rounds].tolist()]
+            # Into pinned memory: the copy waits for its round alone, and the host for the copy.
+            self._host_K5B[number].copy_(self.out_K5B[number], non_blocking=True)
+            done.append(event := torch.cuda.Event())  # type: ignore[no-untyped-call]
+            event.record()
+        return self._read(done, count)
+
+    def _read(self, done: list[Any], count: int) -> Iterator[Round]:
+        for event, out_5B in zip(done, self._host_K5B, strict=False):
+            event.synchronize()
+            yield Round(out_5B.tolist(), count)
 
     def _write(self, seats: list[tuple[int, ...]]) -> None:
         columns = array("q", [value for column in zip(*seats, strict=True) for value in column])

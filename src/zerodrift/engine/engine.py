@@ -330,16 +330,16 @@ class Engine:
         with self.owned():
             begin = time.perf_counter()
             try:
-                plan = self.scheduler.plan()
-                if not plan.slices:
+                if not (plan := self.scheduler.plan()).slices:
                     return []
                 planned = time.perf_counter()
-                result = self.runner.launch(plan).result()
+                ticket = self.runner.launch(plan)
+                self._clock.runs += time.perf_counter() - planned
+                changed = self.scheduler.commit(plan, ticket.results())
             except BaseException:
                 self.scheduler.discard()
                 raise
-            self._clock.runs += time.perf_counter() - planned
-            changed = self.scheduler.commit(plan, result)
+            self._clock.runs += ticket.waited
             updates = [self._update(sample) for sample in changed]
             self._clock.steps += time.perf_counter() - begin
             for sample, update in zip(changed, updates, strict=True):

@@ -4,7 +4,7 @@ A prefill chunk, a decode and a recomputation after preemption are the same thin
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from zerodrift.core.completion import Problem
@@ -100,7 +100,7 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a run of a plan gave: one entry for every draw, and one list for every slice that scores."""
+    """What one round of a plan gave: one entry for every draw, and one list for every slice that scores."""
 
     drawn: Mapping[int, Drawn | Problem]
     """By sample key; a problem ends its sample and no other."""
@@ -108,8 +108,6 @@ class StepResult:
     """By slice key."""
     failed: Mapping[int, Problem]
     """By slice key: the KV that the slice wrote is not to be trusted, and everybody who starts from it ends."""
-    later: Mapping[int, Sequence[Drawn | Problem]] = field(default_factory=dict)
-    """By sample key: what the rounds after the first gave, in order; a problem is the last."""
 
 
 def following(plan: StepPlan, drawn: Mapping[int, Drawn | Problem]) -> StepPlan:

@@ -1,14 +1,13 @@
 """Run a plan: copy blocks, forward, draw. Decides nothing, and remembers nothing but KV.
 
-`launch` starts a step and gives a ticket, `ticket.result()` waits for what it gave: between the two the step is in
-flight. On a CPU nothing is left to wait for, since the forward computes in the calling thread.
+`launch` starts a step and gives a ticket, `ticket.results()` waits for what its rounds gave, one after another: between
+the two the step is in flight. On a CPU nothing is left to wait for, since the forward computes in the calling thread.
 
 Shapes: T tokens of the step, R rows that predict something asked for, H hidden size.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ import torch
 from zerodrift.core.completion import Problem
 from zerodrift.core.errors import NonFinite
 from zerodrift.engine.batch import paged_batch
-from zerodrift.engine.decode_graph import DecodeGraphs, Round, can_capture
+from zerodrift.engine.decode_graph import DecodeGraphs, can_capture
 from zerodrift.engine.kv import copy_blocks
 from zerodrift.engine.plan import Draw, Drawn, Scored, Slice, StepPlan, StepResult, following
 from zerodrift.engine.sampler import Sampler, not_finite
@@ -44,12 +43,18 @@ class _Part(NamedTuple):
 class Ticket:
     """A step in flight."""
 
-    def __init__(self, result: StepResult) -> None:
-        self._result = result
+    def __init__(self, results: Iterable[StepResult]) -> None:
+        self._results = iter(results)
+        self.waited = 0.0
+        """Seconds in which whoever reads had nothing else to do."""
 
-    def result(self) -> StepResult:
-        """What the step gave, as soon as it has."""
-        return self._result
+    def results(self) -> Iterator[StepResult]:
+        """What each round of the step gave, as soon as it has: those behind it may still run. To be read once."""
+        begin = time.perf_counter()
+        for result in self._results:
+            self.waited += time.perf_counter() - begin
+            yield result
+            begin = time.perf_counter()
 
 
 class Runner:
@@ -72,13 +77,10 @@ class Runner:
         copy_blocks(self.kv, plan.copies)
         if (size := self._graph_size(plan)) is not None:
             return Ticket(self._replay(plan, size))
-        result = last = self._forward(plan)
-        later: dict[int, list[Drawn | Problem]] = {}
-        while (plan := following(plan, last.drawn)).slices:
-            last = self._forward(plan)
-            for part in plan.slices:
-                later.setdefault(part.key, []).append(last.failed.get(part.key) or last.drawn[part.key])
-        return Ticket(replace(result, later=later))
+        results = [self._forward(plan)]
+        while (plan := following(plan, results[-1].drawn)).slices:
+            results.append(self._forward(plan))
+        return Ticket(results)
 
     def _forward(self, plan: StepPlan) -> StepResult:
         begin = time.perf_counter()
@@ -100,19 +102,23 @@ class Runner:
             return None
         return self.graphs.size_for(plan)
 
-    def _replay(self, plan: StepPlan, size: int) -> StepResult:
+    def _replay(self, plan: StepPlan, size: int) -> Iterator[StepResult]:
         assert self.graphs is not None, "only where a graph was found"
         self.forwarded_tokens += sum(part.rounds for part in plan.slices)
-        rounds = self.graphs.run(plan, size)
-        drawn: dict[int, Drawn | Problem] = {}
-        failed: dict[int, Problem] = {}
-        later: dict[int, list[Drawn | Problem]] = {}
-        for index, part in enumerate(plan.slices):
-            if not rounds[0].finite_hidden[index]:
-                failed[part.key] = _hidden_problem(part)
-            else:
-                drawn[part.key], *later[part.key] = _replayed(rounds[: part.rounds], index, part)
-        return StepResult(drawn, {}, failed, later)
+        for number, got in enumerate(self.graphs.run(plan, size)):
+            drawn: dict[int, Drawn | Problem] = {}
+            failed: dict[int, Problem] = {}
+            for index, part in enumerate(plan.slices):
+                if number >= part.rounds:
+                    continue
+                if not got.finite_hidden[index]:
+                    failed[part.key] = _hidden_problem(part, number)
+                elif not got.finite_logits[index]:
+                    drawn[part.key] = not_finite(part.draws[0], number)
+                else:
+                    token, logprob = got.tokens[index], got.logprobs[index]
+                    drawn[part.key] = Drawn(token, logprob, (), None, (), got.entropies[index])
+            yield StepResult(drawn, {}, failed)
 
     def _draw(self, hidden_TH: torch.Tensor, parts: list[_Part]) -> dict[int, Drawn | Problem]:
         drawing = [part for part in parts if part.slice.draws]
@@ -142,18 +148,6 @@ class Runner:
         at_once = max(1, elements // int(self.model.config.vocab_size))
         for begin in range(0, num_rows, at_once):
             yield slice(begin, begin + at_once)
-
-
-def _replayed(rounds: Sequence[Round], index: int, part: Slice) -> Iterator[Drawn | Problem]:
-    """What the rounds gave to one slice, up to the first problem."""
-    for number, each in enumerate(rounds):
-        if not each.finite_hidden[index]:
-            yield _hidden_problem(part, number)
-            return
-        if not each.finite_logits[index]:
-            yield not_finite(part.draws[0], number)
-            return
-        yield Drawn(each.tokens[index], each.logprobs[index], (), None, (), each.entropies[index])
 
 
 def _failed(hidden_TH: torch.Tensor, parts: list[_Part]) -> dict[int, Problem]:

@@ -8,7 +8,7 @@ Promises, each kept by `tests/property/test_engine_scheduler.py`:
 """
 
 import bisect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from operator import attrgetter
 
 from zerodrift.core.completion import FinishReason, Problem
@@ -116,35 +116,42 @@ class Scheduler:
             self._releases.append([])
         return StepPlan(self.version, tuple(slices), tuple(copies))
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[Sample]:
-        """Take over what the oldest step in flight gave; returns the samples that got a token or ended, oldest first."""
+    def commit(self, plan: StepPlan, results: Iterable[StepResult]) -> list[Sample]:
+        """Take over what the rounds of the oldest step in flight give, while later ones may still run; returns the samples
+        that got a token or ended, oldest first."""
         if plan.version is not self.version:
             raise InvariantBroken(
                 f"a step planned under weights {plan.version.label!r} was committed under {self.version.label!r}"
             )
+        if plan.slices and not self._releases:
+            raise InvariantBroken("a step came back that is not in flight; each is committed once")
+        changed = []
+        for number, result in enumerate(results):
+            for part in plan.slices:
+                # Some were aborted while the step ran, or ended in a round before: what came after is nobody's.
+                if (leader := self._samples.get(part.key)) is not None:
+                    changed += self._take_round(leader, part, number, result)
         if plan.slices:
             self._landed()
-        changed = []
-        for part in plan.slices:
-            leader = self._samples.get(part.key)
-            if leader is None:
-                continue  # aborted while the step ran
-            self.counters.forwarded_tokens += len(part.token_ids)
-            if (problem := result.failed.get(part.key)) is not None:
-                changed += self._fail([leader, *leader.siblings], problem)
-                continue
-            leader.write(part.end, self.version)
-            self._publish(leader)
-            leader.prompt_scores += result.scored.get(part.key, ())
-            changed += self._draw(leader, part, result)
-            for drawn in result.later.get(part.key, ()):
-                if leader.phase is Phase.FINISHED:
-                    break  # what was computed beyond its end is nobody's
-                self.counters.forwarded_tokens += 1
-                leader.write(leader.length, self.version)
-                self._publish(leader)
-                self._take(leader, drawn)
         return changed
+
+    def _take_round(self, leader: Sample, part: Slice, number: int, result: StepResult) -> list[Sample]:
+        """What a round gave to a slice; returns the samples that the first one changed."""
+        if number >= part.rounds:
+            return []
+        self.counters.forwarded_tokens += 1 if number else len(part.token_ids)
+        if (problem := result.failed.get(part.key)) is not None:
+            changed = [leader, *leader.siblings]
+            for sample in changed:
+                self._finish(sample, FinishReason.ERROR, problem)
+            return [] if number else changed
+        leader.write(part.end + number, self.version)
+        self._publish(leader)
+        if number:
+            self._take(leader, result.drawn[leader.key])
+            return []
+        leader.prompt_scores += result.scored.get(part.key, ())
+        return self._draw(leader, part, result)
 
     def discard(self) -> None:
         """No step in flight will be committed: blocks were planned for and never written, so all KV is recomputed."""
@@ -167,11 +174,6 @@ class Scheduler:
         again = [sample for sample in self.running if sample.phase is Phase.WAITING]
         self.waiting = sorted([*self.waiting, *again], key=_AGE)
         self.running = [sample for sample in self.running if sample.phase is Phase.RUNNING]
-
-    def _fail(self, samples: list[Sample], problem: Problem) -> list[Sample]:
-        for sample in samples:
-            self._finish(sample, FinishReason.ERROR, problem)
-        return samples
 
     def _draw(self, leader: Sample, part: Slice, result: StepResult) -> list[Sample]:
         """Give each drawn token to its sample; siblings of the leader begin here."""
@@ -395,6 +397,4 @@ class Scheduler:
 
     def _landed(self) -> None:
         """The oldest step in flight writes no more."""
-        if not self._releases:
-            raise InvariantBroken("a step came back that is not in flight; each is committed once")
         self.pool.release(self._releases.pop(0))

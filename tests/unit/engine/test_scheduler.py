@@ -44,7 +44,7 @@ def result(plan: StepPlan) -> StepResult:
 
 def step(books: Scheduler) -> StepPlan:
     plan = books.plan()
-    books.commit(plan, result(plan))
+    books.commit(plan, [result(plan)])
     consistency.check(books)
     return plan
 
@@ -124,7 +124,7 @@ def test_a_failed_slice_ends_its_request_and_leaves_nothing_behind() -> None:
     books.add(request("a", n=2))
     plan = books.plan()
     problem = Problem("value/non-finite", "NaN")
-    ended = books.commit(plan, StepResult({}, {}, {0: problem}))
+    ended = books.commit(plan, [StepResult({}, {}, {0: problem})])
     assert [(sample.finish_reason, sample.problem) for sample in ended] == [(FinishReason.ERROR, problem)] * 2
     assert not books.samples
     assert len(books.cache) == 0
@@ -136,7 +136,7 @@ def test_a_failed_draw_ends_its_sample_alone() -> None:
     books.add(request("a", n=2))
     plan = books.plan()
     good = result(plan).drawn
-    books.commit(plan, StepResult({**good, 1: Problem("value/sampling", "no")}, {}, {}))
+    books.commit(plan, [StepResult({**good, 1: Problem("value/sampling", "no")}, {}, {})])
     assert [sample.key for sample in books.running] == [0]
     consistency.check(books)
 
@@ -147,7 +147,7 @@ def test_what_was_aborted_while_the_step_ran_is_passed_over() -> None:
     plan = books.plan()
     (aborted,) = books.abort("a")
     assert aborted.phase is Phase.FINISHED
-    assert books.commit(plan, result(plan)) == []
+    assert books.commit(plan, [result(plan)]) == []
     consistency.check(books)
 
 
@@ -159,7 +159,7 @@ def test_blocks_are_free_when_the_step_that_may_write_to_them_is_done() -> None:
     assert books.pool.num_held == 2, "the step in flight writes into them"
     assert sorted(books.releases_due) == sorted(plan.slices[0].blocks)
     consistency.check(books)
-    books.commit(plan, result(plan))
+    books.commit(plan, [result(plan)])
     assert books.pool.num_held == 0
     consistency.check(books)
     assert books.releases_due == []
@@ -174,7 +174,7 @@ def test_one_step_is_in_flight_at_a_time(ends: str) -> None:
     with pytest.raises(InvariantBroken, match="in flight"):
         books.plan()
     if ends == "commit":
-        books.commit(plan, result(plan))
+        books.commit(plan, [result(plan)])
     else:
         books.discard()
     consistency.check(books)
@@ -196,7 +196,7 @@ def test_a_step_that_never_lands_is_computed_again() -> None:
     consistency.check(books)
     assert books.pool.num_held == 0
     with pytest.raises(InvariantBroken):
-        books.commit(plan, result(plan))
+        books.commit(plan, [result(plan)])
     while books.samples:
         step(books)
 
@@ -217,7 +217,7 @@ def test_a_step_belongs_to_the_weights_it_was_planned_under() -> None:
     plan = books.plan()
     books.swap(NEW)
     with pytest.raises(InvariantBroken, match="planned under weights 'old' was committed under 'new'"):
-        books.commit(plan, result(plan))
+        books.commit(plan, [result(plan)])
 
 
 def test_ids_are_taken_until_a_request_ends() -> None:
@@ -348,7 +348,7 @@ def test_those_who_wait_with_blocks_give_way_when_nobody_runs() -> None:
     books.add(request("young", length=14, n=2, max_tokens=2))
     for _ in range(2):
         plan = books.plan()
-        books.commit(plan, result(plan))
+        books.commit(plan, [result(plan)])
     (sibling,) = books.waiting
     assert sibling.blocks
     books.waiting.insert(0, old)
