@@ -124,8 +124,7 @@ class Engine:
         self.scheduler = Scheduler(limits, first, self._texts.ended, sampler.runs_ahead)
         self.runner = Runner(model, kv, sampler)
         self._spot_check = SpotCheck(logprob_check_interval, limits.block_size, model.device.type)
-        self._numbers = itertools.count(1)
-        self._clock = Clock()
+        self._numbers, self._clock = itertools.count(1), Clock()
         self.broken = None
         self._reading = False
         self._user = threading.RLock()
