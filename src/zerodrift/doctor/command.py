@@ -24,10 +24,8 @@ class CommandLine:
         self.text = text.strip().removesuffix("\\").rstrip()  # a last line that was to go on
         self._launch = shell_words.find(self.text)
         self._words = self._launch.words
-        texts = [word.text for word in self._words]
-        filled_in = {index for index, word in enumerate(self._words) if word.unknown}
-        self._parsed = vllm_flags.parse(texts, filled_in, self._launch.behind)
-        behind = self._launch.behind
+        texts, behind = [word.text for word in self._words], self._launch.behind
+        self._parsed = vllm_flags.parse(texts, behind)
         self._masks = [*secrets.hidden(texts[: behind - 2]), None, None, *secrets.hidden(texts[behind:])]
         given = [each for each in self._parsed.arguments if each.name == "config"]
         # vLLM looks for a word that is `--config` alone, and ignores any other form.
@@ -49,7 +47,7 @@ class CommandLine:
         # vLLM puts what the file says before the other flags, so that these win.
         before = file.parsed.taken().arguments if file else ()
         found = vllm_settings.settings(taken._replace(arguments=(*before, *taken.arguments)), env, self.model)
-        if any(self._words[index].unknown for index in self._parsed.positionals[1:]):
+        if any("$" in self._words[index].text for index in self._parsed.positionals[1:]):
             found["unseen_words"] = unknown("unseen_words")
         found["refused"] = self._refused()
         if file is not None:
@@ -118,7 +116,7 @@ class CommandLine:
         extra = [
             secrets.HIDDEN if self._masks[index] else repr(self._words[index].text)
             for index in self._parsed.positionals[1:]
-            if not self._words[index].unknown
+            if "$" not in self._words[index].text
         ]
         return vllm_flags.refused(
             self._parsed,

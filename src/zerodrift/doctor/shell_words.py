@@ -25,8 +25,6 @@ class Word(NamedTuple):
     text: str
     start: int
     end: int
-    unknown: bool
-    """Whether the shell puts something in that is not known here."""
 
 
 class Launch(NamedTuple):
@@ -52,7 +50,7 @@ def find(text: str) -> Launch:
     # Lines before and behind it may be empty, or comments.
     if not found or any(m[0] != "\n" or found[0].start() < m.start() < found[-1].start() for m in more):
         raise _refusal()
-    words = [_word(piece) for piece in found]
+    words = [Word(shlex.split(piece[0])[0], *piece.span()) for piece in found]
     texts = [word.text for word in words]
     program = next((i for i, pair in enumerate(pairwise(texts)) if _starts_vllm(*pair)), None)
     before = texts[:program]
@@ -62,13 +60,6 @@ def find(text: str) -> Launch:
         raise _refusal()
     places = {match[1]: i for i, each in enumerate(before) if (match := _ASSIGNMENT.fullmatch(each))}
     return Launch(words, program + 2, places)
-
-
-def _word(piece: re.Match[str]) -> Word:
-    raw = piece[0]
-    # Between double quotes an apostrophe is one, and keeps nothing from the shell.
-    bare = raw if '"' in raw else re.sub(r"'[^']*'|\\.", "", raw)
-    return Word(shlex.split(raw)[0], *piece.span(), unknown="$" in bare)
 
 
 def _starts_vllm(word: str, following: str) -> bool:

@@ -213,7 +213,7 @@ class PipelineRlFile(SettingsFile):
                 words.append(f"--{key}" if value else f"--no-{key}")
             else:
                 words.append(f"--{key}" if value in (None, "") else f"--{key}={value}")
-        return parse(words, {index for index, word in enumerate(words) if _is_interpolated(word)})
+        return parse(words)
 
     def _stream(self) -> Setting:
         """`streams: redis` among the defaults, or a backend of its own."""

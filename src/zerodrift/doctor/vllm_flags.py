@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
 from functools import cache
 from itertools import pairwise
@@ -43,7 +42,7 @@ class Argument(NamedTuple):
     last: int
     """Index of its last word; the same where the value is behind a `=`."""
     known: bool
-    """Whether its value can be seen from here."""
+    """Whether its value can be seen from here: a shell, or Hydra, may put something in behind a dollar."""
     refusal: str | None
     """Why vLLM would not start with it."""
 
@@ -94,8 +93,8 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
 
-def parse(words: Sequence[str], unknown: AbstractSet[int] = frozenset(), start: int = 0) -> Parsed:
-    """The flags in `words` from index `start` on; those at the indices `unknown` hold something not known here."""
+def parse(words: Sequence[str], start: int = 0) -> Parsed:
+    """The flags in `words` from index `start` on."""
     masks = [None] * start + hidden(words[start:])
     # What may be a piece of a secret is no flag, whatever it looks like.
     plain = [
@@ -106,7 +105,7 @@ def parse(words: Sequence[str], unknown: AbstractSet[int] = frozenset(), start: 
     positionals = list(range(start, flags[0] if flags else len(plain)))
     arguments = []
     for first, end in pairwise([*flags, len(plain)]):
-        argument = _argument(plain[first:end], first, unknown)
+        argument = _argument(plain[first:end], first)
         arguments.append(argument)
         positionals += range(argument.last + 1, end)
     return Parsed(tuple(arguments), tuple(positionals))
@@ -130,7 +129,7 @@ def _parser() -> _Parser:
     return parser
 
 
-def _argument(group: Sequence[str], first: int, unknown: AbstractSet[int]) -> Argument:
+def _argument(group: Sequence[str], first: int) -> Argument:
     """The flag that `group` starts with, and as many of the other words as it takes."""
     spelled, equals, behind = group[0].partition("=")
     whole, _, key = spelled.partition(".")
@@ -150,7 +149,7 @@ def _argument(group: Sequence[str], first: int, unknown: AbstractSet[int]) -> Ar
         raise ConfigError(f"--{name} stands without its value; write one behind it, or take the flag out")
     last = first + len(group) - len(left) - 1
     values = () if isinstance(value, bool) else (value,) if isinstance(value, str) else tuple(value)
-    known = unknown.isdisjoint(range(first, last + 1))
+    known = not any("$" in word for word in group[: len(group) - len(left)])
     refusal = refusal or (_bad_value(name, values) if known else None)
     return Argument(name, key, values, value is not False, first, last, known, refusal)
 

@@ -69,7 +69,6 @@ def fixed(command: str, changes: dict[str, Value] | None = None) -> str:
         ("--dtype hal$F", "dtype", UNKNOWN),
         ("""--dtype "it's $X, isn't it" """, "dtype", UNKNOWN),
         # Refused, so not in force.
-        ("--dtype '$DTYPE'", "dtype", "auto"),
         ("--enable-prefix-caching=False", "prefix_caching", True),
         # None is as if nothing were said, and does not undo what another flag says.
         ("--quantization None", "quantization", UNKNOWN),
@@ -89,7 +88,7 @@ def test_flags_are_read_as_vllm_reads_them(words: str, name: str, expected: Valu
         *("--logprobs-mode raw", "--enable-prefix-caching=False", "--headless=1", "--enable-lora.x 1"),
         *("--max-logprobs nan", "--seed 1e3", "--seed=", "--max-model-len 1.5K", "--kv-offloading-size x"),
         *("--max-num-batched-tokens auto", "--lgprobs-mode $X", "--no-logprobs-mode", "--ENFORCE-EAGER"),
-        *("--conf x.yaml", "--enable", "-tp2", "--tp 2", "extra", "'$EXTRA'", "--api-key k --lgprobs-mode x"),
+        *("--conf x.yaml", "--enable", "-tp2", "--tp 2", "extra", "--api-key k --lgprobs-mode x"),
     ],
 )
 def test_what_vllm_refuses_is_wrong(words: str) -> None:
