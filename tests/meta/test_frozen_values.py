@@ -21,7 +21,7 @@ from zerodrift.core.completion import EngineFingerprint, LogprobKind
 from zerodrift.core.errors import InvalidValue
 from zerodrift.core.frozen import FrozenDict
 from zerodrift.core.request import Prompt, Request, SamplingParams
-from zerodrift.doctor.rule import Rule, Severity, Test
+from zerodrift.doctor.rule import Rule, Severity
 from zerodrift.doctor.tables import FileName, Options
 from zerodrift.engine.output import Identity, Output, refused
 from zerodrift.models.family.base import AttentionPlaces, MlpPlaces
@@ -58,7 +58,7 @@ EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
         name="p", status=Outcome.PASS, required=True, says="s", evidence={"z": 1.0}
     ),
     Rule: lambda: Rule(
-        id="r", setting="s", when={"s": Test(is_=1)}, severity=Severity.NOTE, message="S.", source=(), do="d"
+        id="r", setting="s", when={"s": {"is": 1}}, severity=Severity.NOTE, message="S.", source=(), do="d"
     ),
     SamplingParams: lambda: SamplingParams(logit_bias={1: 1.0}),
     Scoring: lambda: SGLANG.scoring,

@@ -70,10 +70,8 @@ def _diagnosed(judged: Judged) -> Status:
 def _counted(diagnosis: Diagnosis | str) -> str:
     if isinstance(diagnosis, str):
         return diagnosis
-    found = [advice.severity for advice in diagnosis.findings]
-    unknown = [row.severity for row in diagnosis.settings if row.severity is Severity.UNKNOWN]
-    counts = [f"{number} {each}" for each in Severity if (number := (found + unknown).count(each))]
-    return f"{len(diagnosis.settings)} settings, {', '.join(counts) or 'nothing to say against them'}"
+    counts = ", ".join(diagnosis.counts()) or "nothing to say against them"
+    return f"{len(diagnosis.settings)} settings, {counts}"
 
 
 def _findings(diagnosis: Diagnosis | str) -> list[str]:

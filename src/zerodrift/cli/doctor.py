@@ -8,6 +8,7 @@ import typer
 
 from zerodrift.cli import console
 from zerodrift.core.errors import ConfigError
+from zerodrift.doctor.secrets import HIDDEN
 from zerodrift.doctor.setting import FileKind
 
 if TYPE_CHECKING:
@@ -18,10 +19,7 @@ if TYPE_CHECKING:
 
 
 HOTTEST = 2
-_PUT_BACK = (
-    'not shown: secrets, and values of names that are in no table; put them back before it is used, where "$NAME" or '
-    "(not shown) stands"
-)
+_PUT_BACK = f"secrets are not shown; put them back before it is used, where {HIDDEN} stands"
 
 
 class Format(StrEnum):
@@ -37,7 +35,7 @@ def command(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="http://HOST:PORT, a vLLM command in quotes, a launch script, or a YAML file.",
+            help="http://HOST:PORT, a vLLM command in quotes or in a file, or a YAML file.",
         ),
     ],
     fix: Annotated[bool, typer.Option("--fix", help="Print the corrected command or file instead.")] = False,
@@ -65,26 +63,29 @@ def command(
     $ zerodrift doctor grpo.yaml --fix > fixed.yaml
 
     With --fix, what is wrong or at risk is changed in a single vLLM command or
-    a YAML file; the exit code is then that of the corrected text. Of a script
-    or a server it says what to change by hand.
+    a YAML file; the exit code is then that of the corrected text. Of a server
+    it says what to change by hand.
     """
     import msgspec
 
     from zerodrift.doctor.diagnosis import diagnose
     from zerodrift.doctor.judge import fixes
+    from zerodrift.doctor.open_target import is_url, open_target
+    from zerodrift.doctor.server import Server
     from zerodrift.doctor.setting import Origin, Setting
     from zerodrift.view.diagnosis import print_diagnosis
 
     _check_temperature(temperature)
     asked = {} if temperature is None else {"temperature": Setting("temperature", temperature, Origin.ASKED)}
-    opened = _open(target, kind, _key(api_key_env), probe)
+    key = _key(api_key_env)
+    opened = Server(target, api_key=key, probe=probe) if is_url(target) else open_target(target, kind)
     diagnosis, judgements = diagnose(opened, asked)
     if fix:
         changes = fixes(judgements)
         if (fixed := opened.corrected(changes)) is not None:
             diagnosis, judgements = diagnose(fixed, asked)
             console.say(fixed.printed().removesuffix("\n"))
-            if fixed.hides:
+            if HIDDEN in fixed.printed():
                 typer.echo(_PUT_BACK, err=True)
         _say_changes(opened, changes, fixes(judgements), diagnosis, edited=fixed is not None)
     elif form is Format.JSON:
@@ -92,13 +93,6 @@ def command(
     else:
         print_diagnosis(diagnosis, console.stdout())
     raise typer.Exit(diagnosis.exit_code)
-
-
-def _open(target: str, kind: FileKind | None, api_key: str | None, probe: bool) -> "Target":
-    from zerodrift.doctor.open_target import is_url, open_target
-    from zerodrift.doctor.server import Server
-
-    return Server(target, api_key=api_key, probe=probe) if is_url(target) else open_target(target, kind)
 
 
 def _check_temperature(temperature: float | None) -> None:

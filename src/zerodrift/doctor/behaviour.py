@@ -11,18 +11,14 @@ from collections.abc import Mapping
 import msgspec
 
 from zerodrift.backends.http import HttpClient
+from zerodrift.backends.json_path import look_up
 from zerodrift.core.errors import EngineError
+from zerodrift.doctor.checkpoint import NEUTRAL
 from zerodrift.doctor.setting import Origin, Setting, Settings
 
 COMPLETIONS = "/v1/completions"
-NEUTRAL = {
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
+SAID = {name: values[0] for name, values in NEUTRAL.items()}
+"""A request that leaves nothing for the server to fill in."""
 PROMPT = [5, 6, 7, 8]
 TWO = {"allowed_token_ids": [5, 9], "max_tokens": 2, "logprobs": 2, "ignore_eos": True}
 """The first is in the prompt, and either may be drawn twice. More alternatives would be excluded ones."""
@@ -45,14 +41,6 @@ class Drawn(msgspec.Struct):
     top_logprobs: list[dict[str, float]]
 
 
-class _Choice(msgspec.Struct):
-    logprobs: Drawn
-
-
-class _Answer(msgspec.Struct):
-    choices: list[_Choice]
-
-
 class Behaviour:
     """What one model of one server does."""
 
@@ -62,8 +50,8 @@ class Behaviour:
 
     def settings(self, shown: Settings) -> dict[str, Setting]:
         """What could be measured; it replaces what was only shown where the two disagree or nothing was shown."""
-        cold = self._ask({**NEUTRAL, "temperature": 0.5})
-        plain = self._ask({**NEUTRAL, "temperature": 1.0})
+        cold = self._ask({**SAID, "temperature": 0.5})
+        plain = self._ask(SAID)
         silent = self._ask({})
         found: dict[str, Setting] = {}
         mode = None if cold is None or plain is None else logprobs_mode(cold, plain)
@@ -72,7 +60,7 @@ class Behaviour:
         filled = None if plain is None or silent is None else differ(plain, silent)
         if filled is False and mode == "processed_logprobs":
             # Raw logprobs would look alike whatever the server fills in.
-            explicit, left_out = self._draw({**TWO, **NEUTRAL, "temperature": 1.0}), self._draw(TWO)
+            explicit, left_out = self._draw({**TWO, **SAID}), self._draw(TWO)
             filled = None if explicit is None or left_out is None else penalised(explicit, left_out)
         elif not filled:
             filled = None
@@ -88,12 +76,9 @@ class Behaviour:
     def _draw(self, request: Mapping[str, object]) -> Drawn | None:
         body = {"model": self._model, "prompt": PROMPT, "seed": 0, "return_tokens_as_token_ids": True}
         try:
-            return (
-                msgspec.convert(self._http.post(COMPLETIONS, {**body, **request}), _Answer)
-                .choices[0]
-                .logprobs
-            )
-        except (EngineError, msgspec.ValidationError, IndexError):
+            answer = self._http.post(COMPLETIONS, {**body, **request})
+            return msgspec.convert(look_up(answer, "choices/0/logprobs"), Drawn)
+        except (EngineError, msgspec.ValidationError):
             return None  # a server that refuses, or answers otherwise, leaves it unknown
 
 

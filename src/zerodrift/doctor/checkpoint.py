@@ -1,6 +1,6 @@
 """What do a model's own files decide where no flag does? Quantisation, and sampling defaults of requests.
 
-Only a directory that is here can be looked into.
+Only a directory that is here can be looked into; what an override changes there is left unknown.
 """
 
 import json
@@ -10,24 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
-from zerodrift.doctor.vllm_flags import merged
 
 NAME = "checkpoint"
 """There, and unknown, where it is the checkpoint that hides a setting."""
-FLAGS = frozenset({"hf-config-path", "hf-overrides"})
+FLAGS = ("hf-config-path", "hf-overrides")
 """That decide which configuration is in force, and what of it."""
 DEFAULTS = "generation_defaults"
-DEFAULTS_FLAGS = frozenset({"generation-config", "hf-config-path", "override-generation-config"})
-_CONFIG = "config.json"
+DEFAULTS_FLAGS = ("generation-config", "hf-config-path", "override-generation-config")
 _TEXT = "text_config"
 _PARTS = ("quantization_config", "compression_config")
 _MODELOPT = "hf_quant_config.json"
 """ModelOpt kept its part in a file of its own up to 0.29."""
-_GENERATION = "generation_config.json"
-_LEGACY = ("min_p",)
-"""What vLLM takes from a config.json where there is no generation_config.json. Older transformers took temperature,
-top_p, top_k and repetition_penalty from there as well; the 5.16 and later that vLLM 0.32 asks for drop them."""
-_NEUTRAL: dict[str, tuple[float, ...]] = {
+NEUTRAL: dict[str, tuple[float, ...]] = {
     "temperature": (1,),
     "top_p": (1,),
     "top_k": (0, -1),  # both ask for all tokens
@@ -49,30 +43,30 @@ def quantization(place: str | None, overridden: Mapping[str, Any]) -> Setting:
 
     Which kernels then run it (awq, awq_marlin) is the device's to say.
     """
-    if place is None or not (directory := Path(place)).is_dir():
-        return unknown("quantization")
-    config, modelopt = _json_file(directory, _CONFIG), _json_file(directory, _MODELOPT)
+    config = None if place is None else _json_file(Path(place) / "config.json")
     # Without a config.json it is a checkpoint of another format, which is not read here.
-    if config is None or modelopt is None or not (directory / _CONFIG).is_file():
+    if place is None or config is None or _is_overridden(overridden):
         return unknown("quantization")
-    if config.get("quantization_config") is None and modelopt:
-        config["quantization_config"] = modelopt
-    whole, text = config.get(_TEXT) or {}, overridden.get(_TEXT, {})
-    replaced = [part for key in _PARTS if isinstance(part := overridden.get(key), dict)]
-    # What vLLM makes of a part that is replaced by one that does not say how is not known here.
-    if not (
-        isinstance(whole, dict) and isinstance(text, dict) and all(p.get("quant_method") for p in replaced)
-    ):
+    # At the top, or of a model with eyes in the part that writes.
+    text = config.get(_TEXT)
+    levels = [config, text if isinstance(text, dict) else {}]
+    part = next((level[key] for level in levels for key in _PARTS if level.get(key) is not None), None)
+    if part is None and (Path(place) / _MODELOPT).exists():
+        part = {"quant_method": "modelopt"}
+    if not isinstance(part, dict | None):
         return unknown("quantization")
-    # vLLM merges overrides into a part that is a configuration of its own, and replaces all else.
-    found = _part({**config, **overridden, _TEXT: merged(whole, text)})
-    if found is not None and not isinstance(found, dict):
-        return unknown("quantization")
-    return Setting("quantization", None if found is None else _method(found), Origin.CHECKPOINT)
+    method = (
+        str((part or {}).get("quant_method") or "")
+        .lower()
+        .replace("compressed_tensors", "compressed-tensors")
+    )
+    return Setting("quantization", method or None, Origin.CHECKPOINT)
 
 
-def is_suspicious(place: str | None) -> bool:
-    """Whether it is called quantised, or should be a directory here and is not: then not seeing it decides."""
+def is_suspicious(place: str | None, overridden: Mapping[str, Any]) -> bool:
+    """Whether not seeing it decides: it is overridden, or called quantised, or should be a directory here and is not."""
+    if _is_overridden(overridden):
+        return True
     if place is None or Path(place).is_dir():
         return False
     return place.startswith(("/", "./", "../", "~")) or _CALLED_QUANTISED.search(place) is not None
@@ -87,57 +81,32 @@ def generation_defaults(source: Value, model: str | None, overridden: Mapping[st
     if source == "vllm":
         return Setting(DEFAULTS, None, Origin.SET)
     place = model if source == "auto" else source
-    if not isinstance(place, str) or not (directory := Path(place)).is_dir():
+    if not isinstance(place, str) or not Path(place).is_dir():
         return unknown(DEFAULTS)
-    written = _sampling(directory)
+    file = Path(place) / "generation_config.json"
+    written = _json_file(file) if file.exists() else {}
     if written is None:
         return unknown(DEFAULTS)
     changed = changing({name: value for name, value in written.items() if name not in overridden})
-    return Setting(
-        DEFAULTS, ", ".join(f"{name} {value}" for name, value in changed.items()) or None, Origin.SET
-    )
+    said = ", ".join(f"{name} {value}" for name, value in changed.items())
+    return Setting(DEFAULTS, said or None, Origin.SET)
 
 
 def changing(written: Mapping[str, Any]) -> dict[str, Any]:
     """Those that change the distribution; null is as if it were not there."""
     return {
-        name: written[name] for name, neutral in _NEUTRAL.items() if written.get(name) not in (None, *neutral)
+        name: written[name] for name, neutral in NEUTRAL.items() if written.get(name) not in (None, *neutral)
     }
 
 
-def _json_file(directory: Path, name: str) -> dict[str, Any] | None:
-    """The object in that file: empty where there is no such file, None where it cannot be read as one."""
+def _is_overridden(overridden: Mapping[str, Any]) -> bool:
+    return not overridden.keys().isdisjoint((*_PARTS, _TEXT))
+
+
+def _json_file(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None where there is none to be read."""
     try:
-        written = json.loads((directory / name).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
+        written = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # the last of one that is nested too deeply
         return None
     return written if isinstance(written, dict) else None
-
-
-def _part(config: Mapping[str, Any]) -> object:
-    """Where it says how it is quantised: at the top, or of a model with eyes in the part that writes."""
-    levels = [config, config[_TEXT]]
-    return next((level[key] for level in levels for key in _PARTS if level.get(key) is not None), None)
-
-
-def _method(found: Mapping[str, Any]) -> str | None:
-    producer, inner = found.get("producer"), found.get("quantization")
-    if isinstance(producer, dict) and producer.get("name") == "modelopt":
-        algorithm = inner.get("quant_algo") if isinstance(inner, dict) else None
-        return "modelopt_fp4" if str(algorithm).upper() == "NVFP4" else "modelopt"
-    method = str(found.get("quant_method") or "").lower()
-    return method.replace("compressed_tensors", "compressed-tensors") or None
-
-
-def _sampling(directory: Path) -> dict[str, Any] | None:
-    """What the directory says of sampling; None where that cannot be read."""
-    if (directory / _GENERATION).exists():
-        return _json_file(directory, _GENERATION)
-    config = _json_file(directory, _CONFIG)
-    if config is None:
-        return None
-    text = config.get(_TEXT)
-    levels = (text if isinstance(text, dict) else {}, config)
-    return {name: level[name] for level in levels for name in _LEGACY if level.get(name) is not None}

@@ -4,226 +4,140 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from zerodrift.doctor import launch_script, listed, secrets, vllm_flags, vllm_settings
+from zerodrift.doctor import secrets, shell_words, vllm_flags, vllm_settings
 from zerodrift.doctor.setting import Origin, Reading, Setting, Value, unknown
-from zerodrift.doctor.tables import VLLM_VERSION, VllmName, vllm_names, vllm_options
+from zerodrift.doctor.tables import VLLM_VERSION, vllm_names
 from zerodrift.doctor.vllm_file import VllmFile
-from zerodrift.doctor.vllm_flags import Argument, parse
-from zerodrift.doctor.yaml_text import YamlText
+from zerodrift.doctor.yaml_text import YamlText, read_text
 
-_TRAILING = re.compile(r"(?<!\\)\s*\\$")  # a last line that was to go on: what is added would hang behind it
+_REFERENCE = re.compile(r"(?:[\w.-]+=)?(\"?)\$(?:\w+|\{\w+\})\1")
+"""A variable of the shell and nothing else, which may be shown."""
 _CONTINUED = re.compile(r"\\\n([ \t]*)")
 
 
 class CommandLine:
-    """One command with the variables before it, or a launch script that holds it."""
+    """One command with the variables before it."""
 
     title = f"vLLM command line, defaults of vLLM {VLLM_VERSION}"
 
     def __init__(self, text: str) -> None:
-        self.text = _TRAILING.sub("", text.strip())
-        self._launch = launch_script.find(self.text)
+        self.text = text.strip().removesuffix("\\").rstrip()  # a last line that was to go on
+        self._launch = shell_words.find(self.text)
         self._words = self._launch.words
-        self._parsed = parse([word.text for word in self._words], self._launch.behind)
+        texts, behind = [word.text for word in self._words], self._launch.behind
+        self._parsed = vllm_flags.parse(texts, behind)
+        self._masks = [*secrets.hidden(texts[: behind - 2]), None, None, *secrets.hidden(texts[behind:])]
+        given = [each for each in self._parsed.arguments if each.name == "config"]
+        # vLLM looks for a word that is `--config` alone, and ignores any other form.
+        self._configs = [each for each in given if each.last > each.first]
+        self._ignored = [each for each in given if each.last == each.first]
+        self._file = _file(self._configs[-1].value) if self._configs else None
 
     @property
     def model(self) -> str | None:
-        """The positional, or --model."""
+        """The positional, or --model, or what the file says."""
         if self._parsed.positionals:
             return self._words[self._parsed.positionals[0]].text
         flag = self._parsed.last("model")
-        return flag.value if flag else None
+        return flag.value if flag else self._file.model if self._file else None
 
     def read(self) -> Reading:
         """Flags win over the file that --config names, and that over defaults."""
-        config, ignored = self._configs()
-        file = self._file()
-        hidden = [each for each in self._parsed.arguments if self._is_unknown(each) and not _is_there(each)]
-        unseen = {each.name for each in hidden}
-        known = [each for each in self._parsed.arguments if each not in hidden]
-        taken = self._parsed._replace(arguments=tuple(each for each in known if self._refusal(each) is None))
+        file, taken, env = self._file, self._parsed.taken(), self._launch.env
         # vLLM puts what the file says before the other flags, so that these win.
         before = file.parsed.taken().arguments if file else ()
-        seen = taken._replace(arguments=(*before, *taken.arguments))
-        found = vllm_settings.settings(
-            seen,
-            {name: "?" if value is None else value for name, value in self._launch.env.items()},
-            self.model or (file.model if file else None),
-            unseen=unseen | self._unseen_variables(),
-        )
-        if any(self._words[index].unknown for index in (*self._parsed.positionals[1:], *self._parsed.strays)):
+        found = vllm_settings.settings(taken._replace(arguments=(*before, *taken.arguments)), env, self.model)
+        if any("$" in self._words[index].text for index in self._parsed.positionals[1:]):
             found["unseen_words"] = unknown("unseen_words")
-        found["refused"] = self._refused(file)
+        found["refused"] = self._refused()
         if file is not None:
-            found["dropped_lines"] = Setting(
-                "dropped_lines", ", ".join(self._dropped(file)) or None, Origin.SET
-            )
-        if config or ignored:
-            paths = ", ".join(secrets.safe(each.value) for each in ignored)
+            found["dropped_lines"] = Setting("dropped_lines", ", ".join(self._dropped()) or None, Origin.SET)
+        if self._configs or self._ignored:
+            paths = ", ".join(secrets.safe(each.value) for each in self._ignored)
             found["ignored_config"] = Setting("ignored_config", paths or None, Origin.SET)
-        judged = {spec.env or spec.secret_env for spec in vllm_names().values()} | listed.READ_TOO
-        not_judged = [
-            *vllm_settings.not_judged(taken, unseen),
-            *(f"--{name}: its value comes from a variable that is not known here" for name in sorted(unseen)),
-            *(file.read().not_judged if file else ()),
-            *(name for name in self._launch.env if name not in judged),
-            *(f"{name}, which is set and not exported" for name in self._launch.unexported),
-            *(["variables that are set out of sight"] if self._launch.out_of_sight else []),
-        ]
-        return Reading(found, tuple(not_judged))
+        judged = {spec.env or spec.secret_env for spec in vllm_names().values()} | vllm_settings.READ_TOO
+        of_file = file.read().not_judged if file else ()
+        others = (name for name in env if name not in judged)
+        return Reading(found, (*vllm_settings.not_judged(taken), *of_file, *others))
 
     def typed(self, name: str, value: Value) -> str | None:
         """As on the command line."""
-        spec = vllm_names().get(name)
-        file = self._file()
         if name == "dropped_lines":
-            return " ".join(f"--no-{key.replace('_', '-')}" for key in self._dropped(file)) if file else None
+            return " ".join(f"--no-{key.replace('_', '-')}" for key in self._dropped()) or None
         if name == "ignored_config":
-            config, ignored = self._configs()
-            path = secrets.safe(ignored[-1].value)
-            return f"remove --config={path}" if config else f"--config {path}"
-        if spec and spec.inner and self._is_in_json(spec):
-            return f'"{spec.inner.key}": "{value}" in --{spec.inner.flag}'
+            path = secrets.safe(self._ignored[-1].value)
+            return f"remove --config={path}" if self._configs else f"--config {path}"
+        if self._is_in_json(name):
+            flag, key = vllm_names()[name].inner or ("", "")
+            return f'"{key}": "{value}" in --{flag}'
         return vllm_flags.typed(name, value)
 
-    def corrected(self, changes: Mapping[str, Value]) -> "CommandLine | None":
-        """Values replaced where they stand, new flags behind the last word, new variables before the program."""
-        if not self._launch.alone:
-            return None
-        edits: dict[int, str | None] = {}
+    def corrected(self, changes: Mapping[str, Value]) -> "CommandLine":
+        """What is changed is taken out and written anew: flags behind the last word, variables before the first."""
+        gone: set[int] = set()
         flags: list[str] = []
         variables: list[str] = []
         for name, value in changes.items():
             spec = vllm_names().get(name)
-            if spec is None or spec.key or self._is_in_json(spec):  # a JSON is left to its owner
+            if spec is None or spec.key or self._is_in_json(name):  # a JSON is left to its owner
                 continue
-            if spec.env is not None:
-                self._set_variable(spec.env, value, edits, variables)
-                continue
-            there = [each for each in self._parsed.arguments if each.name in (spec.flag, *spec.also)]
-            for argument in there:
-                edits |= dict.fromkeys(range(argument.first, argument.last + 1))
-            if value is None or (spec.kind == "presence" and not value):
-                continue
-            behind_equals = bool(there) and there[-1].first == there[-1].last and bool(there[-1].values)
-            words = vllm_flags.flag_words(spec, value, "=" if behind_equals else " ")
-            if there:
-                edits[there[-1].first] = words
-            else:
-                flags.append(words)
-        return CommandLine(self._written(edits, flags, variables))
+            gone |= {place for variable, place in self._launch.places.items() if variable == spec.env}
+            for argument in self._parsed.arguments:
+                if argument.name in (spec.flag, *spec.also):
+                    gone.update(range(argument.first, argument.last + 1))
+            if (written := vllm_flags.written(spec, value)) is not None:
+                (flags if spec.env is None else variables).append(written)
+        return CommandLine(self._written(dict.fromkeys(gone), flags, variables))
 
     def printed(self) -> str:
-        """The command without secrets; of a script nothing, for what its other lines hold is not known."""
-        if not self._launch.alone:
-            return secrets.HIDDEN
-        edits: dict[int, str | None] = {}
-        for index, (word, mask) in enumerate(zip(self._words, self._masks(), strict=True)):
-            if mask is not None and not secrets.is_reference(self.text[word.start : word.end]):
-                edits[index] = mask
-        return secrets.hide_comments(self._written(edits, [], []), listed.names())
-
-    @property
-    def hides(self) -> bool:
-        """Whether something in it is not printed."""
-        return self.printed() != self.text
-
-    def _masks(self) -> list[str | None]:
-        """For each word what is printed in its place; None where it is itself."""
-        words = [word.text for word in self._words]
-        by_name = secrets.hidden(words, vllm_flags.flag_names())
-        return [
-            one or other
-            for one, other in zip(by_name, listed.unlisted(words, self._launch.behind), strict=True)
-        ]
+        """The command without secrets."""
+        masks = {
+            index: mask
+            for index, (word, mask) in enumerate(zip(self._words, self._masks, strict=True))
+            if mask is not None and not _REFERENCE.fullmatch(self.text[word.start : word.end])
+        }
+        return secrets.hide_comments(self._written(masks, [], []))
 
     def _written(self, edits: Mapping[int, str | None], flags: list[str], variables: list[str]) -> str:
-        """The text with other words; None takes one out."""
-        text, done = "", 0
-        program = self._launch.behind - 1
-        first = next((i for i in range(program) if "=" not in self._words[i].text), program)
-        if self._words[first].text.rpartition("/")[2] == "env":
-            first += 1
+        """The text with other words, None taking one out, and more of them at either end."""
+        done = self._words[0].start
+        text = self.text[:done] + " ".join(variables)
         for index, word in enumerate(self._words):
             new = edits.get(index, self.text[word.start : word.end])
-            if index == first:
-                new = " ".join([*variables, new or ""])
             if new is not None:
-                text += self.text[done : word.start] + new
+                text += (self.text[done : word.start] if index else " " * bool(variables)) + new
             done = word.end
         indents = _CONTINUED.findall(self.text)
         gap = f" \\\n{indents[-1]}" if indents else " "
         return text + "".join(gap + flag for flag in flags) + self.text[done:]
 
-    def _is_unknown(self, argument: Argument) -> bool:
-        return any(word.unknown for word in self._words[argument.first : argument.last + 1])
-
-    def _unseen_variables(self) -> set[str]:
-        env = self._launch.env
-        hidden = {name for name, value in env.items() if value is None}
-        if self._launch.out_of_sight:
-            hidden |= {spec.env for spec in vllm_names().values() if spec.env and spec.env not in env}
-        return hidden
-
-    def _refusal(self, argument: Argument) -> str | None:
-        """Of a value that the shell fills in nothing can be said; PipelineRL's server has flags of its own."""
-        if self._launch.is_vllm or argument.name in vllm_options().names:
-            return vllm_flags.refusal(argument, value_known=not self._is_unknown(argument))
-        return None
-
-    def _refused(self, file: VllmFile | None) -> Setting:
+    def _refused(self) -> Setting:
         """What stops vLLM, on the command line and in the file; of words, it takes the model and no other."""
-        masks = self._masks()
         extra = [
-            "a word that is not shown" if masks[index] else f"the word {self._words[index].text!r}"
+            secrets.HIDDEN if self._masks[index] else repr(self._words[index].text)
             for index in self._parsed.positionals[1:]
-            if not self._words[index].unknown
+            if "$" not in self._words[index].text
         ]
-        strays = [index for index in self._parsed.strays if not self._words[index].unknown]
-        files = [each for each in self._parsed.arguments if each.name == "config" and each.last > each.first]
-        known = {name: value for name, value in self._launch.env.items() if value is not None}
         return vllm_flags.refused(
+            self._parsed,
+            self._launch.env,
             [
-                *map(self._refusal, self._parsed.arguments),
-                *vllm_flags.variable_refusals(known),
-                *(f"{word} belongs to no flag" for word in extra),
-                "a word behind a secret belongs to no flag" if strays else None,
-                "--config stands there twice" if len(files) > 1 else None,
-                str(file.read().settings["refused"].value or "") if file else None,
-            ]
+                *(f"the word {word} belongs to no flag" for word in extra),
+                "--config stands there twice" if len(self._configs) > 1 else None,
+                str(self._file.read().settings["refused"].value or "") if self._file else None,
+            ],
         )
 
-    def _configs(self) -> tuple[Argument | None, list[Argument]]:
-        """The --config that vLLM reads, and those that it ignores: it looks for a word that is `--config` alone."""
-        given = [each for each in self._parsed.arguments if each.name == "config"]
-        read = [each for each in given if each.last > each.first]
-        return (read[-1] if read else None), [each for each in given if each.last == each.first]
-
-    def _file(self) -> VllmFile | None:
-        config, _ = self._configs()
-        return VllmFile(YamlText.of(Path(config.value))) if config else None
-
-    def _dropped(self, file: VllmFile) -> list[str]:
+    def _dropped(self) -> list[str]:
         """Lines of the file that vLLM drops and that no flag says again."""
-        return [key for key in file.dropped if self._parsed.last(key.replace("_", "-")) is None]
+        dropped = self._file.dropped if self._file else ()
+        return [key for key in dropped if self._parsed.last(key.replace("_", "-")) is None]
 
-    def _is_in_json(self, spec: VllmName) -> bool:
-        file = self._file()
-        return self._parsed.inside(spec) or (file is not None and file.parsed.inside(spec))
-
-    def _set_variable(
-        self, name: str, value: Value, edits: dict[int, str | None], variables: list[str]
-    ) -> None:
-        """Where it stands; a new one before the program, but for a container's, which is left to its owner."""
-        place = self._launch.places.get(name)
-        if place is not None:
-            before = self._words[place].text.partition(name)[0]
-            edits[place] = None if value is None else f"{before}{name}={vllm_flags.shell_value(value)}"
-        elif value is not None and not self._launch.contained:
-            variables.append(f"{name}={vllm_flags.shell_value(value)}")
+    def _is_in_json(self, name: str) -> bool:
+        spec = vllm_names().get(name)
+        parsed = [self._parsed, *([self._file.parsed] if self._file else [])]
+        return spec is not None and any(each.inside(spec) is not None for each in parsed)
 
 
-def _is_there(argument: Argument) -> bool:
-    """Of some flags it matters only that they are there."""
-    kinds = {spec.kind for spec in vllm_names().values() if argument.name in (spec.flag, *spec.also)}
-    return bool(kinds & {"presence", "secret"})
+def _file(path: str) -> VllmFile:
+    return VllmFile(YamlText(read_text(Path(path)), path))

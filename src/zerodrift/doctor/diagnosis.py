@@ -3,9 +3,8 @@
 import msgspec
 
 from zerodrift.core.cause import CAUSES
-from zerodrift.doctor.judge import Finding, Judgement, displayed, exit_code, findings, judge
-from zerodrift.doctor.rule import Severity
-from zerodrift.doctor.secrets import without_secrets
+from zerodrift.doctor.judge import Judgement, displayed, exit_code, findings, judge
+from zerodrift.doctor.rule import Rule, Severity
 from zerodrift.doctor.setting import Origin, Reading, Setting, Settings, Target, Value
 from zerodrift.doctor.tables import names
 
@@ -53,6 +52,12 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     unseen: str = ""
     """How to let us see more, where most of the settings are hidden."""
 
+    def counts(self) -> list[str]:
+        """How often each severity occurs, worst first."""
+        found = [advice.severity for advice in self.findings]
+        found += [row.severity for row in self.settings if row.severity is Severity.UNKNOWN]
+        return [f"{found.count(each)} {each}" for each in Severity if each in found]
+
 
 def diagnose(target: Target, asked: Settings) -> tuple[Diagnosis, tuple[Judgement, ...]]:
     """Read `target` and judge it; `asked` are settings that the caller knows and the target does not say."""
@@ -60,11 +65,11 @@ def diagnose(target: Target, asked: Settings) -> tuple[Diagnosis, tuple[Judgemen
     judgements = judge(_ordered(reading, asked))
     return (
         Diagnosis(
-            target=without_secrets(target.title),
+            target=target.title,
             exit_code=exit_code(judgements),
             settings=tuple(_row(judgement) for judgement in judgements),
             findings=tuple(_advice(finding, judgements, target) for finding in findings(judgements)),
-            not_judged=tuple(without_secrets(text) for text in reading.not_judged),
+            not_judged=reading.not_judged,
             unseen=reading.unseen,
         ),
         judgements,
@@ -73,8 +78,8 @@ def diagnose(target: Target, asked: Settings) -> tuple[Diagnosis, tuple[Judgemen
 
 def _ordered(reading: Reading, asked: Settings) -> dict[str, Setting]:
     """In the order of the table of names. What the target says itself, it says better than the caller."""
-    both = {**asked, **{name: setting for name, setting in reading.settings.items() if setting.known}}
-    every = {**reading.settings, **both}
+    known = {name: setting for name, setting in reading.settings.items() if setting.known}
+    every = {**reading.settings, **asked, **known}
     return {name: every[name] for name in names() if name in every}
 
 
@@ -98,18 +103,18 @@ def _row(judgement: Judgement) -> Row:
     )
 
 
-def _advice(finding: Finding, judgements: tuple[Judgement, ...], target: Target) -> Advice:
+def _advice(finding: Rule, judgements: tuple[Judgement, ...], target: Target) -> Advice:
     about = next(judgement.setting for judgement in judgements if judgement.setting.name == finding.setting)
-    typed = [text for name, value in finding.changes if (text := target.typed(name, value)) is not None]
+    typed = [text for name, value in finding.fix.items() if (text := target.typed(name, value)) is not None]
     # Not a setting of this target: then of its requests, which the cause knows about.
     elsewhere = CAUSES[finding.cause].fix("vllm") if finding.cause and not typed else ""
     return Advice(
-        rule=finding.rule,
+        rule=finding.id,
         setting=finding.setting,
         title=names()[finding.setting].title,
         value=displayed(about),
         severity=finding.severity,
-        message=without_secrets(finding.message),
+        message=finding.message,
         cause=finding.cause,
         type=tuple(typed),
         do=finding.do or elsewhere,

@@ -1,13 +1,14 @@
 """Which kind of configuration was handed to us? Told by its shape; what fits none is refused with what there is."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.secrets import safe
 from zerodrift.doctor.setting import FileKind, Target
-from zerodrift.doctor.tables import trl_keys, vllm_options
-from zerodrift.doctor.trainer_files import PipelineRlFile, TrlFile
+from zerodrift.doctor.tables import file_names, vllm_options
+from zerodrift.doctor.trainer_files import TRL_TOO, PipelineRlFile, TrlFile
 from zerodrift.doctor.vllm_file import VllmFile
 from zerodrift.doctor.yaml_text import YamlText, read_text
 from zerodrift.doctor.zerodrift_file import ZerodriftFile, is_ours
@@ -36,15 +37,13 @@ def open_target(text: str, kind: FileKind | None = None) -> Target:
 def open_text(text: str, source: str, kind: FileKind | None) -> Target:
     """The text of a YAML file; `source` names it in errors."""
     document = YamlText(text, source)
-    match kind or _kind(document):
-        case FileKind.VLLM:
-            return VllmFile(document)
-        case FileKind.TRL:
-            return TrlFile(document)
-        case FileKind.PIPELINERL:
-            return PipelineRlFile(document)
-        case FileKind.ZERODRIFT:
-            return ZerodriftFile(document)
+    kinds: dict[FileKind, Callable[[YamlText], Target]] = {
+        FileKind.VLLM: VllmFile,
+        FileKind.TRL: TrlFile,
+        FileKind.PIPELINERL: PipelineRlFile,
+        FileKind.ZERODRIFT: ZerodriftFile,
+    }
+    return kinds[kind or _kind(document)](document)
 
 
 def _names_a_file(text: str) -> bool:
@@ -66,7 +65,8 @@ def _kind(document: YamlText) -> FileKind:
     # `seed`, `dtype` and a few others are keys of both: whose keys are more?
     options = vllm_options().names
     of_vllm = sum(str(key).replace("_", "-") in options for key in values)
-    of_trl = sum(key in trl_keys() or str(key).startswith("vllm_") or key == "use_vllm" for key in values)
+    trl_keys = {name.path for name in file_names("trl").values()} | TRL_TOO
+    of_trl = sum(key in trl_keys or str(key).startswith("vllm_") for key in values)
     if not of_vllm and not of_trl:
         raise ConfigError(
             f"{document.source} is no configuration of vLLM, TRL, PipelineRL or zerodrift that can be told by its "

@@ -4,16 +4,16 @@ A rule fires where all of `when` holds and none of `unless` does. A condition on
 unknown; one on a setting that does not apply fails.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import cache
-from importlib.resources import files
+from typing import Any
 
 import msgspec
 
-from zerodrift.config.document import parse
 from zerodrift.core.frozen import freeze
 from zerodrift.doctor.setting import Value
+from zerodrift.doctor.tables import read_table
 
 
 class Severity(StrEnum):
@@ -31,32 +31,35 @@ class Severity(StrEnum):
     """Nothing to say against it."""
 
 
-class Test(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a setting is compared with; exactly one field is given. Text that starts with $ names another setting."""
+Test = Mapping[str, Any]
+"""How a setting is compared, and with what: one of `HOW`, or `known`. Text that starts with $ names another setting."""
 
-    __test__ = False  # pytest would take it for one of its own
 
-    is_: Value | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="is")
-    not_: Value | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="not")
-    in_: tuple[Value, ...] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="in")
-    not_in: tuple[Value, ...] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="not in")
-    starts_with: tuple[str | None, ...] | msgspec.UnsetType = msgspec.field(
-        default=msgspec.UNSET, name="starts with"
-    )
-    above: float | str | msgspec.UnsetType = msgspec.UNSET
-    below: float | str | msgspec.UnsetType = msgspec.UNSET
-    known: bool | msgspec.UnsetType = msgspec.UNSET
+def _same(value: Value, other: Any) -> bool:
+    """1 and 1.0 are the same setting; 1 and true are not."""
+    return bool(value == other) and isinstance(value, bool) is isinstance(other, bool)
 
-    def __post_init__(self) -> None:
-        """A test of nothing would hold always, and one of two things would hide the second."""
-        if len(self.given) != 1:
-            raise ValueError(f"a test compares with one thing, not with {list(self.given)}")
 
-    @property
-    def given(self) -> dict[str, object]:
-        """The field that is given, by its name here."""
-        fields = {name: getattr(self, name) for name in self.__struct_fields__}
-        return {name: value for name, value in fields.items() if value is not msgspec.UNSET}
+def _above(value: Any, other: Any) -> bool:
+    """Of numbers; nothing else is above or below anything."""
+    numbers = [
+        each for each in (value, other) if isinstance(each, int | float) and not isinstance(each, bool)
+    ]
+    return len(numbers) == 2 and value > other
+
+
+HOW: Mapping[str, Callable[[Value, Any], bool]] = {
+    "is": _same,
+    "not": lambda value, other: not _same(value, other),
+    "in": lambda value, others: any(_same(value, each) for each in others),
+    "not in": lambda value, others: not any(_same(value, each) for each in others),
+    "starts with": lambda value, others: (
+        value in others
+        or (isinstance(value, str) and value.startswith(tuple(each for each in others if each)))
+    ),
+    "above": _above,
+    "below": lambda value, other: _above(other, value),
+}
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,6 +85,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def __post_init__(self) -> None:
         """Rules do not change, and each can be acted upon."""
         freeze(self, "when", "unless", "fix")
+        for test in (*self.when.values(), *self.unless.values()):
+            if len(test) != 1 or not test.keys() <= {*HOW, "known"}:
+                raise ValueError(f"rule {self.id}: a test compares in one way, not as {dict(test)}")
         if not self.fix and not self.do:
             raise ValueError(f"rule {self.id} names neither a fix nor what to do")
 
@@ -93,10 +99,4 @@ SUBJECTS = ("meaning", "precision", "path", "weights", "trainer", "exposure")
 @cache
 def rules() -> tuple[Rule, ...]:
     """All of them, in order."""
-    return tuple(rule for subject in SUBJECTS for rule in _read(subject))
-
-
-def _read(subject: str) -> list[Rule]:
-    name = f"{subject}.yaml"
-    text = (files("zerodrift.doctor") / "rules" / name).read_text(encoding="utf-8")
-    return msgspec.convert(parse(text, name), list[Rule])
+    return tuple(rule for subject in SUBJECTS for rule in read_table(f"rules/{subject}", list[Rule]))

@@ -11,8 +11,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import UNSET
 
 from zerodrift.backends.http import HttpClient, RefusalAdvice
+from zerodrift.backends.json_path import look_up
 from zerodrift.backends.vllm_facts import ServerInfo
 from zerodrift.backends.vllm_wire import parse
 from zerodrift.core.errors import BadAnswer, EngineError
@@ -31,6 +33,7 @@ ADVICE = RefusalAdvice(
 )
 NOWHERE = "/no-such-route"
 """vLLM answers 404 here; whoever answers otherwise answers so everywhere."""
+_METRIC = "vllm:cache_config_info{"
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -74,7 +77,10 @@ class Server:
         info = self._info()
         labels = self._labels()
         found = {name: _shown(name, spec, info, labels) for name, spec in vllm_names().items()}
-        found["device"] = _device(info)
+        device = look_up(info.vllm_config, "device_config/device") if info else UNSET
+        found["device"] = (
+            unknown("device") if device is UNSET else Setting("device", str(device), Origin.SERVER)
+        )
         for name, spec in vllm_names().items():
             if spec.only not in (None, found["device"].value):
                 del found[name]
@@ -101,11 +107,6 @@ class Server:
         """Nothing: it has no text."""
         return ""
 
-    @property
-    def hides(self) -> bool:
-        """Nor does it hide any."""
-        return False
-
     def _card(self) -> _Card:
         cards = parse(self._http.get("/v1/models"), _Models, "/v1/models").data
         # Adapters are listed behind their base model, which alone says how long a sequence may be.
@@ -115,35 +116,38 @@ class Server:
         return card
 
     def _version(self) -> str:
-        answer = self._find("/version")
-        found = answer.get("version") if isinstance(answer, dict) else None
+        found = look_up(self._json("/version"), "version")
         return (
             f"which calls itself vLLM {found}" if isinstance(found, str) else "whose version cannot be seen"
         )
 
     def _info(self) -> ServerInfo | None:
-        path = "/server_info?config_format=json"
         try:
-            return parse(self._find(path), ServerInfo, path)
-        except BadAnswer:
+            return msgspec.convert(self._json("/server_info?config_format=json"), ServerInfo)
+        except msgspec.ValidationError:
             return None
 
-    def _find(self, path: str) -> object | None:
-        """The JSON there, if there is any for us: a proxy may let /v1 through and nothing else."""
+    def _get(self, path: str) -> tuple[int, bytes]:
+        """Status and body, 0 where none comes: a proxy may let /v1 through and nothing else."""
         try:
-            return self._http.find(path)
+            reply = self._http.exchange("GET", path)
         except EngineError:
+            return 0, b""
+        return reply.status, reply.body
+
+    def _json(self, path: str) -> object:
+        """The JSON there, if there is any for us."""
+        status, body = self._get(path)
+        try:
+            return msgspec.json.decode(body) if status == 200 else None
+        except msgspec.DecodeError:
             return None
 
     def _labels(self) -> dict[str, str]:
         """The labels of vllm:cache_config_info, which needs no dev mode."""
-        try:
-            reply = self._http.exchange("GET", "/metrics")
-        except EngineError:
-            return {}
-        lines = reply.body.decode(errors="replace").splitlines() if reply.status == 200 else []
-        line = next((line for line in lines if line.startswith("vllm:cache_config_info{")), "")
-        return dict(_LABEL.findall(line))
+        status, body = self._get("/metrics")
+        lines = body.decode(errors="replace").splitlines() if status == 200 else []
+        return dict(_LABEL.findall(next((each for each in lines if each.startswith(_METRIC)), "")))
 
     def _reachable(self, info: ServerInfo | None) -> dict[str, Setting]:
         """Which doors are open to us, and whether a key is asked for."""
@@ -160,23 +164,16 @@ class Server:
 
     def _has_control(self) -> bool | None:
         """Whether a control endpoint is there; None where something in front of the server answers in its place."""
-        answer = self._find("/openapi.json")
-        paths = answer.get("paths") if isinstance(answer, dict) else None
-        if isinstance(paths, dict) and not paths.keys().isdisjoint(CONTROL):
+        paths = look_up(self._json("/openapi.json"), "paths")
+        listed = isinstance(paths, dict)
+        if listed and not paths.keys().isdisjoint(CONTROL):
             return True
-        if self._status(NOWHERE) != 404:
-            return False if isinstance(paths, dict) else None
+        answers = self._get(NOWHERE)[0] == 404
         # A route for POST answers GET with 405, and nothing happens.
-        statuses = {self._status(path) for path in CONTROL}
+        statuses = {self._get(path)[0] for path in CONTROL} if answers else set()
         if 405 in statuses:
             return True
-        return False if isinstance(paths, dict) or statuses == {404} else None
-
-    def _status(self, path: str) -> int | None:
-        try:
-            return self._http.exchange("GET", path).status
-        except EngineError:
-            return None
+        return False if listed or statuses == {404} else None
 
     def _asks_for_a_key(self) -> bool:
         """With a key it let us in; does it without?"""
@@ -202,9 +199,7 @@ def _listed(info: ServerInfo) -> dict[str, str] | None:
     text = info.system_env.get("env_vars")
     if not isinstance(text, str):
         return None
-    return {
-        name: value for name, equals, value in (line.partition("=") for line in text.splitlines()) if equals
-    }
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
 def _cpu_threads(info: ServerInfo) -> Setting:
@@ -227,10 +222,9 @@ def _shown(name: str, spec: VllmName, info: ServerInfo | None, labels: Mapping[s
     if info is not None and spec.env is not None:
         return _variable(name, spec, info)
     if info is not None and spec.server is not None:
-        there, value = _look_up(info.vllm_config, spec.server)
-        if there:
+        if (value := look_up(info.vllm_config, spec.server)) is not UNSET:
             return Setting(name, _plain(name, spec, value), Origin.SERVER)
-        if spec.key is not None and _look_up(info.vllm_config, spec.server.rpartition(".")[0])[0]:
+        if spec.key is not None and look_up(info.vllm_config, spec.server.rpartition("/")[0]) is not UNSET:
             return Setting(name, spec.default, Origin.SERVER)  # an override that is not there
     if spec.metric is not None and spec.metric in labels:
         text = labels[spec.metric]
@@ -249,17 +243,3 @@ def _plain(name: str, spec: VllmName, value: Any) -> Value:
     if isinstance(value, str):
         return value.removeprefix("torch.")
     return value if value is None or isinstance(value, bool | int | float) else str(value)
-
-
-def _look_up(tree: Mapping[str, Any], path: str) -> tuple[bool, Any]:
-    value: Any = tree
-    for key in path.split("."):
-        if not isinstance(value, Mapping) or key not in value:
-            return False, None
-        value = value[key]
-    return True, value
-
-
-def _device(info: ServerInfo | None) -> Setting:
-    there, value = _look_up(info.vllm_config, "device_config.device") if info else (False, None)
-    return Setting("device", str(value), Origin.SERVER) if there else unknown("device")

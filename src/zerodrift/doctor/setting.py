@@ -53,13 +53,6 @@ def unknown(name: str) -> Setting:
     return Setting(name, None, Origin.UNKNOWN)
 
 
-def shown(value: Value) -> str:
-    """A value as people write it."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "none" if value is None else str(value)
-
-
 class FileKind(StrEnum):
     """Whose configuration a file is: told by its keys, or by its owner."""
 
@@ -93,11 +86,7 @@ class Target(Protocol):
         """How a setting is written here; None where it cannot be."""
 
     def corrected(self, changes: Mapping[str, Value]) -> "Target | None":
-        """The same with those of `changes` that can be written here; None where nothing is edited, only told."""
+        """The same with those of `changes` that can be written here; None where it has to be done by hand."""
 
     def printed(self) -> str:
         """Its text without secrets."""
-
-    @property
-    def hides(self) -> bool:
-        """Whether something in it is not printed, and has to be put back."""

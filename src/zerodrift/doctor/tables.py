@@ -61,12 +61,10 @@ class VllmName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Label of vllm:cache_config_info in /metrics."""
 
     @property
-    def inner(self) -> "VllmName | None":
-        """The same setting as a key of that JSON."""
-        if self.inside is None:
-            return None
-        flag, _, key = self.inside.partition(".")
-        return VllmName(flag=flag, key=key)
+    def inner(self) -> tuple[str, str] | None:
+        """That flag and that key."""
+        flag, _, key = (self.inside or "").partition(".")
+        return (flag, key) if key else None
 
     def default_on(self, device: Value) -> Value:
         """The default there."""
@@ -84,11 +82,6 @@ class FileName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         """Tables do not change."""
         freeze(self, "values")
-
-
-class _Set(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    value: Value
-    origin: Origin
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,63 +104,43 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """All of them, without `--no-` forms and aliases."""
         return frozenset((*self.switches, *self.bare, *self.values, *self.lists))
 
-    @property
-    def long(self) -> Mapping[str, str]:
-        """Everything that may stand behind two dashes, and the flag that it is."""
-        negated = {f"no-{name}": name for name in self.switches}
-        others = {alias: name for alias, name in self.aliases.items() if "-" in alias}
-        return {name: name for name in self.names} | negated | others | {"help": "help"}
 
-    @property
-    def short(self) -> Mapping[str, str]:
-        """Everything that may stand behind one dash."""
-        return {alias: name for alias, name in self.aliases.items() if "-" not in alias} | {"h": "help"}
-
-
-def _read(name: str, shape: type[Table]) -> Table:
-    text = (files("zerodrift.doctor") / "settings" / f"{name}.yaml").read_text(encoding="utf-8")
+def read_table(name: str, shape: type[Table]) -> Table:
+    """A file of ours, below this package."""
+    text = (files("zerodrift.doctor") / f"{name}.yaml").read_text(encoding="utf-8")
     return msgspec.convert(parse(text, f"{name}.yaml"), shape)
 
 
 @cache
 def names() -> Mapping[str, Name]:
     """Every setting, in the order in which it is shown."""
-    return _read("names", dict[str, Name])
+    return read_table("settings/names", dict[str, Name])
 
 
 @cache
 def vllm_names() -> Mapping[str, VllmName]:
     """Those that vLLM has."""
-    return _read("vllm", dict[str, VllmName])
+    return read_table("settings/vllm", dict[str, VllmName])
 
 
 @cache
 def vllm_options() -> Options:
     """Every flag of vLLM."""
-    return _read("vllm_options", Options)
+    return read_table("settings/vllm_options", Options)
 
 
 @cache
 def file_names(framework: Literal["trl", "pipelinerl", "zerodrift"]) -> Mapping[str, FileName]:
     """Those that a file of this framework has."""
-    return _read(framework, dict[str, FileName])
+    return read_table(f"settings/{framework}", dict[str, FileName])
 
 
 @cache
 def framework_settings(framework: Literal["trl", "pipelinerl"]) -> Settings:
     """What it sets by itself in the vLLM that it starts."""
-    table = _read("frameworks", dict[str, dict[str, _Set]])[framework]
-    return {name: Setting(name, each.value, each.origin) for name, each in table.items()}
-
-
-@cache
-def trl_keys() -> frozenset[str]:
-    """Keys by which a TRL file is known, judged or not."""
-    return frozenset(name.path for name in file_names("trl").values()) | {
-        "model_name_or_path",
-        "num_generations",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "reward_funcs",
-        "dataset_name",
+    table = read_table("settings/frameworks", dict[str, dict[Origin, dict[str, Value]]])[framework]
+    return {
+        name: Setting(name, value, origin)
+        for origin, values in table.items()
+        for name, value in values.items()
     }

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -25,10 +25,13 @@ from zerodrift.doctor.yaml_text import YamlText
 OF_COLOCATED = {"tensor_parallel_size", "max_model_len", "sleep_mode"}
 OF_VLLM = OF_COLOCATED | {"structured_outputs", "correction", "correction_mode"}
 """Mean something only with `use_vllm`."""
-TRL_READ_TOO = {
-    "use_vllm", "use_peft", "bf16", "fp16", "generation_kwargs", "load_in_8bit",
-    "model_name_or_path", "output_dir", "learning_rate", "dataset_name",
+TRL_TOO = {
+    "use_vllm", "use_peft", "bf16", "fp16", "generation_kwargs", "load_in_8bit", "model_name_or_path", "output_dir",
+    "learning_rate", "dataset_name", "num_generations", "per_device_train_batch_size", "reward_funcs",
+    "gradient_accumulation_steps",
 }  # fmt: skip
+"""Keys by which a TRL file is known too, and which say nothing that is judged by itself."""
+_INNER = "generation_kwargs"
 KWARGS = ("vllm_config", "vllm_kwargs")
 SECTIONS = {
     "vllm_config", "finetune", "llm", "streams", "defaults", "max_lag", "use_fsdp", "model_path", "seed",
@@ -39,47 +42,52 @@ class SettingsFile:
     """A YAML file in which each setting has a path of keys."""
 
     title: str
+    framework: Literal["trl", "pipelinerl", "zerodrift"]
 
-    def __init__(self, text: YamlText, framework: Literal["trl", "pipelinerl", "zerodrift"]) -> None:
+    def __init__(self, text: YamlText) -> None:
         self._text = text
-        self._framework = framework
-        self._names = file_names(framework)
+        self._names = file_names(self.framework)
 
     def typed(self, name: str, value: Value) -> str | None:
         """The path with its value: as a line, or as an override on the command line where the framework has those."""
-        if name not in self._names:
+        if (path := self._path(name)) is None:
             return None
-        return self._line(self._names[name].path, _in_file(self._names[name], value))
+        if (written := self._in_file(name, value)) is None:
+            return f"remove {'.'.join(path)}"
+        between = ": " if self.framework == "trl" else "="
+        return f"{'.'.join(path)}{between}{json.dumps(written).strip(chr(34))}"
+
+    def corrected(self, changes: Mapping[str, Value]) -> Self | None:
+        """Those that have a path here."""
+        places = {
+            path: self._in_file(name, value)
+            for name, value in changes.items()
+            if (path := self._path(name)) is not None
+        }
+        text = self._text.with_values(places, {})
+        return None if text is None else type(self)(text)
 
     def printed(self) -> str:
         """The file without secrets."""
         return self._text.printed()
 
-    @property
-    def hides(self) -> bool:
-        """Whether something in it is not printed."""
-        return self.printed() != self._text.text
+    def _path(self, name: str) -> tuple[str, ...] | None:
+        """Where a setting is written; None where it cannot be."""
+        return tuple(self._names[name].path.split(".")) if name in self._names else None
 
-    def _line(self, path: str, value: Value) -> str:
-        if value is None:
-            return f"remove {path}"
-        return f"{path}{': ' if self._framework == 'trl' else '='}{json.dumps(value).strip(chr(34))}"
-
-    def _with(self, changes: Mapping[str, Value], others: Mapping[tuple[str, ...], Value]) -> YamlText | None:
-        """The text with those of `changes` that it has a place for, and other paths."""
-        values = {
-            tuple(self._names[name].path.split(".")): _in_file(self._names[name], value)
-            for name, value in changes.items()
-            if name in self._names
-        }
-        return self._text.with_values({**values, **others}, {})
+    def _in_file(self, name: str, value: Value) -> Value:
+        """`value` in the file's own words."""
+        words = self._names[name].values if name in self._names else {}
+        word = next((word for word, meaning in words.items() if meaning == value), value)
+        return {"true": True, "false": False}.get(word, word) if isinstance(word, str) else word
 
     def _settings(self) -> dict[str, Setting]:
         """One setting per name, in that order."""
         found: dict[str, Setting] = {}
         for name, spec in self._names.items():
-            there, value = self._text.get(spec.path.split("."))
-            found[name] = self._read_value(name, value, found) if there else _default(name, spec, found)
+            value = self._text.get(spec.path.split("."))
+            written = value is not msgspec.UNSET
+            found[name] = self._read_value(name, value, found) if written else _default(name, spec, found)
         return found
 
     def _read_value(self, name: str, value: Any, found: Mapping[str, Setting]) -> Setting:
@@ -112,8 +120,7 @@ class TrlFile(SettingsFile):
 
     title = f"TRL file, defaults of TRL {TRL_VERSION} and vLLM {VLLM_VERSION}"
 
-    def __init__(self, text: YamlText) -> None:
-        super().__init__(text, "trl")
+    framework = "trl"
 
     def read(self) -> Reading:
         """Sampler, trainer, and the vLLM between them where TRL starts it."""
@@ -137,38 +144,27 @@ class TrlFile(SettingsFile):
         sampler = {*found, "presence_penalty", "frequency_penalty"}
         inner = {name: plain(value) for name, value in self._inner().items() if name in sampler}
         found |= {name: Setting(name, value, Origin.SET) for name, value in inner.items()}
-        judged = {spec.path for spec in self._names.values()} | TRL_READ_TOO
+        judged = {spec.path for spec in self._names.values()} | TRL_TOO
         return Reading(found, tuple(str(key) for key in values if key not in judged))
 
-    def corrected(self, changes: Mapping[str, Value]) -> "TrlFile | None":
-        """What `generation_kwargs` overrides is changed there, if it is no JSON between quotes."""
-        inner, values = self._inner(), self._text.values
-        others: dict[tuple[str, ...], Value] = {}
-        if "trainer_quantised" in changes:
-            others = {(key,): False for key in ("load_in_4bit", "load_in_8bit") if values.get(key)}
-        overridden = {
-            name: value for name, value in changes.items() if name in inner and name != "trainer_temperature"
-        }
-        if not isinstance(values.get("generation_kwargs"), str):
-            others |= {("generation_kwargs", name): value for name, value in overridden.items()}
-        alone = {
-            name: value for name, value in changes.items() if name not in (*overridden, "trainer_quantised")
-        }
-        text = self._with(alone, others)
-        return None if text is None else TrlFile(text)
+    def _path(self, name: str) -> tuple[str, ...] | None:
+        """What `generation_kwargs` override is changed there, if they are no JSON between quotes."""
+        if name == "trainer_quantised" and self._text.values.get("load_in_8bit"):
+            return ("load_in_8bit",)
+        if name in self._inner() and name != "trainer_temperature":
+            return None if isinstance(self._text.values[_INNER], str) else (_INNER, name)
+        return super()._path(name)
 
     def _inner(self) -> dict[str, Any]:
         """`generation_kwargs`, as a mapping or as JSON in quotes."""
-        overrides = self._text.values.get("generation_kwargs") or {}
+        overrides = self._text.values.get(_INNER) or {}
         if isinstance(overrides, str):
             try:
                 overrides = json.loads(overrides)
             except (ValueError, RecursionError) as error:
-                raise ConfigError(f"{self._text.source}: generation_kwargs is not JSON") from error
+                raise ConfigError(f"{self._text.source}: {_INNER} is not JSON") from error
         if not isinstance(overrides, dict):
-            raise ConfigError(
-                f"{self._text.source}: generation_kwargs is no mapping; write key: value below it"
-            )
+            raise ConfigError(f"{self._text.source}: {_INNER} is no mapping; write key: value below it")
         return overrides
 
 
@@ -180,44 +176,34 @@ class PipelineRlFile(SettingsFile):
 
     title = f"PipelineRL file, defaults of PipelineRL {PIPELINERL_VERSION} and vLLM {VLLM_VERSION}"
 
+    framework = "pipelinerl"
+
     def __init__(self, text: YamlText) -> None:
-        super().__init__(text, "pipelinerl")
-        there, kwargs = text.get(KWARGS)
-        if there and kwargs is not None and not isinstance(kwargs, dict):
+        super().__init__(text)
+        kwargs = text.get(KWARGS) or {}
+        if not isinstance(kwargs, dict):
             raise ConfigError(f"{text.source}: {'.'.join(KWARGS)} is no mapping; its keys are flags of vLLM")
-        self._kwargs: Mapping[str, Any] = kwargs or {}
+        self._kwargs: Mapping[str, Any] = kwargs
 
     def read(self) -> Reading:
         """The servers as the launcher starts them, and the trainer that reads from them."""
         parsed = self._parsed()
-        unseen = {key.replace("_", "-") for key, value in self._kwargs.items() if _is_interpolated(value)}
         env = {"CUDA_VISIBLE_DEVICES": "0"}
-        servers = vllm_settings.settings(parsed, env, None, framework_settings("pipelinerl").get, unseen)
+        servers = vllm_settings.settings(parsed, env, None, framework_settings("pipelinerl").get)
         found = self._settings() | servers | _launched()
         found["stream"] = self._stream()
         rest = [str(key) for key in self._text.values if key not in SECTIONS]
         return Reading(found, (*vllm_settings.not_judged(parsed), *rest))
 
-    def typed(self, name: str, value: Value) -> str | None:
-        """As Hydra also takes it on the command line."""
+    def _path(self, name: str) -> tuple[str, ...] | None:
+        """Flags of vLLM stand below vllm_kwargs; what the launcher passes itself stands nowhere."""
         flag = vllm_names()[name].flag if name in vllm_names() else None
-        if name in _launched() or name in self._names or flag is None:
-            return None if name in _launched() else super().typed(name, value)
-        return self._line(".".join((*KWARGS, flag)), value)
-
-    def corrected(self, changes: Mapping[str, Value]) -> "PipelineRlFile | None":
-        """Flags of vLLM are changed below vllm_kwargs."""
-        own = {
-            name: value for name, value in changes.items() if name in self._names and name not in _launched()
-        }
-        others: dict[tuple[str, ...], Value] = {}
-        for name, value in changes.items():
-            flag = vllm_names()[name].flag if name in vllm_names() else None
-            if flag is not None and name not in own and name not in _launched():
-                there = [key for key in self._kwargs if str(key).replace("_", "-") == flag]
-                others[(*KWARGS, there[-1] if there else flag)] = value
-        text = self._with(own, others)
-        return None if text is None else PipelineRlFile(text)
+        if name in _launched():
+            return None
+        if name in self._names or flag is None:
+            return super()._path(name)
+        there = [key for key in self._kwargs if str(key).replace("_", "-") == flag]
+        return (*KWARGS, there[-1] if there else flag)
 
     def _parsed(self) -> Parsed:
         """As the launcher turns them into words: `false` into --no-KEY, nothing and "" into a bare flag."""
@@ -225,14 +211,13 @@ class PipelineRlFile(SettingsFile):
         for key, value in self._kwargs.items():
             if isinstance(value, bool):
                 words.append(f"--{key}" if value else f"--no-{key}")
-            elif not _is_interpolated(value):
+            else:
                 words.append(f"--{key}" if value in (None, "") else f"--{key}={value}")
         return parse(words)
 
     def _stream(self) -> Setting:
         """`streams: redis` among the defaults, or a backend of its own."""
-        there, backend = self._text.get(("streams", "backend"))
-        if there:
+        if (backend := self._text.get(("streams", "backend"))) is not msgspec.UNSET:
             return Setting("stream", str(backend), Origin.SET)
         listed = self._text.values.get("defaults")
         for entry in listed if isinstance(listed, list) else ():
@@ -252,14 +237,6 @@ def plain(value: Any) -> Value:
     if isinstance(value, dict | list):
         return ", ".join(map(str, value)) or None
     return value if value is None or isinstance(value, bool | int | float) else str(value)
-
-
-def _in_file(spec: FileName, value: Value) -> Value:
-    """`value` in the file's own words."""
-    for word, meaning in spec.values.items():
-        if meaning == value:
-            return {"true": True, "false": False}.get(word, word)
-    return value
 
 
 def _default(name: str, spec: FileName, found: Mapping[str, Setting]) -> Setting:

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerodrift.core.errors import ConfigError
-from zerodrift.doctor import listed, secrets, vllm_settings
+from zerodrift.doctor import secrets, vllm_settings
 from zerodrift.doctor.setting import Origin, Reading, Setting, Value
 from zerodrift.doctor.tables import VLLM_VERSION, vllm_names, vllm_options
-from zerodrift.doctor.vllm_flags import parse, refusals, refused, typed
+from zerodrift.doctor.vllm_flags import parse, refused, typed
 from zerodrift.doctor.yaml_text import YamlText
 
 
@@ -24,30 +24,22 @@ class VllmFile:
     def __init__(self, text: YamlText) -> None:
         self._text = text
         self.parsed = parse(_words(text.values))
-
-    @property
-    def model(self) -> str | None:
-        """As the file names it."""
-        found = self.parsed.last("model")
-        return found.value if found else None
-
-    @property
-    def dropped(self) -> list[str]:
+        model = self.parsed.last("model")
+        self.model = model.value if model else None
+        false = [str(key) for key, value in text.values.items() if value is False]
+        self.dropped = [key for key in false if "_" in key and _hyphens(key) in vllm_options().switches]
         """Keys of lines that vLLM drops."""
-        return [key for key in self._false() if "_" in key and _hyphens(key) in vllm_options().switches]
+        # `false` where there is no --no- form is dropped as well, and nothing would have come of it.
+        self._nothing = [key for key in false if _hyphens(key) not in vllm_options().switches]
 
     def read(self) -> Reading:
         """Without the lines that vLLM drops."""
         taken = self.parsed.taken()
         found = vllm_settings.settings(taken, {}, self.model)
-        found["refused"] = refused(refusals(self.parsed))
+        found["refused"] = refused(self.parsed, {})
         found["dropped_lines"] = Setting("dropped_lines", ", ".join(self.dropped) or None, Origin.SET)
-        # `false` where there is no --no- form is dropped as well, and nothing would have come of it.
-        nothing = [key for key in self._false() if _hyphens(key) not in vllm_options().switches]
-        return Reading(
-            found,
-            (*vllm_settings.not_judged(taken), *(f"{key}: false, which vLLM drops" for key in nothing)),
-        )
+        nothing = (f"{key}: false, which vLLM drops" for key in self._nothing)
+        return Reading(found, (*vllm_settings.not_judged(taken), *nothing))
 
     def typed(self, name: str, value: Value) -> str | None:
         """A line of the file, or a variable for the command that reads it."""
@@ -59,8 +51,10 @@ class VllmFile:
         if value is None:
             return f"remove {spec.flag}"
         written = json.dumps(value) if isinstance(value, bool) else str(value)
-        inner = spec.inner if spec.inner and self.parsed.inside(spec) else spec
-        return f"{inner.flag}: {written if inner.key is None else f'{{{inner.key}: {written}}}'}"
+        flag, key = spec.flag, spec.key
+        if spec.inner and self.parsed.inside(spec) is not None:
+            flag, key = spec.inner
+        return f"{flag}: {written if key is None else f'{{{key}: {written}}}'}"
 
     def corrected(self, changes: Mapping[str, Value]) -> "VllmFile | None":
         """Lines changed where they stand; variables have no place here, and a JSON is left to its owner."""
@@ -68,30 +62,21 @@ class VllmFile:
         renamed = {key: _hyphens(key) for key in self.dropped if "dropped_lines" in changes}
         for name, value in changes.items():
             spec = vllm_names().get(name)
-            if spec is None or spec.flag is None or spec.key or self.parsed.inside(spec):
+            if spec is None or spec.flag is None or spec.key or self.parsed.inside(spec) is not None:
                 continue
-            flags = (spec.flag, *spec.also)
-            there = [key for key in self._text.values if isinstance(key, str) and _hyphens(key) in flags]
+            there = [key for key in self._text.values if _hyphens(key) in (spec.flag, *spec.also)]
+            if value is False:  # below a key with underscores it would be dropped
+                renamed |= {key: spec.flag for key in there if "_" in key}
             if value is None:
                 values |= {(key,): None for key in there}
-                continue
-            if value is False and there and "_" in there[-1]:  # it would be dropped
-                renamed[there[-1]] = spec.flag
-            values[(renamed.get(there[-1], there[-1]) if there else spec.flag,)] = value
+            else:
+                values[(renamed.get(there[-1], there[-1]) if there else spec.flag,)] = value
         text = self._text.with_values(values, renamed)
         return None if text is None else VllmFile(text)
 
     def printed(self) -> str:
-        """The file without secrets, and without what is no flag of vLLM."""
-        return self._text.printed(listed.unlisted_in_flags)
-
-    @property
-    def hides(self) -> bool:
-        """Whether something in it is not printed."""
-        return self.printed() != self._text.text
-
-    def _false(self) -> list[str]:
-        return [str(key) for key, value in self._text.values.items() if value is False]
+        """The file without secrets."""
+        return self._text.printed()
 
 
 def _words(values: Mapping[Any, Any]) -> list[str]:
@@ -104,10 +89,8 @@ def _words(values: Mapping[Any, Any]) -> list[str]:
             )
         if secrets.names_a_secret(key) and value not in (None, "", True, False):
             words.append(f"--{key}={secrets.HIDDEN}")  # it matters only that it is there
-        elif value is True:
-            words.append(f"--{key}")
-        elif value is False:
-            words += [f"--no-{key}"] if key in vllm_options().switches else []
+        elif isinstance(value, bool):
+            words += [f"--{key}"] if value else [f"--no-{key}"] if key in vllm_options().switches else []
         elif isinstance(value, list):
             words += [f"--{key}", *map(str, value)] if value else []
         else:

@@ -1,16 +1,18 @@
 """From flags and environment variables of a vLLM server to settings in force: what is written, else the default."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor import checkpoint
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 from zerodrift.doctor.tables import UNWRITTEN, VllmName, vllm_names, vllm_options
-from zerodrift.doctor.vllm_flags import Argument, Parsed, no_such_flag, number, variable_refusal
+from zerodrift.doctor.vllm_flags import Argument, Parsed, number, variable_refusal
 
 Default = Callable[[str], Setting | None]
 """What somebody between vLLM and the user sets where the user does not; None leaves it to vLLM."""
+READ_TOO = frozenset(["CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND"])
+"""Variables that are judged together with others."""
 _NOT_LISTED = frozenset({"model", "port", "served-model-name", "config", "uds"})
 """Say where and what, not how; nothing to list."""
 _NOTHING = ("", "None", "null")
@@ -18,18 +20,11 @@ _NOTHING = ("", "None", "null")
 
 
 def settings(
-    parsed: Parsed,
-    env: Mapping[str, str],
-    model: str | None,
-    otherwise: Default = lambda _: None,
-    unseen: Collection[str] = (),
+    parsed: Parsed, env: Mapping[str, str], model: str | None, otherwise: Default = lambda _: None
 ) -> dict[str, Setting]:
-    """Everything that is judged about a vLLM server started so; values of the `unseen` are known elsewhere."""
+    """Everything that is judged about a vLLM server started so."""
     found = {"device": device(env)}
     for name, spec in vllm_names().items():
-        if _is_unseen(spec, parsed, unseen):
-            found[name] = unknown(name)
-            continue
         written = _from_env(name, spec, env) if spec.env else _from_flags(name, spec, parsed, env)
         found[name] = written or otherwise(name) or _default(name, spec, found["device"].value)
         if spec.only not in (None, found["device"].value) and found[name].origin is Origin.DEFAULT:
@@ -42,31 +37,37 @@ def settings(
         found["host"] = _default("host", vllm_names()["host"], found["device"].value)
     elsewhere = parsed.last("hf-config-path")
     place = elsewhere.value if elsewhere and elsewhere.value not in _NOTHING else model
-    found[checkpoint.DEFAULTS] = checkpoint.generation_defaults(
-        found["generation_config"].value, place, parsed.json("override-generation-config") or {}
-    )
-    if checkpoint.DEFAULTS_FLAGS & set(unseen):
-        found[checkpoint.DEFAULTS] = unknown(checkpoint.DEFAULTS)
-    if found["quantization"].known and found["quantization"].value is None:
-        hidden = bool(checkpoint.FLAGS & set(unseen))
-        found["quantization"] = checkpoint.quantization(
-            None if hidden else place, parsed.json("hf-overrides") or {}
+    found[checkpoint.DEFAULTS] = (
+        unknown(checkpoint.DEFAULTS)
+        if parsed.unseen(*checkpoint.DEFAULTS_FLAGS)
+        else checkpoint.generation_defaults(
+            found["generation_config"].value, place, parsed.json("override-generation-config") or {}
         )
-        if not found["quantization"].known and not checkpoint.is_suspicious(place):
+    )
+    if found["quantization"].known and found["quantization"].value is None:
+        visible = None if parsed.unseen(*checkpoint.FLAGS) else place
+        overridden = parsed.json("hf-overrides") or {}
+        found["quantization"] = checkpoint.quantization(visible, overridden)
+        if not found["quantization"].known and not checkpoint.is_suspicious(place, overridden):
             found[checkpoint.NAME] = unknown(checkpoint.NAME)
     return found
 
 
-def not_judged(parsed: Parsed, unseen: Collection[str] = ()) -> list[str]:
-    """Flags that no rule reads, and flags that do not exist; nothing of what a user wrote is passed over."""
+def not_judged(parsed: Parsed) -> list[str]:
+    """Flags that no rule reads, cannot be seen, or do not exist; nothing of what a user wrote is passed over."""
     judged = {flag for spec in vllm_names().values() for flag in (spec.flag, *spec.also)} | _NOT_LISTED
     for spec in vllm_names().values():  # a JSON that holds nothing else
-        inner = spec.inner
-        if inner and (inner.flag in unseen or set(parsed.json(inner.flag) or ()) == {inner.key}):
-            judged.add(inner.flag)
-    names = [each.name for each in parsed.arguments if each.name not in judged]
-    known = [f"--{name}" for name in names if name in vllm_options().names]
-    return list(dict.fromkeys([*known, *(no_such_flag(name) for name in names if f"--{name}" not in known)]))
+        if spec.inner and set(parsed.json(spec.inner[0]) or ()) == {spec.inner[1]}:
+            judged.add(spec.inner[0])
+    there = {spec.flag for spec in vllm_names().values() if spec.kind in ("presence", "secret")}
+    lines = []
+    for each in parsed.arguments:
+        if not each.known and each.name not in there:
+            lines.append(f"--{each.name}: its value comes from a variable that is not known here")
+        elif each.name not in judged:
+            known = each.name in vllm_options().names
+            lines.append(f"--{each.name}" if known or each.refusal is None else each.refusal)
+    return list(dict.fromkeys(lines))
 
 
 def device(env: Mapping[str, str]) -> Setting:
@@ -104,14 +105,6 @@ def named(name: str, spec: VllmName, written: Mapping[str, Any]) -> str | None:
     return ", ".join(str(key) for key in keys if key != spec.except_) or None
 
 
-def _is_unseen(spec: VllmName, parsed: Parsed, unseen: Collection[str]) -> bool:
-    if spec.kind in ("presence", "secret"):  # it matters only that they are there
-        return False
-    # vLLM does not take both: where the flag of its own is to be seen, it counts.
-    inside = spec.inner is not None and spec.inner.flag in unseen and parsed.last(spec.flag) is None
-    return inside or spec.flag in unseen or spec.env in unseen
-
-
 def _default(name: str, spec: VllmName, where: Value) -> Setting:
     value = False if spec.kind == "secret" else spec.default_on(where)
     return unknown(name) if value == UNWRITTEN else Setting(name, value, Origin.DEFAULT)
@@ -121,13 +114,17 @@ def _from_env(name: str, spec: VllmName, env: Mapping[str, str]) -> Setting | No
     text = env.get(spec.env or "")
     if text is None:
         return None
-    return unknown(name) if variable_refusal(spec, text) else Setting(name, variable(spec, text), Origin.SET)
+    if "$" in text or variable_refusal(spec, text):
+        return unknown(name)
+    return Setting(name, variable(spec, text), Origin.SET)
 
 
 def _from_flags(name: str, spec: VllmName, parsed: Parsed, env: Mapping[str, str]) -> Setting | None:
     if spec.kind == "secret":
         there = parsed.last(spec.flag) is not None or bool(env.get(spec.secret_env or ""))
         return Setting(name, value=True, origin=Origin.SET) if there else None
+    if parsed.unseen(spec.flag) and spec.kind != "presence":  # of which it matters only that it is there
+        return unknown(name)
     if spec.key is not None or spec.kind == "names":
         return _from_json(name, spec, parsed)
     if spec.inner is not None:
@@ -166,12 +163,12 @@ def _from_json(name: str, spec: VllmName, parsed: Parsed) -> Setting | None:
 
 def _flag_or_json(name: str, spec: VllmName, parsed: Parsed) -> Setting | None:
     """By the flag or inside a JSON, in capitals or not: vLLM takes either, and never both."""
-    alone = parsed.last(spec.flag)
-    if alone is not None and parsed.inside(spec):
+    alone, inside = parsed.last(spec.flag), parsed.inside(spec)
+    if alone is not None and inside is not None:
         raise ConfigError(f"vLLM refuses --{spec.flag} beside --{spec.inside}; take one of them out")
-    written: object = alone.value if alone is not None else None
-    if spec.inner is not None and parsed.inside(spec):
-        written = (parsed.json(spec.inner.flag) or {})[str(spec.inner.key)]
+    if alone is None and spec.inner and parsed.unseen(spec.inner[0]):
+        return unknown(name)
+    written = inside if alone is None else alone.value
     if written is None:
         return None
     text = str(written).upper()

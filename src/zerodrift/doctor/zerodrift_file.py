@@ -9,10 +9,10 @@ from zerodrift.config.keys import check_keys
 from zerodrift.config.run import RunConfig
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor import checkpoint, secrets, vllm_settings
-from zerodrift.doctor.setting import Origin, Reading, Setting, Value, unknown
+from zerodrift.doctor.setting import Origin, Reading, Setting, unknown
 from zerodrift.doctor.tables import VLLM_VERSION
 from zerodrift.doctor.trainer_files import SettingsFile, plain
-from zerodrift.doctor.vllm_flags import parse, refusals, refused, variable_refusals
+from zerodrift.doctor.vllm_flags import parse, refused
 from zerodrift.doctor.yaml_text import YamlText
 from zerodrift.models.spec import TESTBED_PREFIX
 
@@ -26,8 +26,10 @@ class ZerodriftFile(SettingsFile):
 
     title = f"zerodrift configuration, defaults of vLLM {VLLM_VERSION}"
 
+    framework = "zerodrift"
+
     def __init__(self, text: YamlText) -> None:
-        super().__init__(text, "zerodrift")
+        super().__init__(text)
         check_keys(text.values, RunConfig, text.source)
         try:
             self._config = msgspec.convert(text.values, RunConfig)
@@ -67,15 +69,10 @@ class ZerodriftFile(SettingsFile):
             found["quantization"] = Setting("quantization", None, Origin.FRAMEWORK)
             found.pop(checkpoint.NAME, None)
         found["host"] = Setting("host", "127.0.0.1", Origin.FRAMEWORK)
-        stops = variable_refusals(engine.env)
-        if engine.args or stops:
-            found["refused"] = refused([*refusals(written), *stops])
+        refusal = refused(written, engine.env)
+        if engine.args or refusal.value:
+            found["refused"] = refusal
         return Reading(sampling | found, tuple(vllm_settings.not_judged(parsed)))
-
-    def corrected(self, changes: Mapping[str, Value]) -> "ZerodriftFile | None":
-        """Keys of ours; what stands in engine.args is left to its owner."""
-        text = self._with(changes, {})
-        return None if text is None else ZerodriftFile(text)
 
     def _asked(self, name: str) -> Setting | None:
         """What the configuration asks for; None where it leaves it to the engine."""
@@ -85,7 +82,7 @@ class ZerodriftFile(SettingsFile):
             value = getattr(value, key)
         if value is None:
             return None
-        written = self._text.get(spec.path.split("."))[0]
+        written = self._text.get(spec.path.split(".")) is not msgspec.UNSET
         meant = spec.values.get(value, value) if isinstance(value, str) else value
         return Setting(name, plain(meant), Origin.SET if written else Origin.DEFAULT)
 

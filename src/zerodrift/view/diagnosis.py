@@ -28,7 +28,7 @@ LONGEST_VALUE = 30
 def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     """The answer, the findings, the settings."""
     word, style, headline = _HEADLINES[diagnosis.exit_code]
-    counted = ", ".join(_counts(diagnosis))
+    counted = ", ".join(diagnosis.counts())
     console.print(
         Text.assemble((word, f"bold {style}"), f"  {headline}: {counted}" if counted else f"  {headline}")
     )
@@ -44,12 +44,6 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
         console.print(Text("not judged:", style="dim"))
         for text in diagnosis.not_judged:
             console.print(Text(f"    {visible(text)}"), soft_wrap=True)
-
-
-def _counts(diagnosis: Diagnosis) -> list[str]:
-    severities = [advice.severity for advice in diagnosis.findings]
-    severities += [row.severity for row in diagnosis.settings if row.severity is Severity.UNKNOWN]
-    return [f"{severities.count(each)} {each}" for each in Severity if each in severities]
 
 
 def _print_advice(advice: Advice, console: Console) -> None:

@@ -72,23 +72,14 @@ def test_what_no_flag_can_change_is_not_passed_over(
     assert "nothing that can be changed here" in capsys.readouterr().err
 
 
-def test_a_correction_says_that_what_it_hides_must_be_put_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run("DB_PASS=hunter2 TS_AUTHKEY=tskey-auth-x FROB=swordfish vllm serve M", "--fix")
-    out, err = capsys.readouterr()
-    assert out.startswith(
-        'DB_PASS="$DB_PASS" TS_AUTHKEY="$TS_AUTHKEY" FROB="$FROB" vllm serve M --logprobs-mode '
-    )
-    (tmp_path / "v.yaml").write_text("model: M\ndb_pass: hunter2\n")
-    run(str(tmp_path / "v.yaml"), "--fix")
-    file, of_file = capsys.readouterr()
-    assert file.startswith("model: M\ndb_pass: (not shown)\n")
-    assert not any(word in out + err + file + of_file for word in ("hunter2", "tskey-auth-x", "swordfish"))
-    assert "put them back" in err
-    assert "put them back" in of_file
+def test_a_correction_says_that_what_it_hides_must_be_put_back(capsys: pytest.CaptureFixture[str]) -> None:
+    run("DB_PASS=hunter2 vllm serve M", "--fix")
+    out, hiding = capsys.readouterr()
+    assert out.startswith("DB_PASS='(not shown)' vllm serve M --logprobs-mode ")
+    assert "hunter2" not in out + hiding
     run("vllm serve M", "--fix")
-    assert "put them back" not in capsys.readouterr().err
+    # One line more than what was changed.
+    assert len(hiding.splitlines()) == len(capsys.readouterr().err.splitlines()) + 1
 
 
 def test_what_cannot_be_fixed_here_stays_wrong(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +93,7 @@ def test_fix_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert run(str(file), "--fix") == 0
     out = capsys.readouterr().out
     assert out == "use_vllm: true # fast\ntop_p: 1.0\nhub_token: (not shown)\n"
-    assert run(str(file), "--kind", "vllm") in (0, 1, 2, 3)
+    assert run(str(file), "--kind", "vllm") == 1  # where none of these is a flag
 
 
 @pytest.mark.parametrize("options", [(), ("--fix",), ("--format", "json")])

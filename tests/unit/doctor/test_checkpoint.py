@@ -16,7 +16,6 @@ SOUND = "--dtype bfloat16 --logprobs-mode processed_logprobs --generation-config
 SOUND += " --no-enable-prefix-caching --no-async-scheduling"
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4}}
-MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
 
 
 def directory(root: Path, contents: Mapping[str, object], name: str = "model") -> Path:
@@ -49,22 +48,15 @@ def exit_code(command: str) -> int:
     ("contents", "expected"),
     [
         ({"config": AWQ}, "awq"),
-        ({"config": {"quantization_config": {"quant_method": "FP8"}}}, "fp8"),
         ({"config": {"compression_config": {"quant_method": "compressed_tensors"}}}, "compressed-tensors"),
         ({"config": {"text_config": AWQ}}, "awq"),
         ({"config": {"text_config": {"compression_config": {"quant_method": "mxfp4"}}}}, "mxfp4"),
-        ({"config": {}, "hf_quant_config": MODELOPT}, "modelopt"),
-        (
-            {"config": {}, "hf_quant_config": {**MODELOPT, "quantization": {"quant_algo": "NVFP4"}}},
-            "modelopt_fp4",
-        ),
+        ({"config": {}, "hf_quant_config": {}}, "modelopt"),
         ({"config": {"quantization_config": None}}, None),
         ({"config": {"quantization_config": {"quant_method": ""}}}, None),
         ({}, "?"),
         ({"config": "{"}, "?"),
-        ({"config": []}, "?"),
         ({"config": {"quantization_config": "awq"}}, "?"),
-        ({"config": {}, "hf_quant_config": "{"}, "?"),
         ({"config": DEEP}, "?"),
     ],
 )
@@ -91,12 +83,11 @@ def test_no_flag_cures_a_quantised_checkpoint(tmp_path: Path) -> None:
         ("Qwen/Qwen3-8B", "", 0, True),
         ("Qwen/Qwen3-8B", "--quantization fp8", 1, False),
         ("Qwen/Qwen3-8B", "--quantization $METHOD", 3, False),
+        ("Qwen/Qwen3-8B", "--hf-overrides.quantization_config.quant_method fp8", 3, False),
         # Called quantised, or a directory that is not here: not seeing it decides.
         ("Qwen/Qwen3-8B-FP8", "", 3, False),
         ("org/Llama-3.1-8B-w4a16-instruct", "", 3, False),
-        ("unsloth/Qwen3-8B-bnb-4bit", "", 3, False),
         ("/no/such/model", "", 3, False),
-        ("./no-such-model", "", 3, False),
     ],
 )
 def test_a_checkpoint_that_cannot_be_looked_into(model: str, flags: str, code: int, noted: bool) -> None:
@@ -110,20 +101,14 @@ def test_a_checkpoint_that_cannot_be_looked_into(model: str, flags: str, code: i
     [
         ("{0}/plain --hf-config-path {0}/awq", "awq"),
         ("{0}/awq --hf-config-path {0}/plain", None),
-        ("Q --hf-config-path {0}/awq", "awq"),
         ("{0}/awq --hf-config-path $ELSEWHERE", "?"),
-        ("{0}/awq --hf-config-path Q", "?"),
         ("{0}/awq --quantization None", "awq"),
         ("{0}/awq --quantization awq_marlin", "awq_marlin"),
-        ("{0}/awq --hf-overrides '{{\"quantization_config\": null}}'", None),
-        ('{0}/plain --hf-overrides \'{{"quantization_config": {{"quant_method": "fp8"}}}}\'', "fp8"),
-        ("{0}/plain --hf-overrides.quantization_config.quant_method fp8", "fp8"),
-        ("{0}/awq --hf-overrides.quantization_config.bits 8", "?"),
-        ("{0}/eyes --hf-overrides.text_config.rope_theta 1000000", "awq"),
-        ("{0}/eyes --hf-overrides.text_config.quantization_config.bits 8", "awq"),
-        ("{0}/eyes --hf-overrides.text_config.a 1 --hf-overrides.text_config.b 2", "awq"),
-        ("{0}/eyes --hf-overrides.text_config.quantization_config null", None),
-        ("{0}/eyes --hf-overrides '{{\"text_config\": null}}'", "?"),
+        # What an override makes of it is not followed.
+        ("{0}/awq --hf-overrides '{{\"quantization_config\": null}}'", "?"),
+        ("{0}/plain --hf-overrides.quantization_config.quant_method fp8", "?"),
+        ("{0}/eyes --hf-overrides.text_config.rope_theta 1000000", "?"),
+        ("{0}/eyes --hf-overrides.rope_theta 1000000", "awq"),
         ("{0}/plain --hf-overrides $OVERRIDES", "?"),
     ],
 )
@@ -170,14 +155,8 @@ def test_files_name_checkpoints_too(
         ({"generation_config": '{"top_k": -1, "temperature": 1, "presence_penalty": 0}'}, None),
         ({"generation_config": '{"top_p": null, "max_new_tokens": 4096, "typical_p": 0.5}'}, None),
         ({"generation_config": "{"}, "?"),
-        ({"generation_config": "[]"}, "?"),
         ({"generation_config": DEEP}, "?"),
-        # As vLLM 0.32 answers with transformers 5.19, which drops what has a default in its generation config.
-        ({"config": '{"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}'}, None),
-        ({"config": '{"text_config": {"min_p": 0.1}, "min_p": 0.2}'}, "min_p 0.2"),
-        ({"config": '{"text_config": {"min_p": 0.1}}'}, "min_p 0.1"),
-        ({"config": '{"min_p": 0.1}', "generation_config": "{}"}, None),
-        ({"config": "{"}, "?"),
+        ({"config": '{"temperature": 0.6}'}, None),
         ({}, None),
     ],
 )
@@ -190,8 +169,6 @@ def test_what_a_server_fills_in(tmp_path: Path, contents: dict[str, object], exp
     [
         ("{0}/plain --generation-config {0}/warm", "temperature 0.6"),
         ("{0}/warm --generation-config {0}/plain", None),
-        ("{0}/warm --generation-config vllm", None),
-        ("Q --generation-config {0}/warm", "temperature 0.6"),
         ("{0}/plain --hf-config-path {0}/warm", "temperature 0.6"),
         ("{0}/plain --generation-config {0}/nowhere", "?"),
         ("{0}/plain --generation-config $GC", "?"),
@@ -206,15 +183,3 @@ def test_which_defaults_are_in_force(tmp_path: Path, words: str, expected: str |
     directory(tmp_path, {"generation_config": {"temperature": 0.6}}, "warm")
     directory(tmp_path, {"generation_config": {"top_p": 1.0}}, "plain")
     assert found(f"vllm serve {words.format(tmp_path)}", "generation_defaults") == expected
-
-
-@pytest.mark.parametrize(
-    ("written", "code"),
-    [
-        ('{"max_new_tokens": 4096, "temperature": 1.0, "top_k": -1}', 0),
-        ('{"top_p": 0.9, "temperature": 1.0}', 1),
-    ],
-)
-def test_only_overrides_that_change_the_distribution_are_wrong(written: str, code: int) -> None:
-    command = f"vllm serve Q --logprobs-mode processed_logprobs --override-generation-config '{written}'"
-    assert exit_code(command) == code

@@ -28,11 +28,6 @@ def value(content: str, name: str) -> Value:
     return ABSENT if setting is None else setting.value if setting.known else UNKNOWN
 
 
-def fixed(content: str, changes: dict[str, Value]) -> str | None:
-    corrected = opened(content).corrected(changes)
-    return None if corrected is None else corrected.printed()
-
-
 def exit_code(content: str) -> int:
     return diagnose(opened(content), {})[0].exit_code
 
@@ -56,16 +51,11 @@ def test_a_file_is_told_by_its_keys(content: str, kind: type) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        "weather: fine",
-        "- a\n- b",
-        "a: [",
-        "seed: 1\nseed: 2",
+        *("weather: fine", "- a\n- b", "a: [", "seed: 1\nseed: 2", "model: Q\n1: 2"),
         "engine: {name: vllm, logprobs_mode: x}",
         "engine: {name: vllm, head_dtype: float32, args: ['--hf-overrides.rope_theta', '1']}",
         "vllm_config: {vllm_kwargs: 3}",
-        "use_vllm: true\ngeneration_kwargs: 3",
-        "use_vllm: true\ngeneration_kwargs: '{a'",
-        "model: Q\n1: 2",
+        *("use_vllm: true\ngeneration_kwargs: 3", "use_vllm: true\ngeneration_kwargs: '{a'"),
     ],
 )
 def test_what_cannot_be_read_is_refused(content: str) -> None:
@@ -85,7 +75,7 @@ def test_what_is_neither_file_nor_command_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_may_be_called_anything_and_a_script_is_a_command(tmp_path: Path) -> None:
     (tmp_path / "my grpo").write_text("use_vllm: true\n")
-    (tmp_path / "serve.sh").write_text("#!/bin/sh\nexport A=1\nexec vllm serve Q\n")
+    (tmp_path / "serve.sh").write_text("#!/bin/sh\nA=1 exec vllm serve Q\n")
     assert isinstance(open_target(str(tmp_path / "my grpo")), TrlFile)
     assert isinstance(open_target(str(tmp_path / "serve.sh")), CommandLine)
 
@@ -95,7 +85,6 @@ def test_a_file_may_be_called_anything_and_a_script_is_a_command(tmp_path: Path)
     [
         # vLLM drops `false` below a key with underscores.
         ("model: Q\nenable_prefix_caching: false", "prefix_caching", True),
-        ("model: Q\nenable_prefix_caching: false", "dropped_lines", "enable_prefix_caching"),
         ("model: Q\nenable_prefix_caching: no", "dropped_lines", "enable_prefix_caching"),
         ("model: Q\nasync-scheduling: off", "async_scheduling", False),
         ("model: Q\ntrust_remote_code: true\nlora-modules: [a, b]", "trust_remote_code", True),
@@ -104,44 +93,34 @@ def test_a_file_may_be_called_anything_and_a_script_is_a_command(tmp_path: Path)
         ("model: Q\nmax-logprobs: -1\ndtype: false\ncpu-offload-params: []", "refused", None),
         # TRL starts vLLM with settings of its own, or does not know the server's.
         ("use_vllm: true", "logprobs_mode", "processed_logprobs"),
-        ("use_vllm: true", "correction_mode", "sequence_mask"),
         ("use_vllm: true", "lora_dropout", ABSENT),
         ("num_generations: 8", "logprobs_mode", ABSENT),
-        ("num_generations: 8", "correction", ABSENT),
         ("num_generations: 8", "rollouts", "transformers in the trainer"),
         ("use_vllm: true\nvllm_mode: server", "logprobs_mode", ABSENT),
         ("use_vllm: true\nvllm_mode: server", "cache_reset", "answer not read"),
         ("use_vllm: true\nfp16: true", "trainer_dtype", "float16"),
         ("use_vllm: true\nbf16: false", "trainer_dtype", "float32"),
-        ("use_vllm: true\nbf16: true", "trainer_dtype", "bfloat16"),
         ("use_vllm: true\ntemperature: '0.7'", "temperature", 0.7),
         ("use_vllm: true\nmin_p: null", "min_p", 0.0),
         # TRL reads its file as defaults of a command line, where text is converted.
         ('use_vllm: true\nvllm_importance_sampling_correction: "false"', "correction", False),
         ("use_vllm: true\nvllm_structured_outputs_regex: {a: 1, b: 2}", "structured_outputs", "a, b"),
-        ("use_vllm: true\nvllm_importance_sampling_mode: [x, y]", "correction_mode", "x, y"),
         # generation_kwargs reach the sampler alone.
         ("use_vllm: true\ngeneration_kwargs: '{\"temperature\": 0.7}'", "temperature", 0.7),
         ("use_vllm: true\ngeneration_kwargs: {temperature: 0.7}", "trainer_temperature", 1.0),
         ("use_vllm: true\ngeneration_kwargs: {presence_penalty: 1}", "presence_penalty", 1),
         ("defaults: [base]", "prefix_caching", False),
         ("defaults: [base]", "head_dtype", "float32"),
-        ("defaults: [base]", "trainer_temperature", 1.0),
-        ("defaults: [base]", "stream", "files"),
         ("defaults:\n  - base\n  - streams: redis\n", "stream", "redis"),
         ("vllm_config: {vllm_kwargs: {enable-prefix-caching: true}}", "prefix_caching", True),
+        ("vllm_config: {vllm_kwargs: {enable-prefix-caching: 'false'}}", "prefix_caching", False),
         ("vllm_config: {vllm_kwargs: {enforce-eager: ''}}", "enforce_eager", True),
         ("vllm_config: {vllm_kwargs: {dtype: '${somewhere}'}}", "dtype", UNKNOWN),
         ("defaults: [base]\nmax_lag: ${elsewhere}", "max_lag", UNKNOWN),
         # An interpolation is what it points at, as far as that is known; keys are matched whole.
         (POINTING.format("temperature: 0.7", "${..llm.parameters.temperature}"), "trainer_temperature", 0.7),
-        (POINTING.format("temperature: 0.7", "${...parameters.temperature}"), "trainer_temperature", 0.7),
         (POINTING.format("top_p: 1.0", "${..llm.parameters.temperature}"), "trainer_temperature", 1.0),
-        (
-            POINTING.format("temperature: '${oc.env:T}'", "${..llm.parameters.temperature}"),
-            "trainer_temperature",
-            UNKNOWN,
-        ),
+        (POINTING.format("temperature: '${oc.env:T}'", "${..temperature}"), "trainer_temperature", UNKNOWN),
         (POINTING.format("temperature: 0.7", "${..ature}"), "trainer_temperature", UNKNOWN),
         ("engine: {name: vllm, args: ['-q', fp8]}", "quantization", "fp8"),
         ("engine: {name: vllm, env: {VLLM_BATCH_INVARIANT: '1'}}", "batch_invariant", True),
@@ -149,7 +128,6 @@ def test_a_file_may_be_called_anything_and_a_script_is_a_command(tmp_path: Path)
         ("engine: {name: vllm}", "host", "127.0.0.1"),
         ("engine: {name: vllm, url: 'http://x:1'}", "logprobs_mode", ABSENT),
         ("engine: {name: exact, logprobs_mode: raw_logprobs}", "logprobs_mode", "raw_logprobs"),
-        ("engine: {name: exact}", "prefix_caching", ABSENT),
     ],
 )
 def test_what_a_file_means(content: str, name: str, expected: Value) -> None:
@@ -157,17 +135,10 @@ def test_what_a_file_means(content: str, name: str, expected: Value) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ('enable-prefix-caching: "false"', "--enable-prefix-caching takes no value"),
-        ("async-scheduling: 0", "--async-scheduling takes no value"),
-        ("max-logprobs: null", "--max-logprobs None is no number"),
-        ("logprobs_mode: raw", "--logprobs-mode raw is none of"),
-        ("logprob-mode: raw_logits", "--logprobs-mode?"),
-    ],
+    "line", ['enable-lora: "false"', "async-scheduling: 0", "max-logprobs: null", "logprob-mode: raw_logits"]
 )
-def test_lines_that_vllm_refuses(line: str, reason: str) -> None:
-    assert reason in str(value(f"model: Q\n{line}\n", "refused"))
+def test_lines_that_vllm_refuses(line: str) -> None:
+    assert value(f"model: Q\n{line}\n", "refused") is not None
     assert exit_code(f"model: Q\n{line}\n") == 1
 
 
@@ -193,16 +164,9 @@ def test_what_is_not_judged_is_listed(content: str, listed: tuple[str, ...]) -> 
         (text(Profile.LONG_CONTEXT), 0),
         (text(Profile.SERVING), 1),  # not for RL, and says so
         ("engine: {name: exact, logprobs_mode: raw_logprobs}\nsampling_defaults: {temperature: 0.7}", 1),
-        ("engine: {name: exact, logprobs_mode: raw_logprobs}\nsampling_defaults: {temperature: 1.0}", 0),
-        (
-            "engine: {name: sglang, logprobs_mode: processed_logprobs}\nsampling_defaults: {temperature: 0.7}",
-            0,
-        ),
+        ("engine: {name: sglang, logprobs_mode: processed_logprobs}\nsampling_defaults: {temperature: 2}", 0),
         # The server has settings of its own, and was not asked.
-        (
-            "engine: {name: vllm, url: 'http://x:1', kv_cache_dtype: fp8}\nsampling_defaults: {temperature: 0.7}",
-            3,
-        ),
+        ("engine: {name: vllm, url: 'http://x:1', kv_cache_dtype: fp8}", 3),
         ("engine: {name: vllm, args: ['--logprobs-mode', raw]}", 1),
         ("use_vllm: true\nvllm_importance_sampling_correction: 'false'", 0),
     ],
@@ -223,7 +187,6 @@ def test_a_server_that_was_asked_is_not_left_open() -> None:
         ("model: Q", "prefix_caching", False, "enable-prefix-caching: false"),
         ("model: Q", "head_dtype", "float32", "hf-overrides: {head_dtype: float32}"),
         ("model: Q", "mkl_cbwr", "AVX2", "MKL_CBWR=AVX2 before the command"),
-        ("model: Q", "quantization", None, "remove quantization"),
         ("model: Q", "temperature", 1.0, None),
         ("model: Q\nattention-config.backend: X", "attention_backend", "Y", "attention-config: {backend: Y}"),
         ("use_vllm: true", "trainer_head_dtype", "model", "cast_lm_head_to_fp32: false"),
@@ -234,9 +197,7 @@ def test_a_server_that_was_asked_is_not_left_open() -> None:
         ("defaults: [base]", "attention_backend", None, "remove vllm_config.vllm_kwargs.attention-backend"),
         ("defaults: [base]", "head_dtype", "float32", None),
         ("defaults: [base]", "batch_invariant", True, None),
-        ("defaults: [base]", "stream", "files", None),
         ("engine: {name: vllm}", "head_dtype", "model", "engine.head_dtype=auto"),
-        ("engine: {name: vllm}", "quantization", None, None),
     ],
 )
 def test_what_to_type(content: str, name: str, new: Value, typed: str | None) -> None:
@@ -244,69 +205,57 @@ def test_what_to_type(content: str, name: str, new: Value, typed: str | None) ->
 
 
 @pytest.mark.parametrize(
-    ("before", "changes", "after"),
+    ("before", "changes", "old", "new"),
     [
+        ("# a\nmodel: Q\nseed: 1  # why?\n# behind\n", {"seed": 2, "mkl_cbwr": "X"}, "1  #", "2  #"),
+        ("model: Q\nspec_method: ngram\nseed: 1\n", {"speculative": None}, "spec_method: ngram\n", ""),
+        ("model: Q\nenable_lora: false # off!\n", {"dropped_lines": None}, "enable_lora", "enable-lora"),
+        ("model: Q\nenable_lora: true\n", {"lora": False}, "enable_lora: true", "enable-lora: false"),
+        ("model: Q\nenable-lora: no\n", {"seed": 1}, "no\n", "no\nseed: 1\n"),
+        ("model: Q\nhf-overrides: {a: 1}\n", {"head_dtype": "x"}, "", ""),
+        ("use_vllm: true\ntop_p: 1.0\ngeneration_kwargs:\n  top_p: 0.9\n", {"top_p": 1.0}, "0.9", "1.0"),
+        ("use_vllm: true\nload_in_8bit: true\n", {"trainer_quantised": False}, "8bit: true", "8bit: false"),
         (
-            "# server\nmodel: Q\nlogprobs_mode: raw_logprobs  # why?\nspec_method: ngram\n# behind\n",
-            {
-                "logprobs_mode": "processed_logprobs",
-                "speculative": None,
-                "prefix_caching": False,
-                "mkl_cbwr": "X",
-            },
-            "# server\nmodel: Q\nlogprobs_mode: processed_logprobs # why?\n# behind\nenable-prefix-caching: false\n",
-        ),
-        (
-            "model: Q\nenable_prefix_caching: false # off!\nseed: 1 # one\n",
-            {"dropped_lines": None, "seed": 2},
-            "model: Q\nenable-prefix-caching: false # off!\nseed: 2 # one\n",
-        ),
-        (
-            "model: Q\nasync_scheduling: true\n",
-            {"async_scheduling": False},
-            "model: Q\nasync-scheduling: false\n",
-        ),
-        ("model: Q\nenable-lora: no\n", {"seed": 1}, "model: Q\nenable-lora: no\nseed: 1\n"),
-        ("model: Q\nhf-overrides: {a: 1}\n", {"head_dtype": "x"}, "model: Q\nhf-overrides: {a: 1}\n"),
-        (
-            "use_vllm: true\ntop_p: 1.0\ngeneration_kwargs:\n  top_p: 0.9\n",
-            {"top_p": 1.0},
-            "use_vllm: true\ntop_p: 1.0\ngeneration_kwargs:\n  top_p: 1.0\n",
-        ),
-        (
-            "use_vllm: true\nload_in_8bit: true\n",
-            {"trainer_quantised": False},
-            "use_vllm: true\nload_in_8bit: false\n",
-        ),
-        (
-            "vllm_config:\n  vllm_kwargs: {dtype: bfloat16, generation-config: auto, speculative-config: x}\n",
-            {"generation_config": "vllm", "speculative": None, "host": "x", "stream": "files"},
-            "vllm_config:\n  vllm_kwargs: {dtype: bfloat16, generation-config: vllm}\n",
+            "actor: {}\nvllm_config:\n  vllm_kwargs: {generation-config: a, seed: 1}\n",
+            {"generation_config": "b", "host": "x", "stream": "files"},
+            ": a",
+            ": b",
         ),
         (
             "defaults:\n  - base\nvllm_config: {vllm_kwargs: null}\n",
-            {"prefix_caching": False},
-            "defaults:\n  - base\nvllm_config: {vllm_kwargs: {enable-prefix-caching: false}}\n",
+            {"lora": False},
+            "null",
+            "{enable-lora: false}",
         ),
         (
             "engine:\n  name: vllm\n",
             {"prefix_caching": False},
-            "engine:\n  name: vllm\n  enable_prefix_caching: false\n",
+            "vllm\n",
+            "vllm\n  enable_prefix_caching: false\n",
         ),
-        # What would change something else as well is left to its owner.
-        ("llm: &x {parameters: {top_p: 0.9}}\nfinetune: *x\n", {"top_p": 1.0}, None),
-        (
-            "x: &x {top_p: 0.9}\nllm:\n  parameters:\n    <<: *x\n    top_k: 1\nactor: {}\n",
-            {"top_p": None},
-            None,
-        ),
-        ("model: Q\nasync_scheduling: false\nasync-scheduling: true\n", {"dropped_lines": None}, None),
     ],
 )
 def test_a_change_leaves_the_rest_as_it_was(
-    before: str, changes: dict[str, Value], after: str | None
+    before: str, changes: dict[str, Value], old: str, new: str
 ) -> None:
-    assert fixed(before, changes) == after
+    corrected = opened(before).corrected(changes)
+    assert corrected is not None
+    assert corrected.printed() == before.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("content", "changes"),
+    [
+        ("model: Q\nspec_method: ngram # fast\n", {"speculative": None}),
+        ("llm: &x {parameters: {top_p: 0.9}}\nfinetune: *x\n", {"top_p": 1.0}),
+        ("x: &x {top_p: 0.9}\nllm:\n  parameters:\n    <<: *x\n    top_k: 1\nactor: {}\n", {"top_p": None}),
+        ("model: Q\nasync_scheduling: false\nasync-scheduling: true\n", {"dropped_lines": None}),
+    ],
+)
+def test_what_would_change_something_else_too_is_left_to_its_owner(
+    content: str, changes: dict[str, Value]
+) -> None:
+    assert opened(content).corrected(changes) is None
 
 
 def test_text_that_looks_like_something_else_is_quoted() -> None:

@@ -46,11 +46,6 @@ def test_the_headline_is_the_exit_code(command: str, word: str) -> None:
     assert shown(of(command))[0].startswith(word)
 
 
-def test_nothing_to_count() -> None:
-    diagnosis = Diagnosis(target="t", exit_code=0, settings=(), findings=(), not_judged=())
-    assert shown(diagnosis)[0] == "OK  Nothing here is known to be wrong"
-
-
 def test_what_was_not_judged_stands_at_the_end() -> None:
     assert shown(of(f"{SOUND} --block-size 8"))[-2:] == ["not judged:", "    --block-size"]
     assert "not judged:" not in shown(of(SOUND))
