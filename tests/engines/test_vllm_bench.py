@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from zerodrift import models
-from zerodrift.bench.contender import check
-from zerodrift.bench.vllm import Mode, Start, VllmContender
-from zerodrift.bench.workload import mixed
+from zerodrift.bench.contenders import VllmContender
+from zerodrift.bench.throughput import check, mixed
 
 pytestmark = pytest.mark.engines
 ROOT = Path(__file__).parents[2]
@@ -22,14 +21,14 @@ def test_the_worker_serves(tmp_path: Path) -> None:
     directory = models.materialise("testbed:llama", tmp_path / "model")
     model = models.load(directory)
     jobs = mixed(3, model.config.vocab_size, model.config.max_position_embeddings)
-    contender = VllmContender(Start(PYTHON, directory, 1, Mode.EAGER), tmp_path / "vllm.log")
+    contender = VllmContender(PYTHON, directory, tmp_path / "vllm.log", threads=1, eager=True)
     try:
         first, second = contender.run(jobs), contender.run(jobs)
     finally:
         contender.close()
     for run in (first, second):
         check("vllm", jobs, run)
-        assert run.time.processor > 0
+        assert run.processor_seconds > 0
     for job, served in zip(jobs, first.served, strict=True):
         ids = torch.tensor([[*job.prompt, *served.token_ids]])
         with torch.no_grad():
