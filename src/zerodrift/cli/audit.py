@@ -1,6 +1,5 @@
 """`zerodrift audit`: is this engine the same policy as the trainer? And what did earlier audits find?"""
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -221,9 +220,8 @@ def _replay(session: "Session", path: Path) -> int:
 
 
 def _publish(record: "VerdictRecord", directory: Path, junitxml: Path | None) -> None:
-    """The verdict wherever somebody looks: report, terminal, JUnit file, page of the job on GitHub."""
+    """The verdict wherever somebody looks: report, terminal, JUnit file."""
     from zerodrift.records.verdict import Outcome
-    from zerodrift.view import github
     from zerodrift.view.junit import write_junit
     from zerodrift.view.report import write_report
     from zerodrift.view.text import print_verdict
@@ -238,8 +236,6 @@ def _publish(record: "VerdictRecord", directory: Path, junitxml: Path | None) ->
     print_verdict(record, console.stdout(), directory)
     if any(probe.cut_off for probe in record.probes) and record.verdict is Outcome.INCONCLUSIVE:
         console.note(f"to go on where the engine failed, repeat the command with --out {directory}")
-    if github.append_summary(record, os.environ) and (line := github.annotation(record)) is not None:
-        console.say(line)
 
 
 def _configuration(path: Path | None, settings: list[str], options: dict[str, Any]) -> "RunConfig":

@@ -67,7 +67,6 @@ class Asked(SimpleNamespace):
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Asked]:
     """Every audit that a test started; each ends as its model is called."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     calls: list[Asked] = []
 
     class Recorded(Asked):
@@ -251,23 +250,6 @@ def test_a_junit_file_on_request(tmp_path: Path) -> None:
     assert run("fail", "--junitxml", "build/audit.xml") == 1
     root = ElementTree.fromstring((tmp_path / "build" / "audit.xml").read_bytes())
     assert root.get("failures") == "1"
-
-
-@pytest.mark.usefixtures("asked")
-def test_on_github_the_job_gets_a_summary_and_a_failure_its_mark(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run("fail")
-    assert "::error" not in capsys.readouterr().out, "elsewhere nothing speaks to GitHub"
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    run("pass")
-    assert "::error" not in capsys.readouterr().out
-    run("fail")
-    assert (
-        capsys.readouterr().out.splitlines()[-1].startswith("::error title=zerodrift audit%3A semantic/raw")
-    )
-    text = (tmp_path / "summary.md").read_text(encoding="utf-8")
-    assert text.count("\n## ") + text.startswith("## ") == 2
 
 
 def test_ls(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
