@@ -11,7 +11,7 @@ from zerodrift.records.directory import CONFIG, ENVIRONMENT
 from zerodrift.records.preflight import Item, PreflightRecord, Status, read_preflight
 from zerodrift.view.page import lines, render_page, text
 from zerodrift.view.report import REPORT
-from zerodrift.view.run_directory import document, environment
+from zerodrift.view.run_directory import document, json_facts
 from zerodrift.view.text import copyable, table_of
 from zerodrift.view.visible import visible
 
@@ -44,7 +44,7 @@ def render(run_directory: Path) -> str:
         # A report of before is not that of a preflight whose engine was never reached.
         "audited": (run_directory / REPORT).is_file() and any(_judged(item) for item in record.items),
         "config": None if config is None else lines(config),
-        "environment": environment(run_directory / ENVIRONMENT),
+        "environment": json_facts(run_directory / ENVIRONMENT),
         "version": __version__,
     }
     return render_page("preflight.html", content, [text("report.js")])

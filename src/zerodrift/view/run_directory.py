@@ -77,7 +77,7 @@ def read(directory: Path) -> FinishedRun:
         record=read_verdict(directory),
         tokens=_tokens(directory / "tokens.parquet"),
         config=document(directory / "config.yaml"),
-        environment=environment(directory / "environment.json"),
+        environment=json_facts(directory / "environment.json"),
     )
 
 
@@ -138,8 +138,8 @@ def document(path: Path) -> str | None:
         raise RecordError(f"{path.name} is not UTF-8 text ({error}); restore or delete it") from error
 
 
-def environment(path: Path) -> dict[str, str]:
-    """Facts of `environment.json` with dotted names; none where the file is missing."""
+def json_facts(path: Path) -> dict[str, str]:
+    """Facts of a JSON file of the run with dotted names; none where it is missing."""
     if not path.is_file():
         return {}
     try:

@@ -1,3 +1,4 @@
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,10 @@ from zerodrift.core.errors import ConfigError, RecordError
 from zerodrift.records.directory import read_verdict, write_verdict
 from zerodrift.records.verdict import Outcome, VerdictRecord
 from zerodrift.view.comparison import (
+    Change,
     Comparison,
     FactChange,
-    NumberChange,
     Part,
-    StatusChange,
     compare_runs,
 )
 
@@ -68,17 +68,17 @@ def test_numbers_causes_and_probes(runs: dict[str, Path]) -> None:
     assert not found.measured_alike
     assert (found.verdict_before, found.verdict_after) == (Outcome.PASS, Outcome.FAIL)
     assert found.causes == (
-        StatusChange(name="semantic/raw-logprobs", before=None, after="fails"),
-        StatusChange(name="weights/stale-prefix-cache", before=None, after="fails"),
-        StatusChange(name="path/head-precision", before=None, after="listed"),
-        StatusChange(name="path/batch-variance", before="listed", after=None),
+        Change(name="semantic/raw-logprobs", before=None, after="fails"),
+        Change(name="weights/stale-prefix-cache", before=None, after="fails"),
+        Change(name="path/head-precision", before=None, after="listed"),
+        Change(name="path/batch-variance", before="listed", after=None),
     )
     assert found.probes == (
-        StatusChange(name="parity", before="pass", after="fail"),
-        StatusChange(name="cache", before="vacuous", after="inconclusive"),
-        StatusChange(name="weight-sync", before=None, after="fail"),
-        StatusChange(name="repeat", before="pass", after=None),
-        StatusChange(name="batch", before="pass", after=None),
+        Change(name="parity", before="pass", after="fail"),
+        Change(name="cache", before="vacuous", after="inconclusive"),
+        Change(name="weight-sync", before=None, after="fail"),
+        Change(name="repeat", before="pass", after=None),
+        Change(name="batch", before="pass", after=None),
     )
     mean = found.numbers[0]
     assert mean.name == "mean |Δ|"
@@ -86,7 +86,7 @@ def test_numbers_causes_and_probes(runs: dict[str, Path]) -> None:
     assert mean.after is not None
     assert mean.after > 5 * mean.before
     floor = next(number for number in found.numbers if number.name == "floor")
-    assert floor == NumberChange(name="floor", before=0.0041, after=0.0041)
+    assert floor == Change(name="floor", before=0.0041, after=0.0041)
 
 
 def test_a_number_that_one_run_lacks_is_none_and_one_that_both_lack_is_left_out(
@@ -98,20 +98,10 @@ def test_a_number_that_one_run_lacks_is_none_and_one_that_both_lack_is_left_out(
     assert compare_runs(runs["inconclusive"], runs["inconclusive"]).numbers == ()
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "worse"),
-    [
-        ("passing", "inconclusive", True),
-        ("inconclusive", "failing", True),
-        ("passing", "failing", True),
-        ("failing", "passing", False),
-        ("failing", "inconclusive", False),
-        ("inconclusive", "passing", False),
-        ("passing", "passing", False),
-    ],
-)
-def test_which_verdict_is_worse(runs: dict[str, Path], before: str, after: str, worse: bool) -> None:
-    assert compare_runs(runs[before], runs[after]).worse is worse
+def test_which_verdict_is_worse(runs: dict[str, Path]) -> None:
+    order = ["passing", "inconclusive", "failing"]
+    for (before, one), (after, other) in product(enumerate(order), repeat=2):
+        assert compare_runs(runs[one], runs[other]).worse is (after > before)
 
 
 def test_facts_come_by_part_with_added_and_removed_ones_last(compare: Any, record: VerdictRecord) -> None:
@@ -201,28 +191,18 @@ def test_what_was_asked_is_compared_and_what_the_engine_was_asked_to_be_is_not(
     assert {fact.part for fact in facts} == {Part.QUESTIONS}
 
 
-@pytest.mark.parametrize(
-    ("command", "typed"),
-    [
-        ("zerodrift audit", {}),
-        ("", {}),
-        (
-            "zerodrift audit --sync --inject semantic/bos --no-reset-cache",
-            {"--sync": "given", "--inject": "semantic/bos", "--no-reset-cache": "given"},
-        ),
-        ("zerodrift audit --inject=semantic/bos ./model", {"--inject": "semantic/bos"}),
-        ("zerodrift audit --inject", {"--inject": ""}),
-        ("zerodrift audit --out --synchronous", {}),
-    ],
-)
-def test_options_that_no_configuration_holds(
-    compare: Any, record: VerdictRecord, command: str, typed: dict[str, str]
+def test_what_no_configuration_holds_is_asked_too(
+    compare: Any, record: VerdictRecord, tmp_path: Path
 ) -> None:
-    old = msgspec.structs.replace(record, reproduce="zerodrift audit")
-    new = msgspec.structs.replace(record, reproduce=command)
-    facts = compare(old, new).facts
-    assert {fact.name: fact.after for fact in facts} == typed
-    assert all(fact.part is Part.QUESTIONS and fact.before is None for fact in facts)
+    asked = {"planted": "", "sync": False, "weights": "a"}
+    compare(record, record, ("validation: {seed: 1}\n", "validation: {seed: 1}\n"))
+    (tmp_path / "old" / "asked.json").write_bytes(msgspec.json.encode(asked))
+    assert compare(record, record).facts == (), "an older run did not keep it"
+    changed = asked | {"planted": "semantic/bos", "sync": True, "weights": "b"}
+    (tmp_path / "new" / "asked.json").write_bytes(msgspec.json.encode(changed))
+    facts = compare(record, record).facts
+    assert {fact.name: fact.after for fact in facts} == {"planted": "semantic/bos", "sync": "true"}
+    assert {fact.part for fact in facts} == {Part.QUESTIONS}
 
 
 def test_a_configuration_that_only_one_run_kept_is_one_difference(
@@ -232,26 +212,17 @@ def test_a_configuration_that_only_one_run_kept_is_one_difference(
     assert [(fact.name, fact.before, fact.after) for fact in facts] == [("config.yaml", None, "present")]
 
 
-def test_a_configuration_that_is_no_mapping_asks_nothing(compare: Any, record: VerdictRecord) -> None:
-    assert (
-        compare(record, record, ("- 1\n", "just text\n")).facts
-        == (
-            # A section that is missing and one that is null are the same.
-        )
-    )
-
-
-def test_damaged_configurations_are_refused(compare: Any, record: VerdictRecord, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not valid YAML"):
+def test_damaged_files_and_unfinished_runs_are_refused(
+    compare: Any, record: VerdictRecord, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    assert compare(record, record, ("- 1\n", "just text\n")).facts == (), "no mapping asks nothing"
+    with pytest.raises(ConfigError):
         compare(record, record, ("a: [", "b: 1"))
     compare(record, record, ("a: 1", "a: 1"))
     (tmp_path / "new" / "config.yaml").write_bytes(b"\xff")
-    with pytest.raises(RecordError, match="not UTF-8"):
+    with pytest.raises(RecordError):
         compare_runs(tmp_path / "old", tmp_path / "new")
-
-
-def test_an_unfinished_run_cannot_be_compared(runs: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="not a finished audit"):
+    with pytest.raises(RecordError):
         compare_runs(runs["passing"], tmp_path)
 
 

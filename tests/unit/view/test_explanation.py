@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from zerodrift.records.verdict import Outcome
-from zerodrift.view.comparison import Comparison, FactChange, NumberChange, Part
+from zerodrift.view.comparison import Change, Comparison, FactChange, Part
 from zerodrift.view.tables import _EXPLANATIONS, explain
 
 
@@ -18,7 +18,7 @@ def comparison(*facts: FactChange, mean: tuple[float, float] = (0.01, 0.2), **mo
         "causes": (),
         "probes": (),
     }
-    numbers = (NumberChange(name="mean |Δ|", before=mean[0], after=mean[1]),)
+    numbers = (Change(name="mean |Δ|", before=mean[0], after=mean[1]),)
     return Comparison(before="one", after="two", facts=facts, numbers=numbers, **settled | more)
 
 

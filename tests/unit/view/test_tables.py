@@ -11,7 +11,7 @@ from rich.console import Console
 
 from zerodrift.records.directory import read_verdict, write_verdict
 from zerodrift.records.verdict import Outcome
-from zerodrift.view.comparison import NumberChange, SameRequests, compare_runs
+from zerodrift.view.comparison import Change, SameRequests, compare_runs
 from zerodrift.view.runs import RunSummary, State, list_runs
 from zerodrift.view.tables import print_comparison, print_runs
 
@@ -125,7 +125,7 @@ def test_answers_to_the_same_requests_stand_behind_the_numbers(runs: dict[str, P
     answers = SameRequests(samples=2, same_tokens=1, shared_tokens=9, differing=0, largest=0.0)
     found = msgspec.structs.replace(compare_runs(runs["passing"], runs["failing"]), answers=answers)
     text = printed(found, width=120)
-    assert text.index("\nnumbers") < text.index("\nanswers to the same requests\n  1 of 2 samples")
+    assert text.index("\nnumbers") < text.index("\nanswers to the same requests: 1 of 2 have")
     assert "answers to" not in printed(msgspec.structs.replace(found, answers=None))
 
 
@@ -167,7 +167,7 @@ def test_changes_of_numbers(
     runs: dict[str, Path], before: float | None, after: float | None, change: str
 ) -> None:
     same = compare_runs(runs["inconclusive"], runs["inconclusive"])
-    number = NumberChange(name="k3", before=before, after=after)
+    number = Change(name="k3", before=before, after=after)
     text = printed(msgspec.structs.replace(same, numbers=(number,)))
     (line,) = [line for line in text.splitlines() if line.startswith("k3")]
     assert line.rstrip().endswith(f"  {change}")
