@@ -111,10 +111,26 @@ def command(
     if inject == "list":
         _list_faults()
         return
-    named: dict[str, Any] = {"model": model, "engine": engine, "url": url, "prompts": prompts}
-    named |= {"baseline": baseline, "trainer": trainer, "task": task, "device": device}
-    named |= {"temperature": temperature, "trials": trials}
-    resolved = _configuration(config, settings or [], named)
+    from zerodrift.config.load import Option, load
+
+    named: list[tuple[str, str, Any]] = [
+        ("MODEL", "model.path", model),
+        ("--engine", "engine.name", engine),
+        ("--url", "engine.url", url),
+        ("--prompts", "validation.prompts", prompts),
+        ("--baseline", "validation.baseline", baseline),
+        ("--trainer", "validation.trainer", trainer),
+        ("--task", "validation.task", task),
+        ("--device", "validation.reference_device", device),
+        ("--temperature", "sampling_defaults.temperature", temperature),
+        ("--trials", "validation.equivalence_trials", trials),
+    ]
+    options = [
+        Option(flag, key, str(value) if isinstance(value, Path) else value)
+        for flag, key, value in named
+        if value is not None
+    ]
+    resolved = load(config, settings or [], options)
     _check_options(sync, reset_cache, junitxml)
     if inject is not None and engine is None:
         resolved = _with_host(resolved, inject)
@@ -236,34 +252,6 @@ def _publish(record: "VerdictRecord", directory: Path, junitxml: Path | None) ->
     print_verdict(record, console.stdout(), directory)
     if any(probe.cut_off for probe in record.probes) and record.verdict is Outcome.INCONCLUSIVE:
         console.note(f"to go on where the engine failed, repeat the command with --out {directory}")
-
-
-def _configuration(path: Path | None, settings: list[str], options: dict[str, Any]) -> "RunConfig":
-    """The file, then `--set`, then the options that have a name of their own."""
-    from zerodrift.config.load import Option, load
-
-    keys = {
-        "model": "model.path",
-        "engine": "engine.name",
-        "url": "engine.url",
-        "prompts": "validation.prompts",
-        "baseline": "validation.baseline",
-        "trainer": "validation.trainer",
-        "task": "validation.task",
-        "device": "validation.reference_device",
-        "temperature": "sampling_defaults.temperature",
-        "trials": "validation.equivalence_trials",
-    }
-    named = [
-        Option(
-            "MODEL" if name == "model" else f"--{name}",
-            keys[name],
-            str(value) if isinstance(value, Path) else value,
-        )
-        for name, value in options.items()
-        if value is not None
-    ]
-    return load(path, settings, named)
 
 
 def _with_host(resolved: "RunConfig", inject: str) -> "RunConfig":
