@@ -19,21 +19,12 @@ PRIME_RL: dict[str, Any] = {
     "schema_version": 1,
     "step": 12,
     "rank": 0,
-    "micro_step": 0,
-    "micro_sequence_idx": 0,
-    "export_sequence_idx": 3,
     "env_name": "gsm8k",
     "token_ids": [5, 6, 7, 8, 9, 10, 11],
-    "position_ids": [0, 1, 2, 3, 4, 5, 6],
     "loss_mask": [False, False, True, True, False, True, False],
-    "advantages": [0.0, 0.0, 0.5, 0.5, 0.0, 0.5, 0.0],
     "inference_logprobs": [0.0, 0.0, -0.1, -0.2, 0.0, -0.3, 0.0],
     "trainer_logprobs": [-6.2, -1.0, -0.11, -0.21, -2.0, -0.31, None],
-    "entropy": [6.2, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0],
-    "mismatch_kl": [None] * 7,
-    "rl_weights": [None] * 7,
-    "ce_weights": [None] * 7,
-    "ref_kl_weights": [None] * 7,
+    **dict.fromkeys(("mismatch_kl", "rl_weights", "ce_weights", "ref_kl_weights"), [None] * 7),
 }
 
 
