@@ -13,10 +13,24 @@ from zerodrift.cli.bar import Bar
 
 if TYPE_CHECKING:
     from zerodrift.audit.session import Session
+    from zerodrift.config.load import Option
     from zerodrift.config.run import RunConfig
     from zerodrift.records.verdict import Outcome, VerdictRecord
 
 RUNS = Path("runs")
+KEYS = {
+    "model": "model.path",
+    "engine": "engine.name",
+    "url": "engine.url",
+    "prompts": "validation.prompts",
+    "baseline": "validation.baseline",
+    "trainer": "validation.trainer",
+    "task": "validation.task",
+    "device": "validation.reference_device",
+    "temperature": "sampling_defaults.temperature",
+    "trials": "validation.equivalence_trials",
+}
+"""Where the value of an option stands in a configuration."""
 
 
 class AuditOrVerb(TyperGroup):
@@ -111,26 +125,11 @@ def command(
     if inject == "list":
         _list_faults()
         return
-    from zerodrift.config.load import Option, load
+    from zerodrift.config.load import load
 
-    named: list[tuple[str, str, Any]] = [
-        ("MODEL", "model.path", model),
-        ("--engine", "engine.name", engine),
-        ("--url", "engine.url", url),
-        ("--prompts", "validation.prompts", prompts),
-        ("--baseline", "validation.baseline", baseline),
-        ("--trainer", "validation.trainer", trainer),
-        ("--task", "validation.task", task),
-        ("--device", "validation.reference_device", device),
-        ("--temperature", "sampling_defaults.temperature", temperature),
-        ("--trials", "validation.equivalence_trials", trials),
-    ]
-    options = [
-        Option(flag, key, str(value) if isinstance(value, Path) else value)
-        for flag, key, value in named
-        if value is not None
-    ]
-    resolved = load(config, settings or [], options)
+    named: dict[str, Any] = {"model": model, "engine": engine, "url": url, "prompts": prompts}
+    named |= {"baseline": baseline, "trainer": trainer, "task": task, "device": device}
+    resolved = load(config, settings or [], options_of(**named, temperature=temperature, trials=trials))
     _check_options(sync, reset_cache, junitxml)
     if inject is not None and engine is None:
         resolved = _with_host(resolved, inject)
@@ -252,6 +251,17 @@ def _publish(record: "VerdictRecord", directory: Path, junitxml: Path | None) ->
     print_verdict(record, console.stdout(), directory)
     if any(probe.cut_off for probe in record.probes) and record.verdict is Outcome.INCONCLUSIVE:
         console.note(f"to go on where the engine failed, repeat the command with --out {directory}")
+
+
+def options_of(**named: Any) -> "list[Option]":
+    """Settings that have an option of their own, where it was given."""
+    from zerodrift.config.load import Option
+
+    return [
+        Option("MODEL" if name == "model" else f"--{name}", KEYS[name], value)
+        for name, value in named.items()
+        if value is not None
+    ]
 
 
 def _with_host(resolved: "RunConfig", inject: str) -> "RunConfig":
