@@ -69,12 +69,11 @@ def print_checklist(record: PreflightRecord, console: Console, run_directory: Pa
     console.print(Text.assemble((record.status.value, f"bold {style}"), f"  {HEADLINES[record.status]}"))
     console.print(Text(visible(f"{record.config}: {record.engine}, {record.model}"), style="dim"))
     console.print()
-    table = table_of("item", "status", "evidence")
-    for item in record.items:
-        table.add_row(
-            Text(visible(item.name)), Text(item.status, style=STYLES[item.status]), Text(visible(item.says))
-        )
-    console.print(table)
+    rows = [
+        (Text(visible(item.name)), Text(item.status, style=STYLES[item.status]), Text(visible(item.says)))
+        for item in record.items
+    ]
+    console.print(table_of(("item", "status", "evidence"), rows))
     console.print()
     for item in record.items:
         label = f"to have {item.name}" if item.status is Status.SKIPPED else f"for {item.name}"

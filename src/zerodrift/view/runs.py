@@ -82,7 +82,7 @@ def _summary(path: Path) -> RunSummary:
     try:
         told = _finished(path) if finished else _unfinished(path)
     except (RecordError, ConfigError) as error:
-        return RunSummary(name=name, state=State.UNREADABLE, when=when, problem=str(error))
+        told = {"state": State.UNREADABLE, "problem": str(error)}
     return RunSummary(name=name, when=when, **told)
 
 

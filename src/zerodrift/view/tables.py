@@ -64,7 +64,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     console.print(Text(f"{visible(comparison.before)} → {visible(comparison.after)}", style="bold"))
     console.print()
     for part in Part:
-        facts = [(fact.side, *_row(fact)) for fact in comparison.facts if fact.part is part]
+        facts = [(Text(fact.side), *_row(fact)) for fact in comparison.facts if fact.part is part]
         _titled(f"{part}: {_MEANINGS[part]}", ("side", "fact", "before", "after"), facts, console)
     verdict = Change(name="verdict", before=comparison.verdict_before, after=comparison.verdict_after)
     outcomes = [_row(change) for change in (verdict, *comparison.causes)]
@@ -73,7 +73,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         probes = [_row(change) for change in comparison.probes]
         _titled("probes with another result", ("", "before", "after"), probes, console)
     if comparison.numbers:
-        numbers = [(*_row(change), _factor(change)) for change in comparison.numbers]
+        numbers = [(*_row(change), Text(_factor(change))) for change in comparison.numbers]
         _titled("numbers", ("", "before", "after", "change"), numbers, console)
     if (same := comparison.answers) is not None:
         console.print(
@@ -84,14 +84,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     console.print(Text(explain(comparison)))
 
 
-def _titled(
-    title: str, headers: Sequence[str], rows: Sequence[Sequence[str | Text]], console: Console
-) -> None:
+def _titled(title: str, headers: Sequence[str], rows: Sequence[Sequence[Text]], console: Console) -> None:
     console.print(Text(title, style="dim"))
-    table = table_of(*headers)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table if rows else "  no difference")
+    console.print(table_of(headers, rows) if rows else "  no difference")
     console.print()
 
 
