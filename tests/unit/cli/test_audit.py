@@ -25,16 +25,11 @@ ENGINE = EngineFingerprint(engine="vllm", semantic={}, numeric={}, deployment={}
 
 
 def verdict(outcome: Outcome) -> VerdictRecord:
-    cause = CauseFound(
-        cause="semantic/raw-logprobs",
-        gating=True,
-        explained=0.97,
-        interval=(0.9, 1.0),
-        evidence="as raw",
-        fix="--logprobs-mode processed_logprobs",
-        found_by="attribution",
-    )
     failed = outcome is Outcome.FAIL
+    fix, found = "--logprobs-mode processed_logprobs", {"evidence": "as raw", "found_by": "attribution"}
+    cause = CauseFound(
+        cause="semantic/raw-logprobs", gating=True, explained=0.97, interval=(0.9, 1.0), fix=fix, **found
+    )
     return VerdictRecord(
         verdict=outcome,
         guilty="engine" if failed else "none",
@@ -137,24 +132,14 @@ def test_every_option_arrives(asked: list[Asked], tmp_path: Path) -> None:
     assert (tmp_path / "here" / "report.html").is_file()
 
 
-def test_a_task_arrives_by_option_and_by_file(asked: list[Asked], tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text("validation: {task: 'mine:task'}\n")
-    assert run("testbed:qwen3", "--task", "sums") == 0
-    assert run("--config", "own.yaml") == 0
-    assert [call.config.validation.task for call in asked] == ["sums", "mine:task"]
-
-
-def test_an_option_whose_value_is_the_name_of_a_verb(asked: list[Asked]) -> None:
-    assert run("--out", "ls") == 0
-    assert asked[0].directory == Path("ls")
-
-
 @pytest.mark.parametrize("word", ["ls", "diff"])
 def test_a_model_that_is_called_like_a_verb(asked: list[Asked], word: str) -> None:
     assert run(f"./{word}") == 0
     assert run("--", word) == 0
     assert run("--trials", "64", word) == 0
     assert [call.config.model.path for call in asked] == [f"./{word}", word, word]
+    assert run("--out", word, "--task", "sums") == 0
+    assert (asked[-1].directory, asked[-1].config.validation.task) == (Path(word), "sums")
 
 
 @pytest.mark.parametrize(
@@ -237,12 +222,8 @@ def test_a_fault_that_could_not_be_seen_is_refused(
     assert f"add {cure}" in " ".join(capsys.readouterr().err.split())
     assert not asked
     assert run(*arguments, *cure.split()) == 0
-
-
-def test_faults_are_listed_without_an_audit(asked: list[Asked], capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--inject", "list") == 0
-    assert "semantic/raw-logprobs" in capsys.readouterr().out
-    assert not asked
+    assert arguments[1] in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("asked")
@@ -256,8 +237,6 @@ def test_ls(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "none").mkdir()
     assert run("ls", str(runs / "none")) == 0
     assert "none" in capsys.readouterr().out
-    assert run("ls", str(runs / "none"), "--json") == 0
-    assert json.loads(capsys.readouterr().out) == []
     (runs / "none").rmdir()
     assert run("ls") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -265,11 +244,8 @@ def test_ls(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {line.split()[0] for line in lines[1:]} == {"good", "bad"}
     assert run("ls", str(runs), "--json") == 0
     listed = json.loads(capsys.readouterr().out)
-    assert {entry["name"]: entry["cause"] for entry in listed} == {
-        "good": None,
-        "bad": "semantic/raw-logprobs",
-    }
-    assert {entry["name"]: entry["mean"] for entry in listed} == {"good": 2e-6, "bad": 0.2}
+    found = {entry["name"]: (entry["cause"], entry["mean"]) for entry in listed}
+    assert found == {"good": (None, 2e-6), "bad": ("semantic/raw-logprobs", 0.2)}
 
 
 @pytest.mark.usefixtures("runs")
