@@ -123,18 +123,13 @@ def _other(config: "RunConfig", requests: int, *, named: bool) -> "AbstractConte
 
 def _table(setup: dict[str, Any], standings: "tuple[Standing, ...]") -> Table:
     table = Table(
+        *("contender", "tokens/s", "exact is × as fast", "by processor time"),
         title="{model}, fp32, {threads} threads: {requests} requests, {prompt_tokens} tokens in, {output_tokens} out, "
-        "{rounds} rounds".format_map(setup)
+        "{rounds} rounds".format_map(setup),
     )
-    for heading in ("contender", "tokens/s", "exact is × as fast", "by processor time"):
-        table.add_column(heading)
     for each in standings:
-        table.add_row(
-            each.name,
-            _range(each.speed, ".1f"),
-            _range(each.ratio, ".2f"),
-            _range(each.processor_ratio, ".2f"),
-        )
+        ratios = (_range(ratio, ".2f") for ratio in (each.ratio, each.processor_ratio))
+        table.add_row(each.name, _range(each.speed, ".1f"), *ratios)
     return table
 
 

@@ -60,8 +60,7 @@ def _evidence(probe: ProbeRecord, record: VerdictRecord) -> list[str]:
     """What the probe measured, and of a failed one the causes to fix."""
     lines = [f"{visible(name)} = {visible(fact(value))}" for name, value in probe.evidence.items()]
     if probe.status is Outcome.FAIL:
-        for cause in record.causes:
-            if cause.gating:
-                lines.append(f"cause: {visible(cause.cause)} ({visible(cause.evidence)})")
-                lines.append(f"fix: {visible(cause.fix, LONGEST_TYPED)}")
+        for cause in record.to_fix:
+            lines.append(f"cause: {visible(cause.cause)} ({visible(cause.evidence)})")
+            lines.append(f"fix: {visible(cause.fix, LONGEST_TYPED)}")
     return lines

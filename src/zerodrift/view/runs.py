@@ -16,7 +16,6 @@ from zerodrift.config.load import load
 from zerodrift.core.errors import ConfigError, RecordError
 from zerodrift.records.directory import CONFIG, VERDICT, read_verdict
 from zerodrift.records.verdict import Outcome
-from zerodrift.view.verdict import summarise
 
 RUNS = Path("runs")
 """Where an audit without --out puts its run directories."""
@@ -92,11 +91,10 @@ def _when(path: Path) -> datetime:
 
 def _finished(path: Path) -> dict[str, Any]:
     record = read_verdict(path)
-    principal = summarise(record).principal
     return {
         "state": State.FINISHED,
         "verdict": record.verdict,
-        "cause": None if principal is None else principal.cause,
+        "cause": record.to_fix[0].cause if record.to_fix else None,
         "engine": record.engine.engine,
         "model": record.model,
         "mean": record.metrics.get("mean"),

@@ -16,7 +16,7 @@ from zerodrift.records.case import Case
 from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
 from zerodrift.view.notation import count, number, share
 from zerodrift.view.report import REPORT
-from zerodrift.view.verdict import Gauge, VerdictSummary, gauges, summarise
+from zerodrift.view.verdict import HEADLINES, Gauge, gauges, guilty
 from zerodrift.view.visible import LONGEST_TYPED, visible
 
 STYLES = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow"}
@@ -24,9 +24,8 @@ STYLES = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yel
 
 def print_verdict(record: VerdictRecord, console: Console, run_directory: Path | None) -> None:
     """Summarise `record`; `run_directory` None leaves out where the files are."""
-    said = summarise(record)
-    _answer(record, said, console)
-    for label, typed in _to_type(record, said):
+    _answer(record, console)
+    for label, typed in _to_type(record):
         copyable(label, typed, console, STYLES[record.verdict])
     for headers, rows in (
         (("cause", "gating", "explained", "evidence"), [_cause(cause) for cause in record.causes]),
@@ -47,13 +46,13 @@ def print_verdict(record: VerdictRecord, console: Console, run_directory: Path |
             copyable("report", str(report), console)
 
 
-def _answer(record: VerdictRecord, said: VerdictSummary, console: Console) -> None:
+def _answer(record: VerdictRecord, console: Console) -> None:
     verdict = (record.verdict.value, f"bold {STYLES[record.verdict]}")
-    console.print(Text.assemble(verdict, f"  {said.headline}"))
-    facts = {"guilty": said.guilty}
-    if said.principal is not None:
-        facts["cause"] = said.principal.cause
-    facts["why"] = said.why
+    console.print(Text.assemble(verdict, f"  {HEADLINES[record.verdict]}"))
+    facts = {"guilty": guilty(record)}
+    if record.to_fix:
+        facts["cause"] = record.to_fix[0].cause
+    facts["why"] = record.says
     grid = Table.grid(padding=(0, 2))
     for name, value in facts.items():
         grid.add_row(Text(name, style="dim"), Text(visible(value), style="bold" if name == "cause" else ""))
@@ -61,10 +60,10 @@ def _answer(record: VerdictRecord, said: VerdictSummary, console: Console) -> No
     console.print()
 
 
-def _to_type(record: VerdictRecord, said: VerdictSummary) -> list[tuple[str, str]]:
+def _to_type(record: VerdictRecord) -> list[tuple[str, str]]:
     """Fixes, principal first; without one, where there was no verdict, the command that asks again."""
-    if said.to_fix:
-        principal, *others = said.to_fix
+    if record.to_fix:
+        principal, *others = record.to_fix
         return [("type this", principal.fix), *((f"and for {cause.cause}", cause.fix) for cause in others)]
     if record.verdict is Outcome.INCONCLUSIVE and record.reproduce:
         return [("fix what could not be judged, then", record.reproduce)]
