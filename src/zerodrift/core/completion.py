@@ -124,11 +124,8 @@ def _check_alternatives(completion: Completion) -> None:
         require.each(InvalidCompletion, name, alternatives, TokenAlternative)
         require.token_ids(InvalidCompletion, name, tuple(each.token_id for each in alternatives))
         # As unlikely as a small temperature makes it: only the very number that stands for NaN is suspect.
-        check_logprobs(name, (each.logprob for each in alternatives if not _tiny(each.logprob)))
-
-
-def _tiny(logprob: float) -> bool:
-    return -math.inf < logprob < NAN_AS_NUMBER
+        values = (each.logprob for each in alternatives)
+        check_logprobs(name, (value for value in values if not -math.inf < value < NAN_AS_NUMBER))
 
 
 def _check_prompt(completion: Completion) -> None:
