@@ -309,13 +309,7 @@ def _check_options(sync: bool, reset_cache: bool, junitxml: Path | None) -> None
             "--no-reset-cache says how weights are updated, and without --sync none are; add --sync"
         )
     if junitxml is not None:
-        try:
-            junitxml.parent.mkdir(parents=True, exist_ok=True)
-            fresh = not junitxml.exists()
-            junitxml.open("ab").close()
-            if fresh:  # an empty file is no JUnit
-                junitxml.unlink()
-        except OSError as error:
-            raise ConfigError(
-                f"--junitxml {junitxml} cannot be written ({error.strerror}); choose another file"
-            ) from error
+        fresh = not junitxml.exists()
+        console.check_writable("--junitxml", junitxml)
+        if fresh:  # an empty file is no JUnit
+            junitxml.unlink()

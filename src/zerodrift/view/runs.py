@@ -54,7 +54,11 @@ def list_runs(directory: Path) -> tuple[RunSummary, ...]:
         raise RecordError(
             f"there is no directory {directory}; `zerodrift audit` makes one with its first run"
         )
-    found = [_summary(path) for path in directory.iterdir() if path.is_dir() and _is_run(path)]
+    found = [
+        _summary(path)
+        for path in directory.iterdir()
+        if (path / CONFIG).is_file() or (path / VERDICT).is_file()
+    ]
     return tuple(sorted(found, key=lambda run: (run.when, run.name), reverse=True))
 
 
@@ -67,10 +71,6 @@ def find_run(word: str, directory: Path = RUNS) -> Path:
             f"there is no run {word!r}, here or in {directory}; `zerodrift audit ls` lists them"
         )
     return found
-
-
-def _is_run(path: Path) -> bool:
-    return (path / CONFIG).is_file() or (path / VERDICT).is_file()
 
 
 def _summary(path: Path) -> RunSummary:
