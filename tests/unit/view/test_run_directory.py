@@ -69,11 +69,8 @@ def finished(runs: dict[str, Path], tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("config.yaml", b"\xff"),
-        ("environment.json", b"[]"),
-        ("environment.json", b"{"),
-        ("tokens.parquet", b"PAR1"),
-        ("tokens.parquet", b""),
+        *(("config.yaml", b"\xff"), ("environment.json", b"[]"), ("environment.json", b"{")),
+        *(("tokens.parquet", b"PAR1"), ("tokens.parquet", b"")),
     ],
 )
 def test_a_damaged_file_is_refused(finished: Path, name: str, content: bytes) -> None:
