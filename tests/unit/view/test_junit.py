@@ -102,9 +102,7 @@ def test_hostile_text_is_text(runs: dict[str, Path], examples: Any) -> None:
 
 
 def test_the_file_and_its_directory_are_made(runs: dict[str, Path], tmp_path: Path) -> None:
-    path = tmp_path / "build" / "results" / "audit.xml"
-    record = read_verdict(runs["failing"])
+    path, record = tmp_path / "build" / "results" / "audit.xml", read_verdict(runs["failing"])
     write_junit(path, record)
     assert path.read_bytes() == junit(record)
-    assert path.read_bytes().startswith(b"<?xml version='1.0' encoding='utf-8'?>\n")
     assert [file.name for file in path.parent.iterdir()] == ["audit.xml"]

@@ -36,13 +36,11 @@ def folder(tmp_path: Path, examples: Any) -> Path:
 
 
 def test_newest_first_and_nothing_left_out(folder: Path) -> None:
-    killed, broken, second, first = list_runs(folder)
-    assert [run.name for run in (killed, broken, second, first)] == ["killed", "broken", "second", "first"]
+    found = killed, broken, second, first = list_runs(folder)
     # Of an unfinished run the last file counts, whichever it is.
-    assert [run.when.hour for run in (killed, broken, second, first)] == [4, 3, 2, 1]
-    assert first.verdict is Outcome.PASS
-    assert first.cause is None
-    assert first.engine == "vllm"
+    named = [("killed", 4), ("broken", 3), ("second", 2), ("first", 1)]
+    assert [(run.name, run.when.hour) for run in found] == named
+    assert (first.verdict, first.cause, first.engine) == (Outcome.PASS, None, "vllm")
     assert first.mean is not None
     assert (second.verdict, second.cause) == (Outcome.FAIL, "semantic/raw-logprobs")
     assert (killed.state, killed.verdict, killed.engine) == (State.UNFINISHED, None, "exact")
