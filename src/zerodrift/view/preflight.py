@@ -8,7 +8,7 @@ from rich.text import Text
 from zerodrift import __version__
 from zerodrift.records.codec import write_atomically
 from zerodrift.records.directory import CONFIG, ENVIRONMENT
-from zerodrift.records.preflight import Item, PreflightRecord, Status, read_preflight
+from zerodrift.records.preflight import PreflightRecord, Status, read_preflight
 from zerodrift.view.page import lines, render_page, text
 from zerodrift.view.report import REPORT
 from zerodrift.view.run_directory import document, json_facts
@@ -42,16 +42,13 @@ def render(run_directory: Path) -> str:
         "record": record,
         "headline": HEADLINES[record.status],
         # A report of before is not that of a preflight whose engine was never reached.
-        "audited": (run_directory / REPORT).is_file() and any(_judged(item) for item in record.items),
+        "audited": (run_directory / REPORT).is_file()
+        and any(item.name == "audit" and item.details for item in record.items),
         "config": None if config is None else lines(config),
         "environment": json_facts(run_directory / ENVIRONMENT),
         "version": __version__,
     }
     return render_page("preflight.html", content, [text("report.js")])
-
-
-def _judged(item: Item) -> bool:
-    return item.name == "audit" and bool(item.details)
 
 
 STYLES = {
