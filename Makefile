@@ -52,9 +52,8 @@ history: venv ## public bugs re-enacted and audited, into docs/would-have-caught
 engines-full: venv smollm2 engines ## every test on real engines, older releases too
 	$(PYTEST) -m engines --no-skips -n 2 --dist loadfile
 
-bench: venv smollm2 ## the exact engine beside others and under load (an hour on one core)
-	$(BIN)/python -m zerodrift.cli.main bench throughput --json runs/bench/throughput.json
-	$(BIN)/python -m zerodrift.cli.main bench load --json runs/bench/load.json
+bench: venv smollm2 ## the exact engine beside itself over plain ops (an hour on one core)
+	$(BIN)/python -m zerodrift.cli.main bench .cache/smollm2 --json runs/bench/throughput.json
 
 check: venv ## lint, types, layers
 	$(BIN)/ruff format --check src tests integrations

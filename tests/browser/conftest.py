@@ -4,7 +4,6 @@
 than 500 pixels), the colour scheme, and hears what the page complains about or asks the network for.
 """
 
-import base64
 import fcntl
 import json
 import os
@@ -68,11 +67,6 @@ class Page:
         while not self.evaluate(expression):
             assert time.monotonic() < deadline, f"{expression} did not become true in {PATIENCE_S:.0f} s"
             time.sleep(0.05)
-
-    def screenshot(self, path: Path) -> None:
-        """The whole page, not only the window."""
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
 
 class Browser:

@@ -51,3 +51,8 @@ def test_only_the_unexplained_has_no_layer() -> None:
 
 def test_a_fix_for_an_engine_is_preferred() -> None:
     assert CAUSES["semantic/raw-logprobs"].fix("vllm") == "--logprobs-mode processed_logprobs"
+
+
+def test_a_layer_that_nobody_knows() -> None:
+    with pytest.raises(ValueError, match="weather"):
+        _ = Cause("weather/rain", "Wet.", {ANY_ENGINE: "coat"}).layer

@@ -56,43 +56,24 @@ def test_the_package_is_safe(sources: dict[str, ast.Module]) -> None:
     assert not {path: what for path, what in found.items() if what}
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import pickle",
-        "import os, pickle as p",
-        "from pickle import loads",
-        "import dill.source",
-        "torch.load(path)",
-        "read = torch.load",
-        "from torch import load",
-        "eval(text)",
-        "exec(text)",
-        "def f():\n    import pickle",
-        "f(trust_remote_code=True)",
-        "f(trust_remote_code=flag)",
-        "numpy.load(path, allow_pickle=True)",
-        "subprocess.run(text, shell=True)",
-        "yaml.load(text, Loader=yaml.Loader)",
-        "yaml.unsafe_load(text)",
-        "os.system(text)",
-    ],
-)
+PLANTED = """
+import pickle | import os, pickle as p | from pickle import loads | import dill.source | torch.load(path)
+read = torch.load | from torch import load | eval(text) | exec(text) | f = lambda: exec(text) | os.system(text)
+f(trust_remote_code=True) | f(trust_remote_code=flag) | numpy.load(path, allow_pickle=True)
+subprocess.run(text, shell=True) | yaml.load(text, Loader=yaml.Loader) | yaml.unsafe_load(text)
+"""
+HARMLESS = """
+'pickle' | model.eval() | safetensors.torch.load_file(path) | re.compile(text) | f(trust_remote_code=False)
+class L(yaml.SafeLoader): pass | from json import load
+"""
+
+
+@pytest.mark.parametrize("code", PLANTED.strip().replace("\n", " | ").split(" | "))
 def test_a_planted_offence_is_seen(code: str) -> None:
     assert offences(ast.parse(code))
+    assert offences(ast.parse(f"def f():\n    {code}"))
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "'pickle'",
-        "model.eval()",
-        "safetensors.torch.load_file(path)",
-        "re.compile(text)",
-        "f(trust_remote_code=False)",
-        "class L(yaml.SafeLoader): pass",
-        "from json import load",
-    ],
-)
+@pytest.mark.parametrize("code", HARMLESS.strip().replace("\n", " | ").split(" | "))
 def test_what_only_looks_like_one_is_allowed(code: str) -> None:
     assert not offences(ast.parse(code))

@@ -168,17 +168,6 @@ def draw(model: Any, prompts_BL: np.ndarray, tokens: int) -> tuple[np.ndarray, n
     return torch.cat(ids, dim=1).to(torch.int32).numpy(), torch.cat(logprobs, dim=1).numpy()
 
 
-class Stages(Silent):
-    """Says on stderr when each rung began, and the memory at that moment."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-
-    def stage(self, name: str) -> None:
-        seconds, now, peak = time.monotonic() - self._began, resident("VmRSS"), resident("VmHWM")
-        os.write(2, f"{seconds:8.1f} s  {now / 2**20:7.1f} MiB (peak {peak / 2**20:7.1f})  {name}\n".encode())
-
-
 def audited(directory: Path, count: int, tokens: int, length: int) -> dict[str, Any]:
     path = models.materialise("testbed:llama", directory / "model")
     small(512, 64).save_pretrained(path)
@@ -209,7 +198,7 @@ def audited(directory: Path, count: int, tokens: int, length: int) -> dict[str, 
     found: dict[str, Any] = {}
 
     def audit() -> object:
-        result = session.run(Stages())
+        result = session.run(Silent())
         assert result.table is not None
         found.update(verdict=result.record.verdict, tokens=len(result.table.token))
         return result

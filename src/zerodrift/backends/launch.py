@@ -54,15 +54,6 @@ class LaunchedProcess:
             self._process.wait()
         atexit.unregister(self.stop)
 
-    def pause(self) -> None:
-        """Take the processor away from the group: an engine that waits may spin."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Undo `pause`; does nothing to a group that runs, or that is gone."""
-        if self._process.returncode is None:
-            self._signal(signal.SIGCONT)
-
     def last_lines(self) -> str:
         """The end of the log, for an error message."""
         lines = self.log_path.read_text(errors="replace").splitlines()

@@ -1,6 +1,5 @@
 """`zerodrift audit`: is this engine the same policy as the trainer? And what did earlier audits find?"""
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -14,10 +13,24 @@ from zerodrift.cli.bar import Bar
 
 if TYPE_CHECKING:
     from zerodrift.audit.session import Session
+    from zerodrift.config.load import Option
     from zerodrift.config.run import RunConfig
     from zerodrift.records.verdict import Outcome, VerdictRecord
 
 RUNS = Path("runs")
+KEYS = {
+    "model": "model.path",
+    "engine": "engine.name",
+    "url": "engine.url",
+    "prompts": "validation.prompts",
+    "baseline": "validation.baseline",
+    "trainer": "validation.trainer",
+    "task": "validation.task",
+    "device": "validation.reference_device",
+    "temperature": "sampling_defaults.temperature",
+    "trials": "validation.equivalence_trials",
+}
+"""Where the value of an option stands in a configuration."""
 
 
 class AuditOrVerb(TyperGroup):
@@ -112,10 +125,11 @@ def command(
     if inject == "list":
         _list_faults()
         return
+    from zerodrift.config.load import load
+
     named: dict[str, Any] = {"model": model, "engine": engine, "url": url, "prompts": prompts}
     named |= {"baseline": baseline, "trainer": trainer, "task": task, "device": device}
-    named |= {"temperature": temperature, "trials": trials}
-    resolved = _configuration(config, settings or [], named)
+    resolved = load(config, settings or [], options_of(**named, temperature=temperature, trials=trials))
     _check_options(sync, reset_cache, junitxml)
     if inject is not None and engine is None:
         resolved = _with_host(resolved, inject)
@@ -221,9 +235,8 @@ def _replay(session: "Session", path: Path) -> int:
 
 
 def _publish(record: "VerdictRecord", directory: Path, junitxml: Path | None) -> None:
-    """The verdict wherever somebody looks: report, terminal, JUnit file, page of the job on GitHub."""
+    """The verdict wherever somebody looks: report, terminal, JUnit file."""
     from zerodrift.records.verdict import Outcome
-    from zerodrift.view import github
     from zerodrift.view.junit import write_junit
     from zerodrift.view.report import write_report
     from zerodrift.view.text import print_verdict
@@ -238,36 +251,17 @@ def _publish(record: "VerdictRecord", directory: Path, junitxml: Path | None) ->
     print_verdict(record, console.stdout(), directory)
     if any(probe.cut_off for probe in record.probes) and record.verdict is Outcome.INCONCLUSIVE:
         console.note(f"to go on where the engine failed, repeat the command with --out {directory}")
-    if github.append_summary(record, os.environ) and (line := github.annotation(record)) is not None:
-        console.say(line)
 
 
-def _configuration(path: Path | None, settings: list[str], options: dict[str, Any]) -> "RunConfig":
-    """The file, then `--set`, then the options that have a name of their own."""
-    from zerodrift.config.load import Option, load
+def options_of(**named: Any) -> "list[Option]":
+    """Settings that have an option of their own, where it was given."""
+    from zerodrift.config.load import Option
 
-    keys = {
-        "model": "model.path",
-        "engine": "engine.name",
-        "url": "engine.url",
-        "prompts": "validation.prompts",
-        "baseline": "validation.baseline",
-        "trainer": "validation.trainer",
-        "task": "validation.task",
-        "device": "validation.reference_device",
-        "temperature": "sampling_defaults.temperature",
-        "trials": "validation.equivalence_trials",
-    }
-    named = [
-        Option(
-            "MODEL" if name == "model" else f"--{name}",
-            keys[name],
-            str(value) if isinstance(value, Path) else value,
-        )
-        for name, value in options.items()
+    return [
+        Option("MODEL" if name == "model" else f"--{name}", KEYS[name], value)
+        for name, value in named.items()
         if value is not None
     ]
-    return load(path, settings, named)
 
 
 def _with_host(resolved: "RunConfig", inject: str) -> "RunConfig":
@@ -315,13 +309,7 @@ def _check_options(sync: bool, reset_cache: bool, junitxml: Path | None) -> None
             "--no-reset-cache says how weights are updated, and without --sync none are; add --sync"
         )
     if junitxml is not None:
-        try:
-            junitxml.parent.mkdir(parents=True, exist_ok=True)
-            fresh = not junitxml.exists()
-            junitxml.open("ab").close()
-            if fresh:  # an empty file is no JUnit
-                junitxml.unlink()
-        except OSError as error:
-            raise ConfigError(
-                f"--junitxml {junitxml} cannot be written ({error.strerror}); choose another file"
-            ) from error
+        fresh = not junitxml.exists()
+        console.check_writable("--junitxml", junitxml)
+        if fresh:  # an empty file is no JUnit
+            junitxml.unlink()

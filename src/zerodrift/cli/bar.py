@@ -2,15 +2,8 @@
 
 from typing import Self
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 
 class Bar:
@@ -19,12 +12,12 @@ class Bar:
     def __init__(self) -> None:
         """Drawn only on a terminal; a log file gets nothing."""
         console = Console(stderr=True)
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description:18}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
+        self._bar = progress.Progress(
+            progress.SpinnerColumn(),
+            progress.TextColumn("{task.description:18}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
             console=console,
             transient=True,
             # Rich would still end with an empty line.

@@ -135,11 +135,8 @@ def _range(steps: str | None) -> tuple[int | None, int | None]:
     if match is None or steps == ":":
         raise ConfigError(f"--steps is {steps!r}; write FIRST:LAST, as 100:120, or one step")
     first, last, only = match.groups()
-    return _number(only or first), _number(only or last)
-
-
-def _number(digits: str | None) -> int | None:
-    return int(digits) if digits else None
+    begin, end = only or first, only or last
+    return int(begin) if begin else None, int(end) if end else None
 
 
 def _publish(blamed: "Blamed", directory: Path) -> None:

@@ -2,12 +2,13 @@
 
 import traceback
 from enum import StrEnum
+from pathlib import Path
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from zerodrift.core.errors import ZerodriftError
+from zerodrift.core.errors import ConfigError, ZerodriftError
 
 
 class OutputFormat(StrEnum):
@@ -41,6 +42,17 @@ def complain(label: str, message: str) -> None:
     # Text, not markup: a message may hold brackets, which markup would swallow.
     paragraph = Text.assemble(("error", "bold red"), f" [{label}] {message.strip()}")
     console.print(paragraph, soft_wrap=not console.is_terminal)
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Refuse a file that cannot be written before there is anything to write; a new one is made, and is empty."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {path} cannot be written ({error.strerror}); choose another file"
+        ) from error
 
 
 def report(error: Exception, *, debug: bool) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from zerodrift.cli import console
 from zerodrift.cli.bar import Bar
@@ -82,10 +82,7 @@ def command(
 
     scenes = BUILT_IN if vllm is None else REAL_VLLM
     extra = () if vllm is None else (f"engine.python={vllm}",)
-    table = Table()
-    table.add_column("planted")
-    table.add_column("verdict")
-    table.add_column("found", no_wrap=True)
+    table = Table("planted", "verdict", Column("found", no_wrap=True))
     failures = 0
     with tempfile.TemporaryDirectory(prefix="zerodrift-demo-") as folder, Bar() as bar:
         for number, scene in enumerate(scenes):
@@ -117,12 +114,7 @@ def _audit(scene: Scene, extra: tuple[str, ...], directory: Path, bar: Bar) -> "
 
 def _add(table: Table, scene: Scene, record: "VerdictRecord") -> bool:
     """Add a row, and say whether the scene failed."""
-    principal = next((cause.cause for cause in record.causes if cause.gating), None)
-    style = {"PASS": "green", "FAIL": "red"}.get(record.verdict.value, "yellow")
-    table.add_row(
-        scene.planted,
-        f"[{style}]{record.verdict.value}[/]",
-        principal or "–",
-    )
-    expected_verdict = "PASS" if scene.expected is None else "FAIL"
-    return record.verdict.value != expected_verdict or principal != scene.expected
+    principal = record.to_fix[0].cause if record.to_fix else None
+    style = {"PASS": "green", "FAIL": "red"}.get(record.verdict, "yellow")
+    table.add_row(scene.planted, f"[{style}]{record.verdict}[/]", principal or "–")
+    return record.verdict != ("PASS" if scene.expected is None else "FAIL") or principal != scene.expected

@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,34 +11,11 @@ import typer
 
 from zerodrift import __version__
 from zerodrift.cli import console
-from zerodrift.core.frozen import FrozenFacts
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "safetensors", "tokenizers")
-
-
-class Environment(FrozenFacts, frozen=True, kw_only=True):
-    """Everything on this machine that may change the last bit of a logprob."""
-
-    zerodrift: str
-    python: str
-    platform: str
-    packages: Mapping[str, str | None]
-    """Installed version of each, None where there is none."""
-    cpu: str
-    """Model name of the processor."""
-    cpu_capability: str | None
-    """Instruction set that torch's kernels use; None without torch."""
-    cores: int
-    """Logical processors that this process may run on."""
-    threads: Mapping[str, str | None]
-    """Settings and values of the thread pools; their number changes the order of sums."""
-    cuda: str | None
-    """CUDA version that torch was built for; None without torch, or for a CPU build."""
-    devices: tuple[str, ...]
-    """CUDA devices in torch's order."""
 
 
 def command(
@@ -51,11 +28,13 @@ def command(
 
     $ zerodrift env --json > environment.json
     """
-    environment = collect(_torch())
+    from zerodrift.view.run_directory import flattened
+
+    facts = collect(_torch())
     if as_json:
-        console.say(msgspec.json.format(msgspec.json.encode(environment)).decode())
+        console.say(msgspec.json.format(msgspec.json.encode(facts)).decode())
     else:
-        console.say(describe(environment))
+        console.say("\n".join(f"{name:<24}{value}" for name, value in flattened(facts)))
 
 
 def beside_a_run() -> bytes:
@@ -65,41 +44,27 @@ def beside_a_run() -> bytes:
     return msgspec.json.encode(collect(torch))
 
 
-def collect(torch: "ModuleType | None") -> Environment:
-    """Look around; `torch` is the module, or None where it is not installed."""
-    return Environment(
-        zerodrift=__version__,
-        python=platform.python_version(),
-        platform=platform.platform(),
-        packages={name: _installed(name) for name in PACKAGES},
-        cpu=cpu_model(Path("/proc/cpuinfo")),
-        cpu_capability=torch.backends.cpu.get_cpu_capability() if torch else None,
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        threads={
+def collect(torch: "ModuleType | None") -> dict[str, Any]:
+    """Everything here that may change the last bit of a logprob; null is what is not installed or not set."""
+    return {
+        "zerodrift": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _installed(name) for name in PACKAGES},
+        "cpu": cpu_model(Path("/proc/cpuinfo")),
+        # The instruction set that torch's kernels use.
+        "cpu_capability": torch.backends.cpu.get_cpu_capability() if torch else None,
+        # That this process may run on.
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        # Their number changes the order of sums.
+        "threads": {
             "torch": str(torch.get_num_threads()) if torch else None,
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
             "MKL_NUM_THREADS": os.environ.get("MKL_NUM_THREADS"),
         },
-        cuda=torch.version.cuda if torch else None,
-        devices=cuda_devices(torch) if torch else (),
-    )
-
-
-def describe(environment: Environment) -> str:
-    """One fact per line, for people."""
-    missing = "not installed"
-    facts = {"zerodrift": environment.zerodrift, "python": environment.python}
-    facts |= {name: found or missing for name, found in environment.packages.items()}
-    facts |= {
-        "platform": environment.platform,
-        "cpu": environment.cpu,
-        "cpu capability": environment.cpu_capability or f"unknown: torch is {missing}",
-        "cores": str(environment.cores),
-        "threads": ", ".join(f"{name} {value or 'unset'}" for name, value in environment.threads.items()),
-        "cuda": environment.cuda or "none",
-        "devices": ", ".join(environment.devices) or "none",
+        "cuda": torch.version.cuda if torch else None,
+        "devices": cuda_devices(torch) if torch else [],
     }
-    return "\n".join(f"{name:<16}{value}" for name, value in facts.items())
 
 
 def cpu_model(cpuinfo: Path) -> str:
@@ -112,23 +77,21 @@ def cpu_model(cpuinfo: Path) -> str:
     return platform.processor() or platform.machine()
 
 
-def cuda_devices(torch: Any) -> tuple[str, ...]:
+def cuda_devices(torch: Any) -> list[str]:
     """Name, compute capability and memory of each device."""
     if not torch.cuda.is_available():
-        return ()
+        return []
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return tuple(
+    return [
         f"{device.name} (sm_{device.major}{device.minor}, {device.total_memory / 2**30:.0f} GiB)"
         for device in found
-    )
+    ]
 
 
 def _installed(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
-        return version(package)
-    except PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return None
 
 

@@ -30,20 +30,13 @@ def command(
     $ zerodrift init
     $ zerodrift init --profile long-context --out audits/long.yaml
     """
-    write(shipped.text(profile), out, replace=force)
-    console.say(f"wrote {out} (profile {profile}); fill in model.path and where the engine is")
-
-
-def write(text: str, out: Path, *, replace: bool) -> None:
-    """Write `text` to `out`; a file that is there stays as it is unless `replace`."""
     try:
         # "x" asks the file system, so that two runs at once cannot both think that they are first.
-        with out.open("w" if replace else "x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise ConfigError(
-            f"{out} exists; choose another name with --out, or replace it with --force"
-        ) from error
+        with out.open("w" if force else "x", encoding="utf-8", newline="\n") as file:
+            file.write(shipped.text(profile))
     except OSError as error:
-        reason = error.strerror
-        raise ConfigError(f"{out} cannot be written ({reason}); choose another place with --out") from error
+        raise ConfigError(
+            f"{out} cannot be written ({error.strerror}); choose another place with --out, or replace what is there "
+            "with --force"
+        ) from error
+    console.say(f"wrote {out} (profile {profile}); fill in model.path and where the engine is")

@@ -29,7 +29,7 @@ COMMANDS: Mapping[str, Command] = {
     "doctor": doctor.command,
     "demo": demo.command,
     "baseline": baseline.app,
-    "bench": bench.app,
+    "bench": bench.command,
     "init": init.command,
     "env": env.command,
 }

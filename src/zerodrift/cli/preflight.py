@@ -104,13 +104,7 @@ def _histories(
     compared = None if history is None else open_history(history)
     if record is None:
         return compared, None
-    try:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        record.open("ab").close()
-    except OSError as error:
-        raise ConfigError(
-            f"--record {record} cannot be written ({error.strerror}); choose another file"
-        ) from error
+    console.check_writable("--record", record)
     return compared, open_history(record) if record.stat().st_size else RewardHistory(record, ())
 
 

@@ -31,14 +31,16 @@ class Option(NamedTuple):
 
     flag: str
     path: str
-    value: str | float
+    value: str | float | Path
 
 
 def load(path: Path | None, overrides: Sequence[str] = (), options: Sequence[Option] = ()) -> RunConfig:
     """The configuration in `path` (None: all defaults) under overrides such as `engine.block_size=32`."""
     layers = [] if path is None else [_read(path)]
     layers += [_override(text) for text in overrides]
-    layers += [_Layer(option.flag, _nested(option.path.split("."), option.value)) for option in options]
+    for flag, key, value in options:
+        plain = str(value) if isinstance(value, Path) else value
+        layers.append(_Layer(flag, _nested(key.split("."), plain)))
     values: dict[str, Any] = {}
     for layer in layers:
         check_keys(layer.values, RunConfig, layer.source)

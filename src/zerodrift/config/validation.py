@@ -106,12 +106,12 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def own_gates(self) -> frozenset[str]:
         """Names of the gates that the user set: no floor moves those."""
         return frozenset(
-            name for name, value in msgspec.structs.asdict(self.gates).items() if value is not None
+            name for name in GateConfig.__struct_fields__ if getattr(self.gates, name) is not None
         )
 
     def gate_for(self, precision: Precision) -> Magnitude:
         """The gates in force in this precision: the profile's, one's own in their place, and the cap."""
-        own = {name: value for name, value in msgspec.structs.asdict(self.gates).items() if value is not None}
+        own = {name: getattr(self.gates, name) for name in self.own_gates}
         gate = msgspec.structs.replace(PROFILES[precision].gate, **own)
         if self.tolerance is not None:
             gate = msgspec.structs.replace(gate, k3=min(gate.k3, self.tolerance))

@@ -124,11 +124,8 @@ def _check_alternatives(completion: Completion) -> None:
         require.each(InvalidCompletion, name, alternatives, TokenAlternative)
         require.token_ids(InvalidCompletion, name, tuple(each.token_id for each in alternatives))
         # As unlikely as a small temperature makes it: only the very number that stands for NaN is suspect.
-        check_logprobs(name, (each.logprob for each in alternatives if not _tiny(each.logprob)))
-
-
-def _tiny(logprob: float) -> bool:
-    return -math.inf < logprob < NAN_AS_NUMBER
+        values = (each.logprob for each in alternatives)
+        check_logprobs(name, (value for value in values if not -math.inf < value < NAN_AS_NUMBER))
 
 
 def _check_prompt(completion: Completion) -> None:
@@ -227,36 +224,28 @@ class LogprobContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         require.instance(ContractViolation, "replays_processing", self.replays_processing, bool)
         if self.replays_processing:
             return
-        params = self.sampling
-        if self.kind is LogprobKind.RAW:
-            self._check_raw()
-            return
-        if params.min_tokens:
-            raise ContractViolation(
-                f"min_tokens={params.min_tokens} takes stop tokens out of the first distributions, and a full softmax "
-                "cannot reproduce that: sample without a minimum, or replay it"
-            )
-        if params.truncates:
-            raise ContractViolation(
-                f"top_p={params.top_p}, top_k={params.top_k}, min_p={params.min_p} renormalise over the kept "
-                "tokens, and a full softmax cannot reproduce that: sample without truncation, or replay it"
-            )
-        if params.penalises or params.logit_bias:
-            raise ContractViolation(
-                "penalties or logit bias change the sampled distribution in a way that a softmax of the logits "
-                "cannot reproduce: sample without them, or replay the processing in the trainer"
-            )
-
-    def _check_raw(self) -> None:
-        if not self.sampling.own_distribution:
-            plain = SamplingParams().shape
-            shown = ", ".join(
-                f"{name}={value}" for name, value in self.sampling.shape.items() if value != plain.get(name)
-            )
+        shown = self._beyond_a_softmax()
+        if shown and self.kind is LogprobKind.RAW:
             raise ContractViolation(
                 f"raw logprobs are the model's own, and the tokens were drawn under {shown}: report processed "
                 "logprobs, sample without these, or replay the processing in the trainer"
             )
+        if shown:
+            raise ContractViolation(
+                f"{shown} change the sampled distribution in a way that a softmax of the logits cannot reproduce: "
+                "sample without them, or replay the processing in the trainer"
+            )
+
+    def _beyond_a_softmax(self) -> str:
+        """Parameters that move the distribution from the one that `kind` is of; the trainer divides by temperature."""
+        if self.kind is LogprobKind.RAW and self.sampling.own_distribution:
+            return ""
+        plain, known = SamplingParams().shape, self.kind is LogprobKind.PROCESSED
+        return ", ".join(
+            f"{name}={value}"
+            for name, value in self.sampling.shape.items()
+            if value != plain.get(name) and not (known and name == "temperature")
+        )
 
 
 class EngineFingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -25,36 +25,28 @@ class WeightVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidValue("a weight version needs a non-empty label; use the training step or a digest")
 
 
-class VersionSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Output tokens [start, end) were sampled from the logits of `version`."""
-
+class _Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: WeightVersion
     start: int
     end: int
 
     def __post_init__(self) -> None:
-        """A span covers at least one token."""
+        """It covers at least one token."""
         require.instance(InvalidValue, "version", self.version, WeightVersion)
-        require.whole(InvalidValue, "span start", self.start, "it counts output tokens from 0", 0)
-        require.whole(InvalidValue, "span end", self.end, "it lies after the start", self.start + 1)
+        require.whole(InvalidValue, "start", self.start, "it counts from 0", 0)
+        require.whole(InvalidValue, "end", self.end, "it lies after the start", self.start + 1)
 
 
-class LineageSegment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class VersionSpan(_Span, frozen=True, forbid_unknown_fields=True):
+    """Output tokens [start, end) were sampled from the logits of `version`."""
+
+
+class LineageSegment(_Span, frozen=True, forbid_unknown_fields=True):
     """KV of absolute positions [start, end) (prompt included) was written under `version`.
 
     A span says which weights made the logits; a segment says which weights made what those logits looked back
     on. After an in-flight update that keeps the cache the two differ, and only both together can be replayed.
     """
-
-    version: WeightVersion
-    start: int
-    end: int
-
-    def __post_init__(self) -> None:
-        """A segment covers at least one position."""
-        require.instance(InvalidValue, "version", self.version, WeightVersion)
-        require.whole(InvalidValue, "segment start", self.start, "it counts positions from 0", 0)
-        require.whole(InvalidValue, "segment end", self.end, "it lies after the start", self.start + 1)
 
 
 def check_cover(spans: tuple[VersionSpan, ...] | tuple[LineageSegment, ...], length: int, what: str) -> None:

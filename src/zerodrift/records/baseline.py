@@ -6,18 +6,16 @@ ground truth then needs neither the model nor the process that made it, and cann
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import xxhash
 
 from zerodrift.core import require
 from zerodrift.core.completion import EngineFingerprint, check_logprobs
-from zerodrift.core.errors import InvalidValue, RecordError, SchemaMismatch
+from zerodrift.core.errors import InvalidValue, RecordError
 from zerodrift.core.request import SamplingParams
-from zerodrift.records.codec import Schema, read_lines
-
-T = TypeVar("T")
+from zerodrift.records.codec import numbered_lines, read_lines
+from zerodrift.records.document import of_schema
 
 SCHEMA = "zerodrift.baseline/1"
 
@@ -76,20 +74,10 @@ def read_header(path: Path) -> BaselineHeader:
     """The header of a recorded baseline."""
     if not path.is_file():
         raise RecordError(f"there is no baseline {path}; make one with `zerodrift baseline record`")
-    schema = _first_line(path, Schema).schema
-    if schema != SCHEMA:
-        raise SchemaMismatch(f"{path.name} has schema {schema!r}, and this version reads {SCHEMA!r}")
-    return _first_line(path, BaselineHeader)
-
-
-def _first_line(path: Path, kind: type[T]) -> T:
-    try:
-        return next(read_lines(path, kind))
-    except StopIteration as error:
-        raise RecordError(f"{path.name}, line 1: not the header of a baseline; the file is empty") from error
-    except RecordError as error:
-        what = error.__cause__ or error
-        raise RecordError(f"{path.name}, line 1: not the header of a baseline ({what})") from error
+    _, line = next(numbered_lines(path), (1, b""))
+    # A kill may have torn it, and what is left may still be JSON.
+    whole = line if line.endswith(b"\n") else b""
+    return of_schema(whole, BaselineHeader, SCHEMA, f"{path.name}, line 1, the header of a baseline,")
 
 
 def read_rows(path: Path) -> Iterator[BaselineRow]:

@@ -9,6 +9,8 @@ from zerodrift.core.request import Request, SamplingParams
 from zerodrift.records.codec import write_atomically
 
 SCHEMA = "zerodrift.case/1"
+_PLAIN = SamplingParams()
+_SHOWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +37,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             f"prompt of {_count(len(judged.prompt.token_ids), 'token')}",
             f"{_count(sampling.max_tokens, 'token')} answered",
             f"beside {_count(company, 'other request')}" if company else "alone",
-            *(f"{name} {value:g}" for name, value in _shaping(sampling).items()),
+            *(
+                f"{name} {value:g}"
+                for name in _SHOWN
+                if (value := getattr(sampling, name)) != getattr(_PLAIN, name)
+            ),
         ]
         return ", ".join(parts)
 
@@ -53,13 +59,6 @@ def read_case(path: Path) -> Case:
         return msgspec.json.decode(path.read_bytes(), type=Case)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"{path} is no case of ours: {error}") from error
-
-
-def _shaping(sampling: SamplingParams) -> dict[str, float]:
-    """What is not as by default."""
-    plain = SamplingParams()
-    shown = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    return {name: value for name in shown if (value := getattr(sampling, name)) != getattr(plain, name)}
 
 
 def _count(number: int, what: str) -> str:

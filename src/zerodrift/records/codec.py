@@ -53,12 +53,6 @@ class LineWriter(Generic[T]):
         self._file.close()
 
 
-class Schema(msgspec.Struct):
-    """What is read of a file first: the fields of another schema may be other fields."""
-
-    schema: str
-
-
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Every line of `path`, unpacked if it is gzip, counted from 1; the last one may be torn.
 

@@ -43,17 +43,20 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_run_directory(directory: Path) -> None:
     """It can hold a run: it is not there yet, or is empty, or holds one already."""
-    if not directory.exists():
-        return
-    if not directory.is_dir():
-        raise RecordError(f"{directory} is a file; choose another --out for the run's directory")
-    if any(directory.iterdir()) and not (directory / CONFIG).is_file():
+    if any(_held(directory)) and not (directory / CONFIG).is_file():
         raise RecordError(
             f"{directory} holds other things than a run ({CONFIG} is not among them); choose another --out"
         )
     if (directory / VERDICT).exists() and not _cut_off(directory):
         # Its answers are those of an engine as it was then: a second audit would repeat the verdict and ask nothing.
         raise RecordError(f"{directory} holds a finished run; choose another --out, or remove it first")
+
+
+def _held(directory: Path) -> list[str]:
+    """Names of what is in it; nothing where it is not there yet."""
+    if directory.exists() and not directory.is_dir():
+        raise RecordError(f"{directory} is a file; choose another --out for the run's directory")
+    return [entry.name for entry in directory.iterdir()] if directory.exists() else []
 
 
 def _cut_off(directory: Path) -> bool:
@@ -64,11 +67,7 @@ def _cut_off(directory: Path) -> bool:
 
 def check_new(directory: Path) -> None:
     """Nothing can be overwritten in it: it is not there yet, or is empty."""
-    if not directory.exists():
-        return
-    if not directory.is_dir():
-        raise RecordError(f"{directory} is a file; choose another --out for the run's directory")
-    if held := sorted(entry.name for entry in directory.iterdir() if entry.name != LOCK):
+    if held := sorted(name for name in _held(directory) if name != LOCK):
         raise RecordError(
             f"{directory} is not empty (it holds {', '.join(held[:3])}), and nothing is overwritten; choose another --out"
         )

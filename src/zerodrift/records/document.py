@@ -6,9 +6,15 @@ from typing import TypeVar
 import msgspec
 
 from zerodrift.core.errors import RecordError, SchemaMismatch
-from zerodrift.records.codec import Schema, write_atomically
+from zerodrift.records.codec import write_atomically
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Schema(msgspec.Struct):
+    """What is read of a record first."""
+
+    schema: str
 
 
 def write_document(path: Path, record: msgspec.Struct) -> Path:
@@ -29,13 +35,17 @@ def read_document(path: Path, kind: type[T], schema: str, what: str) -> T:
     """The record of a finished `what`."""
     if not path.is_file():
         raise RecordError(f"{path.parent} holds no {path.name}; it is not a finished {what}")
-    content = path.read_bytes()
+    return of_schema(path.read_bytes(), kind, schema, str(path))
+
+
+def of_schema(content: bytes, kind: type[T], schema: str, where: str) -> T:
+    """What `content` holds, of this very schema: the fields of another may be other fields."""
     try:
         told = msgspec.json.decode(content, type=Schema).schema
         if told != schema:
             raise SchemaMismatch(
-                f"{path} has schema {told!r}, and this version reads {schema!r}; run the {what} again"
+                f"{where} has schema {told!r}, and this version reads {schema!r}; make it again"
             )
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RecordError(f"{path} cannot be read: {error}") from error
+        raise RecordError(f"{where} cannot be read: {error}") from error

@@ -109,12 +109,19 @@ class _State:
                 if type(error) is TypeError
                 else str(error)
             )
-            self._refuse(BadLine(source, number, code, reason))
+            bad = BadLine(source, number, code, reason)
+            if not self._reading.skip_bad:
+                raise RecordError(
+                    f"{bad.where}: {reason}; repair the dump, or judge it without such lines (--skip-bad)"
+                ) from error
+            self._bad.append(bad)
             return
         for rollout in rollouts:
-            self._keep(rollout)
-        if not rollouts:
-            self._empty.append(f"{source}, line {number}")
+            self._first = self._first or rollout
+            self._model = self._model or rollout.model
+        self._rollouts += [rollout for rollout in rollouts if rollout.output]
+        silent = [rollout.where for rollout in rollouts if not rollout.output]
+        self._empty += silent if rollouts else [f"{source}, line {number}"]
 
     def finished(self, path: Path) -> Dump:
         """The dump, if there is one."""
@@ -157,21 +164,6 @@ class _State:
         if self._first is not None and (rollout.step is None) != (self._first.step is None):
             has, had = ("no step", "one") if rollout.step is None else ("a step", "none")
             raise InvalidValue(f"it has {has} and the lines before it have {had}; number all or none")
-
-    def _keep(self, rollout: RecordedRollout) -> None:
-        self._first = self._first or rollout
-        self._model = self._model or rollout.model
-        if rollout.output:
-            self._rollouts.append(rollout)
-        else:
-            self._empty.append(rollout.where)
-
-    def _refuse(self, bad: BadLine) -> None:
-        if not self._reading.skip_bad:
-            raise RecordError(
-                f"{bad.where}: {bad.reason}; repair the dump, or judge it without such lines (--skip-bad)"
-            )
-        self._bad.append(bad)
 
 
 def dump_files(path: Path) -> list[Path]:

@@ -40,15 +40,10 @@ class Rewards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def read_history(path: Path) -> tuple[Rewards, ...]:
     """Every run in `path`, oldest first."""
-    if not path.is_file():
-        raise RecordError(
-            f"there is no history {path}; leave --history out this once, and --record {path} starts one"
-        )
-    runs = tuple(read_lines(path, Rewards))
+    runs = tuple(read_lines(path, Rewards)) if path.is_file() else ()
     if not runs:
         raise RecordError(
-            f"{path} is empty, and a run cannot be compared with nothing; leave --history out this once, and "
-            f"--record {path} starts one"
+            f"there is no history in {path}; leave --history out this once, and --record {path} starts one"
         )
     return runs
 

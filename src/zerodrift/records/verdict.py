@@ -137,3 +137,8 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         """What was concluded stays."""
         freeze(self, "floor", "metrics", "gates")
+
+    @property
+    def to_fix(self) -> tuple[CauseFound, ...]:
+        """Causes that fail the audit, principal first; the others are known, and not in the way."""
+        return tuple(cause for cause in self.causes if cause.gating)

@@ -34,7 +34,7 @@ class Fact(NamedTuple):
     @property
     def differs(self) -> bool:
         """Both sides state it, and not alike."""
-        return self.engine is not None and self.reference is not None and self.engine != self.reference
+        return None not in (self.engine, self.reference) and self.engine != self.reference
 
 
 class FingerprintPart(NamedTuple):
@@ -54,24 +54,15 @@ class FingerprintPart(NamedTuple):
 
 def compare(engine: EngineFingerprint, reference: EngineFingerprint) -> tuple[FingerprintPart, ...]:
     """The three parts, side by side."""
-    return tuple(_part(name, message, engine, reference) for name, message in _PARTS.items())
-
-
-def _part(
-    name: str, message: str, engine: EngineFingerprint, reference: EngineFingerprint
-) -> FingerprintPart:
-    left, right = getattr(engine, name), getattr(reference, name)
-    facts = [Fact(key, left.get(key), right.get(key)) for key in sorted(left.keys() | right.keys())]
-    return FingerprintPart(
-        name=name,
-        message=message,
-        engine_digest=engine.digests()[name],
-        reference_digest=reference.digests()[name],
+    parts = []
+    for name, message in _PARTS.items():
+        left, right = getattr(engine, name), getattr(reference, name)
+        facts = [Fact(key, left.get(key), right.get(key)) for key in sorted(left.keys() | right.keys())]
         # Sorting is stable: names stay in order within those that differ, both state, and one states.
-        facts=tuple(
-            sorted(facts, key=lambda fact: (not fact.differs, fact.engine is None or fact.reference is None))
-        ),
-    )
+        facts.sort(key=lambda fact: (not fact.differs, None in (fact.engine, fact.reference)))
+        digests = engine.digests()[name], reference.digests()[name]
+        parts.append(FingerprintPart(name, message, *digests, tuple(facts)))
+    return tuple(parts)
 
 
 # PPO's own range (Schulman 2017), DAPO's clip-higher (2503.14476), and the band of two-sided truncated importance

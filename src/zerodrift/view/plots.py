@@ -137,54 +137,49 @@ def _by_position(tokens: Tokens, lines: list[Mark]) -> Plot:
     message = (
         "Growth along the sequence points at rotary positions, the KV cache or the length of the context."
     )
-    along = _Along(tokens.position.astype(np.float64), "position in prompt and output", "position %{x}")
-    drawn, sentence = _scatter(along, tokens, lines)
-    return Plot("position", "|Δ| against position", f"{message} {sentence}", drawn)
+    along = tokens.position.astype(np.float64), "position in prompt and output", "position %{x}"
+    shown, drawn = _scatter(*along, tokens, lines)
+    return Plot("position", "|Δ| against position", f"{message} {drawn}", shown)
 
 
 def _by_logprob(tokens: Tokens, lines: list[Mark]) -> Plot:
     message = (
         "A slope points at temperature or raw logprobs, a constant at truncation; rounding rises to the left."
     )
-    along = _Along(tokens.contracted, "log p under the reference", "log p %{x}")
-    drawn, sentence = _scatter(along, tokens, lines)
-    return Plot("logprob", "|Δ| against log p", f"{message} {sentence}", drawn)
+    shown, drawn = _scatter(tokens.contracted, "log p under the reference", "log p %{x}", tokens, lines)
+    return Plot("logprob", "|Δ| against log p", f"{message} {drawn}", shown)
 
 
-class _Along(NamedTuple):
-    values: Floats
-    title: str
-    hover: str
-
-
-def _scatter(along: _Along, tokens: Tokens, lines: list[Mark]) -> tuple[dict[str, Any], str]:
+def _scatter(
+    values: Floats, title: str, hover: str, tokens: Tokens, lines: list[Mark]
+) -> tuple[dict[str, Any], str]:
     """Single tokens by the sign of Δ, the mean of |Δ| along the axis, and floor and gate across."""
     delta, sizes = tokens.delta, np.abs(tokens.delta)
     chosen = choose_points(sizes)
-    hover = f"|Δ| %{{y}} at {along.hover}<br>sequence %{{customdata[0]}}, token id %{{customdata[1]}}"
+    hover = f"|Δ| %{{y}} at {hover}<br>sequence %{{customdata[0]}}, token id %{{customdata[1]}}"
     traces = []
     for name, colour, side in (
         ("engine reports less", "var(--less)", delta > 0),
         ("engine reports more", "var(--more)", delta < 0),
     ):
         rows = chosen[side[chosen]]
-        trace = cloud(name, along.values[rows], sizes[rows], colour, hover)
+        trace = cloud(name, values[rows], sizes[rows], colour, hover)
         trace["customdata"] = np.stack((tokens.sequence[rows], tokens.token[rows]), axis=1).tolist()
         traces.append(trace)
-    traces.append(line("mean |Δ|", *_crowds(along.values, sizes), INK))
-    traces += _across(along.values, lines)
-    message = _chosen(chosen.size, sizes, "tokens", int((delta[chosen] == 0).sum()))
-    return figure(traces, axis(along.title), size_axis()), message
+    traces.append(line("mean |Δ|", *_crowds(values, sizes), INK))
+    traces += _across(values, lines)
+    message = _drawn(chosen.size, sizes.size, "tokens", int((delta[chosen] == 0).sum()))
+    return figure(traces, axis(title), size_axis()), message
 
 
-def _chosen(drawn: int, sizes: Floats, what: str, zeros: int) -> str:
+def _drawn(drawn: int, total: int, what: str, zeros: int) -> str:
     """Which points there are, and which of them a logarithmic axis cannot show."""
-    message = points_message(drawn, sizes.size, what)
-    return (
-        f"{message} {count(zeros)} of these are exactly 0 and have no place on this axis."
-        if zeros
-        else message
-    )
+    message = f"All {total:,} {what} are drawn."
+    if drawn < total:
+        others = f"{drawn - KEPT_LARGEST:,} of the others at random (seed 0)"
+        message = f"Drawn: the {KEPT_LARGEST} largest of {total:,} {what} and {others}."
+    hidden = f" {count(zeros)} of these are exactly 0 and have no place on this axis."
+    return message + (hidden if zeros else "")
 
 
 def _by_sequence(tokens: Tokens, lines: list[Mark]) -> Plot:
@@ -205,7 +200,7 @@ def _by_sequence(tokens: Tokens, lines: list[Mark]) -> Plot:
     traces += _across(sequences.astype(np.float64), lines)
     message = (
         "A few sequences far above the rest point at a replica, a cache hit or a misbound request. "
-        f"{_chosen(chosen.size, means, 'sequences', chosen.size - shown.size)}"
+        f"{_drawn(chosen.size, means.size, 'sequences', chosen.size - shown.size)}"
     )
     return Plot("sequence", "|Δ| per sequence", message, figure(traces, axis("sequence"), size_axis()))
 
@@ -229,16 +224,6 @@ def choose_points(sizes: npt.NDArray[np.float64], most: int = MOST_POINTS) -> np
     order = np.argsort(-sizes, kind="stable")
     drawn = np.random.default_rng(0).choice(order[KEPT_LARGEST:], most - KEPT_LARGEST, replace=False)
     return np.sort(np.concatenate((order[:KEPT_LARGEST], drawn))).astype(np.int64)
-
-
-def points_message(drawn: int, total: int, what: str) -> str:
-    """What the page says about the choice."""
-    if drawn == total:
-        return f"All {total:,} {what} are drawn."
-    return (
-        f"Drawn: the {KEPT_LARGEST} largest of {total:,} {what} and {drawn - KEPT_LARGEST:,} of the others at "
-        "random (seed 0)."
-    )
 
 
 def signed_log_bins(delta: Floats) -> Bins:

@@ -8,10 +8,10 @@ from rich.text import Text
 from zerodrift import __version__
 from zerodrift.records.codec import write_atomically
 from zerodrift.records.directory import CONFIG, ENVIRONMENT
-from zerodrift.records.preflight import Item, PreflightRecord, Status, read_preflight
+from zerodrift.records.preflight import PreflightRecord, Status, read_preflight
 from zerodrift.view.page import lines, render_page, text
 from zerodrift.view.report import REPORT
-from zerodrift.view.run_directory import document, environment
+from zerodrift.view.run_directory import document, json_facts
 from zerodrift.view.text import copyable, table_of
 from zerodrift.view.visible import visible
 
@@ -42,16 +42,13 @@ def render(run_directory: Path) -> str:
         "record": record,
         "headline": HEADLINES[record.status],
         # A report of before is not that of a preflight whose engine was never reached.
-        "audited": (run_directory / REPORT).is_file() and any(_judged(item) for item in record.items),
+        "audited": (run_directory / REPORT).is_file()
+        and any(item.name == "audit" and item.details for item in record.items),
         "config": None if config is None else lines(config),
-        "environment": environment(run_directory / ENVIRONMENT),
+        "environment": json_facts(run_directory / ENVIRONMENT),
         "version": __version__,
     }
     return render_page("preflight.html", content, [text("report.js")])
-
-
-def _judged(item: Item) -> bool:
-    return item.name == "audit" and bool(item.details)
 
 
 STYLES = {
@@ -69,12 +66,11 @@ def print_checklist(record: PreflightRecord, console: Console, run_directory: Pa
     console.print(Text.assemble((record.status.value, f"bold {style}"), f"  {HEADLINES[record.status]}"))
     console.print(Text(visible(f"{record.config}: {record.engine}, {record.model}"), style="dim"))
     console.print()
-    table = table_of("item", "status", "evidence")
-    for item in record.items:
-        table.add_row(
-            Text(visible(item.name)), Text(item.status, style=STYLES[item.status]), Text(visible(item.says))
-        )
-    console.print(table)
+    rows = [
+        (Text(visible(item.name)), Text(item.status, style=STYLES[item.status]), Text(visible(item.says)))
+        for item in record.items
+    ]
+    console.print(table_of(("item", "status", "evidence"), rows))
     console.print()
     for item in record.items:
         label = f"to have {item.name}" if item.status is Status.SKIPPED else f"for {item.name}"

@@ -16,7 +16,7 @@ from zerodrift.view.page import lines, one_newline, render_page, text
 from zerodrift.view.panels import compare, usability, worst
 from zerodrift.view.plots import plots
 from zerodrift.view.run_directory import FinishedRun, read
-from zerodrift.view.verdict import gauges, summarise
+from zerodrift.view.verdict import HEADLINES, gauges, guilty
 
 REPORT = "report.html"
 
@@ -43,7 +43,8 @@ def _content(run: FinishedRun) -> dict[str, Any]:
     return {
         "run": run,
         "record": run.record,
-        "answers": summarise(run.record),
+        "headline": HEADLINES[run.record.verdict],
+        "guilty": guilty(run.record),
         "causes": CAUSES,
         "gauges": gauges(run.record),
         "plots": figures,

@@ -4,7 +4,7 @@
 what is there is read as what it claims to be or refused, for a page that draws a damaged file would be believed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,13 @@ from zerodrift.records.verdict import VerdictRecord
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
+_ALLOWED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    **dict.fromkeys(("sequence", "index", "position", "token"), ("iu", np.isfinite)),
+    "reported": ("f", np.isfinite),
+    # Only a token that the request excludes may be infinite, and only on the reference's side.
+    "contracted": ("f", lambda values: values < np.inf),
+    "sigma": ("f", lambda values: np.isfinite(values) & (values > 0)),
+}
 LONGEST_DOCUMENT = 100_000
 """Characters of config.yaml that are shown: the shipped profiles have 4,000."""
 
@@ -77,7 +84,7 @@ def read(directory: Path) -> FinishedRun:
         record=read_verdict(directory),
         tokens=_tokens(directory / "tokens.parquet"),
         config=document(directory / "config.yaml"),
-        environment=environment(directory / "environment.json"),
+        environment=json_facts(directory / "environment.json"),
     )
 
 
@@ -92,40 +99,23 @@ def _tokens(path: Path) -> Tokens | None:
         )
     if not table.num_rows:
         return None
-    tokens = Tokens(
-        **{name: _column(table, name, "iu") for name in ("sequence", "index", "position", "token")},
-        **{name: _column(table, name, "f") for name in ("reported", "contracted", "sigma")},
-        text=table.column("text"),
-    )
-    _check(tokens)
+    columns = {name: _column(table, name) for name in _ALLOWED}
+    tokens = Tokens(**columns, text=table.column("text"))
     return tokens.take(np.lexsort((tokens.index, tokens.sequence)))
 
 
-def _column(table: Any, name: str, kinds: str) -> Any:
+def _column(table: Any, name: str) -> Any:
+    """Whole numbers or floats, as an audit writes them, without gaps."""
     column = table.column(name)
     values = column.to_numpy()
-    if column.null_count or values.dtype.kind not in kinds:
+    kinds, allowed = _ALLOWED[name]
+    sound = not column.null_count and values.dtype.kind in kinds
+    if (wrong := values[~allowed(values)] if sound else values).size:
         raise RecordError(
-            f"tokens.parquet: column {name!r} holds {column.type} with {column.null_count} gaps; it must hold "
-            f"{'whole numbers' if kinds == 'iu' else 'floats'} without gaps: run the audit again"
+            f"tokens.parquet: column {name!r} holds {column.type} with {column.null_count} gaps and {wrong[0]!r}, which "
+            "no audit writes; the file was damaged or made elsewhere: run the audit again"
         )
     return values.astype(np.int64 if kinds == "iu" else np.float64)
-
-
-def _check(tokens: Tokens) -> None:
-    """Only a token that the request excludes may be infinite, and only on the reference's side."""
-    wrong = {
-        "reported": ~np.isfinite(tokens.reported),
-        "contracted": np.isnan(tokens.contracted) | (tokens.contracted == np.inf),
-        "sigma": ~(np.isfinite(tokens.sigma) & (tokens.sigma > 0)),
-    }
-    for name, rows in wrong.items():
-        if rows.any():
-            row = int(rows.argmax())
-            raise RecordError(
-                f"tokens.parquet, row {row}: {name} is {getattr(tokens, name)[row]}, which no audit writes; "
-                "the file was damaged or made elsewhere: run the audit again"
-            )
 
 
 def document(path: Path) -> str | None:
@@ -138,8 +128,8 @@ def document(path: Path) -> str | None:
         raise RecordError(f"{path.name} is not UTF-8 text ({error}); restore or delete it") from error
 
 
-def environment(path: Path) -> dict[str, str]:
-    """Facts of `environment.json` with dotted names; none where the file is missing."""
+def json_facts(path: Path) -> dict[str, str]:
+    """Facts of a JSON file of the run with dotted names; none where it is missing."""
     if not path.is_file():
         return {}
     try:

@@ -16,7 +16,6 @@ from zerodrift.config.load import load
 from zerodrift.core.errors import ConfigError, RecordError
 from zerodrift.records.directory import CONFIG, VERDICT, read_verdict
 from zerodrift.records.verdict import Outcome
-from zerodrift.view.verdict import summarise
 
 RUNS = Path("runs")
 """Where an audit without --out puts its run directories."""
@@ -55,7 +54,11 @@ def list_runs(directory: Path) -> tuple[RunSummary, ...]:
         raise RecordError(
             f"there is no directory {directory}; `zerodrift audit` makes one with its first run"
         )
-    found = [_summary(path) for path in directory.iterdir() if path.is_dir() and _is_run(path)]
+    found = [
+        _summary(path)
+        for path in directory.iterdir()
+        if (path / CONFIG).is_file() or (path / VERDICT).is_file()
+    ]
     return tuple(sorted(found, key=lambda run: (run.when, run.name), reverse=True))
 
 
@@ -70,10 +73,6 @@ def find_run(word: str, directory: Path = RUNS) -> Path:
     return found
 
 
-def _is_run(path: Path) -> bool:
-    return (path / CONFIG).is_file() or (path / VERDICT).is_file()
-
-
 def _summary(path: Path) -> RunSummary:
     # A name that is not UTF-8 cannot be written as JSON; shown with escapes it can.
     name = path.name.encode(errors="backslashreplace").decode()
@@ -82,7 +81,7 @@ def _summary(path: Path) -> RunSummary:
     try:
         told = _finished(path) if finished else _unfinished(path)
     except (RecordError, ConfigError) as error:
-        return RunSummary(name=name, state=State.UNREADABLE, when=when, problem=str(error))
+        told = {"state": State.UNREADABLE, "problem": str(error)}
     return RunSummary(name=name, when=when, **told)
 
 
@@ -92,11 +91,10 @@ def _when(path: Path) -> datetime:
 
 def _finished(path: Path) -> dict[str, Any]:
     record = read_verdict(path)
-    principal = summarise(record).principal
     return {
         "state": State.FINISHED,
         "verdict": record.verdict,
-        "cause": None if principal is None else principal.cause,
+        "cause": record.to_fix[0].cause if record.to_fix else None,
         "engine": record.engine.engine,
         "model": record.model,
         "mean": record.metrics.get("mean"),

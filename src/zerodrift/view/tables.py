@@ -7,10 +7,9 @@ foreign string passes through `visible`.
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from zerodrift.view.comparison import Comparison, FactChange, NumberChange, Part, StatusChange
+from zerodrift.view.comparison import Change, Comparison, FactChange, Part
 from zerodrift.view.notation import number
 from zerodrift.view.runs import RunSummary
 from zerodrift.view.text import STYLES, table_of
@@ -64,62 +63,47 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     """Fingerprints, numbers, and the sentence."""
     console.print(Text(f"{visible(comparison.before)} → {visible(comparison.after)}", style="bold"))
     console.print()
-    _print_facts(comparison, console)
-    changes = [
-        StatusChange(name="verdict", before=comparison.verdict_before, after=comparison.verdict_after),
-        *comparison.causes,
-    ]
-    for title, table in (
-        ("outcome", _statuses(changes)),
-        ("probes with another result", _statuses(comparison.probes) if comparison.probes else None),
-        ("numbers", _numbers(comparison.numbers) if comparison.numbers else None),
-    ):
-        if table is not None:
-            console.print(Text(title, style="dim"))
-            console.print(table)
-            console.print()
-    if comparison.answers is not None:
-        console.print(Text("answers to the same requests", style="dim"))
-        console.print(Text(f"  {comparison.answers.message}"))
+    for part in Part:
+        facts = [(Text(fact.side), *_row(fact)) for fact in comparison.facts if fact.part is part]
+        _titled(f"{part}: {_MEANINGS[part]}", ("side", "fact", "before", "after"), facts, console)
+    verdict = Change(name="verdict", before=comparison.verdict_before, after=comparison.verdict_after)
+    outcomes = [_row(change) for change in (verdict, *comparison.causes)]
+    _titled("outcome", ("", "before", "after"), outcomes, console)
+    if comparison.probes:
+        probes = [_row(change) for change in comparison.probes]
+        _titled("probes with another result", ("", "before", "after"), probes, console)
+    if comparison.numbers:
+        numbers = [(*_row(change), Text(_factor(change))) for change in comparison.numbers]
+        _titled("numbers", ("", "before", "after", "change"), numbers, console)
+    if (same := comparison.answers) is not None:
+        console.print(
+            f"answers to the same requests: {same.same_tokens} of {same.samples} have the same tokens; of "
+            f"{same.shared_tokens:,} logprobs up to where they part {same.differing:,} differ, by {same.largest:.2g} at most"
+        )
         console.print()
     console.print(Text(explain(comparison)))
 
 
-def _print_facts(comparison: Comparison, console: Console) -> None:
-    for part in Part:
-        facts = [fact for fact in comparison.facts if fact.part is part]
-        console.print(Text(f"{part}: {_MEANINGS[part]}", style="dim"))
-        if not facts:
-            console.print("  no difference")
-        else:
-            table = table_of("side", "fact", "before", "after")
-            for fact in facts:
-                table.add_row(fact.side, *(_cell(value) for value in (fact.name, fact.before, fact.after)))
-            console.print(table)
-        console.print()
+def _titled(title: str, headers: Sequence[str], rows: Sequence[Sequence[Text]], console: Console) -> None:
+    console.print(Text(title, style="dim"))
+    console.print(table_of(headers, rows) if rows else "  no difference")
+    console.print()
 
 
-def _statuses(changes: Sequence[StatusChange]) -> Table:
-    table = table_of("", "before", "after")
-    for change in changes:
-        table.add_row(*(_cell(value) for value in (change.name, change.before, change.after)))
-    return table
+def _row(change: Change) -> tuple[Text, Text, Text]:
+    before, after = (
+        number(value) if isinstance(value, float | int) else value for value in (change.before, change.after)
+    )
+    return _cell(change.name), _cell(before), _cell(after)
 
 
-def _numbers(numbers: Sequence[NumberChange]) -> Table:
-    table = table_of("", "before", "after", "change")
-    for each in numbers:
-        values = (NOTHING if value is None else number(value) for value in (each.before, each.after))
-        table.add_row(each.name, *values, _change(each))
-    return table
-
-
-def _change(change: NumberChange) -> str:
-    if change.before == change.after:
+def _factor(change: Change) -> str:
+    before, after = change.before, change.after
+    if before == after:
         return "="
-    if not change.before or change.after is None:
+    if not isinstance(before, float | int) or not isinstance(after, float | int) or not before:
         return NOTHING
-    return f"× {number(change.after / change.before)}"
+    return f"× {number(after / before)}"
 
 
 def _cell(text: str | None) -> Text:

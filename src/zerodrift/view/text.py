@@ -4,8 +4,9 @@ Every foreign string passes through `visible`, because a terminal obeys what it 
 on lines that are never wrapped, because people copy them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +16,7 @@ from zerodrift.records.case import Case
 from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
 from zerodrift.view.notation import count, number, share
 from zerodrift.view.report import REPORT
-from zerodrift.view.verdict import Gauge, VerdictSummary, gauges, summarise
+from zerodrift.view.verdict import HEADLINES, Gauge, gauges, guilty
 from zerodrift.view.visible import LONGEST_TYPED, visible
 
 STYLES = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow"}
@@ -23,18 +24,16 @@ STYLES = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yel
 
 def print_verdict(record: VerdictRecord, console: Console, run_directory: Path | None) -> None:
     """Summarise `record`; `run_directory` None leaves out where the files are."""
-    said = summarise(record)
-    _answer(record, said, console)
-    for label, typed in _to_type(record, said):
+    _answer(record, console)
+    for label, typed in _to_type(record):
         copyable(label, typed, console, STYLES[record.verdict])
-    measured = gauges(record)
-    for table in (
-        _causes(record.causes) if record.causes else None,
-        _probes(record.probes) if record.probes else None,
-        _gauges(measured) if measured else None,
+    for headers, rows in (
+        (("cause", "gating", "explained", "evidence"), [_cause(cause) for cause in record.causes]),
+        (("probe", "status", "says"), [_probe(probe) for probe in record.probes]),
+        (("nats", "measured", "floor", "gate"), [_gauge(gauge) for gauge in gauges(record)]),
     ):
-        if table is not None:
-            console.print(table)
+        if rows:
+            console.print(table_of(headers, rows))
             console.print()
     if worth := _worth(record):
         console.print(Text(worth))
@@ -47,13 +46,13 @@ def print_verdict(record: VerdictRecord, console: Console, run_directory: Path |
             copyable("report", str(report), console)
 
 
-def _answer(record: VerdictRecord, said: VerdictSummary, console: Console) -> None:
+def _answer(record: VerdictRecord, console: Console) -> None:
     verdict = (record.verdict.value, f"bold {STYLES[record.verdict]}")
-    console.print(Text.assemble(verdict, f"  {said.headline}"))
-    facts = {"guilty": said.guilty}
-    if said.principal is not None:
-        facts["cause"] = said.principal.cause
-    facts["why"] = said.why
+    console.print(Text.assemble(verdict, f"  {HEADLINES[record.verdict]}"))
+    facts = {"guilty": guilty(record)}
+    if record.to_fix:
+        facts["cause"] = record.to_fix[0].cause
+    facts["why"] = record.says
     grid = Table.grid(padding=(0, 2))
     for name, value in facts.items():
         grid.add_row(Text(name, style="dim"), Text(visible(value), style="bold" if name == "cause" else ""))
@@ -61,10 +60,10 @@ def _answer(record: VerdictRecord, said: VerdictSummary, console: Console) -> No
     console.print()
 
 
-def _to_type(record: VerdictRecord, said: VerdictSummary) -> list[tuple[str, str]]:
+def _to_type(record: VerdictRecord) -> list[tuple[str, str]]:
     """Fixes, principal first; without one, where there was no verdict, the command that asks again."""
-    if said.to_fix:
-        principal, *others = said.to_fix
+    if record.to_fix:
+        principal, *others = record.to_fix
         return [("type this", principal.fix), *((f"and for {cause.cause}", cause.fix) for cause in others)]
     if record.verdict is Outcome.INCONCLUSIVE and record.reproduce:
         return [("fix what could not be judged, then", record.reproduce)]
@@ -78,37 +77,20 @@ def copyable(label: str, text: str, console: Console, style: str = "") -> None:
     console.print()
 
 
-def _causes(causes: tuple[CauseFound, ...]) -> Table:
-    table = table_of("cause", "gating", "explained", "evidence")
-    for cause in causes:
-        table.add_row(
-            Text(visible(cause.cause)),
-            Text("fails", style="red") if cause.gating else Text("listed", style="dim"),
-            Text(share(cause.explained)),
-            Text(visible(cause.evidence)),
-        )
-    return table
+def _cause(cause: CauseFound) -> tuple[Text, ...]:
+    gating = Text("fails", style="red") if cause.gating else Text("listed", style="dim")
+    return Text(visible(cause.cause)), gating, Text(share(cause.explained)), Text(visible(cause.evidence))
 
 
-def _probes(probes: tuple[ProbeRecord, ...]) -> Table:
-    table = table_of("probe", "status", "says")
-    for probe in probes:
-        status = "vacuous" if probe.vacuous else probe.status.value.lower()
-        table.add_row(
-            Text(visible(probe.name)), Text(status, style=STYLES[probe.status]), Text(visible(probe.says))
-        )
-    return table
+def _probe(probe: ProbeRecord) -> tuple[Text, ...]:
+    status = "vacuous" if probe.vacuous else probe.status.value.lower()
+    return Text(visible(probe.name)), Text(status, style=STYLES[probe.status]), Text(visible(probe.says))
 
 
-def _gauges(measured: tuple[Gauge, ...]) -> Table:
-    table = table_of("nats", "measured", "floor", "gate")
-    for gauge in measured:
-        table.add_row(
-            gauge.name,
-            Text(number(gauge.measured), style="red" if gauge.broken else ""),
-            *("–" if mark is None else number(mark) for mark in (gauge.floor, gauge.gate)),
-        )
-    return table
+def _gauge(gauge: Gauge) -> tuple[Text, ...]:
+    measured = Text(number(gauge.measured), style="red" if gauge.broken else "")
+    marks = (Text("–" if mark is None else number(mark)) for mark in (gauge.floor, gauge.gate))
+    return Text(gauge.name), measured, *marks
 
 
 def _worth(record: VerdictRecord) -> str:
@@ -122,11 +104,13 @@ def _worth(record: VerdictRecord) -> str:
     )
 
 
-def table_of(*headers: str) -> Table:
+def table_of(headers: Sequence[str], rows: Iterable[Sequence[Text]], **columns: Any) -> Table:
     """Columns without lines, which fold where the terminal ends."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for header in headers:
-        table.add_column(header, overflow="fold")
+        table.add_column(header, overflow="fold", **columns)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -139,17 +123,10 @@ def print_replayed(
     if problem:
         console.print(Text(visible(problem), style="red"))
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for header in ("token", "engine", "reference", "Δ", ""):
-        table.add_column(header, justify="right")
+    rows = []
     for token, reported, contracted in tokens:
         delta = contracted - reported
-        wrong = not abs(delta) <= case.limit
-        table.add_row(
-            str(token),
-            f"{reported:.6f}",
-            f"{contracted:.6f}",
-            Text(f"{delta:+.2g}", style="red" if wrong else ""),
-            Text("wrong", style="red") if wrong else Text("right", style="green"),
-        )
-    console.print(table)
+        word, style = ("right", "green") if abs(delta) <= case.limit else ("wrong", "red")
+        cells = str(token), f"{reported:.6f}", f"{contracted:.6f}", f"{delta:+.2g}"
+        rows.append([*map(Text, cells), Text(word, style=style)])
+    console.print(table_of(("token", "engine", "reference", "Δ", ""), rows, justify="right"))

@@ -6,47 +6,17 @@ that a missing number cannot be mistaken for a small one.
 
 from typing import NamedTuple
 
-from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
+from zerodrift.records.verdict import Outcome, VerdictRecord
 
-_HEADLINES = {
+HEADLINES = {
     Outcome.PASS: "The same policy",
     Outcome.FAIL: "Not the same policy",
     Outcome.INCONCLUSIVE: "Not judged",
 }
 
 
-class VerdictSummary(NamedTuple):
-    """What a reader wants to know first."""
-
-    headline: str
-    """Whether it is the same policy."""
-    guilty: str
+def guilty(record: VerdictRecord) -> str:
     """The side that left the other two, in words."""
-    why: str
-    """The conclusion in one sentence."""
-    to_fix: tuple[CauseFound, ...]
-    """Causes that fail the audit, principal first; their fixes are what to type."""
-    listed: tuple[CauseFound, ...]
-    """Causes below the gate: known, and not in the way."""
-
-    @property
-    def principal(self) -> CauseFound | None:
-        """The cause to fix first."""
-        return self.to_fix[0] if self.to_fix else None
-
-
-def summarise(record: VerdictRecord) -> VerdictSummary:
-    """The answers that `record` gives."""
-    return VerdictSummary(
-        headline=_HEADLINES[record.verdict],
-        guilty=_guilty(record),
-        why=record.says,
-        to_fix=tuple(cause for cause in record.causes if cause.gating),
-        listed=tuple(cause for cause in record.causes if not cause.gating),
-    )
-
-
-def _guilty(record: VerdictRecord) -> str:
     sides = {
         "engine": f"The engine ({record.engine.engine})",
         "trainer": "The trainer",

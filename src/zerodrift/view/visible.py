@@ -31,7 +31,7 @@ def visible(text: str, limit: int = LONGEST) -> str:
 def visible_token(text: str, limit: int = LONGEST_TOKEN) -> str:
     """As `visible`, with white space that can be counted, and a mark without a letter put on a dotted circle."""
     shown = visible(text[:limit].translate(_WHITE), limit)
-    if text and _combines(text[0]):
+    if text and unicodedata.category(text[0]).startswith("M"):
         shown = "◌" + shown
     return shown if len(text) <= limit else f"{shown}… ({len(text):,} characters)"
 
@@ -43,7 +43,3 @@ def _sign(character: str) -> str:
     if code < 0x20:
         return chr(_FIRST_PICTURE + code)
     return "␡" if code == _DELETE else f"⟨U+{code:04X}⟩"
-
-
-def _combines(character: str) -> bool:
-    return unicodedata.category(character).startswith("M")

@@ -24,34 +24,21 @@ def test_a_profile_is_written_byte_for_byte(profile: Profile, tmp_path: Path) ->
     load(out)
 
 
-def test_the_default_is_rl_training_in_the_working_directory(
+def test_a_file_that_exists_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run() == 0
-    assert (tmp_path / "zerodrift.yaml").read_text(encoding="utf-8") == shipped.text(Profile.RL_TRAINING)
-    assert capsys.readouterr().out.startswith("wrote zerodrift.yaml (profile rl-training)")
-
-
-def test_a_file_that_exists_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "run.yaml"
+    out = tmp_path / "zerodrift.yaml"
     out.write_text("mine")
-    assert run("--out", str(out)) == 2
+    assert run() == 2
     assert out.read_text() == "mine"
     assert "[config/invalid]" in capsys.readouterr().err
-    assert run("--out", str(out), "--force") == 0
+    assert run("--force") == 0
     assert out.read_text(encoding="utf-8") == shipped.text(Profile.RL_TRAINING)
 
 
 @pytest.mark.parametrize("flags", [[], ["--force"]])
-def test_a_place_that_cannot_be_written_is_refused(
-    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_place_or_a_profile_that_there_is_not(flags: list[str], tmp_path: Path) -> None:
     assert run("--out", str(tmp_path / "no" / "such" / "run.yaml"), *flags) == 2
-    assert "No such file or directory" in capsys.readouterr().err
     assert run("--out", str(tmp_path), *flags) == 2
-
-
-def test_an_unknown_profile_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--profile", "rl") == 2
-    assert "long-context" in capsys.readouterr().err
+    assert run("--profile", "rl", *flags) == 2

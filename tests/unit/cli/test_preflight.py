@@ -31,15 +31,8 @@ class Asked(SimpleNamespace):
         progress.stage("doctor")
         status = Status((self.config.model.path or "pass").upper())
         items = tuple(Item(name=name, status=status, says="so") for name in ("audit", "rewards", "history"))
-        record = PreflightRecord(
-            status=status,
-            config="c",
-            engine="e",
-            model="m",
-            items=items,
-            rewards=REWARDS,
-            reproduce=reproduce,
-        )
+        named = {"config": "c", "engine": "e", "model": "m", "reproduce": reproduce}
+        record = PreflightRecord(status=status, items=items, rewards=REWARDS, **named)
         self.directory.mkdir(parents=True, exist_ok=True)
         write_preflight(self.directory, record)
         return record
@@ -121,34 +114,31 @@ def test_an_earlier_run_is_a_history(asked: list[Asked]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "named"),
     [
-        ((), "Missing argument 'CONFIG'"),
-        (("none.yaml",), "there is no configuration at none.yaml; write one with `zerodrift init`"),
-        (("typo.yaml",), "did you mean engine.name?"),
-        (("plain.yaml", "--history", "good.jsonl"), "the configuration names no task; set validation.task"),
-        (("plain.yaml", "--record", "good.jsonl"), "the configuration names no task; set validation.task"),
-        (("plain.yaml", "--no-sync", "--no-reset-cache"), "with --no-sync none are; leave one of them out"),
-        (("pass.yaml", "--history", "none.jsonl"), "there is no history none.jsonl"),
-        (("pass.yaml", "--history", "empty.jsonl"), "empty.jsonl is empty"),
-        (("pass.yaml", "--history", "bad.jsonl"), "bad.jsonl, line 2: "),
-        (("pass.yaml", "--record", "bad.jsonl"), "bad.jsonl, line 2: "),
-        (("pass.yaml", "--record", "/proc/h.jsonl"), "--record /proc/h.jsonl cannot be written"),
-        (("pass.yaml", "--format", "yaml"), "'yaml' is not one of"),
-        (("pass.yaml", "--sync-all"), "No such option: --sync-all"),
+        ("", "CONFIG"),
+        ("none.yaml", "none.yaml"),
+        ("typo.yaml", "engine.name"),
+        ("plain.yaml --history good.jsonl", "validation.task"),
+        ("plain.yaml --record good.jsonl", "validation.task"),
+        ("plain.yaml --no-sync --no-reset-cache", "--no-sync"),
+        ("pass.yaml --history none.jsonl", "none.jsonl"),
+        ("pass.yaml --history empty.jsonl", "empty.jsonl"),
+        ("pass.yaml --history bad.jsonl", "bad.jsonl, line 2: "),
+        ("pass.yaml --record bad.jsonl", "bad.jsonl, line 2: "),
+        ("pass.yaml --record /proc/h.jsonl", "/proc/h.jsonl"),
+        ("pass.yaml --format yaml", "'yaml'"),
     ],
 )
 def test_wrong_usage_starts_nothing(
-    asked: list[Asked], capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str
+    asked: list[Asked], capsys: pytest.CaptureFixture[str], arguments: str, named: str
 ) -> None:
     Path("typo.yaml").write_text("engine: {nane: exact}\n")
     append(Path("good.jsonl"), REWARDS)
-    append(Path("bad.jsonl"), REWARDS)
-    with Path("bad.jsonl").open("a") as file:
-        file.write('{"task": "sums"}\n')
+    Path("bad.jsonl").write_text(Path("good.jsonl").read_text() + '{"task": "sums"}\n')
     Path("empty.jsonl").touch()
-    assert run(*arguments) == 2
-    assert says in " ".join(capsys.readouterr().err.split())
+    assert run(*arguments.split()) == 2
+    assert named in " ".join(capsys.readouterr().err.split())
     assert not asked
 
 

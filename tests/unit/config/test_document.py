@@ -9,13 +9,9 @@ def test_exponents_make_numbers_with_or_without_a_dot(text: str) -> None:
     assert parse(text, "here") == float(text)
 
 
-@pytest.mark.parametrize("text", ["1e", "e3", "1e-3x", "v1e-3"])
-def test_what_only_looks_like_a_number_stays_text(text: str) -> None:
-    assert parse(text, "here") == text
-
-
 @pytest.mark.parametrize(
-    "text", ["1e-3", "true", "null", "2026-01-01", "- a", "a: b", "", "ü\n\t🙂", "0x1f", "~"]
+    "text",
+    ["1e", "e3", "1e-3x", "1e-3", "true", "null", "2026-01-01", "- a", "a: b", "", "ü\n\t🙂", "0x1f", "~"],
 )
 def test_text_comes_back_as_text(text: str) -> None:
     assert parse(render({"key": [text, text]}), "here") == {"key": [text, text]}
@@ -42,15 +38,8 @@ def test_a_merge_key_may_be_overridden() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "a: [",
-        "a: b: c",
+        *("a: [", "a: b: c", "? [a]\n: 1", "2026-13-45", "[" * 2000, "a: \x00", "one\n---\ntwo", "*nobody"),
         "!!python/object/apply:os.system ['true']",
-        "? [a]\n: 1",
-        "2026-13-45",
-        "[" * 2000,
-        "a: \x00",
-        "one\n---\ntwo",
-        "*nobody",
     ],
 )
 def test_anything_but_one_plain_value_is_refused(text: str) -> None:

@@ -56,18 +56,11 @@ def test_an_override_may_hold_a_section(file: Path) -> None:
     assert (config.validation.gates.k3, config.validation.seed, config.validation.tolerance) == (0.5, 3, 1e-3)
 
 
-def test_loading_does_not_change_what_was_parsed(file: Path) -> None:
-    assert load(file, ["engine.block_size=32"]) != load(file)
-
-
-@pytest.mark.parametrize("text", ["engine.block_size", "=3", ".=3", "engine..name=x", "engine.=x", ""])
+@pytest.mark.parametrize(
+    "text", ["engine.block_size", "=3", ".=3", "engine..name=x", "engine.=x", "", "model.path="]
+)
 def test_overrides_of_another_form_are_refused(text: str) -> None:
-    assert "section.key=value" in refusal(text)
-
-
-@pytest.mark.parametrize("text", ["model.path=", "model.path=  "])
-def test_an_override_without_a_value_is_refused(text: str) -> None:
-    assert "model.path=null" in refusal(text)
+    assert f"--set {text}" in refusal(text)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +100,6 @@ def test_an_error_names_the_layer_that_caused_it(file: Path) -> None:
     file.write_text("engine: {block_size: x}")
     with pytest.raises(ConfigError, match=rf"^{file}: engine.block_size is 'x'"):
         load(file, ["engine.max_num_seqs=4"])
-
-
-def test_sections_that_contradict_each_other_are_refused() -> None:
-    assert "below model.max_model_len=100" in refusal("model.max_model_len=100", "engine.max_model_len=50")
 
 
 def test_unknown_and_retired_keys_are_refused_in_files_and_overrides(file: Path) -> None:

@@ -23,29 +23,23 @@ CHANGES: list[Callable[[Any], object]] = [
 @pytest.mark.parametrize("change", CHANGES)
 def test_no_change_is_possible(change: Callable[[Any], object]) -> None:
     frozen = FrozenDict({"a": 1})
-    with pytest.raises(TypeError, match="part of a frozen value"):
+    with pytest.raises(TypeError):
         change(frozen)
     assert frozen == {"a": 1}
     change({"a": 1})  # what a plain dict lets pass
 
 
-def test_it_is_a_dict_to_everybody_else() -> None:
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy])
+def test_it_is_a_dict_to_everybody_else(
+    again: Callable[[FrozenDict[str, int]], FrozenDict[str, int]],
+) -> None:
     frozen = FrozenDict({"b": 1, "a": 2})
     assert frozen == {"a": 2, "b": 1}
     assert msgspec.json.encode(frozen, order="sorted") == b'{"a":2,"b":1}'
     assert type(msgspec.to_builtins(frozen)) is dict
-    assert {**frozen, "c": 3} == frozen | {"c": 3} == {"a": 2, "b": 1, "c": 3}
-
-
-def test_equal_ones_have_equal_hashes_in_any_order() -> None:
-    assert hash(FrozenDict({"a": 1, "b": 2})) == hash(FrozenDict({"b": 2, "a": 1}))
-    assert len({FrozenDict({1: 2.0}), FrozenDict({1: 2.0}), FrozenDict({1: 3.0})}) == 2
-
-
-@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy])
-def test_a_copy_is_frozen_too(again: Callable[[FrozenDict[str, int]], FrozenDict[str, int]]) -> None:
-    twin = again(FrozenDict({"a": 1}))
-    assert (type(twin), twin) == (FrozenDict, {"a": 1})
+    assert frozen | {"c": 3} == {"a": 2, "b": 1, "c": 3}
+    assert len({frozen, FrozenDict({"a": 2, "b": 1}), FrozenDict({"a": 3})}) == 2
+    assert (type(again(frozen)), again(frozen)) == (FrozenDict, frozen)
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -65,5 +59,5 @@ def test_what_is_given_is_copied() -> None:
 
 @pytest.mark.parametrize("value", [None, 5, "ab", [("a", 1)]])
 def test_what_is_no_mapping(value: object) -> None:
-    with pytest.raises(InvalidValue, match=r"facts is .*; give a mapping"):
+    with pytest.raises(InvalidValue):
         Holder(value)

@@ -36,17 +36,13 @@ def write(path: Path, header: BaselineHeader, rows: list[BaselineRow]) -> Path:
     return path
 
 
-def test_a_baseline_is_read_back(path: Path, header: BaselineHeader, rows: list[BaselineRow]) -> None:
+def test_a_baseline_is_read_back_in_the_order_of_the_prompts(
+    path: Path, tmp_path: Path, header: BaselineHeader, rows: list[BaselineRow]
+) -> None:
     assert read_header(path) == header
     assert list(read_rows(path)) == rows
-    assert read_finished(path) == (header, tuple(rows))
-
-
-def test_rows_come_in_the_order_of_the_prompts(
-    tmp_path: Path, header: BaselineHeader, rows: list[BaselineRow]
-) -> None:
-    path = write(tmp_path / "turned.jsonl", header, rows[::-1])
-    assert read_finished(path)[1] == tuple(rows)
+    turned = write(tmp_path / "turned.jsonl", header, rows[::-1])
+    assert read_finished(path) == read_finished(turned) == (header, tuple(rows))
 
 
 CHANGES: list[dict[str, Any]] = [
@@ -70,26 +66,15 @@ def test_a_row_that_was_changed_or_is_there_twice_is_refused(
         list(read_rows(path))
 
 
-def test_rows_of_other_weights_are_refused(
+def test_other_weights_missing_rows_and_no_file_are_refused(
     tmp_path: Path, header: BaselineHeader, rows: list[BaselineRow]
 ) -> None:
-    path = write(tmp_path / "base.jsonl", msgspec.structs.replace(header, weights="others"), rows)
+    others = write(tmp_path / "others.jsonl", msgspec.structs.replace(header, weights="others"), rows)
     with pytest.raises(RecordError, match="line 2"):
-        list(read_rows(path))
-
-
-def test_a_recording_that_was_not_finished_is_refused(
-    tmp_path: Path, header: BaselineHeader, rows: list[BaselineRow]
-) -> None:
-    path = write(tmp_path / "base.jsonl", header, rows[1:])
-    with pytest.raises(RecordError, match="holds 1 of 2 rows; repeat `zerodrift baseline record`"):
-        read_finished(path)
-
-
-def test_no_such_file(tmp_path: Path) -> None:
-    with pytest.raises(
-        RecordError, match=r"there is no baseline .*; make one with `zerodrift baseline record`"
-    ):
+        list(read_rows(others))
+    with pytest.raises(RecordError):
+        read_finished(write(tmp_path / "base.jsonl", header, rows[1:]))
+    with pytest.raises(RecordError):
         read_header(tmp_path / "none.jsonl")
 
 
@@ -140,7 +125,6 @@ def test_an_impossible_row(changes: dict[str, Any]) -> None:
         b"oops\n",
         b"{}\n",
         b'{"index":1,"prompt":[1],"output":[3],"logprobs":[],"raw_logprobs":[-1.0]}\n',
-        b'{"index":1,"prompt":[1],"output":[3],"logprobs":[null],"raw_logprobs":[-1.0]}\n',
         b'{"index":1,"prompt":[1],"output":[3],"logprobs":[-9999],"raw_logprobs":[-1.0]}\n',
         b'{"index":1,',
         b"\xff\n",

@@ -53,10 +53,6 @@ def test_lines_in_order(write: Callable[..., Path]) -> None:
     assert dump.bad == ()
 
 
-def test_the_last_line_may_lack_its_newline(write: Callable[..., Path]) -> None:
-    assert len(DumpReader().read(write(json.dumps(GOOD).encode())).rollouts) == 1
-
-
 BAD: dict[str, bytes | dict[str, Any]] = {
     "torn": b'{"prompt_ids": [1, 2], "comple',
     "no JSON": b"hello\n",
@@ -101,10 +97,6 @@ def test_what_no_reader_foresaw_is_still_refused_by_line(
         DumpReader().read(write(GOOD, {**GOOD, "step": [7]}))
 
 
-def test_a_sequence_as_long_as_the_context_fits(write: Callable[..., Path]) -> None:
-    assert len(DumpReader(context_length=3).read(write(GOOD)).rollouts) == 1
-
-
 def test_corrupt_numbers_are_told_from_damage(write: Callable[..., Path]) -> None:
     codes = {
         "NaN": "value/non-finite",
@@ -124,32 +116,24 @@ def test_a_bad_first_line_does_not_decide_the_format(write: Callable[..., Path])
     assert len(dump.rollouts) == 1
 
 
-def test_a_step_where_the_others_have_none(write: Callable[..., Path]) -> None:
+def test_one_step_model_and_format_for_all(write: Callable[..., Path]) -> None:
     with pytest.raises(RecordError):
         DumpReader().read(write({**GOOD, "step": None}, GOOD))
-
-
-def test_the_first_named_model_counts(write: Callable[..., Path]) -> None:
-    nameless = {**GOOD, "model": None}
-    assert len(DumpReader().read(write(nameless, GOOD, nameless)).rollouts) == 3
-
-
-def test_a_format_can_be_forced(write: Callable[..., Path]) -> None:
     with pytest.raises(RecordError, match="line 1: schema_version is None"):
         DumpReader(format=DumpFormat.PRIME_RL).read(write(GOOD))
+    nameless = {**GOOD, "model": None}
+    fits = DumpReader(context_length=3).read(write(nameless, GOOD, json.dumps(nameless).encode()))
+    assert len(fits.rollouts) == 3, "the first named model counts; the last line may lack its newline"
 
 
-def test_rollouts_without_a_token_are_listed(write: Callable[..., Path]) -> None:
-    nothing = {**GOOD, "completion_ids": [], "logprobs": []}
-    dump = DumpReader().read(write(GOOD, nothing))
-    assert dump.empty == ("dump.jsonl, line 2",)
-    assert len(dump.rollouts) == 1
-
-
-@pytest.mark.parametrize("lines", [(), (b"junk\n",)])
-def test_a_dump_of_nothing(lines: tuple[bytes, ...], write: Callable[..., Path]) -> None:
-    with pytest.raises(RecordError):
-        skipped(write(*lines))
+def test_rollouts_without_a_token_are_listed_and_a_dump_of_nothing_is_none(
+    write: Callable[..., Path],
+) -> None:
+    dump = DumpReader().read(write(GOOD, {**GOOD, "completion_ids": [], "logprobs": []}))
+    assert (dump.empty, len(dump.rollouts)) == (("dump.jsonl, line 2",), 1)
+    for lines in ((), (b"junk\n",)):
+        with pytest.raises(RecordError):
+            skipped(write(*lines))
 
 
 def prime_rl(step: int) -> dict[str, Any]:
@@ -179,9 +163,13 @@ def test_prime_rl_exports_in_the_order_of_training(write: Callable[..., Path], t
     assert dump_files(tmp_path / "token_exports") == dump_files(tmp_path)
 
 
-def test_a_run_directory_stands_for_its_rollouts(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_what_a_place_stands_for(write: Callable[..., Path], tmp_path: Path) -> None:
+    for place in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(RecordError):
+            dump_files(place)
     path = write(GOOD, name="rollouts.jsonl")
     assert dump_files(tmp_path) == [path]
+    assert dump_files(Path("-")) == [Path("/dev/stdin")]
 
 
 def test_a_pipe_is_read_as_it_comes(tmp_path: Path) -> None:
@@ -195,10 +183,6 @@ def test_a_pipe_is_read_as_it_comes(tmp_path: Path) -> None:
     assert [each.where for each in dump.bad] == [f"{pipe}, line 2"]
 
 
-def test_a_dash_is_what_is_piped_in() -> None:
-    assert dump_files(Path("-")) == [Path("/dev/stdin")]
-
-
 @pytest.mark.parametrize("name", ["dump.jsonl.gz", "dump"])
 def test_a_compressed_dump(name: str, write: Callable[..., Path]) -> None:
     packed = gzip.compress(json.dumps(GOOD).encode() + b"\n")
@@ -206,23 +190,11 @@ def test_a_compressed_dump(name: str, write: Callable[..., Path]) -> None:
     assert [each.where for each in dump.rollouts] == [f"{name}, line 1", f"{name}, line 2"]
 
 
-@pytest.mark.parametrize("damage", ["torn", "check", "stream"])
-def test_a_damaged_compressed_dump(damage: str, write: Callable[..., Path]) -> None:
+def test_a_damaged_compressed_dump(write: Callable[..., Path]) -> None:
     packed = gzip.compress(json.dumps(GOOD).encode() + b"\n")
-    broken = {
-        "torn": packed[:-12],
-        "check": packed[:-8] + bytes(8),
-        "stream": packed[:10] + b"\xff" * 30,
-    }[damage]
-    with pytest.raises(RecordError, match=r"d.gz.*line \d"):
-        skipped(write(broken, name="d.gz"))
-
-
-def test_places_without_a_dump(tmp_path: Path) -> None:
-    with pytest.raises(RecordError):
-        dump_files(tmp_path / "nowhere")
-    with pytest.raises(RecordError, match=r"rollouts.jsonl.*/rank_"):
-        dump_files(tmp_path)
+    for broken in (packed[:-12], packed[:-8] + bytes(8), packed[:10] + b"\xff" * 30):
+        with pytest.raises(RecordError, match=r"d.gz.*line \d"):
+            skipped(write(broken, name="d.gz"))
 
 
 def test_a_line_without_end_is_no_dump(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,21 +19,12 @@ PRIME_RL: dict[str, Any] = {
     "schema_version": 1,
     "step": 12,
     "rank": 0,
-    "micro_step": 0,
-    "micro_sequence_idx": 0,
-    "export_sequence_idx": 3,
     "env_name": "gsm8k",
     "token_ids": [5, 6, 7, 8, 9, 10, 11],
-    "position_ids": [0, 1, 2, 3, 4, 5, 6],
     "loss_mask": [False, False, True, True, False, True, False],
-    "advantages": [0.0, 0.0, 0.5, 0.5, 0.0, 0.5, 0.0],
     "inference_logprobs": [0.0, 0.0, -0.1, -0.2, 0.0, -0.3, 0.0],
     "trainer_logprobs": [-6.2, -1.0, -0.11, -0.21, -2.0, -0.31, None],
-    "entropy": [6.2, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0],
-    "mismatch_kl": [None] * 7,
-    "rl_weights": [None] * 7,
-    "ce_weights": [None] * 7,
-    "ref_kl_weights": [None] * 7,
+    **dict.fromkeys(("mismatch_kl", "rl_weights", "ce_weights", "ref_kl_weights"), [None] * 7),
 }
 
 
@@ -96,13 +87,8 @@ def test_a_plain_line_with_everything() -> None:
         temperature=1.2,
         top_k=-1,
         top_p=None,
-        sampling={
-            "min_p": 0.1,
-            "temperature": 1.2,
-            "max_tokens": 9,
-            "skip_special_tokens": False,
-            "seed": None,
-        },
+        sampling={"min_p": 0.1, "temperature": 1.2, "max_tokens": 9, "skip_special_tokens": False}
+        | {"seed": None},
         reward=3.5,
     )
     assert (rollout.step, rollout.version, rollout.model) == (4, "12", "tiny")
@@ -124,17 +110,6 @@ def test_what_shapes_a_distribution_is_read_wherever_it_stands() -> None:
         assert {"logit_bias", "min_tokens"} <= rollout.stated
 
 
-def test_our_own_line_with_a_bias() -> None:
-    request = Request(Prompt((1, 2)), SamplingParams(logit_bias={5: 1.5}))
-    (rollout,) = read_own(own(request=request), PLACE)
-    assert rollout.sampling.logit_bias == {5: 1.5}
-
-
-def test_a_finish_reason_of_another_vocabulary_says_nothing() -> None:
-    assert plain(finish_reason="tool_calls").finish_reason is None
-    assert plain(kind="processed").kind is LogprobKind.PROCESSED
-
-
 @pytest.mark.parametrize(
     ("change", "error"),
     [
@@ -154,11 +129,11 @@ def test_a_finish_reason_of_another_vocabulary_says_nothing() -> None:
 def test_a_plain_line_that_contradicts_itself(change: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         plain(**change)
-
-
-def test_a_plain_line_without_its_keys() -> None:
     with pytest.raises(RecordError):
         read_plain({"prompt_ids": [1], "logprobs": []}, PLACE)
+    # Words of another vocabulary contradict nothing.
+    assert plain(finish_reason="tool_calls").finish_reason is None
+    assert plain(kind="processed").kind is LogprobKind.PROCESSED
 
 
 def test_our_own_line_is_judged_by_what_was_asked() -> None:
@@ -169,6 +144,8 @@ def test_our_own_line_is_judged_by_what_was_asked() -> None:
     assert rollout.version == "3+4"
     assert rollout.kind is LogprobKind.RAW
     assert rollout.finish_reason is FinishReason.STOP
+    biased = Request(Prompt((1, 2)), SamplingParams(logit_bias={5: 1.5}))
+    assert read_own(own(request=biased), PLACE)[0].sampling.logit_bias == {5: 1.5}
 
 
 @pytest.mark.parametrize(

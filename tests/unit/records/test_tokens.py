@@ -1,4 +1,3 @@
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,23 +25,6 @@ def test_a_table_is_read_back(tmp_path: Path, columns: dict[str, Any]) -> None:
     assert table["text"].to_pylist() == ["a", "é", ""]
     assert table["token"].to_pylist() == [1, 2, 3]
     assert np.array_equal(table["sigma"].to_numpy(), columns["sigma"], equal_nan=True)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["tokens.parquet"]
-
-
-def test_a_table_that_could_not_be_synced_leaves_the_old_one(
-    tmp_path: Path, columns: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "tokens.parquet"
-    write_tokens(path, columns)
-    before = path.read_bytes()
-
-    def fail(_: int) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="no space"):
-        write_tokens(path, {**columns, "token": np.array([4, 5, 6])})
-    assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["tokens.parquet"]
 
 

@@ -40,33 +40,16 @@ def test_a_failure_carries_evidence_cause_and_fix(runs: dict[str, Path]) -> None
     suite = suite_of(read_verdict(runs["failing"]))
     parity, sync = suite.findall("testcase/failure")
     assert str(parity.get("message")).startswith("mean |Δ| 0.152 > 0.03")
-    lines = str(parity.text).splitlines()
-    assert "tokens = 2,794" in lines
-    assert "fix: --logprobs-mode processed_logprobs" in lines
-    # A cause stands where it was found, and one that is only listed nowhere.
-    assert "stale-prefix-cache" not in str(parity.text)
-    assert "cause: weights/stale-prefix-cache (fresh prompts" in str(sync.text)
-    assert "slope = 0.9998" in str(sync.text)
-    assert b"head-precision" not in junit(read_verdict(runs["failing"]))
+    assert {"tokens = 2,794", "fix: --logprobs-mode processed_logprobs"} <= set(str(parity.text).splitlines())
+    assert {"slope = 0.9998"} <= set(str(sync.text).splitlines())
+    assert "weights/stale-prefix-cache" in str(sync.text)
+    assert b"head-precision" not in junit(read_verdict(runs["failing"])), "what is only listed fails nothing"
 
 
 def test_a_required_question_without_an_answer_is_an_error(runs: dict[str, Path]) -> None:
     suite = suite_of(read_verdict(runs["inconclusive"]))
     assert ends(suite) == {"contract": "error", "parity": "error"}
-    (error, _) = suite.findall("testcase/error")
-    assert "nothing answers" in str(error.get("message"))
-    assert error.get("type") == "inconclusive"
-
-
-def test_a_pass_is_green(runs: dict[str, Path]) -> None:
-    suite = suite_of(read_verdict(runs["passing"]))
-    assert set(ends(suite).values()) == {None, "skipped"}
-    assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
-    assert str(suite.findtext("system-out")).startswith("PASS: Engine and reference are the same policy")
-    properties = {item.get("name"): item.get("value") for item in suite.iter("property")}
-    assert properties["verdict"] == "PASS"
-    assert str(properties["engine"]).startswith("vllm ")
-    assert str(properties["reproduce"]).startswith("zerodrift audit")
+    assert set(ends(suite_of(read_verdict(runs["passing"]))).values()) == {None, "skipped"}
 
 
 @pytest.mark.parametrize(
@@ -119,9 +102,7 @@ def test_hostile_text_is_text(runs: dict[str, Path], examples: Any) -> None:
 
 
 def test_the_file_and_its_directory_are_made(runs: dict[str, Path], tmp_path: Path) -> None:
-    path = tmp_path / "build" / "results" / "audit.xml"
-    record = read_verdict(runs["failing"])
+    path, record = tmp_path / "build" / "results" / "audit.xml", read_verdict(runs["failing"])
     write_junit(path, record)
     assert path.read_bytes() == junit(record)
-    assert path.read_bytes().startswith(b"<?xml version='1.0' encoding='utf-8'?>\n")
     assert [file.name for file in path.parent.iterdir()] == ["audit.xml"]

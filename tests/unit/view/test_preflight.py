@@ -1,32 +1,13 @@
-"""The checklist on a page and in a terminal: the same answers, and nothing of a model acts in either."""
+"""The checklist on a page and in a terminal; what holds for every page is in test_page.py."""
 
 import io
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from zerodrift.core.errors import RecordError
 from zerodrift.records.preflight import Item, PreflightRecord, Status, write_preflight
-from zerodrift.view.page import source_hash
-from zerodrift.view.preflight import HEADLINES, print_checklist, render, write_page
-
-HOSTILE = "</script><img src=x onerror=alert(1)>{{ 7*191 }}\x1b[2J\u202eevil"
-
-
-def record(*items: Item, status: Status = Status.FAIL) -> PreflightRecord:
-    return PreflightRecord(
-        status=status,
-        config="run.yaml",
-        engine="vllm",
-        model="./model",
-        items=items,
-        reproduce="zerodrift preflight run.yaml",
-    )
-
+from zerodrift.view.preflight import HEADLINES, print_checklist, render
 
 ITEMS = (
     Item(name="doctor", status=Status.WARN, says="1 risk", details=("risk: cache",), type=("doctor --fix",)),
@@ -42,10 +23,17 @@ ITEMS = (
     Item(name="rewards", status=Status.PASS, says="equal"),
     Item(name="history", status=Status.SKIPPED, says="none", type=("--record FILE",)),
 )
+UNREACHED = Item(name="audit", status=Status.INCONCLUSIVE, says="nobody answers")
+
+
+def record(*items: Item, status: Status = Status.FAIL) -> PreflightRecord:
+    command = "zerodrift preflight run.yaml"
+    return PreflightRecord(
+        status=status, config="run.yaml", engine="vllm", model="./model", items=items, reproduce=command
+    )
 
 
 def written(directory: Path, *items: Item) -> str:
-    directory.mkdir(exist_ok=True)
     write_preflight(directory, record(*items))
     return render(directory)
 
@@ -60,13 +48,14 @@ def test_the_page_has_every_item_with_its_evidence(tmp_path: Path) -> None:
     page = written(tmp_path, *ITEMS)
     for item in ITEMS:
         assert f'<section id="{item.name}">' in page
-        assert item.says in page
-        assert all(typed in page for typed in item.type)
-    assert HEADLINES[Status.FAIL] in page
-    assert "risk: cache" in page
-    assert "<bdi>0.5</bdi>" in page
-    assert "zerodrift preflight run.yaml" in page
-    assert '<body class="fail">' in page
+        assert all(says in page for says in (item.says, *item.type, *item.details))
+    for says in (
+        HEADLINES[Status.FAIL],
+        "<bdi>0.5</bdi>",
+        "zerodrift preflight run.yaml",
+        '<body class="fail">',
+    ):
+        assert says in page
 
 
 def test_what_the_directory_holds_beside_it_is_on_the_page(tmp_path: Path) -> None:
@@ -75,58 +64,8 @@ def test_what_the_directory_holds_beside_it_is_on_the_page(tmp_path: Path) -> No
     (tmp_path / "config.yaml").write_text("engine: {name: vllm}\n")
     (tmp_path / "environment.json").write_text('{"packages": {"torch": "2.13"}}')
     page = render(tmp_path)
-    assert '<a href="report.html">' in page
-    assert "engine: {name: vllm}" in page
-    assert "packages.torch" in page
-    unreached = Item(name="audit", status=Status.INCONCLUSIVE, says="nobody answers")
-    assert '<a href="report.html">' not in written(tmp_path, unreached), "it is of a run before"
-
-
-def test_hostile_text_is_text(tmp_path: Path) -> None:
-    item = Item(
-        name=HOSTILE,
-        status=Status.FAIL,
-        says=HOSTILE,
-        details=(HOSTILE,),
-        facts={HOSTILE: HOSTILE},
-        type=(HOSTILE,),
-    )
-    page = written(tmp_path, item)
-    assert "<img" not in page
-    assert "1337" not in page, "text was read as a template"
-    assert not set(page) & {"\x1b", "\u202e"}
-    assert page.count("<script") == 1
-    for line in printed(record(item), width=400).splitlines():
-        assert not set(line) & {"\x1b", "\u202e"}
-
-
-def test_one_script_runs_and_the_policy_names_it(tmp_path: Path) -> None:
-    page = written(tmp_path, *ITEMS)
-    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    assert source_hash(script) in page
-    assert "default-src 'none'" in page
-    assert not re.search(r"<(link|iframe|img|object|embed|base|form)\b| on[a-z]+=| src=", page)
-
-
-def test_the_page_is_written_whole_or_stays(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="it is not a finished preflight"):
-        write_page(tmp_path)
-    assert not list(tmp_path.iterdir())
-    page = written(tmp_path, *ITEMS)
-    assert write_page(tmp_path).read_text(encoding="utf-8") == page
-
-
-def test_no_torch_is_needed(tmp_path: Path) -> None:
-    written(tmp_path, *ITEMS)
-    code = (
-        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
-        "from pathlib import Path\nfrom zerodrift.view.preflight import render\n"
-        "print(len(render(Path(sys.argv[1]))))"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert int(run.stdout) > 10_000
+    assert all(says in page for says in ('<a href="report.html">', "engine: {name: vllm}", "packages.torch"))
+    assert '<a href="report.html">' not in written(tmp_path, UNREACHED), "it is of a run before"
 
 
 def test_the_terminal_has_one_line_an_item_and_what_to_type() -> None:
@@ -137,6 +76,8 @@ def test_the_terminal_has_one_line_an_item_and_what_to_type() -> None:
     assert "for audit:\n    mend it\n" in text
     assert "to have history:\n    --record FILE\n" in text
     assert text.endswith("page:\n    runs/it/preflight.html\n\n")
+    hostile = Item(name="\x1b[2J", status=Status.FAIL, says="\u202eevil", type=("\x1b",))
+    assert not set(printed(record(hostile))) & {"\x1b", "\u202e"}
 
 
 @pytest.mark.parametrize("status", Status)

@@ -36,25 +36,20 @@ def test_all_but_the_verdict_may_be_missing(runs: dict[str, Path], tmp_path: Pat
 
 
 def test_rows_are_ordered_by_sequence_and_index(examples: Any, tmp_path: Path) -> None:
-    drawn = examples.draw(sequences=4, length=12)
-    order = np.random.default_rng(0).permutation(len(drawn.columns["token"]))
-    shuffled = {
-        name: [column[i] for i in order] if isinstance(column, list) else column[order]
-        for name, column in drawn.columns.items()
-    }
-    record = examples.verdict("PASS", guilty="none", says="")
-    tokens = read(examples.write(tmp_path, record, examples.Drawn(shuffled))).tokens
+    columns = examples.draw(sequences=4, length=12)
+    order = np.random.default_rng(0).permutation(len(columns["token"]))
+    shuffled = {name: np.asarray(column)[order] for name, column in columns.items()}
+    shuffled["text"] = shuffled["text"].tolist()
+    tokens = read(examples.write(tmp_path, examples.verdict("PASS"), shuffled)).tokens
     assert tokens is not None
-    np.testing.assert_array_equal(tokens.sequence, drawn.columns["sequence"])
-    np.testing.assert_array_equal(tokens.index, drawn.columns["index"])
-    np.testing.assert_array_equal(tokens.reported, drawn.columns["reported"])
-    assert tokens.text.to_pylist() == drawn.columns["text"]
+    for name in ("sequence", "index", "reported"):
+        np.testing.assert_array_equal(getattr(tokens, name), columns[name])
+    assert tokens.text.to_pylist() == columns["text"]
 
 
 def test_a_table_without_rows_is_no_table(examples: Any, tmp_path: Path) -> None:
-    columns = {name: column[:0] for name, column in examples.draw().columns.items()}
-    record = examples.verdict("INCONCLUSIVE", guilty="unknown", says="")
-    assert read(examples.write(tmp_path, record, examples.Drawn(columns))).tokens is None
+    columns = {name: column[:0] for name, column in examples.draw().items()}
+    assert read(examples.write(tmp_path, examples.verdict("INCONCLUSIVE"), columns)).tokens is None
 
 
 def test_an_impossible_token_is_one_with_an_infinite_delta(runs: dict[str, Path]) -> None:
@@ -74,11 +69,8 @@ def finished(runs: dict[str, Path], tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("config.yaml", b"\xff"),
-        ("environment.json", b"[]"),
-        ("environment.json", b"{"),
-        ("tokens.parquet", b"PAR1"),
-        ("tokens.parquet", b""),
+        *(("config.yaml", b"\xff"), ("environment.json", b"[]"), ("environment.json", b"{")),
+        *(("tokens.parquet", b"PAR1"), ("tokens.parquet", b"")),
     ],
 )
 def test_a_damaged_file_is_refused(finished: Path, name: str, content: bytes) -> None:
@@ -104,7 +96,7 @@ def test_a_damaged_file_is_refused(finished: Path, name: str, content: bytes) ->
 def test_numbers_that_no_audit_writes_are_refused(
     examples: Any, finished: Path, column: str, row: Any, value: float | None
 ) -> None:
-    columns = examples.draw(sequences=2, length=12).columns
+    columns = examples.draw(sequences=2, length=12)
     columns[column] = columns[column].astype(object)
     columns[column][row] = value
     columns[column] = columns[column].tolist()

@@ -36,13 +36,11 @@ def folder(tmp_path: Path, examples: Any) -> Path:
 
 
 def test_newest_first_and_nothing_left_out(folder: Path) -> None:
-    killed, broken, second, first = list_runs(folder)
-    assert [run.name for run in (killed, broken, second, first)] == ["killed", "broken", "second", "first"]
+    found = killed, broken, second, first = list_runs(folder)
     # Of an unfinished run the last file counts, whichever it is.
-    assert [run.when.hour for run in (killed, broken, second, first)] == [4, 3, 2, 1]
-    assert first.verdict is Outcome.PASS
-    assert first.cause is None
-    assert first.engine == "vllm"
+    named = [("killed", 4), ("broken", 3), ("second", 2), ("first", 1)]
+    assert [(run.name, run.when.hour) for run in found] == named
+    assert (first.verdict, first.cause, first.engine) == (Outcome.PASS, None, "vllm")
     assert first.mean is not None
     assert (second.verdict, second.cause) == (Outcome.FAIL, "semantic/raw-logprobs")
     assert (killed.state, killed.verdict, killed.engine) == (State.UNFINISHED, None, "exact")
@@ -57,25 +55,18 @@ def test_a_run_with_a_configuration_of_another_version_is_listed(folder: Path) -
     assert "retired" in str(killed.problem)
 
 
-def test_runs_of_one_moment_are_in_order_of_their_names(tmp_path: Path, examples: Any) -> None:
-    for name in ("b", "a", "c"):
-        examples.inconclusive(tmp_path / name)
-        at(tmp_path / name / "verdict.json", 1)
-    assert [run.name for run in list_runs(tmp_path)] == ["c", "b", "a"]
-    assert list_runs(tmp_path)[0].mean is None
-
-
-def test_a_name_that_is_not_utf8_survives_json(tmp_path: Path, examples: Any) -> None:
-    directory = examples.inconclusive(tmp_path / os.fsdecode(b"run-\xff"))
-    assert directory.is_dir()
-    (run,) = list_runs(tmp_path)
-    assert run.name == r"run-\udcff"
-    assert msgspec.json.decode(msgspec.json.encode(run), type=RunSummary) == run
+def test_runs_of_one_moment_are_in_order_of_their_names_utf8_or_not(tmp_path: Path, examples: Any) -> None:
+    for name in ("b", "a", os.fsdecode(b"c-\xff")):
+        at(examples.inconclusive(tmp_path / name) / "verdict.json", 1)
+    found = list_runs(tmp_path)
+    assert [run.name for run in found] == [r"c-\udcff", "b", "a"]
+    assert found[0].mean is None
+    assert msgspec.json.decode(msgspec.json.encode(found), type=tuple[RunSummary, ...]) == found
 
 
 def test_an_empty_directory_holds_no_runs_and_a_missing_one_is_refused(tmp_path: Path) -> None:
     assert list_runs(tmp_path) == ()
-    with pytest.raises(RecordError, match=r"there is no directory .*nowhere; `zerodrift audit`"):
+    with pytest.raises(RecordError):
         list_runs(tmp_path / "nowhere")
 
 
@@ -88,5 +79,5 @@ def test_a_run_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pytest.M
     # A directory here comes before one of the same name among the runs.
     (tmp_path / "one").mkdir()
     assert find_run("one") == Path("one")
-    with pytest.raises(RecordError, match="there is no run 'two', here or in runs"):
+    with pytest.raises(RecordError):
         find_run("two")

@@ -2,34 +2,34 @@ import io
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from rich.console import Console
 
+from zerodrift.core.request import Prompt, Request
+from zerodrift.records.case import Case
 from zerodrift.records.verdict import Outcome, VerdictRecord
 from zerodrift.view.run_directory import read
-from zerodrift.view.text import print_verdict
+from zerodrift.view.text import print_replayed, print_verdict
 
 
 def printed(
     record: VerdictRecord, directory: Path | None = None, *, width: int = 80, terminal: bool = False
 ) -> str:
-    file = io.StringIO()
-    console = Console(
-        file=file, width=width, force_terminal=terminal, color_system="standard" if terminal else None
-    )
+    file, colours = io.StringIO(), "standard" if terminal else None
+    console = Console(file=file, width=width, force_terminal=terminal, color_system=colours)  # type: ignore[arg-type]
     print_verdict(record, console, directory)
     return file.getvalue()
 
 
-def record_of(runs: dict[str, Path], name: str) -> VerdictRecord:
-    return read(runs[name]).record
+def replayed(tokens: list[tuple[int, float, float]], problem: str = "") -> str:
+    file, case = io.StringIO(), Case(requests=(Request(Prompt((5, 6))),), limit=1e-3)
+    print_replayed(case, tokens, problem, Console(file=file, width=100))
+    return file.getvalue()
 
 
 def test_a_failure_in_a_terminal(runs: dict[str, Path]) -> None:
-    text = printed(record_of(runs, "failing"), width=100)
-    lines = text.splitlines()
-    assert lines[0] == "FAIL  Not the same policy"
+    text = printed(read(runs["failing"]).record, width=100)
+    assert text.startswith("FAIL  Not the same policy\n")
     for part in (
         "guilty  The engine (vllm)",
         "cause   semantic/raw-logprobs",
@@ -37,106 +37,73 @@ def test_a_failure_in_a_terminal(runs: dict[str, Path]) -> None:
         "type this:\n    --logprobs-mode processed_logprobs\n",
         "and for weights/stale-prefix-cache:\n    POST /reset_prefix_cache",
         "97.3%",
-        "listed",
         "8.0%",
-        "inconclusive",
         "token ESS 96.6%",
-        "sequence ESS",
         "tokens 2,794",
     ):
         assert part in text
-    (mean,) = [line.split() for line in lines if line.startswith("mean |Δ|")]
-    assert mean == ["mean", "|Δ|", "0.152", "0.0041", "0.03"]
-    (k3,) = [line.split() for line in lines if line.startswith("k3")]
-    assert k3[2] == "–"
+    rows = [line.split() for line in text.splitlines()]
+    assert ["mean", "|Δ|", "0.152", "0.0041", "0.03"] in rows
+    assert [row[2] for row in rows if row[:1] == ["k3"]] == ["–"]
 
 
-def test_a_pass_asks_for_nothing(runs: dict[str, Path]) -> None:
-    text = printed(record_of(runs, "passing"))
-    assert text.startswith("PASS  The same policy")
-    assert "type this" not in text
-    assert "vacuous" in text
-    assert "\ncause   semantic" not in text
-
-
-def test_without_a_verdict_the_command_is_repeated(runs: dict[str, Path], examples: Any) -> None:
-    text = printed(record_of(runs, "inconclusive"))
-    assert text.startswith("INCONCLUSIVE  Not judged")
-    assert f"then:\n    {examples.REPRODUCE}\n" in text
-    assert "measured" not in text
-    assert "ESS" not in text
-
-
-def test_an_empty_record_is_still_an_answer(examples: Any) -> None:
-    record = examples.verdict(Outcome.INCONCLUSIVE, guilty="unknown", says="no answer", reproduce="")
-    assert printed(record).splitlines()[0] == "INCONCLUSIVE  Not judged"
-    assert "then:" not in printed(record)
-    assert "probe" not in printed(record)
-
-
-def test_a_fix_is_never_wrapped(examples: Any) -> None:
-    fix = '--hf-overrides \'{"head_dtype":"float32"}\' ' + " ".join(
-        f"--flag-{i} [red]x[/red]" for i in range(20)
-    )
-    causes = (examples.cause("semantic/bos", 1.0, "", fix=fix),)
-    record = examples.verdict(Outcome.FAIL, guilty="engine", says="", causes=causes)
-    for width in (20, 80, 200):
-        assert f"    {fix}" in printed(record, width=width).splitlines()
-
-
-def test_the_smallest_case_is_a_command(examples: Any) -> None:
-    command = "zerodrift audit --case " + "long/" * 30 + "case.json"
-    record = examples.verdict(
-        Outcome.FAIL,
-        guilty="engine",
-        says="",
-        smallest="prompt of 1 token, alone",
-        reproduce_smallest=command,
-    )
+def test_a_pass_asks_for_nothing(runs: dict[str, Path], tmp_path: Path) -> None:
+    record = read(runs["passing"]).record
     text = printed(record)
-    assert "smallest case, prompt of 1 token, alone:" in text
-    assert f"    {command}\n" in text, "never wrapped"
-    assert "smallest case" not in printed(examples.verdict(Outcome.FAIL, guilty="engine", says=""))
-
-
-def test_paths_stand_alone(runs: dict[str, Path], tmp_path: Path) -> None:
+    assert text.startswith("PASS  The same policy")
+    assert "vacuous" in text
+    assert "type this" not in text
     directory = tmp_path / ("long-name-" * 12)
     directory.mkdir()
-    record = record_of(runs, "passing")
     assert printed(record, directory).endswith(f"run directory:\n    {directory}\n\n")
     (directory / "report.html").touch()
     assert printed(record, directory).endswith(f"report:\n    {directory / 'report.html'}\n\n")
 
 
+def test_without_a_verdict_the_command_is_repeated(runs: dict[str, Path], examples: Any) -> None:
+    text = printed(read(runs["inconclusive"]).record)
+    assert text.startswith("INCONCLUSIVE  Not judged")
+    assert f"then:\n    {examples.REPRODUCE}\n" in text
+    assert "ESS" not in text
+    empty = printed(examples.verdict(Outcome.INCONCLUSIVE, reproduce=""))
+    assert empty.startswith("INCONCLUSIVE  Not judged")
+    assert "then:" not in empty
+
+
+@pytest.mark.parametrize("width", [20, 80, 200])
+def test_what_is_to_be_typed_is_never_wrapped(examples: Any, width: int) -> None:
+    fix = " ".join(f"--flag-{i} [red]x[/red]" for i in range(20))
+    command = "zerodrift audit --case " + "long/" * 30 + "case.json"
+    record = examples.verdict(
+        Outcome.FAIL,
+        causes=(examples.cause("semantic/bos", 1.0, "", fix=fix),),
+        smallest="prompt of 1 token, alone",
+        reproduce_smallest=command,
+    )
+    assert {f"    {fix}", f"    {command}"} <= set(printed(record, width=width).splitlines())
+
+
 @pytest.mark.parametrize(("name", "code"), [("passing", "32"), ("failing", "31"), ("inconclusive", "33")])
 def test_the_verdict_has_its_colour(runs: dict[str, Path], name: str, code: str) -> None:
-    assert printed(record_of(runs, name), terminal=True).startswith(f"\x1b[1;{code}m")
+    assert printed(read(runs[name]).record, terminal=True).startswith(f"\x1b[1;{code}m")
 
 
-def test_no_control_character_of_a_model_reaches_the_terminal(runs: dict[str, Path]) -> None:
-    record = record_of(runs, "hostile")
-    hostile = Path("runs/\x1b[31mred")
-    text = printed(record, hostile, width=300)
-    assert "owned" in text
+def test_no_text_of_a_model_acts_on_the_terminal(runs: dict[str, Path], examples: Any) -> None:
+    text = printed(read(runs["hostile"]).record, Path("runs/\x1b[31mred"), width=300)
     assert not [character for character in text if not character.isprintable() and character != "\n"]
     assert "␛[2J␛]0;owned␇" in text
     assert "runs/␛[31mred" in text
-
-
-def test_markup_in_a_message_is_text(examples: Any) -> None:
     says = "expected [bold]tokens[/bold] and :smile: at [/link]"
-    record = examples.verdict(
-        Outcome.FAIL,
-        guilty="engine",
-        says=says,
-        causes=(examples.cause("semantic/bos", 1.0, says, fix=says),),
-        probes=(examples.probe("a[b]", Outcome.FAIL, says),),
-    )
+    causes = (examples.cause("semantic/bos", 1.0, says, fix=says),)
+    probes = (examples.probe("a[b]", Outcome.FAIL, says),)
+    record = examples.verdict(Outcome.FAIL, says=says, causes=causes, probes=probes)
     assert printed(record, width=200).count(says) == 4
-    assert "a[b]" in printed(record)
+    assert "\x1b" not in replayed([], "the engine said \x1b[2J")
 
 
-def test_a_record_survives_its_trip_to_the_disk(runs: dict[str, Path]) -> None:
-    record = record_of(runs, "failing")
-    again = msgspec.json.decode(msgspec.json.encode(record), type=VerdictRecord)
-    assert printed(again) == printed(record)
+def test_each_token_of_a_case_is_right_or_wrong() -> None:
+    text = replayed([(7, -1.0, -1.0000001), (8, -1.0, -1.5), (9, -1.0, float("-inf"))])
+    assert "prompt [5, 6]" in text
+    rows = [line.split() for line in text.splitlines() if line.strip()[:1] in "789"]
+    assert [row[-1] for row in rows] == ["right", "wrong", "wrong"]
+    assert rows[1][:4] == ["8", "-1.000000", "-1.500000", "-0.5"]
