@@ -15,15 +15,11 @@ from typing import Any, Literal, NamedTuple
 
 import pytest
 import sglang_server
-import tensorrt_llm_server
-import tgi_server
 
 from zerodrift import models
 from zerodrift.backends.base import Backend
 from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
 from zerodrift.backends.dialects.sglang import SGLANG
-from zerodrift.backends.dialects.tensorrt_llm import TENSORRT_LLM
-from zerodrift.backends.dialects.tgi import TGI
 from zerodrift.backends.exact import ExactBackend
 from zerodrift.backends.launch import LaunchedServer
 from zerodrift.backends.llama_cpp_launch import launch_llama_cpp, settings
@@ -130,15 +126,6 @@ def sglang(folder: Path) -> AbstractContextManager[Subject]:
     return _peer(sglang_server.serve(MODEL, deterministic=True), partial(OpenAIBackend, dialect=SGLANG))
 
 
-def tensorrt_llm(folder: Path) -> AbstractContextManager[Subject]:
-    connect = partial(OpenAIBackend, dialect=TENSORRT_LLM, max_model_len=1024)
-    return _peer(tensorrt_llm_server.serve(MODEL), connect)
-
-
-def tgi(folder: Path) -> AbstractContextManager[Subject]:
-    return _peer(tgi_server.serve(MODEL), partial(OpenAIBackend, dialect=TGI))
-
-
 # Real engines
 
 
@@ -221,8 +208,6 @@ OPENERS: dict[str, Callable[[Path], AbstractContextManager[Subject]]] = {
     "reference": reference,
     "exact": exact,
     "sglang": sglang,
-    "tensorrt-llm": tensorrt_llm,
-    "tgi": tgi,
     **{release: partial(vllm, release) for release in ASKED},
     **{name: partial(vllm, release, route="generate") for name, release in GENERATES.items()},
     "llama-cpp": llama_cpp,

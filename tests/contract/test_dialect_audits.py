@@ -1,14 +1,11 @@
 """Whole audits through the dialects, by name as the command line opens them, and what happens where none is possible."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import sglang_server
-import tensorrt_llm_server
-import tgi_server
 
 from zerodrift.audit.progress import Silent
 from zerodrift.audit.session import Session
@@ -68,36 +65,6 @@ def test_an_sglang_without_seeds_is_judged_by_what_it_samples(tmp_path: Path) ->
         Outcome.INCONCLUSIVE,
         Outcome.PASS,
     )
-
-
-def test_tensorrt_llm_reports_the_models_own(tmp_path: Path) -> None:
-    """An older release, without seeds: nothing is repeated, and what is wrong is named all the same."""
-    with tensorrt_llm_server.serve(MODEL, seeded=False) as url:
-        engine = {"name": "tensorrt-llm", "url": url, "max_model_len": 1024}
-        record = audit(tmp_path / "run", engine, precision="fp32")
-
-    assert (record.verdict, record.causes[0].cause) == (Outcome.FAIL, "semantic/raw-logprobs")
-    assert record.engine.semantic["logprobs_mode"] == "raw_logprobs"
-
-
-def test_tgi_is_judged_on_texts_and_never_passed(tmp_path: Path) -> None:
-    """Probes of self-consistency are made of ids."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(
-        "".join(json.dumps({"prompt": f"{number} is more than"}) + "\n" for number in range(26))
-    )
-    with tgi_server.serve(MODEL) as url:
-        engine = {"name": "tgi", "url": url}
-        texts = {"prompts": str(prompts), "property_based_prompts": False, "precision": "fp32"}
-        record = audit(tmp_path / "run", engine, **texts)
-        refused = audit(tmp_path / "ids", engine, precision="fp32")
-
-    told = outcomes(record)
-    assert (told["contract"], told["parity"], told["sampling"]) == (Outcome.PASS,) * 3
-    assert (record.verdict, record.guilty) == (Outcome.INCONCLUSIVE, "unknown")
-    assert "none was answered" in record.says
-    assert refused.verdict is Outcome.INCONCLUSIVE
-    assert "takes text and no token ids" in refused.says
 
 
 @pytest.mark.parametrize("name", STARTED_BY_HAND)

@@ -13,8 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 import sglang_server
-import tensorrt_llm_server
-import tgi_server
 import torch
 
 from zerodrift import models
@@ -22,8 +20,6 @@ from zerodrift.backends import openai_probe
 from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect
 from zerodrift.backends.dialects.sglang import SGLANG
-from zerodrift.backends.dialects.tensorrt_llm import TENSORRT_LLM
-from zerodrift.backends.dialects.tgi import TGI
 from zerodrift.backends.http import Reply
 from zerodrift.backends.openai import OpenAIBackend
 from zerodrift.backends.openai_wire import Reader, read_scores, request_body
@@ -71,19 +67,7 @@ def unseeded() -> Iterator[OpenAIBackend]:
         yield from connected(url, SGLANG)
 
 
-@pytest.fixture(scope="module")
-def tensorrt_llm() -> Iterator[OpenAIBackend]:
-    with tensorrt_llm_server.serve(MODEL) as url:
-        yield from connected(url, TENSORRT_LLM, max_model_len=1024)
-
-
-@pytest.fixture(scope="module")
-def tgi() -> Iterator[OpenAIBackend]:
-    with tgi_server.serve(MODEL) as url:
-        yield from connected(url, TGI)
-
-
-@pytest.fixture(params=["sglang", "tensorrt_llm", "tgi"])
+@pytest.fixture(params=["sglang"])
 def engine(request: pytest.FixtureRequest) -> OpenAIBackend:
     backend: OpenAIBackend = request.getfixturevalue(request.param)
     return backend
@@ -144,8 +128,6 @@ WHOLE = {
         Capability.EFFECTIVE_CONFIG,
         Capability.STREAM,
     },
-    "tensorrt-llm": {Capability.SEED, Capability.CACHED_TOKENS, Capability.STREAM},
-    "tgi": {Capability.TOP_LOGPROBS, Capability.SEED, Capability.STREAM},
 }
 
 
@@ -197,7 +179,7 @@ def test_logprobs_are_of_the_kind_that_is_claimed(
 
     assert completion.prompt_token_ids == ids
     assert (len(completion.token_ids), completion.finish_reason) == (4, FinishReason.LENGTH)
-    assert completion.kind is (RAW if engine.name == "tensorrt-llm" else PROCESSED)
+    assert completion.kind is PROCESSED
     meant = SamplingParams(temperature=temperature) if completion.kind is PROCESSED else None
     expected = own(truth(model, completion, meant), completion)
     assert completion.logprobs == pytest.approx(expected, abs=CLOSE)
@@ -257,13 +239,6 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"top_p": 0.9, "temperature": 0.7},
         {"top_k": 5, "presence_penalty": 0.5},
     ],
-    "tensorrt-llm": [
-        {"repetition_penalty": 1.1},
-        {"presence_penalty": 0.5},
-        {"stop_token_ids": (3,)},
-        {"prompt_logprobs": 0},
-    ],
-    "tgi": [{"min_p": 0.1}, {"frequency_penalty": 0.5}, {"ignore_eos": True}],
 }
 
 
@@ -275,9 +250,8 @@ def test_what_would_mean_something_else(engine: OpenAIBackend, ask: Prompted) ->
 
 
 def test_raw_logprobs_that_cannot_be_had() -> None:
-    for dialect in (SGLANG, TGI):
-        with pytest.raises(CapabilityMissing):
-            OpenAIBackend("http://127.0.0.1:9", dialect, kind=RAW)
+    with pytest.raises(CapabilityMissing):
+        OpenAIBackend("http://127.0.0.1:9", SGLANG, kind=RAW)
 
 
 # SGLang
@@ -459,59 +433,13 @@ def test_a_label_that_moved_in_between_belongs_to_nobody_knows_which_token(
         assert completion.versions[0].version.label == label
 
 
-# TensorRT-LLM
-
-
-def test_tensorrt_llm_of_an_older_release_takes_no_seed(ask: Prompted) -> None:
-    with tensorrt_llm_server.serve(MODEL, seeded=False) as url:
-        for backend in connected(url, TENSORRT_LLM, max_model_len=64):
-            assert backend.capabilities == {Capability.CACHED_TOKENS, Capability.STREAM}
-            with pytest.raises(CapabilityMissing):
-                backend.generate([ask(seed=1)])
-
-
-def test_tensorrt_llm_must_be_told_its_length(tensorrt_llm: OpenAIBackend) -> None:
-    with pytest.raises(BadAnswer, match=r"--set engine.*max_model_len"):
-        OpenAIBackend(tensorrt_llm._http.address, TENSORRT_LLM)
-
-
-# TGI
-
-
-def test_tgi_takes_texts_that_become_the_ids(tgi: OpenAIBackend, ids: tuple[int, ...]) -> None:
-    for prompt, error in [(Prompt(ids), CapabilityMissing), (Prompt(ids[:-1], TEXT), InvalidPrompt)]:
-        with pytest.raises(error):
-            tgi.generate([Request(prompt)])
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [{"top_k": 5, "temperature": 0.9}, {"top_p": 0.6}, {"repetition_penalty": 1.6, "temperature": 0.8}],
-)
-def test_tgi_reports_after_everything(
-    tgi: OpenAIBackend, model: Any, ask: Prompted, shape: dict[str, Any]
-) -> None:
-    completion = only(tgi, ask(**shape, seed=4))
-
-    expected = own(truth(model, completion, SamplingParams(**shape)), completion)
-    assert completion.logprobs == pytest.approx(expected, abs=CLOSE)
-
-
 # What goes wrong on the way
 
 
-def test_refusals_are_the_servers(
-    sglang: OpenAIBackend, tensorrt_llm: OpenAIBackend, tgi: OpenAIBackend, ask: Prompted
-) -> None:
-    unknown = Request(Prompt((9999,)))
-    for backend, request, error in (
-        (sglang, unknown, EngineError),
-        (tensorrt_llm, unknown, EngineRefused),
-        (tgi, ask(logprobs=9), EngineRefused),
-    ):
-        with pytest.raises(EngineError) as caught:
-            backend.generate([request])
-        assert (type(caught.value), caught.value.exit_code) == (error, 3)
+def test_refusals_are_the_servers(sglang: OpenAIBackend) -> None:
+    with pytest.raises(EngineError) as caught:
+        sglang.generate([Request(Prompt((9999,)))])
+    assert (type(caught.value), caught.value.exit_code) == (EngineError, 3)
 
 
 def spoiled(backend: OpenAIBackend, request: Request, spoil: Callable[[Any], object]) -> Answer:
@@ -519,10 +447,6 @@ def spoiled(backend: OpenAIBackend, request: Request, spoil: Callable[[Any], obj
     spoil(answer)
     reader = Reader(backend.dialect, backend.kind, "f", WeightVersion("default"))
     return reader.answer([answer], request)
-
-
-def first(answer: Any) -> Any:
-    return answer["choices"][0]
 
 
 SPOILED: list[tuple[str, Callable[[Any], object], type[ZerodriftError]]] = [
@@ -534,16 +458,6 @@ SPOILED: list[tuple[str, Callable[[Any], object], type[ZerodriftError]]] = [
     ("sglang", lambda a: a["meta_info"]["output_token_logprobs"][0].__setitem__(0, None), NonFinite),
     ("sglang", lambda a: a["meta_info"].update(completion_tokens=3), InvalidCompletion),
     ("sglang", lambda a: a["meta_info"].update(completion_tokens="4"), BadAnswer),
-    ("tensorrt_llm", lambda a: first(a).update(logprobs=None), InvalidCompletion),
-    ("tensorrt_llm", lambda a: first(a).update(token_ids=None), BadAnswer),
-    ("tensorrt_llm", lambda a: a["usage"].update(prompt_tokens=1), InvalidCompletion),
-    ("tensorrt_llm", lambda a: first(a)["logprobs"]["token_logprobs"].append(-1.0), InvalidCompletion),
-    ("tensorrt_llm", lambda a: first(a)["logprobs"].update(token_logprobs=7), BadAnswer),
-    ("tensorrt_llm", lambda a: first(a)["logprobs"].update(token_logprobs="four"), BadAnswer),
-    ("tensorrt_llm", lambda a: first(a)["logprobs"].update(token_logprobs=[-9999.0] * 4), NonFinite),
-    ("tgi", lambda a: a.pop("details"), BadAnswer),
-    ("tgi", lambda a: a["details"].update(finish_reason="?"), BadAnswer),
-    ("tgi", lambda a: a["details"]["tokens"][0].update(logprob=None), NonFinite),
 ]
 
 
@@ -594,23 +508,6 @@ def test_scores_of_another_number_than_the_tokens() -> None:
     apart = msgspec.structs.replace(SGLANG.scoring, owners="ids", values="values")
     with pytest.raises(BadAnswer):
         read_scores({"ids": [1, 2, 3], "values": [None, -1.0]}, [1, 2, 3], apart, "/generate")
-
-
-def test_tokens_that_tie_for_the_last_place(tgi: OpenAIBackend, ask: Prompted) -> None:
-    """TGI sends all of them; more than those is a fault."""
-
-    def tie(value: float) -> Callable[[Any], None]:
-        def spoil(answer: Any) -> None:
-            for tokens in answer["details"]["top_tokens"]:
-                tokens.append({"id": 1000, "logprob": tokens[-1]["logprob"] - value})
-
-        return spoil
-
-    request = ask(seed=1, logprobs=2)
-    [completion] = spoiled(tgi, request, tie(0.0)).completions
-    assert [len(found) for found in completion.top_logprobs] == [2] * 4
-    [problem] = spoiled(tgi, request, tie(0.1)).problems
-    assert "2 alternatives were asked for" in problem.message
 
 
 def test_samples_that_do_not_come_one_by_one(sglang: OpenAIBackend, ask: Prompted) -> None:

@@ -9,8 +9,6 @@ from zerodrift.backends.base import Capability
 from zerodrift.backends.dialects.facts import Dialect
 from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
 from zerodrift.backends.dialects.sglang import SGLANG
-from zerodrift.backends.dialects.tensorrt_llm import TENSORRT_LLM
-from zerodrift.backends.dialects.tgi import TGI
 from zerodrift.backends.exact import ExactBackend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.registry import IMPOSSIBLE, OPENERS
@@ -41,7 +39,7 @@ ENGINES = {
     "exact": set(ExactBackend.capabilities),
     "reference": set(ReferenceBackend.capabilities),
     "vllm": set(vllm.HINTS),
-    **{dialect.name: possible(dialect) for dialect in (LLAMA_CPP, SGLANG, TENSORRT_LLM, TGI)},
+    **{dialect.name: possible(dialect) for dialect in (LLAMA_CPP, SGLANG)},
 }
 
 

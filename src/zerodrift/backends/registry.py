@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 IN_PROCESS = frozenset({"exact", "reference"})
 STARTED_BY_HAND = {
     "sglang": "python -m sglang.launch_server --model-path MODEL --enable-deterministic-inference",
-    "tensorrt-llm": "trtllm-serve MODEL",
-    "tgi": "text-generation-launcher --model-id MODEL",
 }
 """Engines that are audited where they run, and how they are started."""
 STARTED_FROM = {"llama-cpp": "xllamacpp", "vllm": "vLLM"}
@@ -135,13 +133,11 @@ def _by_dialect(config: EngineConfig) -> Callable[[str], Backend]:
     """Connects to a server of the kind that is named."""
     from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
     from zerodrift.backends.dialects.sglang import SGLANG
-    from zerodrift.backends.dialects.tensorrt_llm import TENSORRT_LLM
-    from zerodrift.backends.dialects.tgi import TGI
     from zerodrift.backends.openai import OpenAIBackend
 
     return partial(
         OpenAIBackend,
-        dialect={dialect.name: dialect for dialect in (LLAMA_CPP, SGLANG, TENSORRT_LLM, TGI)}[config.name],
+        dialect={dialect.name: dialect for dialect in (LLAMA_CPP, SGLANG)}[config.name],
         # Asked for call by call, so that a server which runs already obeys as well.
         kind=_kind(config),
         max_model_len=config.max_model_len,
