@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pytest
-import sglang_server
+import sglang_peer
 
 from zerodrift import models
 from zerodrift.backends.base import Backend
-from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
-from zerodrift.backends.dialects.sglang import SGLANG
 from zerodrift.backends.exact import ExactBackend
 from zerodrift.backends.launch import LaunchedServer
+from zerodrift.backends.llama_cpp import LlamaCppBackend
 from zerodrift.backends.llama_cpp_launch import launch_llama_cpp, settings
-from zerodrift.backends.openai import OpenAIBackend
 from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.backends.sglang import SglangBackend
 from zerodrift.backends.vllm import VllmBackend
 from zerodrift.backends.vllm_launch import launch_vllm, route_flags
 from zerodrift.config.engine import EngineConfig
@@ -123,7 +122,7 @@ def _peer(serve: AbstractContextManager[str], connect: Callable[..., Backend]) -
 
 
 def sglang(folder: Path) -> AbstractContextManager[Subject]:
-    return _peer(sglang_server.serve(MODEL, deterministic=True), partial(OpenAIBackend, dialect=SGLANG))
+    return _peer(sglang_peer.serve(MODEL, deterministic=True), SglangBackend)
 
 
 # Real engines
@@ -197,7 +196,7 @@ def llama_cpp_server(model: Path, log: Path, **fields: Any) -> LaunchedServer:
 @contextlib.contextmanager
 def llama_cpp(folder: Path) -> Iterator[Subject]:
     with llama_cpp_server(llama_cpp_model(), folder / "log", enable_prefix_caching=True) as server:
-        connect = partial(OpenAIBackend, server.url, LLAMA_CPP, api_key=SECRET, timeout_s=120)
+        connect = partial(LlamaCppBackend, server.url, api_key=SECRET, timeout_s=120)
         with contextlib.closing(connect()) as backend:
             # It scores nothing, so nothing is compared.
             vocabulary = models.facts(SMOLLM2).vocab_size

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from zerodrift.backends.llama_cpp import LlamaCppBackend
 from zerodrift.backends.llama_cpp_launch import SCRIPT, launch_llama_cpp, settings
-from zerodrift.backends.openai import OpenAIBackend
 from zerodrift.backends.registry import ServedModel, open_engine
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.completion import LogprobKind
@@ -111,7 +111,7 @@ def test_it_is_started_told_and_stopped(
         python=str(interpreter(INTERPRETER)), startup_timeout_s=20.0, logprobs_mode=mode, env={"EXTRA": "1"}
     )
     with open_engine(asked, ServedModel(str(model), "auto"), tmp_path / "logs") as engine:
-        assert isinstance(engine, OpenAIBackend)
+        assert isinstance(engine, LlamaCppBackend)
         assert (engine.name, engine.kind, engine.max_model_len) == ("llama-cpp", kind, 64)
         url = engine._http.address
     log = (tmp_path / "logs" / "llama-cpp.log").read_text()

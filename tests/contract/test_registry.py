@@ -7,11 +7,17 @@ from typing import Any
 import pytest
 
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.backends.registry import OPENERS, ServedModel, open_engine
+from zerodrift.backends.registry import IMPOSSIBLE, OPENERS, STARTED_BY_HAND, ServedModel, open_engine
 from zerodrift.backends.vllm import VllmBackend
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.completion import LogprobKind
-from zerodrift.core.errors import ConfigError, EngineError, EngineUnreachable
+from zerodrift.core.errors import (
+    CapabilityMissing,
+    ConfigError,
+    EngineError,
+    EngineUnreachable,
+    ZerodriftError,
+)
 
 SERVED = ServedModel("testbed:llama", "auto")
 
@@ -39,14 +45,36 @@ http.server.HTTPServer(("127.0.0.1", port), Server).serve_forever()
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"),
-    [("vlm", "; did you mean 'vllm'"), ("Reference", "; did you mean 'reference'"), ("unheard-of", "")],
+    ("name", "hint"), [("vlm", "did you mean 'vllm'"), ("unheard-of", ""), ("tgi", ""), ("tensorrt-llm", "")]
 )
 def test_an_engine_that_nobody_knows(name: str, hint: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=f"no engine is called '{name}'; there are {', '.join(OPENERS)}{hint}"
-    ):
-        open_engine(EngineConfig(name=name), SERVED, tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        open_engine(EngineConfig(name=name, url="http://127.0.0.1:9"), SERVED, tmp_path)
+    assert ", ".join(OPENERS) in str(caught.value)
+    assert hint in str(caught.value)
+    assert name not in OPENERS
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error"),
+    [
+        *((name, {"python": "python"}, ConfigError) for name in STARTED_BY_HAND),
+        *((name, {"url": "http://127.0.0.1:9"}, CapabilityMissing) for name in IMPOSSIBLE),
+        ("vllm", {}, ConfigError),
+        ("llama-cpp", {}, ConfigError),
+        ("vllm", {"url": "http://127.0.0.1:9", "request_timeout_s": 1.0}, EngineUnreachable),
+        *((name, {"route": "generate"}, ConfigError) for name in ("reference", "exact")),
+        *(
+            (name, {"route": "generate", "url": "http://127.0.0.1:9"}, ConfigError)
+            for name in ("llama-cpp", "sglang")
+        ),
+    ],
+)
+def test_an_engine_that_cannot_be_reached_so(
+    name: str, options: dict[str, Any], error: type[ZerodriftError], tmp_path: Path
+) -> None:
+    with pytest.raises(error), open_engine(EngineConfig(name=name, **options), SERVED, tmp_path):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -79,23 +107,6 @@ def test_an_engine_that_runs_already(loopback: Any, tmp_path: Path) -> None:
     with pytest.raises(EngineUnreachable):
         engine._http.get("/v1/models")
     assert not list(tmp_path.iterdir())
-
-
-def test_an_engine_that_does_not_run(tmp_path: Path) -> None:
-    config = EngineConfig(name="vllm", url="http://127.0.0.1:9", request_timeout_s=1.0)
-    with pytest.raises(EngineUnreachable) as caught, open_engine(config, SERVED, tmp_path):
-        pass
-    assert caught.value.exit_code == 3
-
-
-def test_neither_an_address_nor_an_interpreter(tmp_path: Path) -> None:
-    with (
-        pytest.raises(
-            ConfigError, match=r"engine.url and engine.python are both null: give .* \(--url\), or"
-        ),
-        open_engine(EngineConfig(name="vllm"), SERVED, tmp_path),
-    ):
-        pass
 
 
 def test_an_engine_that_is_started_obeys_and_is_stopped(

@@ -10,9 +10,7 @@ import pytest
 
 import zerodrift
 from zerodrift.audit.counterfactual.explanation import Explanation
-from zerodrift.backends.dialects.facts import Dialect, Facts, Numbers, Scoring, Tokenizer, Updating
-from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
-from zerodrift.backends.dialects.sglang import SGLANG
+from zerodrift.backends.sglang import STREAMING
 from zerodrift.backends.stream_deltas import Streaming
 from zerodrift.cli.env import Environment, collect
 from zerodrift.config.engine import EngineConfig
@@ -39,13 +37,10 @@ EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
     AttentionPlaces: lambda: AttentionPlaces(norms={"q": "q_norm"}),
     MlpPlaces: MlpPlaces,
     Cause: lambda: Cause("path/rope", "Positions.", {"*": "fix"}),
-    Dialect: lambda: LLAMA_CPP,
     EngineConfig: lambda: EngineConfig(env={"A": "1"}),
     EngineFingerprint: lambda: FINGERPRINT,
-    Facts: lambda: LLAMA_CPP.facts,
     FileName: lambda: FileName("a.b", values={"true": "on"}),
     Identity: lambda: IDENTITY,
-    Numbers: lambda: LLAMA_CPP.numbers[LogprobKind.RAW],
     Options: lambda: Options((), (), (), (), {"tp": "x"}, choices={"x": ("1",)}, numbers={"x": "integer"}),
     Output: lambda: refused("r", Prompt((1,)), SamplingParams(), IDENTITY, InvalidValue("no")),
     Environment: lambda: collect(None),
@@ -61,10 +56,7 @@ EXAMPLES: dict[type[msgspec.Struct], Callable[[], msgspec.Struct]] = {
         id="r", setting="s", when={"s": Test(is_=1)}, severity=Severity.NOTE, message="S.", source=(), do="d"
     ),
     SamplingParams: lambda: SamplingParams(logit_bias={1: 1.0}),
-    Scoring: lambda: SGLANG.scoring,
-    Streaming: lambda: SGLANG.streaming,
-    Tokenizer: lambda: LLAMA_CPP.tokenizer,
-    Updating: lambda: SGLANG.updating,
+    Streaming: lambda: STREAMING,
     VerdictRecord: lambda: VerdictRecord(
         verdict=Outcome.PASS,
         guilty="none",

@@ -40,7 +40,7 @@ class Backend(Protocol):
     """An engine, as the auditor sees it."""
 
     name: str
-    """The dialect whose fixes apply: `vllm`, `reference`, …"""
+    """The engine whose fixes apply: `vllm`, `reference`, …"""
     capabilities: frozenset[Capability]
     max_model_len: int
     """Prompt and output together."""
