@@ -13,7 +13,7 @@ from zerodrift.backends.samples import Pairs, Sample, number, parse
 from zerodrift.backends.server import UNKNOWN, ServerBackend, stated
 from zerodrift.backends.stream_deltas import Streaming
 from zerodrift.core.completion import EngineFingerprint, FinishReason, LogprobKind
-from zerodrift.core.errors import CapabilityMissing, InvalidCompletion, NonFinite
+from zerodrift.core.errors import CapabilityMissing, NonFinite
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
 
@@ -169,13 +169,13 @@ class LlamaCppBackend(ServerBackend):
             "n_probs": max(sampling.pop("logprobs", 0), 1),
             "return_tokens": True,
         }
-        if self._asked(request.sampling) is LogprobKind.PROCESSED:
+        if self._processed(request):
             told["post_sampling_probs"] = True
         return {"model": self.model, "prompt": request.prompt.token_ids, **sampling, **told}
 
-    def _asked(self, sampling: SamplingParams) -> LogprobKind:
-        """After a greedy sampler the distribution is a point, and the model's own is what is meant."""
-        return LogprobKind.RAW if sampling.greedy else self.kind
+    def _processed(self, request: Request) -> bool:
+        """Not where the sampler is greedy: the distribution after it is a point, and the model's own is what is meant."""
+        return self.kind is LogprobKind.PROCESSED and not request.sampling.greedy
 
     def _connect(self, model: str | None) -> None:
         cards = self._choose(model)
@@ -205,12 +205,12 @@ class LlamaCppBackend(ServerBackend):
             raise CapabilityMissing(
                 f"{self.path} returns no tokens, and text cannot be turned back into ids; use a newer release"
             )
-        entries, word = sample.completion_probabilities or [], "prob" if self._processed(PROBE) else "logprob"
-        if not all(word in entry for entry in entries) or not entries:
-            other = ", or audit the other kind: --set engine.logprobs_mode="
-            other += f"{LogprobKind.RAW if self._processed(PROBE) else LogprobKind.PROCESSED}_logprobs"
+        entries, processed = sample.completion_probabilities or [], self._processed(PROBE)
+        word, other = ("prob", LogprobKind.RAW) if processed else ("logprob", LogprobKind.PROCESSED)
+        if not entries or any(word not in entry for entry in entries):
             raise CapabilityMissing(
-                f"{self.path} returns no {word!r}, so the server has no {self.kind} logprobs; use a newer release{other}"
+                f"{self.path} returns no {word!r}, so the server has no {self.kind} logprobs; use a newer release, or audit "
+                f"the other kind: --set engine.logprobs_mode={other}_logprobs"
             )
         # It answers 500 where the model's template raises.
         cannot = REFUSALS | CLOSED | {500}
@@ -224,9 +224,6 @@ class LlamaCppBackend(ServerBackend):
             Capability.EFFECTIVE_CONFIG: self._effective,
             Capability.STREAM: self._streams(body),
         }
-
-    def _processed(self, request: Request) -> bool:
-        return self._asked(request.sampling) is LogprobKind.PROCESSED
 
     def _check(self, request: Request) -> None:
         self._check_numbers(request.sampling, LARGEST_SEED)
@@ -243,25 +240,21 @@ class LlamaCppBackend(ServerBackend):
         return [(parse(sample, _Indexed, self.path).index, sample) for sample in samples]
 
     def _sample(self, raw: Any, request: Request, version: WeightVersion) -> Sample:
-        told, sent = parse(raw, _Generated, self.path), request.prompt.token_ids
-        if told.tokens_evaluated != len(sent):
-            raise InvalidCompletion(
-                f"{len(sent)} prompt tokens were sent and the engine saw {told.tokens_evaluated}; "
-                "it added or dropped some, a BOS perhaps"
-            )
+        told = parse(raw, _Generated, self.path)
         shape: Any = _ProcessedEntry if self._processed(request) else _RawEntry
         entries = [parse(entry, shape, self.path) for entry in told.completion_probabilities or ()]
         return Sample(
-            prompt_token_ids=sent,
+            prompt_token_ids=request.prompt.token_ids,
             token_ids=told.tokens,
             owners=[entry.id for entry in entries],
             logprobs=[_logprob(entry) for entry in entries],
             top_logprobs=[_pairs(entry, request.sampling.logprobs or 0) for entry in entries],
-            kind=self._asked(request.sampling),
+            kind=LogprobKind.PROCESSED if self._processed(request) else LogprobKind.RAW,
             finish_reason=REASONS[told.stop_type],
             versions=(VersionSpan(UNKNOWN, 0, len(told.tokens)),) if told.tokens else (),
             cached_tokens=None if told.timings is None else told.timings.cache_n,
             text=told.content,
+            prompt_tokens=told.tokens_evaluated,
             made=told.tokens_predicted,
             lost=LOST,
         )

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from zerodrift import models
-from zerodrift.backends.base import Capability, need
+from zerodrift.backends.base import Capability, OwnTokenizer, need
 from zerodrift.backends.generation import Sampled, sample
 from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.config.model import Device
@@ -32,7 +32,7 @@ TINY_PARAMETERS = 20_000_000
 """Models below this run in fp64: a testbed forward costs milliseconds either way."""
 
 
-class ReferenceBackend:
+class ReferenceBackend(OwnTokenizer):
     """Generates and scores with an untouched transformers model, one batch at a time."""
 
     name = "reference"
@@ -138,18 +138,6 @@ class ReferenceBackend:
                     f"a sequence of {len(ids)} tokens exceeds the context of {self.max_model_len}; shorten it"
                 )
         return self.teacher.score(sequences)
-
-    def tokenize(self, text: str) -> tuple[int, ...]:
-        """As the tokenizer does by default, special tokens included."""
-        return tuple(self.tokenizer(text)["input_ids"])
-
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """The checkpoint's own chat template."""
-        return tuple(
-            self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
-            )["input_ids"]
-        )
 
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
         """All tensors or none: the new model is complete before the old one is let go."""

@@ -47,6 +47,8 @@ class Sample(msgspec.Struct, kw_only=True):
     versions: tuple[VersionSpan, ...]
     cached_tokens: int | None
     text: str | None
+    prompt_tokens: int | None = None
+    """How many tokens the server saw in the prompt, where that is all that it tells of them."""
     made: int | None = None
     """How many tokens the server made, by its own count; None where it does not tell."""
     lost: str = "the engine documents no reason for that"
@@ -87,6 +89,11 @@ def bind_samples(
 
 
 def _completion(sample: Sample, request: Request, index: int, digest: str) -> Completion:
+    if sample.prompt_tokens not in (None, sent := len(request.prompt.token_ids)):
+        raise InvalidCompletion(
+            f"{sent} prompt tokens were sent and the engine saw {sample.prompt_tokens}; it added or dropped some, "
+            "a BOS perhaps"
+        )
     # Ids that are left out between others leave no gap.
     if sample.made not in (None, came := len(sample.token_ids)):
         raise InvalidCompletion(f"the engine made {sample.made} tokens and sent {came}: {sample.lost}")

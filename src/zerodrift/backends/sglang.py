@@ -16,7 +16,7 @@ from zerodrift.backends.samples import Sample, parse, scores, shorten
 from zerodrift.backends.server import MODELS, UNKNOWN, ServerBackend, changed, stated
 from zerodrift.backends.stream_deltas import Streaming
 from zerodrift.core.completion import EngineFingerprint, FinishReason, LogprobKind
-from zerodrift.core.errors import BadAnswer, CapabilityMissing, EngineError, InvalidCompletion
+from zerodrift.core.errors import BadAnswer, CapabilityMissing, EngineError
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
 
@@ -297,11 +297,6 @@ class SglangBackend(ServerBackend):
     def _sample(self, raw: Any, request: Request, version: WeightVersion) -> Sample:
         told = parse(raw, _Generated, self.path)
         about, rows, sampling = told.meta_info, told.meta_info.output_token_logprobs or [], request.sampling
-        if about.prompt_tokens != len(request.prompt.token_ids):
-            raise InvalidCompletion(
-                f"{len(request.prompt.token_ids)} prompt tokens were sent and the engine saw {about.prompt_tokens}; "
-                "it added or dropped some, a BOS perhaps"
-            )
         known = version if about.weight_version == version.label else UNKNOWN
         tops = about.output_top_logprobs
         return Sample(
@@ -318,6 +313,7 @@ class SglangBackend(ServerBackend):
             versions=(VersionSpan(known, 0, len(told.output_ids)),) if told.output_ids else (),
             cached_tokens=about.cached_tokens,
             text=told.text,
+            prompt_tokens=about.prompt_tokens,
             made=about.completion_tokens,
         )
 
