@@ -1,6 +1,7 @@
 """What the suites share: a server on loopback, things that are closed, checkpoints."""
 
 import contextlib
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,14 +29,39 @@ def closing() -> Iterator[Callable[[Any], Any]]:
         yield lambda opened: stack.enter_context(contextlib.closing(opened))
 
 
+ENGINE = """
+import http.server, json, os, signal, subprocess, sys, threading, time
+port = int(sys.argv[sys.argv.index("--port") + 1] if "--port" in sys.argv else sys.argv[4])
+print("command", " ".join(sys.argv[1:]))
+for name, value in sorted(os.environ.items()):
+    print("env", name, value)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+print("child", child.pid, flush=True)
+{body}
+ANSWERS = {{"/health": {{}}, **json.loads({answers!r})}}
+class Server(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.rfile.read(int(self.headers["content-length"] or 0))
+        text = json.dumps(ANSWERS.get(self.path)).encode()
+        self.send_response(200 if self.path in ANSWERS else 404)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+    do_POST = do_GET
+http.server.HTTPServer(("127.0.0.1", port), Server).serve_forever()
+"""
+"""Stands where an engine's interpreter would: takes its command line, starts a child as vLLM does, and answers."""
+
+
 @pytest.fixture
-def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A script in the place of an engine's interpreter, in the working directory."""
     monkeypatch.chdir(tmp_path)
 
-    def write(source: str) -> Path:
+    def write(body: str = "", answers: dict[str, Any] | None = None, source: str = "") -> Path:
         script = tmp_path / "python"
-        script.write_text(f"#!{sys.executable}\n{source}")
+        text = source or ENGINE.format(body=body, answers=json.dumps(answers or {}))
+        script.write_text(f"#!{sys.executable}\n{text}")
         script.chmod(0o755)
         return script
 

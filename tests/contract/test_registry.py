@@ -21,27 +21,10 @@ from zerodrift.core.errors import (
 
 SERVED = ServedModel("testbed:llama", "auto")
 
-# Stands where the interpreter of vLLM's environment would: takes its command line and serves a model of no size.
-INTERPRETER = """
-import http.server, json, sys
-port = int(sys.argv[sys.argv.index("--port") + 1])
-print("command", " ".join(sys.argv[1:]), flush=True)
-class Server(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        answers = {"/health": {}, "/v1/models": {"data": [{"id": "tiny", "max_model_len": 64}]}}
-        self.answer(200 if self.path in answers else 404, answers.get(self.path))
-    def do_POST(self):
-        self.rfile.read(int(self.headers["content-length"]))
-        known = self.path == "/v1/completions"
-        self.answer(200 if known else 404, {"choices": [{"index": 0, "token_ids": [1]}]})
-    def answer(self, status, body):
-        text = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-http.server.HTTPServer(("127.0.0.1", port), Server).serve_forever()
-"""
+ANSWERS = {
+    "/v1/models": {"data": [{"id": "tiny", "max_model_len": 64}]},
+    "/v1/completions": {"choices": [{"index": 0, "token_ids": [1]}]},
+}
 
 
 @pytest.mark.parametrize(
@@ -95,10 +78,8 @@ def test_the_reference_as_an_engine(
 
 
 def test_an_engine_that_runs_already(loopback: Any, tmp_path: Path) -> None:
-    loopback.routes |= {
-        "GET /v1/models": lambda *_: (200, {"data": [{"id": "tiny", "max_model_len": 64}]}),
-        "POST /v1/completions": lambda *_: (200, {"choices": [{"index": 0, "token_ids": [1]}]}),
-    }
+    for route in ("GET /v1/models", "POST /v1/completions"):
+        loopback.routes[route] = lambda call, _: (200, ANSWERS[call.path])
     config = EngineConfig(name="vllm", url=loopback.url, request_timeout_s=3.0, concurrency=2)
     with open_engine(config, SERVED, tmp_path) as engine:
         assert isinstance(engine, VllmBackend)
@@ -110,11 +91,11 @@ def test_an_engine_that_runs_already(loopback: Any, tmp_path: Path) -> None:
 
 
 def test_an_engine_that_is_started_obeys_and_is_stopped(
-    interpreter: Callable[[str], Path], tmp_path: Path
+    interpreter: Callable[..., Path], tmp_path: Path
 ) -> None:
     config = EngineConfig(
         name="vllm",
-        python=str(interpreter(INTERPRETER)),
+        python=str(interpreter(answers=ANSWERS)),
         max_num_seqs=3,
         startup_timeout_s=20.0,
         args=("--seed", "9"),
@@ -129,8 +110,8 @@ def test_an_engine_that_is_started_obeys_and_is_stopped(
         VllmBackend(url, timeout_s=1.0)
 
 
-def test_it_is_stopped_after_a_failure_too(interpreter: Callable[[str], Path], tmp_path: Path) -> None:
-    config = EngineConfig(name="vllm", python=str(interpreter(INTERPRETER)), startup_timeout_s=20.0)
+def test_it_is_stopped_after_a_failure_too(interpreter: Callable[..., Path], tmp_path: Path) -> None:
+    config = EngineConfig(name="vllm", python=str(interpreter(answers=ANSWERS)), startup_timeout_s=20.0)
     urls = []
 
     def fail() -> None:

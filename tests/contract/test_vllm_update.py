@@ -87,13 +87,13 @@ print('''{}''')
     ],
 )
 def test_the_plugin_is_turned_on_where_it_is_installed(
-    interpreter: Callable[[str], Path], answer: str, flags: list[str]
+    interpreter: Callable[..., Path], answer: str, flags: list[str]
 ) -> None:
-    assert transfer_flags(interpreter(ANSWERS.format(answer)), {}) == flags
+    assert transfer_flags(interpreter(source=ANSWERS.format(answer)), {}) == flags
 
 
-def test_a_list_of_plugins_that_leaves_it_out_is_obeyed(interpreter: Callable[[str], Path]) -> None:
-    python = interpreter(ANSWERS.format('["zerodrift"]'))
+def test_a_list_of_plugins_that_leaves_it_out_is_obeyed(interpreter: Callable[..., Path]) -> None:
+    python = interpreter(source=ANSWERS.format('["zerodrift"]'))
     assert transfer_flags(python, {"VLLM_PLUGINS": "lora"}) == []
     assert transfer_flags(python, {"VLLM_PLUGINS": "lora,zerodrift"}) == list(FLAGS)
 
