@@ -6,8 +6,10 @@ One server for the whole module; it takes a second to start. What every backend 
 import contextlib
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import asking
 import msgspec
 import opened
 import pytest
@@ -19,7 +21,6 @@ from zerodrift.backends.launch import LaunchedServer
 from zerodrift.backends.llama_cpp import LlamaCppBackend
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind
 from zerodrift.core.errors import EngineError, EngineRefused, EngineUnreachable, InvalidCompletion
-from zerodrift.core.request import Prompt, Request, SamplingParams
 
 pytestmark = [pytest.mark.engines, pytest.mark.smollm2]
 
@@ -55,8 +56,7 @@ def raw(server: LaunchedServer) -> Iterator[LlamaCppBackend]:
         yield backend
 
 
-def ask(*ids: int, **sampling: object) -> Request:
-    return Request(Prompt(ids), SamplingParams(**({"max_tokens": 4, "seed": 1} | sampling)))  # type: ignore[arg-type]
+ask = partial(asking.ask, max_tokens=4, seed=1)
 
 
 def test_what_is_streamed_is_what_comes_whole(raw: LlamaCppBackend) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from zerodrift.backends.base import Capability
 from zerodrift.backends.http import CLOSED, REFUSALS
 from zerodrift.backends.json_path import facts_at
-from zerodrift.backends.samples import Pairs, Sample, number, parse
+from zerodrift.backends.samples import Pairs, Sample, number, parse, value_at
 from zerodrift.backends.server import UNKNOWN, ServerBackend, stated
 from zerodrift.backends.stream_deltas import Streaming
 from zerodrift.core.completion import EngineFingerprint, FinishReason, LogprobKind
@@ -17,6 +17,7 @@ from zerodrift.core.errors import CapabilityMissing, NonFinite
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
 
+CONTEXT = "default_generation_settings/n_ctx"
 PROPS, TOKENIZE, TEMPLATE = "/props", "/tokenize", "/apply-template"
 LARGEST_SEED = 2**32 - 2
 """One more stands for "draw a seed", and beyond it the number is cut to 32 bits in silence."""
@@ -63,27 +64,6 @@ CANNOT = {
     "ignore_eos": "the server bans end tokens, which changes the distribution, instead of going on after them",
     "prompt_logprobs": "the server has no such field",
 }
-
-
-class _Defaults(msgspec.Struct):
-    n_ctx: int
-
-
-class _Props(msgspec.Struct):
-    default_generation_settings: _Defaults
-    total_slots: int
-
-
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
-
-
-class _Rendered(msgspec.Struct):
-    prompt: str
-
-
-class _Indexed(msgspec.Struct):
-    index: int
 
 
 class _Raw(msgspec.Struct):
@@ -149,17 +129,13 @@ class LlamaCppBackend(ServerBackend):
         """As the server does for a plain prompt, special tokens included."""
         self._need(Capability.TOKENIZE)
         asked = {"content": text, "add_special": True, "parse_special": True}
-        return tuple(parse(self._http.post(TOKENIZE, asked), _Tokens, TOKENIZE).tokens)
+        return tuple(value_at(self._http.post(TOKENIZE, asked), "tokens", list[int], TOKENIZE))
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """As the server does for chat: the template makes text of them, and the text becomes ids."""
         self._need(Capability.TOKENIZE)
         answer = self._http.post(TEMPLATE, {"messages": list(messages)})
-        return self.tokenize(parse(answer, _Rendered, TEMPLATE).prompt)
-
-    def reset_cache(self) -> None:
-        """It does not."""
-        self._need(Capability.RESET_CACHE)
+        return self.tokenize(value_at(answer, "prompt", str, TEMPLATE))
 
     def body(self, request: Request) -> dict[str, Any]:
         """At least one alternative: without, the sampled token's own logprob does not come back."""
@@ -181,21 +157,21 @@ class LlamaCppBackend(ServerBackend):
         cards = self._choose(model)
         self.model = model or self._only(cards)
         shown = self._shown(PROPS)
-        props = parse(shown, _Props, PROPS)
-        self.max_model_len, self._slots = props.default_generation_settings.n_ctx, props.total_slots
+        self.max_model_len = value_at(shown, CONTEXT, int, PROPS)
+        self._slots = value_at(shown, "total_slots", int, PROPS)
         facts = self._facts(shown)
         self._digest = facts.digest
         self._effective = SEMANTIC.keys() <= facts.semantic.keys()
 
     def _facts(self, shown: dict[str, Any]) -> EngineFingerprint:
-        length = parse(shown, _Props, PROPS).default_generation_settings.n_ctx
         return EngineFingerprint(
             engine=self.name,
             semantic={"model": self.model, "logprobs_mode": f"{self.kind}_logprobs"}
             | facts_at(shown, SEMANTIC),
             # Between its operations llama.cpp keeps fp32, whatever the weights; KV is fp16 unless told otherwise.
             numeric={"dtype": "float32"} | facts_at(shown, NUMERIC),
-            deployment={"max_model_len": str(length)} | facts_at(shown, {"max_num_seqs": "total_slots"}),
+            deployment={"max_model_len": str(value_at(shown, CONTEXT, int, PROPS))}
+            | facts_at(shown, {"max_num_seqs": "total_slots"}),
         )
 
     def _probe(self) -> dict[Capability, bool]:
@@ -237,7 +213,7 @@ class LlamaCppBackend(ServerBackend):
     def _numbered(self, answers: Sequence[object], request: Request) -> list[tuple[int, Any]]:
         [answer] = answers
         samples = answer if isinstance(answer, list) else [answer]
-        return [(parse(sample, _Indexed, self.path).index, sample) for sample in samples]
+        return [(value_at(sample, "index", int, self.path), sample) for sample in samples]
 
     def _sample(self, raw: Any, request: Request, version: WeightVersion) -> Sample:
         told = parse(raw, _Generated, self.path)

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from zerodrift.backends.json_path import look_up
 from zerodrift.core.completion import (
     Answer,
     Completion,
@@ -61,8 +62,13 @@ def parse(answer: object, shape: type[Shape], where: str) -> Shape:
         return msgspec.convert(answer, shape)
     except msgspec.ValidationError as error:
         raise BadAnswer(
-            f"{where} answered in an unknown shape ({error}); is it the kind of server that --engine names?"
+            f"{where} answered in an unknown shape ({error}); is it the kind of server that it is taken for?"
         ) from error
+
+
+def value_at(answer: object, path: str, shape: type[Shape], where: str) -> Shape:
+    """What is at `path` of the answer (see json_path), or BadAnswer."""
+    return parse(look_up(answer, path), shape, f"{where} ({path})")
 
 
 def bind_samples(

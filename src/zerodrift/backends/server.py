@@ -9,13 +9,13 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import msgspec
 
 from zerodrift.backends.base import Backend, Capability, need
 from zerodrift.backends.http import HttpClient, not_declined
-from zerodrift.backends.samples import Sample, bind_samples, parse
+from zerodrift.backends.samples import Sample, bind_samples, parse, value_at
 from zerodrift.backends.stream_deltas import Joined, Streaming, has_tokens, join
 from zerodrift.core.completion import Answer
 from zerodrift.core.errors import (
@@ -46,10 +46,6 @@ class ModelCard(msgspec.Struct):
     """Of an adapter: its base model."""
     root: str | None = None
     """Where the server has it from."""
-
-
-class _Models(msgspec.Struct):
-    data: list[ModelCard]
 
 
 class ServerBackend(Backend):
@@ -136,13 +132,29 @@ class ServerBackend(Backend):
     def body(self, request: Request) -> dict[str, Any]:
         """The JSON of one call."""
 
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """As the server does for a plain prompt, special tokens included."""
+        return self.render_chat([])
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """As the server does for chat."""
+        return self._not_ours(Capability.TOKENIZE)
+
+    def reset_cache(self) -> None:
+        """Only an idle server can."""
+        self._not_ours(Capability.RESET_CACHE)
+
     def score_one(self, token_ids: tuple[int, ...]) -> list[float]:
         """Raw logprobs of one sequence, but its first token."""
-        raise AssertionError(f"{self.name} does not claim to score")
+        return self._not_ours(Capability.SCORE)
 
     def push_weights(self, directory: Path, version: WeightVersion) -> None:
         """As `load_weights`, of a directory that was looked at."""
-        raise AssertionError(f"{self.name} does not claim to load weights")
+        self._not_ours(Capability.LOAD_WEIGHTS)
+
+    def _not_ours(self, capability: Capability) -> NoReturn:
+        self._need(capability)
+        raise AssertionError(f"{self.name} claims to {capability}, and does not say how")
 
     @abstractmethod
     def _connect(self, model: str | None) -> None:
@@ -192,7 +204,7 @@ class ServerBackend(Backend):
 
     def _choose(self, wanted: str | None) -> list[ModelCard]:
         """All models of the server, if it has the one that is wanted."""
-        cards = parse(self._http.get(MODELS), _Models, MODELS).data
+        cards = value_at(self._http.get(MODELS), "data", list[ModelCard], MODELS)
         if wanted is not None and wanted not in (names := [card.id for card in cards]):
             raise EngineRefused(f"{self._http.address} serves {names}, not {wanted!r}; name one of those")
         return cards

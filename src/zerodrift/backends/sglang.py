@@ -12,7 +12,7 @@ import msgspec
 from zerodrift.backends.base import Capability
 from zerodrift.backends.http import not_declined
 from zerodrift.backends.json_path import facts_at
-from zerodrift.backends.samples import Sample, parse, scores, shorten
+from zerodrift.backends.samples import Sample, parse, scores, shorten, value_at
 from zerodrift.backends.server import MODELS, UNKNOWN, ServerBackend, changed, stated
 from zerodrift.backends.stream_deltas import Streaming
 from zerodrift.core.completion import EngineFingerprint, FinishReason, LogprobKind
@@ -117,22 +117,6 @@ class _Generated(msgspec.Struct):
     text: str | None = None
 
 
-class _ScoredAbout(msgspec.Struct):
-    input_token_logprobs: list[_Row]
-
-
-class _Scored(msgspec.Struct):
-    meta_info: _ScoredAbout
-
-
-class _Updated(msgspec.Struct):
-    success: bool
-
-
-class _Label(msgspec.Struct):
-    weight_version: str
-
-
 class SglangBackend(ServerBackend):
     """One model of one SGLang server."""
 
@@ -160,19 +144,10 @@ class SglangBackend(ServerBackend):
         if reply.status != 200:
             self._http.read(FLUSH, reply)
 
-    def tokenize(self, text: str) -> tuple[int, ...]:
-        """It does not."""
-        return self.render_chat([])
-
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """It does not."""
-        self._need(Capability.TOKENIZE)
-        raise AssertionError("SGLang does not claim to tokenize")
-
     def push_weights(self, directory: Path, version: WeightVersion) -> None:
         """The server labels what it read, and touches no cache."""
         body = {"model_path": str(directory), "weight_version": version.label, "flush_cache": False}
-        if not parse(self._http.post(UPDATE, body), _Updated, UPDATE).success:
+        if not value_at(self._http.post(UPDATE, body), "success", bool, UPDATE):
             raise EngineError(f"{UPDATE} says that {directory} was not loaded; the cause is in its log")
 
     def body(self, request: Request) -> dict[str, Any]:
@@ -192,7 +167,7 @@ class SglangBackend(ServerBackend):
         """A call that generates nothing; the first token has no logprob."""
         asked = {"return_logprob": True, "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 0}}
         answer = self._http.post(self.path, {"input_ids": token_ids, **asked})
-        rows = parse(answer, _Scored, self.path).meta_info.input_token_logprobs
+        rows = value_at(answer, "meta_info/input_token_logprobs", list[_Row], self.path)
         owners = [row.token_id for row in rows]
         if len(owners) != len(token_ids) or any(
             told not in (sent, NAMELESS) for told, sent in zip(owners, token_ids, strict=True)
@@ -213,9 +188,8 @@ class SglangBackend(ServerBackend):
 
     def _longest(self, shown: dict[str, Any]) -> int:
         if "max_req_input_len" in shown:
-            return parse(shown["max_req_input_len"], int, "/server_info")
-        card, *_ = parse(shown.get("data"), list[dict[str, Any]], MODELS)
-        return parse(card.get("max_model_len"), int, MODELS) - KEPT_FREE
+            return value_at(shown, "max_req_input_len", int, "/server_info")
+        return value_at(shown, "data/0/max_model_len", int, MODELS) - KEPT_FREE
 
     def _facts(self, shown: dict[str, Any]) -> EngineFingerprint:
         return EngineFingerprint(
@@ -269,7 +243,7 @@ class SglangBackend(ServerBackend):
     def _version(self) -> WeightVersion:
         if not self._has_label:
             return UNKNOWN
-        label = parse(self._http.get(INFO), _Label, INFO).weight_version
+        label = value_at(self._http.get(INFO), "weight_version", str, INFO)
         return WeightVersion(label) if label else UNKNOWN
 
     def _check(self, request: Request) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from zerodrift.backends import vllm_facts, vllm_update
 from zerodrift.backends.base import Capability
 from zerodrift.backends.http import CLOSED, REFUSALS
-from zerodrift.backends.samples import Sample, parse
+from zerodrift.backends.samples import Sample, parse, value_at
 from zerodrift.backends.server import MODELS, UNKNOWN, ServerBackend
 from zerodrift.backends.vllm_routes import ROUTES, Choice, Response, is_nan, likeliest
 from zerodrift.core.completion import Answer, EngineFingerprint, Problem
@@ -42,22 +42,6 @@ HINTS = {
     Capability.STREAM: "its streams must carry token_ids (return_token_ids); those of a newer release do",
 }
 """What to type where a capability is missing."""
-
-
-class _Indexed(msgspec.Struct):
-    index: int
-
-
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
-
-
-class _Success(msgspec.Struct):
-    success: bool
-
-
-class _WeightInfo(msgspec.Struct):
-    weight_version: str
 
 
 class VllmBackend(ServerBackend):
@@ -122,7 +106,7 @@ class VllmBackend(ServerBackend):
         """Only an idle server can: with requests in flight it answers 200 and resets nothing."""
         self._need(Capability.RESET_CACHE)
         path = "/reset_prefix_cache"
-        if not parse(self._http.post(path, None), _Success, path).success:
+        if not value_at(self._http.post(path, None), "success", bool, path):
             raise EngineError(
                 "vLLM answered success=false to /reset_prefix_cache: requests still hold cached blocks; "
                 "wait until they are done, or use a new cache_salt"
@@ -173,7 +157,7 @@ class VllmBackend(ServerBackend):
         [answer] = answers
         cached = parse(answer, Response, self.path).cached_tokens
         choices = self._route.choices(answer, request.prompt.token_ids)
-        return [(parse(choice, _Indexed, self.path).index, (choice, cached)) for choice in choices]
+        return [(value_at(choice, "index", int, self.path), (choice, cached)) for choice in choices]
 
     def _sample(self, raw: Any, request: Request, version: WeightVersion) -> Sample:
         choice, sampling = parse(raw[0], Choice, self.path), request.sampling
@@ -204,13 +188,13 @@ class VllmBackend(ServerBackend):
 
     def _tokens(self, body: dict[str, object]) -> tuple[int, ...]:
         answer = self._http.post("/tokenize", {"model": self.model, **body})
-        return tuple(parse(answer, _Tokens, "/tokenize").tokens)
+        return tuple(value_at(answer, "tokens", list[int], "/tokenize"))
 
     def _version(self) -> WeightVersion:
         if not self._has_label:
             return UNKNOWN
-        info = parse(self._http.get("/weight_info"), _WeightInfo, "/weight_info")
-        return WeightVersion(info.weight_version) if info.weight_version else UNKNOWN
+        label = value_at(self._http.get("/weight_info"), "weight_version", str, "/weight_info")
+        return WeightVersion(label) if label else UNKNOWN
 
     def _card(self, wanted: str | None) -> tuple[str, int, str | None]:
         cards = self._choose(wanted)
