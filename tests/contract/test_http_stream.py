@@ -41,10 +41,23 @@ def streaming(*parts, pause_s=0.0, end=b"0\r\n\r\n", media="text/event-stream; c
     return answer
 
 
-def test_events_are_read_to_the_end(loopback, client):
-    loopback.routes["POST /x"] = streaming(event({"a": 1}), b": ping\n\n", event({"a": 2}) + DONE)
+GREETING = {"text": "Grüße 😀\u2028"}
+SPLIT = event(GREETING).replace(b"\n", b"\r\n") + b"data: [DONE]\r\n\r\n"
 
-    assert client.stream("/x", {"stream": True}) == ([{"a": 1}, {"a": 2}], True)
+
+@pytest.mark.parametrize(
+    ("parts", "documents", "done"),
+    [
+        ([event({"a": 1}), b": ping\n\n", event({"a": 2}) + DONE], [{"a": 1}, {"a": 2}], True),
+        ([event({"a": 1})], [{"a": 1}], False),
+        ([SPLIT[place : place + 1] for place in range(len(SPLIT))], [GREETING], True),
+    ],
+    ids=["whole", "without a last word", "split anywhere"],
+)
+def test_events_are_read_to_the_end(loopback, client, parts, documents, done):
+    loopback.routes["POST /x"] = streaming(*parts)
+
+    assert client.stream("/x", {"stream": True}) == (documents, done)
     assert loopback.calls[0].body == {"stream": True}
 
 
@@ -59,19 +72,6 @@ def test_no_connection_is_used_again_behind_a_stream(loopback, client):
     for _ in range(20):
         assert client.stream("/x", {}).done
     assert client.find("/nowhere") is None
-
-
-def test_a_stream_may_end_without_a_word(loopback, client):
-    loopback.routes["POST /x"] = streaming(event({"a": 1}))
-
-    assert client.stream("/x", {}) == ([{"a": 1}], False)
-
-
-def test_it_may_be_split_anywhere(loopback, client):
-    whole = event({"text": "Grüße 😀\u2028"}).replace(b"\n", b"\r\n") + b"data: [DONE]\r\n\r\n"
-    loopback.routes["POST /x"] = streaming(*(whole[place : place + 1] for place in range(len(whole))))
-
-    assert client.stream("/x", {}) == ([{"text": "Grüße 😀\u2028"}], True)
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 500, 503])

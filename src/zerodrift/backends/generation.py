@@ -39,12 +39,6 @@ class Sampled:
     raw_alternatives: list[Alternatives] = field(default_factory=list)
     finished: FinishReason | None = None
 
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Why it ended; only asked of ended samples."""
-        assert self.finished is not None, "a sample was read before it ended"
-        return self.finished
-
 
 def sample(
     model: Any,

@@ -158,6 +158,7 @@ class ReferenceBackend(OwnTokenizer):
         """Nothing is held beyond the model itself."""
 
     def _completion(self, request: Request, row: Sampled) -> Completion:
+        assert row.finished is not None, "a sample was read before it ended"
         prompt = request.prompt.token_ids
         raw = self.kind is LogprobKind.RAW
         total = len(prompt) + len(row.token_ids)
@@ -167,7 +168,7 @@ class ReferenceBackend(OwnTokenizer):
             logprobs=tuple(row.raw_logprobs if raw else row.logprobs),
             kind=self.kind,
             sampling=row.sampling,
-            finish_reason=row.finish_reason,
+            finish_reason=row.finished,
             versions=(VersionSpan(self.version, 0, len(row.token_ids)),),
             fingerprint=self.fingerprint().digest,
             sample_index=row.sample_index,

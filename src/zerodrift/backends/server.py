@@ -59,6 +59,9 @@ class ServerBackend(Backend):
     path: str
     """The route that generates."""
     streaming: Streaming
+    label_route: ClassVar[str]
+    """What shows the label of the weights, where `_has_label`."""
+    _has_label = False
     _digest: str
     """Of the server that we connected to."""
 
@@ -176,7 +179,10 @@ class ServerBackend(Backend):
         return [request]
 
     def _version(self) -> WeightVersion:
-        return UNKNOWN
+        if not self._has_label:
+            return UNKNOWN
+        label = value_at(self._http.get(self.label_route), "weight_version", str, self.label_route)
+        return WeightVersion(label) if label else UNKNOWN
 
     def _ask(self, requests: Sequence[Request], call: Callable[[Request], Joined]) -> list[Answer]:
         for request in requests:

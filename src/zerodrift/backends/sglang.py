@@ -11,7 +11,7 @@ import msgspec
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.http import not_declined
-from zerodrift.backends.json_path import facts_at
+from zerodrift.backends.json_path import facts_at, look_up
 from zerodrift.backends.samples import Sample, parse, scores, shorten, value_at
 from zerodrift.backends.server import MODELS, UNKNOWN, ServerBackend, changed, stated
 from zerodrift.backends.stream_deltas import Streaming
@@ -124,6 +124,7 @@ class SglangBackend(ServerBackend):
     path = "/generate"
     hints = HINTS | NEVER
     cannot = CANNOT
+    label_route = INFO
 
     def __init__(self, url: str, *, kind: LogprobKind = LogprobKind.PROCESSED, **connection: Any) -> None:
         """Its numbers come after bias, penalties and temperature; SGLANG_RETURN_ORIGINAL_LOGPROB makes them raw, and nothing tells."""
@@ -183,7 +184,6 @@ class SglangBackend(ServerBackend):
         differences = shown.get("incremental_streaming_output") is True
         self.streaming = msgspec.structs.replace(STREAMING, cumulative=not differences)
         self._effective = {"dtype", "preferred_sampling_params"} <= shown.keys()
-        self._has_label = False
         self._digest = self._facts(shown).digest
 
     def _longest(self, shown: dict[str, Any]) -> int:
@@ -228,23 +228,13 @@ class SglangBackend(ServerBackend):
         drawn: list[object] = []
         for seed in SEEDS:
             sampling = msgspec.structs.replace(PROBE.sampling, seed=seed, temperature=FLAT)
-            once, again = (
-                parse(self.complete(Request(PROBE.prompt, sampling)), dict[str, Any], self.path).get(
-                    "output_ids"
-                )
-                for _ in range(2)
-            )
+            asked = Request(PROBE.prompt, sampling)
+            once, again = (look_up(self.complete(asked), "output_ids") for _ in range(2))
             if once != again:
                 return False
             drawn += [] if once in drawn else [once]
         # Where all seeds draw alike it cannot be told, and what was not seen to work is no capability.
         return len(drawn) >= LEAST_DIFFERENT
-
-    def _version(self) -> WeightVersion:
-        if not self._has_label:
-            return UNKNOWN
-        label = value_at(self._http.get(INFO), "weight_version", str, INFO)
-        return WeightVersion(label) if label else UNKNOWN
 
     def _check(self, request: Request) -> None:
         sampling = request.sampling

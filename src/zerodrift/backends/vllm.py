@@ -49,6 +49,7 @@ class VllmBackend(ServerBackend):
 
     name = vllm_facts.ENGINE
     hints = HINTS
+    label_route = "/weight_info"
 
     def __init__(
         self,
@@ -140,7 +141,7 @@ class VllmBackend(ServerBackend):
         self._info = self._read_info()
         self._digest = self._facts(self._info).digest
         self.update_path = vllm_update.find_path(self._info, self._ask_route)
-        self._has_label = self._http.find("/weight_info") is not None
+        self._has_label = self._http.find(self.label_route) is not None
 
     def _facts(self, info: vllm_facts.ServerInfo | None) -> EngineFingerprint:
         return vllm_facts.fingerprint(self.model, self.max_model_len, self.path, info)
@@ -189,12 +190,6 @@ class VllmBackend(ServerBackend):
     def _tokens(self, body: dict[str, object]) -> tuple[int, ...]:
         answer = self._http.post("/tokenize", {"model": self.model, **body})
         return tuple(value_at(answer, "tokens", list[int], "/tokenize"))
-
-    def _version(self) -> WeightVersion:
-        if not self._has_label:
-            return UNKNOWN
-        label = value_at(self._http.get("/weight_info"), "weight_version", str, "/weight_info")
-        return WeightVersion(label) if label else UNKNOWN
 
     def _card(self, wanted: str | None) -> tuple[str, int, str | None]:
         cards = self._choose(wanted)
