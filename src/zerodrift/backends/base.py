@@ -85,16 +85,16 @@ class Backend(Protocol):
 class OwnTokenizer:
     """What an engine in this process makes of text, by the checkpoint's own tokenizer and template."""
 
-    tokenizer: Any
+    own_tokenizer: Any
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """As the tokenizer does by default, special tokens included."""
-        return tuple(self.tokenizer(text)["input_ids"])
+        return tuple(self.own_tokenizer(text)["input_ids"])
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """The checkpoint's own chat template."""
         return tuple(
-            self.tokenizer.apply_chat_template(
+            self.own_tokenizer.apply_chat_template(
                 list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
             )["input_ids"]
         )

@@ -48,7 +48,7 @@ class ExactBackend(OwnTokenizer):
             logprob_check_interval=0,
             **settings,
         )
-        self.tokenizer = self.engine.tokenizer
+        self.own_tokenizer = self.engine.tokenizer
 
     def fingerprint(self) -> EngineFingerprint:
         """The engine's own."""

@@ -61,7 +61,7 @@ class ReferenceBackend(OwnTokenizer):
         self.device = device
         self.spec = spec
         self.facts = models.facts(spec)
-        self.tokenizer = models.tokenizer(spec)
+        self.tokenizer = self.own_tokenizer = models.tokenizer(spec)
         self.model, digest = load_reference(spec, dtype, device)
         # Of the checkpoint, not of the model that runs: a planted fault may wrap modules of the latter.
         self._shapes = _shapes(self.model)
