@@ -14,21 +14,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pytest
-import sglang_server
-import tensorrt_llm_server
-import tgi_server
+import sglang_peer
 
 from zerodrift import models
 from zerodrift.backends.base import Backend
-from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
-from zerodrift.backends.dialects.sglang import SGLANG
-from zerodrift.backends.dialects.tensorrt_llm import TENSORRT_LLM
-from zerodrift.backends.dialects.tgi import TGI
 from zerodrift.backends.exact import ExactBackend
 from zerodrift.backends.launch import LaunchedServer
+from zerodrift.backends.llama_cpp import LlamaCppBackend
 from zerodrift.backends.llama_cpp_launch import launch_llama_cpp, settings
-from zerodrift.backends.openai import OpenAIBackend
 from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.backends.sglang import SglangBackend
 from zerodrift.backends.vllm import VllmBackend
 from zerodrift.backends.vllm_launch import launch_vllm, route_flags
 from zerodrift.config.engine import EngineConfig
@@ -127,16 +122,7 @@ def _peer(serve: AbstractContextManager[str], connect: Callable[..., Backend]) -
 
 
 def sglang(folder: Path) -> AbstractContextManager[Subject]:
-    return _peer(sglang_server.serve(MODEL, deterministic=True), partial(OpenAIBackend, dialect=SGLANG))
-
-
-def tensorrt_llm(folder: Path) -> AbstractContextManager[Subject]:
-    connect = partial(OpenAIBackend, dialect=TENSORRT_LLM, max_model_len=1024)
-    return _peer(tensorrt_llm_server.serve(MODEL), connect)
-
-
-def tgi(folder: Path) -> AbstractContextManager[Subject]:
-    return _peer(tgi_server.serve(MODEL), partial(OpenAIBackend, dialect=TGI))
+    return _peer(sglang_peer.serve(MODEL, deterministic=True), SglangBackend)
 
 
 # Real engines
@@ -210,7 +196,7 @@ def llama_cpp_server(model: Path, log: Path, **fields: Any) -> LaunchedServer:
 @contextlib.contextmanager
 def llama_cpp(folder: Path) -> Iterator[Subject]:
     with llama_cpp_server(llama_cpp_model(), folder / "log", enable_prefix_caching=True) as server:
-        connect = partial(OpenAIBackend, server.url, LLAMA_CPP, api_key=SECRET, timeout_s=120)
+        connect = partial(LlamaCppBackend, server.url, api_key=SECRET, timeout_s=120)
         with contextlib.closing(connect()) as backend:
             # It scores nothing, so nothing is compared.
             vocabulary = models.facts(SMOLLM2).vocab_size
@@ -221,8 +207,6 @@ OPENERS: dict[str, Callable[[Path], AbstractContextManager[Subject]]] = {
     "reference": reference,
     "exact": exact,
     "sglang": sglang,
-    "tensorrt-llm": tensorrt_llm,
-    "tgi": tgi,
     **{release: partial(vllm, release) for release in ASKED},
     **{name: partial(vllm, release, route="generate") for name, release in GENERATES.items()},
     "llama-cpp": llama_cpp,

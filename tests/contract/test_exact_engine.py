@@ -36,13 +36,14 @@ def test_a_stream_has_a_piece_for_each_token(engine: ExactBackend) -> None:
     assert alone.stream_deltas == 8
 
 
-def test_a_stream_that_fails_is_a_problem_of_its_answer(engine: ExactBackend) -> None:
-    good, bad = engine.stream([ask(), ask((5, 9999))])
+@pytest.mark.parametrize("call", [ExactBackend.generate, ExactBackend.stream])
+def test_a_request_that_fails_is_a_problem_of_its_answer(engine: ExactBackend, call: Any) -> None:
+    good, bad = call(engine, [ask(), ask((5, 9999))])
     assert good.completions
     assert not bad.completions
     assert bad.problems[0].code == "value/prompt"
     with pytest.raises(BadAnswer):
-        engine.stream([ask(tuple([5] * 1020))])
+        call(engine, [ask(tuple([5] * 1020))])
 
 
 def test_it_draws_what_the_reference_draws(engine: ExactBackend) -> None:
@@ -63,20 +64,6 @@ def test_a_sequence_as_long_as_the_context_is_scored(engine: ExactBackend) -> No
         engine.generate([ask(tuple([5] * 1020))])
     with pytest.raises(BadAnswer):
         engine.score([[5] * 1025])
-
-
-def test_a_request_that_fails_is_a_problem_of_its_answer(engine: ExactBackend) -> None:
-    good, bad = engine.generate([ask(), ask((5, 9999))])
-    assert good.completions
-    assert not bad.completions
-    assert bad.problems[0].code == "value/prompt"
-
-
-def test_text_and_chat_are_what_the_reference_makes_of_them(engine: ExactBackend) -> None:
-    reference = ReferenceBackend("testbed:llama")
-    messages = [{"role": "user", "content": "3+4"}]
-    assert engine.tokenize("3+4=") == reference.tokenize("3+4=")
-    assert engine.render_chat(messages) == reference.render_chat(messages)
 
 
 def test_caches_are_warm_until_reset(engine: ExactBackend) -> None:

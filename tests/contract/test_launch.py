@@ -13,28 +13,6 @@ from zerodrift.backends import launch
 from zerodrift.backends.vllm_launch import launch_vllm
 from zerodrift.core.errors import EngineError
 
-# Stands where `python` would: takes vLLM's command line, starts a child as vLLM does, and serves /health.
-ENGINE = """
-import http.server, os, signal, subprocess, sys, time
-port = int(sys.argv[sys.argv.index("--port") + 1])
-print("command", " ".join(sys.argv[1:]))
-for name, value in sorted(os.environ.items()):
-    print("env", name, value)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
-print("child", child.pid, flush=True)
-class Health(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200 if self.path == "/health" else 404)
-        self.end_headers()
-{body}
-http.server.HTTPServer(("127.0.0.1", port), Health).serve_forever()
-"""
-
-
-@pytest.fixture
-def engine(interpreter):
-    return lambda body="": interpreter(ENGINE.format(body=body))
-
 
 def alive(pid):
     """Whether a process still runs; a zombie that nobody reaps does not."""
@@ -64,10 +42,10 @@ def start(python, log, **options):
     return launch_vllm(python, "a-model", options.pop("args", []), options.pop("env", {}), log, **options)
 
 
-def test_the_server_and_its_children_are_gone_after_the_with(engine, tmp_path):
+def test_the_server_and_its_children_are_gone_after_the_with(interpreter, tmp_path):
     log = tmp_path / "logs" / "server.log"
 
-    with start(engine(), log, args=["--dtype", "float32"]) as server:
+    with start(interpreter(), log, args=["--dtype", "float32"]) as server:
         pid, child = server.pid, child_of(log)
         assert alive(pid)
         assert alive(child)
@@ -82,13 +60,13 @@ def test_the_server_and_its_children_are_gone_after_the_with(engine, tmp_path):
     ]
 
 
-def test_the_environment_is_what_is_written_down(engine, tmp_path, monkeypatch):
+def test_the_environment_is_what_is_written_down(interpreter, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     monkeypatch.setenv("PYTHONPATH", "/ours")
     monkeypatch.setenv("EDITOR_OF_THE_USER", "ed")
     log = tmp_path / "server.log"
 
-    start(engine(), log, env={"VLLM_CPU_KVCACHE_SPACE": "2", "EXTRA": "x"}).stop()
+    start(interpreter(), log, env={"VLLM_CPU_KVCACHE_SPACE": "2", "EXTRA": "x"}).stop()
 
     seen = dict(line.split(" ", 1) for line in logged(log, "env") if " " in line)
     assert "VLLM_BATCH_INVARIANT" not in seen
@@ -100,42 +78,42 @@ def test_the_environment_is_what_is_written_down(engine, tmp_path, monkeypatch):
     assert seen["VLLM_CACHE_ROOT"] == str(tmp_path / ".cache" / "vllm")
 
 
-def test_stopping_twice_is_fine(engine, tmp_path):
-    server = start(engine(), tmp_path / "log")
+def test_stopping_twice_is_fine(interpreter, tmp_path):
+    server = start(interpreter(), tmp_path / "log")
     server.stop()
     server.stop()
 
     assert server.exited()
 
 
-def test_a_server_that_ignores_the_request_to_end_is_ended(engine, tmp_path, monkeypatch):
+def test_a_server_that_ignores_the_request_to_end_is_ended(interpreter, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "STOP_PATIENCE_S", 0.3)
     log = tmp_path / "log"
 
-    server = start(engine("signal.signal(signal.SIGTERM, signal.SIG_IGN)"), log)
+    server = start(interpreter("signal.signal(signal.SIGTERM, signal.SIG_IGN)"), log)
     server.stop()
 
     assert gone(server.pid)
     assert gone(child_of(log))
 
 
-def test_a_server_that_dies_at_start_shows_its_last_words(engine, tmp_path):
+def test_a_server_that_dies_at_start_shows_its_last_words(interpreter, tmp_path):
     log = tmp_path / "log"
     body = "print('\\n'.join(f'line {i}' for i in range(100)))\nsys.exit('no such model')"
 
     with pytest.raises(EngineError, match="no such model") as caught:
-        start(engine(body), log)
+        start(interpreter(body), log)
 
     assert "line 99" in str(caught.value)
     assert "line 9\n" not in str(caught.value)
     assert gone(child_of(log))
 
 
-def test_a_server_that_dies_later_is_stopped_all_the_same(engine, tmp_path):
+def test_a_server_that_dies_later_is_stopped_all_the_same(interpreter, tmp_path):
     log = tmp_path / "log"
     body = "import threading; threading.Timer(0.8, lambda: os._exit(3)).start()"
 
-    with start(engine(body), log) as server:
+    with start(interpreter(body), log) as server:
         deadline = time.monotonic() + 5
         while not server.exited() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -145,11 +123,11 @@ def test_a_server_that_dies_later_is_stopped_all_the_same(engine, tmp_path):
     assert gone(child_of(log))
 
 
-def test_a_server_that_never_answers_is_given_up(engine, tmp_path):
+def test_a_server_that_never_answers_is_given_up(interpreter, tmp_path):
     log = tmp_path / "log"
 
     with pytest.raises(EngineError, match=r"1\.5") as caught:
-        start(engine("print('thinking', flush=True)\ntime.sleep(60)"), log, timeout_s=1.5)
+        start(interpreter("print('thinking', flush=True)\ntime.sleep(60)"), log, timeout_s=1.5)
 
     assert "thinking" in str(caught.value)
     assert gone(child_of(log))
@@ -162,7 +140,7 @@ def test_an_interpreter_that_is_not_there(tmp_path, monkeypatch):
         start(tmp_path / "nowhere" / "python", tmp_path / "log")
 
 
-def test_a_process_that_forgets_its_server_takes_it_along(engine, tmp_path):
+def test_a_process_that_forgets_its_server_takes_it_along(interpreter, tmp_path):
     log = tmp_path / "log"
     program = (
         "import sys; from pathlib import Path; from zerodrift.backends.vllm_launch import launch_vllm\n"
@@ -171,7 +149,7 @@ def test_a_process_that_forgets_its_server_takes_it_along(engine, tmp_path):
     )
 
     done = subprocess.run(
-        [sys.executable, "-c", program, str(engine()), str(log)],
+        [sys.executable, "-c", program, str(interpreter()), str(log)],
         capture_output=True,
         text=True,
         check=True,
@@ -183,9 +161,9 @@ def test_a_process_that_forgets_its_server_takes_it_along(engine, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_command_that_is_told_to_end_takes_its_server_along(engine, tmp_path, number):
+def test_a_command_that_is_told_to_end_takes_its_server_along(interpreter, tmp_path, number):
     """As a job is that runs out of time, or whose terminal is closed."""
-    python, run = engine("time.sleep(120)"), tmp_path / "run"
+    python, run = interpreter("time.sleep(120)"), tmp_path / "run"
     command = [sys.executable, "-m", "zerodrift.cli.main", "audit", "--engine", "vllm", "--out", str(run)]
     with subprocess.Popen([*command, "--set", f"engine.python={python}"], stderr=subprocess.PIPE) as audit:
         try:

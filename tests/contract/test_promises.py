@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import opened
 import promises
 import pytest
+from msgspec.structs import force_setattr
+from msgspec.structs import replace as with_
 from opened import SECRET, Checkpoints, Subject
 
 from zerodrift.backends.base import Backend, Capability
@@ -19,392 +20,237 @@ from zerodrift.core.errors import CapabilityMissing
 from zerodrift.core.request import Prompt, Request
 from zerodrift.core.version import WeightVersion
 
-Change = Callable[[Completion], None]
-set_field = msgspec.structs.force_setattr
-"""A completion refuses to be impossible; an engine of somebody else's making may not."""
-
 
 class Sound:
-    """The reference, which streams as well; a control breaks one thing of it."""
+    """The reference, which streams as well; a control replaces one of the methods."""
 
     name = ReferenceBackend.name
     capabilities = ReferenceBackend.capabilities | {Capability.STREAM}
 
-    def __init__(self, inner: Backend) -> None:
+    def __init__(self, inner: Any) -> None:
         self.inner = inner
         self.max_model_len = inner.max_model_len
-
-    def fingerprint(self) -> EngineFingerprint:
-        return self.inner.fingerprint()
-
-    def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        return self.inner.generate(requests)
-
-    def stream(self, requests: Sequence[Request]) -> list[Answer]:
-        return [msgspec.structs.replace(answer, stream_deltas=2) for answer in self.inner.generate(requests)]
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        return self.inner.score(sequences)
-
-    def load_weights(self, directory: Path, version: WeightVersion) -> None:
-        self.inner.load_weights(directory, version)
+        self.calls = itertools.count()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-
-class Changed(Sound):
-    """Every completion of `generate` goes through `change`, and may be made impossible there."""
-
-    change: Change
-
-    def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        answers = super().generate(requests)
-        for completion in (each for answer in answers for each in answer.completions):
-            type(self).change(completion)
-        return answers
-
-
-def changed(change: Change) -> type[Changed]:
-    return type("Changed", (Changed,), {"change": staticmethod(change)})
-
-
-class Asked(Sound):
-    """Every request goes through `asked` before it is answered."""
-
-    def asked(self, request: Request) -> Request:
+    def asked(self, place: int, request: Request) -> Request:
         return request
 
-    def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        return super().generate([self.asked(request) for request in requests])
-
-
-# Order
-
-
-class Reorders(Sound):
-    def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        return super().generate(requests)[::-1]
-
-
-class ReordersBehindTheEcho(Sound):
-    """As an adapter would that fills the prompt in from the request."""
+    def told(self, requests: Sequence[Request], answers: list[Answer]) -> list[Answer]:
+        return answers
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        answers = super().generate(requests)
-        for request, answer in zip(requests, answers[::-1], strict=True):
-            for completion in answer.completions:
-                set_field(completion, "prompt_token_ids", request.prompt.token_ids)
-        return answers[::-1]
+        asked = [self.asked(place, request) for place, request in enumerate(requests)]
+        return self.told(requests, self.inner.generate(asked))
+
+    def streamed(self, answers: list[Answer]) -> list[Answer]:
+        return answers
+
+    def stream(self, requests: Sequence[Request]) -> list[Answer]:
+        return self.streamed([with_(each, stream_deltas=2) for each in self.inner.generate(requests)])
+
+    def scored(self, scores: list[float]) -> list[float]:
+        return scores
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return [self.scored(scores) for scores in self.inner.score(sequences)]
+
+    def facts(self, facts: EngineFingerprint) -> EngineFingerprint:
+        return facts
+
+    def fingerprint(self) -> EngineFingerprint:
+        return self.facts(self.inner.fingerprint())
+
+    def load_weights(self, directory: Path, version: WeightVersion) -> None:
+        self.inner.load_weights(directory, version)
 
 
-class ReordersSamples(Sound):
-    def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        return [
-            msgspec.structs.replace(answer, completions=answer.completions[::-1])
-            for answer in super().generate(requests)
-        ]
+def but(**methods: Any) -> type[Sound]:
+    assert all(hasattr(Sound, name) or hasattr(ReferenceBackend, name) for name in methods)
+    return type("Broken", (Sound,), methods)
 
 
-class LosesARequest(Sound):
-    def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        return super().generate(requests)[:-1]
+def setting(**changes: Callable[[Completion], Any]) -> type[Sound]:
+    """Each of these fields is set to what is made of the completion, which may then be impossible."""
+    return but(told=lambda self, _, answers: set_fields(answers, changes))
 
 
-# Tokens and their numbers
-
-
-def setting(**changes: Callable[[Completion], Any]) -> type[Changed]:
-    """Each of these fields is set to what is made of the completion."""
-
-    def change(completion: Completion) -> None:
+def set_fields(answers: list[Answer], changes: dict[str, Callable[[Completion], Any]]) -> list[Answer]:
+    for completion in (each for answer in answers for each in answer.completions):
         for name, make in changes.items():
-            set_field(completion, name, make(completion))
+            force_setattr(completion, name, make(completion))
+    return answers
 
-    return changed(change)
+
+def echoing(requests: Sequence[Request], answers: list[Answer]) -> list[Answer]:
+    """As an adapter would that fills the prompt in from the request."""
+    for request, answer in zip(requests, answers, strict=True):
+        set_fields([answer], {"prompt_token_ids": lambda _, request=request: request.prompt.token_ids})
+    return answers
 
 
-def spoil(value: float) -> type[Changed]:
+def seeding(seed: Callable[[int, int | None], int | None]) -> type[Sound]:
+    return but(
+        asked=lambda self, place, request: Request(
+            request.prompt, with_(request.sampling, seed=seed(place, request.sampling.seed))
+        )
+    )
+
+
+def prompting(cut: Callable[[Any, Request], tuple[int, ...]], **more: Any) -> type[Sound]:
+    return but(asked=lambda self, _, request: Request(Prompt(cut(self, request)), request.sampling), **more)
+
+
+def strange(requests: Sequence[Request]) -> bool:
+    return any(token > 511 for request in requests for token in request.prompt.token_ids)
+
+
+def fail_with_a_traceback(self: Any, requests: Sequence[Request]) -> list[Answer]:
+    if strange(requests):
+        raise IndexError("index out of range in self")
+    return Sound.generate(self, requests)
+
+
+def die_of_a_strange_prompt(self: Any, requests: Sequence[Request]) -> list[Answer]:
+    self.dead = self.__dict__.get("dead", False) or strange(requests)
+    return (
+        [Answer(())] * len(requests)
+        if self.dead and not strange(requests)
+        else Sound.generate(self, requests)
+    )
+
+
+def load_the_first_for_good(self: Any, directory: Path, version: WeightVersion) -> None:
+    if next(self.calls) == 0:
+        Sound.load_weights(self, directory, version)
+
+
+def refuse_too_late(self: Any, directory: Path, version: WeightVersion) -> None:
+    """Half of the new weights are in their place already, where those were of another shape."""
+    try:
+        Sound.load_weights(self, directory, version)
+    except Exception:
+        self.inner.model.model.norm.weight.data *= 0.5
+        raise
+
+
+def move_the_label_first(self: Any, directory: Path, version: WeightVersion) -> None:
+    self.inner.version = version
+    Sound.load_weights(self, directory, version)
+
+
+def refuse_without_a_way_out(self: Any, requests: Sequence[Request]) -> list[Answer]:
+    raise CapabilityMissing(f"{self.name} cannot stream: no")
+
+
+def close_once(self: Any) -> None:
+    if next(self.calls):
+        raise RuntimeError("closed already")
+
+
+def first(value: float) -> type[Sound]:
     return setting(logprobs=lambda each: (value, *each.logprobs[1:]))
 
 
-DROPS_A_LOGPROB = setting(logprobs=lambda each: each.logprobs[:-1])
-ENDS_EARLY = setting(
-    token_ids=lambda each: each.token_ids[:-1],
-    logprobs=lambda each: each.logprobs[:-1],
-    finish_reason=lambda each: FinishReason.LENGTH,
-)
-GIVES_UP = setting(finish_reason=lambda each: FinishReason.ABORT)
-IS_ANOTHER = setting(fingerprint=lambda each: "of another")
+SHORTER = {"token_ids": lambda each: each.token_ids[:-1], "logprobs": lambda each: each.logprobs[:-1]}
+REORDERS = but(told=lambda self, _, answers: answers[::-1])
+SEEDS_BY_PLACE = seeding(lambda place, seed: (seed or 0) + place)
 SHIFTS_A_LITTLE = setting(logprobs=lambda each: tuple(value - 1e-6 for value in each.logprobs))
-REVERSES_ALTERNATIVES = setting(top_logprobs=lambda each: tuple(top[::-1] for top in each.top_logprobs))
-# Of the position before.
-SHIFTS_ALTERNATIVES = setting(top_logprobs=lambda each: (*each.top_logprobs[-1:], *each.top_logprobs[:-1]))
-FORGETS_ALTERNATIVES = setting(top_logprobs=lambda each: ())
-
-
-# Seeds
-
-
-class IgnoresSeeds(Asked):
-    def asked(self, request: Request) -> Request:
-        return Request(request.prompt, msgspec.structs.replace(request.sampling, seed=None))
-
-
-class HasOneSeed(Asked):
-    def asked(self, request: Request) -> Request:
-        return Request(request.prompt, msgspec.structs.replace(request.sampling, seed=1))
-
-
-class SeedsByPlace(Sound):
-    """The noise depends on where in a batch a request is."""
-
-    def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        return super().generate(
-            [
-                Request(
-                    each.prompt,
-                    msgspec.structs.replace(each.sampling, seed=(each.sampling.seed or 0) + place),
-                )
-                for place, each in enumerate(requests)
-            ]
-        )
-
-
-# Streams
-
-
-class StreamsLessThanItMade(Sound):
-    def stream(self, requests: Sequence[Request]) -> list[Answer]:
-        answers = super().stream(requests)
-        for completion in (each for answer in answers for each in answer.completions):
-            set_field(completion, "token_ids", completion.token_ids[:-1])
-            set_field(completion, "logprobs", completion.logprobs[:-1])
-        return answers
-
-
-class StreamsInOnePiece(Sound):
-    def stream(self, requests: Sequence[Request]) -> list[Answer]:
-        return self.generate(requests)
-
-
-class StreamsOutOfOrder(Sound):
-    def stream(self, requests: Sequence[Request]) -> list[Answer]:
-        return super().stream(requests)[::-1]
-
-
-# Scores
-
-
-class ScoresLate(Sound):
-    """By one position."""
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        return [[*scores[1:], scores[0]] for scores in super().score(sequences)]
-
-
-class ScoresTheFirstToken(Sound):
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        return [[0.0, *scores] for scores in super().score(sequences)]
-
-
-# Prompts
-
-
-class CutsPrompts(Asked):
-    def asked(self, request: Request) -> Request:
-        room = self.max_model_len - request.sampling.max_tokens
-        return Request(Prompt(request.prompt.token_ids[-room:]), request.sampling)
-
-
-class CutsPromptsBehindTheEcho(Asked):
-    """To the last eight tokens, and says that it saw them all."""
-
-    def asked(self, request: Request) -> Request:
-        return Request(Prompt(request.prompt.token_ids[-8:]), request.sampling)
-
-    def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        answers = super().generate(requests)
-        for request, answer in zip(requests, answers, strict=True):
-            for completion in answer.completions:
-                set_field(completion, "prompt_token_ids", request.prompt.token_ids)
-        return answers
-
-
-class TakesTheNearestToken(Asked):
-    def asked(self, request: Request) -> Request:
-        return Request(Prompt(tuple(min(token, 511) for token in request.prompt.token_ids)), request.sampling)
-
-
-class FailsWithATraceback(Sound):
-    def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        if any(token > 511 for request in requests for token in request.prompt.token_ids):
-            raise IndexError("index out of range in self")
-        return super().generate(requests)
-
-
-class ScoresWhateverComes(Sound):
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        return [[-1.0] * len(sequence) for sequence in sequences]
-
-
-class DiesOfAStrangePrompt(Sound):
-    alive = True
-
-    def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        strange = any(token > 511 for request in requests for token in request.prompt.token_ids)
-        self.alive = self.alive and not strange
-        return super().generate(requests) if self.alive or strange else [Answer(())] * len(requests)
-
-
-# Fingerprints
-
-
-class CountsItsCalls(Sound):
-    def __init__(self, inner: Backend) -> None:
-        super().__init__(inner)
-        self.calls = itertools.count()
-
-    def fingerprint(self) -> EngineFingerprint:
-        facts = super().fingerprint()
-        calls = {**facts.deployment, "calls": str(next(self.calls))}
-        return msgspec.structs.replace(facts, deployment=calls)
-
-
-class ShowsItsKey(Sound):
-    def fingerprint(self) -> EngineFingerprint:
-        facts = super().fingerprint()
-        return msgspec.structs.replace(facts, deployment={"args": f"--api-key {SECRET}"})
-
-
-class IsNobody(Sound):
-    def fingerprint(self) -> EngineFingerprint:
-        return msgspec.structs.replace(super().fingerprint(), engine="engine")
-
-
-# Capabilities, weights, closing
-
-
-class DoesWhatItDoesNotClaim(Sound):
-    capabilities = Sound.capabilities - {Capability.STREAM}
-
-
-class RefusesWithoutAWayOut(Sound):
-    capabilities = Sound.capabilities - {Capability.STREAM}
-
-    def stream(self, requests: Sequence[Request]) -> list[Answer]:
-        raise CapabilityMissing(f"{self.name} cannot stream: no")
-
-
-class LoadsNothing(Sound):
-    def load_weights(self, directory: Path, version: WeightVersion) -> None:
-        """Says that it did."""
-
-
-class KeepsTheOldLabel(Sound):
-    def load_weights(self, directory: Path, version: WeightVersion) -> None:
-        super().load_weights(directory, WeightVersion("initial"))
-
-
-class LoadsForGood(Sound):
-    """The first checkpoint that is given to it."""
-
-    loaded = False
-
-    def load_weights(self, directory: Path, version: WeightVersion) -> None:
-        if not self.loaded:
-            super().load_weights(directory, version)
-        self.loaded = True
-
-
-class RefusesTooLate(Sound):
-    """Half of the new weights are in their place already, where those were of another shape."""
-
-    def load_weights(self, directory: Path, version: WeightVersion) -> None:
-        try:
-            super().load_weights(directory, version)
-        except Exception:
-            inner: Any = self.inner
-            inner.model.model.norm.weight.data *= 0.5
-            raise
-
-
-class MovesTheLabelFirst(Sound):
-    def load_weights(self, directory: Path, version: WeightVersion) -> None:
-        inner: Any = self.inner
-        inner.version = version
-        super().load_weights(directory, version)
-
-
-class ClosesOnce(Sound):
-    closed = False
-
-    def close(self) -> None:
-        if self.closed:
-            raise RuntimeError("closed already")
-        self.closed = True
-
+CUTS_PROMPTS = prompting(
+    lambda self, request: request.prompt.token_ids[-(self.max_model_len - request.sampling.max_tokens) :]
+)
+CUTS_BEHIND_THE_ECHO = prompting(
+    lambda _, request: request.prompt.token_ids[-8:], told=lambda self, *answered: echoing(*answered)
+)
+NOT_CLAIMED = Sound.capabilities - {Capability.STREAM}
+DOES_WHAT_IT_DOES_NOT_CLAIM = but(capabilities=NOT_CLAIMED)
+REFUSES_WITHOUT_A_WAY_OUT = but(capabilities=NOT_CLAIMED, stream=refuse_without_a_way_out)
+LOADS_NOTHING = but(load_weights=lambda self, *_: None)
 
 BROKEN: dict[Callable[[Subject], None], tuple[type[Sound], ...]] = {
     promises.answers_come_in_the_order_of_requests: (
-        Reorders,
-        ReordersBehindTheEcho,
-        ReordersSamples,
-        LosesARequest,
-        SeedsByPlace,
+        REORDERS,
+        but(told=lambda self, requests, answers: echoing(requests, answers[::-1])),
+        but(
+            told=lambda self, _, answers: [
+                with_(each, completions=each.completions[::-1]) for each in answers
+            ]
+        ),
+        but(told=lambda self, _, answers: answers[:-1]),
+        SEEDS_BY_PLACE,
     ),
     promises.tokens_carry_what_a_trainer_needs: (
-        Reorders,
-        DROPS_A_LOGPROB,
-        spoil(float("nan")),
-        spoil(0.5),
-        ENDS_EARLY,
-        GIVES_UP,
-        IS_ANOTHER,
+        REORDERS,
+        setting(logprobs=SHORTER["logprobs"]),
+        first(float("nan")),
+        first(0.5),
+        setting(**SHORTER, finish_reason=lambda _: FinishReason.LENGTH),
+        setting(finish_reason=lambda _: FinishReason.ABORT),
+        setting(fingerprint=lambda _: "of another"),
     ),
-    promises.seeds_repeat: (IgnoresSeeds, HasOneSeed, SeedsByPlace),
+    promises.seeds_repeat: (seeding(lambda *_: None), seeding(lambda *_: 1), SEEDS_BY_PLACE),
     promises.what_is_streamed_is_what_comes_whole: (
-        StreamsLessThanItMade,
-        StreamsInOnePiece,
-        StreamsOutOfOrder,
-        DoesWhatItDoesNotClaim,
-        RefusesWithoutAWayOut,
+        but(streamed=lambda self, answers: set_fields(answers, SHORTER)),
+        but(stream=Sound.generate),
+        but(streamed=lambda self, answers: answers[::-1]),
+        DOES_WHAT_IT_DOES_NOT_CLAIM,
+        REFUSES_WITHOUT_A_WAY_OUT,
     ),
     promises.scores_are_the_logprobs_that_were_reported: (
-        ScoresLate,
-        ScoresTheFirstToken,
-        CutsPromptsBehindTheEcho,
+        but(scored=lambda self, scores: [*scores[1:], scores[0]]),
+        but(scored=lambda self, scores: [0.0, *scores]),
+        CUTS_BEHIND_THE_ECHO,
         SHIFTS_A_LITTLE,
     ),
     promises.alternatives_are_the_likeliest_in_order: (
-        REVERSES_ALTERNATIVES,
-        SHIFTS_ALTERNATIVES,
-        FORGETS_ALTERNATIVES,
+        setting(top_logprobs=lambda each: tuple(top[::-1] for top in each.top_logprobs)),
+        # Of the position before.
+        setting(top_logprobs=lambda each: (*each.top_logprobs[-1:], *each.top_logprobs[:-1])),
+        setting(top_logprobs=lambda each: ()),
         SHIFTS_A_LITTLE,
     ),
     promises.strange_prompts_are_refused: (
-        CutsPrompts,
-        TakesTheNearestToken,
-        FailsWithATraceback,
-        ScoresWhateverComes,
-        DiesOfAStrangePrompt,
+        CUTS_PROMPTS,
+        prompting(lambda _, request: tuple(min(token, 511) for token in request.prompt.token_ids)),
+        but(generate=fail_with_a_traceback),
+        but(score=lambda self, sequences: [[-1.0] * len(sequence) for sequence in sequences]),
+        but(generate=die_of_a_strange_prompt),
     ),
-    promises.a_longest_prompt_is_not_cut: (CutsPrompts, CutsPromptsBehindTheEcho),
-    promises.the_fingerprint_names_the_engine_and_no_secret: (CountsItsCalls, ShowsItsKey, IsNobody),
-    promises.closing_twice_is_fine: (ClosesOnce,),
+    promises.a_longest_prompt_is_not_cut: (CUTS_PROMPTS, CUTS_BEHIND_THE_ECHO),
+    promises.the_fingerprint_names_the_engine_and_no_secret: (
+        but(facts=lambda self, facts: with_(facts, deployment={"calls": str(next(self.calls))})),
+        but(facts=lambda self, facts: with_(facts, deployment={"args": f"--api-key {SECRET}"})),
+        but(facts=lambda self, facts: with_(facts, engine="engine")),
+    ),
+    promises.closing_twice_is_fine: (but(close=close_once),),
 }
 BROKEN_WITH_CHECKPOINTS: dict[Callable[[Subject, Checkpoints], None], tuple[type[Sound], ...]] = {
-    promises.what_is_not_claimed_is_refused: (DoesWhatItDoesNotClaim, RefusesWithoutAWayOut),
-    promises.new_weights_change_the_numbers: (LoadsNothing, KeepsTheOldLabel, LoadsForGood),
-    promises.weights_of_another_shape_are_refused: (LoadsNothing, RefusesTooLate, MovesTheLabelFirst),
+    promises.what_is_not_claimed_is_refused: (DOES_WHAT_IT_DOES_NOT_CLAIM, REFUSES_WITHOUT_A_WAY_OUT),
+    promises.new_weights_change_the_numbers: (
+        LOADS_NOTHING,
+        but(
+            load_weights=lambda self, directory, _: self.inner.load_weights(
+                directory, WeightVersion("initial")
+            )
+        ),
+        but(load_weights=load_the_first_for_good),
+    ),
+    promises.weights_of_another_shape_are_refused: (
+        LOADS_NOTHING,
+        but(load_weights=refuse_too_late),
+        but(load_weights=move_the_label_first),
+    ),
 }
 
 
 def pairs(broken: dict[Any, tuple[type[Sound], ...]]) -> list[Any]:
+    """Each promise with a sound engine, which keeps it, and with those that do not."""
     return [
-        pytest.param(promise, kind, id=f"{promise.__name__}-{kind.__name__}-{number}")
+        pytest.param(promise, kind, id=f"{promise.__name__}-{number}")
         for promise, kinds in broken.items()
-        for number, kind in enumerate(kinds)
+        for number, kind in enumerate((Sound, *kinds))
     ]
 
 
@@ -415,29 +261,21 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield subject
 
 
-def of(kind: type[Sound], subject: Subject) -> Subject:
-    return replace(subject, backend=kind(subject.backend), connect=lambda: kind(subject.backend))
-
-
-@pytest.mark.parametrize("promise", BROKEN, ids=lambda promise: promise.__name__)
-def test_a_sound_engine_keeps(promise: Callable[[Subject], None], shared: Subject) -> None:
-    promise(of(Sound, shared))
-
-
-@pytest.mark.parametrize("promise", BROKEN_WITH_CHECKPOINTS, ids=lambda promise: promise.__name__)
-def test_a_sound_engine_with_weights_keeps(
-    promise: Callable[[Subject, Checkpoints], None], checkpoints: Checkpoints, tmp_path: Path
-) -> None:
-    with opened.reference(tmp_path) as subject:
-        promise(of(Sound, subject), checkpoints)
+def check(kind: type[Sound], subject: Subject, promise: Callable[[Subject], None]) -> None:
+    engine: Backend = kind(subject.backend)
+    tested = replace(subject, backend=engine, connect=lambda: kind(subject.backend))
+    if kind is Sound:
+        promise(tested)
+        return
+    with pytest.raises(AssertionError):
+        promise(tested)
 
 
 @pytest.mark.parametrize(("promise", "kind"), pairs(BROKEN))
 def test_a_broken_engine_breaks(
     promise: Callable[[Subject], None], kind: type[Sound], shared: Subject
 ) -> None:
-    with pytest.raises(AssertionError):
-        promise(of(kind, shared))
+    check(kind, shared, promise)
 
 
 @pytest.mark.parametrize(("promise", "kind"), pairs(BROKEN_WITH_CHECKPOINTS))
@@ -447,5 +285,5 @@ def test_a_broken_engine_with_weights_breaks(
     checkpoints: Checkpoints,
     tmp_path: Path,
 ) -> None:
-    with opened.reference(tmp_path) as subject, pytest.raises(AssertionError):
-        promise(of(kind, subject), checkpoints)
+    with opened.reference(tmp_path) as subject:
+        check(kind, subject, lambda tested: promise(tested, checkpoints))

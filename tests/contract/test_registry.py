@@ -7,46 +7,57 @@ from typing import Any
 import pytest
 
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.backends.registry import OPENERS, ServedModel, open_engine
+from zerodrift.backends.registry import IMPOSSIBLE, OPENERS, STARTED_BY_HAND, ServedModel, open_engine
 from zerodrift.backends.vllm import VllmBackend
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.completion import LogprobKind
-from zerodrift.core.errors import ConfigError, EngineError, EngineUnreachable
+from zerodrift.core.errors import (
+    CapabilityMissing,
+    ConfigError,
+    EngineError,
+    EngineUnreachable,
+    ZerodriftError,
+)
 
 SERVED = ServedModel("testbed:llama", "auto")
 
-# Stands where the interpreter of vLLM's environment would: takes its command line and serves a model of no size.
-INTERPRETER = """
-import http.server, json, sys
-port = int(sys.argv[sys.argv.index("--port") + 1])
-print("command", " ".join(sys.argv[1:]), flush=True)
-class Server(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        answers = {"/health": {}, "/v1/models": {"data": [{"id": "tiny", "max_model_len": 64}]}}
-        self.answer(200 if self.path in answers else 404, answers.get(self.path))
-    def do_POST(self):
-        self.rfile.read(int(self.headers["content-length"]))
-        known = self.path == "/v1/completions"
-        self.answer(200 if known else 404, {"choices": [{"index": 0, "token_ids": [1]}]})
-    def answer(self, status, body):
-        text = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-http.server.HTTPServer(("127.0.0.1", port), Server).serve_forever()
-"""
+ANSWERS = {
+    "/v1/models": {"data": [{"id": "tiny", "max_model_len": 64}]},
+    "/v1/completions": {"choices": [{"index": 0, "token_ids": [1]}]},
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"),
-    [("vlm", "; did you mean 'vllm'"), ("Reference", "; did you mean 'reference'"), ("unheard-of", "")],
+    ("name", "hint"), [("vlm", "did you mean 'vllm'"), ("unheard-of", ""), ("tgi", ""), ("tensorrt-llm", "")]
 )
 def test_an_engine_that_nobody_knows(name: str, hint: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=f"no engine is called '{name}'; there are {', '.join(OPENERS)}{hint}"
-    ):
-        open_engine(EngineConfig(name=name), SERVED, tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        open_engine(EngineConfig(name=name, url="http://127.0.0.1:9"), SERVED, tmp_path)
+    assert ", ".join(OPENERS) in str(caught.value)
+    assert hint in str(caught.value)
+    assert name not in OPENERS
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error"),
+    [
+        *((name, {"python": "python"}, ConfigError) for name in STARTED_BY_HAND),
+        *((name, {"url": "http://127.0.0.1:9"}, CapabilityMissing) for name in IMPOSSIBLE),
+        ("vllm", {}, ConfigError),
+        ("llama-cpp", {}, ConfigError),
+        ("vllm", {"url": "http://127.0.0.1:9", "request_timeout_s": 1.0}, EngineUnreachable),
+        *((name, {"route": "generate"}, ConfigError) for name in ("reference", "exact")),
+        *(
+            (name, {"route": "generate", "url": "http://127.0.0.1:9"}, ConfigError)
+            for name in ("llama-cpp", "sglang")
+        ),
+    ],
+)
+def test_an_engine_that_cannot_be_reached_so(
+    name: str, options: dict[str, Any], error: type[ZerodriftError], tmp_path: Path
+) -> None:
+    with pytest.raises(error), open_engine(EngineConfig(name=name, **options), SERVED, tmp_path):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -67,10 +78,8 @@ def test_the_reference_as_an_engine(
 
 
 def test_an_engine_that_runs_already(loopback: Any, tmp_path: Path) -> None:
-    loopback.routes |= {
-        "GET /v1/models": lambda *_: (200, {"data": [{"id": "tiny", "max_model_len": 64}]}),
-        "POST /v1/completions": lambda *_: (200, {"choices": [{"index": 0, "token_ids": [1]}]}),
-    }
+    for route in ("GET /v1/models", "POST /v1/completions"):
+        loopback.routes[route] = lambda call, _: (200, ANSWERS[call.path])
     config = EngineConfig(name="vllm", url=loopback.url, request_timeout_s=3.0, concurrency=2)
     with open_engine(config, SERVED, tmp_path) as engine:
         assert isinstance(engine, VllmBackend)
@@ -81,29 +90,12 @@ def test_an_engine_that_runs_already(loopback: Any, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_engine_that_does_not_run(tmp_path: Path) -> None:
-    config = EngineConfig(name="vllm", url="http://127.0.0.1:9", request_timeout_s=1.0)
-    with pytest.raises(EngineUnreachable) as caught, open_engine(config, SERVED, tmp_path):
-        pass
-    assert caught.value.exit_code == 3
-
-
-def test_neither_an_address_nor_an_interpreter(tmp_path: Path) -> None:
-    with (
-        pytest.raises(
-            ConfigError, match=r"engine.url and engine.python are both null: give .* \(--url\), or"
-        ),
-        open_engine(EngineConfig(name="vllm"), SERVED, tmp_path),
-    ):
-        pass
-
-
 def test_an_engine_that_is_started_obeys_and_is_stopped(
-    interpreter: Callable[[str], Path], tmp_path: Path
+    interpreter: Callable[..., Path], tmp_path: Path
 ) -> None:
     config = EngineConfig(
         name="vllm",
-        python=str(interpreter(INTERPRETER)),
+        python=str(interpreter(answers=ANSWERS)),
         max_num_seqs=3,
         startup_timeout_s=20.0,
         args=("--seed", "9"),
@@ -118,8 +110,8 @@ def test_an_engine_that_is_started_obeys_and_is_stopped(
         VllmBackend(url, timeout_s=1.0)
 
 
-def test_it_is_stopped_after_a_failure_too(interpreter: Callable[[str], Path], tmp_path: Path) -> None:
-    config = EngineConfig(name="vllm", python=str(interpreter(INTERPRETER)), startup_timeout_s=20.0)
+def test_it_is_stopped_after_a_failure_too(interpreter: Callable[..., Path], tmp_path: Path) -> None:
+    config = EngineConfig(name="vllm", python=str(interpreter(answers=ANSWERS)), startup_timeout_s=20.0)
     urls = []
 
     def fail() -> None:

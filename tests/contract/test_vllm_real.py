@@ -9,19 +9,19 @@ import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+import asking
 import opened
 import pytest
 from asking import only
 from opened import RELEASES, vllm_python
 
 from zerodrift import models
-from zerodrift.backends.base import Capability
 from zerodrift.backends.vllm import VllmBackend
 from zerodrift.backends.vllm_launch import launch_vllm
 from zerodrift.core.completion import FinishReason
 from zerodrift.core.errors import EngineError, EngineRefused, InvalidPrompt, NonFinite
-from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import WeightVersion
 
 pytestmark = pytest.mark.engines
@@ -80,13 +80,7 @@ def restored(backend, weights):
     backend.reset_cache()
 
 
-def ask(*ids, salt=None, **sampling):
-    return Request(Prompt(ids, cache_salt=salt), SamplingParams(**({"max_tokens": 4, "seed": 1} | sampling)))
-
-
-def test_everything_is_found(backend):
-    assert backend.capabilities == frozenset(Capability)
-    assert (backend.model, backend.max_model_len) == ("tiny", 1024)
+ask = partial(asking.ask, max_tokens=4, seed=1)
 
 
 def test_settings_in_force_are_shown(backend):

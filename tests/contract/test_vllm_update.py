@@ -18,39 +18,30 @@ from zerodrift.core.version import WeightVersion
 
 OURS = ServerInfo({"weight_transfer_config": {"backend": "zerodrift"}})
 EVERYTHING = {*PHASES, RELOAD, LABEL}
+RELOADS = UpdatePath(by_transfer=False, reloads=True, labelled=True)
 
 
 def having(*routes: str) -> Callable[[str], bool]:
     return lambda path: path in routes
 
 
-def test_the_four_phases_are_taken_where_the_engine_is_ours() -> None:
-    path = find_path(OURS, having(*EVERYTHING))
-    assert path == UpdatePath(by_transfer=True, reloads=True, labelled=True)
-    assert path.exists
-
-
 @pytest.mark.parametrize(
-    ("info", "routes", "why"),
+    ("info", "routes", "path"),
     [
-        (OURS, EVERYTHING - {"/finish_weight_update"}, "has no /finish_weight_update"),
-        (None, EVERYTHING, "does not show its settings"),
-        (ServerInfo({"weight_transfer_config": None}), EVERYTHING, '--weight-transfer-config \'{"backend"'),
-        (ServerInfo({}), EVERYTHING, "started without a transfer engine"),
-        (ServerInfo({"weight_transfer_config": {"backend": "nccl"}}), EVERYTHING, "'nccl'"),
+        (OURS, EVERYTHING, UpdatePath(by_transfer=True, reloads=True, labelled=True)),
+        (OURS, EVERYTHING - {"/finish_weight_update"}, RELOADS),
+        (None, EVERYTHING, RELOADS),
+        (ServerInfo({"weight_transfer_config": None}), EVERYTHING, RELOADS),
+        (ServerInfo({"weight_transfer_config": {"backend": "nccl"}}), EVERYTHING, RELOADS),
+        (OURS, {*PHASES}, UpdatePath(by_transfer=True, reloads=False, labelled=False)),
+        (None, set(), UpdatePath(by_transfer=False, reloads=False, labelled=False)),
     ],
 )
-def test_otherwise_it_says_why_not(info: ServerInfo | None, routes: set[str], why: str) -> None:
-    path = find_path(info, having(*routes))
-    assert not path.by_transfer
-    assert why in path.why_no_transfer
-    assert path.exists
-
-
-def test_without_dev_mode_there_is_no_way_at_all() -> None:
-    path = find_path(None, having())
-    assert not path.exists
-    assert "VLLM_SERVER_DEV_MODE=1" in path.why_no_transfer
+def test_the_four_phases_are_taken_where_the_engine_is_ours(
+    info: ServerInfo | None, routes: set[str], path: UpdatePath
+) -> None:
+    assert find_path(info, having(*routes)) == path
+    assert path.exists is bool(routes)
 
 
 @pytest.fixture
@@ -96,13 +87,13 @@ print('''{}''')
     ],
 )
 def test_the_plugin_is_turned_on_where_it_is_installed(
-    interpreter: Callable[[str], Path], answer: str, flags: list[str]
+    interpreter: Callable[..., Path], answer: str, flags: list[str]
 ) -> None:
-    assert transfer_flags(interpreter(ANSWERS.format(answer)), {}) == flags
+    assert transfer_flags(interpreter(source=ANSWERS.format(answer)), {}) == flags
 
 
-def test_a_list_of_plugins_that_leaves_it_out_is_obeyed(interpreter: Callable[[str], Path]) -> None:
-    python = interpreter(ANSWERS.format('["zerodrift"]'))
+def test_a_list_of_plugins_that_leaves_it_out_is_obeyed(interpreter: Callable[..., Path]) -> None:
+    python = interpreter(source=ANSWERS.format('["zerodrift"]'))
     assert transfer_flags(python, {"VLLM_PLUGINS": "lora"}) == []
     assert transfer_flags(python, {"VLLM_PLUGINS": "lora,zerodrift"}) == list(FLAGS)
 

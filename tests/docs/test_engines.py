@@ -4,13 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from zerodrift.backends import vllm
+from zerodrift.backends import llama_cpp, sglang, vllm
 from zerodrift.backends.base import Capability
-from zerodrift.backends.dialects.facts import Dialect
-from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
-from zerodrift.backends.dialects.sglang import SGLANG
-from zerodrift.backends.dialects.tensorrt_llm import TENSORRT_LLM
-from zerodrift.backends.dialects.tgi import TGI
 from zerodrift.backends.exact import ExactBackend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.registry import IMPOSSIBLE, OPENERS
@@ -18,30 +13,12 @@ from zerodrift.backends.registry import IMPOSSIBLE, OPENERS
 PAGE = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
 
 
-def possible(dialect: Dialect) -> set[Capability]:
-    """What a server of this kind can have, by its table."""
-    found = {
-        Capability.TOP_LOGPROBS: all(each.alternative_ids for each in dialect.numbers.values()),
-        Capability.SCORE: dialect.scoring,
-        Capability.SEED: True,
-        Capability.TOKENIZE: dialect.tokenizer and dialect.tokenizer.chat_route,
-        Capability.CACHE_SALT: dialect.salt,
-        Capability.CACHED_TOKENS: dialect.cached_tokens,
-        Capability.RESET_CACHE: dialect.reset_cache,
-        Capability.LOAD_WEIGHTS: dialect.updating,
-        Capability.WEIGHT_VERSION: dialect.updating,
-        Capability.EFFECTIVE_CONFIG: dialect.facts.effective,
-        Capability.STREAM: dialect.streaming,
-    }
-    assert set(found) == set(Capability)
-    return {capability for capability, there in found.items() if there}
-
-
 ENGINES = {
     "exact": set(ExactBackend.capabilities),
     "reference": set(ReferenceBackend.capabilities),
     "vllm": set(vllm.HINTS),
-    **{dialect.name: possible(dialect) for dialect in (LLAMA_CPP, SGLANG, TENSORRT_LLM, TGI)},
+    "llama-cpp": set(llama_cpp.HINTS),
+    "sglang": set(sglang.HINTS),
 }
 
 

@@ -97,7 +97,7 @@ def names_in(directory: Path, prefix: str) -> list[str]:
 
 
 def test_the_transfer_engine_is_found_and_used(backend: VllmBackend) -> None:
-    assert backend.update_path.by_transfer, backend.update_path.why_no_transfer
+    assert backend.update_path.by_transfer
     assert backend.fingerprint().deployment["weight_transfer"] == "zerodrift"
     assert Capability.LOAD_WEIGHTS in backend.capabilities
     assert label(backend) == "A"

@@ -7,7 +7,7 @@ engine: engines with conflicting pins live in their own environments and are spo
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from zerodrift.core.completion import Answer, EngineFingerprint
 from zerodrift.core.errors import CapabilityMissing
@@ -40,7 +40,7 @@ class Backend(Protocol):
     """An engine, as the auditor sees it."""
 
     name: str
-    """The dialect whose fixes apply: `vllm`, `reference`, …"""
+    """The engine whose fixes apply: `vllm`, `reference`, …"""
     capabilities: frozenset[Capability]
     max_model_len: int
     """Prompt and output together."""
@@ -80,6 +80,24 @@ class Backend(Protocol):
     def close(self) -> None:
         """Give back what was taken: connections, processes, memory. Safe to call twice."""
         ...
+
+
+class OwnTokenizer:
+    """What an engine in this process makes of text, by the checkpoint's own tokenizer and template."""
+
+    own_tokenizer: Any
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """As the tokenizer does by default, special tokens included."""
+        return tuple(self.own_tokenizer(text)["input_ids"])
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """The checkpoint's own chat template."""
+        return tuple(
+            self.own_tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
+            )["input_ids"]
+        )
 
 
 def need(backend: Backend, capability: Capability, hint: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from zerodrift import models
-from zerodrift.backends.base import Capability
+from zerodrift.backends.base import Capability, OwnTokenizer
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.completion import Answer, EngineFingerprint, FinishReason, Problem
 from zerodrift.core.errors import BadAnswer, ConfigError, EngineError, InvalidValue, ModelError
@@ -15,29 +15,12 @@ from zerodrift.core.version import WeightVersion
 from zerodrift.engine.engine import Engine
 from zerodrift.engine.output import Output, SampleUpdate
 
-# Settings that this engine has no way to obey: what is asked for is refused, never passed over.
-_UNKNOWN = (
-    "url",
-    "served_model",
-    "api_key_env",
-    "route",
-    "python",
-    "args",
-    "env",
-    "gpu_memory_utilization",
-    "async_scheduling",
-    "enforce_eager",
-    "tensor_parallel_size",
-    "kv_cache_dtype",
-    "generation_config",
-    "startup_timeout_s",
-    "request_timeout_s",
-    "concurrency",
-)
 _TAKEN = ("block_size", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching")
+_OBEYED = {*_TAKEN, "name", "max_model_len", "logprobs_mode", "enable_chunked_prefill", "head_dtype"}
+"""What is asked for beside these is refused, never passed over."""
 
 
-class ExactBackend:
+class ExactBackend(OwnTokenizer):
     """One engine with a model of its own."""
 
     name = "exact"
@@ -65,6 +48,7 @@ class ExactBackend:
             logprob_check_interval=0,
             **settings,
         )
+        self.own_tokenizer = self.engine.tokenizer
 
     def fingerprint(self) -> EngineFingerprint:
         """The engine's own."""
@@ -116,18 +100,6 @@ class ExactBackend:
                 raise BadAnswer(f"a sequence cannot be scored: {output.problem.message}")
             scored.append([value for value in output.prompt_logprobs if value is not None])
         return scored
-
-    def tokenize(self, text: str) -> tuple[int, ...]:
-        """As the tokenizer does by default, special tokens included."""
-        return tuple(self.engine.tokenizer(text)["input_ids"])
-
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """The checkpoint's own chat template."""
-        return tuple(
-            self.engine.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
-            )["input_ids"]
-        )
 
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
         """All tensors or none. No cache is touched: what it holds has the old weights in its keys."""
@@ -181,8 +153,8 @@ def _answer(outputs: Sequence[Output]) -> Answer:
 
 def _check(config: EngineConfig) -> None:
     defaults = EngineConfig()
-    for name in _UNKNOWN:
-        if (value := getattr(config, name)) != getattr(defaults, name):
+    for name in EngineConfig.__struct_fields__:
+        if name not in _OBEYED and (value := getattr(config, name)) != getattr(defaults, name):
             raise ConfigError(
                 f"engine.{name} is {value!r}, and the exact engine has no such setting; leave it out"
             )

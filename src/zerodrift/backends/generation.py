@@ -7,10 +7,11 @@ vocabulary, L positions.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from zerodrift.core.completion import FinishReason
 from zerodrift.core.errors import InvalidPrompt, NonFinite
@@ -37,12 +38,6 @@ class Sampled:
     alternatives: list[Alternatives] = field(default_factory=list)
     raw_alternatives: list[Alternatives] = field(default_factory=list)
     finished: FinishReason | None = None
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Why it ended; only asked of ended samples."""
-        assert self.finished is not None, "a sample was read before it ended"
-        return self.finished
 
 
 def sample(
@@ -77,12 +72,7 @@ def _rows(request: Request, max_len: int) -> list[Sampled]:
 def _run(
     model: Any, rows: Sequence[Sampled], eos_ids: Sequence[int], decode: Callable[[list[int]], str]
 ) -> None:
-    longest = max(len(row.prompt) for row in rows)
-    ids_BL = torch.zeros(len(rows), longest, dtype=torch.long)
-    mask_BL = torch.zeros_like(ids_BL)
-    for index, row in enumerate(rows):
-        ids_BL[index, longest - len(row.prompt) :] = torch.tensor(row.prompt)
-        mask_BL[index, longest - len(row.prompt) :] = 1
+    ids_BL, mask_BL = padded([row.prompt for row in rows], "left")
     keeps = has_kv_cache(model)
     cache: dict[str, Any] = {"past_key_values": None, "use_cache": True} if keeps else {"use_cache": False}
     while True:
@@ -101,6 +91,17 @@ def _run(
         # What keeps nothing reads everything again.
         ids_BL = new_B1 if keeps else torch.cat([ids_BL, new_B1], dim=-1)
         mask_BL = torch.cat([mask_BL, torch.ones(len(rows), 1, dtype=torch.long)], dim=-1)
+
+
+def padded(
+    sequences: Sequence[Sequence[int]], side: Literal["left", "right"]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids of mixed length as one tensor, and where they are."""
+    ids_BL, mask_BL = (
+        pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_side=side)
+        for rows in (list(map(list, sequences)), [[1] * len(ids) for ids in sequences])
+    )
+    return ids_BL, mask_BL
 
 
 def _append(row: Sampled, logits_1V: torch.Tensor, eos_ids: Sequence[int]) -> None:

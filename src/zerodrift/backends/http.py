@@ -7,12 +7,12 @@ twice: a GET, and any call answered with 429, which the server by its own accoun
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
@@ -36,6 +36,9 @@ REFUSALS = frozenset({400, 404, 405, 415, 422, 501})
 front of it, and says nothing of what the server can."""
 CLOSED = frozenset({302, 303, 307, 401, 403})
 """Of a route beside the API, this is a gateway that keeps it to itself, or to those who log in."""
+
+
+_SECRETS = re.compile(r"[?#].*|(?<=//)[^/]*@", re.DOTALL)
 
 
 class RefusalAdvice(NamedTuple):
@@ -355,8 +358,8 @@ def _named(where: str, reply: Reply, advice: RefusalAdvice) -> EngineError:
 
 
 def _redirect(where: str, reply: Reply) -> EngineRefused:
-    """It is not followed: the key would go along."""
-    if place := _place(reply.location):
+    """It is not followed: the key would go along. Of its place neither a password nor what is behind a `?` is shown."""
+    if place := _SECRETS.sub("", reply.location or "")[:300]:
         return EngineRefused(
             f"{where} redirects ({reply.status}) to {place}, which is not followed; give the address of the server itself"
         )
@@ -364,16 +367,6 @@ def _redirect(where: str, reply: Reply) -> EngineRefused:
         f"{where} redirects ({reply.status}: {_words(reply.body)}) without saying where to; "
         "is this the engine itself, or something in front of it?"
     )
-
-
-def _place(location: str | None) -> str:
-    """Without a password and without what is behind a `?`; empty where there is none that can be read."""
-    try:
-        split = urlsplit(location or "")
-    except ValueError:
-        return ""
-    host = split.netloc.rpartition("@")[2]
-    return (f"{split.scheme}://{host}{split.path}" if host else split.path)[:300]
 
 
 def _asked(retry_after: str | None) -> str:

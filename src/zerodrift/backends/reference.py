@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from zerodrift import models
-from zerodrift.backends.base import Capability, need
+from zerodrift.backends.base import Capability, OwnTokenizer, need
 from zerodrift.backends.generation import Sampled, sample
 from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.config.model import Device
@@ -32,7 +32,7 @@ TINY_PARAMETERS = 20_000_000
 """Models below this run in fp64: a testbed forward costs milliseconds either way."""
 
 
-class ReferenceBackend:
+class ReferenceBackend(OwnTokenizer):
     """Generates and scores with an untouched transformers model, one batch at a time."""
 
     name = "reference"
@@ -61,7 +61,7 @@ class ReferenceBackend:
         self.device = device
         self.spec = spec
         self.facts = models.facts(spec)
-        self.tokenizer = models.tokenizer(spec)
+        self.tokenizer = self.own_tokenizer = models.tokenizer(spec)
         self.model, digest = load_reference(spec, dtype, device)
         # Of the checkpoint, not of the model that runs: a planted fault may wrap modules of the latter.
         self._shapes = _shapes(self.model)
@@ -139,18 +139,6 @@ class ReferenceBackend:
                 )
         return self.teacher.score(sequences)
 
-    def tokenize(self, text: str) -> tuple[int, ...]:
-        """As the tokenizer does by default, special tokens included."""
-        return tuple(self.tokenizer(text)["input_ids"])
-
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """The checkpoint's own chat template."""
-        return tuple(
-            self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
-            )["input_ids"]
-        )
-
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
         """All tensors or none: the new model is complete before the old one is let go."""
         model, digest = load_reference(directory, str(self.model.dtype).removeprefix("torch."), self.device)
@@ -170,6 +158,7 @@ class ReferenceBackend:
         """Nothing is held beyond the model itself."""
 
     def _completion(self, request: Request, row: Sampled) -> Completion:
+        assert row.finished is not None, "a sample was read before it ended"
         prompt = request.prompt.token_ids
         raw = self.kind is LogprobKind.RAW
         total = len(prompt) + len(row.token_ids)
@@ -179,7 +168,7 @@ class ReferenceBackend:
             logprobs=tuple(row.raw_logprobs if raw else row.logprobs),
             kind=self.kind,
             sampling=row.sampling,
-            finish_reason=row.finish_reason,
+            finish_reason=row.finished,
             versions=(VersionSpan(self.version, 0, len(row.token_ids)),),
             fingerprint=self.fingerprint().digest,
             sample_index=row.sample_index,

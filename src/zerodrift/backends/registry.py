@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 IN_PROCESS = frozenset({"exact", "reference"})
 STARTED_BY_HAND = {
     "sglang": "python -m sglang.launch_server --model-path MODEL --enable-deterministic-inference",
-    "tensorrt-llm": "trtllm-serve MODEL",
-    "tgi": "text-generation-launcher --model-id MODEL",
 }
 """Engines that are audited where they run, and how they are started."""
 STARTED_FROM = {"llama-cpp": "xllamacpp", "vllm": "vLLM"}
@@ -116,6 +114,7 @@ def _vllm(config: EngineConfig, served: ServedModel, logs: Path) -> AbstractCont
 
 
 def _llama_cpp(config: EngineConfig, served: ServedModel, logs: Path) -> AbstractContextManager[Backend]:
+    from zerodrift.backends.llama_cpp import LlamaCppBackend
     from zerodrift.backends.llama_cpp_launch import launch_llama_cpp, settings
 
     def start(python: str) -> "LaunchedServer":
@@ -124,29 +123,13 @@ def _llama_cpp(config: EngineConfig, served: ServedModel, logs: Path) -> Abstrac
             python, served.model, arguments, config.env, logs / "llama-cpp.log", patience_s
         )
 
-    return _reached(config, _by_dialect(config), start)
+    return _reached(config, partial(LlamaCppBackend, kind=_kind(config), **_options(config)), start)
 
 
-def _by_hand(config: EngineConfig, served: ServedModel, logs: Path) -> AbstractContextManager[Backend]:
-    return closing(_by_dialect(config)(config.url or ""))
+def _sglang(config: EngineConfig, served: ServedModel, logs: Path) -> AbstractContextManager[Backend]:
+    from zerodrift.backends.sglang import SglangBackend
 
-
-def _by_dialect(config: EngineConfig) -> Callable[[str], Backend]:
-    """Connects to a server of the kind that is named."""
-    from zerodrift.backends.dialects.llama_cpp import LLAMA_CPP
-    from zerodrift.backends.dialects.sglang import SGLANG
-    from zerodrift.backends.dialects.tensorrt_llm import TENSORRT_LLM
-    from zerodrift.backends.dialects.tgi import TGI
-    from zerodrift.backends.openai import OpenAIBackend
-
-    return partial(
-        OpenAIBackend,
-        dialect={dialect.name: dialect for dialect in (LLAMA_CPP, SGLANG, TENSORRT_LLM, TGI)}[config.name],
-        # Asked for call by call, so that a server which runs already obeys as well.
-        kind=_kind(config),
-        max_model_len=config.max_model_len,
-        **_options(config),
-    )
+    return closing(SglangBackend(config.url or "", kind=_kind(config), **_options(config)))
 
 
 def _options(config: EngineConfig) -> dict[str, Any]:
@@ -187,6 +170,6 @@ OPENERS: Mapping[str, Opener] = {
     "exact": _exact,
     "llama-cpp": _llama_cpp,
     "reference": _reference,
-    **dict.fromkeys(STARTED_BY_HAND, _by_hand),
+    "sglang": _sglang,
     "vllm": _vllm,
 }

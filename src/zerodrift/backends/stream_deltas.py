@@ -18,20 +18,16 @@ from zerodrift.core.frozen import FrozenFacts
 
 
 class Streaming(FrozenFacts, frozen=True, kw_only=True):
-    """How one kind of server streams: facts, as in dialects. Paths as in json_path."""
+    """How one kind of server streams: as data. Paths as in json_path."""
 
-    route: str | None = None
-    """None: the one that answers whole."""
     ask: Mapping[str, object] = {}
     """Fields beside those of a call that is answered whole."""
     samples: str = ""
     """A list of deltas in each event; "" where the event is the delta."""
     index: str | None = None
     """Which sample a delta belongs to; None where a call has one."""
-    lists: Mapping[str, str] = {}
-    """Lists of a delta, one entry for each of its tokens, to where they are in a whole sample."""
-    entries: Mapping[str, str] = {}
-    """What a delta of one token says of it, to the list of a whole sample that it is one entry of."""
+    lists: tuple[str, ...]
+    """Lists of a delta, one entry for each of its tokens, where they are in a whole sample as well."""
     text: str | None = None
     finish: str
     """Why a sample ended; absent or null in all its deltas but the last."""
@@ -39,8 +35,6 @@ class Streaming(FrozenFacts, frozen=True, kw_only=True):
     """The stream ends with [DONE]; otherwise with the sample."""
     cumulative: bool = False
     """Each delta holds everything so far."""
-    differences: str | None = None
-    """Where the server shows that deltas hold differences after all."""
 
 
 class Joined(NamedTuple):
@@ -156,12 +150,9 @@ def _deltas(document: Any, how: Streaming) -> Iterator[dict[str, Any]]:
 
 def _added(delta: Any, how: Streaming, where: str) -> Iterator[tuple[str, list[Any]]]:
     """What a delta adds to each list of its sample."""
-    for source, target in how.lists.items():
-        new = look_up(delta, source)
+    for path in how.lists:
+        new = look_up(delta, path)
         if new not in (msgspec.UNSET, None):
             if not isinstance(new, list):
-                raise BadAnswer(f"{where} streamed a delta with a strange {source!r}: {str(new)[:60]}")
-            yield target, new
-    for source, target in how.entries.items():
-        if (entry := look_up(delta, source)) not in (msgspec.UNSET, None):
-            yield target, [entry]
+                raise BadAnswer(f"{where} streamed a delta with a strange {path!r}: {str(new)[:60]}")
+            yield path, new

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from zerodrift.backends.generation import padded
 from zerodrift.backends.head import own_head
 from zerodrift.core.errors import InvalidPrompt
 from zerodrift.models.family.abilities import has_kv_cache, usable_attention
@@ -177,12 +178,8 @@ class Teacher:
     def _padded(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[LogitRows]:
         for begin, end in self._batches([len(ids) for ids in sequences]):
             group = sequences[begin:end]
-            longest = max(map(len, group))
-            ids_BL = torch.zeros(len(group), longest, dtype=torch.long)
-            mask_BL = torch.zeros_like(ids_BL)
-            for row, ids in enumerate(group):
-                ids_BL[row, : len(ids)] = torch.tensor(list(ids))
-                mask_BL[row, : len(ids)] = 1
+            ids_BL, mask_BL = padded(group, "right")
+            longest = ids_BL.shape[1]
             first = min(starts[begin:end]) - 1
             options = (
                 {}
@@ -198,12 +195,8 @@ class Teacher:
     def _decoded(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[LogitRows]:
         for begin, end in self._batches([len(ids) for ids in sequences]):
             group, first = sequences[begin:end], starts[begin:end]
-            longest = max(first)
-            ids_BL = torch.zeros(len(group), longest, dtype=torch.long)
-            mask_BL = torch.zeros_like(ids_BL)
-            for row, (ids, start) in enumerate(zip(group, first, strict=True)):
-                ids_BL[row, longest - start :] = torch.tensor(list(ids[:start]))
-                mask_BL[row, longest - start :] = 1
+            prompts = [ids[:start] for ids, start in zip(group, first, strict=True)]
+            ids_BL, mask_BL = padded(prompts, "left")
             cache = None
             for step in range(max(len(ids) - start for ids, start in zip(group, first, strict=True))):
                 if step:

@@ -132,20 +132,13 @@ def with_config(model: Any, change: Callable[[Any], None]) -> Any:
 
 def with_rope_bases(model: Any, bases: Mapping[str, float]) -> Any:
     """Other bases of the rotary embedding, by type of layer; "" is that of all layers."""
-
-    def change(config: Any) -> None:
-        config.rope_parameters = rope.with_rope_bases(config, bases)
-
-    return with_config(model, change)
+    changed = rope.with_rope_bases(model.config, bases)
+    return with_config(model, lambda config: setattr(config, "rope_parameters", changed))
 
 
 def with_window(model: Any, width: int) -> Any:
     """A sliding window of another width."""
-
-    def change(config: Any) -> None:
-        config.sliding_window = width
-
-    return with_config(model, change)
+    return with_config(model, lambda config: setattr(config, "sliding_window", width))
 
 
 def without_window(model: Any) -> Any:

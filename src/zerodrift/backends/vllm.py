@@ -1,29 +1,29 @@
 """A running vLLM server, seen through the Backend protocol and spoken to as trainers speak to it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from zerodrift.backends import vllm_facts, vllm_update, vllm_wire
+from zerodrift.backends import vllm_facts, vllm_update
 from zerodrift.backends.base import Capability
-from zerodrift.backends.http import CLOSED, REFUSALS, not_declined
-from zerodrift.backends.server import UNKNOWN, ServerBackend, has_route
-from zerodrift.backends.stream_deltas import Joined, has_tokens, join
-from zerodrift.backends.vllm_routes import ROUTES, is_nan
-from zerodrift.core.completion import Answer, EngineFingerprint
+from zerodrift.backends.http import CLOSED, REFUSALS
+from zerodrift.backends.samples import Sample, parse, value_at
+from zerodrift.backends.server import MODELS, UNKNOWN, ServerBackend
+from zerodrift.backends.vllm_routes import ROUTES, Choice, Response, is_nan, likeliest
+from zerodrift.core.completion import Answer, EngineFingerprint, Problem
 from zerodrift.core.errors import (
     BadAnswer,
     CapabilityMissing,
     EngineError,
-    EngineRefused,
+    InvalidCompletion,
     ModelError,
     NonFinite,
 )
 from zerodrift.core.request import Request
-from zerodrift.core.version import WeightVersion
+from zerodrift.core.version import VersionSpan, WeightVersion
 from zerodrift.models import directory as model_directory
 
 DEV_MODE = "start the server with VLLM_SERVER_DEV_MODE=1"
@@ -44,67 +44,28 @@ HINTS = {
 """What to type where a capability is missing."""
 
 
-class _ModelCard(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-    parent: str | None = None
-    """Of an adapter: its base model."""
-    root: str | None = None
-    """Where the server has it from."""
-
-
-class _Models(msgspec.Struct):
-    data: list[_ModelCard]
-
-
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
-
-
-class _Success(msgspec.Struct):
-    success: bool
-
-
-class _WeightInfo(msgspec.Struct):
-    weight_version: str
-
-
 class VllmBackend(ServerBackend):
     """One model of one vLLM server."""
 
     name = vllm_facts.ENGINE
     hints = HINTS
+    label_route = "/weight_info"
 
-    def __init__(  # noqa: PLR0913 - what a connection needs, and what the user says of the server
+    def __init__(
         self,
         url: str,
         *,
-        model: str | None = None,
         route: Literal["completions", "generate"] = "completions",
         explicit: bool = False,
-        api_key: str | None = None,
-        timeout_s: float = 600.0,
-        concurrency: int = 32,
+        **connection: Any,
     ) -> None:
-        """Connect, and find out what the server can do.
-
-        `model` None takes the one that the server serves. `route` is a name in vllm_routes. `explicit` sends every
-        sampling parameter instead of those that differ from their defaults: with it, the server's generation_config.json has nothing to fill.
+        """`route` is a name in vllm_routes. `explicit` sends every sampling parameter instead of those that differ from
+        their defaults: with it, the server's generation_config.json has nothing to fill.
         """
-        super().__init__(url, api_key, timeout_s, concurrency)
         self.explicit = explicit
         self._route = ROUTES[route]
-        self._has_route = partial(has_route, self._http, method="GET")
-        try:
-            self.model, self.max_model_len, self._root = self._choose(model)
-            self._info = self._read_info()
-            self._digest = self._facts(self._info).digest
-            self.update_path = vllm_update.find_path(self._info, self._has_route)
-            self._has_label = self._http.find("/weight_info") is not None
-            self.capabilities = self._probe()
-        except BaseException:
-            self.close()
-            raise
+        self.path, self.streaming = self._route.path, self._route.streaming
+        super().__init__(url, **connection)
 
     def fingerprint(self) -> EngineFingerprint:
         """As the server shows it now: one that was started anew has lost the weights that were pushed into it."""
@@ -146,76 +107,98 @@ class VllmBackend(ServerBackend):
         """Only an idle server can: with requests in flight it answers 200 and resets nothing."""
         self._need(Capability.RESET_CACHE)
         path = "/reset_prefix_cache"
-        if not vllm_wire.parse(self._http.post(path, None), _Success, path).success:
+        if not value_at(self._http.post(path, None), "success", bool, path):
             raise EngineError(
                 "vLLM answered success=false to /reset_prefix_cache: requests still hold cached blocks; "
                 "wait until they are done, or use a new cache_salt"
             )
 
-    def complete(self, request: Request) -> object | None:
-        """None where the answer held a NaN that the server could not write."""
-        return self._call(self._body(request))
-
-    def complete_by_stream(self, request: Request) -> Joined:
-        """A NaN ends a stream with an error of the server's."""
-        path, how = self._route.path, self._route.streaming
-        return join(self._http.stream(path, {**self._body(request), **how.ask}), how, path)
-
-    def score_one(self, token_ids: tuple[int, ...]) -> list[float]:
-        """Raw, whatever --logprobs-mode says; vLLM bypasses its prefix cache for such calls."""
-        answer = self._call(self._route.score_body(token_ids, self.model))
-        if answer is None:
-            raise NonFinite("the engine scored a prompt with NaN; look for NaN in its weights")
-        return vllm_wire.read_scores(self._route.spread(answer, token_ids), token_ids, self._route.path)
-
-    def _facts(self, info: vllm_facts.ServerInfo | None) -> EngineFingerprint:
-        return vllm_facts.fingerprint(self.model, self.max_model_len, self._route.path, info)
-
-    def _ask(self, requests: Sequence[Request], call: Callable[[Request], Joined]) -> list[Answer]:
-        for request in requests:
-            self._check(request)
-        before = self._version()
-        came = self._http.each(call, requests)
-        # A label that moved in between belongs to some of these tokens, and nobody can say to which.
-        version = before if self._version() == before else UNKNOWN
-        kind, route = vllm_facts.logprob_kind(self._info), self._route
-        reader = vllm_wire.VllmReader(route.path, route.choice, kind, version, self._digest)
-        answers = []
-        for request, (answer, deltas) in zip(requests, came, strict=True):
-            whole = None if answer is None else route.spread(answer, request.prompt.token_ids)
-            answers.append(msgspec.structs.replace(reader.answer(whole, request), stream_deltas=deltas))
-        return answers
-
-    def _body(self, request: Request) -> dict[str, object]:
+    def body(self, request: Request) -> dict[str, Any]:
+        """As the route has it."""
         return self._route.request_body(request, self.model, explicit=self.explicit)
 
-    def _call(self, body: dict[str, object]) -> object | None:
-        reply = self._http.exchange("POST", self._route.path, body)
-        return None if is_nan(reply) else self._http.read(self._route.path, reply)
+    def complete(self, request: Request) -> object | None:
+        """None where the answer held a NaN that the server could not write; in a stream it is an error of the server's."""
+        return self._call(self.body(request))
+
+    def score_one(self, token_ids: tuple[int, ...]) -> list[float]:
+        """Raw, whatever --logprobs-mode says. vLLM bypasses its prefix cache for such calls, and cannot generate nothing,
+        so one greedy token is thrown away.
+        """
+        asked = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+        answer = self._call(self._route.body(token_ids, self.model, asked))
+        if answer is None:
+            raise NonFinite("the engine scored a prompt with NaN; look for NaN in its weights")
+        choices = self._route.choices(answer, token_ids)
+        choice = parse(choices[0] if choices else None, Choice, self.path)
+        if choice.prompt_token_ids != list(token_ids):
+            raise BadAnswer(f"{self.path} was sent {len(token_ids)} token ids, and scored others")
+        return [value for value in choice.scored_prompt() if value is not None]
+
+    def _connect(self, model: str | None) -> None:
+        self._ask_route = partial(self._has_route, method="GET")
+        self.model, self.max_model_len, self._root = self._card(model)
+        self._info = self._read_info()
+        self._digest = self._facts(self._info).digest
+        self.update_path = vllm_update.find_path(self._info, self._ask_route)
+        self._has_label = self._http.find(self.label_route) is not None
+
+    def _facts(self, info: vllm_facts.ServerInfo | None) -> EngineFingerprint:
+        return vllm_facts.fingerprint(self.model, self.max_model_len, self.path, info)
+
+    def _read(self, answers: Sequence[object], request: Request, version: WeightVersion) -> Answer:
+        if answers == [None]:
+            problem = Problem(
+                NonFinite.code, "the engine computed NaN and could not write it; look for NaN in its weights"
+            )
+            return Answer((), (problem,) * request.sampling.n)
+        return super()._read(answers, request, version)
+
+    def _numbered(self, answers: Sequence[object], request: Request) -> list[tuple[int, Any]]:
+        [answer] = answers
+        cached = parse(answer, Response, self.path).cached_tokens
+        choices = self._route.choices(answer, request.prompt.token_ids)
+        return [(value_at(choice, "index", int, self.path), (choice, cached)) for choice in choices]
+
+    def _sample(self, raw: Any, request: Request, version: WeightVersion) -> Sample:
+        choice, sampling = parse(raw[0], Choice, self.path), request.sampling
+        if choice.token_ids is None or choice.prompt_token_ids is None:
+            raise InvalidCompletion(
+                "the engine returned no token ids, or counted others than the prompt's; it must honour return_token_ids"
+            )
+        if choice.logprobs is None:
+            raise InvalidCompletion("the sample carries no logprobs; ask for them with logprobs=0 or more")
+        told = self._route.told(choice.logprobs)
+        return Sample(
+            prompt_token_ids=choice.prompt_token_ids,
+            token_ids=choice.token_ids,
+            owners=told.owners,
+            logprobs=told.logprobs,
+            top_logprobs=likeliest(told, choice.token_ids, sampling.logprobs or 0),
+            prompt_logprobs=() if sampling.prompt_logprobs is None else choice.scored_prompt(),
+            kind=vllm_facts.logprob_kind(self._info),
+            finish_reason=choice.reason,
+            versions=_versions(choice, version),
+            cached_tokens=raw[1],
+            text=choice.text,
+        )
+
+    def _call(self, body: dict[str, Any]) -> object | None:
+        reply = self._http.exchange("POST", self.path, body)
+        return None if is_nan(reply) else self._http.read(self.path, reply)
 
     def _tokens(self, body: dict[str, object]) -> tuple[int, ...]:
         answer = self._http.post("/tokenize", {"model": self.model, **body})
-        return tuple(vllm_wire.parse(answer, _Tokens, "/tokenize").tokens)
+        return tuple(value_at(answer, "tokens", list[int], "/tokenize"))
 
-    def _version(self) -> WeightVersion:
-        if not self._has_label:
-            return UNKNOWN
-        info = vllm_wire.parse(self._http.get("/weight_info"), _WeightInfo, "/weight_info")
-        return WeightVersion(info.weight_version) if info.weight_version else UNKNOWN
-
-    def _choose(self, wanted: str | None) -> tuple[str, int, str | None]:
-        cards = vllm_wire.parse(self._http.get("/v1/models"), _Models, "/v1/models").data
-        names = [card.id for card in cards]
-        if wanted is not None and wanted not in names:
-            raise EngineRefused(f"{self._http.address} serves {names}, not {wanted!r}; name one of those")
+    def _card(self, wanted: str | None) -> tuple[str, int, str | None]:
+        cards = self._choose(wanted)
         # Adapters are listed behind their base model, and only the base says how long a sequence may be.
         lengths = {card.id: card.max_model_len for card in cards if card.max_model_len is not None}
         if not lengths:
-            raise BadAnswer(f"{self._http.address}/v1/models shows no max_model_len; is this a vLLM server?")
+            raise BadAnswer(f"{self._http.address}{MODELS} shows no max_model_len; is this a vLLM server?")
         if wanted is None and len(lengths) > 1:
-            raise EngineRefused(
-                f"{self._http.address} serves {names}; say which one is audited: --set engine.served_model={names[0]}"
-            )
+            self._only(cards)
         [chosen, *_] = [card for card in cards if wanted in (None, card.id)]
         # Of an adapter that does not name its base, what is short enough for every one of them.
         length = lengths.get(chosen.id) or lengths.get(chosen.parent or "") or min(lengths.values())
@@ -226,7 +209,7 @@ class VllmBackend(ServerBackend):
         path = "/server_info?config_format=json"
         answer = self._http.find(path)
         try:
-            info = vllm_wire.parse(answer, vllm_facts.ServerInfo, path)
+            info = parse(answer, vllm_facts.ServerInfo, path)
         except BadAnswer:
             return None
         if (info.logprobs_mode or "").endswith("_logits"):
@@ -236,48 +219,52 @@ class VllmBackend(ServerBackend):
             )
         return info
 
-    def _probe(self) -> frozenset[Capability]:
-        path = self._route.path
-        reply = self._http.exchange("POST", path, self._probe_body({}))
+    def _probe(self) -> dict[Capability, bool]:
+        reply = self._http.exchange("POST", self.path, self._probe_body())
         self._route.check_open(self._http.address, reply)
-        response = vllm_wire.parse(self._http.read(path, reply), vllm_wire.Response, path)
+        response = parse(self._http.read(self.path, reply), Response, self.path)
         if not any(choice.get("token_ids") for choice in response.choices):
             raise CapabilityMissing(
                 "the server ignores return_token_ids, and text cannot be turned back into the sampled ids; "
                 "use a release of vLLM that honours it"
             )
-        found = {
+        return {
             Capability.TOP_LOGPROBS: self._takes("logprobs", 1 + self._route.more_alternatives)
-            and all(self._reads(name, "?") for name in self._route.must_read),
-            Capability.SCORE: self._takes("prompt_logprobs", 0) and self._reads("prompt_logprobs", -7),
-            Capability.SEED: self._reads("seed", "?"),
-            Capability.CACHE_SALT: self._reads("cache_salt", ""),
+            and all(self._reads(self._probe_body(name, "?")) for name in self._route.must_read),
+            Capability.SCORE: self._takes("prompt_logprobs", 0)
+            and self._reads(self._probe_body("prompt_logprobs", -7)),
+            Capability.SEED: self._reads(self._probe_body("seed", "?")),
+            Capability.CACHE_SALT: self._reads(self._probe_body("cache_salt", "")),
             Capability.CACHED_TOKENS: response.cached_tokens is not None,
             Capability.TOKENIZE: self._http.can("/tokenize", {"prompt": "a"}, REFUSALS | CLOSED),
-            Capability.RESET_CACHE: self._has_route("/reset_prefix_cache"),
+            Capability.RESET_CACHE: self._ask_route("/reset_prefix_cache"),
             Capability.LOAD_WEIGHTS: self.update_path.exists,
             Capability.WEIGHT_VERSION: self._has_label
             or any(choice.get("weight_versions") for choice in response.choices),
             Capability.EFFECTIVE_CONFIG: self._info is not None,
-            Capability.STREAM: self._streams(),
+            Capability.STREAM: self._streams(self._probe_body()),
         }
-        return frozenset(capability for capability, present in found.items() if present)
 
     def _takes(self, field: str, value: object) -> bool:
-        reply = self._http.exchange("POST", self._route.path, self._probe_body({field: value}))
+        reply = self._http.exchange("POST", self.path, self._probe_body(field, value))
         if reply.status in REFUSALS:
             return is_nan(reply)
-        self._http.read(self._route.path, reply)
+        self._http.read(self.path, reply)
         return True
 
-    def _streams(self) -> bool:
-        path, how = self._route.path, self._route.streaming
-        body = self._probe_body(dict(how.ask))
-        return not_declined(lambda: has_tokens(self._http.stream(path, body), how, path))
+    def _probe_body(self, field: str = "", value: object = None) -> dict[str, Any]:
+        return self._route.probe_body(self.model, {field: value} if field else {})
 
-    def _reads(self, field: str, nonsense: object) -> bool:
-        """vLLM ignores fields that it does not know: one that refuses nonsense is one that it reads."""
-        return not self._http.can(self._route.path, self._probe_body({field: nonsense}), (400, 422))
 
-    def _probe_body(self, extra: dict[str, object]) -> dict[str, object]:
-        return self._route.probe_body(self.model, extra)
+def _versions(choice: Choice, now: WeightVersion) -> tuple[VersionSpan, ...]:
+    """As the server says; what it calls its weights now, where it says nothing.
+
+    Two updates between two tokens leave a span without a token in between.
+    """
+    if choice.weight_versions is None:
+        return (VersionSpan(now, 0, len(choice.token_ids)),) if choice.token_ids else ()
+    return tuple(
+        VersionSpan(WeightVersion(span.version) if span.version else UNKNOWN, span.start, span.end)
+        for span in choice.weight_versions
+        if span.start != span.end
+    )

@@ -14,40 +14,31 @@ from zerodrift.core.completion import EngineFingerprint, LogprobKind
 
 ENGINE = "vllm"
 
+
+def _in(section: str, *names: str) -> dict[str, str]:
+    return {name: f"{section}/{name}" for name in names}
+
+
 SEMANTIC = {
-    "logprobs_mode": "model_config/logprobs_mode",
-    "max_logprobs": "model_config/max_logprobs",
-    "generation_config": "model_config/generation_config",
-    "override_generation_config": "model_config/override_generation_config",
-    "logits_processors": "model_config/logits_processors",
-    "return_sampling_mask": "model_config/return_sampling_mask",
-    "tokenizer": "model_config/tokenizer",
-    "tokenizer_mode": "model_config/tokenizer_mode",
-    "disable_sliding_window": "model_config/disable_sliding_window",
+    **_in("model_config", "logprobs_mode", "max_logprobs", "generation_config", "override_generation_config"),
+    **_in("model_config", "logits_processors", "return_sampling_mask", "tokenizer", "tokenizer_mode"),
+    **_in("model_config", "disable_sliding_window"),
     "lora": "lora_config",
 }
 
 NUMERIC = {
-    "dtype": "model_config/dtype",
-    "quantization": "model_config/quantization",
+    **_in("model_config", "dtype", "quantization", "enforce_eager", "model_impl", "use_fp64_gumbel"),
+    **_in("cache_config", "block_size", "enable_prefix_caching"),
+    **_in("scheduler_config", "enable_chunked_prefill", "async_scheduling"),
+    **_in("parallel_config", "tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel"),
+    **_in("device_config", "device"),
     "kv_cache_dtype": "cache_config/cache_dtype",
-    "enforce_eager": "model_config/enforce_eager",
     "compilation_mode": "compilation_config/mode",
     "cudagraph_mode": "compilation_config/cudagraph_mode",
     "attention_backend": "attention_config/backend",
-    "block_size": "cache_config/block_size",
-    "enable_prefix_caching": "cache_config/enable_prefix_caching",
-    "enable_chunked_prefill": "scheduler_config/enable_chunked_prefill",
-    "async_scheduling": "scheduler_config/async_scheduling",
-    "tensor_parallel_size": "parallel_config/tensor_parallel_size",
-    "pipeline_parallel_size": "parallel_config/pipeline_parallel_size",
-    "enable_expert_parallel": "parallel_config/enable_expert_parallel",
     "worker": "parallel_config/worker_cls",
     "worker_extension": "parallel_config/worker_extension_cls",
-    "model_impl": "model_config/model_impl",
-    "use_fp64_gumbel": "model_config/use_fp64_gumbel",
     "speculative": "speculative_config",
-    "device": "device_config/device",
 }
 
 NUMERIC_ENVIRONMENT = (
@@ -71,12 +62,10 @@ NUMERIC_SYSTEM = {
 }
 
 DEPLOYMENT = {
-    "max_model_len": "model_config/max_model_len",
-    "max_num_seqs": "scheduler_config/max_num_seqs",
-    "max_num_batched_tokens": "scheduler_config/max_num_batched_tokens",
-    "num_gpu_blocks": "cache_config/num_gpu_blocks",
-    "gpu_memory_utilization": "cache_config/gpu_memory_utilization",
-    "data_parallel_size": "parallel_config/data_parallel_size",
+    **_in("model_config", "max_model_len"),
+    **_in("scheduler_config", "max_num_seqs", "max_num_batched_tokens"),
+    **_in("cache_config", "num_gpu_blocks", "gpu_memory_utilization"),
+    **_in("parallel_config", "data_parallel_size"),
     "executor": "parallel_config/distributed_executor_backend",
     "weight_transfer": "weight_transfer_config/backend",
 }

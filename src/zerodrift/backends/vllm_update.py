@@ -34,7 +34,6 @@ class UpdatePath(NamedTuple):
     """`reload_weights` can be called."""
     labelled: bool
     """The label can be set by itself."""
-    why_no_transfer: str = ""
 
     @property
     def exists(self) -> bool:
@@ -57,20 +56,5 @@ class UpdatePath(NamedTuple):
 
 def find_path(info: vllm_facts.ServerInfo | None, has_route: Callable[[str], bool]) -> UpdatePath:
     """Ask for routes and for the transfer engine that was configured; never for a version."""
-    why = _why_no_transfer(info, has_route)
-    return UpdatePath(not why, has_route(RELOAD), has_route(LABEL), why)
-
-
-def _why_no_transfer(info: vllm_facts.ServerInfo | None, has_route: Callable[[str], bool]) -> str:
-    """Empty where our transfer engine can be used."""
-    if missing := [path for path in PHASES if not has_route(path)]:
-        return f"the server has no {missing[0]}: it runs without VLLM_SERVER_DEV_MODE=1, or is too old"
-    if info is None:
-        return "the server does not show its settings, so its transfer engine is not known"
-    if info.transfer_engine is None:
-        return "the server was started without a transfer engine: install the plugin and add " + " ".join(
-            (FLAGS[0], f"'{FLAGS[1]}'")
-        )
-    if info.transfer_engine != ENGINE:
-        return f"the server's transfer engine is {info.transfer_engine!r}, which takes tensors from a trainer's GPU"
-    return ""
+    ours = info is not None and info.transfer_engine == ENGINE
+    return UpdatePath(ours and all(map(has_route, PHASES)), has_route(RELOAD), has_route(LABEL))

@@ -76,7 +76,7 @@ def command(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help="exact, reference, vllm, llama-cpp, sglang, tensorrt-llm or tgi. Default: exact."),
+        typer.Option(help="exact, reference, vllm, llama-cpp or sglang. Default: exact."),
     ] = None,
     url: Annotated[str | None, typer.Option(help="Address of a running server.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file; see `zerodrift init`.")] = None,

@@ -30,7 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The engine under audit: where it is, and what is asked of it."""
 
     name: str = "exact"
-    """Which adapter speaks to it: `exact`, `reference`, `vllm`, `llama-cpp`, `sglang`, `tensorrt-llm` or `tgi`."""
+    """Which adapter speaks to it: `exact`, `reference`, `vllm`, `llama-cpp` or `sglang`."""
     url: str | None = None
     """Address of an engine that is already running; None starts one."""
     served_model: str | None = None

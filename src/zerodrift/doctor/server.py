@@ -15,8 +15,8 @@ from msgspec import UNSET
 
 from zerodrift.backends.http import HttpClient, RefusalAdvice
 from zerodrift.backends.json_path import look_up
+from zerodrift.backends.samples import parse
 from zerodrift.backends.vllm_facts import ServerInfo
-from zerodrift.backends.vllm_wire import parse
 from zerodrift.core.errors import BadAnswer, EngineError
 from zerodrift.doctor import vllm_flags, vllm_settings
 from zerodrift.doctor.behaviour import Behaviour

@@ -5,10 +5,9 @@ import torch
 from safetensors.torch import load_file
 
 from zerodrift import models
-from zerodrift.backends.base import Capability, need
 from zerodrift.backends.reference import TINY_PARAMETERS, ReferenceBackend, load_reference
 from zerodrift.core.completion import LogprobKind
-from zerodrift.core.errors import CapabilityMissing, ModelError, ModelNotFound, TruncatedWeights
+from zerodrift.core.errors import ModelError, ModelNotFound, TruncatedWeights
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
 from zerodrift.models import testbed, tokenizer_testbed
@@ -125,17 +124,3 @@ def test_text_and_chat_become_the_ids_of_the_checkpoint(reference: ReferenceBack
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert reference.render_chat(messages) == tuple(tokenizer(text)["input_ids"])
     assert reference.tokenizer.decode(reference.render_chat(messages)).endswith("<|im_start|>assistant\n")
-
-
-def test_it_has_no_cache_to_reset_and_nothing_to_close(reference: ReferenceBackend) -> None:
-    reference.reset_cache()
-    reference.close()
-    reference.close()
-    assert Capability.RESET_CACHE not in reference.capabilities
-    assert reference.max_model_len == models.facts("testbed:llama").context_length
-
-
-def test_what_it_cannot_do_is_said(reference: ReferenceBackend) -> None:
-    need(reference, Capability.SCORE, "no hint needed")
-    with pytest.raises(CapabilityMissing):
-        need(reference, Capability.CACHE_SALT, "use another engine")

@@ -70,8 +70,3 @@ def test_half_a_character_spoils_no_number() -> None:
     body = b'data: {"token_ids": [7], "text": "\xf0\x9f\x98"}\n\n'
     [data] = read(body).data
     assert json.loads(data)["token_ids"] == [7]
-
-
-def test_a_long_line_takes_no_longer_than_it_is() -> None:
-    line = "x" * 10_000_000
-    assert read(f"data: {line}\n\n".encode()).data == [line]

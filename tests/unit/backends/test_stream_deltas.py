@@ -11,13 +11,12 @@ from zerodrift.core.errors import BadAnswer, EngineUnreachable
 OPENAI = Streaming(
     samples="choices",
     index="index",
-    lists={"ids": "ids", "lp/values": "lp/values"},
+    lists=("ids", "lp/values"),
     text="text",
     finish="end",
 )
-NATIVE = Streaming(lists={"ids": "ids"}, text="text", finish="end", done=False)
-WHOLE_SO_FAR = Streaming(lists={"ids": "ids"}, text="text", finish="end", cumulative=True)
-BY_TOKEN = Streaming(entries={"token": "about/tokens"}, finish="about/end", done=False)
+NATIVE = Streaming(lists=("ids",), text="text", finish="end", done=False)
+WHOLE_SO_FAR = Streaming(lists=("ids",), text="text", finish="end", cumulative=True)
 
 
 def chunk(index: Any, ids: list[int], end: str | None = None, **more: Any) -> dict[str, Any]:
@@ -77,12 +76,6 @@ def test_everything_so_far() -> None:
     assert joined(pieces, WHOLE_SO_FAR) == ({"ids": [1, 2], "text": "ab", "end": "x"}, 2)
 
 
-def test_tokens_one_by_one() -> None:
-    pieces = [{"token": {"id": 1}, "about": None}, {"token": {"id": 2}, "about": {"end": "length"}}]
-    answer: Any = joined(pieces, BY_TOKEN).answer
-    assert answer["about"] == {"end": "length", "tokens": [{"id": 1}, {"id": 2}]}
-
-
 @pytest.mark.parametrize(
     ("documents", "how"),
     [
@@ -110,6 +103,5 @@ def test_a_stream_without_its_end() -> None:
 def test_whether_there_are_tokens_at_all() -> None:
     """Not whether they are right: that is for a probe to say."""
     assert has_tokens(Stream([chunk(0, [1])], done=False), OPENAI, "/route")
-    assert has_tokens(Stream([{"token": {"id": 1}}], done=False), BY_TOKEN, "/route")
     assert not has_tokens(Stream([chunk(0, [])], done=True), OPENAI, "/route")
     assert not has_tokens(Stream([{"choices": [{"text": "a"}]}], done=True), OPENAI, "/route")

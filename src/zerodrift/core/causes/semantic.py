@@ -10,7 +10,6 @@ SEMANTIC = (
         "report logprobs after temperature and truncation",
         vllm="--logprobs-mode processed_logprobs",
         sglang="unset SGLANG_RETURN_ORIGINAL_LOGPROB, and sample with top_p=1 and top_k=-1",
-        tensorrt_llm="sample at temperature 1 without truncation: the server reports raw logprobs alone",
         llama_cpp='"post_sampling_probs": true in every request',
         unless_requested=("temperature",),
         trainer="shape the trainer's logits as the request shaped the engine's, before the softmax",
@@ -116,7 +115,7 @@ SEMANTIC = (
     cause(
         "semantic/streaming",
         "What is streamed is not what is answered whole: pieces lose, repeat or misplace tokens or logprobs.",
-        '"stream": false in every request, or the route that answers whole (of TGI: /generate)',
+        '"stream": false in every request, or the route that answers whole',
         sglang='"stream": false in every request, or start the server without --incremental-streaming-output',
     ),
     cause(

@@ -1,1 +1,0 @@
-"""One file for each kind of server: what is particular to it, as data."""
