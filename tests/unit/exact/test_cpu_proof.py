@@ -156,7 +156,7 @@ def test_rows_of_heads_are_asked_about_where_a_single_kv_head_is_as_wide() -> No
         return rows * (1 + (len(rows) == 148))
 
     ops, packed = CpuOps(), pack(torch.randn(16, 6))
-    ops.prove(Parts([(packed, None)], 16, {"norm of 16": (op, 16)}))
+    ops.prove(Parts([(packed, None)], 16, {"norm of 16": RowOp(op, 16)}))
     ops.linear(torch.randn(37, 6), packed, None)
     q, kv = torch.randn(37, 4, 16), torch.randn(37, 1, 16)
     with pytest.raises(Unproven, match="norm of 16"):
