@@ -9,11 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
+from tests.unit.engine.support import PROMPT, Make, bits, changed, seeded
 
 from zerodrift.core.completion import FinishReason
 from zerodrift.core.errors import (
@@ -23,28 +23,15 @@ from zerodrift.core.errors import (
     InvalidPrompt,
     InvalidSampling,
     InvariantBroken,
-    ModelError,
     OutOfBlocks,
     QueueFull,
     UnknownRequest,
 )
-from zerodrift.core.request import SamplingParams
 from zerodrift.engine import weights as engine_weights
 from zerodrift.engine.engine import Engine
 from zerodrift.engine.handle import RequestHandle
 from zerodrift.engine.loop import EngineLoop
-from zerodrift.engine.output import Output, SampleUpdate
-
-Make = Callable[..., Engine]
-PROMPT = [5, 6, 7, 8, 9, 10]
-
-
-def seeded(**settings: Any) -> SamplingParams:
-    return SamplingParams(**{"seed": 1, "max_tokens": 6, "ignore_eos": True, **settings})
-
-
-def bits(output: Output) -> tuple[object, ...]:
-    return output.token_ids, output.logprobs, output.finish_reason
+from zerodrift.engine.output import SampleUpdate
 
 
 @pytest.fixture
@@ -77,12 +64,6 @@ def test_updates_joined_are_the_output(engine: Engine) -> None:
             assert tuple(value for update in mine for value in update.logprobs) == output.logprobs
             assert [update.output for update in mine] == [None] * (len(mine) - 1) + [output]
     assert [list(handle) for handle in handles] == [[], []], "the end stays the end"
-
-
-def test_text_is_streamed(with_text: Engine) -> None:
-    (whole,) = with_text.generate("3+4=", seeded(max_tokens=20))
-    with EngineLoop(with_text) as loop:
-        assert "".join(update.text for update in loop.submit("3+4=", seeded(max_tokens=20))) == whole.text
 
 
 @pytest.mark.parametrize(
@@ -297,25 +278,13 @@ def test_a_callback_may_submit(loop: EngineLoop) -> None:
     assert followed[0][0].result()[0].problem is None
 
 
-def test_weights_change_between_two_steps(loop: EngineLoop) -> None:
-    handle = loop.submit(PROMPT, seeded(max_tokens=60))
-    next(handle)
-    old = loop.engine.version
-    new = loop.swap_weights({name: t * 1.25 for name, t in loop.engine.model.state_dict().items()}, "b")
-    (output,) = handle.result()
-    assert [span.version for span in output.versions] == [old, new]
-    with pytest.raises(ModelError):
-        loop.swap_weights({"x": torch.zeros(1)}, "c")
-    assert loop.submit(PROMPT, seeded()).result()[0].versions[0].version == new
-
-
 def test_weights_that_run_are_held_on_to_between_two_steps(loop: EngineLoop) -> None:
     handle = loop.submit(PROMPT, seeded(max_tokens=80))
     next(handle)
     initial = loop.retain_weights()
     assert initial.version == loop.engine.version
     before = bits(loop.submit([1, 2], seeded()).result()[0])
-    loop.swap_weights({name: t * 1.25 for name, t in loop.engine.model.state_dict().items()}, "b")
+    loop.swap_weights(changed(loop.engine), "b")
     assert bits(loop.submit([1, 2], seeded()).result()[0]) != before
     assert loop.swap_weights(initial) == initial.version
     assert bits(loop.submit([1, 2], seeded()).result()[0]) == before
@@ -335,7 +304,7 @@ def test_steps_go_on_while_weights_are_staged(loop: EngineLoop, monkeypatch: pyt
     handle = loop.submit(PROMPT, seeded(max_tokens=80))
     next(handle)
     monkeypatch.setattr(engine_weights, "version_of", waits)
-    loop.swap_weights({name: t * 1.25 for name, t in loop.engine.model.state_dict().items()}, "b")
+    loop.swap_weights(changed(loop.engine), "b")
     assert staged == [False]
     (output,) = handle.result()
     assert len(output.versions) == 2
