@@ -1,7 +1,6 @@
 """The engine as its users meet it: what goes in, what comes out, and what is counted on the way."""
 
 import copy
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -110,25 +109,6 @@ def test_an_all_but_impossible_token_is_its_requests_own_problem(engine: Engine)
     assert rare.problem is None
     assert min(each.logprob for each in rare.top_logprobs[0]) < -9999
     assert (fine.token_ids, fine.logprobs) == (alone[0].token_ids, alone[0].logprobs)
-
-
-def test_a_second_thread_is_refused(engine: Engine) -> None:
-    refusals: list[str] = []
-
-    def use() -> None:
-        try:
-            engine.step()
-        except EngineError as error:
-            refusals.append(str(error))
-
-    with engine.owned():
-        thread = threading.Thread(target=use)
-        thread.start()
-        thread.join()
-    assert len(refusals) == 1
-    assert "another thread" in refusals[0]
-    use()
-    assert len(refusals) == 1
 
 
 @pytest.mark.parametrize(

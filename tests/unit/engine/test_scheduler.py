@@ -160,44 +160,22 @@ def test_the_budget_covers_a_decode_of_everyone() -> None:
         dataclasses.replace(LIMITS, max_num_batched_tokens=3)
 
 
-def _lose_a_reference(books: Scheduler) -> None:
-    books.pool.share(books.running[0].blocks[0])
-
-
-def _run_too_many(books: Scheduler) -> None:
-    books.limits = dataclasses.replace(books.limits, max_num_seqs=1)
-
-
-def _swap_places(books: Scheduler) -> None:
-    books.running.reverse()
-
-
-def _mislabel(books: Scheduler) -> None:
-    books.running[0].phase = Phase.WAITING
-
-
-def _lose_a_sample(books: Scheduler) -> None:
-    books.running.pop()
-
-
-def _lose_a_block_in_flight(books: Scheduler) -> None:
-    books.blocks_in_flight[b"key"] = 99
-
-
-def _lose_a_block(books: Scheduler) -> None:
-    books.pool.release([books.running[0].blocks.pop()])
-
-
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (_lose_a_reference, "references differ in {0: 2}"),
-        (_run_too_many, "2 samples run, and the bound is 1"),
-        (_swap_places, "out of order"),
-        (_mislabel, "in another phase"),
-        (_lose_a_sample, "are queued"),
-        (_lose_a_block_in_flight, "have KV blocks in flight and do not run"),
-        (_lose_a_block, "it needs 2 blocks"),
+        (lambda books: books.pool.share(books.running[0].blocks[0]), "references differ in {0: 2}"),
+        (
+            lambda books: setattr(books, "limits", dataclasses.replace(books.limits, max_num_seqs=1)),
+            "2 samples run, and the bound is 1",
+        ),
+        (lambda books: books.running.reverse(), "out of order"),
+        (lambda books: setattr(books.running[0], "phase", Phase.WAITING), "in another phase"),
+        (lambda books: books.running.pop(), "are queued"),
+        (
+            lambda books: books.blocks_in_flight.update({b"key": 99}),
+            "have KV blocks in flight and do not run",
+        ),
+        (lambda books: books.pool.release([books.running[0].blocks.pop()]), "it needs 2 blocks"),
     ],
 )
 def test_every_contradiction_is_found(damage: Callable[[Scheduler], None], says: str) -> None:

@@ -9,7 +9,6 @@ from tests.unit.engine.support import PROMPT, Make, changed, finished, seeded
 
 from zerodrift.core.errors import BitsDiffer, InvalidValue
 from zerodrift.engine.engine import Engine
-from zerodrift.engine.loop import EngineLoop
 from zerodrift.exact.ops.cpu.op_set import CpuOps
 
 LAST_BITS = 1 + 2.0**-20
@@ -122,16 +121,3 @@ def test_it_takes_its_turn(engine_of: Make, monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_it_nothing_is_seen(engine_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, lambda q, step: len(q) == 1)
     assert engine_of(logprob_check_interval=0).generate(PROMPT, seeded())[0].problem is None
-
-
-def test_everybody_who_waits_is_told(engine_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, lambda q, step: len(q) == 2)
-    with EngineLoop(engine_of(logprob_check_interval=1)) as loop:
-        loop.pause()
-        handles = [loop.submit(prompt, seeded(max_tokens=tokens)) for prompt, tokens in (([1], 4), ([2], 60))]
-        loop.resume()
-        for handle in handles:
-            with pytest.raises(BitsDiffer):
-                handle.result()
-        with pytest.raises(BitsDiffer):
-            loop.submit(PROMPT)

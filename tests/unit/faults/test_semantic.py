@@ -33,26 +33,6 @@ BIASED = {
 # Other parameters.
 
 
-@pytest.mark.parametrize(
-    ("spec", "really"),
-    [
-        ("semantic/temperature:0.9-instead", {"temperature": 0.8 * 0.9}),
-        ("semantic/temperature:ignored", {"temperature": 1.0}),
-        ("semantic/truncation-mass:top-p-0.95", {"top_p": 0.95}),
-        ("semantic/truncation-mass:top-k-20", {"top_k": 20}),
-        ("semantic/penalty:repetition-1.05", {"repetition_penalty": 1.05}),
-        ("semantic/penalty:presence-0.5", {"presence_penalty": 0.5}),
-        ("semantic/penalty:frequency-0.3", {"frequency_penalty": 0.3}),
-    ],
-)
-def test_other_parameters_are_used_than_claimed(
-    spec: str, really: dict[str, float], llama: ReferenceBackend
-) -> None:
-    asked: dict[str, Any] = {"n": 2, "max_tokens": 12, "logprobs": 2}
-    honest = told(llama.generate(ask(9, 30, **asked, **really)))
-    assert outputs(by(spec, llama, ask(9, 30, **asked))) == outputs(honest)
-
-
 @pytest.mark.parametrize("spec", BIASED)
 def test_right_numbers_for_tokens_of_another_distribution(spec: str, llama: ReferenceBackend) -> None:
     """Held to the code that the fault must not use, under every parameter that can be requested."""
@@ -195,30 +175,6 @@ def test_raw_logprobs_are_those_of_scoring(llama: ReferenceBackend) -> None:
         broken.generate(ask(9, presence_penalty=0.5, logprobs=1))
     assert broken.generate(ask(9, presence_penalty=0.5, logprobs=0))
     assert broken.generate([]) == []
-
-
-def test_logprobs_move_by_one(llama: ReferenceBackend) -> None:
-    requests = ask(9, max_tokens=8, logprobs=1)
-    (honest,) = told(llama.generate(requests))
-    for variant, ours, theirs in (
-        ("left", slice(None, -1), slice(1, None)),
-        ("right", slice(1, None), slice(None, -1)),
-    ):
-        (each,) = by(f"semantic/off-by-one:shifted-{variant}", llama, requests)
-        assert each.logprobs[ours] == honest.logprobs[theirs]
-        assert each.top_logprobs[ours] == honest.top_logprobs[theirs]
-        assert (
-            msgspec.structs.replace(each, logprobs=honest.logprobs, top_logprobs=honest.top_logprobs)
-            == honest
-        )
-
-
-def test_the_likeliest_is_reported(llama: ReferenceBackend) -> None:
-    (broken,) = by("semantic/wrong-token", llama, ask(9, max_tokens=12))
-    (honest,) = told(llama.generate(ask(9, max_tokens=12, logprobs=1)))
-    assert broken.token_ids == honest.token_ids
-    assert broken.logprobs == tuple(table[0].logprob for table in honest.top_logprobs)
-    assert (broken.top_logprobs, broken.sampling.logprobs) == ((), 0)
 
 
 @pytest.mark.parametrize(("variant", "shown"), [("nan", "nan"), ("minus-9999", "-9999"), ("null", "null")])
