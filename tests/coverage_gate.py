@@ -18,7 +18,6 @@ ELSEWHERE = 90.0
 OTHER_LANES = {
     "backends/launch.py": "starts real vLLM: make test-engines",
     "backends/llama_cpp_serve.py": "runs in llama.cpp's own environment: make test-engines",
-    "models/smollm2.py": "downloads a wheel: make smollm2",
     "cli/demo.py": "runs whole audits: make demo, make demo-vllm",
     **dict.fromkeys(
         (f"exact/ops/triton/{name}.py" for name in ("attention", "gemm", "op_set", "proof", "rows", "step")),

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.requantise import requantise
 
 from zerodrift.audit.progress import Silent
 from zerodrift.audit.session import Session
 from zerodrift.config.load import load
-from zerodrift.models.requantise import requantise
 from zerodrift.models.smollm2 import COMPLETE, gguf_path
 from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
 from zerodrift.view.text import print_verdict

@@ -1,88 +1,59 @@
-"""Ten engine bugs that were written without a look at how causes are attributed, for measuring just that.
+"""Thirteen engine bugs that the auditor was not written for, one of each kind that forty had.
 
-`true_names` was settled from the sentences in `core.cause` alone, before the bug was run: the causes whose sentence
-is true of the bug, and `unexplained` where none is. All of them hide: parameters, version and fingerprint are those of
-the healthy engine. They are made for a `ReferenceBackend` in float32 that reports processed logprobs. Shapes: B rows,
-L positions, K keys, H hidden, T tokens, V vocabulary.
+All forty were written in tens by people who had not seen how causes are attributed. `true_names` was settled from the
+sentences in `core.cause` alone, before a bug was run: the causes whose sentence is true of it. Where none is, only
+`unexplained` is right. What an engine claims about itself stays what it was. Shapes: B rows, L positions, K keys, H
+hidden, V vocabulary.
 """
 
-import copy
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
-from unittest import mock
+from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import torch
-from planted import UNEXPLAINED, Planted
+from planted import Planted
+from torch import nn
 
 from zerodrift.backends import generation
 from zerodrift.backends.base import Backend
-from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.backends.teacher import Layout, Teacher
+from zerodrift.backends.generation import Sampled
 from zerodrift.core.completion import Answer, Completion, TokenAlternative
-from zerodrift.core.request import Request, SamplingParams
+from zerodrift.core.request import Prompt, Request
 from zerodrift.core.version import WeightVersion
+from zerodrift.faults.after_update import Fleet
+from zerodrift.faults.damage import Damage, Damaged
+from zerodrift.faults.prompt import OtherPrompt
+from zerodrift.faults.reporting import Misreported
+from zerodrift.faults.rewriting import restated, rewrite
 from zerodrift.faults.wrapper import FaultyBackend, clone, the_reference
+from zerodrift.sampler.choose import choose
 from zerodrift.sampler.noise import uniform
-from zerodrift.sampler.processing import TokenHistory, histories, processed_logprobs
 
-Damage = Callable[[Any], None]
-"""Changes a transformers model in place."""
-
-
-class _Broken(FaultyBackend):
-    """A twin of the reference engine, whose model is damaged, and damaged again after each update."""
-
-    inside: ClassVar[bool] = True
-
-    def __init__(self, engine: Backend, damage: Damage) -> None:
-        twin = clone(engine)
-        super().__init__(twin)
-        self.reference: ReferenceBackend = the_reference(twin)
-        self._damage = damage
-        self.reference.model = copy.deepcopy(self.reference.model)
-        self._break()
-
-    def load_weights(self, directory: Path, version: WeightVersion) -> None:
-        super().load_weights(directory, version)
-        self._break()
-
-    def _break(self) -> None:
-        self._damage(self.reference.model)
-        self.reference.teacher = Teacher(
-            self.reference.model, layout=Layout.PADDED, batch=self.reference.batch
-        )
+PAGE = 16
+"""Tokens of one KV block."""
+SPARE_BLOCKS = 4
+"""Free KV blocks once all prompts of a batch are in; after that somebody has to go."""
+LOST_BYTES = 4096
+SLOT = 96
+"""Context of one of several slots that share a server's; llama.cpp divides it among them likewise."""
+KEPT = 4
+"""Tokens at the beginning of a prompt that are kept whatever is dropped."""
+DRAFTED = 3
+"""Tokens that a draft proposes in a row; the one behind them is the model's own."""
+ACCEPTED = math.log(0.3)
+"""Logprob from which on a drafted token is let through; Medusa's typical acceptance has the same 0.3."""
 
 
-def _damaged(damage: Damage) -> Callable[[Backend], Backend]:
-    return lambda engine: _Broken(engine, damage)
-
-
-# Inside the model.
-
-
-def _base_two_softmax(model: Any) -> None:
-    """2^x = e^(x ln 2)."""
-    for layer in model.model.layers:
-        layer.self_attn.scaling *= math.log(2)
+# Weights and model code.
 
 
 def _soft_cap(model: Any) -> None:
     cap = 30.0
     model.lm_head.register_forward_hook(lambda _, __, logits_BLV: cap * torch.tanh(logits_BLV / cap))
-
-
-def _truncated_residual(model: Any) -> None:
-    """The upper 16 bits of an fp32 are a bf16, rounded towards zero."""
-
-    def cut(_: Any, __: Any, hidden_BLH: torch.Tensor) -> torch.Tensor:
-        bits_BLH = hidden_BLH.float().contiguous().view(torch.int32) & -0x10000
-        return bits_BLH.view(torch.float32).to(hidden_BLH.dtype)
-
-    for layer in model.model.layers:
-        layer.register_forward_hook(cut)
 
 
 def _adapter_twice(model: Any) -> None:
@@ -96,7 +67,37 @@ def _adapter_twice(model: Any) -> None:
             linear.weight.data += ((alpha / rank) * up @ down).to(linear.weight.dtype)
 
 
-_PAGE = 16
+def _lose_page(model: Any) -> None:
+    weight = model.base_model.layers[1].mlp.down_proj.weight
+    weight.data = weight.data.clone()
+    weight.data.view(-1)[: LOST_BYTES // weight.element_size()] = 0
+
+
+class _CorruptReplica(Fleet):
+    """Replicas served in turn, one of which lost a page of its weights on the way into memory."""
+
+    def __init__(self, engine: Backend) -> None:
+        super().__init__(engine)
+        self._forgotten = Damaged(engine, _lose_page)
+
+    def load_weights(self, directory: Path, version: WeightVersion) -> None:
+        """All replicas get it, and the bad memory stays bad."""
+        self.inner.load_weights(directory, version)
+        self._forgotten.load_weights(directory, version)
+
+
+# Keys, values and positions.
+
+
+def _gap_before_output(model: Any) -> None:
+    """The position counter moves once when the prompt ends and once more when decoding begins."""
+
+    def later(_: nn.Module, args: Any, options: dict[str, Any]) -> Any:
+        if options.get("past_key_values") is None:
+            return None
+        return args, {**options, "position_ids": options["position_ids"] + 1}
+
+    model.register_forward_pre_hook(later, with_kwargs=True)
 
 
 def _page_given_twice(model: Any) -> None:
@@ -107,14 +108,14 @@ def _page_given_twice(model: Any) -> None:
 
     def misread(module: Any, args: Any, options: dict[str, Any]) -> Any:
         hidden_BLH, positions_BL = options["hidden_states"], options["position_ids"]
-        cache = options.get("past_key_values")
-        keys = hidden_BLH.shape[1] + (0 if cache is None else cache.get_seq_length(module.layer_idx))
+        cached = options.get("past_key_values")
+        keys = hidden_BLH.shape[1] + (0 if cached is None else cached.get_seq_length(module.layer_idx))
         # Padding is all on one side, so the last query tells where the keys are.
         position_BK = torch.arange(keys) - (keys - 1 - positions_BL[:, -1:])
         query_BL1, key_B1K = positions_BL[:, :, None], position_BK[:, None, :]
         visible_BLK = (key_B1K >= 0) & (key_B1K <= query_BL1)
-        lost_BLK = (key_B1K < _PAGE) & (key_B1K + 2 * _PAGE <= query_BL1)
-        doubled_B1K = (key_B1K >= 2 * _PAGE) & (key_B1K < 3 * _PAGE)
+        lost_BLK = (key_B1K < PAGE) & (key_B1K + 2 * PAGE <= query_BL1)
+        doubled_B1K = (key_B1K >= 2 * PAGE) & (key_B1K < 3 * PAGE)
         bias_BLK = torch.zeros(visible_BLK.shape, dtype=hidden_BLH.dtype)
         bias_BLK = bias_BLK.masked_fill(doubled_B1K, math.log(2))
         bias_BLK = bias_BLK.masked_fill(~visible_BLK | lost_BLK, torch.finfo(hidden_BLH.dtype).min)
@@ -124,213 +125,273 @@ def _page_given_twice(model: Any) -> None:
         layer.self_attn.register_forward_pre_hook(misread, with_kwargs=True)
 
 
+class _Pool:
+    """The KV blocks of one batch: whoever came last goes first, and comes back when others have ended."""
+
+    def __init__(self, rows: int) -> None:
+        self._free = SPARE_BLOCKS
+        self._running = list(range(rows))
+
+    def victims(self, lengths: Sequence[int]) -> list[int]:
+        """Which rows have to go before a step, where `lengths` tokens of each row are stored."""
+        self._free -= sum(length % PAGE == 0 for length in lengths)
+        gone = []
+        # One alone is never sent away.
+        while self._free < 0 and len(self._running) > 1:
+            gone.append(self._running.pop())
+            self._free += math.ceil(lengths[gone[-1]] / PAGE)
+        return gone
+
+
+def _swapped_in_short(model: Any) -> None:
+    """Rows go on in step here, so that one is back as soon as it is gone; only what was lost on the way shows."""
+
+    def swap(_: nn.Module, __: Any, options: dict[str, Any]) -> None:
+        cached = options.get("past_key_values")
+        if cached is None:
+            return
+        # The mask counts the token of this step already, and the cache does not hold it yet.
+        lengths = (options["attention_mask"].sum(dim=-1) - 1).tolist()
+        if not hasattr(cached, "pool"):
+            cached.pool = _Pool(len(lengths))
+        for row in cached.pool.victims(lengths):
+            if begun := lengths[row] % PAGE:
+                for layer in cached.layers:
+                    layer.keys[row, :, -begun:] = 0
+                    layer.values[row, :, -begun:] = 0
+
+    model.register_forward_pre_hook(swap, with_kwargs=True)
+
+
+# Requests beside each other, and what becomes of a prompt.
+
+
+def _unsorted_wrongly(model: Any) -> None:
+    """Sorted rows s[i] = x[order[i]] are put back as s[order[i]], which is right if the order is its own inverse."""
+
+    def misplace(_: nn.Module, __: Any, options: dict[str, Any], output: Any) -> Any:
+        if not options.get("use_cache") or options.get("past_key_values") is not None:
+            return None
+        lengths_B = options["attention_mask"].sum(dim=-1)
+        order_B = lengths_B.argsort(descending=True, stable=True)
+        output.logits = output.logits[order_B][order_B]
+        return output
+
+    model.register_forward_hook(misplace, with_kwargs=True)
+
+
+def _middle_dropped(prompt: Prompt) -> tuple[int, ...]:
+    """As llama.cpp's server shortens a prompt: blocks of half the slot go, behind the tokens that are kept."""
+    ids = prompt.token_ids
+    if len(ids) < SLOT:
+        return ids
+    block = (SLOT - KEPT) // 2
+    dropped = (len(ids) - KEPT - block) // block * block
+    return ids[:KEPT] + ids[KEPT + dropped :]
+
+
 # Between logits and token.
 
 
-class _DynamicTemperature(FaultyBackend):
-    """Flat distributions are heated and peaked ones cooled, by up to half of the temperature."""
+class _Watermarked(FaultyBackend):
+    """Raises the logits of a half of the vocabulary that the token before decides on. Scoring is left alone."""
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        with mock.patch.object(generation, "processed_logprobs", _at_dynamic_temperature):
-            return super().generate(requests)
+        """A twin of the engine does it, with the same weights and a model that is called in another way."""
+        twin = the_reference(clone(self.inner))
+        twin.model = _Marking(twin.model)
+        return twin.generate(requests)
 
 
-def _at_dynamic_temperature(
-    logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[TokenHistory], stop_ids: Sequence[int]
-) -> torch.Tensor:
-    if not params.greedy:
-        logprobs_TV = torch.log_softmax(logits_TV, dim=-1)
-        entropy_T1 = -(logprobs_TV.exp() * logprobs_TV).sum(dim=-1, keepdim=True)
-        logits_TV = logits_TV / (0.5 + entropy_T1 / math.log(logits_TV.shape[-1]))
-    return processed_logprobs(logits_TV, params, rows, stop_ids)
+class _Marking:
+    """Stands in for a model, and is called as `sample` calls one."""
+
+    def __init__(self, model: Any) -> None:
+        self.dtype, self.device, self._model = model.dtype, model.device, model
+
+    def __call__(self, ids_BL: torch.Tensor, **options: Any) -> Any:
+        """The last position alone is sampled from."""
+        output = self._model(ids_BL, **options)
+        green_BV = torch.stack([_green(token, output.logits.shape[-1]) for token in ids_BL[:, -1].tolist()])
+        output.logits[:, -1] += 2.0 * green_BV
+        return output
 
 
-_PADDING = 64
+@cache
+def _green(token: int, vocabulary: int) -> torch.Tensor:
+    """One where a token is on the list that follows `token`, and zero elsewhere."""
+    order = torch.randperm(vocabulary, generator=torch.Generator().manual_seed(15_485_863 + token))
+    green_V = torch.zeros(vocabulary)
+    green_V[order[: vocabulary // 2]] = 1
+    return green_V
 
 
-class _PaddedVocabulary(_Broken):
-    """The head has 64 rows more than there are tokens: never drawn, and counted in the softmax."""
-
-    def __init__(self, engine: Backend) -> None:
-        super().__init__(engine, _pad_head)
-
-    def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        with mock.patch.object(generation, "processed_logprobs", _of_tokens_alone):
-            return super().generate(requests)
+Draw = Callable[[Sampled, torch.Tensor, float], int]
+"""(the row, logprobs [V] of its next token, its uniform number) to the token."""
 
 
-def _pad_head(model: Any) -> None:
-    """New rows are drawn like the old ones, as `resize_token_embeddings` draws them."""
-    weight_VH = model.lm_head.weight.data
-    generator = torch.Generator().manual_seed(64)
-    rows = torch.randn(_PADDING, weight_VH.shape[1], generator=generator).to(weight_VH.dtype)
-    padded = weight_VH.mean(dim=0) + rows * weight_VH.std(dim=0)
-    model.lm_head.weight = torch.nn.Parameter(torch.cat([weight_VH, padded]), requires_grad=False)
+class _OtherDraws(FaultyBackend):
+    """Right distributions, reported rightly, and tokens that are drawn from them in another way."""
 
-
-def _of_tokens_alone(
-    logits_TV: torch.Tensor, params: SamplingParams, rows: Sequence[TokenHistory], stop_ids: Sequence[int]
-) -> torch.Tensor:
-    return processed_logprobs(logits_TV, params, rows, stop_ids)[:, :-_PADDING]
-
-
-class _ExponentialNoise(FaultyBackend):
-    """Takes the argmax of logits plus -log(u), where -log(-log(u)) would make it a sample."""
+    def __init__(self, inner: Backend, draw: Draw) -> None:
+        super().__init__(inner)
+        self._draw = draw
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        with mock.patch.object(generation, "choose", _choose_by_exponential_noise):
-            return super().generate(requests)
+        """The sampler of the reference engine is another one for as long as this call takes."""
+        append = generation._append
+        rows: list[Sampled] = []
+
+        def remember(row: Sampled, *rest: Any) -> None:
+            rows[:] = [row]
+            append(row, *rest)
+
+        def draw(logprobs_V: torch.Tensor, number: float) -> int:
+            return self._draw(rows[0], logprobs_V, number)
+
+        with patch.object(generation, "_append", remember), patch.object(generation, "choose", draw):
+            return self.inner.generate(requests)
 
 
-def _choose_by_exponential_noise(logprobs_V: torch.Tensor, noise: float) -> int:
-    generator = torch.Generator().manual_seed(int(noise * 2**53))
-    uniform_V = torch.rand(logprobs_V.shape, generator=generator, dtype=torch.float64)
-    return int((logprobs_V - torch.log1p(-uniform_V)).argmax())
+def _frozen_noise(row: Sampled, logprobs_V: torch.Tensor, _: float) -> int:
+    assert row.sampling.seed is not None, "rows are made with a seed"
+    return choose(logprobs_V, uniform(row.sampling.seed, row.sample_index, 0))
+
+
+def _eager_acceptance(engine: Backend) -> Backend:
+    """The draft is nearly the model, as a quantised copy is: its logits have an error that is fixed per token."""
+    generator = torch.Generator().manual_seed(1)
+    error_V = torch.randn(the_reference(engine).facts.vocab_size, generator=generator)
+
+    def draw(row: Sampled, logprobs_V: torch.Tensor, number: float) -> int:
+        drafted = int((logprobs_V + error_V).argmax())
+        own = len(row.token_ids) % (DRAFTED + 1) == DRAFTED
+        return choose(logprobs_V, number) if own or logprobs_V[drafted] < ACCEPTED else drafted
+
+    return _OtherDraws(engine, draw)
 
 
 # In what is reported.
 
 
-class _DraftLogprobs(FaultyBackend):
-    """Drafts with all layers but the last, verifies with all, and reports accepted tokens as the draft saw them.
-
-    Verification leaves the samples the model's own, p. One of them was an accepted draft with probability
-    min(1, q / p), q being the draft's: that is drawn here, after the fact.
-    """
-
-    inside: ClassVar[bool] = True
+class _TemperatureAfterSoftmax(FaultyBackend):
+    """Samples from softmax(logits / T) and reports log_softmax(logits) / T."""
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        draft = Teacher(_without_last_layer(the_reference(self.inner).model), layout=Layout.PADDED)
-        return [
-            msgspec.structs.replace(
-                answer, completions=tuple(_as_drafted(draft, each) for each in answer.completions)
-            )
-            for answer in super().generate(requests)
-        ]
+        """The model's own logprobs come from scoring; differences to the alternatives are right either way."""
+        answers = self.inner.generate(requests)
+        sequences = [each.sequence for answer in answers for each in answer.completions]
+        scores = iter(self.inner.score(sequences) if sequences else [])
+
+        def divided(request: Request, completion: Completion) -> Completion:
+            own = next(scores)[len(completion.prompt_token_ids) - 1 :]
+            return restated(completion, [value / (request.sampling.temperature or 1.0) for value in own], 1.0)
+
+        return rewrite(requests, answers, divided)
 
 
-def _without_last_layer(model: Any) -> Any:
-    draft = copy.deepcopy(model)
-    draft.model.layers = draft.model.layers[:-1]
-    draft.config.num_hidden_layers -= 1
-    return draft
-
-
-def _as_drafted(draft: Teacher, completion: Completion) -> Completion:
-    params, prompt = completion.sampling, completion.prompt_token_ids
-    (logits_TV,) = draft.logits([completion.sequence], [len(prompt)])
-    drafted_TV = processed_logprobs(logits_TV, params, histories(prompt, completion.token_ids))
-    values, alternatives = list(completion.logprobs), list(completion.top_logprobs)
-    for place, token in enumerate(completion.token_ids):
-        said = float(drafted_TV[place, token])
-        # Another place of the same noise: independent of the draw that chose the token.
-        accepted = uniform(params.seed or 0, completion.sample_index, 100_000 + place)
-        if math.isinf(said) or accepted >= math.exp(min(0.0, said - values[place])):
-            continue
-        values[place] = said
-        if alternatives:
-            best = drafted_TV[place].topk(len(alternatives[place]))
-            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            alternatives[place] = tuple(TokenAlternative(other, value) for other, value in pairs)
-    return msgspec.structs.replace(completion, logprobs=tuple(values), top_logprobs=tuple(alternatives))
-
-
-class _TwoDecimals(FaultyBackend):
-    """Every logprob on its way out is formatted with two decimals."""
-
-    def generate(self, requests: Sequence[Request]) -> list[Answer]:
-        return [
-            msgspec.structs.replace(answer, completions=tuple(map(_formatted, answer.completions)))
-            for answer in super().generate(requests)
-        ]
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        return [[round(value, 2) for value in values] for values in super().score(sequences)]
-
-
-def _formatted(completion: Completion) -> Completion:
+def _two_decimals(_: Request, completion: Completion) -> Completion:
     return msgspec.structs.replace(
         completion,
         logprobs=tuple(round(value, 2) for value in completion.logprobs),
         top_logprobs=tuple(
-            tuple(TokenAlternative(each.token_id, round(each.logprob, 2)) for each in alternatives)
-            for alternatives in completion.top_logprobs
-        ),
-        prompt_logprobs=tuple(
-            None if value is None else round(value, 2) for value in completion.prompt_logprobs
+            tuple(TokenAlternative(each.token_id, round(each.logprob, 2)) for each in entries)
+            for entries in completion.top_logprobs
         ),
     )
 
 
+def _damaged(damage: Damage) -> Callable[[Backend], Backend]:
+    return lambda engine: Damaged(engine, damage)
+
+
+def _bug(name: str, says: str, plant: Callable[[Backend], Backend], *true_names: str) -> Planted:
+    return Planted(name, says, plant, frozenset(true_names))
+
+
 BLIND = (
-    Planted(
-        "attention-base-two",
-        "An attention kernel that works with exp2 forgets to fold log2(e) into its scale, so that its softmax has "
-        "base 2.",
-        _damaged(_base_two_softmax),
-        frozenset({UNEXPLAINED}),
-    ),
-    Planted(
+    # No sentence speaks of wrong model code.
+    _bug(
         "logit-soft-cap",
-        "The final logits are soft-capped at 30, as another model family wants it, since a default of the runner "
-        "was left on.",
+        "Final logits are soft-capped at 30, as another family wants it.",
         _damaged(_soft_cap),
-        frozenset({UNEXPLAINED}),
     ),
-    Planted(
-        "two-decimals",
-        "The server writes logprobs into its JSON with two decimals.",
-        _TwoDecimals,
-        frozenset({UNEXPLAINED}),
-    ),
-    Planted(
-        "padded-vocabulary",
-        "The embeddings were resized to a multiple of the shard size, and the softmax counts the rows that were added, "
-        "of which no token is ever drawn.",
-        _PaddedVocabulary,
-        frozenset({UNEXPLAINED, "semantic/sampling-bias"}),
-    ),
-    Planted(
-        "dynamic-temperature",
-        "A sampler for chat is left on that follows the entropy of each row, from half of the requested temperature "
-        "to one and a half.",
-        _DynamicTemperature,
-        frozenset({"semantic/temperature"}),
-    ),
-    Planted(
-        "draft-logprobs",
-        "Self-speculation with an early exit verifies rightly, and reports for each accepted token the logprob that "
-        "the draft gave it.",
-        _DraftLogprobs,
-        frozenset({"path/spec-decode", "semantic/sampling-bias"}),
-    ),
-    Planted(
-        "exponential-noise",
-        "A sampler of the Gumbel-max kind takes one logarithm where it should take two, so that its noise is "
-        "exponential; the logprobs are right.",
-        _ExponentialNoise,
-        frozenset({"semantic/sampling-bias"}),
-    ),
-    Planted(
-        "page-given-twice",
-        "The KV page of positions 0 to 15 is freed while in use, and handed to the same sequence again for positions "
-        "32 to 47.",
-        _damaged(_page_given_twice),
-        frozenset({"path/context-boundary"}),
-    ),
-    Planted(
+    _bug(
         "adapter-twice",
-        "The trainer sends weights with its LoRA adapter merged in, and the engine applies the adapter on top once "
-        "more, which is twice its scale.",
+        "The trainer sends weights with its LoRA adapter merged in, and the engine applies the adapter once more.",
         _damaged(_adapter_twice),
-        frozenset({"weights/lora"}),
+        "weights/lora",
     ),
-    Planted(
-        "truncated-residual",
-        "The residual stream is handed from layer to layer in bf16, made by cutting off the low bits of fp32 rather "
-        "than by rounding.",
-        _damaged(_truncated_residual),
-        frozenset({"path/body-precision"}),
+    # A request repeated alone meets another replica. Nothing was updated, so neither stale nor partial.
+    _bug(
+        "replica-lost-a-page",
+        "One of eight replicas, served in turn, has a zeroed page of 4 KiB in a projection of its second layer.",
+        _CorruptReplica,
+        *("weights/replica", "path/nondeterminism"),
+    ),
+    # The same token in a prefill has the right position. No position in the context is one beyond which all is wrong.
+    _bug(
+        "gap-before-output",
+        "Decoding counts positions one too high, so that output tokens stand one further from the prompt.",
+        _damaged(_gap_before_output),
+        *("path/rope", "path/prefill-decode"),
+    ),
+    _bug(
+        "page-given-twice",
+        "The KV page of positions 0 to 15 is freed while in use, and handed out again for positions 32 to 47.",
+        _damaged(_page_given_twice),
+        "path/context-boundary",
+    ),
+    # Alone nobody is swapped out; and a prefill of the finished sequence has all its keys.
+    _bug(
+        "swapped-in-short",
+        "When KV blocks run out the last sequence is swapped out, and its half-filled block comes back as zeros.",
+        _damaged(_swapped_in_short),
+        *("path/preemption", "path/batch-variance", "path/prefill-decode"),
+    ),
+    # Whose logits a request gets depends on who is in the batch.
+    _bug(
+        "unsorted-wrongly",
+        "A batch is sorted by length for its prefill, and its logits are put back with the order for the inverse.",
+        _damaged(_unsorted_wrongly),
+        *("semantic/misbound-output", "path/batch-variance"),
+    ),
+    # No template, no BOS (the first four tokens stay), no window: what is kept is seen from everywhere.
+    _bug(
+        "middle-dropped",
+        "A prompt of 96 tokens or more loses a piece behind its first four tokens; it is shown as it was sent.",
+        lambda engine: OtherPrompt(engine, _middle_dropped, visible=False),
+        "path/context-boundary",
+    ),
+    # No constant bias, no penalty, and what is sampled is what is reported.
+    _bug(
+        "watermark",
+        "Adds 2 to the logits of half of the vocabulary, which half is decided by the token before.",
+        _Watermarked,
+    ),
+    # Draws that should be independent share their noise, within a sample and not between two.
+    _bug(
+        "frozen-noise",
+        "Draws every token of a sample with the same random number, as a captured graph does.",
+        lambda engine: _OtherDraws(engine, _frozen_noise),
+        *("semantic/seed", "semantic/sampling-bias"),
+    ),
+    _bug(
+        "eager-acceptance",
+        "Speculation takes its draft's likeliest token whenever the model gives it at least 0.3.",
+        _eager_acceptance,
+        *("path/spec-decode", "semantic/sampling-bias"),
+    ),
+    # Logprobs of no distribution: neither the model's own nor of another temperature.
+    _bug(
+        "temperature-after-softmax",
+        "Logprobs are divided by the temperature after the softmax and not normalised again.",
+        _TemperatureAfterSoftmax,
+    ),
+    # Everything is computed in full precision: naming a precision is false, however much it looks like rounding.
+    _bug(
+        "two-decimals",
+        "Rounds reported logprobs to two decimals, as a writer of short JSON does.",
+        lambda engine: Misreported(engine, _two_decimals),
     ),
 )

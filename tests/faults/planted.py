@@ -1,4 +1,4 @@
-"""What describes a bug that the auditor was not written for, in each of the four sets of ten."""
+"""What describes a bug that the auditor was not written for."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

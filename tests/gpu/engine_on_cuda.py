@@ -7,18 +7,14 @@ one with other pages and budgets, with and without the prefix cache, and after a
 and rates go to standard output, and as JSON to $OUT/engine_on_cuda.json where $OUT is set. Exit code 1 if a bit differs.
 """
 
-import argparse
-import json
-import os
 import random
 import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from exact_on_cuda import VOCAB, build, say
+from exact_on_cuda import build
+from report import VOCAB, reported, size, timed
 
 import zerodrift as zd
 from zerodrift.engine.output import Output
@@ -75,10 +71,7 @@ def check(model: Any, count: int, report: dict[str, Any]) -> None:
     trainer = zd.exact.prepare(model)
     engine.generate(prompts[:16], params[:16])  # compiles the kernels
     engine.reset_cache()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    crowd = engine.generate(prompts, params)
-    took = time.perf_counter() - begin
+    crowd, took = timed(lambda: engine.generate(prompts, params))
     tokens = sum(len(output.token_ids) for output in crowd)
     report["tokens"], report["output_tokens_per_s"] = tokens, round(tokens / took)
     report["prompt_tokens"] = sum(map(len, prompts))
@@ -109,11 +102,7 @@ def check(model: Any, count: int, report: dict[str, Any]) -> None:
 
 
 def captured(
-    engine: zd.Engine,
-    other: zd.Engine,
-    trainer: Any,
-    prompts: list[list[int]],
-    report: dict[str, Any],
+    engine: zd.Engine, other: zd.Engine, trainer: Any, prompts: list[list[int]], report: dict[str, Any]
 ) -> None:
     """Requests with a temperature alone, whose decodes are replayed graphs of many sizes, and of no graph."""
     differ = report["differing"]
@@ -166,19 +155,9 @@ def swapped(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--sequences", type=int, default=224)
-    parser.add_argument("--small", action="store_true", help="two layers, to look at the script itself")
-    options = parser.parse_args()
-    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    begin = time.perf_counter()
-    try:
+    options = size()
+    with reported("engine_on_cuda") as report:
         check(build(small=options.small), options.sequences, report)
-    finally:
-        report["seconds"] = round(time.perf_counter() - begin, 1)
-        if "OUT" in os.environ:
-            Path(os.environ["OUT"], "engine_on_cuda.json").write_text(json.dumps(report, indent=1))
-        say(json.dumps(report, indent=1))
     return 1 if any(report["differing"].values()) else 0
 
 

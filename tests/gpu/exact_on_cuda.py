@@ -3,21 +3,18 @@
     PYTHONPATH=src:.gpu-deps python3 tests/gpu/exact_on_cuda.py [--sequences 224] [--small]
 
 Random bf16 weights, sequences of mixed length with forced tokens. Needs torch, triton, transformers and msgspec
-(.gpu-deps may hold the last, unpacked from its wheel, where it is not installed). The counts and rates go to standard output, and as JSON to $OUT/exact_on_cuda.json where $OUT is set. Exit code 1 if a bit
-differs in exact mode, or if none differs with cuBLAS or SDPA put back.
+(.gpu-deps may hold the last, unpacked from its wheel, where it is not installed). Counts and rates go to standard output,
+and as JSON to $OUT/exact_on_cuda.json where $OUT is set. Exit code 1 if a bit differs in exact mode, or if none differs
+with cuBLAS or SDPA put back.
 """
 
-import argparse
-import json
-import os
 import random
 import sys
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from report import VOCAB, reported, say, size, timed
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from zerodrift import exact
@@ -30,14 +27,8 @@ from zerodrift.exact.ops.triton.op_set import CudaOps
 from zerodrift.exact.ops.triton.proof import prove_attention
 from zerodrift.exact.verification import Schedule, alone, batch_of, differing_rows, packed, padded, paged
 
-VOCAB = 151_936
 OUTPUT = 48
 """Tokens that are decoded one by one at the end of each sequence."""
-
-
-def say(*words: object) -> None:
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
-    sys.stdout.flush()
 
 
 def build(*, small: bool) -> Any:
@@ -84,14 +75,6 @@ class Prefilled(Schedule):
         for offset in range(OUTPUT):
             steps.append([(i, end + offset, end + offset + 1) for i, end in enumerate(prompts)])
         return steps
-
-
-def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    result = work()
-    torch.cuda.synchronize()
-    return result, time.perf_counter() - begin
 
 
 @torch.no_grad()
@@ -166,15 +149,6 @@ def check(model: Any, sequences: list[list[int]], report: dict[str, Any]) -> Non
     outputs = len(sequences) * OUTPUT
     report["decode_tokens_per_s"] = round(outputs / seconds["decode"])
     report["prefill_tokens_per_s"] = round((rows - outputs) / seconds["prefill"])
-    say(
-        "engine:",
-        report["decode_tokens_per_s"],
-        "tok/s decode at batch",
-        len(sequences),
-        "·",
-        report["prefill_tokens_per_s"],
-        "tok/s prefill",
-    )
     differ = report["differing_rows"] = {}
     groups = micro_batches(sequences)
     with torch.no_grad():
@@ -238,16 +212,7 @@ def controls(model: Any, sequences: list[list[int]], report: dict[str, Any]) -> 
         crowd, _, _ = decoded(model, sequences)
         with torch.no_grad():
             report["controls"][op] = differing_rows(crowd, packed(model, sequences))
-        say(
-            "control: plain",
-            op,
-            "gives",
-            report["controls"][op],
-            "differing rows of",
-            sum(map(len, sequences)),
-        )
     report["controls"]["proof of attention"] = _refused_attention(model)
-    say("control: the proof of attention refuses SDPA:", report["controls"]["proof of attention"])
     exact.restore(model)
     with torch.no_grad():
         ids = sequences[3][:300]
@@ -267,47 +232,19 @@ def _refused_attention(model: Any) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--sequences", type=int, default=224)
-    parser.add_argument("--small", action="store_true", help="two layers, to look at the script itself")
-    options = parser.parse_args()
-    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    begin = time.perf_counter()
-    model = build(small=options.small)
-    report["build_s"] = round(time.perf_counter() - begin, 1)
-    begin = time.perf_counter()
-    exact.prepare(model)
-    report["prepare_s"] = round(time.perf_counter() - begin, 1)
-    report["fingerprint"] = exact.numeric_fingerprint(model)
-    say(
-        "built in",
-        report["build_s"],
-        "s, prepared and proven in",
-        report["prepare_s"],
-        "s:",
-        report["fingerprint"],
-    )
-    sequences = workload(options.sequences)
-    try:
+    options = size()
+    with reported("exact_on_cuda") as report:
+        model, report["build_s"] = timed(lambda: build(small=options.small))
+        _, report["prepare_s"] = timed(lambda: exact.prepare(model))
+        report["fingerprint"] = exact.numeric_fingerprint(model)
+        sequences = workload(options.sequences)
         check(model, sequences, report)
         for what, count in report["differing_rows"].items():
-            say(
-                f"{count:8d} of {report['tokens']} rows differ: {what}"
-                if "logprobs" not in what
-                else f"{count:8d} differ: {what}"
-            )
+            say(f"{count:8d} differ of {report['tokens']} tokens: {what}")
         controls(model, sequences[:16], report)
-        report["seconds"] = round(time.perf_counter() - begin, 1)
-    finally:
-        if "OUT" in os.environ:
-            Path(os.environ["OUT"], "exact_on_cuda.json").write_text(json.dumps(report, indent=1))
-        say(json.dumps(report))
     equal = not any(report["differing_rows"].values()) and report["gradients_finite"]
-    return (
-        0
-        if equal and all(report["controls"][op] for op in ("linear", "attention", "proof of attention"))
-        else 1
-    )
+    seen = all(report["controls"][op] for op in ("linear", "attention", "proof of attention"))
+    return 0 if equal and seen else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Products, log-probabilities and draws on this GPU: are the bits those they must be, and what do they cost?
 
-    PYTHONPATH=src:.gpu-deps python3 tests/gpu/ops_on_cuda.py [--quick]
+    PYTHONPATH=src:.gpu-deps python3 tests/gpu/ops_on_cuda.py [--draws 20480]
 
 Products: every matrix of Qwen3-0.6B's and 8B's shapes by cuBLAS without split-K and by the Triton kernel, at row counts
 that nobody proved beforehand. Vocabulary: log-softmax against fp64, the draw's logprob against log-softmax's bits, tokens
@@ -9,14 +9,13 @@ against `sampler.choose`, rows in any company. Each count has a control that mus
 
 import argparse
 import json
-import os
 import random
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from report import VOCAB, reported, say
 
 from zerodrift.exact.ops.triton import cublas, gemm, vocabulary
 from zerodrift.exact.ops.triton.proof import cublas_agrees
@@ -24,7 +23,6 @@ from zerodrift.exact.probe import hard, same_bits
 from zerodrift.sampler.choose import choose
 from zerodrift.sampler.noise import uniform
 
-VOCAB = 151_936
 SHAPES = {
     "0.6B q": (2048, 1024),
     "0.6B kv": (1024, 1024),
@@ -39,11 +37,6 @@ SHAPES = {
     "8B head": (VOCAB, 4096),
 }
 OTHER_COUNTS = (65, 100, 127, 129, 200, 255, 257, 333, 500, 777, 1001, 1500, 3000, 5001)
-
-
-def say(*words: object) -> None:
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
-    sys.stdout.flush()
 
 
 def microseconds(work: Callable[[], object], rounds: int = 20) -> float:
@@ -93,9 +86,7 @@ def products(report: dict[str, Any]) -> int:
             count: _times(x[:count], weight) for count in (16, 64, 96, 128, 256, 1024)
         }
         report[name] = row
-        say(name, json.dumps(row))
-        if not agrees:
-            say("NOT PROVEN", name)
+        say(f"{name} {json.dumps(row)}")
     report["products asked, wrong, controls that differ"] = [asked, wrong, controls]
     return wrong + (controls == 0)
 
@@ -192,14 +183,9 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--draws", type=int, default=20_480)
     options = parser.parse_args()
-    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    wrong = vocabulary_rows(report, options.draws)
-    say(json.dumps(report, indent=1))
-    wrong += products(report)
-    if "OUT" in os.environ:
-        Path(os.environ["OUT"], "ops_on_cuda.json").write_text(json.dumps(report, indent=1))
-    say("wrong", wrong, report["products asked, wrong, controls that differ"])
-    return 1 if wrong else 0
+    with reported("ops_on_cuda") as report:
+        report["wrong"] = vocabulary_rows(report, options.draws) + products(report)
+    return 1 if report["wrong"] else 0
 
 
 if __name__ == "__main__":

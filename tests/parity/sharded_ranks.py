@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 from zerodrift import exact, models
 from zerodrift.core.completion import LogprobKind
+from zerodrift.core.errors import InvalidPrompt
 from zerodrift.core.request import SamplingParams
 
 
@@ -85,7 +86,13 @@ def main() -> None:
         found["nothing"] = differing(few, exact.token_logprobs(whole, ABORTED if nobody else mine))
         after, moved = exact.token_logprobs(model, mine), exact.token_logprobs(whole, mine)
         found["after"] = differing(after, moved)
+    try:
+        exact.token_logprobs(model, [] if nobody else mine)
+        refused = ""
+    except InvalidPrompt as error:
+        refused = error.code
     told = {
+        "refused": refused,
         "differing": found,
         "rows": sum(map(len, before)),
         "moved": differing(before, after),

@@ -19,130 +19,61 @@ from zerodrift import exact
 from zerodrift.exact.probe import threads
 from zerodrift.exact.verification import Schedule, alone, differing_rows, packed, padded, paged
 
+SIZES = ("hidden_size", "intermediate_size", "heads", "kv", "head_dim")
+
+
+def shape(model_type: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    return {"model_type": model_type, **dict(zip(SIZES, sizes, strict=True)), **more}
+
+
 # Shapes that libraries treat differently: widths beside multiples of the vector, K above and below 1,024, heads of
 # 16 to 128, groups of 1 to 6, windows inside and beyond a block, biases, per-head norms, scaled frequencies.
 SHAPES: dict[str, dict[str, Any]] = {
-    "llama": {
-        "model_type": "llama",
-        "hidden_size": 96,
-        "intermediate_size": 172,
-        "heads": 6,
-        "kv": 2,
-        "head_dim": 16,
-    },
-    "llama-wide": {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 1100,
-        "heads": 2,
-        "kv": 2,
-        "head_dim": 64,
-    },
-    "llama-biased": {
-        "model_type": "llama",
-        "hidden_size": 96,
-        "intermediate_size": 333,
-        "heads": 6,
-        "kv": 1,
-        "head_dim": 32,
-        "attention_bias": True,
-        "mlp_bias": True,
-        "rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0},
-    },
-    "llama-gelu": {
-        "model_type": "llama",
-        "hidden_size": 72,
-        "intermediate_size": 101,
-        "heads": 3,
-        "kv": 3,
-        "head_dim": 24,
-        "hidden_act": "gelu",
-    },
-    "qwen2": {
-        "model_type": "qwen2",
-        "hidden_size": 88,
-        "intermediate_size": 200,
-        "heads": 4,
-        "kv": 2,
-        "head_dim": 22,
-    },
-    "qwen3": {
-        "model_type": "qwen3",
-        "hidden_size": 160,
-        "intermediate_size": 333,
-        "heads": 2,
-        "kv": 1,
-        "head_dim": 128,
-    },
-    "mistral": {
-        "model_type": "mistral",
-        "hidden_size": 64,
-        "intermediate_size": 135,
-        "heads": 4,
-        "kv": 2,
-        "head_dim": 64,
-        "sliding_window": 7,
-    },
-    "mistral-wide": {
-        "model_type": "mistral",
-        "hidden_size": 64,
-        "intermediate_size": 130,
-        "heads": 4,
-        "kv": 1,
-        "head_dim": 16,
-        "sliding_window": 70,
-    },
+    "llama": shape("llama", (96, 172, 6, 2, 16)),
+    "llama-wide": shape("llama", (64, 1100, 2, 2, 64)),
+    "llama-biased": shape(
+        "llama",
+        (96, 333, 6, 1, 32),
+        attention_bias=True,
+        mlp_bias=True,
+        rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
+    ),
+    "llama-gelu": shape("llama", (72, 101, 3, 3, 24), hidden_act="gelu"),
+    "qwen2": shape("qwen2", (88, 200, 4, 2, 22)),
+    "qwen3": shape("qwen3", (160, 333, 2, 1, 128)),
+    "mistral": shape("mistral", (64, 135, 4, 2, 64), sliding_window=7),
+    "mistral-wide": shape("mistral", (64, 130, 4, 1, 16), sliding_window=70),
     # Heads of 256 for one kv head, as in Gemma 3 1B; a local and a global layer with rotary bases of their own.
-    "gemma3": {
-        "model_type": "gemma3_text",
-        "hidden_size": 96,
-        "intermediate_size": 150,
-        "heads": 2,
-        "kv": 1,
-        "head_dim": 256,
-        "sliding_window": 7,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "query_pre_attn_scalar": 168,
-        "final_logit_softcapping": 5.0,
-        "num_hidden_layers": 2,
-    },
-    "gemma3-wide": {
-        "model_type": "gemma3_text",
-        "hidden_size": 64,
-        "intermediate_size": 101,
-        "heads": 4,
-        "kv": 2,
-        "head_dim": 24,
-        "sliding_window": 70,
-        "layer_types": ["full_attention", "sliding_attention"],
-        "num_hidden_layers": 2,
-    },
+    "gemma3": shape(
+        "gemma3_text",
+        (96, 150, 2, 1, 256),
+        sliding_window=7,
+        layer_types=["sliding_attention", "full_attention"],
+        query_pre_attn_scalar=168,
+        final_logit_softcapping=5.0,
+        num_hidden_layers=2,
+    ),
+    "gemma3-wide": shape(
+        "gemma3_text",
+        (64, 101, 4, 2, 24),
+        sliding_window=70,
+        layer_types=["full_attention", "sliding_attention"],
+        num_hidden_layers=2,
+    ),
     # Most experts of a step have few tokens; the second layer is dense.
-    "qwen3-moe": {
-        "model_type": "qwen3_moe",
-        "hidden_size": 96,
-        "intermediate_size": 130,
-        "heads": 4,
-        "kv": 2,
-        "head_dim": 32,
-        "num_experts": 9,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 44,
-        "norm_topk_prob": True,
-        "mlp_only_layers": [1],
-        "num_hidden_layers": 3,
-    },
-    "qwen3-moe-wide": {
-        "model_type": "qwen3_moe",
-        "hidden_size": 64,
-        "intermediate_size": 130,
-        "heads": 2,
-        "kv": 1,
-        "head_dim": 64,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 1100,
-    },
+    "qwen3-moe": shape(
+        "qwen3_moe",
+        (96, 130, 4, 2, 32),
+        num_experts=9,
+        num_experts_per_tok=3,
+        moe_intermediate_size=44,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
+        num_hidden_layers=3,
+    ),
+    "qwen3-moe-wide": shape(
+        "qwen3_moe", (64, 130, 2, 1, 64), num_experts=4, num_experts_per_tok=2, moe_intermediate_size=1100
+    ),
 }
 VOCAB = 131
 

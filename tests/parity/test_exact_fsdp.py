@@ -61,11 +61,15 @@ def whole() -> Any:
     return exact.prepare(models.load("testbed:qwen3"))
 
 
-def sharded(model: Any, mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None) -> Any:
+def sharded(
+    model: Any, mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None, *, reshards: bool = True
+) -> Any:
     """As trainers do it: every layer, then the rest."""
     model = copy.deepcopy(model)
     for part in (*model.model.layers, model):
-        fully_shard(part, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
+        fully_shard(
+            part, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy(), reshard_after_forward=reshards
+        )
     return model
 
 
@@ -129,10 +133,10 @@ def test_parts_of_a_sharded_model_are_not_called_alone(mesh: DeviceMesh, whole: 
 def test_completions_are_scored_inside_the_forward(
     mesh: DeviceMesh, whole: Any, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With logits kept for the backward, and made again for it."""
+    """With logits kept for the backward, and made again for it; the weights gathered once, or once more."""
     if large:
         monkeypatch.setattr(logprobs, "LOGIT_BYTES", 4 * whole.config.vocab_size * 5)
-    model = sharded(whole, mesh)
+    model = sharded(whole, mesh, reshards=large)
     with torch.no_grad():
         before = exact.token_logprobs(model, COMPLETIONS)
     found, expected = (exact.token_logprobs(each, COMPLETIONS) for each in (model, whole))
@@ -162,7 +166,7 @@ def test_bad_completions_are_refused_as_ever(mesh: DeviceMesh, whole: Any) -> No
 
 
 def test_two_processes(tmp_path: Path) -> None:
-    """Different completions on each, one with none at all; then a step of the optimizer."""
+    """Different completions on each, none with a token on one; a step of the optimizer; and an empty list on one."""
     command = [sys.executable, str(Path(__file__).with_name("sharded_ranks.py")), str(tmp_path / "store")]
     ranks = [
         subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -180,3 +184,4 @@ def test_two_processes(tmp_path: Path) -> None:
         assert found["rows"] > 20
         assert found["moved"] > 0
         assert found["furthest gradient"] < 1e-5
+        assert found["refused"] == InvalidPrompt.code, "a rank alone would wait for the other"

@@ -84,13 +84,6 @@ def test_rows_of_neighbouring_coordinates_are_uncorrelated() -> None:
         assert abs(correlation) < 5 / math.sqrt(DRAWS), (other, correlation)
 
 
-def test_no_two_coordinates_share_a_number() -> None:
-    values = {
-        uniform(seed, index, position) for seed in range(20) for index in range(20) for position in range(50)
-    }
-    assert len(values) == 20 * 20 * 50
-
-
 @given(
     st.integers(0, MAX_SEED), st.integers(0, 2**20), st.integers(0, 2**20), st.randoms(use_true_random=True)
 )
@@ -171,14 +164,3 @@ def test_the_token_is_the_one_whose_slice_holds_the_number(masses: list[int], nu
     # Slices begin at multiples of 1/total, and rounding decides there.
     if abs(number * total - round(number * total)) > 1e-9:
         assert choose(torch.tensor(masses, dtype=torch.float64).log(), number) == expected
-
-
-@pytest.mark.parametrize("number", [0.0, LARGEST])
-@pytest.mark.parametrize("size", [1, 7, 1000, 200_000])
-def test_the_ends_of_the_range_stay_inside(size: int, number: float) -> None:
-    logprobs_V = torch.randn(
-        size, dtype=torch.float64, generator=torch.Generator().manual_seed(size)
-    ).log_softmax(0)
-    logprobs_V = torch.cat([torch.full((3,), -torch.inf), logprobs_V, torch.full((3,), -torch.inf)])
-    expected = 3 if number == 0 else size + 2
-    assert choose(logprobs_V, number) == expected

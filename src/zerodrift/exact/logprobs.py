@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from zerodrift.core.completion import LogprobKind
@@ -74,10 +75,12 @@ def token_logprobs(
 
     One without tokens (refused, or aborted before the first) gives an empty tensor. One that says how it was computed
     is refused where this model computes otherwise. `stop_ids` are what `min_tokens` forbids, by default the model's.
-    Where FSDP2 has sharded the model, every rank calls this at once, with completions of its own.
+    Where FSDP2 has sharded the model, every rank calls this at once, with completions of its own, and with one at least.
     """
     if not isinstance(completions, (list, tuple)):
         raise InvalidPrompt(f"completions are a {type(completions).__name__}; give a list of them")
+    if is_sharded(model):
+        _require_some_on_every_rank(model, completions)
     stop_ids = stop_ids_of(model) if stop_ids is None else tuple(stop_ids)
     _require_alike(model, completions, stop_ids)
     asked = [each for each in completions if each.token_ids]
@@ -87,6 +90,22 @@ def token_logprobs(
         nothing = _of_completions(model, [_Stand()], stop_ids)[0][:0]
     scored = iter(_of_completions(model, asked, stop_ids) if asked else ())
     return [next(scored) if each.token_ids else nothing for each in completions]
+
+
+def _require_some_on_every_rank(model: Any, completions: Sequence[Scored]) -> None:
+    """A rank that gets nothing back has no backward, and the others would wait for it: all refuse together."""
+    lacking = torch.tensor([int(not completions)], device=parameters_on(model))
+    # What a forward has gathered and left so does not say among whom; resharded, it does, and is gathered again.
+    if not (shards := [part for part in model.parameters() if hasattr(part, "device_mesh")]):
+        model.reshard()
+        shards = [part for part in model.parameters() if hasattr(part, "device_mesh")]
+    for group in shards[0].device_mesh.get_all_groups():
+        dist.all_reduce(lacking, dist.ReduceOp.MAX, group)
+    if lacking.item():
+        raise InvalidPrompt(
+            f"{'another' if completions else 'this'} rank has no completions, and its backward would be missed; give every "
+            "rank one at least, if need be one without tokens"
+        )
 
 
 class _Stand(NamedTuple):

@@ -30,7 +30,7 @@ from zerodrift.exact.modules import ExactActivation, ExactLinear, ExactNorm, Pac
 from zerodrift.exact.normalisation import log_softmax
 from zerodrift.exact.ops.cpu.elementwise import soft_cap
 from zerodrift.exact.ops.cpu.op_set import CpuOps
-from zerodrift.exact.ops.interface import Parts
+from zerodrift.exact.ops.interface import Parts, RowOp
 from zerodrift.exact.rotary import ROPE_TYPES, STATIC_ROPE_TYPES, exchange_rotary, give_back_rotary
 from zerodrift.models.family.base import Family
 from zerodrift.models.family.check import check_formulas, check_tree
@@ -226,26 +226,26 @@ def _proof_parts(parts: ModelParts, ops: Any) -> Parts:
     """What the proof at start-up asks about: every shape that this model uses."""
     model, config, family = parts.model, parts.model.config, parts.family
     linears: list[tuple[Any, torch.Tensor | None]] = []
-    rows: dict[str, tuple[Any, int]] = {}
+    rows: dict[str, RowOp] = {}
     for module in model.modules():
         if isinstance(module, ExactLinear):
             linears.append((module.exact_pack.of(module.weight), module.bias))
         elif isinstance(module, ExactRouter):
             linears.append((module.exact_pack.of(module.weight), None))
             choose = partial(_routed_weights, count=module.top_k, normalise=module.norm_topk_prob)
-            rows["router"] = (choose, module.weight.shape[0])
+            rows["router"] = RowOp(choose, module.weight.shape[0])
         elif isinstance(module, ExactExperts):
             for packs, weights in zip(module.exact_packs, module.expert_weights(), strict=True):
                 linears += [(pack.of(weight), None) for pack, weight in zip(packs, weights, strict=True)]
-            rows["activation of experts"] = (module.act_fn.forward, module.down_proj.shape[-1])
+            rows["activation of experts"] = RowOp(module.act_fn.forward, module.down_proj.shape[-1])
         elif type(module).__name__.endswith(family.norm_class):
-            rows[f"norm of {len(module.weight)}"] = (module.forward, len(module.weight))
+            rows[f"norm of {len(module.weight)}"] = RowOp(module.forward, len(module.weight))
         elif family.mlp is not None and type(module).__name__ == f"{family.prefix}MLP":
             activation = module.get_submodule(str(family.mlp.activation))
             width = module.get_submodule(family.mlp.projections["down"]).in_features
-            rows["activation"] = (activation.forward, width)
+            rows["activation"] = RowOp(activation.forward, width)
     if (cap := family.logit_cap(config)) is not None:
-        rows["soft cap"] = (partial(soft_cap, cap=cap), config.vocab_size)
+        rows["soft cap"] = RowOp(partial(soft_cap, cap=cap), config.vocab_size, torch.float32)
     if "activation" in ops.plain:
         rows = {name: row for name, row in rows.items() if not name.startswith("activation")}
     size = family.head_dim(config)
@@ -254,9 +254,9 @@ def _proof_parts(parts: ModelParts, ops: Any) -> Parts:
         size,
         {
             **rows,
-            "cosine and sine": (_cosine_and_sine, size),
-            "log-softmax": (log_softmax, config.vocab_size),
-            "softmax": (partial(torch.softmax, dim=-1), config.vocab_size),
+            "cosine and sine": RowOp(_cosine_and_sine, size),
+            "log-softmax": RowOp(log_softmax, config.vocab_size, torch.float32),
+            "softmax": RowOp(partial(torch.softmax, dim=-1), config.vocab_size, torch.float32),
         },
         config.num_attention_heads // config.num_key_value_heads,
         tuple(dict.fromkeys(family.windows(config))),

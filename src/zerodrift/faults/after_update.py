@@ -1,9 +1,10 @@
 """Faults that no checkpoint shows: the update arrives whole, and what hangs on it is left behind.
 
-They live in the engine after `load_weights`: the other end of a tie, a table beside the parameters, another replica.
+They live in the engine after `load_weights`: the other end of a tie, a table beside the parameters, another replica. Or
+what answers is another model from the start.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,9 +15,9 @@ from zerodrift.backends.base import Backend
 from zerodrift.core.completion import Answer
 from zerodrift.core.request import Request
 from zerodrift.core.version import WeightVersion
+from zerodrift.faults.damage import damaged
 from zerodrift.faults.delivery import Claiming
-from zerodrift.faults.fault import Fault, Need
-from zerodrift.faults.wrapper import FaultyBackend, clone, the_reference
+from zerodrift.faults.wrapper import FaultyBackend, Plant, clone, the_reference
 from zerodrift.models.family.parts import ModelParts
 
 Item = TypeVar("Item")
@@ -104,37 +105,23 @@ def _rotary_table(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[A
     return damage
 
 
+def _drawn_anew(model: Any) -> None:
+    """Every tensor keeps its values and loses their order, so that nothing but the function is another."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            order = torch.randperm(parameter.numel(), generator=generator)
+            parameter.copy_(parameter.flatten()[order].reshape(parameter.shape))
+
+
 def _through_bf16(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.bfloat16).to(tensor.dtype)
 
 
-AFTER_UPDATE_FAULTS = (
-    Fault(
-        "weights/tied-head",
-        "head-left",
-        "Updates the embedding and leaves the head, which is tied to it, as it was.",
-        lambda engine: AfterUpdate(engine, _untied),
-        (Need.REFERENCE, Need.SYNC, Need.TIED_HEAD),
-    ),
-    Fault(
-        "weights/buffer",
-        "rotary-bf16",
-        "Leaves the rotary frequencies rounded to bf16 after an update.",
-        lambda engine: AfterUpdate(engine, _rotary_table(_through_bf16)),
-        (Need.REFERENCE, Need.SYNC),
-    ),
-    Fault(
-        "weights/buffer",
-        "rotary-zero",
-        "Leaves the rotary frequencies at zero after an update, so that all positions look alike.",
-        lambda engine: AfterUpdate(engine, _rotary_table(torch.zeros_like)),
-        (Need.REFERENCE, Need.SYNC),
-    ),
-    Fault(
-        "weights/replica",
-        "one-of-eight",
-        "Serves requests from eight replicas in turn, one of which never gets an update.",
-        StaleReplica,
-        (Need.REFERENCE, Need.SYNC),
-    ),
-)
+AFTER_UPDATE_FAULTS: Mapping[str, Plant] = {
+    "weights/other-model:another-seed": damaged(_drawn_anew),
+    "weights/tied-head:head-left": lambda engine: AfterUpdate(engine, _untied),
+    "weights/buffer:rotary-bf16": lambda engine: AfterUpdate(engine, _rotary_table(_through_bf16)),
+    "weights/buffer:rotary-zero": lambda engine: AfterUpdate(engine, _rotary_table(torch.zeros_like)),
+    "weights/replica:one-of-eight": StaleReplica,
+}

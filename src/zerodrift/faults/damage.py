@@ -16,7 +16,7 @@ from zerodrift import exact
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.version import WeightVersion
-from zerodrift.faults.wrapper import FaultyBackend, clone, the_host
+from zerodrift.faults.wrapper import FaultyBackend, Plant, clone, the_host
 
 Damage = Callable[[Any], None]
 """Changes a transformers causal LM in place."""
@@ -62,6 +62,11 @@ class Damaged(FaultyBackend):
             host.teacher.model = model
         else:
             host.engine.runner.model = model
+
+
+def damaged(damage: Damage) -> Plant:
+    """Plants a damage."""
+    return lambda engine: Damaged(engine, damage)
 
 
 class Head(nn.Module):

@@ -20,9 +20,8 @@ from zerodrift.core.completion import Answer, Completion, EngineFingerprint
 from zerodrift.core.errors import InvalidValue
 from zerodrift.core.request import Request
 from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
-from zerodrift.faults.fault import Fault, Need
 from zerodrift.faults.rewriting import rewrite
-from zerodrift.faults.wrapper import FaultyBackend, innermost
+from zerodrift.faults.wrapper import FaultyBackend, Plant, innermost
 from zerodrift.models.directory import WEIGHTS, read_config, weight_files
 from zerodrift.models.family.base import Family
 from zerodrift.models.family.registry import family_named
@@ -212,84 +211,16 @@ def _sent(transit: Transit) -> Callable[[Backend], Backend]:
     return lambda engine: Altered(engine, transit)
 
 
-_KEEPING = (Need.SYNC, Need.CHECKPOINT)
-
-DELIVERY_FAULTS = (
-    Fault(
-        "weights/stale",
-        "nothing",
-        "Drops the update; the label does not move either.",
-        LostUpdate,
-        (Need.SYNC,),
-    ),
-    Fault(
-        "weights/version-label",
-        "label-only",
-        "Moves the version label and leaves the weights as they are.",
-        Claiming,
-        (Need.SYNC,),
-    ),
-    Fault(
-        "weights/partial",
-        "middle-layer",
-        "Does not deliver the layer in the middle.",
-        _kept(_keeping_layer(lambda count: count // 2)),
-        _KEEPING,
-    ),
-    Fault(
-        "weights/partial",
-        "first-layer",
-        "Does not deliver the first layer.",
-        _kept(_keeping_layer(lambda count: 0)),
-        _KEEPING,
-    ),
-    Fault(
-        "weights/partial",
-        "last-layer",
-        "Does not deliver the last layer.",
-        _kept(_keeping_layer(lambda count: count - 1)),
-        _KEEPING,
-    ),
-    Fault(
-        "weights/partial",
-        "norms",
-        "Does not deliver the weights of norms.",
-        _kept(_keeping(lambda family, name, count: family.is_norm(name))),
-        _KEEPING,
-    ),
-    Fault(
-        "weights/partial",
-        "torn",
-        "Breaks off in the middle of the layers; what comes after, norm and head included, stays as it was.",
-        _kept(_keeping(_after_the_middle)),
-        _KEEPING,
-    ),
-    Fault(
-        "weights/swapped",
-        "gate-up",
-        "Delivers gate and up projections under each other's names, in all layers.",
-        _sent(_exchanging(_gate_and_up)),
-        (Need.SYNC,),
-    ),
-    Fault(
-        "weights/swapped",
-        "key-value",
-        "Delivers key and value projections of the first layer under each other's names.",
-        _sent(_exchanging(_key_and_value)),
-        (Need.SYNC,),
-    ),
-    Fault(
-        "weights/swapped",
-        "layers",
-        "Delivers the first and the last layer in each other's place.",
-        _sent(_exchanging(_first_and_last_layer)),
-        (Need.SYNC,),
-    ),
-    Fault(
-        "weights/dtype",
-        "bf16",
-        "Delivers every tensor through bf16.",
-        _sent(_through_bf16),
-        (Need.SYNC,),
-    ),
-)
+DELIVERY_FAULTS: Mapping[str, Plant] = {
+    "weights/stale:nothing": LostUpdate,
+    "weights/version-label:label-only": Claiming,
+    "weights/partial:middle-layer": _kept(_keeping_layer(lambda count: count // 2)),
+    "weights/partial:first-layer": _kept(_keeping_layer(lambda count: 0)),
+    "weights/partial:last-layer": _kept(_keeping_layer(lambda count: count - 1)),
+    "weights/partial:norms": _kept(_keeping(lambda family, name, count: family.is_norm(name))),
+    "weights/partial:torn": _kept(_keeping(_after_the_middle)),
+    "weights/swapped:gate-up": _sent(_exchanging(_gate_and_up)),
+    "weights/swapped:key-value": _sent(_exchanging(_key_and_value)),
+    "weights/swapped:layers": _sent(_exchanging(_first_and_last_layer)),
+    "weights/dtype:bf16": _sent(_through_bf16),
+}

@@ -15,7 +15,7 @@ from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.core.errors import CapabilityMissing, InvalidValue, ZerodriftError
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.task import Scorer
-from zerodrift.faults.wrapper import fact_of, host_in, innermost
+from zerodrift.faults.wrapper import Plant, fact_of, host_in, innermost
 
 
 class Need(Enum):
@@ -94,8 +94,7 @@ class Fault:
     variant: str
     message: str
     """What happens, in one sentence."""
-    plant: Callable[[Any], Any]
-    """Backend to Backend; for a fault of the trainer, a transformers model to a Scorer."""
+    plant: Plant
     needs: tuple[Need, ...] = ()
 
     @property

@@ -1,14 +1,13 @@
 """Faults of position: keys are turned by another angle, or seen from further or less far than they should be."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from zerodrift.backends.base import Backend
-from zerodrift.faults.damage import Damage, Damaged
-from zerodrift.faults.fault import Fault, Need
+from zerodrift.faults.damage import Damage, damaged
+from zerodrift.faults.wrapper import Plant
 from zerodrift.models.family.parts import ModelParts
 from zerodrift.models.family.rope import rope_bases, with_rope_bases
 
@@ -63,58 +62,14 @@ def _window(change: Callable[[Any], int]) -> Damage:
     return damage
 
 
-def _plant(damage: Damage) -> Callable[[Backend], Backend]:
-    return lambda engine: Damaged(engine, damage)
-
-
-POSITION_FAULTS = (
-    Fault(
-        "path/rope",
-        "theta-doubled",
-        "Computes rotary tables with twice the base.",
-        _plant(_theta(lambda theta: 2 * theta)),
-        (Need.INSIDE,),
+POSITION_FAULTS: Mapping[str, Plant] = {
+    "path/rope:theta-doubled": damaged(_theta(lambda theta: 2 * theta)),
+    "path/rope:theta-of-another-family": damaged(
+        _theta(lambda theta: 500_000.0 if theta == 10_000 else 10_000.0)
     ),
-    Fault(
-        "path/rope",
-        "theta-of-another-family",
-        "Computes rotary tables with base 500,000 where it is 10,000, and with 10,000 where it is another.",
-        _plant(_theta(lambda theta: 500_000.0 if theta == 10_000 else 10_000.0)),
-        (Need.INSIDE,),
-    ),
-    Fault(
-        "path/rope",
-        "positions-stretched",
-        "Multiplies positions by 1.05, as a scaling factor does that nobody asked for.",
-        _plant(_positions(lambda positions: positions * 1.05)),
-        (Need.INSIDE,),
-    ),
-    Fault(
-        "path/window",
-        "ignored",
-        "Attends to the whole context in place of the sliding window.",
-        _plant(_window(lambda config: int(config.max_position_embeddings))),
-        (Need.REFERENCE, Need.SLIDING_WINDOW),
-    ),
-    Fault(
-        "path/window",
-        "halved",
-        "Attends to half of the sliding window.",
-        _plant(_window(lambda config: int(config.sliding_window) // 2)),
-        (Need.REFERENCE, Need.SLIDING_WINDOW),
-    ),
-    Fault(
-        "path/context-boundary",
-        "page-16",
-        "Counts one position too many from position 16 on.",
-        _plant(_late_by_one(16)),
-        (Need.INSIDE,),
-    ),
-    Fault(
-        "path/context-boundary",
-        "page-64",
-        "Counts one position too many from position 64 on.",
-        _plant(_late_by_one(64)),
-        (Need.INSIDE,),
-    ),
-)
+    "path/rope:positions-stretched": damaged(_positions(lambda positions: positions * 1.05)),
+    "path/window:ignored": damaged(_window(lambda config: int(config.max_position_embeddings))),
+    "path/window:halved": damaged(_window(lambda config: int(config.sliding_window) // 2)),
+    "path/context-boundary:page-16": damaged(_late_by_one(16)),
+    "path/context-boundary:page-64": damaged(_late_by_one(64)),
+}

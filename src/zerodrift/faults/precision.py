@@ -3,7 +3,7 @@
 Shapes: B rows, L positions, H hidden, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
@@ -11,10 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from zerodrift.backends.base import Backend
 from zerodrift.core.errors import UnsupportedModel
-from zerodrift.faults.damage import Damage, Damaged, replace_head
-from zerodrift.faults.fault import Fault, Need
+from zerodrift.faults.damage import Damage, damaged, replace_head
+from zerodrift.faults.wrapper import Plant
 from zerodrift.models.family.parts import ModelParts
 
 FP8_MAX = 448.0
@@ -131,72 +130,14 @@ def _noisy(model: Any) -> None:
     replace_head(model, multiply)
 
 
-def _plant(damage: Damage) -> Callable[[Backend], Backend]:
-    return lambda engine: Damaged(engine, damage)
-
-
-PRECISION_FAULTS = (
-    Fault(
-        "path/head-precision",
-        "bf16",
-        "Computes the output head in bf16.",
-        _plant(_head_in(torch.bfloat16)),
-        (Need.INSIDE,),
-    ),
-    Fault(
-        "path/body-precision",
-        "bf16",
-        "Computes the layers in bf16 and the head in full precision.",
-        _plant(_body_in(torch.bfloat16)),
-        (Need.REFERENCE,),
-    ),
-    Fault(
-        "path/body-precision",
-        "fp16",
-        "Computes the layers in fp16 and the head in full precision.",
-        _plant(_body_in(torch.float16)),
-        (Need.REFERENCE,),
-    ),
-    Fault(
-        "path/weight-quantisation",
-        "4-bit",
-        "Runs weights of the layers that were rounded to 4 bits in groups of 32.",
-        _plant(_quantised(bits=4, group=32)),
-        (Need.INSIDE,),
-    ),
-    Fault(
-        "path/weight-quantisation",
-        "8-bit",
-        "Runs weights of the layers that were rounded to 8 bits in groups of 32.",
-        _plant(_quantised(bits=8, group=32)),
-        (Need.INSIDE,),
-    ),
-    Fault(
-        "path/kv-precision",
-        "fp8",
-        "Stores keys and values in fp8 (e4m3) without scales.",
-        _plant(_lossy_kv),
-        (Need.INSIDE,),
-    ),
-    Fault(
-        "path/prefill-decode",
-        "bf16-attention",
-        "Rounds the attention of single-token steps to bf16, and that of prefill not.",
-        _plant(_rounded_decode),
-        (Need.REFERENCE,),
-    ),
-    Fault(
-        "path/batch-variance",
-        "split-head",
-        "Splits the sum of the output head by the number of rows in the batch, and rounds each part to fp16.",
-        _plant(_split_by_rows),
-        (Need.INSIDE,),
-    ),
-    Fault(
-        "path/nondeterminism",
-        "noise",
-        "Adds a relative error of 1e-4 to all logits, new in every call.",
-        _plant(_noisy),
-        (Need.INSIDE,),
-    ),
-)
+PRECISION_FAULTS: Mapping[str, Plant] = {
+    "path/head-precision:bf16": damaged(_head_in(torch.bfloat16)),
+    "path/body-precision:bf16": damaged(_body_in(torch.bfloat16)),
+    "path/body-precision:fp16": damaged(_body_in(torch.float16)),
+    "path/weight-quantisation:4-bit": damaged(_quantised(bits=4, group=32)),
+    "path/weight-quantisation:8-bit": damaged(_quantised(bits=8, group=32)),
+    "path/kv-precision:fp8": damaged(_lossy_kv),
+    "path/prefill-decode:bf16-attention": damaged(_rounded_decode),
+    "path/batch-variance:split-head": damaged(_split_by_rows),
+    "path/nondeterminism:noise": damaged(_noisy),
+}

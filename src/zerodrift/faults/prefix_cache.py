@@ -4,7 +4,7 @@ The cache holds keys and values of full blocks of prompt tokens, by salt and by 
 A sound cache also asks which weights wrote a block, so that an update makes all of them unknown.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,8 +14,7 @@ from transformers import DynamicCache
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.core.completion import Answer
 from zerodrift.core.request import Request
-from zerodrift.faults.fault import Fault, Need
-from zerodrift.faults.wrapper import FaultyBackend, clone, the_reference
+from zerodrift.faults.wrapper import FaultyBackend, Plant, clone, the_reference
 
 BLOCK = 16
 """Tokens per block, as in vLLM."""
@@ -134,33 +133,11 @@ def _misaligned(keys: torch.Tensor, values: torch.Tensor) -> Pair:
     return keys, values.roll(1, dims=-2)
 
 
-CACHE_FAULTS = (
-    Fault(
-        "path/prefix-cache",
-        "bf16",
-        "Keeps cached prefixes in bf16, so that a warm prompt gives other numbers than a cold one.",
-        lambda engine: PrefixCachingReference(engine, spoil=_through_bf16),
-        (Need.REFERENCE,),
+CACHE_FAULTS: Mapping[str, Plant] = {
+    "path/prefix-cache:bf16": lambda engine: PrefixCachingReference(engine, spoil=_through_bf16),
+    "path/prefix-cache:misaligned": lambda engine: PrefixCachingReference(engine, spoil=_misaligned),
+    "weights/stale-prefix-cache:kept": lambda engine: PrefixCachingReference(engine, outlives_weights=True),
+    "weights/stale-prefix-cache:reset-ignored": lambda engine: PrefixCachingReference(
+        engine, outlives_weights=True, outlives_reset=True
     ),
-    Fault(
-        "path/prefix-cache",
-        "misaligned",
-        "Reads the values of cached blocks one position off their keys.",
-        lambda engine: PrefixCachingReference(engine, spoil=_misaligned),
-        (Need.REFERENCE,),
-    ),
-    Fault(
-        "weights/stale-prefix-cache",
-        "kept",
-        "Reuses prefixes that older weights wrote, until the cache is reset.",
-        lambda engine: PrefixCachingReference(engine, outlives_weights=True),
-        (Need.REFERENCE, Need.SYNC),
-    ),
-    Fault(
-        "weights/stale-prefix-cache",
-        "reset-ignored",
-        "Reuses prefixes that older weights wrote, and a reset of the cache does nothing.",
-        lambda engine: PrefixCachingReference(engine, outlives_weights=True, outlives_reset=True),
-        (Need.REFERENCE, Need.SYNC),
-    ),
-)
+}

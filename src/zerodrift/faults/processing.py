@@ -2,7 +2,7 @@
 
 `zerodrift.sampler.processing` is what the counterfactuals predict with: a bug in it would be in the fault and in its
 explanation alike, and cancel. This is written from the documented meaning of each parameter (`SamplingParams`), in
-fp64, one row and one token at a time, and tests/property/test_faults_processing.py holds the two together.
+fp64, one row and one token at a time, and tests/property/test_sampler.py holds the two together.
 """
 
 import math

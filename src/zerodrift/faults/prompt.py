@@ -4,7 +4,7 @@ A hidden variant claims the ids that were sent; a visible one shows those that i
 it makes of chat messages.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -12,9 +12,8 @@ from zerodrift.backends.base import Backend
 from zerodrift.core.completion import Answer
 from zerodrift.core.errors import CapabilityMissing
 from zerodrift.core.request import Prompt, Request
-from zerodrift.faults.fault import Fault, Need
 from zerodrift.faults.rewriting import rewrite, with_prompt
-from zerodrift.faults.wrapper import FaultyBackend, fact_of, innermost
+from zerodrift.faults.wrapper import FaultyBackend, Plant, fact_of, innermost
 
 Ids = tuple[int, ...]
 
@@ -95,59 +94,13 @@ class OtherTokenizer(FaultyBackend):
         return tuple(token ^ 1 for token in self.inner.tokenize(text))
 
 
-PROMPT_FAULTS = (
-    Fault(
-        "semantic/bos",
-        "doubled",
-        "Puts one more BOS before every prompt, and shows the prompt as it was sent.",
-        lambda engine: _doubled_bos(engine, visible=False),
-        (Need.BOS,),
-    ),
-    Fault(
-        "semantic/bos",
-        "missing",
-        "Takes the BOS off prompts that begin with one, and shows the prompt as it was sent.",
-        _missing_bos,
-        (Need.BOS,),
-    ),
-    Fault(
-        "semantic/bos",
-        "doubled-visible",
-        "Puts one more BOS before every prompt, and shows it.",
-        lambda engine: _doubled_bos(engine, visible=True),
-        (Need.BOS,),
-    ),
-    Fault(
-        "semantic/template",
-        "newline-lost",
-        "Loses the last token of every prompt (a template's newline), and shows the prompt as it was sent.",
-        lambda engine: _lost_end(engine, visible=False),
-    ),
-    Fault(
-        "semantic/template",
-        "newline-lost-visible",
-        "Loses the last token of every prompt (a template's newline), and shows it.",
-        lambda engine: _lost_end(engine, visible=True),
-    ),
-    Fault(
-        "semantic/retokenised",
-        "prompt",
-        "Decodes and encodes every prompt, and shows it as it was sent.",
-        lambda engine: _retokenised(engine, visible=False),
-        (Need.TOKENIZER,),
-    ),
-    Fault(
-        "semantic/retokenised",
-        "prompt-visible",
-        "Decodes and encodes every prompt, and shows the ids that came of it.",
-        lambda engine: _retokenised(engine, visible=True),
-        (Need.TOKENIZER,),
-    ),
-    Fault(
-        "semantic/tokenizer",
-        "another-order",
-        "Makes other ids of text than the model's own tokenizer does.",
-        OtherTokenizer,
-        (Need.TOKENIZER,),
-    ),
-)
+PROMPT_FAULTS: Mapping[str, Plant] = {
+    "semantic/bos:doubled": lambda engine: _doubled_bos(engine, visible=False),
+    "semantic/bos:missing": _missing_bos,
+    "semantic/bos:doubled-visible": lambda engine: _doubled_bos(engine, visible=True),
+    "semantic/template:newline-lost": lambda engine: _lost_end(engine, visible=False),
+    "semantic/template:newline-lost-visible": lambda engine: _lost_end(engine, visible=True),
+    "semantic/retokenised:prompt": lambda engine: _retokenised(engine, visible=False),
+    "semantic/retokenised:prompt-visible": lambda engine: _retokenised(engine, visible=True),
+    "semantic/tokenizer:another-order": OtherTokenizer,
+}

@@ -2,19 +2,22 @@
 
     zerodrift audit … --inject semantic/bos:doubled
 
-The order is the order of planting, innermost first, so that several faults can be planted at once: what changes the
-model comes before what changes updates, and that before what changes requests and answers.
+What each does and needs is said in faults.yaml. Its order is the order of planting, innermost first, so that several can
+be planted at once: what changes the model comes before what changes updates, and that before requests and answers.
 """
 
 import difflib
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
+
+import msgspec
 
 from zerodrift.backends.base import Backend
+from zerodrift.config.document import parse
 from zerodrift.core.errors import InvalidValue
 from zerodrift.faults.after_update import AFTER_UPDATE_FAULTS
 from zerodrift.faults.delivery import DELIVERY_FAULTS
-from zerodrift.faults.fault import Fault
-from zerodrift.faults.other_model import OTHER_MODEL_FAULTS
+from zerodrift.faults.fault import Fault, Need
 from zerodrift.faults.position import POSITION_FAULTS
 from zerodrift.faults.precision import PRECISION_FAULTS
 from zerodrift.faults.prefix_cache import CACHE_FAULTS
@@ -23,23 +26,44 @@ from zerodrift.faults.reporting import REPORTING_FAULTS
 from zerodrift.faults.sampling import SAMPLING_FAULTS
 from zerodrift.faults.streaming import STREAMING_FAULTS
 from zerodrift.faults.trainer import TRAINER_FAULTS
+from zerodrift.faults.wrapper import Plant
 
-FAULTS: Mapping[str, Fault] = {
-    fault.spec: fault
-    for fault in (
-        *PRECISION_FAULTS,
-        *POSITION_FAULTS,
-        *OTHER_MODEL_FAULTS,
-        *AFTER_UPDATE_FAULTS,
-        *CACHE_FAULTS,
-        *DELIVERY_FAULTS,
-        *SAMPLING_FAULTS,
-        *PROMPT_FAULTS,
-        *REPORTING_FAULTS,
-        *STREAMING_FAULTS,
-        *TRAINER_FAULTS,
-    )
+_PLANTS: Mapping[str, Plant] = {
+    **PRECISION_FAULTS,
+    **POSITION_FAULTS,
+    **AFTER_UPDATE_FAULTS,
+    **CACHE_FAULTS,
+    **DELIVERY_FAULTS,
+    **SAMPLING_FAULTS,
+    **PROMPT_FAULTS,
+    **REPORTING_FAULTS,
+    **STREAMING_FAULTS,
+    **TRAINER_FAULTS,
 }
+
+
+class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    does: str
+    needs: tuple[str, ...] = ()
+
+
+def _read() -> dict[str, Fault]:
+    text = (files("zerodrift.faults") / "faults.yaml").read_text(encoding="utf-8")
+    listed = msgspec.convert(parse(text, "faults.yaml"), dict[str, _Said])
+    assert listed.keys() == _PLANTS.keys(), f"said or planted alone: {listed.keys() ^ _PLANTS.keys()}"
+    return {
+        spec: Fault(
+            cause=spec.partition(":")[0],
+            variant=spec.partition(":")[2],
+            message=said.does,
+            plant=_PLANTS[spec],
+            needs=tuple(Need[name.upper().replace("-", "_")] for name in said.needs),
+        )
+        for spec, said in listed.items()
+    }
+
+
+FAULTS: Mapping[str, Fault] = _read()
 
 
 def resolve(spec: str) -> Fault:

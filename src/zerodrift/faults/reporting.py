@@ -1,7 +1,7 @@
 """Faults of the report: the tokens were sampled rightly, and what is said about them is wrong."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -9,9 +9,8 @@ from zerodrift.backends.base import Backend
 from zerodrift.core.completion import Answer, Completion, FinishReason, Problem
 from zerodrift.core.errors import CapabilityMissing, InvalidValue, NonFinite
 from zerodrift.core.request import Request, SamplingParams
-from zerodrift.faults.fault import Fault, Need
 from zerodrift.faults.rewriting import Change, as_requested, restated, rewrite, with_output
-from zerodrift.faults.wrapper import FaultyBackend
+from zerodrift.faults.wrapper import FaultyBackend, Plant
 
 
 class Misreported(FaultyBackend):
@@ -193,73 +192,18 @@ def _plant(change: Change) -> Callable[[Backend], Backend]:
     return lambda engine: Misreported(engine, change)
 
 
-REPORTING_FAULTS = (
-    Fault(
-        "semantic/raw-logprobs",
-        "default",
-        "Reports raw logprobs where processed ones are promised; to be seen at temperatures other than 1.",
-        RawLogprobs,
-        (Need.SCORE, Need.PROCESSING),
+REPORTING_FAULTS: Mapping[str, Plant] = {
+    "semantic/raw-logprobs:default": RawLogprobs,
+    "semantic/off-by-one:shifted-left": _plant(_shifted(1)),
+    "semantic/off-by-one:shifted-right": _plant(_shifted(-1)),
+    "semantic/wrong-token:likeliest": LikeliestInstead,
+    "semantic/nonfinite:nan": lambda engine: OneCorruptSample(engine, math.nan),
+    "semantic/nonfinite:minus-9999": lambda engine: OneCorruptSample(engine, -9999.0),
+    "semantic/nonfinite:null": lambda engine: OneCorruptSample(engine, None),
+    "semantic/eos:no-logprob": _plant(_certain_end),
+    "semantic/eos:dropped": _plant(_without_end),
+    "semantic/misbound-output:swapped": lambda engine: MisboundOutputs(engine, _swapped_pair),
+    "semantic/misbound-output:rotated": lambda engine: MisboundOutputs(
+        engine, lambda index, count: (index - 1) % count
     ),
-    Fault(
-        "semantic/off-by-one",
-        "shifted-left",
-        "Reports for each token the logprob of the next one.",
-        _plant(_shifted(1)),
-    ),
-    Fault(
-        "semantic/off-by-one",
-        "shifted-right",
-        "Reports for each token the logprob of the one before.",
-        _plant(_shifted(-1)),
-    ),
-    Fault(
-        "semantic/wrong-token",
-        "likeliest",
-        "Reports the logprob of the likeliest token in place of the sampled one's.",
-        LikeliestInstead,
-        (Need.TOP_LOGPROBS,),
-    ),
-    Fault(
-        "semantic/nonfinite",
-        "nan",
-        "One sample in every call has a NaN among its logprobs.",
-        lambda engine: OneCorruptSample(engine, math.nan),
-    ),
-    Fault(
-        "semantic/nonfinite",
-        "minus-9999",
-        "One sample in every call has -9999 among its logprobs, as vLLM writes -inf.",
-        lambda engine: OneCorruptSample(engine, -9999.0),
-    ),
-    Fault(
-        "semantic/nonfinite",
-        "null",
-        "One sample in every call has a null among its logprobs.",
-        lambda engine: OneCorruptSample(engine, None),
-    ),
-    Fault(
-        "semantic/eos",
-        "no-logprob",
-        "The stop token carries a logprob of 0, as one does that was appended and never sampled.",
-        _plant(_certain_end),
-    ),
-    Fault(
-        "semantic/eos",
-        "dropped",
-        "The stop token is cut off the output, and the finish reason still says stop.",
-        _plant(_without_end),
-    ),
-    Fault(
-        "semantic/misbound-output",
-        "swapped",
-        "The first two requests of every call get each other's outputs.",
-        lambda engine: MisboundOutputs(engine, _swapped_pair),
-    ),
-    Fault(
-        "semantic/misbound-output",
-        "rotated",
-        "Every request of a call gets the output of the one before it.",
-        lambda engine: MisboundOutputs(engine, lambda index, count: (index - 1) % count),
-    ),
-)
+}

@@ -19,10 +19,9 @@ from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer, Completion
 from zerodrift.core.errors import CapabilityMissing, InvalidValue
 from zerodrift.core.request import Prompt, Request, SamplingParams
-from zerodrift.faults.fault import Fault, Need
 from zerodrift.faults.processing import sampled_logprobs
 from zerodrift.faults.rewriting import as_requested, restated, rewrite
-from zerodrift.faults.wrapper import FaultyBackend, fact_of, innermost
+from zerodrift.faults.wrapper import FaultyBackend, Plant, fact_of, innermost
 
 Parameters = Callable[[SamplingParams], SamplingParams]
 
@@ -204,76 +203,17 @@ def _plant(change: Parameters) -> Callable[[Backend], Backend]:
     return lambda engine: OtherParameters(engine, change)
 
 
-SAMPLING_FAULTS = (
-    Fault(
-        "semantic/temperature",
-        "0.9-instead",
-        "Samples and reports at 0.9 times the requested temperature.",
-        _plant(_heated(0.9)),
-    ),
-    Fault(
-        "semantic/temperature",
-        "ignored",
-        "Samples and reports at temperature 1, whatever was requested.",
-        _plant(_fixed(temperature=1.0)),
-        (Need.PROCESSING,),
-    ),
-    Fault(
-        "semantic/truncation-mass",
-        "top-p-0.95",
-        "Samples with top-p 0.95 and reports logprobs renormalised over the kept tokens.",
-        _plant(_fixed(top_p=0.95)),
-    ),
-    Fault(
-        "semantic/truncation-mass",
-        "top-p-0.95-full-mass",
-        "Samples with top-p 0.95 and reports the logprobs of the untruncated distribution.",
-        lambda engine: BiasedTokens(engine, _fixed(top_p=0.95)),
-        (Need.SCORE,),
-    ),
-    Fault(
-        "semantic/truncation-mass",
-        "top-k-20",
-        "Samples with top-k 20 and reports logprobs renormalised over the kept tokens.",
-        _plant(_fixed(top_k=20)),
-    ),
-    Fault(
-        "semantic/penalty",
-        "repetition-1.05",
-        "Applies a repetition penalty of 1.05.",
-        _plant(_fixed(repetition_penalty=1.05)),
-    ),
-    Fault(
-        "semantic/penalty",
-        "presence-0.5",
-        "Applies a presence penalty of 0.5.",
-        _plant(_fixed(presence_penalty=0.5)),
-    ),
-    Fault(
-        "semantic/penalty",
-        "frequency-0.3",
-        "Applies a frequency penalty of 0.3.",
-        _plant(_fixed(frequency_penalty=0.3)),
-    ),
-    Fault(
-        "semantic/logit-bias",
-        "five-tokens",
-        "Adds 2 to the logits of the five tokens that the engine says most.",
-        _biased,
-    ),
-    Fault(
-        "semantic/generation-config",
-        "default",
-        "Fills in the sampling defaults of the model's generation_config.json.",
-        _with_defaults,
-        (Need.GENERATION_DEFAULTS,),
-    ),
-    Fault("semantic/seed", "shared", "Uses one noise for all samples of a request.", SharedNoise),
-    Fault(
-        "semantic/sampling-bias",
-        "hotter-1.2",
-        "Samples at 1.2 times the requested temperature and reports the logprobs of the requested one.",
-        lambda engine: BiasedTokens(engine, _heated(1.2), hotter=1.2),
-        (Need.SCORE,),
-    ),
-)
+SAMPLING_FAULTS: Mapping[str, Plant] = {
+    "semantic/temperature:0.9-instead": _plant(_heated(0.9)),
+    "semantic/temperature:ignored": _plant(_fixed(temperature=1.0)),
+    "semantic/truncation-mass:top-p-0.95": _plant(_fixed(top_p=0.95)),
+    "semantic/truncation-mass:top-p-0.95-full-mass": lambda engine: BiasedTokens(engine, _fixed(top_p=0.95)),
+    "semantic/truncation-mass:top-k-20": _plant(_fixed(top_k=20)),
+    "semantic/penalty:repetition-1.05": _plant(_fixed(repetition_penalty=1.05)),
+    "semantic/penalty:presence-0.5": _plant(_fixed(presence_penalty=0.5)),
+    "semantic/penalty:frequency-0.3": _plant(_fixed(frequency_penalty=0.3)),
+    "semantic/logit-bias:five-tokens": _biased,
+    "semantic/generation-config:default": _with_defaults,
+    "semantic/seed:shared": SharedNoise,
+    "semantic/sampling-bias:hotter-1.2": lambda engine: BiasedTokens(engine, _heated(1.2), hotter=1.2),
+}

@@ -1,6 +1,6 @@
 """Faults of the stream: what comes whole is right, and what a trainer's client puts together from deltas is not."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -8,9 +8,8 @@ from zerodrift.backends.base import Backend
 from zerodrift.core.completion import Answer, Completion, Problem
 from zerodrift.core.errors import InvalidCompletion
 from zerodrift.core.request import Request
-from zerodrift.faults.fault import Fault, Need
 from zerodrift.faults.rewriting import rewrite, with_output
-from zerodrift.faults.wrapper import FaultyBackend
+from zerodrift.faults.wrapper import FaultyBackend, Plant
 
 
 class LosingStream(FaultyBackend):
@@ -69,26 +68,8 @@ def _one_late(completion: Completion) -> Completion:
     )
 
 
-STREAMING_FAULTS = (
-    Fault(
-        "semantic/streaming",
-        "chunk-lost",
-        "One piece of every stream is lost, with its token and its logprob.",
-        lambda engine: LosingStream(engine, _without_a_piece),
-        (Need.STREAM,),
-    ),
-    Fault(
-        "semantic/streaming",
-        "logprobs-one-late",
-        "Every piece of a stream but the first carries the logprob of the piece before it.",
-        lambda engine: LosingStream(engine, _one_late),
-        (Need.STREAM,),
-    ),
-    Fault(
-        "semantic/streaming",
-        "logprobs-lost",
-        "Streams send two tokens in a piece, with the logprob of the first alone.",
-        StreamWithoutLogprobs,
-        (Need.STREAM,),
-    ),
-)
+STREAMING_FAULTS: Mapping[str, Plant] = {
+    "semantic/streaming:chunk-lost": lambda engine: LosingStream(engine, _without_a_piece),
+    "semantic/streaming:logprobs-one-late": lambda engine: LosingStream(engine, _one_late),
+    "semantic/streaming:logprobs-lost": StreamWithoutLogprobs,
+}

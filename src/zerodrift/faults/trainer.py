@@ -4,13 +4,13 @@ Each is a `Scorer` over a transformers causal LM, which is shared and not change
 tokens, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from zerodrift.core.errors import InvalidValue
-from zerodrift.faults.fault import Fault
+from zerodrift.faults.wrapper import Plant
 
 Forward = Callable[[Any, Sequence[Sequence[int]]], Iterator[torch.Tensor]]
 """(model, sequences) to the logits [T, V] of each sequence, one row per token."""
@@ -96,30 +96,10 @@ def _plant(forward: Forward) -> Callable[[Any], FaultyScorer]:
     return lambda model: FaultyScorer(model, forward)
 
 
-TRAINER_FAULTS = (
-    Fault(
-        "trainer/packing",
-        "leak",
-        "Packs sequences into one row without a mask between them.",
-        _plant(_packed),
-    ),
-    Fault("trainer/autocast", "bf16", "Runs the forward under bf16 autocast.", _plant(_autocast)),
-    Fault(
-        "trainer/micro-batch",
-        "left-padding",
-        "Pads micro-batches of four on the left and passes no attention mask.",
-        _plant(_left_padded),
-    ),
-    Fault(
-        "trainer/positions",
-        "gap",
-        "Leaves a gap of 16 positions after the eighth token, as padding between prompt and output does.",
-        _plant(_positioned(lambda index: index + 16 * (index >= 8))),
-    ),
-    Fault(
-        "trainer/positions",
-        "restart",
-        "Counts positions from 0 again every 16 tokens.",
-        _plant(_positioned(lambda index: index % 16)),
-    ),
-)
+TRAINER_FAULTS: Mapping[str, Plant] = {
+    "trainer/packing:leak": _plant(_packed),
+    "trainer/autocast:bf16": _plant(_autocast),
+    "trainer/micro-batch:left-padding": _plant(_left_padded),
+    "trainer/positions:gap": _plant(_positioned(lambda index: index + 16 * (index >= 8))),
+    "trainer/positions:restart": _plant(_positioned(lambda index: index % 16)),
+}

@@ -4,7 +4,7 @@ The engine that was handed in is never changed by planting a fault; what must be
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +14,9 @@ from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer, EngineFingerprint
 from zerodrift.core.request import Request
 from zerodrift.core.version import WeightVersion
+
+Plant = Callable[[Any], Any]
+"""Backend to Backend; for a fault of the trainer, a transformers model to a Scorer."""
 
 
 class FaultyBackend:

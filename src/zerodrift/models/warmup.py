@@ -42,15 +42,6 @@ def warm_up(model: PreTrainedModel, tokenizer: Any, steps: int = _STEPS) -> list
     return losses
 
 
-def accuracy(model: PreTrainedModel, tokenizer: Any) -> float:
-    """Fraction of the hundred sums of which every answer token, EOS included, is the likeliest."""
-    ids_NT, labels_NT = _examples(tokenizer)
-    with torch.no_grad():
-        predicted_NT = model(ids_NT).logits[:, :-1].argmax(-1)
-    right_NT = (predicted_NT == labels_NT[:, 1:]) | (labels_NT[:, 1:] == _IGNORED)
-    return float(right_NT.all(-1).double().mean())
-
-
 def _examples(tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and labels, padded on the right with EOS, where no label lies and nothing looks back from."""
     rows = []

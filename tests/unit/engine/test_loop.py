@@ -9,11 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
+from tests.unit.engine.support import PROMPT, Make, bits, changed, seeded
 
 from zerodrift.core.completion import FinishReason
 from zerodrift.core.errors import (
@@ -23,28 +23,14 @@ from zerodrift.core.errors import (
     InvalidPrompt,
     InvalidSampling,
     InvariantBroken,
-    ModelError,
     OutOfBlocks,
     QueueFull,
     UnknownRequest,
 )
-from zerodrift.core.request import SamplingParams
 from zerodrift.engine import weights as engine_weights
 from zerodrift.engine.engine import Engine
 from zerodrift.engine.handle import RequestHandle
 from zerodrift.engine.loop import EngineLoop
-from zerodrift.engine.output import Output, SampleUpdate
-
-Make = Callable[..., Engine]
-PROMPT = [5, 6, 7, 8, 9, 10]
-
-
-def seeded(**settings: Any) -> SamplingParams:
-    return SamplingParams(**{"seed": 1, "max_tokens": 6, "ignore_eos": True, **settings})
-
-
-def bits(output: Output) -> tuple[object, ...]:
-    return output.token_ids, output.logprobs, output.finish_reason
 
 
 @pytest.fixture
@@ -59,30 +45,6 @@ def no_thread_is_left() -> Iterator[None]:
     before = threading.active_count()
     yield
     assert threading.active_count() == before
-
-
-def test_updates_joined_are_the_output(engine: Engine) -> None:
-    expected = [
-        bits(output) for prompt in (PROMPT, [1, 2]) for output in engine.generate(prompt, seeded(n=2))
-    ]
-    with EngineLoop(engine) as loop:
-        handles = [loop.submit(prompt, seeded(n=2)) for prompt in (PROMPT, [1, 2])]
-        streamed = [list(handle) for handle in handles]
-        found = [output for handle in handles for output in handle.result()]
-    assert [bits(output) for output in found] == expected
-    for updates, handle in zip(streamed, handles, strict=True):
-        for output in handle.result():
-            mine = [update for update in updates if update.sample_index == output.sample_index]
-            assert tuple(token for update in mine for token in update.token_ids) == output.token_ids
-            assert tuple(value for update in mine for value in update.logprobs) == output.logprobs
-            assert [update.output for update in mine] == [None] * (len(mine) - 1) + [output]
-    assert [list(handle) for handle in handles] == [[], []], "the end stays the end"
-
-
-def test_text_is_streamed(with_text: Engine) -> None:
-    (whole,) = with_text.generate("3+4=", seeded(max_tokens=20))
-    with EngineLoop(with_text) as loop:
-        assert "".join(update.text for update in loop.submit("3+4=", seeded(max_tokens=20))) == whole.text
 
 
 @pytest.mark.parametrize(
@@ -142,6 +104,7 @@ def test_an_aborted_request_keeps_what_it_has(loop: EngineLoop) -> None:
     updates = [*begun, *handle]
     (output,) = handle.result()
     assert output.finish_reason is FinishReason.ABORT
+    assert list(handle) == [], "the end stays the end"
     assert tuple(token for update in updates for token in update.token_ids) == output.token_ids
     handle.abort()
     with pytest.raises(UnknownRequest):
@@ -238,13 +201,6 @@ def test_an_abort_that_overtakes_its_request_is_kept(loop: EngineLoop) -> None:
     assert len(loop.submit(PROMPT, seeded(), request_id="mine").result()[0].token_ids) == 6
 
 
-def test_callbacks_get_every_update(loop: EngineLoop) -> None:
-    got: list[SampleUpdate] = []
-    handle = loop.submit(PROMPT, seeded(), on_update=got.append)  # type: ignore[arg-type]
-    (output,) = handle.result()
-    assert tuple(token for update in got for token in update.token_ids) == output.token_ids
-
-
 def test_updates_that_go_to_a_callback_cannot_be_iterated_over(loop: EngineLoop) -> None:
     loop.pause()
     handle = loop.submit(PROMPT, seeded(), on_update=lambda _: None)
@@ -297,25 +253,13 @@ def test_a_callback_may_submit(loop: EngineLoop) -> None:
     assert followed[0][0].result()[0].problem is None
 
 
-def test_weights_change_between_two_steps(loop: EngineLoop) -> None:
-    handle = loop.submit(PROMPT, seeded(max_tokens=60))
-    next(handle)
-    old = loop.engine.version
-    new = loop.swap_weights({name: t * 1.25 for name, t in loop.engine.model.state_dict().items()}, "b")
-    (output,) = handle.result()
-    assert [span.version for span in output.versions] == [old, new]
-    with pytest.raises(ModelError):
-        loop.swap_weights({"x": torch.zeros(1)}, "c")
-    assert loop.submit(PROMPT, seeded()).result()[0].versions[0].version == new
-
-
 def test_weights_that_run_are_held_on_to_between_two_steps(loop: EngineLoop) -> None:
     handle = loop.submit(PROMPT, seeded(max_tokens=80))
     next(handle)
     initial = loop.retain_weights()
     assert initial.version == loop.engine.version
     before = bits(loop.submit([1, 2], seeded()).result()[0])
-    loop.swap_weights({name: t * 1.25 for name, t in loop.engine.model.state_dict().items()}, "b")
+    loop.swap_weights(changed(loop.engine), "b")
     assert bits(loop.submit([1, 2], seeded()).result()[0]) != before
     assert loop.swap_weights(initial) == initial.version
     assert bits(loop.submit([1, 2], seeded()).result()[0]) == before
@@ -335,7 +279,7 @@ def test_steps_go_on_while_weights_are_staged(loop: EngineLoop, monkeypatch: pyt
     handle = loop.submit(PROMPT, seeded(max_tokens=80))
     next(handle)
     monkeypatch.setattr(engine_weights, "version_of", waits)
-    loop.swap_weights({name: t * 1.25 for name, t in loop.engine.model.state_dict().items()}, "b")
+    loop.swap_weights(changed(loop.engine), "b")
     assert staged == [False]
     (output,) = handle.result()
     assert len(output.versions) == 2

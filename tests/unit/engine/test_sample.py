@@ -3,7 +3,7 @@ import pytest
 from zerodrift.core.completion import FinishReason
 from zerodrift.core.errors import InvariantBroken
 from zerodrift.core.request import SamplingParams
-from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
+from zerodrift.core.version import LineageSegment, WeightVersion
 from zerodrift.engine.plan import Drawn
 from zerodrift.engine.sample import Phase, Sample, ended_by_tokens, expand
 
@@ -51,17 +51,6 @@ def test_a_token_is_drawn_only_when_all_others_are_forwarded() -> None:
     one.write(2, OLD)
     with pytest.raises(InvariantBroken, match="1 still to be forwarded"):
         one.append(drawn(4), OLD)
-
-
-def test_versions_and_lineage_follow_a_swap_that_keeps_kv() -> None:
-    one = sample()
-    one.write(3, OLD)
-    assert one.lineage == ()
-    one.append(drawn(4), OLD)
-    one.write(4, NEW)
-    one.append(drawn(5), NEW)
-    assert one.versions == (VersionSpan(OLD, 0, 1), VersionSpan(NEW, 1, 2))
-    assert one.lineage == (LineageSegment(OLD, 0, 3), LineageSegment(NEW, 3, 4))
 
 
 def test_lineage_is_that_of_the_last_token_even_when_its_kv_is_forgotten() -> None:

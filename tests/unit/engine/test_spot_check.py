@@ -5,20 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.engine.support import PROMPT, Make, changed, finished, seeded
 
 from zerodrift.core.errors import BitsDiffer, InvalidValue
-from zerodrift.core.request import SamplingParams
 from zerodrift.engine.engine import Engine
-from zerodrift.engine.loop import EngineLoop
 from zerodrift.exact.ops.cpu.op_set import CpuOps
 
-Make = Callable[..., Engine]
-PROMPT = [5, 6, 7, 8, 9, 10]
 LAST_BITS = 1 + 2.0**-20
-
-
-def seeded(**settings: Any) -> SamplingParams:
-    return SamplingParams(**{"seed": 1, "max_tokens": 6, "ignore_eos": True, **settings})
 
 
 def counts(engine: Engine) -> tuple[int, int]:
@@ -67,9 +60,8 @@ def test_a_swap_in_flight(engine_of: Make, kv: str, expected: tuple[int, int]) -
     engine.add_request(PROMPT, seeded(max_tokens=12))
     for _ in range(3):
         engine.step()
-    engine.swap_weights({name: t * 1.25 for name, t in engine.model.state_dict().items()}, "b", kv=kv)
-    while engine.has_unfinished:
-        engine.step()
+    engine.swap_weights(changed(engine), "b", kv=kv)
+    finished(engine)
     assert counts(engine) == expected
 
 
@@ -79,9 +71,8 @@ def test_kept_kv_stays_unchecked_though_it_was_recomputed_later(engine_of: Make)
     for kv in ("keep", "recompute"):
         engine.step()
         engine.step()
-        engine.swap_weights({name: t * 1.1 for name, t in engine.model.state_dict().items()}, kv, kv=kv)
-    while engine.has_unfinished:
-        engine.step()
+        engine.swap_weights(changed(engine, 1.1), kv, kv=kv)
+    finished(engine)
     assert counts(engine) == (0, 1)
 
 
@@ -130,16 +121,3 @@ def test_it_takes_its_turn(engine_of: Make, monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_it_nothing_is_seen(engine_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, lambda q, step: len(q) == 1)
     assert engine_of(logprob_check_interval=0).generate(PROMPT, seeded())[0].problem is None
-
-
-def test_everybody_who_waits_is_told(engine_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, lambda q, step: len(q) == 2)
-    with EngineLoop(engine_of(logprob_check_interval=1)) as loop:
-        loop.pause()
-        handles = [loop.submit(prompt, seeded(max_tokens=tokens)) for prompt, tokens in (([1], 4), ([2], 60))]
-        loop.resume()
-        for handle in handles:
-            with pytest.raises(BitsDiffer):
-                handle.result()
-        with pytest.raises(BitsDiffer):
-            loop.submit(PROMPT)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.engine.support import Make, changed, ended, finished
 
 from zerodrift.core.errors import (
     DigestMismatch,
@@ -18,19 +19,9 @@ from zerodrift.core.errors import (
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.engine import Engine
-from zerodrift.engine.output import Output, SampleUpdate
 
-Make = Callable[..., Engine]
 PROMPT = [5, 6, 7, 8, 9]
 PARAMS = SamplingParams(seed=3, max_tokens=8, ignore_eos=True)
-
-
-def ended(updates: list[SampleUpdate]) -> list[Output]:
-    return [update.output for update in updates if update.output is not None]
-
-
-def changed(engine: Engine) -> dict[str, torch.Tensor]:
-    return {name: tensor * 1.25 for name, tensor in engine.model.state_dict().items()}
 
 
 def bits(engine: Engine) -> tuple[float, ...]:
@@ -40,24 +31,19 @@ def bits(engine: Engine) -> tuple[float, ...]:
 def test_there_and_back_again(engine_of: Make) -> None:
     engine = engine_of()
     first, state, label = bits(engine), copy.deepcopy(engine.model.state_dict()), engine.version
+    (before,) = engine.generate(PROMPT, PARAMS)
     new = engine.swap_weights(changed(engine), "step 1")
     assert (new.label, new) == ("step 1", engine.version)
-    second = bits(engine)
-    assert second != first
+    (after,) = engine.generate(PROMPT, PARAMS)
+    assert after.logprobs != first
+    assert after.fingerprint != before.fingerprint
+    assert after.numeric == before.numeric
     back = engine.swap_weights(state, "step 2")
     assert back.digest == label.digest
     (output,) = engine.generate(PROMPT, PARAMS)
     assert output.logprobs == first
     assert output.cached_tokens == 4, "what the old weights left in the cache is valid again"
     assert output.versions[0].version == back
-
-
-def test_outputs_after_a_swap_carry_a_fingerprint_of_their_own(engine: Engine) -> None:
-    (before,) = engine.generate(PROMPT, PARAMS)
-    engine.swap_weights(changed(engine), "b")
-    (after,) = engine.generate(PROMPT, PARAMS)
-    assert before.fingerprint != after.fingerprint
-    assert before.numeric == after.numeric
 
 
 @pytest.mark.parametrize("kv", ["recompute", "keep"])
@@ -68,10 +54,7 @@ def test_every_token_knows_its_weights(engine_of: Make, kv: str) -> None:
     for _ in range(3):
         engine.step()
     new = engine.swap_weights(changed(engine), "b", kv=kv)
-    outputs = []
-    while engine.has_unfinished:
-        outputs += ended(engine.step())
-    (output,) = outputs
+    (output,) = finished(engine)
     assert [(span.version, span.start, span.end) for span in output.versions] == [(old, 0, 3), (new, 3, 8)]
     # Two tokens were forwarded before the swap: the third was drawn and waited for its forward.
     expected = [(new, 0, 12)] if kv == "recompute" else [(old, 0, 7), (new, 7, 12)]
@@ -89,8 +72,7 @@ def _kept(engine: Engine, company: int) -> tuple[tuple[float, ...], object]:
     while len(sample.output) < 3:
         outputs += ended(engine.step())
     engine.swap_weights(changed(engine), "b", kv="keep")
-    while engine.has_unfinished:
-        outputs += ended(engine.step())
+    outputs += finished(engine)
     (output,) = [each for each in outputs if each.request_id == name]
     return output.logprobs, output.lineage
 
@@ -190,22 +172,6 @@ def test_a_swap_that_is_interrupted_halfway_stops_the_engine(
         bits(engine)
 
 
-def _missing(state: dict[str, torch.Tensor]) -> None:
-    del state["lm_head.weight"]
-
-
-def _extra(state: dict[str, torch.Tensor]) -> None:
-    state["x"] = torch.zeros(1)
-
-
-def _shape(state: dict[str, torch.Tensor]) -> None:
-    state["lm_head.weight"] = state["lm_head.weight"][:3]
-
-
-def _dtype(state: dict[str, torch.Tensor]) -> None:
-    state["lm_head.weight"] = state["lm_head.weight"].double()
-
-
 def _nan(state: dict[str, torch.Tensor]) -> None:
     state["lm_head.weight"][0, 0] = torch.nan
 
@@ -216,23 +182,23 @@ def _overflow(state: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "error", "says"),
+    ("damage", "error"),
     [
-        (_missing, ModelError, r"the new weights lack lm_head.weight; give"),
-        (_extra, ModelError, "have unknown x"),
-        (_shape, ModelError, r"the new lm_head.weight is \[3, 32\]"),
-        (_dtype, ModelError, "torch.float64, but the model has"),
-        (_nan, NonFinite, "the new lm_head.weight holds NaN"),
-        (_overflow, NonFinite, "non-finite logits; the old ones stay"),
+        (lambda state: state.pop("lm_head.weight"), ModelError),
+        (lambda state: state.update(x=torch.zeros(1)), ModelError),
+        (lambda state: state.update({"lm_head.weight": state["lm_head.weight"][:3]}), ModelError),
+        (lambda state: state.update({"lm_head.weight": state["lm_head.weight"].double()}), ModelError),
+        (_nan, NonFinite),
+        (_overflow, NonFinite),
     ],
 )
 def test_what_is_wrong_changes_nothing(
-    engine: Engine, damage: Callable[[dict[str, torch.Tensor]], None], error: type[ZerodriftError], says: str
+    engine: Engine, damage: Callable[[dict[str, torch.Tensor]], None], error: type[ZerodriftError]
 ) -> None:
     before, version = bits(engine), engine.version
     state = changed(engine)
     damage(state)
-    with pytest.raises(error, match=says):
+    with pytest.raises(error):
         engine.swap_weights(state, "bad")
     engine.reset_cache()
     assert engine.version is version

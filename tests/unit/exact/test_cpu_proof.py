@@ -11,7 +11,7 @@ from zerodrift.exact import probe
 from zerodrift.exact.ops.cpu import blocks, proof
 from zerodrift.exact.ops.cpu.linear import pack
 from zerodrift.exact.ops.cpu.op_set import CpuOps
-from zerodrift.exact.ops.interface import HeadShape, Parts, Segments
+from zerodrift.exact.ops.interface import HeadShape, Parts, RowOp, Segments
 
 real_scores, real_sums, real_linear = blocks.scores, blocks.sums_by_block, proof.linear
 
@@ -139,7 +139,7 @@ def test_an_op_on_rows_is_asked_about_the_rows_that_come(outputs: int, inputs: i
         return rows * (1 + (len(rows) == 37))
 
     ops, packed = CpuOps(), pack(torch.randn(outputs, inputs))
-    ops.prove(Parts([(packed, None)], 16, {"activation": (op, 24), "norm of 16": (op, 16)}))
+    ops.prove(Parts([(packed, None)], 16, {"activation": RowOp(op, 24), "norm of 16": RowOp(op, 16)}))
     for tokens in (1, 36, 38, 300):
         ops.linear(torch.randn(tokens, inputs), packed, None)
     with pytest.raises(Unproven, match="activation over 24"):
@@ -156,7 +156,7 @@ def test_rows_of_heads_are_asked_about_where_a_single_kv_head_is_as_wide() -> No
         return rows * (1 + (len(rows) == 148))
 
     ops, packed = CpuOps(), pack(torch.randn(16, 6))
-    ops.prove(Parts([(packed, None)], 16, {"norm of 16": (op, 16)}))
+    ops.prove(Parts([(packed, None)], 16, {"norm of 16": RowOp(op, 16)}))
     ops.linear(torch.randn(37, 6), packed, None)
     q, kv = torch.randn(37, 4, 16), torch.randn(37, 1, 16)
     with pytest.raises(Unproven, match="norm of 16"):
@@ -168,7 +168,7 @@ def test_many_rows_are_asked_about_by_their_number(rows: int) -> None:
     def op(given: torch.Tensor) -> torch.Tensor:
         return given * (1 + (len(given) == 2**16 + 64))
 
-    proofs = proof.RowProofs({"norm": (op, 32)})
+    proofs = proof.RowProofs({"norm": RowOp(op, 32)})
     if rows == 2**16:
         proofs.require(32, rows)
     else:
@@ -178,7 +178,7 @@ def test_many_rows_are_asked_about_by_their_number(rows: int) -> None:
 
 def test_a_norm_may_be_trained_between_two_questions() -> None:
     norm = torch.nn.RMSNorm(16)
-    rows = proof.RowProofs({"norm": (norm.forward, 16)})
+    rows = proof.RowProofs({"norm": RowOp(norm.forward, 16)})
     rows.require(16, 5)
     with torch.no_grad():
         norm.weight += 1

@@ -4,7 +4,6 @@ import sys
 import pytest
 
 import zerodrift.models
-from zerodrift.core.errors import MissingExtra
 
 CHECK = """
 import sys
@@ -48,15 +47,6 @@ def test_public_names_stay_functions_whatever_is_imported():
 def test_an_unknown_name():
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
         zerodrift.models.lod  # noqa: B018
-
-
-def test_a_missing_extra_is_named(monkeypatch, tmp_path):
-    (tmp_path / "needs_torch.py").write_text("import torch")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setitem(zerodrift.models._EXPORTS, "load", "needs_torch")
-    with pytest.raises(MissingExtra):
-        zerodrift.models.load  # noqa: B018
 
 
 def test_a_bug_of_our_own_is_not_called_a_missing_extra(monkeypatch):

@@ -42,8 +42,16 @@ class Query(NamedTuple):
         return self.first + self.end - self.begin - 1
 
 
-RowOps = Mapping[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]]
-"""Ops that work on rows of so many columns and are used as they are."""
+class RowOp(NamedTuple):
+    """An op that works on rows and is used as it is."""
+
+    compute: Callable[[torch.Tensor], torch.Tensor]
+    columns: int
+    dtype: torch.dtype | None = None
+    """Of its rows; None where they are the parameters'."""
+
+
+RowOps = Mapping[str, RowOp]
 
 
 class Parts(NamedTuple):

@@ -70,7 +70,7 @@ class RowProofs:
 
     def __init__(self, row_ops: RowOps) -> None:
         self._ops: dict[int, list[tuple[str, probe.Rows]]] = {}
-        for name, (op, columns) in row_ops.items():
+        for name, (op, columns, _) in row_ops.items():
             # A copy: the weights of the model's own norms may be trained while their bits are remembered here.
             self._ops.setdefault(columns, []).append((name, copy.deepcopy(op)))
         self._references: dict[tuple[str, int], probe.Reference] = {}

@@ -57,16 +57,20 @@ class CudaOps:
             if (key := ("attention", size, parts.group, window)) not in self._proven:
                 prove_attention(self, size, parts.group, window)
                 self._proven.add(key)
-        prove_draws(parts.row_ops["log-softmax"][1])
+        prove_draws(parts.row_ops["log-softmax"].columns)
         for weight_NK, bias_N in () if "linear" in self.plain else parts.linears:
             self._prove_linear(weight_NK, bias_N)
-        for name, (op, columns) in parts.row_ops.items():
+        for name, op in parts.row_ops.items():
             if name.startswith("norm") and "norm" in self.plain:
                 continue
-            dtype = torch.float32 if "softmax" in name else self.dtypes[0]
             # A row of a vocabulary takes milliseconds: fewer of them.
-            counts = (1, 2, 3, 8, 17) if columns > 2**14 else (*probe.COUNTS, 200)
-            probe.require(lambda x, op=op, dtype=dtype: op(x.to("cuda", dtype)), columns, name, counts)  # type: ignore[misc]
+            counts = (1, 2, 3, 8, 17) if op.columns > 2**14 else (*probe.COUNTS, 200)
+            probe.require(
+                lambda x, op=op: op.compute(x.to("cuda", op.dtype or self.dtypes[0])),  # type: ignore[misc]
+                op.columns,
+                name,
+                counts,
+            )
 
     def _prove_linear(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> None:
         """In fp32, where no rounding hides a difference, over all tiles. A shape is asked about once."""
