@@ -65,7 +65,7 @@ class Audit(AuditSetup):
             )
         self.progress.stage("floor")
         floor = self._floor(observed)
-        gates = gates_for(self.validation.gate_for(self.precision), floor, self.validation.own_gates)
+        gates = self._gates(floor)
         measurements = self._measure(observed)
         table = tabulate(measurements, floor)
         numbers, drawn = parity(table, gates, rng), samples(table, greedy=self.sampling.greedy)
@@ -134,8 +134,18 @@ class Audit(AuditSetup):
         return [contract(rollouts, self.engine.name, facts, self.sources), same], rollouts
 
     def _floor(self, observed: Sequence[Observed]) -> Floor:
-        passages = [item.passage for item in some_of(observed)]
-        return measure_floor(self.reference.model, passages, ROUNDED_IN[self.precision])
+        some = some_of(observed)
+        return measure_floor(
+            self.reference.model,
+            [item.passage for item in some],
+            ROUNDED_IN[self.precision],
+            sampled_with=[item.requested for item in some],
+        )
+
+    def _gates(self, floor: Floor) -> Gates:
+        asked = self.validation
+        cap = math.inf if asked.tolerance is None else asked.tolerance
+        return gates_for(asked.gate_for(self.precision), floor, asked.own_gates, cap)
 
     def _measure(self, observed: Sequence[Observed]) -> Sequence[Measurement]:
         self.progress.stage("score")

@@ -99,6 +99,9 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
             served = ServedModel(str(checkpoint or spec), self.config.model.dtype)
             with open_engine(self.config.engine, served, self.directory) as opened:
                 engine = opened if self.wrap is None else self.wrap(opened)
+                precision = self.config.validation.precision or precision_of(engine.fingerprint())
+                # Gates that cannot go together are refused before anything is asked.
+                self.config.validation.gate_for(precision)
                 chosen = self._prompts(reference, engine.max_model_len, posed)
                 audit = Audit(
                     engine=engine,
@@ -112,7 +115,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
                         self.config.sampling_defaults.params(), max_tokens=self.config.validation.max_tokens
                     ),
                     validation=self.config.validation,
-                    precision=self.config.validation.precision or precision_of(engine.fingerprint()),
+                    precision=precision,
                     directory=self.directory,
                     checkpoint=checkpoint if self.sync else None,
                     resets_cache=self.resets_cache,

@@ -11,9 +11,18 @@ def test_gates_come_from_the_precision(precision: Precision) -> None:
 
 
 def test_gates_of_ones_own_replace_those_of_the_precision_one_by_one() -> None:
-    gate = ValidationConfig(gates=GateConfig(mean_abs=0.5, p90_abs=0.9)).gate_for(Precision.BF16)
-    assert (gate.mean_abs, gate.p90_abs) == (0.5, 0.9)
+    gate = ValidationConfig(gates=GateConfig(mean_abs=0.02, p90_abs=0.1)).gate_for(Precision.BF16)
+    assert (gate.mean_abs, gate.p90_abs) == (0.02, 0.1)
     assert gate.k3 == PROFILES[Precision.BF16].gate.k3
+
+
+@pytest.mark.parametrize("loose", [{"mean_abs": 0.5}, {"p90_abs": 0.9}])
+def test_a_gate_of_ones_own_that_would_never_decide_is_refused(loose: dict[str, float]) -> None:
+    """With the profile's k3 in force, a run with half of that |Δ| would fail by k3, whatever was set."""
+    with pytest.raises(InvalidValue):
+        ValidationConfig(gates=GateConfig(**loose)).gate_for(Precision.BF16)
+    gate = ValidationConfig(gates=GateConfig(**loose, k3=0.5)).gate_for(Precision.BF16)
+    assert gate.k3 == 0.5
 
 
 @pytest.mark.parametrize(("tolerance", "k3"), [(1e-3, 1e-3), (1.0, 2e-3), (None, 2e-3)])
