@@ -8,6 +8,7 @@ scored is what is compared: logits are divided by the temperature of the request
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 
@@ -80,15 +81,26 @@ def measure_floor(
     `sampled_with` are the parameters of each, of which the temperature counts; without them it is 1.
     """
     temperatures = [1.0 if params.greedy else params.temperature for params in sampled_with]
-    temperatures = temperatures or [1.0] * len(sequences)
-    exact = _score(Teacher(model, layout=Layout.PADDED), sequences, temperatures)
+    scales = [temperatures or [1.0] * len(sequences)]
+    if any(temperature != 1 for temperature in temperatures):
+        scales.append([1.0] * len(sequences))
+    exact = _score(Teacher(model, layout=Layout.PADDED), sequences, scales)
     teachers = equivalent_teachers(model, precision)[:most_variants]
-    deviations = np.stack([_score(teacher, sequences, temperatures) - exact for teacher in teachers])
+    variants_of = [_score(teacher, sequences, scales) for teacher in teachers]
+    shaped, *plain = (
+        _floor(precision, own, np.stack([scores[number] for scores in variants_of]))
+        for number, own in enumerate(exact)
+    )
+    return msgspec.structs.replace(shaped, unshaped=plain[0]) if plain else shaped
+
+
+def _floor(precision: str, exact: Floats, told: Floats) -> Floor:
+    deviations = told - exact
     per_token = np.sqrt((deviations**2).mean(axis=0))
     groups = equal_groups(exact, BINS)
     return Floor(
         precision=precision,
-        num_variants=len(teachers),
+        num_variants=len(told),
         num_tokens=len(exact),
         mean=float(np.abs(deviations).mean()),
         p90=float(np.quantile(np.abs(deviations), 0.9)),
@@ -99,12 +111,14 @@ def measure_floor(
     )
 
 
-def _score(teacher: Teacher, sequences: Sequence[Passage], temperatures: Sequence[float]) -> Floats:
+def _score(teacher: Teacher, sequences: Sequence[Passage], scales: Sequence[Sequence[float]]) -> list[Floats]:
+    """Logprobs of all tokens end to end, once for each list of temperatures, from one forward."""
     ids, starts = [item.ids for item in sequences], [item.start for item in sequences]
-    scores: list[list[torch.Tensor]] = [[] for _ in sequences]
+    scores: list[list[list[torch.Tensor]]] = [[[] for _ in sequences] for _ in scales]
     for rows in teacher.logit_rows(ids, starts):
         first = starts[rows.sequence] + rows.begin
         wide_TV = rows.logits_TV if rows.logits_TV.dtype is torch.float64 else rows.logits_TV.float()
         tokens = ids[rows.sequence][first : first + len(wide_TV)]
-        scores[rows.sequence].append(entries(wide_TV / temperatures[rows.sequence], tokens))
-    return torch.cat([part for parts in scores for part in parts]).double().numpy()
+        for kept, temperatures in zip(scores, scales, strict=True):
+            kept[rows.sequence].append(entries(wide_TV / temperatures[rows.sequence], tokens))
+    return [torch.cat([part for parts in kept for part in parts]).double().numpy() for kept in scores]

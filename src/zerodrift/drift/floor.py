@@ -26,6 +26,8 @@ class Floor(msgspec.Struct, frozen=True):
     sigmas: tuple[float, ...]
     k3: float = 0.0
     """Mean of exp(d) - 1 - d over the deviations d: about d²/2, and more where they have tails."""
+    unshaped: "Floor | None" = None
+    """The floor at temperature 1, of what is scored or asked so; None where this is it."""
 
     def sigma(self, logprobs: Floats) -> Floats:
         """Rounding scale of tokens with these logprobs; one that was excluded (−inf) has that of a rare token."""

@@ -204,6 +204,7 @@ def test_few_tokens_are_inconclusive_and_every_question_is_listed(
         "prefill-decode",
         "self-consistency",
         "given-tokens",
+        "return",
     ]
     assert probe(audited, "contract").status is Outcome.PASS
     assert probe(audited, "parity").vacuous
@@ -464,4 +465,4 @@ def test_one_long_sequence_is_not_enough_for_a_verdict(
     assert probe(audited, "parity").vacuous
     assert probe(audited, "sampling").status is Outcome.FAIL
     assert audited.record.verdict is Outcome.FAIL
-    assert audited.record.causes == ()
+    assert [(each.cause, each.found_by) for each in audited.record.causes] == [("unexplained", "sampling")]
