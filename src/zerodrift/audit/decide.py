@@ -247,6 +247,8 @@ def _regated(result: ProbeResult, causes: Causes, about: Circumstances) -> Probe
     if not result.causes or isinstance(result.evidence, ReturnEvidence):
         return result
     consequence = bool(causes) and _gap(result) <= about.mean / COMPARABLE and result.causes[:1] != causes[:1]
+    # Whatever runs while it acts shows what comes and goes.
+    consequence |= any(cause.found_by == Probe.RETURN for cause in causes) and not _unsteady(result)
     gating = _gap(result) > about.gate and not consequence
     own = tuple(msgspec.structs.replace(cause, gating=gating) for cause in result.causes)
     return msgspec.structs.replace(result, causes=own, status=Outcome.FAIL if gating else Outcome.PASS)

@@ -154,7 +154,7 @@ CACHE_FAULTS = (
         "kept",
         "Reuses prefixes that older weights wrote, until the cache is reset.",
         lambda engine: PrefixCachingReference(engine, outlives_weights=True),
-        (Need.REFERENCE, Need.SYNC),
+        (Need.REFERENCE, Need.SYNC, Need.KEPT_CACHE),
     ),
     Fault(
         "weights/stale-prefix-cache",

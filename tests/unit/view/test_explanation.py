@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from zerodrift.records.verdict import Outcome
-from zerodrift.view.comparison import Comparison, FactChange, NumberChange, Part
+from zerodrift.view.comparison import Comparison, FactChange, NumberChange, Part, StatusChange
 from zerodrift.view.tables import _EXPLANATIONS, explain
 
 
@@ -42,3 +42,15 @@ def test_a_fact_that_one_run_alone_states_explains_nothing(stated: tuple[str | N
 def test_equal_facts_and_other_numbers_point_at_weights_and_determinism() -> None:
     assert "determinism" in explain(comparison())
     assert explain(comparison(mean=(0.01, 0.01))).startswith("Every fact")
+
+
+def test_a_change_of_the_sampler_does_not_point_at_the_weights() -> None:
+    drawn = (StatusChange(name="sampling", before="pass", after="fail"),)
+    biased = (StatusChange(name="semantic/sampling-bias", before=None, after="fails"),)
+    worse = {"verdict_after": Outcome.FAIL, "probes": drawn}
+    assert "semantic/sampling-bias" in explain(comparison(**worse, causes=biased))
+    for told in (explain(comparison(**worse, causes=biased)), explain(comparison(**worse))):
+        assert told != explain(comparison())
+        assert "weights" not in told
+    both = (*drawn, StatusChange(name="parity", before="pass", after="fail"))
+    assert explain(comparison(probes=both)) == explain(comparison())

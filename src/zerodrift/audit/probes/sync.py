@@ -28,7 +28,7 @@ from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judg
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.teacher import Teacher, entries
 from zerodrift.core.completion import Completion
-from zerodrift.core.errors import BadAnswer
+from zerodrift.core.errors import BadAnswer, EngineError, ZerodriftError
 from zerodrift.core.request import Prompt, Request
 from zerodrift.core.version import WeightVersion
 from zerodrift.drift.gates import Gates
@@ -98,23 +98,50 @@ def weight_sync(
         return not_judged(NAME, f"the engine does not offer: {', '.join(sorted(missing))}")
     _generate(engine, requests)
     try:
-        engine.load_weights(update.after, WeightVersion(NEW))
-        if update.resets_cache:
-            engine.reset_cache()
-        cached = _see(weights, _generate(engine, requests))
-        # Where no salt keeps a request out of the cache, asking once more would ask the same.
-        fresh = (
-            _see(weights, _generate(engine, _salted(engine, requests, NEW)))
-            if Capability.CACHE_SALT in engine.capabilities
-            else cached
-        )
-    finally:
-        engine.load_weights(update.before, WeightVersion("audit-a"))
-        if Capability.RESET_CACHE in engine.capabilities:
-            engine.reset_cache()
+        cached, fresh = _pushed(engine, weights, update, requests)
+    except ZerodriftError as error:
+        raise _midway(engine, update, error) from error
+    except BaseException:
+        _put_back(engine, update)
+        raise
+    _put_back(engine, update)
     back = _generate(engine, _salted(engine, requests, "audit-a"))
     returned = Seen(back, _reported(back), weights.score(weights.old, back), weights.score(weights.new, back))
     return _judge(engine, weights, cached, fresh, returned, gates)
+
+
+def _pushed(
+    engine: Backend, weights: GroupedWeights, update: Update, requests: Sequence[Request]
+) -> tuple[Seen, Seen]:
+    """What is answered after the update: from the cache where there is one, and fresh."""
+    engine.load_weights(update.after, WeightVersion(NEW))
+    if update.resets_cache:
+        engine.reset_cache()
+    cached = _see(weights, _generate(engine, requests))
+    # Where no salt keeps a request out of the cache, asking once more would ask the same.
+    if Capability.CACHE_SALT not in engine.capabilities:
+        return cached, cached
+    return cached, _see(weights, _generate(engine, _salted(engine, requests, NEW)))
+
+
+def _put_back(engine: Backend, update: Update) -> None:
+    engine.load_weights(update.before, WeightVersion("audit-a"))
+    if Capability.RESET_CACHE in engine.capabilities:
+        engine.reset_cache()
+
+
+def _midway(engine: Backend, update: Update, error: ZerodriftError) -> ZerodriftError:
+    """The first error, and what the server holds now: a second one, of putting the weights back, must not hide it."""
+    try:
+        _put_back(engine, update)
+    except ZerodriftError as second:
+        state = f"the weights from before could not be put back either ({second}): what it holds now is not known, so restart it"
+    else:
+        state = "the weights from before were put back"
+    told = type(error)(f"the update failed midway: {error}; {state}")
+    if isinstance(error, EngineError) and isinstance(told, EngineError):
+        told.status = error.status
+    return told
 
 
 def _judge(
