@@ -9,8 +9,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from zerodrift.core.errors import MissingExtra, ZerodriftError
+from zerodrift.core.errors import MissingExtra, OutOfMemory, ZerodriftError
 from zerodrift.core.lazy import LOCAL
+from zerodrift.core.memory import ran_out
 
 
 class OutputFormat(StrEnum):
@@ -83,6 +84,11 @@ def report(error: Exception, *, debug: bool) -> int:
         needed = f"this needs {missing}, which is not installed: pip install 'zerodrift[local]'"
         complain(MissingExtra.code, needed)
         return MissingExtra.exit_code
+    if ran_out(error):
+        told = str(error).partition("\n")[0]
+        cure = "compute the reference in less (--set validation.reference_dtype=bfloat16), on the other device, or ask for less"
+        complain(OutOfMemory.code, f"{told or type(error).__name__}; {cure}")
+        return OutOfMemory.exit_code
     if isinstance(error, OSError) and error.strerror:
         # A full disk, a directory that may not be written: nothing that a traceback would help with.
         where = f"{error.filename}: " if error.filename else ""

@@ -47,6 +47,11 @@ def lacks_ours() -> None:
     raise ModuleNotFoundError("No module named 'zerodrift.nowhere'", name="zerodrift.nowhere")
 
 
+def lacks_memory() -> None:
+    """Fail on purpose."""
+    raise MemoryError
+
+
 COMMANDS_HERE: dict[str, Callable[..., None]] = {
     "config": fails_as_config,
     "engine": fails_as_engine,
@@ -55,6 +60,7 @@ COMMANDS_HERE: dict[str, Callable[..., None]] = {
     "works": works,
     "lacks-torch": lacks_torch,
     "lacks-ours": lacks_ours,
+    "lacks-memory": lacks_memory,
 }
 
 

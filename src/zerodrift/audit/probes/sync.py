@@ -29,6 +29,7 @@ from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.teacher import Teacher, entries
 from zerodrift.core.completion import Completion
 from zerodrift.core.errors import BadAnswer, EngineError, ZerodriftError
+from zerodrift.core.memory import ran_out
 from zerodrift.core.request import Prompt, Request
 from zerodrift.core.version import WeightVersion
 from zerodrift.drift.gates import Gates
@@ -199,12 +200,19 @@ def _undelivered(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: G
         if (cause := account(engine, weights, fresh, gates)) is not None:
             return cause
     accounts = list(_partial(engine, weights, fresh))
+    untried = ""
     if not any(account.explained > MOST for account in accounts):
-        accounts += _misdelivered(engine, weights, fresh)
+        try:
+            accounts += _misdelivered(engine, weights, fresh)
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out(error):
+                raise
+            # Each is one more copy of the weights; that the update did not arrive is known without.
+            untried = "; not all that is known was tried, for want of memory for a third copy of the weights"
     best = max(accounts, key=lambda account: account.explained, default=None)
     if best is not None and _is_enough(best.explained, fresh, gates):
         return best
-    message = f"after the update the engine is at neither version: slope {fresh.slope:.3f}, nothing known explains it"
+    message = f"after the update the engine is at neither version: slope {fresh.slope:.3f}, nothing known explains it{untried}"
     if missing := not_asked(weights.new):
         message += f"; not tried, for want of such parts in this model: {', '.join(missing)}"
     return found("unexplained", engine.name, NAME, message, explained=0.0, interval=(0.0, 0.0))
