@@ -80,7 +80,8 @@ class Audit(AuditSetup):
         suite = ProbeSuite(self, self._gates(floor.unshaped or floor))
         semantic = any(CAUSES[cause.cause].layer is Layer.SEMANTIC for cause in explained)
         results += [*suite.consistency(semantic=semantic), *suite.head(), *suite.given()]
-        results.append(self._return(answered, measurements, table, floor, gates))
+        failed = numbers.status is Outcome.FAIL
+        results.append(self._return(answered, measurements, table, floor, gates, failed=failed))
         # Before an update: some engines show the digest of their weights as a setting.
         results += self._unchanged(fingerprint)
         worst = answered[max(range(len(measurements)), key=lambda number: _size(measurements[number]))].index
@@ -158,6 +159,8 @@ class Audit(AuditSetup):
         table: TokenTable,
         floor: Floor,
         gates: Gates,
+        *,
+        failed: bool,
     ) -> ProbeResult:
         self.progress.stage(Probe.RETURN)
         once_more = Return(
@@ -169,6 +172,7 @@ class Audit(AuditSetup):
             table=table,
             floor=floor,
             gates=gates,
+            failed=failed,
             salt=f"return-{self.validation.seed}-{time.time_ns()}",
         )
         return guarded(Probe.RETURN, once_more.ask)

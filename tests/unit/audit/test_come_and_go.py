@@ -46,7 +46,7 @@ class ComesAndGoes(FaultyBackend):
             since,
             until,
         )
-        self._dice, self._seeded, self._asked = np.random.default_rng(5), seeded, 0
+        self.dice, self._seeded, self._asked = np.random.default_rng(5), seeded, 0
         self.last: Completion | None = None
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
@@ -57,7 +57,7 @@ class ComesAndGoes(FaultyBackend):
 
     def _answer(self, request: Request, answer: Answer) -> Answer:
         self._asked += 1
-        dice = np.random.default_rng(request.sampling.seed) if self._seeded else self._dice
+        dice = np.random.default_rng(request.sampling.seed) if self._seeded else self.dice
         told = [self._told(dice, each) for each in answer.completions]
         self.last = answer.completions[0]
         return Answer(tuple(told), answer.problems, answer.stream_deltas)
@@ -96,7 +96,7 @@ def shifted(engine: ComesAndGoes, completion: Completion, place: int) -> float:
 
 @pytest.fixture
 def audited(llama: ReferenceBackend, tmp_path: Path) -> Callable[..., Audited]:
-    def run(engine: Any) -> Audited:
+    def run(engine: Any, precision: Precision = Precision.FP32) -> Audited:
         rng = np.random.default_rng(11)
         prompts = [Prompt(tuple(rng.integers(4, 500, 3 + number % 9).tolist())) for number in range(48)]
         return Audit(
@@ -105,7 +105,7 @@ def audited(llama: ReferenceBackend, tmp_path: Path) -> Callable[..., Audited]:
             prompts=prompts,
             sampling=SamplingParams(temperature=0.8, max_tokens=TOKENS),
             validation=ValidationConfig(num_prompts=48, equivalence_trials=TRIALS, max_tokens=TOKENS),
-            precision=Precision.FP32,
+            precision=precision,
             directory=tmp_path,
         ).run()
 
@@ -189,6 +189,19 @@ def test_an_engine_without_a_fault_answers_as_before(
     assert verdict.record.verdict is Outcome.PASS
     assert returned(verdict).status is Outcome.PASS
     assert gating(verdict) == []
+
+
+def rounded_anew(engine: ComesAndGoes, completion: Completion, place: int) -> float:
+    """Another order of sums at every call, with the tails of bf16."""
+    return min(0.0, completion.logprobs[place] + 0.02 * float(engine.dice.standard_t(3)))
+
+
+def test_an_engine_that_rounds_anew_at_every_call_is_healthy_in_bf16(
+    audited: Callable[..., Audited], llama: ReferenceBackend
+) -> None:
+    verdict = audited(ComesAndGoes(llama, rounded_anew), Precision.BF16)
+    assert verdict.record.verdict is Outcome.PASS
+    assert returned(verdict).evidence["differing"] > 0
 
 
 @pytest.mark.parametrize(("where", "name"), [("model", "unexplained"), ("report", "semantic/temperature")])

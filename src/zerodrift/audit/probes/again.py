@@ -31,6 +31,9 @@ from zerodrift.records.verdict import CauseFound, Outcome, Probe
 from zerodrift.stats.arrays import Bools, Floats, Ids
 
 FIRST = 6
+FAR = 3
+"""Gates of the mean by which a whole answer must have changed. Two roundings of one answer are apart by 1.4 floors, and a
+gate is two of them at least."""
 MOST_BLOCKS = 2
 """Calls of the plan that are repeated whole, those with most outliers: what is wrong in company must be in company."""
 Answers = dict[tuple[int, int], Completion]
@@ -61,6 +64,8 @@ class Return:
     table: TokenTable
     floor: Floor
     gates: Gates
+    failed: bool
+    """Parity did: only then are there outliers to ask about."""
     salt: str
 
     def ask(self) -> ProbeResult:
@@ -116,7 +121,13 @@ class Return:
         wrong, size = self._wrong, np.abs(np.nan_to_num(self.table.delta, posinf=0.0, neginf=0.0))
         rest = size[~self._outlier]
         asked = {each.request for each in compared if each.request in wrong}
-        gone = {each.request for each in compared if each.request in wrong and (each.changed or each.parted)}
+        # Tokens part by rounding too; where nobody else's do, it is no rounding.
+        steady = not any(each.parted for each in compared if each.request not in wrong)
+        gone = {
+            each.request
+            for each in compared
+            if each.request in wrong and (each.changed or (each.parted and steady))
+        }
         came |= {each.request for each in compared if each.request not in wrong and each.changed}
         return ReturnEvidence(
             tokens=len(gaps),
@@ -147,8 +158,9 @@ class Return:
     @cached_property
     def _outlier(self) -> Bools:
         """Tokens that are wrong by themselves; none where nearly all are."""
-        outlier: Bools = ~(np.abs(self.table.delta) <= self.gates.outlier)
-        return outlier if sparse(outlier, self.table.sequence) else np.zeros_like(outlier)
+        outlier: Bools = ~(np.abs(self.table.delta) <= self.gates.unlike_rounding)
+        few = self.failed and sparse(outlier, self.table.sequence)
+        return outlier if few else np.zeros_like(outlier)
 
     @cached_property
     def _request_of(self) -> Ids:
@@ -197,8 +209,9 @@ class Return:
 
     def _pair(self, request: int, one: Completion, other: Completion) -> Compared:
         gaps = np.abs(np.subtract(*common(one, other)))
-        changed = len(gaps) and (gaps.max() > self.gates.outlier or gaps.mean() > self.gates.mean)
-        return Compared(request, gaps, bool(changed), one.token_ids != other.token_ids)
+        # Two healthy answers in bf16 differ by their rounding, and what differs here fails an audit.
+        far = len(gaps) and (gaps.max() > self.gates.unlike_rounding or gaps.mean() > FAR * self.gates.mean)
+        return Compared(request, gaps, bool(far), one.token_ids != other.token_ids)
 
 
 def in_words(evidence: ReturnEvidence) -> str:
