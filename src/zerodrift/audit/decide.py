@@ -65,7 +65,7 @@ def decide(
     results: Sequence[ProbeResult], explanations: Sequence[CauseFound], about: Circumstances
 ) -> Decision:
     """Answers and explanations of Δ to one decision."""
-    causes = without_refuted(tuple(explanations), results, about)
+    causes = _without_refuted(tuple(explanations), results, about)
     causes = _renamed(causes, [each for each in results if _of_itself(each)], about)
     results = tuple(_regated(each, causes, about) if _of_itself(each) else each for each in results)
     causes = _by_update(causes, results, about)
@@ -103,7 +103,7 @@ def _failed(causes: Causes, results: tuple[ProbeResult, ...], about: Circumstanc
     return Decision(Outcome.FAIL, guilty, message, causes, results)
 
 
-def without_refuted(causes: Causes, results: Sequence[ProbeResult], about: Circumstances) -> Causes:
+def _without_refuted(causes: Causes, results: Sequence[ProbeResult], about: Circumstances) -> Causes:
     """A name is taken away where a probe finds what it rules out and no other name accounts for that.
 
     Logits that are scaled inside the model look like a temperature, but prompt scores carry no temperature.
@@ -133,7 +133,8 @@ def _against(
     """Which probe speaks against `cause`; empty where none does."""
     for probe, expected in CAUSES[cause.cause].predicts.items():
         others = [CAUSES[other.cause].predicts.get(probe) for other in named if other is not cause]
-        for result in (each for each in results if each.probe == probe):
+        # What comes and goes says nothing about what was compared.
+        for result in (each for each in results if each.probe == probe and not _unsteady(each)):
             # Only a difference of the same size is the same difference.
             large = _gap(result) >= COMPARABLE * about.mean
             if expected is Expected.CLEAN and result.status is Outcome.FAIL and large:
@@ -194,8 +195,9 @@ def _renamed(causes: Causes, about_itself: Sequence[ProbeResult], about: Circums
     """A difference without a name, or named by its size alone, takes that of a self-inconsistency which is as large and
     proves more. What only a stream does is none: answers are compared that came whole."""
     for result in about_itself:
-        if isinstance(result.evidence, ReturnEvidence) and result.evidence.comes_and_goes:
-            return _come_and_gone(causes, result, result.evidence)
+        evidence = result.evidence
+        if isinstance(evidence, ReturnEvidence) and evidence.outliers and evidence.comes_and_goes:
+            return _come_and_gone(causes, result, evidence)
     unsteady = any(_unsteady(each) and _gap(each) > about.gate for each in about_itself)
     for result in about_itself:
         # Where the same question gets another answer, one in a crowd proves nothing about crowds.
@@ -216,8 +218,6 @@ def _come_and_gone(causes: Causes, result: ProbeResult, evidence: ReturnEvidence
 
     Where Δ is within the gates without it there is nothing else to explain, and other names are hints.
     """
-    if not evidence.outliers:
-        return causes
     others = tuple(cause for cause in causes if cause.cause != UNEXPLAINED)
     if evidence.rest_is_right:
         others = tuple(msgspec.structs.replace(cause, gating=False) for cause in others)

@@ -113,7 +113,7 @@ class ReturnEvidence(AgreementEvidence, frozen=True, kw_only=True):
     gone: int = 0
     """… and those of them that were answered otherwise then."""
     came: int = 0
-    """Requests that were right before, and were answered otherwise."""
+    """Requests without an outlier that were answered otherwise."""
     rest_is_right: bool = False
     """Without its outliers, Δ is within the gates."""
     explained: float = 0.0

@@ -375,6 +375,13 @@ def test_a_batch_takes_the_name_of_what_it_refutes() -> None:
     assert decision.principal.cause == BATCH
 
 
+def test_noise_that_falls_on_a_comparison_refutes_nothing() -> None:
+    noise = itself(Probe.BATCH, REPEAT, 0.1)
+    decision = decide([failed(Probe.PARITY), noise], (cause(TEMPERATURE),), about(0.1))
+    assert decision.principal is not None
+    assert decision.principal.cause == TEMPERATURE
+
+
 def test_a_fail_has_a_line_whoever_found_it() -> None:
     decision = decide([*SOUND, given(Outcome.FAIL, 0.1)], (), about(0.0))
     assert decision.verdict is Outcome.FAIL
@@ -399,11 +406,11 @@ def test_a_fix_that_is_in_force_is_not_told(settings: dict[str, str], told: bool
 # --- what comes and goes ----------------------------------------------------------------------------------------
 
 
-def came_again(asked: int, gone: int, *, rest: bool, came: int = 0) -> ProbeResult:
+def came_again(asked: int, gone: int, *, rest: bool, came: int = 0, mean: float = 0.01) -> ProbeResult:
     evidence = ReturnEvidence(
         tokens=9,
         differing=1,
-        mean=0.01,
+        mean=mean,
         max=1.0,
         outliers=asked,
         outlier_requests=asked,
@@ -429,6 +436,8 @@ def came_again(asked: int, gone: int, *, rest: bool, came: int = 0) -> ProbeResu
         # Beside a fault that stays it is a second one.
         ((cause(RAW),), came_again(6, 6, rest=False), [RAW, REPEAT]),
         ((), came_again(0, 0, rest=True, came=3), [REPEAT]),
+        # Noise everywhere: no token stands out, and it is still the name.
+        ((cause("unexplained"),), came_again(0, 0, rest=False, came=32, mean=0.1), [REPEAT]),
     ],
 )
 def test_what_comes_and_goes_takes_the_name_of_what_went(

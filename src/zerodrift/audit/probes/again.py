@@ -217,13 +217,13 @@ class Return:
 def in_words(evidence: ReturnEvidence) -> str:
     """What comes and goes, how often, and what it goes with."""
     if not evidence.outliers:
-        return f"{evidence.came} requests that were right at the beginning are answered otherwise now"
+        return f"{evidence.came} requests are answered otherwise than at the beginning, beyond rounding"
     told = [
         f"{evidence.outliers} tokens of {evidence.outlier_requests} of {evidence.requests} requests are off",
         f"asked again, {evidence.gone} of {evidence.asked_again} were answered otherwise",
     ]
     if evidence.came:
-        told.append(f"{evidence.came} that were right were answered otherwise then")
+        told.append(f"{evidence.came} others were answered otherwise then")
     for count, whose in (
         (evidence.another_entry, "another token's in the same distribution"),
         (evidence.another_position, "another token's of the same output"),
