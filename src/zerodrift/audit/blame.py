@@ -18,7 +18,7 @@ from zerodrift.audit.counterfactual.binding import find_misbound
 from zerodrift.audit.counterfactual.same_model import find_unrelated
 from zerodrift.audit.diagnose import Suspect, diagnose
 from zerodrift.audit.explain import attributed, by_samples_alone
-from zerodrift.audit.floor import Passage, measure_floor, some_of
+from zerodrift.audit.floor import measure_floor, some_of
 from zerodrift.audit.measure import Measurement, measure, tabulate
 from zerodrift.audit.probes.result import ProbeResult, found
 from zerodrift.audit.progress import Progress, Silent
@@ -152,10 +152,14 @@ class Blame:
         self.progress.stage("score")
         measurements = measure(self.reference.teacher, observed, stop_ids, self.progress.step)
         self.progress.stage("floor")
-        passages = some_of(
-            [Passage(rollout.prompt + rollout.output, len(rollout.prompt)) for rollout in rollouts]
+        some = some_of(observed)
+        floor = measure_floor(
+            self.reference.model,
+            [item.passage for item in some],
+            ROUNDED_IN[self.precision],
+            sampled_with=[item.requested for item in some],
         )
-        return measurements, measure_floor(self.reference.model, passages, ROUNDED_IN[self.precision])
+        return measurements, floor
 
 
 class _Case(NamedTuple):

@@ -5,18 +5,21 @@ makes a required question INCONCLUSIVE; an optional one is listed as not judged.
 from probes, and are ordered, merged and gated here alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from zerodrift.audit.probes.result import ProbeResult, found
-from zerodrift.core.cause import CAUSES, UNEXPLAINED, Layer
-from zerodrift.records.evidence import AgreementEvidence
+from zerodrift.core.cause import CAUSES, UNEXPLAINED, Expected, Layer
+from zerodrift.records.evidence import AgreementEvidence, GapEvidence, ReturnEvidence
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe
 
 COMPARABLE = 0.3
 """Two differences within this factor of each other may be one."""
+UNSTEADY = "path/nondeterminism"
+TINY = 0.1
+"""What is so much smaller than Δ is not where Δ comes from."""
 SAME_POLICY = "Engine and reference are the same policy, within the rounding that their precision allows."
 Causes = tuple[CauseFound, ...]
 
@@ -46,6 +49,8 @@ class Circumstances(NamedTuple):
     gate: float = 0.0
     engine: str = ""
     """Whose words fixes are in."""
+    settings: Mapping[str, str] = {}
+    """In force there, as its fingerprint shows them."""
     right_again: Callable[[], bool] = lambda: False
     """Whether the worst request is answered rightly now; asked only where that decides."""
     unstated: Sequence[str] = ()
@@ -60,10 +65,11 @@ def decide(
     results: Sequence[ProbeResult], explanations: Sequence[CauseFound], about: Circumstances
 ) -> Decision:
     """Answers and explanations of Δ to one decision."""
-    causes = _renamed(tuple(explanations), [each for each in results if _of_itself(each)], about)
+    causes = _without_refuted(tuple(explanations), results, about)
+    causes = _renamed(causes, [each for each in results if _of_itself(each)], about)
     results = tuple(_regated(each, causes, about) if _of_itself(each) else each for each in results)
     causes = _by_update(causes, results, about)
-    merged = _merged(causes, results)
+    merged = _as_typed(_with_a_line(_merged(causes, results), results, about), about)
     if any(cause.gating for cause in merged) or any(each.status is Outcome.FAIL for each in results):
         return _failed(merged, results, about)
     waiting = [each for each in results if each.required and each.status is Outcome.INCONCLUSIVE]
@@ -82,19 +88,87 @@ def decide(
 def _failed(causes: Causes, results: tuple[ProbeResult, ...], about: Circumstances) -> Decision:
     """Something is wrong; whether it can be blamed on a side depends on what is known."""
     gating = [cause for cause in causes if cause.gating]
+    first = next((each for each in results if each.status is Outcome.FAIL), None)
     if names := _may_be_requested(gating, about.unstated):
         # With its fix it would read as a fault of the engine, which it may not be.
         listed = tuple(msgspec.structs.replace(cause, gating=False) for cause in causes)
         return Decision(Outcome.INCONCLUSIVE, "unknown", gating[0].evidence, listed, results, names)
-    if not gating:
-        first = next(each for each in results if each.status is Outcome.FAIL)
-        guilty, message = "engine", first.message
-    else:
-        guilty = "trainer" if gating[0].found_by == Probe.TRAINER else "engine"
-        message = CAUSES[gating[0].cause].message
+    guilty = "trainer" if gating[0].found_by == Probe.TRAINER else "engine"
+    message = CAUSES[gating[0].cause].message
+    if first is not None and gating[0].evidence == first.message and gating[0].cause == UNEXPLAINED:
+        # That it fits no cause is what its line says.
+        message = first.message
     if about.odd_reference:
         return Decision(Outcome.INCONCLUSIVE, "unknown", message, causes, results)
     return Decision(Outcome.FAIL, guilty, message, causes, results)
+
+
+def _without_refuted(causes: Causes, results: Sequence[ProbeResult], about: Circumstances) -> Causes:
+    """A name is taken away where a probe finds what it rules out and no other name accounts for that.
+
+    Logits that are scaled inside the model look like a temperature, but prompt scores carry no temperature.
+    """
+    named = [cause for cause in causes if cause.gating and cause.cause != UNEXPLAINED]
+    refuted = {cause.cause: against for cause in named if (against := _against(cause, named, results, about))}
+    if not refuted:
+        return causes
+    kept = tuple(cause for cause in causes if cause.cause not in refuted)
+    listed = tuple(
+        msgspec.structs.replace(
+            cause, gating=False, evidence=f"{cause.evidence}; refuted: {refuted[cause.cause]}"
+        )
+        for cause in causes
+        if cause.cause in refuted
+    )
+    if any(cause.gating for cause in kept):
+        return (*kept, *listed)
+    why = "; ".join(f"{name} fits Δ, but {against}" for name, against in refuted.items())
+    unnamed = found(UNEXPLAINED, about.engine, FoundBy.VALUE, why, explained=0.0, interval=(0.0, 0.0))
+    return (unnamed, *kept, *listed)
+
+
+def _against(
+    cause: CauseFound, named: Sequence[CauseFound], results: Sequence[ProbeResult], about: Circumstances
+) -> str:
+    """Which probe speaks against `cause`; empty where none does."""
+    for probe, expected in CAUSES[cause.cause].predicts.items():
+        others = [CAUSES[other.cause].predicts.get(probe) for other in named if other is not cause]
+        # What comes and goes says nothing about what was compared.
+        for result in (each for each in results if each.probe == probe and not _unsteady(each)):
+            # Only a difference of the same size is the same difference.
+            large = _gap(result) >= COMPARABLE * about.mean
+            if expected is Expected.CLEAN and result.status is Outcome.FAIL and large:
+                if all(other is Expected.CLEAN for other in others):
+                    return f"{probe}, which it does not reach, fails ({result.message})"
+            elif (
+                expected is Expected.OFF
+                and result.status is Outcome.PASS
+                and _gap(result) < TINY * about.mean
+            ):
+                return f"{probe}, where it must show, is right ({result.message})"
+    return ""
+
+
+def _with_a_line(causes: Causes, results: Sequence[ProbeResult], about: Circumstances) -> Causes:
+    """A FAIL has a cause: one that nothing names is unexplained."""
+    failed = next((each for each in results if each.status is Outcome.FAIL), None)
+    if failed is None or any(cause.gating for cause in causes):
+        return causes
+    line = found(UNEXPLAINED, about.engine, failed.probe, failed.message, explained=0.0, interval=(0.0, 0.0))
+    return (line, *(cause for cause in causes if cause.cause != UNEXPLAINED))
+
+
+def _as_typed(causes: Causes, about: Circumstances) -> Causes:
+    """What is in force already is not told as a fix."""
+    return tuple(
+        msgspec.structs.replace(
+            cause, fix=f"{already} is in force already: {CAUSES[UNEXPLAINED].fix(about.engine)}"
+        )
+        if (already := CAUSES[cause.cause].already(about.engine, about.settings))
+        and cause.fix == CAUSES[cause.cause].fix(about.engine)
+        else cause
+        for cause in causes
+    )
 
 
 def open_to_doubt(cause: CauseFound, unstated: Sequence[str]) -> list[str]:
@@ -113,22 +187,42 @@ def _of_itself(result: ProbeResult) -> bool:
 
 
 def _gap(result: ProbeResult) -> float:
-    """By how much the engine disagrees with itself."""
-    return result.evidence.mean if isinstance(result.evidence, AgreementEvidence) else 0.0
+    """By how much the engine disagrees with itself, or with the reference about given tokens."""
+    return result.evidence.mean if isinstance(result.evidence, AgreementEvidence | GapEvidence) else 0.0
 
 
 def _renamed(causes: Causes, about_itself: Sequence[ProbeResult], about: Circumstances) -> Causes:
     """A difference without a name, or named by its size alone, takes that of a self-inconsistency which is as large and
     proves more. What only a stream does is none: answers are compared that came whole."""
-    unsteady = any(each.probe is Probe.REPEAT and _gap(each) > about.gate for each in about_itself)
     for result in about_itself:
-        # Where the same question alone gets another answer, one in a crowd proves nothing about crowds.
-        if unsteady and result.probe is not Probe.REPEAT:
+        evidence = result.evidence
+        if isinstance(evidence, ReturnEvidence) and evidence.outliers and evidence.comes_and_goes:
+            return _come_and_gone(causes, result, evidence)
+    unsteady = any(_unsteady(each) and _gap(each) > about.gate for each in about_itself)
+    for result in about_itself:
+        # Where the same question gets another answer, one in a crowd proves nothing about crowds.
+        if unsteady and not _unsteady(result):
             continue
         if causes and _proves_more(causes[0], result, about.mean):
             own = tuple(msgspec.structs.replace(cause, gating=True) for cause in result.causes)
             return (*own, *(cause for cause in causes[1:] if cause.found_by != FoundBy.SIZE))
     return causes
+
+
+def _unsteady(result: ProbeResult) -> bool:
+    return any(cause.cause == UNSTEADY for cause in result.causes)
+
+
+def _come_and_gone(causes: Causes, result: ProbeResult, evidence: ReturnEvidence) -> Causes:
+    """What was wrong was right when it was asked again: nothing that is always there explains that.
+
+    Where Δ is within the gates without it there is nothing else to explain, and other names are hints.
+    """
+    others = tuple(cause for cause in causes if cause.cause != UNEXPLAINED)
+    if evidence.rest_is_right:
+        others = tuple(msgspec.structs.replace(cause, gating=False) for cause in others)
+        return (*result.causes, *others)
+    return (*causes, *result.causes)
 
 
 def _proves_more(cause: CauseFound, result: ProbeResult, mean: float) -> bool:
@@ -137,20 +231,24 @@ def _proves_more(cause: CauseFound, result: ProbeResult, mean: float) -> bool:
     if not isinstance(evidence, AgreementEvidence) or not result.causes or _gap(result) < COMPARABLE * mean:
         return False
     unnamed, by_size = cause.cause == UNEXPLAINED, cause.found_by == FoundBy.SIZE
+    if _unsteady(result):
+        return unnamed or by_size
     if result.probe is Probe.PREFILL_DECODE:
         # Scores are never sampled nor processed: whatever is done to logits or numbers while decoding shows here, and
         # only what has the size of rounding is known to be the path's.
         return by_size and bool(evidence.prefill_is_right)
     if result.probe is Probe.BATCH:
         return (unnamed or by_size) and bool(evidence.alone_is_right)
-    return unnamed or (by_size and result.probe is Probe.REPEAT)
+    return unnamed
 
 
 def _regated(result: ProbeResult, causes: Causes, about: Circumstances) -> ProbeResult:
     """Where Δ has a better name, self-inconsistencies no larger than it are consequences, and only listed."""
-    if not result.causes:
+    if not result.causes or isinstance(result.evidence, ReturnEvidence):
         return result
     consequence = bool(causes) and _gap(result) <= about.mean / COMPARABLE and result.causes[:1] != causes[:1]
+    # Whatever runs while it acts shows what comes and goes.
+    consequence |= any(cause.found_by == Probe.RETURN for cause in causes) and not _unsteady(result)
     gating = _gap(result) > about.gate and not consequence
     own = tuple(msgspec.structs.replace(cause, gating=gating) for cause in result.causes)
     return msgspec.structs.replace(result, causes=own, status=Outcome.FAIL if gating else Outcome.PASS)

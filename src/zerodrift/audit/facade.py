@@ -198,8 +198,9 @@ class EquivalenceValidator:
 
     def _gate(self, observed: Sequence[Observed]) -> float:
         precision = self._precision or precision_of(self.engine.fingerprint())
-        passages = [item.passage for item in some_of(observed)]
-        floor = measure_floor(self.reference.model, passages, ROUNDED_IN[precision])
+        some = some_of(observed)
+        passages, params = [item.passage for item in some], [item.requested for item in some]
+        floor = measure_floor(self.reference.model, passages, ROUNDED_IN[precision], sampled_with=params)
         return gates_for(PROFILES[precision].gate, floor).mean
 
 

@@ -1,21 +1,25 @@
 """How far can rounding alone move a logprob? Measured, per token, by computing it in eight equivalent ways.
 
 The variants differ in what exact arithmetic would not see: attention implementation, batch layout, chunking. They
-run in the precision that the engine is expected to have; the spread around the reference is the token's σ.
+run in the precision that the engine is expected to have; the spread around the reference is the token's σ. What is
+scored is what is compared: logits are divided by the temperature of the request, and so is their rounding.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 
 from zerodrift.backends import variants
-from zerodrift.backends.teacher import Layout, Teacher
+from zerodrift.backends.teacher import Layout, Teacher, entries
 from zerodrift.core.errors import ConfigError
+from zerodrift.core.request import SamplingParams
 from zerodrift.drift.floor import Floor
 from zerodrift.drift.strata import equal_groups
 from zerodrift.stats.arrays import Floats
+from zerodrift.stats.kl import k3
 
 T = TypeVar("T")
 
@@ -66,25 +70,55 @@ def some_of(sequences: Sequence[T]) -> Sequence[T]:
 
 
 def measure_floor(
-    model: Any, sequences: Sequence[Passage], precision: str, most_variants: int | None = None
+    model: Any,
+    sequences: Sequence[Passage],
+    precision: str,
+    most_variants: int | None = None,
+    sampled_with: Sequence[SamplingParams] = (),
 ) -> Floor:
-    """Score `sequences` in every variant, and compare with the model's own precision."""
-    exact = _score(Teacher(model, layout=Layout.PADDED), sequences)
+    """Score `sequences` in every variant, and compare with the model's own precision.
+
+    `sampled_with` are the parameters of each, of which the temperature counts; without them it is 1.
+    """
+    temperatures = [1.0 if params.greedy else params.temperature for params in sampled_with]
+    scales = [temperatures or [1.0] * len(sequences)]
+    if any(temperature != 1 for temperature in temperatures):
+        scales.append([1.0] * len(sequences))
+    exact = _score(Teacher(model, layout=Layout.PADDED), sequences, scales)
     teachers = equivalent_teachers(model, precision)[:most_variants]
-    deviations = np.stack([_score(teacher, sequences) - exact for teacher in teachers])
+    variants_of = [_score(teacher, sequences, scales) for teacher in teachers]
+    shaped, *plain = (
+        _floor(precision, own, np.stack([scores[number] for scores in variants_of]))
+        for number, own in enumerate(exact)
+    )
+    return msgspec.structs.replace(shaped, unshaped=plain[0]) if plain else shaped
+
+
+def _floor(precision: str, exact: Floats, told: Floats) -> Floor:
+    deviations = told - exact
     per_token = np.sqrt((deviations**2).mean(axis=0))
     groups = equal_groups(exact, BINS)
     return Floor(
         precision=precision,
-        num_variants=len(teachers),
+        num_variants=len(told),
         num_tokens=len(exact),
         mean=float(np.abs(deviations).mean()),
         p90=float(np.quantile(np.abs(deviations), 0.9)),
         edges=tuple(float(exact[group].mean()) for group in groups),
         sigmas=tuple(float(np.sqrt((per_token[group] ** 2).mean())) for group in groups),
+        # Δ has this sign: the reference's less the other's.
+        k3=float(k3(-deviations.ravel()).mean()),
     )
 
 
-def _score(teacher: Teacher, sequences: Sequence[Passage]) -> Floats:
-    scores = teacher.logprobs([item.ids for item in sequences], [item.start for item in sequences])
-    return torch.cat(list(scores)).double().numpy()
+def _score(teacher: Teacher, sequences: Sequence[Passage], scales: Sequence[Sequence[float]]) -> list[Floats]:
+    """Logprobs of all tokens end to end, once for each list of temperatures, from one forward."""
+    ids, starts = [item.ids for item in sequences], [item.start for item in sequences]
+    scores: list[list[list[torch.Tensor]]] = [[[] for _ in sequences] for _ in scales]
+    for rows in teacher.logit_rows(ids, starts):
+        first = starts[rows.sequence] + rows.begin
+        wide_TV = rows.logits_TV if rows.logits_TV.dtype is torch.float64 else rows.logits_TV.float()
+        tokens = ids[rows.sequence][first : first + len(wide_TV)]
+        for kept, temperatures in zip(scores, scales, strict=True):
+            kept[rows.sequence].append(entries(wide_TV / temperatures[rows.sequence], tokens))
+    return [torch.cat([part for parts in kept for part in parts]).double().numpy() for kept in scores]

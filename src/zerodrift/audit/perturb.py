@@ -6,10 +6,11 @@ update path forgets, it forgets by one or the other.
 
 import copy
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,13 +19,20 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.core.completion import Completion
+from zerodrift.core.errors import OutOfMemory
+from zerodrift.core.memory import free_on_host, in_gib
 from zerodrift.models.family.base import Family
 from zerodrift.models.family.registry import family_of
+from zerodrift.records.codec import write_atomically
 
 Floats = NDArray[np.float64]
 SHARES = (0.02, 0.06, 0.2)
 """Noise in units of a tensor's own spread. The first moves logprobs by about 0.1 nat, a thousand times the fp32 floor;
 in bf16, whose floor is 0.02 to 0.03 on built-in models, the others are needed."""
+SHARD_BYTES = 2 * 2**30
+"""Of a written checkpoint; an 8B in one file took 30 GiB while it was written."""
+MARGIN = 1.1
+"""A forward and its logits beside the weights."""
 Grouping = Callable[[Family, str], str]
 """Tensor name to the name of its group, in a family of models."""
 
@@ -50,13 +58,12 @@ class GroupedWeights:
         return scores
 
     def without(self, grouping: Grouping, groups: Sequence[str]) -> Any:
-        """The new model with some groups left at their old values."""
-        mixed = copy.deepcopy(self.new)
+        """The new model with some groups left at their old values; it shares the weights of both, to be read only."""
+        mixed = _sharing(self.new)
         old = self.old.state_dict()
-        with torch.no_grad():
-            for name, tensor in mixed.state_dict().items():
-                if grouping(self._family, name) in groups:
-                    tensor.copy_(old[name])
+        for name, parameter in mixed.named_parameters(remove_duplicate=False):
+            if grouping(self._family, name) in groups:
+                parameter.data = old[name]
         return mixed
 
     def effects(
@@ -95,28 +102,58 @@ def _owner(name: str) -> str:
 
 
 def perturbed(model: Any, seed: int, enough: Callable[[Any], bool] = lambda changed: True) -> Any:
-    """A copy of `model` with every parameter moved by a known amount: the least that is `enough`, or the most."""
-    for share in SHARES[:-1]:
-        changed = _moved(model, seed, share)
-        if enough(changed):
-            return changed
-    return _moved(model, seed, SHARES[-1])
+    """A copy of `model` with every parameter moved by a known amount: the least that is `enough`, or the most.
 
-
-def _moved(model: Any, seed: int, share: float) -> Any:
-    changed, family = copy.deepcopy(model), family_of(model)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in changed.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
-            spread = parameter.std() if parameter.numel() > 1 else parameter.abs()
-            # A constant tensor (a fresh norm) has no spread; move it by its size, or that of the gain it stands for.
-            size = (parameter + (family.norm_offset if family.is_norm(name) else 0)).abs().mean()
-            spread = torch.where(spread > 0, spread, size)
-            moved = parameter + share * spread * noise.to(parameter)
-            # Through fp32, so that the checkpoint on disk and this copy are the same numbers.
-            parameter.copy_(moved.float().to(parameter.dtype))
+    One copy, in which a larger amount takes the place of a smaller one.
+    """
+    changed = copy.deepcopy(model)
+    for share in SHARES:
+        _move(changed, model, seed, share)
+        if share == SHARES[-1] or enough(changed):
+            break
     return changed
+
+
+@torch.no_grad()
+def _move(changed: Any, model: Any, seed: int, share: float) -> None:
+    """Every parameter of `changed` to that of `model`, moved by `share` of its spread."""
+    family = family_of(model)
+    generator = torch.Generator().manual_seed(seed)
+    for (name, parameter), target in zip(model.named_parameters(), changed.parameters(), strict=True):
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+        spread = parameter.std() if parameter.numel() > 1 else parameter.abs()
+        # A constant tensor (a fresh norm) has no spread; move it by its size, or that of the gain it stands for.
+        size = (parameter + (family.norm_offset if family.is_norm(name) else 0)).abs().mean()
+        spread = torch.where(spread > 0, spread, size)
+        moved = parameter + share * spread * noise.to(parameter)
+        # Through fp32, so that the checkpoint on disk and this copy are the same numbers.
+        target.copy_(moved.float().to(parameter.dtype))
+
+
+def _sharing(model: Any) -> Any:
+    """The same modules anew around the same numbers: a parameter of it may be pointed elsewhere, never written."""
+    shared = {id(each): torch.nn.Parameter(each.data, requires_grad=False) for each in model.parameters()}
+    return copy.deepcopy(model, dict(shared))
+
+
+def check_room(model: Any) -> str:
+    """What a second copy of `model` takes of what there is, in words; raises where it does not fit.
+
+    Where an update did not arrive, what else it may have done is a third copy, one at a time: only the second is needed
+    to say that it did.
+    """
+    needed = sum(each.numel() * each.element_size() for each in model.parameters())
+    device = next(model.parameters()).device
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_on_host()
+    told = f"a weight update needs a second copy of the reference's weights, {in_gib(needed)}"
+    if free is None:
+        return told
+    if free < needed * MARGIN:
+        raise OutOfMemory(
+            f"{told}, and {in_gib(free)} are free on {device.type}; compute the reference in less "
+            "(--set validation.reference_dtype=bfloat16), on the other device, or leave out --sync"
+        )
+    return f"{told}, of {in_gib(free)} that are free on {device.type}"
 
 
 def write_checkpoint(model: Any, like: Path, directory: Path) -> Path:
@@ -126,12 +163,33 @@ def write_checkpoint(model: Any, like: Path, directory: Path) -> Path:
         if file.is_file() and file.suffix not in {".safetensors"} and "index" not in file.name:
             shutil.copyfile(file, directory / file.name)
     tied = {name for name, _ in model.named_parameters()}
-    state = {
-        name: tensor.detach().float().contiguous()
-        for name, tensor in model.state_dict().items()
-        if name in tied
-    }
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items() if name in tied}
     # Under the names that checkpoints have, which every engine reads: transformers stacks experts as it loads them.
-    state = {name: each.contiguous() for name, each in revert_weight_conversion(model, state).items()}
-    save_file(state, directory / "model.safetensors", metadata={"format": "pt"})
+    _write(revert_weight_conversion(model, state), directory)
     return directory
+
+
+def _write(state: Mapping[str, torch.Tensor], directory: Path) -> None:
+    """In files of a few GiB where there are many: what is written is copied first, a file at a time."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, tensor in state.items():
+        size += 4 * tensor.numel()
+        if size > SHARD_BYTES and shards[-1]:
+            shards.append([])
+            size = 4 * tensor.numel()
+        shards[-1].append(name)
+    files = {
+        "model.safetensors" if len(shards) == 1 else f"model-{n:05}-of-{len(shards):05}.safetensors": names
+        for n, names in enumerate(shards, start=1)
+    }
+    for file, names in files.items():
+        # On the host one by one: an accelerator has no room for a second fp32.
+        part = {name: state[name].cpu().float().contiguous() for name in names}
+        save_file(part, directory / file, metadata={"format": "pt"})
+    if len(files) > 1:
+        index = {
+            "metadata": {"total_size": 4 * sum(tensor.numel() for tensor in state.values())},
+            "weight_map": {name: file for file, names in files.items() for name in names},
+        }
+        write_atomically(directory / "model.safetensors.index.json", msgspec.json.encode(index))

@@ -13,7 +13,7 @@ import torch
 
 from zerodrift.audit.measure import Measurement
 from zerodrift.audit.observe import observe
-from zerodrift.audit.perturb import GroupedWeights, perturbed, write_checkpoint
+from zerodrift.audit.perturb import GroupedWeights, check_room, perturbed, write_checkpoint
 from zerodrift.audit.plan import PROBE_REQUESTS, SYNC_REQUESTS, rewarded_requests
 from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.given import given_tokens, recorded_in, same_reference, sampled_by
@@ -30,6 +30,7 @@ from zerodrift.backends.teacher import Teacher
 from zerodrift.config.precision import Precision
 from zerodrift.core.cause import CAUSES
 from zerodrift.core.errors import CapabilityMissing, EngineError, InvalidPrompt, InvalidValue, ZerodriftError
+from zerodrift.core.memory import ran_out
 from zerodrift.core.request import Request
 from zerodrift.drift.gates import Gates
 from zerodrift.records.directory import REFERENCE
@@ -143,6 +144,7 @@ class ProbeSuite:
         self.setup.progress.stage(Probe.WEIGHT_SYNC)
         requests = self.setup.probe_requests(self.setup.validation.seed + 1, SYNC_REQUESTS)
         model = self.setup.reference.model
+        self.setup.progress.note(check_room(model))
         changed = perturbed(model, self.setup.validation.seed, lambda moved: self._moves(moved, requests))
         after = write_checkpoint(changed, self.setup.checkpoint, self.setup.directory / "sync" / "b")
         update = Update(self.setup.checkpoint, after, self.setup.resets_cache)
@@ -192,4 +194,11 @@ def guarded(probe: Probe, ask: Callable[[], ProbeResult]) -> ProbeResult:
         result = cut_off(probe, error)
     except ZerodriftError as error:
         result = not_judged(probe, str(error), required=True)
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out(error):
+            raise
+        message = str(error).partition("\n")[0] or type(error).__name__
+        result = not_judged(
+            probe, f"memory ran out ({message}); docs/errors.md#installout-of-memory", required=True
+        )
     return msgspec.structs.replace(result, seconds=round(time.monotonic() - began, 3))

@@ -14,6 +14,10 @@ class Progress(Protocol):
         """So much of the stage is done."""
         ...
 
+    def note(self, text: str) -> None:
+        """What somebody who waits wants to know before it begins."""
+        ...
+
 
 class Silent:
     """Says nothing."""
@@ -22,4 +26,7 @@ class Silent:
         """Nothing."""
 
     def step(self, done: int, total: int) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
         """Nothing."""

@@ -5,6 +5,7 @@ a probe, not the audit: what could not be judged is said so, and the run directo
 """
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from zerodrift.audit.floor import measure_floor, some_of
 from zerodrift.audit.measure import Measurement, Observed, measure, tabulate
 from zerodrift.audit.observe import observe
 from zerodrift.audit.probe_suite import ProbeSuite, guarded
+from zerodrift.audit.probes.again import Return
 from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.probes.identity import smaller_vocabulary, tokenizer
 from zerodrift.audit.probes.parity import parity, samples
@@ -65,7 +67,7 @@ class Audit(AuditSetup):
             )
         self.progress.stage("floor")
         floor = self._floor(observed)
-        gates = gates_for(self.validation.gate_for(self.precision), floor, self.validation.own_gates)
+        gates = self._gates(floor)
         measurements = self._measure(observed)
         table = tabulate(measurements, floor)
         numbers, drawn = parity(table, gates, rng), samples(table, greedy=self.sampling.greedy)
@@ -75,9 +77,11 @@ class Audit(AuditSetup):
         if len(measurements) > 1 and Outcome.FAIL in (numbers.status, drawn.status):
             explained = self._explain(measurements, table, floor, gates, rng)
             explained = explained or by_samples_alone(drawn, self.engine.name)
-        suite = ProbeSuite(self, gates)
+        suite = ProbeSuite(self, self._gates(floor.unshaped or floor))
         semantic = any(CAUSES[cause.cause].layer is Layer.SEMANTIC for cause in explained)
         results += [*suite.consistency(semantic=semantic), *suite.head(), *suite.given()]
+        failed = numbers.status is Outcome.FAIL
+        results.append(self._return(answered, measurements, table, floor, gates, failed=failed))
         # Before an update: some engines show the digest of their weights as a setting.
         results += self._unchanged(fingerprint)
         worst = answered[max(range(len(measurements)), key=lambda number: _size(measurements[number]))].index
@@ -87,6 +91,7 @@ class Audit(AuditSetup):
             mean=_mean(numbers),
             gate=gates.mean,
             engine=self.engine.name,
+            settings={**fingerprint.semantic, **fingerprint.numeric, **fingerprint.deployment},
             right_again=replay.is_right,
             required=self.required,
         )
@@ -134,8 +139,43 @@ class Audit(AuditSetup):
         return [contract(rollouts, self.engine.name, facts, self.sources), same], rollouts
 
     def _floor(self, observed: Sequence[Observed]) -> Floor:
-        passages = [item.passage for item in some_of(observed)]
-        return measure_floor(self.reference.model, passages, ROUNDED_IN[self.precision])
+        some = some_of(observed)
+        return measure_floor(
+            self.reference.model,
+            [item.passage for item in some],
+            ROUNDED_IN[self.precision],
+            sampled_with=[item.requested for item in some],
+        )
+
+    def _gates(self, floor: Floor) -> Gates:
+        asked = self.validation
+        cap = math.inf if asked.tolerance is None else asked.tolerance
+        return gates_for(asked.gate_for(self.precision), floor, asked.own_gates, cap)
+
+    def _return(
+        self,
+        answered: Sequence[Rollout],
+        measurements: Sequence[Measurement],
+        table: TokenTable,
+        floor: Floor,
+        gates: Gates,
+        *,
+        failed: bool,
+    ) -> ProbeResult:
+        self.progress.stage(Probe.RETURN)
+        once_more = Return(
+            engine=self.engine,
+            reference=self.reference,
+            plan=self.requests(),
+            rollouts=answered,
+            measurements=measurements,
+            table=table,
+            floor=floor,
+            gates=gates,
+            failed=failed,
+            salt=f"return-{self.validation.seed}-{time.time_ns()}",
+        )
+        return guarded(Probe.RETURN, once_more.ask)
 
     def _measure(self, observed: Sequence[Observed]) -> Sequence[Measurement]:
         self.progress.stage("score")

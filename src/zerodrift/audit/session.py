@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +37,7 @@ from zerodrift.records.case import Case, write_case
 from zerodrift.records.codec import write_atomically
 from zerodrift.records.lock import only_writer
 from zerodrift.records.tokens import write_tokens
+from zerodrift.records.verdict import Outcome
 
 DEFAULT_MODEL = "testbed:qwen3"
 PRECISIONS = {"float32": Precision.FP32, "float64": Precision.FP32, "bfloat16": Precision.BF16}
@@ -99,6 +100,9 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
             served = ServedModel(str(checkpoint or spec), self.config.model.dtype)
             with open_engine(self.config.engine, served, self.directory) as opened:
                 engine = opened if self.wrap is None else self.wrap(opened)
+                precision = self.config.validation.precision or precision_of(engine.fingerprint())
+                # Gates that cannot go together are refused before anything is asked.
+                self.config.validation.gate_for(precision)
                 chosen = self._prompts(reference, engine.max_model_len, posed)
                 audit = Audit(
                     engine=engine,
@@ -112,7 +116,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
                         self.config.sampling_defaults.params(), max_tokens=self.config.validation.max_tokens
                     ),
                     validation=self.config.validation,
-                    precision=self.config.validation.precision or precision_of(engine.fingerprint()),
+                    precision=precision,
                     directory=self.directory,
                     checkpoint=checkpoint if self.sync else None,
                     resets_cache=self.resets_cache,
@@ -123,7 +127,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
             alone = f"{reproduce} --case {shlex.quote(str(self.directory / files.CASE))}"
             record = msgspec.structs.replace(
                 audited.record,
-                reproduce=reproduce,
+                reproduce=_repeated(reproduce, self.directory, audited),
                 reproduce_smallest=alone if reproduce and audited.case is not None else "",
             )
             audited = dataclasses.replace(audited, record=record)
@@ -286,6 +290,20 @@ def precision_of(fingerprint: EngineFingerprint) -> Precision:
     return PRECISIONS[dtype]
 
 
-def command_line(arguments: list[str]) -> str:
-    """How to type this audit again."""
-    return shlex.join(["zerodrift", *arguments])
+def _repeated(command: str, directory: Path, audited: Audited) -> str:
+    """A run that was cut off goes on where it is; a finished one is never judged again, and another is made."""
+    record = audited.record
+    resumes = record.verdict is Outcome.INCONCLUSIVE and any(probe.cut_off for probe in record.probes)
+    return f"{command} --out {shlex.quote(str(directory))}" if command and resumes else command
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """How to type this audit again: in a directory of its own, for one with a verdict is refused."""
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--out":
+            next(words, None)
+        elif not word.startswith("--out="):
+            kept.append(word)
+    return shlex.join(["zerodrift", *kept])

@@ -200,7 +200,7 @@ def _session(resolved: "RunConfig", out: Path | None, inject: str | None, **opti
     from zerodrift.cli.env import beside_a_run
 
     if inject is not None:
-        options |= _fault(inject, resolved, options["sync"])
+        options |= _fault(inject, resolved, options["sync"], options["resets_cache"])
     return Session(
         config=resolved,
         directory=out or RUNS / time.strftime("audit-%Y%m%d-%H%M%S"),
@@ -278,14 +278,14 @@ def _with_host(resolved: "RunConfig", inject: str) -> "RunConfig":
     return msgspec.structs.replace(resolved, engine=EngineConfig(name="reference"))
 
 
-def _fault(name: str, resolved: "RunConfig", sync: bool) -> dict[str, Any]:
+def _fault(name: str, resolved: "RunConfig", sync: bool, resets_cache: bool) -> dict[str, Any]:
     """Where the session is to plant it: in the engine, or in the trainer."""
     from zerodrift.core.cause import Layer
     from zerodrift.core.errors import ConfigError
     from zerodrift.faults.registry import resolve
 
     fault = resolve(name)
-    fault.check_visible(resolved.sampling_defaults.params(), sync=sync)
+    fault.check_visible(resolved.sampling_defaults.params(), sync=sync, resets_cache=resets_cache)
     if fault.kind is not Layer.TRAINER:
         return {"wrap": fault.inject}
     if resolved.validation.trainer is not None:

@@ -1,5 +1,7 @@
 """What a person sees: answers on stdout, trouble on stderr, so that either can be piped alone."""
 
+import os
+import sys
 import traceback
 from enum import StrEnum
 from pathlib import Path
@@ -8,7 +10,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from zerodrift.core.errors import ConfigError, ZerodriftError
+from zerodrift.core.errors import ConfigError, MissingExtra, OutOfMemory, ZerodriftError
+from zerodrift.core.lazy import LOCAL
+from zerodrift.core.memory import ran_out
 
 
 class OutputFormat(StrEnum):
@@ -20,7 +24,10 @@ class OutputFormat(StrEnum):
 
 def say(text: str) -> None:
     """An answer, as it is: never wrapped or coloured, for a program may be reading."""
-    typer.echo(text)
+    try:
+        typer.echo(text)
+    except BrokenPipeError:
+        _nobody_reads()
 
 
 def note(text: str) -> None:
@@ -30,7 +37,30 @@ def note(text: str) -> None:
 
 def stdout() -> Console:
     """Where answers with colour and tables go."""
-    return Console(highlight=False)
+    return _Answers(highlight=False)
+
+
+class _Answers(Console):
+    """A reader that has seen enough (`| head -1`) changes no verdict: rich would exit with 1, which says FAIL."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        _nobody_reads()
+
+
+def settle() -> None:
+    """Write what is still held back, before the exit code is settled; Python would exit with 120 where nobody reads."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _nobody_reads()
+
+
+def _nobody_reads() -> None:
+    """From here on answers go nowhere; what is held back included."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def complain(label: str, message: str) -> None:
@@ -62,6 +92,15 @@ def report(error: Exception, *, debug: bool) -> int:
     if isinstance(error, ZerodriftError):
         complain(error.code, str(error))
         return error.exit_code
+    if isinstance(error, ModuleNotFoundError) and (missing := (error.name or "").partition(".")[0]) in LOCAL:
+        needed = f"this needs {missing}, which is not installed: pip install 'zerodrift[local]'"
+        complain(MissingExtra.code, needed)
+        return MissingExtra.exit_code
+    if ran_out(error):
+        told = str(error).partition("\n")[0]
+        cure = "compute the reference in less (--set validation.reference_dtype=bfloat16), on the other device, or ask for less"
+        complain(OutOfMemory.code, f"{told or type(error).__name__}; {cure}")
+        return OutOfMemory.exit_code
     if isinstance(error, OSError) and error.strerror:
         # A full disk, a directory that may not be written: nothing that a traceback would help with.
         where = f"{error.filename}: " if error.filename else ""

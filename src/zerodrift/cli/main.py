@@ -116,6 +116,8 @@ def main(arguments: Sequence[str] | None = None, application: typer.Typer = app)
         raise
     except Exception as error:  # everything: report tells known errors from bugs of ours
         sys.exit(console.report(error, debug=session.debug))
+    finally:
+        console.settle()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+from zerodrift.core.errors import InvalidValue
+
 
 class Precision(StrEnum):
     """The lowest precision that either side computes in; it sets the rounding that nobody can avoid."""
@@ -29,12 +31,33 @@ class Magnitude(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     k3: float
     """Mean of k3: the estimate of KL(engine ‖ trainer) per token."""
 
+    @property
+    def least_k3(self) -> float:
+        """What k3 is at least where |Δ| has this mean, and where it has this 90th percentile.
+
+        k3 is about Δ²/2, whose mean is not below mean²/2, and a tenth of the tokens lie above the percentile.
+        """
+        return max(self.mean_abs**2 / 2, self.p90_abs**2 / 20)
+
 
 class PrecisionProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What healthy looks like in one precision, and where an audit draws the line."""
 
     healthy: Magnitude
     gate: Magnitude
+
+    def __post_init__(self) -> None:
+        """No gate may stand where another one always fails first, and none below what is healthy."""
+        for size in (self.healthy, self.gate):
+            # Healthy k3 in fp32 was rounded to a power of ten.
+            if size.least_k3 > size.k3 * 1.2:
+                raise InvalidValue(
+                    f"k3 {size.k3:.2g} goes with no |Δ| of this size ({size.least_k3:.2g} at least)"
+                )
+        if any(
+            getattr(self.healthy, name) >= getattr(self.gate, name) for name in Magnitude.__struct_fields__
+        ):
+            raise InvalidValue("a gate lies below what is healthy")
 
 
 # Nobody publishes p90. It is 2.06 times the mean of |Δ| for Gaussian and 2.30 times for Laplace noise, and

@@ -110,9 +110,14 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         )
 
     def gate_for(self, precision: Precision) -> Magnitude:
-        """The gates in force in this precision: the profile's, one's own in their place, and the cap."""
+        """The gates before any floor in this precision: the profile's, one's own in their place, and the cap."""
         own = {name: getattr(self.gates, name) for name in self.own_gates}
         gate = msgspec.structs.replace(PROFILES[precision].gate, **own)
+        if "k3" not in own and gate.least_k3 > max(gate.k3, PROFILES[precision].gate.least_k3):
+            raise InvalidValue(
+                f"gates {own} of your own let pass what the profile's gate of k3, {gate.k3:.3g}, never would: a |Δ| of "
+                f"that size has a k3 of {gate.least_k3:.3g}; set validation.gates.k3 too, or lower the others"
+            )
         if self.tolerance is not None:
             gate = msgspec.structs.replace(gate, k3=min(gate.k3, self.tolerance))
         return gate

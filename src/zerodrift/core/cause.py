@@ -6,7 +6,7 @@ verdict may name these and nothing else; what fits none of them is `unexplained`
 
 from collections.abc import Mapping
 
-from zerodrift.core.causes.entry import ANY_ENGINE, Cause, Layer, cause
+from zerodrift.core.causes.entry import ANY_ENGINE, Cause, Expected, Layer, cause
 from zerodrift.core.causes.objective import OBJECTIVE
 from zerodrift.core.causes.path import PATH
 from zerodrift.core.causes.semantic import SEMANTIC
@@ -14,7 +14,7 @@ from zerodrift.core.causes.trainer import TRAINER
 from zerodrift.core.causes.weights import WEIGHTS
 from zerodrift.core.frozen import FrozenDict
 
-__all__ = ["ANY_ENGINE", "CAUSES", "UNEXPLAINED", "Cause", "Layer"]
+__all__ = ["ANY_ENGINE", "CAUSES", "UNEXPLAINED", "Cause", "Expected", "Layer"]
 
 UNEXPLAINED = "unexplained"
 

@@ -229,3 +229,10 @@ class MissingExtra(ZerodriftError):
     """A feature whose optional dependencies are not installed."""
 
     code = "install/missing-extra"
+
+
+class OutOfMemory(ZerodriftError):
+    """What was asked needs more memory than there is; nothing was judged by it."""
+
+    code = "install/out-of-memory"
+    exit_code = 3

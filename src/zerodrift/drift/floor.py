@@ -24,6 +24,10 @@ class Floor(msgspec.Struct, frozen=True):
     edges: tuple[float, ...]
     """log p at the points of the curve, ascending."""
     sigmas: tuple[float, ...]
+    k3: float = 0.0
+    """Mean of exp(d) - 1 - d over the deviations d: about d²/2, and more where they have tails."""
+    unshaped: "Floor | None" = None
+    """The floor at temperature 1, of what is scored or asked so; None where this is it."""
 
     def sigma(self, logprobs: Floats) -> Floats:
         """Rounding scale of tokens with these logprobs; one that was excluded (−inf) has that of a rare token."""
@@ -34,4 +38,4 @@ class Floor(msgspec.Struct, frozen=True):
 
     def as_record(self) -> dict[str, float]:
         """What a verdict keeps of it."""
-        return {"mean": self.mean, "p90": self.p90, "variants": self.num_variants}
+        return {"mean": self.mean, "p90": self.p90, "k3": self.k3, "variants": self.num_variants}

@@ -83,6 +83,8 @@ class Need(Enum):
     )
     # A matter of the requests, not of the engine: at temperature 1 and with nothing else set, nothing is to be seen.
     PROCESSING = (lambda _: True, "")
+    # Likewise of the update: where it resets the prefix cache, nothing old is left in it.
+    KEPT_CACHE = (lambda _: True, "it lives on what an update leaves in the prefix cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class Fault:
         broken: Backend = self.plant(engine)
         return broken
 
-    def check_visible(self, sampling: SamplingParams, *, sync: bool) -> None:
+    def check_visible(self, sampling: SamplingParams, *, sync: bool, resets_cache: bool = False) -> None:
         """Refuse an audit that could not see this fault: its PASS would mean nothing."""
         if Need.PROCESSING in self.needs and sampling.own_distribution:
             raise InvalidValue(
@@ -130,6 +132,11 @@ class Fault:
         if Need.SYNC in self.needs and not sync:
             raise InvalidValue(
                 f"{self.spec} acts when weights are updated, and this audit updates none; add --sync"
+            )
+        if Need.KEPT_CACHE in self.needs and resets_cache:
+            raise InvalidValue(
+                f"{self.spec} acts in what an update leaves in the prefix cache, and this audit resets it at every update, "
+                "which keeps the fault from acting; add --no-reset-cache"
             )
 
     def scorer(self, model: Any) -> Scorer:

@@ -97,6 +97,53 @@ class AgreementEvidence(Evidence, frozen=True, kw_only=True):
     prefill_is_right: bool | None = None
     """What it scores as a prompt is the reference's."""
     cached_tokens: int | None = None
+    changed: int | None = None
+    """Requests that got other numbers when both sides were asked once more; None where nothing called for that."""
+
+
+class ReturnEvidence(AgreementEvidence, frozen=True, kw_only=True):
+    """Requests of the audit, asked again at its end; outliers are tokens whose Δ is beyond rounding."""
+
+    outliers: int = 0
+    outlier_requests: int = 0
+    requests: int = 0
+    """That were compared with the reference, as the outliers were."""
+    asked_again: int = 0
+    """Requests with an outlier that were asked again, …"""
+    gone: int = 0
+    """… and those of them that were answered otherwise then."""
+    came: int = 0
+    """Requests without an outlier that were answered otherwise."""
+    rest_is_right: bool = False
+    """Without its outliers, Δ is within the gates."""
+    explained: float = 0.0
+    """Share of |Δ| that the outliers hold."""
+    another_entry: int | None = None
+    """Outliers whose reported value is that of another token in the same distribution, …"""
+    another_position: int | None = None
+    """… of another token of the same output, …"""
+    another_request: int | None = None
+    """… or of another request's output; each of `looked_at`."""
+    looked_at: int | None = None
+    since_request: int | None = None
+    """None came before this one, and that is no chance."""
+    until_request: int | None = None
+    prompts_from: int | None = None
+    """Only prompts of so many tokens and more, …"""
+    prompts_to: int | None = None
+    """… or of so many and fewer."""
+    outputs_from: int | None = None
+    """Only tokens of an output from this one on."""
+    cached_only: bool | None = None
+    """Only requests that were served from the prefix cache."""
+
+    @property
+    def comes_and_goes(self) -> bool:
+        """Half of what was wrong was otherwise when it was asked again; or what was right was not then.
+
+        A fault of one request in twenty is met again by one in twenty.
+        """
+        return 2 * self.gone >= self.asked_again > 0 or self.came > 0
 
 
 class StreamEvidence(Evidence, frozen=True, kw_only=True):

@@ -37,8 +37,10 @@ class Probe(StrEnum):
     CACHE = "cache"
     STREAM = "stream"
     PREFILL_DECODE = "prefill-decode"
+    RETURN = "return"
+    """Requests of the audit, asked again at its end."""
     SELF_CONSISTENCY = "self-consistency"
-    """Stands for all of the five before it where none could run."""
+    """Stands for the probes of an engine against itself where none could run."""
     HEAD_PRECISION = "head-precision"
     GIVEN_TOKENS = "given-tokens"
     BASELINE = "baseline"
@@ -56,7 +58,7 @@ class Probe(StrEnum):
     @property
     def about_engine_itself(self) -> bool:
         """Compares answers that came whole with each other: a gap may be the cause of Δ, or a consequence."""
-        return self in {Probe.REPEAT, Probe.BATCH, Probe.CACHE, Probe.PREFILL_DECODE}
+        return self in {Probe.REPEAT, Probe.BATCH, Probe.CACHE, Probe.PREFILL_DECODE, Probe.RETURN}
 
     @property
     def of_the_rollouts(self) -> bool:

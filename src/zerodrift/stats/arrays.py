@@ -11,6 +11,7 @@ from zerodrift.core.errors import InvalidValue, NonFinite
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 LARGEST_LOG_RATIO = 300.0
 """Nats. Above it the behaviour policy gave e^-300 to a token that it sampled: no sampler does that, and the

@@ -120,6 +120,11 @@ def explain(comparison: Comparison) -> str:
             )
     if comparison.measured_alike:
         return "Every fact that both runs state and every number is the same."
+    if cause := next((each.name for each in comparison.causes if each.after == "fails"), None):
+        return f"What both runs state is equal, and the second run names what it found: look at {cause}."
+    failed = {each.name for each in comparison.probes if each.after == "fail"}
+    if failed and failed <= {"sampling", "greedy"}:
+        return "What both runs state is equal, and tokens are drawn otherwise from the same numbers: look at the sampler."
     return (
         "What both runs state is equal, so look at the weights and at determinism: does the second run, repeated, "
         "give its own numbers again?"

@@ -7,7 +7,7 @@ import pytest
 from zerodrift.audit.decide import Circumstances, Decision, decide
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
 from zerodrift.core.cause import CAUSES
-from zerodrift.records.evidence import AgreementEvidence
+from zerodrift.records.evidence import AgreementEvidence, GapEvidence, ReturnEvidence
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe
 
 RAW, ROPE, REPEAT, BATCH, DECODE = (
@@ -327,3 +327,124 @@ def test_an_odd_reference_blames_nobody_and_keeps_the_causes() -> None:
         "unknown",
         [(ROPE, True)],
     )
+
+
+# --- predictions ------------------------------------------------------------------------------------------------
+
+TEMPERATURE, OTHER = "semantic/temperature", "weights/other-model"
+
+
+def given(status: Outcome, mean: float) -> ProbeResult:
+    return answered(Probe.GIVEN_TOKENS, status, "scores", GapEvidence(tokens=100, mean=mean, max=mean))
+
+
+@pytest.mark.parametrize(
+    ("causes", "result", "principal"),
+    [
+        # Prompt scores carry no temperature: logits that are scaled inside the model are none.
+        ((cause(TEMPERATURE),), given(Outcome.FAIL, 0.1), "unexplained"),
+        ((cause(TEMPERATURE),), given(Outcome.PASS, 1e-6), TEMPERATURE),
+        # A much smaller difference is another one, and a name beside it may account for it.
+        ((cause(TEMPERATURE),), given(Outcome.FAIL, 0.02), TEMPERATURE),
+        ((cause(TEMPERATURE), cause(ROPE)), given(Outcome.FAIL, 0.1), TEMPERATURE),
+        ((cause(TEMPERATURE), cause("semantic/penalty")), given(Outcome.FAIL, 0.1), "unexplained"),
+        # Other weights cannot score rightly what they did not sample.
+        ((cause(OTHER),), given(Outcome.PASS, 1e-6), "unexplained"),
+        ((cause(OTHER),), given(Outcome.PASS, 0.02), OTHER),
+        ((cause(OTHER),), given(Outcome.FAIL, 0.1), OTHER),
+        ((cause(ROPE),), given(Outcome.FAIL, 0.1), ROPE),
+    ],
+)
+def test_a_name_whose_prediction_fails_is_taken_away(
+    causes: tuple[CauseFound, ...], result: ProbeResult, principal: str
+) -> None:
+    decision = decide([failed(Probe.PARITY), result], causes, about(0.1))
+    assert decision.verdict is Outcome.FAIL
+    assert decision.principal is not None
+    assert decision.principal.cause == principal
+    if principal == "unexplained":
+        listed = {each.cause for each in decision.causes if not each.gating}
+        assert listed == {each.cause for each in causes}
+        assert all(name in decision.principal.evidence for name in listed)
+
+
+def test_a_batch_takes_the_name_of_what_it_refutes() -> None:
+    alone_is_right = itself(Probe.BATCH, BATCH, 0.1, **ALONE)
+    decision = decide([failed(Probe.PARITY), alone_is_right], (cause(TEMPERATURE),), about(0.1))
+    assert decision.principal is not None
+    assert decision.principal.cause == BATCH
+
+
+def test_noise_that_falls_on_a_comparison_refutes_nothing() -> None:
+    noise = itself(Probe.BATCH, REPEAT, 0.1)
+    decision = decide([failed(Probe.PARITY), noise], (cause(TEMPERATURE),), about(0.1))
+    assert decision.principal is not None
+    assert decision.principal.cause == TEMPERATURE
+
+
+def test_a_fail_has_a_line_whoever_found_it() -> None:
+    decision = decide([*SOUND, given(Outcome.FAIL, 0.1)], (), about(0.0))
+    assert decision.verdict is Outcome.FAIL
+    assert [(each.cause, each.found_by) for each in decision.causes] == [("unexplained", Probe.GIVEN_TOKENS)]
+    assert decision.message == "scores"
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, True),
+        ({"logprobs_mode": "raw_logprobs"}, True),
+        ({"logprobs_mode": "processed_logprobs"}, False),
+    ],
+)
+def test_a_fix_that_is_in_force_is_not_told(settings: dict[str, str], told: bool) -> None:
+    circumstances = about(0.1)._replace(settings=settings)
+    (line,) = decide([failed(Probe.PARITY)], (cause(RAW),), circumstances).causes
+    assert (line.fix == CAUSES[RAW].fix("vllm")) is told
+
+
+# --- what comes and goes ----------------------------------------------------------------------------------------
+
+
+def came_again(asked: int, gone: int, *, rest: bool, came: int = 0, mean: float = 0.01) -> ProbeResult:
+    evidence = ReturnEvidence(
+        tokens=9,
+        differing=1,
+        mean=mean,
+        max=1.0,
+        outliers=asked,
+        outlier_requests=asked,
+        requests=100,
+        asked_again=asked,
+        gone=gone,
+        came=came,
+        rest_is_right=rest,
+    )
+    causes = (cause(REPEAT, Probe.RETURN, gating=True),) if evidence.comes_and_goes else ()
+    status = Outcome.FAIL if causes else Outcome.PASS
+    return answered(Probe.RETURN, status, "again", evidence, causes=causes)
+
+
+@pytest.mark.parametrize(
+    ("causes", "result", "gating"),
+    [
+        ((), came_again(6, 5, rest=True), [REPEAT]),
+        ((cause("unexplained"),), came_again(6, 5, rest=True), [REPEAT]),
+        # A name that is always there would have been there again.
+        ((cause("semantic/wrong-token"),), came_again(6, 5, rest=True), [REPEAT]),
+        ((cause("semantic/wrong-token"),), came_again(6, 2, rest=True), ["semantic/wrong-token"]),
+        # Beside a fault that stays it is a second one.
+        ((cause(RAW),), came_again(6, 6, rest=False), [RAW, REPEAT]),
+        ((), came_again(0, 0, rest=True, came=3), [REPEAT]),
+        # Noise everywhere: no token stands out, and it is still the name.
+        ((cause("unexplained"),), came_again(0, 0, rest=False, came=32, mean=0.1), [REPEAT]),
+    ],
+)
+def test_what_comes_and_goes_takes_the_name_of_what_went(
+    causes: tuple[CauseFound, ...], result: ProbeResult, gating: list[str]
+) -> None:
+    by_cache = itself(Probe.CACHE, "path/prefix-cache", 0.02)
+    decision = decide([failed(Probe.PARITY), by_cache, result], causes, about(0.1))
+    assert decision.verdict is Outcome.FAIL
+    kept = [each.cause for each in decision.causes if each.gating and each.cause != "path/prefix-cache"]
+    assert kept == gating

@@ -1,13 +1,22 @@
+import dataclasses
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
 from zerodrift.audit.floor import BINS, Passage, equivalent_teachers, measure_floor, some_of
+from zerodrift.audit.measure import Observed, measure, tabulate
 from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.config.precision import PROFILES, Precision
 from zerodrift.core.errors import ConfigError
+from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.drift.floor import REPORT_EPSILON, Floor
+from zerodrift.drift.gates import Gates, gates_for
+from zerodrift.drift.parity import compare
+from zerodrift.drift.tokens import TokenTable
+from zerodrift.records.verdict import Outcome
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +103,51 @@ def test_the_floor_is_measured_on_some_of_the_sequences(given: int, chosen: int)
     assert len(some) == chosen
     assert some[0] == 0
     assert some[-1] >= given - max(1, given // chosen) - 1
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.5, 1.0, 1.5])
+def test_a_healthy_engine_in_bf16_passes_every_gate_at_any_temperature(
+    llama: ReferenceBackend, temperature: float
+) -> None:
+    """At 0.5 its k3 of 0.0025 failed a gate of 0.002 that the floor did not move, and at 0.3 the mean did."""
+    table, gates = audited_in_bf16(llama, temperature)
+    assert compare(table, gates, np.random.default_rng(0)).outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+@pytest.mark.parametrize("fault", ["temperature", "one in fifty", "shifted"])
+def test_a_fault_in_bf16_is_still_caught(llama: ReferenceBackend, temperature: float, fault: str) -> None:
+    table, gates = audited_in_bf16(llama, temperature)
+    reported = table.reported.copy()
+    if fault == "temperature":
+        reported *= 0.8
+    elif fault == "shifted":
+        reported = np.roll(reported, 1)
+    else:
+        reported[::50] = reported[1::50][: len(reported[::50])] - 2.0
+    wrong = dataclasses.replace(table, reported=reported)
+    assert compare(wrong, gates, np.random.default_rng(0)).outcome is Outcome.FAIL
+
+
+@cache
+def audited_in_bf16(llama: ReferenceBackend, temperature: float) -> tuple[TokenTable, Gates]:
+    engine = ReferenceBackend("testbed:llama", dtype="bfloat16")
+    rng = np.random.default_rng(3)
+    requests = [
+        Request(
+            Prompt(tuple(rng.integers(4, 500, 12).tolist())),
+            SamplingParams(temperature=temperature, max_tokens=24, seed=number),
+        )
+        for number in range(24)
+    ]
+    answers = zip(requests, engine.generate(requests), strict=True)
+    observed = [Observed(answer.completions[0], request.sampling) for request, answer in answers]
+    some = some_of(observed)
+    floor = measure_floor(
+        llama.model,
+        [item.passage for item in some],
+        "bfloat16",
+        sampled_with=[item.requested for item in some],
+    )
+    table = tabulate(measure(llama.teacher, observed, llama.facts.eos_token_ids), floor)
+    return table, gates_for(PROFILES[Precision.BF16].gate, floor)

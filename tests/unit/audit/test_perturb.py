@@ -15,11 +15,13 @@ from zerodrift.audit.perturb import (
     by_kind,
     by_layer,
     by_role,
+    check_room,
     perturbed,
     write_checkpoint,
 )
 from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.core.completion import Completion
+from zerodrift.core.errors import OutOfMemory
 from zerodrift.models.family.llama import LLAMA
 
 Make = Callable[..., Completion]
@@ -149,3 +151,52 @@ def test_effects_of_single_groups_add_up_to_that_of_all(weights: GroupedWeights,
     whole = at_new - at_old
     assert np.corrcoef(total, whole)[0, 1] > 0.95
     assert np.abs(whole).mean() > 1e-2
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+
+def test_a_mix_of_two_models_holds_no_weight_of_its_own(weights: GroupedWeights) -> None:
+    """Each was a third copy: 94 GiB for a model of 16."""
+    theirs = {each.data_ptr() for model in (weights.old, weights.new) for each in model.parameters()}
+    before = [each.clone() for each in weights.new.parameters()]
+    mixed = weights.without(by_layer, ["layer 0"])
+    assert {each.data_ptr() for each in mixed.parameters()} <= theirs
+    assert all(torch.equal(a, b) for a, b in zip(before, weights.new.parameters(), strict=True))
+
+
+def test_a_larger_change_takes_the_place_of_a_smaller_one(model: Any) -> None:
+    tried: list[Any] = []
+    changed = perturbed(model, 1, lambda moved: bool(tried.append(moved)))
+    assert [each is changed for each in tried] == [True, True], "one copy, whatever the share"
+    moved, least = (
+        (each.model.norm.weight - model.model.norm.weight).detach() for each in (changed, perturbed(model, 1))
+    )
+    assert (moved.std() / least.std()).item() == pytest.approx(SHARES[-1] / SHARES[0], rel=0.01)
+
+
+@pytest.mark.parametrize("spec", ["testbed:llama", "testbed:qwen3-moe"])
+def test_a_large_checkpoint_is_written_in_several_files(
+    spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zerodrift.audit.perturb.SHARD_BYTES", 2**18)
+    changed = perturbed(load_reference(spec).model, 3)
+    directory = write_checkpoint(changed, models.materialise(spec, tmp_path / "a"), tmp_path / "b")
+    files = list(directory.glob("*.safetensors"))
+    assert len(files) > 2
+    biggest = max(4 * each.numel() for each in changed.parameters())
+    assert max(file.stat().st_size for file in files) < max(2**18, biggest) + 2**14
+    loaded = load_reference(directory).model.state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in changed.state_dict().items())
+
+
+@pytest.mark.parametrize(("free", "fits"), [(None, True), (2**40, True), (2**10, False)])
+def test_a_second_copy_that_does_not_fit_is_refused_before_it_is_made(
+    model: Any, monkeypatch: pytest.MonkeyPatch, free: int | None, fits: bool
+) -> None:
+    monkeypatch.setattr("zerodrift.audit.perturb.free_on_host", lambda: free)
+    if fits:
+        assert "GiB" in check_room(model)
+        return
+    with pytest.raises(OutOfMemory):
+        check_room(model)

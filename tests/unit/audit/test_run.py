@@ -24,7 +24,6 @@ from zerodrift.core.errors import (
     EngineUnreachable,
     InvalidPrompt,
     RecordError,
-    ZerodriftError,
 )
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.drift.gates import Gates
@@ -204,6 +203,7 @@ def test_few_tokens_are_inconclusive_and_every_question_is_listed(
         "prefill-decode",
         "self-consistency",
         "given-tokens",
+        "return",
     ]
     assert probe(audited, "contract").status is Outcome.PASS
     assert probe(audited, "parity").vacuous
@@ -359,12 +359,13 @@ def test_a_probe_that_answers_is_timed(audit: Callable[..., Audit], scripted: En
         (BadAnswer("half an answer"), True),
         # Ids that the reference cannot score came back in the middle of a probe.
         (InvalidPrompt("token 3 is 5000"), True),
+        (MemoryError("no room"), True),
         # What an engine cannot do by design is no failure of this engine today.
         (CapabilityMissing("a context of 40 tokens"), False),
     ],
 )
 def test_a_probe_that_the_engine_does_not_survive_is_not_judged(
-    audit: Callable[..., Audit], scripted: Engine, error: ZerodriftError, required: bool
+    audit: Callable[..., Audit], scripted: Engine, error: Exception, required: bool
 ) -> None:
     def fail() -> ProbeResult:
         raise error
@@ -376,11 +377,13 @@ def test_a_probe_that_the_engine_does_not_survive_is_not_judged(
 
 
 def test_a_mistake_of_our_own_is_not_hidden(audit: Callable[..., Audit], scripted: Engine) -> None:
-    def fail() -> ProbeResult:
-        raise KeyError("ours")
+    for mistake in (KeyError("ours"), RuntimeError("ours")):
 
-    with pytest.raises(KeyError):
-        guarded(Probe.REPEAT, fail)
+        def fail(error: Exception = mistake) -> ProbeResult:
+            raise error
+
+        with pytest.raises(type(mistake)):
+            guarded(Probe.REPEAT, fail)
 
 
 def consistency(audit: Audit) -> list[ProbeResult]:
@@ -464,4 +467,4 @@ def test_one_long_sequence_is_not_enough_for_a_verdict(
     assert probe(audited, "parity").vacuous
     assert probe(audited, "sampling").status is Outcome.FAIL
     assert audited.record.verdict is Outcome.FAIL
-    assert audited.record.causes == ()
+    assert [(each.cause, each.found_by) for each in audited.record.causes] == [("unexplained", "sampling")]

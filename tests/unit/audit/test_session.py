@@ -11,7 +11,8 @@ import pytest
 
 from zerodrift.audit import observe
 from zerodrift.audit.progress import Silent
-from zerodrift.audit.session import PRECISIONS, Session, command_line, precision_of
+from zerodrift.audit.run import Audited
+from zerodrift.audit.session import PRECISIONS, Session, _repeated, command_line, precision_of
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.load import dump, load
@@ -26,7 +27,7 @@ from zerodrift.records import directory as files
 from zerodrift.records.codec import read_lines
 from zerodrift.records.lock import only_writer
 from zerodrift.records.rollout import Rollout
-from zerodrift.records.verdict import Outcome
+from zerodrift.records.verdict import Outcome, ProbeRecord, VerdictRecord
 
 
 def bare(engine: Backend) -> Backend:
@@ -257,6 +258,36 @@ def test_an_engine_that_does_not_say_is_not_guessed_at(numeric: dict[str, str]) 
 
 def test_how_to_type_it_again() -> None:
     assert command_line(["audit", "--set", "a b=1"]) == "zerodrift audit --set 'a b=1'"
+
+
+@pytest.mark.parametrize("out", [["--out", "runs/x"], ["--out=runs/x"]])
+def test_a_finished_directory_is_not_part_of_what_is_typed_again(out: list[str]) -> None:
+    """One with a verdict is refused, so the command would not run as it is printed."""
+    assert command_line(["audit", *out, "--trials", "40"]) == "zerodrift audit --trials 40"
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "told"), [(True, "zerodrift audit --out 'a run'"), (False, "zerodrift audit")]
+)
+def test_only_a_run_that_was_cut_off_is_taken_up_again(cut_off: bool, told: str) -> None:
+    probe = ProbeRecord(
+        name="contract", status=Outcome.INCONCLUSIVE, required=True, says="died", cut_off=cut_off
+    )
+    nobody = EngineFingerprint(engine="x", semantic={}, numeric={}, deployment={})
+    record = VerdictRecord(
+        verdict=Outcome.INCONCLUSIVE,
+        guilty="unknown",
+        says="died",
+        engine=nobody,
+        reference=nobody,
+        model="m",
+        precision="fp32",
+        floor={},
+        metrics={},
+        gates={},
+        probes=(probe,),
+    )
+    assert _repeated("zerodrift audit", Path("a run"), Audited(record, None, ())) == told
 
 
 # --- refused before the directory is touched --------------------------------------------------------------------

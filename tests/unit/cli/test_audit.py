@@ -212,6 +212,7 @@ def test_a_case_is_sent_in_place_of_an_audit(
         (("--inject", "semantic/raw-logprobs"), "--temperature 0.7"),
         (("--inject", "semantic/temperature:ignored"), "--temperature 0.7"),
         (("--inject", "weights/stale"), "--sync"),
+        (("--inject", "weights/stale-prefix-cache", "--sync"), "--no-reset-cache"),
     ],
 )
 def test_a_fault_that_could_not_be_seen_is_refused(

@@ -1,5 +1,6 @@
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ from typer.core import TyperGroup
 
 from zerodrift import __version__
 from zerodrift.cli.main import COMMANDS, app, main, make_app
-from zerodrift.core.errors import ConfigError, EngineUnreachable
+from zerodrift.core.errors import ConfigError, EngineUnreachable, MissingExtra
 
 
 def fails_as(error: BaseException) -> Callable[[], None]:
@@ -26,6 +27,11 @@ COMMANDS_HERE: dict[str, Callable[..., None]] = {
     "bug": fails_as(ZeroDivisionError("one by none")),
     "interrupt": fails_as(KeyboardInterrupt()),
     "works": lambda: None,
+    "lacks-torch": fails_as(ModuleNotFoundError("No module named 'torch'", name="torch")),
+    "lacks-ours": fails_as(
+        ModuleNotFoundError("No module named 'zerodrift.nowhere'", name="zerodrift.nowhere")
+    ),
+    "lacks-memory": fails_as(MemoryError()),
 }
 
 
@@ -39,7 +45,15 @@ def run(*arguments: str) -> int:
 
 @pytest.mark.parametrize(
     ("command", "code"),
-    [("works", 0), ("config", 2), ("engine", 3), ("bug", 70), ("interrupt", 130), ("no-such", 2)],
+    [
+        ("works", 0),
+        ("config", 2),
+        ("engine", 3),
+        ("bug", 70),
+        ("interrupt", 130),
+        ("no-such", 2),
+        ("lacks-ours", 70),
+    ],
 )
 def test_exit_codes(command: str, code: int) -> None:
     assert run(command) == code
@@ -100,3 +114,44 @@ def test_help_of_every_command_teaches_by_examples_that_exist(
     assert f"$ zerodrift {' '.join(path)}" in out
     for example in re.findall(r"\$ zerodrift (\S+)(?: (\S+))?", out):
         assert example[:1] in PATHS or example in PATHS
+
+
+def test_without_torch_the_extra_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("lacks-torch") == MissingExtra.exit_code
+    told = capsys.readouterr().err
+    assert MissingExtra.code in told
+    assert "zerodrift[local]" in told
+
+
+@pytest.mark.parametrize("way", ["say", "table", "held back"])
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_reader_that_has_seen_enough_changes_no_verdict(way: str, code: int) -> None:
+    """`zerodrift audit | head -1` of a PASS exited with 1, which says FAIL."""
+    script = """
+import sys, typer
+from zerodrift.cli import console
+from zerodrift.cli.main import main, make_app
+
+def verdict() -> None:
+    if sys.argv[1] == "table":
+        for _ in range(2000): console.stdout().print("PASS" * 20)
+    elif sys.argv[1] == "say":
+        for _ in range(2000): console.say("PASS" * 20)
+    else:
+        sys.stdin.read()
+        console.say("PASS")
+    raise typer.Exit(int(sys.argv[2]))
+
+main(["verdict"], make_app({"verdict": verdict, "other": verdict}))
+"""
+    command = [sys.executable, "-c", script, way, str(code)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdin.close()
+        told = process.stderr.read()
+    assert (process.returncode, told) == (code, b"")

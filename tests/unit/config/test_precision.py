@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from zerodrift.config.precision import PROFILES, Magnitude, Precision
+from zerodrift.config.precision import PROFILES, Magnitude, Precision, PrecisionProfile
+from zerodrift.core.errors import InvalidValue
 
 
 def test_every_precision_has_a_profile() -> None:
@@ -36,3 +37,20 @@ def test_known_faults_fail_the_bf16_gate_and_known_healthy_engines_pass() -> Non
     gate = PROFILES[Precision.BF16].gate
     assert 0.018 < gate.mean_abs < 0.201  # stale weights, TRL #5312
     assert 1.5e-3 < gate.k3 < 0.013  # GLM-5.2 shortly before its collapse
+
+
+@pytest.mark.parametrize(
+    ("healthy", "gate"),
+    [
+        ((0.01, 0.02, 1e-3), (0.1, 0.2, 2e-3)),
+        ((0.01, 0.02, 1e-3), (0.02, 0.4, 4e-3)),
+        ((0.03, 0.05, 1e-3), (0.02, 0.05, 2e-3)),
+    ],
+    ids=["mean", "p90", "below healthy"],
+)
+def test_a_profile_with_a_gate_that_never_decides_is_refused(
+    healthy: tuple[float, float, float], gate: tuple[float, float, float]
+) -> None:
+    sizes = [Magnitude(mean_abs=mean, p90_abs=p90, k3=k3) for mean, p90, k3 in (healthy, gate)]
+    with pytest.raises(InvalidValue):
+        PrecisionProfile(healthy=sizes[0], gate=sizes[1])

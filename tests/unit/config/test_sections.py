@@ -124,8 +124,18 @@ def test_sampling_defaults_are_the_parameters_that_requests_share() -> None:
 def test_gates_come_from_the_precision_and_ones_own_replace_them_one_by_one(precision: Precision) -> None:
     theirs = PROFILES[precision].gate
     assert ValidationConfig().gate_for(precision) == theirs
-    gate = ValidationConfig(gates=GateConfig(mean_abs=0.5, p90_abs=0.9)).gate_for(precision)
-    assert gate == msgspec.structs.replace(theirs, mean_abs=0.5, p90_abs=0.9)
+    lower = {"mean_abs": theirs.mean_abs / 2, "p90_abs": theirs.p90_abs / 2}
+    assert ValidationConfig(gates=GateConfig(**lower)).gate_for(precision) == msgspec.structs.replace(
+        theirs, **lower
+    )
+
+
+@pytest.mark.parametrize("loose", [{"mean_abs": 0.5}, {"p90_abs": 0.9}])
+def test_a_gate_of_ones_own_that_would_never_decide_is_refused(loose: dict[str, float]) -> None:
+    """With the profile's k3 in force, a run with half of that |Δ| would fail by k3, whatever was set."""
+    with pytest.raises(InvalidValue):
+        ValidationConfig(gates=GateConfig(**loose)).gate_for(Precision.BF16)
+    assert ValidationConfig(gates=GateConfig(**loose, k3=0.5)).gate_for(Precision.BF16).k3 == 0.5
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,19 @@
 """The gates in code, and what docs/attribution.md tells people of them."""
 
+import math
 import re
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from zerodrift.config.precision import Magnitude
+from zerodrift.config.precision import PROFILES, Magnitude, Precision
 from zerodrift.drift import gates as code
 from zerodrift.drift.floor import Floor
 from zerodrift.drift.gates import Gates, gates_for
 from zerodrift.drift.sampling import SAMPLING_ALPHA, SAMPLING_DOUBT, TESTS
+from zerodrift.stats.kl import k3
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "attribution.md"
 WORDS = {"two": 2, "four": 4, "five": 5, "twenty": 20}
@@ -34,6 +38,39 @@ def test_a_gate_of_ones_own_is_not_moved_by_the_floor() -> None:
     assert gates_for(own, floor, {"p90_abs"})[:2] == (0.02, 2e-3)
 
 
+def test_k3_moves_with_the_floor_as_the_others_do() -> None:
+    """An 8B in bf16 on a GPU, healthy: mean |Δ| 0.156 at a floor of 0.160, and k3 0.021 where the profile has 0.002."""
+    profile = PROFILES[Precision.BF16].gate
+    floor = Floor("bfloat16", 8, 1000, 0.160, 0.4, (0.0,), (0.2,), k3=0.02)
+    assert gates_for(profile, floor).k3 == pytest.approx(0.08)
+    assert gates_for(profile, floor, {"k3"}).k3 == profile.k3
+    assert gates_for(profile, floor, most_k3=0.01).k3 == 0.01
+    single = Floor("float32", 8, 1000, 1e-6, 2e-6, (0.0,), (1e-6,), k3=1e-6)
+    assert gates_for(PROFILES[Precision.FP32].gate, single).k3 == pytest.approx(25e-6)
+
+
+@pytest.mark.parametrize("tail", [2.5, 3.0, 5.0, math.inf])
+def test_no_healthy_tail_fails_by_k3_alone(tail: float) -> None:
+    """Student's t with so many degrees of freedom, of which the floor sees an eighth of the sequences, eight times."""
+    rng = np.random.default_rng(0)
+    drawn = (lambda size: rng.normal(size=size)) if math.isinf(tail) else partial(rng.standard_t, tail)
+    failed = 0
+    for _ in range(300):
+        seen, delta = (0.03 * drawn(size=size).clip(-30, 30) for size in (8 * 256, 2048))
+        floor = Floor(
+            "bfloat16",
+            8,
+            256,
+            float(np.abs(seen).mean()),
+            float(np.quantile(np.abs(seen), 0.9)),
+            (0.0,),
+            (0.03,),
+            k3=float(k3(seen).mean()),
+        )
+        failed += float(k3(delta).mean()) > gates_for(PROFILES[Precision.BF16].gate, floor).k3
+    assert failed == 0
+
+
 def stated(pattern: str) -> tuple[str, ...]:
     """The one place of the document that says it."""
     text = " ".join(DOCUMENT.read_text().split())
@@ -47,7 +84,10 @@ def test_the_document_states_the_gates_in_force() -> None:
     nats, per_p90 = stated(r"veto at (\w+) nats, or (\w+) times the gate of p90")
     assert (WORDS[nats], WORDS[per_p90]) == (code.VETO_NATS, code.VETO_PER_P90)
     assert code.FLOOR_MULTIPLES.keys() == {"float32"}
-    assert stated(r"fewer than (\d+) tokens") == (str(code.LEAST_TOKENS),)
+    stated("square of as many floors' k3")
+    (k3_gate,) = stated(r"temperatures from 0.3 to 1.5, and the gate at (\d+)\.")
+    assert int(k3_gate) == code.FLOOR_MULTIPLE**code.K3_POWER
+    assert stated(r"Fewer than (\d+) tokens") == (str(code.LEAST_TOKENS),)
 
 
 def test_the_document_states_the_levels_of_the_sampling_test() -> None:

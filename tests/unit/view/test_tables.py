@@ -153,3 +153,16 @@ def test_a_fact_that_one_run_alone_states_explains_nothing(stated: tuple[str | N
     assert explain(comparison(fact(Part.SEMANTIC, *stated))) == explain(comparison())
     assert explain(comparison(fact(Part.QUESTIONS, *stated))) == _EXPLANATIONS[Part.QUESTIONS]
     assert explain(comparison()) != explain(comparison(mean=(0.01, 0.01)))
+
+
+def test_a_change_of_the_sampler_does_not_point_at_the_weights() -> None:
+    drawn = (Change(name="sampling", before="pass", after="fail"),)
+    biased = (Change(name="semantic/sampling-bias", before=None, after="fails"),)
+    worse = msgspec.structs.replace(comparison(), verdict_after=Outcome.FAIL, probes=drawn)
+    named = msgspec.structs.replace(worse, causes=biased)
+    assert "semantic/sampling-bias" in explain(named)
+    for told in (explain(named), explain(worse)):
+        assert told != explain(comparison())
+        assert "weights" not in told
+    both = (*drawn, Change(name="parity", before="pass", after="fail"))
+    assert explain(msgspec.structs.replace(comparison(), probes=both)) == explain(comparison())

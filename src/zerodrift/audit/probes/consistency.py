@@ -3,11 +3,14 @@
 Each comparison runs over the tokens that both sides share before they first part ways, because a logprob after a
 different token answers a different question. Any difference in bits is listed; it gates only where it is larger
 than the audit's own gate.
+
+What comes and goes falls on one side of a comparison by chance. So wherever two sides A and B differ beyond rounding both
+are asked once more: a difference is the comparison's only if A is A and B is B again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import msgspec
 import numpy as np
@@ -23,6 +26,10 @@ from zerodrift.drift.gates import Gates
 from zerodrift.records.evidence import AgreementEvidence, UnseededEvidence
 from zerodrift.records.verdict import Outcome, Probe
 
+UNSTEADY = "path/nondeterminism"
+Sides = tuple[list[Completion], list[Completion]]
+Pairs = Sequence[tuple[Floats, Floats]]
+"""Logprobs of the same tokens, for each request."""
 LEAST_SHARED = 0.5
 """Share of the tokens that two runs with the same seeds must have in common. Rounding parts ways at a token in some
 hundreds; an engine that draws anew shares only what is nearly certain."""
@@ -58,7 +65,7 @@ class SelfConsistency:
         half = (len(self.requests) + 1) // 2
         once = self.alone[:half]
         again = one_by_one(self.engine, self.cold("again")[:half])
-        return self._compare(Probe.REPEAT, "path/nondeterminism", once, again)
+        return self._compare(Probe.REPEAT, UNSTEADY, (once, again))
 
     def batch(self) -> ProbeResult:
         """The same requests, one at a time and all together, with a cold cache both times."""
@@ -70,33 +77,56 @@ class SelfConsistency:
         right = self._right(
             told, [row[len(row) - len(one) :] for row, one in zip(self.truth, told, strict=True)]
         )
-        return self._compare(Probe.BATCH, "path/batch-variance", self.alone, together, alone_is_right=right)
+
+        def again() -> Sides:
+            more = generated(self.engine, self.cold("together-again"))
+            return one_by_one(self.engine, self.cold("alone-again")), first_of([a.completions for a in more])
+
+        sides = self.alone, together
+        return self._compare(Probe.BATCH, "path/batch-variance", sides, again, alone_is_right=right)
 
     def cache(self) -> ProbeResult:
         """The same long prompts with a cold and with a warm prefix cache."""
         needed = {Capability.SEED, Capability.CACHE_SALT, Capability.CACHED_TOKENS}
         if missing := needed - self.engine.capabilities:
             return not_judged(Probe.CACHE, f"the engine does not offer: {', '.join(sorted(missing))}")
-        salted = self.cold("cache")
-        cold, warm = one_by_one(self.engine, salted), one_by_one(self.engine, salted)
+
+        def twice(purpose: str) -> Sides:
+            salted = self.cold(purpose)
+            return one_by_one(self.engine, salted), one_by_one(self.engine, salted)
+
+        cold, warm = twice("cache")
         hits = [completion.cached_tokens or 0 for completion in warm]
         if not any(hits) or any(completion.cached_tokens for completion in cold):
             return vacuous(
                 Probe.CACHE, "no prefix was served from the cache: caching is off, or prompts are too short"
             )
-        return self._compare(Probe.CACHE, "path/prefix-cache", cold, warm, cached_tokens=sum(hits))
+        again = partial(twice, "cache-again")
+        return self._compare(Probe.CACHE, "path/prefix-cache", (cold, warm), again, cached_tokens=sum(hits))
 
     def prefill_decode(self) -> ProbeResult:
         """Logprobs reported while decoding, and those of the same tokens as a prompt."""
         if Capability.SCORE not in self.engine.capabilities:
             return not_judged(Probe.PREFILL_DECODE, "the engine does not score given tokens")
-        prefilled = scored(self.engine, [completion.sequence for completion in self.alone], self.engine.name)
-        pairs = [
-            (np.array(completion.logprobs), scores[len(completion.prompt_token_ids) - 1 :])
+        sequences = [completion.sequence for completion in self.alone]
+        prefilled = scored(self.engine, sequences, self.engine.name)
+        outputs = [
+            scores[len(completion.prompt_token_ids) - 1 :]
             for completion, scores in zip(self.alone, prefilled, strict=True)
         ]
+        pairs = [(np.array(one.logprobs), scores) for one, scores in zip(self.alone, outputs, strict=True)]
         right = self._right(prefilled, self.truth)
-        return self.judge(Probe.PREFILL_DECODE, "path/prefill-decode", pairs, prefill_is_right=right)
+        result = self.judge(Probe.PREFILL_DECODE, "path/prefill-decode", pairs, prefill_is_right=right)
+
+        def repetitions() -> list[Pairs]:
+            more = scored(self.engine, sequences, self.engine.name)
+            scores = list(zip(prefilled, more, strict=True))
+            if Capability.SEED not in self.engine.capabilities:
+                return [scores]
+            again = one_by_one(self.engine, self.cold("decoded-again"))
+            return [scores, [common(*pair) for pair in zip(self.alone, again, strict=True)]]
+
+        return self.confirmed(result, repetitions)
 
     def _right(self, told: Sequence[Floats], truth: Sequence[Floats]) -> bool:
         gaps = np.concatenate([np.abs(one - other) for one, other in zip(told, truth, strict=True)])
@@ -115,24 +145,53 @@ class SelfConsistency:
         ]
 
     def _compare(
-        self,
-        probe: Probe,
-        cause: str,
-        first: Sequence[Completion],
-        second: Sequence[Completion],
-        **more: int,
+        self, probe: Probe, cause: str, sides: Sides, again: Callable[[], Sides] | None = None, **more: int
     ) -> ProbeResult:
-        pairs = [common(one, other) for one, other in zip(first, second, strict=True)]
-        shared, drawn = sum(len(one) for one, _ in pairs), sum(len(one.token_ids) for one in first)
+        pairs = _pairs(*sides)
+        shared, drawn = sum(len(one) for one, _ in pairs), sum(len(one.token_ids) for one in sides[0])
         # Numbers that differ where tokens do not are a finding, however soon the tokens part.
         if shared < LEAST_SHARED * drawn and not any((one != other).any() for one, other in pairs):
             message = f"with the same seeds {drawn - shared} of {drawn} tokens came out otherwise: the engine ignores seeds"
             return vacuous(probe, message, UnseededEvidence(shared=shared, drawn=drawn))
-        return self.judge(probe, cause, pairs, **more)
+        result = self.judge(probe, cause, pairs, **more)
+        if again is None:
+            return result
+        return self.confirmed(
+            result, lambda: [_pairs(side, later) for side, later in zip(sides, again(), strict=True)]
+        )
 
-    def judge(
-        self, probe: Probe, cause: str, pairs: Sequence[tuple[Floats, Floats]], **more: int
-    ) -> ProbeResult:
+    def confirmed(self, result: ProbeResult, repetitions: Callable[[], Sequence[Pairs]]) -> ProbeResult:
+        """The same finding where each side repeats itself; else what comes and goes, whatever was compared.
+
+        `repetitions` pairs what each side said with what it says now.
+        """
+        evidence = result.evidence
+        if (
+            not result.causes
+            or not isinstance(evidence, AgreementEvidence)
+            or not self._beyond_rounding(evidence)
+        ):
+            return result
+        asked = list(zip(*repetitions(), strict=True))
+        changed = sum(any(self._changed(*pair) for pair in sides) for sides in asked)
+        evidence = msgspec.structs.replace(evidence, changed=changed)
+        if not changed:
+            return msgspec.structs.replace(result, evidence=evidence)
+        message = f"{result.message}; asked once more, {changed} of {len(asked)} requests got other numbers than before"
+        (cause,) = result.causes
+        named = found(
+            UNSTEADY, self.engine.name, result.probe, message, explained=cause.explained, gating=cause.gating
+        )
+        return msgspec.structs.replace(result, message=message, evidence=evidence, causes=(named,))
+
+    def _beyond_rounding(self, evidence: AgreementEvidence) -> bool:
+        return evidence.mean > self.gates.mean or evidence.max > self.gates.outlier
+
+    def _changed(self, one: Floats, other: Floats) -> bool:
+        gaps = np.abs(one - other)
+        return bool(len(gaps) and (gaps.mean() > self.gates.mean or gaps.max() > self.gates.outlier))
+
+    def judge(self, probe: Probe, cause: str, pairs: Pairs, **more: int) -> ProbeResult:
         """Equal bits pass; other numbers are `cause`, which gates where they are further apart than the gate.
 
         `more` are further fields of the evidence.
@@ -168,6 +227,10 @@ def first_of(groups: Sequence[tuple[Completion, ...]]) -> list[Completion]:
     if not all(groups):
         raise BadAnswer("the engine gave no usable sample for a request of this probe")
     return [completions[0] for completions in groups]
+
+
+def _pairs(first: Sequence[Completion], second: Sequence[Completion]) -> Pairs:
+    return [common(one, other) for one, other in zip(first, second, strict=True)]
 
 
 def common(one: Completion, other: Completion) -> tuple[Floats, Floats]:

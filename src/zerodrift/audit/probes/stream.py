@@ -13,6 +13,7 @@ import numpy as np
 from zerodrift.audit.checked_calls import streamed
 from zerodrift.audit.probes.consistency import (
     LEAST_SHARED,
+    Pairs,
     SelfConsistency,
     common,
     first_of,
@@ -55,16 +56,24 @@ def _alike(itself: SelfConsistency, pieced: Sequence[Completion], evidence: Stre
     pairs = [common(one, other) for one, other in zip(whole, pieced, strict=True)]
     parted = sum(one.token_ids != other.token_ids for one, other in zip(whole, pieced, strict=True))
     parting = msgspec.structs.replace(evidence, parted=parted)
-    result = itself.judge(Probe.STREAM, CAUSE, pairs)
+    again: list[Completion] = []
+
+    def repetitions() -> list[Pairs]:
+        again.extend(one_by_one(itself.engine, itself.cold("whole-again")))
+        more = [streamed(itself.engine, [request])[0] for request in itself.cold("stream-again")]
+        sides = (whole, again), (pieced, first_of([answer.completions for answer in more]))
+        return [[common(*pair) for pair in zip(*side, strict=True)] for side in sides]
+
+    result = itself.confirmed(itself.judge(Probe.STREAM, CAUSE, pairs), repetitions)
     status = result.status
     told = msgspec.structs.replace(
         result,
         message=f"{result.message}, in {evidence.pieces} pieces",
         evidence=_with_numbers(parting, result.evidence),
     )
-    if not parted and status is Outcome.PASS:
+    if not parted and (status is Outcome.PASS or again):
         return told
-    again = one_by_one(itself.engine, itself.cold("whole-again"))
+    again = again or one_by_one(itself.engine, itself.cold("whole-again"))
     if parted and all(_same(one, other) for one, other in zip(whole, again, strict=True)):
         message = f"{parted} of {len(whole)} answers have other tokens where they are streamed"
         return _failed(itself, message, evidence, parted / len(whole))

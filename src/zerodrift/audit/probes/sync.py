@@ -28,7 +28,8 @@ from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judg
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.teacher import Teacher, entries
 from zerodrift.core.completion import Completion
-from zerodrift.core.errors import BadAnswer
+from zerodrift.core.errors import BadAnswer, EngineError, ZerodriftError
+from zerodrift.core.memory import ran_out
 from zerodrift.core.request import Prompt, Request
 from zerodrift.core.version import WeightVersion
 from zerodrift.drift.gates import Gates
@@ -98,23 +99,50 @@ def weight_sync(
         return not_judged(NAME, f"the engine does not offer: {', '.join(sorted(missing))}")
     _generate(engine, requests)
     try:
-        engine.load_weights(update.after, WeightVersion(NEW))
-        if update.resets_cache:
-            engine.reset_cache()
-        cached = _see(weights, _generate(engine, requests))
-        # Where no salt keeps a request out of the cache, asking once more would ask the same.
-        fresh = (
-            _see(weights, _generate(engine, _salted(engine, requests, NEW)))
-            if Capability.CACHE_SALT in engine.capabilities
-            else cached
-        )
-    finally:
-        engine.load_weights(update.before, WeightVersion("audit-a"))
-        if Capability.RESET_CACHE in engine.capabilities:
-            engine.reset_cache()
+        cached, fresh = _pushed(engine, weights, update, requests)
+    except ZerodriftError as error:
+        raise _midway(engine, update, error) from error
+    except BaseException:
+        _put_back(engine, update)
+        raise
+    _put_back(engine, update)
     back = _generate(engine, _salted(engine, requests, "audit-a"))
     returned = Seen(back, _reported(back), weights.score(weights.old, back), weights.score(weights.new, back))
     return _judge(engine, weights, cached, fresh, returned, gates)
+
+
+def _pushed(
+    engine: Backend, weights: GroupedWeights, update: Update, requests: Sequence[Request]
+) -> tuple[Seen, Seen]:
+    """What is answered after the update: from the cache where there is one, and fresh."""
+    engine.load_weights(update.after, WeightVersion(NEW))
+    if update.resets_cache:
+        engine.reset_cache()
+    cached = _see(weights, _generate(engine, requests))
+    # Where no salt keeps a request out of the cache, asking once more would ask the same.
+    if Capability.CACHE_SALT not in engine.capabilities:
+        return cached, cached
+    return cached, _see(weights, _generate(engine, _salted(engine, requests, NEW)))
+
+
+def _put_back(engine: Backend, update: Update) -> None:
+    engine.load_weights(update.before, WeightVersion("audit-a"))
+    if Capability.RESET_CACHE in engine.capabilities:
+        engine.reset_cache()
+
+
+def _midway(engine: Backend, update: Update, error: ZerodriftError) -> ZerodriftError:
+    """The first error, and what the server holds now: a second one, of putting the weights back, must not hide it."""
+    try:
+        _put_back(engine, update)
+    except ZerodriftError as second:
+        state = f"the weights from before could not be put back either ({second}): what it holds now is not known, so restart it"
+    else:
+        state = "the weights from before were put back"
+    told = type(error)(f"the update failed midway: {error}; {state}")
+    if isinstance(error, EngineError) and isinstance(told, EngineError):
+        told.status = error.status
+    return told
 
 
 def _judge(
@@ -172,12 +200,19 @@ def _undelivered(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: G
         if (cause := account(engine, weights, fresh, gates)) is not None:
             return cause
     accounts = list(_partial(engine, weights, fresh))
+    untried = ""
     if not any(account.explained > MOST for account in accounts):
-        accounts += _misdelivered(engine, weights, fresh)
+        try:
+            accounts += _misdelivered(engine, weights, fresh)
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out(error):
+                raise
+            # Each is one more copy of the weights; that the update did not arrive is known without.
+            untried = "; not all that is known was tried, for want of memory for a third copy of the weights"
     best = max(accounts, key=lambda account: account.explained, default=None)
     if best is not None and _is_enough(best.explained, fresh, gates):
         return best
-    message = f"after the update the engine is at neither version: slope {fresh.slope:.3f}, nothing known explains it"
+    message = f"after the update the engine is at neither version: slope {fresh.slope:.3f}, nothing known explains it{untried}"
     if missing := not_asked(weights.new):
         message += f"; not tried, for want of such parts in this model: {', '.join(missing)}"
     return found("unexplained", engine.name, NAME, message, explained=0.0, interval=(0.0, 0.0))

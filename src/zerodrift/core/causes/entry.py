@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from zerodrift.core.frozen import freeze
+from zerodrift.core.frozen import FrozenDict, freeze
 
 ANY_ENGINE = "*"
 
@@ -25,6 +25,24 @@ class Layer(StrEnum):
     OBJECTIVE = "objective"
     """The numbers are right and used wrongly."""
     NONE = "unexplained"
+
+
+class Expected(StrEnum):
+    """What a cause lets a probe find, if it is all that is wrong."""
+
+    CLEAN = "clean"
+    """It does not reach what the probe asks."""
+    OFF = "off"
+    """It cannot but show there as well."""
+
+
+OF_SAMPLED_TOKENS: Mapping[str, Expected] = FrozenDict(
+    {"given-tokens": Expected.CLEAN, "batch": Expected.CLEAN, "cache": Expected.CLEAN}
+)
+"""Of what is done between the logits and the report of a sampled token: prompt scores are neither sampled nor processed,
+and the same is done alone, in company, and behind a cached prefix."""
+OF_THE_MODEL: Mapping[str, Expected] = FrozenDict({"given-tokens": Expected.OFF})
+"""Of other weights: whatever goes through them shows it."""
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -48,10 +66,14 @@ class Cause(msgspec.Struct, frozen=True):
     """What it is called where the reported numbers are right and only the draws are not; None: the same."""
     unless_requested: tuple[str, ...] = ()
     """Sampling parameters under which a sound engine shows the same, had they been requested."""
+    predicts: Mapping[str, Expected] = {}
+    """Probe to what it finds where this is all that is wrong: a name whose prediction fails is taken away."""
+    in_force: Mapping[str, Mapping[str, str]] = {}
+    """Engine to the settings that its fingerprint shows where the fix for it is in force already."""
 
     def __post_init__(self) -> None:
-        """Fixes stay as they were written."""
-        freeze(self, "fixes")
+        """What was written stays."""
+        freeze(self, "fixes", "predicts", "in_force")
 
     @property
     def layer(self) -> Layer:
@@ -61,6 +83,12 @@ class Cause(msgspec.Struct, frozen=True):
     def fix(self, engine: str) -> str:
         """What to type for `engine`."""
         return self.fixes.get(engine, self.fixes[ANY_ENGINE])
+
+    def already(self, engine: str, settings: Mapping[str, str]) -> str:
+        """The setting by which the fix for `engine` is in force already; empty where it is not known to be."""
+        wanted = self.in_force.get(engine, {})
+        there = wanted and all(settings.get(name) == value for name, value in wanted.items())
+        return ", ".join(f"{name}={value}" for name, value in wanted.items()) if there else ""
 
 
 _FLAGS = frozenset(Cause.__struct_fields__) - {"name", "message", "fixes"}

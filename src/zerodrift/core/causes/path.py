@@ -1,6 +1,6 @@
 """Causes of layer `path`: the number means the right thing and was computed another way."""
 
-from zerodrift.core.causes.entry import cause
+from zerodrift.core.causes.entry import OF_THE_MODEL, cause
 
 PATH = (
     cause(
@@ -11,6 +11,7 @@ PATH = (
         vllm='--hf-overrides \'{"head_dtype":"float32"}\'',
         approximate=True,
         in_trainer="trainer/autocast",
+        in_force={"vllm": {"head_dtype": "float32"}},
     ),
     cause(
         "path/body-precision",
@@ -22,6 +23,7 @@ PATH = (
         "rounded to 8 bits, with --flash-attn off --cache-type-k f32 --cache-type-v f32",
         approximate=True,
         in_trainer="trainer/autocast",
+        in_force={"vllm": {"dtype": "float32"}, "sglang": {"dtype": "float32"}},
     ),
     cause(
         "path/weight-quantisation",
@@ -30,6 +32,7 @@ PATH = (
         llama_cpp="serve a file in F32 (convert_hf_to_gguf.py --outtype f32), or train with the same quantisation",
         approximate=True,
         trainer="load the unquantised checkpoint in the trainer, or serve the same quantisation",
+        predicts=OF_THE_MODEL,
     ),
     cause(
         "path/kv-precision",
@@ -39,6 +42,7 @@ PATH = (
         llama_cpp="--cache-type-k f32 --cache-type-v f32",
         approximate=True,
         in_trainer="trainer/autocast",
+        in_force={"vllm": {"kv_cache_dtype": "auto"}},
     ),
     cause(
         "path/routing",
@@ -57,6 +61,7 @@ PATH = (
         "Speculative decoding reports, or accepts, what the model alone would not have.",
         "turn speculative decoding off",
         vllm="remove --speculative-config",
+        in_force={"vllm": {"speculative": "null"}},
     ),
     cause(
         "path/batch-variance",
@@ -65,6 +70,10 @@ PATH = (
         gating=False,
         vllm="VLLM_BATCH_INVARIANT=1 --attention-backend TRITON_ATTN on a GPU; VLLM_CPU_ATTN_SPLIT_KV=0 on CPU",
         sglang="--enable-deterministic-inference",
+        in_force={
+            "vllm": {"VLLM_BATCH_INVARIANT": "true"},
+            "sglang": {"enable_deterministic_inference": "true"},
+        },
     ),
     cause(
         "path/prefill-decode",
@@ -73,6 +82,10 @@ PATH = (
         gating=False,
         vllm="VLLM_BATCH_INVARIANT=1 --attention-backend TRITON_ATTN on a GPU; VLLM_CPU_ATTN_SPLIT_KV=0 on CPU",
         sglang="--enable-deterministic-inference",
+        in_force={
+            "vllm": {"VLLM_BATCH_INVARIANT": "true"},
+            "sglang": {"enable_deterministic_inference": "true"},
+        },
     ),
     cause(
         "path/chunked-prefill",
@@ -88,6 +101,7 @@ PATH = (
         vllm="--no-enable-prefix-caching",
         sglang="--disable-radix-cache",
         llama_cpp="--no-cache-prompt",
+        in_force={"vllm": {"enable_prefix_caching": "false"}, "sglang": {"disable_radix_cache": "true"}},
     ),
     cause(
         "path/preemption",
@@ -108,6 +122,7 @@ PATH = (
         "use the checkpoint's own sliding_window on both sides",
         vllm="remove --disable-sliding-window",
         trainer="use an attention in the trainer that keeps to the checkpoint's sliding_window",
+        in_force={"vllm": {"disable_sliding_window": "false"}},
     ),
     cause(
         "path/context-boundary",
@@ -117,9 +132,10 @@ PATH = (
     ),
     cause(
         "path/nondeterminism",
-        "The same request gives different numbers when repeated alone.",
-        "find the kernel that depends on timing: disable autotuning and asynchronous scheduling",
+        "The same request gives different numbers when it is repeated.",
+        "find what depends on timing or order (the evidence says what it goes with): disable autotuning and asynchronous scheduling",
         gating=False,
         vllm="--no-async-scheduling",
+        in_force={"vllm": {"async_scheduling": "false"}},
     ),
 )

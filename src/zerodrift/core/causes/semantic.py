@@ -1,6 +1,6 @@
 """Causes of layer `semantic`: the number means something else."""
 
-from zerodrift.core.causes.entry import cause
+from zerodrift.core.causes.entry import OF_SAMPLED_TOKENS, cause
 from zerodrift.core.request import SHAPING
 
 SEMANTIC = (
@@ -13,6 +13,8 @@ SEMANTIC = (
         llama_cpp='"post_sampling_probs": true in every request',
         unless_requested=("temperature",),
         trainer="shape the trainer's logits as the request shaped the engine's, before the softmax",
+        predicts=OF_SAMPLED_TOKENS,
+        in_force={"vllm": {"logprobs_mode": "processed_logprobs"}},
     ),
     cause(
         "semantic/temperature",
@@ -22,6 +24,8 @@ SEMANTIC = (
         vllm="--generation-config vllm",
         unless_requested=("temperature",),
         trainer="divide the trainer's logits by the temperature of the rollouts, once, before the softmax",
+        predicts=OF_SAMPLED_TOKENS,
+        in_force={"vllm": {"generation_config": "vllm"}},
     ),
     cause(
         "semantic/truncation-mass",
@@ -31,6 +35,7 @@ SEMANTIC = (
         llama_cpp="--top-k 0 --top-p 1 --min-p 0, or the same in every request",
         unless_requested=("top_p", "top_k", "min_p"),
         trainer="take the trainer's softmax over the tokens that the request keeps, and no others",
+        predicts=OF_SAMPLED_TOKENS,
     ),
     cause(
         "semantic/penalty",
@@ -39,6 +44,8 @@ SEMANTIC = (
         vllm="--generation-config vllm",
         unless_requested=("repetition_penalty", "presence_penalty", "frequency_penalty"),
         trainer="take penalties that were not requested out of the trainer's forward",
+        predicts=OF_SAMPLED_TOKENS,
+        in_force={"vllm": {"generation_config": "vllm"}},
     ),
     cause(
         "semantic/logit-bias",
@@ -46,6 +53,7 @@ SEMANTIC = (
         "remove logit_bias, banned words and grammar masks from the engine, or replay them in the trainer",
         unless_requested=("logit_bias",),
         trainer="take biases and masks that were not requested out of the trainer's forward",
+        predicts=OF_SAMPLED_TOKENS,
     ),
     cause(
         "semantic/generation-config",
@@ -54,6 +62,8 @@ SEMANTIC = (
         vllm="--generation-config vllm",
         unless_requested=SHAPING,
         trainer="give the trainer the request's parameters, not those of generation_config.json",
+        predicts=OF_SAMPLED_TOKENS,
+        in_force={"vllm": {"generation_config": "vllm"}},
     ),
     cause(
         "semantic/off-by-one",
@@ -106,6 +116,7 @@ SEMANTIC = (
         "semantic/seed",
         "Samples that should be independent share their noise.",
         "give every sample its own seed, or none",
+        predicts=OF_SAMPLED_TOKENS,
     ),
     cause(
         "semantic/misbound-output",
@@ -123,5 +134,6 @@ SEMANTIC = (
         "Sampled tokens do not follow the distribution whose logprobs are reported.",
         "look for truncation, penalties or a biased random generator between logits and token",
         llama_cpp="--top-k 0 --top-p 1 --min-p 0, or the same in every request: by default it cuts off",
+        predicts=OF_SAMPLED_TOKENS,
     ),
 )

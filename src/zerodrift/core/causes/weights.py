@@ -1,6 +1,6 @@
 """Causes of layer `weights`: the number belongs to other weights."""
 
-from zerodrift.core.causes.entry import cause
+from zerodrift.core.causes.entry import OF_THE_MODEL, cause
 
 WEIGHTS = (
     cause(
@@ -16,6 +16,7 @@ WEIGHTS = (
         vllm="--model MODEL; the name at /v1/models is only a label (--served-model-name)",
         llama_cpp="--model with a file converted from MODEL",
         outranks=True,
+        predicts=OF_THE_MODEL,
     ),
     cause(
         "weights/partial",

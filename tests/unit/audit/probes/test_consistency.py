@@ -68,16 +68,16 @@ def run(name: str, engine: Any, gates: Gates, requests: Sequence[Request] = REQU
     return getattr(SelfConsistency(engine, Truth(), requests, gates, "salt"), name)()  # type: ignore[no-any-return]
 
 
-# When the other look is taken: after the first pass of four; in the call of four; in the second pass.
+# When the other look is taken: after the first pass of four; in the call of four; in the second of two passes.
 SECOND = {
     "repeat": lambda number, together: number >= 4,
     "batch": lambda number, together: together == 4,
-    "cache": lambda number, together: number >= 4,
+    "cache": lambda number, together: number % 8 >= 4,
 }
 CAUSE = {"repeat": "path/nondeterminism", "batch": "path/batch-variance", "cache": "path/prefix-cache"}
 COMPARED = {"repeat": 8, "batch": 16, "cache": 16}
 """Tokens; half of the requests are repeated."""
-HITS = {"cached": lambda number: 2 if number >= 4 else 0}
+HITS = {"cached": lambda number: 2 if number % 8 >= 4 else 0}
 
 
 @pytest.mark.parametrize("name", list(SECOND))
@@ -96,12 +96,34 @@ def test_a_difference_is_listed_and_gates_above_the_gate(
     engine: Engine, gates: Gates, name: str, gap: float, gating: bool
 ) -> None:
     result = run(name, engine(off_by(gap, SECOND[name]), **HITS), gates)
+    asked_once_more = gating and name != "repeat"
+    assert result.record.evidence.get("changed") == (0 if asked_once_more else None)
     assert result.record.status is (Outcome.FAIL if gating else Outcome.PASS)
     (cause,) = result.causes
     assert (cause.cause, cause.gating, cause.explained) == (CAUSE[name], gating, 1.0)
     assert result.record.evidence["mean"] == pytest.approx(gap)
     assert result.record.evidence["max"] == pytest.approx(gap)
     assert result.record.evidence["differing"] == COMPARED[name]
+
+
+@pytest.mark.parametrize("name", ["batch", "cache"])
+@pytest.mark.parametrize("side", ["first", "second"])
+def test_what_comes_and_goes_is_not_the_comparisons(
+    engine: Engine, gates: Gates, name: str, side: str
+) -> None:
+    """One wrong number in the whole probe, whichever side it falls on, and never again."""
+    one = 1 if side == "first" else 6
+    played = engine(off_by(1e-3, lambda number, together: number == one), **HITS)
+    result = run(name, played, gates)
+    (cause,) = result.causes
+    assert (cause.cause, cause.gating) == ("path/nondeterminism", True)
+    assert result.record.evidence["changed"] == 1
+
+
+@pytest.mark.parametrize("name", ["batch", "cache"])
+def test_what_starts_in_the_middle_is_not_the_comparisons(engine: Engine, gates: Gates, name: str) -> None:
+    result = run(name, engine(off_by(1e-3, lambda number, together: number >= 5), **HITS), gates)
+    assert result.causes[0].cause == "path/nondeterminism"
 
 
 @pytest.mark.parametrize(("said", "right"), [(-1.0, True), (-1.5, False)])

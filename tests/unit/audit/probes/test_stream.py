@@ -144,7 +144,13 @@ def test_rounding_that_parts_tokens_is_not(engine: Engine, gates: Gates) -> None
     assert [(cause.cause, cause.gating) for cause in result.causes] == [("semantic/streaming", False)]
 
 
-@pytest.mark.parametrize("change", [cut((7, 8, 11, 12)), changed(logprobs=(-1.0, -1.0, -2.0, -3.0))])
+def test_numbers_that_do_not_repeat_themselves_whole_either_come_and_go(engine: Engine, gates: Gates) -> None:
+    result = run(engine(changed(logprobs=(-1.0, -1.0, -2.0, -3.0)), noise=0.1), gates)
+    assert result.status is Outcome.FAIL
+    assert [cause.cause for cause in result.causes] == ["path/nondeterminism"]
+
+
+@pytest.mark.parametrize("change", [cut((7, 8, 11, 12))])
 def test_an_engine_that_does_not_repeat_itself_proves_nothing(
     engine: Engine, gates: Gates, change: Any
 ) -> None:

@@ -17,7 +17,7 @@ from zerodrift.audit.probes.sync import NEW, Seen, Update, weight_sync
 from zerodrift.backends.base import Capability
 from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.core.completion import Answer, Completion, FinishReason, Problem
-from zerodrift.core.errors import BadAnswer, EngineUnreachable
+from zerodrift.core.errors import BadAnswer, EngineRefused, EngineUnreachable
 from zerodrift.core.request import Request
 from zerodrift.core.version import VersionSpan, WeightVersion
 from zerodrift.drift.gates import Gates
@@ -381,6 +381,27 @@ def test_an_engine_that_dies_gets_its_weights_back_first(
     with pytest.raises(EngineUnreachable):
         push(fresh, update, gates)
     assert loaded == [NEW, "audit-a"]
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_an_update_that_fails_midway_is_told_by_its_own_error(
+    fresh: ReferenceBackend, update: Whole, gates: Gates, comes_back: bool
+) -> None:
+    """Putting the weights back may fail too, and that error came in the place of the first."""
+    load = fresh.load_weights
+
+    def tear(directory: Path, version: WeightVersion) -> None:
+        if version.label == NEW:
+            raise EngineRefused("no room for layer 2")
+        if not comes_back:
+            raise EngineUnreachable("connection lost")
+        load(directory, version)
+
+    fresh.load_weights = tear  # type: ignore[method-assign]
+    with pytest.raises(EngineRefused) as caught:
+        push(fresh, update, gates)
+    assert "no room for layer 2" in str(caught.value)
+    assert ("connection lost" in str(caught.value)) is not comes_back
 
 
 @pytest.mark.parametrize(
