@@ -38,7 +38,7 @@ from zerodrift.drift.shape import describe, shape
 from zerodrift.drift.tokens import TokenTable
 from zerodrift.records.case import Case
 from zerodrift.records.directory import ROLLOUTS
-from zerodrift.records.evidence import ParityEvidence
+from zerodrift.records.evidence import ParityEvidence, SamplingEvidence
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe, VerdictRecord
 
@@ -210,6 +210,7 @@ def verdict_record(
     """A decision with what it rests on; metrics are the parity probe's."""
     numbers = next((each.evidence for each in decision.results if each.probe is Probe.PARITY), None)
     metrics = {} if numbers is None else numbers.as_record()
+    drawn = next((each.evidence for each in decision.results if each.probe is Probe.SAMPLING), None)
     return VerdictRecord(
         verdict=decision.verdict,
         guilty=decision.guilty,
@@ -223,6 +224,7 @@ def verdict_record(
         gates={} if gates is None else gates._asdict(),
         causes=decision.causes,
         probes=tuple(each.record for each in decision.results),
+        power=drawn.power if isinstance(drawn, SamplingEvidence) else (),
         **more,
     )
 

@@ -271,7 +271,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
             write_case(self.directory / files.CASE, audited.case)
         if (table := audited.table) is not None:
             known = {token: reference.tokenizer.decode([token]) for token in np.unique(table.token).tolist()}
-            columns = {**vars(table), "text": [known[token] for token in table.token.tolist()]}
+            columns = {**table.columns, "text": [known[token] for token in table.token.tolist()]}
             write_tokens(self.directory / files.TOKENS, columns)
 
 

@@ -39,6 +39,7 @@ def print_verdict(record: VerdictRecord, console: Console, run_directory: Path |
     if worth := _worth(record):
         console.print(Text(worth))
         console.print()
+    _power(record, console)
     if record.reproduce_smallest:
         copyable(f"smallest case, {record.smallest}", record.reproduce_smallest, console)
     if run_directory is not None:
@@ -120,6 +121,18 @@ def _worth(record: VerdictRecord) -> str:
     return "   ".join(
         f"{name} {form(record.metrics[key])}" for key, (name, form) in forms.items() if key in record.metrics
     )
+
+
+def _power(record: VerdictRecord, console: Console) -> None:
+    """Under every verdict: a PASS is about what would have been seen, and about nothing else."""
+    console.print(Text("power: what these draws would have shown, 19 times in 20", style="dim"))
+    for line in record.power:
+        console.print(Text(f"    {visible(line.says)}"))
+    if not record.power:
+        console.print(
+            Text("    nothing was drawn that could be tested: nothing about the sampler would have been seen")
+        )
+    console.print()
 
 
 def table_of(*headers: str) -> Table:
