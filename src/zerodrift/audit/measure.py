@@ -31,6 +31,8 @@ EDGE = 1e-5
 off by a few 1e-6. One such token in a million moved a healthy logprob by 7e-3."""
 WINDOW = 1024
 """Sequences whose ids are laid out for the teacher at once."""
+LONG = 256
+"""Tokens, up to which padding costs less than another batch."""
 
 
 class Observed(NamedTuple):
@@ -138,8 +140,7 @@ def measure(
     rng = np.random.default_rng(0)
     # Shortest first: in the order given, half of what padded batches compute is padding.
     order = sorted(range(len(observed)), key=lambda index: observed[index].length)
-    for first in range(0, len(order), WINDOW):
-        window = order[first : first + WINDOW]
+    for window in _windows(order, observed):
         passages = [observed[index].passage for index in window]
         within = [rng.random(len(ids) - start) for ids, start in passages]
         for piece in teacher.logit_rows([ids for ids, _ in passages], [start for _, start in passages]):
@@ -149,6 +150,20 @@ def measure(
             done += len(piece.logits_TV)
             progress(done, total)
     return measured
+
+
+def _windows(order: Sequence[int], observed: Sequence[Observed]) -> Iterator[list[int]]:
+    """Sequences that are laid out together; a long one is not padded to by such as are less than half of it."""
+    window: list[int] = []
+    for index in order:
+        length = observed[index].length
+        apart = bool(window) and length > max(LONG, 2 * observed[window[0]].length)
+        if apart or len(window) == WINDOW:
+            yield window
+            window = []
+        window.append(index)
+    if window:
+        yield window
 
 
 def _measure(

@@ -34,6 +34,7 @@ from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import EngineError, EngineRefused, InvalidValue
 from zerodrift.drift.floor import ROUNDED_IN, Floor
 from zerodrift.drift.gates import Gates, gates_for
+from zerodrift.drift.power import positions_asked
 from zerodrift.drift.shape import describe, shape
 from zerodrift.drift.tokens import TokenTable
 from zerodrift.records.case import Case
@@ -177,6 +178,11 @@ class Audit(AuditSetup):
         measurements: Sequence[Measurement],
     ) -> "Audited":
         record = verdict_record(decision, fingerprint, self.reference, self.precision, floor, gates)
+        if table is not None:
+            reached = positions_asked(
+                table, min(self.engine.max_model_len, self.reference.facts.context_length)
+            )
+            record = msgspec.structs.replace(record, power=(*record.power, reached))
         return Audited(record, table, tuple(measurements))
 
 

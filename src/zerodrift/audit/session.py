@@ -15,7 +15,7 @@ import numpy as np
 from zerodrift import models
 from zerodrift.audit.probes.given import check_weights
 from zerodrift.audit.progress import Progress
-from zerodrift.audit.prompts import check_file, from_file, generated, of_lengths
+from zerodrift.audit.prompts import assorted, check_file, from_file, of_lengths
 from zerodrift.audit.replay import Replay, Replayed
 from zerodrift.audit.run import Audit, Audited
 from zerodrift.audit.setup import Baseline
@@ -42,8 +42,6 @@ DEFAULT_MODEL = "testbed:qwen3"
 PRECISIONS = {"float32": Precision.FP32, "float64": Precision.FP32, "bfloat16": Precision.BF16}
 MODEL = "model"
 """A built-in model written out, where an engine needs a directory."""
-LONGEST_PROMPT = 512
-"""Of those that are generated: attention is quadratic and faults are not."""
 
 Wrap = Callable[[Backend], Backend]
 
@@ -247,8 +245,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         if chosen_by_length := len(validation.position_probes):
             sources.append(f"{chosen_by_length} at positions asked for")
         if count:
-            longest = min(longest, LONGEST_PROMPT)
-            chosen += generated(reference.tokenizer, facts.vocab_size, longest, count, validation.seed)
+            answer, seed = validation.max_tokens, validation.seed
+            chosen += assorted(reference.tokenizer, facts.vocab_size, longest, answer, count, seed)
             sources.append(f"{count} generated prompt{'s' if count > 1 else ''}")
         return Chosen(chosen, " and ".join(sources))
 

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import special
 
 from zerodrift.drift.draws import GREEDY, IDS, KINDS, ONE_ID, PLACES, RARITY, STOP, TAIL, TAILS, Draws, Kind
-from zerodrift.drift.tokens import RARE, TokenTable
+from zerodrift.drift.tokens import LIKELIEST, RARE, TokenTable
 from zerodrift.records.evidence import Power
 from zerodrift.stats.arrays import Floats
 from zerodrift.stats.betting import FACTORS, MOST, Counts
@@ -30,14 +30,14 @@ def power_of(draws: Draws, table: TokenTable, *, level: float, tests: int) -> tu
         _temperature(table, level / tests, "higher temperature", -BETAS[BETAS < 1]),
         _never(
             "ids never drawn",
-            "a piece of the vocabulary (1/32 or more) never drawn",
+            "1/32 of the vocabulary or more never drawn",
             len(table.token),
             needed[IDS],
         ),
         # Betting on one id begins when it was due once.
         _never(
             "one id never drawn",
-            "one id, where it is among the likeliest, never drawn",
+            f"one id of the {LIKELIEST} likeliest never drawn",
             len(table.token),
             needed[ONE_ID] + 1,
         ),
@@ -46,6 +46,15 @@ def power_of(draws: Draws, table: TokenTable, *, level: float, tests: int) -> tu
         _first(table, draws.of(GREEDY), needed[GREEDY]),
         _stop(table, draws.of(STOP), needed[STOP]),
     )
+
+
+def positions_asked(table: TokenTable, context: int) -> Power:
+    """How far into the context tokens were compared at all."""
+    farthest = int(table.position.max()) + 1
+    says = f"fault of far positions: if it shows before {farthest:,} of {context:,}"
+    if farthest < context:
+        says += " (farther: --set validation.position_probes=[1.0])"
+    return Power(name="far positions", says=says, seen_from=float(farthest))
 
 
 def _temperature(table: TokenTable, level: float, name: str, betas: Floats) -> Power:
@@ -58,15 +67,15 @@ def _temperature(table: TokenTable, level: float, name: str, betas: Floats) -> P
     limit = -float(special.ndtri(level / 2)) * math.sqrt(second)
     seen = moved - limit >= -float(special.ndtri(MISSED)) * spread
     if not seen.any():
-        return Power(name=name, says=f"a {name}: would not be seen by the draws")
+        return Power(name=name, says=f"{name}: would not be seen")
     factor = float(1 / (1 + betas[seen.argmax()]))
-    return Power(name=name, says=f"a {name}: seen from ×{factor:.2f}", seen_from=factor)
+    return Power(name=name, says=f"{name}: from ×{factor:.2f}", seen_from=factor)
 
 
 def _never(name: str, what: str, tokens: int, needed: float) -> Power:
     """A set of one mass in every draw, with one bet of all on it: Π 1/(1 - q)."""
     mass = 1 - math.exp(-(needed + math.log(len(FACTORS))) / tokens)
-    return Power(name=name, says=f"{what}: seen from {_percent(mass)} of the mass", seen_from=mass)
+    return Power(name=name, says=f"{what}: from {_percent(mass)} of the mass", seen_from=mass)
 
 
 def _rare(kind: Kind, needed: float) -> Power:
@@ -82,22 +91,22 @@ def _rare(kind: Kind, needed: float) -> Power:
     if not seen:
         return Power(name=name, says=f"{what}: would not be seen")
     limit, mass = min(seen)
-    says = f"{what}: seen if the limit is p = {limit:.2g} or higher ({_percent(mass)} of the mass lies below)"
+    says = f"{what}: if all under p = {limit:.2g} are missing ({_percent(mass)} of the mass)"
     return Power(name=name, says=says, seen_from=limit)
 
 
 def _tail(kind: Kind, needed: float) -> Power:
-    name, what = "tail cut off", "the rarest part of each distribution cut off, as by top-p"
+    name, what = "tail cut off", "rarest part of each distribution cut off, as by top-p"
     never = kind.counts.log_e(np.zeros(len(kind.words)))
     seen = [2.0**-tail for at, tail in enumerate(TAILS) if never[at] >= needed]
     if not seen:
         return Power(name=name, says=f"{what}: would not be seen")
-    return Power(name=name, says=f"{what}: seen from {_percent(min(seen))}", seen_from=min(seen))
+    return Power(name=name, says=f"{what}: from {_percent(min(seen))}", seen_from=min(seen))
 
 
 def _first(table: TokenTable, kind: Kind, needed: float) -> Power:
     """The likeliest token taken, not drawn, in a share of requests."""
-    name, what = "first token taken", "a first token that is the likeliest one, not drawn"
+    name, what = "first token taken", "first token taken as the likeliest, not drawn"
     masses = table.masses
     first = (table.index == 0) & ~masses.stopped
     q = np.minimum(masses.likeliest_mass[first, 0].astype(np.float64), MOST)
@@ -105,13 +114,13 @@ def _first(table: TokenTable, kind: Kind, needed: float) -> Power:
     for share in SHARES:
         fewest = _least(q + share * (1 - q))
         if _log_e(kind.counts, at, fewest) >= needed:
-            return Power(name=name, says=f"{what}: seen from {share:.0%} of outputs", seen_from=float(share))
+            return Power(name=name, says=f"{what}: from {share:.0%} of outputs", seen_from=float(share))
     return Power(name=name, says=f"{what}: would not be seen in {int(first.sum())} outputs")
 
 
 def _stop(table: TokenTable, kind: Kind, needed: float) -> Power:
     """A stop token whose odds are multiplied by less than one."""
-    name, what = "stop token too rare", "a stop token that is too rare"
+    name, what = "stop token too rare", "stop token too rare"
     if not table.ends_told:
         return Power(name=name, says=f"{what}: not judged, because outputs end without theirs")
     q = np.minimum(table.masses.stop.astype(np.float64), MOST)
@@ -119,11 +128,7 @@ def _stop(table: TokenTable, kind: Kind, needed: float) -> Power:
     for factor in SHARES[::-1] - SHARES[0]:
         most = _most(factor * q / (1 - q + factor * q))
         if _log_e(kind.counts, 0, most) >= needed:
-            says = (
-                f"{what}: seen from {factor:.2f} times as likely"
-                if factor
-                else f"{what}: seen if it never comes"
-            )
+            says = f"{what}: from {factor:.2f} times as likely" if factor else f"{what}: if it never comes"
             return Power(name=name, says=f"{says} ({due:.1f} were due)", seen_from=float(factor))
     return Power(name=name, says=f"{what}: would not be seen ({due:.1f} were due)")
 

@@ -125,13 +125,11 @@ def _worth(record: VerdictRecord) -> str:
 
 def _power(record: VerdictRecord, console: Console) -> None:
     """Under every verdict: a PASS is about what would have been seen, and about nothing else."""
-    console.print(Text("power: what these draws would have shown, 19 times in 20", style="dim"))
+    console.print(Text("power: what would have been seen, 19 times in 20", style="dim"))
     for line in record.power:
         console.print(Text(f"    {visible(line.says)}"))
-    if not record.power:
-        console.print(
-            Text("    nothing was drawn that could be tested: nothing about the sampler would have been seen")
-        )
+    if not any(line.name != "far positions" for line in record.power):
+        console.print(Text("    of the sampler: nothing, because nothing was drawn that could be tested"))
     console.print()
 
 
