@@ -128,7 +128,7 @@ def _stop(table: TokenTable, kind: Kind, needed: float) -> Power:
     for factor in SHARES[::-1] - SHARES[0]:
         most = _most(factor * q / (1 - q + factor * q))
         if _log_e(kind.counts, 0, most) >= needed:
-            says = f"{what}: from {factor:.2f} times as likely" if factor else f"{what}: if it never comes"
+            says = f"{what}: from {factor:.2f} times the odds" if factor else f"{what}: if it never comes"
             return Power(name=name, says=f"{says} ({due:.1f} were due)", seen_from=float(factor))
     return Power(name=name, says=f"{what}: would not be seen ({due:.1f} were due)")
 
