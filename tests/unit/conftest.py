@@ -3,10 +3,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from zerodrift.drift.tokens import TokenTable
+from zerodrift.drift.tokens import DrawMasses, TokenTable, no_masses
 from zerodrift.stats.arrays import Floats
 
 Table = Callable[..., TokenTable]
+
+
+def certain_ends(tokens: int) -> DrawMasses:
+    """Of tokens that each had to end an output: no count of them says anything."""
+    masses = no_masses(tokens, 512)
+    masses.stop[:], masses.stopped[:] = 1.0, True
+    return masses
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +40,8 @@ def table() -> Table:
             by_likelihood=np.random.default_rng(1).random(len(delta)),
             by_id=np.random.default_rng(2).random(len(delta)),
             sigma=np.full(len(delta), 1e-3),
+            masses=certain_ends(len(delta)),
+            ends_told=True,
         )
 
     return made

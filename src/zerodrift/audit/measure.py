@@ -1,7 +1,7 @@
 """Per-token measurement: what the engine reported beside what the reference makes of the same tokens.
 
 Δ = contracted − reported = log π_trainer − log π_rollout, the sign that every RL framework uses. Rows of logits are
-reduced to a handful of numbers per token as they come, whatever the vocabulary: 48 bytes, and 48 more in the table.
+reduced to some numbers per token as they come, whatever the vocabulary: 310 bytes, and 48 more in the table.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +16,8 @@ from zerodrift.backends.teacher import LogitRows, Teacher
 from zerodrift.core.completion import Completion
 from zerodrift.core.request import SamplingParams
 from zerodrift.drift.floor import Floor
-from zerodrift.drift.tokens import TokenTable
+from zerodrift.drift.tokens import DrawMasses, TokenTable, joined, no_masses
+from zerodrift.sampler.masses import draw_masses
 from zerodrift.sampler.moments import surprise_moments
 from zerodrift.sampler.placement import place
 from zerodrift.sampler.processing import histories, processed_logprobs
@@ -30,6 +31,8 @@ EDGE = 1e-5
 off by a few 1e-6. One such token in a million moved a healthy logprob by 7e-3."""
 WINDOW = 1024
 """Sequences whose ids are laid out for the teacher at once."""
+LONG = 256
+"""Tokens, up to which padding costs less than another batch."""
 
 
 class Observed(NamedTuple):
@@ -64,6 +67,8 @@ class Measurement(NamedTuple):
     """Where the draw fell, with likelier tokens first (`sampler.placement`)."""
     by_id: Floats
     """Where it fell, with tokens in the order of their ids."""
+    masses: DrawMasses
+    """How likely it was to fall into some sets (`drift.draws`)."""
 
     @property
     def reported(self) -> Floats:
@@ -84,7 +89,9 @@ class Measured(Sequence[Measurement]):
         """Room for every token; nothing is known of any yet."""
         self.observed = observed
         self.ends = np.cumsum([0, *(len(item.completion.token_ids) for item in observed)])
-        self.columns = np.full((len(Measurement._fields) - 1, int(self.ends[-1])), np.nan)
+        self.columns = np.full((len(Measurement._fields) - 2, int(self.ends[-1])), np.nan)
+        self.masses: DrawMasses | None = None
+        """None until the first row says how large the vocabulary is."""
 
     def __len__(self) -> int:
         return len(self.observed)
@@ -99,7 +106,26 @@ class Measured(Sequence[Measurement]):
             return [self[place] for place in range(len(self))[index]]
         place = range(len(self))[index]
         part = slice(*self.ends[place : place + 2])
-        return Measurement(self.observed[place], *(column[part] for column in self.columns))
+        assert self.masses is not None, "measured before it is read"
+        contracted, raw, entropy, variance, by_likelihood, by_id = (column[part] for column in self.columns)
+        return Measurement(
+            self.observed[place],
+            contracted,
+            raw,
+            entropy,
+            variance,
+            by_likelihood,
+            by_id,
+            self.masses.rows(part),
+        )
+
+    def put(self, at: int, numbers: Floats, masses: DrawMasses) -> None:
+        """The numbers of some tokens, from number `at` on."""
+        if self.masses is None:
+            self.masses = no_masses(int(self.ends[-1]), masses.vocab_size)
+        part = slice(at, at + numbers.shape[1])
+        self.columns[:, part] = numbers
+        self.masses.put(part, masses)
 
 
 def measure(
@@ -114,23 +140,35 @@ def measure(
     rng = np.random.default_rng(0)
     # Shortest first: in the order given, half of what padded batches compute is padding.
     order = sorted(range(len(observed)), key=lambda index: observed[index].length)
-    for first in range(0, len(order), WINDOW):
-        window = order[first : first + WINDOW]
+    for window in _windows(order, observed):
         passages = [observed[index].passage for index in window]
         within = [rng.random(len(ids) - start) for ids, start in passages]
         for piece in teacher.logit_rows([ids for ids, _ in passages], [start for _, start in passages]):
             index = window[piece.sequence]
-            for begin, numbers in _measure(observed[index], piece, stop_ids, within[piece.sequence]):
-                at = int(measured.ends[index]) + begin
-                measured.columns[:, at : at + numbers.shape[1]] = numbers
+            for begin, numbers, masses in _measure(observed[index], piece, stop_ids, within[piece.sequence]):
+                measured.put(int(measured.ends[index]) + begin, numbers, masses)
             done += len(piece.logits_TV)
             progress(done, total)
     return measured
 
 
+def _windows(order: Sequence[int], observed: Sequence[Observed]) -> Iterator[list[int]]:
+    """Sequences that are laid out together; a long one is not padded to by such as are less than half of it."""
+    window: list[int] = []
+    for index in order:
+        length = observed[index].length
+        apart = bool(window) and length > max(LONG, 2 * observed[window[0]].length)
+        if apart or len(window) == WINDOW:
+            yield window
+            window = []
+        window.append(index)
+    if window:
+        yield window
+
+
 def _measure(
     item: Observed, piece: LogitRows, stop_ids: Sequence[int], within: Floats
-) -> Iterator[tuple[int, Floats]]:
+) -> Iterator[tuple[int, Floats, DrawMasses]]:
     """The columns of a `Measurement` for the rows of `piece`, a few at a time, and where in the output they begin."""
     prompt, output = item.completion.prompt_token_ids, item.completion.token_ids
     most = max(1, CELLS // piece.logits_TV.shape[-1])
@@ -157,7 +195,8 @@ def _measure(
             points.by_likelihood_T,
             points.by_id_T,
         )
-        yield begin, torch.stack(columns).numpy()
+        ends = item.requested.stop_token_ids + (() if item.requested.ignore_eos else tuple(stop_ids))
+        yield begin, torch.stack(columns).numpy(), draw_masses(drawn_TV, tokens, ends)
 
 
 def _nearest(accounts: Sequence[torch.Tensor], told: Sequence[float]) -> torch.Tensor:
@@ -174,11 +213,13 @@ def tabulate(measurements: Iterable[Measurement], floor: Floor) -> TokenTable:
     counts = [len(answer.token_ids) for answer in answers]
     # Numbered through, less the number of the first of each sequence.
     index = np.arange(sum(counts)) - np.repeat(np.cumsum([0, *counts])[:-1], counts)
-    contracted, raw, entropy, variance, by_likelihood, by_id = (
-        rows.columns
-        if isinstance(rows, Measured)
-        else (np.concatenate(column) for column in zip(*(item[1:] for item in rows), strict=True))
-    )
+    if isinstance(rows, Measured):
+        assert rows.masses is not None, "measured before it is tabulated"
+        columns, masses = tuple(rows.columns), rows.masses
+    else:
+        columns = tuple(np.concatenate(column) for column in zip(*(item[1:-1] for item in rows), strict=True))
+        masses = joined([item.masses for item in rows])
+    contracted, raw, entropy, variance, by_likelihood, by_id = columns
     return TokenTable(
         sequence=np.repeat(np.arange(len(rows)), counts),
         index=index,
@@ -192,4 +233,13 @@ def tabulate(measurements: Iterable[Measurement], floor: Floor) -> TokenTable:
         by_likelihood=by_likelihood,
         by_id=by_id,
         sigma=floor.sigma(contracted),
+        masses=masses,
+        ends_told=_ends_told(rows, counts, masses),
     )
+
+
+def _ends_told(rows: Sequence[Measurement], counts: Sequence[int], masses: DrawMasses) -> bool:
+    """Whether each output reaches the length that was asked for, or ends in a stop token."""
+    full = [count >= item.observed.requested.max_tokens for item, count in zip(rows, counts, strict=True)]
+    lasts = np.cumsum(counts) - 1
+    return bool(np.all(np.array(full) | masses.stopped[lasts]))

@@ -38,6 +38,18 @@ SENTENCES = (
 )
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 """Around the page and chunk sizes that engines use."""
+PARTED = 272
+"""Tokens of prompts that nearly agree: two of the largest cache blocks in use (128, vLLM on CPU), and one of 16 (on GPU)."""
+PARTINGS = (24, 127, 128, 200)
+"""Where one token differs: inside a block, its last, its first and again inside, for blocks of 16 as for those of 128. A
+cache that looks at a part of a block takes one of these for the other."""
+FORKS = (16, 72, 136)
+"""Where all that follows differs: at the edge of a small block, and inside both sizes."""
+FARTHEST = 1024
+"""Tokens that a long prompt and its output come to unless more is asked for (validation.position_probes): as many as
+fifteen others together, and attention is quadratic."""
+LONGEST = 512
+"""Of texts: attention is quadratic and faults are not."""
 BYTES_PER_PROMPT = 2048
 """More than the longest of LENGTHS consumes; an example that runs out of bytes is none."""
 ATTEMPTS = 20
@@ -90,6 +102,50 @@ def generated(tokenizer: Any, vocab_size: int, longest: int, count: int, seed: i
             break
     unique = list(drawn.values())
     return (unique * count)[:count]
+
+
+def assorted(tokenizer: Any, vocab_size: int, room: int, answer: int, count: int, seed: int) -> list[Prompt]:
+    """`count` prompts for a context that leaves `room` tokens beside `answer`: a quarter of them nearly agree with each
+    other, one in sixteen is long, and the others are `generated`. Lengths are mixed, so that they are in every batch.
+    """
+    special = tuple(tokenizer.all_special_ids)
+    farthest = min(room, FARTHEST - answer)
+    lengths = [farthest >> halved for halved in range(count // 16) if farthest >> halved > PARTED]
+    long = of_lengths(vocab_size, lengths, special, seed + 1)
+    alike = nearly_alike(vocab_size, room, special, count // 4, seed)
+    others = generated(tokenizer, vocab_size, min(room, LONGEST), count - len(long) - len(alike), seed)
+    # Those that nearly agree stand early: where trials are fewer than twice the prompts, the first are asked again.
+    # Long ones come behind the first eight, which the reference samples by itself, padded to the longest.
+    return _dealt(others, [*alike[:4], *_dealt(long, alike[4:])])
+
+
+def _dealt(first: Sequence[Prompt], second: Sequence[Prompt]) -> list[Prompt]:
+    """One of each in turn, as long as there are two."""
+    pairs = [prompt for pair in zip(first, second, strict=False) for prompt in pair]
+    shared = min(len(first), len(second))
+    return [*pairs, *first[shared:], *second[shared:]]
+
+
+def nearly_alike(
+    vocab_size: int, longest: int, special: Sequence[int], count: int, seed: int
+) -> list[Prompt]:
+    """A prompt of random ids, then such that differ from it by one token, or from some token on: as many as fit."""
+    source = random.Random(seed)
+    allowed = sorted(set(range(vocab_size)) - set(special))
+    length = min(longest, PARTED)
+    base = source.choices(allowed, k=length)
+    alike = [Prompt(tuple(base))]
+    for place in PARTINGS:
+        other = source.choice([token for token in allowed if token != base[min(place, length - 1)]])
+        alike.append(Prompt((*base[:place], other, *base[place + 1 :])))
+    alike += [
+        Prompt((*base[:place], *source.choices(allowed, k=length - place)))
+        for place in FORKS
+        if place < length
+    ]
+    # The last token of a prompt is always computed: a difference there shows nothing of a cache.
+    fitting = [prompt for prompt in alike if len(prompt.token_ids) == length]
+    return fitting[:count] if length > PARTINGS[0] + 1 and count > 1 else []
 
 
 def of_lengths(vocab_size: int, lengths: Sequence[int], special: Sequence[int], seed: int) -> list[Prompt]:

@@ -36,11 +36,12 @@ from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import EngineError, EngineRefused, InvalidValue
 from zerodrift.drift.floor import ROUNDED_IN, Floor
 from zerodrift.drift.gates import Gates, gates_for
+from zerodrift.drift.power import positions_asked
 from zerodrift.drift.shape import describe, shape
 from zerodrift.drift.tokens import TokenTable
 from zerodrift.records.case import Case
 from zerodrift.records.directory import ROLLOUTS
-from zerodrift.records.evidence import ParityEvidence
+from zerodrift.records.evidence import ParityEvidence, SamplingEvidence
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe, VerdictRecord
 
@@ -217,6 +218,11 @@ class Audit(AuditSetup):
         measurements: Sequence[Measurement],
     ) -> "Audited":
         record = verdict_record(decision, fingerprint, self.reference, self.precision, floor, gates)
+        if table is not None:
+            reached = positions_asked(
+                table, min(self.engine.max_model_len, self.reference.facts.context_length)
+            )
+            record = msgspec.structs.replace(record, power=(*record.power, reached))
         return Audited(record, table, tuple(measurements))
 
 
@@ -250,6 +256,7 @@ def verdict_record(
     """A decision with what it rests on; metrics are the parity probe's."""
     numbers = next((each.evidence for each in decision.results if each.probe is Probe.PARITY), None)
     metrics = {} if numbers is None else numbers.as_record()
+    drawn = next((each.evidence for each in decision.results if each.probe is Probe.SAMPLING), None)
     return VerdictRecord(
         verdict=decision.verdict,
         guilty=decision.guilty,
@@ -263,6 +270,7 @@ def verdict_record(
         gates={} if gates is None else gates._asdict(),
         causes=decision.causes,
         probes=tuple(each.record for each in decision.results),
+        power=drawn.power if isinstance(drawn, SamplingEvidence) else (),
         **more,
     )
 

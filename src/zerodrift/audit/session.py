@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 
 from zerodrift import models
+from zerodrift.audit.pilot import fitted, measure_speed
 from zerodrift.audit.probes.given import check_weights
 from zerodrift.audit.progress import Progress
-from zerodrift.audit.prompts import check_file, from_file, generated, of_lengths
+from zerodrift.audit.prompts import assorted, check_file, from_file, of_lengths
 from zerodrift.audit.replay import Replay, Replayed
 from zerodrift.audit.run import Audit, Audited
 from zerodrift.audit.setup import Baseline
@@ -24,12 +25,13 @@ from zerodrift.audit.trainers import open_trainer
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.registry import IN_PROCESS, ServedModel, check_engine, open_engine
-from zerodrift.config.load import dump
+from zerodrift.config.load import dump, load
 from zerodrift.config.precision import Precision
 from zerodrift.config.run import RunConfig
+from zerodrift.config.validation import ValidationConfig
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import ConfigError, RecordError, ZerodriftError
-from zerodrift.core.request import Prompt
+from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.core.task import Scorer, Task
 from zerodrift.records import directory as files
 from zerodrift.records.baseline import read_finished
@@ -43,8 +45,6 @@ DEFAULT_MODEL = "testbed:qwen3"
 PRECISIONS = {"float32": Precision.FP32, "float64": Precision.FP32, "bfloat16": Precision.BF16}
 MODEL = "model"
 """A built-in model written out, where an engine needs a directory."""
-LONGEST_PROMPT = 512
-"""Of those that are generated: attention is quadratic and faults are not."""
 
 Wrap = Callable[[Backend], Backend]
 
@@ -79,6 +79,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     """Plants a fault in the trainer: what stands in its place, made of a transformers model."""
     environment: bytes | None = None
     """What the run stands in, as JSON, to be kept beside it."""
+    budget: float | None = None
+    """Seconds, from which a pilot makes the numbers of prompts and trials; None takes those of the configuration."""
 
     def run(self, progress: Progress, reproduce: str = "") -> Audited:
         """Audit, and leave everything but the report in the directory.
@@ -95,7 +97,9 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         reference = self._reference(spec, baseline)
         trainer, posed = self._trainer(spec), self._posed(spec, reference)
         with self._made(), only_writer(self.directory / files.LOCK, self.directory):
-            self._prepare(reference)
+            validation = self._as_written()
+            if validation is not None:
+                self._prepare(reference, validation)
             checkpoint = self._checkpoint(spec, self.directory)
             served = ServedModel(str(checkpoint or spec), self.config.model.dtype)
             with open_engine(self.config.engine, served, self.directory) as opened:
@@ -103,7 +107,12 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
                 precision = self.config.validation.precision or precision_of(engine.fingerprint())
                 # Gates that cannot go together are refused before anything is asked.
                 self.config.validation.gate_for(precision)
-                chosen = self._prompts(reference, engine.max_model_len, posed)
+                seeded = Capability.SEED in opened.capabilities
+                if validation is None:
+                    progress.stage("pilot")
+                    validation = self._within_budget(engine, reference, posed, seeded=seeded)
+                    self._prepare(reference, validation)
+                chosen = self._prompts(reference, engine.max_model_len, posed, validation)
                 audit = Audit(
                     engine=engine,
                     reference=reference,
@@ -112,27 +121,55 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
                     task=None if posed is None else posed.task,
                     prompts=chosen.prompts,
                     sources=chosen.sources,
-                    sampling=msgspec.structs.replace(
-                        self.config.sampling_defaults.params(), max_tokens=self.config.validation.max_tokens
-                    ),
-                    validation=self.config.validation,
+                    sampling=self._sampling,
+                    validation=validation,
                     precision=precision,
                     directory=self.directory,
                     checkpoint=checkpoint if self.sync else None,
                     resets_cache=self.resets_cache,
-                    seeded=Capability.SEED in opened.capabilities,
+                    seeded=seeded,
                     progress=progress,
                 )
                 audited = audit.run()
-            alone = f"{reproduce} --case {shlex.quote(str(self.directory / files.CASE))}"
-            record = msgspec.structs.replace(
-                audited.record,
-                reproduce=_repeated(reproduce, self.directory, audited),
-                reproduce_smallest=alone if reproduce and audited.case is not None else "",
-            )
-            audited = dataclasses.replace(audited, record=record)
+            audited = self._with_commands(audited, reproduce)
             self._write(audited, reference)
         return audited
+
+    @property
+    def _sampling(self) -> SamplingParams:
+        params = self.config.sampling_defaults.params()
+        return msgspec.structs.replace(params, max_tokens=self.config.validation.max_tokens)
+
+    def _as_written(self) -> ValidationConfig | None:
+        """What to ask, where that is known: a run with a budget that was begun keeps the numbers that its pilot wrote."""
+        path = self.directory / files.CONFIG
+        if self.budget is None:
+            return self.config.validation
+        if not path.exists():
+            return None
+        written = load(path).validation
+        return msgspec.structs.replace(
+            self.config.validation,
+            num_prompts=written.num_prompts,
+            equivalence_trials=written.equivalence_trials,
+        )
+
+    def _within_budget(
+        self, engine: Backend, reference: ReferenceBackend, posed: Posed | None, *, seeded: bool
+    ) -> ValidationConfig:
+        assert self.budget is not None, "asked only with a budget"
+        prompts = self._prompts(reference, engine.max_model_len, posed).prompts
+        speed = measure_speed(engine, reference, prompts, self._sampling, seeded=seeded)
+        return fitted(self.config.validation, speed, self.budget)
+
+    def _with_commands(self, audited: Audited, reproduce: str) -> Audited:
+        alone = f"{reproduce} --case {shlex.quote(str(self.directory / files.CASE))}"
+        record = msgspec.structs.replace(
+            audited.record,
+            reproduce=reproduce,
+            reproduce_smallest=alone if reproduce and audited.case is not None else "",
+        )
+        return dataclasses.replace(audited, record=record)
 
     def replay(self, case: Case, progress: Progress) -> Replayed:
         """One case instead of an audit; nothing is kept."""
@@ -162,7 +199,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
                 shutil.rmtree(self.directory)
             raise
 
-    def _prepare(self, reference: ReferenceBackend) -> None:
+    def _prepare(self, reference: ReferenceBackend, validation: ValidationConfig) -> None:
+        config = msgspec.structs.replace(self.config, validation=validation)
         asked = files.Asked(
             planted=self.planted,
             sync=self.sync,
@@ -170,7 +208,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
             weights=reference.version.digest or "",
         )
         for name, what, content in (
-            (files.CONFIG, "another configuration", dump(self.config).encode()),
+            (files.CONFIG, "another configuration", dump(config).encode()),
             (files.ASKED, "another fault, update or checkpoint", msgspec.json.encode(asked)),
         ):
             path = self.directory / name
@@ -227,8 +265,15 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return models.materialise(spec, directory / MODEL)
 
-    def _prompts(self, reference: ReferenceBackend, max_model_len: int, posed: Posed | None = None) -> Chosen:
-        validation, facts = self.config.validation, reference.facts
+    def _prompts(
+        self,
+        reference: ReferenceBackend,
+        max_model_len: int,
+        posed: Posed | None = None,
+        validation: ValidationConfig | None = None,
+    ) -> Chosen:
+        """Of a `validation` that a budget changed, or of the configuration's own."""
+        validation, facts = validation or self.config.validation, reference.facts
         context = min(max_model_len, facts.context_length, self.config.model.max_model_len or max_model_len)
         if context <= validation.max_tokens:
             raise ConfigError(
@@ -251,8 +296,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         if chosen_by_length := len(validation.position_probes):
             sources.append(f"{chosen_by_length} at positions asked for")
         if count:
-            longest = min(longest, LONGEST_PROMPT)
-            chosen += generated(reference.tokenizer, facts.vocab_size, longest, count, validation.seed)
+            answer, seed = validation.max_tokens, validation.seed
+            chosen += assorted(reference.tokenizer, facts.vocab_size, longest, answer, count, seed)
             sources.append(f"{count} generated prompt{'s' if count > 1 else ''}")
         return Chosen(chosen, " and ".join(sources))
 
@@ -275,7 +320,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
             write_case(self.directory / files.CASE, audited.case)
         if (table := audited.table) is not None:
             known = {token: reference.tokenizer.decode([token]) for token in np.unique(table.token).tolist()}
-            columns = {**vars(table), "text": [known[token] for token in table.token.tolist()]}
+            columns = {**table.columns, "text": [known[token] for token in table.token.tolist()]}
             write_tokens(self.directory / files.TOKENS, columns)
 
 

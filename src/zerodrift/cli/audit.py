@@ -64,6 +64,10 @@ TaskOption = Annotated[
     str | None, typer.Option(help="Prompts with rewards, to compare those too: sums, or module:task.")
 ]
 
+BudgetOption = Annotated[
+    str | None, typer.Option(help="Time to spend, as 2m, 10m or 1h: a pilot fixes prompts and trials.")
+]
+
 app = typer.Typer(cls=AuditOrVerb, invoke_without_command=True, subcommand_metavar="| COMMAND [ARGS]...")
 
 
@@ -92,6 +96,7 @@ def command(
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="What the trainer samples at.")] = None,
     trials: Annotated[int | None, typer.Option(help="Sampled sequences to judge by.")] = None,
+    budget: BudgetOption = None,
     sync: Annotated[bool, typer.Option("--sync", help="Also push a weight update and follow it.")] = False,
     reset_cache: Annotated[
         bool, typer.Option("--reset-cache/--no-reset-cache", help="Does your update reset the prefix cache?")
@@ -131,9 +136,10 @@ def command(
     named |= {"baseline": baseline, "trainer": trainer, "task": task, "device": device}
     resolved = load(config, settings or [], options_of(**named, temperature=temperature, trials=trials))
     _check_options(sync, reset_cache, junitxml)
+    seconds = _seconds(budget, trials, settings or [], case)
     if inject is not None and engine is None:
         resolved = _with_host(resolved, inject)
-    session = _session(resolved, out, inject, sync=sync, resets_cache=reset_cache)
+    session = _session(resolved, out, inject, sync=sync, resets_cache=reset_cache, budget=seconds)
     raise typer.Exit(_run(session, junitxml).exit_code if case is None else _replay(session, case))
 
 
@@ -298,6 +304,21 @@ def _list_faults() -> None:
 
     for name, fault in FAULTS.items():
         console.say(f"{name:45} {fault.message}")
+
+
+def _seconds(budget: str | None, trials: int | None, settings: list[str], case: Path | None) -> float | None:
+    from zerodrift.config.budget import seconds_of
+    from zerodrift.core.errors import ConfigError
+
+    if budget is None:
+        return None
+    fixed = ("validation.num_prompts=", "validation.equivalence_trials=")
+    if trials is not None or case is not None or any(each.startswith(fixed) for each in settings):
+        raise ConfigError(
+            "--budget fixes the numbers of prompts and trials, and so does what stands beside it; "
+            "leave out --trials, --case, validation.num_prompts and validation.equivalence_trials, or --budget"
+        )
+    return seconds_of(budget)
 
 
 def _check_options(sync: bool, reset_cache: bool, junitxml: Path | None) -> None:

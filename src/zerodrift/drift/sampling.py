@@ -2,14 +2,17 @@
 
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from zerodrift.drift.draws import Draws, count_draws
 from zerodrift.drift.gates import LEAST_TOKENS
+from zerodrift.drift.power import power_of
 from zerodrift.drift.tokens import TokenTable
 from zerodrift.records.evidence import GreedyEvidence, SamplingEvidence
 from zerodrift.records.verdict import Outcome
-from zerodrift.stats.martingale import sampling_fidelity
+from zerodrift.stats.martingale import SamplingFidelity, sampling_fidelity
 from zerodrift.stats.placement import serial_dependence, uniformity
 
 SAMPLING_ALPHA = 1e-6
@@ -19,6 +22,8 @@ SAMPLING_DOUBT = 1e-4
 TESTS = 4
 """How likely the tokens are, where they fall among likelier and rarer ones, where among all ids, and whether one draw
 says something about the next. The least p-value counts, times four (Bonferroni)."""
+WAYS = 2
+"""These four, and counts against what was due (`drift.draws`): each has half of the level."""
 TIE = 2.5
 """Places up to so many times a token's own probability may be a tie's: with the likeliest token e^0.4 times as likely."""
 
@@ -35,51 +40,78 @@ class Sampling(NamedTuple):
 
 def draws_depend(evidence: SamplingEvidence) -> bool:
     """One draw says something about the next: draws that do bunch up, and no other test says anything of its own then."""
-    return evidence.p_serial is not None and TESTS * evidence.p_serial < SAMPLING_ALPHA
+    return evidence.p_serial is not None and WAYS * TESTS * evidence.p_serial < SAMPLING_ALPHA
 
 
 def fidelity(table: TokenTable) -> Sampling:
-    """Four tests of sampled tokens."""
+    """Four tests of sampled tokens, and bets on how often which of them came."""
     possible = np.isfinite(table.contracted)
     if int(possible.sum()) < LEAST_TOKENS:
         return _too_few(int(possible.sum()))
-    test = sampling_fidelity(table.contracted[possible], table.entropy[possible], table.variance[possible])
+    drawable = table.rows(possible)
+    draws = count_draws(drawable)
+    test = sampling_fidelity(drawable.contracted, drawable.entropy, drawable.variance)
+    power = power_of(draws, drawable, level=SAMPLING_ALPHA / WAYS, tests=TESTS)
+    counted = SamplingEvidence(
+        z=test.z, tokens=test.tokens, p_counts=draws.p_value, p=min(1.0, WAYS * draws.p_value), power=power
+    )
     if test.vacuous:
-        message = "the sampled distributions are (nearly) points"
-        if test.largest_step:
-            message = "one token weighs more than all the others together: sample more of them"
-        seen = SamplingEvidence(z=test.z, tokens=test.tokens)
-        return Sampling(Outcome.INCONCLUSIVE, message, seen, vacuous=True)
-    ranks, ids = uniformity(table.by_likelihood[possible]), uniformity(table.by_id[possible])
+        return _by_counts_alone(draws, counted, test)
+    findings = _findings(table, drawable, test, possible)
+    least, loudest = min(findings.values())
+    p_value = min(1.0, WAYS * min(TESTS * least, draws.p_value))
+    evidence = msgspec.structs.replace(
+        counted,
+        p=p_value,
+        variance=test.variance,
+        **{f"p_{name}": finding[0] for name, finding in findings.items()},
+    )
+    finding = loudest if TESTS * least < draws.p_value else draws.message
+    finding = findings["serial"].message if draws_depend(evidence) else finding
+    return Sampling(*_judged(p_value, finding, test.z), evidence)
+
+
+class _Finding(NamedTuple):
+    p_value: float
+    message: str
+
+
+def _findings(
+    table: TokenTable, drawable: TokenTable, test: SamplingFidelity, possible: NDArray[np.bool_]
+) -> dict[str, _Finding]:
+    """The four tests by name."""
+    ranks, ids = uniformity(drawable.by_likelihood), uniformity(drawable.by_id)
     serial = serial_dependence(table.by_id, _follows(table, possible))
     side = "likelier" if test.z > 0 else "rarer"
-    surprise = f"sampled tokens are {side} than the requested distribution allows (z = {test.z:+.1f})"
     uneven_ranks = (
         "tokens of some rank come too often: their places among likelier and rarer ones are not even "
         f"(χ² = {ranks.chi_square:.0f})"
     )
-    uneven_ids = f"some ids come too often: places among all ids are not even (χ² = {ids.chi_square:.0f})"
-    dependent = f"one draw says something about the next (z = {serial.z:+.1f} over {serial.pairs} pairs)"
-    findings = (
-        (test.p_value, surprise),
-        (ranks.p_value, uneven_ranks),
-        (ids.p_value, uneven_ids),
-        (serial.p_value, dependent),
-    )
-    least, loudest = min(findings, key=lambda finding: finding[0])
-    p_value = min(1.0, TESTS * least)
-    evidence = SamplingEvidence(
-        z=test.z,
-        p=p_value,
-        p_surprise=test.p_value,
-        p_rank=ranks.p_value,
-        p_id=ids.p_value,
-        p_serial=serial.p_value,
-        tokens=test.tokens,
-        variance=test.variance,
-    )
-    finding = dependent if draws_depend(evidence) else loudest
-    return Sampling(*_judged(p_value, finding, test.z), evidence)
+    return {
+        "surprise": _Finding(
+            test.p_value,
+            f"sampled tokens are {side} than the requested distribution allows (z = {test.z:+.1f})",
+        ),
+        "rank": _Finding(ranks.p_value, uneven_ranks),
+        "id": _Finding(
+            ids.p_value,
+            f"some ids come too often: places among all ids are not even (χ² = {ids.chi_square:.0f})",
+        ),
+        "serial": _Finding(
+            serial.p_value,
+            f"one draw says something about the next (z = {serial.z:+.1f} over {serial.pairs} pairs)",
+        ),
+    }
+
+
+def _by_counts_alone(draws: Draws, evidence: SamplingEvidence, test: SamplingFidelity) -> Sampling:
+    """Where a sum of surprises is no Gaussian. Bets need none: what they win counts, and what they do not says little."""
+    if WAYS * draws.p_value < SAMPLING_ALPHA:
+        return Sampling(Outcome.FAIL, draws.message, evidence)
+    message = "the sampled distributions are (nearly) points"
+    if test.largest_step:
+        message = "one token weighs more than all the others together: sample more of them"
+    return Sampling(Outcome.INCONCLUSIVE, message, evidence, vacuous=True)
 
 
 def _judged(p_value: float, finding: str, z: float) -> tuple[Outcome, str]:

@@ -49,8 +49,19 @@ class ParityEvidence(Evidence, frozen=True, kw_only=True):
     """Sampled, and excluded by the requested parameters."""
 
 
+class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a PASS says of one kind of deviation: the smallest that would have been caught, 19 times in 20."""
+
+    name: str
+    """Of the kind, for programs."""
+    says: str
+    """The same for people."""
+    seen_from: float | None = None
+    """None where none would have been."""
+
+
 class SamplingEvidence(Evidence, frozen=True, kw_only=True):
-    """Tests of drawn tokens; only z where they were (nearly) certain."""
+    """Tests of drawn tokens; only z and the counts where they were (nearly) certain."""
 
     z: float
     p: float | None = None
@@ -58,8 +69,16 @@ class SamplingEvidence(Evidence, frozen=True, kw_only=True):
     p_rank: float | None = None
     p_id: float | None = None
     p_serial: float | None = None
+    p_counts: float | None = None
+    """Of draws by id, probability, place and end, against how often each was due."""
     tokens: int
     variance: float | None = None
+    power: tuple[Power, ...] = ()
+    """Stands in the verdict, beside the probes."""
+
+    def as_record(self) -> dict[str, float | int | str | bool]:
+        """Without the power, which is no figure of what was seen."""
+        return {name: value for name, value in super().as_record().items() if name != "power"}
 
 
 class GreedyEvidence(Evidence, frozen=True, kw_only=True):

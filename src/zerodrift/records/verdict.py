@@ -7,6 +7,7 @@ import msgspec
 
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.frozen import freeze
+from zerodrift.records.evidence import Power
 
 SCHEMA = "zerodrift.verdict/1"
 
@@ -129,6 +130,8 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     causes: tuple[CauseFound, ...] = ()
     """The first is the principal one."""
     probes: tuple[ProbeRecord, ...] = ()
+    power: tuple[Power, ...] = ()
+    """What a PASS could have overlooked: from where on each kind of deviation would have been seen."""
     reproduce: str = ""
     """A command that repeats the audit."""
     smallest: str = ""

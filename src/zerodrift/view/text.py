@@ -38,6 +38,7 @@ def print_verdict(record: VerdictRecord, console: Console, run_directory: Path |
     if worth := _worth(record):
         console.print(Text(worth))
         console.print()
+    _power(record, console)
     if record.reproduce_smallest:
         copyable(f"smallest case, {record.smallest}", record.reproduce_smallest, console)
     if run_directory is not None:
@@ -102,6 +103,16 @@ def _worth(record: VerdictRecord) -> str:
     return "   ".join(
         f"{name} {form(record.metrics[key])}" for key, (name, form) in forms.items() if key in record.metrics
     )
+
+
+def _power(record: VerdictRecord, console: Console) -> None:
+    """Under every verdict: a PASS is about what would have been seen, and about nothing else."""
+    console.print(Text("power: what would have been seen, 19 times in 20", style="dim"))
+    for line in record.power:
+        console.print(Text(f"    {visible(line.says)}"))
+    if not any(line.name != "far positions" for line in record.power):
+        console.print(Text("    of the sampler: nothing, because nothing was drawn that could be tested"))
+    console.print()
 
 
 def table_of(headers: Sequence[str], rows: Iterable[Sequence[Text]], **columns: Any) -> Table:

@@ -12,6 +12,7 @@ from zerodrift.core.completion import Completion, FinishReason
 from zerodrift.core.request import SamplingParams
 from zerodrift.drift.floor import Floor
 from zerodrift.drift.gates import Gates
+from zerodrift.drift.tokens import no_masses
 
 Make = Callable[..., Completion]
 Choose = Callable[..., list[Window]]
@@ -39,7 +40,13 @@ def _measured(completion: Make, number: int, deltas: Sequence[float]) -> Measure
         finish_reason=FinishReason.STOP,
     )
     contracted = np.where(np.isinf(deltas), -np.inf, contracted)
-    return Measurement(Observed(said, REQUESTED), contracted, contracted, *[np.ones(len(deltas))] * 4)
+    return Measurement(
+        Observed(said, REQUESTED),
+        contracted,
+        contracted,
+        *[np.ones(len(deltas))] * 4,
+        no_masses(len(deltas), 9),
+    )
 
 
 def numbers(cases: Sequence[Window]) -> list[int]:
@@ -145,7 +152,7 @@ def test_wild_tokens_count_as_fifty(choose: Choose) -> None:
 def test_a_case_holds_what_was_seen(completion: Make, floor: Floor, gates: Gates) -> None:
     seen = completion((1, 2), (3, 4), (-0.5, -0.25), finish_reason=FinishReason.STOP)
     values = np.array([-0.5, -np.inf])
-    item = Measurement(Observed(seen, REQUESTED), values, values, *[np.ones(2)] * 4)
+    item = Measurement(Observed(seen, REQUESTED), values, values, *[np.ones(2)] * 4, no_masses(2, 9))
     (case,) = choose_cases([item], floor, gates, 100, np.random.default_rng(0))
     assert (case.prompt, case.output, case.requested) == ((1, 2), (3, 4), REQUESTED)
     assert case.reported.tolist() == [-0.5, -0.25]

@@ -7,7 +7,21 @@ from typing import Any
 
 import pytest
 
-from zerodrift.audit.prompts import LENGTHS, SENTENCES, from_file, generated, id_lists, texts, tokenise
+from zerodrift.audit.prompts import (
+    FARTHEST,
+    FORKS,
+    LENGTHS,
+    PARTED,
+    PARTINGS,
+    SENTENCES,
+    assorted,
+    from_file,
+    generated,
+    id_lists,
+    nearly_alike,
+    texts,
+    tokenise,
+)
 from zerodrift.core.errors import InvalidPrompt, RecordError, ZerodriftError
 from zerodrift.core.request import Prompt
 from zerodrift.models import tokenizer_testbed
@@ -219,3 +233,58 @@ def test_no_such_file(tokenizer: Any, tmp_path: Path) -> None:
             RecordError, match=r"there is no prompt file .*; give a JSON-lines file with `prompt`"
         ):
             from_file(path, tokenizer, 9, 9)
+
+
+# --- prompts that nearly agree, and long ones --------------------------------------------------------------------
+
+
+def differing(first: Prompt, second: Prompt) -> list[int]:
+    pairs = zip(first.token_ids, second.token_ids, strict=True)
+    return [place for place, (one, other) in enumerate(pairs) if one != other]
+
+
+def test_prompts_that_nearly_agree_part_inside_a_block_and_at_its_edges() -> None:
+    base, *others = nearly_alike(VOCAB_SIZE, 1000, (0, 1, 2), 8, seed=4)
+    assert len(base.token_ids) == PARTED
+    assert [differing(base, other) for other in others[:4]] == [[place] for place in PARTINGS]
+    for place, fork in zip(FORKS, others[4:], strict=True):
+        apart = differing(base, fork)
+        assert place <= apart[0] < place + 3, "random ids may agree by chance"
+        assert len(apart) > 0.9 * (PARTED - place)
+    for block in (16, 128):
+        within = {place % block for place in (*PARTINGS, *FORKS)}
+        assert {0, block - 1} < within, "first, last, and between"
+    assert not {0, 1, 2} & {token for prompt in (base, *others) for token in prompt.token_ids}
+
+
+@pytest.mark.parametrize(("longest", "prompts"), [(20, 0), (25, 0), (26, 3), (150, 7), (272, 8)])
+def test_as_many_as_the_context_has_room_for(longest: int, prompts: int) -> None:
+    alike = nearly_alike(VOCAB_SIZE, longest, (), 8, seed=4)
+    assert len(alike) == prompts
+    assert all(len(prompt.token_ids) <= longest for prompt in alike)
+
+
+def test_an_audit_asks_to_the_end_of_the_context_and_mixes_lengths(tokenizer: Any) -> None:
+    prompts = assorted(tokenizer, VOCAB_SIZE, 992, 32, 32, seed=0)
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    assert len(prompts) == 32
+    assert max(lengths) == 992, "with 32 tokens of output that is a context of 1,024"
+    assert sorted(lengths)[-2:] == [496, 992]
+    assert lengths.count(PARTED) == 8
+    # Asked again where 64 trials are dealt over 32 prompts, seven of which draw two.
+    assert max(place for place, length in enumerate(lengths) if length >= PARTED) < 25
+    assert max(lengths[:8]) == PARTED
+    for batch in (lengths[:16], lengths[16:]):
+        assert max(batch) > 4 * min(batch)
+    assert prompts == assorted(tokenizer, VOCAB_SIZE, 992, 32, 32, seed=0)
+    far = assorted(tokenizer, VOCAB_SIZE, 100_000, 32, 32, seed=0)
+    assert max(len(prompt.token_ids) for prompt in far) == FARTHEST - 32
+
+
+@pytest.mark.parametrize(("count", "room"), [(1, 900), (3, 50), (6, 900), (32, 10), (40, 300)])
+def test_few_prompts_and_short_contexts_still_get_as_many_as_were_asked_for(
+    tokenizer: Any, count: int, room: int
+) -> None:
+    prompts = assorted(tokenizer, VOCAB_SIZE, room, 8, count, seed=0)
+    assert len(prompts) == count
+    assert max(len(prompt.token_ids) for prompt in prompts) <= room

@@ -12,7 +12,7 @@ from zerodrift.config.precision import PROFILES, Magnitude, Precision
 from zerodrift.drift import gates as code
 from zerodrift.drift.floor import Floor
 from zerodrift.drift.gates import Gates, gates_for
-from zerodrift.drift.sampling import SAMPLING_ALPHA, SAMPLING_DOUBT, TESTS
+from zerodrift.drift.sampling import SAMPLING_ALPHA, SAMPLING_DOUBT, TESTS, WAYS
 from zerodrift.stats.kl import k3
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "attribution.md"
@@ -91,10 +91,11 @@ def test_the_document_states_the_gates_in_force() -> None:
 
 
 def test_the_document_states_the_levels_of_the_sampling_test() -> None:
-    tests, fails, doubts = stated(
-        r"least of the (\w+) p-values, times \w+, fails below 10⁻([⁰-⁹]); below 10⁻([⁰-⁹]) it is not judged"
+    (tests,) = stated(r"least of the (\w+) p-values, times \w+, is one of two ways")
+    ways, fails, doubts = stated(
+        r"better of both ways, times (\w+), fails below 10⁻([⁰-⁹]); below 10⁻([⁰-⁹]) it is not judged"
     )
-    assert WORDS[tests] == TESTS
+    assert (WORDS[tests], WORDS[ways]) == (TESTS, WAYS)
     digits = "⁰¹²³⁴⁵⁶⁷⁸⁹"
     for exponent, level in ((fails, SAMPLING_ALPHA), (doubts, SAMPLING_DOUBT)):
         assert 10.0 ** -digits.index(exponent) == pytest.approx(level)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from zerodrift.drift.shape import describe, shape
-from zerodrift.drift.tokens import TokenTable
+from zerodrift.drift.tokens import TokenTable, no_masses
 
 SEQUENCES, LENGTH = 10, 20
 
@@ -22,7 +22,8 @@ def table(delta: np.ndarray, **columns: np.ndarray) -> TokenTable:
         **columns,
     }
     unused = dict.fromkeys(("entropy", "variance", "by_likelihood", "by_id"), zeros)
-    return TokenTable(raw=contracted, sigma=zeros + 1e-6, **unused, **values)
+    masses = no_masses(len(delta), 10_000)
+    return TokenTable(raw=contracted, sigma=zeros + 1e-6, masses=masses, ends_told=True, **unused, **values)
 
 
 @pytest.fixture
