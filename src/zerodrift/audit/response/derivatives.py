@@ -7,6 +7,7 @@ numbers of a lever, N tokens, C columns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +54,7 @@ class Response:
                     found[self._span(number)] = logprobs_T.double().cpu().numpy()
         return np.maximum(found, EXCLUDED_LOGPROB)
 
+    @cached_property
     def jacobian(self) -> Jacobian:
         """Derivatives where every lever is at 0."""
         places = [(lever, index) for lever in self.levers for index in range(lever.size)]

@@ -1,6 +1,6 @@
 """Which few knobs does Δ follow? Orthogonal matching pursuit, chosen on one half of the sequences and judged on the other.
 
-Δ and derivatives are in units of σ. What a knob explains in the half that it was chosen on says nothing: of a
+Δ and derivatives are in units of each token. What a knob explains in the half that it was chosen on says nothing: of a
 thousand columns one always fits 120 tokens to 15 %. What it explains in the other half does. How much that is by chance
 is measured too: with the signs of whole sequences drawn anew, Δ follows nothing, and is searched as before. Torch-free.
 """
@@ -35,7 +35,7 @@ class Pursuit(NamedTuple):
 
     @property
     def follows(self) -> bool:
-        """Δ follows these knobs, and rounding does not follow any."""
+        """Δ follows these knobs by more than chance: whether they are all of it, a proof must tell."""
         return bool(self.chosen) and self.r2 >= LEAST_R2 and self.r2 > self.null
 
 
