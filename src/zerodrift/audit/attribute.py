@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from zerodrift.audit.counterfactual.evaluate import Evaluator, Prediction
 from zerodrift.audit.counterfactual.explanation import Explanation, Hypothesis
 from zerodrift.audit.counterfactual.rounding import is_rounding
+from zerodrift.audit.response.answer import Answer
 from zerodrift.stats.intervals import FEWEST_SEQUENCES, bootstrap_mean, bootstrap_ratio
 
 Floats = NDArray[np.float64]
@@ -86,6 +87,13 @@ class Attribution(msgspec.Struct, frozen=True):
     residual_sigmas: float
     """Median |residual| / σ under the selected explanation."""
     explained_to_floor: bool
+    response: Answer | None = None
+    """What linear response says, where it was asked: rounding by size has no name without it."""
+
+    @property
+    def by_value(self) -> bool:
+        """Every number is predicted: nothing is left to ask."""
+        return self.explained_to_floor and not any(each.by_size for each in self.selected)
 
 
 class Costs:

@@ -34,6 +34,7 @@ from zerodrift.audit.recorded.sides import Side, Sides, agree, judge_numbers, ju
 from zerodrift.audit.recorded.timeline import Selection, observer, timeline
 from zerodrift.audit.recorded.trainer import as_trainer, trainer_causes
 from zerodrift.audit.recorded.weights import Suspected, compare_weights
+from zerodrift.audit.response.signs import Signs, settled
 from zerodrift.audit.run import verdict_record
 from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.backends.teacher import Layout, Teacher
@@ -55,6 +56,9 @@ JUDGED = "judged.jsonl"
 """Beside the files of every run: which line of the dump each sequence is, and how far it is off."""
 ENGINE = "recorded"
 """What the engine is called where nobody says which one it was; fixes are then in general words."""
+
+
+OLDER_WEIGHTS = "--previous CHECKPOINT, which tells whether these are older weights"
 
 
 class Found(NamedTuple):
@@ -202,7 +206,10 @@ class _Case(NamedTuple):
         told = describe(shape(tabulate(chosen, self.floor)))
         if self.blame.previous is None:
             told += "; whether these are older weights, --previous CHECKPOINT tells"
-        return older._replace(causes=attributed(attribution, self.blame.engine, told))
+        # The profile is no sign: it has a default, and what it allows for is below the gate.
+        signs = Signs(to_know=OLDER_WEIGHTS)
+        named = attributed(attribution, self.blame.engine, told)
+        return older._replace(causes=settled(named, signs, self.blame.engine))
 
     def _unrelated(self, chosen: Sequence[Measurement]) -> str | None:
         """Why these are the tokens of another model; a few bad steps may hold too few to tell."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
@@ -23,6 +24,7 @@ from zerodrift.audit.counterfactual.position import FitCost, first_off, position
 from zerodrift.audit.counterfactual.semantic import Expected, hidden_hypotheses, told_hypotheses
 from zerodrift.audit.floor import ROUGHLY, Passage, measure_floor
 from zerodrift.audit.measure import Measurement
+from zerodrift.audit.response.locate import respond
 from zerodrift.backends import variants
 from zerodrift.drift.floor import Floor
 from zerodrift.drift.gates import Gates
@@ -112,7 +114,12 @@ def diagnose(
             return semantic.propose(explanation)
         return [*semantic.propose(explanation), *by_forward.propose(explanation)]
 
-    return attribute(everything, propose, rng)
+    attribution = attribute(everything, propose, rng)
+    if attribution.by_value:
+        return attribution
+    # Before rounding may take a name by its size, and where nothing has one: is it a part of the model, turned a little?
+    answer = respond(paths.model, few, facts.eos_token_ids, rng)
+    return msgspec.structs.replace(attribution, response=answer)
 
 
 class SemanticProposals(NamedTuple):

@@ -4,6 +4,8 @@ import msgspec
 
 from zerodrift.audit.attribute import Attribution, SelectedCause
 from zerodrift.audit.probes.result import ProbeResult, found
+from zerodrift.audit.response.answer import Answer
+from zerodrift.audit.response.signs import FOLLOWS_WEIGHTS
 from zerodrift.core.cause import CAUSES, UNEXPLAINED
 from zerodrift.drift.sampling import draws_depend
 from zerodrift.records.evidence import SamplingEvidence
@@ -16,16 +18,34 @@ LEAST_EXPLAINED = 0.5
 
 def attributed(attribution: Attribution, engine: str, shape: str) -> tuple[CauseFound, ...]:
     """What was selected as causes; `unexplained` where that leaves most of the difference standing."""
-    causes = tuple(_as_cause(each, engine) for each in attribution.selected)
-    explained = attribution.explained_to_floor or any(
-        CAUSES[each.cause].approximate and each.explained >= LEAST_EXPLAINED for each in attribution.selected
+    answer, selected = attribution.response, attribution.selected
+    if answer is not None and answer.located:
+        return (_located(answer, engine),)
+    if answer is not None and answer.follows:
+        # Rounding follows no part of the model: what was named by its size is something else.
+        selected = tuple(each for each in selected if not each.by_size)
+    causes = tuple(_as_cause(each, engine, answer) for each in selected)
+    to_floor = attribution.explained_to_floor and len(selected) == len(attribution.selected)
+    explained = to_floor or any(
+        CAUSES[each.cause].approximate and each.explained >= LEAST_EXPLAINED for each in selected
     )
     if explained:
         return causes
     left = f"no explanation brings Δ to the floor (median {attribution.residual_sigmas:.1f} σ left): {shape}"
+    if answer is not None:
+        left = f"{answer.message}; {shape}" if answer.follows else f"{left}; {answer.message}"
     unnamed = found(UNEXPLAINED, engine, FoundBy.VALUE, left, explained=0.0, interval=(0.0, 0.0))
     # What explains a part is a hint, not a name.
     return (unnamed, *(msgspec.structs.replace(cause, gating=False) for cause in causes))
+
+
+def _located(answer: Answer, engine: str) -> CauseFound:
+    """A place in the model has no name in the vocabulary, and is worth more than one."""
+    share = max(0.0, min(1.0, answer.share))
+    cause = found(UNEXPLAINED, engine, FoundBy.VALUE, answer.message, explained=share)
+    where = " and ".join(knob.place for knob in answer.located)
+    fix = f"look at how the engine computes {where}, and which weights it has there"
+    return msgspec.structs.replace(cause, fix=fix, located=answer.located)
 
 
 def by_samples_alone(samples: ProbeResult, engine: str) -> tuple[CauseFound, ...]:
@@ -38,8 +58,10 @@ def by_samples_alone(samples: ProbeResult, engine: str) -> tuple[CauseFound, ...
     return (found(cause, engine, Probe.SAMPLING, samples.message),)
 
 
-def _as_cause(selected: SelectedCause, engine: str) -> CauseFound:
+def _as_cause(selected: SelectedCause, engine: str, answer: Answer | None) -> CauseFound:
     evidence = f"{selected.message}: {selected.gain_nats:.0f} nats of evidence"
+    if selected.by_size and answer is not None and answer.rounding:
+        evidence += f", {FOLLOWS_WEIGHTS} (rank correlation {answer.rounding:.2f})"
     if not selected.by_size:
         evidence += f" from what was {selected.channel}"
     return found(

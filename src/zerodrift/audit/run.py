@@ -28,6 +28,7 @@ from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.probes.identity import smaller_vocabulary, tokenizer
 from zerodrift.audit.probes.parity import parity, samples
 from zerodrift.audit.probes.result import ProbeResult, cut_off, found, not_judged
+from zerodrift.audit.response.signs import Signs, settled
 from zerodrift.audit.setup import AuditSetup
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
@@ -88,6 +89,8 @@ class Audit(AuditSetup):
         worst = answered[max(range(len(measurements)), key=lambda number: _size(measurements[number]))].index
         replay = FailureReplay(self.engine, self.reference, gates, self.requests(), worst)
         results += suite.asked_for(measurements, rollouts, explained)
+        signs = Signs(fingerprint.numeric, self.precision, results, _mean(numbers))
+        explained = settled(explained, signs, self.engine.name)
         about = Circumstances(
             mean=_mean(numbers),
             gate=gates.mean,

@@ -245,3 +245,46 @@ class OnsetEvidence(Evidence, frozen=True, kw_only=True):
     unit: str
     first: int | None = None
     affected: int | None = None
+
+
+class LocatedEvidence(Evidence, frozen=True, kw_only=True):
+    """One quantity inside the model that Δ follows: `layer 2, attention head 3, output × 0.990 [0.989, 0.991], R² 1.00`."""
+
+    layer: int | None = None
+    """Counted from 0; None where it is in no layer, or in all."""
+    part: str
+    index: int | None = None
+    """Of several of a kind: a head, a neuron, an expert, a token."""
+    quantity: str
+    estimate: float
+    low: float
+    high: float
+    neutral: float
+    """What it is in the reference."""
+    r2: float
+    """Share of Δ² that it predicts in sequences it was not chosen on, with all that are located together."""
+    alike: str = ""
+    """Others that these tokens cannot tell from it."""
+
+    @property
+    def place(self) -> str:
+        """Where it is."""
+        layer = "" if self.layer is None else f"layer {self.layer}, "
+        index = "" if self.index is None else f" {self.index}"
+        return f"{layer}{self.part}{index}"
+
+    @property
+    def message(self) -> str:
+        """In one line."""
+        between = f"[{self.low:.4g}, {self.high:.4g}]"
+        # Minus nothing is nothing.
+        factor, low, high = (round(each, 4) + 0.0 for each in (self.estimate, self.low, self.high))
+        value = {
+            "fp8": "in fp8" if self.estimate == 1 else f"in fp8 by {self.estimate:.2f} {between}",
+            "eps": f"eps {self.estimate:.3g} [{self.low:.3g}, {self.high:.3g}] instead of {self.neutral:.3g}",
+            "soft cap": f"soft cap {self.estimate:.4g} {between}",
+            "bias": f"{self.estimate:+.4g} {between}",
+            "offset": f"{self.estimate:+.4g} {between}",
+        }.get(self.quantity, f"{self.quantity} × {factor:.4f} [{low:.4f}, {high:.4f}]")
+        same = f" (or {self.alike})" if self.alike else ""
+        return f"{self.place}, {value}{same}, R² {self.r2:.2f}"

@@ -7,7 +7,7 @@ import msgspec
 
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.frozen import freeze
-from zerodrift.records.evidence import Power
+from zerodrift.records.evidence import LocatedEvidence, Power
 
 SCHEMA = "zerodrift.verdict/1"
 
@@ -88,6 +88,8 @@ class CauseFound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     fix: str
     found_by: str
     """The `Probe` that found it, or `FoundBy`."""
+    located: tuple[LocatedEvidence, ...] = ()
+    """Where inside the model the difference sits, where that is known."""
 
 
 class ProbeRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,7 +18,8 @@ from zerodrift.audit.explain import attributed
 from zerodrift.audit.measure import Measurement, Observed, tabulate
 from zerodrift.audit.probes.result import found
 from zerodrift.audit.probes.trainer import packed_logits
-from zerodrift.core.cause import CAUSES
+from zerodrift.audit.response.signs import Signs, settled
+from zerodrift.core.cause import CAUSES, UNEXPLAINED
 from zerodrift.drift.floor import Floor
 from zerodrift.drift.gates import Gates
 from zerodrift.drift.shape import describe, shape
@@ -28,6 +29,7 @@ from zerodrift.sampler.processing import histories, processed_logprobs
 from zerodrift.stats.arrays import Floats
 
 NAME = Probe.TRAINER
+OTHER_WEIGHTS = "score the same tokens with the weights that were saved"
 MOST_PAIRS = 3
 EXPLAINED = 0.9
 
@@ -54,15 +56,15 @@ def trainer_causes(
     about_numbers = tuple(each for each in attribution.selected if each.channel is not Channel.SAMPLED)
     attribution = msgspec.structs.replace(attribution, selected=about_numbers)
     causes = attributed(attribution, NAME, describe(shape(tabulate(measurements, floor))))
-    return tuple(_renamed(cause) for cause in causes)
+    return tuple(_renamed(cause) for cause in settled(causes, Signs(to_know=OTHER_WEIGHTS), NAME))
 
 
 def _renamed(cause: CauseFound) -> CauseFound:
     name = CAUSES[cause.cause].in_trainer or cause.cause
     evidence = f"in the trainer's numbers: {cause.evidence}"
-    return msgspec.structs.replace(
-        cause, cause=name, fix=CAUSES[name].fix(NAME), evidence=evidence, found_by=NAME.value
-    )
+    # What is unexplained says by itself what to look at.
+    fix = cause.fix if name == UNEXPLAINED else CAUSES[name].fix(NAME)
+    return msgspec.structs.replace(cause, cause=name, fix=fix, evidence=evidence, found_by=NAME.value)
 
 
 def _packing(model: Any, measurements: Sequence[Measurement], gates: Gates) -> CauseFound | None:

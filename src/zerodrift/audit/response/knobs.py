@@ -1,0 +1,183 @@
+"""What can be wrong by a little, by name: one number of a lever, or several that an engine turns together.
+
+The derivative by a knob is the weighted sum of those by its members, so a scale that is off in every layer costs no
+forward of its own. Torch-free.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from zerodrift.audit.response.levers import Columns, Jacobian, Kind, Lever, Member
+from zerodrift.stats.arrays import Floats
+
+
+class Knob(NamedTuple):
+    """A quantity, and what moves with it."""
+
+    layer: int | None
+    part: str
+    number: int | None
+    """Of several of a kind."""
+    quantity: str
+    kind: Kind
+    members: tuple[tuple[Member, float], ...]
+    """Numbers of levers, and how far each goes where the knob goes by 1."""
+    neutral: float = 1.0
+    """The value of the quantity where nothing is wrong."""
+
+    @property
+    def place(self) -> str:
+        """In words."""
+        layer = "" if self.layer is None else f"layer {self.layer}, "
+        number = "" if self.number is None else f" {self.number}"
+        return f"{layer}{self.part}{number}"
+
+    def value(self, t: float) -> float:
+        """The quantity where the knob was moved by `t`."""
+        if self.quantity == "base":
+            return math.exp(t)
+        if self.kind is Kind.SOFT_CAP:
+            return 1 / math.sqrt(max(t, 1e-12))
+        return self.neutral + t
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Between which it is a fault that somebody could have made: nobody multiplies a neuron by −300."""
+        low, high = _BOUNDS.get(self.kind, (-2.0, 2.0))
+        return (-self.neutral if self.kind is Kind.NORM_EPS else low), high
+
+    def settings(self, t: float) -> dict[Member, float]:
+        """What the levers stand at."""
+        return {member: weight * t for member, weight in self.members}
+
+
+_BOUNDS = {
+    Kind.KEYS_FP8: (0.5, 1.5),
+    Kind.VALUES_FP8: (0.5, 1.5),
+    Kind.NORM_EPS: (0.0, 1.0),
+    Kind.SOFT_CAP: (0.0, 1.0),
+    Kind.LOGIT_ROW: (-20.0, 20.0),
+}
+_IN_WORDS = {
+    Kind.SCORES: ("attention", "scale of scores"),
+    Kind.HEAD: ("attention", "output"),
+    Kind.KEYS_FP8: ("keys", "fp8"),
+    Kind.VALUES_FP8: ("values", "fp8"),
+    Kind.NORM_GAIN: ("norm", "gain"),
+    Kind.NORM_EPS: ("norm", "eps"),
+    Kind.NEURON: ("MLP", "output"),
+    Kind.EXPERT: ("experts", "output"),
+    Kind.ROTARY: ("rotary", "frequencies"),
+    Kind.OFFSET: ("positions of the output", "offset"),
+    Kind.LOGIT_SCALE: ("logits", "scale"),
+    Kind.SOFT_CAP: ("logits", "soft cap"),
+    Kind.LOGIT_ROW: ("logit of token", "bias"),
+}
+_SINGLE = {
+    Kind.SCORES: "attention head",
+    Kind.HEAD: "attention head",
+    Kind.NEURON: "MLP neuron",
+    Kind.EXPERT: "expert",
+    Kind.ROTARY: "rotary band",
+    Kind.LOGIT_ROW: "logit of token",
+}
+
+
+def knobs_of(levers: Sequence[Lever]) -> list[Knob]:
+    """The widest first: of two that no data can tell apart, the first is named and the other mentioned."""
+    # A scale of scores is that of head norms too, and is the commoner fault: norms come last among equals.
+    order = sorted(levers, key=lambda lever: lever.kind in (Kind.NORM_GAIN, Kind.NORM_EPS))
+    return [*_everywhere(order), *_whole(order), *_single(order)]
+
+
+def by_knob(knobs: Sequence[Knob], jacobian: Jacobian) -> Floats:
+    """Derivatives by knobs, side by side."""
+    columns, matrix_NC = jacobian
+    matrix_NK = np.empty((len(matrix_NC), len(knobs)), dtype=matrix_NC.dtype)
+    for number, knob in enumerate(knobs):
+        places, weights = _places(knob, columns)
+        matrix_NK[:, number] = matrix_NC[:, places] @ weights
+    return matrix_NK
+
+
+def _places(knob: Knob, columns: Columns) -> tuple[list[int], Floats]:
+    weights = np.array([weight for _, weight in knob.members])
+    return [columns[member] for member, _ in knob.members], weights
+
+
+def _everywhere(levers: Sequence[Lever]) -> Iterator[Knob]:
+    """A quantity that is one setting of the model: the same in all layers, or in all norms of one name."""
+    in_layers = [lever for lever in levers if lever.layer is not None]
+    for kind in (Kind.SCORES, Kind.HEAD, Kind.KEYS_FP8, Kind.VALUES_FP8, Kind.NEURON, Kind.EXPERT):
+        chosen = [lever for lever in in_layers if lever.kind is kind]
+        if len(chosen) > 1:
+            part, quantity = _IN_WORDS[kind]
+            yield _together(chosen, None, f"{part} in all layers", quantity)
+    stored = [lever for lever in in_layers if lever.kind in (Kind.KEYS_FP8, Kind.VALUES_FP8)]
+    if stored:
+        yield _together(stored, None, "keys and values in all layers", "fp8")
+    for kind in (Kind.NORM_EPS, Kind.NORM_GAIN):
+        norms = [lever for lever in levers if lever.kind is kind]
+        yield from _norms(norms, _IN_WORDS[kind][1])
+
+
+def _norms(norms: Sequence[Lever], quantity: str) -> Iterator[Knob]:
+    outer = [lever for lever in norms if not lever.place.endswith(" norm") or lever.layer is None]
+    groups = {"all norms": list(norms), "all norms but those of heads": outer}
+    for place, same in groupby(sorted(norms, key=lambda lever: lever.place), key=lambda lever: lever.place):
+        groups[f"{place} in all layers"] = list(same)
+    seen = set[tuple[Lever, ...]]()
+    for part, chosen in groups.items():
+        same_ones = tuple(sorted(chosen, key=str))
+        if len(chosen) > 1 and same_ones not in seen:
+            seen.add(same_ones)
+            yield _together(chosen, None, part, quantity)
+
+
+def _whole(levers: Sequence[Lever]) -> Iterator[Knob]:
+    """All numbers of one lever together."""
+    for lever in levers:
+        part, quantity = _IN_WORDS[lever.kind]
+        if lever.kind is Kind.LOGIT_ROW:
+            continue
+        if lever.kind is Kind.ROTARY:
+            # ω = base^(−i/n): a base that is e^t times as large slows a frequency down by t · i/n.
+            slower = [-(index + 0.5) / lever.size for index in range(lever.size)]
+            members = tuple(((lever, index), weight) for index, weight in enumerate(slower))
+            yield Knob(None, _table(lever), None, "base", lever.kind, members)
+        named = lever.place or part
+        named = _table(lever) if lever.kind is Kind.ROTARY else named
+        named = part if lever.kind is Kind.OFFSET else named
+        yield _together([lever], lever.layer, named, quantity)
+
+
+def _single(levers: Sequence[Lever]) -> Iterator[Knob]:
+    """Every number by itself."""
+    for lever in levers:
+        if lever.kind not in _SINGLE or lever.size == 1:
+            continue
+        _, quantity = _IN_WORDS[lever.kind]
+        neutral = 0.0 if lever.kind is Kind.LOGIT_ROW else 1.0
+        for index in range(lever.size):
+            label = lever.labels[index] if lever.labels else index
+            member = (((lever, index), 1.0),)
+            yield Knob(lever.layer, _SINGLE[lever.kind], label, quantity, lever.kind, member, neutral)
+
+
+def _together(levers: Iterable[Lever], layer: int | None, part: str, quantity: str) -> Knob:
+    levers = list(levers)
+    members = tuple(((lever, index), 1.0) for lever in levers for index in range(lever.size))
+    kind = levers[0].kind
+    neutral = {Kind.NORM_EPS: levers[0].neutral}.get(kind, 1.0)
+    if kind in (Kind.KEYS_FP8, Kind.VALUES_FP8, Kind.OFFSET):
+        neutral = 0.0
+    return Knob(layer, part, None, quantity, kind, members, neutral)
+
+
+def _table(lever: Lever) -> str:
+    kind = lever.place.removesuffix("inv_freq").rstrip("_").replace("_", " ")
+    return f"rotary table of {kind}" if kind else "rotary table"
