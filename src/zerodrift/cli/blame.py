@@ -39,8 +39,9 @@ def command(
         str | None, typer.Option(help="Checkpoint from before the update, to tell stale weights.")
     ] = None,
     precision: Annotated[
-        Precision, typer.Option(help="Lowest precision that engine or trainer computed in.")
-    ] = Precision.BF16,
+        Precision | None,
+        typer.Option(help="Lowest precision of engine and trainer. Default: told from the numbers."),
+    ] = None,
     engine: Annotated[
         str | None, typer.Option(help="Engine that made them (vllm): fixes are given in its words.")
     ] = None,
@@ -155,4 +156,4 @@ def _publish(blamed: "Blamed", directory: Path) -> None:
     print_verdict(blamed.record, console.stdout(), directory)
     console.say(f"side   {visible(blamed.side)}")
     console.say(f"since  {visible(blamed.since.removeprefix('since '))}")
-    console.say(f"       gates are those of {blamed.record.precision}; --precision names another profile")
+    console.say(f"gates  {visible(blamed.precision)}")

@@ -1,7 +1,7 @@
 """Rollouts that a training run left behind, read line by line: every line is judged, refused, or skipped by name.
 
-The format is that of the first line that has one, and holds for the whole dump. A bad line (torn, not JSON, another
-model's, absurd numbers) is refused with its number; with `skip_bad` it is left out and listed with its reason, so that
+The format is that of the first line that has one, and holds for the whole dump. So does the sign of its numbers. A bad line (torn,
+not JSON, another model's, absurd numbers) is refused with its number; with `skip_bad` it is left out and listed with its reason, so that
 nothing disappears. Torch-free: a dump can be checked inside any trainer's environment.
 """
 
@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 
-from zerodrift.core.errors import InvalidValue, NonFinite, RecordError, ZerodriftError
+from zerodrift.core.errors import InvalidCompletion, InvalidValue, NonFinite, RecordError, ZerodriftError
 from zerodrift.core.request import SamplingParams
 from zerodrift.records.codec import numbered_lines
 from zerodrift.records.directory import ROLLOUTS
-from zerodrift.records.dump_formats import READERS, DumpFormat, Fields, Place, detect
-from zerodrift.records.recorded import RecordedRollout
+from zerodrift.records.dump_fields import Fields, Place
+from zerodrift.records.dump_formats import READERS, DumpFormat, detect
+from zerodrift.records.recorded import NO_LOGPROB, RecordedRollout
 
 PIPED, STDIN = Path("-"), Path("/dev/stdin")
 _NUMBER = re.compile(r"\d+")
@@ -91,6 +92,7 @@ class _State:
         self._empty: list[str] = []
         self._count = 0
         self._model: str | None = None
+        self._sign_turned: bool | None = None
 
     def take(self, source: str, number: int, line: bytes) -> None:
         """Read one line, or put it down as bad."""
@@ -157,10 +159,16 @@ class _State:
         if self._first is not None and (rollout.step is None) != (self._first.step is None):
             has, had = ("no step", "one") if rollout.step is None else ("a step", "none")
             raise InvalidValue(f"it has {has} and the lines before it have {had}; number all or none")
+        if self._sign_turned not in (None, turned := _sign_turned(rollout)) and turned is not None:
+            raise InvalidCompletion(
+                f"its numbers lie {'above' if turned else 'below'} zero, and those of the lines before it do not; "
+                "write logprobs throughout"
+            )
 
     def _keep(self, rollout: RecordedRollout) -> None:
         self._first = self._first or rollout
         self._model = self._model or rollout.model
+        self._sign_turned = _sign_turned(rollout) if self._sign_turned is None else self._sign_turned
         if rollout.output:
             self._rollouts.append(rollout)
         else:
@@ -172,6 +180,11 @@ class _State:
                 f"{bad.where}: {bad.reason}; repair the dump, or judge it without such lines (--skip-bad)"
             )
         self._bad.append(bad)
+
+
+def _sign_turned(rollout: RecordedRollout) -> bool | None:
+    """Whether the line writes numbers above zero; None where all of them are zero, to rounding."""
+    return None if max(map(abs, rollout.logprobs), default=0.0) <= NO_LOGPROB else rollout.sign_turned
 
 
 def dump_files(path: Path) -> list[Path]:

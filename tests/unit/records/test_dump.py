@@ -11,7 +11,8 @@ import pytest
 from zerodrift.core.errors import RecordError
 from zerodrift.records import codec
 from zerodrift.records.dump import Dump, DumpReader, dump_files
-from zerodrift.records.dump_formats import READERS, DumpFormat, Fields, Place
+from zerodrift.records.dump_fields import Fields, Place
+from zerodrift.records.dump_formats import READERS, DumpFormat
 from zerodrift.records.recorded import RecordedRollout
 
 GOOD: dict[str, Any] = {

@@ -17,6 +17,8 @@ from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.records.verdict import CauseFound, Outcome, Probe
 
 WEIGHT_SYNC = "weight sync"
+DUMP = "dump"
+"""Guilty where rollouts were written down wrongly, by whoever wrote them."""
 ODD_CHECKPOINT = (
     "Engine and trainer agree with each other and not with the checkpoint: it is not the one that made these "
     "rollouts, or the dump leaves out how they were sampled."
@@ -60,6 +62,8 @@ def _with_sides(decision: Decision, sides: Sides) -> Decision:
     known = None if principal is None else CAUSES[principal.cause]
     if known is not None and known.outranks:
         message += " Is --model the checkpoint that made these rollouts?"
+    elif known is not None and known.of_record:
+        names = [DUMP, *(name for name in names if name == "trainer")]
     elif known is not None and known.layer is Layer.WEIGHTS:
         # A sampler that still has the old weights draws their tokens, whatever numbers are reported with those.
         names = [WEIGHT_SYNC if name in {"engine", "sampler"} else name for name in names]
@@ -89,6 +93,7 @@ def side_in_words(guilty: str, sides: Sides) -> str:
         "engine": "engine: its logprobs leave the checkpoint's",
         "trainer": "trainer: its logprobs leave the checkpoint's and the engine's do not",
         "sampler": "sampler: the reported logprobs are right, and the tokens were not drawn from them",
+        DUMP: "dump: the numbers may be right, and are written down wrongly",
         WEIGHT_SYNC: f"{WEIGHT_SYNC}: the engine's logprobs are those of the weights from before",
     }.get(guilty, f"{guilty}: each leaves the checkpoint by itself")
     if guilty in ("engine", WEIGHT_SYNC) and sides.trainer is not None:
@@ -99,11 +104,14 @@ def side_in_words(guilty: str, sides: Sides) -> str:
 def since_in_words(sides: Sides) -> str:
     """When each guilty side went wrong."""
     guilty = sides.guilty
-    if not guilty:
+    if not guilty and sides.engine.dated is None:
         return "nothing to date"
+    guilty = guilty or {"engine": sides.engine}
     told = {name: _since(side) for name, side in guilty.items()}
     return "; ".join(words if len(told) == 1 else f"{name} {words}" for name, words in told.items())
 
 
 def _since(side: Side) -> str:
+    if side.dated is not None:
+        return side.dated.message
     return "not known" if side.since is None else side.since.message
