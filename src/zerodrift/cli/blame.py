@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from zerodrift.audit.blame import Blamed
 
 RUNS = Path("runs")
+QUICK = 2000
+"""Tokens that `--quick` scores, prompts included: 24 rollouts of 85, in 25 s of one core with SmolLM2."""
 _RANGE = re.compile(r"(\d*):(\d*)|(\d+)")
 
 
@@ -58,6 +60,9 @@ def command(
     per_step: Annotated[
         int | None, typer.Option(min=1, help="Judge at most so many rollouts of each step.")
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first verdict from some rollouts of each step.")
+    ] = False,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave bad lines out and list them; default: refuse the dump.")
     ] = False,
@@ -73,6 +78,7 @@ def command(
     $ zerodrift blame rollouts.jsonl --model ./step-100 --temperature 0.7
     $ zerodrift blame rollouts.jsonl --model ./step-100 --previous ./step-99
     $ zerodrift blame outputs/token_exports --model ./step-100 --steps 100:120
+    $ zerodrift blame rollouts.jsonl --model ./step-100 --quick
 
     A plain line has these keys, of which the first three are needed:
 
@@ -116,7 +122,13 @@ def command(
             reference=reference,
             precision=precision,
             previous=previous,
-            selection=Selection(first=first, last=last, version=version, per_step=per_step),
+            selection=Selection(
+                first=first,
+                last=last,
+                version=version,
+                per_step=per_step,
+                positions=QUICK if quick else None,
+            ),
             engine=engine or ENGINE,
             reproduce=shlex.join(["zerodrift", *sys.argv[1:]]),
             progress=bar,

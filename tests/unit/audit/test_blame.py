@@ -77,7 +77,7 @@ def test_weights_from_before_an_update(tmp_path: Path) -> None:
     assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.FAIL, "weight sync")
     assert [cause.cause for cause in blamed.record.causes] == ["weights/stale"]
     assert blamed.since == (
-        "since step 4: 8 of 8 rollouts have the numbers of the previous weights, and all 8 before it are the checkpoint's"
+        "since step 4: 8 of 8 rollouts have the numbers of the previous weights, and 8 of 8 before it are the checkpoint's"
     )
     assert blamed.side.endswith("and the trainer's are the checkpoint's")
     nearer = [judged.previous_mean < judged.mean for judged in blamed.judged]

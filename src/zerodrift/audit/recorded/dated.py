@@ -33,10 +33,10 @@ def dated(order: Timeline, faulty: NDArray[np.bool_], sound: NDArray[np.bool_], 
         return None
     place, known = order.of_sequence, faulty | sound
     places = np.unique(place[faulty])
-    # A stray is not when it began: each step from there on has its share, or there is no such step.
     first, last = int(places[0]), int(places[-1])
     before = place < first
-    if (before & known).sum() < MOSTLY * before.sum():
+    right = int((before & sound).sum())
+    if right < MOSTLY * before.sum():
         return None
     label, unit = order.labels[first], order.unit
     within = known & (place >= first) & (place <= last)
@@ -45,7 +45,7 @@ def dated(order: Timeline, faulty: NDArray[np.bool_], sound: NDArray[np.bool_], 
         when = f"bad from the first recorded {unit} ({label}) on"
     else:
         when = f"since {unit} {label}"
-        counted += f", and all {int(before.sum())} before it are the checkpoint's"
+        counted += f", and {right} of {int(before.sum())} before it are the checkpoint's"
     if last < len(order.labels) - 1:
         when += f", last seen in {unit} {order.labels[last]}"
     return Dated(label, len(places), f"{when}: {counted}")

@@ -8,6 +8,7 @@ import numpy as np
 from zerodrift.audit.measure import Measurement, Observed, measure
 from zerodrift.audit.progress import Progress
 from zerodrift.audit.recorded.accounts import Account, Numbers, accounts, size, sizes_as_recorded
+from zerodrift.audit.recorded.shared_prompts import scoring_teacher
 from zerodrift.audit.recorded.timeline import observer, timeline
 from zerodrift.audit.recorded.told_precision import Told, precision_of
 from zerodrift.backends.reference import ReferenceBackend
@@ -40,7 +41,7 @@ class Scored:
         observed = [observer(stop_ids)(rollout) for rollout in rollouts]
         progress.stage("score")
         self.measurements: Sequence[Measurement] = measure(
-            reference.teacher, observed, stop_ids, progress.step
+            scoring_teacher(reference.model, reference.batch), observed, stop_ids, progress.step
         )
         self.numbers = [
             Numbers(item.reported, item.contracted, rollout.sign_turned)

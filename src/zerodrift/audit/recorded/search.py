@@ -100,7 +100,7 @@ class Search(NamedTuple):
 
     def _written(self, fit: Fit) -> Found:
         cause = found(fit.account.cause, self.engine, FoundBy.VALUE, fit.evidence, explained=fit.explained)
-        return Found((cause,), faulty=fit.fits, says="are the checkpoint's, read so")
+        return Found((cause,), faulty=fit.fits, says="are right if read so")
 
     def _with_sign(self, known: Found) -> Found:
         """Numbers above zero are no logprobs, however well they fit."""

@@ -1,71 +1,30 @@
 """Rollouts that are sound and were written down in another way: each way has its name, and sound ones have none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import exp, log
 from typing import Any
 
 import msgspec
 import pytest
 
-from zerodrift.audit.blame import Blame, Blamed
+from zerodrift.audit.blame import Blamed
 from zerodrift.audit.perturb import perturbed
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.teacher import Layout, Teacher
-from zerodrift.core.request import Prompt, Request, SamplingParams
-from zerodrift.records.dump import Dump
-from zerodrift.records.dump_formats import DumpFormat
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.verdict import Outcome
 
-MODEL = "testbed:llama"
 STEPS, EACH, TOKENS = 4, 6, 16
 PAD = 3
 Rollouts = list[RecordedRollout]
+Sampled = Callable[..., Rollouts]
+Judge = Callable[..., Blamed]
 replace = msgspec.structs.replace
 
 
 @pytest.fixture(scope="module")
-def reference() -> ReferenceBackend:
-    return ReferenceBackend(MODEL)
-
-
-@pytest.fixture(scope="module")
-def engine() -> ReferenceBackend:
-    return ReferenceBackend(MODEL, dtype="float32", batch=32)
-
-
-@pytest.fixture(scope="module")
-def sound(engine: ReferenceBackend) -> Rollouts:
+def sound(engine: ReferenceBackend, sampled: Sampled) -> Rollouts:
     return sampled(engine, [(0, 5 + number, 40, 7) for number in range(STEPS * EACH)])
-
-
-def sampled(engine: ReferenceBackend, prompts: Sequence[tuple[int, ...]], seed: int = 0) -> Rollouts:
-    """One rollout of each prompt, of various lengths."""
-    requests = [
-        Request(
-            Prompt(prompt),
-            SamplingParams(max_tokens=TOKENS + number % 5, seed=seed + number, ignore_eos=True),
-        )
-        for number, prompt in enumerate(prompts)
-    ]
-    answers = [answer.completions[0] for answer in engine.generate(requests)]
-    return [
-        RecordedRollout(
-            source="d",
-            line=number + 1,
-            step=number // EACH,
-            prompt=prompt,
-            output=answer.token_ids,
-            logprobs=answer.logprobs,
-            sampling=SamplingParams(),
-        )
-        for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
-    ]
-
-
-def judged(rollouts: Rollouts, reference: ReferenceBackend, **options: Any) -> Blamed:
-    dump = Dump(format=DumpFormat.PLAIN, rollouts=tuple(rollouts), lines=len(rollouts))
-    return Blame(dump=dump, reference=reference, **options).run()
 
 
 def numbers(change: Callable[[float], float], **fields: Any) -> Callable[[Rollouts], Rollouts]:
@@ -140,7 +99,9 @@ WRONGLY = {
 
 
 @pytest.mark.parametrize("name", WRONGLY)
-def test_what_was_written_wrongly_is_named(name: str, sound: Rollouts, reference: ReferenceBackend) -> None:
+def test_what_was_written_wrongly_is_named(
+    name: str, sound: Rollouts, reference: ReferenceBackend, judged: Judge
+) -> None:
     change, cause, words = WRONGLY[name]
     blamed = judged(change(sound), reference)
     assert blamed.record.verdict is Outcome.FAIL
@@ -155,7 +116,7 @@ def test_what_was_written_wrongly_is_named(name: str, sound: Rollouts, reference
 
 @pytest.mark.parametrize("name", ["log10", "another's", "output"])
 def test_since_the_step_from_which_on_it_was_written_so(
-    name: str, sound: Rollouts, reference: ReferenceBackend
+    name: str, sound: Rollouts, reference: ReferenceBackend, judged: Judge
 ) -> None:
     change, cause, _ = WRONGLY[name]
     half = len(sound) // 2
@@ -164,14 +125,14 @@ def test_since_the_step_from_which_on_it_was_written_so(
     assert blamed.since.startswith("since step 2: 12 of 12 rollouts ")
 
 
-def test_a_sound_dump_has_no_such_name(sound: Rollouts, reference: ReferenceBackend) -> None:
+def test_a_sound_dump_has_no_such_name(sound: Rollouts, reference: ReferenceBackend, judged: Judge) -> None:
     blamed = judged(sound, reference)
     assert (blamed.record.verdict, blamed.record.causes) == (Outcome.PASS, ())
     assert (blamed.record.precision, blamed.since) == ("fp32", "nothing to date")
 
 
 def test_a_sound_dump_with_padding_in_prompt_and_output(
-    engine: ReferenceBackend, reference: ReferenceBackend
+    engine: ReferenceBackend, reference: ReferenceBackend, sampled: Sampled, judged: Judge
 ) -> None:
     """What looks like padding and was there when the tokens were drawn is part of the prompt."""
     prompts = [(PAD, PAD, 5 + number, 40, PAD) for number in range(STEPS * EACH)]
@@ -179,7 +140,7 @@ def test_a_sound_dump_with_padding_in_prompt_and_output(
     assert (blamed.record.verdict, blamed.record.causes) == (Outcome.PASS, ())
 
 
-def test_other_weights_are_none_of_these(sound: Rollouts, reference: ReferenceBackend) -> None:
+def test_other_weights_are_none_of_these(sound: Rollouts, reference: ReferenceBackend, judged: Judge) -> None:
     older = Teacher(perturbed(reference.model, 1), layout=Layout.PADDED)
     ids = [each.prompt + each.output for each in sound]
     scores = older.score(ids)
