@@ -7,6 +7,7 @@ nothing disappears. Torch-free: a dump can be checked inside any trainer's envir
 
 import json
 import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,17 @@ from zerodrift.core.request import SamplingParams
 from zerodrift.records.codec import numbered_lines
 from zerodrift.records.directory import ROLLOUTS
 from zerodrift.records.dump_fields import Fields, Place
+from zerodrift.records.dump_foreign import refuse_text
 from zerodrift.records.dump_formats import READERS, DumpFormat, detect
 from zerodrift.records.recorded import NO_LOGPROB, RecordedRollout
 
 PIPED, STDIN = Path("-"), Path("/dev/stdin")
 _NUMBER = re.compile(r"\d+")
+EXPORTS: Mapping[str, Callable[[Path], Sequence[str]]] = {
+    "step_*/rank_*.jsonl": lambda file: (file.parent.name, file.stem),
+    "train_data_step*.jsonl": lambda file: (file.stem,),
+}
+"""Files of a directory that make one dump (of prime-rl, of NeMo-RL), and the parts of their names that are numbered."""
 
 
 class BadLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,7 +74,7 @@ class DumpReader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     skip_bad: bool = False
 
     def read(self, path: Path) -> Dump:
-        """The dump at `path`: a file, a pipe, a run directory of ours, or a directory of prime-rl's exports."""
+        """The dump at `path`: a file, a pipe, a run directory of ours, or prime-rl's or NeMo-RL's."""
         state = _State(self)
         files = dump_files(path)
         for file in files:
@@ -137,6 +144,7 @@ class _State:
         fields = _decode(line)
         found = self._format or detect(fields)
         if found is None:
+            refuse_text(fields)
             shown = ", ".join(sorted(fields)[:8])
             raise RecordError(
                 f"no known format has these keys: {shown}; plain lines need prompt_token_ids, token_ids and logprobs"
@@ -198,13 +206,10 @@ def dump_files(path: Path) -> list[Path]:
     if (own := path / ROLLOUTS).is_file():
         return [own]
     below = path / "token_exports" if (path / "token_exports").is_dir() else path
-    exports = sorted(
-        below.glob("step_*/rank_*.jsonl"),
-        key=lambda file: [int(_NUMBER.findall(part)[-1]) for part in (file.parent.name, file.stem)],
-    )
-    if not exports:
-        raise RecordError(f"{path} holds neither {ROLLOUTS} nor step_*/rank_*.jsonl; name the file itself")
-    return exports
+    for pattern, named in EXPORTS.items():
+        if exports := list(below.glob(pattern)):
+            return sorted(exports, key=lambda file: [int(_NUMBER.findall(part)[-1]) for part in named(file)])
+    raise RecordError(f"{path} holds none of {', '.join((ROLLOUTS, *EXPORTS))}; name the file itself")
 
 
 def _decode(line: bytes) -> Fields:

@@ -4,6 +4,7 @@
     plain       one object per line: prompt_token_ids, token_ids, logprobs, and what else is known
     prime-rl    token_exports/step_N/rank_M.jsonl of prime-rl, schema 1: one object per packed sequence, with aligned
                 lists over prompt and output
+    nemo-rl, verl, trl   see `dump_foreign`
 
 A reader states what the line says and nothing else; it never looks at another line.
 """
@@ -31,6 +32,7 @@ from zerodrift.records.dump_fields import (
     stated_parameters,
     text_of,
 )
+from zerodrift.records.dump_foreign import TRL, VERL, read_nemo_rl, renamed
 from zerodrift.records.dump_masks import Part, sampled_parts
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.rollout import Rollout
@@ -42,6 +44,9 @@ class DumpFormat(StrEnum):
     ZERODRIFT = "zerodrift"
     PLAIN = "plain"
     PRIME_RL = "prime-rl"
+    NEMO_RL = "nemo-rl"
+    VERL = "verl"
+    TRL = "trl"
 
 
 Reader = Callable[[Fields, Place], list[RecordedRollout]]
@@ -51,16 +56,22 @@ OUTPUT_KEYS = ("token_ids", "completion_ids")
 PRIME_RL_SCHEMA = 1
 
 
+FIELDS: Mapping[DumpFormat, frozenset[str]] = {
+    DumpFormat.ZERODRIFT: frozenset({"index", "group", "request"}),
+    DumpFormat.PRIME_RL: frozenset({"token_ids", "loss_mask", "inference_logprobs"}),
+    DumpFormat.NEMO_RL: frozenset({"token_ids", "generation_logprobs"}),
+    DumpFormat.VERL: frozenset({"prompts", "responses", "rollout_log_probs"}),
+    DumpFormat.TRL: frozenset({"prompt_ids", "completion_ids", "sampling_per_token_logps"}),
+}
+"""By which each is known."""
+
+
 def detect(fields: Fields) -> DumpFormat | None:
     """The format that has these keys; None where none has."""
     keys = fields.keys()
-    if {"index", "group", "request"} <= keys:
-        return DumpFormat.ZERODRIFT
-    if {"token_ids", "loss_mask", "inference_logprobs"} <= keys:
-        return DumpFormat.PRIME_RL
-    if "logprobs" in keys and keys & set(PROMPT_KEYS) and keys & set(OUTPUT_KEYS):
-        return DumpFormat.PLAIN
-    return None
+    known = (form for form, needed in FIELDS.items() if needed <= keys)
+    plain = "logprobs" in keys and keys & set(PROMPT_KEYS) and keys & set(OUTPUT_KEYS)
+    return next(known, DumpFormat.PLAIN if plain else None)
 
 
 def read_own(fields: Fields, place: Place) -> list[RecordedRollout]:
@@ -168,6 +179,9 @@ READERS: Mapping[DumpFormat, Reader] = {
     DumpFormat.ZERODRIFT: read_own,
     DumpFormat.PLAIN: read_plain,
     DumpFormat.PRIME_RL: read_prime_rl,
+    DumpFormat.NEMO_RL: read_nemo_rl,
+    DumpFormat.VERL: lambda fields, place: read_plain(renamed(fields, VERL), place),
+    DumpFormat.TRL: lambda fields, place: read_plain(renamed(fields, TRL), place),
 }
 
 

@@ -230,3 +230,12 @@ def test_a_line_without_end_is_no_dump(write: Callable[..., Path], monkeypatch: 
     monkeypatch.setattr(codec, "MAX_LINE_BYTES", 10)
     with pytest.raises(RecordError, match="line 1"):
         DumpReader().read(write(GOOD))
+
+
+def test_the_sign_of_the_first_numbers_holds_for_the_dump(write: Callable[..., Path]) -> None:
+    zero, above = {**GOOD, "logprobs": [0.0]}, {**GOOD, "logprobs": [0.5]}
+    dump = DumpReader().read(write(zero, above, zero))
+    assert [rollout.sign_turned for rollout in dump.rollouts] == [False, True, False]
+    assert dump.rollouts[1].logprobs == (-0.5,)
+    with pytest.raises(RecordError):
+        DumpReader().read(write(zero, above, GOOD))
