@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from math import log
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from plain_rollouts import QUESTIONS, Row, prompts, rollouts
 from transformers import AutoModelForCausalLM
 
 from zerodrift.audit.blame import Blame, Blamed
@@ -22,8 +23,10 @@ from zerodrift.records.verdict import Outcome
 
 pytestmark = [pytest.mark.long, pytest.mark.smollm2]
 SMOLLM2 = Path(__file__).parents[2] / ".cache" / "smollm2"
-STEPS, EACH, TOKENS = 2, len(QUESTIONS), 24
+STEPS, EACH, TOKENS = 2, 8, 24
 PAD = 2
+Row = dict[str, Any]
+Sample = Callable[..., list[Row]]
 SMALL = 0.002
 """Of each tensor's spread: one small update."""
 
@@ -40,15 +43,32 @@ def engine(reference: ReferenceBackend) -> Any:
     return AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype="float32").eval()
 
 
-def sampled(model: Any, asked: list[list[int]]) -> list[Row]:
-    return [
-        row for step in range(STEPS) for row in rollouts(model, asked, seed=step, tokens=TOKENS, step=step)
-    ]
+@pytest.fixture(scope="module")
+def prompts(
+    script: Callable[[str], ModuleType], reference: ReferenceBackend
+) -> Callable[..., list[list[int]]]:
+    """Prompt ids by the tokenizer's template, with or without a system prompt."""
+    return partial(script("reliability/plain_rollouts").prompts, reference.tokenizer)
 
 
 @pytest.fixture(scope="module")
-def sound(engine: Any, reference: ReferenceBackend) -> list[Row]:
-    return sampled(engine, prompts(reference.tokenizer))
+def sampled(script: Callable[[str], ModuleType]) -> Sample:
+    """Rollouts of these prompts in every step."""
+    rollouts = script("reliability/plain_rollouts").rollouts
+
+    def sample(model: Any, asked: list[list[int]]) -> list[Row]:
+        return [
+            row
+            for step in range(STEPS)
+            for row in rollouts(model, asked, seed=step, tokens=TOKENS, step=step)
+        ]
+
+    return sample
+
+
+@pytest.fixture(scope="module")
+def sound(engine: Any, sampled: Sample, prompts: Callable[..., list[list[int]]]) -> list[Row]:
+    return sampled(engine, prompts())
 
 
 def judged(rows: list[Row], reference: ReferenceBackend, **options: Any) -> Blamed:
@@ -91,21 +111,25 @@ def test_written_wrongly(name: str, sound: list[Row], reference: ReferenceBacken
 def test_the_numbers_of_the_neighbour(sound: list[Row], reference: ReferenceBackend) -> None:
     whole = [row for row in sound if len(row["token_ids"]) == TOKENS]
     rows = [{**row, "logprobs": whole[place - 1]["logprobs"]} for place, row in enumerate(whole)]
-    rows[0]["step"] = rows[-1]["step"] = 0
     record = judged([{**row, "step": 0} for row in rows], reference).record
     assert (record.guilty, record.causes[0].cause) == ("dump", "semantic/misbound-logprobs")
 
 
-def test_another_system_prompt(engine: Any, reference: ReferenceBackend) -> None:
-    tokenizer = reference.tokenizer
-    rows = sampled(engine, prompts(tokenizer, system="You are a helpful assistant."))
-    told = prompts(tokenizer) * STEPS
-    rows = [{**row, "prompt_token_ids": ids} for row, ids in zip(rows, told, strict=True)]
+def test_another_system_prompt(
+    engine: Any, reference: ReferenceBackend, sampled: Sample, prompts: Callable[..., list[list[int]]]
+) -> None:
+    rows = sampled(engine, prompts(system="You are a helpful assistant."))
+    rows = [{**row, "prompt_token_ids": ids} for row, ids in zip(rows, prompts() * STEPS, strict=True)]
     assert judged(rows, reference).record.causes[0].cause == "semantic/template"
 
 
 def test_weights_one_small_update_old(
-    engine: Any, sound: list[Row], reference: ReferenceBackend, tmp_path: Path
+    engine: Any,
+    sound: list[Row],
+    reference: ReferenceBackend,
+    sampled: Sample,
+    prompts: Callable[..., list[list[int]]],
+    tmp_path: Path,
 ) -> None:
     older, noise = copy.deepcopy(engine), torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -113,7 +137,7 @@ def test_weights_one_small_update_old(
             parameter.add_(SMALL * parameter.std() * torch.randn(parameter.shape, generator=noise))
     older.save_pretrained(tmp_path / "older")
     reference.tokenizer.save_pretrained(tmp_path / "older")
-    stale = sampled(older, prompts(reference.tokenizer))[EACH:]
+    stale = sampled(older, prompts())[EACH:]
     blamed = judged([*sound[:EACH], *stale], reference, previous=tmp_path / "older")
     assert [cause.cause for cause in blamed.record.causes] == ["weights/stale"]
     assert (blamed.record.guilty, blamed.record.precision) == ("weight sync", "fp32")
