@@ -6,7 +6,7 @@ not with the reference, the checkpoint is the odd one out, and nothing is judged
 only.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from zerodrift.drift.tokens import TokenTable
 from zerodrift.records import directory as files
 from zerodrift.records.codec import write_atomically
 from zerodrift.records.dump import Dump
-from zerodrift.records.recorded import JudgedRollout, RecordedRollout
+from zerodrift.records.recorded import JudgedRollout
 from zerodrift.records.tokens import write_tokens
 from zerodrift.records.verdict import Probe, VerdictRecord
 from zerodrift.stats.arrays import Floats
@@ -44,6 +44,7 @@ JUDGED = "judged.jsonl"
 FLOOR_PASSAGES = 8
 """Of a model that is no toy, in as many variants as take one forward each: all eight variants on twelve passages took as
 long as scoring 96 rollouts of SmolLM2 (42 s of one core), token by token for the most part; this takes 8 s."""
+MOST_VARIANTS = 8
 ENGINE = "recorded"
 """What the engine is called where nobody says which one it was; fixes are then in general words."""
 
@@ -95,7 +96,7 @@ class Blame:
         rollouts = self.selection.of(self.dump.rollouts)
         scored = Scored(rollouts, self.reference, self._older(), self.progress)
         told = scored.precision(self.precision)
-        floor = self._floor(rollouts, told.precision)
+        floor = self._floor(scored, told.precision)
         gates = gates_for(PROFILES[told.precision].gate, floor)
         table = tabulate(scored.measurements, floor)
         trained = with_trainer(table, rollouts)
@@ -145,15 +146,17 @@ class Blame:
         model = load_reference(self.previous, dtype, self.reference.device).model
         return scoring_teacher(model, self.reference.batch)
 
-    def _floor(self, rollouts: Sequence[RecordedRollout], precision: Precision) -> Floor:
-        self.progress.stage("floor")
+    def _floor(self, scored: Scored, precision: Precision) -> Floor:
         passages = some_of(
-            [Passage(rollout.prompt + rollout.output, len(rollout.prompt)) for rollout in rollouts]
+            [Passage(rollout.prompt + rollout.output, len(rollout.prompt)) for rollout in scored.rollouts]
         )
-        if self.reference.model.dtype is torch.float64:
-            return measure_floor(self.reference.model, passages, ROUNDED_IN[precision])
-        some = passages[:: max(1, len(passages) // FLOOR_PASSAGES)][:FLOOR_PASSAGES]
-        return measure_floor(self.reference.model, some, ROUNDED_IN[precision], ROUGHLY)
+        variants = None
+        if self.reference.model.dtype is not torch.float64:
+            passages = passages[:: max(1, len(passages) // FLOOR_PASSAGES)][:FLOOR_PASSAGES]
+            variants = ROUGHLY
+        tokens = sum(len(passage.ids) for passage in passages) * (1 + (variants or MOST_VARIANTS))
+        self.progress.stage(f"floor, {tokens * scored.seconds_per_token:.0f} s")
+        return measure_floor(self.reference.model, passages, ROUNDED_IN[precision], variants)
 
 
 def _judged(scored: Scored) -> tuple[JudgedRollout, ...]:

@@ -1,5 +1,6 @@
 """A dump after one pass of the checkpoint: every number that later questions need, computed once."""
 
+import time
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -40,9 +41,12 @@ class Scored:
         stop_ids = reference.facts.eos_token_ids
         observed = [observer(stop_ids)(rollout) for rollout in rollouts]
         progress.stage("score")
+        began = time.monotonic()
         self.measurements: Sequence[Measurement] = measure(
             scoring_teacher(reference.model, reference.batch), observed, stop_ids, progress.step
         )
+        self.seconds_per_token = (time.monotonic() - began) / sum(item.length for item in observed)
+        """Of scoring, prompts included: by it the time of what follows is told."""
         self.numbers = [
             Numbers(item.reported, item.contracted, rollout.sign_turned)
             for item, rollout in zip(self.measurements, rollouts, strict=True)
