@@ -31,7 +31,7 @@ def command(
         Path,
         typer.Argument(
             metavar="DUMP",
-            help="JSON lines (- reads a pipe, gzip is unpacked), a run directory, or prime-rl's token_exports.",
+            help="JSON lines (- reads a pipe, gzip is unpacked), a run directory, or one of prime-rl or NeMo-RL.",
         ),
     ],
     model: Annotated[

@@ -46,7 +46,9 @@ def conclude(
         return decision._replace(message=_state_it(decision.unstated))
     if about.odd_reference and decision.verdict is Outcome.INCONCLUSIVE:
         return decision._replace(message=ODD_CHECKPOINT)
-    return _with_sides(decision, sides) if decision.verdict is Outcome.FAIL else decision
+    if decision.verdict is not Outcome.FAIL:
+        return decision
+    return _with_sides(decision, sides, same_numbers=same_numbers)
 
 
 def _state_it(names: Sequence[str]) -> str:
@@ -56,14 +58,15 @@ def _state_it(names: Sequence[str]) -> str:
     )
 
 
-def _with_sides(decision: Decision, sides: Sides) -> Decision:
+def _with_sides(decision: Decision, sides: Sides, *, same_numbers: bool) -> Decision:
     """The guilty sides by name, in words that fit them."""
     names, message, principal = list(sides.guilty), decision.message, decision.principal
     known = None if principal is None else CAUSES[principal.cause]
     if known is not None and known.outranks:
         message += " Is --model the checkpoint that made these rollouts?"
     elif known is not None and known.of_record:
-        names = [DUMP, *(name for name in names if name == "trainer")]
+        # One writer wrote both sides where both have the same numbers.
+        names = [DUMP, *(name for name in names if name == "trainer" and not same_numbers)]
     elif known is not None and known.layer is Layer.WEIGHTS:
         # A sampler that still has the old weights draws their tokens, whatever numbers are reported with those.
         names = [WEIGHT_SYNC if name in {"engine", "sampler"} else name for name in names]
