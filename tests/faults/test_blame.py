@@ -145,7 +145,7 @@ def test_faults_of_the_engine(fault: str, engine: ReferenceBackend, healthy: lis
     assert blamed.record.verdict is Outcome.FAIL
     assert blamed.record.guilty == "engine"
     assert principal(blamed) == fault.partition(":")[0]
-    assert blamed.since.startswith("since step 4; e = ")
+    assert blamed.since.startswith("since step 4: 16 of 16 ")
     # In bf16 the head's rounding is nothing to speak of, and the default profile must not complain.
     if fault == "path/head-precision":
         assert judge([*healthy[:CUT], *broken], precision=Precision.BF16).record.verdict is Outcome.PASS
@@ -199,7 +199,7 @@ def test_stale_weights_are_told_by_the_checkpoint_from_before(
     blamed = judge([{**row, "version": "1"} for row in (*good[:CUT], *bad)], **against)
     assert blamed.record.guilty == "weight sync"
     assert principal(blamed) == "weights/stale"
-    assert blamed.since.startswith("since step 4; e = ")
+    assert blamed.since.startswith("since step 4: 16 of 16 ")
     evidence = blamed.record.causes[0].evidence
     assert evidence.startswith(
         "16 of 16 rollouts have the numbers of the previous weights, in steps 4 to 7, under the label 1: "
@@ -236,7 +236,7 @@ def test_a_right_trainer_speaks_against_the_engine(
     blamed = judge(rows, engine="vllm")
     assert blamed.record.guilty == "engine"
     assert principal(blamed) == "semantic/off-by-one"
-    assert blamed.since.startswith("bad from the first recorded step (0) on; e = ")
+    assert blamed.since.startswith("bad from the first recorded step (0) on: 16 of 16 ")
 
 
 def test_one_fault_on_both_sides(engine: ReferenceBackend, healthy: list[Row], judge: Judge) -> None:

@@ -20,8 +20,8 @@ def test_a_cause_is_complete(cause: Cause) -> None:
 
 VOCABULARY = {
     Layer.SEMANTIC: "raw-logprobs temperature truncation-mass penalty logit-bias generation-config off-by-one "
-    "wrong-token nonfinite bos template tokenizer retokenised eos seed misbound-output "
-    "streaming sampling-bias",
+    "wrong-token nonfinite bos template tokenizer retokenised eos seed misbound-output misbound-logprobs "
+    "notation padding streaming sampling-bias",
     Layer.PATH: "head-precision body-precision weight-quantisation kv-precision routing parallelism spec-decode "
     "batch-variance prefill-decode chunked-prefill prefix-cache preemption rope window context-boundary "
     "nondeterminism",

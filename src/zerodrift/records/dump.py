@@ -1,26 +1,34 @@
 """Rollouts that a training run left behind, read line by line: every line is judged, refused, or skipped by name.
 
-The format is that of the first line that has one, and holds for the whole dump. A bad line (torn, not JSON, another
-model's, absurd numbers) is refused with its number; with `skip_bad` it is left out and listed with its reason, so that
+The format is that of the first line that has one, and holds for the whole dump. So does the sign of its numbers. A bad line (torn,
+not JSON, another model's, absurd numbers) is refused with its number; with `skip_bad` it is left out and listed with its reason, so that
 nothing disappears. Torch-free: a dump can be checked inside any trainer's environment.
 """
 
 import json
 import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from zerodrift.core.errors import InvalidValue, NonFinite, RecordError, ZerodriftError
+from zerodrift.core.errors import InvalidCompletion, InvalidValue, NonFinite, RecordError, ZerodriftError
 from zerodrift.core.request import SamplingParams
 from zerodrift.records.codec import numbered_lines
 from zerodrift.records.directory import ROLLOUTS
-from zerodrift.records.dump_formats import READERS, DumpFormat, Fields, Place, detect
-from zerodrift.records.recorded import RecordedRollout
+from zerodrift.records.dump_fields import Fields, Place
+from zerodrift.records.dump_foreign import refuse_text
+from zerodrift.records.dump_formats import READERS, DumpFormat, detect
+from zerodrift.records.recorded import NO_LOGPROB, RecordedRollout
 
 PIPED, STDIN = Path("-"), Path("/dev/stdin")
 _NUMBER = re.compile(r"\d+")
+EXPORTS: Mapping[str, Callable[[Path], Sequence[str]]] = {
+    "step_*/rank_*.jsonl": lambda file: (file.parent.name, file.stem),
+    "train_data_step*.jsonl": lambda file: (file.stem,),
+}
+"""Files of a directory that make one dump (of prime-rl, of NeMo-RL), and the parts of their names that are numbered."""
 
 
 class BadLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,7 +74,7 @@ class DumpReader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     skip_bad: bool = False
 
     def read(self, path: Path) -> Dump:
-        """The dump at `path`: a file, a pipe, a run directory of ours, or a directory of prime-rl's exports."""
+        """The dump at `path`: a file, a pipe, a run directory of ours, or prime-rl's or NeMo-RL's."""
         state = _State(self)
         files = dump_files(path)
         for file in files:
@@ -91,6 +99,7 @@ class _State:
         self._empty: list[str] = []
         self._count = 0
         self._model: str | None = None
+        self._sign_turned: bool | None = None
 
     def take(self, source: str, number: int, line: bytes) -> None:
         """Read one line, or put it down as bad."""
@@ -119,6 +128,7 @@ class _State:
         for rollout in rollouts:
             self._first = self._first or rollout
             self._model = self._model or rollout.model
+            self._sign_turned = _sign_turned(rollout) if self._sign_turned is None else self._sign_turned
         self._rollouts += [rollout for rollout in rollouts if rollout.output]
         silent = [rollout.where for rollout in rollouts if not rollout.output]
         self._empty += silent if rollouts else [f"{source}, line {number}"]
@@ -142,6 +152,7 @@ class _State:
         fields = _decode(line)
         found = self._format or detect(fields)
         if found is None:
+            refuse_text(fields)
             shown = ", ".join(sorted(fields)[:8])
             raise RecordError(
                 f"no known format has these keys: {shown}; plain lines need prompt_token_ids, token_ids and logprobs"
@@ -164,6 +175,16 @@ class _State:
         if self._first is not None and (rollout.step is None) != (self._first.step is None):
             has, had = ("no step", "one") if rollout.step is None else ("a step", "none")
             raise InvalidValue(f"it has {has} and the lines before it have {had}; number all or none")
+        if self._sign_turned not in (None, turned := _sign_turned(rollout)) and turned is not None:
+            raise InvalidCompletion(
+                f"its numbers lie {'above' if turned else 'below'} zero, and those of the lines before it do not; "
+                "write logprobs throughout"
+            )
+
+
+def _sign_turned(rollout: RecordedRollout) -> bool | None:
+    """Whether the line writes numbers above zero; None where all of them are zero, to rounding."""
+    return None if max(map(abs, rollout.logprobs), default=0.0) <= NO_LOGPROB else rollout.sign_turned
 
 
 def dump_files(path: Path) -> list[Path]:
@@ -177,13 +198,10 @@ def dump_files(path: Path) -> list[Path]:
     if (own := path / ROLLOUTS).is_file():
         return [own]
     below = path / "token_exports" if (path / "token_exports").is_dir() else path
-    exports = sorted(
-        below.glob("step_*/rank_*.jsonl"),
-        key=lambda file: [int(_NUMBER.findall(part)[-1]) for part in (file.parent.name, file.stem)],
-    )
-    if not exports:
-        raise RecordError(f"{path} holds neither {ROLLOUTS} nor step_*/rank_*.jsonl; name the file itself")
-    return exports
+    for pattern, named in EXPORTS.items():
+        if exports := list(below.glob(pattern)):
+            return sorted(exports, key=lambda file: [int(_NUMBER.findall(part)[-1]) for part in named(file)])
+    raise RecordError(f"{path} holds none of {', '.join((ROLLOUTS, *EXPORTS))}; name the file itself")
 
 
 def _decode(line: bytes) -> Fields:

@@ -4,20 +4,36 @@
     plain       one object per line: prompt_token_ids, token_ids, logprobs, and what else is known
     prime-rl    token_exports/step_N/rank_M.jsonl of prime-rl, schema 1: one object per packed sequence, with aligned
                 lists over prompt and output
+    nemo-rl, verl, trl   see `dump_foreign`
 
 A reader states what the line says and nothing else; it never looks at another line.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from itertools import groupby
-from typing import Any, NamedTuple
 
 import msgspec
 
-from zerodrift.core.completion import FinishReason, LogprobKind
-from zerodrift.core.errors import InvalidCompletion, InvalidSampling, InvalidValue, NonFinite, RecordError
-from zerodrift.core.request import SHAPING, SamplingParams
+from zerodrift.core.errors import InvalidCompletion, InvalidValue, NonFinite
+from zerodrift.core.request import SHAPING
+from zerodrift.records.dump_fields import (
+    Fields,
+    Place,
+    finish_reason_of,
+    is_given,
+    kind_of,
+    label_of,
+    listed,
+    messages_of,
+    numbers_of,
+    prompt_text_of,
+    runs_of,
+    sampling_of,
+    stated_parameters,
+    text_of,
+)
+from zerodrift.records.dump_foreign import TRL, VERL, read_nemo_rl, renamed
+from zerodrift.records.dump_masks import Part, sampled_parts
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.rollout import Rollout
 
@@ -28,48 +44,34 @@ class DumpFormat(StrEnum):
     ZERODRIFT = "zerodrift"
     PLAIN = "plain"
     PRIME_RL = "prime-rl"
+    NEMO_RL = "nemo-rl"
+    VERL = "verl"
+    TRL = "trl"
 
 
-class Place(NamedTuple):
-    """Where a line stands, and what its silence about sampling means."""
-
-    source: str
-    line: int
-    default: SamplingParams
-    given: frozenset[str] = frozenset()
-    """Names of the defaults that somebody vouches for."""
-
-
-Fields = Mapping[str, Any]
 Reader = Callable[[Fields, Place], list[RecordedRollout]]
 
 PROMPT_KEYS = ("prompt_token_ids", "prompt_ids")
 OUTPUT_KEYS = ("token_ids", "completion_ids")
 PRIME_RL_SCHEMA = 1
-# Fields of vLLM's SamplingParams that say how to answer and not what to draw.
-_SHAPELESS = frozenset(
-    {
-        "best_of",
-        "detokenize",
-        "include_stop_str_in_output",
-        "output_kind",
-        "return_token_ids",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-    }
-)
+
+
+FIELDS: Mapping[DumpFormat, frozenset[str]] = {
+    DumpFormat.ZERODRIFT: frozenset({"index", "group", "request"}),
+    DumpFormat.PRIME_RL: frozenset({"token_ids", "loss_mask", "inference_logprobs"}),
+    DumpFormat.NEMO_RL: frozenset({"token_ids", "generation_logprobs"}),
+    DumpFormat.VERL: frozenset({"prompts", "responses", "rollout_log_probs"}),
+    DumpFormat.TRL: frozenset({"prompt_ids", "completion_ids", "sampling_per_token_logps"}),
+}
+"""By which each is known."""
 
 
 def detect(fields: Fields) -> DumpFormat | None:
     """The format that has these keys; None where none has."""
     keys = fields.keys()
-    if {"index", "group", "request"} <= keys:
-        return DumpFormat.ZERODRIFT
-    if {"token_ids", "loss_mask", "inference_logprobs"} <= keys:
-        return DumpFormat.PRIME_RL
-    if "logprobs" in keys and keys & set(PROMPT_KEYS) and keys & set(OUTPUT_KEYS):
-        return DumpFormat.PLAIN
-    return None
+    known = (form for form, needed in FIELDS.items() if needed <= keys)
+    plain = "logprobs" in keys and keys & set(PROMPT_KEYS) and keys & set(OUTPUT_KEYS)
+    return next(known, DumpFormat.PLAIN if plain else None)
 
 
 def read_own(fields: Fields, place: Place) -> list[RecordedRollout]:
@@ -99,27 +101,40 @@ def read_own(fields: Fields, place: Place) -> list[RecordedRollout]:
 
 
 def read_plain(fields: Fields, place: Place) -> list[RecordedRollout]:
-    """The least that can be judged is prompt ids, output ids and logprobs."""
-    stated = _stated(fields)
-    return [
-        RecordedRollout(
-            source=place.source,
-            line=place.line,
-            step=fields.get("step"),
-            prompt=_list(fields, *PROMPT_KEYS),
-            output=_list(fields, *OUTPUT_KEYS),
-            logprobs=_list(fields, "logprobs"),
-            kind=_kind(fields),
-            sampling=_sampling(place.default, stated),
-            stated=frozenset({*place.given, *stated}),
-            trainer_logprobs=_list(fields, "trainer_logprobs")
-            if _given(fields, "trainer_logprobs")
-            else None,
-            version=_label(fields),
-            model=_text(fields, "model"),
-            finish_reason=_finish_reason(fields),
-        )
-    ]
+    """The least that can be judged is prompt ids, output ids and logprobs; a mask says which of these are padding."""
+    output = listed(fields, *OUTPUT_KEYS)
+    parts = sampled_parts(fields, listed(fields, *PROMPT_KEYS), output)
+    return [_plain(fields, place, output, part, parts) for part in parts]
+
+
+def _plain(
+    fields: Fields, place: Place, output: tuple[int, ...], part: Part, parts: list[Part]
+) -> RecordedRollout:
+    stated = stated_parameters(fields)
+    engine = numbers_of(part.of(listed(fields, "logprobs"), "logprobs", len(output), parts))
+    trainer = None
+    if is_given(fields, "trainer_logprobs"):
+        beside = part.of(listed(fields, "trainer_logprobs"), "trainer_logprobs", len(output), parts)
+        # Of one writer and of one sign; where only the trainer's are above zero, they are refused.
+        trainer = numbers_of(beside).values if engine.sign_turned else beside
+    return RecordedRollout(
+        source=place.source,
+        line=place.line,
+        step=fields.get("step"),
+        prompt=part.prompt,
+        output=output[part.begin : part.end],
+        logprobs=engine.values,
+        sign_turned=engine.sign_turned,
+        kind=kind_of(fields),
+        sampling=sampling_of(place.default, stated),
+        stated=frozenset({*place.given, *stated}),
+        trainer_logprobs=trainer,
+        version=label_of(fields),
+        model=text_of(fields, "model"),
+        text=prompt_text_of(fields),
+        messages=messages_of(fields),
+        finish_reason=finish_reason_of(fields),
+    )
 
 
 def read_prime_rl(fields: Fields, place: Place) -> list[RecordedRollout]:
@@ -133,14 +148,14 @@ def read_prime_rl(fields: Fields, place: Place) -> list[RecordedRollout]:
             f"schema_version is {fields.get('schema_version')!r}, and this reader knows {PRIME_RL_SCHEMA}; "
             "convert the dump to plain lines"
         )
-    ids, engine = _list(fields, "token_ids"), _list(fields, "inference_logprobs")
-    trainer = _list(fields, "trainer_logprobs")
+    ids, engine = listed(fields, "token_ids"), listed(fields, "inference_logprobs")
+    trainer = listed(fields, "trainer_logprobs")
     sampled = _sampled(fields, len(ids))
     for name, values in (("inference_logprobs", engine), ("trainer_logprobs", trainer)):
         if len(values) != len(ids):
             raise InvalidCompletion(f"{len(ids)} token_ids carry {len(values)} {name}; each needs one")
     rollouts = []
-    for begin, end in _runs(sampled):
+    for begin, end in runs_of(sampled):
         for name, values in (("inference_logprobs", engine), ("trainer_logprobs", trainer)):
             if None in values[begin:end]:
                 raise NonFinite(f"{name} hold null, which prime-rl writes for NaN and infinities")
@@ -164,13 +179,16 @@ READERS: Mapping[DumpFormat, Reader] = {
     DumpFormat.ZERODRIFT: read_own,
     DumpFormat.PLAIN: read_plain,
     DumpFormat.PRIME_RL: read_prime_rl,
+    DumpFormat.NEMO_RL: read_nemo_rl,
+    DumpFormat.VERL: lambda fields, place: read_plain(renamed(fields, VERL), place),
+    DumpFormat.TRL: lambda fields, place: read_plain(renamed(fields, TRL), place),
 }
 
 
 def _sampled(fields: Fields, length: int) -> list[bool]:
     """Tokens in the loss that the policy itself sampled: those of a frozen model carry no behaviour logprob."""
     columns = {
-        name: _list(fields, name) if _given(fields, name) else (None,) * length
+        name: listed(fields, name) if is_given(fields, name) else (None,) * length
         for name in ("loss_mask", "rl_weights", "ref_kl_weights")
     }
     for name, values in columns.items():
@@ -180,90 +198,3 @@ def _sampled(fields: Fields, length: int) -> list[bool]:
         bool(mask) and not (policy == 0 and not distilled)
         for mask, policy, distilled in zip(*columns.values(), strict=True)
     ]
-
-
-def _runs(flags: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Begin and end of each run of true flags."""
-    begin = 0
-    for flag, run in groupby(flags):
-        end = begin + len(list(run))
-        if flag:
-            yield begin, end
-        begin = end
-
-
-def _stated(fields: Fields) -> dict[str, Any]:
-    """Sampling parameters out of a `sampling` object and beside it; null says nothing."""
-    inner = fields.get("sampling") or {}
-    if not isinstance(inner, dict):
-        raise InvalidSampling(f"sampling is {inner!r}; write an object, as {{'temperature': 0.7}}")
-    if unknown := sorted(inner.keys() - set(SamplingParams.__struct_fields__) - _SHAPELESS):
-        raise InvalidSampling(
-            f"sampling holds {', '.join(unknown)}, which this reader does not know; "
-            "take it out if it does not change what is drawn"
-        )
-    beside = {name: fields[name] for name in SHAPING if _given(fields, name)}
-    stated = {name: value for name, value in inner.items() if value is not None and name not in _SHAPELESS}
-    for name in beside.keys() & stated.keys():
-        if beside[name] != stated[name]:
-            raise InvalidSampling(f"{name} is {beside[name]!r} on the line and {stated[name]!r} in sampling")
-    stated |= beside
-    if stated.get("top_k") == -1:
-        stated["top_k"] = 0  # vLLM's older word for keeping all
-    return stated
-
-
-def _sampling(default: SamplingParams, stated: Fields) -> SamplingParams:
-    values = {**msgspec.structs.asdict(default), **stated}
-    try:
-        return msgspec.convert(values, SamplingParams, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise InvalidSampling(str(error)) from error
-
-
-def _kind(fields: Fields) -> LogprobKind | None:
-    """`processed` or `raw`; vLLM's own words are longer."""
-    word = _text(fields, "logprobs_mode") or _text(fields, "kind")
-    if word is None:
-        return None
-    try:
-        return LogprobKind(word.removesuffix("_logprobs"))
-    except ValueError:
-        raise InvalidValue(f"the kind of logprobs is {word!r}; write processed or raw") from None
-
-
-def _finish_reason(fields: Fields) -> FinishReason | None:
-    """Other words than ours (`tool_calls`) say less than the last token does."""
-    word = _text(fields, "finish_reason")
-    return FinishReason(word) if word in set(FinishReason) else None
-
-
-def _text(fields: Fields, name: str) -> str | None:
-    value = fields.get(name)
-    if value is not None and not isinstance(value, str):
-        raise InvalidValue(f"{name} is {value!r}; it is a text")
-    return value
-
-
-def _label(fields: Fields) -> str | None:
-    """A version is a name or a number."""
-    value = fields.get("version")
-    if value is not None and not isinstance(value, str | int):
-        raise InvalidValue(f"version is {value!r}; it is a text or a whole number")
-    return None if value is None else str(value)
-
-
-def _given(fields: Fields, name: str) -> bool:
-    return fields.get(name) is not None
-
-
-def _list(fields: Fields, *names: str) -> tuple[Any, ...]:
-    """The list under one of `names`."""
-    present = [name for name in names if name in fields]
-    if len(present) != 1:
-        what = " and ".join(present) if present else f"no {' or '.join(names)}"
-        raise RecordError(f"the line has {what}; it needs one")
-    value = fields[present[0]]
-    if not isinstance(value, list):
-        raise RecordError(f"{present[0]} is {type(value).__name__}; it is a list with one entry per token")
-    return tuple(value)

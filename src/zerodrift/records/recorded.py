@@ -5,12 +5,24 @@ numbers, where they are there, stand beside the same tokens. What the dump does 
 stated; nothing is made up here.
 """
 
+from typing import NamedTuple
+
 import msgspec
 
 from zerodrift.core import require
 from zerodrift.core.completion import FinishReason, LogprobKind, check_logprobs
 from zerodrift.core.errors import InvalidCompletion, InvalidValue
 from zerodrift.core.request import SamplingParams
+
+NO_LOGPROB = 1e-4
+"""A softmax in fp32 may round to a hair above zero; a number above this is no log-probability."""
+
+
+class Message(NamedTuple):
+    """One turn of a conversation."""
+
+    role: str
+    content: str
 
 
 class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +38,8 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     output: tuple[int, ...]
     logprobs: tuple[float, ...]
     """Behaviour logprob of each output token: what the engine reported."""
+    sign_turned: bool = False
+    """The dump's numbers are all above zero, −log p or p; `logprobs` holds them with a minus sign."""
     kind: LogprobKind | None = None
     """Which distribution the dump claims they belong to."""
     sampling: SamplingParams
@@ -37,6 +51,10 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     version: str | None = None
     """Label of the weights that are said to have made it."""
     model: str | None = None
+    text: str | None = None
+    """The prompt as text, where the dump has it beside the ids."""
+    messages: tuple[Message, ...] = ()
+    """The conversation that the prompt was rendered from, likewise."""
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:

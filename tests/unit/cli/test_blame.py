@@ -66,8 +66,8 @@ def test_the_whole_way(
     assert "--logprobs-mode processed_logprobs" in told
     assert "\nside   engine: its logprobs leave the checkpoint's\n" in told
     # There are no steps: blocks of lines with 200 tokens stand in, and the second begins at line eleven.
-    assert re.search(r"\nsince  line 11; e = \S+ over 3 blocks of lines\n", told)
-    assert "gates are those of fp32" in told
+    assert re.search(r"\nsince  line 11: 20 of 20 rollouts ", told)
+    assert "\ngates  fp32" in told
     record = read_verdict(out)
     assert (record.verdict, record.guilty) == (Outcome.FAIL, "engine")
     assert "temperature" not in {probe.name: probe.says for probe in record.probes}["parameters"]

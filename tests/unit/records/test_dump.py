@@ -11,7 +11,8 @@ import pytest
 from zerodrift.core.errors import RecordError
 from zerodrift.records import codec
 from zerodrift.records.dump import Dump, DumpReader, dump_files
-from zerodrift.records.dump_formats import READERS, DumpFormat, Fields, Place
+from zerodrift.records.dump_fields import Fields, Place
+from zerodrift.records.dump_formats import READERS, DumpFormat
 from zerodrift.records.recorded import RecordedRollout
 
 GOOD: dict[str, Any] = {
@@ -201,3 +202,12 @@ def test_a_line_without_end_is_no_dump(write: Callable[..., Path], monkeypatch: 
     monkeypatch.setattr(codec, "MAX_LINE_BYTES", 10)
     with pytest.raises(RecordError, match="line 1"):
         DumpReader().read(write(GOOD))
+
+
+def test_the_sign_of_the_first_numbers_holds_for_the_dump(write: Callable[..., Path]) -> None:
+    zero, above = {**GOOD, "logprobs": [0.0]}, {**GOOD, "logprobs": [0.5]}
+    dump = DumpReader().read(write(zero, above, zero))
+    assert [rollout.sign_turned for rollout in dump.rollouts] == [False, True, False]
+    assert dump.rollouts[1].logprobs == (-0.5,)
+    with pytest.raises(RecordError):
+        DumpReader().read(write(zero, above, GOOD))

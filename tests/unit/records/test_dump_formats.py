@@ -7,7 +7,8 @@ from zerodrift.core.completion import Completion, FinishReason, LogprobKind, Pro
 from zerodrift.core.errors import InvalidCompletion, InvalidSampling, InvalidValue, NonFinite, RecordError
 from zerodrift.core.request import SHAPING, Prompt, Request, SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
-from zerodrift.records.dump_formats import DumpFormat, Place, detect, read_own, read_plain, read_prime_rl
+from zerodrift.records.dump_fields import Place
+from zerodrift.records.dump_formats import DumpFormat, detect, read_own, read_plain, read_prime_rl
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.rollout import Rollout
 

@@ -17,6 +17,8 @@ from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.records.verdict import CauseFound, Outcome, Probe
 
 WEIGHT_SYNC = "weight sync"
+DUMP = "dump"
+"""Guilty where rollouts were written down wrongly, by whoever wrote them."""
 ODD_CHECKPOINT = (
     "Engine and trainer agree with each other and not with the checkpoint: it is not the one that made these "
     "rollouts, or the dump leaves out how they were sampled."
@@ -44,7 +46,9 @@ def conclude(
         return decision._replace(message=_state_it(decision.unstated))
     if about.odd_reference and decision.verdict is Outcome.INCONCLUSIVE:
         return decision._replace(message=ODD_CHECKPOINT)
-    return _with_sides(decision, sides) if decision.verdict is Outcome.FAIL else decision
+    if decision.verdict is not Outcome.FAIL:
+        return decision
+    return _with_sides(decision, sides, same_numbers=same_numbers)
 
 
 def _state_it(names: Sequence[str]) -> str:
@@ -54,12 +58,15 @@ def _state_it(names: Sequence[str]) -> str:
     )
 
 
-def _with_sides(decision: Decision, sides: Sides) -> Decision:
+def _with_sides(decision: Decision, sides: Sides, *, same_numbers: bool) -> Decision:
     """The guilty sides by name, in words that fit them."""
     names, message, principal = list(sides.guilty), decision.message, decision.principal
     known = None if principal is None else CAUSES[principal.cause]
     if known is not None and known.outranks:
         message += " Is --model the checkpoint that made these rollouts?"
+    elif known is not None and known.of_record:
+        # One writer wrote both sides where both have the same numbers.
+        names = [DUMP, *(name for name in names if name == "trainer" and not same_numbers)]
     elif known is not None and known.layer is Layer.WEIGHTS:
         # A sampler that still has the old weights draws their tokens, whatever numbers are reported with those.
         names = [WEIGHT_SYNC if name in {"engine", "sampler"} else name for name in names]
@@ -89,6 +96,7 @@ def side_in_words(guilty: str, sides: Sides) -> str:
         "engine": "engine: its logprobs leave the checkpoint's",
         "trainer": "trainer: its logprobs leave the checkpoint's and the engine's do not",
         "sampler": "sampler: the reported logprobs are right, and the tokens were not drawn from them",
+        DUMP: "dump: the numbers may be right, and are written down wrongly",
         WEIGHT_SYNC: f"{WEIGHT_SYNC}: the engine's logprobs are those of the weights from before",
     }.get(guilty, f"{guilty}: each leaves the checkpoint by itself")
     if guilty in ("engine", WEIGHT_SYNC) and sides.trainer is not None:
@@ -99,11 +107,14 @@ def side_in_words(guilty: str, sides: Sides) -> str:
 def since_in_words(sides: Sides) -> str:
     """When each guilty side went wrong."""
     guilty = sides.guilty
-    if not guilty:
+    if not guilty and sides.engine.dated is None:
         return "nothing to date"
+    guilty = guilty or {"engine": sides.engine}
     told = {name: _since(side) for name, side in guilty.items()}
     return "; ".join(words if len(told) == 1 else f"{name} {words}" for name, words in told.items())
 
 
 def _since(side: Side) -> str:
+    if side.dated is not None:
+        return side.dated.message
     return "not known" if side.since is None else side.since.message

@@ -26,7 +26,9 @@ MOST_BAD = 0.1
 _OPTIONS = {name: "--" + name.replace("_", "-") for name in ("temperature", "top_p", "top_k", "min_p")}
 
 
-def dump_probe(dump: Dump, judged: Sequence[RecordedRollout], selection: str, engine: str) -> ProbeResult:
+def dump_probe(
+    dump: Dump, judged: Sequence[RecordedRollout], selection: str, engine: str, precision: str = ""
+) -> ProbeResult:
     """How much of the dump was judged, and which lines were not."""
     evidence = DumpEvidence(
         lines=dump.lines,
@@ -38,6 +40,8 @@ def dump_probe(dump: Dump, judged: Sequence[RecordedRollout], selection: str, en
     message = f"{len(judged)} of {len(dump.rollouts)} rollouts judged"
     if selection:
         message += f" ({selection})"
+    if precision:
+        message += f"; gates are those of {precision}"
     if dump.empty:
         message += f"; {len(dump.empty)} sampled nothing"
     if evidence.repeated:

@@ -14,6 +14,7 @@ import numpy as np
 from zerodrift.audit.probes.parity import parity, samples
 from zerodrift.audit.probes.result import ProbeResult, answered
 from zerodrift.audit.recorded.copies import copies
+from zerodrift.audit.recorded.dated import Dated
 from zerodrift.drift.gates import Gates
 from zerodrift.drift.onset import Since, drift_since, e_value, sampling_since
 from zerodrift.drift.strata import Timeline
@@ -37,6 +38,8 @@ class Side(NamedTuple):
     """None where there was too little to bet on."""
     also: tuple[ProbeResult, ...] = ()
     """What else was asked about it, and does not decide."""
+    dated: Dated | None = None
+    """Since when, by the rollouts that a named cause explains."""
 
     @property
     def bad(self) -> bool:
@@ -128,6 +131,12 @@ def agree(table: TokenTable, trainer: TokenTable, gates: Gates) -> bool:
 def _as_probe(side: Side) -> ProbeResult:
     assert side.since is not None, "asked only where there is an answer"
     since = side.since
+    if side.dated is not None:
+        known = side.dated
+        decided = OnsetEvidence(
+            log_e=since.log_e, unit=since.unit, first=known.first, affected=known.affected
+        )
+        return answered(SINCE[side.overall.probe], Outcome.FAIL, known.message, decided)
     affected = None if since.first is None else len(since.affected)
     evidence = OnsetEvidence(log_e=since.log_e, unit=since.unit, first=since.first, affected=affected)
     status = Outcome.FAIL if since.alarm else Outcome.PASS

@@ -30,6 +30,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """Only rollouts that carry this label."""
     per_step: int | None = None
     """At most so many of each step, evenly spaced; None takes all."""
+    positions: int | None = None
+    """As many of each step as come to about so many tokens in all, prompts included; None takes all."""
 
     def of(self, rollouts: Sequence[RecordedRollout]) -> list[RecordedRollout]:
         """Those of `rollouts` that are asked for, in their order."""
@@ -38,13 +40,19 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
             raise RecordError(
                 f"none of {len(rollouts)} rollouts is asked for ({self.message}); widen --steps or --version"
             )
-        if self.per_step is None:
-            return chosen
         order = timeline(chosen)
+        most = min(self.per_step or len(chosen), self._within(chosen, len(order.labels)))
         kept: set[int] = set()
         for place in range(len(order.labels)):
-            kept |= set(_spaced(np.flatnonzero(order.of_sequence == place).tolist(), self.per_step))
+            kept |= set(_spaced(np.flatnonzero(order.of_sequence == place).tolist(), most))
         return [rollout for number, rollout in enumerate(chosen) if number in kept]
+
+    def _within(self, chosen: Sequence[RecordedRollout], steps: int) -> int:
+        """How many of each step come to `positions`; one at least."""
+        if self.positions is None:
+            return len(chosen)
+        mean = np.mean([len(rollout.prompt) + len(rollout.output) for rollout in chosen])
+        return max(1, round(self.positions / steps / float(mean)))
 
     @property
     def message(self) -> str:
@@ -53,6 +61,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         told = [f"{word} {value}" for word, value in bounds.items() if value is not None]
         if self.per_step is not None:
             told.append(f"at most {self.per_step} of each step")
+        if self.positions is not None:
+            told.append(f"quick: of each step as many as come to {self.positions} tokens in all")
         return ", ".join(told)
 
     def _wants(self, rollout: RecordedRollout) -> bool:

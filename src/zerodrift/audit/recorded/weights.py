@@ -1,22 +1,21 @@
 """Do the weights from before explain the numbers? Then the update did not reach the engine, or not all of it.
 
-Every rollout of the bad steps is scored once more, with the older checkpoint. A rollout belongs to the weights under
-which its numbers are at the gate, and to none where neither fits.
+Every rollout is scored once more, with the older checkpoint. A rollout belongs to the weights under which its numbers
+are at the gate, and to none where neither fits.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from zerodrift.audit.measure import Measurement, measure
 from zerodrift.audit.probes.result import ProbeResult, answered, found
-from zerodrift.backends.teacher import Teacher
-from zerodrift.core.errors import ModelError
 from zerodrift.drift.gates import Gates
 from zerodrift.records.evidence import PreviousWeightsEvidence
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.verdict import Outcome, Probe
+from zerodrift.stats.arrays import Floats
 
 NAME = Probe.PREVIOUS_WEIGHTS
 MOSTLY = 20.0
@@ -26,28 +25,23 @@ MIXED = 0.1
 
 
 class Suspected(NamedTuple):
-    """Rollouts of bad steps with what the reference makes of them."""
+    """Rollouts of bad steps, with mean |Δ| of each from the model and from the weights before."""
 
     rollouts: Sequence[RecordedRollout]
-    measurements: Sequence[Measurement]
+    now: Floats
+    before: Floats
 
 
 class Older(NamedTuple):
-    """The answer, and mean |Δ| of each suspected rollout under the older weights."""
+    """The answer, and which of the rollouts have the numbers of the older weights."""
 
     result: ProbeResult
-    means: list[float]
+    at_old: NDArray[np.bool_]
 
 
-def compare_weights(
-    suspected: Suspected, older: Teacher, stop_ids: Sequence[int], gates: Gates, engine: str
-) -> Older:
-    """Score the suspected rollouts with the older weights."""
-    observed = [item.observed for item in suspected.measurements]
-    if older.vocab_size <= max(max(item.completion.sequence) for item in observed):
-        raise ModelError(f"the previous weights have {older.vocab_size} tokens, too few for these rollouts")
-    now = np.array([_mean(item) for item in suspected.measurements])
-    before = np.array([_mean(item) for item in measure(older, observed, stop_ids)])
+def compare_weights(suspected: Suspected, gates: Gates, engine: str) -> Older:
+    """Which weights does each of the suspected rollouts belong to?"""
+    now, before = suspected.now, suspected.before
     at_old = (before <= np.maximum(gates.mean, now / MOSTLY)) & (now > gates.mean)
     at_new = (now <= gates.mean) & (before > gates.mean)
     neither = (now > gates.mean) & ~at_old
@@ -58,7 +52,7 @@ def compare_weights(
         message = (
             f"the previous weights explain {at_old.sum()} of {len(now)} rollouts: they are not the cause"
         )
-        return Older(answered(NAME, Outcome.PASS, message, evidence), before.tolist())
+        return Older(answered(NAME, Outcome.PASS, message, evidence), np.zeros_like(at_old))
     mixed = at_new.sum() > max(1, MIXED * (at_new.sum() + at_old.sum()))
     message = _evidence(suspected.rollouts, at_old, float(now[at_old].mean()), float(before[at_old].mean()))
     cause = found(
@@ -68,12 +62,7 @@ def compare_weights(
         f"{message}, and {at_new.sum()} those of the model" if mixed else message,
         explained=1 - float(before[at_old].mean() / now[at_old].mean()),
     )
-    return Older(answered(NAME, Outcome.FAIL, cause.evidence, evidence, causes=(cause,)), before.tolist())
-
-
-def _mean(item: Measurement) -> float:
-    """Mean |Δ|; excluded tokens count as thirty nats, for a mean must stay a number."""
-    return float(np.minimum(np.abs(item.delta), 30.0).mean())
+    return Older(answered(NAME, Outcome.FAIL, cause.evidence, evidence, causes=(cause,)), at_old)
 
 
 def _evidence(rollouts: Sequence[RecordedRollout], at_old: np.ndarray, now: float, before: float) -> str:

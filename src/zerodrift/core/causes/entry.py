@@ -64,6 +64,8 @@ class Cause(msgspec.Struct, frozen=True):
     """What it is called where a trainer's numbers show it; None: the same."""
     when_hidden: str | None = None
     """What it is called where the reported numbers are right and only the draws are not; None: the same."""
+    of_record: bool = False
+    """Rollouts were written down wrongly: neither engine nor trainer is to blame."""
     unless_requested: tuple[str, ...] = ()
     """Sampling parameters under which a sound engine shows the same, had they been requested."""
     predicts: Mapping[str, Expected] = {}

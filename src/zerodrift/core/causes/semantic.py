@@ -124,6 +124,24 @@ SEMANTIC = (
         "match outputs to requests by id, never by order of arrival",
     ),
     cause(
+        "semantic/notation",
+        "The recorded numbers are no natural log-probabilities: another base, another sign, or probabilities.",
+        "record log-softmax values as they are: natural logarithms, at most zero",
+        of_record=True,
+    ),
+    cause(
+        "semantic/padding",
+        "Padding is recorded as if it were part of the prompt or of the output.",
+        "cut ids and logprobs by the attention mask before they are written, or write the mask beside them",
+        of_record=True,
+    ),
+    cause(
+        "semantic/misbound-logprobs",
+        "Logprobs are recorded beside other rollouts than they were computed for.",
+        "reorder all columns of a batch by one index, and match logprobs to rollouts by id",
+        of_record=True,
+    ),
+    cause(
         "semantic/streaming",
         "What is streamed is not what is answered whole: pieces lose, repeat or misplace tokens or logprobs.",
         '"stream": false in every request, or the route that answers whole',

@@ -1,9 +1,13 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from zerodrift.core.request import SamplingParams
+from zerodrift.audit.blame import Blame, Blamed
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.records.dump import Dump
+from zerodrift.records.dump_formats import DumpFormat
 from zerodrift.records.recorded import RecordedRollout
 
 
@@ -17,3 +21,53 @@ def rollout() -> Callable[..., RecordedRollout]:
         return RecordedRollout(**{**values, "logprobs": (-1.0,) * len(output), **fields})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def reference() -> ReferenceBackend:
+    return ReferenceBackend("testbed:llama")
+
+
+@pytest.fixture(scope="session")
+def engine() -> ReferenceBackend:
+    return ReferenceBackend("testbed:llama", dtype="float32", batch=32)
+
+
+@pytest.fixture(scope="session")
+def sampled() -> Callable[..., list[RecordedRollout]]:
+    """One rollout of each prompt, of 16 to 20 tokens, six of them in a step."""
+
+    def sample(
+        engine: ReferenceBackend, prompts: Sequence[tuple[int, ...]], seed: int = 0
+    ) -> list[RecordedRollout]:
+        requests = [
+            Request(
+                Prompt(prompt),
+                SamplingParams(max_tokens=16 + number % 5, seed=seed + number, ignore_eos=True),
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+        answers = [answer.completions[0] for answer in engine.generate(requests)]
+        return [
+            RecordedRollout(
+                source="d",
+                line=number + 1,
+                step=number // 6,
+                prompt=prompt,
+                output=answer.token_ids,
+                logprobs=answer.logprobs,
+                sampling=SamplingParams(),
+            )
+            for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        ]
+
+    return sample
+
+
+@pytest.fixture(scope="session")
+def judged() -> Callable[..., Blamed]:
+    def judge(rollouts: list[RecordedRollout], reference: ReferenceBackend, **options: Any) -> Blamed:
+        dump = Dump(format=DumpFormat.PLAIN, rollouts=tuple(rollouts), lines=len(rollouts))
+        return Blame(dump=dump, reference=reference, **options).run()
+
+    return judge

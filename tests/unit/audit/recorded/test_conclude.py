@@ -164,3 +164,21 @@ def test_every_guilty_side_is_dated() -> None:
         side(Probe.PARITY, Outcome.FAIL)._replace(since=None), side(Probe.SAMPLING, Outcome.PASS), None
     )
     assert since_in_words(undated) == "not known"
+
+
+@pytest.mark.parametrize(
+    ("judged", "same", "guilty"),
+    [
+        (sides(), False, "dump"),
+        (sides(engine=False), False, "dump"),
+        (sides(engine=False, trainer=True), False, "dump"),
+        (sides(engine=False, trainer=False), True, "dump"),
+        (sides(engine=False, trainer=False), False, "dump and trainer"),
+    ],
+)
+def test_rollouts_that_were_written_wrongly(judged: Sides, same: bool, guilty: str) -> None:
+    causes = [cause("semantic/notation")]
+    results = [answered(Probe.DUMP, Outcome.PASS, "read", required=True), *judged.results]
+    concluded = conclude(judged, results, causes, same_numbers=same)
+    assert (concluded.verdict, concluded.guilty) == (Outcome.FAIL, guilty)
+    assert concluded.message == CAUSES["semantic/notation"].message

@@ -79,3 +79,12 @@ def test_a_rollout_as_the_measurement_takes_it(
     assert completion.sequence == recorded.prompt + recorded.output
     assert completion.kind is LogprobKind.PROCESSED
     assert requested == recorded.sampling
+
+
+def test_a_quick_look_takes_some_of_each_step(rollout: Callable[..., RecordedRollout]) -> None:
+    rollouts = [rollout(step=number // 8, line=number + 1) for number in range(32)]
+    chosen = Selection(positions=40).of(rollouts)
+    # Four tokens each: forty are ten rollouts, of four steps.
+    assert [each.step for each in chosen] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert len(Selection(positions=1).of(rollouts)) == 4
+    assert "quick" in Selection(positions=40).message

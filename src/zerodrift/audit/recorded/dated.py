@@ -1,0 +1,51 @@
+"""Since when, once the cause has a name? Then every rollout says by itself whether it has the fault.
+
+Bets on step means need many steps (`drift/onset.py`), because they may assume nothing about the fault. Where each
+rollout of the later steps fits it, and each of the earlier ones is the checkpoint's, there is nothing left to bet on.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerodrift.drift.strata import Timeline
+
+LEAST = 2
+"""Rollouts that must show the fault: one may be a stray."""
+MOSTLY = 0.9
+"""Share of those before it that must be sound, to say when it began."""
+
+
+class Dated(NamedTuple):
+    """When a named fault began, by the rollouts that have it."""
+
+    first: int
+    """Number of the step, or of the line."""
+    affected: int
+    """Steps that hold some."""
+    message: str
+
+
+def dated(order: Timeline, faulty: NDArray[np.bool_], sound: NDArray[np.bool_], says: str) -> Dated | None:
+    """The first step with the fault; None where rollouts before it are neither faulty nor sound."""
+    if faulty.sum() < LEAST:
+        return None
+    place, known = order.of_sequence, faulty | sound
+    places = np.unique(place[faulty])
+    first, last = int(places[0]), int(places[-1])
+    before = place < first
+    right = int((before & sound).sum())
+    if right < MOSTLY * before.sum():
+        return None
+    label, unit = order.labels[first], order.unit
+    within = known & (place >= first) & (place <= last)
+    counted = f"{int(faulty.sum())} of {int(within.sum())} rollouts {says}"
+    if first == 0:
+        when = f"bad from the first recorded {unit} ({label}) on"
+    else:
+        when = f"since {unit} {label}"
+        counted += f", and {right} of {int(before.sum())} before it are the checkpoint's"
+    if last < len(order.labels) - 1:
+        when += f", last seen in {unit} {order.labels[last]}"
+    return Dated(label, len(places), f"{when}: {counted}")

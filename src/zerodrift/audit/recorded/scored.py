@@ -1,0 +1,108 @@
+"""A dump after one pass of the checkpoint: every number that later questions need, computed once."""
+
+import time
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from zerodrift.audit.measure import Measurement, Observed, measure
+from zerodrift.audit.progress import Progress
+from zerodrift.audit.recorded.accounts import Account, Numbers, accounts, size, sizes_as_recorded
+from zerodrift.audit.recorded.shared_prompts import scoring_teacher
+from zerodrift.audit.recorded.timeline import observer, timeline
+from zerodrift.audit.recorded.told_precision import Told, precision_of
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.backends.teacher import Teacher
+from zerodrift.config.precision import Precision
+from zerodrift.core.errors import ModelError
+from zerodrift.records.recorded import RecordedRollout
+from zerodrift.stats.arrays import Floats
+
+CERTAIN = 0.05
+"""Nats."""
+LEAST = 4
+"""Tokens that a median is taken of."""
+
+
+class Scored:
+    """Rollouts with what the checkpoint makes of them, and the weights from before, where there are some."""
+
+    def __init__(
+        self,
+        rollouts: Sequence[RecordedRollout],
+        reference: ReferenceBackend,
+        older: Teacher | None,
+        progress: Progress,
+    ) -> None:
+        """One forward for each rollout, and one more by the older weights."""
+        self.rollouts = rollouts
+        self.order = timeline(rollouts)
+        stop_ids = reference.facts.eos_token_ids
+        observed = [observer(stop_ids)(rollout) for rollout in rollouts]
+        progress.stage("score")
+        began = time.monotonic()
+        self.measurements: Sequence[Measurement] = measure(
+            scoring_teacher(reference.model, reference.batch), observed, stop_ids, progress.step
+        )
+        self.seconds_per_token = (time.monotonic() - began) / sum(item.length for item in observed)
+        """Of scoring, prompts included: by it the time of what follows is told."""
+        self.numbers = [
+            Numbers(item.reported, item.contracted, rollout.sign_turned)
+            for item, rollout in zip(self.measurements, rollouts, strict=True)
+        ]
+        self.sizes = sizes_as_recorded(self.numbers)
+        """Mean |Δ| of every rollout."""
+        self.older = None if older is None else _sizes_under(older, observed, stop_ids, progress)
+        """The same under the weights from before."""
+
+    @cached_property
+    def accounts(self) -> list[Account]:
+        """Other ways in which the numbers may be written."""
+        return list(accounts(self.numbers, self.order))
+
+    def precision(self, said: Precision | None) -> Told:
+        """The precision that the numbers were computed in."""
+        if said is not None:
+            return precision_of(said, [], self.sizes)
+        nats = np.array([float(np.abs(each.reported).mean()) for each in self.numbers])
+        fitting = [
+            self.sizes,
+            np.array([_middle(each) for each in self.numbers]),
+            *([] if self.older is None else [self.older]),
+        ]
+        if precision_of(None, [np.min(fitting, axis=0)], nats).precision is not Precision.FP32:
+            fitting += [account.sizes for account in self.accounts]
+        columns = [np.min(fitting, axis=0)]
+        if any(rollout.trainer_logprobs is not None for rollout in self.rollouts):
+            columns.append(self._trainer_sizes())
+        return precision_of(None, columns, nats)
+
+    def _trainer_sizes(self) -> Floats:
+        """Mean |Δ| of the trainer's numbers; infinite where there are none."""
+        return np.array(
+            [
+                np.inf
+                if rollout.trainer_logprobs is None
+                else size(item.contracted - np.array(rollout.trainer_logprobs))
+                for rollout, item in zip(self.rollouts, self.measurements, strict=True)
+            ]
+        )
+
+
+def _middle(each: Numbers) -> float:
+    """Median |Δ|, because padding behind an output leaves its other tokens right; of tokens that were no certainty, whose
+    logprobs are zero in any precision."""
+    open_ = each.contracted < -CERTAIN
+    return (
+        float(np.median(np.abs(each.contracted - each.reported)[open_])) if open_.sum() >= LEAST else np.inf
+    )
+
+
+def _sizes_under(
+    older: Teacher, observed: Sequence[Observed], stop_ids: Sequence[int], progress: Progress
+) -> Floats:
+    if older.vocab_size <= max(max(item.completion.sequence) for item in observed):
+        raise ModelError(f"the previous weights have {older.vocab_size} tokens, too few for these rollouts")
+    progress.stage("score by previous")
+    return np.array([size(item.delta) for item in measure(older, observed, stop_ids, progress.step)])

@@ -1,0 +1,225 @@
+"""What made the bad steps bad? The cheapest questions first: how numbers are written, which weights, then all the rest.
+
+Numbers that another base, another rollout or the weights from before predict to the last digit need no further account.
+Only where none does are ids changed and scored again, and only then is everything tried that an audit tries.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from zerodrift.audit.counterfactual.binding import find_misbound
+from zerodrift.audit.counterfactual.same_model import find_unrelated
+from zerodrift.audit.diagnose import Suspect, diagnose
+from zerodrift.audit.explain import attributed, by_samples_alone
+from zerodrift.audit.measure import Measurement, tabulate
+from zerodrift.audit.probes.result import ProbeResult, found
+from zerodrift.audit.recorded.accounts import Fit, believed
+from zerodrift.audit.recorded.dated import Dated, dated
+from zerodrift.audit.recorded.reading import with_doubt
+from zerodrift.audit.recorded.rescored import Rescored
+from zerodrift.audit.recorded.scored import Scored
+from zerodrift.audit.recorded.sides import Side, Sides, judge_samples
+from zerodrift.audit.recorded.trainer import as_trainer, trainer_causes
+from zerodrift.audit.recorded.weights import Suspected, compare_weights
+from zerodrift.audit.response.signs import Signs, settled
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.core.cause import UNEXPLAINED
+from zerodrift.drift.floor import Floor
+from zerodrift.drift.gates import LEAST_TOKENS, Gates
+from zerodrift.drift.shape import describe, shape
+from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe
+
+Flags = NDArray[np.bool_]
+OLDER_WEIGHTS = "--previous CHECKPOINT, which tells whether these are older weights"
+CLEARLY = 3.0
+"""Gates: a rollout further off than this has the fault, one within a single gate has not."""
+
+
+class Found(NamedTuple):
+    """Causes, further answers, and the rollouts that the first cause explains."""
+
+    causes: tuple[CauseFound, ...] = ()
+    results: tuple[ProbeResult, ...] = ()
+    faulty: Flags | None = None
+    says: str = "leave the checkpoint's numbers"
+
+
+class Search(NamedTuple):
+    """The scored dump, and what is needed to ask further."""
+
+    scored: Scored
+    reference: ReferenceBackend
+    engine: str
+    floor: Floor
+    gates: Gates
+    asked_previous: bool
+    """Whether weights from before were at hand."""
+
+    def causes(self, sides: Sides, rng: np.random.Generator, *, same_numbers: bool) -> Found:
+        """Causes of every bad side; the engine's alone where the trainer shows the same numbers."""
+        guilty, known = sides.guilty, Found()
+        if "engine" in guilty:
+            known = self._engine(guilty["engine"], rng)
+        elif "sampler" in guilty:
+            known = self._sampler(guilty["sampler"], rng)
+        if guilty.keys() & {"engine", "sampler"}:
+            alone = by_samples_alone(sides.samples.overall, self.engine)
+            known = known._replace(causes=known.causes or alone)
+        if "trainer" in guilty and not same_numbers:
+            known = known._replace(causes=joined(known.causes, self._trainer(guilty["trainer"], rng)))
+        known = self._with_sign(known)
+        return known._replace(causes=with_doubt(known.causes, self.scored.rollouts))
+
+    def dated(self, known: Found, sides: Sides) -> Dated | None:
+        """Since when the engine's numbers have the named fault; what only samples or the trainer show is not in them."""
+        named = known.causes and known.causes[0].cause != UNEXPLAINED
+        if not named or (known.faulty is None and "engine" not in sides.guilty):
+            return None
+        sizes, gate = self.scored.sizes, self.gates.mean
+        faulty = sizes > CLEARLY * gate if known.faulty is None else known.faulty
+        return dated(self.scored.order, faulty, (sizes <= gate) & ~faulty, known.says)
+
+    def _engine(self, side: Side, rng: np.random.Generator) -> Found:
+        if (fit := believed(iter(self.scored.accounts), self.scored.sizes, self.gates.mean)) is not None:
+            return self._written(fit)
+        older = self._compare_weights(side)
+        if older.causes:
+            return older
+        if (fit := self._rescored.fit()) is not None:
+            return self._written(fit)._replace(results=older.results)
+        return older._replace(causes=self._as_in_an_audit(side, rng))
+
+    def _sampler(self, side: Side, rng: np.random.Generator) -> Found:
+        """Padding that carries the model's own numbers passes for tokens that nobody would draw."""
+        if (padded := self._padded_samples()) is not None:
+            return Found((padded,))
+        older = self._compare_weights(side)
+        return older if older.causes else older._replace(causes=self._as_in_an_audit(side, rng))
+
+    def _written(self, fit: Fit) -> Found:
+        cause = found(fit.account.cause, self.engine, FoundBy.VALUE, fit.evidence, explained=fit.explained)
+        return Found((cause,), faulty=fit.fits, says="are right if read so")
+
+    def _with_sign(self, known: Found) -> Found:
+        """Numbers above zero are no logprobs, however well they fit."""
+        if not any(rollout.sign_turned for rollout in self.scored.rollouts):
+            return known
+        if any(cause.cause == "semantic/notation" for cause in known.causes):
+            causes = tuple(
+                msgspec.structs.replace(cause, evidence=f"{cause.evidence}; they lie above zero")
+                if cause.cause == "semantic/notation" and "probabilities" not in cause.evidence
+                else cause
+                for cause in known.causes
+            )
+            return known._replace(causes=causes)
+        right = not known.causes
+        message = "the numbers lie above zero, as −log p: " + (
+            "with a minus sign they are the checkpoint's" if right else "they are judged with a minus sign"
+        )
+        cause = found("semantic/notation", self.engine, Probe.DUMP, message)
+        every = np.ones(len(self.scored.rollouts), dtype=np.bool_)
+        known = known._replace(causes=(cause, *known.causes))
+        return known._replace(faulty=every, says="lie above zero") if right else known
+
+    def _padded_samples(self) -> CauseFound | None:
+        """The samples are as they should be without what looks like padding behind them."""
+        table = tabulate(self.scored.measurements, self.floor)
+        for pad in self._rescored.pads():
+            trimmed = self._rescored.trimmed(pad)
+            ends = [
+                len(rollout.output) if each is None else each.end
+                for rollout, each in zip(self.scored.rollouts, trimmed, strict=True)
+            ]
+            kept = table.index < np.array(ends)[table.sequence]
+            again = (
+                None
+                if kept.all()
+                else judge_samples(table.rows(kept), self.scored.order, self.scored.rollouts)
+            )
+            if again is not None and not again.bad and again.overall.status is Outcome.PASS:
+                message = (
+                    f"{int((~kept).sum())} tokens {pad} behind the ends of {sum(each is not None for each in trimmed)} "
+                    "outputs were never drawn: without them the samples are as they should be"
+                )
+                return found("semantic/padding", self.engine, Probe.SAMPLING, message)
+        return None
+
+    def _compare_weights(self, side: Side) -> Found:
+        if self.scored.older is None:
+            return Found()
+        members = self._members(side)
+        suspected = Suspected(
+            [self.scored.rollouts[i] for i in members],
+            self.scored.sizes[members],
+            self.scored.older[members],
+        )
+        answer = compare_weights(suspected, self.gates, self.engine)
+        faulty = np.zeros(len(self.scored.rollouts), dtype=np.bool_)
+        faulty[members] = answer.at_old
+        return Found(
+            answer.result.causes, (answer.result,), faulty, "have the numbers of the previous weights"
+        )
+
+    def _as_in_an_audit(self, side: Side, rng: np.random.Generator) -> tuple[CauseFound, ...]:
+        chosen = [self.scored.measurements[i] for i in self._members(side)]
+        if (swap := find_misbound(self.reference.teacher, chosen, self.gates)) is not None:
+            message = (
+                f"{swap} (requests are numbered from 0 over the {len(chosen)} rollouts of the bad steps)"
+            )
+            return (found("semantic/misbound-output", self.engine, FoundBy.VALUE, message),)
+        attribution = diagnose(self._suspect, chosen, self.floor, self.gates, rng)
+        if not attribution.explained_to_floor and (unrelated := self._unrelated(chosen)) is not None:
+            return (found("weights/other-model", self.engine, FoundBy.VALUE, unrelated),)
+        told = describe(shape(tabulate(chosen, self.floor)))
+        if not self.asked_previous:
+            told += "; whether these are older weights, --previous CHECKPOINT tells"
+        # The profile is no sign: it has a default, and what it allows for is below the gate.
+        signs = Signs(to_know=OLDER_WEIGHTS)
+        return settled(attributed(attribution, self.engine, told), signs, self.engine)
+
+    def _unrelated(self, chosen: Sequence[Measurement]) -> str | None:
+        """Why these are the tokens of another model; a few bad steps may hold too few to tell."""
+        if sum(len(item.delta) for item in chosen) < LEAST_TOKENS:
+            return None
+        return find_unrelated(self.reference.teacher, chosen, self.reference.facts.eos_token_ids)
+
+    def _trainer(self, side: Side, rng: np.random.Generator) -> tuple[CauseFound, ...]:
+        chosen = [
+            as_trainer(self.scored.rollouts[i], self.scored.measurements[i])
+            for i in self._members(side)
+            if self.scored.rollouts[i].trainer_logprobs is not None
+        ]
+        return trainer_causes(self._suspect, chosen, self.floor, self.gates, rng)
+
+    def _members(self, side: Side) -> list[int]:
+        """Rollouts of the bad steps; all where no step stands out."""
+        if side.since is None or not side.since.affected:
+            return list(range(len(self.scored.rollouts)))
+        bad = np.isin(self.scored.order.of_sequence, side.since.affected)
+        return np.flatnonzero(bad).tolist()
+
+    @property
+    def _rescored(self) -> Rescored:
+        return Rescored(self.reference, self.scored.rollouts, self.scored.sizes, self.gates.mean)
+
+    @property
+    def _suspect(self) -> Suspect:
+        return Suspect(self.reference.model, self.reference.tokenizer, self.reference.facts)
+
+
+def joined(engine: Sequence[CauseFound], trainer: Sequence[CauseFound]) -> tuple[CauseFound, ...]:
+    """Causes of both sides; one that both have is the engine's, and its evidence says so."""
+    shared = {cause.cause for cause in engine} & {cause.cause for cause in trainer}
+    return (
+        *(
+            msgspec.structs.replace(cause, evidence=f"{cause.evidence}, and so does the trainer")
+            if cause.cause in shared
+            else cause
+            for cause in engine
+        ),
+        *(cause for cause in trainer if cause.cause not in shared),
+    )
