@@ -12,6 +12,7 @@ from rich.table import Table
 from zerodrift.cli import console
 from zerodrift.cli.audit import options_of
 from zerodrift.cli.bar import Bar
+from zerodrift.core.errors import ConfigError, ModelNotFound
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -29,7 +30,7 @@ def command(
     engine: Annotated[str | None, typer.Option(help="Who else takes part; as in an audit.")] = None,
     url: Annotated[str | None, typer.Option(help="Address of its server.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="One setting, as section.key=value. Repeatable.")
+        list[str] | None, typer.Option("--set", help="One setting of it, as engine.key=value. Repeatable.")
     ] = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests that are served together.")] = 64,
     shorten: Annotated[
@@ -64,6 +65,10 @@ def command(
     """
     from zerodrift.config.load import load
 
+    if strange := [text for text in settings or [] if not text.lstrip().startswith("engine.")]:
+        raise ConfigError(
+            f"--set {strange[0]} would change nothing here: only settings of the engine are read"
+        )
     resolved = load(None, settings or [], options_of(model=model, engine=engine, url=url))
     with _other(resolved, requests, named=engine is not None) as other, Bar() as bar:
         setup, standings = _measure(bar, other, model, (requests, shorten, rounds, threads))
@@ -103,7 +108,6 @@ def _measure(
 def _other(config: "RunConfig", requests: int, *, named: bool) -> "AbstractContextManager[Backend | None]":
     """The engine beside ours, where one is named."""
     from zerodrift.backends.registry import IN_PROCESS, ServedModel, check_engine, open_engine
-    from zerodrift.core.errors import ConfigError, ModelNotFound
     from zerodrift.models.spec import builtin_name
 
     model, engine = config.model.path or "", config.engine

@@ -43,6 +43,7 @@ def test_standings(
     [
         ("--url http://127.0.0.1:9", "config/invalid"),
         ("--engine exact", "config/invalid"),
+        ("--engine reference --set model.dtype=bfloat16", "config/invalid"),
         ("--engine vlm", "config/invalid"),
         ("--engine vllm --set engine.python=python", "model/not-found"),
         ("nowhere --engine reference", "model/not-found"),
