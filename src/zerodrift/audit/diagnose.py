@@ -115,10 +115,14 @@ def diagnose(
         return [*semantic.propose(explanation), *by_forward.propose(explanation)]
 
     attribution = attribute(everything, propose, rng)
-    if attribution.by_value:
-        return attribution
-    # Before rounding may take a name by its size, and where nothing has one: is it a part of the model, turned a little?
-    answer = respond(paths.model, few, facts.eos_token_ids, rng)
+    return attribution if attribution.by_value else _with_response(attribution, paths.model, everything, rng)
+
+
+def _with_response(
+    attribution: Attribution, model: Any, costs: Costs, rng: np.random.Generator
+) -> Attribution:
+    """Before rounding may take a name by its size, and where nothing has one: is it a part of the model, turned a little?"""
+    answer = respond(model, costs.evaluator.cases, costs.evaluator.stop_ids, rng)
     return msgspec.structs.replace(attribution, response=answer)
 
 
