@@ -60,6 +60,7 @@ class Asked(SimpleNamespace):
     resets_cache: bool
     wrap: Any = None
     scorer: Any = None
+    budget: float | None = None
     environment: bytes
 
 
@@ -138,6 +139,14 @@ def test_every_option_arrives(asked: list[Asked], tmp_path: Path) -> None:
     assert (tmp_path / "here" / "report.html").is_file()
 
 
+@pytest.mark.parametrize(("arguments", "seconds"), [((), None), (("--budget", "10m"), 600.0)])
+def test_a_budget_arrives_in_seconds(
+    asked: list[Asked], arguments: tuple[str, ...], seconds: float | None
+) -> None:
+    assert run(*arguments) == 0
+    assert asked[0].budget == seconds
+
+
 def test_a_task_arrives_by_option_and_by_file(asked: list[Asked], tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("validation: {task: 'mine:task'}\n")
     assert run("testbed:qwen3", "--task", "sums") == 0
@@ -180,6 +189,10 @@ def test_a_model_that_is_called_like_a_verb(asked: list[Asked], word: str) -> No
         ("--no-reset-cache", "--sync"),
         ("--temperature nan", "--temperature: "),
         ("--trials 99999999999", "1000000"),
+        ("--budget soon", "--budget"),
+        ("--budget 3s", "--budget"),
+        ("--budget 2m --trials 64", "--trials"),
+        ("--budget 2m --set validation.num_prompts=4", "--budget"),
     ],
 )
 def test_wrong_usage_starts_nothing(

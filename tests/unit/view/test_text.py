@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from zerodrift.records.evidence import Power
 from zerodrift.records.verdict import Outcome, VerdictRecord
 from zerodrift.view.run_directory import read
 from zerodrift.view.text import print_verdict
@@ -140,3 +141,15 @@ def test_a_record_survives_its_trip_to_the_disk(runs: dict[str, Path]) -> None:
     record = record_of(runs, "failing")
     again = msgspec.json.decode(msgspec.json.encode(record), type=VerdictRecord)
     assert printed(again) == printed(record)
+
+
+@pytest.mark.parametrize("name", ["failing", "passing", "inconclusive"])
+def test_every_verdict_says_what_would_have_been_seen(runs: dict[str, Path], name: str) -> None:
+    record = record_of(runs, name)
+    silent = printed(record)
+    assert "nothing was drawn" in silent
+    line = Power(name="ids never drawn", says="ids never drawn: from \x1b[1m 1 %", seen_from=0.01)
+    told = printed(msgspec.structs.replace(record, power=(line,)))
+    assert "ids never drawn: from" in told
+    assert "\x1b" not in told, "a terminal obeys what it prints"
+    assert "nothing was drawn" not in told
