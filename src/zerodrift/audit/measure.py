@@ -1,7 +1,8 @@
 """Per-token measurement: what the engine reported beside what the reference makes of the same tokens.
 
 Δ = contracted − reported = log π_trainer − log π_rollout, the sign that every RL framework uses. Rows of logits are
-reduced to some numbers per token as they come, whatever the vocabulary: 310 bytes, and 48 more in the table.
+reduced to some numbers per token as they come, whatever the vocabulary: 48 bytes, and 48 more in the table, beside 261 for
+each of the first tokens, whose draws are counted.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -218,7 +219,7 @@ def tabulate(measurements: Iterable[Measurement], floor: Floor) -> TokenTable:
         columns, masses = tuple(rows.columns), rows.masses
     else:
         columns = tuple(np.concatenate(column) for column in zip(*(item[1:-1] for item in rows), strict=True))
-        masses = joined([item.masses for item in rows])
+        masses = joined(_counted(rows))
     contracted, raw, entropy, variance, by_likelihood, by_id = columns
     return TokenTable(
         sequence=np.repeat(np.arange(len(rows)), counts),
@@ -242,4 +243,15 @@ def _ends_told(rows: Sequence[Measurement], counts: Sequence[int], masses: DrawM
     """Whether each output reaches the length that was asked for, or ends in a stop token."""
     full = [count >= item.observed.requested.max_tokens for item, count in zip(rows, counts, strict=True)]
     lasts = np.cumsum(counts) - 1
-    return bool(np.all(np.array(full) | masses.stopped[lasts]))
+    known = lasts < len(masses.stopped)
+    return bool(np.all(np.array(full)[known] | masses.stopped[lasts[known]]))
+
+
+def _counted(rows: Sequence[Measurement]) -> list[DrawMasses]:
+    """Masses of the first tokens, up to the first that has none."""
+    parts = []
+    for item in rows:
+        parts.append(item.masses)
+        if len(item.masses.stop) < len(item.contracted):
+            break
+    return parts

@@ -92,7 +92,8 @@ class Draws:
 
 
 def count_draws(table: TokenTable) -> Draws:
-    """All draws of the table, each of which the parameters allow."""
+    """All draws of the table that have masses, each of which the parameters allow."""
+    table = table.counted
     others = table.rows(~table.masses.stopped)
     # Where stop tokens were left out, nothing is known of them, nor of places among tokens that had them.
     told = table if table.ends_told else table.rows(np.zeros(len(table.token), dtype=np.bool_))

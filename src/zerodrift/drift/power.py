@@ -24,6 +24,7 @@ SHARES = np.linspace(0.01, 1.0, 100)
 
 def power_of(draws: Draws, table: TokenTable, *, level: float, tests: int) -> tuple[Power, ...]:
     """One line for each kind; `level` is that of the bets, and that of `tests` tests together."""
+    counted = table.counted
     needed = {kind.name: -math.log(level) + math.log(len(KINDS) * kind.sets) for kind in draws.kinds}
     return (
         _temperature(table, level / tests, "lower temperature", BETAS),
@@ -31,20 +32,20 @@ def power_of(draws: Draws, table: TokenTable, *, level: float, tests: int) -> tu
         _never(
             "ids never drawn",
             "1/32 of the vocabulary or more never drawn",
-            len(table.token),
+            len(counted.token),
             needed[IDS],
         ),
         # Betting on one id begins when it was due once.
         _never(
             "one id never drawn",
             f"one id of the {LIKELIEST} likeliest never drawn",
-            len(table.token),
+            len(counted.token),
             needed[ONE_ID] + 1,
         ),
         _rare(draws.of(RARITY), needed[RARITY]),
         _tail(draws.of(TAIL), needed[TAIL]),
-        _first(table, draws.of(GREEDY), needed[GREEDY]),
-        _stop(table, draws.of(STOP), needed[STOP]),
+        _first(counted, draws.of(GREEDY), needed[GREEDY]),
+        _stop(counted, draws.of(STOP), needed[STOP]),
     )
 
 
@@ -74,7 +75,7 @@ def _temperature(table: TokenTable, level: float, name: str, betas: Floats) -> P
 
 def _never(name: str, what: str, tokens: int, needed: float) -> Power:
     """A set of one mass in every draw, with one bet of all on it: Π 1/(1 - q)."""
-    mass = 1 - math.exp(-(needed + math.log(len(FACTORS))) / tokens)
+    mass = 1 - math.exp(-(needed + math.log(len(FACTORS))) / max(1, tokens))
     return Power(name=name, says=f"{what}: from {_percent(mass)} of the mass", seen_from=mass)
 
 

@@ -11,6 +11,7 @@ from zerodrift.backends import teacher as teaching
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Completion
 from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.drift import tokens
 from zerodrift.drift.floor import Floor
 from zerodrift.drift.tokens import no_masses
 
@@ -220,3 +221,17 @@ def test_away_from_the_edge_it_is_not(completion: Make) -> None:
         other = 0.8 + 0.95 - kept
         (wrong,) = one(teacher, completion((0,), (0,), (float(np.log(0.5 / other)),)), top_p=top_p).delta
         assert abs(wrong) > 0.1
+
+
+def test_draws_beyond_what_is_counted_have_no_masses(
+    llama: ReferenceBackend, floor: Floor, completion: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first five of seven tokens, whether they come as one array or sequence by sequence."""
+    monkeypatch.setattr(tokens, "COUNTED", 5)
+    observed = [Observed(completion(PROMPT, OUTPUT[:length]), SamplingParams()) for length in (2, 4, 1)]
+    measured = measure(llama.teacher, observed, ())
+    assert [len(item.masses.stop) for item in measured] == [2, 3, 0]
+    for table in (tabulate(measured, floor), tabulate(list(measured), floor)):
+        assert len(table.token) == 7
+        assert table.counted.token.tolist() == [*OUTPUT[:2], *OUTPUT[:3]]
+        assert len(table.rows(table.index == 0).counted.token) == 2

@@ -55,6 +55,7 @@ class Asked(SimpleNamespace):
     resets_cache: bool
     wrap: Any = None
     scorer: Any = None
+    budget: float | None = None
     environment: bytes
 
 
@@ -132,6 +133,14 @@ def test_every_option_arrives(asked: list[Asked], tmp_path: Path) -> None:
     assert (tmp_path / "here" / "report.html").is_file()
 
 
+@pytest.mark.parametrize(("arguments", "seconds"), [((), None), (("--budget", "10m"), 600.0)])
+def test_a_budget_arrives_in_seconds(
+    asked: list[Asked], arguments: tuple[str, ...], seconds: float | None
+) -> None:
+    assert run(*arguments) == 0
+    assert asked[0].budget == seconds
+
+
 @pytest.mark.parametrize("word", ["ls", "diff"])
 def test_a_model_that_is_called_like_a_verb(asked: list[Asked], word: str) -> None:
     assert run(f"./{word}") == 0
@@ -164,6 +173,10 @@ def test_a_model_that_is_called_like_a_verb(asked: list[Asked], word: str) -> No
         ("--no-reset-cache", "--sync"),
         ("--temperature nan", "--temperature: "),
         ("--trials 99999999999", "1000000"),
+        ("--budget soon", "--budget"),
+        ("--budget 3s", "--budget"),
+        ("--budget 2m --trials 64", "--trials"),
+        ("--budget 2m --set validation.num_prompts=4", "--budget"),
     ],
 )
 def test_wrong_usage_starts_nothing(

@@ -2,11 +2,13 @@ import io
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from zerodrift.core.request import Prompt, Request
 from zerodrift.records.case import Case
+from zerodrift.records.evidence import Power
 from zerodrift.records.verdict import Outcome, VerdictRecord
 from zerodrift.view.run_directory import read
 from zerodrift.view.text import print_replayed, print_verdict
@@ -107,3 +109,15 @@ def test_each_token_of_a_case_is_right_or_wrong() -> None:
     rows = [line.split() for line in text.splitlines() if line.strip()[:1] in "789"]
     assert [row[-1] for row in rows] == ["right", "wrong", "wrong"]
     assert rows[1][:4] == ["8", "-1.000000", "-1.500000", "-0.5"]
+
+
+@pytest.mark.parametrize("name", ["failing", "passing", "inconclusive"])
+def test_every_verdict_says_what_would_have_been_seen(runs: dict[str, Path], name: str) -> None:
+    record = read(runs[name]).record
+    silent = printed(record)
+    assert "nothing was drawn" in silent
+    line = Power(name="ids never drawn", says="ids never drawn: from \x1b[1m 1 %", seen_from=0.01)
+    told = printed(msgspec.structs.replace(record, power=(line,)))
+    assert "ids never drawn: from" in told
+    assert "\x1b" not in told, "a terminal obeys what it prints"
+    assert "nothing was drawn" not in told
