@@ -82,8 +82,7 @@ class Audit(AuditSetup):
         suite = ProbeSuite(self, self._gates(floor.unshaped or floor))
         semantic = any(CAUSES[cause.cause].layer is Layer.SEMANTIC for cause in explained)
         results += [*suite.consistency(semantic=semantic), *suite.head(), *suite.given()]
-        failed = numbers.status is Outcome.FAIL
-        results.append(self._return(answered, measurements, table, floor, gates, failed=failed))
+        results.append(self._return(answered, measurements, table, numbers, floor))
         # Before an update: some engines show the digest of their weights as a setting.
         results += self._unchanged(fingerprint)
         worst = answered[max(range(len(measurements)), key=lambda number: _size(measurements[number]))].index
@@ -161,10 +160,8 @@ class Audit(AuditSetup):
         answered: Sequence[Rollout],
         measurements: Sequence[Measurement],
         table: TokenTable,
+        numbers: ProbeResult,
         floor: Floor,
-        gates: Gates,
-        *,
-        failed: bool,
     ) -> ProbeResult:
         self.progress.stage(Probe.RETURN)
         once_more = Return(
@@ -175,8 +172,8 @@ class Audit(AuditSetup):
             measurements=measurements,
             table=table,
             floor=floor,
-            gates=gates,
-            failed=failed,
+            gates=self._gates(floor),
+            failed=numbers.status is Outcome.FAIL,
             salt=f"return-{self.validation.seed}-{time.time_ns()}",
         )
         return guarded(Probe.RETURN, once_more.ask)
