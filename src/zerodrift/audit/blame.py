@@ -43,7 +43,7 @@ JUDGED = "judged.jsonl"
 """Beside the files of every run: which line of the dump each sequence is, and how far it is off."""
 FLOOR_PASSAGES = 8
 """Of a model that is no toy, in as many variants as take one forward each: all eight variants on twelve passages took as
-long as scoring 96 rollouts of SmolLM2 (42 s of one core), token by token for the most part; this takes 8 s."""
+long as scoring 96 rollouts of SmolLM2 (42 s of one core), token by token for the most part; this takes 13 s."""
 MOST_VARIANTS = 8
 ENGINE = "recorded"
 """What the engine is called where nobody says which one it was; fixes are then in general words."""

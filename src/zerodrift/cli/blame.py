@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 QUICK = 2000
-"""Tokens that `--quick` scores, prompts included: 24 rollouts of 85, in 25 s of one core with SmolLM2."""
+"""Tokens that `--quick` scores, prompts included: 24 rollouts of 85."""
 _RANGE = re.compile(r"(\d*):(\d*)|(\d+)")
 
 

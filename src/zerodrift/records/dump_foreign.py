@@ -62,7 +62,9 @@ def read_nemo_rl(fields: Fields, place: Place) -> list[RecordedRollout]:
     }
     missing = {"token_ids", "token_loss_mask", "generation_logprobs"} - columns.keys()
     if missing:
-        raise RecordError(f"the line has no {' and no '.join(sorted(missing))}; NeMo-RL writes it since 0.4")
+        raise RecordError(
+            f"the line has no {' and no '.join(sorted(missing))}; later versions of NeMo-RL write it"
+        )
     rows = len(columns["token_ids"])
     lengths = listed(fields, "input_lengths") if is_given(fields, "input_lengths") else (None,) * rows
     if any(len(values) != rows for values in (*columns.values(), lengths)):

@@ -84,12 +84,11 @@ class Search(NamedTuple):
         return dated(self.scored.order, faulty, (sizes <= gate) & ~faulty, known.says)
 
     def _engine(self, side: Side, rng: np.random.Generator) -> Found:
-        if (fit := believed(iter(self.scored.accounts), self.scored.sizes, self.gates.mean)) is not None:
-            return self._written(fit)
         older = self._compare_weights(side)
         if older.causes:
             return older
-        if (fit := self._rescored.fit()) is not None:
+        written = believed(iter(self.scored.accounts), self.scored.sizes, self.gates.mean)
+        if (fit := written or self._rescored.fit()) is not None:
             return self._written(fit)._replace(results=older.results)
         return older._replace(causes=self._as_in_an_audit(side, rng))
 
