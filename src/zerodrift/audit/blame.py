@@ -67,7 +67,7 @@ class Blamed:
         files.write_verdict(directory, self.record)
         known = {token: decode([token]) for token in np.unique(self.table.token).tolist()}
         text = [known[token] for token in self.table.token.tolist()]
-        write_tokens(directory / files.TOKENS, {**vars(self.table), "text": text})
+        write_tokens(directory / files.TOKENS, {**self.table.columns, "text": text})
         lines = b"".join(msgspec.json.encode(rollout) + b"\n" for rollout in self.judged)
         write_atomically(directory / JUDGED, lines)
 

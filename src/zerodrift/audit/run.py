@@ -90,20 +90,25 @@ class Audit(AuditSetup):
         results += suite.asked_for(measurements, rollouts, explained)
         signs = Signs(fingerprint.numeric, self.precision, results, _mean(numbers))
         explained = settled(explained, signs, self.engine.name)
-        about = Circumstances(
-            mean=_mean(numbers),
-            gate=gates.mean,
-            engine=self.engine.name,
-            settings={**fingerprint.semantic, **fingerprint.numeric, **fingerprint.deployment},
-            right_again=replay.is_right,
-            required=self.required,
-        )
+        about = self._circumstances(fingerprint, _mean(numbers), gates.mean, replay)
         decision = decide(results, explained, about)
         audited = self._audited(fingerprint, decision, floor, table, gates, measurements)
         if numbers.status is not Outcome.FAIL:
             return audited
         self.progress.stage("reduce")
         return audited.with_case(replay.smallest())
+
+    def _circumstances(
+        self, fingerprint: EngineFingerprint, mean: float, gate: float, replay: FailureReplay
+    ) -> Circumstances:
+        return Circumstances(
+            mean=mean,
+            gate=gate,
+            engine=self.engine.name,
+            settings={**fingerprint.semantic, **fingerprint.numeric, **fingerprint.deployment},
+            right_again=replay.is_right,
+            required=self.required,
+        )
 
     def _fingerprint(self) -> EngineFingerprint:
         """Asked before anything else: an engine that dies later was still this one."""

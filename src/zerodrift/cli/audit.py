@@ -128,8 +128,7 @@ def command(
     $ zerodrift audit diff RUN RUN
     """
     if inject == "list":
-        _list_faults()
-        return
+        return _list_faults()
     from zerodrift.config.load import load
 
     named: dict[str, Any] = {"model": model, "engine": engine, "url": url, "prompts": prompts}

@@ -17,8 +17,8 @@ ENDS = (16, 256)
 RARE = tuple(10 ** (-step / 2) for step in range(1, 13))
 """Probabilities in half decades, from 0.3 to a millionth."""
 LIKELIEST = 8
-COUNTED = 49_152
-"""Tokens whose draws are counted, the first of an audit: 13 MB. They see a piece of the vocabulary of 0.05 % of the mass,
+COUNTED = 32_768
+"""Tokens whose draws are counted, the first of an audit: 9 MB. They see a piece of the vocabulary of 0.08 % of the mass,
 and an audit of 2.5 million tokens has to fit into 2 GiB."""
 
 Masses = NDArray[np.float32]

@@ -389,7 +389,7 @@ from zerodrift.engine.engine import Engine
 from zerodrift.engine.loop import EngineLoop
 
 loop = EngineLoop(Engine("testbed:qwen3", num_blocks=512))
-handles = [loop.submit([5, n], SamplingParams(max_tokens=400, ignore_eos=True)) for n in range(8)]
+handles = [loop.submit([5, n], SamplingParams(max_tokens=400, ignore_eos=True)) for n in range(64)]
 print("started", flush=True)
 if sys.argv[1] == "forgets":
     sys.exit(0)
