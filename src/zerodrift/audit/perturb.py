@@ -20,7 +20,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.core.completion import Completion
 from zerodrift.core.errors import OutOfMemory
-from zerodrift.core.memory import free_on_host, in_gib
+from zerodrift.core.memory import GIB, free_on_host, in_gib
 from zerodrift.models.family.base import Family
 from zerodrift.models.family.registry import family_of
 from zerodrift.records.codec import write_atomically
@@ -31,6 +31,8 @@ SHARES = (0.02, 0.06, 0.2)
 in bf16, whose floor is 0.02 to 0.03 on built-in models, the others are needed."""
 SHARD_BYTES = 2 * 2**30
 """Of a written checkpoint; an 8B in one file took 30 GiB while it was written."""
+TOLD = GIB
+"""Nobody plans for less."""
 MARGIN = 1.1
 """A forward and its logits beside the weights."""
 Grouping = Callable[[Family, str], str]
@@ -137,7 +139,7 @@ def _sharing(model: Any) -> Any:
 
 
 def check_room(model: Any) -> str:
-    """What a second copy of `model` takes of what there is, in words; raises where it does not fit.
+    """What a second copy of `model` takes of what there is, in words, of a GiB and more; raises where it does not fit.
 
     Where an update did not arrive, what else it may have done is a third copy, one at a time: only the second is needed
     to say that it did.
@@ -146,14 +148,14 @@ def check_room(model: Any) -> str:
     device = next(model.parameters()).device
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_on_host()
     told = f"a weight update needs a second copy of the reference's weights, {in_gib(needed)}"
-    if free is None:
-        return told
-    if free < needed * MARGIN:
+    if free is not None and free < needed * MARGIN:
         raise OutOfMemory(
             f"{told}, and {in_gib(free)} are free on {device.type}; compute the reference in less "
             "(--set validation.reference_dtype=bfloat16), on the other device, or leave out --sync"
         )
-    return f"{told}, of {in_gib(free)} that are free on {device.type}"
+    if needed < TOLD:
+        return ""
+    return told if free is None else f"{told}, of {in_gib(free)} that are free on {device.type}"
 
 
 def write_checkpoint(model: Any, like: Path, directory: Path) -> Path:

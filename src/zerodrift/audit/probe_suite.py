@@ -144,7 +144,8 @@ class ProbeSuite:
         self.setup.progress.stage(Probe.WEIGHT_SYNC)
         requests = self.setup.probe_requests(self.setup.validation.seed + 1, SYNC_REQUESTS)
         model = self.setup.reference.model
-        self.setup.progress.note(check_room(model))
+        if told := check_room(model):
+            self.setup.progress.note(told)
         changed = perturbed(model, self.setup.validation.seed, lambda moved: self._moves(moved, requests))
         after = write_checkpoint(changed, self.setup.checkpoint, self.setup.directory / "sync" / "b")
         update = Update(self.setup.checkpoint, after, self.setup.resets_cache)

@@ -31,7 +31,11 @@ def prompt_edits(tokenizer: Any, bos: int | None) -> dict[str, PromptEdit]:
     edits["retokenised"] = PromptEdit(
         "semantic/retokenised",
         "the prompt decoded to text and encoded again",
-        lambda ids: tuple(tokenizer(tokenizer.decode(ids), add_special_tokens=False)["input_ids"]) or ids,
+        # Not verbose: random ids of a long prompt come back as more tokens than a context has, of which it would warn.
+        lambda ids: (
+            tuple(tokenizer(tokenizer.decode(ids), add_special_tokens=False, verbose=False)["input_ids"])
+            or ids
+        ),
     )
     if bos is not None:
         edits["bos-added"] = PromptEdit("semantic/bos", "one BOS more than was sent", lambda ids: (bos, *ids))
