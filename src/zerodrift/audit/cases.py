@@ -23,6 +23,9 @@ WORST_SHARE = 3
 """One token in so many is of the worst windows. Ten of 8 tokens are enough to find a path by; the other twenty windows
 carry the interval."""
 WILD = 50.0
+SHORT = 256
+"""Tokens of prompt and output. With prompts of 1,024 tokens among them, attribution of SmolLM2 took more than ten minutes."""
+TYPICAL = 0.5
 
 
 class _Span(NamedTuple):
@@ -62,6 +65,21 @@ def choose_cases(
         _cut(whole[window.sequence], window, at_random=chosen[window])
         for window in sorted(chosen, key=badness, reverse=True)
     ]
+
+
+def affordable(measurements: Sequence[Measurement]) -> Sequence[Measurement]:
+    """The short sequences, where there are enough of them and they are off as much as all are: a forward of the others
+    costs many times as much, and attribution asks for hundreds."""
+    short = [item for item in measurements if item.observed.length <= SHORT]
+    if len(short) < FEWEST_SEQUENCES or len(short) == len(measurements):
+        return measurements
+    return short if _off(short) >= TYPICAL * _off(measurements) else measurements
+
+
+def _off(measurements: Sequence[Measurement]) -> float:
+    """Mean |Δ|, with what is impossible counted as much."""
+    sizes = np.concatenate([np.abs(item.delta) for item in measurements])
+    return float(np.minimum(np.nan_to_num(sizes, nan=WILD), WILD).mean())
 
 
 def _case(item: Measurement, floor: Floor, gates: Gates) -> Window:

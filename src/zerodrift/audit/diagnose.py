@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from zerodrift.audit.attribute import Attribution, Costs, attribute
-from zerodrift.audit.cases import choose_cases
+from zerodrift.audit.cases import affordable, choose_cases
 from zerodrift.audit.counterfactual.bias import bias_hypotheses
 from zerodrift.audit.counterfactual.context import PromptEdit, context_hypotheses, prompt_edits
 from zerodrift.audit.counterfactual.evaluate import Evaluator, Window
@@ -83,7 +83,7 @@ def diagnose(
     attribution = attribute(semantic.costs, semantic.propose, rng)
     if attribution.explained_to_floor:
         return attribution
-    few = choose_cases(measurements, floor, gates, FEW_TOKENS, rng)
+    few = choose_cases(affordable(measurements), floor, gates, FEW_TOKENS, rng)
     # Variants are told apart by differences far above fp32 rounding, and cost half as much in it as in fp64.
     paths = Paths(model if model.dtype is torch.float32 else variants.in_dtype(model, torch.float32))
     edits = prompt_edits(suspect.tokenizer, facts.bos_token_id)

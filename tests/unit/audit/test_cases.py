@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from zerodrift.audit.cases import choose_cases
+from zerodrift.audit.cases import affordable, choose_cases
 from zerodrift.audit.counterfactual.evaluate import Window
 from zerodrift.audit.measure import Measurement, Observed
 from zerodrift.core.completion import Completion, FinishReason
@@ -161,3 +161,20 @@ def test_a_case_holds_what_was_seen(completion: Make, floor: Floor, gates: Gates
     # A third of the gate is nothing that needs a cause.
     assert case.sigma[0] == pytest.approx(np.hypot(1e-6, gates.mean / 3), rel=0.01)
     assert np.isfinite(case.sigma).all()
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "kept"),
+    [
+        ((24, 0.1), (4, 0.1), 24),
+        ((24, 0.01), (4, 0.1), 28),  # the long ones are off: they are what is to be explained
+        ((24, 0.0), (4, np.inf), 28),
+        ((8, 0.1), (30, 0.1), 38),  # too few are short
+    ],
+)
+def test_short_sequences_are_enough_where_they_are_off_as_all_are(
+    completion: Make, short: tuple[int, float], long: tuple[int, float], kept: int
+) -> None:
+    items = [_measured(completion, number, [short[1]] * 20) for number in range(short[0])]
+    items += [_measured(completion, number, [long[1]] * 400) for number in range(long[0])]
+    assert len(affordable(items)) == kept
