@@ -107,8 +107,11 @@ class ProbeSuite:
         # First: an engine that cannot score is not worth the sampling.
         need(self.setup.engine, Capability.SCORE, "it does not score given tokens")
         sampling = msgspec.structs.replace(self.setup.sampling, n=1, seed=self.setup.validation.seed)
-        # Position probes may lie beyond the context that the reference was trained for.
-        room = self.setup.reference.facts.context_length - sampling.max_tokens
+        # Position probes may lie beyond the context that the reference was trained for; and to score, an engine draws one
+        # token more than it is given.
+        served = self.setup.engine.max_model_len
+        context = self.setup.reference.facts.context_length
+        room = (context if served is None else min(context, served - 1)) - sampling.max_tokens
         fitting = [prompt for prompt in self.setup.prompts if len(prompt.token_ids) <= room]
         requests = [Request(prompt, sampling) for prompt in fitting[:GIVEN_SEQUENCES]]
         return given_tokens(self.setup.engine, sampled_by(self.setup.reference, requests), self.gates)
