@@ -83,6 +83,7 @@ def test_unquantised_weights_are_the_same_policy(audit: Audit) -> None:
         assert probe(record, name) is Outcome.PASS, name
 
 
+@pytest.mark.long
 def test_the_kernels_share_is_a_tenth_of_what_q4_0_does(audit: Audit, q4_0: VerdictRecord) -> None:
     """Its own weights, exactly, in the reference: what is left is activations in eight bits."""
     record = audit("Q4_1")
