@@ -91,7 +91,12 @@ class Return:
 
     def _judged(self, compared: Sequence[Compared], came: set[int]) -> ProbeResult:
         others = [each for each in compared if each.request not in self._wrong]
-        if not compared or 2 * sum(each.parted for each in others) > len(others) > 0:
+        if not compared:
+            return vacuous(
+                Probe.RETURN,
+                "asked again, no request met the prefix cache as it did at first, and the engine takes no cache salt",
+            )
+        if 2 * sum(each.parted for each in others) > len(others) > 0:
             return vacuous(
                 Probe.RETURN, "with the same seeds tokens come out otherwise: the engine ignores seeds"
             )
