@@ -17,6 +17,7 @@ from exact_on_cuda import build
 from report import VOCAB, reported, size, timed
 
 import zerodrift as zd
+from zerodrift.core.errors import NonFinite
 from zerodrift.engine.output import Output
 
 OUTPUT = 64
@@ -154,10 +155,24 @@ def swapped(
     differ["tokens, replayed vs trainer after a swap"] = against_trainer(trainer, replayed)
 
 
+def overflowing_is_refused(model: Any) -> int:
+    """1 if weights that are finite one by one, and overflow together, are staged all the same."""
+    engine = zd.Engine(model, kv_cache_memory_bytes=2**30)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state["model.norm.weight"].fill_(3e38)
+    try:
+        engine.stage_weights(state, "overflows")
+    except NonFinite:
+        return 0
+    return 1
+
+
 def main() -> int:
     options = size()
     with reported("engine_on_cuda") as report:
-        check(build(small=options.small), options.sequences, report)
+        model = build(small=options.small)
+        check(model, options.sequences, report)
+        report["differing"]["weights that overflow, taken"] = overflowing_is_refused(model)
     return 1 if any(report["differing"].values()) else 0
 
 

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 import zerodrift as zd
 
+PROMPT, OUTPUT = 128, 256
 SHAPES = {
     "0.6B": {
         "hidden_size": 1024,
@@ -57,9 +58,9 @@ def rate(engine: zd.Engine, count: int, seed: int) -> dict[str, float]:
     """Output tokens a second, seconds until everybody decodes, and those of the host outside of the runner."""
     source = random.Random(seed)
     for number in range(count):
-        prompt = [source.randrange(VOCAB) for _ in range(128)]
+        prompt = [source.randrange(VOCAB) for _ in range(PROMPT)]
         engine.add_request(
-            prompt, zd.SamplingParams(max_tokens=256, ignore_eos=True, seed=seed * count + number)
+            prompt, zd.SamplingParams(max_tokens=OUTPUT, ignore_eos=True, seed=seed * count + number)
         )
     before, begin, prefill = engine.metrics(), time.perf_counter(), 0.0
     while engine.has_unfinished:

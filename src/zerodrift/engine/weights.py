@@ -17,7 +17,7 @@ from zerodrift.core.errors import DigestMismatch, InvalidValue, ModelError, NonF
 from zerodrift.core.version import WeightVersion
 from zerodrift.exact.logprobs import head
 from zerodrift.exact.paged import PagedBatch, PagedKV, forward_paged
-from zerodrift.exact.preparation import freeze_weights, ops_of, prepare, refresh
+from zerodrift.exact.preparation import freeze_weights, layers_of, ops_of, prepare, refresh
 from zerodrift.weights.digest import checkpoint_state
 from zerodrift.weights.manifest import Manifest
 
@@ -37,7 +37,10 @@ def own_model(model: Any, dtype: str | None) -> Any:
             f"dtype is {dtype!r}, but the model is loaded already and has its own; leave it out"
         )
     model.zero_grad(set_to_none=True)
-    return freeze_weights(prepare(model.eval().requires_grad_(requires_grad=False)))
+    model = prepare(model.eval().requires_grad_(requires_grad=False))
+    if (layers := layers_of(model)) is not None:
+        layers.join()
+    return freeze_weights(model)
 
 
 class StagedWeights:

@@ -13,7 +13,7 @@ import torch
 
 from zerodrift.core.errors import InvalidValue, Unproven
 from zerodrift.exact.ops.interface import HeadShape, Query
-from zerodrift.exact.preparation import ops_of, parameters_on
+from zerodrift.exact.preparation import layers_of, ops_of, parameters_on
 from zerodrift.models.family.registry import family_of
 
 Pages = tuple[torch.Tensor, torch.Tensor]
@@ -137,12 +137,12 @@ def forward_tokens(
     model: Any, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: Any
 ) -> torch.Tensor:
     """As above, of tokens that lie where `step` says: by fused layers where the device has them, else by the modules."""
-    ops = ops_of(model)
-    with ops.computing(), torch.autocast(token_ids_T.device.type, enabled=False):
-        if ops.layers is None:
+    layers = layers_of(model)
+    with ops_of(model).computing(), torch.autocast(token_ids_T.device.type, enabled=False):
+        if layers is None:
             return _by_modules(model, token_ids_T, positions_T, step)
-        hidden_TH: torch.Tensor = ops.layers(token_ids_T, positions_T, step)
-        if ops.layers.to_prove(len(token_ids_T)):
+        hidden_TH: torch.Tensor = layers(token_ids_T, positions_T, step)
+        if layers.to_prove(len(token_ids_T)):
             own_TH = _by_modules(model, token_ids_T, positions_T, step)
             if (rows := int((hidden_TH != own_TH).any(-1).sum())) > 0:
                 raise Unproven(

@@ -9,7 +9,7 @@ as described, is refused by the name of that part.
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -41,6 +41,14 @@ from zerodrift.models.family.rope import rope_types
 _STATE = "exact_state"
 
 
+class _Prepared(NamedTuple):
+    """What a prepared model carries. A copy of the model has a copy of its own layers, over its own parameters."""
+
+    ops: Any
+    attention_before: str
+    layers: FusedLayers | None
+
+
 def prepare(model: Any, *, plain: frozenset[str] = frozenset()) -> Any:
     """`model` itself, exact from now on. `plain` leaves ops as torch has them: for negative controls and benches."""
     if not isinstance(model, PreTrainedModel):
@@ -60,10 +68,9 @@ def prepare(model: Any, *, plain: frozenset[str] = frozenset()) -> Any:
     finally:
         model.set_attn_implementation(before)
     interface.register()
-    setattr(model, _STATE, (ops, before))
     _exchange(parts, ops)
-    if ops.fuses and can_fuse(parts.family):
-        ops.layers = FusedLayers(parts, ops)
+    layers = FusedLayers(parts, ops) if ops.fuses and can_fuse(parts.family) else None
+    setattr(model, _STATE, _Prepared(ops, before, layers))
     model.set_attn_implementation(interface.NAME)
     try:
         ops.prove(_proof_parts(parts, ops))
@@ -130,7 +137,7 @@ def restore(model: Any) -> Any:
             give_back_rotary(module)
         elif isinstance(module, ExactActivation):
             model.set_submodule(path, module.original[0])
-    model.set_attn_implementation(state[1])
+    model.set_attn_implementation(state.attention_before)
     delattr(model, _STATE)
     return model
 
@@ -159,10 +166,19 @@ def _packs(model: Any) -> Iterator[Pack]:
 
 def ops_of(model: Any) -> Any:
     """The ops of a prepared model."""
-    state = getattr(model, _STATE, None)
+    return _prepared(model).ops
+
+
+def layers_of(model: Any) -> FusedLayers | None:
+    """Its layers in fewer kernels, where its device and family have them."""
+    return _prepared(model).layers
+
+
+def _prepared(model: Any) -> _Prepared:
+    state: _Prepared | None = getattr(model, _STATE, None)
     if state is None:
         raise UnsupportedModel("the model is not prepared; call zerodrift.exact.prepare(model) first")
-    return state[0]
+    return state
 
 
 def is_sharded(model: Any) -> bool:

@@ -79,9 +79,7 @@ class Ops(Protocol):
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] | None
     """x / √(mean x² + ε) · weight; None where the model's own holds."""
     fuses: bool
-    """Whether it has `heads` and `add_norm` for `FusedLayers`."""
-    layers: Any
-    """The model's `FusedLayers`, where it has any; None: its own modules compute."""
+    """Whether it has `heads`, `add_norm` and `gated` for `FusedLayers`."""
 
     def computing(self) -> AbstractContextManager[None]:
         """What a whole forward is computed inside of: settings of the process that would cost much to set per product."""

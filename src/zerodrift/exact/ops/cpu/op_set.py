@@ -29,7 +29,7 @@ class CpuOps:
     device = "cpu"
     dtypes = (torch.float32,)
     rms_norm = None
-    fuses, layers = False, None
+    fuses = False
 
     def __init__(self, plain: frozenset[str] = frozenset()) -> None:
         """`plain` names the ops to leave as torch has them."""

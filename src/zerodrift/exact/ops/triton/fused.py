@@ -1,12 +1,14 @@
 """What stands between the products of a layer, fused: each kernel rounds where the ops that it takes together round.
 
 Sums are those of `rows.py`, by the same function over the same number of warps. Nothing is contracted: a product that is
-rounded before it is added stays so. Shapes: T tokens, H query heads, C kv heads, D head size, R rows.
+rounded before it is added stays so. Shapes: T tokens, H query heads, C kv heads, D head size, R rows,
+I width of the feed-forward part.
 """
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 from zerodrift.exact.ops.triton.rows import normed, warps_for
 
@@ -25,6 +27,18 @@ def _add_norm_kernel(
     w = tl.load(w_ptr + column, mask=inside, other=0.0)
     y = normed(total.to(tl.float32), w, eps, SIZE, out_ptr.dtype.element_ty)
     tl.store(out_ptr + row + column, y, mask=inside)
+
+
+@triton.jit
+def _silu_times_kernel(gate_ptr, up_ptr, out_ptr, gate_row, up_row, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < SIZE
+    x = tl.load(gate_ptr + row * gate_row + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + row * up_row + column, mask=inside, other=0.0).to(tl.float32)
+    # As torch has it: not Triton's fast exponential and quotient, nor libdevice's quotient, which takes subnormals for 0.
+    y = tl.div_rn(x, 1.0 + libdevice.exp(-x)).to(out_ptr.dtype.element_ty).to(tl.float32)
+    tl.store(out_ptr + row * SIZE + column, (y * up).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -47,6 +61,9 @@ def _heads_kernel(
     q_out,
     k_pages,
     v_pages,
+    q_row,
+    k_row,
+    v_row,
     eps,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -60,17 +77,17 @@ def _heads_kernel(
     if head >= HEADS + KV_HEADS:
         own = head - HEADS - KV_HEADS
         row = tl.load(rows_ptr + token * KV_HEADS + own)
-        tl.store(v_pages + row * SIZE + d, tl.load(v_ptr + (token * KV_HEADS + own) * SIZE + d))
+        tl.store(v_pages + row * SIZE + d, tl.load(v_ptr + token * v_row + own * SIZE + d))
     else:
         cos = tl.load(cos_ptr + token * SIZE + d).to(tl.float32)
         sin = tl.load(sin_ptr + token * SIZE + d).to(tl.float32)
         if head >= HEADS:
             own = head - HEADS
-            place = k_ptr + (token * KV_HEADS + own) * SIZE
+            place = k_ptr + token * k_row + own * SIZE
             weight = k_weight
             to = k_pages + tl.load(rows_ptr + token * KV_HEADS + own) * SIZE
         else:
-            place = q_ptr + (token * HEADS + head) * SIZE
+            place = q_ptr + token * q_row + head * SIZE
             weight = q_weight
             to = q_out + (token * HEADS + head) * SIZE
         x, partner = tl.load(place + d), tl.load(place + partner_d)
@@ -104,6 +121,25 @@ def add_norm(
     return sum_RH, out_RH
 
 
+def silu_times(gate_TI: torch.Tensor, up_TI: torch.Tensor) -> torch.Tensor:
+    """silu(gate) · up, each rounded; rows may stand apart."""
+    rows, size = gate_TI.shape
+    out_TI = gate_TI.new_empty(rows, size)
+    block = min(1024, triton.next_power_of_2(size))
+    _silu_times_kernel[(rows, triton.cdiv(size, block))](
+        gate_TI,
+        up_TI,
+        out_TI,
+        gate_TI.stride(0),
+        up_TI.stride(0),
+        size,
+        block,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+    return out_TI
+
+
 def heads(
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     norms: tuple[torch.Tensor, torch.Tensor, float] | None,
@@ -112,10 +148,10 @@ def heads(
     pages: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     """Queries [T, H, D], normed by head where the model does and rotated; keys, treated alike, and values go to `rows` of the
-    pages. `rotary` is cosines and sines [T, D]."""
+    pages. `rotary` is cosines and sines [T, D]. Tokens of `qkv` may stand apart, heads and their numbers not."""
     q_THD, k_TCD, _ = qkv
     tokens, heads_, size = q_THD.shape
-    kv_heads, out_THD = k_TCD.shape[1], torch.empty_like(q_THD)
+    kv_heads, out_THD = k_TCD.shape[1], q_THD.new_empty(q_THD.shape)
     q_weight, k_weight, eps = norms if norms is not None else (q_THD, q_THD, 0.0)
     _heads_kernel[(tokens, heads_ + 2 * kv_heads)](
         *qkv,
@@ -125,6 +161,7 @@ def heads(
         rows,
         out_THD,
         *pages,
+        *(part.stride(0) for part in qkv),
         eps,
         heads_,
         kv_heads,

@@ -15,7 +15,7 @@ from zerodrift.exact import probe
 from zerodrift.exact.ops.interface import HeadShape, Parts, Query, Segments
 from zerodrift.exact.ops.triton import attention, cublas, fused, gemm, rows, vocabulary
 from zerodrift.exact.ops.triton.attention import Layout
-from zerodrift.exact.ops.triton.proof import cublas_agrees, prove_attention, prove_draws
+from zerodrift.exact.ops.triton.proof import cublas_agrees, prove_attention, prove_draws, silu_agrees
 from zerodrift.exact.ops.triton.step import Step
 
 PLAIN = frozenset({"linear", "attention", "norm"})
@@ -40,7 +40,7 @@ class CudaOps:
             raise InvalidValue(f"no op is called {sorted(unknown)}; plain twins exist for {sorted(PLAIN)}")
         self.plain = plain
         self.rms_norm = None if "norm" in plain else rows.rms_norm
-        self.fuses, self.layers = not plain, None
+        self.fuses = not plain
         self.heads, self.add_norm = fused.heads, fused.add_norm
         self._proven: set[tuple[Any, ...]] = set()
         self._by_cublas: dict[tuple[int, ...], bool] = {}
@@ -109,6 +109,14 @@ class CudaOps:
     def activation(self, name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
         return _ACTIVATIONS.get(name)
 
+    def gated(
+        self, activation: Callable[[torch.Tensor], torch.Tensor], gate_TI: torch.Tensor, up_TI: torch.Tensor
+    ) -> torch.Tensor:
+        """activation(gate) · up, in one kernel where that has torch's bits on this GPU."""
+        if activation is silu and silu_agrees():
+            return fused.silu_times(gate_TI, up_TI)
+        return activation(gate_TI) * up_TI
+
     def attend(
         self, q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], segments: Segments, shape: HeadShape
     ) -> torch.Tensor:
@@ -170,6 +178,7 @@ class CudaOps:
             if "attention" in self.plain
             else f"blocks-{attention.BLOCK}-splits-{attention.SPLIT}",
             "norm": "plain" if "norm" in self.plain else "triton-row",
+            "gate": "one-kernel" if silu_agrees() else "torch",
             "vocabulary": f"chunks-{vocabulary.CHUNK}",
             "isa": f"sm_{major}{minor}",
             "triton": triton.__version__,

@@ -3,14 +3,16 @@
 Asked of this GPU before either is used.
 """
 
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
+from torch.nn.functional import silu
 
 from zerodrift.core.errors import Unproven
 from zerodrift.exact.ops.interface import HeadShape, Query, Segments
-from zerodrift.exact.ops.triton import cublas, gemm, vocabulary
+from zerodrift.exact.ops.triton import cublas, fused, gemm, vocabulary
 from zerodrift.exact.ops.triton.attention import BLOCK
 from zerodrift.exact.probe import hard, same_bits
 
@@ -35,6 +37,16 @@ def cublas_agrees(weight_NK: torch.Tensor) -> bool:
         ):
             return False
     return True
+
+
+@cache
+@torch.no_grad()
+def silu_agrees() -> bool:
+    """Whether the fused gate has torch's bits for every bf16 number there is."""
+    every = torch.arange(-(2**15), 2**15, device="cuda").to(torch.int16).view(torch.bfloat16)
+    gate_TI = every[every.isfinite()].view(-1, 64)
+    up_TI = hard(*gate_TI.shape).to("cuda", torch.bfloat16)
+    return same_bits(fused.silu_times(gate_TI, up_TI), silu(gate_TI) * up_TI)
 
 
 @torch.no_grad()
