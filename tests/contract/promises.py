@@ -90,7 +90,9 @@ def answers_come_in_the_order_of_requests(subject: Subject) -> None:
 
     assert len(answers) == len(requests)
     alone = [backend.generate([request])[0] for request in requests]
-    assert [_drawn(answer) for answer in answers] == [_drawn(answer) for answer in alone]
+    other = [_drawn(one) != _drawn(two) for one, two in zip(answers, alone, strict=True)]
+    # llama.cpp rounds otherwise in company, and a draw may fall on the other side. Two that changed places are two.
+    assert sum(other) <= 1, other
     for request, answer in zip(requests, answers, strict=True):
         assert answer.problems == ()
         assert [each.sample_index for each in answer.completions] == list(range(request.sampling.n))
