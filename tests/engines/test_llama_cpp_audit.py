@@ -100,11 +100,13 @@ def q4_0(audit: Audit) -> VerdictRecord:
     return audit("Q4_0")
 
 
+@pytest.mark.long
 def test_four_bits_fail(q4_0: VerdictRecord) -> None:
     assert q4_0.verdict is Outcome.FAIL
     assert q4_0.metrics["mean"] > 0.3
 
 
+@pytest.mark.long
 def test_four_bits_are_named(q4_0: VerdictRecord) -> None:
     cause = principal(q4_0)
     assert cause.cause == "path/weight-quantisation"
