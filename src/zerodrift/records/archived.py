@@ -6,6 +6,7 @@ output, and spans of versions cover it.
 """
 
 import hashlib
+import math
 import sys
 from array import array
 from collections.abc import Sequence
@@ -14,7 +15,6 @@ from functools import lru_cache
 from itertools import groupby
 
 import msgspec
-import numpy as np
 
 from zerodrift.core import require
 from zerodrift.core.completion import FinishReason, LogprobKind
@@ -36,9 +36,7 @@ class BatchState(StrEnum):
     HALT = "halt"
 
 
-class ArchivedRollout(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class ArchivedRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A sampled sequence with every number that was known of its tokens.
 
     Example: `ArchivedRollout(id="7/0", prompt_token_ids=(1, 5), token_ids=(9, 2), behavior_logprobs=(-0.1, -0.7))`.
@@ -173,15 +171,12 @@ class ArchivedBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def rollout_digest(prompt: tuple[int, ...], tokens: tuple[int, ...], logprobs: tuple[float, ...]) -> str:
     """128 bits of SHA-256 over lengths, ids and behaviour logprobs, as 64-bit numbers with the low byte first."""
-    numbers = np.array(array("d", logprobs))
-    numbers[np.isnan(numbers)] = np.nan  # NaN has many bit patterns, and all of them say the same
+    if any(map(math.isnan, logprobs)):
+        # NaN has many bit patterns, and all of them say the same.
+        logprobs = tuple(math.nan if math.isnan(value) else value for value in logprobs)
     hashed = hashlib.sha256(b"zerodrift.rollout/1")
-    for part in (
-        array("q", (len(prompt), len(tokens))),
-        array("q", prompt),
-        array("q", tokens),
-        array("d", numbers),
-    ):
+    lengths = (len(prompt), len(tokens))
+    for part in (array("q", lengths), array("q", prompt), array("q", tokens), array("d", logprobs)):
         if sys.byteorder == "big":
             part.byteswap()
         hashed.update(part)
