@@ -130,6 +130,8 @@ class Index:
             index = cls(connection, path)
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
+            # 256 KiB; the usual 4 MiB would be most of a small archive.
+            connection.execute("PRAGMA wal_autocheckpoint=64")
             if index._version() == 0:
                 connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version={VERSION}; COMMIT;")
         index._check_version()
