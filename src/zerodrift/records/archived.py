@@ -65,7 +65,7 @@ class ArchivedRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     group: str | None = None
     """Rollouts that share a prompt, for advantages."""
     sampling: SamplingParams = SamplingParams()
-    stated: frozenset[str] = frozenset()
+    stated: tuple[str, ...] = ()
     """Names of the parameters in `sampling` that are known; the others are defaults that nobody vouches for."""
     kind: LogprobKind | None = None
     """Which distribution the engine says its logprobs belong to."""
@@ -111,11 +111,13 @@ class ArchivedRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         require.instance(InvalidValue, "kind", self.kind, LogprobKind | None)
         require.instance(InvalidValue, "finish_reason", self.finish_reason, FinishReason | None)
         require.instance(InvalidSampling, "sampling", self.sampling, SamplingParams)
-        require.instance(InvalidSampling, "stated", self.stated, frozenset)
-        if unknown := sorted(self.stated - set(SHAPING)):
+        require.each(InvalidSampling, "stated", self.stated, str)
+        if unknown := sorted({*self.stated} - {*SHAPING}):
             raise InvalidSampling(
                 f"stated names {', '.join(unknown)}; a parameter is one of {', '.join(SHAPING)}"
             )
+        # In one order: the digest of a batch is that of its bytes.
+        msgspec.structs.force_setattr(self, "stated", tuple(sorted({*self.stated})))
         msgspec.structs.force_setattr(self, "sampling", _as_read_back(self.sampling))
         if self.reward is not None:
             if isinstance(self.reward, bool) or not isinstance(self.reward, int | float):
@@ -222,5 +224,6 @@ def _check_length(name: str, given: int, length: int) -> None:
 
 @lru_cache(maxsize=256)
 def _as_read_back(sampling: SamplingParams) -> SamplingParams:
-    """`temperature=1` comes back from disk as 1.0, and the digest of a batch must not depend on which it was."""
-    return msgspec.json.decode(msgspec.json.encode(sampling), type=SamplingParams)
+    """`temperature=1` comes back from disk as 1.0 and a bias in any order; the digest must not depend on which it was."""
+    read = msgspec.json.decode(msgspec.json.encode(sampling), type=SamplingParams)
+    return msgspec.structs.replace(read, logit_bias=dict(sorted(read.logit_bias.items())))

@@ -47,7 +47,7 @@ def read_archived(batch: ArchivedBatch, rollout: ArchivedRollout, place: Place) 
                 sign_turned=engine.sign_turned,
                 kind=rollout.kind,
                 sampling=_sampling(rollout, place.default),
-                stated=rollout.stated | place.given,
+                stated=place.given.union(rollout.stated),
                 trainer_logprobs=None if trainer is None else trainer[begin:end],
                 version=rollout.version,
                 finish_reason=rollout.finish_reason if end == len(rollout.token_ids) else None,

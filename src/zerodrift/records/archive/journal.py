@@ -23,7 +23,7 @@ MAGIC = b"ZDJ1"
 _HEAD = struct.Struct("<4sQd32s")
 _CHECK = struct.Struct("<I")
 HEADER_BYTES = _HEAD.size + _CHECK.size
-_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+_ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(ArchivedBatch)
 
 

@@ -129,7 +129,7 @@ def _row(digest: str, archived_at: float, batch: ArchivedBatch, rollout: Archive
             (span.version.label, span.version.digest, span.start, span.end) for span in rollout.versions
         ],
         "sampling": msgspec.json.encode(rollout.sampling).decode(),
-        "stated": sorted(rollout.stated),
+        "stated": rollout.stated,
     }
 
 
