@@ -146,12 +146,7 @@ class Index:
                 f"{directory} holds no {INDEX}; an archive that lost it is mended when it is next written"
             )
         with _named(path):
-            try:
-                connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10)
-                connection.execute("PRAGMA user_version")
-            except sqlite3.OperationalError:
-                # WAL needs a file beside the index, which a read-only disk cannot get; then nobody writes either.
-                connection = sqlite3.connect(f"{path.resolve().as_uri()}?immutable=1", uri=True)
+            connection = _reading(path)
         index = cls(connection, path)
         index._check_version()
         return index
@@ -283,6 +278,21 @@ class Index:
     def _ask(self, question: str, *values: Any) -> list[tuple[Any, ...]]:
         with _named(self._path):
             return self._connection.execute(question, values).fetchall()
+
+
+def _reading(path: Path) -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10)
+        connection.execute("PRAGMA user_version")
+    except sqlite3.OperationalError as error:
+        if path.with_name(path.name + "-wal").exists():
+            # Its last rows are in there, and to read them SQLite has to write beside it.
+            raise RecordError(
+                f"{path} was not closed, and cannot be written; copy the archive, and read that"
+            ) from error
+        # A disk that is only for reading, and an index that was closed: nobody can change it under our eyes.
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?immutable=1", uri=True)
+    return connection
 
 
 @contextmanager

@@ -95,8 +95,9 @@ class Archive:
                 return
             self._check_mine()
             try:
-                for kept in tuple(self._pieces):
-                    self._seal(kept)
+                # One by one: to make room for one, the other may be sealed and removed.
+                while self._pieces:
+                    self._seal(next(iter(self._pieces)))
             finally:
                 self._index.close()
                 self._lock.release()
