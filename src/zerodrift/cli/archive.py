@@ -22,6 +22,7 @@ def ls(
     steps: Annotated[
         str | None, typer.Option(metavar="FIRST:LAST", help="Only these steps, both ends included.")
     ] = None,
+    removed: Annotated[bool, typer.Option("--removed", help="What is no longer there, and why.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Which batches are there, of which step, and why?
@@ -39,16 +40,18 @@ def ls(
     from zerodrift.cli.blame import step_range
     from zerodrift.records.archive.index import Query
     from zerodrift.records.archive.reader import ArchiveReader
-    from zerodrift.view.archive import print_entries
+    from zerodrift.view.archive import print_entries, print_removed
 
     first, last = step_range(steps)
+    query = Query(state=state, first=first, last=last)
     reader = ArchiveReader(directory)
-    entries = reader.entries(Query(state=state, first=first, last=last))
     if as_json:
-        for entry in entries:
+        for entry in reader.removed(query) if removed else reader.entries(query):
             console.say(msgspec.json.encode(entry).decode())
+    elif removed:
+        print_removed(reader.removed(query), console.stdout())
     else:
-        print_entries(entries, reader.removed(), console.stdout())
+        print_entries(reader.entries(query), reader.removed(query), console.stdout())
 
 
 @app.command("show")

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from zerodrift.records.archive.index import Entry, Removed
+from zerodrift.records.archive.index import Entry, Removed, moment
 from zerodrift.records.archive.reader import Finding
 from zerodrift.records.archived import OPTIONAL_LOGPROBS, ArchivedBatch, ArchivedRollout, BatchState
 from zerodrift.view.notation import count, number
@@ -25,15 +24,19 @@ SHORT = 12
 """Characters of a name: one in 10^14 pairs of batches shares them."""
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[Text]]) -> Table:
-    """Without columns of which nothing is known; only the last one is wrapped, for names are copied."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+def _print_table(headers: Sequence[str], rows: Sequence[Sequence[Text]], console: Console) -> None:
+    """Without columns of which nothing is known. Lines are never cut, for names are copied."""
     told = [place for place in range(len(headers)) if any(row[place].plain != UNKNOWN for row in rows)]
-    for place in told:
-        table.add_column(headers[place], overflow="fold", no_wrap=place != told[-1])
-    for row in rows:
-        table.add_row(*(row[place] for place in told))
-    return table
+    lines = [[Text(header, style="dim") for header in headers], *rows]
+    widths = [max(line[place].cell_len for line in lines) for place in told]
+    for line in lines if rows else ():
+        cells = [line[place] for place in told]
+        padded = [
+            cell + Text(" " * (width - cell.cell_len)) for cell, width in zip(cells, widths, strict=True)
+        ]
+        shown = Text("  ").join(padded)
+        shown.rstrip()
+        console.print(shown, soft_wrap=True)
 
 
 def print_entries(entries: Sequence[Entry], removed: Sequence[Removed], console: Console) -> None:
@@ -46,18 +49,41 @@ def print_entries(entries: Sequence[Entry], removed: Sequence[Removed], console:
             Text(count(entry.rollouts)),
             Text(count(entry.tokens)),
             Text(visible(entry.trainer_version or UNKNOWN)),
-            Text(entry.when),
+            Text(moment(entry.archived_at)),
             Text(visible("; ".join(entry.reasons)) or UNKNOWN),
         )
         for entry in entries
     ]
     headers = ("batch", "step", "state", "rollouts", "tokens", "trainer", "archived, UTC", "reasons")
-    if rows:
-        console.print(_table(headers, rows))
+    _print_table(headers, rows, console)
     tokens = sum(entry.tokens for entry in entries)
     console.print(
-        Text(f"{count(len(entries))} batches, {count(tokens)} tokens; {count(len(removed))} removed before")
+        Text(f"{_batches(len(entries))}, {count(tokens)} tokens; {count(len(removed))} removed before")
     )
+
+
+def print_removed(removed: Sequence[Removed], console: Console) -> None:
+    """One line for each batch that is gone, in the order they went."""
+    rows = [
+        (
+            Text(each.batch[:SHORT]),
+            Text(str(each.step)),
+            Text(each.state, style=STYLES[each.state]),
+            Text(count(each.rollouts)),
+            Text(count(each.tokens)),
+            Text(moment(each.archived_at)),
+            Text(moment(each.removed_at)),
+            Text(visible(each.why)),
+        )
+        for each in removed
+    ]
+    headers = ("batch", "step", "state", "rollouts", "tokens", "archived, UTC", "removed, UTC", "why")
+    _print_table(headers, rows, console)
+    console.print(Text(f"{_batches(len(rows))} removed"))
+
+
+def _batches(number: int) -> str:
+    return "1 batch" if number == 1 else f"{count(number)} batches"
 
 
 def print_batch(entry: Entry, batch: ArchivedBatch, place: str, console: Console) -> None:
@@ -68,7 +94,7 @@ def print_batch(entry: Entry, batch: ArchivedBatch, place: str, console: Console
         "state": batch.state.value,
         "reasons": "; ".join(batch.reasons) or UNKNOWN,
         "trainer": batch.trainer_version or UNKNOWN,
-        "archived": f"{entry.when} UTC",
+        "archived": f"{moment(entry.archived_at)} UTC",
         "file": place,
     }
     for name, value in facts.items():
@@ -86,7 +112,7 @@ def print_batch(entry: Entry, batch: ArchivedBatch, place: str, console: Console
         "engine",
         "off by",
     )
-    console.print(_table(headers, [_rollout(rollout) for rollout in batch.rollouts]))
+    _print_table(headers, [_rollout(rollout) for rollout in batch.rollouts], console)
     console.print(
         Text(
             "engine: mean logprob that the engine reported; off by: mean distance to the trainer's, "
@@ -144,7 +170,7 @@ def print_tokens(rollout: ArchivedRollout, console: Console) -> None:
         [Text(str(index)), *(Text(visible(str(values[index]))) for values in columns.values())]
         for index in range(len(rollout.token_ids))
     ]
-    console.print(_table(("index", *columns), rows))
+    _print_table(("index", *columns), rows, console)
 
 
 def print_verified(
@@ -156,7 +182,7 @@ def print_verified(
 ) -> None:
     """What is damaged, by file; what is only unfinished; and how much is sound."""
     for finding in findings:
-        told = f"{count(finding.batches)} batches" if finding.batches else "the index"
+        told = _batches(finding.batches) if finding.batches else "the index"
         console.print(
             Text.assemble(("damaged", "bold red"), f"  {visible(finding.says)} [{finding.code}, {told}]"),
             soft_wrap=True,

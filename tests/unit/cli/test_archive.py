@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,28 @@ def test_ls(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     assert all(str(row["batch"])[:12] in told for row in rows)
     assert "\x1b[31m" not in told
+
+
+def test_what_was_removed(
+    directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = listed(capsys, directory)
+    assert listed(capsys, directory, "--removed") == []
+    later = time.time() + 90
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "time", lambda: later)
+        Archive(directory, ArchiveSettings(max_age_s=60.0)).close()
+    gone = listed(capsys, directory, "--removed")
+    assert [(row["step"], row["state"], row["why"]) for row in gone] == [
+        (3, "ok", "older than 60 s"),
+        (12, "quarantine", "older than 60 s"),
+    ]
+    assert [row["step"] for row in listed(capsys, directory, "--removed", "--state", "ok")] == [3]
+    assert archive("ls", directory, "--removed") == 0
+    assert str(gone[0]["batch"])[:12] in capsys.readouterr().out
+    assert {row["batch"] for row in gone} == {row["batch"] for row in kept}
+    assert archive("show", directory, str(gone[0]["batch"])) == 2
+    assert "older than 60 s" in capsys.readouterr().err
 
 
 def test_show(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

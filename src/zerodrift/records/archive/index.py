@@ -38,6 +38,11 @@ _ROW = "digest, piece, place, step, state, reasons, trainer_version, rollouts, t
 _NO_ROOM = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE}
 
 
+def moment(seconds: float) -> str:
+    """A time for people, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One batch, as the index has it."""
 
@@ -54,11 +59,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tokens: int
     archived_at: float
     """Seconds since 1970."""
-
-    @property
-    def when(self) -> str:
-        """The same for people, in UTC."""
-        return datetime.fromtimestamp(self.archived_at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 class Sealed(NamedTuple):
@@ -80,13 +80,13 @@ class Location(NamedTuple):
     """Of the segment; None while the piece is a journal."""
 
 
-class Removed(NamedTuple):
+class Removed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A batch that is no longer there."""
 
-    digest: str
+    batch: str
     piece: str
     step: int
-    state: str
+    state: BatchState
     rollouts: int
     tokens: int
     archived_at: float
@@ -252,9 +252,12 @@ class Index:
         rows = self._ask("SELECT piece, bytes, sha256, last_at FROM segments ORDER BY last_at, piece")
         return [Sealed(*row) for row in rows]
 
-    def removed(self) -> list[Removed]:
-        """Everything that is gone, in the order it went."""
-        return [Removed(*row) for row in self._ask("SELECT * FROM removed ORDER BY rowid")]
+    def removed(self, query: Query = EVERYTHING) -> list[Removed]:
+        """What is gone, in the order it went."""
+        where, values = query.where
+        names = Removed.__struct_fields__
+        rows = self._ask(f"SELECT * FROM removed {where} ORDER BY rowid", *values)
+        return [msgspec.convert(dict(zip(names, row, strict=True)), Removed) for row in rows]
 
     def events(self) -> list[tuple[float, str]]:
         """What happened to the archive, oldest first."""

@@ -63,13 +63,13 @@ class ArchiveReader:
         if found:
             shown = ", ".join(entry.batch[:16] for entry in found[:4])
             raise RecordError(f"{len(found)} batches begin with {name!r} ({shown}); write more of the name")
-        gone = [each for each in self._index.removed() if name and each.digest.startswith(name)]
+        gone = [each for each in self._index.removed() if name and each.batch.startswith(name)]
         why = f"; it was removed: {gone[-1].why}" if gone else "; `zerodrift archive ls` lists them"
         raise RecordError(f"no batch begins with {name!r}{why}")
 
-    def removed(self) -> list[Removed]:
-        """What is no longer there."""
-        return self._index.removed()
+    def removed(self, query: Query = EVERYTHING) -> list[Removed]:
+        """What is no longer there, of the batches that are asked for."""
+        return self._index.removed(query)
 
     def events(self) -> list[tuple[float, str]]:
         """What happened to the archive: kills that were recovered from, and what was cut off then."""

@@ -87,7 +87,7 @@ def test_a_damaged_journal_loses_one_batch_by_name(directory: Path, made: Made) 
         archive.append(made(4))
     assert steps(directory) == [1, 3, 4]
     reader = ArchiveReader(directory)
-    assert [(each.step, each.digest) for each in reader.removed()] == [(2, two.batch)]
+    assert [(each.step, each.batch) for each in reader.removed()] == [(2, two.batch)]
     assert (directory / "journals" / "suspect-000001.damaged").read_bytes() == content
     assert len(list(reader.unfinished())) == 1
 

@@ -75,7 +75,7 @@ def test_an_archive_stays_below_its_size_and_says_what_it_removed(directory: Pat
             assert not [entry for entry in kept if entry.state is BatchState.OK and entry.step < each.step]
     assert list(reader.findings()) == []
     with pytest.raises(RecordError) as caught:
-        reader.find(removed[0].digest)
+        reader.find(removed[0].batch)
     assert removed[0].why in str(caught.value)
 
 
