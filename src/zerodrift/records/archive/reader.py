@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from zerodrift.core.errors import DigestMismatch, RecordError, ZerodriftError
+from zerodrift.core.errors import DigestMismatch, MissingExtra, RecordError, ZerodriftError
 from zerodrift.records.archive.index import EVERYTHING, Entry, Index, Location, Query, Removed
 from zerodrift.records.archive.journal import Broken, decode, encode, read_frame, scan
 from zerodrift.records.archive.layout import (
@@ -104,6 +104,8 @@ class ArchiveReader:
                     raise DigestMismatch(
                         f"{self.place(entry)}: the batch {entry.batch[:12]} is not what was written"
                     )
+            except MissingExtra:
+                raise
             except ZerodriftError as error:
                 key = (self.place(entry), error.code, str(error))
                 failed[key] = failed.get(key, 0) + 1
@@ -114,7 +116,11 @@ class ArchiveReader:
         """What the next writer will put in order, and what an earlier one set aside. None of it was acknowledged and is lost."""
         segments = {segment.piece for segment in self._index.segments()}
         for piece in pieces_on_disk(self._directory, JOURNALS, JOURNAL):
-            for found in scan(journal_path(self._directory, piece).read_bytes()):
+            try:
+                content = journal_path(self._directory, piece).read_bytes()
+            except FileNotFoundError:
+                continue  # sealed since
+            for found in scan(content):
                 if isinstance(found, Broken) and found.last:
                     size = found.end - found.begin
                     yield f"{JOURNALS}/{piece}{JOURNAL}: {size} bytes at its end are of a batch that was never acknowledged"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zerodrift.core.errors import RecordError
+from zerodrift.core.errors import MissingExtra, RecordError
 from zerodrift.records.archive.layout import ArchiveSettings, is_archive
 from zerodrift.records.archive.reader import ArchiveReader
 from zerodrift.records.archive.writer import Archive
@@ -144,3 +144,14 @@ def test_readers_beside_a_writer_that_seals(directory: Path, small: ArchiveSetti
     assert wrong == []
     assert passes
     assert len(ArchiveReader(directory).entries()) == 40
+
+
+def test_without_pyarrow_nothing_is_called_damaged(sealed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name, name="pyarrow")
+
+    monkeypatch.setattr("zerodrift.records.archive.segment.import_module", missing)
+    reader = ArchiveReader(sealed)
+    assert len(reader.entries()) == 3
+    with pytest.raises(MissingExtra):
+        list(reader.findings())

@@ -1,4 +1,3 @@
-import builtins
 import json
 import multiprocessing
 import os
@@ -146,12 +145,8 @@ def test_other_peoples_directories_are_left_alone(tmp_path: Path, name: str) -> 
 def test_without_pyarrow_the_extra_is_named_before_anything_is_written(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = builtins.__import__
-
-    def none(name: str, *rest: Any) -> Any:
-        if name.startswith("pyarrow"):
-            raise ModuleNotFoundError(name, name="pyarrow")
-        return load(name, *rest)
+    def none(name: str) -> None:
+        raise ModuleNotFoundError(name, name="pyarrow")
 
     monkeypatch.setattr("zerodrift.records.archive.segment.import_module", none)
     with pytest.raises(MissingExtra) as caught:
