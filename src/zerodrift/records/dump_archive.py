@@ -18,16 +18,13 @@ from zerodrift.records.recorded import RecordedRollout
 
 def archived_batches(directory: Path, query: Query) -> Iterator[tuple[str, ArchivedBatch | RecordError]]:
     """Each batch with its name, in the order of steps; where it cannot be read, why."""
-    reader = ArchiveReader(directory)
-    try:
+    with ArchiveReader(directory) as reader:
         for entry in reader.entries(query):
             name = f"batch {entry.batch[:12]}"
             try:
                 yield name, reader.read(entry)
             except RecordError as error:
                 yield name, error
-    finally:
-        reader.close()
 
 
 def read_archived(batch: ArchivedBatch, rollout: ArchivedRollout, place: Place) -> list[RecordedRollout]:

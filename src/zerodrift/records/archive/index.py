@@ -285,7 +285,9 @@ class Index:
 
 def _reading(path: Path) -> sqlite3.Connection:
     try:
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10)
+        connection = sqlite3.connect(
+            f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10, check_same_thread=False
+        )
         connection.execute("PRAGMA user_version")
     except sqlite3.OperationalError as error:
         if path.with_name(path.name + "-wal").exists():
@@ -294,7 +296,9 @@ def _reading(path: Path) -> sqlite3.Connection:
                 f"{path} was not closed, and cannot be written; copy the archive, and read that"
             ) from error
         # A disk that is only for reading, and an index that was closed: nobody can change it under our eyes.
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?immutable=1", uri=True)
+        connection = sqlite3.connect(
+            f"{path.resolve().as_uri()}?immutable=1", uri=True, check_same_thread=False
+        )
     return connection
 
 

@@ -1,8 +1,9 @@
 """Reading an archive: beside its writer or long after, by as many as like. A damaged piece is refused by name, alone."""
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -46,10 +47,17 @@ class ArchiveReader:
         self._index = Index.to_read(directory)
         self._opened: tuple[str, Any] | None = None
         """The last segment, whose digest was right."""
+        weakref.finalize(self, self._index.close)
 
     def close(self) -> None:
-        """Let go of the index."""
+        """Let go of the index; a reader that is dropped does so too."""
         self._index.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def entries(self, query: Query = EVERYTHING) -> list[Entry]:
         """What the index says of the batches that are asked for."""

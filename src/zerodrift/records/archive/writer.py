@@ -9,6 +9,7 @@ import os
 import platform
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -55,15 +56,14 @@ class Archive:
         _make(directory)
         self._lock = _held(directory)
         self._process, self._mutex = os.getpid(), threading.Lock()
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._lock.release)
             self._index = Index.to_write(directory)
+            undo.callback(self._index.close)
             self.recovered = tuple(recovery.recover(directory, self._index))
-            names = pieces_on_disk(directory, JOURNALS, JOURNAL)
-            self._pieces = {kept_of(name): name for name in names}
+            self._pieces = {kept_of(name): name for name in pieces_on_disk(directory, JOURNALS, JOURNAL)}
             retention.clear(directory, self._index, settings)
-        except BaseException:
-            self._lock.release()
-            raise
+            undo.pop_all()
 
     def keeps(self, batch: ArchivedBatch) -> bool:
         """Whether it would be kept: everything but healthy batches, and of these one in so many, whoever asks and when."""
