@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pyarrow.parquet
 import pytest
 
@@ -105,6 +106,18 @@ def check_all(archiving: ModuleType, writers: Writers) -> None:
     assert {entry.step for entry in reader.entries()} - set(steps) <= {writers.acknowledged}
     assert list(reader.findings()) == []
     reader.close()
+
+
+def test_what_is_lost_changed_or_there_twice_would_be_seen(archiving: ModuleType, tmp_path: Path) -> None:
+    with Archive(tmp_path / "archive", archiving.SETTINGS) as archive:
+        for step in range(3):
+            archive.append(archiving.made(step))
+    assert archiving.wrong(tmp_path / "archive", [0, 1, 2]) == []
+    assert archiving.wrong(tmp_path / "archive", [0, 1, 2, 3]) == ["step 3 is lost"]
+    with Archive(tmp_path / "archive", archiving.SETTINGS) as archive:
+        changed = msgspec.structs.replace(archiving.made(2), reasons=("another",))
+        archive.append(changed)
+    assert archiving.wrong(tmp_path / "archive", [0, 1, 2]) == ["step 2 is lost", "1 are there twice"]
 
 
 def check_files(writers: Writers) -> None:

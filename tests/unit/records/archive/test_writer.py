@@ -45,6 +45,31 @@ def test_what_is_appended_can_be_read_at_once_and_after(directory: Path, made: M
     assert list(reader.findings()) == []
 
 
+def test_a_batch_is_flushed_before_it_is_indexed(
+    directory: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill does not show this, for what was written is still in the system's memory; a loss of power would."""
+    archive = Archive(directory)
+    archive.append(made(1))
+    done: list[str] = []
+    for name in ("write", "fsync"):
+        call = getattr(os, name)
+        monkeypatch.setattr(
+            os, name, lambda *words, name=name, call=call: (done.append(name), call(*words))[1]
+        )
+    add = archive._index.add
+    monkeypatch.setattr(archive._index, "add", lambda *words: (done.append("index"), add(*words))[1])
+    archive.append(made(2))
+    assert done == ["write", "fsync", "index"]
+    asked = {
+        name: archive._index._connection.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("journal_mode", "synchronous")
+    }
+    assert asked == {"journal_mode": "wal", "synchronous": 2}
+    monkeypatch.undo()
+    archive.close()
+
+
 def test_the_same_batch_again_stays_single(directory: Path, made: Made) -> None:
     with Archive(directory) as archive:
         archive.append(made())
