@@ -1,12 +1,13 @@
-"""A trainer's arrays as an archived batch: tensors, arrays or lists, one row per rollout, padded on the right or not.
+"""A trainer's arrays as an archived batch: tensors, arrays or lists; one row per rollout, or flat with lengths.
 
     Rows(prompts=prompt_ids, outputs=completion_ids, behavior_logprobs=sampled).batch(step=12, state=BatchState.QUARANTINE)
 
-Prompts and outputs are given without padding: what is padding in the other rows is told by the length of the output.
+Rows may be padded on the right. What is padding is told by `lengths`, or, where outputs come without any, by theirs.
 """
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from zerodrift.core.errors import InvalidCompletion, InvalidValue
@@ -15,6 +16,7 @@ from zerodrift.core.version import VersionSpan
 from zerodrift.records.archived import ArchivedBatch, ArchivedRollout, BatchState, version_spans
 
 LOGPROBS = ("behavior_logprobs", "old_logprobs", "current_logprobs", "rescored_logprobs")
+PER_TOKEN = (*LOGPROBS, "versions", "mask")
 LABELS = {"environments": "environment", "replicas": "replica", "groups": "group"}
 
 
@@ -32,6 +34,8 @@ class Rows(NamedTuple):
     """A label for each token, or one for each rollout."""
     mask: Any = None
     rewards: Any = None
+    lengths: Any = None
+    """Tokens of each output, where outputs are padded, or all rollouts stand in flat arrays one after the other."""
     ids: Sequence[str] | None = None
     """Their places in the batch where nobody gave them names."""
     environments: Sequence[str] | None = None
@@ -49,13 +53,19 @@ class Rows(NamedTuple):
         trainer_version: str | int | None = None,
     ) -> ArchivedBatch:
         """The batch; rows that do not fit beside their output are refused."""
-        outputs = self._rows("outputs")
-        assert outputs is not None, "outputs are always given"
-        longest = max(map(len, outputs), default=0)
-        columns = {
-            name: self._rows(name, len(outputs)) for name in (*LOGPROBS, "versions", "mask", "rewards")
-        }
-        columns |= {name: self._rows(name, len(outputs)) for name in ("prompts", "ids", *LABELS)}
+        lengths = None if self.lengths is None else [int(each) for each in plain(self.lengths)]
+        padded = _lists("outputs", self._rows("outputs", None if lengths is None else len(lengths), lengths))
+        longest = max(map(len, padded), default=0)
+        if any(
+            not 0 <= length <= len(row) for row, length in zip(padded, lengths or (), strict=bool(lengths))
+        ):
+            raise InvalidValue(
+                f"lengths are {lengths} for outputs of {longest} tokens at most; they count tokens"
+            )
+        outputs = [row[:length] for row, length in zip(padded, lengths or map(len, padded), strict=True)]
+        names = (*PER_TOKEN, "prompts", "rewards", "ids", *LABELS)
+        columns = {name: self._rows(name, len(outputs), lengths) for name in names}
+        _lists("prompts", columns["prompts"])
         rollouts = tuple(
             self._rollout(
                 number, output, longest, {name: rows and rows[number] for name, rows in columns.items()}
@@ -67,15 +77,20 @@ class Rows(NamedTuple):
             step=step, state=state, reasons=reasons, trainer_version=label, rollouts=rollouts
         )
 
-    def _rows(self, name: str, count: int | None = None) -> list[Any] | None:
+    def _rows(self, name: str, count: int | None, lengths: list[int] | None) -> list[Any] | None:
         if (given := getattr(self, name)) is None:
             return None
         rows = plain(given)
-        if not isinstance(rows, list) or (count is not None and len(rows) != count):
-            raise InvalidValue(
-                f"{name} are not one per rollout: give {count if count is not None else 'a list'} rows"
-            )
-        return [plain(row) for row in rows]
+        if not isinstance(rows, list):
+            raise InvalidValue(f"{name} are a {type(rows).__name__}; give one row per rollout")
+        rows = [plain(row) for row in rows]
+        flat = name in ("outputs", *PER_TOKEN) and not any(isinstance(row, list) for row in rows)
+        if lengths is not None and flat and len(rows) == sum(lengths):
+            ends = list(accumulate(lengths))
+            rows = [rows[end - length : end] for length, end in zip(lengths, ends, strict=True)]
+        if count is not None and len(rows) != count:
+            raise InvalidValue(f"{name} have {len(rows)} rows for {count} rollouts; give one for each")
+        return rows
 
     def _rollout(self, number: int, output: list[int], longest: int, row: dict[str, Any]) -> ArchivedRollout:
         cut = {
@@ -103,6 +118,12 @@ def plain(value: Any) -> Any:
     """Python's own numbers and lists out of a tensor or an array of any framework."""
     listed = value.tolist() if hasattr(value, "tolist") else value
     return list(listed) if isinstance(listed, tuple) else listed
+
+
+def _lists(name: str, rows: list[Any] | None) -> list[Any]:
+    if rows is None or not all(isinstance(row, list) for row in rows):
+        raise InvalidValue(f"{name} are not one list of token ids per rollout; flat ones need lengths=")
+    return rows
 
 
 def _beside(name: str, row: Any, length: int, longest: int) -> list[Any]:

@@ -57,6 +57,26 @@ def test_rows_without_padding_and_labels_for_each_rollout() -> None:
     assert (two.sampling.temperature, two.stated) == (0.7, ("temperature",))
 
 
+def test_flat_arrays_with_lengths_and_padded_outputs_are_the_same_batch() -> None:
+    wanted = made(
+        behavior_logprobs=[[-0.5, -0.25, -1.0], [-2.0]], versions=[[1, 1, 2], [3]], mask=[[1, 0, 1], [1]]
+    )
+    flat = made(
+        outputs=np.array([7, 8, 9, 5]),
+        behavior_logprobs=torch.tensor([-0.5, -0.25, -1.0, -2.0]),
+        versions=np.array([1, 1, 2, 3]),
+        mask=[1, 0, 1, 1],
+        lengths=np.array([3, 1]),
+    )
+    padded = made(
+        outputs=torch.tensor([[7, 8, 9], [5, 0, 0]]),
+        versions=[[1, 1, 2], [3, 0, 0]],
+        mask=np.array([[1, 0, 1], [1, 0, 0]]),
+        lengths=torch.tensor([3, 1]),
+    )
+    assert flat == padded == wanted
+
+
 def test_what_is_missing_is_nan() -> None:
     one = made(behavior_logprobs=[[-0.5, None, -1.0], [-2.0]]).rollouts[0]
     assert math.isnan(one.behavior_logprobs[1])
@@ -78,6 +98,15 @@ def test_what_is_missing_is_nan() -> None:
         ({"rewards": [1.0]}, InvalidValue),
         ({"outputs": [[7.0, 8.0, 9.0], [5]]}, InvalidCompletion),
         ({"mask": [[1, 1], [1]]}, InvalidCompletion),
+        ({"lengths": [4, 1]}, InvalidValue),
+        ({"lengths": [3, -1]}, InvalidValue),
+        ({"outputs": [7, 8]}, InvalidValue),
+        ({"outputs": None}, InvalidValue),
+        ({"prompts": [1, 2]}, InvalidValue),
+        ({"prompts": None}, InvalidValue),
+        ({"lengths": [3]}, InvalidValue),
+        ({"outputs": [7, 8, 9, 5], "lengths": [3, 2]}, InvalidValue),
+        ({"outputs": [[7, 8, 9], [5, 0, 0]], "lengths": [3, 1], "mask": [1, 1, 1]}, InvalidValue),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(changes: dict[str, Any], error: type[Exception]) -> None:
