@@ -7,8 +7,7 @@ output, and spans of versions cover it.
 
 import hashlib
 import math
-import sys
-from array import array
+import struct
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -177,11 +176,9 @@ def rollout_digest(prompt: tuple[int, ...], tokens: tuple[int, ...], logprobs: t
         # NaN has many bit patterns, and all of them say the same.
         logprobs = tuple(math.nan if math.isnan(value) else value for value in logprobs)
     hashed = hashlib.sha256(b"zerodrift.rollout/1")
-    lengths = (len(prompt), len(tokens))
-    for part in (array("q", lengths), array("q", prompt), array("q", tokens), array("d", logprobs)):
-        if sys.byteorder == "big":
-            part.byteswap()
-        hashed.update(part)
+    for ids in ((len(prompt), len(tokens)), prompt, tokens):
+        hashed.update(struct.pack(f"<{len(ids)}q", *ids))
+    hashed.update(struct.pack(f"<{len(logprobs)}d", *logprobs))
     return hashed.hexdigest()[:32]
 
 

@@ -5,11 +5,15 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from zerodrift.core.errors import MissingExtra, RecordError
+from zerodrift.records.archive.index import Location
+from zerodrift.records.archive.journal import encode, frame_of
 from zerodrift.records.archive.layout import ArchiveSettings, is_archive
 from zerodrift.records.archive.reader import ArchiveReader
+from zerodrift.records.archive.segment import open_segment
 from zerodrift.records.archive.writer import Archive
 from zerodrift.records.archived import ArchivedBatch
 
@@ -155,3 +159,55 @@ def test_without_pyarrow_nothing_is_called_damaged(sealed: Path, monkeypatch: py
     assert len(reader.entries()) == 3
     with pytest.raises(MissingExtra):
         list(reader.findings())
+
+
+def test_findings_of_every_kind(sealed: Path, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = ArchiveReader(sealed)
+    with monkeypatch.context() as patched:
+        patched.setattr(reader._index, "damage", lambda: "a page is gone")
+        patched.setattr(reader, "read", lambda _: made(50))
+        found = list(reader.findings())
+    assert [each.where for each in found] == [
+        "index.sqlite",
+        *(f"segments/suspect-00000{n}.parquet" for n in (1, 2, 3)),
+    ]
+    assert {each.code for each in found[1:]} == {"record/digest"}
+    (sealed / "segments" / "suspect-000009.parquet").write_bytes(b"x")
+    journal = sealed / "journals" / "suspect-000010.journal"
+    journal.symlink_to(sealed / "sealed-since")
+    assert [line.split(":")[0] for line in reader.unfinished()] == ["segments/suspect-000009.parquet"]
+
+
+def test_a_batch_that_was_removed_since(sealed: Path, small: ArchiveSettings) -> None:
+    reader = ArchiveReader(sealed)
+    first = reader.entries()[0]
+    later = msgspec.structs.replace(first, batch="0" * 64)
+    with pytest.raises(RecordError):
+        reader.read(later)
+    assert reader.place(later) == "removed"
+
+
+def test_a_journal_whose_frames_are_others_than_the_index_says(directory: Path, made: Made) -> None:
+    archive = Archive(directory)
+    archive.append(made(1))
+    (directory / "journals" / "suspect-000001.journal").write_bytes(frame_of(encode(made(2)), 1.0))
+    reader = ArchiveReader(directory)
+    with pytest.raises(RecordError) as caught:
+        reader.read(reader.entries()[0])
+    assert caught.value.code == "record/digest"
+    archive.close()
+
+
+def test_a_segment_that_is_gone_between_two_looks_is_asked_for_again(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        open_segment(tmp_path / "gone.parquet")
+
+
+def test_a_journal_that_was_sealed_between_question_and_answer(
+    sealed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = ArchiveReader(sealed)
+    entry = reader.entries()[1]
+    answers = [Location(entry.piece, 0, None), reader._index.locate(entry.batch)]
+    monkeypatch.setattr(reader, "_located", lambda _: answers.pop(0))
+    assert reader.read(entry).step == 1

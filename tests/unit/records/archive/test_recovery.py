@@ -1,6 +1,7 @@
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,7 @@ from zerodrift.core.errors import RecordError, SchemaMismatch
 from zerodrift.records.archive.journal import encode, frame_of
 from zerodrift.records.archive.layout import ArchiveSettings
 from zerodrift.records.archive.reader import ArchiveReader
+from zerodrift.records.archive.segment import segment_of
 from zerodrift.records.archive.writer import Archive
 from zerodrift.records.archived import ArchivedBatch
 
@@ -142,3 +144,54 @@ def test_an_index_of_another_version_or_kind_is_refused(sealed: Path) -> None:
     for opened in (Archive, ArchiveReader):
         with pytest.raises(RecordError):
             opened(sealed)
+
+
+def test_a_kill_between_two_files(sealed: Path, small: ArchiveSettings, made: Made) -> None:
+    """A segment half-written, one that is not yet indexed, and a journal whose segment counts already."""
+    (sealed / "segments" / "suspect-000009.parquet.tmp").write_bytes(b"half")
+    (sealed / "journals" / "suspect-000001.journal").write_bytes(frame_of(encode(made(0, tokens=100)), 1.0))
+    with Archive(sealed, small) as archive:
+        assert archive.recovered == ()
+    assert steps(sealed) == [0, 1, 2]
+    names = {path.name for folder in ("journals", "segments") for path in (sealed / folder).iterdir()}
+    assert names == {f"suspect-00000{number}.parquet" for number in (1, 2, 3)}
+
+
+def test_a_journal_of_which_nothing_is_left(directory: Path, made: Made) -> None:
+    journal = abandoned(directory, made(1))
+    journal.write_bytes(b"\0" * 200)
+    with Archive(directory) as archive:
+        assert len(archive.recovered) == 1
+    assert steps(directory) == []
+    assert list((directory / "segments").iterdir()) == []
+
+
+def test_a_segment_that_is_not_what_it_says_is_not_taken_in(directory: Path, made: Made) -> None:
+    """With an index that was lost only the batches themselves say what they should be."""
+    with Archive(directory):
+        pass
+    names = [encode(made(1)).digest, encode(made(2)).digest]
+    for number, (name, step) in enumerate([(names[0], 1), (names[0], 2), (names[0], 1)], 1):
+        path = directory / "segments" / f"suspect-00000{number}.parquet"
+        path.write_bytes(segment_of([(name, 1.0, made(step))]))
+    with Archive(directory) as archive:
+        assert len(archive.recovered) == 3
+    # The third holds the batch of the first once more: it is there, and is counted once.
+    assert steps(directory) == [1]
+
+
+def test_an_index_that_cannot_be_opened_for_writing_beside_it(
+    sealed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+
+    def refused(name: str, **options: Any) -> sqlite3.Connection:
+        if "mode=ro" in name:
+            raise sqlite3.OperationalError("unable to open database file")
+        return connect(name, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", refused)
+    assert [entry.step for entry in ArchiveReader(sealed).entries()] == [0, 1, 2]
+    (sealed / "index.sqlite-wal").write_bytes(b"")
+    with pytest.raises(RecordError):
+        ArchiveReader(sealed)

@@ -1,6 +1,7 @@
 import json
 import multiprocessing
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -296,3 +297,68 @@ def test_a_writer_that_cannot_say_who_it_is_holds_nothing(
             Archive(directory)
     with Archive(directory) as archive:
         archive.append(made())
+
+
+def test_a_fork_and_a_holder_without_a_name(
+    directory: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Archive(directory) as archive:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "getpid", lambda: 1)
+            with pytest.raises(RecordError):
+                archive.append(made())
+        (directory / "writer.json").write_text("{")
+        with pytest.raises(ArchiveLocked):
+            Archive(directory)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(sqlite3.SQLITE_FULL, "record/full"), (sqlite3.SQLITE_CORRUPT, "record/invalid")]
+)
+def test_an_index_that_cannot_be_written_keeps_nothing(
+    directory: Path, made: Made, monkeypatch: pytest.MonkeyPatch, code: int, error: str
+) -> None:
+    def failing(*_: object) -> None:
+        raised = sqlite3.OperationalError("no")
+        raised.sqlite_errorcode = code
+        raise raised
+
+    with Archive(directory) as archive:
+        archive.append(made(1))
+        with monkeypatch.context() as patched:
+            patched.setattr(archive._index, "add", failing)
+            with pytest.raises(RecordError) as caught:
+                archive.append(made(2))
+        assert caught.value.code == error
+        assert steps(directory) == [1]
+        archive.append(made(2))
+    assert steps(directory) == [1, 2]
+
+
+def test_an_archive_without_a_batch_leaves_no_segment(
+    directory: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Archive(directory) as archive, monkeypatch.context() as patched:
+        patched.setattr(os, "write", _full)
+        with pytest.raises(ArchiveFull):
+            archive.append(made())
+    assert [path for folder in ("journals", "segments") for path in (directory / folder).iterdir()] == []
+
+
+def test_a_rollback_that_sqlite_made_already_is_not_made_again(
+    directory: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does by itself where the disk is full."""
+    with Archive(directory) as archive:
+        index = archive._index
+
+        def failing(*_: object) -> None:
+            index._connection.execute("ROLLBACK")
+            raise InvalidValue("no")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(index, "add", failing)
+            with pytest.raises(InvalidValue):
+                archive.append(made(1))
+        archive.append(made(1))
+    assert steps(directory) == [1]
