@@ -14,6 +14,7 @@ from zerodrift.cli.bar import Bar
 from zerodrift.config.model import Device
 from zerodrift.config.precision import Precision
 from zerodrift.core.errors import ConfigError
+from zerodrift.records.archived import BatchState
 from zerodrift.records.dump_formats import DumpFormat
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def command(
         Path,
         typer.Argument(
             metavar="DUMP",
-            help="JSON lines (- reads a pipe, gzip is unpacked), a run directory, or one of prime-rl or NeMo-RL.",
+            help="JSON lines (- reads a pipe, gzip is unpacked), a run directory, an archive, or a directory of prime-rl "
+            "or NeMo-RL.",
         ),
     ],
     model: Annotated[
@@ -56,6 +58,9 @@ def command(
     steps: Annotated[
         str | None, typer.Option(metavar="FIRST:LAST", help="Judge these steps, both ends included.")
     ] = None,
+    state: Annotated[
+        BatchState | None, typer.Option(help="Of an archive, judge batches that were found to be so.")
+    ] = None,
     version: Annotated[str | None, typer.Option(help="Judge rollouts with this weight version.")] = None,
     per_step: Annotated[
         int | None, typer.Option(min=1, help="Judge at most so many rollouts of each step.")
@@ -79,6 +84,7 @@ def command(
     $ zerodrift blame rollouts.jsonl --model ./step-100 --previous ./step-99
     $ zerodrift blame outputs/token_exports --model ./step-100 --steps 100:120
     $ zerodrift blame rollouts.jsonl --model ./step-100 --quick
+    $ zerodrift blame runs/archive --model ./step-100 --state quarantine
 
     A plain line has these keys, of which the first three are needed:
 
@@ -91,10 +97,11 @@ def command(
     from zerodrift.backends.reference import ReferenceBackend
     from zerodrift.backends.registry import check_name
     from zerodrift.core.request import SamplingParams
+    from zerodrift.records.archive.index import Query
     from zerodrift.records.directory import check_new, new_directory
     from zerodrift.records.dump import DumpReader
 
-    first, last = _range(steps)
+    first, last = step_range(steps)
     said: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     given = {name: value for name, value in said.items() if value is not None}
     directory = out or RUNS / time.strftime("blame-%Y%m%d-%H%M%S")
@@ -111,6 +118,7 @@ def command(
         vocab_size=facts.vocab_size,
         context_length=facts.context_length,
         skip_bad=skip_bad,
+        batches=Query(state=state, first=first, last=last),
     )
     with Bar() as bar:
         bar.stage("read")
@@ -140,7 +148,7 @@ def command(
     raise typer.Exit(blamed.record.verdict.exit_code)
 
 
-def _range(steps: str | None) -> tuple[int | None, int | None]:
+def step_range(steps: str | None) -> tuple[int | None, int | None]:
     """`10:20`, `10:`, `:20` or `10`."""
     if steps is None:
         return None, None

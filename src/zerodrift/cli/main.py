@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from zerodrift import __version__
-from zerodrift.cli import audit, baseline, bench, blame, console, demo, doctor, env, init, preflight
+from zerodrift.cli import archive, audit, baseline, bench, blame, console, demo, doctor, env, init, preflight
 
 TOLD_TO_END = (signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = (130, *(128 + number for number in TOLD_TO_END))
@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, Command] = {
     "doctor": doctor.command,
     "demo": demo.command,
     "baseline": baseline.app,
+    "archive": archive.app,
     "bench": bench.command,
     "init": init.command,
     "env": env.command,

@@ -201,6 +201,18 @@ class DigestMismatch(RecordError):
     code = "record/digest"
 
 
+class ArchiveLocked(RecordError):
+    """A second writer for an archive that has one; the message says who it is."""
+
+    code = "record/locked"
+
+
+class ArchiveFull(RecordError):
+    """No room for another batch: it was not taken, and the caller still has it."""
+
+    code = "record/full"
+
+
 class ExactError(ZerodriftError):
     """Exact mode cannot keep its promise, and says so instead of computing something close."""
 

@@ -8,6 +8,7 @@ nothing disappears. Torch-free: a dump can be checked inside any trainer's envir
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ import msgspec
 
 from zerodrift.core.errors import InvalidCompletion, InvalidValue, NonFinite, RecordError, ZerodriftError
 from zerodrift.core.request import SamplingParams
+from zerodrift.records.archive.index import EVERYTHING, Query
+from zerodrift.records.archive.layout import is_archive
 from zerodrift.records.codec import numbered_lines
 from zerodrift.records.directory import ROLLOUTS
+from zerodrift.records.dump_archive import archived_batches, read_archived
 from zerodrift.records.dump_fields import Fields, Place
 from zerodrift.records.dump_foreign import refuse_text
 from zerodrift.records.dump_formats import READERS, DumpFormat, detect
@@ -72,9 +76,17 @@ class DumpReader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     context_length: int | None = None
     """Positions of the model: what is longer was not made by it, and would take minutes to score."""
     skip_bad: bool = False
+    batches: Query = EVERYTHING
+    """Of an archive, which batches are read at all."""
 
     def read(self, path: Path) -> Dump:
-        """The dump at `path`: a file, a pipe, a run directory of ours, or prime-rl's or NeMo-RL's."""
+        """The dump at `path`: a file, a pipe, a run directory or an archive of ours, or a directory of prime-rl or NeMo-RL."""
+        if is_archive(path):
+            return self._read_archive(path)
+        if self.batches.state is not None or self.format is DumpFormat.ARCHIVE:
+            raise RecordError(
+                f"{path} is no archive; leave out --state and --format archive, or name its directory"
+            )
         state = _State(self)
         files = dump_files(path)
         for file in files:
@@ -84,6 +96,19 @@ class DumpReader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 source = str(file)  # a pipe, whose name alone is a number
             for number, line in numbered_lines(file):
                 state.take(source, number, line)
+        return state.finished(path)
+
+    def _read_archive(self, path: Path) -> Dump:
+        if self.format not in (None, DumpFormat.ARCHIVE):
+            raise RecordError(f"{path} is an archive, and no {self.format}; leave --format out")
+        state = _State(msgspec.structs.replace(self, format=DumpFormat.ARCHIVE))
+        for name, batch in archived_batches(path, self.batches):
+            if isinstance(batch, RecordError):
+                state.refuse(name, 1, batch)
+                continue
+            for number, rollout in enumerate(batch.rollouts, 1):
+                place = Place(name, number, self.default, self.given)
+                state.take_read(name, number, partial(read_archived, batch, rollout, place))
         return state.finished(path)
 
 
@@ -103,27 +128,20 @@ class _State:
 
     def take(self, source: str, number: int, line: bytes) -> None:
         """Read one line, or put it down as bad."""
-        if not line.strip():
-            return
+        if line.strip():
+            place = Place(source, number, self._reading.default, self._reading.given)
+            self.take_read(source, number, lambda: self._read(line, place))
+
+    def take_read(self, source: str, number: int, read: Callable[[], list[RecordedRollout]]) -> None:
+        """What `read` gives, or why it does not."""
         self._count += 1
         try:
-            rollouts = self._read(line, Place(source, number, self._reading.default, self._reading.given))
+            rollouts = read()
             for rollout in rollouts:
                 self._check(rollout)
         # Overflow: JSON has integers that no float can hold. Type: it has lists and objects where a reader looks a word up.
         except (ZerodriftError, msgspec.ValidationError, OverflowError, TypeError) as error:
-            code = error.code if isinstance(error, ZerodriftError) else RecordError.code
-            reason = (
-                f"a value has another type than it can have ({error})"
-                if type(error) is TypeError
-                else str(error)
-            )
-            bad = BadLine(source, number, code, reason)
-            if not self._reading.skip_bad:
-                raise RecordError(
-                    f"{bad.where}: {reason}; repair the dump, or judge it without such lines (--skip-bad)"
-                ) from error
-            self._bad.append(bad)
+            self.refuse(source, number, error)
             return
         for rollout in rollouts:
             self._first = self._first or rollout
@@ -132,6 +150,18 @@ class _State:
         self._rollouts += [rollout for rollout in rollouts if rollout.output]
         silent = [rollout.where for rollout in rollouts if not rollout.output]
         self._empty += silent if rollouts else [f"{source}, line {number}"]
+
+    def refuse(self, source: str, number: int, error: Exception) -> None:
+        """Put it down as bad, where that was asked for."""
+        code = error.code if isinstance(error, ZerodriftError) else RecordError.code
+        typed = type(error) is TypeError
+        reason = f"a value has another type than it can have ({error})" if typed else str(error)
+        bad = BadLine(source, number, code, reason)
+        if not self._reading.skip_bad:
+            raise RecordError(
+                f"{bad.where}: {reason}; repair the dump, or judge it without such lines (--skip-bad)"
+            ) from error
+        self._bad.append(bad)
 
     def finished(self, path: Path) -> Dump:
         """The dump, if there is one."""

@@ -47,6 +47,8 @@ class DumpFormat(StrEnum):
     NEMO_RL = "nemo-rl"
     VERL = "verl"
     TRL = "trl"
+    ARCHIVE = "archive"
+    """A directory, read by batch and not by line: see `dump_archive`."""
 
 
 Reader = Callable[[Fields, Place], list[RecordedRollout]]

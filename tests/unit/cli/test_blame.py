@@ -9,7 +9,7 @@ import pytest
 
 from zerodrift.audit.blame import JUDGED
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.cli.blame import _range
+from zerodrift.cli.blame import step_range
 from zerodrift.cli.main import main
 from zerodrift.core.completion import LogprobKind
 from zerodrift.core.errors import ConfigError
@@ -149,10 +149,10 @@ def test_nothing_is_overwritten_and_nobody_else_is_disturbed(
     ],
 )
 def test_ranges_of_steps(text: str | None, bounds: tuple[int | None, int | None]) -> None:
-    assert _range(text) == bounds
+    assert step_range(text) == bounds
 
 
 @pytest.mark.parametrize("text", ["", ":", "a:b", "-1:3", "3-9"])
 def test_other_words_are_no_range(text: str) -> None:
     with pytest.raises(ConfigError):
-        _range(text)
+        step_range(text)
