@@ -62,7 +62,7 @@ class Model:
         self.fails_at = self.ignores = ""
         self.phases: list[str] = []
 
-    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def named_parameters(self, *, remove_duplicate: bool) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(self.state.items())
 
     def load_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> set[str]:

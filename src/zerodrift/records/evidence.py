@@ -255,6 +255,8 @@ class LocatedEvidence(Evidence, frozen=True, kw_only=True):
     part: str
     index: int | None = None
     """Of several of a kind: a head, a neuron, an expert, a token."""
+    rows: tuple[int, int] | None = None
+    """Of a tensor, the first and the one behind the last; None where it is about all of them."""
     quantity: str
     estimate: float
     low: float
