@@ -41,6 +41,8 @@ Floats = NDArray[np.float64]
 NAME = Probe.WEIGHT_SYNC
 NEW = "audit-b"
 """Label of the pushed weights."""
+STATE_REQUESTS = 2
+"""Asked of a server whose update failed."""
 LEAST_SIGNAL = 5.0
 """Gates by which an update must move logprobs for what did not arrive to be told from rounding."""
 
@@ -61,51 +63,76 @@ def weight_sync(
     if missing := needed - engine.capabilities:
         return not_judged(NAME, f"the engine does not offer: {', '.join(sorted(missing))}")
     _generate(engine, requests)
+    pushed = _Pushed(engine, weights, update, requests, gates)
     try:
-        cached, fresh = _pushed(engine, weights, update, requests)
+        cached, fresh = pushed.seen()
     except ZerodriftError as error:
-        raise _midway(engine, update, error) from error
+        raise pushed.failed("the update failed midway", error, puts_back=True) from error
     except BaseException:
-        _put_back(engine, update)
+        pushed.put_back()
         raise
-    _put_back(engine, update)
+    try:
+        pushed.put_back()
+    except ZerodriftError as error:
+        raise pushed.failed("putting the old weights back failed", error, puts_back=False) from error
     back = _generate(engine, _salted(engine, requests, "audit-a"))
     returned = Seen(back, _reported(back), weights.score(weights.old, back), weights.score(weights.new, back))
     return _judge(engine, weights, cached, fresh, returned, gates)
 
 
-def _pushed(
-    engine: Backend, weights: UpdatedWeights, update: Update, requests: Sequence[Request]
-) -> tuple[Seen, Seen]:
-    """What is answered after the update: from the cache where there is one, and fresh."""
-    engine.load_weights(update.after, WeightVersion(NEW))
-    if update.resets_cache:
-        engine.reset_cache()
-    cached = _see(weights, _generate(engine, requests))
-    # Where no salt keeps a request out of the cache, asking once more would ask the same.
-    if Capability.CACHE_SALT not in engine.capabilities:
-        return cached, cached
-    return cached, _see(weights, _generate(engine, _salted(engine, requests, NEW)))
+class _Pushed(NamedTuple):
+    """An engine that is being updated, and what is known of it when that fails."""
 
+    engine: Backend
+    weights: UpdatedWeights
+    update: Update
+    requests: Sequence[Request]
+    gates: Gates
 
-def _put_back(engine: Backend, update: Update) -> None:
-    engine.load_weights(update.before, WeightVersion("audit-a"))
-    if Capability.RESET_CACHE in engine.capabilities:
-        engine.reset_cache()
+    def seen(self) -> tuple[Seen, Seen]:
+        """What is answered after the update: from the cache where there is one, and fresh."""
+        engine, weights = self.engine, self.weights
+        engine.load_weights(self.update.after, WeightVersion(NEW))
+        if self.update.resets_cache:
+            engine.reset_cache()
+        cached = _see(weights, _generate(engine, self.requests))
+        # Where no salt keeps a request out of the cache, asking once more would ask the same.
+        if Capability.CACHE_SALT not in engine.capabilities:
+            return cached, cached
+        return cached, _see(weights, _generate(engine, _salted(engine, self.requests, NEW)))
 
+    def put_back(self) -> None:
+        self.engine.load_weights(self.update.before, WeightVersion("audit-a"))
+        if Capability.RESET_CACHE in self.engine.capabilities:
+            self.engine.reset_cache()
 
-def _midway(engine: Backend, update: Update, error: ZerodriftError) -> ZerodriftError:
-    """The first error, and what the server holds now: a second one, of putting the weights back, must not hide it."""
-    try:
-        _put_back(engine, update)
-    except ZerodriftError as second:
-        state = f"the weights from before could not be put back either ({second}): what it holds now is not known, so restart it"
-    else:
-        state = "the weights from before were put back"
-    told = type(error)(f"the update failed midway: {error}; {state}")
-    if isinstance(error, EngineError) and isinstance(told, EngineError):
-        told.status = error.status
-    return told
+    def failed(self, what: str, error: ZerodriftError, *, puts_back: bool) -> ZerodriftError:
+        """What the server holds now, and the first error: one that follows from it must not hide it."""
+        second = ""
+        try:
+            if puts_back:
+                self.put_back()
+        except ZerodriftError as follows:
+            second = f"; putting the old weights back failed too ({follows})"
+        told = type(error)(f"{what}, and {self.state()}: {error}{second}")
+        if isinstance(error, EngineError) and isinstance(told, EngineError):
+            told.status = error.status
+        return told
+
+    def state(self) -> str:
+        """Which weights answer now, by asking."""
+        try:
+            answers = _generate(
+                self.engine, _salted(self.engine, self.requests[:STATE_REQUESTS], "audit-state")
+            )
+        except ZerodriftError:
+            return "the server answers no request any more: it is left torn, restart it"
+        seen = _see(self.weights, answers)
+        if float(np.abs(seen.at_old - seen.reported).mean()) <= self.gates.mean:
+            return "the server answers with the old weights"
+        if seen.gap <= self.gates.mean:
+            return "the server answers with the new weights"
+        return "the server answers with neither the old nor the new weights: it is left torn, restart it"
 
 
 def _judge(
