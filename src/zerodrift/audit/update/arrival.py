@@ -8,12 +8,13 @@ done to the weights for real, and must explain the engine's numbers.
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from zerodrift.audit.response.pursuit import Pursuit, pursue
+from zerodrift.audit.response.pursuit import LEAST_R2, Pursuit, pursue
 from zerodrift.audit.update.groups import GROUPINGS
 from zerodrift.audit.update.parts import Part, Slopes, grouped, parts_of
-from zerodrift.audit.update.rows import Rows, best_rows
+from zerodrift.audit.update.rows import Rows, best_rows, coarse_rows
 from zerodrift.audit.update.scale import account_of, share_of
 from zerodrift.audit.update.seen import HALF, SETTLED, Account, Seen
 from zerodrift.audit.update.weights import Move, UpdatedWeights
@@ -29,6 +30,8 @@ ABOUT_MISSING = (-1.4, -0.6)
 SIMPLER = 0.02
 """Share of the difference that a further part, or a share that is not nothing, must explain beyond."""
 REFINEMENTS = 4
+LEAST_ROWS = 8
+"""Of a tensor, for its rows to be asked for by themselves."""
 
 
 def arrivals(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -> Iterator[Account]:
@@ -69,6 +72,8 @@ class _Search:
         found = self._pursued(parts)
         if found.follows:
             yield from self._few([parts[column] for column in found.chosen], found.r2)
+        else:
+            yield from self._of_some_rows()
         yield from self._many()
 
     def _pursued(self, parts: Sequence[Part]) -> Pursuit:
@@ -91,6 +96,28 @@ class _Search:
                 break
         if best is not None:
             yield best
+
+    def _of_some_rows(self) -> Iterator[Account]:
+        """Rows that are near no half and no quarter: of each tensor those that fit best, judged on other tokens."""
+        steps, half = self._delta / self._unit, self._rng.permutation(len(self._delta)) % 2 == 0
+        best, name = max(
+            (
+                (min(self._held_out(steps, name, chosen_on) for chosen_on in (half, ~half)), name)
+                for name, size in self._weights.rows.items()
+                if size >= LEAST_ROWS
+            ),
+            default=(0.0, ""),
+        )
+        if best >= LEAST_R2:
+            yield from self._few([Part(name, (name,))], best)
+
+    def _held_out(self, steps: Floats, name: str, chosen_on: NDArray[np.bool_]) -> float:
+        slopes_NR = self._slopes[name] / self._unit[:, None]
+        first, last = coarse_rows(steps[chosen_on], slopes_NR[chosen_on])
+        column, rest = slopes_NR[:, first:last].sum(axis=1), ~chosen_on
+        value = column[chosen_on] @ steps[chosen_on] / max(float((column[chosen_on] ** 2).sum()), 1e-300)
+        left = steps[rest] - value * column[rest]
+        return 1 - float(left @ left) / max(float(steps[rest] @ steps[rest]), 1e-300)
 
     def _many(self) -> Iterator[Account]:
         for grouping in GROUPINGS:

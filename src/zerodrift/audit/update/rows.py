@@ -16,7 +16,7 @@ COARSE = 128
 DOUBT = 12.0
 """Of the variance of a token's rest: ends that fit worse by more are excluded. Under noise of 0.6 of the
 effect 119 of 120 true ends were within, and 113 with 8: an end is searched for, and four would be too few."""
-FINEST = 64
+FINEST = 16
 """A round end is a multiple of so small a part of all rows; shards end there."""
 
 
@@ -30,12 +30,15 @@ class Rows(NamedTuple):
     last_between: tuple[int, int]
 
 
+def coarse_rows(steps: Floats, slopes_NR: Floats) -> tuple[int, int]:
+    """About from where to where: `steps` as a multiple of the sum of consecutive columns."""
+    return _coarse(steps, _sums(slopes_NR))
+
+
 def best_rows(steps: Floats, slopes_NR: Floats) -> Rows:
-    """`steps` as a multiple of the sum of consecutive columns."""
-    total = slopes_NR.shape[1]
-    sums = np.concatenate([np.zeros((len(steps), 1)), np.cumsum(slopes_NR, axis=1, dtype=np.float64)], axis=1)
-    coarse = np.unique(np.linspace(0, total, min(total, COARSE) + 1).astype(np.int64))
-    first, last = _best(_left(steps, sums, coarse, coarse), coarse, coarse)
+    """The same to the row, and how sure it is."""
+    total, sums = slopes_NR.shape[1], _sums(slopes_NR)
+    first, last = _coarse(steps, sums)
     step = -(-total // COARSE)
     firsts, lasts = _near(first, step, total), _near(last, step, total)
     left_AB = _left(steps, sums, firsts, lasts)
@@ -48,6 +51,18 @@ def best_rows(steps: Floats, slopes_NR: Floats) -> Rows:
     ends = np.flatnonzero(_left(steps, sums, np.array([first]), every)[0] <= most)
     between = (int(begins.min()), int(begins.max())), (int(ends.min()), int(ends.max()))
     return Rows(_round(first, between[0], total), _round(last, between[1], total), *between)
+
+
+def _sums(slopes_NR: Floats) -> Floats:
+    return np.concatenate(
+        [np.zeros((len(slopes_NR), 1)), np.cumsum(slopes_NR, axis=1, dtype=np.float64)], axis=1
+    )
+
+
+def _coarse(steps: Floats, sums: Floats) -> tuple[int, int]:
+    total = sums.shape[1] - 1
+    ends = np.unique(np.linspace(0, total, min(total, COARSE) + 1).astype(np.int64))
+    return _best(_left(steps, sums, ends, ends), ends, ends)
 
 
 def _near(end: int, step: int, total: int) -> NDArray[np.int64]:
