@@ -15,7 +15,7 @@ from zerodrift import models
 from zerodrift.audit.perturb import perturbed, write_checkpoint
 from zerodrift.audit.plan import SYNC_REQUESTS, probe_requests
 from zerodrift.audit.probes.result import ProbeResult
-from zerodrift.audit.probes.sync import NEW, Update, weight_sync
+from zerodrift.audit.update.sync import NEW, Update, weight_sync
 from zerodrift.audit.update.weights import UpdatedWeights
 from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.core.version import WeightVersion

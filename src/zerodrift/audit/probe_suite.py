@@ -21,10 +21,10 @@ from zerodrift.audit.probes.head import head_precision
 from zerodrift.audit.probes.result import ProbeResult, cut_off, not_judged
 from zerodrift.audit.probes.rewards import rewards
 from zerodrift.audit.probes.stream import stream
-from zerodrift.audit.probes.sync import LEAST_SIGNAL, Update, weight_sync
 from zerodrift.audit.probes.trainer import trainer
 from zerodrift.audit.setup import AuditSetup
 from zerodrift.audit.tasks import rewarded
+from zerodrift.audit.update.sync import LEAST_SIGNAL, Update, weight_sync
 from zerodrift.audit.update.weights import UpdatedWeights
 from zerodrift.backends.base import Capability, need
 from zerodrift.backends.teacher import Teacher

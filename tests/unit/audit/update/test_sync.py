@@ -11,12 +11,11 @@ import torch
 
 from zerodrift.audit.perturb import perturbed, write_checkpoint
 from zerodrift.audit.plan import probe_requests
-from zerodrift.audit.probes import sync
 from zerodrift.audit.probes.result import ProbeResult
-from zerodrift.audit.probes.sync import NEW, Update, weight_sync
-from zerodrift.audit.update import accounts
+from zerodrift.audit.update import accounts, sync
 from zerodrift.audit.update.arrival import shares
 from zerodrift.audit.update.seen import Seen
+from zerodrift.audit.update.sync import NEW, Update, weight_sync
 from zerodrift.audit.update.weights import Move, UpdatedWeights
 from zerodrift.backends.base import Capability
 from zerodrift.backends.reference import ReferenceBackend, load_reference
