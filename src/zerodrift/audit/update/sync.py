@@ -29,6 +29,7 @@ from zerodrift.audit.update.seen import HALF, MOST, Seen
 from zerodrift.audit.update.weights import UpdatedWeights
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.teacher import Teacher, entries
+from zerodrift.core.cause import UNEXPLAINED
 from zerodrift.core.completion import Completion
 from zerodrift.core.errors import BadAnswer, EngineError, ZerodriftError
 from zerodrift.core.request import Prompt, Request
@@ -176,12 +177,16 @@ def _not_returned(engine: Backend, returned: Seen, gates: Gates) -> CauseFound:
 def _causes(
     engine: Backend, weights: UpdatedWeights, cached: Seen, fresh: Seen, gates: Gates
 ) -> list[CauseFound]:
-    causes = []
+    if cached is fresh and fresh.gap > gates.mean and any(each.cached_tokens for each in cached.completions):
+        # No salt kept them apart: what is wrong may be what was cached.
+        cause = _stale_prefix(engine, weights, cached, gates)
+        if cause.cause != UNEXPLAINED:
+            return [cause]
     if fresh.gap > gates.mean:
-        causes.append(_undelivered(engine, weights, fresh, gates))
-    elif cached.gap > gates.mean:
-        causes.append(_stale_prefix(engine, weights, cached, gates))
-    return causes
+        return [_undelivered(engine, weights, fresh, gates)]
+    if cached.gap > gates.mean:
+        return [_stale_prefix(engine, weights, cached, gates)]
+    return []
 
 
 def _undelivered(engine: Backend, weights: UpdatedWeights, fresh: Seen, gates: Gates) -> CauseFound:
@@ -199,7 +204,7 @@ def _undelivered(engine: Backend, weights: UpdatedWeights, fresh: Seen, gates: G
         message += "; not all that is known was tried, for want of memory for a third copy of the weights"
     if missing := not_asked(weights.new):
         message += f"; not tried, for want of such parts in this model: {', '.join(missing)}"
-    return found("unexplained", engine.name, NAME, message, explained=0.0, interval=(0.0, 0.0))
+    return found(UNEXPLAINED, engine.name, NAME, message, explained=0.0, interval=(0.0, 0.0))
 
 
 def _stale(engine: Backend, weights: UpdatedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:
@@ -247,11 +252,13 @@ def _stale_prefix(engine: Backend, weights: UpdatedWeights, cached: Seen, gates:
         begin = end
     explained = 1 - after / before
     hits = sum(completion.cached_tokens or 0 for completion in cached.completions)
+    kept_apart = Capability.CACHE_SALT in engine.capabilities
+    whose = "fresh prompts" if kept_apart else "prompts that nothing keeps out of the cache"
     message = (
-        f"fresh prompts answer with the new weights, {hits} cached prompt tokens with the old ones' keys and "
+        f"{whose} answer with the new weights, {hits} cached prompt tokens with the old ones' keys and "
         f"values: replaying that explains {explained:.1%} of the difference"
     )
-    cause = "weights/stale-prefix-cache" if _is_enough(explained, cached, gates) else "unexplained"
+    cause = "weights/stale-prefix-cache" if _is_enough(explained, cached, gates) else UNEXPLAINED
     return found(cause, engine.name, NAME, message, explained=explained)
 
 

@@ -359,6 +359,14 @@ def test_a_prefix_cache_that_outlives_the_weights(
         assert result.record.evidence["cached_tokens"] > 0
 
 
+def test_nor_is_it_missed_where_no_salt_keeps_prompts_out_of_it(
+    fresh: ReferenceBackend, update: Whole, gates: Gates
+) -> None:
+    engine = PrefixCachingReference(fresh, outlives_weights=True)
+    engine.capabilities -= {Capability.CACHE_SALT}
+    assert cause(push(engine, update, gates, resets=False)) == "weights/stale-prefix-cache"
+
+
 @pytest.mark.parametrize(("gate", "name"), [(0.006, "weights/stale-prefix-cache"), (0.002, "unexplained")])
 def test_nor_does_it_hide_a_stale_prefix(
     engine: Any, seen: See, gates: Gates, monkeypatch: pytest.MonkeyPatch, gate: float, name: str
