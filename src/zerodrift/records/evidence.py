@@ -273,7 +273,8 @@ class LocatedEvidence(Evidence, frozen=True, kw_only=True):
         """Where it is."""
         layer = "" if self.layer is None else f"layer {self.layer}, "
         index = "" if self.index is None else f" {self.index}"
-        return f"{layer}{self.part}{index}"
+        rows = "" if self.rows is None else f"rows {self.rows[0]}–{self.rows[1] - 1} of "
+        return f"{layer}{rows}{self.part}{index}"
 
     @property
     def message(self) -> str:

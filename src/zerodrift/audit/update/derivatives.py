@@ -1,7 +1,7 @@
 """How logprobs follow the update of every row of every tensor: the derivative by the share of it that is there.
 
 In reverse mode, with the gradients that training has: a token costs one backward, however many tensors there are. The
-effects of 272 tensors, one forward each, would cost four times as much for the 64 tokens of an update, and know no rows.
+effects of 272 tensors, one forward each, would cost 16 times as much for the 64 tokens of an update, and know no rows.
 Shapes: N tokens, R rows.
 """
 

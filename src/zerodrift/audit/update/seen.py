@@ -14,8 +14,7 @@ HALF = 0.5
 """… or this share, and leaves no more than a healthy engine does: in bf16 rounding alone is a tenth of what a stale
 prefix cache does (vLLM 0.26 on an H200: 88.9 % were removed, and half a gate was left)."""
 SETTLED = 0.99
-"""Nothing else is tried once this share is gone. A layer that did not arrive removes 0.93 of what its down projection
-alone would have left; what is true leaves less than 0.001 in fp32."""
+"""Nothing else is tried once this share is gone: whatever was true left less than a thousandth in fp32."""
 
 
 class Seen(NamedTuple):
