@@ -30,12 +30,15 @@ class Ties:
         On a CPU vLLM packs the weights of a head for oneDNN when they are loaded into it, and not when the embedding that it
         is tied to changes: it would go on with the old ones.
         """
-        for names in self._names:
-            came = [name for name in names if name in loaded]
-            for name in names if came else ():
-                if name in loaded:
-                    continue
-                module = self._model.get_submodule(name.rpartition(".")[0])
-                method = getattr(module, "quant_method", None)
-                if hasattr(method, "process_weights_after_loading"):
-                    method.process_weights_after_loading(module)
+        followers = (
+            name
+            for names in self._names
+            if any(name in loaded for name in names)
+            for name in names
+            if name not in loaded
+        )
+        for name in followers:
+            module = self._model.get_submodule(name.rpartition(".")[0])
+            method: Any = getattr(module, "quant_method", None)
+            if hasattr(method, "process_weights_after_loading"):
+                method.process_weights_after_loading(module)
