@@ -62,7 +62,7 @@ class Model:
         self.fails_at = self.ignores = ""
         self.phases: list[str] = []
 
-    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def named_parameters(self, *, remove_duplicate: bool) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(self.state.items())
 
     def load_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> set[str]:
@@ -257,6 +257,49 @@ def test_a_tied_head_may_be_left_out(plugin: None, tmp_path: Path) -> None:
     del tied.model.state["lm_head.weight"]
     push(tied, b)
     assert (tied.model.state["embed.weight"] == 1).all()
+
+
+class TiedModel(Model):
+    """As vLLM's: the head's weight is the embedding's, apart while a reload lasts, and packed when it is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state["lm_head.weight"] = self.state["embed.weight"]
+        self.packed = self.state["lm_head.weight"].clone()
+        self.quant_method = SimpleNamespace(process_weights_after_loading=lambda _: self.pack())
+
+    def pack(self) -> None:
+        self.packed = self.state["lm_head.weight"].clone()
+
+    def get_submodule(self, name: str) -> Any:
+        assert name == "lm_head"
+        return self
+
+    def load_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> set[str]:
+        self.state["lm_head.weight"] = torch.empty(0)
+        loaded = super().load_weights(tensors)
+        if "lm_head.weight" not in loaded:
+            self.state["lm_head.weight"] = self.state["embed.weight"]
+        return loaded
+
+
+@pytest.mark.parametrize("ignored", ["", "embed.weight"])
+def test_the_other_end_of_a_tie_arrives_with_the_one_that_is_sent(
+    plugin: None, tmp_path: Path, ignored: str
+) -> None:
+    """On a CPU vLLM packs a head once: one that is not packed again answers with the old weights."""
+    a = {name: tensor for name, tensor in A.items() if name != "lm_head.weight"}
+    engine = opened(written(tmp_path / "A", a), tied=True)
+    engine.model = TiedModel()
+    engine.model.ignores = ignored
+    b = written(tmp_path / "B", {name: tensor + 1 for name, tensor in a.items()})
+    if ignored:
+        with pytest.raises(RuntimeError) as caught:
+            push(engine, b)
+        assert "embed.weight" in str(caught.value)
+        return
+    push(engine, b)
+    assert (engine.model.packed == 1).all()
 
 
 def test_a_model_that_is_served_by_its_name_is_known_by_init(plugin: None, tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ VOCABULARY = {
     Layer.PATH: "head-precision body-precision weight-quantisation kv-precision routing parallelism spec-decode "
     "batch-variance prefill-decode chunked-prefill prefix-cache preemption rope window context-boundary "
     "nondeterminism",
-    Layer.WEIGHTS: "stale other-model partial swapped dtype tied-head buffer torn version-label stale-prefix-cache "
-    "replica lora",
+    Layer.WEIGHTS: "stale other-model partial rows fraction multiple swapped dtype tied-head buffer torn version-label "
+    "stale-prefix-cache replica lora",
     Layer.TRAINER: "packing autocast micro-batch positions",
     Layer.OBJECTIVE: "staleness sequence-ratio reward-misbound",
 }

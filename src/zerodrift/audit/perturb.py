@@ -1,12 +1,11 @@
-"""A known change to a checkpoint, by groups, so that what arrived and what did not can be told apart.
+"""A known change to a checkpoint, so that what of it arrived and what did not can be told apart.
 
-Every tensor is moved by noise of a fixed share of its own spread. Groups are layers, or kinds of tensor: what an
-update path forgets, it forgets by one or the other.
+Every tensor is moved by noise of a fixed share of its own spread.
 """
 
 import copy
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,8 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
-from zerodrift.backends.teacher import Layout, Teacher
-from zerodrift.core.completion import Completion
 from zerodrift.core.errors import OutOfMemory
 from zerodrift.core.memory import GIB, free_on_host, in_gib
-from zerodrift.models.family.base import Family
 from zerodrift.models.family.registry import family_of
 from zerodrift.records.codec import write_atomically
 
@@ -35,72 +31,6 @@ TOLD = GIB
 """Nobody plans for less."""
 MARGIN = 1.1
 """A forward and its logits beside the weights."""
-Grouping = Callable[[Family, str], str]
-"""Tensor name to the name of its group, in a family of models."""
-
-
-class GroupedWeights:
-    """Two models, old and new, that differ by a known amount in every group."""
-
-    def __init__(self, old: Any, new: Any) -> None:
-        """Both models stay as they are."""
-        self.old, self.new = old, new
-        self._family = family_of(new)
-
-    def groups(self, grouping: Grouping) -> tuple[str, ...]:
-        """Names of the groups, in the order of the forward."""
-        return tuple(dict.fromkeys(grouping(self._family, name) for name in self.new.state_dict()))
-
-    def score(self, model: Any, completions: Sequence[Completion]) -> Floats:
-        """Logprobs of all output tokens under `model`, at temperature 1."""
-        teacher = Teacher(model, layout=Layout.PADDED)
-        sequences = [completion.sequence for completion in completions]
-        starts = [len(completion.prompt_token_ids) for completion in completions]
-        scores: Floats = torch.cat(list(teacher.logprobs(sequences, starts))).double().numpy()
-        return scores
-
-    def without(self, grouping: Grouping, groups: Sequence[str]) -> Any:
-        """The new model with some groups left at their old values; it shares the weights of both, to be read only."""
-        mixed = _sharing(self.new)
-        old = self.old.state_dict()
-        for name, parameter in mixed.named_parameters(remove_duplicate=False):
-            if grouping(self._family, name) in groups:
-                parameter.data = old[name]
-        return mixed
-
-    def effects(
-        self, grouping: Grouping, completions: Sequence[Completion], at_new: Floats
-    ) -> dict[str, Floats]:
-        """Δ that each group would leave behind if it alone had not arrived."""
-        return {
-            group: at_new - self.score(self.without(grouping, [group]), completions)
-            for group in self.groups(grouping)
-        }
-
-
-def by_layer(family: Family, name: str) -> str:
-    """`layer 3`, or the last module that owns a tensor outside the layers."""
-    if (layer := family.layer_of(name)) is not None:
-        return f"layer {layer}"
-    return _owner(name)
-
-
-def by_role(family: Family, name: str) -> str:
-    """What a tensor does, in whichever layer: `norms`, or the name of its projection."""
-    return "norms" if family.is_norm(name) else _owner(name)
-
-
-def by_kind(family: Family, name: str) -> str:
-    """`biases`, `norms` or `matrices`: what buckets, adapters and quantised loaders treat differently."""
-    return "biases" if name.endswith(".bias") else "norms" if family.is_norm(name) else "matrices"
-
-
-GROUPINGS: tuple[Grouping, ...] = (by_layer, by_role, by_kind)
-"""What an update path forgets, it forgets by layer, by projection, or by kind of tensor."""
-
-
-def _owner(name: str) -> str:
-    return name.removesuffix(".weight").removesuffix(".bias").rsplit(".", maxsplit=1)[-1]
 
 
 def perturbed(model: Any, seed: int, enough: Callable[[Any], bool] = lambda changed: True) -> Any:
@@ -130,12 +60,6 @@ def _move(changed: Any, model: Any, seed: int, share: float) -> None:
         moved = parameter + share * spread * noise.to(parameter)
         # Through fp32, so that the checkpoint on disk and this copy are the same numbers.
         target.copy_(moved.float().to(parameter.dtype))
-
-
-def _sharing(model: Any) -> Any:
-    """The same modules anew around the same numbers: a parameter of it may be pointed elsewhere, never written."""
-    shared = {id(each): torch.nn.Parameter(each.data, requires_grad=False) for each in model.parameters()}
-    return copy.deepcopy(model, dict(shared))
 
 
 def check_room(model: Any) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from zerodrift.audit.measure import Measurement
 from zerodrift.audit.observe import observe
-from zerodrift.audit.perturb import GroupedWeights, check_room, perturbed, write_checkpoint
+from zerodrift.audit.perturb import check_room, perturbed, write_checkpoint
 from zerodrift.audit.plan import PROBE_REQUESTS, SYNC_REQUESTS, rewarded_requests
 from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.given import given_tokens, recorded_in, same_reference, sampled_by
@@ -21,10 +21,11 @@ from zerodrift.audit.probes.head import head_precision
 from zerodrift.audit.probes.result import ProbeResult, cut_off, not_judged
 from zerodrift.audit.probes.rewards import rewards
 from zerodrift.audit.probes.stream import stream
-from zerodrift.audit.probes.sync import LEAST_SIGNAL, Update, weight_sync
 from zerodrift.audit.probes.trainer import trainer
 from zerodrift.audit.setup import AuditSetup
 from zerodrift.audit.tasks import rewarded
+from zerodrift.audit.update.sync import LEAST_SIGNAL, Update, weight_sync
+from zerodrift.audit.update.weights import UpdatedWeights
 from zerodrift.backends.base import Capability, need
 from zerodrift.backends.teacher import Teacher
 from zerodrift.config.precision import Precision
@@ -152,7 +153,7 @@ class ProbeSuite:
         changed = perturbed(model, self.setup.validation.seed, lambda moved: self._moves(moved, requests))
         after = write_checkpoint(changed, self.setup.checkpoint, self.setup.directory / "sync" / "b")
         update = Update(self.setup.checkpoint, after, self.setup.resets_cache)
-        return weight_sync(self.setup.engine, GroupedWeights(model, changed), update, requests, self.gates)
+        return weight_sync(self.setup.engine, UpdatedWeights(model, changed), update, requests, self.gates)
 
     def _moves(self, changed: Any, requests: Sequence[Request]) -> bool:
         """Whether an update to `changed` can be told from rounding, by what both make of some prompts."""

@@ -166,6 +166,51 @@ def _after_the_middle(family: Family, name: str, count: int) -> bool:
     return not family.is_embedding(name) if layer is None else layer >= count / 2
 
 
+def _keeping_rows(which: Callable[[Family, Tensors], str], first: float, last: float) -> Transit:
+    """Of one tensor, rows from one share of their number to another stay as the engine has them."""
+
+    def transit(family: Family, held: Tensors, sent: Tensors) -> Tensors:
+        name = which(family, sent)
+        if name not in sent:
+            return sent
+        rows = slice(int(first * len(sent[name])), int(last * len(sent[name])))
+        mixed = sent[name].clone()
+        mixed[rows] = held[name][rows]
+        return {**sent, name: mixed}
+
+    return transit
+
+
+def _head(family: Family, sent: Tensors) -> str:
+    """The head, or the embedding where the two are one: outside the layers no other matrix is."""
+    outside = [name for name, each in sent.items() if family.layer_of(name) is None and each.dim() > 1]
+    return next((name for name in outside if not family.is_embedding(name)), outside[0])
+
+
+def _query(family: Family, sent: Tensors) -> str:
+    """Of the first layer."""
+    place = "" if family.attention is None else family.attention.projections.get("q", "")
+    return next((name for name in sent if _is_of(family, name, 0, place)), "")
+
+
+def _down_of_the_last(family: Family, name: str, count: int) -> bool:
+    place = "" if family.mlp is None else family.mlp.projections.get("down", "")
+    return _is_of(family, name, count - 1, place)
+
+
+def _is_of(family: Family, name: str, layer: int, place: str) -> bool:
+    return bool(place) and family.layer_of(name) == layer and name.endswith(f".{place}.weight")
+
+
+def _times(factor: float) -> Transit:
+    """What is held afterwards has gone `factor` times the way from the old weights to the new ones."""
+
+    def transit(_: Family, held: Tensors, sent: Tensors) -> Tensors:
+        return {name: held[name] + factor * (tensor - held[name]) for name, tensor in sent.items()}
+
+    return transit
+
+
 def _exchanging(partner: Callable[[Family, str, int], str]) -> Transit:
     """Each tensor arrives under the name of its partner; `partner(family, name, number of layers)` may be itself."""
 
@@ -219,6 +264,12 @@ DELIVERY_FAULTS: Mapping[str, Plant] = {
     "weights/partial:last-layer": _kept(_keeping_layer(lambda count: count - 1)),
     "weights/partial:norms": _kept(_keeping(lambda family, name, count: family.is_norm(name))),
     "weights/partial:torn": _kept(_keeping(_after_the_middle)),
+    "weights/partial:one-matrix": _kept(_keeping(_down_of_the_last)),
+    "weights/rows:upper-half-of-the-head": _kept(_keeping_rows(_head, 0.5, 1.0)),
+    "weights/rows:some-queries": _kept(_keeping_rows(_query, 0.25, 0.625)),
+    "weights/fraction:83-percent": _kept(_times(0.83)),
+    "weights/multiple:twice": _kept(_times(2.0)),
+    "weights/multiple:1.4-times": _kept(_times(1.4)),
     "weights/swapped:gate-up": _sent(_exchanging(_gate_and_up)),
     "weights/swapped:key-value": _sent(_exchanging(_key_and_value)),
     "weights/swapped:layers": _sent(_exchanging(_first_and_last_layer)),

@@ -255,6 +255,8 @@ class LocatedEvidence(Evidence, frozen=True, kw_only=True):
     part: str
     index: int | None = None
     """Of several of a kind: a head, a neuron, an expert, a token."""
+    rows: tuple[int, int] | None = None
+    """Of a tensor, the first and the one behind the last; None where it is about all of them."""
     quantity: str
     estimate: float
     low: float
@@ -271,7 +273,8 @@ class LocatedEvidence(Evidence, frozen=True, kw_only=True):
         """Where it is."""
         layer = "" if self.layer is None else f"layer {self.layer}, "
         index = "" if self.index is None else f" {self.index}"
-        return f"{layer}{self.part}{index}"
+        rows = "" if self.rows is None else f"rows {self.rows[0]}–{self.rows[1] - 1} of "
+        return f"{layer}{rows}{self.part}{index}"
 
     @property
     def message(self) -> str:

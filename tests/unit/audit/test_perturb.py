@@ -2,7 +2,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -10,11 +9,6 @@ from safetensors.torch import load_file
 from zerodrift import models
 from zerodrift.audit.perturb import (
     SHARES,
-    GroupedWeights,
-    Grouping,
-    by_kind,
-    by_layer,
-    by_role,
     check_room,
     perturbed,
     write_checkpoint,
@@ -22,7 +16,6 @@ from zerodrift.audit.perturb import (
 from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.core.completion import Completion
 from zerodrift.core.errors import OutOfMemory
-from zerodrift.models.family.llama import LLAMA
 
 Make = Callable[..., Completion]
 
@@ -30,31 +23,6 @@ Make = Callable[..., Completion]
 @pytest.fixture(scope="module")
 def model() -> Any:
     return models.load("testbed:llama")
-
-
-@pytest.fixture(scope="module")
-def weights(model: Any) -> GroupedWeights:
-    return GroupedWeights(model, perturbed(model, 1))
-
-
-def test_kinds() -> None:
-    names = ("model.layers.1.self_attn.q_proj.bias", "model.norm.weight", "model.layers.1.mlp.up_proj.weight")
-    assert [by_kind(LLAMA, name) for name in names] == ["biases", "norms", "matrices"]
-
-
-@pytest.mark.parametrize(
-    ("name", "layer", "role"),
-    [
-        ("model.layers.3.mlp.gate_proj.weight", "layer 3", "gate_proj"),
-        ("model.layers.12.self_attn.q_proj.bias", "layer 12", "q_proj"),
-        ("model.layers.0.input_layernorm.weight", "layer 0", "norms"),
-        ("model.embed_tokens.weight", "embed_tokens", "embed_tokens"),
-        ("model.norm.weight", "norm", "norms"),
-        ("lm_head.weight", "lm_head", "lm_head"),
-    ],
-)
-def test_groups_are_what_an_update_forgets(name: str, layer: str, role: str) -> None:
-    assert (by_layer(LLAMA, name), by_role(LLAMA, name)) == (layer, role)
 
 
 def test_every_tensor_moves_by_a_share_of_its_spread(model: Any) -> None:
@@ -110,59 +78,7 @@ def test_a_written_checkpoint_loads_bit_for_bit(spec: str, tmp_path: Path) -> No
     assert ReferenceBackend(directory).tokenizer("the") == ReferenceBackend(spec).tokenizer("the")
 
 
-@pytest.mark.parametrize("grouping", [by_layer, by_role])
-def test_without_some_groups_those_are_old_and_the_rest_is_new(
-    weights: GroupedWeights, grouping: Grouping
-) -> None:
-    groups = weights.groups(grouping)
-    absent = groups[1]
-    mixed = weights.without(grouping, [absent]).state_dict()
-    old, new = weights.old.state_dict(), weights.new.state_dict()
-    for name, tensor in mixed.items():
-        assert torch.equal(tensor, old[name] if grouping(LLAMA, name) == absent else new[name]), name
-
-
-def test_groups_come_in_the_order_of_the_forward(weights: GroupedWeights) -> None:
-    assert weights.groups(by_layer) == ("embed_tokens", "layer 0", "layer 1", "norm", "lm_head")
-    assert weights.groups(by_role)[:3] == ("embed_tokens", "q_proj", "k_proj")
-
-
-def test_scores_are_those_of_the_outputs(weights: GroupedWeights, completion: Make) -> None:
-    outputs = [completion((0, 5, 6), (7, 8)), completion((0, 9), (10, 11, 12))]
-    scores = weights.score(weights.old, outputs)
-    expected = []
-    for each in outputs:
-        with torch.no_grad():
-            rows = torch.log_softmax(weights.old(torch.tensor([each.sequence])).logits[0], -1)
-        for place, token in enumerate(each.token_ids, start=len(each.prompt_token_ids)):
-            expected.append(float(rows[place - 1, token]))
-    assert scores == pytest.approx(expected, abs=1e-5)
-
-
-def test_effects_of_single_groups_add_up_to_that_of_all(weights: GroupedWeights, completion: Make) -> None:
-    """To first order, which is what a share of two percent is chosen for."""
-    rng = np.random.default_rng(0)
-    outputs = [completion(rng.integers(4, 500, 20).tolist(), rng.integers(4, 500, 12).tolist())]
-    at_new, at_old = weights.score(weights.new, outputs), weights.score(weights.old, outputs)
-    effects = weights.effects(by_layer, outputs, at_new)
-    tied = effects.pop("lm_head")
-    assert tied == pytest.approx(effects["embed_tokens"], abs=1e-9), "one tensor under two names"
-    total = np.sum(list(effects.values()), axis=0)
-    whole = at_new - at_old
-    assert np.corrcoef(total, whole)[0, 1] > 0.95
-    assert np.abs(whole).mean() > 1e-2
-
-
 # --- memory -----------------------------------------------------------------------------------------------------
-
-
-def test_a_mix_of_two_models_holds_no_weight_of_its_own(weights: GroupedWeights) -> None:
-    """Each was a third copy: 94 GiB for a model of 16."""
-    theirs = {each.data_ptr() for model in (weights.old, weights.new) for each in model.parameters()}
-    before = [each.clone() for each in weights.new.parameters()]
-    mixed = weights.without(by_layer, ["layer 0"])
-    assert {each.data_ptr() for each in mixed.parameters()} <= theirs
-    assert all(torch.equal(a, b) for a, b in zip(before, weights.new.parameters(), strict=True))
 
 
 def test_a_larger_change_takes_the_place_of_a_smaller_one(model: Any) -> None:

@@ -46,6 +46,7 @@ def layer(number: int) -> Callable[[str], bool]:
         ("middle-layer", layer(1)),
         ("last-layer", layer(1)),
         ("norms", lambda name: "norm" in name),
+        ("one-matrix", lambda name: name == "model.layers.1.mlp.down_proj.weight"),
         ("torn", lambda name: name.startswith((LAYER.format(1), "model.norm"))),
     ],
 )
@@ -85,6 +86,46 @@ def test_something_else_arrives(
     after = held_by(broken)
     assert all(torch.equal(after[name], arrives(sent, name)) for name in sent)
     assert any(not torch.equal(after[name], sent[name]) for name in sent)
+    broken.close()
+
+
+@pytest.mark.parametrize(
+    ("variant", "tensor", "first", "last"),
+    [
+        ("upper-half-of-the-head", "model.embed_tokens.weight", 0.5, 1.0),
+        ("some-queries", "model.layers.0.self_attn.q_proj.weight", 0.25, 0.625),
+    ],
+)
+def test_some_rows_stay_as_they_were(
+    variant: str, tensor: str, first: float, last: float, fresh: ReferenceBackend, update: Path
+) -> None:
+    """The head is tied here, so it is the embedding's rows that stay."""
+    before, broken = held_by(fresh), resolve(f"weights/rows:{variant}").inject(fresh)
+    broken.load_weights(update, NEW)
+    sent, after = read_checkpoint(update), held_by(broken)
+    rows = slice(int(first * len(sent[tensor])), int(last * len(sent[tensor])))
+    assert torch.equal(after[tensor][rows], before[tensor][rows])
+    assert not torch.equal(sent[tensor][rows], before[tensor][rows])
+    after[tensor][rows] = sent[tensor][rows]
+    assert all(torch.equal(after[name], sent[name]) for name in sent)
+    broken.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "share"),
+    [("weights/fraction", 0.83), ("weights/multiple", 2.0), ("weights/multiple:1.4-times", 1.4)],
+)
+def test_another_share_of_the_update_is_applied(
+    spec: str, share: float, fresh: ReferenceBackend, update: Path
+) -> None:
+    before, broken = held_by(fresh), resolve(spec).inject(fresh)
+    broken.load_weights(update, NEW)
+    sent, after = read_checkpoint(update), held_by(broken)
+    for name, tensor in sent.items():
+        torch.testing.assert_close(
+            after[name] - before[name], share * (tensor - before[name]), rtol=0, atol=1e-5
+        )
+    assert any((tensor - before[name]).abs().max() > 1e-3 for name, tensor in sent.items())
     broken.close()
 
 

@@ -18,6 +18,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from zerodrift_vllm.checkpoint import Checkpoint, Shape
+from zerodrift_vllm.ties import Ties
 from zerodrift_vllm.update import Update
 
 TIED_HEAD = "lm_head.weight"
@@ -95,10 +96,13 @@ class DirectoryTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         # From here on an error leaves layers without memory: vLLM fails at the next request, and never answers
         # with a mixture.
         self._torn = True
+        ties = Ties(self.model)
         initialize_layerwise_reload(self.model)
         loaded = self.model.load_weights(self._update.tensors())
-        self._check_arrived(loaded)
+        self._check_arrived(ties, loaded)
         finalize_layerwise_reload(self.model, self.model_config)
+        if loaded is not None and self.model_config.quantization is None:
+            ties.prepare_followers(loaded)
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
         self._torn = False
@@ -121,7 +125,7 @@ class DirectoryTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
                 "restart the server"
             )
 
-    def _check_arrived(self, loaded: set[str] | None) -> None:
+    def _check_arrived(self, ties: Ties, loaded: set[str] | None) -> None:
         """A parameter that no tensor was for would keep its old value, and vLLM would log a line.
 
         Quantised models have parameters that are computed, and some models do not say what they loaded.
@@ -129,5 +133,5 @@ class DirectoryTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         assert self._update is not None
         if loaded is None or self.model_config.quantization is not None or not self._update.whole:
             return
-        if left := sorted({name for name, _ in self.model.named_parameters()} - loaded):
+        if left := ties.unreached(loaded):
             raise RuntimeError(f"{len(left)} parameters of the model were not loaded, {left[0]} among them")

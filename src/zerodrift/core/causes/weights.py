@@ -1,6 +1,6 @@
 """Causes of layer `weights`: the number belongs to other weights."""
 
-from zerodrift.core.causes.entry import OF_THE_MODEL, cause
+from zerodrift.core.causes.entry import AFTER_AN_UPDATE, OF_THE_MODEL, cause
 
 WEIGHTS = (
     cause(
@@ -22,6 +22,25 @@ WEIGHTS = (
         "weights/partial",
         "Some tensors were updated and others were not.",
         "send every tensor of the update; see the tensors named in the evidence",
+        predicts=AFTER_AN_UPDATE,
+    ),
+    cause(
+        "weights/rows",
+        "Of a tensor some rows were updated and others were not.",
+        "send every shard of every tensor, and check that each lands at its own rows; see the rows named in the evidence",
+        predicts=AFTER_AN_UPDATE,
+    ),
+    cause(
+        "weights/fraction",
+        "The engine holds a fraction of the update: weights between the old and the new ones.",
+        "replace weights instead of averaging them; of an adapter, merge with the trainer's alpha / rank",
+        predicts=AFTER_AN_UPDATE,
+    ),
+    cause(
+        "weights/multiple",
+        "The engine holds a multiple of the update: a difference was added more than once, or with another factor.",
+        "send weights, or add each difference once: a push that is tried again must not be applied twice",
+        predicts=AFTER_AN_UPDATE,
     ),
     cause(
         "weights/swapped",

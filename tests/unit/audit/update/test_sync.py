@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from zerodrift.audit.perturb import GroupedWeights, Grouping, by_layer, perturbed, write_checkpoint
+from zerodrift.audit.perturb import perturbed, write_checkpoint
 from zerodrift.audit.plan import probe_requests
-from zerodrift.audit.probes import sync
 from zerodrift.audit.probes.result import ProbeResult
-from zerodrift.audit.probes.sync import NEW, Seen, Update, weight_sync
+from zerodrift.audit.update import accounts, sync
+from zerodrift.audit.update.arrival import shares
+from zerodrift.audit.update.seen import Seen
+from zerodrift.audit.update.sync import NEW, Update, weight_sync
+from zerodrift.audit.update.weights import Move, UpdatedWeights
 from zerodrift.backends.base import Capability
 from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.core.completion import Answer, Completion, FinishReason, Problem
@@ -22,6 +25,7 @@ from zerodrift.core.request import Request
 from zerodrift.core.version import VersionSpan, WeightVersion
 from zerodrift.drift.gates import Gates
 from zerodrift.faults.prefix_cache import PrefixCachingReference
+from zerodrift.models.family.llama import LLAMA
 from zerodrift.records.verdict import Outcome
 
 Make = Callable[..., Completion]
@@ -33,28 +37,28 @@ CHANGE = RNG.normal(0, 0.1, SIZE)
 
 
 class Linear:
-    """Weights whose groups add up: group g moves every logprob by its own part of the change."""
+    """Weights whose tensors add up: each moves every logprob by its own part of the change."""
 
     def __init__(self, *effects: np.ndarray) -> None:
-        self.parts = {f"layer {number}": effect for number, effect in enumerate(effects)}
-        self.old, self.new = "old", "new"
+        self.parts = {f"model.layers.{number}.up.weight": effect for number, effect in enumerate(effects)}
+        self.old, self.new, self.family = "old", "new", LLAMA
+        self.rows = dict.fromkeys(self.parts, 1)
 
-    def groups(self, grouping: Grouping) -> tuple[str, ...]:
-        return tuple(self.parts) if grouping is by_layer else ("all",)
+    def slopes(self, completions: Sequence[Completion]) -> dict[str, np.ndarray]:
+        return {name: part[: tokens_of(completions), None] for name, part in self.parts.items()}
 
-    def effects(
-        self, grouping: Grouping, completions: Sequence[Completion], at_new: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        parts = self.parts if grouping is by_layer else {"all": sum(self.parts.values(), np.zeros(SIZE))}
-        return {name: part[: len(at_new)] for name, part in parts.items()}
+    def moved(self, moves: Sequence[Move]) -> Sequence[Move]:
+        return moves
 
-    def without(self, grouping: Grouping, groups: Sequence[str]) -> tuple[str, ...]:
-        return tuple(groups)
+    def score(self, model: Sequence[Move], completions: Sequence[Completion]) -> np.ndarray:
+        scores = OLD + sum(self.parts.values())
+        for part, by in model:
+            scores = scores + by * sum(self.parts[name] for name in part.tensors)
+        return scores[: tokens_of(completions)]
 
-    def score(self, model: tuple[str, ...], completions: Sequence[Completion]) -> np.ndarray:
-        new = OLD + sum(self.parts.values())
-        scores = new - sum((self.parts[name] for name in model), np.zeros(SIZE))
-        return scores[: sum(len(completion.token_ids) for completion in completions)]
+
+def tokens_of(completions: Sequence[Completion]) -> int:
+    return sum(len(completion.token_ids) for completion in completions)
 
 
 PARTS = (0.5 * CHANGE, RNG.normal(0, 0.05, SIZE), RNG.normal(0, 1e-3, SIZE))
@@ -138,8 +142,12 @@ def test_groups_that_did_not_arrive_are_named(judge: Judge, seen: See, absent: t
     result = judge(seen(OLD), seen(AT_NEW - sum(PARTS[number] for number in absent)))
     assert cause(result) == "weights/partial"
     assert result.causes[0].explained > 0.99
-    names = [f"layer {number}" for number in range(3) if number in absent]
-    assert f"did not arrive: {', '.join(names)} (" in result.record.says
+    names = {f"model.layers.{number}.up.weight" for number in absent}
+    found = result.causes[0].located
+    assert {part.removeprefix("layer ") for part in (each.part for each in found)} <= names | set(
+        map(str, absent)
+    )
+    assert [each.estimate for each in found] == [0.0] * len(absent)
 
 
 @pytest.mark.parametrize(("gate", "name"), [(0.006, "weights/partial"), (0.002, "unexplained")])
@@ -157,7 +165,7 @@ def test_rounding_that_is_allowed_does_not_hide_what_did_not_arrive(
 
 
 def nothing_to_try(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
-    monkeypatch.setattr(sync, "deliveries", lambda old, new: [])
+    monkeypatch.setattr(accounts, "deliveries", lambda old, new: [])
     monkeypatch.setattr(sync, "not_asked", lambda model: missing)
 
 
@@ -179,8 +187,9 @@ def deliver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             SimpleNamespace(cause=f"weights/{name}", says=name, build=lambda model=model: model)
             for name, model in models.items()
         ]
-        monkeypatch.setattr(sync, "GROUPINGS", ())
-        monkeypatch.setattr(sync, "deliveries", lambda old, new: ways)
+        monkeypatch.setattr(accounts, "scaled", lambda weights, seen, rng: None)
+        monkeypatch.setattr(accounts, "arrivals", lambda weights, seen, rng: ())
+        monkeypatch.setattr(accounts, "deliveries", lambda old, new: ways)
 
     return use
 
@@ -221,13 +230,33 @@ def test_requests_torn_in_the_middle_are_no_replica(
     assert "layers exchanged or moved" in result.record.says, "what could not be tried is said"
 
 
-def test_a_group_that_arrived_by_halves_is_no_group_that_stayed_away(
-    judge: Judge, seen: See, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Four fifths of its effect are there: leaving it out explains three quarters, and that is not enough."""
-    nothing_to_try(monkeypatch)
+def test_a_group_that_arrived_by_halves_is_no_group_that_stayed_away(judge: Judge, seen: See) -> None:
+    """Four fifths of its effect are gone: leaving it out explains three quarters, and a fifth of it all."""
     result = judge(seen(OLD), seen(AT_NEW - 0.8 * PARTS[0]))
-    assert cause(result) == "unexplained"
+    assert cause(result) == "weights/fraction"
+    (found,) = result.causes[0].located
+    assert found.part == "model.layers.0.up.weight"
+    assert found.estimate == pytest.approx(0.2, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("share", "named"), [(0.61, "weights/fraction"), (2.3, "weights/multiple"), (-1.0, "weights/multiple")]
+)
+def test_a_share_of_all_of_it(judge: Judge, seen: See, share: float, named: str) -> None:
+    result = judge(seen(OLD), seen(OLD + share * (AT_NEW - OLD)))
+    assert cause(result) == named
+    (found,) = result.causes[0].located
+    assert found.estimate == pytest.approx(share, abs=1e-6)
+    assert found.low <= found.estimate <= found.high
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_follows_no_part_is_given_none(
+    judge: Judge, seen: See, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    nothing_to_try(monkeypatch)
+    rounded = AT_NEW + np.random.default_rng(seed).normal(0, 0.02, SIZE)
+    assert cause(judge(seen(rounded), seen(rounded))) == "unexplained"
 
 
 @pytest.mark.parametrize(("tokens", "count"), [(1, 1), (10, 1), (11, 2), (10**6, SIZE // 10)])
@@ -256,27 +285,26 @@ def test_an_update_too_small_to_see_is_vacuous(engine: Any, gates: Gates, comple
 
 def test_shares_are_not_drowned_by_large_groups() -> None:
     large, small = RNG.normal(0, 1, SIZE), RNG.normal(0, 1e-5, SIZE)
-    shares = sync._shares(0.0 * large + 1.0 * small, {"large": large, "small": small})
-    assert shares == pytest.approx({"large": 0.0, "small": 1.0}, abs=1e-6)
-    assert sync._shares(small, {"none": np.zeros(SIZE), "small": small})["none"] == 0.0
+    assert shares(-small, [large, small]) == pytest.approx([0.0, 1.0], abs=1e-6)
+    assert shares(-small, [np.zeros(SIZE), small])[0] == 0.0
 
 
 # --- whole updates ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def update(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Update, GroupedWeights]:
+def update(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Update, UpdatedWeights]:
     old = load_reference(checkpoint).model
     new = perturbed(old, 0)
     after = write_checkpoint(new, checkpoint, tmp_path_factory.mktemp("sync") / "b")
-    return Update(checkpoint, after, True), GroupedWeights(old, new)
+    return Update(checkpoint, after, True), UpdatedWeights(old, new)
 
 
 REQUESTS = probe_requests(512, 120, (0, 1, 2, 3), seed=1)[:4]
 
 
 def push(
-    engine: Any, update: tuple[Update, GroupedWeights], gates: Gates, resets: bool = True
+    engine: Any, update: tuple[Update, UpdatedWeights], gates: Gates, resets: bool = True
 ) -> ProbeResult:
     how, weights = update
     return weight_sync(engine, weights, how._replace(resets_cache=resets), REQUESTS, gates)
@@ -287,7 +315,7 @@ def fresh(checkpoint: Path) -> ReferenceBackend:
     return ReferenceBackend(checkpoint, dtype="float32")
 
 
-Whole = tuple[Update, GroupedWeights]
+Whole = tuple[Update, UpdatedWeights]
 
 
 def test_a_sound_engine_takes_the_update_and_gives_it_back(
@@ -329,6 +357,14 @@ def test_a_prefix_cache_that_outlives_the_weights(
     if name is not None:
         assert result.causes[0].explained > 0.9
         assert result.record.evidence["cached_tokens"] > 0
+
+
+def test_nor_is_it_missed_where_no_salt_keeps_prompts_out_of_it(
+    fresh: ReferenceBackend, update: Whole, gates: Gates
+) -> None:
+    engine = PrefixCachingReference(fresh, outlives_weights=True)
+    engine.capabilities -= {Capability.CACHE_SALT}
+    assert cause(push(engine, update, gates, resets=False)) == "weights/stale-prefix-cache"
 
 
 @pytest.mark.parametrize(("gate", "name"), [(0.006, "weights/stale-prefix-cache"), (0.002, "unexplained")])
@@ -383,25 +419,61 @@ def test_an_engine_that_dies_gets_its_weights_back_first(
     assert loaded == [NEW, "audit-a"]
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
-def test_an_update_that_fails_midway_is_told_by_its_own_error(
-    fresh: ReferenceBackend, update: Whole, gates: Gates, comes_back: bool
+@pytest.mark.parametrize(
+    ("holds", "state"),
+    [
+        ("old", "answers with the old weights"),
+        ("torn", "answers with neither the old nor the new weights: it is left torn"),
+        ("dead", "answers no request any more: it is left torn"),
+    ],
+)
+def test_an_update_that_fails_midway_is_told_by_its_own_error_and_the_state(
+    fresh: ReferenceBackend, update: Whole, gates: Gates, holds: str, state: str
 ) -> None:
     """Putting the weights back may fail too, and that error came in the place of the first."""
-    load = fresh.load_weights
+    load, generate, failed = fresh.load_weights, fresh.generate, []
 
     def tear(directory: Path, version: WeightVersion) -> None:
         if version.label == NEW:
-            raise EngineRefused("no room for layer 2")
-        if not comes_back:
+            failed.append("no room for layer 2")
+            if holds == "torn":
+                with torch.no_grad():
+                    fresh.model.get_input_embeddings().weight.mul_(1.5)
+            raise EngineRefused(failed[0])
+        if holds != "old":
             raise EngineUnreachable("connection lost")
         load(directory, version)
 
-    fresh.load_weights = tear  # type: ignore[method-assign]
+    def die(requests: Sequence[Request]) -> list[Answer]:
+        if failed and holds == "dead":
+            raise EngineUnreachable("gone")
+        return generate(requests)
+
+    fresh.load_weights, fresh.generate = tear, die  # type: ignore[method-assign]
     with pytest.raises(EngineRefused) as caught:
         push(fresh, update, gates)
-    assert "no room for layer 2" in str(caught.value)
-    assert ("connection lost" in str(caught.value)) is not comes_back
+    told = str(caught.value)
+    assert state in told
+    assert "no room for layer 2" in told
+    assert ("connection lost" in told) is (holds != "old")
+    assert "gone" not in told, "what follows from the failure is no news"
+
+
+def test_weights_that_cannot_be_put_back_leave_a_server_of_which_that_is_said(
+    fresh: ReferenceBackend, update: Whole, gates: Gates
+) -> None:
+    load = fresh.load_weights
+
+    def once(directory: Path, version: WeightVersion) -> None:
+        if version.label != NEW:
+            raise EngineRefused("disk is gone")
+        load(directory, version)
+
+    fresh.load_weights = once  # type: ignore[method-assign]
+    with pytest.raises(EngineRefused) as caught:
+        push(fresh, update, gates)
+    assert "answers with the new weights" in str(caught.value)
+    assert "disk is gone" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,35 +1,37 @@
 """Does a weight update arrive, whole, and does nothing older survive it?
 
 A known perturbation B of the checkpoint A is pushed the way the trainer pushes weights, and the engine is asked
-again. Four accounts are told apart on the same tokens:
+again. What is told apart on the same tokens:
 
     delivered            the engine is at B: slope 1 of the observed on the predicted change
     stale                the engine is still at A: slope 0
-    partial              Δ is a sum of the effects of groups that did not arrive, and the groups are named
+    something else       parts or rows that did not arrive, a fraction, a multiple … (`audit/update/accounts.py`)
     stale prefix cache   fresh prompts are at B, cached ones are B looking back on A's keys and values
 
 Afterwards A is pushed back and must answer as before (A→B→A). Requests must sample at temperature 1 without
 truncation, where raw and processed logprobs are the same number.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from zerodrift.audit.checked_calls import generated
-from zerodrift.audit.counterfactual.delivery import deliveries, not_asked
-from zerodrift.audit.perturb import GROUPINGS, GroupedWeights
+from zerodrift.audit.counterfactual.delivery import not_asked
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
+from zerodrift.audit.update.accounts import accounts_of
+from zerodrift.audit.update.seen import HALF, MOST, Seen
+from zerodrift.audit.update.weights import UpdatedWeights
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.teacher import Teacher, entries
+from zerodrift.core.cause import UNEXPLAINED
 from zerodrift.core.completion import Completion
 from zerodrift.core.errors import BadAnswer, EngineError, ZerodriftError
-from zerodrift.core.memory import ran_out
 from zerodrift.core.request import Prompt, Request
 from zerodrift.core.version import WeightVersion
 from zerodrift.drift.gates import Gates
@@ -40,18 +42,10 @@ Floats = NDArray[np.float64]
 NAME = Probe.WEIGHT_SYNC
 NEW = "audit-b"
 """Label of the pushed weights."""
-MISSING = 0.5
-"""A group whose effect is present to more than this share did not arrive."""
-TOKENS_PER_UNKNOWN = 4
-SCOUTING_TOKENS = 24
-"""Accounts of an update are tried on so many tokens first; one that explains half of those is tried on all."""
+STATE_REQUESTS = 2
+"""Asked of a server whose update failed."""
 LEAST_SIGNAL = 5.0
 """Gates by which an update must move logprobs for what did not arrive to be told from rounding."""
-MOST = 0.9
-"""An account of the update is believed if it removes this share of the difference …"""
-HALF = 0.5
-"""… or this share, and leaves no more than a healthy engine does: in bf16 rounding alone is a tenth of what a stale
-prefix cache does (vLLM 0.26 on an H200: 88.9 % were removed, and half a gate was left)."""
 
 
 class Update(NamedTuple):
@@ -62,91 +56,88 @@ class Update(NamedTuple):
     resets_cache: bool
 
 
-class Seen(NamedTuple):
-    """Completions after the update, with what both sets of weights say about them."""
-
-    completions: list[Completion]
-    reported: Floats
-    at_new: Floats
-    at_old: Floats
-
-    @property
-    def gap(self) -> float:
-        """Mean |Δ| against the new weights."""
-        return float(np.abs(self.at_new - self.reported).mean())
-
-    @property
-    def slope(self) -> float:
-        """Observed change regressed on the predicted one: 1 delivered, 0 stale."""
-        predicted, observed = self.at_new - self.at_old, self.reported - self.at_old
-        # A change of nothing has no slope: zero, and the probe is vacuous.
-        return float(predicted @ observed / max(float(predicted @ predicted), 1e-300))
-
-    def first(self, tokens: int) -> "Seen":
-        """The first completions that have so many tokens between them, or all: a forward costs by the sequence."""
-        totals = np.cumsum([len(completion.token_ids) for completion in self.completions])
-        count = min(int(np.searchsorted(totals, tokens)) + 1, len(totals))
-        end = int(totals[count - 1])
-        return Seen(self.completions[:count], self.reported[:end], self.at_new[:end], self.at_old[:end])
-
-
 def weight_sync(
-    engine: Backend, weights: GroupedWeights, update: Update, requests: Sequence[Request], gates: Gates
+    engine: Backend, weights: UpdatedWeights, update: Update, requests: Sequence[Request], gates: Gates
 ) -> ProbeResult:
     """Push B, look, push A back, look again."""
     needed = {Capability.LOAD_WEIGHTS, Capability.SEED}
     if missing := needed - engine.capabilities:
         return not_judged(NAME, f"the engine does not offer: {', '.join(sorted(missing))}")
     _generate(engine, requests)
+    pushed = _Pushed(engine, weights, update, requests, gates)
     try:
-        cached, fresh = _pushed(engine, weights, update, requests)
+        cached, fresh = pushed.seen()
     except ZerodriftError as error:
-        raise _midway(engine, update, error) from error
+        raise pushed.failed("the update failed midway", error, puts_back=True) from error
     except BaseException:
-        _put_back(engine, update)
+        pushed.put_back()
         raise
-    _put_back(engine, update)
+    try:
+        pushed.put_back()
+    except ZerodriftError as error:
+        raise pushed.failed("putting the old weights back failed", error, puts_back=False) from error
     back = _generate(engine, _salted(engine, requests, "audit-a"))
     returned = Seen(back, _reported(back), weights.score(weights.old, back), weights.score(weights.new, back))
     return _judge(engine, weights, cached, fresh, returned, gates)
 
 
-def _pushed(
-    engine: Backend, weights: GroupedWeights, update: Update, requests: Sequence[Request]
-) -> tuple[Seen, Seen]:
-    """What is answered after the update: from the cache where there is one, and fresh."""
-    engine.load_weights(update.after, WeightVersion(NEW))
-    if update.resets_cache:
-        engine.reset_cache()
-    cached = _see(weights, _generate(engine, requests))
-    # Where no salt keeps a request out of the cache, asking once more would ask the same.
-    if Capability.CACHE_SALT not in engine.capabilities:
-        return cached, cached
-    return cached, _see(weights, _generate(engine, _salted(engine, requests, NEW)))
+class _Pushed(NamedTuple):
+    """An engine that is being updated, and what is known of it when that fails."""
 
+    engine: Backend
+    weights: UpdatedWeights
+    update: Update
+    requests: Sequence[Request]
+    gates: Gates
 
-def _put_back(engine: Backend, update: Update) -> None:
-    engine.load_weights(update.before, WeightVersion("audit-a"))
-    if Capability.RESET_CACHE in engine.capabilities:
-        engine.reset_cache()
+    def seen(self) -> tuple[Seen, Seen]:
+        """What is answered after the update: from the cache where there is one, and fresh."""
+        engine, weights = self.engine, self.weights
+        engine.load_weights(self.update.after, WeightVersion(NEW))
+        if self.update.resets_cache:
+            engine.reset_cache()
+        cached = _see(weights, _generate(engine, self.requests))
+        # Where no salt keeps a request out of the cache, asking once more would ask the same.
+        if Capability.CACHE_SALT not in engine.capabilities:
+            return cached, cached
+        return cached, _see(weights, _generate(engine, _salted(engine, self.requests, NEW)))
 
+    def put_back(self) -> None:
+        self.engine.load_weights(self.update.before, WeightVersion("audit-a"))
+        if Capability.RESET_CACHE in self.engine.capabilities:
+            self.engine.reset_cache()
 
-def _midway(engine: Backend, update: Update, error: ZerodriftError) -> ZerodriftError:
-    """The first error, and what the server holds now: a second one, of putting the weights back, must not hide it."""
-    try:
-        _put_back(engine, update)
-    except ZerodriftError as second:
-        state = f"the weights from before could not be put back either ({second}): what it holds now is not known, so restart it"
-    else:
-        state = "the weights from before were put back"
-    told = type(error)(f"the update failed midway: {error}; {state}")
-    if isinstance(error, EngineError) and isinstance(told, EngineError):
-        told.status = error.status
-    return told
+    def failed(self, what: str, error: ZerodriftError, *, puts_back: bool) -> ZerodriftError:
+        """What the server holds now, and the first error: one that follows from it must not hide it."""
+        second = ""
+        try:
+            if puts_back:
+                self.put_back()
+        except ZerodriftError as follows:
+            second = f"; putting the old weights back failed too ({follows})"
+        told = type(error)(f"{what}, and {self.state()}: {error}{second}")
+        if isinstance(error, EngineError) and isinstance(told, EngineError):
+            told.status = error.status
+        return told
+
+    def state(self) -> str:
+        """Which weights answer now, by asking."""
+        try:
+            answers = _generate(
+                self.engine, _salted(self.engine, self.requests[:STATE_REQUESTS], "audit-state")
+            )
+        except ZerodriftError:
+            return "the server answers no request any more: it is left torn, restart it"
+        seen = _see(self.weights, answers)
+        if float(np.abs(seen.at_old - seen.reported).mean()) <= self.gates.mean:
+            return "the server answers with the old weights"
+        if seen.gap <= self.gates.mean:
+            return "the server answers with the new weights"
+        return "the server answers with neither the old nor the new weights: it is left torn, restart it"
 
 
 def _judge(
-    engine: Backend, weights: GroupedWeights, cached: Seen, fresh: Seen, returned: Seen, gates: Gates
+    engine: Backend, weights: UpdatedWeights, cached: Seen, fresh: Seen, returned: Seen, gates: Gates
 ) -> ProbeResult:
     """`returned` is seen from A: its new weights are the ones that were pushed back."""
     hits = sum(completion.cached_tokens or 0 for completion in cached.completions)
@@ -184,41 +175,39 @@ def _not_returned(engine: Backend, returned: Seen, gates: Gates) -> CauseFound:
 
 
 def _causes(
-    engine: Backend, weights: GroupedWeights, cached: Seen, fresh: Seen, gates: Gates
+    engine: Backend, weights: UpdatedWeights, cached: Seen, fresh: Seen, gates: Gates
 ) -> list[CauseFound]:
-    causes = []
+    if cached is fresh and fresh.gap > gates.mean and any(each.cached_tokens for each in cached.completions):
+        # No salt kept them apart: what is wrong may be what was cached.
+        cause = _stale_prefix(engine, weights, cached, gates)
+        if cause.cause != UNEXPLAINED:
+            return [cause]
     if fresh.gap > gates.mean:
-        causes.append(_undelivered(engine, weights, fresh, gates))
-    elif cached.gap > gates.mean:
-        causes.append(_stale_prefix(engine, weights, cached, gates))
-    return causes
+        return [_undelivered(engine, weights, fresh, gates)]
+    if cached.gap > gates.mean:
+        return [_stale_prefix(engine, weights, cached, gates)]
+    return []
 
 
-def _undelivered(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) -> CauseFound:
+def _undelivered(engine: Backend, weights: UpdatedWeights, fresh: Seen, gates: Gates) -> CauseFound:
     """The account of the update under which the engine's numbers are what they should be."""
     for account in (_stale_replica, _stale):
         if (cause := account(engine, weights, fresh, gates)) is not None:
             return cause
-    accounts = list(_partial(engine, weights, fresh))
-    untried = ""
-    if not any(account.explained > MOST for account in accounts):
-        try:
-            accounts += _misdelivered(engine, weights, fresh)
-        except (MemoryError, RuntimeError) as error:
-            if not ran_out(error):
-                raise
-            # Each is one more copy of the weights; that the update did not arrive is known without.
-            untried = "; not all that is known was tried, for want of memory for a third copy of the weights"
+    accounts, enough = accounts_of(weights, fresh, np.random.default_rng(0))
     best = max(accounts, key=lambda account: account.explained, default=None)
     if best is not None and _is_enough(best.explained, fresh, gates):
-        return best
-    message = f"after the update the engine is at neither version: slope {fresh.slope:.3f}, nothing known explains it{untried}"
+        cause = found(best.cause, engine.name, NAME, best.message, explained=best.explained)
+        return msgspec.structs.replace(cause, located=best.located)
+    message = f"after the update the engine is at neither version: slope {fresh.slope:.3f}, nothing known explains it"
+    if not enough:
+        message += "; not all that is known was tried, for want of memory for a third copy of the weights"
     if missing := not_asked(weights.new):
         message += f"; not tried, for want of such parts in this model: {', '.join(missing)}"
-    return found("unexplained", engine.name, NAME, message, explained=0.0, interval=(0.0, 0.0))
+    return found(UNEXPLAINED, engine.name, NAME, message, explained=0.0, interval=(0.0, 0.0))
 
 
-def _stale(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:
+def _stale(engine: Backend, weights: UpdatedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:
     left = float(np.abs(fresh.at_old - fresh.reported).mean())
     if left > max(gates.mean, fresh.gap / 20):
         return None
@@ -230,7 +219,7 @@ def _stale(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) 
     return found("weights/stale", engine.name, NAME, message, explained=1 - left / fresh.gap)
 
 
-def _stale_replica(engine: Backend, weights: GroupedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:
+def _stale_replica(engine: Backend, weights: UpdatedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:
     """Some requests are entirely at the new weights and others entirely at the old ones."""
     lengths = [len(completion.token_ids) for completion in fresh.completions]
     edges = np.cumsum([0, *lengths])
@@ -244,62 +233,12 @@ def _stale_replica(engine: Backend, weights: GroupedWeights, fresh: Seen, gates:
     return found("weights/replica", engine.name, NAME, message)
 
 
-def _partial(engine: Backend, weights: GroupedWeights, fresh: Seen) -> Iterator[CauseFound]:
-    """Δ as a non-negative combination of the effects of single groups, then checked by mixing the weights so.
-
-    Up to the first that explains most: two ways to say the same are one too many.
-    """
-    for grouping in GROUPINGS:
-        some = fresh.first(TOKENS_PER_UNKNOWN * len(weights.groups(grouping)))
-        effects = weights.effects(grouping, some.completions, some.at_new)
-        shares = _shares(some.at_new - some.reported, effects)
-        absent = [name for name, share in shares.items() if share > MISSING]
-        if not absent or len(absent) == len(shares):
-            continue
-        explained = _explained(weights, weights.without(grouping, absent), fresh)
-        if explained > HALF:
-            message = f"did not arrive: {', '.join(absent)} ({explained:.1%} of the difference)"
-            yield found("weights/partial", engine.name, NAME, message, explained=explained)
-        if explained > MOST:
-            return
-
-
-def _misdelivered(engine: Backend, weights: GroupedWeights, fresh: Seen) -> Iterator[CauseFound]:
-    """The engine answers like the new weights with one thing done wrong to them: up to the first that explains most."""
-    scouts = fresh.first(SCOUTING_TOKENS)
-    if not scouts.gap:  # nothing of these is to be explained
-        scouts = fresh
-    for delivery in deliveries(weights.old, weights.new):
-        built = delivery.build()
-        if _explained(weights, built, scouts) <= HALF:
-            continue
-        explained = _explained(weights, built, fresh)
-        if explained > HALF:
-            yield found(delivery.cause, engine.name, NAME, delivery.says, explained=explained)
-        if explained > MOST:
-            return
-
-
 def _is_enough(explained: float, seen: Seen, gates: Gates) -> bool:
     """Whether an account that removes this share of the difference is to be believed."""
     return explained > MOST or (explained > HALF and (1 - explained) * seen.gap <= gates.mean)
 
 
-def _explained(weights: GroupedWeights, model: Any, seen: Seen) -> float:
-    """Share of the difference that is gone if the engine is `model`."""
-    return 1 - float(np.abs(weights.score(model, seen.completions) - seen.reported).mean()) / seen.gap
-
-
-def _shares(delta: Floats, effects: Mapping[str, Floats]) -> dict[str, float]:
-    names = list(effects)
-    # Groups with large effects must not drown the others: columns are scaled, shares are scaled back.
-    matrix = np.stack([effects[name] for name in names], axis=1)
-    scale = np.sqrt((matrix**2).sum(axis=0)).clip(min=1e-12)
-    solution, _ = nnls(matrix / scale, delta)
-    return dict(zip(names, (solution / scale).tolist(), strict=True))
-
-
-def _stale_prefix(engine: Backend, weights: GroupedWeights, cached: Seen, gates: Gates) -> CauseFound:
+def _stale_prefix(engine: Backend, weights: UpdatedWeights, cached: Seen, gates: Gates) -> CauseFound:
     """What the new weights make of the old ones' keys and values, for as many tokens as the engine reused."""
     before, after = 0.0, 0.0
     teacher = Teacher(weights.new)
@@ -313,11 +252,13 @@ def _stale_prefix(engine: Backend, weights: GroupedWeights, cached: Seen, gates:
         begin = end
     explained = 1 - after / before
     hits = sum(completion.cached_tokens or 0 for completion in cached.completions)
+    kept_apart = Capability.CACHE_SALT in engine.capabilities
+    whose = "fresh prompts" if kept_apart else "prompts that nothing keeps out of the cache"
     message = (
-        f"fresh prompts answer with the new weights, {hits} cached prompt tokens with the old ones' keys and "
+        f"{whose} answer with the new weights, {hits} cached prompt tokens with the old ones' keys and "
         f"values: replaying that explains {explained:.1%} of the difference"
     )
-    cause = "weights/stale-prefix-cache" if _is_enough(explained, cached, gates) else "unexplained"
+    cause = "weights/stale-prefix-cache" if _is_enough(explained, cached, gates) else UNEXPLAINED
     return found(cause, engine.name, NAME, message, explained=explained)
 
 
@@ -328,7 +269,7 @@ def _replay(teacher: Teacher, earlier: Any, completion: Completion) -> Floats:
     return replayed
 
 
-def _see(weights: GroupedWeights, completions: list[Completion]) -> Seen:
+def _see(weights: UpdatedWeights, completions: list[Completion]) -> Seen:
     return Seen(
         completions,
         _reported(completions),

@@ -1,0 +1,56 @@
+"""Every account of an update that neither arrived nor stayed away, the cheapest first, up to one that explains all of it."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from zerodrift.audit.counterfactual.delivery import deliveries
+from zerodrift.audit.update.arrival import arrivals
+from zerodrift.audit.update.scale import scaled
+from zerodrift.audit.update.seen import HALF, SETTLED, Account, Seen
+from zerodrift.audit.update.weights import UpdatedWeights
+from zerodrift.core.memory import ran_out
+
+SCOUTING_TOKENS = 24
+"""Accounts of an update are tried on so many tokens first; one that explains half of those is tried on all."""
+
+Tried = Callable[[UpdatedWeights, Seen, np.random.Generator], Iterator[Account]]
+
+
+def accounts_of(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -> tuple[list[Account], bool]:
+    """Those that explain more than half, and whether memory was enough to try all that there was to try."""
+    found: list[Account] = []
+    tries: tuple[Tried, ...] = (_scaled, arrivals, _misdelivered)
+    enough = True
+    for tried in tries:
+        try:
+            found += tried(weights, seen, rng)
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out(error):
+                raise
+            # A third copy of the weights, or the gradients of one more; that the update did not arrive is known without.
+            enough = False
+        if any(account.explained > SETTLED for account in found):
+            break
+    return found, enough
+
+
+def _scaled(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -> Iterator[Account]:
+    if (account := scaled(weights, seen, rng)) is not None:
+        yield account
+
+
+def _misdelivered(weights: UpdatedWeights, seen: Seen, _: np.random.Generator) -> Iterator[Account]:
+    """The engine answers like the new weights with one thing done wrong to them: up to the first that explains all."""
+    scouts = seen.first(SCOUTING_TOKENS)
+    if not scouts.gap:  # nothing of these is to be explained
+        scouts = seen
+    for delivery in deliveries(weights.old, weights.new):
+        built = delivery.build()
+        if scouts.explained(weights.score(built, scouts.completions)) <= HALF:
+            continue
+        explained = seen.explained(weights.score(built, seen.completions))
+        if explained > HALF:
+            yield Account(delivery.cause, delivery.says, explained)
+        if explained > SETTLED:
+            return
