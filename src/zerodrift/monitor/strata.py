@@ -1,0 +1,61 @@
+"""The mismatch of one batch, counted once: by sequence, place in the sequence, and how likely the token was.
+
+Rounding grows with rarity, so that a policy that sharpens has other gaps although nothing is wrong; cache faults grow
+with position. Every other view (replica, environment, length) is a sum over sequences of what is counted here.
+
+Tokens count by ψ = Δ within ±1 nat: one token of a mixture of experts may be 5 nats off in a healthy step.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from zerodrift.monitor.gaps import Difference
+from zerodrift.stats.arrays import Floats, Ids
+
+LOG_P = (-0.01, -0.1, -0.7, -2.3, -5.0)
+"""Edges, from certain to rare: p = 0.99, 0.9, 0.5, 0.1, 0.007."""
+POSITIONS = (0, 1, 16, 256, 2048)
+"""First position of each part; the first token alone, since it alone comes out of the prefill."""
+LOG_P_LABELS = ("p>0.99", "p>0.9", "p>0.5", "p>0.1", "p>0.007", "rarer")
+POSITION_LABELS = ("first", "1-15", "16-255", "256-2047", "2048-")
+MOST_NATS = 1.0
+RARITIES = len(LOG_P) + 1
+
+
+class Counted(NamedTuple):
+    """[sequence, position, rarity] of one batch."""
+
+    tokens: Floats
+    ratio: Floats
+    """Σ exp(ψ) - 1: 0 in expectation for any target, if the tokens were drawn from the behaviour that was reported.
+    It stays there however sharp the policy becomes, so this baseline need not move."""
+    size: Floats
+    """Σ |ψ|."""
+    squares: float
+    """Σ k3(ψ) over the batch."""
+
+
+def count(difference: Difference, counts: Ids) -> Counted:
+    """`counts` are the tokens of each sequence, those that show no mismatch included."""
+    parts = np.diff(np.minimum(counts[:, None], (*POSITIONS, np.iinfo(np.int64).max)), axis=1)
+    cells = parts.size * RARITIES
+    place = np.repeat(np.arange(0, cells, RARITIES), parts.ravel())
+    if difference.chosen is not None:
+        place = place[difference.chosen]
+    place += _rarity(difference)
+    clipped = np.clip(difference.delta, -MOST_NATS, MOST_NATS).astype(np.float64)
+    ratio = np.expm1(clipped)
+    shape = (len(counts), len(POSITIONS), RARITIES)
+    tokens, ratios, sizes = (
+        np.bincount(place, weights=weights, minlength=cells).astype(np.float64).reshape(shape)
+        for weights in (None, ratio, np.abs(clipped))
+    )
+    return Counted(tokens, ratios, sizes, float(ratio.sum() - clipped.sum()))
+
+
+def _rarity(difference: Difference) -> Ids:
+    rarity = np.zeros(len(difference.target), dtype=np.int8)
+    for edge in LOG_P:
+        rarity += difference.target < edge
+    return rarity.astype(np.int64)
