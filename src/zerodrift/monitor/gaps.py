@@ -117,8 +117,8 @@ def _mismatch(tokens: Tokens, behavior: Reals, old: Reals | None, rescored: Real
         return "no logprobs of the trainer were given"
     if tokens.lag is None:
         return "versions are unknown, so old weights and drift cannot be told apart; give versions, or rescored_logprobs"
-    fresh = tokens.lag == 0
-    if fresh.all():
+    fresh = tokens.fresh
+    if fresh is None:
         return _all(old, behavior)
     if not fresh.any():
         return "every token was made by older weights; re-score some under their own (rescored_logprobs), or run a canary"
@@ -128,7 +128,7 @@ def _mismatch(tokens: Tokens, behavior: Reals, old: Reals | None, rescored: Real
 def _staleness(tokens: Tokens, old: Reals | None, rescored: Reals | None) -> Difference | str:
     if old is None or rescored is None:
         return "give rescored_logprobs: the trainer's forward under the weights that made each token"
-    if tokens.lag is not None and not tokens.lag.any():
+    if tokens.lag is not None and tokens.fresh is None:
         return "every token was made by the trainer's own weights"
     return _all(old, rescored)
 

@@ -46,6 +46,15 @@ class Tokens:
         return int(self.counts.sum())
 
     @property
+    def fresh(self) -> Bools | None:
+        """Which tokens the trainer's own weights made; None where all of them are. Only where versions are known."""
+        assert self.lag is not None
+        if not self.lag.strides[0]:
+            return None if self.lag[0] == 0 else np.zeros(self.size, dtype=np.bool_)
+        fresh = self.lag == 0
+        return None if fresh.all() else fresh
+
+    @property
     def starts(self) -> Ids:
         """Where each sequence begins."""
         starts: Ids = np.cumsum(self.counts) - self.counts
@@ -145,7 +154,7 @@ class Layout:
         """One number for all, one per sequence or one per token, as one per token."""
         array = host(name, value)
         if array.ndim == 0:
-            return np.repeat(array, int(self.counts.sum()))
+            return np.broadcast_to(array, (int(self.counts.sum()),))
         if array.shape == (len(self.given),) and array.dtype != object and self.shape != array.shape:
             return np.repeat(array, self.counts)
         return self.tokens(name, array)
@@ -244,11 +253,15 @@ def _lag(layout: Layout, versions: Any, trainer_version: int | None) -> tuple[Id
                 code=Code.VERSION_UNKNOWN, says=says, value=float(made.max()), limit=float(trainer_version)
             )
         )
-    falls = np.diff(made) < 0
-    falls[np.cumsum(layout.counts[layout.counts > 0])[:-1] - 1] = False
-    if falls.any():
-        says = f"{int(falls.sum())} tokens were made by older weights than the token before them; weights only move on"
-        trips.append(Reason(code=Code.VERSION_BACKWARDS, says=says, value=float(falls.sum())))
+    if made.size and made.strides[0]:
+        falls = np.diff(made) < 0
+        falls[np.cumsum(layout.counts[layout.counts > 0])[:-1] - 1] = False
+        if falls.any():
+            says = f"{int(falls.sum())} tokens were made by older weights than the token before them; weights only move on"
+            trips.append(Reason(code=Code.VERSION_BACKWARDS, says=says, value=float(falls.sum())))
+    if made.size and not made.strides[0]:
+        # One number for all: no array of millions is made of it.
+        return np.broadcast_to(np.int64(trainer_version - int(made[0])), made.shape), trips
     return trainer_version - made, trips
 
 
