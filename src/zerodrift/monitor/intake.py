@@ -155,7 +155,8 @@ class Layout:
         array = host(name, value)
         if array.ndim == 0:
             return np.broadcast_to(array, (int(self.counts.sum()),))
-        if array.shape == (len(self.given),) and array.dtype != object and self.shape != array.shape:
+        single = array.dtype != object or not any(hasattr(each, "__len__") for each in array)
+        if array.shape == (len(self.given),) and single and (self.ragged or self.shape != array.shape):
             return np.repeat(array, self.counts)
         return self.tokens(name, array)
 
