@@ -33,13 +33,14 @@ class GapSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Why it is not observable; empty where it is."""
 
     def __add__(self, other: "GapSums") -> "GapSums":
-        """Tokens of both."""
+        """Tokens of both; one that shows the gap is enough to see it."""
+        summary = self.summary + other.summary
         return GapSums(
-            summary=self.summary + other.summary,
+            summary=summary,
             sequences=_together(self.sequences, other.sequences),
             below=self.below + other.below,
             above=self.above + other.above,
-            why=self.why or other.why,
+            why="" if summary.count else self.why or other.why,
         )
 
     def view(self) -> GapView:

@@ -20,8 +20,8 @@ from zerodrift.stats.arrays import Floats, Ids
 from zerodrift.stats.summaries import Summary, mean_shift
 from zerodrift.stats.twosample import energy_distance
 
-SHIFT_P = 1e-6
-"""Of the mean, asked at every step: a million healthy steps for one false warning, were rewards independent."""
+SHIFT_P = 1e-5
+"""Of the mean, asked at every step: one false warning in 100,000 healthy steps, were rewards independent."""
 TEST_P = 1e-3
 """Of the distribution, asked every `check_interval_steps`."""
 LEAST = 20
