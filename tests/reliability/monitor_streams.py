@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from zerodrift.monitor.decision import Decision
-
 VOCABULARY = 12
 REPLICAS = 8
 ENVIRONMENTS = ("math", "code", "chat", "logic")
@@ -95,7 +93,9 @@ def batch(training: Training, step: int, rng: np.random.Generator) -> Batch:
     tokens = int(lengths.sum())
     logits, noise = rng.standard_normal((2, tokens, VOCABULARY), dtype=np.float32)
     logits *= spread[:, None].astype(np.float32)
-    coarse = np.where(rng.random(tokens) < 0.01, 5.0, 1.0)  # one token in a hundred is rounded five times as coarsely
+    coarse = np.where(
+        rng.random(tokens) < 0.01, 5.0, 1.0
+    )  # one token in a hundred is rounded five times as coarsely
     noise *= (np.repeat(per_sequence, lengths) * coarse)[:, None].astype(np.float32)
     engine, trainer = log_softmax(logits), log_softmax(logits + noise)
     mass = np.cumsum(np.exp(engine), axis=1)
@@ -162,12 +162,3 @@ def one_replica(given: Batch) -> np.ndarray:
 
 def one_environment(given: Batch) -> np.ndarray:
     return given.environment == 1
-
-
-def first_bad(decisions: Iterator[Decision], since: int) -> Decision | None:
-    """The first decision from step `since` on that keeps a batch back; one before it is a false alarm, and raises."""
-    for decision in decisions:
-        if not decision.train:
-            assert decision.step >= since, decision.reasons
-            return decision
-    return None
