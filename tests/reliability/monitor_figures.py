@@ -37,6 +37,7 @@ from zerodrift.monitor.decision import Decision, Gap, Measured, State
 from zerodrift.monitor.monitor import Monitor
 from zerodrift.monitor.rewards import BoundReward, Output, digest_of
 from zerodrift.monitor.state import MonitorState
+from zerodrift.monitor.tracks import QUARANTINE
 
 SINCE, UNTIL = 30, 60
 TRAINING = Training(steps=1000, seed=5)
@@ -193,7 +194,7 @@ def honest(training: Training) -> tuple[Counter[str], float]:
 def trainings(count: int) -> Iterator[str]:
     for seed in range(count):
         codes, highest = honest(replace(TRAINING, seed=seed))
-        yield f"seed {seed}: {dict(codes)}, highest chart {highest:.1f} of 16"
+        yield f"seed {seed}: {dict(codes)}, highest chart {highest:.1f} of {QUARANTINE:g}"
 
 
 # --- what it costs ------------------------------------------------------------------------------------------------
@@ -219,19 +220,28 @@ def million() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def mean_k3(old: np.ndarray, behavior: np.ndarray) -> float:
+    """One pass: the mean of k3, in float64, since float32 does not resolve it."""
+    delta = old.astype(np.float64) - behavior
+    return float((np.expm1(delta) - delta).mean())
+
+
 def passes() -> tuple[float, float]:
     """Seconds of one pass over a million float32 tokens, and of `observe`."""
     given = million()
     monitor = Monitor()
     for _ in range(12):
         assert monitor.observe(**given).state is State.OK
-    one = cheapest(lambda: np.exp(given["old_logprobs"] - given["behavior_logprobs"]).mean())
+    one = cheapest(lambda: mean_k3(given["old_logprobs"], given["behavior_logprobs"]))
     return one, cheapest(lambda: monitor.observe(**given))
 
 
 def costs() -> Iterator[str]:
     one, all_of = passes()
-    yield f"observe {1e3 * all_of:.1f} ms, one pass {1e3 * one:.2f} ms: {all_of / one:.1f} passes"
+    yield f"observe {1e3 * all_of:.1f} ms, one pass (mean k3) {1e3 * one:.2f} ms: {all_of / one:.1f} passes"
+    given = million()
+    ratio = cheapest(lambda: np.exp(given["old_logprobs"] - given["behavior_logprobs"]).mean())
+    yield f"the cheapest pass there is (mean ratio, float32) {1e3 * ratio:.2f} ms: {all_of / ratio:.1f} passes"
 
 
 def state_sizes(steps: int, every: int) -> list[int]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue, NonFinite
-from zerodrift.stats.arrays import LARGEST_LOG_RATIO, SMALLEST_LOG_RATIO, Floats, Ids, log_ratios
+from zerodrift.stats.arrays import LARGEST_LOG_RATIO, SMALLEST_LOG_RATIO, Floats, log_ratios
 from zerodrift.stats.kl import k3
 from zerodrift.stats.ratios import WeightSums
 
@@ -36,7 +36,7 @@ _EDGES = 10.0 ** (np.arange(_BINS + 1) / BINS_PER_DECADE + LOWEST_EXPONENT)
 _SLOTS = _BINS + 3
 
 
-_BLOCK = 2**15
+_BLOCK = 2**17
 """Tokens that are summed at once: what stays in the processor's cache is three times as fast."""
 
 
@@ -48,21 +48,23 @@ def _fits(delta: npt.ArrayLike) -> bool:
     return bool(delta.min() >= SMALLEST_LOG_RATIO and delta.max() <= LARGEST_LOG_RATIO)
 
 
-def _slots(size: Floats) -> Ids:
-    """The bin of each |Δ|: a logarithm in fp32, and a search in the edges for the few that lie close to one."""
+def _counts(size: Floats) -> list[int]:
+    """|Δ| by bin: a logarithm in fp32, and a search among the edges for the few that lie close to one."""
     with np.errstate(divide="ignore", under="ignore"):
         place = np.log10(size.astype(np.float32))
-    # Without a bin of its own: below 1e-10, above 1e3, and zeros.
+    # A decade to either side has no bins of its own, and zeros fall into the lower one.
     np.clip(place, LOWEST_EXPONENT - 1, HIGHEST_EXPONENT + 1, out=place)
-    place -= LOWEST_EXPONENT
+    place -= LOWEST_EXPONENT - 1
     place *= BINS_PER_DECADE
-    nearest = np.rint(place)
-    slot: Ids = np.clip(np.floor(place), -1, _BINS).astype(np.int64) + 2
+    whole = place.astype(np.int64)
+    place -= whole
     # fp32 has the place to 1e-4.
-    close = np.flatnonzero(np.abs(place - nearest) < 1e-3)
-    slot[close] = np.searchsorted(_EDGES, size[close], side="right") + 1
-    slot[size == 0] = 0
-    return slot
+    close = np.flatnonzero(np.abs(place - np.float32(0.5)) > 0.499)
+    whole[close] = np.searchsorted(_EDGES, size[close], side="right") - 1 + BINS_PER_DECADE
+    counts = np.bincount(whole, minlength=_BINS + 2 * BINS_PER_DECADE + 1)
+    zeros, last = size.size - int(np.count_nonzero(size)), BINS_PER_DECADE + _BINS
+    below, beyond = int(counts[:BINS_PER_DECADE].sum()), int(counts[last:].sum())
+    return [zeros, below - zeros, *counts[BINS_PER_DECADE:last].tolist(), beyond]
 
 
 def _k3_and_weights(array: Floats, absolute: float, squared: float) -> tuple[float, WeightSums]:
@@ -134,7 +136,7 @@ class DriftSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ratio=weights.total,
             ratio_squared=weights.squares,
             max=float(size.max()),
-            bins=tuple(np.bincount(_slots(size), minlength=_SLOTS).tolist()),
+            bins=tuple(_counts(size)),
         )
 
     def __add__(self, other: "DriftSummary") -> "DriftSummary":

@@ -165,17 +165,20 @@ def cells_of(
 
 def _sequence_kinds(tokens: Tokens) -> Iterator[tuple[str, tuple[str, ...], Ids]]:
     """Kinds of which every sequence has one label."""
-    octave = np.frexp(tokens.counts.astype(np.float64))[1]
-    yield ("length", *_codes(tuple(f"{2 ** int(e - 1)}-{2 ** int(e) - 1}" for e in octave)))
+    octaves, code = np.unique(np.frexp(tokens.counts.astype(np.float64))[1], return_inverse=True)
+    yield "length", tuple(f"{2 ** (each - 1)}-{2**each - 1}" for each in octaves.tolist()), code
     if tokens.lag is not None:
-        yield ("lag", *_codes(tuple(map(_lag_label, tokens.lag[tokens.starts].tolist()))))
+        yield "lag", *_lags(tokens.lag[tokens.starts])
     for kind, labels in tokens.groups.items():
         if kind != UNIT:
             yield (kind, *_codes(labels))
 
 
-def _lag_label(lag: int) -> str:
-    return str(lag) if lag < 2 else f"{2 ** (lag.bit_length() - 1)}-{2 ** lag.bit_length() - 1}"
+def _lags(lag: Ids) -> tuple[tuple[str, ...], Ids]:
+    """0, 1, and then by octaves."""
+    octaves, code = np.unique(np.frexp(np.maximum(lag, 0).astype(np.float64))[1], return_inverse=True)
+    names = tuple(str(each) if each < 2 else f"{2 ** (each - 1)}-{2**each - 1}" for each in octaves.tolist())
+    return names, code
 
 
 def _codes(labels: tuple[str, ...]) -> tuple[tuple[str, ...], Ids]:

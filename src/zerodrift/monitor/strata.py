@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerodrift.monitor.gaps import Difference
+from zerodrift.monitor.intake import Reals
 from zerodrift.stats.arrays import Floats, Ids
 
 LOG_P = (-0.01, -0.1, -0.7, -2.3, -5.0)
@@ -23,7 +24,7 @@ LOG_P_LABELS = ("p>0.99", "p>0.9", "p>0.5", "p>0.1", "p>0.007", "rarer")
 POSITION_LABELS = ("first", "1-15", "16-255", "256-2047", "2048-")
 MOST_NATS = 1.0
 RARITIES = len(LOG_P) + 1
-BLOCK = 2**15
+BLOCK = 2**17
 """Tokens counted at once."""
 
 
@@ -69,14 +70,21 @@ def _block(difference: Difference, counts: Ids) -> Counted:
     if difference.chosen is not None:
         place = place[difference.chosen]
     place += _rarity(difference)
-    clipped = np.clip(difference.delta, -MOST_NATS, MOST_NATS).astype(np.float64)
+    clipped = np.clip(difference.delta, -MOST_NATS, MOST_NATS)
     ratio = np.expm1(clipped)
     shape = (len(counts), len(POSITIONS), RARITIES)
     tokens, ratios, sizes = (
         np.bincount(place, weights=weights, minlength=cells).astype(np.float64).reshape(shape)
         for weights in (None, ratio, np.abs(clipped))
     )
-    return Counted(tokens, ratios, sizes, float(ratio.sum() - clipped.sum()))
+    return Counted(tokens, ratios, sizes, _k3(clipped))
+
+
+def _k3(clipped: Reals) -> float:
+    """Σ k3, by ψ²/2 + ψ³/6 + ψ⁴/24: within 2 % at 1 nat, and without the difference of two sums that cancel."""
+    wide = clipped.astype(np.float64)
+    squares = wide * wide
+    return float(squares.sum() / 2 + squares @ wide / 6 + squares @ squares / 24)
 
 
 def _rarity(difference: Difference) -> NDArray[np.int8]:
