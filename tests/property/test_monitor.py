@@ -18,7 +18,7 @@ from zerodrift.monitor.decision import State
 from zerodrift.monitor.intake import tokens_of
 from zerodrift.monitor.strata import RARITIES
 
-BASELINE = Baseline(source="canary", scales=(0.01,) * RARITIES, bias=0.0)
+BASELINE = Baseline(source="canary", scales=(0.01,) * RARITIES, bias=0.0, mean_abs=0.01)
 steady = settings(deadline=None, max_examples=30)
 lengths = st.lists(st.integers(1, 40), min_size=2, max_size=12)
 

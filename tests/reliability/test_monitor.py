@@ -92,6 +92,16 @@ def test_a_thousand_steps_of_honest_training_are_never_quarantined(figures, seed
     assert codes["OK"] + codes["WARN"] == 1000
 
 
+@pytest.mark.long
+def test_traces_of_a_real_model_in_bf16_and_of_the_exact_engine(script) -> None:
+    traces = script("reliability/monitor_traces")
+    seen = {name: None if found is None else found.step - traces.SINCE for name, _, found in traces.table()}
+    assert seen.pop("healthy") is None
+    assert seen.pop("exact engine") is None
+    assert seen.pop("head in bf16 (path/head-precision)") <= 20
+    assert set(seen.values()) == {0}
+
+
 def test_a_million_tokens_cost_at_most_twenty_passes(figures) -> None:
     one, all_of = figures.passes()
     assert all_of <= 20 * one

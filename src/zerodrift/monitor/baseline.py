@@ -40,6 +40,8 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Mean |ψ| of each rarity."""
     bias: float
     """Mean of exp(ψ) - 1."""
+    mean_abs: float
+    """Mean |ψ| of the tokens that it was taken from."""
 
     def __post_init__(self) -> None:
         """A curve has one positive point per rarity."""
@@ -92,14 +94,20 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         tokens, sizes = np.array(self.tokens), np.array(self.sizes)
         if not sizes.sum():
             # Both sides agree to the last bit. What a report in fp32 resolves is then the least that can be told apart.
-            return Baseline(source=source, scales=(2.0**-24,) * RARITIES, bias=0.0)
+            return Baseline(source=source, scales=(2.0**-24,) * RARITIES, bias=0.0, mean_abs=0.0)
         shape = np.array(_SHAPE)
         known = (tokens >= LEAST_OF_STRATUM) & (sizes > 0)
         level = (
             sizes[known].sum() / (shape @ (tokens * known)) if known.any() else sizes.sum() / (shape @ tokens)
         )
         scales = np.where(known, sizes / np.maximum(tokens, 1), level * shape)
-        return Baseline(source=source, scales=tuple(scales.tolist()), bias=self.ratio / float(tokens.sum()))
+        count = float(tokens.sum())
+        return Baseline(
+            source=source,
+            scales=tuple(scales.tolist()),
+            bias=self.ratio / count,
+            mean_abs=float(sizes.sum()) / count,
+        )
 
 
 def of_canary(behavior_logprobs: Any, trainer_logprobs: Any, source: str = "canary") -> Baseline:
@@ -115,6 +123,15 @@ def of_canary(behavior_logprobs: Any, trainer_logprobs: Any, source: str = "cana
         raise InvalidValue("a canary has a logprob that is not finite; that engine is not healthy")
     lengths: Ids = np.array([behavior.size], dtype=np.int64)
     return WarmUp.of(count(Difference(trainer - behavior, trainer, None), lengths)).baseline(source)
+
+
+def check_below(baseline: Baseline, gate: Magnitude) -> None:
+    """What lies above the gate is a fault, and no baseline."""
+    if baseline.mean_abs > gate.mean_abs:
+        raise InvalidValue(
+            f"the {baseline.source} shows a mean |Δ| of {baseline.mean_abs:.3g}, above the gate {gate.mean_abs:.3g}; audit "
+            "the engine before you train on it"
+        )
 
 
 def limits(config: MonitoringConfig, precision: Precision, verdict: VerdictRecord | None) -> Magnitude:

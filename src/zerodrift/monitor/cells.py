@@ -15,7 +15,6 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from zerodrift.core.errors import InvalidValue
 from zerodrift.monitor.baseline import Baseline
 from zerodrift.monitor.intake import Tokens
 from zerodrift.monitor.strata import LOG_P_LABELS, POSITION_LABELS, Counted
@@ -26,6 +25,8 @@ UNIT = "prompt"
 """The kind of group that is no cell, but says which sequences are not independent."""
 EXCHANGEABLE = frozenset({ALL, "replica"})
 """Cells that are held against the whole: a replica that was off from the start would otherwise be its own baseline."""
+RESERVED = frozenset({ALL, "log p", "position", "length", "lag"})
+"""Kinds that every batch has by itself."""
 SLACK = 0.03
 """Of the expected |Δ|: 0.0004 nats of bias where 0.015 is healthy. A batch of millions of tokens resolves less than
 anybody should act on."""
@@ -188,10 +189,6 @@ def _codes(labels: tuple[str, ...]) -> tuple[tuple[str, ...], Ids]:
 
 def _spread(whole: _Rows, code: Ids, labels: int) -> _Rows:
     """Sequences in the column of their label."""
-    if labels > MOST_LABELS:
-        raise InvalidValue(
-            f"{labels} labels of one kind of group; at most {MOST_LABELS} can be watched one by one"
-        )
     chosen = np.equal(code[:, None], np.arange(labels))
     return _Rows(*(values * chosen for values in whole))
 

@@ -8,10 +8,11 @@ import numpy as np
 
 from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.config.precision import Magnitude
+from zerodrift.core.errors import InvalidValue
 from zerodrift.monitor import judge
 from zerodrift.monitor.baseline import WARM_UP, Baseline
 from zerodrift.monitor.batch import BatchSums
-from zerodrift.monitor.cells import ALL, EXCHANGEABLE, CellSums, Expected
+from zerodrift.monitor.cells import ALL, EXCHANGEABLE, MOST_LABELS, RESERVED, UNIT, CellSums, Expected
 from zerodrift.monitor.decision import Code, Gap, Reason, RewardView
 from zerodrift.monitor.judge import WHOLE
 from zerodrift.monitor.state import MonitorState
@@ -46,6 +47,20 @@ def expected(state: MonitorState, key: str) -> Expected:
         return own.expected
     bias = 0.0 if state.baseline is None else state.baseline.bias
     return whole.expected if whole is not None else Expected(bias, 1.0)
+
+
+def check_labels(state: MonitorState, groups: Mapping[str, tuple[str, ...]]) -> None:
+    """Memory is constant: so many labels of a kind over the whole training, and none that has a meaning already."""
+    for kind, labels in groups.items():
+        if kind in RESERVED:
+            raise InvalidValue(
+                f"groups has a kind {kind!r}, which the monitor fills in itself; name yours otherwise"
+            )
+        known = {key.partition("=")[2] for key in state.tracks if key.partition("=")[0] == kind}
+        if kind != UNIT and len(known.union(labels)) > MOST_LABELS:
+            raise InvalidValue(
+                f"{kind} has had {len(known.union(labels))} labels; at most {MOST_LABELS} can be watched one by one"
+            )
 
 
 def with_baseline(state: MonitorState, baseline: Baseline) -> MonitorState:

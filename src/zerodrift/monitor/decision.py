@@ -62,6 +62,7 @@ class Code(StrEnum):
     NOT_OBSERVED = "not-observed"
     REWARD_SHIFT = "reward-shift"
     HALF_OPEN = "half-open"
+    HALTED = "halted"
     ACTION_FAILED = "action-failed"
 
     @property
@@ -77,6 +78,7 @@ _LOOK = {
     Code.NOT_OBSERVED,
     Code.REWARD_SHIFT,
     Code.HALF_OPEN,
+    Code.HALTED,
     Code.ACTION_FAILED,
 }
 

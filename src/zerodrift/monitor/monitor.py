@@ -17,10 +17,11 @@ import numpy as np
 
 from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.config.precision import Magnitude, Precision
+from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue, ZerodriftError
 from zerodrift.monitor.actions import Actions, act
 from zerodrift.monitor.archive import Archive, ArchivedBatch
-from zerodrift.monitor.baseline import Baseline, limits, of_canary
+from zerodrift.monitor.baseline import Baseline, check_below, limits, of_canary
 from zerodrift.monitor.batch import BatchSums, Gather, batch_sums, over_ranks
 from zerodrift.monitor.breaker import Breaker
 from zerodrift.monitor.cells import UNIT
@@ -28,6 +29,7 @@ from zerodrift.monitor.correction import Correction
 from zerodrift.monitor.decide import (
     Outcome,
     Settings,
+    check_labels,
     decide,
     expected,
     is_probe_due,
@@ -70,6 +72,9 @@ class Monitor:
         `baseline`: a canary's (`of_canary`), an audit's verdict, or the directory of an audit. `path`: where the state is
         kept. `gather`: gives everybody's bytes for one's own. One of `healthy_every` healthy batches is archived too.
         """
+        require.whole(
+            InvalidValue, "healthy_every", healthy_every, "one of so many healthy batches is archived", 1
+        )
         self.config = config or MonitoringConfig()
         if isinstance(baseline, str | Path):
             baseline = read_verdict(Path(baseline))
@@ -81,6 +86,7 @@ class Monitor:
         self._healthy_every, self._actions = healthy_every, actions or Actions()
         self._state = MonitorState() if self._path is None else read_state(self._path)
         if isinstance(baseline, Baseline) and self._state.baseline is None:
+            check_below(baseline, gate)
             self._state = with_baseline(self._state, baseline)
         self._was = self._state.breaker.state
 
@@ -116,9 +122,13 @@ class Monitor:
         lengths: Any = None,
         groups: Mapping[str, Any] | None = None,
         reference_kl: float | None = None,
+        rollouts: Any = None,
         step: int | None = None,
     ) -> Decision:
-        """Judge a batch. Logprobs and versions per token: [sequence, token] with a mask, lists, or flat with lengths."""
+        """Judge a batch. Logprobs and versions per token: [sequence, token] with a mask, lists, or flat with lengths.
+
+        `rollouts`, prompts and token ids say, is handed to the archive with the rest, and not looked at.
+        """
         given = {name: value for name, value in locals().items() if name != "self" and value is not None}
         try:
             step = self._next(step)
@@ -126,6 +136,7 @@ class Monitor:
                 {name: given.get(name) for name in LOGPROBS},
                 mask=mask, lengths=lengths, versions=versions, trainer_version=trainer_version, groups=groups,
             )  # fmt: skip
+            check_labels(self._state, tokens.groups)
             sums = batch_sums(
                 tokens, epsilon=self.config.clip_epsilon, baseline=self._state.baseline, expect=partial(expected, self._state),
                 correction=self._correction,
@@ -262,8 +273,7 @@ class Monitor:
             host("behavior_logprobs", behavior_logprobs), host("trainer_logprobs", trainer_logprobs)
         )
         old = self._state.baseline
-        if max(fresh.scales) > 100 * self.gate.mean_abs or fresh.bias > self.gate.mean_abs:
-            raise InvalidValue("the canary lies above the gate; audit the engine before you train on it")
+        check_below(fresh, self.gate)
         if old is not None and not trusted:
             factor = expected(self._state, WHOLE).factor
             grown = float(np.median(np.array(fresh.scales) / np.array(old.scales))) / factor

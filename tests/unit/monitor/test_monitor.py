@@ -178,7 +178,7 @@ def test_an_audit_gives_the_gates_and_a_failed_one_gives_nothing(tmp_path):
 @pytest.mark.parametrize("scales", [(0.01,), (0.0,) * RARITIES, (float("nan"),) * RARITIES])
 def test_a_baseline_is_a_whole_curve(scales):
     with pytest.raises(InvalidValue):
-        Baseline(source="canary", scales=scales, bias=0.0)
+        Baseline(source="canary", scales=scales, bias=0.0, mean_abs=0.01)
 
 
 def test_strata_with_few_tokens_take_the_shape_of_the_others():
@@ -351,12 +351,33 @@ def test_memory_does_not_grow_with_steps():
             monitor.observe(**batch(rng, rewards=rng.random(SEQUENCES)))
         sizes.append(len(msgspec.json.encode(monitor.remembered)))
     assert sizes[2] <= sizes[1] * 1.02
-    labels = {"replica": range(SEQUENCES)}
+
+
+def test_groups_are_few_and_have_names_of_their_own():
+    rng = np.random.default_rng(0)
+    monitor = Monitor(baseline=of_canary(**canary(rng)))
+    for step in range(2):
+        labels = [f"{step}-{place // 2}" for place in range(SEQUENCES)]
+        monitor.observe(**batch(rng, groups={"environment": labels}))
     with pytest.raises(InvalidValue):
-        monitor.observe(
-            behavior_logprobs=np.full((65, 4), -1.0),
-            old_logprobs=np.full((65, 4), -1.0),
-            versions=0,
-            trainer_version=0,
-            groups={name: [*values, "one more"] for name, values in labels.items()},
-        )
+        monitor.observe(**batch(rng, groups={"environment": ["one more"] * SEQUENCES}))
+    with pytest.raises(InvalidValue):
+        monitor.observe(**batch(rng, groups={"length": ["long"] * SEQUENCES}))
+
+
+def canary(rng, nats=0.01):
+    given = batch(rng, nats)
+    return {"behavior_logprobs": given["behavior_logprobs"], "trainer_logprobs": given["old_logprobs"]}
+
+
+def test_a_canary_above_the_gate_is_no_baseline():
+    with pytest.raises(InvalidValue):
+        Monitor(baseline=of_canary(**canary(np.random.default_rng(0), nats=0.2)))
+
+
+def test_a_halted_monitor_says_so_of_good_batches_too():
+    monitor = Monitor()
+    for _ in range(3):
+        monitor.trigger_alert()
+    found = monitor.observe(**batch(np.random.default_rng(0)))
+    assert (found.state, [reason.code for reason in found.reasons]) == (State.HALT, [Code.HALTED])
