@@ -27,6 +27,8 @@ class Training:
     rounding: tuple[float, float] = (0.030, 0.045)
     """Of a logit, first and last step."""
     length: tuple[int, int] = (80, 400)
+    mood: float = 0.0
+    """How much the rounding of whole batches differs, as a share: more than their sequences tell."""
     seed: int = 0
 
 
@@ -88,6 +90,7 @@ def batch(training: Training, step: int, rng: np.random.Generator) -> Batch:
     hardness = np.repeat(rng.normal(1.0, 0.15, prompt.max() + 1), 8)
     sharp = training.sharp[0] + done * (training.sharp[1] - training.sharp[0])
     rounding = training.rounding[0] + done * (training.rounding[1] - training.rounding[0])
+    rounding *= float(np.exp(rng.normal(0, training.mood))) if training.mood else 1.0
     per_sequence = rounding * np.exp(rng.normal(0, 0.2, sequences))
     spread = np.repeat(sharp * np.maximum(0.3, hardness), lengths)
     tokens = int(lengths.sum())

@@ -30,7 +30,8 @@ LEAST_UNITS = 4
 BOUND = 100.0
 """Of z: an exact engine that is off by anything at all has no spread to compare with."""
 CHARTS = ("up", "down", "scale")
-MOST_SPREAD = 3.0
+MOST_SPREAD = 5.0
+"""Times the spread within a batch that batches may differ by. Moods of 6 % from batch to batch are 3.5 times."""
 _SPREAD_WEIGHT = 0.05
 GOOD = 1.0
 """z of a batch that speaks for the end of an alarm."""
