@@ -23,13 +23,16 @@ from zerodrift.stats.arrays import Floats, Ids
 ALL = "all"
 UNIT = "prompt"
 """The kind of group that is no cell, but says which sequences are not independent."""
-EXCHANGEABLE = frozenset({ALL, "replica"})
+REPLICA = "replica"
+EXCHANGEABLE = frozenset({ALL, REPLICA})
 """Cells that are held against the whole: a replica that was off from the start would otherwise be its own baseline."""
 RESERVED = frozenset({ALL, "log p", "position", "length", "lag"})
 """Kinds that every batch has by itself."""
 SLACK = 0.03
 """Of the expected |Δ|: 0.0004 nats of bias where 0.015 is healthy. A batch of millions of tokens resolves less than
 anybody should act on."""
+REPLICA_SLACK = 0.015
+"""Of one replica: it is held against the others, so that no policy moves it, and has a part of the tokens to show it with."""
 BORROWED = 10
 """Units that the spread of the whole counts for beside a cell's own."""
 MOST_LABELS = 64
@@ -100,7 +103,7 @@ class CellSums(msgspec.Struct, frozen=True, array_like=True):
 
     def z(self, whole: "CellSums") -> tuple[float, float, float]:
         """Of up, down and excess."""
-        slack = SLACK * self.expected
+        slack = (REPLICA_SLACK if self.kind == REPLICA else SLACK) * self.expected
         offset, excess = (self._spread(whole, name) for name in ("offset", "excess"))
         return (
             _over(self.offset.total - slack, offset),
