@@ -104,7 +104,8 @@ class Planted(NamedTuple):
 
     fault: Fault
     gap: Gap | None = Gap.MISMATCH
-    where: str = ""
+    where: str | None = ""
+    """None: wherever it shows first."""
 
 
 FAULTS = {
@@ -120,7 +121,7 @@ FAULTS = {
     "scale ×1.1 on one replica of eight": Planted(scaled(1.1, one_replica), where="replica=3"),
     "scale ×1.3 in one environment of four": Planted(scaled(1.3, one_environment), where="environment=code"),
     "head precision, ×1.44 (Fast-LLM#525)": Planted(scaled(1.44)),
-    "stale weights, labelled fresh": Planted(grown(lambda size: noisy(size, RNG), 0.004)),
+    "stale weights, labelled fresh": Planted(grown(lambda size: noisy(size, RNG), 0.004), where=None),
     "stale weights, labelled stale": Planted(stale_and_labelled, gap=Gap.STALENESS),
     "a ramp of 1 % a step": Planted(grown(scaled, 0.01, 1.0)),
     "an update of 1.5 nats": Planted(learning_blows_up, gap=Gap.UPDATE),

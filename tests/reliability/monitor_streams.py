@@ -27,6 +27,8 @@ class Training:
     rounding: tuple[float, float] = (0.030, 0.045)
     """Of a logit, first and last step."""
     length: tuple[int, int] = (80, 400)
+    reward: tuple[float, float] = (0.3, 0.7)
+    """Share of right answers, first and last step."""
     mood: float = 0.0
     """How much the rounding of whole batches differs, as a share: more than their sequences tell."""
     seed: int = 0
@@ -112,7 +114,7 @@ def batch(training: Training, step: int, rng: np.random.Generator) -> Batch:
         replica=np.arange(sequences) % REPLICAS,
         environment=prompt % len(ENVIRONMENTS),
         prompt=prompt,
-        rewards=(rng.random(sequences) < 0.3 + 0.4 * done).astype(float),
+        rewards=(rng.random(sequences) < np.interp(done, (0, 1), training.reward)).astype(float),
     )
 
 
