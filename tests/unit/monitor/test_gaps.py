@@ -225,3 +225,20 @@ def test_a_step_is_judged_once_and_in_order():
         with pytest.raises(InvalidValue):
             monitor.observe(behavior_logprobs=BEHAVIOR, step=step)
     assert monitor.observe(behavior_logprobs=BEHAVIOR).step == 5
+
+
+def test_real_tensors_of_any_type_are_taken():
+    torch = pytest.importorskip("torch")
+    behavior = torch.tensor(BEHAVIOR, dtype=torch.bfloat16)
+    old = behavior.clone().requires_grad_()
+    found = observe(
+        behavior_logprobs=behavior,
+        old_logprobs=old,
+        mask=torch.ones(SHAPE, dtype=torch.bool),
+        versions=torch.full(SHAPE, 3),
+        trainer_version=3,
+        rewards=torch.ones(SHAPE[0]),
+        lengths=torch.full((SHAPE[0],), SHAPE[1]),
+    )
+    assert found.state is State.OK
+    assert (found.tokens, found.mismatch.max, found.lag_max) == (1000, 0.0, 0)
