@@ -34,6 +34,8 @@ class Tokens:
     """Tokens of each sequence, empty ones left out."""
     kept: Ids
     """Place of each of those among the sequences given."""
+    given: int = 0
+    """Sequences, empty ones included."""
     lag: Ids | None = None
     """Of each token; None where versions are unknown."""
     trips: tuple[Reason, ...] = ()
@@ -198,6 +200,7 @@ def tokens_of(
         logprobs=flat,
         counts=layout.counts[kept],
         kept=kept,
+        given=len(layout.given),
         lag=lag,
         trips=(*trips, *told),
         groups=_labels(groups, len(layout.given), kept),

@@ -37,7 +37,7 @@ from zerodrift.monitor.decide import (
     without_evidence,
 )
 from zerodrift.monitor.decision import Code, Decision, Reason, State
-from zerodrift.monitor.intake import LOGPROBS, host, tokens_of
+from zerodrift.monitor.intake import LOGPROBS, Tokens, host, tokens_of
 from zerodrift.monitor.judge import WHOLE
 from zerodrift.monitor.report import decision_of
 from zerodrift.monitor.rewards import TEST_P, Output, against_reference, read
@@ -141,7 +141,7 @@ class Monitor:
                 tokens, epsilon=self.config.clip_epsilon, baseline=self._state.baseline, expect=partial(expected, self._state),
                 correction=self._correction,
             )  # fmt: skip
-            sums = self._with_rewards(sums, rewards, outputs, tokens.kept, tokens.groups.get(UNIT))
+            sums = self._with_rewards(sums, tokens, rewards, outputs)
         except ZerodriftError:
             self._state = msgspec.structs.replace(self._state, refused=self._state.refused + 1)
             raise
@@ -162,18 +162,12 @@ class Monitor:
             )
         return step
 
-    def _with_rewards(
-        self, sums: BatchSums, rewards: Any, outputs: Any, kept: Any, units: tuple[str, ...] | None
-    ) -> BatchSums:
+    def _with_rewards(self, sums: BatchSums, tokens: Tokens, rewards: Any, outputs: Any) -> BatchSums:
         if rewards is None:
             return sums
-        rows = len(rewards) if isinstance(rewards, Sequence) else host("rewards", rewards).size
-        if kept.size and kept.max() >= rows:
-            raise InvalidValue(
-                f"{rows} rewards for {int(kept.max()) + 1} sequences or more; give one per sequence"
-            )
-        found = read(rewards, outputs, rows, kept)
+        found = read(rewards, outputs, tokens.given, tokens.kept)
         values = found.values
+        units = tokens.groups.get(UNIT)
         if units is not None and len(values):
             # Samples of one prompt move together; their mean is one value.
             codes = np.unique(np.array(units), return_inverse=True)[1]

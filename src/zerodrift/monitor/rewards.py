@@ -16,6 +16,7 @@ import xxhash
 
 from zerodrift.core.errors import InvalidValue
 from zerodrift.monitor.decision import Code, Reason, RewardView
+from zerodrift.monitor.intake import host
 from zerodrift.stats.arrays import Floats, Ids
 from zerodrift.stats.summaries import Summary, mean_shift
 from zerodrift.stats.twosample import energy_distance
@@ -59,7 +60,7 @@ class Rewards(NamedTuple):
 def read(given: Any, outputs: Sequence[Output] | None, rows: int, kept: Ids) -> Rewards:
     """The values of sequences that have tokens, in their order."""
     bound = isinstance(given, Sequence) and len(given) > 0 and isinstance(given[0], BoundReward)
-    values = np.asarray([each.value for each in given] if bound else given, dtype=np.float64)
+    values = np.asarray([each.value for each in given] if bound else host("rewards", given), dtype=np.float64)
     if values.shape != (rows,):
         raise InvalidValue(f"rewards have shape {values.shape} for {rows} sequences; give one per sequence")
     trips: tuple[Reason, ...] = ()

@@ -154,6 +154,7 @@ def test_raw_and_corrected_ratios_stand_side_by_side(correction, corrected):
         {"old_logprobs": OLD, "versions": 1},
         {"old_logprobs": OLD, "groups": {"replica": [1, 2]}},
         {"old_logprobs": OLD, "rewards": [1.0] * 39},
+        {"old_logprobs": OLD, "rewards": [1.0] * 41},
         {"old_logprobs": [["a"]]},
         {"old_logprobs": OLD, "step": True},
     ],
