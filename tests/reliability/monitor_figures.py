@@ -3,6 +3,7 @@
     python tests/reliability/monitor_figures.py delays       # planted faults: steps until a batch is kept back, gap named
     python tests/reliability/monitor_figures.py incidents    # public ones, by the numbers that were published
     python tests/reliability/monitor_figures.py honest [N]   # N trainings of 1,000 healthy steps
+    python tests/reliability/monitor_figures.py moods        # 200 healthy steps whose batches differ by 6 %
     python tests/reliability/monitor_figures.py cost         # of a million tokens, in passes of numpy
     python tests/reliability/monitor_figures.py memory       # over 100,000 steps
 
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -181,10 +183,10 @@ def incidents() -> Iterator[str]:
 # --- an honest training -------------------------------------------------------------------------------------------
 
 
-def honest(training: Training) -> tuple[Counter[str], float]:
+def honest(training: Training, until: int | None = None) -> tuple[Counter[str], float]:
     monitor, codes = Monitor(), Counter[str]()
     highest = 0.0
-    for each in batches(training):
+    for each in islice(batches(training), until):
         decision = monitor.observe(**each.arguments())
         codes.update([str(decision.state), *(str(reason.code) for reason in decision.reasons)])
         scores = (chart.cusum.score for track in monitor.remembered.tracks.values() for chart in track.charts)
@@ -196,6 +198,12 @@ def trainings(count: int) -> Iterator[str]:
     for seed in range(count):
         codes, highest = honest(replace(TRAINING, seed=seed))
         yield f"seed {seed}: {dict(codes)}, highest chart {highest:.1f} of {QUARANTINE:g}"
+
+
+def moods() -> Iterator[str]:
+    """Whole batches that differ by 6 %, which their sequences do not tell."""
+    codes, highest = honest(replace(TRAINING, seed=3, mood=0.06), until=200)
+    yield f"200 steps: {dict(codes)}, highest chart {highest:.1f} of {QUARANTINE:g}"
 
 
 # --- what it costs ------------------------------------------------------------------------------------------------
@@ -267,6 +275,7 @@ def main(words: list[str]) -> None:
         "delays": delays,
         "incidents": incidents,
         "honest": lambda: trainings(int(words[1]) if len(words) > 1 else 1),
+        "moods": moods,
         "cost": costs,
         "memory": lambda: iter([f"bytes of state every 10,000 steps: {state_sizes(100_000, 10_000)}"]),
     }[words[0]]()
