@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from zerodrift.core.request import Prompt, Request, SamplingParams
     from zerodrift.engine.engine import Engine
     from zerodrift.engine.loop import EngineLoop
+    from zerodrift.monitor.monitor import Monitor
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ _EXPORTS = {
     "EquivalenceValidator": "zerodrift.audit.facade",
     "LogprobContract": "zerodrift.core.completion",
     "LogprobKind": "zerodrift.core.completion",
+    "Monitor": "zerodrift.monitor.monitor",
     "Prompt": "zerodrift.core.request",
     "ReferenceBaseline": "zerodrift.audit.facade",
     "Request": "zerodrift.core.request",
@@ -39,6 +41,7 @@ __all__ = [
     "EquivalenceValidator",
     "LogprobContract",
     "LogprobKind",
+    "Monitor",
     "Prompt",
     "ReferenceBaseline",
     "Request",

@@ -12,19 +12,13 @@ SOURCE = Path(__file__).parents[2] / "src" / "zerodrift"
 CODE = "\n".join(
     path.read_text() for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] != "config"
 )
-# Read by what watches a training run, which an audit is not.
-LATER = {"monitoring"}
 # ValidationConfig.gate_for reads it itself.
 BY_ITSELF = {"validation.tolerance"}
 
 
 @pytest.mark.parametrize(
     "path",
-    [
-        field.path
-        for field in fields(RunConfig)
-        if field.path.split(".")[0] not in LATER and field.path not in BY_ITSELF
-    ],
+    [field.path for field in fields(RunConfig) if field.path not in BY_ITSELF],
 )
 def test_every_setting_is_read_outside_the_configuration(path: str) -> None:
     name = path.rsplit(".", maxsplit=1)[-1]

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-PACKAGES = ("core", "config", "records", "stats", "view", "doctor")
+PACKAGES = ("core", "config", "records", "stats", "view", "doctor", "monitor")
 MODULES = ("sample", "plan", "limits", "blocks", "prefix_cache", "scheduler")
 
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue, NonFinite
-from zerodrift.stats.arrays import log_ratios
+from zerodrift.stats.arrays import LARGEST_LOG_RATIO, SMALLEST_LOG_RATIO, Floats, log_ratios
 from zerodrift.stats.kl import k3
 from zerodrift.stats.ratios import WeightSums
 
@@ -34,6 +34,53 @@ _BINS = BINS_PER_DECADE * (HIGHEST_EXPONENT - LOWEST_EXPONENT)
 _EDGES = 10.0 ** (np.arange(_BINS + 1) / BINS_PER_DECADE + LOWEST_EXPONENT)
 # Bin 0 holds zeros, bin 1 all below the first edge, the last one all from the last edge on.
 _SLOTS = _BINS + 3
+
+
+_BLOCK = 2**17
+"""Tokens that are summed at once: what stays in the processor's cache is three times as fast."""
+
+
+def _fits(delta: npt.ArrayLike) -> bool:
+    """Log ratios as they should be, in one dimension of floats: the common case, which is not copied to be checked."""
+    if not (isinstance(delta, np.ndarray) and delta.ndim == 1 and delta.size and delta.dtype.kind == "f"):
+        return False
+    # NaN is neither.
+    return bool(delta.min() >= SMALLEST_LOG_RATIO and delta.max() <= LARGEST_LOG_RATIO)
+
+
+def _counts(size: Floats) -> list[int]:
+    """|Δ| by bin: a logarithm in fp32, and a search among the edges for the few that lie close to one."""
+    with np.errstate(divide="ignore", under="ignore"):
+        place = np.log10(size.astype(np.float32))
+    # A decade to either side has no bins of its own, and zeros fall into the lower one.
+    np.clip(place, LOWEST_EXPONENT - 1, HIGHEST_EXPONENT + 1, out=place)
+    place -= LOWEST_EXPONENT - 1
+    place *= BINS_PER_DECADE
+    whole = place.astype(np.int64)
+    place -= whole
+    # fp32 has the place to 1e-4.
+    close = np.flatnonzero(np.abs(place - np.float32(0.5)) > 0.499)
+    whole[close] = np.searchsorted(_EDGES, size[close], side="right") - 1 + BINS_PER_DECADE
+    counts = np.bincount(whole, minlength=_BINS + 2 * BINS_PER_DECADE + 1)
+    zeros, last = size.size - int(np.count_nonzero(size)), BINS_PER_DECADE + _BINS
+    below, beyond = int(counts[:BINS_PER_DECADE].sum()), int(counts[last:].sum())
+    return [zeros, below - zeros, *counts[BINS_PER_DECADE:last].tolist(), beyond]
+
+
+def _k3_and_weights(array: Floats, absolute: float, squared: float) -> tuple[float, WeightSums]:
+    """Σ k3 and the sums of ρ, both out of one exponential where that costs no digit.
+
+    expm1(Δ) - Δ is off by 1e-16 |Δ| and k3 is about Δ²/2, so that the sum has 12 digits from a |Δ| of 0.002 on; ρ = 1 +
+    expm1(Δ) has all of them while it is near 1.
+    """
+    if absolute > 1e3 * squared or array.min() < -5 or array.max() > 5:
+        return float(k3(array).sum()), WeightSums.of(array)
+    excess, top = np.expm1(array), float(array.max())
+    total, squares = float(excess.sum()), float(excess @ excess)
+    sums = WeightSums(array.size, 0.0, array.size + total, array.size + 2 * total + squares).at(top)
+    # One weight is 1, and the last bit of a product may not know.
+    sums = sums._replace(total=max(1.0, sums.total), squares=max(1.0, sums.squares))
+    return total - float(array.sum()), sums
 
 
 class DriftSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,20 +117,26 @@ class DriftSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @classmethod
     def of(cls, delta: npt.ArrayLike) -> "DriftSummary":
         """The summary of one batch of tokens."""
-        array = log_ratios(delta)
-        size, weights = np.abs(array), WeightSums.of(array)
-        slot = np.where(size == 0, 0, np.searchsorted(_EDGES, size, side="right") + 1)
+        array = np.asarray(delta) if _fits(delta) else log_ratios(delta)
+        blocks = (array[begin : begin + _BLOCK] for begin in range(0, array.size, _BLOCK))
+        return reduce(add, (cls._of_block(block.astype(np.float64)) for block in blocks))
+
+    @classmethod
+    def _of_block(cls, array: Floats) -> "DriftSummary":
+        size = np.abs(array)
+        absolute, squared = float(size.sum()), float(array @ array)
+        k3_sum, weights = _k3_and_weights(array, absolute, squared)
         return cls(
             count=array.size,
             delta=float(array.sum()),
-            absolute=float(size.sum()),
-            squared=float((array * array).sum()),
-            k3_sum=float(k3(array).sum()),
+            absolute=absolute,
+            squared=squared,
+            k3_sum=k3_sum,
             top=weights.log_largest,
             ratio=weights.total,
             ratio_squared=weights.squares,
             max=float(size.max()),
-            bins=tuple(np.bincount(slot, minlength=_SLOTS).tolist()),
+            bins=tuple(_counts(size)),
         )
 
     def __add__(self, other: "DriftSummary") -> "DriftSummary":

@@ -1,0 +1,139 @@
+"""One batch as sums: what a rank sends, and what the decision is made of."""
+
+from collections.abc import Callable, Iterable
+from functools import reduce
+from operator import add
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from zerodrift.monitor.baseline import Baseline, WarmUp
+from zerodrift.monitor.cells import CellSums, Expected, cells_of, merged
+from zerodrift.monitor.correction import CorrectedSums, Correction
+from zerodrift.monitor.decision import Code, Gap, Reason
+from zerodrift.monitor.gaps import Difference, GapSums, differences, sums_of
+from zerodrift.monitor.intake import Tokens
+from zerodrift.monitor.strata import count
+from zerodrift.stats.arrays import LARGEST_LOG_RATIO
+
+Gather = Callable[[bytes], Iterable[bytes]]
+
+
+class BatchSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sums over one batch; `+` is the batches of two ranks together."""
+
+    tokens: int = 0
+    sequences: int = 0
+    surprise: float = 0.0
+    """-Σ log p of the behaviour."""
+    told: int = 0
+    """Tokens whose behaviour logprob is known."""
+    lag: float | None = None
+    lag_max: int | None = None
+    mismatch: GapSums = GapSums()
+    staleness: GapSums = GapSums()
+    update: GapSums = GapSums()
+    total: GapSums = GapSums()
+    k3: float = 0.0
+    """Σ k3(ψ) of the mismatch: of tokens that count for at most one nat."""
+    warm_up: WarmUp = WarmUp()
+    cells: tuple[CellSums, ...] = ()
+    corrected: CorrectedSums | None = None
+    trips: tuple[Reason, ...] = ()
+    rewards: tuple[float, ...] = ()
+    misbound: int = 0
+
+    def __add__(self, other: "BatchSums") -> "BatchSums":
+        """Both."""
+        values: dict[str, Any] = {
+            name: _either(getattr(self, name), getattr(other, name)) for name in BatchSums.__struct_fields__
+        }
+        values["lag_max"] = max(
+            (lag for lag in (self.lag_max, other.lag_max) if lag is not None), default=None
+        )
+        values["cells"] = tuple(merged(iter([list(self.cells), list(other.cells)])).values())
+        return BatchSums(**values)
+
+
+def _either(first: Any, second: Any) -> Any:
+    return second if first is None else first if second is None else first + second
+
+
+def over_ranks(mine: BatchSums, gather: Gather) -> BatchSums:
+    """The batch of all ranks: each decides by the same sums, so all decide the same."""
+    parts = (msgspec.json.decode(part, type=BatchSums) for part in gather(msgspec.json.encode(mine)))
+    return reduce(add, parts)
+
+
+def batch_sums(
+    tokens: Tokens,
+    *,
+    epsilon: float,
+    baseline: Baseline | None,
+    expect: Callable[[str], Expected],
+    correction: Correction | None,
+) -> BatchSums:
+    """Everything but rewards. Of a batch that trips by its numbers nothing is measured."""
+    if tokens.trips:
+        why = "the batch has numbers that cannot be measured"
+        none = GapSums(why=why)
+        return BatchSums(
+            tokens=tokens.size, sequences=len(tokens.counts), trips=tokens.trips, mismatch=none, staleness=none,
+            update=none, total=none,
+        )  # fmt: skip
+    found = differences(tokens)
+    impossible = [trip for gap, each in found.items() for trip in _impossible(gap, each)]
+    if impossible:
+        return batch_sums(
+            Tokens(tokens.logprobs, tokens.counts, tokens.kept, trips=tuple(impossible)),
+            epsilon=epsilon, baseline=baseline, expect=expect, correction=correction,
+        )  # fmt: skip
+    return _measured(tokens, found, epsilon, baseline, expect, correction)
+
+
+def _impossible(gap: Gap | None, difference: Difference | str) -> list[Reason]:
+    if isinstance(difference, str) or difference.delta.max() <= LARGEST_LOG_RATIO:
+        return []
+    says = f"a token has a ratio of e^{difference.delta.max():.0f}: no sampler draws what it gives such a probability"
+    return [Reason(code=Code.IMPOSSIBLE_RATIO, says=says, gap=gap, value=float(difference.delta.max()))]
+
+
+def _measured(
+    tokens: Tokens,
+    found: dict[Gap | None, Difference | str],
+    epsilon: float,
+    baseline: Baseline | None,
+    expect: Callable[[str], Expected],
+    correction: Correction | None,
+) -> BatchSums:
+    gaps = {gap: sums_of(each, tokens, epsilon) for gap, each in found.items() if gap is not None}
+    total = found[None]
+    # Without old weights and without updates the total is the mismatch, and is not summed twice.
+    same = isinstance(total, Difference) and total is found[Gap.MISMATCH]
+    behavior = tokens.logprobs.get("behavior_logprobs")
+    sums = BatchSums(
+        tokens=tokens.size,
+        sequences=len(tokens.counts),
+        surprise=0.0 if behavior is None else -float(behavior.sum(dtype=np.float64)),
+        told=0 if behavior is None else behavior.size,
+        lag=None if tokens.lag is None else float(tokens.lag.sum()),
+        lag_max=None if tokens.lag is None else int(tokens.lag.max()),
+        mismatch=gaps[Gap.MISMATCH],
+        staleness=gaps[Gap.STALENESS],
+        update=gaps[Gap.UPDATE],
+        total=gaps[Gap.MISMATCH] if same else sums_of(total, tokens, epsilon),
+        corrected=_corrected(total, correction),
+    )
+    mismatch = found[Gap.MISMATCH]
+    if isinstance(mismatch, str):
+        return sums
+    counted = count(mismatch, tokens.counts)
+    cells = () if baseline is None else tuple(cells_of(counted, tokens, baseline, expect))
+    return msgspec.structs.replace(sums, k3=counted.squares, warm_up=WarmUp.of(counted), cells=cells)
+
+
+def _corrected(total: Difference | str, correction: Correction | None) -> CorrectedSums | None:
+    if correction is None or isinstance(total, str):
+        return None
+    return CorrectedSums.of(total.delta.astype(np.float64), correction)

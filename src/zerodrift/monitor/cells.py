@@ -1,0 +1,240 @@
+"""Sums of the mismatch by cell: all tokens, a rarity, a position, a length, a lag, a replica, an environment.
+
+Each sequence of a cell has two residuals, `offset` Σ(exp(ψ) - 1) - bias·n and `excess` Σ|ψ| - Σ expected, and a cell three
+charts, each of a z with mean at most 0 while the baseline holds with its slack: of ±offset and of excess, less the slack.
+
+The spread of a z is that between sequences in the same batch, or between prompts where `groups={"prompt": …}` tells them
+apart, so no variance is taken from the past and no token counts as independent. A cell of few units borrows from the
+spread of the whole: eight prompts alone know their own to a quarter.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from zerodrift.monitor.baseline import Baseline
+from zerodrift.monitor.intake import Tokens
+from zerodrift.monitor.strata import LOG_P_LABELS, POSITION_LABELS, Counted
+from zerodrift.stats.arrays import Floats, Ids
+
+ALL = "all"
+UNIT = "prompt"
+"""The kind of group that is no cell, but says which sequences are not independent."""
+REPLICA = "replica"
+EXCHANGEABLE = frozenset({ALL, REPLICA})
+"""Cells that are held against the whole: a replica that was off from the start would otherwise be its own baseline."""
+RESERVED = frozenset({ALL, "log p", "position", "length", "lag"})
+"""Kinds that every batch has by itself."""
+SLACK = 0.03
+"""Of the expected |Δ|: 0.0004 nats of bias where 0.015 is healthy. A batch of millions of tokens resolves less than
+anybody should act on."""
+REPLICA_SLACK = 0.015
+"""Of one replica: it is held against the others, so that no policy moves it, and has a part of the tokens to show it with."""
+BORROWED = 10
+"""Units that the spread of the whole counts for beside a cell's own."""
+MOST_LABELS = 64
+"""Of one kind. Memory is constant, and an id per sequence is no group."""
+
+
+class Expected(NamedTuple):
+    """What a cell's own history adds to the baseline."""
+
+    bias: float
+    factor: float
+
+
+class Residual(NamedTuple):
+    """A residual r of each unit beside its expectation e, in sums."""
+
+    total: float = 0.0
+    squares: float = 0.0
+    cross: float = 0.0
+    """Σ r·e."""
+
+    @classmethod
+    def of(cls, values: Floats, expected: Floats) -> "Residual":
+        """One value per unit."""
+        return cls(float(values.sum()), float(values @ values), float(values @ expected))
+
+    def about_mean(self, expected: float, expected_squares: float) -> float:
+        """Σ (r - μe)², where μ is the cell's own: what is left between units."""
+        slope = self.total / expected
+        return max(0.0, self.squares - 2 * slope * self.cross + slope * slope * expected_squares)
+
+
+class CellSums(msgspec.Struct, frozen=True, array_like=True):
+    """One cell of one batch; `+` adds what another rank has of it."""
+
+    kind: str
+    label: str
+    tokens: float
+    units: int
+    ratio: float
+    size: float
+    baseline: float
+    """Σ of what the baseline expects."""
+    expected: float
+    """The same, with the cell's own factor; and over units, squared."""
+    expected_squares: float
+    offset: Residual
+    excess: Residual
+
+    def __add__(self, other: "CellSums") -> "CellSums":
+        """Both."""
+        sums = (getattr(self, name) + getattr(other, name) for name in CellSums.__struct_fields__[2:-2])
+        both = (
+            Residual(*(a + b for a, b in zip(mine, theirs, strict=True)))
+            for mine, theirs in ((self.offset, other.offset), (self.excess, other.excess))
+        )
+        return CellSums(self.kind, self.label, *sums, *both)
+
+    @property
+    def key(self) -> str:
+        """`replica=3`."""
+        return f"{self.kind}={self.label}"
+
+    @property
+    def against_baseline(self) -> float:
+        """Mean |ψ| over its expectation."""
+        return self.size / self.baseline
+
+    def z(self, whole: "CellSums") -> tuple[float, float, float]:
+        """Of up, down and excess."""
+        slack = (REPLICA_SLACK if self.kind == REPLICA else SLACK) * self.expected
+        offset, excess = (self._spread(whole, name) for name in ("offset", "excess"))
+        return (
+            _over(self.offset.total - slack, offset),
+            _over(-self.offset.total - slack, offset),
+            _over(self.excess.total - slack, excess),
+        )
+
+    def _spread(self, whole: "CellSums", name: str) -> float:
+        """Standard deviation of a residual's sum."""
+        own: Residual = getattr(self, name)
+        theirs: Residual = getattr(whole, name)
+        mine = own.about_mean(self.expected, self.expected_squares) * self.units / max(1, self.units - 1)
+        pooled = (
+            theirs.about_mean(whole.expected, whole.expected_squares) * whole.units / max(1, whole.units - 1)
+        )
+        borrowed = pooled / whole.expected_squares * self.expected_squares
+        share = 1.0 if self.kind == ALL else self.units / (self.units + BORROWED)
+        return math.sqrt(share * mine + (1 - share) * borrowed)
+
+
+def _over(total: float, spread: float) -> float:
+    return total / spread if spread > 0 else 0.0 if total <= 0 else math.inf
+
+
+class _Rows(NamedTuple):
+    """[unit or sequence, label]: what a kind of cell is summed from."""
+
+    tokens: Floats
+    ratio: Floats
+    size: Floats
+    expected: Floats
+
+
+def cells_of(
+    counted: Counted, tokens: Tokens, baseline: Baseline, expect: Callable[[str], Expected]
+) -> list[CellSums]:
+    """Every cell of the batch that has tokens."""
+    by_part = _Rows(
+        counted.tokens.sum(axis=2),
+        counted.ratio.sum(axis=2),
+        counted.size.sum(axis=2),
+        baseline.expected(counted.tokens),
+    )
+    rare = counted.tokens.sum(axis=1)
+    by_rarity = _Rows(
+        rare, counted.ratio.sum(axis=1), counted.size.sum(axis=1), rare * np.array(baseline.scales)
+    )
+    whole = _Rows(*(values.sum(axis=1, keepdims=True) for values in by_part))
+    units = _codes(tokens.groups[UNIT])[1] if UNIT in tokens.groups else None
+    found: list[CellSums] = []
+    for kind, labels, rows in (
+        (ALL, (ALL,), whole),
+        ("log p", LOG_P_LABELS, by_rarity),
+        ("position", POSITION_LABELS, by_part),
+        *(
+            (kind, labels, _spread(whole, code, len(labels)))
+            for kind, labels, code in _sequence_kinds(tokens)
+        ),
+    ):
+        found += _sums(kind, labels, rows, units, expect)
+    return found
+
+
+def _sequence_kinds(tokens: Tokens) -> Iterator[tuple[str, tuple[str, ...], Ids]]:
+    """Kinds of which every sequence has one label."""
+    octaves, code = np.unique(np.frexp(tokens.counts.astype(np.float64))[1], return_inverse=True)
+    yield "length", tuple(f"{2 ** (each - 1)}-{2**each - 1}" for each in octaves.tolist()), code
+    if tokens.lag is not None:
+        yield "lag", *_lags(tokens.lag[tokens.starts])
+    for kind, labels in tokens.groups.items():
+        if kind != UNIT:
+            yield (kind, *_codes(labels))
+
+
+def _lags(lag: Ids) -> tuple[tuple[str, ...], Ids]:
+    """0, 1, and then by octaves."""
+    octaves, code = np.unique(np.frexp(np.maximum(lag, 0).astype(np.float64))[1], return_inverse=True)
+    names = tuple(str(each) if each < 2 else f"{2 ** (each - 1)}-{2**each - 1}" for each in octaves.tolist())
+    return names, code
+
+
+def _codes(labels: tuple[str, ...]) -> tuple[tuple[str, ...], Ids]:
+    names, codes = np.unique(np.array(labels), return_inverse=True)
+    return tuple(names.tolist()), codes.astype(np.int64)
+
+
+def _spread(whole: _Rows, code: Ids, labels: int) -> _Rows:
+    """Sequences in the column of their label."""
+    chosen = np.equal(code[:, None], np.arange(labels))
+    return _Rows(*(values * chosen for values in whole))
+
+
+def _sums(
+    kind: str, labels: tuple[str, ...], rows: _Rows, units: Ids | None, expect: Callable[[str], Expected]
+) -> list[CellSums]:
+    if units is not None:
+        rows = _Rows(*(_by_unit(values, units) for values in rows))
+    used = [place for place in range(len(labels)) if rows.tokens[:, place].any()]
+    return [
+        _cell(kind, labels[place], _Rows(*(values[:, place] for values in rows)), expect) for place in used
+    ]
+
+
+def _by_unit(values: Floats, units: Ids) -> Floats:
+    summed = np.zeros((int(units.max()) + 1, values.shape[1]))
+    np.add.at(summed, units, values)
+    return summed
+
+
+def _cell(kind: str, label: str, rows: _Rows, expect: Callable[[str], Expected]) -> CellSums:
+    bias, factor = expect(f"{kind}={label}")
+    expected = rows.expected * factor
+    return CellSums(
+        kind,
+        label,
+        float(rows.tokens.sum()),
+        int(np.count_nonzero(rows.tokens)),
+        float(rows.ratio.sum()),
+        float(rows.size.sum()),
+        float(rows.expected.sum()),
+        float(expected.sum()),
+        float(expected @ expected),
+        Residual.of(rows.ratio - bias * rows.tokens, expected),
+        Residual.of(rows.size - expected, expected),
+    )
+
+
+def merged(parts: Iterator[list[CellSums]]) -> Mapping[str, CellSums]:
+    """Cells of all ranks, by key."""
+    found: dict[str, CellSums] = {}
+    for cells in parts:
+        for cell in cells:
+            found[cell.key] = found[cell.key] + cell if cell.key in found else cell
+    return found

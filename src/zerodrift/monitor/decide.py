@@ -1,0 +1,175 @@
+"""One step of the monitor as a function: the state before, the sums of a batch, and out come reasons and the state after."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from zerodrift.config.monitoring import MonitoringConfig
+from zerodrift.config.precision import Magnitude
+from zerodrift.core.errors import InvalidValue
+from zerodrift.monitor import judge
+from zerodrift.monitor.baseline import WARM_UP, Baseline
+from zerodrift.monitor.batch import BatchSums
+from zerodrift.monitor.cells import ALL, EXCHANGEABLE, MOST_LABELS, RESERVED, UNIT, CellSums, Expected
+from zerodrift.monitor.decision import Code, Gap, Reason, RewardView
+from zerodrift.monitor.judge import WHOLE
+from zerodrift.monitor.state import MonitorState
+from zerodrift.monitor.tracks import Track
+
+MOST_VERSIONS = 5
+"""That one step may follow the policy for: after a pause the level is to be measured, not assumed."""
+
+
+class Settings(NamedTuple):
+    """What does not change from step to step."""
+
+    config: MonitoringConfig
+    gate: Magnitude
+    audited: bool
+
+
+class Outcome(NamedTuple):
+    """What one batch led to."""
+
+    state: MonitorState
+    reasons: tuple[Reason, ...]
+    rewards: RewardView | None
+    probe_due: bool
+
+
+def expected(state: MonitorState, key: str) -> Expected:
+    """What a cell is held against: its own history, or the whole's."""
+    kind = key.partition("=")[0]
+    own, whole = state.tracks.get(key), state.tracks.get(WHOLE)
+    if own is not None and (kind == ALL or kind not in EXCHANGEABLE):
+        return own.expected
+    bias = 0.0 if state.baseline is None else state.baseline.bias
+    return whole.expected if whole is not None else Expected(bias, 1.0)
+
+
+def check_labels(state: MonitorState, groups: Mapping[str, tuple[str, ...]]) -> None:
+    """Memory is constant: so many labels of a kind over the whole training, and none that has a meaning already."""
+    for kind, labels in groups.items():
+        if kind in RESERVED:
+            raise InvalidValue(
+                f"groups has a kind {kind!r}, which the monitor fills in itself; name yours otherwise"
+            )
+        known = {key.partition("=")[2] for key in state.tracks if key.partition("=")[0] == kind}
+        if kind != UNIT and len(known.union(labels)) > MOST_LABELS:
+            raise InvalidValue(
+                f"{kind} has had {len(known.union(labels))} labels; at most {MOST_LABELS} can be watched one by one"
+            )
+
+
+def with_baseline(state: MonitorState, baseline: Baseline) -> MonitorState:
+    """A new one; cells keep how they differ from the whole."""
+    tracks = {**state.tracks, WHOLE: Track.start(ALL, Expected(baseline.bias, 1.0))}
+    return msgspec.structs.replace(state, baseline=baseline, tracks=tracks)
+
+
+def without_evidence(state: MonitorState) -> MonitorState:
+    """Every chart at rest; what they are held against stays."""
+    tracks = {key: track.rested() for key, track in state.tracks.items()}
+    cusum = msgspec.structs.replace(state.scalar.cusum, score=0.0)
+    return msgspec.structs.replace(
+        state, tracks=tracks, scalar=msgspec.structs.replace(state.scalar, cusum=cusum)
+    )
+
+
+def decide(
+    state: MonitorState, step: int, sums: BatchSums, trainer_version: int | None, settings: Settings
+) -> Outcome:
+    """Judge the batch, move the breaker, and follow the policy if the batch was good."""
+    config = settings.config
+    reasons = [
+        *_backwards(state, trainer_version),
+        *judge.levels(sums, settings.gate, config),
+    ]
+    cells = {cell.key: cell for cell in sums.cells}
+    tracks = {**state.tracks, **_started(state, cells)}
+    charted = judge.charts(cells, tracks, config.consecutive_windows)
+    reasons += [
+        *charted.reasons,
+        *judge.moved(tracks),
+        *_unseen(state, step, sums, config.check_interval_steps),
+    ]
+    probe_due = is_probe_due(state, config)
+    rewards, shifted = _rewards(state, sums, whole_test=probe_due)
+    reasons = sorted([*reasons, *shifted], key=lambda reason: not reason.bad)
+    bad = any(reason.bad for reason in reasons)
+    tracks = dict(charted.tracks)
+    if not bad:
+        passed = _passed(state.trainer_version, trainer_version)
+        tracks |= {key: tracks[key].follow(cell, passed) for key, cell in cells.items()}
+    after = msgspec.structs.replace(
+        state,
+        step=step,
+        trainer_version=_newest(state.trainer_version, trainer_version),
+        tracks=tracks,
+        breaker=state.breaker.update(bad=bad, warned=bool(reasons), windows=config.consecutive_windows),
+        observed=state.observed + 1,
+        bad=state.bad + bad,
+        mismatch_seen=step if sums.mismatch.summary.count else state.mismatch_seen,
+        rewards=state.rewards.after(sums.rewards, sums.misbound, config.reward_baseline_window, bad=bad),
+    )
+    if not bad and after.baseline is None and sums.mismatch.summary.count:
+        after = _warmed(after, sums, audited=settings.audited)
+    return Outcome(after, tuple(reasons), rewards, probe_due)
+
+
+def is_probe_due(state: MonitorState, config: MonitoringConfig) -> bool:
+    """Whether the next step is one for costly checks."""
+    return (state.observed + 1) % config.check_interval_steps == 0
+
+
+def _passed(last: int | None, now: int | None) -> int:
+    """Versions of the weights since the last step; one where nobody counts them."""
+    return 1 if last is None or now is None else min(max(now - last, 0), MOST_VERSIONS)
+
+
+def _newest(last: int | None, now: int | None) -> int | None:
+    return max((version for version in (last, now) if version is not None), default=None)
+
+
+def _backwards(state: MonitorState, trainer_version: int | None) -> list[Reason]:
+    last = state.trainer_version
+    if trainer_version is None or last is None or trainer_version >= last:
+        return []
+    says = f"the trainer's version went from {last} back to {trainer_version}; after a resume, call rewind"
+    return [Reason(code=Code.VERSION_BACKWARDS, says=says, value=float(trainer_version), limit=float(last))]
+
+
+def _started(state: MonitorState, cells: Mapping[str, CellSums]) -> dict[str, Track]:
+    return {
+        key: Track.start(cell.kind, expected(state, key))
+        for key, cell in cells.items()
+        if key not in state.tracks
+    }
+
+
+def _unseen(state: MonitorState, step: int, sums: BatchSums, interval: int) -> list[Reason]:
+    """Nobody could look at the engine for too long."""
+    last = -1 if state.mismatch_seen is None else state.mismatch_seen
+    if sums.mismatch.summary.count or sums.trips or step - last <= interval:
+        return []
+    says = f"no mismatch could be measured since step {last}: {sums.mismatch.why}"
+    return [Reason(code=Code.NOT_OBSERVED, gap=Gap.MISMATCH, says=says, value=float(step - last))]
+
+
+def _rewards(
+    state: MonitorState, sums: BatchSums, *, whole_test: bool
+) -> tuple[RewardView | None, tuple[Reason, ...]]:
+    if not (sums.rewards or sums.misbound):
+        return None, ()
+    window = msgspec.structs.replace(state.rewards, misbound=state.rewards.misbound + sums.misbound)
+    return window.judge(np.array(sums.rewards), whole_test=whole_test)
+
+
+def _warmed(state: MonitorState, sums: BatchSums, *, audited: bool) -> MonitorState:
+    warm_up = state.warm_up.then(sums.warm_up)
+    state = msgspec.structs.replace(state, warm_up=warm_up)
+    if warm_up.batches < WARM_UP:
+        return state
+    return with_baseline(state, warm_up.baseline("audit and first batches" if audited else "first batches"))

@@ -1,0 +1,155 @@
+"""Three gaps out of four sets of logprobs, as sums that ranks can add.
+
+    mismatch    rescored - behavior                     the trainer's forward under the weights that made the token,
+                old - behavior, of tokens of lag 0      or its newest, where those are the same weights
+    staleness   old - rescored                          one forward, two sets of weights
+    update      current - old
+
+Where no old logprobs are given the current ones are those of `trainer_version`, and stand in for them. A difference that
+is the sum of two gaps is not called by the name of either; it is `total`.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from zerodrift.drift.summary import DriftSummary
+from zerodrift.monitor.decision import Gap, GapView, Measured, NotObservable
+from zerodrift.monitor.intake import Reals, Tokens
+from zerodrift.stats.arrays import Bools
+from zerodrift.stats.ratios import WeightSums
+
+
+class GapSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that is kept of one gap in one batch; `+` is both batches together."""
+
+    summary: DriftSummary = DriftSummary()
+    sequences: WeightSums | None = None
+    """Of whole sequences, each weighted by the product of its ratios."""
+    below: int = 0
+    above: int = 0
+    why: str = ""
+    """Why it is not observable; empty where it is."""
+
+    def __add__(self, other: "GapSums") -> "GapSums":
+        """Tokens of both; one that shows the gap is enough to see it."""
+        summary = self.summary + other.summary
+        return GapSums(
+            summary=summary,
+            sequences=_together(self.sequences, other.sequences),
+            below=self.below + other.below,
+            above=self.above + other.above,
+            why="" if summary.count else self.why or other.why,
+        )
+
+    def view(self) -> GapView:
+        """The numbers that people read."""
+        if not self.summary.count or self.sequences is None:
+            return NotObservable(self.why)
+        all_of = self.summary
+        return Measured(
+            tokens=all_of.count,
+            bias=all_of.signed_mean,
+            mean_abs=all_of.mean,
+            p50=all_of.quantile(0.5),
+            p90=all_of.quantile(0.9),
+            p99=all_of.quantile(0.99),
+            max=all_of.max,
+            k1=all_of.k1,
+            k2=all_of.k2,
+            k3=all_of.k3,
+            mean_ratio=all_of.mean_ratio,
+            token_ess=all_of.ess,
+            sequence_ess=self.sequences.ess,
+            clipped_below=self.below / all_of.count,
+            clipped_above=self.above / all_of.count,
+        )
+
+
+def _together(first: WeightSums | None, second: WeightSums | None) -> WeightSums | None:
+    if first is None or second is None:
+        return first or second
+    top = max(first.log_largest, second.log_largest)
+    one, other = first.at(top), second.at(top)
+    return WeightSums(one.size + other.size, top, one.total + other.total, one.squares + other.squares)
+
+
+class Difference(NamedTuple):
+    """Δ of one gap, of the chosen tokens."""
+
+    delta: Reals
+    target: Reals
+    """Logprobs of the later policy: by them tokens are told rare from certain."""
+    chosen: Bools | None
+    """Which tokens of the batch; None for all."""
+
+
+def differences(tokens: Tokens) -> dict[Gap | None, Difference | str]:
+    """Each gap's Δ, or why it cannot be seen; None is the total."""
+    given = tokens.logprobs
+    behavior, rescored = given.get("behavior_logprobs"), given.get("rescored_logprobs")
+    old = given.get("old_logprobs", given.get("current_logprobs"))
+    newest = given.get("current_logprobs", old)
+    no_behavior = "no behavior_logprobs were given"
+    found: dict[Gap | None, Difference | str] = {
+        Gap.MISMATCH: no_behavior if behavior is None else _mismatch(tokens, behavior, old, rescored),
+        Gap.STALENESS: _staleness(tokens, old, rescored),
+        Gap.UPDATE: "give old_logprobs and current_logprobs: the trainer's, before and after its updates",
+        None: no_behavior if behavior is None else "no logprobs of the trainer were given",
+    }
+    if "old_logprobs" in given and "current_logprobs" in given:
+        found[Gap.UPDATE] = _all(given["current_logprobs"], given["old_logprobs"])
+    if behavior is not None and newest is not None:
+        mismatch = found[Gap.MISMATCH]
+        alone = isinstance(mismatch, Difference) and mismatch.chosen is None and mismatch.target is newest
+        found[None] = mismatch if alone else _all(newest, behavior)
+    return found
+
+
+def _all(later: Reals, earlier: Reals) -> Difference:
+    return Difference(later - earlier, later, None)
+
+
+def _mismatch(tokens: Tokens, behavior: Reals, old: Reals | None, rescored: Reals | None) -> Difference | str:
+    if rescored is not None:
+        return _all(rescored, behavior)
+    if old is None:
+        return "no logprobs of the trainer were given"
+    if tokens.lag is None:
+        return "versions are unknown, so old weights and drift cannot be told apart; give versions, or rescored_logprobs"
+    fresh = tokens.fresh
+    if fresh is None:
+        return _all(old, behavior)
+    if not fresh.any():
+        return "every token was made by older weights; re-score some under their own (rescored_logprobs), or run a canary"
+    return Difference(old[fresh] - behavior[fresh], old[fresh], fresh)
+
+
+def _staleness(tokens: Tokens, old: Reals | None, rescored: Reals | None) -> Difference | str:
+    if old is None or rescored is None:
+        return "give rescored_logprobs: the trainer's forward under the weights that made each token"
+    if tokens.lag is not None and tokens.fresh is None:
+        return "every token was made by the trainer's own weights"
+    return _all(old, rescored)
+
+
+def sums_of(difference: Difference | str, tokens: Tokens, epsilon: float) -> GapSums:
+    """The sums of one gap."""
+    if isinstance(difference, str):
+        return GapSums(why=difference)
+    delta, chosen = difference.delta, difference.chosen
+    if chosen is None:
+        totals = np.add.reduceat(delta, tokens.starts, dtype=np.float64)
+    else:
+        whole = np.where(chosen, 1.0, 0.0)
+        whole[chosen] = delta
+        held = np.add.reduceat(chosen, tokens.starts, dtype=np.int64) > 0
+        totals = np.add.reduceat(whole * chosen, tokens.starts)[held]
+    low, high = np.log1p(-epsilon), np.log1p(epsilon)
+    return GapSums(
+        summary=DriftSummary.of(delta),
+        sequences=WeightSums.of(totals),
+        below=int(np.count_nonzero(delta < low)),
+        above=int(np.count_nonzero(delta > high)),
+    )

@@ -1,0 +1,284 @@
+"""What `observe` is given, made into flat arrays: tensors, arrays or lists; padded with a mask, or flat with lengths.
+
+Arrays that do not speak of the same tokens are a bug in the caller and raise. Numbers that no healthy engine reports
+(NaN, a missing logprob, one above 0) are a fault of the batch: they become trips, and the batch is never judged healthy.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerodrift.core.errors import InvalidValue
+from zerodrift.monitor.decision import Code, Reason
+from zerodrift.stats.arrays import Bools, Ids
+
+Reals = NDArray[np.floating[Any]]
+
+LOGPROBS = ("behavior_logprobs", "old_logprobs", "current_logprobs", "rescored_logprobs")
+HIGHEST = 1e-4
+"""A softmax in fp32 may round to a hair above zero, as in `core.completion`."""
+LOWEST = -9998.0
+"""At and below it some engines mean NaN or -inf."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One batch, flat: tokens of a sequence stand together."""
+
+    logprobs: Mapping[str, Reals]
+    """By name, those that were given."""
+    counts: Ids
+    """Tokens of each sequence, empty ones left out."""
+    kept: Ids
+    """Place of each of those among the sequences given."""
+    given: int = 0
+    """Sequences, empty ones included."""
+    lag: Ids | None = None
+    """Of each token; None where versions are unknown."""
+    trips: tuple[Reason, ...] = ()
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Label of each sequence, by kind."""
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return int(self.counts.sum())
+
+    @property
+    def fresh(self) -> Bools | None:
+        """Which tokens the trainer's own weights made; None where all of them are. Only where versions are known."""
+        assert self.lag is not None
+        if not self.lag.strides[0]:
+            return None if self.lag[0] == 0 else np.zeros(self.size, dtype=np.bool_)
+        fresh = self.lag == 0
+        return None if fresh.all() else fresh
+
+    @property
+    def starts(self) -> Ids:
+        """Where each sequence begins."""
+        starts: Ids = np.cumsum(self.counts) - self.counts
+        return starts
+
+
+def host(name: str, value: Any) -> NDArray[Any]:
+    """`value` as an array of the host: a tensor of any framework, an array, or lists, ragged ones as objects."""
+    for method in ("detach", "float", "cpu"):
+        # bf16 has no numpy type, so a tensor is widened before it leaves its framework.
+        call = getattr(value, method, None)
+        if call is not None and (method != "float" or "float" in str(getattr(value, "dtype", ""))):
+            value = call()
+    try:
+        return np.asarray(value)
+    except ValueError:
+        return _ragged(name, value)
+    except TypeError as error:
+        raise InvalidValue(
+            f"{name} cannot be read as an array ({error}); give a tensor, an array or lists"
+        ) from error
+
+
+def _ragged(name: str, rows: Sequence[Any]) -> NDArray[Any]:
+    result = np.empty(len(rows), dtype=object)
+    for place, row in enumerate(rows):
+        result[place] = host(f"{name}[{place}]", row)
+    return result
+
+
+class Layout:
+    """How many tokens each sequence has, and which entries of a padded array they are."""
+
+    def __init__(self, first: NDArray[Any], mask: Any, lengths: Any) -> None:
+        """From the first array that was given, with the mask and the lengths, if any."""
+        self.shape = first.shape
+        self.ragged = tuple(map(len, first)) if first.dtype == object and first.ndim == 1 else None
+        self.chosen: Bools | None = None
+        told = None if lengths is None else _whole("lengths", lengths)
+        if self.ragged is not None:
+            given = np.array(self.ragged, dtype=np.int64)
+        elif first.ndim == 2:
+            given = np.full(first.shape[0], first.shape[1], dtype=np.int64)
+            if told is not None:
+                self._check(told, len(given))
+                self.chosen = np.arange(first.shape[1]) < told[:, None]
+        elif first.ndim == 1 and told is not None:
+            if told.sum() != first.size or (told < 0).any():
+                raise InvalidValue(
+                    f"lengths add up to {told.sum()}, and {first.size} tokens were given; they must agree"
+                )
+            given = told
+        else:
+            raise InvalidValue(
+                f"logprobs have shape {first.shape}; give one row per sequence, or a flat array with lengths= of the sequences"
+            )
+        self.given, self.counts = given, given
+        if mask is not None:
+            self._mask(mask)
+        elif self.chosen is not None:
+            self.counts = self.chosen.sum(axis=1)
+
+    def _check(self, told: Ids, rows: int) -> None:
+        if told.shape != (rows,) or (told < 0).any() or (told > self.shape[1]).any():
+            raise InvalidValue(
+                f"lengths {told.tolist()[:8]} do not fit {rows} rows of {self.shape[1]} tokens"
+            )
+
+    def _mask(self, mask: Any) -> None:
+        chosen = self._flat("mask", host("mask", mask)).astype(np.bool_)
+        if self.chosen is not None:
+            chosen &= self.chosen.ravel()
+        rows = np.repeat(np.arange(len(self.given)), self.given)
+        self.counts = np.bincount(rows[chosen], minlength=len(self.given))
+        self.chosen = chosen
+
+    def _flat(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        if self.ragged is not None:
+            rows = [host(name, row) for row in array] if array.dtype == object or array.ndim == 2 else []
+            if tuple(map(len, rows)) != self.ragged:
+                raise InvalidValue(
+                    f"{name} has rows of other lengths than the first array; they must have one entry per token"
+                )
+            return np.concatenate(rows) if rows else array
+        if array.shape != self.shape:
+            raise InvalidValue(
+                f"{name} has shape {array.shape} and the first array {self.shape}; they must have one entry for each of the same tokens"
+            )
+        return array.ravel()
+
+    def tokens(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """The entries of the tokens that count, flat."""
+        flat = self._flat(name, array)
+        return flat if self.chosen is None else flat[self.chosen.ravel()]
+
+    def per_token(self, name: str, value: Any) -> NDArray[Any]:
+        """One number for all, one per sequence or one per token, as one per token."""
+        array = host(name, value)
+        if array.ndim == 0:
+            return np.broadcast_to(array, (int(self.counts.sum()),))
+        single = array.dtype != object or not any(hasattr(each, "__len__") for each in array)
+        if array.shape == (len(self.given),) and single and (self.ragged or self.shape != array.shape):
+            return np.repeat(array, self.counts)
+        return self.tokens(name, array)
+
+
+def _whole(name: str, value: Any) -> Ids:
+    array = host(name, value)
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise InvalidValue(
+            f"{name} has type {array.dtype} and shape {array.shape}; give one whole number per sequence"
+        )
+    return array.astype(np.int64, copy=False)
+
+
+def tokens_of(
+    given: Mapping[str, Any],
+    *,
+    mask: Any,
+    lengths: Any,
+    versions: Any,
+    trainer_version: int | None,
+    groups: Any,
+) -> Tokens:
+    """The batch, with everything about it that trips by itself."""
+    arrays = {name: host(name, value) for name, value in given.items() if value is not None}
+    if not arrays:
+        return Tokens({}, np.zeros(0, np.int64), np.zeros(0, np.int64), trips=(_missing(),))
+    layout = Layout(next(iter(arrays.values())), mask, lengths)
+    flat, trips = {}, [] if "behavior_logprobs" in arrays else [_missing()]
+    for name, array in arrays.items():
+        values, told = _numbers(name, layout.tokens(name, array))
+        flat[name] = values
+        trips += told
+    lag, told = _lag(layout, versions, trainer_version)
+    if not layout.counts.sum():
+        says = "no token is left after the mask, so nothing could be judged; look at the mask, or leave the batch out"
+        trips.append(Reason(code=Code.NOTHING_TO_JUDGE, says=says))
+    kept = np.flatnonzero(layout.counts)
+    return Tokens(
+        logprobs=flat,
+        counts=layout.counts[kept],
+        kept=kept,
+        given=len(layout.given),
+        lag=lag,
+        trips=(*trips, *told),
+        groups=_labels(groups, len(layout.given), kept),
+    )
+
+
+def _missing() -> Reason:
+    says = "no behavior_logprobs were given; request logprobs from the engine, a gap cannot be measured without them"
+    return Reason(code=Code.MISSING_LOGPROBS, says=says)
+
+
+def _numbers(name: str, values: NDArray[Any]) -> tuple[Reals, list[Reason]]:
+    """Floating numbers, and what is wrong with them; a fault that is in padding was masked before."""
+    missing = sum(value is None for value in values) if values.dtype == object else 0
+    try:
+        numbers: Reals = values if values.dtype.kind == "f" else values.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidValue(f"{name} cannot be read as numbers ({error})") from error
+    trips = []
+    if missing:
+        says = f"{missing} of {name} are missing; the row that they came from has no logprobs"
+        trips.append(Reason(code=Code.MISSING_LOGPROBS, says=says, value=float(missing)))
+    if numbers.size:
+        low, high = float(numbers.min()), float(numbers.max())
+        if not (np.isfinite(low) and np.isfinite(high) and low > LOWEST):
+            wrong = int((~np.isfinite(numbers) | (numbers <= LOWEST)).sum()) - missing
+            if wrong:
+                says = (
+                    f"{wrong} of {name} are NaN, infinite or what engines write for it; the rows are corrupt"
+                )
+                trips.append(Reason(code=Code.NOT_FINITE, says=says, value=float(wrong)))
+        elif high > HIGHEST:
+            says = f"{name} reach {high:.4g}, and no log-probability is above 0; report the log of a softmax"
+            trips.append(Reason(code=Code.NOT_A_LOGPROB, says=says, value=high, limit=0.0))
+    return numbers, trips
+
+
+def _lag(layout: Layout, versions: Any, trainer_version: int | None) -> tuple[Ids | None, list[Reason]]:
+    """How many versions old each token is."""
+    if versions is None:
+        return None, []
+    if trainer_version is None:
+        raise InvalidValue("versions were given without trainer_version; a lag needs both")
+    array = layout.per_token("versions", versions)
+    if array.dtype.kind not in "iu":
+        says = f"versions have type {array.dtype}; a token whose weights are unknown cannot be placed: give whole numbers"
+        return None, [Reason(code=Code.VERSION_UNKNOWN, says=says)]
+    made = array.astype(np.int64, copy=False)
+    trips = []
+    if made.size and (made.max() > trainer_version or made.min() < 0):
+        says = f"versions reach from {made.min()} to {made.max()}, and the trainer is at {trainer_version}: no such weights"
+        trips.append(
+            Reason(
+                code=Code.VERSION_UNKNOWN, says=says, value=float(made.max()), limit=float(trainer_version)
+            )
+        )
+    if made.size and made.strides[0]:
+        falls = np.diff(made) < 0
+        falls[np.cumsum(layout.counts[layout.counts > 0])[:-1] - 1] = False
+        if falls.any():
+            says = f"{int(falls.sum())} tokens were made by older weights than the token before them; weights only move on"
+            trips.append(Reason(code=Code.VERSION_BACKWARDS, says=says, value=float(falls.sum())))
+    if made.size and not made.strides[0]:
+        # One number for all: no array of millions is made of it.
+        return np.broadcast_to(np.int64(trainer_version - int(made[0])), made.shape), trips
+    return trainer_version - made, trips
+
+
+def _labels(groups: Any, rows: int, kept: Ids) -> dict[str, tuple[str, ...]]:
+    labels = {}
+    for kind, values in (groups or {}).items():
+        texts = [
+            str(value)
+            for value in (values if isinstance(values, (list, tuple)) else host(kind, values).tolist())
+        ]
+        if len(texts) != rows:
+            raise InvalidValue(
+                f"groups[{kind!r}] has {len(texts)} labels for {rows} sequences; give one per sequence"
+            )
+        labels[str(kind)] = tuple(texts[place] for place in kept)
+    return labels

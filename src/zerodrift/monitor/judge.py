@@ -1,0 +1,144 @@
+"""From the sums of a batch to reasons: first what is too large in this batch, then what has been so for too long."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from zerodrift.config.monitoring import MonitoringConfig
+from zerodrift.config.precision import Magnitude
+from zerodrift.drift.gates import LEAST_TOKENS
+from zerodrift.monitor.batch import BatchSums
+from zerodrift.monitor.cells import ALL, CellSums, Expected
+from zerodrift.monitor.decision import Code, Gap, Measured, Reason
+from zerodrift.monitor.tracks import CHARTS, WARN, Track, jumped
+
+MOVED = 1.5
+"""Times the baseline as it was taken: from here on a new canary is asked for."""
+MOST_REASONS = 12
+_CODES = {"up": Code.BIAS, "down": Code.BIAS, "scale": Code.SCALE}
+WHOLE = f"{ALL}={ALL}"
+
+
+class Judged(NamedTuple):
+    """What the mismatch of one batch says, with the charts as they are after it."""
+
+    reasons: tuple[Reason, ...]
+    tracks: Mapping[str, Track]
+
+
+def levels(sums: BatchSums, gate: Magnitude, config: MonitoringConfig) -> list[Reason]:
+    """What is too large in this batch by itself."""
+    return [*sums.trips, *_gates(sums, gate), *_ess(sums, config.least_ess), *_lag(sums, config.max_lag)]
+
+
+def _gates(sums: BatchSums, gate: Magnitude) -> list[Reason]:
+    tokens = sums.mismatch.summary.count
+    if not tokens:
+        return []
+    mean, k3 = sum(sums.warm_up.sizes) / tokens, sums.k3 / tokens
+    few = tokens < LEAST_TOKENS
+    reasons = [
+        Reason(
+            code=Code.GATE, gap=Gap.MISMATCH, value=value, limit=limit, warning=few,
+            says=f"{name} of the mismatch is {value:.3g}, and the gate {limit:.3g}",
+        )
+        for name, value, limit in (("mean |Δ|", mean, gate.mean_abs), ("k3", k3, gate.k3))
+        if value > limit
+    ]  # fmt: skip
+    raw = sums.mismatch.summary.k3
+    if raw > gate.k3 and not reasons:
+        says = f"k3 is {raw:.3g}, above the gate {gate.k3:.3g}, by a few tokens alone (max |Δ| {sums.mismatch.summary.max:.3g})"
+        reasons.append(Reason(code=Code.TAIL, gap=Gap.MISMATCH, value=raw, limit=gate.k3, says=says))
+    return reasons
+
+
+def _ess(sums: BatchSums, least: float) -> list[Reason]:
+    named: list[tuple[Gap | None, float]] = []
+    for gap, each in (
+        (Gap.MISMATCH, sums.mismatch),
+        (Gap.STALENESS, sums.staleness),
+        (Gap.UPDATE, sums.update),
+    ):
+        view = each.view()
+        if isinstance(view, Measured) and view.token_ess < least:
+            named.append((gap, view.token_ess))
+    total = sums.total.view()
+    if not named and isinstance(total, Measured) and total.token_ess < least:
+        named.append((None, total.token_ess))
+    return [
+        Reason(
+            code=Code.ESS, gap=gap, value=ess, limit=least,
+            says=f"token ESS of the {gap or 'whole ratio'} is {ess:.3g}, below {least:g}: few tokens carry the batch",
+        )
+        for gap, ess in named
+    ]  # fmt: skip
+
+
+def _lag(sums: BatchSums, most: int | None) -> list[Reason]:
+    if most is None or sums.lag_max is None or sums.lag_max <= most:
+        return []
+    says = f"a token was made by weights {sums.lag_max} versions old, and {most} are allowed"
+    return [Reason(code=Code.LAG, gap=Gap.STALENESS, value=float(sums.lag_max), limit=float(most), says=says)]
+
+
+def charts(cells: Mapping[str, CellSums], tracks: Mapping[str, Track], good_needed: int) -> Judged:
+    """Every cell into its charts. `tracks` has all of them."""
+    reasons: list[tuple[float, Reason]] = []
+    after = dict(tracks)
+    level = tracks[WHOLE].expected.factor if WHOLE in tracks else 1.0
+    for key, cell in cells.items():
+        track = tracks[key]
+        where = "" if cell.kind == ALL else key
+        jump = jumped(cell, cells[WHOLE], max(level, track.expected.factor))
+        if jump is not None:
+            says = f"|Δ| is {jump.times:.1f} times what tokens as likely as these show{' in ' + where if where else ''}"
+            reasons.append((100 + jump.times, _reason(Code.JUMP, where, jump.times, 2.0, says)))
+        if not track.judged(cell):
+            continue
+        track = track.update(cell, cells[WHOLE])
+        reasons += _of_charts(track, cell, where)
+        after[key] = track.with_charts(tuple(chart.closed(good_needed) for chart in track.charts))
+    reasons.sort(key=lambda pair: (not pair[1].bad, bool(pair[1].where), -pair[0]))
+    return Judged(tuple(reason for _, reason in reasons[:MOST_REASONS]), after)
+
+
+def _of_charts(track: Track, cell: CellSums, where: str) -> list[tuple[float, Reason]]:
+    found = []
+    for name, chart in zip(CHARTS, track.charts, strict=True):
+        score = chart.cusum.score
+        if not chart.tripped and score < WARN:
+            continue
+        code, says = _CODES[name], _says(name, cell, track.expected, where)
+        if chart.tripped and chart.good:
+            found.append((score, _reason(Code.HALF_OPEN, where, score, chart.cusum.threshold, says)))
+        else:
+            reason = _reason(code, where, score, chart.cusum.threshold, says, warning=not chart.tripped)
+            found.append((score, reason))
+    return found
+
+
+def _says(name: str, cell: CellSums, expected: Expected, where: str) -> str:
+    place = f" in {where}" if where else ""
+    if name == "scale":
+        times = cell.against_baseline / expected.factor
+        return f"|Δ| has been above its baseline{place}, now {times:.3f} times"
+    offset = cell.ratio / cell.tokens - expected.bias
+    return f"the mean ratio has left its baseline{place}, now by {offset:+.2g}"
+
+
+def _reason(
+    code: Code, where: str, value: float, limit: float, says: str, *, warning: bool = False
+) -> Reason:
+    return Reason(
+        code=code, gap=Gap.MISMATCH, where=where, value=value, limit=limit, says=says, warning=warning
+    )
+
+
+def moved(tracks: Mapping[str, Track]) -> list[Reason]:
+    """The level has followed the policy so far that somebody should measure."""
+    growth = tracks[WHOLE].expected.factor if WHOLE in tracks else 1.0
+    if growth <= MOVED:
+        return []
+    says = (
+        f"the mismatch has followed the policy to {growth:.2f} times its baseline; take a canary (`retake`)"
+    )
+    return [Reason(code=Code.BASELINE_MOVED, gap=Gap.MISMATCH, value=growth, limit=MOVED, says=says)]

@@ -1,0 +1,297 @@
+"""`zerodrift.Monitor`: one call per batch, before it is trained on.
+
+    decision = monitor.observe(behavior_logprobs=…, old_logprobs=…, versions=…, trainer_version=…, mask=…, step=…)
+    if decision.train: …
+
+Plan, run, commit: read the arrays (`intake`), reduce them to sums (`batch`), add those of other ranks, judge (`judge`),
+move the breaker, write the state, archive, act. An exception leaves everything as it was.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from zerodrift.config.monitoring import MonitoringConfig
+from zerodrift.config.precision import Magnitude, Precision
+from zerodrift.core import require
+from zerodrift.core.errors import InvalidValue, ZerodriftError
+from zerodrift.monitor.actions import Actions, act
+from zerodrift.monitor.archive import Archive, opened, require_ids, rollouts_of
+from zerodrift.monitor.baseline import Baseline, check_below, limits, of_canary
+from zerodrift.monitor.batch import BatchSums, Gather, batch_sums, over_ranks
+from zerodrift.monitor.breaker import Breaker
+from zerodrift.monitor.cells import UNIT
+from zerodrift.monitor.correction import Correction
+from zerodrift.monitor.decide import (
+    Outcome,
+    Settings,
+    check_labels,
+    decide,
+    expected,
+    is_probe_due,
+    with_baseline,
+    without_evidence,
+)
+from zerodrift.monitor.decision import Code, Decision, Reason, State
+from zerodrift.monitor.intake import LOGPROBS, Tokens, host, tokens_of
+from zerodrift.monitor.judge import WHOLE
+from zerodrift.monitor.report import decision_of
+from zerodrift.monitor.rewards import TEST_P, Output, against_reference, read
+from zerodrift.monitor.scalar import judge_scalar
+from zerodrift.monitor.state import MonitorState, read_state, write_state
+from zerodrift.records.directory import read_verdict
+from zerodrift.records.verdict import VerdictRecord
+
+CANARY_GROWTH = 1.25
+"""Times the expected |Δ| that an untrusted canary may show: what the policy can have done since the last step, and not
+what a fault does."""
+
+
+class Monitor:
+    """Drift, staleness and learning told apart, batch by batch, with a breaker."""
+
+    def __init__(  # noqa: PLR0913 - what a monitor is connected to, each by name
+        self,
+        config: MonitoringConfig | None = None,
+        *,
+        baseline: Baseline | VerdictRecord | str | Path | None = None,
+        precision: str = "bf16",
+        path: str | Path | None = None,
+        gather: Gather | None = None,
+        archive: Archive | str | Path | None = None,
+        healthy_every: int = 100,
+        actions: Actions | None = None,
+        correction: Correction | None = None,
+    ) -> None:
+        """Everything is optional; see docs/monitor.md for what each adds.
+
+        `baseline`: a canary's (`of_canary`), an audit's verdict, or the directory of an audit. `path`: where the state is
+        kept. `gather`: gives everybody's bytes for one's own. `archive`: a directory, or anything with `append`, for batches that are
+        not trained on and one of `healthy_every` others.
+        """
+        require.whole(
+            InvalidValue, "healthy_every", healthy_every, "one of so many healthy batches is archived", 1
+        )
+        self.config = config or MonitoringConfig()
+        if isinstance(baseline, str | Path):
+            baseline = read_verdict(Path(baseline))
+        audit = baseline if isinstance(baseline, VerdictRecord) else None
+        gate = limits(self.config, Precision(precision), audit)
+        self._settings = Settings(self.config, gate, audited=audit is not None)
+        self._path = None if path is None else Path(path)
+        self._gather, self._archive, self._correction = gather, opened(archive), correction
+        self._healthy_every, self._actions = healthy_every, actions or Actions()
+        self._state = MonitorState() if self._path is None else read_state(self._path)
+        if isinstance(baseline, Baseline) and self._state.baseline is None:
+            check_below(baseline, gate)
+            self._state = with_baseline(self._state, baseline)
+        self._was = self._state.breaker.state
+
+    @property
+    def gate(self) -> Magnitude:
+        """What no mismatch may exceed, whatever the baseline."""
+        return self._settings.gate
+
+    @property
+    def state(self) -> State:
+        """Of the breaker."""
+        return self._state.breaker.state
+
+    @property
+    def remembered(self) -> MonitorState:
+        """All that is kept from one step to the next."""
+        return self._state
+
+    # --- observing ---------------------------------------------------------------------------------------------------
+
+    def observe(  # noqa: PLR0913 - one per thing that a trainer may know of its batch
+        self,
+        *,
+        behavior_logprobs: Any = None,
+        old_logprobs: Any = None,
+        current_logprobs: Any = None,
+        rescored_logprobs: Any = None,
+        versions: Any = None,
+        trainer_version: int | None = None,
+        mask: Any = None,
+        rewards: Any = None,
+        outputs: Sequence[Output] | None = None,
+        lengths: Any = None,
+        groups: Mapping[str, Any] | None = None,
+        reference_kl: float | None = None,
+        prompt_ids: Any = None,
+        completion_ids: Any = None,
+        step: int | None = None,
+    ) -> Decision:
+        """Judge a batch. Logprobs and versions per token: [sequence, token] with a mask, lists, or flat with lengths.
+
+        `prompt_ids` and `completion_ids` go to the archive with the rest, which needs them, and are not looked at.
+        """
+        given = {name: value for name, value in locals().items() if name != "self" and value is not None}
+        try:
+            step = self._next(step)
+            if self._archive is not None:
+                require_ids(given)
+            tokens = tokens_of(
+                {name: given.get(name) for name in LOGPROBS},
+                mask=mask, lengths=lengths, versions=versions, trainer_version=trainer_version, groups=groups,
+            )  # fmt: skip
+            check_labels(self._state, tokens.groups)
+            sums = batch_sums(
+                tokens, epsilon=self.config.clip_epsilon, baseline=self._state.baseline, expect=partial(expected, self._state),
+                correction=self._correction,
+            )  # fmt: skip
+            sums = self._with_rewards(sums, tokens, rewards, outputs)
+        except ZerodriftError:
+            self._state = msgspec.structs.replace(self._state, refused=self._state.refused + 1)
+            raise
+        if self._gather is not None:
+            sums = over_ranks(sums, self._gather)
+        outcome = decide(self._state, step, sums, trainer_version, self._settings)
+        return self._commit(step, sums, outcome, given, reference_kl)
+
+    def _next(self, step: int | None) -> int:
+        last = self._state.step
+        if step is None:
+            return 0 if last is None else last + 1
+        if isinstance(step, bool) or not isinstance(step, int):
+            raise InvalidValue(f"step is {step!r}; it counts optimizer steps")
+        if last is not None and step <= last:
+            raise InvalidValue(
+                f"step {step} came after step {last}; a batch is judged once, in order: after a resume, call rewind({step - 1})"
+            )
+        return step
+
+    def _with_rewards(self, sums: BatchSums, tokens: Tokens, rewards: Any, outputs: Any) -> BatchSums:
+        if rewards is None:
+            return sums
+        found = read(rewards, outputs, tokens.given, tokens.kept)
+        values = found.values
+        units = tokens.groups.get(UNIT)
+        if units is not None and len(values):
+            # Samples of one prompt move together; their mean is one value.
+            codes = np.unique(np.array(units), return_inverse=True)[1]
+            values = np.bincount(codes, weights=values) / np.bincount(codes)
+        return msgspec.structs.replace(
+            sums, rewards=tuple(values.tolist()), misbound=found.misbound, trips=(*sums.trips, *found.trips)
+        )
+
+    # --- committing --------------------------------------------------------------------------------------------------
+
+    def _commit(
+        self,
+        step: int,
+        sums: BatchSums,
+        outcome: Outcome,
+        given: Mapping[str, Any],
+        reference_kl: float | None = None,
+    ) -> Decision:
+        """State on the disk first, then the archive, then actions: what is killed in between stays halted."""
+        self._state = outcome.state
+        decision = decision_of(step, sums, outcome, reference_kl, enabled=self.config.circuit_breaker_enabled)
+        entered = decision.state is State.HALT and self._was is not State.HALT
+        self._was = decision.state
+        self._write()
+        sampled = self._state.observed % self._healthy_every == 0
+        if self._archive is not None and "completion_ids" in given and (not decision.train or sampled):
+            self._archive.append(rollouts_of(step, decision, given))
+        acted = act(self._actions, decision, entered_halt=entered)
+        if acted.fell_back:
+            self.half_open()
+        return msgspec.structs.replace(decision, reasons=(*decision.reasons, *acted.failed))
+
+    def _write(self) -> None:
+        if self._path is not None:
+            write_state(self._path, self._state)
+
+    # --- what else may happen ----------------------------------------------------------------------------------------
+
+    def log_step(
+        self,
+        step: int,
+        kl_estimate: float,
+        reward_mean: float | None = None,
+        *,
+        reference_kl: float | None = None,
+    ) -> Decision:
+        """The one-line form. `kl_estimate` is engine against trainer at equal weights, mean k3 per token.
+
+        `reference_kl`, the distance to a frozen policy, is recorded and never trips.
+        """
+        step = self._next(step)
+        scalar, reasons = judge_scalar(self._state.scalar, kl_estimate, reward_mean, self.gate.k3)
+        bad = bool(reasons)
+        due = is_probe_due(self._state, self.config)
+        after = msgspec.structs.replace(
+            self._state,
+            step=step,
+            scalar=scalar,
+            observed=self._state.observed + 1,
+            bad=self._state.bad + bad,
+            mismatch_seen=step,
+            breaker=self._moved(bad=bad),
+        )
+        told = {"kl_estimate": kl_estimate, "reward_mean": reward_mean, "reference_kl": reference_kl}
+        given = {name: value for name, value in told.items() if value is not None}
+        return self._commit(step, BatchSums(), Outcome(after, reasons, None, due), given, reference_kl)
+
+    def _moved(self, *, bad: bool) -> Breaker:
+        return self._state.breaker.update(bad=bad, warned=False, windows=self.config.consecutive_windows)
+
+    def trigger_alert(self, says: str = "an alert was triggered by hand") -> Decision:
+        """Count a bad window that something else saw; actions run as for any other."""
+        return self._alert(Reason(code=Code.ALERT, says=says))
+
+    def compare_rewards(self, engine: Any, reference: Any) -> Decision | None:
+        """Rewards of engine and reference on the same probe prompts; where they differ it is a bad window, else None."""
+        p_value, ours, theirs = against_reference(engine, reference)
+        if p_value >= TEST_P:
+            return None
+        says = f"on the probe prompts the engine earns {ours:.4g} and the reference {theirs:.4g}"
+        return self._alert(Reason(code=Code.ALERT, says=says, where="rewards", value=p_value, limit=TEST_P))
+
+    def _alert(self, reason: Reason) -> Decision:
+        after = msgspec.structs.replace(self._state, breaker=self._moved(bad=True), bad=self._state.bad + 1)
+        return self._commit(
+            self._state.step or 0, BatchSums(), Outcome(after, (reason,), None, probe_due=True), {}
+        )
+
+    def retake(self, behavior_logprobs: Any, trainer_logprobs: Any, *, trusted: bool = False) -> Baseline:
+        """Replace the baseline by a canary's: one that lies above the gate is refused.
+
+        A canary of the engine that is being watched may carry the fault that is being looked for: it is taken only where
+        it lies within JUMP of what is expected. `trusted` says that an engine known to be good has made it.
+        """
+        fresh = of_canary(
+            host("behavior_logprobs", behavior_logprobs), host("trainer_logprobs", trainer_logprobs)
+        )
+        old = self._state.baseline
+        check_below(fresh, self.gate)
+        if old is not None and not trusted:
+            factor = expected(self._state, WHOLE).factor
+            grown = float(np.median(np.array(fresh.scales) / np.array(old.scales))) / factor
+            if grown > CANARY_GROWTH:
+                raise InvalidValue(
+                    f"the canary shows {grown:.2f} times the |Δ| that the monitor expects; find out why, or measure with an "
+                    "engine that is known to be good and say trusted=True"
+                )
+        self._state = with_baseline(self._state, fresh)
+        self._write()
+        return fresh
+
+    def half_open(self) -> None:
+        """Somebody has looked: let batches through on probation, with charts that start from zero."""
+        self._was = State.WARN
+        self._state = without_evidence(
+            msgspec.structs.replace(self._state, breaker=self._state.breaker.half_open())
+        )
+        self._write()
+
+    def rewind(self, step: int, trainer_version: int | None = None) -> None:
+        """Training goes on from a checkpoint: the next step is the one after `step`."""
+        self._state = msgspec.structs.replace(self._state, step=step, trainer_version=trainer_version)
+        self._write()

@@ -1,0 +1,54 @@
+"""All that a monitor remembers, in one small file: a restarted training goes on where it stood, a halted one halted."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from zerodrift.core.frozen import freeze
+from zerodrift.monitor.baseline import Baseline, WarmUp
+from zerodrift.monitor.breaker import Breaker
+from zerodrift.monitor.rewards import RewardWindow
+from zerodrift.monitor.scalar import ScalarTrack
+from zerodrift.monitor.tracks import Track
+from zerodrift.records.document import read_document, write_document
+
+SCHEMA = "zerodrift.monitor/1"
+
+
+class MonitorState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Between two steps."""
+
+    schema: str = SCHEMA
+    step: int | None = None
+    """The last one that was observed."""
+    trainer_version: int | None = None
+    breaker: Breaker = Breaker()
+    baseline: Baseline | None = None
+    warm_up: WarmUp = WarmUp()
+    tracks: Mapping[str, Track] = {}
+    rewards: RewardWindow = RewardWindow()
+    scalar: ScalarTrack = ScalarTrack()
+    observed: int = 0
+    bad: int = 0
+    """Batches kept from training."""
+    refused: int = 0
+    """Calls that raised: they are no healthy batches, and no bad ones."""
+    mismatch_seen: int | None = None
+    """The last step at which a mismatch could be measured."""
+
+    def __post_init__(self) -> None:
+        """What was remembered stays."""
+        freeze(self, "tracks")
+
+
+def read_state(path: Path) -> MonitorState:
+    """What is there, or a fresh start; a file that cannot be read is refused, since it may say HALT."""
+    if not path.exists():
+        return MonitorState()
+    return read_document(path, MonitorState, SCHEMA, "state of a monitor")
+
+
+def write_state(path: Path, state: MonitorState) -> None:
+    """Whole or not at all."""
+    write_document(path, state)

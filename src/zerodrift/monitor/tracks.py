@@ -1,0 +1,152 @@
+"""One cell over time: three charts, and the little that its baseline may follow the policy.
+
+A chart is a clipped CUSUM of z. Batches differ by more than their sequences tell (other prompts, another mood of the
+policy), so z is divided by how much it varies from one batch to the next, which a lasting shift does not change.
+"""
+
+import math
+from typing import NamedTuple
+
+import msgspec
+
+from zerodrift.monitor.cells import ALL, EXCHANGEABLE, CellSums, Expected
+from zerodrift.stats.sequential import Cusum
+
+WARN, QUARANTINE = 8.0, 13.0
+"""Evidence in standard deviations. At 13 one chart in 3e6 batches is false (Siegmund), were z normal and the slack
+unused; a batch is held against about a hundred charts, and over 1,000 healthy steps the highest stood at 6. From rest no
+alarm comes in fewer than four batches: what must be seen at once is seen by its size."""
+OWN_ALLOWANCE = 1.0
+"""k of a cell that has a baseline of its own, taken from a few batches of a few tokens: that error is up to 0.6 of a
+batch's standard deviation and lasts, where k = 0.5 suits cells that are held against the whole."""
+RATE = 0.003
+"""Most that a level follows for each version of the weights: 0.3 %, or that share of |Δ| for a bias. A mismatch that
+doubles with the policy over 230 steps can be followed, one that does so in 50 cannot."""
+GAIN = 0.1
+WARM_UP = 10
+"""Batches in which a cell of its own learns where it stands; the whole watches over it meanwhile."""
+LEAST_UNITS = 4
+"""Sequences. A z of fewer is no z."""
+BOUND = 100.0
+"""Of z: an exact engine that is off by anything at all has no spread to compare with."""
+CHARTS = ("up", "down", "scale")
+MOST_SPREAD = 5.0
+"""Times the spread within a batch that batches may differ by. Moods of 6 % from batch to batch are 3.5 times."""
+_SPREAD_WEIGHT = 0.05
+GOOD = 1.0
+"""z of a batch that speaks for the end of an alarm."""
+JUMP = 2.0
+"""Times the expected |Δ| in one batch, with JUMP_Z beside it."""
+JUMP_Z = 4.0
+
+
+class Chart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One residual of one cell over time."""
+
+    cusum: Cusum = Cusum(threshold=QUARANTINE)
+    last: float | None = None
+    variance: float = 1.0
+    """Of z, by half the squared difference of neighbours."""
+    good: int = 0
+    """Good batches in a row since it alarmed; an alarm is over after as many as the breaker asks for."""
+    tripped: bool = False
+
+    def update(self, z: float) -> "Chart":
+        """With one more batch."""
+        variance = self.variance
+        z = min(max(z, -BOUND), BOUND)
+        if self.last is not None:
+            step = min((z - self.last) ** 2 / 2, MOST_SPREAD**2)
+            variance += _SPREAD_WEIGHT * (step - variance)
+        scaled = z / math.sqrt(max(1.0, variance))
+        cusum = self.cusum.update(scaled)
+        if cusum.score > 1.5 * QUARANTINE:
+            # Evidence beyond the alarm would only delay the all-clear.
+            cusum = msgspec.structs.replace(cusum, score=1.5 * QUARANTINE)
+        tripped = self.tripped or cusum.alarm
+        good = self.good + 1 if tripped and scaled < GOOD else 0
+        return Chart(cusum=cusum, last=z, variance=variance, good=good, tripped=tripped)
+
+    def closed(self, good_needed: int) -> "Chart":
+        """As it was before, once enough good batches have followed an alarm."""
+        return self.rested() if self.tripped and self.good >= good_needed else self
+
+    def rested(self) -> "Chart":
+        """Without evidence."""
+        fresh = msgspec.structs.replace(self.cusum, score=0.0)
+        return msgspec.structs.replace(self, cusum=fresh, tripped=False, good=0)
+
+
+class Track(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cell's own place beside the baseline, and its charts."""
+
+    bias: float
+    log_factor: float = 0.0
+    batches: int = 0
+    charts: tuple[Chart, Chart, Chart]
+
+    @classmethod
+    def start(cls, kind: str, expected: Expected) -> "Track":
+        """Of a cell that was not seen before."""
+        allowance = 0.5 if kind in EXCHANGEABLE else OWN_ALLOWANCE
+        chart = Chart(cusum=Cusum(allowance=allowance, threshold=QUARANTINE))
+        return cls(bias=expected.bias, log_factor=math.log(expected.factor), charts=(chart, chart, chart))
+
+    def with_charts(self, charts: tuple[Chart, ...]) -> "Track":
+        """The same place, other charts."""
+        up, down, scale = charts
+        return msgspec.structs.replace(self, charts=(up, down, scale))
+
+    def rested(self) -> "Track":
+        """Charts at rest."""
+        return self.with_charts(tuple(chart.rested() for chart in self.charts))
+
+    @property
+    def expected(self) -> Expected:
+        """What its residuals are taken against."""
+        return Expected(self.bias, math.exp(self.log_factor))
+
+    def judged(self, cell: CellSums) -> bool:
+        """Whether a batch of this cell goes into the charts."""
+        ready = cell.kind in EXCHANGEABLE or self.batches >= WARM_UP
+        return ready and cell.units >= LEAST_UNITS and cell.expected > 0
+
+    def update(self, cell: CellSums, whole: CellSums) -> "Track":
+        """With one more batch in its charts."""
+        zs = cell.z(whole)
+        return self.with_charts(tuple(chart.update(z) for chart, z in zip(self.charts, zs, strict=True)))
+
+    def follow(self, cell: CellSums, versions: int) -> "Track":
+        """Moved towards what a batch showed that was not bad; `versions` of the weights have passed."""
+        if cell.units < LEAST_UNITS or cell.size <= 0:
+            return self
+        batches, mean = self.batches + 1, cell.baseline / cell.tokens
+        own = cell.kind not in EXCHANGEABLE and batches <= WARM_UP
+        suspicious = any(chart.cusum.score >= WARN for chart in self.charts)
+        gain = (
+            1 / batches if own else 0.0 if suspicious else max(GAIN, 1 / batches if cell.kind != ALL else 0.0)
+        )
+        most = math.inf if own else RATE * versions
+        to_factor = gain * (math.log(cell.against_baseline) - self.log_factor)
+        to_bias = gain * (cell.ratio / cell.tokens - self.bias)
+        return msgspec.structs.replace(
+            self,
+            batches=batches,
+            log_factor=self.log_factor + min(max(to_factor, -most), most),
+            bias=self.bias + min(max(to_bias, -most * mean), most * mean),
+        )
+
+
+class Jumped(NamedTuple):
+    """A cell that is far off in one batch."""
+
+    times: float
+    z: float
+
+
+def jumped(cell: CellSums, whole: CellSums, factor: float) -> Jumped | None:
+    """Twice the expected |Δ| and beyond chance."""
+    if cell.units < LEAST_UNITS or cell.baseline <= 0:
+        return None
+    times, z = cell.against_baseline / factor, cell.z(whole)[2]
+    return Jumped(times, z) if times >= JUMP and z >= JUMP_Z else None

@@ -1,0 +1,287 @@
+"""The monitor's figures, each from one command:
+
+    python tests/reliability/monitor_figures.py delays       # planted faults: steps until a batch is kept back, gap named
+    python tests/reliability/monitor_figures.py incidents    # public ones, by the numbers that were published
+    python tests/reliability/monitor_figures.py honest [N]   # N trainings of 1,000 healthy steps
+    python tests/reliability/monitor_figures.py moods        # 200 healthy steps whose batches differ by 6 %
+    python tests/reliability/monitor_figures.py cost         # of a million tokens, in passes of numpy
+    python tests/reliability/monitor_figures.py memory       # over 100,000 steps
+
+`test_monitor.py` holds them to their limits.
+"""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import islice
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from monitor_streams import (
+    Batch,
+    Fault,
+    Training,
+    batch,
+    batches,
+    biased,
+    noisy,
+    one_environment,
+    one_replica,
+    scaled,
+)
+
+from zerodrift.config.monitoring import MonitoringConfig
+from zerodrift.monitor.decision import Decision, Gap, Measured, State
+from zerodrift.monitor.monitor import Monitor
+from zerodrift.monitor.rewards import BoundReward, Output, digest_of
+from zerodrift.monitor.state import MonitorState
+from zerodrift.monitor.tracks import QUARANTINE
+
+SINCE, UNTIL = 30, 60
+TRAINING = Training(steps=1000, seed=5)
+RNG = np.random.default_rng(1)
+CONFIG = MonitoringConfig(max_lag=4)
+
+
+@cache
+def stream() -> tuple[list[Batch], MonitorState]:
+    """The first steps of an honest training, and a monitor that has seen those before SINCE."""
+    rng = np.random.default_rng(TRAINING.seed)
+    steps = [batch(TRAINING, step, rng) for step in range(UNTIL)]
+    monitor = Monitor(CONFIG)
+    for each in steps[:SINCE]:
+        assert monitor.observe(**each.arguments()).state is State.OK
+    return steps, monitor.remembered
+
+
+def first_bad(fault: Fault) -> Decision | None:
+    """The first batch that is kept back, of a fault from step SINCE on."""
+    steps, state = stream()
+    monitor = Monitor(CONFIG)
+    monitor._state = state
+    for each in steps[SINCE:]:
+        decision = monitor.observe(**fault(each).arguments())
+        if not decision.train:
+            return decision
+    return None
+
+
+def grown(of: Callable[[float], Fault], per_step: float, start: float = 0.0) -> Fault:
+    """A fault that grows with every step."""
+    return lambda given: of(start + per_step * (given.step - SINCE + 1))(given)
+
+
+def stale_and_labelled(given: Batch) -> Batch:
+    """The engine keeps the weights of step SINCE and says so; samples are re-scored under their own."""
+    age = given.step - SINCE
+    old = np.minimum(given.old + RNG.normal(0, 0.02 * age**0.5, given.old.size), 0).astype(np.float32)
+    more = {"versions": SINCE, "rescored_logprobs": given.old}
+    return replace(given, old=old, more=more)
+
+
+def learning_blows_up(given: Batch) -> Batch:
+    current = np.minimum(given.old + RNG.normal(0, 1.5, given.old.size), 0)
+    return replace(given, more={"current_logprobs": current.astype(np.float32)})
+
+
+def not_a_number(given: Batch) -> Batch:
+    behavior = given.behavior.copy()
+    behavior[17] = np.nan
+    return replace(given, behavior=behavior)
+
+
+def rewards_swapped(given: Batch) -> Batch:
+    outputs = [Output(f"{given.step}-{place}", digest_of([place])) for place in range(len(given.rewards))]
+    rewards = [BoundReward(*output, value) for output, value in zip(outputs, given.rewards, strict=True)]
+    rewards[0], rewards[1] = rewards[1], rewards[0]
+    return replace(given, more={"outputs": outputs, "rewards": rewards})
+
+
+class Planted(NamedTuple):
+    """A fault, and what must be said of it."""
+
+    fault: Fault
+    gap: Gap | None = Gap.MISMATCH
+    where: str | None = ""
+    """None: wherever it shows first."""
+
+
+FAULTS = {
+    "0.2 nats everywhere": Planted(noisy(0.2, RNG)),
+    "0.2 nats on one replica of eight": Planted(noisy(0.2, RNG, one_replica), where="replica=3"),
+    "0.2 nats in one environment of four": Planted(
+        noisy(0.2, RNG, one_environment), where="environment=code"
+    ),
+    "bias of +0.002": Planted(biased(0.002)),
+    "bias of -0.002": Planted(biased(-0.002)),
+    "scale ×1.1": Planted(scaled(1.1)),
+    "bias of 0.002 on one replica of eight": Planted(biased(0.002, one_replica), where="replica=3"),
+    "scale ×1.1 on one replica of eight": Planted(scaled(1.1, one_replica), where="replica=3"),
+    "scale ×1.3 in one environment of four": Planted(scaled(1.3, one_environment), where="environment=code"),
+    "head precision, ×1.44 (Fast-LLM#525)": Planted(scaled(1.44)),
+    "stale weights, labelled fresh": Planted(grown(lambda size: noisy(size, RNG), 0.004), where=None),
+    "stale weights, labelled stale": Planted(stale_and_labelled, gap=Gap.STALENESS),
+    "a ramp of 1 % a step": Planted(grown(scaled, 0.01, 1.0)),
+    "an update of 1.5 nats": Planted(learning_blows_up, gap=Gap.UPDATE),
+    "rewards of two outputs swapped": Planted(rewards_swapped, gap=None),
+    "one NaN": Planted(not_a_number, gap=None),
+}
+
+
+def delays() -> Iterator[str]:
+    yield "| from step k on | steps until it is kept back | gap | reason | where |\n|---|---|---|---|---|"
+    for name, planted in FAULTS.items():
+        found = first_bad(planted.fault)
+        if found is None:
+            yield f"| {name} | never | | | |"
+            continue
+        bad = next(reason for reason in found.reasons if reason.bad)
+        yield f"| {name} | {found.step - SINCE} | {found.gap or ''} | `{bad.code}` | {bad.where} |"
+
+
+# --- public incidents, by the numbers that were published ---------------------------------------------------------
+
+
+def incident(healthy: float, sizes: list[float]) -> tuple[Decision | None, int]:
+    """A stream of this mean |Δ|, then one step for each of `sizes`: the decision that trips, and its place among them."""
+    rng = np.random.default_rng(9)
+    scale = healthy / 0.0216  # of the simulated training
+    monitor = Monitor()
+    for step in range(SINCE + len(sizes)):
+        given = scaled(scale)(batch(TRAINING, step, rng))
+        if step >= SINCE:
+            given = scaled(sizes[step - SINCE] / healthy)(given)
+        decision = monitor.observe(**given.arguments())
+        assert step >= SINCE or decision.state is State.OK
+        if not decision.train:
+            return decision, step - SINCE
+    return None, len(sizes)
+
+
+INCIDENTS = {
+    "trl#5312: 0.015 → 0.201 in one step": (0.015, [0.201] * 3),
+    "vime#64: 0.011 → 0.036 over 30 steps": (0.011, np.linspace(0.011, 0.036, 31)[1:].tolist()),
+    # No size was published, only that it grew with each of 17 updates and went with a restart.
+    "NeMo-RL#4018: grows with every update, here by 2 %": (0.015, [0.015 * 1.02**n for n in range(1, 18)]),
+}
+
+
+def incidents() -> Iterator[str]:
+    yield "| incident | trips at its step | mean abs Δ there | reason |\n|---|---|---|---|"
+    for name, (healthy, sizes) in INCIDENTS.items():
+        found, place = incident(healthy, sizes)
+        if found is None or not isinstance(found.mismatch, Measured):
+            yield f"| {name} | never | | |"
+            continue
+        yield f"| {name} | {place + 1} | {found.mismatch.mean_abs:.4f} | `{found.reasons[0].code}` |"
+
+
+# --- an honest training -------------------------------------------------------------------------------------------
+
+
+def honest(training: Training, until: int | None = None) -> tuple[Counter[str], float]:
+    monitor, codes = Monitor(), Counter[str]()
+    highest = 0.0
+    for each in islice(batches(training), until):
+        decision = monitor.observe(**each.arguments())
+        codes.update([str(decision.state), *(str(reason.code) for reason in decision.reasons)])
+        scores = (chart.cusum.score for track in monitor.remembered.tracks.values() for chart in track.charts)
+        highest = max(highest, *scores, 0.0)
+    return codes, highest
+
+
+def trainings(count: int) -> Iterator[str]:
+    for seed in range(count):
+        codes, highest = honest(replace(TRAINING, seed=seed))
+        yield f"seed {seed}: {dict(codes)}, highest chart {highest:.1f} of {QUARANTINE:g}"
+
+
+def moods() -> Iterator[str]:
+    """Whole batches that differ by 6 %, which their sequences do not tell."""
+    codes, highest = honest(replace(TRAINING, seed=3, mood=0.06), until=200)
+    yield f"200 steps: {dict(codes)}, highest chart {highest:.1f} of {QUARANTINE:g}"
+
+
+# --- what it costs ------------------------------------------------------------------------------------------------
+
+
+def cheapest(work: Callable[[], Any], times: int = 15) -> float:
+    """On the processor's clock, the best of some: others use this machine too."""
+    found = []
+    for _ in range(times):
+        began = time.process_time()
+        work()
+        found.append(time.process_time() - began)
+    return min(found)
+
+
+def million() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    behavior = -rng.exponential(1.0, 1_000_000).astype(np.float32) - np.float32(0.5)
+    old = behavior + rng.normal(0, 0.015, behavior.size).astype(np.float32)
+    return {
+        "behavior_logprobs": behavior, "old_logprobs": old, "lengths": np.full(1000, 1000), "versions": 0,
+        "trainer_version": 0,
+    }  # fmt: skip
+
+
+def mean_k3(old: np.ndarray, behavior: np.ndarray) -> float:
+    """One pass: the mean of k3, in float64, since float32 does not resolve it."""
+    delta = old.astype(np.float64) - behavior
+    return float((np.expm1(delta) - delta).mean())
+
+
+def passes() -> tuple[float, float]:
+    """Seconds of one pass over a million float32 tokens, and of `observe`."""
+    given = million()
+    monitor = Monitor()
+    for _ in range(12):
+        assert monitor.observe(**given).state is State.OK
+    one = cheapest(lambda: mean_k3(given["old_logprobs"], given["behavior_logprobs"]))
+    return one, cheapest(lambda: monitor.observe(**given))
+
+
+def costs() -> Iterator[str]:
+    one, all_of = passes()
+    yield f"observe {1e3 * all_of:.1f} ms, one pass (mean k3) {1e3 * one:.2f} ms: {all_of / one:.1f} passes"
+    given = million()
+    ratio = cheapest(lambda: np.exp(given["old_logprobs"] - given["behavior_logprobs"]).mean())
+    yield f"the cheapest pass there is (mean ratio, float32) {1e3 * ratio:.2f} ms: {all_of / ratio:.1f} passes"
+
+
+def state_sizes(steps: int, every: int) -> list[int]:
+    """Bytes of all that is remembered, in the course of many small steps."""
+    rng = np.random.default_rng(0)
+    behavior = -rng.exponential(1.0, (8, 32)) - 0.5
+    groups = {"replica": list(range(8)), "environment": ["math", "code"] * 4}
+    monitor, sizes = Monitor(), []
+    for step in range(steps):
+        old = behavior + rng.normal(0, 0.01, behavior.shape)
+        monitor.observe(
+            behavior_logprobs=behavior, old_logprobs=old, versions=step, trainer_version=step, groups=groups,
+            rewards=rng.random(8),
+        )  # fmt: skip
+        if step % every == every - 1:
+            sizes.append(len(msgspec.json.encode(monitor.remembered)))
+    return sizes
+
+
+def main(words: list[str]) -> None:
+    lines = {
+        "delays": delays,
+        "incidents": incidents,
+        "honest": lambda: trainings(int(words[1]) if len(words) > 1 else 1),
+        "moods": moods,
+        "cost": costs,
+        "memory": lambda: iter([f"bytes of state every 10,000 steps: {state_sizes(100_000, 10_000)}"]),
+    }[words[0]]()
+    for line in lines:
+        print(line, flush=True)  # noqa: T201 - a program
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
