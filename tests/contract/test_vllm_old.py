@@ -84,6 +84,21 @@ def test_ids_are_those_that_the_logprobs_name(old, connect):
         backend.reset_cache()
 
 
+def test_a_count_that_is_left_out_where_it_is_zero_is_zero(old, connect):
+    """0.18.1 mentions cached tokens only where there are some."""
+    old.spoil_answer = lambda answer: answer["usage"].update(prompt_tokens_details=None)
+    assert Capability.CACHED_TOKENS not in connect().capabilities
+    old.spoil_answer = lambda answer: answer["usage"].update(
+        prompt_tokens_details={"cached_tokens": 32} if answer["usage"]["prompt_tokens"] > 32 else None
+    )
+
+    backend = connect()
+
+    assert Capability.CACHED_TOKENS in backend.capabilities
+    assert one(backend, ask(4, 5)).completions[0].cached_tokens == 0
+    assert one(backend, ask(*range(4, 40))).completions[0].cached_tokens == 32
+
+
 @pytest.mark.parametrize("release", ["0.8.5", "0.8.6.dev3+fork", "17"])
 def test_the_number_of_a_release_is_a_fact_and_decides_nothing(old, connect, release):
     old.routes["GET /version"] = lambda *_: (200, {"version": release})

@@ -29,6 +29,9 @@ from zerodrift.models import directory as model_directory
 
 DEV_MODE = "start the server with VLLM_SERVER_DEV_MODE=1"
 
+LONG_PROMPT = 300
+"""Tokens that fill a block of any prefix cache: vLLM's have 16 on a GPU and 128 on a CPU."""
+
 HINTS = {
     Capability.TOP_LOGPROBS: "start the server with --max-logprobs of at least 1 (2 where engine.route is generate)",
     Capability.SCORE: "the server must read prompt_logprobs; a newer release does",
@@ -53,6 +56,9 @@ class VllmBackend(ServerBackend):
     label_route = "/weight_info"
     _returns_ids = True
     """Releases before 0.10.2 do not know return_token_ids; the logprobs of all of them name their tokens by id."""
+
+    _silent_at_none = False
+    """It counts what came from the cache, and does not mention a count of nothing."""
 
     def __init__(
         self,
@@ -206,7 +212,7 @@ class VllmBackend(ServerBackend):
             kind=vllm_facts.logprob_kind(self._info),
             finish_reason=choice.reason,
             versions=_versions(choice, version),
-            cached_tokens=usage.cached_tokens,
+            cached_tokens=0 if self._silent_at_none and usage.cached_tokens is None else usage.cached_tokens,
             text=choice.text,
             # Of several samples only the sum is told. Ids of their own would show what the logprobs leave out.
             made=None if self._returns_ids or sampling.n > 1 else usage.completion_tokens,
@@ -267,7 +273,7 @@ class VllmBackend(ServerBackend):
             and self._reads(self._probe_body("prompt_logprobs", -7)),
             Capability.SEED: self._reads(self._probe_body("seed", "?")),
             Capability.CACHE_SALT: self._reads(self._probe_body("cache_salt", "")),
-            Capability.CACHED_TOKENS: response.usage is not None and response.usage.cached_tokens is not None,
+            Capability.CACHED_TOKENS: self._counts_cached(response),
             Capability.TOKENIZE: self._http.can("/tokenize", {"prompt": "a"}, REFUSALS | CLOSED),
             Capability.RESET_CACHE: self._ask_route("/reset_prefix_cache"),
             Capability.LOAD_WEIGHTS: self.update_path.exists,
@@ -279,6 +285,17 @@ class VllmBackend(ServerBackend):
                 self._probe_body(*(() if self._returns_ids else ("logprobs", 0)))
             ),
         }
+
+    def _counts_cached(self, first: Response) -> bool:
+        """Whether it says how much came from the cache; 0.18 says so only where something did, so it is asked twice."""
+        if first.usage is not None and first.usage.cached_tokens is not None:
+            return True
+        long = (0,) * min(self.max_model_len - 1, LONG_PROMPT)
+        body = self._route.body(long, self.model, {"max_tokens": 1, "temperature": 0})
+        answers = [parse(self._call(body), Response, self.path) for _ in range(2)]
+        counts = [answer.usage and answer.usage.cached_tokens for answer in answers]
+        self._silent_at_none = bool(counts[-1])
+        return self._silent_at_none
 
     def _names_ids(self) -> bool:
         """Whether logprobs name their tokens by id, which tells the ids of a sample where nothing else does."""
