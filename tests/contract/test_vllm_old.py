@@ -8,8 +8,9 @@ from pretend import Completions
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.vllm import VllmBackend
-from zerodrift.backends.vllm_launch import flags
+from zerodrift.backends.vllm_launch import flags, transfer_flags
 from zerodrift.backends.vllm_release import read_release
+from zerodrift.backends.vllm_update import FLAGS
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.completion import TokenAlternative
 from zerodrift.core.errors import ConfigError, EngineError, ZerodriftError
@@ -176,3 +177,26 @@ def test_a_release_is_started_with_what_it_knows(tmp_path, arguments, worker, un
     if unknown:
         with pytest.raises(ConfigError):
             read_release(EngineConfig(name="vllm", logprobs_mode="raw_logprobs"), sys.executable, where)
+
+
+@pytest.mark.parametrize(
+    ("backend", "given"),
+    [
+        ('Literal["nccl", "ipc"] | str = "nccl"', list(FLAGS)),
+        ('Literal["nccl", "ipc"] = "nccl"', []),
+        (None, []),
+    ],
+    ids=["any engine", "its own alone, as 0.18.1", "none, as 0.8.5"],
+)
+def test_our_transfer_engine_is_named_to_a_release_that_takes_it(tmp_path, backend, given):
+    (tmp_path / "vllm" / "config").mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").touch()
+    if backend is not None:
+        (tmp_path / "vllm" / "distributed" / "weight_transfer").mkdir(parents=True)
+        (tmp_path / "vllm" / "config" / "weight_transfer.py").write_text(f"backend: {backend}\n")
+    plugin = tmp_path / "plugin-1.dist-info"
+    plugin.mkdir()
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1\n")
+    (plugin / "entry_points.txt").write_text("[vllm.general_plugins]\nzerodrift = plugin:register\n")
+
+    assert transfer_flags(sys.executable, {"PYTHONPATH": str(tmp_path)}) == given
