@@ -100,6 +100,32 @@ def test_a_count_that_is_left_out_where_it_is_zero_is_zero(old, connect):
     assert one(backend, ask(*range(4, 40))).completions[0].cached_tokens == 32
 
 
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_reset_that_says_nothing_is_looked_at(old, connect, forgets):
+    seen = set()
+
+    def count(answer):
+        asked = answer["usage"]["prompt_tokens"]
+        known = asked in seen
+        seen.add(asked)
+        answer["usage"].update(prompt_tokens_details={"cached_tokens": 32} if known and asked > 32 else None)
+
+    def reset(*_):
+        if forgets:
+            seen.clear()
+        return 200, b""
+
+    old.spoil_answer = count
+    old.routes["POST /reset_prefix_cache"] = reset
+    backend = connect()
+
+    if forgets:
+        backend.reset_cache()
+    else:
+        with pytest.raises(EngineError):
+            backend.reset_cache()
+
+
 @pytest.mark.parametrize("release", ["0.8.5", "0.8.6.dev3+fork", "17"])
 def test_the_number_of_a_release_is_a_fact_and_decides_nothing(old, connect, release):
     old.routes["GET /version"] = lambda *_: (200, {"version": release})

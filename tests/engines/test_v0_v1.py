@@ -45,7 +45,6 @@ AS_IT_COMES = Setup(V1, changes=(RAW,))
 MENDED = Setup(V1)
 NEW_CONFIG = Setup(V0, "qwen3-new-config")
 STALE = Setup(V1, keeps_cache=True)
-BF16 = Setup(V1, changes=("model.dtype=bfloat16", "validation.precision=null"))
 
 Run = Callable[[Setup], Path]
 
@@ -145,13 +144,6 @@ def test_the_difference_is_told_by_what_was_proved(run: Run) -> None:
 
 def test_a_cache_that_v0_did_not_have_outlives_an_update(run: Run) -> None:
     assert principal(read_verdict(run(STALE))).cause == "weights/stale-prefix-cache"
-
-
-def test_a_head_in_bf16_is_listed(run: Run) -> None:
-    record = read_verdict(run(BF16))
-
-    assert record.verdict is Outcome.PASS
-    assert "path/head-precision" in [cause.cause for cause in record.causes]
 
 
 def test_a_config_that_v0_half_reads_is_named_by_what_it_lost(run: Run) -> None:

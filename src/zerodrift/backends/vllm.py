@@ -117,10 +117,8 @@ class VllmBackend(ServerBackend):
         self._need(Capability.RESET_CACHE)
         path = "/reset_prefix_cache"
         if (answer := self._http.post(path, None)) is None:
-            raise EngineError(
-                "this vLLM answers nothing to /reset_prefix_cache, and does not say whether it did; start it without "
-                "--enable-prefix-caching, or anew after every update"
-            )
+            self._see_reset(path)
+            return
         if not value_at(answer, "success", bool, path):
             raise EngineError(
                 "vLLM answered success=false to /reset_prefix_cache: requests still hold cached blocks; "
@@ -290,12 +288,30 @@ class VllmBackend(ServerBackend):
         """Whether it says how much came from the cache; 0.18 says so only where something did, so it is asked twice."""
         if first.usage is not None and first.usage.cached_tokens is not None:
             return True
+        self._silent_at_none = [self._cached_of_long() for _ in range(2)][-1] > 0
+        return self._silent_at_none
+
+    def _cached_of_long(self) -> int:
+        """How much of one long prompt, the same at every call, came from the cache."""
         long = (0,) * min(self.max_model_len - 1, LONG_PROMPT)
         body = self._route.body(long, self.model, {"max_tokens": 1, "temperature": 0})
-        answers = [parse(self._call(body), Response, self.path) for _ in range(2)]
-        counts = [answer.usage and answer.usage.cached_tokens for answer in answers]
-        self._silent_at_none = bool(counts[-1])
-        return self._silent_at_none
+        usage = parse(self._call(body), Response, self.path).usage
+        return (usage and usage.cached_tokens) or 0
+
+    def _see_reset(self, path: str) -> None:
+        """Releases up to 0.18 at least answer 200 and nothing else, so it is looked whether a reset forgets."""
+        if Capability.CACHED_TOKENS not in self.capabilities:
+            raise EngineError(
+                f"this vLLM answers nothing to {path}, and counts no cached tokens, so nobody can say whether it forgot; "
+                "start it without --enable-prefix-caching, or anew after every update"
+            )
+        self._cached_of_long()
+        self._http.post(path, None)
+        if cached := self._cached_of_long():
+            raise EngineError(
+                f"vLLM answered nothing to {path}, and {cached} tokens of a prompt still came from the cache; wait until "
+                "other requests are done, or use a new cache_salt"
+            )
 
     def _names_ids(self) -> bool:
         """Whether logprobs name their tokens by id, which tells the ids of a sample where nothing else does."""
