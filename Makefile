@@ -53,7 +53,7 @@ STORY := tests/engines/test_v0_v1.py
 engines-full: venv smollm2 engines ## every test on real engines, older releases too
 	$(PYTEST) -m engines --ignore=$(STORY) --no-skips -n 2 --dist loadfile
 
-# Ten gigabytes of environments, so a lane of its own; one server at a time.
+# Fourteen gigabytes of environments, so a lane of its own; one server at a time.
 v0-v1: venv ## vLLM 0.8.5 (V0) and 0.18.1 (V1): audits of both, and of what changed
 	engines/install vllm-0.8.5
 	engines/install vllm-0.18.1
