@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -q
 QUICK := -m "not engines and not browser and not long" --ignore=tests/faults -n 2 --dist loadfile
 
 .PHONY: demo demo-vllm test faults faults-long faults-full history bench check venv smollm2 vllm llama-cpp engines \
-	test-engines engines-full test-browser coverage profiles-long property-long long clean
+	test-engines engines-full v0-v1 test-browser coverage profiles-long property-long long clean
 
 demo: venv ## three faults planted and found, on a built-in model
 	$(BIN)/python -m zerodrift.cli.main demo
@@ -49,8 +49,15 @@ faults-full: venv smollm2 ## every fault on every model, pairs, healthy runs, in
 history: venv ## public bugs re-enacted and audited, into docs/would-have-caught.md; goes on where it stopped
 	$(BIN)/python tests/faults/would_have_caught.py
 
+STORY := tests/engines/test_v0_v1.py
 engines-full: venv smollm2 engines ## every test on real engines, older releases too
-	$(PYTEST) -m engines --no-skips -n 2 --dist loadfile
+	$(PYTEST) -m engines --ignore=$(STORY) --no-skips -n 2 --dist loadfile
+
+# Fourteen gigabytes of environments, so a lane of its own; one server at a time.
+v0-v1: venv ## vLLM 0.8.5 (V0) and 0.18.1 (V1): audits of both, and of what changed
+	engines/install vllm-0.8.5
+	engines/install vllm-0.18.1
+	$(PYTEST) $(STORY) --no-skips
 
 bench: venv smollm2 ## the exact engine beside itself over plain ops (an hour on one core)
 	$(BIN)/python -m zerodrift.cli.main bench .cache/smollm2 --json runs/bench/throughput.json

@@ -26,9 +26,11 @@ LANES = {
     "faults-full": "every fault on every model, pairs of faults, healthy engines: docs/faults.md",
     "history": "public bugs re-enacted: docs/would-have-caught.md",
     "engines-full": "every test on real engines: vLLM 0.28 and 0.32, llama.cpp",
+    "v0-v1": "vLLM 0.8.5 (V0) and 0.18.1 (V1), audited and compared: docs/v0-v1.md",
     "demo-vllm": "the demonstration on a real vLLM",
 }
-CODE = ("src", "tests", "integrations", "engines", "docs/vllm.yaml", "docs/llama-cpp.yaml", "constraints.txt")
+SETTINGS = ("docs/vllm.yaml", "docs/v0-v1.yaml", "docs/llama-cpp.yaml")
+CODE = ("src", "tests", "integrations", "engines", "constraints.txt", *SETTINGS)
 """What a lane's result depends on."""
 OLD = datetime.timedelta(days=7)
 NEVER = "never"

@@ -148,7 +148,12 @@ def test_a_failure_of_the_moment_is_no_missing_capability(
 
 
 def test_without_token_ids_there_is_nothing_to_audit(server: Pretend, connect: Connect) -> None:
-    server.spoil = lambda samples: [sample.update(tokens=[], token_ids=None) for sample in samples]
+    def spoil(samples: list[Any]) -> None:
+        for sample in samples:
+            sample.update(tokens=[], token_ids=None)
+            (sample.get("logprobs") or {}).update(tokens=["by its text"])
+
+    server.spoil = spoil
     with pytest.raises(CapabilityMissing):
         connect()
 

@@ -103,12 +103,15 @@ def _in_fp32(served: ServedModel) -> str:
 def _vllm(config: EngineConfig, served: ServedModel, logs: Path) -> AbstractContextManager[Backend]:
     from zerodrift.backends.vllm import VllmBackend
     from zerodrift.backends.vllm_launch import flags, launch_vllm, route_flags, transfer_flags
+    from zerodrift.backends.vllm_release import read_release
 
     def start(python: str) -> "LaunchedServer":
+        release = read_release(config, python, config.env)
         # The configuration's own come last, and win.
-        arguments = [*transfer_flags(python, config.env), *route_flags(config), *flags(config, served.dtype)]
-        patience_s = config.startup_timeout_s
-        return launch_vllm(python, served.model, arguments, config.env, logs / "vllm.log", patience_s)
+        arguments = [*transfer_flags(python, config.env), *route_flags(config)]
+        arguments += flags(config, served.dtype, release.unknown_fields)
+        env, patience_s = {**release.env, **config.env}, config.startup_timeout_s
+        return launch_vllm(python, served.model, arguments, env, logs / "vllm.log", patience_s)
 
     return _reached(config, partial(VllmBackend, route=config.route, **_options(config)), start)
 

@@ -10,9 +10,10 @@ import msgspec
 from zerodrift.backends import vllm_facts, vllm_update
 from zerodrift.backends.base import Capability
 from zerodrift.backends.http import CLOSED, REFUSALS
+from zerodrift.backends.json_path import look_up
 from zerodrift.backends.samples import Sample, parse, value_at
 from zerodrift.backends.server import MODELS, UNKNOWN, ServerBackend
-from zerodrift.backends.vllm_routes import ROUTES, Choice, Response, is_nan, likeliest
+from zerodrift.backends.vllm_routes import PREFIX, ROUTES, Choice, Response, Usage, is_nan, likeliest
 from zerodrift.core.completion import Answer, EngineFingerprint, Problem
 from zerodrift.core.errors import (
     BadAnswer,
@@ -28,6 +29,9 @@ from zerodrift.models import directory as model_directory
 
 DEV_MODE = "start the server with VLLM_SERVER_DEV_MODE=1"
 
+LONG_PROMPT = 300
+"""Tokens that fill a block of any prefix cache: vLLM's have 16 on a GPU and 128 on a CPU."""
+
 HINTS = {
     Capability.TOP_LOGPROBS: "start the server with --max-logprobs of at least 1 (2 where engine.route is generate)",
     Capability.SCORE: "the server must read prompt_logprobs; a newer release does",
@@ -36,9 +40,9 @@ HINTS = {
     Capability.TOKENIZE: "start the server without --skip-tokenizer-init",
     Capability.CACHED_TOKENS: "start the server with --enable-prompt-tokens-details",
     Capability.RESET_CACHE: DEV_MODE,
-    Capability.LOAD_WEIGHTS: DEV_MODE,
-    Capability.WEIGHT_VERSION: DEV_MODE,
-    Capability.EFFECTIVE_CONFIG: DEV_MODE,
+    Capability.LOAD_WEIGHTS: f"{DEV_MODE}; a release without /collective_rpc takes new weights by a restart alone",
+    Capability.WEIGHT_VERSION: f"{DEV_MODE}; a release without /weight_info has no label",
+    Capability.EFFECTIVE_CONFIG: f"{DEV_MODE}; an old release writes its settings as one text, which is not read",
     Capability.STREAM: "its streams must carry token_ids (return_token_ids); those of a newer release do",
 }
 """What to type where a capability is missing."""
@@ -50,6 +54,11 @@ class VllmBackend(ServerBackend):
     name = vllm_facts.ENGINE
     hints = HINTS
     label_route = "/weight_info"
+    _returns_ids = True
+    """Releases before 0.10.2 do not know return_token_ids; the logprobs of all of them name their tokens by id."""
+
+    _silent_at_none = False
+    """It counts what came from the cache, and does not mention a count of nothing."""
 
     def __init__(
         self,
@@ -107,7 +116,10 @@ class VllmBackend(ServerBackend):
         """Only an idle server can: with requests in flight it answers 200 and resets nothing."""
         self._need(Capability.RESET_CACHE)
         path = "/reset_prefix_cache"
-        if not value_at(self._http.post(path, None), "success", bool, path):
+        if (answer := self._http.post(path, None)) is None:
+            self._see_reset(path)
+            return
+        if not value_at(answer, "success", bool, path):
             raise EngineError(
                 "vLLM answered success=false to /reset_prefix_cache: requests still hold cached blocks; "
                 "wait until they are done, or use a new cache_salt"
@@ -131,6 +143,8 @@ class VllmBackend(ServerBackend):
             raise NonFinite("the engine scored a prompt with NaN; look for NaN in its weights")
         choices = self._route.choices(answer, token_ids)
         choice = parse(choices[0] if choices else None, Choice, self.path)
+        if not self._returns_ids:
+            choice.prompt_token_ids = [token_ids[0], *choice.scored_ids()]
         if choice.prompt_token_ids != list(token_ids):
             raise BadAnswer(f"{self.path} was sent {len(token_ids)} token ids, and scored others")
         return [value for value in choice.scored_prompt() if value is not None]
@@ -139,12 +153,26 @@ class VllmBackend(ServerBackend):
         self._ask_route = partial(self._has_route, method="GET")
         self.model, self.max_model_len, self._root = self._card(model)
         self._info = self._read_info()
-        self._digest = self._facts(self._info).digest
         self.update_path = vllm_update.find_path(self._info, self._ask_route)
         self._has_label = self._http.find(self.label_route) is not None
 
     def _facts(self, info: vllm_facts.ServerInfo | None) -> EngineFingerprint:
-        return vllm_facts.fingerprint(self.model, self.max_model_len, self.path, info)
+        release = self._release() if info is None else None
+        shown = vllm_facts.fingerprint(self.model, self.max_model_len, self.path, info, release)
+        if self._returns_ids:
+            return shown
+        deployment = {
+            **shown.deployment,
+            "token_ids": "those that the logprobs name; of a prompt its length alone",
+        }
+        return msgspec.structs.replace(shown, deployment=deployment)
+
+    def _release(self) -> str | None:
+        """As the server calls itself, for the record; nothing is decided by it."""
+        try:
+            return value_at(self._http.find("/version"), "version", str, "/version")
+        except BadAnswer:
+            return None
 
     def _read(self, answers: Sequence[object], request: Request, version: WeightVersion) -> Answer:
         if answers == [None]:
@@ -156,12 +184,15 @@ class VllmBackend(ServerBackend):
 
     def _numbered(self, answers: Sequence[object], request: Request) -> list[tuple[int, Any]]:
         [answer] = answers
-        cached = parse(answer, Response, self.path).cached_tokens
+        usage = parse(answer, Response, self.path).usage or Usage()
         choices = self._route.choices(answer, request.prompt.token_ids)
-        return [(value_at(choice, "index", int, self.path), (choice, cached)) for choice in choices]
+        return [(value_at(choice, "index", int, self.path), (choice, usage)) for choice in choices]
 
     def _sample(self, raw: Any, request: Request, version: WeightVersion) -> Sample:
         choice, sampling = parse(raw[0], Choice, self.path), request.sampling
+        usage: Usage = raw[1]
+        if not self._returns_ids:
+            choice.take_names(usage, request.prompt.token_ids)
         if choice.token_ids is None or choice.prompt_token_ids is None:
             raise InvalidCompletion(
                 "the engine returned no token ids, or counted others than the prompt's; it must honour return_token_ids"
@@ -179,8 +210,10 @@ class VllmBackend(ServerBackend):
             kind=vllm_facts.logprob_kind(self._info),
             finish_reason=choice.reason,
             versions=_versions(choice, version),
-            cached_tokens=raw[1],
+            cached_tokens=0 if self._silent_at_none and usage.cached_tokens is None else usage.cached_tokens,
             text=choice.text,
+            # Of several samples only the sum is told. Ids of their own would show what the logprobs leave out.
+            made=None if self._returns_ids or sampling.n > 1 else usage.completion_tokens,
         )
 
     def _call(self, body: dict[str, Any]) -> object | None:
@@ -223,11 +256,14 @@ class VllmBackend(ServerBackend):
         reply = self._http.exchange("POST", self.path, self._probe_body())
         self._route.check_open(self._http.address, reply)
         response = parse(self._http.read(self.path, reply), Response, self.path)
-        if not any(choice.get("token_ids") for choice in response.choices):
+        self._returns_ids = any(choice.get("token_ids") for choice in response.choices)
+        if not (self._returns_ids or self._names_ids()):
             raise CapabilityMissing(
-                "the server ignores return_token_ids, and text cannot be turned back into the sampled ids; "
-                "use a release of vLLM that honours it"
+                "the server ignores return_token_ids, and return_tokens_as_token_ids too, and text cannot be turned back "
+                "into the sampled ids; use a release of vLLM that honours one of them"
             )
+        # What is said of ids is a fact of the server, too.
+        self._digest = self._facts(self._info).digest
         return {
             Capability.TOP_LOGPROBS: self._takes("logprobs", 1 + self._route.more_alternatives)
             and all(self._reads(self._probe_body(name, "?")) for name in self._route.must_read),
@@ -235,15 +271,54 @@ class VllmBackend(ServerBackend):
             and self._reads(self._probe_body("prompt_logprobs", -7)),
             Capability.SEED: self._reads(self._probe_body("seed", "?")),
             Capability.CACHE_SALT: self._reads(self._probe_body("cache_salt", "")),
-            Capability.CACHED_TOKENS: response.cached_tokens is not None,
+            Capability.CACHED_TOKENS: self._counts_cached(response),
             Capability.TOKENIZE: self._http.can("/tokenize", {"prompt": "a"}, REFUSALS | CLOSED),
             Capability.RESET_CACHE: self._ask_route("/reset_prefix_cache"),
             Capability.LOAD_WEIGHTS: self.update_path.exists,
             Capability.WEIGHT_VERSION: self._has_label
             or any(choice.get("weight_versions") for choice in response.choices),
             Capability.EFFECTIVE_CONFIG: self._info is not None,
-            Capability.STREAM: self._streams(self._probe_body()),
+            # Where logprobs alone name ids, they must be asked for.
+            Capability.STREAM: self._streams(
+                self._probe_body(*(() if self._returns_ids else ("logprobs", 0)))
+            ),
         }
+
+    def _counts_cached(self, first: Response) -> bool:
+        """Whether it says how much came from the cache; 0.18 says so only where something did, so it is asked twice."""
+        if first.usage is not None and first.usage.cached_tokens is not None:
+            return True
+        self._silent_at_none = [self._cached_of_long() for _ in range(2)][-1] > 0
+        return self._silent_at_none
+
+    def _cached_of_long(self) -> int:
+        """How much of one long prompt, the same at every call, came from the cache."""
+        long = (0,) * min(self.max_model_len - 1, LONG_PROMPT)
+        body = self._route.body(long, self.model, {"max_tokens": 1, "temperature": 0})
+        usage = parse(self._call(body), Response, self.path).usage
+        return (usage and usage.cached_tokens) or 0
+
+    def _see_reset(self, path: str) -> None:
+        """Releases up to 0.18 at least answer 200 and nothing else, so it is looked whether a reset forgets."""
+        if Capability.CACHED_TOKENS not in self.capabilities:
+            raise EngineError(
+                f"this vLLM answers nothing to {path}, and counts no cached tokens, so nobody can say whether it forgot; "
+                "start it without --enable-prefix-caching, or anew after every update"
+            )
+        self._cached_of_long()
+        self._http.post(path, None)
+        if cached := self._cached_of_long():
+            raise EngineError(
+                f"vLLM answered nothing to {path}, and {cached} tokens of a prompt still came from the cache; wait until "
+                "other requests are done, or use a new cache_salt"
+            )
+
+    def _names_ids(self) -> bool:
+        """Whether logprobs name their tokens by id, which tells the ids of a sample where nothing else does."""
+        answer = self._call(self._probe_body("logprobs", 0))
+        [first, *_] = parse(answer, Response, self.path).choices or [{}]
+        names = look_up(first, "logprobs/tokens")
+        return isinstance(names, list) and bool(names) and all(str(name).startswith(PREFIX) for name in names)
 
     def _takes(self, field: str, value: object) -> bool:
         reply = self._http.exchange("POST", self.path, self._probe_body(field, value))

@@ -108,9 +108,14 @@ def logprob_kind(info: ServerInfo | None) -> LogprobKind:
     return LogprobKind.PROCESSED
 
 
-def fingerprint(model: str, max_model_len: int, route: str, info: ServerInfo | None) -> EngineFingerprint:
-    """Who computes the numbers, as far as the server shows it (without dev mode by the model's name), and how it is asked."""
-    semantic, numeric = {"model": model}, {}
+def fingerprint(
+    model: str, max_model_len: int, route: str, info: ServerInfo | None, release: str | None = None
+) -> EngineFingerprint:
+    """Who computes the numbers, as far as the server shows it, and how it is asked.
+
+    Without dev mode that is the model's name and the release, as /version has it.
+    """
+    semantic, numeric = {"model": model}, {} if release is None else {"vllm": release}
     deployment = {"max_model_len": str(max_model_len), "route": route}
     if info is not None:
         overrides = look_up(info.vllm_config, "model_config/hf_overrides")

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from zerodrift.backends.launch import LaunchedServer, free_port, launch
@@ -84,8 +84,13 @@ _OVERRIDES = re.compile(r"--hf[-_]o")
 _PLUGINS = f"""{VLLM}
 import importlib.metadata
 plugins = [point.name for point in importlib.metadata.entry_points(group="vllm.general_plugins")]
-# A release without transfer engines does not know the flag, and would not start.
-can = any(pathlib.Path(place, "distributed", "weight_transfer").is_dir() for place in places)
+# A release without transfer engines does not know the flag, and one that takes no other than its own refuses the
+# name: neither would start.
+can = any(
+    pathlib.Path(place, "distributed", "weight_transfer").is_dir()
+    and "] | str" in pathlib.Path(place, "config", "weight_transfer.py").read_text(encoding="utf-8")
+    for place in places
+)
 print(json.dumps(plugins if can else []))
 """
 
@@ -128,11 +133,14 @@ def route_flags(config: EngineConfig) -> list[str]:
     return [FLAG]
 
 
-def flags(config: EngineConfig, dtype: str) -> list[str]:
-    """Arguments for the OpenAI server; argparse takes the last of two, so `config.args` wins."""
+def flags(config: EngineConfig, dtype: str, unknown: Container[str] = ()) -> list[str]:
+    """Arguments for the OpenAI server; argparse takes the last of two, so `config.args` wins.
+
+    Of `unknown` fields (vllm_release) nothing is said: a server does not start with a flag that it does not know.
+    """
     arguments = ["--enable-prompt-tokens-details", "--dtype", dtype]
     for field, flag in VALUES.items():
-        if (value := getattr(config, field)) is not None:
+        if field not in unknown and (value := getattr(config, field)) is not None:
             arguments += [flag, str(value)]
     for field, switch in SWITCHES.items():
         if (wanted := getattr(config, field)) is not None:

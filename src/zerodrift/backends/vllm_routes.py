@@ -42,6 +42,25 @@ class Span(msgspec.Struct):
     end: int
 
 
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """What was counted."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    """Over all samples."""
+    prompt_tokens_details: _Details | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens from the prefix cache; None without --enable-prompt-tokens-details."""
+        details = self.prompt_tokens_details
+        return details.cached_tokens if details else None
+
+
 class Choice(msgspec.Struct):
     """What every route says of a sample; `logprobs` each in its own way."""
 
@@ -78,16 +97,24 @@ class Choice(msgspec.Struct):
                 raise InvalidCompletion(f"the prompt logprobs have no entry for their own token {token}")
         return [None, *scores(found.logprob for found in own if found is not None)]
 
+    def scored_ids(self) -> list[int]:
+        """Ids of the prompt but its first, by the names of the only score that each has."""
+        entries = (self.prompt_logprobs or [])[1:]
+        if any(entry is None or len(entry) != 1 for entry in entries):
+            raise InvalidCompletion(
+                "a token of the prompt has no score, or several: nobody can say which is its own"
+            )
+        return [int(name) for entry in entries for name in entry or () if name.isdecimal()]
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class Usage(msgspec.Struct):
-    """What was counted."""
-
-    prompt_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
+    def take_names(self, usage: Usage, sent: Sequence[int]) -> None:
+        """Fill in what a release without return_token_ids does not say: ids by the names that its logprobs have, and
+        the prompt that was sent, where as many tokens were counted.
+        """
+        names = (self.logprobs or {}).get("tokens")
+        if isinstance(names, list):
+            self.token_ids = [token_id(str(name)) for name in names]
+        if usage.prompt_tokens == len(sent):
+            self.prompt_token_ids = list(sent)
 
 
 class Response(msgspec.Struct):
@@ -97,12 +124,6 @@ class Response(msgspec.Struct):
     usage: Usage | None = None
     prompt_token_ids: Any = None
     prompt_logprobs: Any = None
-
-    @property
-    def cached_tokens(self) -> int | None:
-        """Prompt tokens from the prefix cache; None without --enable-prompt-tokens-details."""
-        details = self.usage.prompt_tokens_details if self.usage else None
-        return details.cached_tokens if details else None
 
 
 class Told(NamedTuple):

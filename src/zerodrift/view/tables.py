@@ -28,6 +28,13 @@ _EXPLANATIONS = {
     Part.NUMERIC: "The numbers are computed another way, which explains rounding and nothing beyond it.",
     Part.DEPLOYMENT: "Only the deployment differs, which must change nothing: look at batching, scheduling and "
     "determinism.",
+    None: "What both runs state is equal, so look at the weights and at determinism: does the second run, repeated, "
+    "give its own numbers again?",
+}
+_BEGINNINGS = {
+    Part.NUMERIC: "The numbers are computed another way",
+    Part.DEPLOYMENT: "Only the deployment differs",
+    None: "What both runs state is equal",
 }
 
 
@@ -111,24 +118,33 @@ def _cell(text: str | None) -> Text:
 
 
 def explain(comparison: Comparison) -> str:
-    """What the first part that differs means for the numbers; of those after it nothing is said."""
-    for part in Part:
-        if any(fact.part is part and _differs(fact) for fact in comparison.facts):
-            alike = comparison.measured_alike
-            return (
-                f"Only {part} facts differ, and nothing that was measured." if alike else _EXPLANATIONS[part]
-            )
+    """What the first part that differs means for the numbers; of those after it nothing is said.
+
+    Beside facts that explain no more than rounding, what a run proved is named: a release that reports something else is
+    not told by its number.
+    """
+    part = next((fact.part for fact in comparison.facts if _differs(fact)), None)
     if comparison.measured_alike:
-        return "Every fact that both runs state and every number is the same."
+        return (
+            "Every fact that both runs state and every number is the same."
+            if part is None
+            else f"Only {part} facts differ, and nothing that was measured."
+        )
+    if part in (Part.SEMANTIC, Part.QUESTIONS):
+        return _EXPLANATIONS[part]
+    return _proved(comparison, _BEGINNINGS[part]) or _EXPLANATIONS[part]
+
+
+def _proved(comparison: Comparison, beginning: str) -> str | None:
+    """What one of the runs found by itself, and the other did not."""
     if cause := next((each.name for each in comparison.causes if each.after == "fails"), None):
-        return f"What both runs state is equal, and the second run names what it found: look at {cause}."
+        return f"{beginning}, and the second run names what it found: look at {cause}."
     failed = {each.name for each in comparison.probes if each.after == "fail"}
     if failed and failed <= {"sampling", "greedy"}:
-        return "What both runs state is equal, and tokens are drawn otherwise from the same numbers: look at the sampler."
-    return (
-        "What both runs state is equal, so look at the weights and at determinism: does the second run, repeated, "
-        "give its own numbers again?"
-    )
+        return f"{beginning}, and tokens are drawn otherwise from the same numbers: look at the sampler."
+    if gone := next((each.name for each in comparison.causes if each.before == "fails"), None):
+        return f"{beginning}, and what the first run found is gone: {gone}."
+    return None
 
 
 def _differs(fact: FactChange) -> bool:

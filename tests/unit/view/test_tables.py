@@ -155,6 +155,22 @@ def test_a_fact_that_one_run_alone_states_explains_nothing(stated: tuple[str | N
     assert explain(comparison()) != explain(comparison(mean=(0.01, 0.01)))
 
 
+@pytest.mark.parametrize("parts", [(), (Part.NUMERIC, Part.DEPLOYMENT), (Part.DEPLOYMENT,)])
+def test_what_a_run_proved_is_named_beside_facts_that_explain_rounding(parts: tuple[Part, ...]) -> None:
+    """0.8.5 and 0.18.1 of vLLM differ in their number alone, as far as both state it: that is not the reason."""
+    plain = comparison(*map(fact, parts))
+    raw = "semantic/raw-logprobs"
+    found = msgspec.structs.replace(plain, causes=(Change(name=raw, before=None, after="fails"),))
+    gone = msgspec.structs.replace(plain, causes=(Change(name=raw, before="fails", after=None),))
+    listed = msgspec.structs.replace(plain, causes=(Change(name=raw, before=None, after="listed"),))
+    assert raw in explain(found)
+    assert raw in explain(gone)
+    assert len({explain(each) for each in (plain, found, gone)}) == 3
+    assert explain(listed) == explain(plain)
+    semantic = msgspec.structs.replace(found, facts=(fact(Part.SEMANTIC), *found.facts))
+    assert explain(semantic) == _EXPLANATIONS[Part.SEMANTIC]
+
+
 def test_a_change_of_the_sampler_does_not_point_at_the_weights() -> None:
     drawn = (Change(name="sampling", before="pass", after="fail"),)
     biased = (Change(name="semantic/sampling-bias", before=None, after="fails"),)
