@@ -4,7 +4,7 @@ Lines that were skipped, rollouts that were not asked for, parameters that nobod
 all limit what the numbers can prove; a reader of the verdict must see them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -86,6 +86,11 @@ def how_to_state(names: Sequence[str]) -> str:
     """What to type, or to write down, for parameters that the dump does not state."""
     told = ", ".join(_OPTIONS[name] for name in names if name in _OPTIONS)
     return f"say so with {told}" if told else "write it into the dump"
+
+
+def as_options(values: Mapping[str, float]) -> str:
+    """Parameters as they are typed; those that have no option are left out."""
+    return "".join(f" {_OPTIONS[name]} {value:.4g}" for name, value in values.items() if name in _OPTIONS)
 
 
 def with_doubt(causes: Sequence[CauseFound], judged: Sequence[RecordedRollout]) -> tuple[CauseFound, ...]:
