@@ -19,7 +19,7 @@ from zerodrift.audit.recorded.dated import Dated
 from zerodrift.audit.recorded.told_precision import Told, strictest
 from zerodrift.config.precision import Precision
 from zerodrift.drift.gates import Gates
-from zerodrift.drift.onset import Since, drift_since, e_value, sampling_since
+from zerodrift.drift.onset import Since, drift_since, odds, sampling_since
 from zerodrift.drift.parity import compare
 from zerodrift.drift.strata import Timeline
 from zerodrift.drift.tokens import TokenTable
@@ -186,5 +186,5 @@ def _as_probe(side: Side) -> ProbeResult:
     evidence = OnsetEvidence(log_e=since.log_e, unit=since.unit, first=since.first, affected=affected)
     status = Outcome.FAIL if since.alarm else Outcome.PASS
     # The likeliest step of a healthy recording is one that happened to be a little worse than the others.
-    message = since.message if side.bad else f"no {since.unit} stands out (e = {e_value(since.log_e)})"
+    message = since.message if side.bad else f"no {since.unit} stands out ({odds(since.log_e)})"
     return answered(SINCE[side.overall.probe], status, message, evidence)

@@ -164,10 +164,10 @@ def test_another_model_may_be_the_wrong_checkpoint() -> None:
 
 
 def test_every_guilty_side_is_dated() -> None:
-    assert since_in_words(sides(engine=False)).startswith("since step 4; e = ")
+    assert since_in_words(sides(engine=False)).startswith("since step 4; odds ")
     both = since_in_words(sides(engine=False, trainer=False))
-    assert both.startswith("engine since step 4; e = ")
-    assert "; trainer since step 4; e = " in both
+    assert both.startswith("engine since step 4; odds ")
+    assert "; trainer since step 4; odds " in both
     undated = Sides(
         side(Probe.PARITY, Outcome.FAIL)._replace(since=None), side(Probe.SAMPLING, Outcome.PASS), None
     )
