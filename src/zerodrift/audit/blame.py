@@ -23,7 +23,7 @@ from zerodrift.audit.recorded.conclude import Parameters, conclude, side_in_word
 from zerodrift.audit.recorded.next_command import ToType, commands
 from zerodrift.audit.recorded.reading import dump_probe, fingerprint_of, parameters_probe, unstated
 from zerodrift.audit.recorded.scored import Scored
-from zerodrift.audit.recorded.search import Search
+from zerodrift.audit.recorded.search import Found, Search
 from zerodrift.audit.recorded.shared_prompts import scoring_teacher
 from zerodrift.audit.recorded.sides import (
     Side,
@@ -124,12 +124,19 @@ class Blame:
         both = sides.guilty.keys() >= {"engine", "trainer"}
         same_numbers = both and trained is not None and agree(table, trained, scale.gates)
         self.progress.stage("attribute")
-        search = Search(scored, self.reference, self.engine, scale, trainer_scale, self.previous is not None)
+        asked_previous = self.previous is not None
+        search = Search(scored, self.reference, self.engine, scale, trainer_scale, asked_previous)
         known = search.causes(sides, rng, same_numbers=same_numbers)
         sides = sides._replace(engine=sides.engine._replace(dated=search.dated(known, sides)))
-        told = scale.told.message + nearer_than_rounding(
-            scale.told.precision, mean_of(sides.engine), scale.floor.mean
-        )
+        return self._concluded(search, sides, known, table, same_numbers=same_numbers)
+
+    def _concluded(
+        self, search: Search, sides: Sides, known: Found, table: TokenTable, *, same_numbers: bool
+    ) -> Blamed:
+        """One verdict of all that was found."""
+        scale, rollouts = search.scale, search.scored.rollouts
+        precision, mean = scale.told.precision, mean_of(sides.engine)
+        told = scale.told.message + nearer_than_rounding(precision, mean, scale.floor.mean)
         results = [
             dump_probe(self.dump, rollouts, self.selection.message, self.engine, told),
             parameters_probe(rollouts),
@@ -146,24 +153,14 @@ class Blame:
             resolution=scale.gates.mean,
         )
         to_type = commands(self.reproduce, conclusion, sides, parameters)
-        return Blamed(
-            verdict_record(
-                conclusion,
-                fingerprint_of(self.dump, rollouts, self.engine),
-                self.reference,
-                scale.told.precision,
-                scale.floor,
-                scale.gates,
-                # A record has room for one: the strictest, which passes nothing that is wrong.
-                reproduce=to_type[-1].command if to_type else self.reproduce,
-            ),
-            table,
-            _judged(scored),
-            side_in_words(conclusion.guilty, sides),
-            since_in_words(sides),
-            told,
-            to_type,
+        # A record has room for one command: the last, which passes nothing that is wrong.
+        reproduce = to_type[-1].command if to_type else self.reproduce
+        fingerprint = fingerprint_of(self.dump, rollouts, self.engine)
+        record = verdict_record(
+            conclusion, fingerprint, self.reference, precision, scale.floor, scale.gates, reproduce=reproduce
         )
+        side, since = side_in_words(conclusion.guilty, sides), since_in_words(sides)
+        return Blamed(record, table, _judged(search.scored), side, since, told, to_type)
 
     def _judge(
         self, scale: Scale, probe: Probe, table: TokenTable, order: Timeline, rng: np.random.Generator
