@@ -19,7 +19,13 @@ from zerodrift.audit.floor import ROUGHLY, measure_floor, some_of
 from zerodrift.audit.measure import tabulate
 from zerodrift.audit.progress import Progress, Silent
 from zerodrift.audit.recorded.by_parameters import told_by_parameters
-from zerodrift.audit.recorded.conclude import Parameters, conclude, side_in_words, since_in_words
+from zerodrift.audit.recorded.conclude import (
+    NOTHING_TO_DATE,
+    Parameters,
+    conclude,
+    side_in_words,
+    since_in_words,
+)
 from zerodrift.audit.recorded.next_command import ToType, commands
 from zerodrift.audit.recorded.reading import dump_probe, fingerprint_of, parameters_probe, unstated
 from zerodrift.audit.recorded.scored import Scored
@@ -159,7 +165,9 @@ class Blame:
         record = verdict_record(
             conclusion, fingerprint, self.reference, precision, scale.floor, scale.gates, reproduce=reproduce
         )
-        side, since = side_in_words(conclusion.guilty, sides), since_in_words(sides)
+        side = side_in_words(conclusion.guilty, sides)
+        # What may have been requested did not begin to go wrong.
+        since = NOTHING_TO_DATE if conclusion.unstated else since_in_words(sides)
         return Blamed(record, table, _judged(search.scored), side, since, told, to_type)
 
     def _judge(

@@ -21,6 +21,7 @@ from zerodrift.records.verdict import CauseFound, Outcome, Probe
 WEIGHT_SYNC = "weight sync"
 DUMP = "dump"
 """Guilty where rollouts were written down wrongly, by whoever wrote them."""
+NOTHING_TO_DATE = "nothing to date"
 COARSE = 1e-3
 """Nats: a top-k of 50 or a min-p of 0.01 cuts off a few thousandths."""
 ODD_CHECKPOINT = (
@@ -159,7 +160,7 @@ def since_in_words(sides: Sides) -> str:
     """When each guilty side went wrong."""
     guilty = sides.guilty
     if not guilty and sides.engine.dated is None:
-        return "nothing to date"
+        return NOTHING_TO_DATE
     guilty = guilty or {"engine": sides.engine}
     told = {name: _since(side) for name, side in guilty.items()}
     return "; ".join(words if len(told) == 1 else f"{name} {words}" for name, words in told.items())
