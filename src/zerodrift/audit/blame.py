@@ -42,7 +42,7 @@ from zerodrift.audit.recorded.sides import (
     with_trainer,
 )
 from zerodrift.audit.recorded.timeline import Selection
-from zerodrift.audit.recorded.told_precision import Scale, Told, nearer_than_rounding
+from zerodrift.audit.recorded.told_precision import Scale, Told, nearer_than_rounding, widened
 from zerodrift.audit.run import verdict_record
 from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.backends.teacher import Teacher
@@ -182,15 +182,14 @@ class Blame:
         if not told.known:
             suspect = Suspect(self.reference.model, self.reference.tokenizer, self.reference.facts)
             told = told_by_parameters(suspect, scored.measurements, self.seed) or told
-        scale = self._scale(scored, told)
-        trainer = scored.trainer_precision(self.precision)
-        if trainer is None or trainer.precision is told.precision:
-            return scale, scale if trainer is None else scale._replace(told=trainer)
-        return scale, self._scale(scored, trainer)
-
-    def _scale(self, scored: Scored, told: Told) -> Scale:
         floor = self._floor(scored, told.precision)
-        return Scale(told, floor, gates_for(PROFILES[told.precision].gate, floor))
+        scale = _scale(told, floor, scored.written_to)
+        trainer = scored.trainer_precision(self.precision)
+        if trainer is None:
+            return scale, scale
+        if trainer.precision is not told.precision:
+            floor = self._floor(scored, trainer.precision)
+        return scale, _scale(trainer, floor, scored.trainer_written_to)
 
     def _older(self) -> Teacher | None:
         """The weights from before, in the precision of the reference."""
@@ -216,6 +215,11 @@ class Blame:
             variants,
             sampled_with=[item.requested for item in some],
         )
+
+
+def _scale(told: Told, floor: Floor, written_to: float) -> Scale:
+    gates = gates_for(PROFILES[told.precision].gate, floor)
+    return Scale(told, floor, widened(gates, written_to))
 
 
 def _judged(scored: Scored) -> tuple[JudgedRollout, ...]:

@@ -11,7 +11,7 @@ from zerodrift.audit.progress import Progress
 from zerodrift.audit.recorded.accounts import Account, Numbers, accounts, size, sizes_as_recorded
 from zerodrift.audit.recorded.shared_prompts import scoring_teacher
 from zerodrift.audit.recorded.timeline import observer, timeline
-from zerodrift.audit.recorded.told_precision import Shown, Told, precision_of
+from zerodrift.audit.recorded.told_precision import Shown, Told, decimal_step, precision_of
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.teacher import Teacher
 from zerodrift.config.precision import Precision
@@ -75,6 +75,18 @@ class Scored:
             return told
         fitting += [account.sizes for account in self.accounts]
         return precision_of(None, Shown(np.min(fitting, axis=0), nats, numbers))
+
+    @cached_property
+    def written_to(self) -> float:
+        """The last decimal of the engine's numbers; 0 where all that fp32 has were written down."""
+        return decimal_step(np.concatenate([each.reported for each in self.numbers]))
+
+    @cached_property
+    def trainer_written_to(self) -> float:
+        """The last decimal of the trainer's."""
+        return decimal_step(
+            np.array([value for each in self.rollouts for value in each.trainer_logprobs or ()])
+        )
 
     def trainer_precision(self, said: Precision | None) -> Told | None:
         """That of the trainer's; None where there are none."""

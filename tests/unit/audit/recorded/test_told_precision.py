@@ -4,11 +4,14 @@ import pytest
 from zerodrift.audit.recorded.told_precision import (
     LEAST_ON_GRID,
     Shown,
+    decimal_step,
     nearer_than_rounding,
     on_bf16_grid,
     precision_of,
+    widened,
 )
 from zerodrift.config.precision import Precision
+from zerodrift.drift.gates import Gates
 
 NATS = np.ones(20)
 FP32, BF16 = np.full(20, 2e-6), np.full(20, 1e-2)
@@ -55,6 +58,23 @@ def test_numbers_that_were_rounded_to_bf16(numbers: np.ndarray, on: bool) -> Non
     assert on_bf16_grid(numbers) is on
     told = precision_of(None, Shown(BF16, NATS, numbers))
     assert (told.precision, told.known) == (Precision.BF16, on)
+
+
+@pytest.mark.parametrize(("places", "step"), [(2, 1e-3), (3, 1e-3), (4, 1e-4), (6, 1e-6), (9, 0.0)])
+def test_numbers_that_were_cut_off(places: int, step: float) -> None:
+    numbers = np.round(-np.random.default_rng(0).exponential(size=4000), places)
+    assert decimal_step(numbers) == pytest.approx(step)
+    assert decimal_step(numbers[: LEAST_ON_GRID - 1]) == 0
+    known = precision_of(None, Shown(np.full(20, 2.5e-4), NATS, numbers)).known
+    assert known is (step == pytest.approx(1e-3))
+
+
+def test_gates_allow_for_what_was_cut_off() -> None:
+    exact = -np.random.default_rng(0).exponential(size=4000)
+    off, gates = np.abs(np.round(exact, 4) - exact), widened(Gates(0.0, 0.0, 0.0, 2.0), 1e-4)
+    assert off.mean() == pytest.approx(gates.mean, rel=0.05)
+    assert np.quantile(off, 0.9) == pytest.approx(gates.p90, rel=0.05)
+    assert (off**2 / 2).mean() == pytest.approx(gates.k3, rel=0.05)
 
 
 @pytest.mark.parametrize(

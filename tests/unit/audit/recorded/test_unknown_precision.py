@@ -124,6 +124,18 @@ def test_numbers_that_were_written_in_bf16_say_so(
     assert (blamed.record.verdict, blamed.record.precision) == (Outcome.PASS, "bf16")
 
 
+@pytest.mark.parametrize("places", [3, 4])
+def test_numbers_that_were_written_with_few_decimals(
+    places: int, engine: ReferenceBackend, reference: ReferenceBackend, sampled: Sampled, judged: Judge
+) -> None:
+    cut = [
+        replace(each, logprobs=tuple(round(value, places) for value in each.logprobs))
+        for each in sampled(engine, prompts())
+    ]
+    blamed = judged(cut, reference)
+    assert (blamed.record.verdict, blamed.record.precision) == (Outcome.PASS, "fp32")
+
+
 def test_a_sound_dump_of_certainties_needs_no_precision(
     engine: ReferenceBackend, reference: ReferenceBackend, sampled: Sampled, judged: Judge
 ) -> None:
