@@ -226,7 +226,7 @@ def test_faults_of_the_trainer(fault: str, engine: ReferenceBackend, at_one: lis
     assert blamed.record.verdict is Outcome.FAIL
     assert blamed.record.guilty == "trainer"
     assert principal(blamed) == fault
-    assert blamed.since.startswith("since step 4; e = ")
+    assert blamed.since.startswith("since step 4; odds ")
     assert blamed.side.startswith("trainer: ")
 
 
@@ -283,7 +283,8 @@ def test_a_healthy_dump_that_does_not_state_its_temperature(
 ) -> None:
     blamed = judge(form(healthy))
     assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.INCONCLUSIVE, "unknown")
-    assert "does not state temperature: say so with --temperature" in blamed.record.says
+    assert "temperature 0.7" in blamed.record.says
+    assert "--temperature" in blamed.record.says
     stated = {"default": SamplingParams(temperature=0.7), "given": frozenset({"temperature"})}
     assert judge(form(healthy), **stated).record.verdict is Outcome.PASS
 

@@ -2,8 +2,9 @@
 
     python tests/reliability/healthy_dumps.py [DUMPS [KIND…]]
 
-A kind is a precision, a temperature and a top-p, as bf16:0.3:1. Nothing says which precision it was: that is for the
-numbers to tell. Exit code 1 where a healthy dump fails.
+A kind is a precision, a temperature and a top-p, as bf16:0.3:1. Of fp32 nothing is said: that is for the numbers to
+tell. They cannot tell bf16, and without a word they are not judged (`tests/unit/audit/recorded/test_unknown_precision.py`):
+it is said, as `--precision bf16` says it. Exit code 1 where a healthy dump fails.
 """
 
 import itertools
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from zerodrift.audit.blame import Blame
 from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.config.precision import Precision
 from zerodrift.core.request import SamplingParams
 from zerodrift.models.smollm2 import DEFAULT_DIRECTORY
 from zerodrift.records.dump import Dump
@@ -69,6 +71,11 @@ def dump_of(kind: Kind, model: Any, reference: ReferenceBackend, seed: int) -> D
     return Dump(format=DumpFormat.PLAIN, rollouts=tuple(read), lines=len(read))
 
 
+def said(kind: Kind) -> Precision | None:
+    """What a user would say of it."""
+    return None if kind.precision == Precision.FP32 else Precision(kind.precision)
+
+
 def say(line: str) -> None:
     """At once, because a whole run takes an hour."""
     sys.stdout.write(line + "\n")
@@ -84,7 +91,9 @@ def main(arguments: list[str]) -> int:
         began = time.process_time()
         model = AutoModelForCausalLM.from_pretrained(DEFAULT_DIRECTORY, dtype=DTYPES[kind.precision]).eval()
         verdicts = [
-            Blame(dump=dump_of(kind, model, reference, seed), reference=reference).run().record
+            Blame(dump=dump_of(kind, model, reference, seed), reference=reference, precision=said(kind))
+            .run()
+            .record
             for seed in range(count)
         ]
         outcomes = {outcome.value: sum(each.verdict is outcome for each in verdicts) for outcome in Outcome}

@@ -89,6 +89,8 @@ class Attribution(msgspec.Struct, frozen=True):
     explained_to_floor: bool
     response: Answer | None = None
     """What linear response says, where it was asked: rounding by size has no name without it."""
+    explanation: Explanation = Explanation()
+    """What was selected, as one account."""
 
     @property
     def by_value(self) -> bool:
@@ -170,6 +172,7 @@ def attribute(costs: Costs, propose: Propose, rng: np.random.Generator) -> Attri
         tuple(findings),
         float(np.nanmedian(costs.sigmas(explanation))),
         costs.at_floor(explanation),
+        explanation=explanation,
     )
 
 

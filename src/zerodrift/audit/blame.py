@@ -14,22 +14,42 @@ import msgspec
 import numpy as np
 import torch
 
+from zerodrift.audit.diagnose import Suspect
 from zerodrift.audit.floor import ROUGHLY, measure_floor, some_of
 from zerodrift.audit.measure import tabulate
 from zerodrift.audit.progress import Progress, Silent
-from zerodrift.audit.recorded.conclude import conclude, side_in_words, since_in_words
+from zerodrift.audit.recorded.by_parameters import told_by_parameters
+from zerodrift.audit.recorded.conclude import (
+    NOTHING_TO_DATE,
+    Parameters,
+    conclude,
+    side_in_words,
+    since_in_words,
+)
+from zerodrift.audit.recorded.next_command import ToType, commands
 from zerodrift.audit.recorded.reading import dump_probe, fingerprint_of, parameters_probe, unstated
 from zerodrift.audit.recorded.scored import Scored
-from zerodrift.audit.recorded.search import Search
+from zerodrift.audit.recorded.search import Found, Search
 from zerodrift.audit.recorded.shared_prompts import scoring_teacher
-from zerodrift.audit.recorded.sides import Sides, agree, judge_numbers, judge_samples, with_trainer
+from zerodrift.audit.recorded.sides import (
+    Side,
+    Sides,
+    agree,
+    judge_numbers,
+    judge_samples,
+    mean_of,
+    undecided,
+    with_trainer,
+)
 from zerodrift.audit.recorded.timeline import Selection
+from zerodrift.audit.recorded.told_precision import Scale, Told, nearer_than_rounding, widened
 from zerodrift.audit.run import verdict_record
 from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.backends.teacher import Teacher
 from zerodrift.config.precision import PROFILES, Precision
 from zerodrift.drift.floor import ROUNDED_IN, Floor
 from zerodrift.drift.gates import gates_for
+from zerodrift.drift.strata import Timeline
 from zerodrift.drift.tokens import TokenTable
 from zerodrift.records import directory as files
 from zerodrift.records.codec import write_atomically
@@ -60,6 +80,8 @@ class Blamed:
     since: str
     precision: str
     """Whose gates were taken, and who says so."""
+    to_type: tuple[ToType, ...] = ()
+    """Where there was no verdict: the commands of which one leads to it."""
 
     def write(self, directory: Path, decode: Callable[[list[int]], str]) -> None:
         """Leave a run directory that the report of an audit can be rendered from; `decode` makes text of token ids."""
@@ -95,47 +117,79 @@ class Blame:
         rng = np.random.default_rng(self.seed)
         rollouts = self.selection.of(self.dump.rollouts)
         scored = Scored(rollouts, self.reference, self._older(), self.progress)
-        told = scored.precision(self.precision)
-        floor = self._floor(scored, told.precision)
-        gates = gates_for(PROFILES[told.precision].gate, floor)
-        table = tabulate(scored.measurements, floor)
+        scale, trainer_scale = self._scales(scored)
+        table = tabulate(scored.measurements, scale.floor)
         trained = with_trainer(table, rollouts)
         sides = Sides(
-            judge_numbers(Probe.PARITY, table, scored.order, gates, rng),
+            self._judge(scale, Probe.PARITY, table, scored.order, rng),
             judge_samples(table, scored.order, rollouts),
-            None if trained is None else judge_numbers(Probe.TRAINER, trained, scored.order, gates, rng),
+            None
+            if trained is None
+            else self._judge(trainer_scale, Probe.TRAINER, trained, scored.order, rng),
         )
         both = sides.guilty.keys() >= {"engine", "trainer"}
-        same_numbers = both and trained is not None and agree(table, trained, gates)
+        same_numbers = both and trained is not None and agree(table, trained, scale.gates)
         self.progress.stage("attribute")
-        search = Search(scored, self.reference, self.engine, floor, gates, self.previous is not None)
+        asked_previous = self.previous is not None
+        search = Search(scored, self.reference, self.engine, scale, trainer_scale, asked_previous)
         known = search.causes(sides, rng, same_numbers=same_numbers)
         sides = sides._replace(engine=sides.engine._replace(dated=search.dated(known, sides)))
+        return self._concluded(search, sides, known, table, same_numbers=same_numbers)
+
+    def _concluded(
+        self, search: Search, sides: Sides, known: Found, table: TokenTable, *, same_numbers: bool
+    ) -> Blamed:
+        """One verdict of all that was found."""
+        scale, rollouts = search.scale, search.scored.rollouts
+        precision, mean = scale.told.precision, mean_of(sides.engine)
+        told = scale.told.message + nearer_than_rounding(precision, mean, scale.floor.mean)
         results = [
-            dump_probe(self.dump, rollouts, self.selection.message, self.engine, told.message),
+            dump_probe(self.dump, rollouts, self.selection.message, self.engine, told),
             parameters_probe(rollouts),
             *sides.results,
             *known.results,
         ]
+        parameters = Parameters(unstated(rollouts), known.in_force, known.by_numbers)
         conclusion = conclude(
-            sides, results, known.causes, same_numbers=same_numbers, silent=unstated(rollouts)
+            sides,
+            results,
+            known.causes,
+            same_numbers=same_numbers,
+            parameters=parameters,
+            resolution=scale.gates.mean,
         )
-        return Blamed(
-            verdict_record(
-                conclusion,
-                fingerprint_of(self.dump, rollouts, self.engine),
-                self.reference,
-                told.precision,
-                floor,
-                gates,
-                reproduce=self.reproduce,
-            ),
-            table,
-            _judged(scored),
-            side_in_words(conclusion.guilty, sides),
-            since_in_words(sides),
-            told.message,
+        to_type = commands(self.reproduce, conclusion, sides, parameters)
+        # A record has room for one command: the last, which passes nothing that is wrong.
+        reproduce = to_type[-1].command if to_type else self.reproduce
+        fingerprint = fingerprint_of(self.dump, rollouts, self.engine)
+        record = verdict_record(
+            conclusion, fingerprint, self.reference, precision, scale.floor, scale.gates, reproduce=reproduce
         )
+        side = side_in_words(conclusion.guilty, sides)
+        # What may have been requested did not begin to go wrong.
+        since = NOTHING_TO_DATE if conclusion.unstated else since_in_words(sides)
+        return Blamed(record, table, _judged(search.scored), side, since, told, to_type)
+
+    def _judge(
+        self, scale: Scale, probe: Probe, table: TokenTable, order: Timeline, rng: np.random.Generator
+    ) -> Side:
+        side = judge_numbers(probe, table, order, scale.gates, rng)
+        return undecided(side, table, order, scale.told, rng, asked_previous=self.previous is not None)
+
+    def _scales(self, scored: Scored) -> tuple[Scale, Scale]:
+        """By what the engine and the trainer are judged; each by its own precision, as far as that is known."""
+        told = scored.precision(self.precision)
+        if not told.known:
+            suspect = Suspect(self.reference.model, self.reference.tokenizer, self.reference.facts)
+            told = told_by_parameters(suspect, scored.measurements, self.seed) or told
+        floor = self._floor(scored, told.precision)
+        scale = _scale(told, floor, scored.written_to)
+        trainer = scored.trainer_precision(self.precision)
+        if trainer is None:
+            return scale, scale
+        if trainer.precision is not told.precision:
+            floor = self._floor(scored, trainer.precision)
+        return scale, _scale(trainer, floor, scored.trainer_written_to)
 
     def _older(self) -> Teacher | None:
         """The weights from before, in the precision of the reference."""
@@ -161,6 +215,11 @@ class Blame:
             variants,
             sampled_with=[item.requested for item in some],
         )
+
+
+def _scale(told: Told, floor: Floor, written_to: float) -> Scale:
+    gates = gates_for(PROFILES[told.precision].gate, floor)
+    return Scale(told, floor, widened(gates, written_to))
 
 
 def _judged(scored: Scored) -> tuple[JudgedRollout, ...]:

@@ -74,13 +74,7 @@ def diagnose(
     judged on a few, where meaning alone does not reach the floor.
     """
     model, facts = suspect.model, suspect.facts
-    width = model.config.vocab_size * torch.float32.itemsize
-    many = choose_cases(measurements, floor, gates, min(MOST_TOKENS, max(200, ROW_BYTES // width)), rng)
-    as_is = partial(Evaluator, forwards={VANILLA: vanilla_forward(model)}, stop_ids=facts.eos_token_ids)
-    semantic = SemanticProposals(
-        Costs(as_is(many)), Costs(as_is(many[:SEMANTIC_SCREEN])), facts.generation_defaults
-    )
-    attribution = attribute(semantic.costs, semantic.propose, rng)
+    attribution = by_meaning(suspect, measurements, floor, gates, rng)
     if attribution.explained_to_floor:
         return attribution
     few = choose_cases(affordable(measurements), floor, gates, FEW_TOKENS, rng)
@@ -116,6 +110,24 @@ def diagnose(
 
     attribution = attribute(everything, propose, rng)
     return attribution if attribution.by_value else _with_response(attribution, paths.model, everything, rng)
+
+
+def by_meaning(
+    suspect: Suspect,
+    measurements: Sequence[Measurement],
+    floor: Floor,
+    gates: Gates,
+    rng: np.random.Generator,
+) -> Attribution:
+    """The account that explains the measurements best, of those that need no other forward."""
+    model, facts = suspect.model, suspect.facts
+    width = model.config.vocab_size * torch.float32.itemsize
+    many = choose_cases(measurements, floor, gates, min(MOST_TOKENS, max(200, ROW_BYTES // width)), rng)
+    as_is = partial(Evaluator, forwards={VANILLA: vanilla_forward(model)}, stop_ids=facts.eos_token_ids)
+    semantic = SemanticProposals(
+        Costs(as_is(many)), Costs(as_is(many[:SEMANTIC_SCREEN])), facts.generation_defaults
+    )
+    return attribute(semantic.costs, semantic.propose, rng)
 
 
 def _with_response(

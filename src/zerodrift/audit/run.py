@@ -72,7 +72,10 @@ class Audit(AuditSetup):
         gates = self._gates(floor)
         measurements = self._measure(observed)
         table = tabulate(measurements, floor)
-        numbers, drawn = parity(table, gates, rng), samples(table, greedy=self.sampling.greedy)
+        numbers, drawn = (
+            parity(table, gates, rng),
+            samples(table, greedy=self.sampling.greedy, to_have_more="--trials"),
+        )
         results += [numbers, drawn]
         explained: tuple[CauseFound, ...] = ()
         # One sequence has no spread between sequences: what is wrong with it stays without a name.

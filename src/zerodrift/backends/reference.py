@@ -56,12 +56,16 @@ class ReferenceBackend(OwnTokenizer):
         kind: LogprobKind = LogprobKind.PROCESSED,
         batch: int = 16,
         device: Device = "cpu",
+        tokenizer: Any = None,
     ) -> None:
-        """`spec` as in `models.load`; `dtype` None takes fp64 for tiny models and fp32 for others."""
+        """`spec` as in `models.load`; `dtype` None takes fp64 for tiny models and fp32 for others.
+
+        `tokenizer` None takes the model's own.
+        """
         self.device = device
         self.spec = spec
         self.facts = models.facts(spec)
-        self.tokenizer = self.own_tokenizer = models.tokenizer(spec)
+        self.tokenizer = self.own_tokenizer = tokenizer or models.tokenizer(spec)
         self.model, digest = load_reference(spec, dtype, device)
         # Of the checkpoint, not of the model that runs: a planted fault may wrap modules of the latter.
         self._shapes = _shapes(self.model)

@@ -1,7 +1,6 @@
 """`zerodrift blame`: from recorded rollouts and a checkpoint, which side is wrong, why, and since which step?"""
 
 import re
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -93,7 +92,9 @@ def command(
     """
     from zerodrift import models
     from zerodrift.audit.blame import ENGINE, Blame
+    from zerodrift.audit.recorded.ids_alone import IdsAlone, tokenizer_or_ids
     from zerodrift.audit.recorded.timeline import Selection
+    from zerodrift.audit.session import command_line
     from zerodrift.backends.reference import ReferenceBackend
     from zerodrift.backends.registry import check_name
     from zerodrift.core.request import SamplingParams
@@ -124,7 +125,10 @@ def command(
         bar.stage("read")
         read = reading.read(dump)
         bar.stage("load")
-        reference = ReferenceBackend(model, device=device)
+        tokenizer = tokenizer_or_ids(model)
+        if isinstance(tokenizer, IdsAlone):
+            bar.note(f"{model} has no tokenizer: {IdsAlone.lost}")
+        reference = ReferenceBackend(model, device=device, tokenizer=tokenizer)
         blame = Blame(
             dump=read,
             reference=reference,
@@ -138,7 +142,8 @@ def command(
                 positions=QUICK if quick else None,
             ),
             engine=engine or ENGINE,
-            reproduce=shlex.join(["zerodrift", *sys.argv[1:]]),
+            # Without --out: a directory with a verdict is never written to again.
+            reproduce=command_line(sys.argv[1:]),
             progress=bar,
         )
         with new_directory(directory):
@@ -166,11 +171,8 @@ def _publish(blamed: "Blamed", directory: Path) -> None:
     from zerodrift.records.directory import ENVIRONMENT
     from zerodrift.view.report import write_report
     from zerodrift.view.text import print_verdict
-    from zerodrift.view.visible import visible
 
     write_atomically(directory / ENVIRONMENT, beside_a_run())
     write_report(directory)
-    print_verdict(blamed.record, console.stdout(), directory)
-    console.say(f"side   {visible(blamed.side)}")
-    console.say(f"since  {visible(blamed.since.removeprefix('since '))}")
-    console.say(f"gates  {visible(blamed.precision)}")
+    about = {"side": blamed.side, "since": blamed.since.removeprefix("since "), "gates": blamed.precision}
+    print_verdict(blamed.record, console.stdout(), directory, about=about, to_type=blamed.to_type)

@@ -27,6 +27,10 @@ PARTS = 4
 r gates multiplies E by at most r, so that steps at twice the gate would need twenty bets; one rollout alone cannot
 alarm.
 """
+LEAST_LOG_ODDS = math.log(20)
+"""Less than 20 to 1 is no evidence for a step, whichever is the likeliest."""
+MOST_LOG_ODDS = 9 * math.log(10)
+"""A billion is read, and what is longer is counted."""
 SAMPLING_VARIANCE = 20.0
 """Nats². Tokens are bet on in blocks of so much variance, about 15 tokens at 1.5 nats of entropy: small enough that a
 bounded stake is the right stake, and cut where no outcome is known yet, so that no block is chosen by what it shows."""
@@ -60,7 +64,9 @@ class Since(NamedTuple):
     def message(self) -> str:
         """The answer in words."""
         if self.first is None:
-            return f"no {self.unit} stands out (e = {e_value(self.log_e)})"
+            return f"no {self.unit} stands out ({odds(self.log_e)})"
+        if not self.alarm and self.log_e < LEAST_LOG_ODDS:
+            return f"which {self.unit} it began with cannot be told ({odds(self.log_e)})"
         known = "" if self.alarm else "probably "
         if self.began == 0:
             when = f"bad from the first recorded {self.unit} ({self.first}) on"
@@ -71,12 +77,14 @@ class Since(NamedTuple):
         weak = "" if self.alarm else ", too little to be sure"
         many = "" if len(self.labels) == 1 else "s"
         what = f"step{many}" if self.unit == "step" else f"block{many} of lines"
-        return f"{when}; e = {e_value(self.log_e)} over {len(self.labels)} {what}{weak}"
+        return f"{when}; {odds(self.log_e)} over {len(self.labels)} {what}{weak}"
 
 
-def e_value(log_e: float) -> str:
-    """An e-value for people; it may be too large for a float."""
-    return f"{math.exp(log_e):.3g}" if log_e < 700 else f"10^{log_e / math.log(10):.0f}"
+def odds(log_e: float) -> str:
+    """An e-value for people, in three digits; it may be too large for a float."""
+    if log_e >= MOST_LOG_ODDS:
+        return f"odds 10^{log_e / math.log(10):.0f} : 1"
+    return f"odds {float(f'{math.exp(log_e):.3g}'):,.10g} : 1"
 
 
 def drift_since(table: TokenTable, order: Timeline, gate: float) -> Since:

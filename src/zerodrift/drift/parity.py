@@ -59,10 +59,10 @@ def compare(table: TokenTable, gates: Gates, rng: np.random.Generator) -> Parity
     breaches = _not_sampled(excluded, int(absurd.sum()), len(possible))
     if len(delta) < LEAST_TOKENS or len(np.unique(sequence)) < 2:
         if breaches and len(possible) >= LEAST_TOKENS:
-            few = ParityEvidence(tokens=len(delta), impossible_tokens=excluded)
-            return Parity(Outcome.FAIL, _joined(breaches), few, breaches)
-        few_of = f"{len(delta)} tokens of {len(np.unique(sequence))} sequences"
-        return Parity(Outcome.INCONCLUSIVE, f"{few_of}; {LEAST_TOKENS} of 2 are needed")
+            some = ParityEvidence(tokens=len(delta), impossible_tokens=excluded)
+            return Parity(Outcome.FAIL, _joined(breaches), some, breaches)
+        few = f"there are {len(delta)} from {len(np.unique(sequence))}"
+        return Parity(Outcome.INCONCLUSIVE, f"needs at least {LEAST_TOKENS} tokens from 2 sequences; {few}")
     summary = DriftSummary.of(delta)
     interval = bootstrap_mean(np.abs(delta), sequence, rng)
     # Of all tokens, where a summary's own quantiles are those of its bins.

@@ -118,7 +118,7 @@ def _judged(p_value: float, finding: str, z: float) -> tuple[Outcome, str]:
     if p_value < SAMPLING_ALPHA:
         return Outcome.FAIL, finding
     if p_value < SAMPLING_DOUBT:
-        often = f"which chance does once in {1 / p_value:,.0f} runs: decide it with more samples (--trials)"
+        often = f"which chance does once in {1 / p_value:,.0f} runs: decide it with more samples"
         return Outcome.INCONCLUSIVE, f"{finding}, {often}"
     return Outcome.PASS, f"z = {z:+.2f}, p = {p_value:.2g}"
 
@@ -136,7 +136,9 @@ def greedy(table: TokenTable) -> Sampling:
 
 
 def _too_few(tokens: int) -> Sampling:
-    return Sampling(Outcome.INCONCLUSIVE, f"{tokens} tokens; {LEAST_TOKENS} are needed", vacuous=True)
+    return Sampling(
+        Outcome.INCONCLUSIVE, f"needs at least {LEAST_TOKENS} tokens; there are {tokens}", vacuous=True
+    )
 
 
 def _follows(table: TokenTable, possible: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -4,7 +4,7 @@ Every foreign string passes through `visible`, because a terminal obeys what it 
 on lines that are never wrapped, because people copy them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,27 @@ from zerodrift.records.case import Case
 from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
 from zerodrift.view.notation import count, number, share
 from zerodrift.view.report import REPORT
-from zerodrift.view.verdict import HEADLINES, Gauge, gauges, guilty
+from zerodrift.view.verdict import HEADLINES, Gauge, gauges, guilty, how_to
 from zerodrift.view.visible import LONGEST_TYPED, visible
 
 STYLES = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow"}
 
 
-def print_verdict(record: VerdictRecord, console: Console, run_directory: Path | None) -> None:
-    """Summarise `record`; `run_directory` None leaves out where the files are."""
-    _answer(record, console)
-    for label, typed in _to_type(record):
+def print_verdict(
+    record: VerdictRecord,
+    console: Console,
+    run_directory: Path | None,
+    *,
+    about: Mapping[str, str] | None = None,
+    to_type: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Summarise `record`; `run_directory` None leaves out where the files are.
+
+    `about` are facts that stand on top in the place of the guilty side, and `to_type` commands, with what each is for,
+    in the place of the one that the record holds.
+    """
+    _answer(record, console, about)
+    for label, typed in to_type or _to_type(record):
         copyable(label, typed, console, STYLES[record.verdict])
     for headers, rows in (
         (("cause", "gating", "explained", "evidence"), [_cause(cause) for cause in record.causes]),
@@ -47,10 +58,10 @@ def print_verdict(record: VerdictRecord, console: Console, run_directory: Path |
             copyable("report", str(report), console)
 
 
-def _answer(record: VerdictRecord, console: Console) -> None:
+def _answer(record: VerdictRecord, console: Console, about: Mapping[str, str] | None) -> None:
     verdict = (record.verdict.value, f"bold {STYLES[record.verdict]}")
     console.print(Text.assemble(verdict, f"  {HEADLINES[record.verdict]}"))
-    facts = {"guilty": guilty(record)}
+    facts = dict(about or {"guilty": guilty(record)})
     if record.to_fix:
         facts["cause"] = record.to_fix[0].cause
     facts["why"] = record.says
@@ -65,7 +76,10 @@ def _to_type(record: VerdictRecord) -> list[tuple[str, str]]:
     """Fixes, principal first; without one, where there was no verdict, the command that asks again."""
     if record.to_fix:
         principal, *others = record.to_fix
-        return [("type this", principal.fix), *((f"and for {cause.cause}", cause.fix) for cause in others)]
+        return [
+            (how_to(principal.fix), principal.fix),
+            *((f"and for {cause.cause}", cause.fix) for cause in others),
+        ]
     if record.verdict is Outcome.INCONCLUSIVE and record.reproduce:
         return [("fix what could not be judged, then", record.reproduce)]
     return []

@@ -4,6 +4,7 @@ Page and terminal say the same thing because both say what stands here. A statis
 that a missing number cannot be mistaken for a small one.
 """
 
+import re
 from typing import NamedTuple
 
 from zerodrift.records.verdict import Outcome, VerdictRecord
@@ -26,6 +27,12 @@ def guilty(record: VerdictRecord) -> str:
     return sides.get(record.guilty, record.guilty)
 
 
+def how_to(fix: str) -> str:
+    """What to do with a fix: an option, a setting or a command can be typed, and a sentence cannot."""
+    return "type this" if _TYPED.match(fix) else "do this"
+
+
+_TYPED = re.compile(r"--[a-z]|[A-Z][A-Z0-9_]+=|(GET|POST) /|(zerodrift|vllm|unset|export) ")
 # Statistic -> (what people call it, its gate); floors carry the statistic's own name.
 _STATISTICS = {
     "mean": ("mean |Δ|", "mean"),

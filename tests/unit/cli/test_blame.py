@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from zerodrift import models
 from zerodrift.audit.blame import JUDGED
 from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.cli import blame as module
 from zerodrift.cli.blame import step_range
 from zerodrift.cli.main import main
 from zerodrift.core.completion import LogprobKind
@@ -49,6 +51,28 @@ def rows() -> list[dict[str, Any]]:
     ]
 
 
+@pytest.fixture(scope="module")
+def sound() -> list[dict[str, Any]]:
+    """Rollouts at temperature 0.7, which they do not state."""
+    requests = [
+        Request(
+            Prompt((0, 5 + number, 40)),
+            SamplingParams(temperature=0.7, max_tokens=20, seed=number, ignore_eos=True),
+        )
+        for number in range(30)
+    ]
+    return [
+        {
+            "prompt_token_ids": request.prompt.token_ids,
+            "token_ids": answer.completions[0].token_ids,
+            "logprobs": answer.completions[0].logprobs,
+        }
+        for request, answer in zip(
+            requests, ReferenceBackend(MODEL, dtype="float32").generate(requests), strict=True
+        )
+    ]
+
+
 def test_the_whole_way(
     rows: list[dict[str, Any]],
     tmp_path: Path,
@@ -64,19 +88,83 @@ def test_the_whole_way(
     told = capsys.readouterr().out
     assert "semantic/raw-logprobs" in told
     assert "--logprobs-mode processed_logprobs" in told
-    assert "\nside   engine: its logprobs leave the checkpoint's\n" in told
+    # Who and since when is what one asked.
+    assert re.match(r"FAIL .*\nside   engine: .*\nsince  ", told)
     # There are no steps: blocks of lines with 200 tokens stand in, and the second begins at line eleven.
     assert re.search(r"\nsince  line 11: 20 of 20 rollouts ", told)
     assert "\ngates  fp32" in told
     record = read_verdict(out)
     assert (record.verdict, record.guilty) == (Outcome.FAIL, "engine")
     assert "temperature" not in {probe.name: probe.says for probe in record.probes}["parameters"]
-    assert record.reproduce == shlex.join(["zerodrift", "blame", *arguments])
+    # In a directory of its own.
+    assert record.reproduce == shlex.join(["zerodrift", "blame", str(dump), *options])
     assert (out / "report.html").is_file()
     assert (out / "environment.json").is_file()
     judged = list(read_lines(out / JUDGED, JudgedRollout))
     assert [row.line for row in judged] == list(range(1, 31))
     assert read_tokens(out / "tokens.parquet").num_rows == sum(row.tokens for row in judged)
+
+
+def typed(told: str) -> list[list[str]]:
+    """The arguments of every command that was printed."""
+    return [shlex.split(line)[2:] for line in told.splitlines() if line.startswith("    zerodrift blame ")]
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "verdicts"),
+    [
+        ({}, [], [0]),
+        ({"logprobs": "slightly off"}, [], [0, 1]),
+        ({"token_ids": "few"}, [], [3]),
+    ],
+    ids=["temperature", "precision", "too little"],
+)
+def test_what_is_printed_runs_as_it_is_printed(
+    change: dict[str, str],
+    options: list[str],
+    verdicts: list[int],
+    sound: list[dict[str, Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [dict(row) for row in sound]
+    if change.get("token_ids"):
+        rows = rows[:1]
+    if change.get("logprobs"):
+        options = ["--temperature", "0.7"]
+        rows = [
+            {
+                **row,
+                "logprobs": [min(0.0, value + 0.01 * (-1) ** i) for i, value in enumerate(row["logprobs"])],
+            }
+            for row in rows
+        ]
+    monkeypatch.chdir(tmp_path)
+    Path("my dump.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["my dump.jsonl", "--model", MODEL, *options, "--out", "run"]
+    monkeypatch.setattr(sys, "argv", ["zerodrift", "blame", *arguments])
+    assert blame(*arguments) == 3
+    again = typed(capsys.readouterr().out)
+    assert len(again) == len(verdicts)
+    for number, words in enumerate(again):
+        # The directory of a run is named by the second.
+        monkeypatch.setattr(module, "RUNS", tmp_path / str(number))
+        assert blame(*words) == verdicts[number]
+
+
+def test_a_checkpoint_without_a_tokenizer(
+    sound: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = models.materialise(MODEL, tmp_path / "checkpoint")
+    for file in checkpoint.glob("tokenizer*"):
+        file.unlink()
+    dump = tmp_path / "dump.jsonl"
+    dump.write_text("".join(json.dumps(row) + "\n" for row in sound))
+    options = ["--model", str(checkpoint), "--temperature", "0.7", "--out", str(tmp_path / "run")]
+    assert blame(str(dump), *options) == 0
+    assert "no tokenizer" in capsys.readouterr().err
+    assert read_tokens(tmp_path / "run" / "tokens.parquet").num_rows == 600
 
 
 @pytest.mark.parametrize(
@@ -153,6 +241,6 @@ def test_ranges_of_steps(text: str | None, bounds: tuple[int | None, int | None]
 
 
 @pytest.mark.parametrize("text", ["", ":", "a:b", "-1:3", "3-9"])
-def test_other_words_are_no_range(text: str) -> None:
+def test_other_words_are_nostep_range(text: str) -> None:
     with pytest.raises(ConfigError):
         step_range(text)

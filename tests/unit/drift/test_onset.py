@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from zerodrift.drift.onset import Since, drift_since, e_value, sampling_since
+from zerodrift.drift.onset import Since, drift_since, odds, sampling_since
 from zerodrift.drift.strata import Timeline
 from zerodrift.drift.tokens import TokenTable
 
@@ -79,7 +79,7 @@ def test_a_change_is_dated_to_the_step(healthy: int, times: float, table: Make) 
     assert found.first == 10 + healthy
     assert found.affected == tuple(range(healthy, len(means)))
     start = "bad from the first recorded step (10) on" if healthy == 0 else f"since step {10 + healthy}"
-    assert found.message.startswith(f"{start}; e = ")
+    assert found.message.startswith(f"{start}; odds ")
 
 
 def test_a_single_wild_step_is_no_alarm_and_a_passing_fault_is_told_as_one(table: Make) -> None:
@@ -89,7 +89,7 @@ def test_a_single_wild_step_is_no_alarm_and_a_passing_fault_is_told_as_one(table
     passing = [rounding(generator, 0.6 if 3 <= step < 9 else 0.01) for step in range(12)]
     found = drift_since(table(passing), order(12), GATE)
     assert found.alarm
-    assert found.message.startswith("since step 13, last seen in step 18; e = ")
+    assert found.message.startswith("since step 13, last seen in step 18; odds ")
 
 
 def test_a_wild_token_barely_moves_its_step(table: Make) -> None:
@@ -119,14 +119,27 @@ def test_a_step_of_many_rollouts_says_more_than_one_of_few(table: Make) -> None:
     assert many.began == 0
 
 
-def test_little_evidence_is_called_little(table: Make) -> None:
+def test_little_evidence_is_called_little() -> None:
+    def said(log_e: float, began: int | None = 1) -> str:
+        return Since("line", (1, 11), np.ones(2), began, log_e, False, (1,)).message
+
+    assert (
+        said(np.log(30))
+        == "probably since line 11; odds 30 : 1 over 2 blocks of lines, too little to be sure"
+    )
+    assert said(np.log(30), 0).startswith("bad from the first recorded line (1) on; odds 30 : 1")
+    # No evidence is no date.
+    assert (
+        said(np.log(1.5)) == said(np.log(1.5), 0) == "which line it began with cannot be told (odds 1.5 : 1)"
+    )
+
+
+def test_healthy_and_hardly_anything(table: Make) -> None:
     calm, off = np.full(40, 0.001), np.full(40, 0.06)
-    assert drift_since(table([calm]), order(1), GATE).message == "no step stands out (e = 1)"
+    assert drift_since(table([calm]), order(1), GATE).message == "no step stands out (odds 1 : 1)"
     found = drift_since(table([calm, off]), order(2, unit="line"), GATE)
-    assert found.message.startswith("probably since line 11; e = ")
-    assert found.message.endswith("over 2 blocks of lines, too little to be sure")
-    alone = drift_since(table([off]), order(1), GATE)
-    assert alone.message.endswith("over 1 step, too little to be sure")
+    assert (found.first, found.alarm) == (11, False)
+    assert "since" not in found.message
 
 
 @pytest.mark.parametrize("sharper", [1.5, 0.6])
@@ -147,7 +160,11 @@ def test_too_little_was_drawn_to_bet_on(table: Make) -> None:
     assert (found.began, found.log_e, found.alarm, found.affected) == (None, 0.0, False, ())
 
 
-def test_e_values_beyond_floats_can_be_told() -> None:
-    assert e_value(0.0) == "1"
-    assert e_value(2302.6) == "10^1000"
-    assert Since("step", (1,), np.zeros(1), 0, 2302.6, True, (0,)).message.endswith("e = 10^1000 over 1 step")
+def test_odds_for_people() -> None:
+    assert odds(0.0) == "odds 1 : 1"
+    assert odds(np.log(5.784)) == "odds 5.78 : 1"
+    assert odds(np.log(1.1321e6)) == "odds 1,130,000 : 1"
+    assert odds(2302.6) == "odds 10^1000 : 1"
+    assert Since("step", (1,), np.zeros(1), 0, 2302.6, True, (0,)).message.endswith(
+        "odds 10^1000 : 1 over 1 step"
+    )

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from zerodrift.records.verdict import Outcome
-from zerodrift.view.verdict import Gauge, gauges, guilty
+from zerodrift.view.verdict import Gauge, gauges, guilty, how_to
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,18 @@ def test_without_a_gate_nothing_is_broken_and_without_a_number_there_is_no_row(e
     assert gauges(examples.verdict(Outcome.INCONCLUSIVE)) == ()
     (gauge,) = gauges(examples.verdict(Outcome.PASS, metrics={"mean": 5.0, "mean_low": 1.0}, gates={}))
     assert (gauge.broken, gauge.of_gate, gauge.interval) == (False, None, None)
+
+
+@pytest.mark.parametrize(
+    ("fix", "label"),
+    [
+        ("--logprobs-mode processed_logprobs", "type this"),
+        ("TRITON_F32_DEFAULT=ieee (--dtype float32 is in force already)", "type this"),
+        ("POST /reset_prefix_cache after every update", "type this"),
+        ("deliver the update, and check it: compare logprobs after every sync", "do this"),
+        ("record log-softmax values as they are", "do this"),
+        ('set "top_p": 1 in every request, or --generation-config vllm', "do this"),
+    ],
+)
+def test_only_what_can_be_typed_is_to_be_typed(fix: str, label: str) -> None:
+    assert how_to(fix) == label

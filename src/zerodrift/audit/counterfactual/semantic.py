@@ -26,6 +26,14 @@ PICKS = {
     Pick.TOP: "semantic/wrong-token",
     Pick.NO_STOP: "semantic/eos",
 }
+_READ_AS = {
+    Pick.NEXT_ROW: "each logprob is read one position late",
+    Pick.PREVIOUS_ROW: "each logprob is read one position early",
+    Pick.NEXT_VALUE: "each logprob belongs to the token after it",
+    Pick.PREVIOUS_VALUE: "each logprob belongs to the token before it",
+    Pick.TOP: "each logprob is that of the likeliest token",
+    Pick.NO_STOP: "a token that ends an output carries zero",
+}
 
 # Values that people and model cards use; a kept set changes in steps, so a grid loses little.
 TRUNCATIONS: Mapping[str, tuple[float, ...]] = {
@@ -99,7 +107,7 @@ def _readings(explanation: Explanation) -> Iterator[Hypothesis]:
     if explanation.pick is Pick.SAMPLED:
         for pick, cause in PICKS.items():
             changed = msgspec.structs.replace(explanation, pick=pick)
-            yield Hypothesis(cause, f"the value read is that of: {pick.value}", changed)
+            yield Hypothesis(cause, _READ_AS[pick], changed)
 
 
 def _parameters(

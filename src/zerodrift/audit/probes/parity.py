@@ -7,7 +7,7 @@ from zerodrift.drift import sampling
 from zerodrift.drift.gates import Gates
 from zerodrift.drift.parity import compare
 from zerodrift.drift.tokens import TokenTable
-from zerodrift.records.verdict import Probe
+from zerodrift.records.verdict import Outcome, Probe
 
 
 def parity(
@@ -31,14 +31,23 @@ def parity(
 
 
 def samples(
-    table: TokenTable, probe: Probe = Probe.SAMPLING, *, greedy: bool, required: bool = True
+    table: TokenTable,
+    probe: Probe = Probe.SAMPLING,
+    *,
+    greedy: bool,
+    required: bool = True,
+    to_have_more: str = "",
 ) -> ProbeResult:
-    """Sampled tokens against the distribution that was asked for, greedy ones against the likeliest."""
+    """Sampled tokens against the distribution that was asked for, greedy ones against the likeliest.
+
+    `to_have_more` is the option that asks for more samples, where there is one.
+    """
     tested = sampling.greedy(table) if greedy else sampling.fidelity(table)
+    doubtful = tested.outcome is Outcome.INCONCLUSIVE and not tested.vacuous
     return ProbeResult(
         probe=probe,
         status=tested.outcome,
-        message=tested.message,
+        message=tested.message + (f" ({to_have_more})" if doubtful and to_have_more else ""),
         evidence=tested.evidence,
         required=required,
         vacuous=tested.vacuous,

@@ -6,7 +6,9 @@ is the odd one out of three, and the only honest answer is that it cannot be tol
 parameter that may have been requested, and the dump does not say.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import log
+from typing import NamedTuple
 
 from zerodrift.audit.decide import Circumstances, Decision, decide
 from zerodrift.audit.explain import LEAST_EXPLAINED
@@ -19,10 +21,40 @@ from zerodrift.records.verdict import CauseFound, Outcome, Probe
 WEIGHT_SYNC = "weight sync"
 DUMP = "dump"
 """Guilty where rollouts were written down wrongly, by whoever wrote them."""
+NOTHING_TO_DATE = "nothing to date"
+COARSE = 1e-3
+"""Nats: a top-k of 50 or a min-p of 0.01 cuts off a few thousandths."""
 ODD_CHECKPOINT = (
     "Engine and trainer agree with each other and not with the checkpoint: it is not the one that made these "
     "rollouts, or the dump leaves out how they were sampled."
 )
+
+
+class Parameters(NamedTuple):
+    """What is known of sampling parameters beyond the request."""
+
+    unstated: Sequence[str] = ()
+    """Those that the dump leaves open."""
+    in_force: Mapping[str, float] = {}
+    """Those that explain the numbers, or the samples."""
+    by_numbers: bool = False
+    """Numbers tell those exactly; samples tell them roughly."""
+
+    @property
+    def to_state(self) -> dict[str, float]:
+        """Found exactly, and not stated."""
+        return {
+            name: self.in_force[name] for name in self.in_force if name in self.unstated and self.by_numbers
+        }
+
+    def hidden_in(self, resolution: float) -> bool:
+        """They cut distributions short, and what that does to logprobs, once renormalised, is no more than `resolution`."""
+        if "top_p" in self.in_force:
+            return -log(self.in_force["top_p"]) <= resolution
+        return resolution >= COARSE and bool(self.in_force.keys() & {"top_k", "min_p"})
+
+
+AS_STATED = Parameters()
 
 
 def conclude(
@@ -31,19 +63,20 @@ def conclude(
     causes: Sequence[CauseFound],
     *,
     same_numbers: bool,
-    silent: Sequence[str] = (),
+    parameters: Parameters = AS_STATED,
+    resolution: float = 0.0,
 ) -> Decision:
-    """`same_numbers`: engine and trainer both left the reference, and for the same place; `silent`: what is not stated."""
+    """`same_numbers`: engine and trainer both left the reference, and for the same place; `resolution`: nats below which
+    the engine's numbers say nothing."""
     about = Circumstances(
-        # Numbers that are right while the samples, or the trainer's, are not contradict those under any parameters.
-        unstated=silent if "engine" in sides.guilty else (),
+        unstated=parameters.unstated if _left_open(sides, parameters, resolution) else (),
         odd_reference=same_numbers and not _named(causes),
         # Tokens that were taken and not drawn are asked about by another probe.
         required=(Probe.DUMP, Probe.PARITY, sides.samples.overall.probe),
     )
     decision = decide(results, causes, about)
     if decision.unstated:
-        return decision._replace(message=_state_it(decision.unstated))
+        return decision._replace(message=_state_it(decision.unstated, parameters))
     if about.odd_reference and decision.verdict is Outcome.INCONCLUSIVE:
         return decision._replace(message=ODD_CHECKPOINT)
     if decision.verdict is not Outcome.FAIL:
@@ -51,10 +84,29 @@ def conclude(
     return _with_sides(decision, sides, same_numbers=same_numbers)
 
 
-def _state_it(names: Sequence[str]) -> str:
+def _left_open(sides: Sides, parameters: Parameters, resolution: float) -> bool:
+    """A parameter that nobody stated may be all that is wrong.
+
+    Numbers that are right while the samples, or the trainer's, are not contradict those under any parameters, if they
+    are sharp enough: a top-p of 0.95 moves them by 0.05 nats, which is no more than bf16 does.
+    """
+    if "engine" in sides.guilty:
+        return True
+    return "sampler" in sides.guilty and parameters.hidden_in(resolution)
+
+
+def _state_it(names: Sequence[str], parameters: Parameters) -> str:
+    values = {name: value for name, value in parameters.in_force.items() if name in names}
+    if not values:
+        return (
+            f"The numbers fit the checkpoint under other parameters than were assumed, and the dump does not state "
+            f"{', '.join(names)}: {how_to_state(names)}, and ask again."
+        )
+    roughly = "" if parameters.by_numbers else "about "
+    told = ", ".join(f"{name} {roughly}{value:.4g}" for name, value in values.items())
     return (
-        f"The numbers fit the checkpoint under other parameters than were assumed, and the dump does not state "
-        f"{', '.join(names)}: {how_to_state(names)}, and ask again."
+        f"With {told} the rollouts are the checkpoint's, and the dump does not state it: if that was requested, "
+        f"{how_to_state(list(values))}, and ask again."
     )
 
 
@@ -108,7 +160,7 @@ def since_in_words(sides: Sides) -> str:
     """When each guilty side went wrong."""
     guilty = sides.guilty
     if not guilty and sides.engine.dated is None:
-        return "nothing to date"
+        return NOTHING_TO_DATE
     guilty = guilty or {"engine": sides.engine}
     told = {name: _since(side) for name, side in guilty.items()}
     return "; ".join(words if len(told) == 1 else f"{name} {words}" for name, words in told.items())

@@ -4,7 +4,7 @@ Lines that were skipped, rollouts that were not asked for, parameters that nobod
 all limit what the numbers can prove; a reader of the verdict must see them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -23,6 +23,8 @@ MOST_NAMED = 20
 """Bad lines that are named in the verdict; their number is always told."""
 MOST_BAD = 0.1
 """Share of bad lines above which the others prove nothing: what was skipped may be the fault."""
+MOST_PARAMETERS = 1
+"""Parameters that are named beside the temperature; a line has no room for nine."""
 _OPTIONS = {name: "--" + name.replace("_", "-") for name in ("temperature", "top_p", "top_k", "min_p")}
 
 
@@ -72,9 +74,17 @@ def parameters_probe(judged: Sequence[RecordedRollout]) -> ProbeResult:
         return answered(
             Probe.PARAMETERS, Outcome.PASS, "the dump states every parameter that shapes a distribution"
         )
-    taken = ", ".join(f"{name}={getattr(judged[0].sampling, name)}" for name in silent)
-    message = f"the dump does not state {', '.join(silent)}; taken as {taken}"
-    return answered(Probe.PARAMETERS, Outcome.INCONCLUSIVE, message)
+    return answered(Probe.PARAMETERS, Outcome.INCONCLUSIVE, _taken_as(silent))
+
+
+def _taken_as(silent: Sequence[str]) -> str:
+    """On one line, however many there are: what nobody states is off, and the temperature is 1."""
+    others = [name for name in silent if name != "temperature"]
+    named = others[:MOST_PARAMETERS] if len(others) > MOST_PARAMETERS + 1 else others
+    rest = f" and {len(others) - len(named)} more" if len(named) < len(others) else ""
+    told = [f"{', '.join(named)}{rest} (taken as off)"] if others else []
+    told = ["temperature (taken as 1)", *told] if "temperature" in silent else told
+    return f"not stated: {', '.join(told)}"
 
 
 def unstated(judged: Sequence[RecordedRollout]) -> list[str]:
@@ -86,6 +96,11 @@ def how_to_state(names: Sequence[str]) -> str:
     """What to type, or to write down, for parameters that the dump does not state."""
     told = ", ".join(_OPTIONS[name] for name in names if name in _OPTIONS)
     return f"say so with {told}" if told else "write it into the dump"
+
+
+def as_options(values: Mapping[str, float]) -> str:
+    """Parameters as they are typed; those that have no option are left out."""
+    return "".join(f" {_OPTIONS[name]} {value:.4g}" for name, value in values.items() if name in _OPTIONS)
 
 
 def with_doubt(causes: Sequence[CauseFound], judged: Sequence[RecordedRollout]) -> tuple[CauseFound, ...]:

@@ -11,7 +11,7 @@ from zerodrift.audit.progress import Progress
 from zerodrift.audit.recorded.accounts import Account, Numbers, accounts, size, sizes_as_recorded
 from zerodrift.audit.recorded.shared_prompts import scoring_teacher
 from zerodrift.audit.recorded.timeline import observer, timeline
-from zerodrift.audit.recorded.told_precision import Told, precision_of
+from zerodrift.audit.recorded.told_precision import Shown, Told, decimal_step, precision_of
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.teacher import Teacher
 from zerodrift.config.precision import Precision
@@ -62,21 +62,40 @@ class Scored:
         return list(accounts(self.numbers, self.order))
 
     def precision(self, said: Precision | None) -> Told:
-        """The precision that the numbers were computed in."""
-        if said is not None:
-            return precision_of(said, [], self.sizes)
+        """The precision that the engine's numbers were computed in."""
         nats = np.array([float(np.abs(each.reported).mean()) for each in self.numbers])
+        numbers = np.concatenate([each.reported for each in self.numbers])
         fitting = [
             self.sizes,
             np.array([_middle(each) for each in self.numbers]),
             *([] if self.older is None else [self.older]),
         ]
-        if precision_of(None, [np.min(fitting, axis=0)], nats).precision is not Precision.FP32:
-            fitting += [account.sizes for account in self.accounts]
-        columns = [np.min(fitting, axis=0)]
-        if any(rollout.trainer_logprobs is not None for rollout in self.rollouts):
-            columns.append(self._trainer_sizes())
-        return precision_of(None, columns, nats)
+        told = precision_of(said, Shown(np.min(fitting, axis=0), nats, numbers))
+        if told.known:
+            return told
+        fitting += [account.sizes for account in self.accounts]
+        return precision_of(None, Shown(np.min(fitting, axis=0), nats, numbers))
+
+    @cached_property
+    def written_to(self) -> float:
+        """The last decimal of the engine's numbers; 0 where all that fp32 has were written down."""
+        return decimal_step(np.concatenate([each.reported for each in self.numbers]))
+
+    @cached_property
+    def trainer_written_to(self) -> float:
+        """The last decimal of the trainer's."""
+        return decimal_step(
+            np.array([value for each in self.rollouts for value in each.trainer_logprobs or ()])
+        )
+
+    def trainer_precision(self, said: Precision | None) -> Told | None:
+        """That of the trainer's; None where there are none."""
+        scored = [each for each in self.rollouts if each.trainer_logprobs is not None]
+        if not scored:
+            return None
+        nats = np.array([float(np.abs(each.trainer_logprobs or (0.0,)).mean()) for each in self.rollouts])
+        numbers = np.concatenate([np.array(each.trainer_logprobs) for each in scored])
+        return precision_of(said, Shown(self._trainer_sizes(), nats, numbers))
 
     def _trainer_sizes(self) -> Floats:
         """Mean |Δ| of the trainer's numbers; infinite where there are none."""

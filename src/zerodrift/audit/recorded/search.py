@@ -4,13 +4,14 @@ Numbers that another base, another rollout or the weights from before predict to
 Only where none does are ids changed and scored again, and only then is everything tried that an audit tries.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from zerodrift.audit.attribute import Channel
 from zerodrift.audit.counterfactual.binding import find_misbound
 from zerodrift.audit.counterfactual.same_model import find_unrelated
 from zerodrift.audit.diagnose import Suspect, diagnose
@@ -23,6 +24,7 @@ from zerodrift.audit.recorded.reading import with_doubt
 from zerodrift.audit.recorded.rescored import Rescored
 from zerodrift.audit.recorded.scored import Scored
 from zerodrift.audit.recorded.sides import Side, Sides, judge_samples
+from zerodrift.audit.recorded.told_precision import Scale
 from zerodrift.audit.recorded.trainer import as_trainer, trainer_causes
 from zerodrift.audit.recorded.weights import Suspected, compare_weights
 from zerodrift.audit.response.signs import Signs, settled
@@ -46,6 +48,10 @@ class Found(NamedTuple):
     results: tuple[ProbeResult, ...] = ()
     faulty: Flags | None = None
     says: str = "leave the checkpoint's numbers"
+    in_force: Mapping[str, float] = {}
+    """Sampling parameters that explain the engine's numbers or samples, where such do."""
+    by_numbers: bool = False
+    """Numbers tell those to the last digit; samples tell them roughly."""
 
 
 class Search(NamedTuple):
@@ -54,10 +60,21 @@ class Search(NamedTuple):
     scored: Scored
     reference: ReferenceBackend
     engine: str
-    floor: Floor
-    gates: Gates
+    scale: Scale
+    """Of the engine's numbers."""
+    trainer_scale: Scale
     asked_previous: bool
     """Whether weights from before were at hand."""
+
+    @property
+    def floor(self) -> Floor:
+        """Of the engine's numbers."""
+        return self.scale.floor
+
+    @property
+    def gates(self) -> Gates:
+        """The same."""
+        return self.scale.gates
 
     def causes(self, sides: Sides, rng: np.random.Generator, *, same_numbers: bool) -> Found:
         """Causes of every bad side; the engine's alone where the trainer shows the same numbers."""
@@ -90,14 +107,14 @@ class Search(NamedTuple):
         written = believed(iter(self.scored.accounts), self.scored.sizes, self.gates.mean)
         if (fit := written or self._rescored.fit()) is not None:
             return self._written(fit)._replace(results=older.results)
-        return older._replace(causes=self._as_in_an_audit(side, rng))
+        return self._as_in_an_audit(side, rng)._replace(results=older.results)
 
     def _sampler(self, side: Side, rng: np.random.Generator) -> Found:
         """Padding that carries the model's own numbers passes for tokens that nobody would draw."""
         if (padded := self._padded_samples()) is not None:
             return Found((padded,))
         older = self._compare_weights(side)
-        return older if older.causes else older._replace(causes=self._as_in_an_audit(side, rng))
+        return older if older.causes else self._as_in_an_audit(side, rng)._replace(results=older.results)
 
     def _written(self, fit: Fit) -> Found:
         cause = found(fit.account.cause, self.engine, FoundBy.VALUE, fit.evidence, explained=fit.explained)
@@ -163,22 +180,24 @@ class Search(NamedTuple):
             answer.result.causes, (answer.result,), faulty, "have the numbers of the previous weights"
         )
 
-    def _as_in_an_audit(self, side: Side, rng: np.random.Generator) -> tuple[CauseFound, ...]:
+    def _as_in_an_audit(self, side: Side, rng: np.random.Generator) -> Found:
         chosen = [self.scored.measurements[i] for i in self._members(side)]
         if (swap := find_misbound(self.reference.teacher, chosen, self.gates)) is not None:
             message = (
                 f"{swap} (requests are numbered from 0 over the {len(chosen)} rollouts of the bad steps)"
             )
-            return (found("semantic/misbound-output", self.engine, FoundBy.VALUE, message),)
+            return Found((found("semantic/misbound-output", self.engine, FoundBy.VALUE, message),))
         attribution = diagnose(self._suspect, chosen, self.floor, self.gates, rng)
         if not attribution.explained_to_floor and (unrelated := self._unrelated(chosen)) is not None:
-            return (found("weights/other-model", self.engine, FoundBy.VALUE, unrelated),)
+            return Found((found("weights/other-model", self.engine, FoundBy.VALUE, unrelated),))
         told = describe(shape(tabulate(chosen, self.floor)))
         if not self.asked_previous:
             told += "; whether these are older weights, --previous CHECKPOINT tells"
         # The profile is no sign: it has a default, and what it allows for is below the gate.
         signs = Signs(to_know=OLDER_WEIGHTS)
-        return settled(attributed(attribution, self.engine, told), signs, self.engine)
+        causes = settled(attributed(attribution, self.engine, told), signs, self.engine)
+        by_numbers = all(each.channel is Channel.REPORTED for each in attribution.selected)
+        return Found(causes, in_force=attribution.explanation.sampling, by_numbers=by_numbers)
 
     def _unrelated(self, chosen: Sequence[Measurement]) -> str | None:
         """Why these are the tokens of another model; a few bad steps may hold too few to tell."""
@@ -192,7 +211,8 @@ class Search(NamedTuple):
             for i in self._members(side)
             if self.scored.rollouts[i].trainer_logprobs is not None
         ]
-        return trainer_causes(self._suspect, chosen, self.floor, self.gates, rng)
+        scale = self.trainer_scale
+        return trainer_causes(self._suspect, chosen, scale.floor, scale.gates, rng)
 
     def _members(self, side: Side) -> list[int]:
         """Rollouts of the bad steps; all where no step stands out."""

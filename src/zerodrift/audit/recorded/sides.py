@@ -10,16 +10,20 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace as replace_fields
 
 from zerodrift.audit.probes.parity import parity, samples
 from zerodrift.audit.probes.result import ProbeResult, answered
 from zerodrift.audit.recorded.copies import copies
 from zerodrift.audit.recorded.dated import Dated
+from zerodrift.audit.recorded.told_precision import Told, strictest
+from zerodrift.config.precision import Precision
 from zerodrift.drift.gates import Gates
-from zerodrift.drift.onset import Since, drift_since, e_value, sampling_since
+from zerodrift.drift.onset import Since, drift_since, odds, sampling_since
+from zerodrift.drift.parity import compare
 from zerodrift.drift.strata import Timeline
 from zerodrift.drift.tokens import TokenTable
-from zerodrift.records.evidence import OnsetEvidence
+from zerodrift.records.evidence import OnsetEvidence, ParityEvidence
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.verdict import Outcome, Probe
 
@@ -86,6 +90,47 @@ def judge_numbers(
     return Side(overall, drift_since(table, order, gates.mean))
 
 
+def mean_of(side: Side) -> float | None:
+    """Mean |Δ| of a side; None where there was too little to compare."""
+    evidence = side.overall.evidence
+    return evidence.mean if isinstance(evidence, ParityEvidence) else None
+
+
+def undecided(
+    side: Side,
+    table: TokenTable,
+    order: Timeline,
+    told: Told,
+    rng: np.random.Generator,
+    *,
+    asked_previous: bool = False,
+) -> Side:
+    """What passes by gates that nobody vouches for is not decided, unless it passes by the strictest as well."""
+    evidence = side.overall.evidence
+    if (
+        told.known
+        or side.bad
+        or side.overall.status is not Outcome.PASS
+        or not isinstance(evidence, ParityEvidence)
+    ):
+        return side
+    strict = strictest()
+    if (
+        compare(table, strict, rng).outcome is Outcome.PASS
+        and not drift_since(table, order, strict.mean).alarm
+    ):
+        return side
+    who = "trainer" if side.overall.probe is Probe.TRAINER else "engine"
+    message = (
+        f"mean |Δ| {evidence.mean:.3g} over {evidence.tokens} tokens is rounding if the {who} computed in "
+        f"{told.precision}, and other weights or a fault if it computed in {Precision.FP32}: say which with --precision"
+    )
+    if not asked_previous:
+        message += "; --previous CHECKPOINT tells whether these are older weights"
+    overall = replace_fields(side.overall, status=Outcome.INCONCLUSIVE, message=message, required=True)
+    return side._replace(overall=overall)
+
+
 def judge_samples(table: TokenTable, order: Timeline, rollouts: Sequence[RecordedRollout]) -> Side:
     """Sampled tokens against the distribution that was asked for, greedy ones against the likeliest; copies say nothing.
 
@@ -141,5 +186,5 @@ def _as_probe(side: Side) -> ProbeResult:
     evidence = OnsetEvidence(log_e=since.log_e, unit=since.unit, first=since.first, affected=affected)
     status = Outcome.FAIL if since.alarm else Outcome.PASS
     # The likeliest step of a healthy recording is one that happened to be a little worse than the others.
-    message = since.message if side.bad else f"no {since.unit} stands out (e = {e_value(since.log_e)})"
+    message = since.message if side.bad else f"no {since.unit} stands out ({odds(since.log_e)})"
     return answered(SINCE[side.overall.probe], status, message, evidence)

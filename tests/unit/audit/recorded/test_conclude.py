@@ -2,7 +2,13 @@ import numpy as np
 import pytest
 
 from zerodrift.audit.probes.result import answered, found
-from zerodrift.audit.recorded.conclude import ODD_CHECKPOINT, conclude, side_in_words, since_in_words
+from zerodrift.audit.recorded.conclude import (
+    ODD_CHECKPOINT,
+    Parameters,
+    conclude,
+    side_in_words,
+    since_in_words,
+)
 from zerodrift.audit.recorded.sides import Side, Sides
 from zerodrift.core.cause import CAUSES
 from zerodrift.drift.onset import Since
@@ -132,7 +138,7 @@ def test_what_the_dump_leaves_out_is_no_fault(
 ) -> None:
     judged = sides(engine=False, trainer=trainer)
     causes = [cause(name) for name in names]
-    concluded = conclude(judged, judged.results, causes, same_numbers=False, silent=silent)
+    concluded = conclude(judged, judged.results, causes, same_numbers=False, parameters=Parameters(silent))
     if told is None:
         assert concluded.verdict is Outcome.FAIL
     else:
@@ -144,7 +150,9 @@ def test_what_the_dump_leaves_out_is_no_fault(
 @pytest.mark.parametrize("judged", [sides(samples=False), sides(trainer=False)])
 def test_two_that_contradict_each_other_are_a_fault_whatever_was_asked_for(judged: Sides) -> None:
     causes = (cause("semantic/temperature"),)
-    concluded = conclude(judged, judged.results, causes, same_numbers=False, silent=["temperature"])
+    concluded = conclude(
+        judged, judged.results, causes, same_numbers=False, parameters=Parameters(["temperature"])
+    )
     assert concluded.verdict is Outcome.FAIL
 
 
@@ -156,10 +164,10 @@ def test_another_model_may_be_the_wrong_checkpoint() -> None:
 
 
 def test_every_guilty_side_is_dated() -> None:
-    assert since_in_words(sides(engine=False)).startswith("since step 4; e = ")
+    assert since_in_words(sides(engine=False)).startswith("since step 4; odds ")
     both = since_in_words(sides(engine=False, trainer=False))
-    assert both.startswith("engine since step 4; e = ")
-    assert "; trainer since step 4; e = " in both
+    assert both.startswith("engine since step 4; odds ")
+    assert "; trainer since step 4; odds " in both
     undated = Sides(
         side(Probe.PARITY, Outcome.FAIL)._replace(since=None), side(Probe.SAMPLING, Outcome.PASS), None
     )
@@ -182,3 +190,29 @@ def test_rollouts_that_were_written_wrongly(judged: Sides, same: bool, guilty: s
     concluded = conclude(judged, results, causes, same_numbers=same)
     assert (concluded.verdict, concluded.guilty) == (Outcome.FAIL, guilty)
     assert concluded.message == CAUSES["semantic/notation"].message
+
+
+@pytest.mark.parametrize(
+    ("in_force", "resolution", "verdict"),
+    [
+        ({"top_p": 0.95}, 0.06, Outcome.INCONCLUSIVE),
+        ({"top_p": 0.5}, 0.06, Outcome.FAIL),
+        ({"top_p": 0.95}, 1e-5, Outcome.FAIL),
+        ({"top_k": 50}, 0.06, Outcome.INCONCLUSIVE),
+        ({"top_k": 50}, 1e-5, Outcome.FAIL),
+    ],
+    ids=["hidden by bf16", "would show in bf16", "would show in fp32", "top-k, bf16", "top-k, fp32"],
+)
+def test_samples_that_an_unstated_parameter_explains(
+    in_force: dict[str, float], resolution: float, verdict: Outcome
+) -> None:
+    judged = sides(samples=False)
+    concluded = conclude(
+        judged,
+        judged.results,
+        (cause("semantic/truncation-mass"),),
+        same_numbers=False,
+        parameters=Parameters(["top_p", "top_k"], in_force),
+        resolution=resolution,
+    )
+    assert concluded.verdict is verdict

@@ -74,9 +74,12 @@ def test_parameters_that_nobody_stated(rollout: Make) -> None:
     record = parameters_probe([partly, whole]).record
     assert record.status is Outcome.INCONCLUSIVE
     assert not record.required
-    assert record.says == "the dump does not state top_p; taken as top_p=0.9"
+    assert record.says == "not stated: top_p (taken as off)"
     bare = rollout(stated=frozenset(SHAPING) - {"logit_bias", "min_tokens"})
-    assert parameters_probe([bare]).record.says.endswith("taken as logit_bias={}, min_tokens=0")
+    assert parameters_probe([bare]).record.says == "not stated: logit_bias, min_tokens (taken as off)"
+    # Nine of them are one line.
+    says = parameters_probe([rollout()]).record.says
+    assert says == "not stated: temperature (taken as 1), top_p and 7 more (taken as off)"
 
 
 def test_a_cause_that_the_dump_may_have_forgotten_to_mention(rollout: Make) -> None:

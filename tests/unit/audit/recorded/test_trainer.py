@@ -71,7 +71,7 @@ def test_a_known_account_is_named_as_a_fault_of_the_trainer(reference: Reference
 
     (cause,) = causes(reference, measured(reference, Shifted(), 6))
     assert cause.cause == "semantic/off-by-one"
-    assert cause.evidence.startswith("in the trainer's numbers: the value read is that of: previous-value")
+    assert cause.evidence.startswith("in the trainer's numbers: each logprob belongs to the token before it")
     assert cause.fix == "align the trainer's logits with its labels: those at position i-1 predict token i"
 
 
