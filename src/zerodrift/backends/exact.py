@@ -58,7 +58,9 @@ class ExactBackend(OwnTokenizer):
         """All requests at once."""
         self._check_lengths(requests)
         outputs = self.engine.generate(
-            [request.prompt for request in requests], [request.sampling for request in requests]
+            [request.prompt for request in requests],
+            [request.sampling for request in requests],
+            on_error="return",
         )
         groups: dict[str, list[Output]] = {}
         for output in outputs:
@@ -95,7 +97,8 @@ class ExactBackend(OwnTokenizer):
         """As prompts, of which the prefix cache gives nothing: every position's logits are needed."""
         asked = SamplingParams(max_tokens=1, prompt_logprobs=0, seed=0)
         scored = []
-        for output in self.engine.generate([Prompt(tuple(ids)) for ids in sequences], asked):
+        prompts = [Prompt(tuple(ids)) for ids in sequences]
+        for output in self.engine.generate(prompts, asked, on_error="return"):
             if output.problem is not None:
                 raise BadAnswer(f"a sequence cannot be scored: {output.problem.message}")
             scored.append([value for value in output.prompt_logprobs if value is not None])
