@@ -1,7 +1,6 @@
 """`zerodrift doctor`: are these settings fit for RL? Asked of a command, a file or a server, before a token is made."""
 
 import os
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,14 +18,8 @@ if TYPE_CHECKING:
 
 
 HOTTEST = 2
+CANNOT_TELL = 3
 _PUT_BACK = f"secrets are not shown; put them back before it is used, where {HIDDEN} stands"
-
-
-class Format(StrEnum):
-    """How the answer is written."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 # Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
@@ -38,13 +31,28 @@ def command(
             help="http://HOST:PORT, a vLLM command in quotes or in a file, or a YAML file.",
         ),
     ],
-    fix: Annotated[bool, typer.Option("--fix", help="Print the corrected command or file instead.")] = False,
-    form: Annotated[Format, typer.Option("--format", help="How to write the answer.")] = Format.TEXT,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Print the command or file with what is wrong corrected, instead.")
+    ] = False,
+    fix_risks: Annotated[
+        bool, typer.Option("--fix-risks", help="As --fix, and what is at risk too.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also notes, and settings that are fine.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for a program.")] = False,
     temperature: Annotated[
         float | None, typer.Option(help="What the trainer samples at, where TARGET does not say.")
     ] = None,
     kind: Annotated[
         FileKind | None, typer.Option(help="Whose file it is; default: told by its keys.")
+    ] = None,
+    vllm_version: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X.Y",
+            help="vLLM that will read it. Of other versions than the one named, defaults are unknown.",
+        ),
     ] = None,
     api_key_env: Annotated[str | None, typer.Option(help="Variable that holds the server's key.")] = None,
     probe: Annotated[
@@ -54,23 +62,26 @@ def command(
 ) -> None:
     """Are these settings fit for RL, and what to type if not?
 
-    Shows every setting in force (written, or the default of the version) with
-    a judgement: wrong, risk, note, fine, or unknown where it cannot be seen.
+    Judges every setting in force (written, or the default of the version):
+    wrong, risk, note, fine, or unknown where it cannot be seen. Notes and what
+    is fine are shown with --all.
     Exit code: 0 nothing wrong, 1 something wrong, 2 usage, 3 cannot be judged.
 
     $ zerodrift doctor "vllm serve Qwen/Qwen3-8B --dtype bfloat16"
     $ zerodrift doctor http://127.0.0.1:8000 --temperature 0.7
     $ zerodrift doctor grpo.yaml --fix > fixed.yaml
 
-    With --fix, what is wrong or at risk is changed in a single vLLM command or
-    a YAML file; the exit code is then that of the corrected text. Of a server
-    it says what to change by hand.
+    With --fix, what is wrong is changed in a single vLLM command or a YAML
+    file, with --fix-risks what is at risk as well; the exit code is then that
+    of the corrected text. Of a server it says what to change by hand.
     """
     import msgspec
 
     from zerodrift.doctor.diagnosis import diagnose
     from zerodrift.doctor.judge import fixes
     from zerodrift.doctor.open_target import is_url, open_target
+    from zerodrift.doctor.other_version import of_version
+    from zerodrift.doctor.rule import Severity
     from zerodrift.doctor.server import Server
     from zerodrift.doctor.setting import Origin, Setting
     from zerodrift.view.diagnosis import print_diagnosis
@@ -79,19 +90,23 @@ def command(
     asked = {} if temperature is None else {"temperature": Setting("temperature", temperature, Origin.ASKED)}
     key = _key(api_key_env)
     opened = Server(target, api_key=key, probe=probe) if is_url(target) else open_target(target, kind)
+    if vllm_version is not None and not is_url(target):
+        opened = of_version(opened, vllm_version)
     diagnosis, judgements = diagnose(opened, asked)
-    if fix:
-        changes = fixes(judgements)
+    if fix or fix_risks:
+        severities = (Severity.WRONG, Severity.RISK) if fix_risks else (Severity.WRONG,)
+        changes = fixes(judgements, severities)
         if (fixed := opened.corrected(changes)) is not None:
             diagnosis, judgements = diagnose(fixed, asked)
             console.say(fixed.printed().removesuffix("\n"))
             if HIDDEN in fixed.printed():
                 typer.echo(_PUT_BACK, err=True)
-        _say_changes(opened, changes, fixes(judgements), diagnosis, edited=fixed is not None)
-    elif form is Format.JSON:
+        _say_changes(opened, changes, fixes(judgements, severities), diagnosis, edited=fixed is not None)
+        _say_what_is_left(diagnosis)
+    elif as_json:
         console.say(msgspec.json.format(msgspec.json.encode(diagnosis)).decode())
     else:
-        print_diagnosis(diagnosis, console.stdout())
+        print_diagnosis(diagnosis, console.stdout(), everything=everything)
     raise typer.Exit(diagnosis.exit_code)
 
 
@@ -128,7 +143,23 @@ def _say_changes(
         typer.echo(
             f"The command that started this server cannot be known from here. {diagnosis.unseen}", err=True
         )
-    elif not changes and diagnosis.exit_code:
-        typer.echo("nothing that can be changed here; without --fix it says what is left", err=True)
     elif not changes:
-        typer.echo("nothing to change", err=True)
+        typer.echo(
+            "nothing that can be changed here" if diagnosis.exit_code else "nothing to change", err=True
+        )
+
+
+def _say_what_is_left(diagnosis: "Diagnosis") -> None:
+    """Why the exit code is what it is, and what --fix leaves alone."""
+    from zerodrift.doctor.rule import Severity
+
+    for advice in diagnosis.findings:
+        if advice.severity is Severity.WRONG:
+            cure = "; ".join([*advice.type, *([advice.do] if advice.do else [])])
+            typer.echo(f"still wrong: {advice.title} {advice.value}: {advice.message} {cure}", err=True)
+    if diagnosis.exit_code == CANNOT_TELL:
+        hidden = [row.title for row in diagnosis.settings if row.severity is Severity.UNKNOWN]
+        typer.echo(f"cannot be seen from here: {', '.join(hidden)}", err=True)
+    risks = [advice.title for advice in diagnosis.findings if advice.severity is Severity.RISK]
+    if risks:
+        typer.echo(f"at risk: {', '.join(risks)}; --fix-risks changes what can be changed of these", err=True)
