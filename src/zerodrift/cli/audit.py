@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from zerodrift.audit.session import Session
     from zerodrift.config.load import Option
     from zerodrift.config.run import RunConfig
-    from zerodrift.records.verdict import Outcome, VerdictRecord
+    from zerodrift.records.verdict import VerdictRecord
 
 RUNS = Path("runs")
 KEYS = {
@@ -64,6 +64,8 @@ TaskOption = Annotated[
     str | None, typer.Option(help="Prompts with rewards, to compare those too: sums, or module:task.")
 ]
 
+JsonOption = Annotated[bool, typer.Option("--json", help="As JSON, for a program.")]
+
 BudgetOption = Annotated[
     str | None, typer.Option(help="Time to spend, as 2m, 10m or 1h: a pilot fixes prompts and trials.")
 ]
@@ -109,6 +111,7 @@ def command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory; an unfinished one is resumed.")] = None,
     junitxml: Annotated[Path | None, typer.Option(dir_okay=False, help="Also write a JUnit file.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Is this engine the same policy as the trainer, and if not, why?
 
@@ -139,27 +142,29 @@ def command(
     if inject is not None and engine is None:
         resolved = _with_host(resolved, inject)
     session = _session(resolved, out, inject, sync=sync, resets_cache=reset_cache, budget=seconds)
-    raise typer.Exit(_run(session, junitxml).exit_code if case is None else _replay(session, case))
+    if case is not None:
+        raise typer.Exit(_replay(session, case))
+    record = _run(session, named=out is not None)
+    _publish(record, session.directory, junitxml, as_json=as_json)
+    raise typer.Exit(record.verdict.exit_code)
 
 
 @app.command("ls")
 def list_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory that holds the runs.")] = RUNS,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for a program.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List audits, newest first, finished or not.
 
     $ zerodrift audit ls
     $ zerodrift audit ls nightly --json
     """
-    import msgspec
-
     from zerodrift.view.runs import list_runs
     from zerodrift.view.tables import print_runs
 
     runs = list_runs(directory)
     if as_json:
-        console.say(msgspec.json.format(msgspec.json.encode(runs)).decode())
+        console.say_json(runs)
     elif runs:
         print_runs(runs, console.stdout())
     else:
@@ -172,9 +177,7 @@ def diff_command(
     after: Annotated[
         str, typer.Argument(metavar="RUN", help="The run to compare with it, by custom the newer.")
     ],
-    form: Annotated[
-        console.OutputFormat, typer.Option("--format", help="For people or for a program.")
-    ] = console.OutputFormat.TEXT,
+    as_json: JsonOption = False,
 ) -> None:
     """What changed between two audits, and what explains it?
 
@@ -182,7 +185,7 @@ def diff_command(
     second verdict is as good as the first or better, 1 where it is worse.
 
     $ zerodrift audit diff audit-20261115-031000 audit-20261116-031000
-    $ zerodrift audit diff runs/before runs/after --format json
+    $ zerodrift audit diff runs/before runs/after --json
     """
     import msgspec
 
@@ -191,9 +194,9 @@ def diff_command(
     from zerodrift.view.tables import explain, print_comparison
 
     comparison = compare_runs(find_run(before, RUNS), find_run(after, RUNS))
-    if form is console.OutputFormat.JSON:
+    if as_json:
         told = {"says": explain(comparison), "worse": comparison.worse, **msgspec.structs.asdict(comparison)}
-        console.say(msgspec.json.format(msgspec.json.encode(told)).decode())
+        console.say_json(told)
     else:
         print_comparison(comparison, console.stdout())
     raise typer.Exit(int(comparison.worse))
@@ -215,13 +218,11 @@ def _session(resolved: "RunConfig", out: Path | None, inject: str | None, **opti
     )
 
 
-def _run(session: "Session", junitxml: Path | None) -> "Outcome":
+def _run(session: "Session", *, named: bool) -> "VerdictRecord":
     from zerodrift.audit.session import command_line
 
-    with Bar() as progress:
-        audited = session.run(progress, reproduce=command_line(sys.argv[1:]))
-    _publish(audited.record, session.directory, junitxml)
-    return audited.record.verdict
+    with Bar() as progress, console.resumable(progress, session.directory, named=named):
+        return session.run(progress, reproduce=command_line(sys.argv[1:])).record
 
 
 def _replay(session: "Session", path: Path) -> int:
@@ -239,7 +240,7 @@ def _replay(session: "Session", path: Path) -> int:
     return int(replayed.first_bad is not None)
 
 
-def _publish(record: "VerdictRecord", directory: Path, junitxml: Path | None) -> None:
+def _publish(record: "VerdictRecord", directory: Path, junitxml: Path | None, *, as_json: bool) -> None:
     """The verdict wherever somebody looks: report, terminal, JUnit file."""
     from zerodrift.records.verdict import Outcome
     from zerodrift.view.junit import write_junit
@@ -253,7 +254,10 @@ def _publish(record: "VerdictRecord", directory: Path, junitxml: Path | None) ->
         write_report(directory)
     except OSError as error:
         console.note(f"the report could not be written ({error.strerror}); the verdict stands")
-    print_verdict(record, console.stdout(), directory)
+    if as_json:
+        console.say_json(record)
+    else:
+        print_verdict(record, console.stdout(), directory)
     if any(probe.cut_off for probe in record.probes) and record.verdict is Outcome.INCONCLUSIVE:
         console.note(f"to go on where the engine failed, repeat the command with --out {directory}")
 

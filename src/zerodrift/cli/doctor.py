@@ -75,8 +75,6 @@ def command(
     file, with --fix-risks what is at risk as well; the exit code is then that
     of the corrected text. Of a server it says what to change by hand.
     """
-    import msgspec
-
     from zerodrift.doctor.diagnosis import diagnose
     from zerodrift.doctor.judge import fixes
     from zerodrift.doctor.open_target import is_url, open_target
@@ -104,7 +102,7 @@ def command(
         _say_changes(opened, changes, fixes(judgements, severities), diagnosis, edited=fixed is not None)
         _say_what_is_left(diagnosis)
     elif as_json:
-        console.say(msgspec.json.format(msgspec.json.encode(diagnosis)).decode())
+        console.say_json(diagnosis)
     else:
         print_diagnosis(diagnosis, console.stdout(), everything=everything)
     raise typer.Exit(diagnosis.exit_code)
