@@ -150,7 +150,8 @@ def check_context(max_model_len: Any, config: Any) -> None:
         InvalidValue, "max_model_len", max_model_len, "it counts tokens per request, two or more", 2
     )
     longest = longest_context(config)
-    if max_model_len > longest:
+    # The last token of a request is drawn and never forwarded.
+    if max_model_len > longest + 1:
         raise InvalidValue(
             f"max_model_len is {max_model_len}, but the model was made for {longest} positions; leave it out, or give no "
             "more than that"
