@@ -9,7 +9,7 @@ tokens.parquet     every token with both sides' numbers
 verdict.json       the conclusion
 case.json          the smallest request that shows the difference, where one was found
 judged.jsonl       what was judged of each recorded rollout, where a dump was
-seal.json          digests of all of the above: one that was edited afterwards is not believed
+seal.json          digests of what the verdict rests on: one that was edited afterwards is not believed
 report.html        the same, for people
 preflight.json     the checklist, where the audit was part of one (see `preflight`); preflight.html for people
 """
@@ -33,8 +33,8 @@ CASE, REFERENCE = "case.json", "reference.jsonl"
 ASKED = "asked.json"
 LOCK = ".lock"
 JUDGED = "judged.jsonl"
-SEALED = (CONFIG, ASKED, ENVIRONMENT, ROLLOUTS, REFERENCE, TOKENS, CASE, JUDGED)
-"""What a verdict rests on; the reports are made of it, and may be made again."""
+SEALED = (CONFIG, ASKED, ROLLOUTS, REFERENCE, TOKENS, CASE, JUDGED)
+"""What a verdict rests on; environment and reports are put beside it by whoever started the run."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
