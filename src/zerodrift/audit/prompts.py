@@ -243,10 +243,14 @@ def _prompt(line: bytes, tokenizer: Any, where: str) -> Prompt:
         raise RecordError(f"{where}: not JSON ({error})") from error
     match entry:
         case dict() if len(both := [key for key in _KEYS if key in entry]) > 1:
-            raise RecordError(f"{where}: both `{both[0]}` and `{both[1]}`; keep the one that the trainer uses")
+            raise RecordError(
+                f"{where}: both `{both[0]}` and `{both[1]}`; keep the one that the trainer uses"
+            )
         case {"prompt": str(text)}:
             return tokenise(tokenizer, _text(text, where))
-        case {"prompt": [*ids]} | {"prompt_token_ids": [*ids]} if ids and all(isinstance(token, int) for token in ids):
+        case {"prompt": [*ids]} | {"prompt_token_ids": [*ids]} if ids and all(
+            isinstance(token, int) for token in ids
+        ):
             return Prompt(tuple(ids))
         case {"messages": [*messages]}:
             return Prompt(_rendered(messages, tokenizer, where))

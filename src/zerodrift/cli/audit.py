@@ -89,7 +89,9 @@ def command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="One setting, as section.key=value. Repeatable.")
     ] = None,
-    prompts: Annotated[Path | None, typer.Option(help="JSON lines with `prompt`, `prompt_token_ids` or `messages`.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with `prompt`, `prompt_token_ids` or `messages`.")
+    ] = None,
     baseline: BaselineOption = None,
     trainer: TrainerOption = None,
     task: TaskOption = None,
