@@ -171,7 +171,7 @@ def _require_transformers(model: Any) -> None:
 
 
 def require_untouched(model: Any) -> None:
-    """Nobody put an adapter, a hook or another forward on a model since it was prepared. 0.1 ms for 30 layers."""
+    """Nobody put an adapter, a hook or another forward on a model since it was prepared. 1.5 ms for 36 layers."""
     _require_transformers(model)
     for path, module in model.named_modules():
         require_no_adapter(path, module)
