@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from zerodrift.cli import console
 from zerodrift.cli.bar import Bar
+from zerodrift.cli.console import JsonOption
 
 if TYPE_CHECKING:
     from zerodrift.audit.session import Session
@@ -64,8 +65,18 @@ TaskOption = Annotated[
     str | None, typer.Option(help="Prompts with rewards, to compare those too: sums, or module:task.")
 ]
 
-JsonOption = Annotated[bool, typer.Option("--json", help="As JSON, for a program.")]
-
+DeviceOption = Annotated[
+    str | None, typer.Option(help="Where the reference computes: cpu or cuda. Default: cpu.")
+]
+ResetOption = Annotated[
+    bool, typer.Option("--reset-cache/--no-reset-cache", help="Does your update reset the prefix cache?")
+]
+InjectOption = Annotated[
+    str | None, typer.Option(help="Plant a fault, CAUSE[:VARIANT], to see it found. `list` lists them.")
+]
+CaseOption = Annotated[
+    Path | None, typer.Option(help="Send only this case.json of an earlier audit, and show its tokens.")
+]
 BudgetOption = Annotated[
     str | None, typer.Option(help="Time to spend, as 2m, 10m or 1h: a pilot fixes prompts and trials.")
 ]
@@ -95,22 +106,14 @@ def command(
     baseline: BaselineOption = None,
     trainer: TrainerOption = None,
     task: TaskOption = None,
-    device: Annotated[
-        str | None, typer.Option(help="Where the reference computes: cpu or cuda. Default: cpu.")
-    ] = None,
+    device: DeviceOption = None,
     temperature: Annotated[float | None, typer.Option(help="What the trainer samples at.")] = None,
     trials: Annotated[int | None, typer.Option(help="Sampled sequences to judge by.")] = None,
     budget: BudgetOption = None,
     sync: Annotated[bool, typer.Option("--sync", help="Also push a weight update and follow it.")] = False,
-    reset_cache: Annotated[
-        bool, typer.Option("--reset-cache/--no-reset-cache", help="Does your update reset the prefix cache?")
-    ] = True,
-    inject: Annotated[
-        str | None, typer.Option(help="Plant a fault, CAUSE[:VARIANT], to see it found. `list` lists them.")
-    ] = None,
-    case: Annotated[
-        Path | None, typer.Option(help="Send only this case.json of an earlier audit, and show its tokens.")
-    ] = None,
+    reset_cache: ResetOption = True,
+    inject: InjectOption = None,
+    case: CaseOption = None,
     out: Annotated[Path | None, typer.Option(help="Run directory; an unfinished one is resumed.")] = None,
     junitxml: Annotated[Path | None, typer.Option(dir_okay=False, help="Also write a JUnit file.")] = None,
     as_json: JsonOption = False,

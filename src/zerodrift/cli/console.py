@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import typer
@@ -16,6 +16,8 @@ from rich.text import Text
 from zerodrift.core.errors import ConfigError, MissingExtra, OutOfMemory, ZerodriftError
 from zerodrift.core.lazy import LOCAL
 from zerodrift.core.memory import ran_out
+
+JsonOption = Annotated[bool, typer.Option("--json", help="As JSON, for a program.")]
 
 
 def say(text: str) -> None:

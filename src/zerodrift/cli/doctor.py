@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerodrift.cli import console
+from zerodrift.cli.console import JsonOption
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.secrets import HIDDEN
 from zerodrift.doctor.setting import FileKind
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zerodrift.doctor.diagnosis import Diagnosis
-    from zerodrift.doctor.setting import Target, Value
+    from zerodrift.doctor.setting import Settings, Target, Value
 
 
 HOTTEST = 2
@@ -22,43 +23,44 @@ CANNOT_TELL = 3
 _PUT_BACK = f"secrets are not shown; put them back before it is used, where {HIDDEN} stands"
 
 
+TargetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET", help="http://HOST:PORT, a vLLM command in quotes or in a file, or a YAML file."
+    ),
+]
+FixOption = Annotated[
+    bool, typer.Option("--fix", help="Print the command or file with what is wrong corrected, instead.")
+]
+RisksOption = Annotated[bool, typer.Option("--fix-risks", help="As --fix, and what is at risk too.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Also notes, and settings that are fine.")]
+TemperatureOption = Annotated[
+    float | None, typer.Option(help="What the trainer samples at, where TARGET does not say.")
+]
+KindOption = Annotated[FileKind | None, typer.Option(help="Whose file it is; default: told by its keys.")]
+VersionOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="X.Y", help="vLLM that will read it, where it is another than the one whose defaults we know."
+    ),
+]
+ProbeOption = Annotated[
+    bool, typer.Option("--probe/--no-probe", help="Ask a server for five completions of one or two tokens.")
+]
+
+
 # Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
 def command(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET",
-            help="http://HOST:PORT, a vLLM command in quotes or in a file, or a YAML file.",
-        ),
-    ],
-    fix: Annotated[
-        bool, typer.Option("--fix", help="Print the command or file with what is wrong corrected, instead.")
-    ] = False,
-    fix_risks: Annotated[
-        bool, typer.Option("--fix-risks", help="As --fix, and what is at risk too.")
-    ] = False,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Also notes, and settings that are fine.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for a program.")] = False,
-    temperature: Annotated[
-        float | None, typer.Option(help="What the trainer samples at, where TARGET does not say.")
-    ] = None,
-    kind: Annotated[
-        FileKind | None, typer.Option(help="Whose file it is; default: told by its keys.")
-    ] = None,
-    vllm_version: Annotated[
-        str | None,
-        typer.Option(
-            metavar="X.Y",
-            help="vLLM that will read it. Of other versions than the one named, defaults are unknown.",
-        ),
-    ] = None,
+    target: TargetArgument,
+    fix: FixOption = False,
+    fix_risks: RisksOption = False,
+    everything: AllOption = False,
+    as_json: JsonOption = False,
+    temperature: TemperatureOption = None,
+    kind: KindOption = None,
+    vllm_version: VersionOption = None,
     api_key_env: Annotated[str | None, typer.Option(help="Variable that holds the server's key.")] = None,
-    probe: Annotated[
-        bool,
-        typer.Option("--probe/--no-probe", help="Ask a server for five completions of one or two tokens."),
-    ] = True,
+    probe: ProbeOption = True,
 ) -> None:
     """Are these settings fit for RL, and what to type if not?
 
@@ -76,36 +78,56 @@ def command(
     of the corrected text. Of a server it says what to change by hand.
     """
     from zerodrift.doctor.diagnosis import diagnose
-    from zerodrift.doctor.judge import fixes
-    from zerodrift.doctor.open_target import is_url, open_target
-    from zerodrift.doctor.other_version import of_version
-    from zerodrift.doctor.rule import Severity
-    from zerodrift.doctor.server import Server
     from zerodrift.doctor.setting import Origin, Setting
     from zerodrift.view.diagnosis import print_diagnosis
 
+    if (fix or fix_risks) and as_json:
+        raise ConfigError("--fix prints the corrected text, and --json the judgement; leave one of them out")
     _check_temperature(temperature)
     asked = {} if temperature is None else {"temperature": Setting("temperature", temperature, Origin.ASKED)}
-    key = _key(api_key_env)
-    opened = Server(target, api_key=key, probe=probe) if is_url(target) else open_target(target, kind)
-    if vllm_version is not None and not is_url(target):
-        opened = of_version(opened, vllm_version)
-    diagnosis, judgements = diagnose(opened, asked)
+    opened = _opened(target, kind, vllm_version, _key(api_key_env), probe=probe)
     if fix or fix_risks:
-        severities = (Severity.WRONG, Severity.RISK) if fix_risks else (Severity.WRONG,)
-        changes = fixes(judgements, severities)
-        if (fixed := opened.corrected(changes)) is not None:
-            diagnosis, judgements = diagnose(fixed, asked)
-            console.say(fixed.printed().removesuffix("\n"))
-            if HIDDEN in fixed.printed():
-                typer.echo(_PUT_BACK, err=True)
-        _say_changes(opened, changes, fixes(judgements, severities), diagnosis, edited=fixed is not None)
-        _say_what_is_left(diagnosis)
-    elif as_json:
+        raise typer.Exit(_fixed(opened, asked, risks=fix_risks).exit_code)
+    diagnosis, _ = diagnose(opened, asked)
+    if as_json:
         console.say_json(diagnosis)
     else:
         print_diagnosis(diagnosis, console.stdout(), everything=everything)
     raise typer.Exit(diagnosis.exit_code)
+
+
+def _opened(
+    target: str, kind: FileKind | None, version: str | None, key: str | None, *, probe: bool
+) -> "Target":
+    from zerodrift.doctor.open_target import is_url, open_target
+    from zerodrift.doctor.other_version import of_version
+    from zerodrift.doctor.server import Server
+
+    if is_url(target):
+        if version is not None:
+            raise ConfigError("a running server says itself what is in force; leave out --vllm-version")
+        return Server(target, api_key=key, probe=probe)
+    opened = open_target(target, kind)
+    return opened if version is None else of_version(opened, version)
+
+
+def _fixed(opened: "Target", asked: "Settings", *, risks: bool) -> "Diagnosis":
+    """Print the corrected text, and say what was changed and what is left; the diagnosis of what was printed."""
+    from zerodrift.doctor.diagnosis import diagnose
+    from zerodrift.doctor.judge import fixes
+    from zerodrift.doctor.rule import Severity
+
+    severities = (Severity.WRONG, Severity.RISK) if risks else (Severity.WRONG,)
+    diagnosis, judgements = diagnose(opened, asked)
+    changes = fixes(judgements, severities)
+    if (fixed := opened.corrected(changes)) is not None:
+        diagnosis, judgements = diagnose(fixed, asked)
+        console.say(fixed.printed().removesuffix("\n"))
+        if HIDDEN in fixed.printed():
+            typer.echo(_PUT_BACK, err=True)
+    _say_changes(opened, changes, fixes(judgements, severities), diagnosis, edited=fixed is not None)
+    _say_what_is_left(diagnosis)
+    return diagnosis
 
 
 def _check_temperature(temperature: float | None) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerodrift.cli import console
-from zerodrift.cli.audit import RUNS, JsonOption
+from zerodrift.cli.audit import RUNS, ResetOption
 from zerodrift.cli.bar import Bar
+from zerodrift.cli.console import JsonOption
 from zerodrift.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ def command(
     sync: Annotated[
         bool, typer.Option("--sync/--no-sync", help="Push a weight update and follow it?")
     ] = True,
-    reset_cache: Annotated[
-        bool, typer.Option("--reset-cache/--no-reset-cache", help="Does your update reset the prefix cache?")
-    ] = True,
+    reset_cache: ResetOption = True,
     as_json: JsonOption = False,
     out: Annotated[Path | None, typer.Option(help="Run directory; an unfinished one is resumed.")] = None,
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from zerodrift.core.errors import DigestMismatch
+from zerodrift.core.frozen import freeze
 from zerodrift.records.codec import write_atomically
 from zerodrift.records.document import read_document
 
@@ -22,6 +23,10 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = SCHEMA
     files: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        """Seals do not change."""
+        freeze(self, "files")
 
 
 def write_seal(directory: Path, names: Sequence[str], about_to_be: Mapping[str, bytes]) -> None:

@@ -79,6 +79,12 @@ def test_what_no_flag_can_change_is_not_passed_over(
     assert left.startswith("still wrong: quantisation awq: ")
 
 
+@pytest.mark.parametrize("options", [("--fix", "--json"), ("--fix-risks", "--json")])
+def test_options_that_say_two_things_are_refused(options: tuple[str, ...]) -> None:
+    assert run(RAW, *options) == 2
+    assert run("http://127.0.0.1:9", "--vllm-version", "0.9") == 2
+
+
 def test_notes_are_folded_away(capsys: pytest.CaptureFixture[str]) -> None:
     run(RAW)
     short = capsys.readouterr().out.splitlines()
