@@ -126,7 +126,7 @@ def _fixed(opened: "Target", asked: "Settings", *, risks: bool) -> "Diagnosis":
         if HIDDEN in fixed.printed():
             typer.echo(_PUT_BACK, err=True)
     _say_changes(opened, changes, fixes(judgements, severities), diagnosis, edited=fixed is not None)
-    _say_what_is_left(diagnosis)
+    _say_what_is_left(diagnosis, risks=risks)
     return diagnosis
 
 
@@ -169,17 +169,20 @@ def _say_changes(
         )
 
 
-def _say_what_is_left(diagnosis: "Diagnosis") -> None:
+def _say_what_is_left(diagnosis: "Diagnosis", *, risks: bool) -> None:
     """Why the exit code is what it is, and what --fix leaves alone."""
     from zerodrift.doctor.rule import Severity
+    from zerodrift.view.visible import LONGEST_TYPED, visible
 
     for advice in diagnosis.findings:
         if advice.severity is Severity.WRONG:
             cure = "; ".join([*advice.type, *([advice.do] if advice.do else [])])
-            typer.echo(f"still wrong: {advice.title} {advice.value}: {advice.message} {cure}", err=True)
+            left = f"still wrong: {advice.title} {advice.value}: {advice.message} {cure}"
+            typer.echo(visible(left, LONGEST_TYPED), err=True)
     if diagnosis.exit_code == CANNOT_TELL:
         hidden = [row.title for row in diagnosis.settings if row.severity is Severity.UNKNOWN]
         typer.echo(f"cannot be seen from here: {', '.join(hidden)}", err=True)
-    risks = [advice.title for advice in diagnosis.findings if advice.severity is Severity.RISK]
-    if risks:
-        typer.echo(f"at risk: {', '.join(risks)}; --fix-risks changes what can be changed of these", err=True)
+    at_risk = [advice.title for advice in diagnosis.findings if advice.severity is Severity.RISK]
+    if at_risk:
+        more = "" if risks else "; --fix-risks takes these as well"
+        typer.echo(f"at risk: {', '.join(at_risk)}{more}", err=True)
