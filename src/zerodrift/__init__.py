@@ -54,3 +54,7 @@ def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return import_module(f"zerodrift.{name}")
     return _load(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})

@@ -300,7 +300,7 @@ def test_how_to_show_more_is_said_once_and_first(vllm: Vllm, capsys: pytest.Capt
     out = " ".join(capsys.readouterr().out.split())
     assert out.count("VLLM_SERVER_DEV_MODE=1") == 1
     assert out.index("VLLM_SERVER_DEV_MODE=1") < out.index("type")
-    assert doctor(vllm.url, "--format", "json") == 1
+    assert doctor(vllm.url, "--json") == 1
     written = json.loads(capsys.readouterr().out)
     assert written["schema"] == "zerodrift.doctor/1"
     assert "VLLM_SERVER_DEV_MODE=1" in written["unseen"]
@@ -312,13 +312,13 @@ def test_a_command_that_cannot_be_known_is_not_made_up(
     vllm: Vllm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What to change is said on stderr; there is no text to print."""
-    assert doctor(vllm.url, "--fix") == 1
+    assert doctor(vllm.url, "--fix-risks") == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert "by hand: --no-enable-prefix-caching" in err
     assert "changed:" not in err
     vllm.dev_mode()
-    doctor(vllm.url, "--fix")
+    doctor(vllm.url, "--fix-risks")
     assert "by hand: remove --speculative-config" in capsys.readouterr().err
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tiny_models import written
 
 from zerodrift.audit.progress import Silent
 from zerodrift.audit.session import Session
@@ -15,7 +16,7 @@ from zerodrift.config.engine import EngineConfig
 from zerodrift.config.model import ModelConfig
 from zerodrift.config.run import RunConfig
 from zerodrift.config.validation import ValidationConfig
-from zerodrift.core.errors import BadAnswer, ConfigError
+from zerodrift.core.errors import BadAnswer, ConfigError, UnsupportedModel
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.records.verdict import Outcome
 
@@ -98,6 +99,13 @@ def test_what_it_cannot_obey_is_refused(settings: dict[str, Any], tmp_path: Path
     config = EngineConfig(name="exact", **settings)
     with pytest.raises(ConfigError), open_engine(config, ServedModel("testbed:llama", "auto"), tmp_path):
         pass
+
+
+def test_a_model_that_it_cannot_run_is_refused_with_the_engines_that_can(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel) as refused:
+        ExactBackend(written("mixtral", tmp_path))
+    assert "--engine vllm" in str(refused.value)
+    assert "--engine reference" in str(refused.value)
 
 
 def test_an_audit_finds_every_bit_equal(tmp_path: Path) -> None:

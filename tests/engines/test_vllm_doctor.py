@@ -140,7 +140,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedServer]
 
 def test_a_server_as_it_comes(server: LaunchedServer) -> None:
     diagnosis, judgements = diagnose(Server(server.url), {})
-    print_diagnosis(diagnosis, Console(width=110))  # docs/doctor.md shows it
+    print_diagnosis(diagnosis, Console(width=110), everything=True)  # docs/doctor.md shows it
     settings = {judgement.setting.name: judgement.setting for judgement in judgements}
     assert diagnosis.exit_code == 1
     assert {"raw-logprobs", "stale-prefixes", "split-kv-on-cpu"} <= {

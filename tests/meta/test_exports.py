@@ -1,6 +1,8 @@
 """What `import zerodrift` promises exists, and nothing else does."""
 
 import ast
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -22,6 +24,17 @@ def test_every_package_can_be_imported(name: str) -> None:
 def test_the_lists_agree() -> None:
     assert set(zerodrift._EXPORTS) | {"__version__"} == set(zerodrift.__all__) - set(zerodrift._PACKAGES)
     assert len(zerodrift.__all__) == len(set(zerodrift.__all__))
+
+
+def test_dir_lists_what_exists_before_it_is_used() -> None:
+    """In a process of its own: here others have used everything."""
+    listed = subprocess.run(
+        [sys.executable, "-c", "import zerodrift; print(*dir(zerodrift))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert {*zerodrift.__all__, *zerodrift._PACKAGES} <= set(listed)
 
 
 def test_other_names_are_refused() -> None:

@@ -48,23 +48,22 @@ def build(rope_type: str) -> Any:
     return model.eval()
 
 
-def token_by_token(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    cache, rows = None, []
-    for position in range(len(ids)):
-        output = model(ids[None, position : position + 1], past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
-        rows.append(output.logits[0])
-    return torch.cat(rows)
+LENGTHS = (TRAINED // 2, TRAINED, 80, 96, 2 * TRAINED)
 
 
-@pytest.mark.parametrize("rope_type", SCALINGS)
-@pytest.mark.parametrize("length", [TRAINED // 2, TRAINED, 80, 96, 2 * TRAINED])
+@pytest.mark.parametrize(
+    ("rope_type", "length"),
+    [
+        (rope_type, length)
+        for rope_type in SCALINGS
+        for length in LENGTHS
+        if rope_type != "dynamic" or length <= TRAINED
+    ],
+)
 def test_scaled_frequencies(rope_type: str, length: int) -> None:
     ids = torch.randint(97, (length,), generator=torch.Generator().manual_seed(length))
     with torch.no_grad():
-        vanilla = build(rope_type)
-        # Dynamic frequencies come from the longest sequence of a forward; one token at a time they are causal.
-        expected = token_by_token(vanilla, ids) if rope_type == "dynamic" else vanilla(ids[None]).logits[0]
+        expected = build(rope_type)(ids[None]).logits[0]
         model = exact.prepare(build(rope_type))
         sequences = [ids.tolist(), ids.tolist()[:40], ids.tolist()[:1]]
         whole = alone(model, sequences)
@@ -75,7 +74,7 @@ def test_scaled_frequencies(rope_type: str, length: int) -> None:
 
 
 def test_vanilla_dynamic_frequencies_depend_on_the_neighbours() -> None:
-    """Why the causal reading is needed: in one vanilla forward, a long row changes a short one's numbers."""
+    """Why they are refused beyond the trained length: in one vanilla forward, a long row changes a short one's numbers."""
     model = build("dynamic")
     ids = torch.randint(97, (2, 2 * TRAINED), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -84,12 +83,23 @@ def test_vanilla_dynamic_frequencies_depend_on_the_neighbours() -> None:
     assert float((short - beside).abs().max()) > 1e-3
 
 
+def test_dynamic_frequencies_beyond_the_trained_length_are_refused() -> None:
+    model = exact.prepare(build("dynamic"))
+    ids = torch.randint(97, (TRAINED + 1,), generator=torch.Generator().manual_seed(0)).tolist()
+    assert len(alone(model, [ids[:-1]])[0]) == TRAINED
+    for run in (alone, packed):
+        with pytest.raises(UnsupportedModel):
+            run(model, [ids])
+    with pytest.raises(UnsupportedModel):
+        paged(model, [ids], Schedule(TRAINED, 16))
+
+
 def test_restore_gives_the_dynamic_module_back() -> None:
     model = build("dynamic")
     kind = type(model.model.rotary_emb)
     exact.restore(exact.prepare(model))
     assert type(model.model.rotary_emb) is kind
-    assert not hasattr(model.model.rotary_emb, "exact_frequencies")
+    assert not hasattr(model.model.rotary_emb, "exact_original")
 
 
 def test_other_scalings_are_refused() -> None:

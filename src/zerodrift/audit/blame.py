@@ -59,7 +59,7 @@ from zerodrift.records.tokens import write_tokens
 from zerodrift.records.verdict import Probe, VerdictRecord
 from zerodrift.stats.arrays import Floats
 
-JUDGED = "judged.jsonl"
+JUDGED = files.JUDGED
 """Beside the files of every run: which line of the dump each sequence is, and how far it is off."""
 FLOOR_PASSAGES = 8
 """Of a model that is no toy, in as many variants as take one forward each: all eight variants on twelve passages took as
@@ -86,12 +86,12 @@ class Blamed:
     def write(self, directory: Path, decode: Callable[[list[int]], str]) -> None:
         """Leave a run directory that the report of an audit can be rendered from; `decode` makes text of token ids."""
         directory.mkdir(parents=True, exist_ok=True)
-        files.write_verdict(directory, self.record)
         known = {token: decode([token]) for token in np.unique(self.table.token).tolist()}
         text = [known[token] for token in self.table.token.tolist()]
         write_tokens(directory / files.TOKENS, {**self.table.columns, "text": text})
         lines = b"".join(msgspec.json.encode(rollout) + b"\n" for rollout in self.judged)
         write_atomically(directory / JUDGED, lines)
+        files.write_verdict(directory, self.record)
 
 
 @dataclass(frozen=True, kw_only=True)

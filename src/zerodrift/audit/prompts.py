@@ -194,14 +194,14 @@ def check_file(path: Path) -> None:
     """There is a file to read prompts from; to be asked before a model is loaded."""
     if not path.is_file():
         raise RecordError(
-            f"there is no prompt file {path}; give a JSON-lines file with `prompt` or `messages`"
+            f"there is no prompt file {path}; give a JSON-lines file with `prompt`, `prompt_token_ids` or `messages`"
         )
 
 
 def from_file(
     path: Path, tokenizer: Any, longest: int, count: int, vocab_size: int | None = None
 ) -> list[Prompt]:
-    """The first `count` prompts of a JSON-lines file with `prompt` or `messages`, short enough for the context.
+    """The first `count` prompts of a JSON-lines file with `prompt`, `prompt_token_ids` or `messages`, short enough for the context.
 
     `vocab_size` None leaves it to the engine to refuse ids that the model does not have.
     """
@@ -230,6 +230,10 @@ def from_file(
     return prompts
 
 
+_KEYS = ("prompt", "prompt_token_ids", "messages")
+"""Where a line has its prompt."""
+
+
 def _prompt(line: bytes, tokenizer: Any, where: str) -> Prompt:
     try:
         entry = json.loads(line.decode("utf-8"))
@@ -238,16 +242,20 @@ def _prompt(line: bytes, tokenizer: Any, where: str) -> Prompt:
     except (json.JSONDecodeError, RecursionError) as error:
         raise RecordError(f"{where}: not JSON ({error})") from error
     match entry:
-        case {"prompt": _, "messages": _}:
-            raise RecordError(f"{where}: both `prompt` and `messages`; keep the one that the trainer uses")
+        case dict() if len(both := [key for key in _KEYS if key in entry]) > 1:
+            raise RecordError(
+                f"{where}: both `{both[0]}` and `{both[1]}`; keep the one that the trainer uses"
+            )
         case {"prompt": str(text)}:
             return tokenise(tokenizer, _text(text, where))
-        case {"prompt": [*ids]} if ids and all(isinstance(token, int) for token in ids):
+        case {"prompt": [*ids]} | {"prompt_token_ids": [*ids]} if ids and all(
+            isinstance(token, int) for token in ids
+        ):
             return Prompt(tuple(ids))
         case {"messages": [*messages]}:
             return Prompt(_rendered(messages, tokenizer, where))
         case _:
-            raise RecordError(f"{where}: no `prompt` (text or ids) and no `messages`")
+            raise RecordError(f"{where}: no `prompt` (text or ids), no `prompt_token_ids` and no `messages`")
 
 
 def _text(text: str, where: str) -> str:

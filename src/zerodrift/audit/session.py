@@ -38,6 +38,7 @@ from zerodrift.records.baseline import read_finished
 from zerodrift.records.case import Case, write_case
 from zerodrift.records.codec import write_atomically
 from zerodrift.records.lock import only_writer
+from zerodrift.records.seal import SEAL
 from zerodrift.records.tokens import write_tokens
 from zerodrift.records.verdict import Outcome
 
@@ -219,7 +220,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
                 )
             write_atomically(path, content)
         # Of a run that was killed or cut off; this one may find otherwise.
-        for name in (files.CASE, files.VERDICT, files.TOKENS, files.REPORT):
+        for name in (files.CASE, files.VERDICT, SEAL, files.TOKENS, files.REPORT):
             (self.directory / name).unlink(missing_ok=True)
         if self.environment is not None:
             write_atomically(self.directory / files.ENVIRONMENT, self.environment)
@@ -315,13 +316,13 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         return of_lengths(facts.vocab_size, lengths, reference.tokenizer.all_special_ids, validation.seed)
 
     def _write(self, audited: Audited, reference: ReferenceBackend) -> None:
-        files.write_verdict(self.directory, audited.record)
         if audited.case is not None:
             write_case(self.directory / files.CASE, audited.case)
         if (table := audited.table) is not None:
             known = {token: reference.tokenizer.decode([token]) for token in np.unique(table.token).tolist()}
             columns = {**table.columns, "text": [known[token] for token in table.token.tolist()]}
             write_tokens(self.directory / files.TOKENS, columns)
+        files.write_verdict(self.directory, audited.record)
 
 
 def precision_of(fingerprint: EngineFingerprint) -> Precision:

@@ -9,7 +9,14 @@ from zerodrift import models
 from zerodrift.backends.base import Capability, OwnTokenizer
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.completion import Answer, EngineFingerprint, FinishReason, Problem
-from zerodrift.core.errors import BadAnswer, ConfigError, EngineError, InvalidValue, ModelError
+from zerodrift.core.errors import (
+    BadAnswer,
+    ConfigError,
+    EngineError,
+    InvalidValue,
+    ModelError,
+    UnsupportedModel,
+)
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.engine import Engine
@@ -38,16 +45,22 @@ class ExactBackend(OwnTokenizer):
         self.max_model_len = config.max_model_len or self.facts.context_length
         self.dtype = dtype
         settings = {name: value for name in _TAKEN if (value := getattr(config, name)) is not None}
-        self.engine = Engine(
-            spec,
-            dtype=dtype,
-            # One more than is forwarded: scoring a sequence as long as the context draws a token after it.
-            max_model_len=self.max_model_len + 1,
-            logprobs_mode=config.logprobs_mode,
-            # The auditor looks at the bits itself, and names a cause where the engine would only stop.
-            logprob_check_interval=0,
-            **settings,
-        )
+        try:
+            self.engine = Engine(
+                spec,
+                dtype=dtype,
+                # One more than is forwarded: scoring a sequence as long as the context draws a token after it.
+                max_model_len=self.max_model_len + 1,
+                logprobs_mode=config.logprobs_mode,
+                # The auditor looks at the bits itself, and names a cause where the engine would only stop.
+                logprob_check_interval=0,
+                **settings,
+            )
+        except UnsupportedModel as error:
+            raise UnsupportedModel(
+                f"the exact engine, which is audited where no other is named, cannot run this model; choose the engine that "
+                f"serves it, with --engine vllm, sglang or llama-cpp, or --engine reference ({error})"
+            ) from error
         self.own_tokenizer = self.engine.tokenizer
 
     def fingerprint(self) -> EngineFingerprint:
@@ -58,7 +71,9 @@ class ExactBackend(OwnTokenizer):
         """All requests at once."""
         self._check_lengths(requests)
         outputs = self.engine.generate(
-            [request.prompt for request in requests], [request.sampling for request in requests]
+            [request.prompt for request in requests],
+            [request.sampling for request in requests],
+            on_error="return",
         )
         groups: dict[str, list[Output]] = {}
         for output in outputs:
@@ -95,7 +110,8 @@ class ExactBackend(OwnTokenizer):
         """As prompts, of which the prefix cache gives nothing: every position's logits are needed."""
         asked = SamplingParams(max_tokens=1, prompt_logprobs=0, seed=0)
         scored = []
-        for output in self.engine.generate([Prompt(tuple(ids)) for ids in sequences], asked):
+        prompts = [Prompt(tuple(ids)) for ids in sequences]
+        for output in self.engine.generate(prompts, asked, on_error="return"):
             if output.problem is not None:
                 raise BadAnswer(f"a sequence cannot be scored: {output.problem.message}")
             scored.append([value for value in output.prompt_logprobs if value is not None])

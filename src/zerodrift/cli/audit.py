@@ -10,12 +10,13 @@ from typer.core import TyperGroup
 
 from zerodrift.cli import console
 from zerodrift.cli.bar import Bar
+from zerodrift.cli.console import JsonOption
 
 if TYPE_CHECKING:
     from zerodrift.audit.session import Session
     from zerodrift.config.load import Option
     from zerodrift.config.run import RunConfig
-    from zerodrift.records.verdict import Outcome, VerdictRecord
+    from zerodrift.records.verdict import VerdictRecord
 
 RUNS = Path("runs")
 KEYS = {
@@ -64,6 +65,18 @@ TaskOption = Annotated[
     str | None, typer.Option(help="Prompts with rewards, to compare those too: sums, or module:task.")
 ]
 
+DeviceOption = Annotated[
+    str | None, typer.Option(help="Where the reference computes: cpu or cuda. Default: cpu.")
+]
+ResetOption = Annotated[
+    bool, typer.Option("--reset-cache/--no-reset-cache", help="Does your update reset the prefix cache?")
+]
+InjectOption = Annotated[
+    str | None, typer.Option(help="Plant a fault, CAUSE[:VARIANT], to see it found. `list` lists them.")
+]
+CaseOption = Annotated[
+    Path | None, typer.Option(help="Send only this case.json of an earlier audit, and show its tokens.")
+]
 BudgetOption = Annotated[
     str | None, typer.Option(help="Time to spend, as 2m, 10m or 1h: a pilot fixes prompts and trials.")
 ]
@@ -87,28 +100,23 @@ def command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="One setting, as section.key=value. Repeatable.")
     ] = None,
-    prompts: Annotated[Path | None, typer.Option(help="JSON lines with `prompt` or `messages`.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with `prompt`, `prompt_token_ids` or `messages`.")
+    ] = None,
     baseline: BaselineOption = None,
     trainer: TrainerOption = None,
     task: TaskOption = None,
-    device: Annotated[
-        str | None, typer.Option(help="Where the reference computes: cpu or cuda. Default: cpu.")
-    ] = None,
+    device: DeviceOption = None,
     temperature: Annotated[float | None, typer.Option(help="What the trainer samples at.")] = None,
     trials: Annotated[int | None, typer.Option(help="Sampled sequences to judge by.")] = None,
     budget: BudgetOption = None,
     sync: Annotated[bool, typer.Option("--sync", help="Also push a weight update and follow it.")] = False,
-    reset_cache: Annotated[
-        bool, typer.Option("--reset-cache/--no-reset-cache", help="Does your update reset the prefix cache?")
-    ] = True,
-    inject: Annotated[
-        str | None, typer.Option(help="Plant a fault, CAUSE[:VARIANT], to see it found. `list` lists them.")
-    ] = None,
-    case: Annotated[
-        Path | None, typer.Option(help="Send only this case.json of an earlier audit, and show its tokens.")
-    ] = None,
+    reset_cache: ResetOption = True,
+    inject: InjectOption = None,
+    case: CaseOption = None,
     out: Annotated[Path | None, typer.Option(help="Run directory; an unfinished one is resumed.")] = None,
     junitxml: Annotated[Path | None, typer.Option(dir_okay=False, help="Also write a JUnit file.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Is this engine the same policy as the trainer, and if not, why?
 
@@ -139,27 +147,29 @@ def command(
     if inject is not None and engine is None:
         resolved = _with_host(resolved, inject)
     session = _session(resolved, out, inject, sync=sync, resets_cache=reset_cache, budget=seconds)
-    raise typer.Exit(_run(session, junitxml).exit_code if case is None else _replay(session, case))
+    if case is not None:
+        raise typer.Exit(_replay(session, case))
+    record = _run(session, named=out is not None)
+    _publish(record, session.directory, junitxml, as_json=as_json)
+    raise typer.Exit(record.verdict.exit_code)
 
 
 @app.command("ls")
 def list_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory that holds the runs.")] = RUNS,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for a program.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List audits, newest first, finished or not.
 
     $ zerodrift audit ls
     $ zerodrift audit ls nightly --json
     """
-    import msgspec
-
     from zerodrift.view.runs import list_runs
     from zerodrift.view.tables import print_runs
 
     runs = list_runs(directory)
     if as_json:
-        console.say(msgspec.json.format(msgspec.json.encode(runs)).decode())
+        console.say_json(runs)
     elif runs:
         print_runs(runs, console.stdout())
     else:
@@ -172,9 +182,7 @@ def diff_command(
     after: Annotated[
         str, typer.Argument(metavar="RUN", help="The run to compare with it, by custom the newer.")
     ],
-    form: Annotated[
-        console.OutputFormat, typer.Option("--format", help="For people or for a program.")
-    ] = console.OutputFormat.TEXT,
+    as_json: JsonOption = False,
 ) -> None:
     """What changed between two audits, and what explains it?
 
@@ -182,7 +190,7 @@ def diff_command(
     second verdict is as good as the first or better, 1 where it is worse.
 
     $ zerodrift audit diff audit-20261115-031000 audit-20261116-031000
-    $ zerodrift audit diff runs/before runs/after --format json
+    $ zerodrift audit diff runs/before runs/after --json
     """
     import msgspec
 
@@ -191,9 +199,9 @@ def diff_command(
     from zerodrift.view.tables import explain, print_comparison
 
     comparison = compare_runs(find_run(before, RUNS), find_run(after, RUNS))
-    if form is console.OutputFormat.JSON:
+    if as_json:
         told = {"says": explain(comparison), "worse": comparison.worse, **msgspec.structs.asdict(comparison)}
-        console.say(msgspec.json.format(msgspec.json.encode(told)).decode())
+        console.say_json(told)
     else:
         print_comparison(comparison, console.stdout())
     raise typer.Exit(int(comparison.worse))
@@ -215,13 +223,11 @@ def _session(resolved: "RunConfig", out: Path | None, inject: str | None, **opti
     )
 
 
-def _run(session: "Session", junitxml: Path | None) -> "Outcome":
+def _run(session: "Session", *, named: bool) -> "VerdictRecord":
     from zerodrift.audit.session import command_line
 
-    with Bar() as progress:
-        audited = session.run(progress, reproduce=command_line(sys.argv[1:]))
-    _publish(audited.record, session.directory, junitxml)
-    return audited.record.verdict
+    with Bar() as progress, console.resumable(progress, session.directory, named=named):
+        return session.run(progress, reproduce=command_line(sys.argv[1:])).record
 
 
 def _replay(session: "Session", path: Path) -> int:
@@ -239,7 +245,7 @@ def _replay(session: "Session", path: Path) -> int:
     return int(replayed.first_bad is not None)
 
 
-def _publish(record: "VerdictRecord", directory: Path, junitxml: Path | None) -> None:
+def _publish(record: "VerdictRecord", directory: Path, junitxml: Path | None, *, as_json: bool) -> None:
     """The verdict wherever somebody looks: report, terminal, JUnit file."""
     from zerodrift.records.verdict import Outcome
     from zerodrift.view.junit import write_junit
@@ -253,7 +259,10 @@ def _publish(record: "VerdictRecord", directory: Path, junitxml: Path | None) ->
         write_report(directory)
     except OSError as error:
         console.note(f"the report could not be written ({error.strerror}); the verdict stands")
-    print_verdict(record, console.stdout(), directory)
+    if as_json:
+        console.say_json(record)
+    else:
+        print_verdict(record, console.stdout(), directory)
     if any(probe.cut_off for probe in record.probes) and record.verdict is Outcome.INCONCLUSIVE:
         console.note(f"to go on where the engine failed, repeat the command with --out {directory}")
 

@@ -3,9 +3,12 @@
 import os
 import sys
 import traceback
-from enum import StrEnum
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated, Any, Protocol
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -14,12 +17,7 @@ from zerodrift.core.errors import ConfigError, MissingExtra, OutOfMemory, Zerodr
 from zerodrift.core.lazy import LOCAL
 from zerodrift.core.memory import ran_out
 
-
-class OutputFormat(StrEnum):
-    """How an answer is written: for people or for a program."""
-
-    TEXT = "text"
-    JSON = "json"
+JsonOption = Annotated[bool, typer.Option("--json", help="As JSON, for a program.")]
 
 
 def say(text: str) -> None:
@@ -28,6 +26,11 @@ def say(text: str) -> None:
         typer.echo(text)
     except BrokenPipeError:
         _nobody_reads()
+
+
+def say_json(record: Any) -> None:
+    """A record for a program, indented for people who look at it all the same."""
+    say(msgspec.json.format(msgspec.json.encode(record)).decode())
 
 
 def note(text: str) -> None:
@@ -61,6 +64,26 @@ def _nobody_reads() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+class Place(Protocol):
+    """Something that knows how far a run is."""
+
+    @property
+    def place(self) -> str:
+        """As in `sample, 684 of 2,000`."""
+        ...
+
+
+@contextmanager
+def resumable(progress: Place, directory: Path, *, named: bool) -> Iterator[None]:
+    """A run that is interrupted says where it stopped and what to type to go on; `named`: --out was given."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        again = "repeat the same command" if named else f"repeat the command with --out {directory}"
+        note(f"stopped at {progress.place}; {again} to go on")
+        raise
 
 
 def complain(label: str, message: str) -> None:

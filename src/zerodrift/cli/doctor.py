@@ -1,12 +1,12 @@
 """`zerodrift doctor`: are these settings fit for RL? Asked of a command, a file or a server, before a token is made."""
 
 import os
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from zerodrift.cli import console
+from zerodrift.cli.console import JsonOption
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.secrets import HIDDEN
 from zerodrift.doctor.setting import FileKind
@@ -15,84 +15,119 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zerodrift.doctor.diagnosis import Diagnosis
-    from zerodrift.doctor.setting import Target, Value
+    from zerodrift.doctor.setting import Settings, Target, Value
 
 
 HOTTEST = 2
+CANNOT_TELL = 3
 _PUT_BACK = f"secrets are not shown; put them back before it is used, where {HIDDEN} stands"
 
 
-class Format(StrEnum):
-    """How the answer is written."""
-
-    TEXT = "text"
-    JSON = "json"
+TargetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET", help="http://HOST:PORT, a vLLM command in quotes or in a file, or a YAML file."
+    ),
+]
+FixOption = Annotated[
+    bool, typer.Option("--fix", help="Print the command or file with what is wrong corrected, instead.")
+]
+RisksOption = Annotated[bool, typer.Option("--fix-risks", help="As --fix, and what is at risk too.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Also notes, and settings that are fine.")]
+TemperatureOption = Annotated[
+    float | None, typer.Option(help="What the trainer samples at, where TARGET does not say.")
+]
+KindOption = Annotated[FileKind | None, typer.Option(help="Whose file it is; default: told by its keys.")]
+VersionOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="X.Y", help="vLLM that will read it, where it is another than the one whose defaults we know."
+    ),
+]
+ProbeOption = Annotated[
+    bool, typer.Option("--probe/--no-probe", help="Ask a server for five completions of one or two tokens.")
+]
 
 
 # Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
 def command(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET",
-            help="http://HOST:PORT, a vLLM command in quotes or in a file, or a YAML file.",
-        ),
-    ],
-    fix: Annotated[bool, typer.Option("--fix", help="Print the corrected command or file instead.")] = False,
-    form: Annotated[Format, typer.Option("--format", help="How to write the answer.")] = Format.TEXT,
-    temperature: Annotated[
-        float | None, typer.Option(help="What the trainer samples at, where TARGET does not say.")
-    ] = None,
-    kind: Annotated[
-        FileKind | None, typer.Option(help="Whose file it is; default: told by its keys.")
-    ] = None,
+    target: TargetArgument,
+    fix: FixOption = False,
+    fix_risks: RisksOption = False,
+    everything: AllOption = False,
+    as_json: JsonOption = False,
+    temperature: TemperatureOption = None,
+    kind: KindOption = None,
+    vllm_version: VersionOption = None,
     api_key_env: Annotated[str | None, typer.Option(help="Variable that holds the server's key.")] = None,
-    probe: Annotated[
-        bool,
-        typer.Option("--probe/--no-probe", help="Ask a server for five completions of one or two tokens."),
-    ] = True,
+    probe: ProbeOption = True,
 ) -> None:
     """Are these settings fit for RL, and what to type if not?
 
-    Shows every setting in force (written, or the default of the version) with
-    a judgement: wrong, risk, note, fine, or unknown where it cannot be seen.
+    Judges every setting in force (written, or the default of the version):
+    wrong, risk, note, fine, or unknown where it cannot be seen. Notes and what
+    is fine are shown with --all.
     Exit code: 0 nothing wrong, 1 something wrong, 2 usage, 3 cannot be judged.
 
     $ zerodrift doctor "vllm serve Qwen/Qwen3-8B --dtype bfloat16"
     $ zerodrift doctor http://127.0.0.1:8000 --temperature 0.7
     $ zerodrift doctor grpo.yaml --fix > fixed.yaml
 
-    With --fix, what is wrong or at risk is changed in a single vLLM command or
-    a YAML file; the exit code is then that of the corrected text. Of a server
-    it says what to change by hand.
+    With --fix, what is wrong is changed in a single vLLM command or a YAML
+    file, with --fix-risks what is at risk as well; the exit code is then that
+    of the corrected text. Of a server it says what to change by hand.
     """
-    import msgspec
-
     from zerodrift.doctor.diagnosis import diagnose
-    from zerodrift.doctor.judge import fixes
-    from zerodrift.doctor.open_target import is_url, open_target
-    from zerodrift.doctor.server import Server
     from zerodrift.doctor.setting import Origin, Setting
     from zerodrift.view.diagnosis import print_diagnosis
 
+    if (fix or fix_risks) and as_json:
+        raise ConfigError("--fix prints the corrected text, and --json the judgement; leave one of them out")
     _check_temperature(temperature)
     asked = {} if temperature is None else {"temperature": Setting("temperature", temperature, Origin.ASKED)}
-    key = _key(api_key_env)
-    opened = Server(target, api_key=key, probe=probe) if is_url(target) else open_target(target, kind)
-    diagnosis, judgements = diagnose(opened, asked)
-    if fix:
-        changes = fixes(judgements)
-        if (fixed := opened.corrected(changes)) is not None:
-            diagnosis, judgements = diagnose(fixed, asked)
-            console.say(fixed.printed().removesuffix("\n"))
-            if HIDDEN in fixed.printed():
-                typer.echo(_PUT_BACK, err=True)
-        _say_changes(opened, changes, fixes(judgements), diagnosis, edited=fixed is not None)
-    elif form is Format.JSON:
-        console.say(msgspec.json.format(msgspec.json.encode(diagnosis)).decode())
+    opened = _opened(target, kind, vllm_version, _key(api_key_env), probe=probe)
+    if fix or fix_risks:
+        raise typer.Exit(_fixed(opened, asked, risks=fix_risks).exit_code)
+    diagnosis, _ = diagnose(opened, asked)
+    if as_json:
+        console.say_json(diagnosis)
     else:
-        print_diagnosis(diagnosis, console.stdout())
+        print_diagnosis(diagnosis, console.stdout(), everything=everything)
     raise typer.Exit(diagnosis.exit_code)
+
+
+def _opened(
+    target: str, kind: FileKind | None, version: str | None, key: str | None, *, probe: bool
+) -> "Target":
+    from zerodrift.doctor.open_target import is_url, open_target
+    from zerodrift.doctor.other_version import of_version
+    from zerodrift.doctor.server import Server
+
+    if is_url(target):
+        if version is not None:
+            raise ConfigError("a running server says itself what is in force; leave out --vllm-version")
+        return Server(target, api_key=key, probe=probe)
+    opened = open_target(target, kind)
+    return opened if version is None else of_version(opened, version)
+
+
+def _fixed(opened: "Target", asked: "Settings", *, risks: bool) -> "Diagnosis":
+    """Print the corrected text, and say what was changed and what is left; the diagnosis of what was printed."""
+    from zerodrift.doctor.diagnosis import diagnose
+    from zerodrift.doctor.judge import fixes
+    from zerodrift.doctor.rule import Severity
+
+    severities = (Severity.WRONG, Severity.RISK) if risks else (Severity.WRONG,)
+    diagnosis, judgements = diagnose(opened, asked)
+    changes = fixes(judgements, severities)
+    if (fixed := opened.corrected(changes)) is not None:
+        diagnosis, judgements = diagnose(fixed, asked)
+        console.say(fixed.printed().removesuffix("\n"))
+        if HIDDEN in fixed.printed():
+            typer.echo(_PUT_BACK, err=True)
+    _say_changes(opened, changes, fixes(judgements, severities), diagnosis, edited=fixed is not None)
+    _say_what_is_left(diagnosis, risks=risks)
+    return diagnosis
 
 
 def _check_temperature(temperature: float | None) -> None:
@@ -128,7 +163,26 @@ def _say_changes(
         typer.echo(
             f"The command that started this server cannot be known from here. {diagnosis.unseen}", err=True
         )
-    elif not changes and diagnosis.exit_code:
-        typer.echo("nothing that can be changed here; without --fix it says what is left", err=True)
     elif not changes:
-        typer.echo("nothing to change", err=True)
+        typer.echo(
+            "nothing that can be changed here" if diagnosis.exit_code else "nothing to change", err=True
+        )
+
+
+def _say_what_is_left(diagnosis: "Diagnosis", *, risks: bool) -> None:
+    """Why the exit code is what it is, and what --fix leaves alone."""
+    from zerodrift.doctor.rule import Severity
+    from zerodrift.view.visible import LONGEST_TYPED, visible
+
+    for advice in diagnosis.findings:
+        if advice.severity is Severity.WRONG:
+            cure = "; ".join([*advice.type, *([advice.do] if advice.do else [])])
+            left = f"still wrong: {advice.title} {advice.value}: {advice.message} {cure}"
+            typer.echo(visible(left, LONGEST_TYPED), err=True)
+    if diagnosis.exit_code == CANNOT_TELL:
+        hidden = [row.title for row in diagnosis.settings if row.severity is Severity.UNKNOWN]
+        typer.echo(f"cannot be seen from here: {', '.join(hidden)}", err=True)
+    at_risk = [advice.title for advice in diagnosis.findings if advice.severity is Severity.RISK]
+    if at_risk:
+        more = "" if risks else "; --fix-risks takes these as well"
+        typer.echo(f"at risk: {', '.join(at_risk)}{more}", err=True)

@@ -32,7 +32,7 @@ def command(
 
     facts = collect(_torch())
     if as_json:
-        console.say(msgspec.json.format(msgspec.json.encode(facts)).decode())
+        console.say_json(facts)
     else:
         console.say("\n".join(f"{name:<24}{value}" for name, value in flattened(facts)))
 

@@ -111,9 +111,7 @@ def main(arguments: Sequence[str] | None = None, application: typer.Typer = app)
         application(args=arguments, prog_name="zerodrift", obj=session)
     except SystemExit as stop:
         if stop.code in INTERRUPTED:  # Typer turns Ctrl-C into 130, without a word
-            console.complain(
-                "interrupted", "with --out DIR, an audit goes on where it stopped when it is typed again"
-            )
+            console.complain("interrupted", "stopped before the end")
         raise
     except Exception as error:  # everything: report tells known errors from bugs of ours
         sys.exit(console.report(error, debug=session.debug))

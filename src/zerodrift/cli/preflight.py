@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerodrift.cli import console
-from zerodrift.cli.audit import RUNS
+from zerodrift.cli.audit import RUNS, ResetOption
 from zerodrift.cli.bar import Bar
+from zerodrift.cli.console import JsonOption
 from zerodrift.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,12 +33,8 @@ def command(
     sync: Annotated[
         bool, typer.Option("--sync/--no-sync", help="Push a weight update and follow it?")
     ] = True,
-    reset_cache: Annotated[
-        bool, typer.Option("--reset-cache/--no-reset-cache", help="Does your update reset the prefix cache?")
-    ] = True,
-    form: Annotated[
-        console.OutputFormat, typer.Option("--format", help="How to write the answer.")
-    ] = console.OutputFormat.TEXT,
+    reset_cache: ResetOption = True,
+    as_json: JsonOption = False,
     out: Annotated[Path | None, typer.Option(help="Run directory; an unfinished one is resumed.")] = None,
 ) -> None:
     """May the training run start? The checklist before it, as one command.
@@ -75,9 +72,9 @@ def command(
         recorded=recorded,
         environment=beside_a_run(),
     )
-    with Bar() as progress:
+    with Bar() as progress, console.resumable(progress, preflight.directory, named=out is not None):
         done = preflight.run(progress, shlex.join(["zerodrift", *sys.argv[1:]]))
-    _publish(done, preflight.directory, form)
+    _publish(done, preflight.directory, as_json=as_json)
     if record is not None:
         _record(done, record, history)
     raise typer.Exit(done.status.exit_code)
@@ -85,6 +82,11 @@ def command(
 
 def _check_options(config: "RunConfig", files: "list[Path | None]", *, sync: bool, reset_cache: bool) -> None:
     """What can be refused before anything is loaded."""
+    if config.model.path is None:
+        raise ConfigError(
+            "model.path is not set, and a preflight is of the policy that will be trained; write its checkpoint directory "
+            "there (testbed:qwen3, the built-in model, to see what a preflight does)"
+        )
     if any(files) and config.validation.task is None:
         raise ConfigError(
             "--history and --record are about rewards, and the configuration names no task; set validation.task"
@@ -108,10 +110,8 @@ def _histories(
     return compared, open_history(record) if record.stat().st_size else RewardHistory(record, ())
 
 
-def _publish(done: "PreflightRecord", directory: Path, form: console.OutputFormat) -> None:
+def _publish(done: "PreflightRecord", directory: Path, *, as_json: bool) -> None:
     """The report of the audit, where it got that far, the page, and the answer."""
-    import msgspec
-
     from zerodrift.records.directory import VERDICT
     from zerodrift.view.preflight import print_checklist, write_page
     from zerodrift.view.report import write_report
@@ -119,8 +119,8 @@ def _publish(done: "PreflightRecord", directory: Path, form: console.OutputForma
     if (directory / VERDICT).is_file():
         write_report(directory)
     write_page(directory)
-    if form is console.OutputFormat.JSON:
-        console.say(msgspec.json.format(msgspec.json.encode(done)).decode())
+    if as_json:
+        console.say_json(done)
     else:
         print_checklist(done, console.stdout(), directory)
 

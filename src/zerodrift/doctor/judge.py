@@ -1,7 +1,7 @@
 """Which rules hold for these settings? Three answers are possible: yes, no, and that it cannot be known from here."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -54,11 +54,13 @@ def exit_code(judgements: Sequence[Judgement]) -> int:
     return 3 if hidden else 0
 
 
-def fixes(judgements: Sequence[Judgement]) -> dict[str, Value]:
-    """All that `--fix` changes: of what is wrong and of what is at risk, the worst having the first word."""
+def fixes(
+    judgements: Sequence[Judgement], severities: Collection[Severity] = (Severity.WRONG, Severity.RISK)
+) -> dict[str, Value]:
+    """What cures findings of these severities, the worst having the first word."""
     changes: dict[str, Value] = {}
     for finding in findings(judgements):
-        if finding.severity in (Severity.WRONG, Severity.RISK):
+        if finding.severity in severities:
             for name, value in finding.fix.items():
                 changes.setdefault(name, value)
     return changes

@@ -13,6 +13,14 @@ from zerodrift.doctor.vllm_file import VllmFile
 from zerodrift.doctor.yaml_text import YamlText, read_text
 from zerodrift.doctor.zerodrift_file import ZerodriftFile, is_ours
 
+_OF_OTHERS = {
+    "verl": {"actor_rollout_ref"},
+    "NeMo-RL": {"policy", "grpo"},
+    "SkyRL": {"generator", "trainer"},
+    "prime-rl": {"orchestrator", "inference"},
+}
+"""Keys at the top of files that other trainers read."""
+
 
 def is_url(text: str) -> bool:
     """Whether a server is meant."""
@@ -27,6 +35,10 @@ def open_target(text: str, kind: FileKind | None = None) -> Target:
         content = read_text(Path(text))
         is_script = text.endswith((".sh", ".bash", ".slurm", ".sbatch")) or content.startswith("#!")
         return CommandLine(content) if is_script else open_text(content, text, kind)
+    if _is_there(text, Path.is_dir):
+        raise ConfigError(
+            f'{safe(text)!r} is a directory; give the command that serves it ("vllm serve {safe(text)} …"), or a file'
+        )
     if " " not in text.strip():
         raise ConfigError(
             f"{safe(text)!r} is neither a URL (http://…), nor a file, nor a command; put a command in quotes"
@@ -48,11 +60,14 @@ def open_text(text: str, source: str, kind: FileKind | None) -> Target:
 
 def _names_a_file(text: str) -> bool:
     """A command has blanks, and files rarely; a YAML file that is not there is a file all the same."""
+    return _is_there(text, Path.is_file) or (" " not in text and text.endswith((".yaml", ".yml")))
+
+
+def _is_there(text: str, kind: Callable[[Path], bool]) -> bool:
     try:
-        there = Path(text).is_file()
+        return kind(Path(text))
     except (OSError, ValueError):  # a command may be longer than any name
         return False
-    return there or (" " not in text and text.endswith((".yaml", ".yml")))
 
 
 def _kind(document: YamlText) -> FileKind:
@@ -68,6 +83,12 @@ def _kind(document: YamlText) -> FileKind:
     trl_keys = {name.path for name in file_names("trl").values()} | TRL_TOO
     of_trl = sum(key in trl_keys or str(key).startswith("vllm_") for key in values)
     if not of_vllm and not of_trl:
+        for framework, keys in _OF_OTHERS.items():
+            if keys <= values.keys():
+                raise ConfigError(
+                    f"{document.source} is a configuration of {framework} ({', '.join(sorted(keys))}), which is not read "
+                    "here; give the vLLM command that it starts, or the server (http://HOST:PORT) once it runs"
+                )
         raise ConfigError(
             f"{document.source} is no configuration of vLLM, TRL, PipelineRL or zerodrift that can be told by its "
             f"keys; say which with --kind {'|'.join(FileKind)}"

@@ -13,8 +13,7 @@ import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import torch
@@ -24,7 +23,6 @@ from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import (
     BitsDiffer,
     EngineError,
-    InvalidPrompt,
     InvalidValue,
     InvariantBroken,
     ZerodriftError,
@@ -35,16 +33,25 @@ from zerodrift.engine import consistency
 from zerodrift.engine.decode_graph import can_capture
 from zerodrift.engine.identity import Identity, fingerprint_of
 from zerodrift.engine.kv import DEFAULT_BYTES, blocks_in
-from zerodrift.engine.limits import KVPolicy, default_limits
+from zerodrift.engine.limits import KVPolicy, default_limits, one_of
 from zerodrift.engine.metrics import Clock, EngineMetrics, metrics_of
-from zerodrift.engine.output import Output, SampleUpdate, output_of, refused, update_of
+from zerodrift.engine.output import (
+    OnError,
+    Output,
+    SampleUpdate,
+    output_of,
+    refused,
+    require_served,
+    update_of,
+)
 from zerodrift.engine.prompts import (
     CheckedRequest,
     PromptLike,
     ServedFacts,
     as_prompt,
-    as_prompts,
+    as_requests,
     as_sampling,
+    check_context,
     check_request,
     tokenizer_of,
 )
@@ -59,8 +66,6 @@ from zerodrift.exact.fingerprint import stop_ids_of
 from zerodrift.exact.paged import PagedKV
 from zerodrift.sampler.noise import draw_seed
 from zerodrift.weights.digest import checkpoint_state
-
-Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class Engine:
@@ -101,9 +106,9 @@ class Engine:
         """
         self.tokenizer = tokenizer_of(model, tokenizer)
         model = own_model(model, dtype)
-        self.mode = _one_of(LogprobsMode, "logprobs_mode", logprobs_mode)
+        self.mode = one_of(LogprobsMode, "logprobs_mode", logprobs_mode)
         context = model.config.max_position_embeddings if max_model_len is None else max_model_len
-        require.whole(InvalidValue, "max_model_len", context, "it counts tokens per request, two or more", 2)
+        check_context(context, model.config)
         self.facts = ServedFacts(context, model.config.vocab_size, self.tokenizer is not None)
         stop_ids = stop_ids_of(model)
         limits = default_limits(
@@ -151,19 +156,19 @@ class Engine:
         prompts: PromptLike | Sequence[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         forced: Sequence[Sequence[int]] | None = None,
+        *,
+        on_error: str = "raise",
     ) -> list[Output]:
         """One output per sample: in the order of prompts, and of sample indices within one.
 
         `forced` gives, for each prompt, the first output tokens: they are decoded one by one as if drawn.
+        What cannot be served raises, before anything runs where that can be seen; with on_error="return" it becomes an
+        output with a problem, beside neighbours that are served.
         """
-        requests = as_prompts(prompts, self.tokenizer)
-        params = as_sampling(sampling_params, len(requests))
-        given = [()] * len(requests) if forced is None else [tuple(tokens) for tokens in forced]
-        if len(given) != len(requests):
-            raise InvalidPrompt(
-                f"{len(requests)} prompts came with {len(given)} lists of forced tokens; give one each"
-            )
-        queue = list(zip(requests, params, given, strict=True))[::-1]
+        raises = one_of(OnError, "on_error", on_error) is OnError.RAISE
+        queue = as_requests(prompts, sampling_params, forced, self.tokenizer)[::-1]
+        for request in queue[::-1] if raises else ():
+            self.checked(*request)
         order: dict[str, int] = {}
         outputs: list[Output] = []
         with self._sole_reader():
@@ -178,6 +183,8 @@ class Engine:
                     except (EngineError, InvalidValue) as error:
                         outputs.append(refused(request_id, prompt, own, self._identity, error))
                 outputs += [each.output for each in self._step() if each.output is not None]
+                if raises:
+                    require_served(outputs)
         return sorted(outputs, key=lambda output: (order[output.request_id], output.sample_index))
 
     def stream(
@@ -270,7 +277,7 @@ class Engine:
         `kv` is "recompute" (exact under the new weights alone) or "keep" (requests in flight go on with the KV that
         they have, and their lineage says so). What was staged has its version already.
         """
-        policy = _one_of(KVPolicy, "kv", kv)
+        policy = one_of(KVPolicy, "kv", kv)
         if isinstance(state, StagedWeights) != (version is None):
             raise InvalidValue("staged weights come with their version, and others need one: give a label")
         staged = state if isinstance(state, StagedWeights) else stage(self.model, state, version or "")
@@ -390,10 +397,3 @@ class Engine:
     def _identify(self) -> None:
         self._fingerprint = fingerprint_of(self.model, self.scheduler, self.facts, self.mode)
         self._identity = Identity(self.mode.kind, self._fingerprint.digest, self._fingerprint.numeric)
-
-
-def _one_of(choices: type[Choice], name: str, value: str) -> Choice:
-    try:
-        return choices(value)
-    except ValueError:
-        raise InvalidValue(f"{name} is {value!r}; use one of {', '.join(choices)}") from None

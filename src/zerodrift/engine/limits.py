@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue, OutOfBlocks
@@ -19,6 +19,17 @@ _RULES = {
 MAX_NUM_SEQS = 256
 MOST_ROUNDS = 64
 """Results of so many rounds lie on the device at once."""
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def one_of(choices: type[Choice], name: str, value: str) -> Choice:
+    """A word of a user as one of `choices`."""
+    try:
+        return choices(value)
+    except ValueError:
+        raise InvalidValue(f"{name} is {value!r}; use one of {', '.join(choices)}") from None
 
 
 class KVPolicy(StrEnum):

@@ -25,6 +25,7 @@ from zerodrift.core.errors import (
     DuplicateRequest,
     EngineError,
     EngineStopped,
+    InvalidValue,
     QueueFull,
     UnknownRequest,
     ZerodriftError,
@@ -47,6 +48,10 @@ class EngineLoop:
 
     def __init__(self, engine: Engine) -> None:
         """Starts at once. `engine` has no requests in flight."""
+        if not isinstance(engine, Engine):
+            raise InvalidValue(
+                f"an engine is a {type(engine).__name__}; give EngineLoop(zerodrift.Engine(MODEL))"
+            )
         if engine.has_unfinished:
             raise EngineError(
                 "the engine has requests in flight, whose updates nobody would read; step() first"

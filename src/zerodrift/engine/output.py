@@ -1,6 +1,8 @@
 """What the engine gives back: a completion, and what only an engine of our own can say about it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -11,6 +13,16 @@ from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.engine.identity import Identity
 from zerodrift.engine.plan import Drawn
 from zerodrift.engine.sample import Sample
+
+_FIRST, _SHOWN = 6, 60
+"""Numbers of a list, and characters of a text, that `repr` shows."""
+
+
+class OnError(StrEnum):
+    """What `generate` does with a request that cannot be served."""
+
+    RAISE = "raise"
+    RETURN = "return"
 
 
 class Output(Completion, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,9 +44,47 @@ class Output(Completion, frozen=True, kw_only=True, forbid_unknown_fields=True):
         super().__post_init__()
         freeze(self, "numeric")
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """What one looks for first; `msgspec.structs.asdict` has the rest."""
+        text = self.text
+        shown = [
+            ("request_id", self.request_id),
+            ("sample_index", self.sample_index),
+            ("prompt_token_ids", _Few(self.prompt_token_ids)),
+            ("token_ids", _Few(self.token_ids)),
+            ("logprobs", _Few(self.logprobs)),
+            ("text", text if text is None or len(text) <= _SHOWN else f"{text[:_SHOWN]}…"),
+            ("finish_reason", str(self.finish_reason)),
+            ("version", self.versions[-1].version.label if self.versions else None),
+        ]
+        return shown if self.problem is None else [*shown, ("problem", self.problem.code)]
+
+    def __repr__(self) -> str:
+        """On a screen: a thousand logprobs would push everything else off it."""
+        return f"Output({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
     def completion(self) -> Completion:
         """Only what every engine gives, as records hold it."""
         return Completion(**{name: getattr(self, name) for name in Completion.__struct_fields__})
+
+
+class _Few(tuple[Any, ...]):
+    """The first ones and how many there are."""
+
+    def __repr__(self) -> str:
+        if len(self) <= _FIRST:
+            return repr(tuple(self))
+        return f"({', '.join(f'{each:.4g}' for each in self[:_FIRST])}, … {len(self)} in all)"
+
+
+def require_served(outputs: Sequence[Output]) -> None:
+    """Raise what went wrong with the first that failed."""
+    for output in outputs:
+        if output.problem is not None:
+            raise EngineError(
+                f'{output.request_id} failed ({output.problem.code}): {output.problem.message}; with on_error="return" '
+                "the others are given back beside it"
+            )
 
 
 def output_of(sample: Sample, identity: Identity, text: str | None) -> Output:

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 from zerodrift import models
 from zerodrift.core import require
-from zerodrift.core.errors import InvalidPrompt, InvalidSampling
+from zerodrift.core.errors import InvalidPrompt, InvalidSampling, InvalidValue
 from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.engine.text import MAX_STOP_CHARACTERS
+from zerodrift.models.family.rope import longest_context
 
 PromptLike = str | list[int] | tuple[int, ...] | Prompt | Mapping[str, Any]
-"""A text, ids, a `Prompt`, or what vLLM takes: {"prompt": text} or {"prompt_token_ids": ids}, with "cache_salt"."""
+"""A text, ids (a tensor of them too), a `Prompt`, or what vLLM takes: {"prompt": text} or {"prompt_token_ids": ids}, with "cache_salt"."""
 _KEYS = ("prompt", "prompt_token_ids")
 
 
@@ -40,11 +41,28 @@ def tokenizer_of(model: Any, tokenizer: Any) -> Any:
     return models.tokenizer(named) if isinstance(named, (str, Path)) else tokenizer
 
 
+def as_requests(
+    prompts: PromptLike | Sequence[PromptLike],
+    sampling: SamplingParams | Sequence[SamplingParams] | None,
+    forced: Sequence[Sequence[int]] | None,
+    tokenizer: Any,
+) -> list[tuple[PromptLike, SamplingParams, tuple[int, ...]]]:
+    """Prompts, each with its parameters and its forced tokens."""
+    requests = as_prompts(prompts, tokenizer)
+    given = [()] * len(requests) if forced is None else [tuple(tokens) for tokens in forced]
+    if len(given) != len(requests):
+        raise InvalidPrompt(
+            f"{len(requests)} prompts came with {len(given)} lists of forced tokens; give one each"
+        )
+    return list(zip(requests, as_sampling(sampling, len(requests)), given, strict=True))
+
+
 def as_prompts(prompts: PromptLike | Sequence[PromptLike], tokenizer: Any) -> list[PromptLike]:
     """One prompt or many: a text, a list of ids, a `Prompt`, or a list of those. What is none of these raises.
 
     Ids are not looked at: a prompt with wrong ones is refused by itself, beside neighbours that are served.
     """
+    prompts = _listed(prompts)
     if isinstance(prompts, (str, Prompt, Mapping)):
         found: list[PromptLike] = [prompts]
     elif not isinstance(prompts, (list, tuple)):
@@ -52,7 +70,7 @@ def as_prompts(prompts: PromptLike | Sequence[PromptLike], tokenizer: Any) -> li
     elif prompts and all(isinstance(each, int) for each in prompts):
         found = [list(prompts)]
     else:
-        found = list(prompts)  # type: ignore[arg-type]
+        found = [_listed(each) for each in prompts]
     for each in found:
         _check_kind(each, tokenizer)
     return found
@@ -60,13 +78,14 @@ def as_prompts(prompts: PromptLike | Sequence[PromptLike], tokenizer: Any) -> li
 
 def as_prompt(prompt: PromptLike, tokenizer: Any) -> Prompt:
     """Text is tokenized as the tokenizer does by default, special tokens included."""
+    prompt = _listed(prompt)
     _check_kind(prompt, tokenizer)
     if isinstance(prompt, Prompt):
         return prompt
     salt = None
     if isinstance(prompt, Mapping):
         salt = prompt.get("cache_salt")
-        prompt = next(prompt[key] for key in _KEYS if key in prompt)
+        prompt = _listed(next(prompt[key] for key in _KEYS if key in prompt))
     if isinstance(prompt, str):
         try:
             ids = tuple(tokenizer(prompt)["input_ids"])
@@ -76,6 +95,18 @@ def as_prompt(prompt: PromptLike, tokenizer: Any) -> Prompt:
     return Prompt(tuple(prompt), cache_salt=salt)  # type: ignore[arg-type]
 
 
+def _listed(prompt: Any) -> Any:
+    """Ids out of a tensor or an array; all else as it is."""
+    if not hasattr(prompt, "tolist"):
+        return prompt
+    if getattr(prompt, "ndim", 0) != 1:
+        raise InvalidPrompt(
+            f"a prompt is a {type(prompt).__name__} of {getattr(prompt, 'ndim', 0)} dimensions; rows of a batch may be padded: "
+            "give a list of prompts, each without its padding"
+        )
+    return prompt.tolist()
+
+
 def _check_kind(prompt: PromptLike, tokenizer: Any) -> None:
     if isinstance(prompt, Mapping):
         if len([key for key in _KEYS if key in prompt]) != 1 or prompt.keys() - {*_KEYS, "cache_salt"}:
@@ -83,7 +114,7 @@ def _check_kind(prompt: PromptLike, tokenizer: Any) -> None:
                 f"a prompt is a mapping with {sorted(map(str, prompt))}; give prompt or prompt_token_ids and at most a "
                 "cache_salt, or of a tokenizer's answer its input_ids alone"
             )
-        prompt = next(prompt[key] for key in _KEYS if key in prompt)
+        prompt = _listed(next(prompt[key] for key in _KEYS if key in prompt))
     if not isinstance(prompt, (str, list, tuple, Prompt)):
         raise InvalidPrompt(
             f"a prompt is a {type(prompt).__name__}; give a text, a list of token ids, or a zerodrift.Prompt"
@@ -111,6 +142,20 @@ def as_sampling(
             f"{num_prompts} prompts came with {len(sampling)} sampling parameters; give one for all or one for each"
         )
     return list(sampling)
+
+
+def check_context(max_model_len: Any, config: Any) -> None:
+    """Positions that the model was never trained for give numbers, and no sense: as vLLM, we refuse them."""
+    require.whole(
+        InvalidValue, "max_model_len", max_model_len, "it counts tokens per request, two or more", 2
+    )
+    longest = longest_context(config)
+    # The last token of a request is drawn and never forwarded.
+    if max_model_len > longest + 1:
+        raise InvalidValue(
+            f"max_model_len is {max_model_len}, but the model was made for {longest} positions; leave it out, or give no "
+            "more than that"
+        )
 
 
 def check_request(

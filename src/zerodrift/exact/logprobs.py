@@ -24,7 +24,13 @@ from zerodrift.exact.fingerprint import (
 )
 from zerodrift.exact.normalisation import log_softmax
 from zerodrift.exact.ops.cpu.elementwise import soft_cap
-from zerodrift.exact.preparation import is_sharded, ops_of, parameters_on, require_gathered
+from zerodrift.exact.preparation import (
+    is_sharded,
+    ops_of,
+    parameters_on,
+    require_gathered,
+    require_untouched,
+)
 from zerodrift.models.family.registry import family_of
 from zerodrift.sampler.processing import TokenHistory, histories, processed_logprobs
 
@@ -79,6 +85,7 @@ def token_logprobs(
     """
     if not isinstance(completions, (list, tuple)):
         raise InvalidPrompt(f"completions are a {type(completions).__name__}; give a list of them")
+    require_untouched(model)
     if is_sharded(model):
         _require_some_on_every_rank(model, completions)
     stop_ids = stop_ids_of(model) if stop_ids is None else tuple(stop_ids)

@@ -68,7 +68,7 @@ class Need(Enum):
     )
     GENERATION_DEFAULTS = (
         lambda engine: fact_of(engine, "generation_defaults"),
-        "the model's generation_config.json has no sampling defaults; serve one of write_model_with_defaults",
+        "the model's generation_config.json holds no sampling defaults: write a temperature there, in a copy, and audit that",
         InvalidValue,
     )
     SLIDING_WINDOW = (

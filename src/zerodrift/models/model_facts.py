@@ -83,17 +83,23 @@ def facts(spec: str | Path) -> ModelFacts:
 
 def facts_from(name: str, config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelFacts:
     """Facts from the two files' contents."""
+    if config.get("is_encoder_decoder"):
+        raise UnsupportedModel(
+            f"{name} is an encoder with a decoder (model_type {config.get('model_type')!r}); zerodrift judges causal language "
+            "models, whose every token follows from those before it"
+        )
     settings = _with_defaults(config)
+    _require_written(settings)
     values = {
         "name": name,
         "architecture": model_directory.architecture_of(config),
-        "vocab_size": _needed(settings, "vocab_size"),
-        "context_length": _needed(settings, "max_position_embeddings"),
+        "vocab_size": settings["vocab_size"],
+        "context_length": settings["max_position_embeddings"],
         "eos_token_ids": _ids(generation.get("eos_token_id"), settings.get("eos_token_id")),
         "bos_token_id": settings.get("bos_token_id"),
-        "num_layers": _needed(settings, "num_hidden_layers"),
+        "num_layers": settings["num_hidden_layers"],
         "head_dim": _head_dim(settings),
-        "tied_head": _needed(settings, "tie_word_embeddings"),
+        "tied_head": settings["tie_word_embeddings"],
         "sliding_window": _sliding_window(settings),
         "generation_defaults": {
             key: generation[key] for key in SAMPLING_KEYS if generation.get(key) is not None
@@ -125,13 +131,17 @@ def _as_transformers_reads(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"max_position_embeddings": STATE_SPACE_CONTEXT, **found, "state_space": True}
 
 
-def _needed(settings: Mapping[str, Any], key: str) -> Any:
-    if settings.get(key) is None:
+def _require_written(settings: Mapping[str, Any]) -> None:
+    """All that is missing at once: who writes one key should not be sent back for the next."""
+    needed = ["vocab_size", "max_position_embeddings", "num_hidden_layers", "tie_word_embeddings"]
+    if settings.get("head_dim") is None and not settings.get("state_space"):
+        needed += ["hidden_size", "num_attention_heads"]
+    if missing := [key for key in needed if settings.get(key) is None]:
         raise UnsupportedModel(
-            f"config.json of model_type {settings.get('model_type')!r} does not say {key}, and its default is known "
-            f"here only for {', '.join(FAMILY_DEFAULTS)}; write the key into config.json"
+            f"config.json of model_type {settings.get('model_type')!r} does not say {', '.join(missing)}, and defaults are "
+            f"known here only for {', '.join(FAMILY_DEFAULTS)}, or where transformers knows the type; write what is "
+            "missing into config.json, if this is a causal language model at all"
         )
-    return settings[key]
 
 
 def _head_dim(settings: Mapping[str, Any]) -> Any:
@@ -140,7 +150,7 @@ def _head_dim(settings: Mapping[str, Any]) -> Any:
         return settings["head_dim"]
     if settings.get("state_space"):
         return None
-    hidden, heads = _needed(settings, "hidden_size"), _needed(settings, "num_attention_heads")
+    hidden, heads = settings["hidden_size"], settings["num_attention_heads"]
     if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1 or hidden % heads:
         raise ModelError(
             f"config.json has hidden_size={hidden!r} and num_attention_heads={heads!r}; no head_dim fits"

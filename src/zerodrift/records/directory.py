@@ -8,19 +8,23 @@ reference.jsonl    what the reference answered to the same requests, where a tas
 tokens.parquet     every token with both sides' numbers
 verdict.json       the conclusion
 case.json          the smallest request that shows the difference, where one was found
+judged.jsonl       what was judged of each recorded rollout, where a dump was
+seal.json          digests of what the verdict rests on: one that was edited afterwards is not believed
 report.html        the same, for people
 preflight.json     the checklist, where the audit was part of one (see `preflight`); preflight.html for people
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from zerodrift.core.errors import RecordError
-from zerodrift.records.document import read_document, write_document
+from zerodrift.records.codec import write_atomically
+from zerodrift.records.document import document_content, read_document
 from zerodrift.records.lock import only_writer
+from zerodrift.records.seal import check_seal, write_seal
 from zerodrift.records.verdict import SCHEMA, Outcome, VerdictRecord
 
 CONFIG, ENVIRONMENT, VERDICT = "config.yaml", "environment.json", "verdict.json"
@@ -28,6 +32,9 @@ ROLLOUTS, TOKENS, REPORT = "rollouts.jsonl", "tokens.parquet", "report.html"
 CASE, REFERENCE = "case.json", "reference.jsonl"
 ASKED = "asked.json"
 LOCK = ".lock"
+JUDGED = "judged.jsonl"
+SEALED = (CONFIG, ASKED, ROLLOUTS, REFERENCE, TOKENS, CASE, JUDGED)
+"""What a verdict rests on; environment and reports are put beside it by whoever started the run."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,10 +90,15 @@ def new_directory(directory: Path) -> Iterator[None]:
 
 
 def write_verdict(directory: Path, record: VerdictRecord) -> Path:
-    """`verdict.json`."""
-    return write_document(directory / VERDICT, record)
+    """`verdict.json`, the last of the records, and before it the seal over all of them."""
+    content = document_content(VERDICT, record)
+    write_seal(directory, SEALED, {VERDICT: content})
+    write_atomically(directory / VERDICT, content)
+    return directory / VERDICT
 
 
-def read_verdict(directory: Path) -> VerdictRecord:
-    """The verdict of a finished run."""
-    return read_document(directory / VERDICT, VerdictRecord, SCHEMA, "audit")
+def read_verdict(directory: Path, believed: Sequence[str] = (VERDICT,)) -> VerdictRecord:
+    """The verdict of a finished run; refused where one of the `believed` files was altered since."""
+    record = read_document(directory / VERDICT, VerdictRecord, SCHEMA, "audit")
+    check_seal(directory, believed)
+    return record

@@ -19,16 +19,21 @@ class Schema(msgspec.Struct):
 
 def write_document(path: Path, record: msgspec.Struct) -> Path:
     """Whole or not at all, and so that it can be read back."""
+    write_atomically(path, document_content(path.name, record))
+    return path
+
+
+def document_content(name: str, record: msgspec.Struct) -> bytes:
+    """What stands in the file `name`."""
     content = msgspec.json.encode(record)
     try:
         # NaN and infinities become null in JSON, and a verdict that cannot be read back is none.
         msgspec.json.decode(content, type=type(record))
     except msgspec.ValidationError as error:
         raise RecordError(
-            f"{path.name} would have a number that JSON cannot carry, NaN or an infinity ({error})"
+            f"{name} would have a number that JSON cannot carry, NaN or an infinity ({error})"
         ) from error
-    write_atomically(path, msgspec.json.format(content, indent=2) + b"\n")
-    return path
+    return msgspec.json.format(content, indent=2) + b"\n"
 
 
 def read_document(path: Path, kind: type[T], schema: str, what: str) -> T:

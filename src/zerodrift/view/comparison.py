@@ -13,7 +13,7 @@ import msgspec
 
 from zerodrift.config.document import parse
 from zerodrift.records.codec import read_lines
-from zerodrift.records.directory import ASKED, CONFIG, ROLLOUTS, read_verdict
+from zerodrift.records.directory import ASKED, CONFIG, ROLLOUTS, SEALED, VERDICT, read_verdict
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import Outcome, VerdictRecord
 from zerodrift.view.run_directory import document, flattened, json_facts
@@ -110,7 +110,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare_runs(before: Path, after: Path) -> Comparison:
     """The runs in two directories; the second is the newer one by convention."""
     directories = before, after
-    old, new = (read_verdict(directory) for directory in directories)
+    old, new = (read_verdict(directory, (VERDICT, *SEALED)) for directory in directories)
     # As in the list of runs: a name that is not UTF-8 is shown with escapes.
     names = [path.resolve().name.encode(errors="backslashreplace").decode() for path in directories]
     facts = [*_facts(Part.QUESTIONS, "audit", *_questions(before, after)), *_fingerprints(old, new)]

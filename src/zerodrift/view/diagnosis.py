@@ -1,5 +1,7 @@
 """A diagnosis in a terminal: what is wrong first, with what to type; then every setting, and what was not judged."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -25,8 +27,8 @@ LONGEST_VALUE = 30
 """Of a value in the table; findings show it whole."""
 
 
-def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
-    """The answer, the findings, the settings."""
+def print_diagnosis(diagnosis: Diagnosis, console: Console, *, everything: bool = False) -> None:
+    """The answer, what is wrong or at risk, and what decides and cannot be seen; with `everything`, all of it."""
     word, style, headline = _HEADLINES[diagnosis.exit_code]
     counted = ", ".join(diagnosis.counts())
     console.print(
@@ -37,13 +39,22 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
         console.print(Text(diagnosis.unseen, style=STYLES[Severity.UNKNOWN]))
     console.print()
     for advice in diagnosis.findings:
-        _print_advice(advice, console)
-    _print_settings(diagnosis.settings, console)
+        if everything or advice.severity is not Severity.NOTE:
+            _print_advice(advice, console)
+    shown = [row for row in diagnosis.settings if everything or row.severity is Severity.UNKNOWN]
+    if shown:
+        _print_settings(shown, console)
     if diagnosis.not_judged:
         console.print()
         console.print(Text("not judged:", style="dim"))
         for text in diagnosis.not_judged:
             console.print(Text(f"    {visible(text)}"), soft_wrap=True)
+    if not everything:
+        notes = sum(advice.severity is Severity.NOTE for advice in diagnosis.findings)
+        folded = (
+            f"{notes} {'note' if notes == 1 else 'notes'} and all {len(diagnosis.settings)} settings: --all"
+        )
+        console.print(Text(f"\n{folded}" if shown or diagnosis.not_judged else folded, style="dim"))
 
 
 def _print_advice(advice: Advice, console: Console) -> None:
@@ -65,7 +76,7 @@ def _print_advice(advice: Advice, console: Console) -> None:
     console.print()
 
 
-def _print_settings(rows: tuple[Row, ...], console: Console) -> None:
+def _print_settings(rows: Sequence[Row], console: Console) -> None:
     """One line a setting, cut where the terminal ends: the whole sentence is in the JSON."""
     headers = ("setting", "value", "from", "judged", "")
     lines = [[Text(header, style="dim") for header in headers], *(_cells(row) for row in rows)]

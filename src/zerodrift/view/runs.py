@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from zerodrift.config.load import load
-from zerodrift.core.errors import ConfigError, RecordError
+from zerodrift.core.errors import ConfigError, DigestMismatch, RecordError
 from zerodrift.records.directory import CONFIG, VERDICT, read_verdict
 from zerodrift.records.verdict import Outcome
 
@@ -28,6 +28,8 @@ class State(StrEnum):
     UNFINISHED = "unfinished"
     """It has no verdict: killed, or still at work. The same command with the same --out goes on with it."""
     UNREADABLE = "unreadable"
+    ALTERED = "altered"
+    """Its verdict is not the one that the run wrote."""
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +83,8 @@ def _summary(path: Path) -> RunSummary:
     try:
         told = _finished(path) if finished else _unfinished(path)
     except (RecordError, ConfigError) as error:
-        told = {"state": State.UNREADABLE, "problem": str(error)}
+        state = State.ALTERED if isinstance(error, DigestMismatch) else State.UNREADABLE
+        told = {"state": state, "problem": str(error)}
     return RunSummary(name=name, when=when, **told)
 
 

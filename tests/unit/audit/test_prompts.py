@@ -149,11 +149,12 @@ def test_texts_ids_and_messages_are_read(tokenizer: Any, tmp_path: Path) -> None
         tmp_path / "p.jsonl",
         {"prompt": "Où est le phare ?", "answer": "là"},
         {"prompt": [5, 6, 7]},
+        {"prompt_token_ids": [5, 6, 7]},
         {"messages": [{"role": "user", "content": "Hi"}]},
     )
-    text, ids, chat = from_file(path, tokenizer, 100, 10)
+    text, ids, same, chat = from_file(path, tokenizer, 100, 10)
     assert text == Prompt(tuple(tokenizer("Où est le phare ?")["input_ids"]), "Où est le phare ?")
-    assert ids == Prompt((5, 6, 7))
+    assert ids == same == Prompt((5, 6, 7))
     assert tokenizer.decode(chat.token_ids) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -184,6 +185,7 @@ BAD_LINES: list[tuple[bytes, str]] = [
     (b"5", "no `prompt`"),
     (b"{}", "no `prompt`"),
     (b'{"prompt": [5], "messages": []}', "both `prompt` and `messages`"),
+    (b'{"prompt": "a", "prompt_token_ids": [5]}', "both `prompt` and `prompt_token_ids`"),
     (b'{"text": "hi"}', "no `prompt`"),
     (b'{"prompt": null}', "no `prompt`"),
     (b'{"prompt": []}', "no `prompt`"),

@@ -115,6 +115,12 @@ def test_the_model_and_options_stand_in_any_order(asked: list[Asked], arguments:
     assert call.config.sampling_defaults.temperature == 0.7
 
 
+@pytest.mark.usefixtures("asked")
+def test_json_is_the_record(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("FAIL", "--json", "--out", "here") == 1
+    assert json.loads(capsys.readouterr().out) == json.loads(Path("here/verdict.json").read_bytes())
+
+
 def test_every_option_arrives(asked: list[Asked], tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("validation: {seed: 5}\n")
     assert run(
@@ -156,14 +162,14 @@ def test_a_model_that_is_called_like_a_verb(asked: list[Asked], word: str) -> No
     [
         ("./model ls", "ls"),
         ("one two", "two"),
-        ("--json", "--json"),
+        ("--format json", "--format"),
         ("ls --engine vllm", "--engine"),
         ("ls a b", "b"),
         ("ls", "zerodrift audit"),
         ("diff", "RUN"),
         ("diff good", "RUN"),
         ("diff good bad ugly", "ugly"),
-        ("diff good bad --format yaml", "'yaml'"),
+        ("diff good bad --format yaml", "--format"),
         ("diff good ugly", "zerodrift audit ls"),
         ("--junitxml .", "directory"),
         ("--junitxml /proc/audit.xml", "--junitxml /proc/audit.xml"),
@@ -271,7 +277,7 @@ def test_diff(before: str, after: str, code: int, capsys: pytest.CaptureFixture[
     text = capsys.readouterr().out
     assert text.startswith(f"{before} → {Path(after).name}\n")
     assert "outcome" in text
-    assert run("diff", "--format", "json", before, after) == code
+    assert run("diff", "--json", before, after) == code
     told = json.loads(capsys.readouterr().out)
     assert told["worse"] is bool(code)
     assert told["says"]
@@ -319,7 +325,9 @@ def test_an_interruption_says_how_to_go_on(
 
     monkeypatch.setattr(session, "Session", Interrupted)
     assert run() == 130
-    assert "with --out DIR, an audit goes on where it stopped" in capsys.readouterr().err
+    assert "with --out runs/audit-" in capsys.readouterr().err
+    assert run("--out", "mine") == 130
+    assert "repeat the same command" in capsys.readouterr().err
 
 
 def test_a_fault_of_the_trainer_is_planted_there(

@@ -1,6 +1,7 @@
 import contextlib
 import io
 import sys
+import time
 
 import pytest
 
@@ -14,7 +15,22 @@ def use(bar: Bar) -> None:
         bar.step(3, 12)
 
 
-def test_a_log_file_gets_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_log_file_gets_a_line_where_it_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    bar = Bar()
+    for done, now[0] in ((1, 29.0), (684, 31.0), (700, 40.0), (2000, 62.0)):
+        bar.stage("sample")
+        bar.step(done, 2000)
+    assert capfd.readouterr().err.splitlines() == ["note: sample", "note: sample"]
+    now[0] = 100.0
+    bar.step(684, 2000)
+    assert capfd.readouterr().err == f"note: {bar.place}\n" == "note: sample, 684 of 2,000\n"
+
+
+def test_a_short_run_writes_nothing_into_a_log(capfd: pytest.CaptureFixture[str]) -> None:
     use(Bar())
     assert capfd.readouterr() == ("", "")
 
@@ -34,6 +50,7 @@ def test_a_terminal_sees_the_stage_and_how_far_it_is(monkeypatch: pytest.MonkeyP
     use(Bar())
     assert "record" in terminal.getvalue()
     assert "3/12" in terminal.getvalue()
+    assert "/?" not in terminal.getvalue()
 
 
 def test_an_error_ends_the_bar() -> None:

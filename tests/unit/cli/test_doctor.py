@@ -29,6 +29,7 @@ def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_temperature_can_be_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(RAW, "--temperature", "1.0") == 0
     assert run(RAW, "--temperature", "0.7") == 1
+    assert run(RAW, "--temperature", "0.7", "--all") == 1
     assert "asked" in capsys.readouterr().out
 
 
@@ -39,7 +40,7 @@ def test_a_temperature_that_vllm_refuses(temperature: str, capsys: pytest.Captur
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(RAW, "--format", "json") == 1
+    assert run(RAW, "--json") == 1
     found = json.loads(capsys.readouterr().out)
     assert found["exit_code"] == 1
     first = found["findings"][0]
@@ -53,11 +54,15 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_fix_prints_the_command_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(RAW, "--fix") == 0
     out, err = capsys.readouterr()
+    assert out == f"{RAW} --logprobs-mode processed_logprobs\n"
+    assert err.splitlines()[0] == "changed: --logprobs-mode processed_logprobs"
+    assert len(err.splitlines()) == 2, "what is at risk is named, and left"
+    assert run(RAW, "--fix-risks") == 0
+    out, err = capsys.readouterr()
     assert out == (
         f"{RAW} --logprobs-mode processed_logprobs --generation-config vllm --no-enable-prefix-caching\n"
     )
-    assert err.splitlines()[0] == "changed: --logprobs-mode processed_logprobs"
-    assert run(out.strip(), "--fix") == 0
+    assert run(out.strip(), "--fix-risks") == 0
     again, err = capsys.readouterr()
     assert again == out
     assert err == "nothing to change\n"
@@ -69,7 +74,64 @@ def test_what_no_flag_can_change_is_not_passed_over(
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
     sound = "--logprobs-mode processed_logprobs --no-enable-prefix-caching --no-async-scheduling"
     assert run(f"vllm serve {tmp_path} {sound}", "--fix") == 1
-    assert "nothing that can be changed here" in capsys.readouterr().err
+    first, left, *_ = capsys.readouterr().err.splitlines()
+    assert first == "nothing that can be changed here"
+    assert left.startswith("still wrong: quantisation awq: ")
+
+
+@pytest.mark.parametrize("options", [("--fix", "--json"), ("--fix-risks", "--json")])
+def test_options_that_say_two_things_are_refused(options: tuple[str, ...]) -> None:
+    assert run(RAW, *options) == 2
+    assert run("http://127.0.0.1:9", "--vllm-version", "0.9") == 2
+
+
+def test_notes_are_folded_away(capsys: pytest.CaptureFixture[str]) -> None:
+    run(RAW)
+    short = capsys.readouterr().out.splitlines()
+    run(RAW, "--all")
+    long = capsys.readouterr().out.splitlines()
+    assert short[0] == long[0], "they are counted all the same"
+    assert not any(line.startswith("note ") for line in short)
+    assert sum(line.startswith("note ") for line in long) == int(short[-1].split()[0])
+
+
+@pytest.mark.parametrize(("version", "code"), [("0.32", 1), ("0.32.1", 1), ("v0.9.2", 3), ("new", 2)])
+def test_another_version_has_other_defaults(version: str, code: int) -> None:
+    assert run(RAW, "--vllm-version", version) == code
+    assert run(f"{RAW} --logprobs-mode raw_logits", "--vllm-version", version) == (code if code == 2 else 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("docker run vllm/vllm-openai --model x", "'docker'"),
+        ("$ vllm serve Q", "'$'"),
+        ("vllm serve Q | tee log", "'| tee'"),
+        ("vllm serve 'Q", "character 12"),
+        ("cd x && vllm serve Q", "&& vllm"),
+        ("vllm serve Q\nvllm serve R", "another line"),
+        ("trl vllm-serve --model x", "trl vllm-serve"),
+        ("python -m verl.trainer.main_ppo a.b=1", "-m verl.trainer.main_ppo"),
+        ("vllm Q --x", "`serve`"),
+    ],
+)
+def test_a_refusal_names_the_piece(command: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_what_ends_in_an_ampersand_is_read_and_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{RAW} &", "--fix") == 0
+    assert capsys.readouterr().out == f"{RAW} --logprobs-mode processed_logprobs &\n"
+
+
+def test_files_of_other_trainers_are_refused_by_their_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ppo.yaml").write_text("actor_rollout_ref: {rollout: {temperature: 1}}\n")
+    assert run(str(tmp_path / "ppo.yaml")) == 2
+    assert "verl" in capsys.readouterr().err
+    assert run(str(tmp_path)) == 2
 
 
 def test_a_correction_says_that_what_it_hides_must_be_put_back(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +158,7 @@ def test_fix_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert run(str(file), "--kind", "vllm") == 1  # where none of these is a flag
 
 
-@pytest.mark.parametrize("options", [(), ("--fix",), ("--format", "json")])
+@pytest.mark.parametrize("options", [(), ("--fix",), ("--json",), ("--all",)])
 def test_secrets_are_never_printed(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     run(
         f"MY_SECRET={SECRET} HF_TOKEN={SECRET} {RAW} --api-key {SECRET} --our-token {SECRET} extra {SECRET}",

@@ -49,7 +49,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Asked]:
         return calls[-1]
 
     monkeypatch.setattr(preflight, "Preflight", recorded)
-    Path("plain.yaml").write_text("engine: {name: exact}\n")
+    Path("plain.yaml").write_text("engine: {name: exact}\nmodel: {path: pass}\n")
     for ending in Status:
         Path(f"{ending.lower()}.yaml").write_text(f"model: {{path: {ending}}}\nvalidation: {{task: sums}}\n")
     return calls
@@ -86,7 +86,7 @@ def test_without_out_a_directory_is_made(asked: list[Asked]) -> None:
 
 @pytest.mark.usefixtures("asked")
 def test_json_is_the_record(capsys: pytest.CaptureFixture[str]) -> None:
-    run("fail.yaml", "--format", "json", "--out", "here", "--record", "h.jsonl")
+    run("fail.yaml", "--json", "--out", "here", "--record", "h.jsonl")
     out, err = capsys.readouterr()
     assert json.loads(out)["status"] == "FAIL"
     assert json.loads(out) == json.loads(Path("here/preflight.json").read_bytes())
@@ -127,12 +127,14 @@ def test_an_earlier_run_is_a_history(asked: list[Asked]) -> None:
         ("pass.yaml --history bad.jsonl", "bad.jsonl, line 2: "),
         ("pass.yaml --record bad.jsonl", "bad.jsonl, line 2: "),
         ("pass.yaml --record /proc/h.jsonl", "/proc/h.jsonl"),
-        ("pass.yaml --format yaml", "'yaml'"),
+        ("pass.yaml --format yaml", "--format"),
+        ("nameless.yaml", "model.path"),
     ],
 )
 def test_wrong_usage_starts_nothing(
     asked: list[Asked], capsys: pytest.CaptureFixture[str], arguments: str, named: str
 ) -> None:
+    Path("nameless.yaml").write_text("engine: {name: exact}\n")
     Path("typo.yaml").write_text("engine: {nane: exact}\n")
     append(Path("good.jsonl"), REWARDS)
     Path("bad.jsonl").write_text(Path("good.jsonl").read_text() + '{"task": "sums"}\n')

@@ -7,7 +7,7 @@ import torch
 from tests.unit.engine.support import Make, ended, finished, seeded
 
 from zerodrift.core.completion import FinishReason
-from zerodrift.core.errors import DuplicateRequest, InvalidPrompt, UnknownRequest
+from zerodrift.core.errors import DuplicateRequest, EngineError, InvalidPrompt, InvalidValue, UnknownRequest
 from zerodrift.core.request import Prompt
 from zerodrift.engine.engine import Engine
 from zerodrift.engine.output import Output
@@ -42,7 +42,7 @@ def test_it_ends_alone(engine_of: Make, prompt: Any, sampling: dict[str, Any], c
     engine = engine_of(num_blocks=15)
     expected = bits(engine.generate(GOOD, seeded()))
     outputs = engine.generate(
-        [GOOD[0], prompt, *GOOD[1:]], [seeded(), seeded(**sampling), seeded(), seeded()]
+        [GOOD[0], prompt, *GOOD[1:]], [seeded(), seeded(**sampling), seeded(), seeded()], on_error="return"
     )
     bad = outputs.pop(1)
     assert bits(outputs) == expected
@@ -52,9 +52,23 @@ def test_it_ends_alone(engine_of: Make, prompt: Any, sampling: dict[str, Any], c
     assert bad.token_ids == ()
 
 
+def test_by_default_it_raises_before_anything_runs(engine: Engine) -> None:
+    with pytest.raises(InvalidPrompt):
+        engine.generate([*GOOD, [5, 61]], seeded())
+    assert engine.metrics().steps == 0
+    with pytest.raises(InvalidValue):
+        engine.generate(GOOD, seeded(), on_error="ignore")
+
+
+def test_by_default_what_fails_while_it_runs_raises_too(poisoned: Engine) -> None:
+    with pytest.raises(EngineError):
+        poisoned.generate([*GOOD, [5, POISON]], seeded())
+    assert not poisoned.has_unfinished
+
+
 @pytest.mark.parametrize("forced", [[61], [1] * 7, [5.0], [True], [-1], ["a"]])
 def test_tokens_that_cannot_be_forced(engine: Engine, forced: Any) -> None:
-    (output,) = engine.generate([[5]], seeded(), forced=[forced])
+    (output,) = engine.generate([[5]], seeded(), forced=[forced], on_error="return")
     assert output.problem is not None
     assert output.problem.code in ("value/prompt", "value/sampling")
 
@@ -73,7 +87,9 @@ def poisoned(engine_of: Make) -> Engine:
 def test_nan_in_one_request(engine_of: Make, poisoned: Engine, prompt: list[int], n: int) -> None:
     expected = bits(engine_of().generate(GOOD, seeded(logit_bias={POISON: -100})))
     params = seeded(logit_bias={POISON: -100})
-    outputs = poisoned.generate([GOOD[0], prompt, *GOOD[1:]], [params, seeded(n=n), params, params])
+    outputs = poisoned.generate(
+        [GOOD[0], prompt, *GOOD[1:]], [params, seeded(n=n), params, params], on_error="return"
+    )
     bad = [output for output in outputs if output.prompt_token_ids == tuple(prompt)]
     good = [output for output in outputs if output.prompt_token_ids != tuple(prompt)]
     assert bits(good) == expected
@@ -88,7 +104,7 @@ def test_nan_in_one_request(engine_of: Make, poisoned: Engine, prompt: list[int]
 
 
 def test_nan_after_some_tokens_keeps_those_before(poisoned: Engine) -> None:
-    outputs = poisoned.generate([[5, 6], [7, 8]], seeded(), forced=[[9, POISON], []])
+    outputs = poisoned.generate([[5, 6], [7, 8]], seeded(), forced=[[9, POISON], []], on_error="return")
     assert outputs[0].token_ids == (9, POISON)
     assert outputs[0].finish_reason is FinishReason.ERROR
     assert len(outputs[0].logprobs) == 2
@@ -98,7 +114,7 @@ def test_nan_in_the_head_alone_is_seen_too(engine_of: Make) -> None:
     engine = engine_of()
     with torch.no_grad():
         engine.model.lm_head.weight[3] = torch.nan
-    (output,) = engine.generate([[5]], seeded())
+    (output,) = engine.generate([[5]], seeded(), on_error="return")
     assert output.problem is not None
     assert "the logits of output token 0 are not finite" in output.problem.message
 

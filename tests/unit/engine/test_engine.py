@@ -40,7 +40,15 @@ def test_the_lines_that_every_user_tries_first() -> None:
 
 @pytest.mark.parametrize(
     ("prompts", "count"),
-    [(PROMPT, 1), (tuple(PROMPT), 1), (Prompt(tuple(PROMPT)), 1), ([PROMPT, PROMPT], 2), ([], 0)],
+    [
+        (PROMPT, 1),
+        (torch.tensor(PROMPT), 1),
+        ([torch.tensor(PROMPT)] * 2, 2),
+        (tuple(PROMPT), 1),
+        (Prompt(tuple(PROMPT)), 1),
+        ([PROMPT, PROMPT], 2),
+        ([], 0),
+    ],
 )
 def test_one_prompt_or_many(engine: Engine, prompts: Any, count: int) -> None:
     outputs = engine.generate(prompts, seeded())
@@ -75,6 +83,8 @@ def test_prompts_as_vllm_takes_them(with_text: Engine) -> None:
         b"abc",
         {1, 2},
         (each for each in ["a"]),
+        torch.ones(2, 3, dtype=torch.long),
+        torch.tensor(3),
         None,
         [3.5],
         [[1], None],
@@ -89,7 +99,7 @@ def test_what_would_be_guessed_at_is_refused(engine: Engine, with_text: Engine, 
 
 
 def test_text_that_no_tokenizer_reads_is_refused_by_itself(with_text: Engine) -> None:
-    fine, wrong = with_text.generate(["3+4=", "\ud800 x"], seeded())
+    fine, wrong = with_text.generate(["3+4=", "\ud800 x"], seeded(), on_error="return")
     assert fine.problem is None
     assert wrong.problem is not None
     assert "the tokenizer cannot read" in wrong.problem.message
@@ -104,7 +114,9 @@ def test_what_is_no_sampling_raises(engine: Engine, params: Any) -> None:
 def test_an_all_but_impossible_token_is_its_requests_own_problem(engine: Engine) -> None:
     cold = seeded(temperature=0.01, logit_bias={7: -100.0}, logprobs=engine.facts.vocab_size)
     alone = engine.generate(PROMPT, seeded())
-    hopeless, rare, fine = engine.generate([PROMPT] * 3, [cold, cold, seeded()], forced=[[7], [], []])
+    hopeless, rare, fine = engine.generate(
+        [PROMPT] * 3, [cold, cold, seeded()], forced=[[7], [], []], on_error="return"
+    )
     assert hopeless.finish_reason is FinishReason.ERROR
     assert rare.problem is None
     assert min(each.logprob for each in rare.top_logprobs[0]) < -9999
@@ -118,6 +130,7 @@ def test_an_all_but_impossible_token_is_its_requests_own_problem(engine: Engine)
         ("block_size", "16"),
         ("max_num_seqs", 0),
         ("max_model_len", 1),
+        ("max_model_len", 10**7),
         ("kv_cache_memory_bytes", "1GiB"),
         ("enable_prefix_caching", "no"),
         ("logprobs_mode", "raw"),
@@ -128,6 +141,12 @@ def test_wrong_settings_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidValue) as refused:
         Engine("testbed:llama", **{name: value})
     assert name in str(refused.value)
+
+
+def test_an_output_fits_a_screen(engine: Engine) -> None:
+    (output,) = engine.generate([PROMPT], seeded(max_tokens=64, ignore_eos=True, logprobs=5))
+    assert len(repr(output)) < 500
+    assert f"token_ids=({output.token_ids[0]}, " in repr(output)
 
 
 def test_few_tokens_per_step_mean_few_sequences() -> None:

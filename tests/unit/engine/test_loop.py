@@ -22,6 +22,7 @@ from zerodrift.core.errors import (
     EngineStopped,
     InvalidPrompt,
     InvalidSampling,
+    InvalidValue,
     InvariantBroken,
     OutOfBlocks,
     QueueFull,
@@ -290,6 +291,11 @@ def test_another_thread_cannot_use_its_engine(loop: EngineLoop) -> None:
     for call in (loop.engine.step, lambda: loop.engine.generate(PROMPT), lambda: loop.engine.abort("x")):
         with pytest.raises(EngineError, match="EngineLoop"):
             call()
+
+
+def test_what_is_no_engine_is_refused() -> None:
+    with pytest.raises(InvalidValue):
+        EngineLoop("testbed:llama")  # type: ignore[arg-type]
 
 
 def test_an_engine_with_requests_is_not_taken_over(engine: Engine) -> None:

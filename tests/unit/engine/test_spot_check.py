@@ -49,7 +49,7 @@ def test_every_kind_of_sampling_holds(engine_of: Make, mode: str) -> None:
 def test_what_ends_by_an_error_or_an_abort_is_not_counted(engine_of: Make) -> None:
     engine = engine_of(logprob_check_interval=1)
     engine.abort(engine.add_request(PROMPT, seeded()))
-    engine.generate([PROMPT], seeded(top_k=1), forced=[[60]])
+    engine.generate([PROMPT], seeded(top_k=1), forced=[[60]], on_error="return")
     assert counts(engine) == (0, 0)
 
 

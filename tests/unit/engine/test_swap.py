@@ -278,36 +278,6 @@ def test_ties_are_checked_against_the_copy(monkeypatch: pytest.MonkeyPatch) -> N
     assert engine.stage_weights(state, "b").version.label == "b", "one memory under two names is always tied"
 
 
-class Growing:
-    """An entry of a table that another thread adds to, just as this entry is copied."""
-
-    def __init__(self, table: dict[Any, Any]) -> None:
-        self.table = table
-
-    def __deepcopy__(self, memo: object) -> object:
-        self.table["new"] = torch.zeros(1)
-        return None
-
-
-def test_frequencies_may_grow_while_weights_are_staged(tiny: Any) -> None:
-    """Dynamic NTK works its frequencies out as positions come, in the thread that steps."""
-    config = copy.deepcopy(tiny.config)
-    config.max_position_embeddings = 16
-    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
-    engine = Engine(type(tiny)(config).eval(), num_blocks=32, block_size=4, max_model_len=64)
-    long = SamplingParams(seed=3, max_tokens=24, ignore_eos=True)
-    (first,) = engine.generate(PROMPT, long)
-    table = engine.model.model.rotary_emb.exact_frequencies
-    assert len(table) > 0
-    table["entry"] = Growing(table)
-    staged = engine.stage_weights(engine.model.state_dict(), "b")
-    for name in ("entry", "new"):
-        table.pop(name, None)
-    engine.swap_weights(staged)
-    engine.reset_cache()
-    assert engine.generate(PROMPT, long)[0].logprobs == first.logprobs
-
-
 def test_the_callers_tensors_are_copied(engine: Engine) -> None:
     state = changed(engine)
     engine.swap_weights(state, "b")

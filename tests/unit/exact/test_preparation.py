@@ -1,14 +1,16 @@
 """What can be prepared, what is refused and by which name, and what a prepared model refuses to do."""
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from zerodrift import exact, models
+from zerodrift.core.completion import LogprobKind
 from zerodrift.core.errors import InvalidValue, Unproven, UnsupportedModel
+from zerodrift.core.request import SamplingParams
 from zerodrift.exact import interface, preparation
 from zerodrift.exact.modules import ExactLinear, Pack
 from zerodrift.exact.ops.cpu.op_set import CpuOps
@@ -66,20 +68,57 @@ def test_settings_that_cannot_be_exact_are_refused(
         exact.prepare(model)
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda layer: setattr(layer.mlp.up_proj, "forward", layer.mlp.up_proj.forward),
-        # What Module.compile sets.
-        lambda layer: setattr(layer.mlp.up_proj, "_compiled_call_impl", layer.mlp.up_proj.forward),
-        lambda layer: layer.mlp.up_proj.register_forward_hook(lambda *_: None),
-        lambda layer: layer.mlp.up_proj.register_forward_pre_hook(lambda *_: None),
-    ],
-)
+SPOILS: Any = [
+    lambda layer: setattr(layer.mlp.up_proj, "forward", layer.mlp.up_proj.forward),
+    # What Module.compile sets.
+    lambda layer: setattr(layer.mlp.up_proj, "_compiled_call_impl", layer.mlp.up_proj.forward),
+    lambda layer: layer.mlp.up_proj.register_forward_hook(lambda *_: None),
+    lambda layer: layer.mlp.up_proj.register_forward_pre_hook(lambda *_: None),
+]
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
 def test_a_module_whose_class_does_not_say_what_it_computes_is_refused(model: Any, spoil: Any) -> None:
     spoil(model.model.layers[1])
     with pytest.raises(UnsupportedModel, match=r"model\.layers\.1\.mlp\.up_proj"):
         exact.prepare(model)
+
+
+class Rollout(NamedTuple):
+    prompt_token_ids: tuple[int, ...] = (1, 2)
+    token_ids: tuple[int, ...] = (3,)
+    sampling: SamplingParams = SamplingParams()
+    kind: LogprobKind = LogprobKind.RAW
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
+def test_a_prepared_model_that_is_hooked_or_patched_is_refused(model: Any, spoil: Any) -> None:
+    exact.prepare(model)
+    assert len(exact.token_logprobs(model, [Rollout()])) == 1
+    spoil(model.model.layers[1])
+    for use in (lambda: exact.token_logprobs(model, [Rollout()]), lambda: exact.prepare(model)):
+        with pytest.raises(UnsupportedModel):
+            use()
+
+
+def test_hooks_that_ask_for_gradients_are_none_of_ours(model: Any) -> None:
+    exact.prepare(model).enable_input_require_grads()
+    assert exact.token_logprobs(model, [Rollout()])[0].requires_grad
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_an_adapter_is_refused_with_how_to_merge_it(model: Any, prepared: bool) -> None:
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(
+        exact.prepare(model) if prepared else model, peft.LoraConfig(target_modules=["q_proj"])
+    )
+    for part in (adapted, model):
+        with pytest.raises(UnsupportedModel) as refused:
+            exact.token_logprobs(part, [Rollout()]) if prepared else exact.prepare(part)
+        assert "merge_and_unload" in str(refused.value)
+    merged = adapted.merge_and_unload()
+    exact.restore(merged)
+    assert exact.prepare(merged) is model
 
 
 def test_a_head_that_does_more_than_its_family_says_is_refused(model: Any) -> None:

@@ -105,6 +105,7 @@ def test_qwen3_has_a_head_size_of_its_own():
         ),
         # The default of an unknown family is not guessed.
         ({"model_type": "novel"}, UnsupportedModel),
+        ({"is_encoder_decoder": True}, UnsupportedModel),
         ({"vocab_size": "10"}, ModelError),
         ({"bos_token_id": 1.5}, ModelError),
         ({"eos_token_id": "end"}, ModelError),
@@ -124,3 +125,10 @@ def test_an_unknown_family_that_says_all_and_no_directory():
     assert facts_from("novel", known, {}).tied_head
     with pytest.raises(ModelNotFound):
         facts("nowhere")
+
+
+def test_all_keys_that_are_missing_are_named_at_once():
+    with pytest.raises(UnsupportedModel) as refused:
+        facts_from("m", {"architectures": ["NovelForCausalLM"], "model_type": "novel", "vocab_size": 10}, {})
+    for key in ("max_position_embeddings", "num_hidden_layers", "hidden_size", "tie_word_embeddings"):
+        assert key in str(refused.value)

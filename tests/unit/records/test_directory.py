@@ -6,8 +6,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from zerodrift.core.errors import RecordError, SchemaMismatch
-from zerodrift.records.directory import VERDICT, check_new, new_directory, read_verdict, write_verdict
+from zerodrift.core.errors import DigestMismatch, RecordError, SchemaMismatch
+from zerodrift.records.directory import (
+    CONFIG,
+    ROLLOUTS,
+    SEALED,
+    TOKENS,
+    VERDICT,
+    check_new,
+    new_directory,
+    read_verdict,
+    write_verdict,
+)
 from zerodrift.records.preflight import (
     PREFLIGHT,
     Item,
@@ -18,6 +28,7 @@ from zerodrift.records.preflight import (
     write_preflight,
 )
 from zerodrift.records.rewards import Rewards
+from zerodrift.records.seal import SEAL
 from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
 
 CHECKLIST = PreflightRecord(
@@ -41,7 +52,35 @@ def test_a_verdict_is_written_for_people_read_back_and_replaced(
     other = msgspec.structs.replace(record, says="Twice.")
     write_verdict(tmp_path, other)
     assert read_verdict(tmp_path) == other
-    assert [entry.name for entry in tmp_path.iterdir()] == [VERDICT]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [SEAL, VERDICT]
+
+
+def test_what_was_edited_after_the_run_is_not_believed(tmp_path: Path, record: VerdictRecord) -> None:
+    for name in (CONFIG, TOKENS):
+        (tmp_path / name).write_text("as it was")
+    write_verdict(tmp_path, record)
+    assert read_verdict(tmp_path, (VERDICT, *SEALED)) == record
+    (tmp_path / CONFIG).write_text("edited")
+    assert read_verdict(tmp_path) == record, "the verdict itself is as it was"
+    for spoil in (
+        lambda: None,
+        (tmp_path / CONFIG).unlink,
+        lambda: ((tmp_path / CONFIG).write_text("as it was"), (tmp_path / ROLLOUTS).write_text("new")),
+    ):
+        spoil()
+        with pytest.raises(DigestMismatch):
+            read_verdict(tmp_path, (VERDICT, *SEALED))
+
+
+@pytest.mark.parametrize("spoil", ["edited", "unsealed"])
+def test_an_edited_verdict_is_not_believed(tmp_path: Path, record: VerdictRecord, spoil: str) -> None:
+    path = write_verdict(tmp_path, record)
+    if spoil == "edited":
+        path.write_text(path.read_text().replace('"PASS"', '"FAIL"', 1))
+    else:
+        (tmp_path / SEAL).unlink()
+    with pytest.raises(DigestMismatch):
+        read_verdict(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "kind"), [(VERDICT, "verdict"), (PREFLIGHT, "preflight")])

@@ -9,6 +9,7 @@ import numpy as np
 from zerodrift.core.cause import CAUSES
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.drift.summary import DriftSummary
+from zerodrift.records.directory import write_verdict
 from zerodrift.records.tokens import write_tokens
 from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
 from zerodrift.stats.ratios import sequence_ess, token_ess
@@ -125,13 +126,13 @@ def verdict(outcome: Outcome, **more: Any) -> VerdictRecord:
 def write(directory: Path, record: VerdictRecord, columns: Columns | None) -> Path:
     """A run directory; without `columns` it has no tokens.parquet."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "verdict.json").write_bytes(msgspec.json.encode(record))
     (directory / "config.yaml").write_text("model:\n  path: SmolLM2\nengine:\n  url: http://127.0.0.1:8000\n")
     packages = {"torch": "2.11.0", "scipy": None}
     environment = {"zerodrift": "0.1.0", "packages": packages, "cores": 2, "devices": []}
     (directory / "environment.json").write_bytes(msgspec.json.encode(environment))
     if columns is not None:
         write_tokens(directory / "tokens.parquet", columns)
+    write_verdict(directory, record)
     return directory
 
 
@@ -216,6 +217,7 @@ def hostile(directory: Path) -> Path:
     write(directory, record, columns)
     (directory / "config.yaml").write_text(f"{attack}\n{attack}")
     (directory / "environment.json").write_bytes(msgspec.json.encode({attack: attack}))
+    write_verdict(directory, record)
     return directory
 
 

@@ -21,9 +21,9 @@ def compare(tmp_path: Path) -> Any:
     ) -> Comparison:
         for name, record, config in zip(("old", "new"), (old, new), configs, strict=True):
             (tmp_path / name).mkdir(exist_ok=True)
-            write_verdict(tmp_path / name, record)
             if config is not None:
                 (tmp_path / name / "config.yaml").write_text(config)
+            write_verdict(tmp_path / name, record)
         return compare_runs(tmp_path / "old", tmp_path / "new")
 
     return _compare

@@ -13,7 +13,7 @@ SOUND = "vllm serve Q --logprobs-mode processed_logprobs --generation-config vll
 
 def shown(diagnosis: Diagnosis, width: int = 80) -> list[str]:
     out = io.StringIO()
-    print_diagnosis(diagnosis, Console(file=out, width=width))
+    print_diagnosis(diagnosis, Console(file=out, width=width), everything=True)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 

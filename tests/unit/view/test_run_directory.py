@@ -7,6 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from zerodrift.core.errors import RecordError
+from zerodrift.records.directory import read_verdict, write_verdict
 from zerodrift.records.tokens import SCHEMA, write_tokens
 from zerodrift.view.run_directory import read
 
@@ -30,7 +31,7 @@ def test_everything_is_read(runs: dict[str, Path]) -> None:
 
 
 def test_all_but_the_verdict_may_be_missing(runs: dict[str, Path], tmp_path: Path) -> None:
-    (tmp_path / "verdict.json").write_bytes((runs["inconclusive"] / "verdict.json").read_bytes())
+    write_verdict(tmp_path, read_verdict(runs["inconclusive"]))
     run = read(tmp_path)
     assert (run.tokens, run.config, run.environment) == (None, None, {})
 
@@ -62,7 +63,7 @@ def test_an_impossible_token_is_one_with_an_infinite_delta(runs: dict[str, Path]
 @pytest.fixture
 def finished(runs: dict[str, Path], tmp_path: Path) -> Path:
     """A directory with a verdict, and nothing else yet. What a verdict may not be is in records/test_directory.py."""
-    (tmp_path / "verdict.json").write_bytes((runs["passing"] / "verdict.json").read_bytes())
+    write_verdict(tmp_path, read_verdict(runs["passing"]))
     return tmp_path
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from zerodrift.config.load import dump
 from zerodrift.config.run import RunConfig
-from zerodrift.core.errors import RecordError
+from zerodrift.core.errors import DigestMismatch, RecordError
 from zerodrift.records.verdict import Outcome
+from zerodrift.view.comparison import compare_runs
 from zerodrift.view.runs import RunSummary, State, find_run, list_runs
 
 
@@ -46,6 +47,15 @@ def test_newest_first_and_nothing_left_out(folder: Path) -> None:
     assert (killed.state, killed.verdict, killed.engine) == (State.UNFINISHED, None, "exact")
     assert broken.state is State.UNREADABLE
     assert "verdict.json" in str(broken.problem)
+
+
+def test_an_edited_verdict_is_listed_as_altered(folder: Path) -> None:
+    path = folder / "second" / "verdict.json"
+    path.write_text(path.read_text().replace('"FAIL"', '"PASS"', 1))
+    second = next(run for run in list_runs(folder) if run.name == "second")
+    assert (second.state, second.verdict) == (State.ALTERED, None)
+    with pytest.raises(DigestMismatch):
+        compare_runs(folder / "first", folder / "second")
 
 
 def test_a_run_with_a_configuration_of_another_version_is_listed(folder: Path) -> None:

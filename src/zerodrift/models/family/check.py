@@ -18,6 +18,11 @@ ROWS = 2
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 """Share of the largest number by which a part may miss its formula; 16-bit parts round several times on the way."""
 TOLERANCE_16 = 0.03
+MERGE = (
+    "merge the adapter (model.merge_and_unload()) and prepare what comes back, or train it with the trainer's own forward "
+    "and audit that (zerodrift audit --trainer transformers:base=…,lora=…)"
+)
+"""Said of an adapter, which exact mode does not run."""
 
 
 def check_tree(family: Family, model: Any) -> None:
@@ -26,13 +31,14 @@ def check_tree(family: Family, model: Any) -> None:
     activations = set(family.activations(model.config))
     for path, module in model.named_modules():
         kind = type(module).__name__
+        require_no_adapter(path, module)
         if path not in activations and wanted.get(path) != kind:
             raise UnsupportedModel(
                 f"{path or 'the model'} is a {kind}, which is not known to be exact"
                 + (f" ({family.name} is described with a {wanted[path]} there)" if path in wanted else "")
                 + f"; exact mode runs the parts of {', '.join(exact_families('cpu'))}"
             )
-        _require_own_forward(path, module)
+        require_own_forward(path, module)
     present = {path for path, _ in model.named_modules()}
     for place in (*wanted, *activations):
         if place not in present:
@@ -53,17 +59,31 @@ def check_tree(family: Family, model: Any) -> None:
             )
 
 
-def _require_own_forward(path: str, module: Any) -> None:
-    """What a module computes is what its class says: nothing on the instance stands before or around that."""
+def require_no_adapter(path: str, module: Any) -> None:
+    """PEFT calls its own modules by the names of those that they wrap."""
+    if type(module).__module__.startswith("peft."):
+        raise UnsupportedModel(
+            f"{path or 'the model'} is a {type(module).__name__} of PEFT, an adapter, which exact mode does not run; {MERGE}"
+        )
+
+
+def require_own_forward(path: str, module: Any, known: tuple[str, ...] = ()) -> None:
+    """What a module computes is what its class says: nothing on the instance stands before or around that.
+
+    `known` are the packages whose hooks change no number.
+    """
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())  # noqa: SLF001  no public getter
     instead = {
         "a forward of its own (accelerate and others set one)": "forward" in vars(module),
         "a compiled forward": getattr(module, "_compiled_call_impl", None) is not None,
-        "forward hooks": bool(module._forward_hooks or module._forward_pre_hooks),  # noqa: SLF001  no public getter
+        "forward hooks": any(not str(getattr(hook, "__module__", "")).startswith(known) for hook in hooks)
+        if known
+        else bool(hooks),
     }
     if found := [what for what, there in instead.items() if there]:
         raise UnsupportedModel(
-            f"{path or 'the model'} has {found[0]}, so that its class does not say what it computes; prepare the model "
-            "before it is hooked or compiled"
+            f"{path or 'the model'} has {found[0]}, so that its class does not say what it computes; exact mode needs the "
+            "model as transformers made it: take that off first"
         )
 
 

@@ -24,6 +24,21 @@ def with_rope_bases(config: Any, bases: Mapping[str, float]) -> dict[str, Any]:
     return changed.get("", changed)
 
 
+def longest_context(config: Any) -> int:
+    """Positions that the frequencies are made for: those of yarn and linear reach `factor` times as far."""
+    trained = int(config.max_position_embeddings)
+    reach = {
+        "yarn": lambda each: each.get("original_max_position_embeddings", trained) * each["factor"],
+        "linear": lambda each: trained * each["factor"],
+    }
+    stretched = [
+        int(reach[each["rope_type"]](each))
+        for each in _by_layer_type(config).values()
+        if each["rope_type"] in reach
+    ]
+    return max(trained, *stretched, 0)
+
+
 def _by_layer_type(config: Any) -> dict[str, dict[str, Any]]:
     written = getattr(config, "rope_parameters", None) or {}
     if written and not all(each is None or isinstance(each, dict) for each in written.values()):
