@@ -241,6 +241,6 @@ def test_ranges_of_steps(text: str | None, bounds: tuple[int | None, int | None]
 
 
 @pytest.mark.parametrize("text", ["", ":", "a:b", "-1:3", "3-9"])
-def test_other_words_are_nostep_range(text: str) -> None:
+def test_other_words_are_no_range(text: str) -> None:
     with pytest.raises(ConfigError):
         step_range(text)
