@@ -27,6 +27,7 @@ LANES = {
     "history": "public bugs re-enacted: docs/would-have-caught.md",
     "engines-full": "every test on real engines: vLLM 0.28 and 0.32, llama.cpp",
     "demo-vllm": "the demonstration on a real vLLM",
+    "exam": "half A of the exam: 45 faults in a real vLLM 0.32, written blind, and healthy controls",
 }
 CODE = ("src", "tests", "integrations", "engines", "docs/vllm.yaml", "docs/llama-cpp.yaml", "constraints.txt")
 """What a lane's result depends on."""
