@@ -7,6 +7,7 @@
 import argparse
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -112,37 +113,40 @@ PARTS = {
 
 
 def judge_place(fault: Mapping[str, Any], located: Sequence[Mapping[str, Any]]) -> str:
-    """Whether the first place is the true one, and no other layer is blamed beside it."""
+    """Whether the first place is the true one, or says that it may be, and no other layer is blamed beside it."""
     if not located:
         return "none"
     truth = fault["located"] or {}
-    layer = truth.get("layer")
-    layer = None if layer == "all" else layer
-    layers_true = all(each.get("layer") == layer for each in located)
     first = located[0]
-    return "true" if layers_true and _part(truth, first) and _index(truth, located) else "false"
+    alternatives = [_place(first), *filter(None, str(first.get("alike", "")).split(" or "))]
+    tokens = truth.get("tokens")
+    if isinstance(tokens, list):
+        true = {each.get("index") for each in located} <= set(tokens) and _is_true(truth, alternatives[0])
+    else:
+        true = any(_is_true(truth, said) for said in alternatives)
+    beside = all(each.get("layer") == first.get("layer") for each in located)
+    return "true" if true and beside else "false"
 
 
-def _part(truth: Mapping[str, Any], place: Mapping[str, Any]) -> bool:
+def _place(place: Mapping[str, Any]) -> str:
+    """`layer 1, attention head 3 output`, as the auditor writes those that it cannot tell apart."""
+    layer = "" if place.get("layer") is None else f"layer {place['layer']}, "
+    index = "" if place.get("index") is None else f" {place['index']}"
+    return f"{layer}{place['part']}{index} {place['quantity']}"
+
+
+def _is_true(truth: Mapping[str, Any], said: str) -> bool:
     part = str(truth.get("part", ""))
     known = PARTS.get(part) or PARTS.get(part.partition(".")[0].partition("-")[0])
     if known is None:
         return False
     names, quantity = known
-    said = [place["part"], *str(place.get("alike", "")).split(" or ")]
-    if quantity is not None and place["quantity"] != quantity:
-        said = said[1:]
-    return any(text.startswith(names) or f", {name}" in text for text in said for name in names)
-
-
-def _index(truth: Mapping[str, Any], located: Sequence[Mapping[str, Any]]) -> bool:
-    """A head, a neuron or a token, where the key knows one."""
-    if "tokens" in truth and isinstance(truth["tokens"], list):
-        return {each.get("index") for each in located} <= set(truth["tokens"])
-    wanted = truth.get("head", truth.get("neuron"))
-    if wanted is None:
-        return True
-    return bool(located[0].get("index") == wanted)
+    layer, rest = re.fullmatch(r"(?:layer (\d+), )?(.*)", said).groups()
+    wanted = truth.get("layer")
+    same_layer = layer == (None if wanted in (None, "all") else str(wanted))
+    index = truth.get("head", truth.get("neuron"))
+    same_index = index is None or f" {index} " in rest
+    return same_layer and same_index and rest.startswith(names) and (quantity is None or rest.endswith(quantity))
 
 
 def row(fault: Mapping[str, Any], outcome: Mapping[str, Any], verdict: Mapping[str, Any] | None) -> Row:
@@ -165,10 +169,8 @@ def row(fault: Mapping[str, Any], outcome: Mapping[str, Any], verdict: Mapping[s
 
 
 def _message(place: Mapping[str, Any]) -> str:
-    layer = "" if place.get("layer") is None else f"layer {place['layer']}, "
-    index = "" if place.get("index") is None else f" {place['index']}"
     alike = f" (or {place['alike']})" if place.get("alike") else ""
-    return f"{layer}{place['part']}{index}, {place['quantity']} {place['estimate']:.5g}{alike}, R² {place['r2']:.2f}"
+    return f"{_place(place)} {place['estimate']:.5g}{alike}, R² {place['r2']:.2f}"
 
 
 class Score(NamedTuple):
