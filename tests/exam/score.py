@@ -35,6 +35,8 @@ class Sitting(NamedTuple):
     kind: str
     model: str
     sync: bool
+    forked: bool
+    """Forked from a process that has vLLM imported; or a process of its own."""
 
 
 class Row(NamedTuple):
@@ -54,8 +56,13 @@ class Row(NamedTuple):
 
 
 HEALTHY = tuple(
-    Sitting(f"healthy-{label}", None, "healthy", f"model-{model}", sync)
-    for label, model, sync in (("qwen3", "qwen3", False), ("llama", "llama", False), ("qwen3-sync", "qwen3", True))
+    Sitting(f"healthy-{label}", None, "healthy", f"model-{model}", sync, forked)
+    for label, model, sync, forked in (
+        ("qwen3", "qwen3", False, False),
+        ("llama", "llama", False, False),
+        ("qwen3-sync", "qwen3", True, False),
+        ("llama-forked", "llama", False, True),
+    )
 )
 
 
@@ -74,10 +81,13 @@ def half(key: Sequence[Mapping[str, Any]], which: str) -> list[Sitting]:
     """Healthy controls first, then the faults in the order of their hashes."""
     faults = {fault["id"]: fault for fault in key}
     chosen = [faults[name] for name in split(faults)[which]]
-    return [
-        *HEALTHY,
-        *(Sitting(f["id"], f["id"], f["family"], f"model-{f['model']}", f["family"] == "updates") for f in chosen),
-    ]
+    return [*HEALTHY, *map(_sitting, chosen)]
+
+
+def _sitting(fault: Mapping[str, Any]) -> Sitting:
+    """Its server is started in the way in which the key shows that it acts."""
+    forked = str(fault["acts"]["how"]).startswith("forked")
+    return Sitting(fault["id"], fault["id"], fault["family"], f"model-{fault['model']}", fault["family"] == "updates", forked)
 
 
 def judge_name(fault: Mapping[str, Any], causes: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ run/, the run directory of the audit. A fault whose server never starts, or dies
 """
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -37,10 +38,11 @@ SERVER_ENV = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-SERVER_ARGS = (
-    "--dtype float32 --max-model-len 1024 --enforce-eager --logprobs-mode processed_logprobs --generation-config vllm "
-    "--max-num-batched-tokens 8192 --enable-prompt-tokens-details --host 127.0.0.1"
-).split()
+SERVER_ARGS = [
+    *("--dtype", "float32", "--max-model-len", "1024", "--enforce-eager", "--logprobs-mode", "processed_logprobs"),
+    *("--generation-config", "vllm", "--max-num-batched-tokens", "8192", "--enable-prompt-tokens-details"),
+    *("--host", "127.0.0.1"),
+]
 AUDIT_ARGS = ["--engine", "vllm", "--temperature", "0.7"]
 """README's own command; a fault is not asked in the way that would show it best, because a user does not know it."""
 START_S = 300
@@ -52,12 +54,70 @@ class Stopped(Exception):
     """Somebody asked the driver to stop; what it was at is sat again from its beginning."""
 
 
+class Forked:
+    """A server of the nursery, in as much of Popen as is needed; it is not our child, so its status is not known."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            self.returncode = -1
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> None:
+        deadline = time.monotonic() + (60 if timeout is None else timeout)
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("server", timeout or 60)
+            time.sleep(0.1)
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
+Process = Forked | subprocess.Popen  # type: ignore[type-arg]
+
+
+class Nursery:
+    """The process that forks servers; started when the first is asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self, argv: list[str], fault: str | None, log: Path) -> Forked:
+        with self._lock:
+            if self._process is None:
+                self._process = subprocess.Popen(
+                    [ENGINE, EXAM / "nursery.py"], env=server_environment(None), text=True, start_new_session=True,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                )
+            stdin, stdout = self._process.stdin, self._process.stdout
+            assert stdin is not None
+            assert stdout is not None
+            stdin.write(json.dumps({"argv": argv, "fault": fault, "log": str(log)}) + "\n")
+            stdin.flush()
+            return Forked(int(stdout.readline()))
+
+    def close(self) -> None:
+        if self._process is not None:
+            end(self._process)
+
+
 class Driver:
     """Starts and stops processes; every wait ends when `stop` is set."""
 
     def __init__(self, out: Path, src: Path, models: Path) -> None:
         self.out, self.src, self.models = out, src, models
         self.stop = threading.Event()
+        self.nursery = Nursery()
 
     def sit(self, sitting: Sitting) -> None:
         """One server, one audit, one outcome."""
@@ -70,33 +130,40 @@ class Driver:
         partial = folder / "outcome.json.partial"
         partial.write_text(json.dumps(outcome, indent=1) + "\n")
         partial.rename(folder / "outcome.json")
-        sys.stdout.write(f"{datetime.datetime.now():%H:%M:%S} {sitting.name} {json.dumps(outcome)}\n")
+        sys.stdout.write(f"{datetime.datetime.now().astimezone():%H:%M:%S} {sitting.name} {json.dumps(outcome)}\n")
         sys.stdout.flush()
 
     def _outcome(self, sitting: Sitting, folder: Path) -> dict[str, object]:
         began = time.monotonic()
         port = free_port()
-        with (folder / "server.log").open("w") as log:
-            server = subprocess.Popen(
-                [ENGINE, "-m", "vllm.entrypoints.openai.api_server", "--model", self.models / sitting.model,
-                 "--port", str(port), *SERVER_ARGS],
-                env=server_environment(sitting.fault), stdout=log, stderr=log, start_new_session=True,
-            )
-            try:
-                if not self._answers(server, port):
-                    return {"server": "never started", "start_s": round(time.monotonic() - began, 1)}
-                started = time.monotonic()
-                code = self._audit(sitting, folder, port)
-                return {
-                    "server": "ran" if server.poll() is None else f"died with {server.returncode}",
-                    "exit": code,
-                    "seconds": round(time.monotonic() - started, 1),
-                    "start_s": round(started - began, 1),
-                }
-            finally:
-                end(server)
+        server = self._server(sitting, folder, port)
+        try:
+            if not self._answers(server, port):
+                return {"server": "never started", "start_s": round(time.monotonic() - began, 1)}
+            started = time.monotonic()
+            code = self._audit(sitting, folder, port)
+            return {
+                "server": "ran" if server.poll() is None else f"died with {server.returncode}",
+                "forked": sitting.forked,
+                "exit": code,
+                "seconds": round(time.monotonic() - started, 1),
+                "start_s": round(started - began, 1),
+            }
+        finally:
+            end(server)
 
-    def _answers(self, server: "subprocess.Popen[bytes]", port: int) -> bool:
+    def _server(self, sitting: Sitting, folder: Path, port: int) -> Process:
+        argv = ["--model", str(self.models / sitting.model), "--port", str(port), *SERVER_ARGS]
+        log = folder / "server.log"
+        if sitting.forked:
+            return self.nursery.start(argv, sitting.fault, log)
+        with log.open("w") as written:
+            return subprocess.Popen(
+                [ENGINE, "-m", "vllm.entrypoints.openai.api_server", *argv],
+                env=server_environment(sitting.fault), stdout=written, stderr=written, start_new_session=True,
+            )
+
+    def _answers(self, server: Process, port: int) -> bool:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and server.poll() is None:
             try:
@@ -139,7 +206,7 @@ def server_environment(fault: str | None) -> dict[str, str]:
     return ours | SERVER_ENV | {"PYTHONPATH": str(EXAM)} | planted
 
 
-def end(process: "subprocess.Popen[bytes]") -> None:
+def end(process: Process) -> None:
     """A process that this driver started, and the session that it made for it."""
     if process.poll() is None:
         process.terminate()
@@ -148,10 +215,8 @@ def end(process: "subprocess.Popen[bytes]") -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # workers that outlived their server
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def materialise(models: Path, src: Path) -> None:
@@ -165,12 +230,10 @@ def materialise(models: Path, src: Path) -> None:
 
 def sit_all(driver: Driver, sittings: list[Sitting], jobs: int, until: datetime.datetime | None) -> None:
     def one(sitting: Sitting) -> None:
-        if until is not None and datetime.datetime.now() >= until:
+        if until is not None and datetime.datetime.now().astimezone() >= until:
             return
-        try:
+        with contextlib.suppress(Stopped):
             driver.sit(sitting)
-        except Stopped:
-            pass
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(one, sittings))
@@ -188,7 +251,7 @@ def main() -> int:
     until = None
     if asked.until:
         clock = datetime.time.fromisoformat(asked.until)
-        until = datetime.datetime.combine(datetime.date.today(), clock)
+        until = datetime.datetime.combine(datetime.datetime.now().astimezone(), clock).astimezone()
     driver = Driver(asked.out.resolve(), asked.src.resolve(), asked.models.resolve())
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
@@ -197,7 +260,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     materialise(driver.models, driver.src)
-    sit_all(driver, half(read_key(EXAM / "key.yaml"), asked.half), asked.jobs, until)
+    try:
+        sit_all(driver, half(read_key(EXAM / "key.yaml"), asked.half), asked.jobs, until)
+    finally:
+        driver.nursery.close()
     return 0
 
 

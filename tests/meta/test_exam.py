@@ -17,6 +17,7 @@ def fault(**changes):
         "true_names": [],
         "model": "qwen3",
         "located": None,
+        "acts": {"how": "forked start, real server"},
     } | changes
 
 
@@ -45,6 +46,12 @@ def test_the_halves_are_those_of_the_hashes(score):
     assert halves == score.split(reversed(ids))
     assert (len(halves["A"]), len(halves["B"])) == (45, 44)
     assert sorted(halves["A"] + halves["B"]) == ids
+
+
+def test_a_server_is_started_as_the_key_says_it_was(score):
+    key = [fault(id="a"), fault(id="b", acts={"how": "ordinary start, real server"})]
+    sittings = {each.name: each.forked for each in score.half(key, "A") if each.fault}
+    assert sittings == {"a": True, "b": False}
 
 
 def test_only_updates_are_asked_for_an_update(score):
