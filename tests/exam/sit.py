@@ -45,8 +45,8 @@ SERVER_ARGS = [
 ]
 AUDIT_ARGS = ["--engine", "vllm", "--temperature", "0.7"]
 """README's own command; a fault is not asked in the way that would show it best, because a user does not know it."""
-START_S = 300
-AUDIT_S = 1200
+START_S = 900
+AUDIT_S = 3600
 STOP_S = 20
 
 
