@@ -111,7 +111,7 @@ PARTS = {
     "kv": (("keys", "values", "keys and values"), None),
     "v": (("values", "attention"), None),
     "mlp": (("MLP",), None),
-    "final-norm": (("norm",), None),
+    "final-norm": (("final norm",), None),
     "post-attention-norm": (("post_attention_layernorm",), None),
     "input-norm": (("input_layernorm",), None),
     "rope": (("rotary", "positions"), None),
