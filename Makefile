@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -q
 QUICK := -m "not engines and not browser and not long" --ignore=tests/faults -n 2 --dist loadfile
 
 .PHONY: demo demo-vllm test faults faults-long faults-full history bench check venv smollm2 vllm llama-cpp engines \
-	test-engines engines-full v0-v1 test-browser coverage profiles-long property-long long clean
+	test-engines engines-full v0-v1 test-browser coverage profiles-long property-long exam long clean
 
 demo: venv ## three faults planted and found, on a built-in model
 	$(BIN)/python -m zerodrift.cli.main demo
@@ -58,6 +58,13 @@ v0-v1: venv ## vLLM 0.8.5 (V0) and 0.18.1 (V1): audits of both, and of what chan
 	engines/install vllm-0.8.5
 	engines/install vllm-0.18.1
 	$(PYTEST) $(STORY) --no-skips
+
+# Half B is for an auditor that was mended after A: `make exam` does not sit it.
+# A folder per state of src: what another auditor answered does not count.
+EXAM = runs/exam-A-$(shell git rev-parse --short HEAD:src)
+exam: venv vllm ## half A of the blind exam again, one server per fault; goes on where it stopped (two hours)
+	$(BIN)/python tests/exam/sit.py --half A --out $(EXAM)
+	$(BIN)/python tests/exam/score.py --half A --out $(EXAM)
 
 bench: venv smollm2 ## the exact engine beside itself over plain ops (an hour on one core)
 	$(BIN)/python -m zerodrift.cli.main bench .cache/smollm2 --json runs/bench/throughput.json
