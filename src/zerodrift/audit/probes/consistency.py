@@ -16,8 +16,10 @@ import msgspec
 import numpy as np
 
 from zerodrift.audit.checked_calls import Floats, generated, scored
+from zerodrift.audit.counterfactual.packed import saw_each_other
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
 from zerodrift.backends.base import Backend, Capability
+from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Completion
 from zerodrift.core.errors import BadAnswer
 from zerodrift.core.request import Prompt, Request
@@ -83,7 +85,21 @@ class SelfConsistency:
             return one_by_one(self.engine, self.cold("alone-again")), first_of([a.completions for a in more])
 
         sides = self.alone, together
-        return self._compare(Probe.BATCH, "path/batch-variance", sides, again, alone_is_right=right)
+        result = self._compare(Probe.BATCH, "path/batch-variance", sides, again, alone_is_right=right)
+        return self._seeing_each_other(result, together) if right else result
+
+    def _seeing_each_other(self, result: ProbeResult, together: Sequence[Completion]) -> ProbeResult:
+        """A difference in company has a better name where prompts that see each other predict every number of it."""
+        evidence, reference = result.evidence, self.reference
+        if not isinstance(evidence, AgreementEvidence) or not isinstance(reference, ReferenceBackend):
+            return result
+        if evidence.changed or evidence.mean <= self.gates.mean:
+            return result
+        if not saw_each_other(reference.model, together, evidence.mean, self.gates.mean):
+            return result
+        message = f"{result.message}: together, prompts see those before them in the batch"
+        named = found("path/mask", self.engine.name, result.probe, message, gating=True)
+        return msgspec.structs.replace(result, message=message, causes=(named,))
 
     def cache(self) -> ProbeResult:
         """The same long prompts with a cold and with a warm prefix cache."""
