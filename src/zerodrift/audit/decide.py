@@ -203,7 +203,7 @@ def _renamed(causes: Causes, about_itself: Sequence[ProbeResult], about: Circums
         # Where the same question gets another answer, one in a crowd proves nothing about crowds.
         if unsteady and not _unsteady(result):
             continue
-        if causes and _proves_more(causes[0], result, about.mean):
+        if causes and _proves_more(causes[0], result, about.mean) and _fits(causes[0], result):
             own = tuple(msgspec.structs.replace(cause, gating=True) for cause in result.causes)
             return (*own, *(cause for cause in causes[1:] if cause.found_by != FoundBy.SIZE))
     return causes
@@ -240,6 +240,14 @@ def _proves_more(cause: CauseFound, result: ProbeResult, mean: float) -> bool:
     if result.probe is Probe.BATCH:
         return (unnamed or by_size) and bool(evidence.alone_is_right)
     return unnamed
+
+
+def _fits(cause: CauseFound, result: ProbeResult) -> bool:
+    """Whether the names of a self-inconsistency may take the place of `cause`. A place in the model was turned for real and
+    brought Δ to the floor: it is given up only for a name that predicts what the model itself would show."""
+    return not cause.located or all(
+        CAUSES[each.cause].predicts.get(Probe.GIVEN_TOKENS) is Expected.OFF for each in result.causes
+    )
 
 
 def _regated(result: ProbeResult, causes: Causes, about: Circumstances) -> ProbeResult:

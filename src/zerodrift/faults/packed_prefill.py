@@ -45,7 +45,7 @@ class _Packed:
         return SimpleNamespace(logits=output.logits[0, ends][:, None], past_key_values=own)
 
 
-def _apart(packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+def _apart(packed: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     """[1, heads, T, width] to one row for each sequence, padded on the left."""
     longest = max(lengths)
     rows = [

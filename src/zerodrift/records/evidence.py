@@ -47,6 +47,8 @@ class ParityEvidence(Evidence, frozen=True, kw_only=True):
     sequence_ess: float | None = None
     impossible_tokens: int
     """Sampled, and excluded by the requested parameters."""
+    stable_context: int | None = None
+    """Tokens of prompt and output up to which Δ stays at the floor; None where it does not depend on their number."""
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
