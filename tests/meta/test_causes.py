@@ -27,7 +27,7 @@ VOCABULARY = {
     "nondeterminism kv-heads mask",
     Layer.WEIGHTS: "stale other-model partial swapped dtype tied-head buffer torn version-label stale-prefix-cache "
     "replica lora",
-    Layer.TRAINER: "packing autocast micro-batch positions",
+    Layer.TRAINER: "packing autocast precision micro-batch positions",
     Layer.OBJECTIVE: "staleness sequence-ratio reward-misbound",
 }
 

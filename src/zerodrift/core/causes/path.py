@@ -10,7 +10,7 @@ PATH = (
         gating=False,
         vllm='--hf-overrides \'{"head_dtype":"float32"}\'',
         approximate=True,
-        in_trainer="trainer/autocast",
+        in_trainer="trainer/precision",
         in_force={"vllm": {"head_dtype": "float32"}},
     ),
     cause(
@@ -22,7 +22,7 @@ PATH = (
         llama_cpp="serve a file in F32 (convert_hf_to_gguf.py --outtype f32), because for quantised weights activations are "
         "rounded to 8 bits, with --flash-attn off --cache-type-k f32 --cache-type-v f32",
         approximate=True,
-        in_trainer="trainer/autocast",
+        in_trainer="trainer/precision",
         in_force={"vllm": {"dtype": "float32"}, "sglang": {"dtype": "float32"}},
     ),
     cause(
@@ -41,7 +41,7 @@ PATH = (
         vllm="--kv-cache-dtype auto",
         llama_cpp="--cache-type-k f32 --cache-type-v f32",
         approximate=True,
-        in_trainer="trainer/autocast",
+        in_trainer="trainer/precision",
         in_force={"vllm": {"kv_cache_dtype": "auto"}},
     ),
     cause(
