@@ -95,6 +95,9 @@ def _failed(causes: Causes, results: tuple[ProbeResult, ...], about: Circumstanc
         return Decision(Outcome.INCONCLUSIVE, "unknown", gating[0].evidence, listed, results, names)
     guilty = "trainer" if gating[0].found_by == Probe.TRAINER else "engine"
     message = CAUSES[gating[0].cause].message
+    if guilty == "trainer" and CAUSES[gating[0].cause].layer is Layer.SEMANTIC:
+        # Sentences about meaning are about engines.
+        message = f"In the trainer's numbers {gating[0].evidence}"
     if first is not None and gating[0].evidence == first.message and gating[0].cause == UNEXPLAINED:
         # That it fits no cause is what its line says.
         message = first.message
@@ -228,7 +231,10 @@ def _come_and_gone(causes: Causes, result: ProbeResult, evidence: ReturnEvidence
 def _proves_more(cause: CauseFound, result: ProbeResult, mean: float) -> bool:
     """Whether a self-inconsistency names `cause`'s difference better than `cause` does."""
     evidence = result.evidence
-    if not isinstance(evidence, AgreementEvidence) or not result.causes or _gap(result) < COMPARABLE * mean:
+    if not isinstance(evidence, AgreementEvidence) or not result.causes:
+        return False
+    # Six requests in company may differ by less than all of them did; where every number is predicted that is no doubt.
+    if _gap(result) < (TINY if evidence.predicted else COMPARABLE) * mean:
         return False
     unnamed, by_size = cause.cause == UNEXPLAINED, cause.found_by == FoundBy.SIZE
     if _unsteady(result):

@@ -258,8 +258,10 @@ def verdict_record(
     gates: Gates | None,
     **more: str,
 ) -> VerdictRecord:
-    """A decision with what it rests on; metrics are the parity probe's."""
-    numbers = next((each.evidence for each in decision.results if each.probe is Probe.PARITY), None)
+    """A decision with what it rests on; metrics are those of the side that is wrong."""
+    by_probe = {each.probe: each.evidence for each in decision.results}
+    engine_side = by_probe.get(Probe.PARITY)
+    numbers = by_probe.get(Probe.TRAINER, engine_side) if decision.guilty == "trainer" else engine_side
     metrics = {} if numbers is None else numbers.as_record()
     drawn = next((each.evidence for each in decision.results if each.probe is Probe.SAMPLING), None)
     return VerdictRecord(

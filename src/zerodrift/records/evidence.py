@@ -120,6 +120,8 @@ class AgreementEvidence(Evidence, frozen=True, kw_only=True):
     cached_tokens: int | None = None
     changed: int | None = None
     """Requests that got other numbers when both sides were asked once more; None where nothing called for that."""
+    predicted: bool | None = None
+    """The cause that is named gives every number of the difference, and not only its side."""
 
 
 class ReturnEvidence(AgreementEvidence, frozen=True, kw_only=True):

@@ -80,8 +80,9 @@ def wrong_groupings(model: Any) -> dict[str, tuple[int, ...]]:
             (head + 1) % shared for head in blocks
         ),
     }
-    # With one KV head there is nothing to mix up, and with two the next is the one before.
-    return {message: heads for message, heads in found.items() if heads != blocks}
+    # With one KV head there is nothing to mix up, and with two the next is the one before: the first that says so.
+    first = {heads: message for message, heads in reversed(found.items())}
+    return {message: heads for message, heads in found.items() if heads != blocks and first[heads] == message}
 
 
 def _attention(

@@ -99,7 +99,8 @@ class SelfConsistency:
             return result
         message = f"{result.message}: together, prompts see those before them in the batch"
         named = found("path/mask", self.engine.name, result.probe, message, gating=True)
-        return msgspec.structs.replace(result, message=message, causes=(named,))
+        evidence = msgspec.structs.replace(evidence, predicted=True)
+        return msgspec.structs.replace(result, message=message, causes=(named,), evidence=evidence)
 
     def cache(self) -> ProbeResult:
         """The same long prompts with a cold and with a warm prefix cache."""
@@ -114,11 +115,18 @@ class SelfConsistency:
         cold, warm = twice("cache")
         hits = [completion.cached_tokens or 0 for completion in warm]
         if not any(hits) or any(completion.cached_tokens for completion in cold):
-            return vacuous(
-                Probe.CACHE, "no prefix was served from the cache: caching is off, or prompts are too short"
-            )
+            return vacuous(Probe.CACHE, f"no prefix was served from the cache: {self._why_not_cached()}")
         again = partial(twice, "cache-again")
         return self._compare(Probe.CACHE, "path/prefix-cache", (cold, warm), again, cached_tokens=sum(hits))
+
+    def _why_not_cached(self) -> str:
+        """Settings say whether there is a cache at all."""
+        said = self.engine.fingerprint().numeric.get("enable_prefix_caching")
+        if said == "false":
+            return "prefix caching is off (engine.enable_prefix_caching=true turns it on where the engine is started here)"
+        longest = max(len(request.prompt.token_ids) for request in self.requests)
+        on = "caching is on" if said == "true" else "the engine does not say whether it caches"
+        return f"{on}, and prompts of up to {longest} tokens were not found again"
 
     def prefill_decode(self) -> ProbeResult:
         """Logprobs reported while decoding, and those of the same tokens as a prompt."""
