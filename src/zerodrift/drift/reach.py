@@ -5,7 +5,7 @@ places to cut that order in two, the one under which the two shares of tokens th
 search is one pass over cumulative counts.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,15 +74,15 @@ def _likeliest_cut(off: NDArray[np.bool_], positions: Ids, least: float) -> int:
         return 0
     below = np.cumsum(off)[places - 1].astype(np.float64)
     above = count - below
-    gain = _surely(below, places) + _surely(above, total - places) - _surely(count, total)
-    rising = below / places < above / (total - places)
+    before = places.astype(np.float64)
+    gain = _surely(below, before) + _surely(above, total - before) - _surely(count, float(total))
+    rising = below / before < above / (total - before)
     gain = np.where(rising, gain, -np.inf)
     best = int(gain.argmax())
     return int(places[best]) if gain[best] >= least else 0
 
 
-def _surely(hits: Floats | float, tokens: Floats | int) -> Floats:
+def _surely(hits: Floats | float, tokens: Floats | float) -> Any:
     """Log-likelihood of so many hits among tokens, at their own share."""
     share = np.asarray(hits, dtype=np.float64) / tokens
-    likelihood: Floats = xlogy(hits, share) + xlogy(tokens - hits, 1 - share)
-    return likelihood
+    return xlogy(hits, share) + xlogy(tokens - hits, 1 - share)

@@ -10,11 +10,11 @@ from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation
 from zerodrift.audit.counterfactual.path import (
     ROUNDINGS,
     Paths,
-    Variant,
     path_hypotheses,
     path_variants,
     vanilla_forward,
 )
+from zerodrift.audit.counterfactual.variant import Variant
 from zerodrift.backends import variants
 from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.core.cause import CAUSES
