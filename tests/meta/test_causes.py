@@ -24,10 +24,10 @@ VOCABULARY = {
     "notation padding streaming sampling-bias",
     Layer.PATH: "head-precision body-precision weight-quantisation kv-precision routing parallelism spec-decode "
     "batch-variance prefill-decode chunked-prefill prefix-cache preemption rope window context-boundary "
-    "nondeterminism",
+    "nondeterminism kv-heads mask",
     Layer.WEIGHTS: "stale other-model partial rows fraction multiple swapped dtype tied-head buffer torn version-label "
     "stale-prefix-cache replica lora",
-    Layer.TRAINER: "packing autocast micro-batch positions",
+    Layer.TRAINER: "packing autocast precision micro-batch positions",
     Layer.OBJECTIVE: "staleness sequence-ratio reward-misbound",
 }
 

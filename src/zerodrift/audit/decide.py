@@ -95,6 +95,9 @@ def _failed(causes: Causes, results: tuple[ProbeResult, ...], about: Circumstanc
         return Decision(Outcome.INCONCLUSIVE, "unknown", gating[0].evidence, listed, results, names)
     guilty = "trainer" if gating[0].found_by == Probe.TRAINER else "engine"
     message = CAUSES[gating[0].cause].message
+    if guilty == "trainer" and CAUSES[gating[0].cause].layer is Layer.SEMANTIC:
+        # Sentences about meaning are about engines.
+        message = f"In the trainer's numbers {gating[0].evidence}"
     if first is not None and gating[0].evidence == first.message and gating[0].cause == UNEXPLAINED:
         # That it fits no cause is what its line says.
         message = first.message
@@ -203,7 +206,7 @@ def _renamed(causes: Causes, about_itself: Sequence[ProbeResult], about: Circums
         # Where the same question gets another answer, one in a crowd proves nothing about crowds.
         if unsteady and not _unsteady(result):
             continue
-        if causes and _proves_more(causes[0], result, about.mean):
+        if causes and _proves_more(causes[0], result, about.mean) and _fits(causes[0], result):
             own = tuple(msgspec.structs.replace(cause, gating=True) for cause in result.causes)
             return (*own, *(cause for cause in causes[1:] if cause.found_by != FoundBy.SIZE))
     return causes
@@ -228,7 +231,10 @@ def _come_and_gone(causes: Causes, result: ProbeResult, evidence: ReturnEvidence
 def _proves_more(cause: CauseFound, result: ProbeResult, mean: float) -> bool:
     """Whether a self-inconsistency names `cause`'s difference better than `cause` does."""
     evidence = result.evidence
-    if not isinstance(evidence, AgreementEvidence) or not result.causes or _gap(result) < COMPARABLE * mean:
+    if not isinstance(evidence, AgreementEvidence) or not result.causes:
+        return False
+    # Six requests in company may differ by less than all of them did; where every number is predicted that is no doubt.
+    if _gap(result) < (TINY if evidence.predicted else COMPARABLE) * mean:
         return False
     unnamed, by_size = cause.cause == UNEXPLAINED, cause.found_by == FoundBy.SIZE
     if _unsteady(result):
@@ -240,6 +246,14 @@ def _proves_more(cause: CauseFound, result: ProbeResult, mean: float) -> bool:
     if result.probe is Probe.BATCH:
         return (unnamed or by_size) and bool(evidence.alone_is_right)
     return unnamed
+
+
+def _fits(cause: CauseFound, result: ProbeResult) -> bool:
+    """Whether the names of a self-inconsistency may take the place of `cause`. A place in the model was turned for real and
+    brought Δ to the floor: it is given up only for a name that predicts what the model itself would show."""
+    return not cause.located or all(
+        CAUSES[each.cause].predicts.get(Probe.GIVEN_TOKENS) is Expected.OFF for each in result.causes
+    )
 
 
 def _regated(result: ProbeResult, causes: Causes, about: Circumstances) -> ProbeResult:

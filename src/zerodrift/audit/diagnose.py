@@ -16,6 +16,7 @@ import torch
 from zerodrift.audit.attribute import Attribution, Costs, attribute
 from zerodrift.audit.cases import affordable, choose_cases
 from zerodrift.audit.counterfactual.bias import bias_hypotheses
+from zerodrift.audit.counterfactual.chunks import Bracket, bracket, chunk_hypotheses
 from zerodrift.audit.counterfactual.context import PromptEdit, context_hypotheses, prompt_edits
 from zerodrift.audit.counterfactual.evaluate import Evaluator, Window
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis
@@ -174,11 +175,14 @@ class ForwardProposals(NamedTuple):
         begins = first_off(
             seen.sigmas(explanation) > CERTAINLY_OFF, seen.evaluator.positions(explanation.context)
         )
+        chunked = list(
+            chunk_hypotheses(explanation, self.paths, fit.at_floor, self._prompts_off(explanation))
+        )
         screen = FitCost(fit.total, fit.residual, fit.at_floor)
         fitted = list(position_hypotheses(explanation, self.paths, screen, begins))
-        if fitted and fit.at_floor(fitted[-1].explanation):
+        if chunked or (fitted and fit.at_floor(fitted[-1].explanation)):
             # Every number of two windows that were off throughout: no other forward could do better.
-            return fitted[-1:]
+            return [*chunked, *fitted[-1:]]
         candidates = [
             *context_hypotheses(explanation, self.edits),
             *path_hypotheses(explanation, self.paths.grid),
@@ -189,6 +193,12 @@ class ForwardProposals(NamedTuple):
         by_size = [each for each in best if each.explanation.rounding != explanation.rounding]
         by_value = [each for each in best if each not in by_size]
         return [*by_size, *shortlist(self.referee, by_value, FINALISTS)]
+
+    def _prompts_off(self, explanation: Explanation) -> Bracket | None:
+        """Between which lengths of prompts numbers begin to be off."""
+        seen = self.costs
+        lengths = np.array([len(case.prompt) for case in seen.evaluator.cases])
+        return bracket(seen.sigmas(explanation) > CERTAINLY_OFF, lengths[seen.evaluator.case_ids])
 
 
 def quickest(costs: Costs) -> Sequence[Window]:

@@ -38,6 +38,7 @@ from zerodrift.core.errors import EngineError, EngineRefused, InvalidValue
 from zerodrift.drift.floor import ROUNDED_IN, Floor
 from zerodrift.drift.gates import Gates, gates_for
 from zerodrift.drift.power import positions_asked
+from zerodrift.drift.reach import stable_context
 from zerodrift.drift.shape import describe, shape
 from zerodrift.drift.tokens import TokenTable
 from zerodrift.records.case import Case
@@ -226,10 +227,9 @@ class Audit(AuditSetup):
         measurements: Sequence[Measurement],
     ) -> "Audited":
         record = verdict_record(decision, fingerprint, self.reference, self.precision, floor, gates)
-        if table is not None:
-            reached = positions_asked(
-                table, min(self.engine.max_model_len, self.reference.facts.context_length)
-            )
+        if table is not None and gates is not None:
+            context = min(self.engine.max_model_len, self.reference.facts.context_length)
+            reached = positions_asked(table, context, stable_context(table, gates))
             record = msgspec.structs.replace(record, power=(*record.power, reached))
         return Audited(record, table, tuple(measurements))
 
@@ -261,8 +261,10 @@ def verdict_record(
     gates: Gates | None,
     **more: str,
 ) -> VerdictRecord:
-    """A decision with what it rests on; metrics are the parity probe's."""
-    numbers = next((each.evidence for each in decision.results if each.probe is Probe.PARITY), None)
+    """A decision with what it rests on; metrics are those of the side that is wrong."""
+    by_probe = {each.probe: each.evidence for each in decision.results}
+    engine_side = by_probe.get(Probe.PARITY)
+    numbers = by_probe.get(Probe.TRAINER, engine_side) if decision.guilty == "trainer" else engine_side
     metrics = {} if numbers is None else numbers.as_record()
     drawn = next((each.evidence for each in decision.results if each.probe is Probe.SAMPLING), None)
     return VerdictRecord(

@@ -283,10 +283,11 @@ def _with_host(resolved: "RunConfig", inject: str) -> "RunConfig":
     import msgspec
 
     from zerodrift.config.engine import EngineConfig
+    from zerodrift.config.run import EXACT
     from zerodrift.faults.fault import Need
     from zerodrift.faults.registry import resolve
 
-    if resolved.engine != EngineConfig() or Need.REFERENCE not in resolve(inject).needs:
+    if resolved.engine != EXACT or Need.REFERENCE not in resolve(inject).needs:
         return resolved
     console.note(f"{inject} acts inside the reference engine, which is audited in place of the exact one")
     return msgspec.structs.replace(resolved, engine=EngineConfig(name="reference"))

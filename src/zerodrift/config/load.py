@@ -15,7 +15,7 @@ import msgspec
 
 from zerodrift.config.document import parse, render
 from zerodrift.config.keys import Field, check_keys, fields
-from zerodrift.config.run import RunConfig
+from zerodrift.config.run import EXACT, RunConfig
 from zerodrift.core.errors import ConfigError, InvalidValue
 
 _PLACE = re.compile(r" - at (`key` in )?`\$\.?(?P<path>[^`]*)`$")
@@ -45,6 +45,9 @@ def load(path: Path | None, overrides: Sequence[str] = (), options: Sequence[Opt
     for layer in layers:
         check_keys(layer.values, RunConfig, layer.source)
         _merge(values, layer.values)
+    engine = values.get("engine")
+    if isinstance(engine, dict) and engine.get("name", EXACT.name) == EXACT.name:
+        engine.setdefault("enable_prefix_caching", EXACT.enable_prefix_caching)
     try:
         return msgspec.convert(values, RunConfig)
     except msgspec.ValidationError as error:

@@ -9,13 +9,17 @@ from zerodrift.config.sampling_defaults import SamplingDefaults
 from zerodrift.config.validation import ValidationConfig
 from zerodrift.core.errors import InvalidValue
 
+EXACT = EngineConfig(enable_prefix_caching=True)
+"""The engine under audit unless another is named. Its cache knows which weights wrote a block, so that it is never stale;
+left off, the audit could say nothing about it."""
+
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sections of a configuration file, checked against each other."""
 
     model: ModelConfig = ModelConfig()
     """The policy."""
-    engine: EngineConfig = EngineConfig()
+    engine: EngineConfig = EXACT
     """The engine under audit."""
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     """How rollouts are sampled."""

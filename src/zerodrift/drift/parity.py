@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerodrift.drift.gates import LEAST_TOKENS, Gates
+from zerodrift.drift.reach import stable_context
 from zerodrift.drift.summary import DriftSummary
 from zerodrift.drift.tokens import TokenTable
 from zerodrift.records.evidence import ParityEvidence
@@ -63,7 +64,7 @@ def compare(table: TokenTable, gates: Gates, rng: np.random.Generator) -> Parity
             return Parity(Outcome.FAIL, _joined(breaches), some, breaches)
         few = f"there are {len(delta)} from {len(np.unique(sequence))}"
         return Parity(Outcome.INCONCLUSIVE, f"needs at least {LEAST_TOKENS} tokens from 2 sequences; {few}")
-    summary = DriftSummary.of(delta)
+    summary, stable = DriftSummary.of(delta), stable_context(table, gates)
     interval = bootstrap_mean(np.abs(delta), sequence, rng)
     # Of all tokens, where a summary's own quantiles are those of its bins.
     p90, p99 = (float(value) for value in np.quantile(np.abs(delta), (0.9, 0.99)))
@@ -80,6 +81,7 @@ def compare(table: TokenTable, gates: Gates, rng: np.random.Generator) -> Parity
         token_ess=summary.ess,
         sequence_ess=sequence_ess(delta, sequence),
         impossible_tokens=excluded,
+        stable_context=None if stable is None else stable.tokens,
     )
     breaches += tuple(
         Breach(limit, value, gate)
@@ -92,7 +94,8 @@ def compare(table: TokenTable, gates: Gates, rng: np.random.Generator) -> Parity
         if value > gate
     )
     if breaches:
-        return Parity(Outcome.FAIL, _joined(breaches), evidence, breaches)
+        by_length = "" if stable is None or stable.whole else f"; {stable.message}"
+        return Parity(Outcome.FAIL, _joined(breaches) + by_length, evidence, breaches)
     message = f"mean |Δ| {summary.mean:.3g} over {summary.count} tokens, gate {gates.mean:.3g}"
     return Parity(Outcome.PASS, message, evidence)
 

@@ -10,6 +10,7 @@ import numpy as np
 from scipy import special
 
 from zerodrift.drift.draws import GREEDY, IDS, KINDS, ONE_ID, PLACES, RARITY, STOP, TAIL, TAILS, Draws, Kind
+from zerodrift.drift.reach import Reach
 from zerodrift.drift.tokens import LIKELIEST, RARE, TokenTable
 from zerodrift.records.evidence import Power
 from zerodrift.stats.arrays import Floats
@@ -49,12 +50,14 @@ def power_of(draws: Draws, table: TokenTable, *, level: float, tests: int) -> tu
     )
 
 
-def positions_asked(table: TokenTable, context: int) -> Power:
-    """How far into the context tokens were compared at all."""
+def positions_asked(table: TokenTable, context: int, stable: Reach | None) -> Power:
+    """How far into the context tokens were compared at all, and up to where they are right."""
     farthest = int(table.position.max()) + 1
     says = f"fault of far positions: if it shows before {farthest:,} of {context:,}"
     if farthest < context:
         says += " (farther: --set validation.position_probes=[1.0])"
+    if stable is not None:
+        says += f"; {stable.message}"
     return Power(name="far positions", says=says, seen_from=float(farthest))
 
 

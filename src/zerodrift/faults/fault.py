@@ -76,6 +76,11 @@ class Need(Enum):
         "the model has no sliding window; use one that has, as testbed:mistral",
         InvalidValue,
     )
+    NO_WINDOW = (
+        lambda engine: not fact_of(engine, "sliding_window"),
+        "the model has a sliding window of its own; use one that has none, as testbed:llama",
+        InvalidValue,
+    )
     TIED_HEAD = (
         lambda engine: fact_of(engine, "tied_head"),
         "the model's head is not tied to its embedding; use one whose is, as testbed:llama",

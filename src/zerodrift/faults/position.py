@@ -70,6 +70,7 @@ POSITION_FAULTS: Mapping[str, Plant] = {
     "path/rope:positions-stretched": damaged(_positions(lambda positions: positions * 1.05)),
     "path/window:ignored": damaged(_window(lambda config: int(config.max_position_embeddings))),
     "path/window:halved": damaged(_window(lambda config: int(config.sliding_window) // 2)),
+    "path/window:five-short": damaged(_window(lambda config: int(config.sliding_window) - 5)),
     "path/context-boundary:page-16": damaged(_late_by_one(16)),
     "path/context-boundary:page-64": damaged(_late_by_one(64)),
 }

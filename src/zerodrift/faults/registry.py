@@ -16,8 +16,11 @@ from zerodrift.backends.base import Backend
 from zerodrift.config.document import parse
 from zerodrift.core.errors import InvalidValue
 from zerodrift.faults.after_update import AFTER_UPDATE_FAULTS
+from zerodrift.faults.attention import ATTENTION_FAULTS
+from zerodrift.faults.chunked_prefill import CHUNK_FAULTS
 from zerodrift.faults.delivery import DELIVERY_FAULTS
 from zerodrift.faults.fault import Fault, Need
+from zerodrift.faults.packed_prefill import PACKED_FAULTS
 from zerodrift.faults.position import POSITION_FAULTS
 from zerodrift.faults.precision import PRECISION_FAULTS
 from zerodrift.faults.prefix_cache import CACHE_FAULTS
@@ -31,8 +34,11 @@ from zerodrift.faults.wrapper import Plant
 _PLANTS: Mapping[str, Plant] = {
     **PRECISION_FAULTS,
     **POSITION_FAULTS,
+    **ATTENTION_FAULTS,
     **AFTER_UPDATE_FAULTS,
     **CACHE_FAULTS,
+    **CHUNK_FAULTS,
+    **PACKED_FAULTS,
     **DELIVERY_FAULTS,
     **SAMPLING_FAULTS,
     **PROMPT_FAULTS,

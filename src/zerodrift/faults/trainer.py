@@ -4,6 +4,7 @@ Each is a `Scorer` over a transformers causal LM, which is shared and not change
 tokens, V vocabulary.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -68,6 +69,15 @@ def _autocast(model: Any, sequences: Sequence[Sequence[int]]) -> Iterator[torch.
         yield logits_TV
 
 
+def _in_bf16(model: Any, sequences: Sequence[Sequence[int]]) -> Iterator[torch.Tensor]:
+    """Weights in bf16, and rotary tables as they are."""
+    narrow = copy.deepcopy(model)
+    for parameter in narrow.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    for ids in sequences:
+        yield narrow(torch.tensor([list(ids)]), use_cache=False).logits[0]
+
+
 def _left_padded(model: Any, sequences: Sequence[Sequence[int]]) -> Iterator[torch.Tensor]:
     """Padding without a mask: shorter sequences look back on it."""
     for begin in range(0, len(sequences), MICRO_BATCH):
@@ -99,6 +109,7 @@ def _plant(forward: Forward) -> Callable[[Any], FaultyScorer]:
 TRAINER_FAULTS: Mapping[str, Plant] = {
     "trainer/packing:leak": _plant(_packed),
     "trainer/autocast:bf16": _plant(_autocast),
+    "trainer/precision:bf16-weights": _plant(_in_bf16),
     "trainer/micro-batch:left-padding": _plant(_left_padded),
     "trainer/positions:gap": _plant(_positioned(lambda index: index + 16 * (index >= 8))),
     "trainer/positions:restart": _plant(_positioned(lambda index: index % 16)),

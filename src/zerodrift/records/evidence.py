@@ -47,6 +47,8 @@ class ParityEvidence(Evidence, frozen=True, kw_only=True):
     sequence_ess: float | None = None
     impossible_tokens: int
     """Sampled, and excluded by the requested parameters."""
+    stable_context: int | None = None
+    """Tokens of prompt and output up to which Δ stays at the floor; None where it does not depend on their number."""
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,6 +120,8 @@ class AgreementEvidence(Evidence, frozen=True, kw_only=True):
     cached_tokens: int | None = None
     changed: int | None = None
     """Requests that got other numbers when both sides were asked once more; None where nothing called for that."""
+    predicted: bool | None = None
+    """The cause that is named gives every number of the difference, and not only its side."""
 
 
 class ReturnEvidence(AgreementEvidence, frozen=True, kw_only=True):

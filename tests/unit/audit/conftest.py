@@ -101,7 +101,9 @@ class Chain:
         self.table_VV = torch.as_tensor(np.asarray(table_VV, dtype=np.float64))
         self.calls = 0
 
-    def __call__(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[torch.Tensor]:
+    def __call__(
+        self, sequences: Sequence[Sequence[int]], starts: Sequence[int], *_: Any
+    ) -> list[torch.Tensor]:
         self.calls += 1
         return [
             self.table_VV[torch.tensor(list(ids[start - 1 : -1]))]

@@ -200,7 +200,7 @@ def test_sequences_that_agree_to_the_last_bit(chain: Callable[[Any], Any], wrong
     """A resample of nothing but those has no difference to explain: one wrong sequence of many is no certainty."""
     vanilla, other = chain(TABLE), chain(TABLE[::-1].copy())
 
-    def partly(sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[Any]:
+    def partly(sequences: Sequence[Sequence[int]], starts: Sequence[int], *_: Any) -> list[Any]:
         pairs = zip(sequences, vanilla(sequences, starts), other(sequences, starts), strict=True)
         return [theirs if ids[1] < wrong else ours for ids, ours, theirs in pairs]
 
@@ -223,7 +223,7 @@ def half_explained(chain: Callable[[Any], Any]) -> Callable[..., SelectedCause]:
     """A step that explains sequences with an even start alone, found on `cases` of which all are wrong."""
     vanilla, other = chain(TABLE), chain(TABLE[::-1].copy())
 
-    def even(sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[Any]:
+    def even(sequences: Sequence[Sequence[int]], starts: Sequence[int], *_: Any) -> list[Any]:
         pairs = zip(sequences, vanilla(sequences, starts), other(sequences, starts), strict=True)
         return [theirs if ids[1] % 2 == 0 else ours for ids, ours, theirs in pairs]
 
@@ -294,7 +294,7 @@ def test_no_more_causes_than_anyone_would_read(chain: Callable[[Any], Any]) -> N
     vanilla, other = chain(TABLE), chain(TABLE[::-1].copy())
 
     def first(count: int) -> Callable[..., list[Any]]:
-        def forward(sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[Any]:
+        def forward(sequences: Sequence[Sequence[int]], starts: Sequence[int], *_: Any) -> list[Any]:
             pairs = zip(sequences, vanilla(sequences, starts), other(sequences, starts), strict=True)
             return [theirs if ids[1] < 3 * count else ours for ids, ours, theirs in pairs]
 

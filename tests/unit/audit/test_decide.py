@@ -7,7 +7,7 @@ import pytest
 from zerodrift.audit.decide import Circumstances, Decision, decide
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
 from zerodrift.core.cause import CAUSES
-from zerodrift.records.evidence import AgreementEvidence, GapEvidence, ReturnEvidence
+from zerodrift.records.evidence import AgreementEvidence, GapEvidence, LocatedEvidence, ReturnEvidence
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe
 
 RAW, ROPE, REPEAT, BATCH, DECODE = (
@@ -448,3 +448,33 @@ def test_what_comes_and_goes_takes_the_name_of_what_went(
     assert decision.verdict is Outcome.FAIL
     kept = [each.cause for each in decision.causes if each.gating and each.cause != "path/prefix-cache"]
     assert kept == gating
+
+
+# --- located ----------------------------------------------------------------------------------------------------
+
+
+HEAD = LocatedEvidence(
+    layer=0,
+    part="attention head",
+    index=3,
+    quantity="output",
+    estimate=0.99,
+    low=0.98,
+    high=1.0,
+    neutral=1.0,
+    r2=1.0,
+)
+
+
+@pytest.mark.parametrize(("located", "principal"), [((HEAD,), "unexplained"), ((), BATCH)])
+def test_what_is_located_keeps_its_place(located: tuple[LocatedEvidence, ...], principal: str) -> None:
+    """In company it differs by as much, and is right alone: that names what has no place, and no more."""
+    unnamed = msgspec.structs.replace(cause("unexplained"), located=located)
+    evidence = AgreementEvidence(tokens=48, differing=48, mean=0.02, max=0.1, alone_is_right=True)
+    crowd = answered(Probe.BATCH, Outcome.FAIL, "off", evidence, causes=(cause(BATCH, Probe.BATCH),))
+    decision = decide(
+        [*SOUND[:1], failed(Probe.PARITY), SOUND[2], crowd], [unnamed], Circumstances(mean=0.02, gate=1e-5)
+    )
+    assert decision.principal is not None
+    assert decision.principal.cause == principal
+    assert decision.principal.located == located

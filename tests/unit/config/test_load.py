@@ -26,6 +26,21 @@ def test_without_a_file_everything_is_default() -> None:
     assert load(None) == RunConfig()
 
 
+@pytest.mark.parametrize(
+    ("overrides", "cached"),
+    [
+        ([], True),
+        (["engine.block_size=32"], True),
+        (["engine.name=exact"], True),
+        (["engine.enable_prefix_caching=false"], False),
+        # Where a cached prefix may be stale it is not the default.
+        (["engine.name=vllm"], False),
+    ],
+)
+def test_the_engine_that_is_audited_by_default_caches_prefixes(overrides: list[str], cached: bool) -> None:
+    assert load(None, overrides).engine.enable_prefix_caching is cached
+
+
 def test_a_file_and_overrides_in_order(file: Path) -> None:
     config = load(file, ["engine.block_size=32", "engine.max_num_seqs=4", "engine.block_size=64"])
     assert config.engine.block_size == 64

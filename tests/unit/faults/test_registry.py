@@ -25,7 +25,6 @@ from zerodrift.models.family.parts import ModelParts
 
 WITHOUT_A_FAULT = {
     "unexplained",  # what nobody planted
-    "path/chunked-prefill",  # the reference prefills in one piece
     "path/preemption",  # and never preempts
     "path/spec-decode",  # nor guesses ahead
     "path/parallelism",  # and runs on one device

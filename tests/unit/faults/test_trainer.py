@@ -17,6 +17,7 @@ SEQUENCES = [tuple((17 * place + 71 * row) % 500 + 4 for place in range(n)) for 
 UNHARMED = {
     "trainer/packing:leak": (39, 0, 0),  # the first of a row has nobody before it
     "trainer/autocast:bf16": (0, 0, 0),
+    "trainer/precision:bf16-weights": (0, 0, 0),
     "trainer/micro-batch:left-padding": (39, 0, 0),  # and the longest of a batch no padding
     "trainer/positions:gap": (8, 8, 8),
     "trainer/positions:restart": (16, 11, 16),

@@ -25,8 +25,8 @@ from zerodrift.sampler.moments import surprise_moments
 from zerodrift.sampler.processing import Tally, histories, processed_logprobs, tally
 
 Floats = NDArray[np.float64]
-Forward = Callable[[Sequence[Sequence[int]], Sequence[int]], Sequence[torch.Tensor]]
-"""(sequences, starts) to logits rows, as `Teacher.logits`."""
+Forward = Callable[[Sequence[Sequence[int]], Sequence[int], Sequence[int]], Sequence[torch.Tensor]]
+"""(sequences, starts, lengths of their prompts) to logits rows, as `Teacher.logits`."""
 Edit = Callable[[tuple[int, ...]], tuple[int, ...]]
 """Prompt ids as sent to prompt ids as seen."""
 
@@ -117,7 +117,8 @@ class Evaluator:
         if key not in self._rows:
             prompts = self._prompts(context)
             sequences = [prompt + case.output for prompt, case in zip(prompts, self.cases, strict=True)]
-            computed = self._forwards[forward](sequences, self._starts(context))
+            lengths = [len(prompt) for prompt in prompts]
+            computed = self._forwards[forward](sequences, self._starts(context), lengths)
             self._rows[key] = torch.cat([rows.float() for rows in computed])
         return self._rows[key]
 

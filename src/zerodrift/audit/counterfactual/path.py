@@ -3,31 +3,22 @@
 Precision, quantisation and windows are a grid of what engines do; positions are fitted (`position.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
 
+from zerodrift.audit.counterfactual.attention import AttentionChange, with_attention, wrong_groupings
 from zerodrift.audit.counterfactual.evaluate import Forward
 from zerodrift.audit.counterfactual.explanation import ROUNDED_AS_EXPECTED, VANILLA, Explanation, Hypothesis
+from zerodrift.audit.counterfactual.prefill import leak_variants
+from zerodrift.audit.counterfactual.variant import Variant
 from zerodrift.backends import variants
 from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.models.family.abilities import has_a_choice_of_attention
 from zerodrift.models.family.rope import rope_bases
-
-
-class Variant(NamedTuple):
-    """A way of computing logits, and the cause it stands for."""
-
-    cause: str
-    message: str
-    build: Callable[[Any], Any]
-    """Model to changed model; run only if the hypothesis is tried."""
-    positions: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Right positions to those that were used; None: they are right."""
-
 
 ROUNDINGS = {"bf16": "bfloat16", "fp16 or TF32": "float16"}
 """Foreign kernels round elsewhere than ours: their bf16 cannot be predicted, only its size can."""
@@ -54,6 +45,10 @@ def path_variants(model: Any) -> dict[str, Variant]:
     }
     if has_a_choice_of_attention(model):
         found["fp8-kv"] = Variant("path/kv-precision", "keys and values in fp8", variants.with_fp8_kv)
+        found |= leak_variants()
+        for message, heads in wrong_groupings(model).items():
+            change = AttentionChange(heads=heads)
+            found[message] = Variant("path/kv-heads", message, partial(with_attention, change=change))
     for group in FOUR_BIT_GROUPS:
         if variants.has_groups_of(model, group):
             found[f"int4-{group}"] = Variant(
@@ -74,7 +69,9 @@ def path_variants(model: Any) -> dict[str, Variant]:
 
 def not_asked(model: Any) -> tuple[str, ...]:
     """Changes of path that this model has no parts for."""
-    missing = [] if has_a_choice_of_attention(model) else ["keys and values in fp8"]
+    missing = (
+        [] if has_a_choice_of_attention(model) else ["keys and values in fp8", "masks", "groups of KV heads"]
+    )
     return tuple(missing if rope_bases(model.config) else [*missing, "rotary positions"])
 
 
@@ -116,7 +113,9 @@ def vanilla_forward(model: Any) -> Forward:
 
 
 def _forward(teacher: Teacher) -> Forward:
-    def forward(sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[torch.Tensor]:
+    def forward(
+        sequences: Sequence[Sequence[int]], starts: Sequence[int], prompts: Sequence[int]
+    ) -> list[torch.Tensor]:
         found = dict(teacher.shortest_first(sequences, starts))
         return [found[index] for index in range(len(sequences))]
 
@@ -124,10 +123,15 @@ def _forward(teacher: Teacher) -> Forward:
 
 
 def _variant_forward(model: Any, variant: Variant) -> Forward:
-    def forward(sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> Sequence[torch.Tensor]:
+    def forward(
+        sequences: Sequence[Sequence[int]], starts: Sequence[int], prompts: Sequence[int]
+    ) -> Sequence[torch.Tensor]:
         changed = variant.build(model)
+        if variant.alone is not None:
+            each = zip(sequences, prompts, starts, strict=True)
+            return [variant.alone(changed, *one) for one in each]
         attention = changed.config._attn_implementation  # noqa: SLF001 - the setter has no public getter
         teacher = Teacher(changed, layout=Layout.PADDED, attention=attention, positions=variant.positions)
-        return _forward(teacher)(sequences, starts)
+        return _forward(teacher)(sequences, starts, prompts)
 
     return forward

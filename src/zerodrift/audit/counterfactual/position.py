@@ -1,7 +1,7 @@
 """Hypotheses about positions: by which angles were queries and keys turned?
 
 Three numbers may be wrong, and any value of them: the base of the rotary embedding, a factor on all positions, and the
-place from which on positions are one too high. Each is looked for on a few tokens, since a look costs a forward, and the
+place from which on positions are one too high. A fourth is how far back is seen: a window that the model does not have. Each is looked for on a few tokens, since a look costs a forward, and the
 best look is refined. Predictions move smoothly with base and factor, so that the value is where secants through the
 residuals of all tokens meet zero: they double the digits with each forward, where a golden section of the cost would take
 27 forwards to 1e-6. The place of a jump is bracketed by what it leaves alone: rows before it are right.
@@ -17,9 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from zerodrift.audit.counterfactual.attention import windowed, with_attention
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis
-from zerodrift.audit.counterfactual.path import Paths, Variant
+from zerodrift.audit.counterfactual.path import Paths
+from zerodrift.audit.counterfactual.variant import Variant
 from zerodrift.backends import variants
+from zerodrift.models.family.abilities import has_a_choice_of_attention
 from zerodrift.models.family.rope import rope_bases
 
 Floats = NDArray[np.float64]
@@ -130,16 +133,36 @@ def _start(dial: Dial, at: At, fit: FitCost, now: float) -> tuple[float, float |
 
 
 def _in_turn(paths: Paths, begins: FirstOff | None) -> Iterator[list[Dial]]:
-    """Dials to be compared with each other, after those before them have failed; none without rotary positions."""
-    if not rope_bases(paths.model.config):
-        return
-    jump = [] if begins is None or not begins.first_off else [_jump_dial(begins)]
-    if begins is not None and begins.last_right:
-        # Base and factor leave no row right; a jump does, and one look may be all that it takes.
+    """Dials to be compared with each other, after those before them have failed; those of angles only where there are any."""
+    turned = bool(rope_bases(paths.model.config))
+    jump = [_jump_dial(begins)] if begins is not None and begins.first_off and turned else []
+    some_right = begins is not None and begins.last_right > 0
+    if some_right:
+        # Base and factor leave no row right; these do, and one look may be all that it takes.
         yield jump
+        yield list(_window_dials(paths.model, begins))
         jump = []
-    stretch = Dial(STRETCHES, partial(_by_secants, reach=0.06), _stretch, right=1.0)
-    yield [*_base_dials(paths.model), stretch, *jump]
+    if turned:
+        stretch = Dial(STRETCHES, partial(_by_secants, reach=0.06), _stretch, right=1.0)
+        yield [*_base_dials(paths.model), stretch, *jump]
+    if not some_right:
+        yield list(_window_dials(paths.model, begins))
+
+
+def _window_dials(model: Any, begins: FirstOff | None) -> Iterator[Dial]:
+    """How far back is seen, where the model has no window or one that begins later: rows before its width are right."""
+    if begins is None or not begins.first_off or not has_a_choice_of_attention(model):
+        return
+    own = getattr(model.config, "sliding_window", None)
+    if own is None:
+        yield Dial(_places(begins), partial(_by_halves, begins=begins), _new_window)
+        return
+    narrower = FirstOff(begins.last_right, min(begins.first_off, own - 1))
+    # A wider one is wrong from the own one on, whatever its width is.
+    wider = (own + 2, own + 4, own + 8, own + 16, own + 32)
+    looks = tuple(place for place in _places(narrower) if place < own) + wider
+    limit = FirstOff(begins.last_right, 2 * own)
+    yield Dial(looks, partial(_by_halves, begins=limit), partial(_other_window, own))
 
 
 def _base_dials(model: Any) -> Iterator[Dial]:
@@ -180,6 +203,17 @@ def _stretch(factor: float) -> Variant:
 def _jump(place: float) -> Variant:
     message = f"positions from {place:.0f} on are one too high"
     return Variant("path/context-boundary", message, lambda m: m, positions=jumped(int(place)))
+
+
+def _new_window(width: float) -> Variant:
+    message = f"only the last {width:.0f} tokens are seen, and the model has no sliding window"
+    change = windowed(int(width))
+    return Variant("path/window", message, partial(with_attention, change=change))
+
+
+def _other_window(own: int, width: float) -> Variant:
+    message = f"sliding window of {width:.0f} instead of {own}"
+    return Variant("path/window", message, partial(variants.with_window, width=int(width)))
 
 
 def _places(begins: FirstOff) -> tuple[float, ...]:

@@ -16,8 +16,10 @@ import msgspec
 import numpy as np
 
 from zerodrift.audit.checked_calls import Floats, generated, scored
+from zerodrift.audit.counterfactual.packed import saw_each_other
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
 from zerodrift.backends.base import Backend, Capability
+from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Completion
 from zerodrift.core.errors import BadAnswer
 from zerodrift.core.request import Prompt, Request
@@ -83,7 +85,22 @@ class SelfConsistency:
             return one_by_one(self.engine, self.cold("alone-again")), first_of([a.completions for a in more])
 
         sides = self.alone, together
-        return self._compare(Probe.BATCH, "path/batch-variance", sides, again, alone_is_right=right)
+        result = self._compare(Probe.BATCH, "path/batch-variance", sides, again, alone_is_right=right)
+        return self._seeing_each_other(result, together) if right else result
+
+    def _seeing_each_other(self, result: ProbeResult, together: Sequence[Completion]) -> ProbeResult:
+        """A difference in company has a better name where prompts that see each other predict every number of it."""
+        evidence, reference = result.evidence, self.reference
+        if not isinstance(evidence, AgreementEvidence) or not isinstance(reference, ReferenceBackend):
+            return result
+        if evidence.changed or evidence.mean <= self.gates.mean:
+            return result
+        if not saw_each_other(reference.model, together, evidence.mean, self.gates.mean):
+            return result
+        message = f"{result.message}: together, prompts see those before them in the batch"
+        named = found("path/mask", self.engine.name, result.probe, message, gating=True)
+        evidence = msgspec.structs.replace(evidence, predicted=True)
+        return msgspec.structs.replace(result, message=message, causes=(named,), evidence=evidence)
 
     def cache(self) -> ProbeResult:
         """The same long prompts with a cold and with a warm prefix cache."""
@@ -98,11 +115,18 @@ class SelfConsistency:
         cold, warm = twice("cache")
         hits = [completion.cached_tokens or 0 for completion in warm]
         if not any(hits) or any(completion.cached_tokens for completion in cold):
-            return vacuous(
-                Probe.CACHE, "no prefix was served from the cache: caching is off, or prompts are too short"
-            )
+            return vacuous(Probe.CACHE, f"no prefix was served from the cache: {self._why_not_cached()}")
         again = partial(twice, "cache-again")
         return self._compare(Probe.CACHE, "path/prefix-cache", (cold, warm), again, cached_tokens=sum(hits))
+
+    def _why_not_cached(self) -> str:
+        """Settings say whether there is a cache at all."""
+        said = self.engine.fingerprint().numeric.get("enable_prefix_caching")
+        if said == "false":
+            return "prefix caching is off (engine.enable_prefix_caching=true turns it on where the engine is started here)"
+        longest = max(len(request.prompt.token_ids) for request in self.requests)
+        on = "caching is on" if said == "true" else "the engine does not say whether it caches"
+        return f"{on}, and prompts of up to {longest} tokens were not found again"
 
     def prefill_decode(self) -> ProbeResult:
         """Logprobs reported while decoding, and those of the same tokens as a prompt."""

@@ -1,8 +1,9 @@
 """The third side: does the trainer's own forward agree with the reference on the very same tokens?
 
 The trainer is often the wrong side. Its numbers are taken through the `Scorer` that the user brings; where they leave
-the reference, four accounts are told apart: sequences that leak into each other when packed, numbers that depend on
-the micro-batch, a forward in less precision, and positions that are off.
+the reference, these accounts are told apart: sequences that leak into each other when packed, numbers that depend on
+the micro-batch, positions that are off, numbers of a neighbour or at a temperature (`meanings.py`), and a forward in less
+precision.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,11 @@ from numpy.typing import NDArray
 
 from zerodrift.audit.checked_calls import score_user_forward
 from zerodrift.audit.floor import ROUGHLY, Passage, measure_floor
+from zerodrift.audit.probes.meanings import other_meaning
 from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous
+from zerodrift.backends import variants
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.backends.teacher import entries
+from zerodrift.backends.teacher import Teacher, entries
 from zerodrift.core.task import Scorer
 from zerodrift.drift.gates import LEAST_TOKENS, Gates
 from zerodrift.records.evidence import GapEvidence
@@ -28,6 +31,9 @@ WHOSE = "the trainer's scorer"
 MOST_SEQUENCES = 32
 ALONE = 6
 EXPLAINED = 0.9
+SAME_ROUNDING = 0.3
+"""Share of a difference by rounding that may be left where it is the same rounding: batches of another shape round a little
+otherwise. bf16 weights leave about as much as they had."""
 LEAST_BEYOND, MOSTLY = 8, 0.5
 """Tokens beyond an onset, and the share of them that must be wrong."""
 
@@ -62,9 +68,8 @@ def _cause(
     gates: Gates,
 ) -> CauseFound:
     """`worst` are the reference's scores of the sequences that the trainer is furthest from."""
-    gaps = [
-        np.abs(score_user_forward(scorer, [sequences[n]], WHOSE)[0] - right) for n, right in worst.items()
-    ]
+    theirs = [score_user_forward(scorer, [sequences[n]], WHOSE)[0] for n in worst]
+    gaps = [np.abs(one - right) for one, right in zip(theirs, worst.values(), strict=True)]
     every = np.concatenate(gaps)
     size = float(every.mean())
     if size <= gates.mean:
@@ -72,13 +77,36 @@ def _cause(
     if (onset := _onset(gaps, gates)) is not None:
         message = f"scores are right up to position {onset} and wrong from there on"
         return found("trainer/positions", "trainer", NAME, message)
+    if (
+        meaning := other_meaning(reference, [sequences[n] for n in worst], theirs, list(worst.values()))
+    ) is not None:
+        return found(meaning.cause, "trainer", NAME, meaning.message, explained=meaning.explained)
     coarse = measure_floor(reference.model, [Passage(sequences[n], 1) for n in worst], "bfloat16", ROUGHLY)
     # Rounding reaches every token: one that is far off gives a mean of any size.
     if coarse.mean / 4 <= size <= coarse.mean * 4 and np.median(every) >= size / 10:
         message = f"mean |Δ| {size:.2g} has the size of bf16 rounding ({coarse.mean:.2g}), also for one sequence alone"
-        return found("trainer/autocast", "trainer", NAME, message)
+        return _narrow(reference, [sequences[n] for n in worst], theirs, list(worst.values()), message)
     message = f"scores of single sequences are off by {size:.2g} on average, and nothing known explains it"
     return found("unexplained", "trainer", NAME, message, explained=0.0, interval=(0.0, 0.0))
+
+
+def _narrow(
+    reference: ReferenceBackend,
+    sequences: Sequence[tuple[int, ...]],
+    theirs: Sequence[Floats],
+    ours: Sequence[Floats],
+    message: str,
+) -> CauseFound:
+    """Autocast only where the reference under autocast has these very numbers; by size alone, less precision."""
+    right, told = np.concatenate(ours), np.concatenate(theirs)
+    wide = variants.in_dtype(reference.model, torch.float32)
+    with torch.autocast(wide.device.type, dtype=torch.bfloat16):
+        cast = np.concatenate(list(Teacher(wide).score(sequences)))
+    left = np.abs(told - cast).sum() / max(float(np.abs(told - right).sum()), 1e-30)
+    if left < SAME_ROUNDING:
+        message += f"; under autocast the reference gives the same, but for {left:.0%}"
+        return found("trainer/autocast", "trainer", NAME, message)
+    return found("trainer/precision", "trainer", NAME, message)
 
 
 def _batch_cause(

@@ -35,6 +35,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         knobs = " and ".join(each.message for each in self.knobs)
         if self.located:
             return f"located: {knobs}; turned so in the reference, it explains {self.share:.1%} of Δ"
+        # A part that was turned for real and explains all of Δ needs no other to be asked.
+        unasked = f"; not asked: {', '.join(self.missing)}" if self.missing else ""
         if self.follows:
-            return f"not rounding, which follows no part of the model: Δ follows {knobs}, and that is {self.share:.0%} of it"
-        return f"no part of the model that was turned a little explains it (R² {max(self.r2, 0.0):.2f})"
+            return (
+                f"not rounding, which follows no part of the model: Δ follows {knobs}, and that is {self.share:.0%} of it"
+                f"{unasked}"
+            )
+        return (
+            f"no part of the model that was turned a little explains it (R² {max(self.r2, 0.0):.2f}){unasked}"
+        )

@@ -14,6 +14,12 @@ TRAINER = (
         "disable autocast around the logprob forward, at least for the head",
     ),
     cause(
+        "trainer/precision",
+        "The trainer's forward runs in less precision than the reference: its weights are narrow, or autocast narrows them.",
+        "load the trainer's weights in float32 and score without autocast, or audit in the trainer's precision "
+        "(--precision bf16)",
+    ),
+    cause(
         "trainer/micro-batch",
         "The trainer's numbers depend on how sequences are batched or padded.",
         "pass the attention mask and position ids of the unpadded sequence",

@@ -10,11 +10,11 @@ from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation
 from zerodrift.audit.counterfactual.path import (
     ROUNDINGS,
     Paths,
-    Variant,
     path_hypotheses,
     path_variants,
     vanilla_forward,
 )
+from zerodrift.audit.counterfactual.variant import Variant
 from zerodrift.backends import variants
 from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.core.cause import CAUSES
@@ -48,7 +48,7 @@ def test_groups_that_do_not_fit_the_model_are_not_tried() -> None:
 def test_vanilla_is_the_model_itself(mistral: Any, sequences: list[tuple[int, ...]]) -> None:
     forward = vanilla_forward(mistral)
     expected = list(Teacher(mistral, layout=Layout.PADDED).logits(sequences, [85, 10]))
-    for ours, theirs in zip(forward(sequences, [85, 10]), expected, strict=True):
+    for ours, theirs in zip(forward(sequences, [85, 10], [85, 10]), expected, strict=True):
         assert torch.equal(ours, theirs)
 
 
@@ -70,18 +70,22 @@ def test_every_variant_computes_something_else_where_it_should(
     forwards = Paths(mistral).forwards
     for number, start in ((0, 85), (1, 10)):
         one = [sequences[number]]
-        gap = (forwards[name](one, [start])[0] - forwards[VANILLA](one, [start])[0]).abs().mean()
+        gap = (
+            (forwards[name](one, [start], [start])[0] - forwards[VANILLA](one, [start], [start])[0])
+            .abs()
+            .mean()
+        )
         assert (float(gap) < 1e-5) is (number == 1 and same_short), (name, number, float(gap))
 
 
 def test_a_forward_leaves_the_model_as_it_was(mistral: Any, sequences: list[tuple[int, ...]]) -> None:
     before = {name: tensor.clone() for name, tensor in mistral.state_dict().items()}
     forwards = Paths(mistral).forwards
-    first = forwards[VANILLA](sequences, [85, 10])
+    first = forwards[VANILLA](sequences, [85, 10], [85, 10])
     for name in ("int4-32", "bf16-body", "fp8-kv", "no-window"):
-        forwards[name](sequences, [85, 10])
+        forwards[name](sequences, [85, 10], [85, 10])
     assert all(torch.equal(tensor, before[name]) for name, tensor in mistral.state_dict().items())
-    again = forwards[VANILLA](sequences, [85, 10])
+    again = forwards[VANILLA](sequences, [85, 10], [85, 10])
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
 
 
@@ -90,7 +94,7 @@ def test_fp8_keys_and_values_are_those_of_the_variant(mistral: Any, sequences: l
     changed = variants.with_fp8_kv(mistral)
     expected = changed(torch.tensor([sequences[1]])).logits[0, 9:-1]
     forwards = Paths(mistral).forwards
-    assert torch.allclose(forwards["fp8-kv"]([sequences[1]], [10])[0], expected, atol=1e-5)
+    assert torch.allclose(forwards["fp8-kv"]([sequences[1]], [10], [10])[0], expected, atol=1e-5)
 
 
 def test_one_path_and_one_rounding_are_enough(mistral: Any) -> None:
@@ -113,9 +117,9 @@ def test_a_fitted_forward_is_added_once_and_found_by_its_name(
     late = Variant("path/context-boundary", "late", lambda m: m, positions=lambda positions: positions + 7)
     double = Variant("path/rope", "double", lambda m: m, positions=lambda positions: positions * 2)
     assert paths.add("late", late) == paths.add("late", double) == "late"
-    moved, vanilla = (forwards[name](sequences[1:], [10])[0] for name in ("late", VANILLA))
+    moved, vanilla = (forwards[name](sequences[1:], [10], [10])[0] for name in ("late", VANILLA))
     assert torch.allclose(moved, vanilla, atol=1e-3), "only distances count"
     assert not torch.allclose(
-        forwards[paths.add("double", double)](sequences[1:], [10])[0], vanilla, atol=1e-3
+        forwards[paths.add("double", double)](sequences[1:], [10], [10])[0], vanilla, atol=1e-3
     )
     assert "late" not in paths.grid

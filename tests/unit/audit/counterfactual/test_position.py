@@ -52,6 +52,13 @@ def predicted(account: Explanation) -> Floats:
     return turned(DISTANCES, OWN)
 
 
+class Angles(SimpleNamespace):
+    """A model whose attention cannot be replaced: only angles are asked."""
+
+    def set_attn_implementation(self, name: str) -> None:
+        raise ValueError(name)
+
+
 class Asked:
     """FitCost that see an engine with `truth` in force, and count the forwards they are asked for."""
 
@@ -70,8 +77,9 @@ class Asked:
         return bool(np.abs(self.residual(account)).max() < 4 * SIGMA)
 
     def hypotheses(self, begins: FirstOff | None = None, rope: bool = True) -> list[Hypothesis]:
-        config = SimpleNamespace(rope_parameters={"rope_theta": OWN}) if rope else SimpleNamespace()
-        paths: Any = SimpleNamespace(model=SimpleNamespace(config=config), add=lambda name, _: name)
+        turning = {"rope_parameters": {"rope_theta": OWN}} if rope else {}
+        model = Angles(config=SimpleNamespace(**turning, _attn_implementation="its own"))
+        paths: Any = SimpleNamespace(model=model, add=lambda name, _: name)
         scouts = FitCost(self.cost, self.residual, self.at_floor)
         return list(position_hypotheses(Explanation(), paths, scouts, begins))
 

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from zerodrift import models
 from zerodrift.audit.probes.result import ProbeResult
 from zerodrift.audit.probes.trainer import trainer
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.drift.gates import Gates
+from zerodrift.faults.registry import resolve
 from zerodrift.records.verdict import Outcome
 
 Scores = Callable[[Sequence[Sequence[int]]], list[list[float]]]
@@ -87,9 +89,28 @@ def test_packed_sequences_that_see_each_other(llama: ReferenceBackend, judge: Ju
     assert result.causes[0].explained > 0.99
 
 
-def test_noise_of_the_size_of_bf16(llama: ReferenceBackend, judge: Judge) -> None:
+def test_weights_in_bf16_are_not_called_autocast(judge: Judge) -> None:
     narrow = ReferenceBackend("testbed:llama", dtype="bfloat16")
-    assert cause(judge(narrow.score)) == "trainer/autocast"
+    assert cause(judge(narrow.score)) == "trainer/precision"
+
+
+def test_autocast_is_named_where_it_is(judge: Judge) -> None:
+    cast = resolve("trainer/autocast").scorer(models.load("testbed:llama"))
+    assert cause(judge(cast.score)) == "trainer/autocast"
+
+
+@pytest.mark.parametrize("temperature", [0.7, 0.95, 1.3])
+def test_a_scorer_at_a_temperature(llama: ReferenceBackend, judge: Judge, temperature: float) -> None:
+    def tempered(batch: Sequence[Sequence[int]]) -> list[list[float]]:
+        rows = llama.teacher.logits(batch, [1] * len(batch))
+        return [
+            torch.log_softmax(row / temperature, dim=-1)[range(len(ids) - 1), list(ids[1:])].tolist()
+            for row, ids in zip(rows, batch, strict=True)
+        ]
+
+    result = judge(tempered)
+    assert cause(result) == "semantic/temperature"
+    assert result.causes[0].explained > 0.99
 
 
 def test_one_sequence_that_comes_out_differently_each_time(llama: ReferenceBackend, gates: Gates) -> None:
@@ -112,6 +133,10 @@ def test_one_sequence_that_comes_out_differently_each_time(llama: ReferenceBacke
         # Where only long sequences reach: those that are scored alone must be the wrong ones, not the first.
         (lambda place, row: row - 0.3 * (np.arange(len(row)) >= 30), "trainer/positions"),
         (lambda place, row: row - 1.0, "unexplained"),
+        (lambda place, row: np.roll(row, 1), "semantic/off-by-one"),
+        (lambda place, row: np.roll(row, -1), "semantic/off-by-one"),
+        # The neighbour after next is nobody's off-by-one.
+        (lambda place, row: np.roll(row, 2), "unexplained"),
         # One wrong number is no shifted position.
         (lambda place, row: row - 3.0 * (np.arange(len(row)) == len(row) - 1) * (place == 0), "unexplained"),
     ],
