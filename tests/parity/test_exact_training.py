@@ -244,7 +244,9 @@ def test_what_a_minimum_forbids_must_be_known_to_both() -> None:
 
 
 def test_an_output_without_tokens_scores_as_nothing() -> None:
-    outputs = Engine("testbed:llama").generate([[5, 6], [5, -1], [7]], SamplingParams(max_tokens=4, seed=1))
+    outputs = Engine("testbed:llama").generate(
+        [[5, 6], [5, -1], [7]], SamplingParams(max_tokens=4, seed=1), on_error="return"
+    )
     found = exact.token_logprobs(prepared_testbed("llama"), outputs)
     assert [tuple(each.tolist()) for each in found] == [output.logprobs for output in outputs]
     assert [len(each) for each in found] == [4, 0, 4]

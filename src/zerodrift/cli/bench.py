@@ -108,11 +108,12 @@ def _measure(
 def _other(config: "RunConfig", requests: int, *, named: bool) -> "AbstractContextManager[Backend | None]":
     """The engine beside ours, where one is named."""
     from zerodrift.backends.registry import IN_PROCESS, ServedModel, check_engine, open_engine
+    from zerodrift.config.run import EXACT
     from zerodrift.models.spec import builtin_name
 
     model, engine = config.model.path or "", config.engine
     if not named:
-        if engine != type(engine)():
+        if engine != EXACT:
             raise ConfigError("--url and engine settings are those of another engine; name it: --engine vllm")
         return nullcontext()
     if engine.name == "exact":

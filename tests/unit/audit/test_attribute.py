@@ -160,14 +160,12 @@ def test_a_shift_of_a_changed_temperature_is_both(judge: Judge) -> None:
     assert set(causes(judge(cases))) == {"semantic/off-by-one", "semantic/temperature"}
 
 
-@pytest.mark.parametrize(
-    ("pick", "shift"), [("previous-value", 1), ("next-value", -1)], ids=["right", "left"]
-)
-def test_a_neighbours_number_is_off_by_one(judge: Judge, pick: str, shift: int) -> None:
+@pytest.mark.parametrize(("whose", "shift"), [("before", 1), ("after", -1)], ids=["right", "left"])
+def test_a_neighbours_number_is_off_by_one(judge: Judge, whose: str, shift: int) -> None:
     cases = [case._replace(reported=np.roll(case.reported, shift)) for case in Engine(ASKED).cases()]
     attribution = judge(cases)
     assert causes(attribution) == ["semantic/off-by-one"]
-    assert pick in attribution.selected[0].message
+    assert whose in attribution.selected[0].message
 
 
 def test_the_defaults_of_the_checkpoint_beat_the_parameter_they_set(judge: Judge) -> None:

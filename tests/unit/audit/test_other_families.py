@@ -109,5 +109,5 @@ def test_what_models_can_be_asked_to_do() -> None:
     assert usable_attention(tiny("falcon"), "eager") == "sdpa"
     assert usable_attention(tiny("gpt2"), "eager") == "eager"
     assert not_asked(tiny("gpt2")) == ("rotary positions",)
-    assert not_asked(tiny("falcon")) == ("keys and values in fp8",)
+    assert not_asked(tiny("falcon")) == ("keys and values in fp8", "masks", "groups of KV heads")
     assert not_asked(tiny("olmo2")) == ()
