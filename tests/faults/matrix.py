@@ -66,6 +66,7 @@ EQUIVALENT = (
     frozenset({"weights/stale", "weights/version-label"}),
     frozenset({"semantic/temperature", "semantic/raw-logprobs"}),
     frozenset({"path/body-precision", "weights/dtype"}),
+    frozenset({"path/chunked-prefill", "path/context-boundary"}),
 )
 
 

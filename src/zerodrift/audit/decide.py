@@ -234,7 +234,7 @@ def _proves_more(cause: CauseFound, result: ProbeResult, mean: float) -> bool:
     if not isinstance(evidence, AgreementEvidence) or not result.causes:
         return False
     # Six requests in company may differ by less than all of them did; where every number is predicted that is no doubt.
-    if _gap(result) < (TINY if evidence.predicted else COMPARABLE) * mean:
+    if not evidence.predicted and _gap(result) < COMPARABLE * mean:
         return False
     unnamed, by_size = cause.cause == UNEXPLAINED, cause.found_by == FoundBy.SIZE
     if _unsteady(result):

@@ -31,6 +31,7 @@ from zerodrift.drift.floor import Floor
 from zerodrift.drift.gates import Gates
 from zerodrift.models.model_facts import ModelFacts
 
+WINDOW = "path/window"
 ROW_BYTES = 96 * 2**20
 """Logits kept while accounts are compared: 24,000 tokens of a 512-word vocabulary, 500 of a 49,152-word one."""
 MOST_TOKENS = 1000
@@ -181,8 +182,14 @@ class ForwardProposals(NamedTuple):
         screen = FitCost(fit.total, fit.residual, fit.at_floor)
         fitted = list(position_hypotheses(explanation, self.paths, screen, begins))
         if chunked or (fitted and fit.at_floor(fitted[-1].explanation)):
-            # Every number of two windows that were off throughout: no other forward could do better.
-            return [*chunked, *fitted[-1:]]
+            # Every number of two windows that were off throughout: no other forward could do better. But on short sequences
+            # a wider window of attention is as good as none.
+            last = fitted[-1:]
+            grid = path_hypotheses(explanation, self.paths.grid)
+            windows = (
+                [each for each in grid if each.cause == WINDOW] if last and last[0].cause == WINDOW else []
+            )
+            return [*chunked, *last, *windows]
         candidates = [
             *context_hypotheses(explanation, self.edits),
             *path_hypotheses(explanation, self.paths.grid),
