@@ -36,6 +36,7 @@ NEIGHBOURS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SECOND)
 def test_it_is_named_on_a_second_family(matrix: Any, tmp_path: Path, name: str) -> None:
     row = matrix.run_faults([FAULTS[name]], SECOND[name], tmp_path)
