@@ -205,6 +205,17 @@ def test_a_release_is_started_with_what_it_knows(tmp_path, arguments, worker, un
             read_release(EngineConfig(name="vllm", logprobs_mode="raw_logprobs"), sys.executable, where)
 
 
+def test_a_word_is_known_wherever_a_release_keeps_it(tmp_path):
+    """0.28 took the binding of threads out of its worker, which is there still."""
+    for name, source in (("v1/worker/cpu_worker.py", "pass"), ("utils/ompmultiprocessing.py", '== "nobind"')):
+        file = tmp_path / "vllm" / name
+        file.parent.mkdir(parents=True)
+        file.write_text(source)
+    (tmp_path / "vllm" / "__init__.py").touch()
+
+    assert read_release(EngineConfig(name="vllm"), sys.executable, {"PYTHONPATH": str(tmp_path)}).nobind
+
+
 @pytest.mark.parametrize(
     ("backend", "given"),
     [

@@ -12,15 +12,15 @@ from zerodrift.config.engine import EngineConfig
 from zerodrift.core.errors import ConfigError
 
 _QUESTION = f"""{VLLM}
-def knows(word, *files):
-    texts = [path.read_text(encoding="utf-8") for place in places for file in files
-             if (path := pathlib.Path(place, file)).is_file()]
+def knows(word, *patterns):
+    files = [file for place in places for each in patterns for file in pathlib.Path(place).glob(each)]
     # What is not where it was looked for has moved since: a newer release.
-    return not texts or any(word in text for text in texts)
+    return not files or any(word in file.read_text(encoding="utf-8") for file in files)
 
 print(json.dumps([
     knows("logprobs_mode", "engine/arg_utils.py"),
-    knows('"nobind"', "worker/cpu_worker.py", "v1/worker/cpu_worker.py"),
+    # In the worker of 0.18, in a module of its own since.
+    knows('"nobind"', "worker/*.py", "v1/worker/*.py", "platforms/*.py", "utils/*.py"),
 ]))
 """
 
