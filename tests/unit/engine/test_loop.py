@@ -389,7 +389,9 @@ def test_interrupted_anywhere_it_stops_clean(engine_of: Make, num_seeds: int) ->
 
 
 PROGRAM = """
-import sys
+import signal, sys
+# Whoever runs tests in the background may have told them to ignore interrupts, and that is inherited.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from zerodrift.core.request import SamplingParams
 from zerodrift.engine.engine import Engine
 from zerodrift.engine.loop import EngineLoop
