@@ -133,7 +133,7 @@ class Watch:
         setattr(self.trainer, name, by)
 
     def detach(self) -> None:
-        """Twice does no harm. Refused where somebody has wrapped one of the methods since: theirs would call ours."""
+        """Once more does no harm. Refused where somebody has wrapped one of the methods since: theirs would call ours."""
         mine = {name: getattr(self.trainer, name) for name in self._replaced}
         if other := [name for name, found in mine.items() if getattr(found, "__self__", None) is not self]:
             raise InvalidValue(f"{', '.join(other)} were wrapped again since; undo that first, then detach")
@@ -142,8 +142,8 @@ class Watch:
                 delattr(self.trainer, name)
             else:
                 setattr(self.trainer, name, original)
-        self.trainer.remove_callback(self._callback)
         if self._replaced:
+            self.trainer.remove_callback(self._callback)
             self._sinks.close()
         self._replaced = {}
 
@@ -206,8 +206,8 @@ class Watch:
     def _step(self) -> int:
         """The trainer's global_step; where it generates several times within one, steps count generations."""
         now = int(self.trainer.state.global_step)
-        every = self.trainer.args.steps_per_generation * self.trainer.num_iterations
-        per_step = max(1, self.trainer.args.gradient_accumulation_steps // every)
+        every: int = self.trainer.args.steps_per_generation * self.trainer.num_iterations
+        per_step: int = max(1, self.trainer.args.gradient_accumulation_steps // every)
         place = self._of_step[1] + 1 if self._of_step[0] == now else 0
         self._of_step = (now, place)
         return now * per_step + place
@@ -219,8 +219,7 @@ class Watch:
         if accelerator.num_processes == 1:
             return level
         levels = accelerator.gather(torch.tensor([level], device=accelerator.device))
-        worst: int = levels.max().item()
-        return worst
+        return int(levels.max().item())
 
     def _tell(self, decision: Decision) -> None:
         why = "; ".join(f"[{reason.code}] {reason.says}" for reason in decision.reasons)
