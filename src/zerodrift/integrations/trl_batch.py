@@ -83,14 +83,14 @@ def versions_of(trainer: Any, inputs: Sequence[Mapping[str, Any]], width: int) -
     """What a rollout_func says; else what TRL believes: the step at which it last loaded weights, or the one of now."""
     told = [row.get(VERSION_FIELD) for row in inputs]
     if any(each is not None for each in told):
-        if isinstance(told[0], list | tuple):
-            return [
-                [*row, *[row[-1]] * (width - len(row))] if row else [0] * width
-                for row in told
-                if row is not None
-            ]
-        return told
+        # One that is missing stays None, which the monitor calls unknown.
+        return [_padded(each, width) if isinstance(each, list | tuple) else each for each in told]
     return int(trainer._last_loaded_step if trainer.use_vllm else trainer.state.global_step)  # noqa: SLF001
+
+
+def _padded(versions: Sequence[int], width: int) -> list[int]:
+    """As wide as the arrays of logprobs; what is behind the last token is masked."""
+    return [*versions, *[versions[-1] if versions else 0] * (width - len(versions))]
 
 
 def groups_of(inputs: Sequence[Mapping[str, Any]], prompts: Sequence[Sequence[int]]) -> dict[str, list[str]]:

@@ -291,6 +291,40 @@ def test_old_weights_that_are_said_are_no_mismatch():
     assert trainer.logged[0]["zerodrift/mismatch/observable"] == 0
 
 
+def test_a_version_that_is_missing_is_unknown_and_not_the_newest(tmp_path):
+    trainer = GRPOTrainer()
+    original = trainer._generate_and_score_completions
+
+    def some(inputs):
+        output = original(inputs)
+        inputs[0]["weight_version"] = 0
+        return output
+
+    trainer._generate_and_score_completions = some
+    watch = attach(trainer, archive=tmp_path)
+    trainer.step()
+    assert {reason.code for reason in watch.last.reasons if reason.bad} == {"version-unknown"}
+
+
+def test_completions_that_were_masked_do_not_stand_in_the_way(tmp_path):
+    trainer = GRPOTrainer(nats=0.3)
+    original = trainer._generate_and_score_completions
+
+    def truncated(inputs):
+        output = original(inputs)
+        output["completion_mask"][: trainer.masked] = 0
+        return output
+
+    trainer._generate_and_score_completions = truncated
+    watch = attach(trainer, archive=tmp_path)
+    trainer.masked = 2
+    trainer.step()
+    assert (watch.last.state, watch.last.sequences) == (State.QUARANTINE, ROWS - 2)
+    trainer.masked = ROWS
+    trainer.step()
+    assert {reason.code for reason in watch.last.reasons if reason.bad} == {"nothing-to-judge"}
+
+
 def test_environments_are_told_apart():
     rows_of = [{"environment": "maths"}, {"environment": "code"}]
     found = groups_of(rows_of, [[1, 2], [1, 2]])
