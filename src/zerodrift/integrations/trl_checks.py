@@ -8,7 +8,7 @@ from zerodrift.core.errors import InvalidValue, MissingExtra
 from zerodrift.monitor.monitor import Monitor
 
 KNOWN = ("1.13", "1.14", "1.15", "1.16")
-"""Releases whose source was read for what is wrapped; 1.13.0 and 1.16.0 were run."""
+"""Releases whose source was read for what is wrapped; 1.16.0 was run."""
 WRAPPED = ("_generate_and_score_completions", "_calculate_rewards", "log")
 """Methods that are replaced on the trainer, `_generate_single_turn` beside them where it generates by itself."""
 READ = (
