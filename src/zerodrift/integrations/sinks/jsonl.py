@@ -2,10 +2,12 @@
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
+from zerodrift.core.frozen import freeze
 from zerodrift.integrations.metrics import metrics_of
 from zerodrift.monitor.decision import Decision, Reason, State
 
@@ -19,7 +21,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     state: State
     train: bool
     reasons: tuple[Reason, ...] = ()
-    metrics: dict[str, float]
+    metrics: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        """What was written stays."""
+        freeze(self, "metrics")
 
 
 class Jsonl:
