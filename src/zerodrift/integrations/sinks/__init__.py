@@ -1,0 +1,1 @@
+"""Places that decisions are sent to, one file each; `base` says what a sink is."""
