@@ -140,18 +140,21 @@ def what_is_streamed_is_what_comes_whole(subject: Subject) -> None:
     if lacks(backend, Capability.STREAM, lambda: backend.stream([ask(prompt)])):
         return
     alternatives = 2 if Capability.TOP_LOGPROBS in backend.capabilities else 0
+    came_in_pieces = False
     for sampling in (
         seeded(backend, seed=30, n=2, logprobs=alternatives),
         seeded(backend, seed=50),
         # With a seed, or the one that is drawn would differ.
         seeded(backend, seed=1) | {"temperature": 0.0},
     ):
-        request = ask(prompt, max_tokens=8, **sampling)
+        request = ask(prompt, max_tokens=24, **sampling)
         [whole], [streamed] = backend.generate([request]), backend.stream([request])
         assert _uncached(streamed) == _uncached(whole)
         assert whole.stream_deltas == 0
-        # A piece may hold several tokens.
-        assert 1 < streamed.stream_deltas <= sum(len(each.token_ids) for each in whole.completions)
+        # A piece may hold several tokens: a vLLM on a busy core once sent all eight in one.
+        assert 1 <= streamed.stream_deltas <= sum(len(each.token_ids) for each in whole.completions)
+        came_in_pieces = came_in_pieces or streamed.stream_deltas > len(whole.completions)
+    assert came_in_pieces
     prompts = [subject.prompt(text) for text in TEXTS]
     together = backend.stream([ask(prompt, temperature=0.0, max_tokens=1) for prompt in prompts])
     alone = [backend.generate([ask(prompt, temperature=0.0, max_tokens=1)])[0] for prompt in prompts]
