@@ -50,6 +50,8 @@ _VLLM = (
     "model.dtype=float32",
     "engine.enforce_eager=true",
     "engine.max_model_len=1024",
+    # A prefill in chunks with a seed ends vLLM's CPU worker: no step is so long.
+    "engine.max_num_batched_tokens=8192",
     "engine.async_scheduling=null",
     "engine.enable_prefix_caching=true",
     "engine.env={VLLM_CPU_ATTN_SPLIT_KV: '0'}",
