@@ -58,6 +58,13 @@ def test_turns_of_nemo_rl_are_rollouts_of_their_own() -> None:
     assert (second.prompt, second.output, second.logprobs) == ((5, 6, 7, 8, 9), (10,), (-0.3,))
 
 
+def test_columns_without_a_batch_around_them_are_one_row() -> None:
+    columns = ("token_ids", "token_loss_mask", "generation_logprobs", "prev_logprobs")
+    assert read_nemo_rl(NEMO_RL | {name: NEMO_RL[name][0] for name in columns}, PLACE) == read_nemo_rl(
+        NEMO_RL, PLACE
+    )
+
+
 def test_a_file_without_a_step_in_its_name_has_none() -> None:
     assert read_nemo_rl(NEMO_RL, PLACE._replace(source="d.jsonl"))[0].step is None
 

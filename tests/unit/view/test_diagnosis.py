@@ -1,19 +1,21 @@
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.diagnosis import Diagnosis, diagnose
+from zerodrift.doctor.rule import Severity
 from zerodrift.doctor.setting import Origin, Setting
 from zerodrift.view.diagnosis import print_diagnosis
 
 SOUND = "vllm serve Q --logprobs-mode processed_logprobs --generation-config vllm --no-enable-prefix-caching"
 
 
-def shown(diagnosis: Diagnosis, width: int = 80) -> list[str]:
+def shown(diagnosis: Diagnosis, width: int = 80, *, everything: bool = True) -> list[str]:
     out = io.StringIO()
-    print_diagnosis(diagnosis, Console(file=out, width=width), everything=True)
+    print_diagnosis(diagnosis, Console(file=out, width=width), everything=everything)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -28,6 +30,14 @@ def test_the_worst_comes_first_with_what_to_type() -> None:
     assert "       type  --logprobs-mode processed_logprobs" in lines
     assert "       cause semantic/raw-logprobs" in lines
     assert "       see   https://github.com/vllm-project/vllm/issues/42259" in lines
+
+
+def test_settings_that_are_all_known_are_folded() -> None:
+    diagnosis = of(SOUND)
+    known = tuple(row for row in diagnosis.settings if row.severity is not Severity.UNKNOWN)
+    lines = shown(msgspec.structs.replace(diagnosis, settings=known), everything=False)
+    assert not any(line.startswith("setting") for line in lines)
+    assert lines[-1].endswith("--all")
 
 
 def test_every_setting_has_one_line_that_fits() -> None:
