@@ -78,3 +78,22 @@ def test_the_page_is_readable_and_lanes_are_targets_of_make(long_runs):
 def test_code_is_compared_with_commits_that_exist(long_runs):
     assert not long_runs.unchanged_since("abc1234+")
     assert not long_runs.unchanged_since("no-such-commit")
+
+
+@pytest.mark.parametrize("same_code", [True, False])
+def test_rows_of_other_code_are_no_result_of_this_one(long_runs, monkeypatch, tmp_path, same_code):
+    rows = tmp_path / "docs" / "would-have-caught.jsonl"
+    rows.parent.mkdir()
+    monkeypatch.setattr(long_runs, "ROOT", tmp_path)
+    monkeypatch.setattr(long_runs, "BEGUN", tmp_path / "begun")
+    monkeypatch.setattr(long_runs, "unchanged_since", lambda commit: commit == "abc1234" and same_code)
+    rows.write_text("of some day\n")
+    long_runs.begin_anew("history", "abc1234")
+    assert not rows.exists(), "nobody knows which code wrote them"
+    rows.write_text("of a run that was stopped\n")
+    long_runs.begin_anew("history", "abc1234")
+    assert rows.exists() is same_code
+
+
+def test_every_file_of_rows_is_there(long_runs):
+    assert all((ROOT / name).exists() for names in long_runs.ROWS.values() for name in names)
