@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import torch
 
+from zerodrift.core import require
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import (
     DuplicateRequest,
@@ -96,6 +97,11 @@ class EngineLoop:
         must not wait. asyncio is fed by `lambda update: loop.call_soon_threadsafe(queue.put_nowait, update)`.
         """
         request = self.engine.checked(prompt, sampling_params, forced, stream_text=stream_text)
+        require.instance(InvalidValue, "request_id", request_id, str | None)
+        if on_update is not None and not callable(on_update):
+            raise InvalidValue(
+                f"on_update is a {type(on_update).__name__}; give a function that takes one update"
+            )
         self._require_open()
         waiting = self.engine.metrics().waiting + self._inbox.qsize()
         if waiting >= self.engine.scheduler.limits.max_waiting:
@@ -117,7 +123,7 @@ class EngineLoop:
 
     def pause(self) -> None:
         """No step runs when this returns, and none until `resume`. Requests can be submitted, and wait."""
-        self._between_steps(lambda: setattr(self, "_paused", True))
+        self._between_steps(self._pause)
 
     def resume(self) -> None:
         """Go on."""
@@ -270,6 +276,12 @@ class EngineLoop:
         else:
             # Its id was taken, and the line that puts it into the inbox is yet to run.
             self._aborted_early.add(handle)
+
+    def _pause(self) -> None:
+        if self._stopping:
+            # Nobody could resume it, and whoever stops it waits for what is in flight.
+            raise self.end_error()
+        self._paused = True
 
     def _stop(self, *, drain: bool) -> None:
         self._stopping, self._paused = True, False

@@ -24,6 +24,7 @@ from zerodrift.exact.fingerprint import (
 )
 from zerodrift.exact.normalisation import log_softmax
 from zerodrift.exact.ops.cpu.elementwise import soft_cap
+from zerodrift.exact.ops.cpu.proof import require_rows
 from zerodrift.exact.preparation import (
     is_sharded,
     ops_of,
@@ -32,7 +33,7 @@ from zerodrift.exact.preparation import (
     require_untouched,
 )
 from zerodrift.models.family.registry import family_of
-from zerodrift.sampler.processing import TokenHistory, histories, processed_logprobs
+from zerodrift.sampler.processing import NUCLEUS, TokenHistory, histories, processed_logprobs
 
 LOGIT_BYTES = 256 * 2**20
 """Most logits computed at once, and kept for a backward."""
@@ -71,7 +72,17 @@ def processed(
         # On a GPU torch adds up a single row by another algorithm than the rows of many (cumsum, for top-p).
         twice_RV = logits_RV.expand(2, -1)
         return processed_logprobs(twice_RV, params, [*rows, *rows], stop_ids, log_softmax=log_softmax)[:1]
+    if params.truncates and not logits_RV.is_cuda:
+        require_rows("masses of truncation", _masses, logits_RV.shape[-1], len(logits_RV))
     return processed_logprobs(logits_RV, params, rows, stop_ids, log_softmax=log_softmax)
+
+
+def _masses(hard_RV: torch.Tensor) -> torch.Tensor:
+    """What top-p and min-p are decided by, whose last bits a set of tokens would not show: of the vocabulary, and of the
+    likeliest."""
+    probs_RV = torch.softmax(hard_RV / 2**12, dim=-1)
+    likeliest_RK = probs_RV[:, : NUCLEUS + 1].contiguous()
+    return torch.cat([probs_RV.cumsum(dim=-1), likeliest_RK.cumsum(dim=-1)], dim=-1)
 
 
 def token_logprobs(

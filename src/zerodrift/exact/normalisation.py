@@ -1,6 +1,7 @@
 """log-softmax over the vocabulary, the last step of every logprob.
 
-On a CPU torch's own holds for every row count and thread count seen, and is proven at start-up. On a GPU it reads a row
+On a CPU torch's own holds for every row count and thread count seen, and is asked about each when it first occurs: a sampler
+works on groups of a step's rows, whose numbers no product has. On a GPU it reads a row
 in steps that depend on where the row begins in memory, so there it is chunks of ids, added in order. Shapes: R rows, V vocabulary.
 """
 
@@ -8,6 +9,8 @@ from importlib import import_module
 from typing import Any
 
 import torch
+
+from zerodrift.exact.ops.cpu.proof import require_rows
 
 
 class _LogSoftmax(torch.autograd.Function):
@@ -29,4 +32,10 @@ def log_softmax(logits_RV: torch.Tensor) -> torch.Tensor:
     if logits_RV.is_cuda:
         out_RV: torch.Tensor = _LogSoftmax.apply(logits_RV)  # type: ignore[no-untyped-call]
         return out_RV
+    if logits_RV.dtype is torch.float32:
+        require_rows("log-softmax", _torchs_own, logits_RV.shape[-1], len(logits_RV))
+    return _torchs_own(logits_RV)
+
+
+def _torchs_own(logits_RV: torch.Tensor) -> torch.Tensor:
     return torch.log_softmax(logits_RV, dim=-1)

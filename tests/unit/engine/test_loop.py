@@ -65,6 +65,37 @@ def test_what_could_never_be_served_is_refused_at_once(
         loop.submit(prompt, seeded(**settings))
 
 
+@pytest.mark.parametrize("wrong", [{"request_id": 7}, {"request_id": [1]}, {"on_update": 5}])
+def test_what_is_no_id_and_no_function_is_refused_at_once(loop: EngineLoop, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValue):
+        loop.submit(PROMPT, seeded(), **wrong)
+
+
+def test_a_pause_does_not_outlive_a_stop(engine: Engine) -> None:
+    """Nobody could resume it: whoever stops the loop would wait for ever."""
+    loop, errors = EngineLoop(engine), list[EngineStopped]()
+    drains = threading.Event()
+
+    def pause_while_it_drains(update: Any) -> None:
+        drains.wait(30)
+        try:
+            loop.pause()
+        except EngineStopped as error:
+            errors.append(error)
+
+    handle = loop.submit(PROMPT, seeded(max_tokens=6), on_update=pause_while_it_drains)
+    stop = threading.Thread(target=loop.stop)
+    stop.start()
+    while not loop._closed:
+        time.sleep(0.001)
+    # Behind the first step, which waits here, the worker takes the stop from its inbox.
+    drains.set()
+    stop.join(60)
+    assert not stop.is_alive()
+    assert len(handle.result()[0].token_ids) == 6
+    assert errors
+
+
 def test_ids(loop: EngineLoop) -> None:
     loop.pause()
     mine = loop.submit(PROMPT, seeded(), request_id="request-1")

@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from zerodrift.core.errors import Unproven
+from zerodrift.core.request import SamplingParams
 from zerodrift.exact import probe
+from zerodrift.exact.logprobs import processed
 from zerodrift.exact.ops.cpu import blocks, proof
 from zerodrift.exact.ops.cpu.linear import pack
 from zerodrift.exact.ops.cpu.op_set import CpuOps
 from zerodrift.exact.ops.interface import HeadShape, Parts, RowOp, Segments
+from zerodrift.sampler.processing import TokenHistory
 
 real_scores, real_sums, real_linear = blocks.scores, blocks.sums_by_block, proof.linear
 
@@ -20,6 +23,7 @@ real_scores, real_sums, real_linear = blocks.scores, blocks.sums_by_block, proof
 def nothing_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "_proven", {})
     monkeypatch.setattr(proof, "_attention", {})
+    monkeypatch.setattr(proof, "_rows", {})
 
 
 def attended(heads: int, kv: int, lengths: tuple[int, ...] = (1, 70)) -> torch.Tensor:
@@ -203,3 +207,22 @@ def test_a_thread_of_python_has_its_own_number_of_threads() -> None:
         thread.join()
         assert (torch.get_num_threads(), mkl()[-2:]) == (1, " 1")
     assert found == [2, " 2"]
+
+
+@pytest.mark.parametrize("name", ["log_softmax", "cumsum", "softmax"])
+def test_a_sampler_works_on_groups_that_were_asked_about(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Six rows of a step of ten have parameters of their own, and no product has six rows."""
+    owner = torch.Tensor if name == "cumsum" else torch
+    real = getattr(owner, name)
+    params = SamplingParams(temperature=0.8, top_p=0.9, min_p=0.01)
+    history = [TokenHistory((5,), ())] * 10
+
+    def wrong_for_six(x: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        found = real(x, *rest, **options)
+        return off(found) if len(x) == 6 else found
+
+    logits = torch.randn(10, 97, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(owner, name, wrong_for_six)
+    processed(logits, params, history)
+    with pytest.raises(Unproven):
+        processed(logits[:6], params, history[:6])

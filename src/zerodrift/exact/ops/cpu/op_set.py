@@ -122,7 +122,7 @@ class CpuOps:
         """What works on rows that no linear takes or gives: norms of each head, rotary tables."""
         tokens, heads, size = q_THD.shape
         # Also where a linear gives rows of this width, as that of a single kv head does: heads have more rows than tokens.
-        for count in (tokens * heads, tokens * num_kv_heads):
+        for count in (tokens, tokens * heads, tokens * num_kv_heads):
             self._rows.require(size, count)
         for columns in self._elsewhere:
             self._rows.require(columns, tokens)

@@ -31,6 +31,7 @@ _proven: dict[Key, int] = {}
 _linears = WeakIdKeyDictionary()
 """For a packed weight: its bias when it was first asked about, and what must come out."""
 _attention: dict[int, "AttentionSample"] = {}
+_rows: dict[tuple[str, int], probe.Reference] = {}
 _lock = RLock()
 
 
@@ -63,6 +64,19 @@ def prove_attention(size: int) -> None:
             for length in (BLOCK, 6 * BLOCK):
                 k_ZLD = torch.empty(pairs, length, size)
                 attention_rows(torch.empty(pairs, count, size), k_ZLD, torch.empty_like(k_ZLD))
+
+
+def require_rows(name: str, op: probe.Rows, columns: int, count: int) -> None:
+    """`op`, which belongs to no model and works on rows of so many columns, holds for `count` of them; or `Unproven`."""
+    key = ("rows", name, columns, count, torch.get_num_threads())
+    if key in _proven:
+        return
+    with _lock, torch.no_grad():
+        if (name, columns) not in _rows:
+            _rows[name, columns] = probe.reference(op, probe.hard(probe.SAMPLE, columns))
+        if not probe.holds(op, _rows[name, columns], count):
+            raise probe.unproven(f"{name} over {columns}", f"when {count} of them are computed together")
+        _proven[key] = count
 
 
 class RowProofs:
