@@ -1,0 +1,246 @@
+"""Which property of a token or of its request parts those that are off from those that are right?
+
+Of every property that is looked at and of every place to cut its order in two, the one under which the two shares of
+tokens that are off are likeliest is taken. How often chance does as well, over all properties and places together, is
+measured by the same search on tables in which whole prompts have exchanged what is off in them, and every output was
+turned round: prompts may be off as a whole, and neighbouring tokens together, for reasons of their own.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import xlogy
+
+from zerodrift.drift.gates import Gates
+from zerodrift.drift.tokens import TokenTable
+from zerodrift.stats.arrays import Bools, Floats, Ids
+
+ALPHA = 1e-3
+"""Chance of a split where there is none, over all properties."""
+PERMUTATIONS = 1999
+ROUND = 250
+"""Tables by chance at a time: most searches are over after the first."""
+MOST_TOKENS = 16_384
+MOST_CUTS = 64
+"""Places of each property that are looked at in a table by chance, and in the true one beside those."""
+MOST_OUTSIDE = 0.02
+"""Share of the other tokens that may be off: rounding has tails."""
+LEAST_INSIDE = 0.3
+"""Share of tokens inside that must be: what is certain stays so, whatever is wrong."""
+LEAST_PROMPTS = 0.9
+"""Share of the prompts with tokens inside of which one must be off at least."""
+LEAST_JUMP = 4.0
+"""By which |Δ| changes at the cut, quarter against quarter: what grows gradually passes the gate somewhere too, and
+grows by less than half from one quarter to the next if it grows with length."""
+ALIKE = 3.0
+"""Nats: properties that part the tokens as well as the best are not told from it."""
+
+
+class Property(NamedTuple):
+    """One number of each token, or of its request."""
+
+    name: str
+    values: Floats
+
+
+class Cut(NamedTuple):
+    """A place in the order of one property."""
+
+    name: str
+    above: bool
+    """Off are the tokens from it on; else those up to it."""
+    inside: float
+    """The value next to it among those that are off, …"""
+    outside: float
+    """… and among the others: what was asked does not tell where between these it lies."""
+    gain: float
+    """Nats over no cut."""
+
+    def holds(self, values: Floats) -> Bools:
+        """Which values lie inside."""
+        chosen: Bools = values >= self.inside if self.above else values <= self.inside
+        return chosen
+
+
+class Split(NamedTuple):
+    """The cut that parts the tokens best, and how well."""
+
+    cut: Cut
+    alike: tuple[Cut, ...]
+    """Of other properties, that part them as well."""
+    off_inside: int
+    tokens_inside: int
+    off_outside: int
+    tokens_outside: int
+    p: float
+    """How often chance does as well, over all properties that were looked at."""
+
+    @property
+    def cuts(self) -> dict[str, Cut]:
+        """By property, all that part the tokens as well as any."""
+        return {each.name: each for each in (self.cut, *self.alike)}
+
+
+class Grouped(NamedTuple):
+    """Tokens with what they belong to."""
+
+    sequence: Ids
+    prompt: Ids
+    """Of each token: sequences of one prompt are no two witnesses."""
+
+
+def off_tokens(table: TokenTable, gates: Gates) -> Bools:
+    """Tokens whose |Δ| is more than a healthy token's ever was."""
+    off: Bools = ~(np.abs(np.where(np.isfinite(table.contracted), table.delta, np.inf)) <= gates.outlier)
+    return off
+
+
+def find_split(
+    size: Floats,
+    off: Bools,
+    groups: Grouped,
+    properties: Sequence[Property],
+    rng: np.random.Generator,
+    alpha: float = ALPHA,
+) -> Split | None:
+    """The property that parts them, or None: none does nearly so, or chance does it as well."""
+    chosen = _some(groups, rng)
+    size, off, groups = size[chosen], off[chosen], Grouped(*(each[chosen] for each in groups))
+    varying = [each._replace(values=each.values[chosen]) for each in properties]
+    varying = [each for each in varying if len(np.unique(each.values)) > 1]
+    if not varying or not off.any() or off.all():
+        return None
+    cuts = sorted((likeliest_cut(off, each) for each in varying), key=lambda cut: -cut.gain)
+    best, values = cuts[0], {each.name: each.values for each in varying}
+    inside = best.holds(values[best.name])
+    if not _parts(size, off, groups, inside, values[best.name]):
+        return None
+    p = _by_chance(off, groups, varying, rng, alpha)
+    alike = tuple(cut for cut in cuts[1:] if cut.gain >= best.gain - ALIKE)
+    counts = (int(off[inside].sum()), int(inside.sum()), int(off[~inside].sum()), int((~inside).sum()))
+    return Split(best, alike, *counts, p) if p <= alpha else None
+
+
+def likeliest_cut(off: Bools, of: Property) -> Cut:
+    """Where the shares of tokens that are off differ most, above and below."""
+    values, place = np.unique(of.values, return_inverse=True)
+    count, hits = np.bincount(place), np.bincount(place, weights=off)
+    before, below = np.cumsum(count)[:-1].astype(np.float64), np.cumsum(hits)[:-1]
+    gain = cut_gains(below, before, float(off.sum()), len(off))
+    best = int(gain.argmax())
+    total, every = float(off.sum()), len(off)
+    above = bool(below[best] / before[best] < (total - below[best]) / (every - before[best]))
+    first, last = float(values[best + 1]), float(values[best])
+    return Cut(of.name, above, *((first, last) if above else (last, first)), float(gain[best]))
+
+
+def cut_gains(below: Floats, before: Floats, hits: Any, tokens: int) -> Floats:
+    """Log-likelihood of each cut over none: so many of the tokens before it are off, and so many of all."""
+    gains: Floats = (
+        _surely(below, before) + _surely(hits - below, tokens - before) - _surely(hits, float(tokens))
+    )
+    return gains
+
+
+def _surely(hits: Any, tokens: Any) -> Any:
+    """Log-likelihood of so many hits among tokens, at their own share."""
+    share = np.asarray(hits, dtype=np.float64) / tokens
+    return xlogy(hits, share) + xlogy(tokens - hits, 1 - share)
+
+
+def _some(groups: Grouped, rng: np.random.Generator) -> Bools:
+    """All tokens, or those of as many sequences as can be looked at two thousand times."""
+    count = np.bincount(groups.sequence)
+    order = rng.permutation(np.unique(groups.sequence))
+    kept = order[np.cumsum(count[order]) <= MOST_TOKENS]
+    chosen: Bools = np.isin(groups.sequence, kept)
+    return chosen
+
+
+def _parts(size: Floats, off: Bools, groups: Grouped, inside: Bools, values: Floats) -> bool:
+    """Nearly all that is off is inside, nearly every prompt inside is off, and |Δ| jumps at the cut."""
+    if off[~inside].mean() > MOST_OUTSIDE or off[inside].mean() < LEAST_INSIDE:
+        return False
+    reached, wrong = np.unique(groups.prompt[inside]), np.unique(groups.prompt[inside & off])
+    if len(wrong) < max(2.0, LEAST_PROMPTS * len(reached)):
+        return False
+    near_in, near_out = (_nearest(size[side], values[side], values[~side]) for side in (inside, ~inside))
+    return bool(np.median(near_in) >= LEAST_JUMP * np.median(near_out))
+
+
+def _nearest(size: Floats, values: Floats, others: Floats) -> Floats:
+    """|Δ| of the quarter that is nearest to the cut."""
+    away = np.abs(values - (others.max() if others.max() < values.min() else others.min()))
+    return size[away <= np.quantile(away, 0.25)]
+
+
+class _Bins(NamedTuple):
+    """Tokens by the pieces between the cuts of one property."""
+
+    member: Floats
+    """[token, piece]"""
+    before: Floats
+
+
+def _by_chance(
+    off: Bools,
+    groups: Grouped,
+    properties: Sequence[Property],
+    rng: np.random.Generator,
+    alpha: float,
+) -> float:
+    """How often tables without a split have a cut as good; at least as often where that is too often anyway."""
+    bins = [_binned(each) for each in properties]
+    # At the same places as by chance, of which there may be fewer than a property has.
+    gain = max(float(_best_gains(off[None].astype(np.float32), each)[0]) for each in bins)
+    shuffled = _Shuffled(off, groups)
+    hits = done = 0
+    while done < PERMUTATIONS and (1 + hits) / (1 + PERMUTATIONS) <= alpha:
+        rows = min(ROUND, PERMUTATIONS - done)
+        tables = np.stack([shuffled(rng) for _ in range(rows)]).astype(np.float32)
+        best = np.max([_best_gains(tables, each) for each in bins], axis=0)
+        hits, done = hits + int((best >= gain - 1e-9).sum()), done + rows
+    return (1 + hits) / (1 + done)
+
+
+def _binned(of: Property) -> _Bins:
+    values = np.unique(of.values)
+    if len(values) > MOST_CUTS:
+        values = np.unique(np.quantile(of.values, np.linspace(0, 1, MOST_CUTS), method="lower"))
+    piece = np.searchsorted(values, of.values, side="right") - 1
+    member = (piece[:, None] == np.arange(len(values))).astype(np.float32)
+    return _Bins(member, np.cumsum(member.sum(axis=0))[:-1].astype(np.float64))
+
+
+def _best_gains(tables: Any, bins: _Bins) -> Floats:
+    below = np.cumsum(tables @ bins.member, axis=1)[:, :-1].astype(np.float64)
+    hits = tables.sum(axis=1, dtype=np.float64)[:, None]
+    if not below.shape[1]:
+        return np.zeros(len(tables))
+    best: Floats = cut_gains(below, bins.before, hits, tables.shape[1]).max(axis=1)
+    return best
+
+
+class _Shuffled:
+    """What is off, given to other prompts; each output turned round."""
+
+    def __init__(self, off: Bools, groups: Grouped) -> None:
+        self._total = len(off)
+        order = np.argsort(groups.sequence, kind="stable")
+        starts = np.flatnonzero(np.diff(groups.sequence[order], prepend=-1))
+        self._members = np.split(order, starts[1:])
+        self._off = [off[member] for member in self._members]
+        prompts = np.array([groups.prompt[member[0]] for member in self._members])
+        self._of_prompt = [np.flatnonzero(prompts == each) for each in np.unique(prompts)]
+
+    def __call__(self, rng: np.random.Generator) -> Bools:
+        off = np.zeros(self._total, dtype=np.bool_)
+        others = rng.permutation(len(self._of_prompt))
+        for mine, other in zip(self._of_prompt, others, strict=True):
+            theirs = self._of_prompt[other]
+            for number, sequence in enumerate(mine):
+                given = self._off[theirs[number % len(theirs)]]
+                member = self._members[sequence]
+                off[member] = np.resize(np.roll(given, rng.integers(len(given))), len(member))
+        return off
