@@ -73,6 +73,8 @@ class Split(NamedTuple):
     tokens_inside: int
     off_outside: int
     tokens_outside: int
+    share: float
+    """Of Σ|Δ| that lies inside."""
     p: float
     """How often chance does as well, over all properties that were looked at."""
 
@@ -82,12 +84,19 @@ class Split(NamedTuple):
         return {each.name: each for each in (self.cut, *self.alike)}
 
 
-class Grouped(NamedTuple):
-    """Tokens with what they belong to."""
+class Judged(NamedTuple):
+    """Tokens, each with how far it is off and what it belongs to."""
 
+    size: Floats
+    """|Δ|"""
+    off: Bools
     sequence: Ids
     prompt: Ids
-    """Of each token: sequences of one prompt are no two witnesses."""
+    """Sequences of one prompt are no two witnesses."""
+
+    def rows(self, chosen: Bools) -> "Judged":
+        """Some of them."""
+        return Judged(self.size[chosen], self.off[chosen], self.sequence[chosen], self.prompt[chosen])
 
 
 def off_tokens(table: TokenTable, gates: Gates) -> Bools:
@@ -97,16 +106,16 @@ def off_tokens(table: TokenTable, gates: Gates) -> Bools:
 
 
 def find_split(
-    size: Floats,
-    off: Bools,
-    groups: Grouped,
+    tokens: Judged,
     properties: Sequence[Property],
     rng: np.random.Generator,
     alpha: float = ALPHA,
+    least_prompts: int = 2,
 ) -> Split | None:
     """The property that parts them, or None: none does nearly so, or chance does it as well."""
-    chosen = _some(groups, rng)
-    size, off, groups = size[chosen], off[chosen], Grouped(*(each[chosen] for each in groups))
+    chosen = _some(tokens, rng)
+    tokens = tokens.rows(chosen)
+    size, off = tokens.size, tokens.off
     varying = [each._replace(values=each.values[chosen]) for each in properties]
     varying = [each for each in varying if len(np.unique(each.values)) > 1]
     if not varying or not off.any() or off.all():
@@ -114,19 +123,20 @@ def find_split(
     cuts = sorted((likeliest_cut(off, each) for each in varying), key=lambda cut: -cut.gain)
     best, values = cuts[0], {each.name: each.values for each in varying}
     inside = best.holds(values[best.name])
-    if not _parts(size, off, groups, inside, values[best.name]):
+    if not _parts(tokens, inside, values[best.name], least_prompts):
         return None
-    p = _by_chance(off, groups, varying, rng, alpha)
+    p = _by_chance(tokens, varying, rng, alpha)
     alike = tuple(cut for cut in cuts[1:] if cut.gain >= best.gain - ALIKE)
     counts = (int(off[inside].sum()), int(inside.sum()), int(off[~inside].sum()), int((~inside).sum()))
-    return Split(best, alike, *counts, p) if p <= alpha else None
+    share = float(size[inside].sum() / size.sum())
+    return Split(best, alike, *counts, share, p) if p <= alpha else None
 
 
 def likeliest_cut(off: Bools, of: Property) -> Cut:
     """Where the shares of tokens that are off differ most, above and below."""
     values, place = np.unique(of.values, return_inverse=True)
     count, hits = np.bincount(place), np.bincount(place, weights=off)
-    before, below = np.cumsum(count)[:-1].astype(np.float64), np.cumsum(hits)[:-1]
+    before, below = (np.cumsum(each)[:-1].astype(np.float64) for each in (count, hits))
     gain = cut_gains(below, before, float(off.sum()), len(off))
     best = int(gain.argmax())
     total, every = float(off.sum()), len(off)
@@ -149,21 +159,22 @@ def _surely(hits: Any, tokens: Any) -> Any:
     return xlogy(hits, share) + xlogy(tokens - hits, 1 - share)
 
 
-def _some(groups: Grouped, rng: np.random.Generator) -> Bools:
+def _some(tokens: Judged, rng: np.random.Generator) -> Bools:
     """All tokens, or those of as many sequences as can be looked at two thousand times."""
-    count = np.bincount(groups.sequence)
-    order = rng.permutation(np.unique(groups.sequence))
+    count = np.bincount(tokens.sequence)
+    order = rng.permutation(np.unique(tokens.sequence))
     kept = order[np.cumsum(count[order]) <= MOST_TOKENS]
-    chosen: Bools = np.isin(groups.sequence, kept)
+    chosen: Bools = np.isin(tokens.sequence, kept)
     return chosen
 
 
-def _parts(size: Floats, off: Bools, groups: Grouped, inside: Bools, values: Floats) -> bool:
+def _parts(tokens: Judged, inside: Bools, values: Floats, least: int) -> bool:
     """Nearly all that is off is inside, nearly every prompt inside is off, and |Δ| jumps at the cut."""
+    size, off = tokens.size, tokens.off
     if off[~inside].mean() > MOST_OUTSIDE or off[inside].mean() < LEAST_INSIDE:
         return False
-    reached, wrong = np.unique(groups.prompt[inside]), np.unique(groups.prompt[inside & off])
-    if len(wrong) < max(2.0, LEAST_PROMPTS * len(reached)):
+    reached, wrong = np.unique(tokens.prompt[inside]), np.unique(tokens.prompt[inside & off])
+    if len(wrong) < max(least, LEAST_PROMPTS * len(reached)):
         return False
     near_in, near_out = (_nearest(size[side], values[side], values[~side]) for side in (inside, ~inside))
     return bool(np.median(near_in) >= LEAST_JUMP * np.median(near_out))
@@ -172,7 +183,8 @@ def _parts(size: Floats, off: Bools, groups: Grouped, inside: Bools, values: Flo
 def _nearest(size: Floats, values: Floats, others: Floats) -> Floats:
     """|Δ| of the quarter that is nearest to the cut."""
     away = np.abs(values - (others.max() if others.max() < values.min() else others.min()))
-    return size[away <= np.quantile(away, 0.25)]
+    near: Floats = size[away <= np.quantile(away, 0.25)]
+    return near
 
 
 class _Bins(NamedTuple):
@@ -184,17 +196,13 @@ class _Bins(NamedTuple):
 
 
 def _by_chance(
-    off: Bools,
-    groups: Grouped,
-    properties: Sequence[Property],
-    rng: np.random.Generator,
-    alpha: float,
+    tokens: Judged, properties: Sequence[Property], rng: np.random.Generator, alpha: float
 ) -> float:
     """How often tables without a split have a cut as good; at least as often where that is too often anyway."""
     bins = [_binned(each) for each in properties]
     # At the same places as by chance, of which there may be fewer than a property has.
-    gain = max(float(_best_gains(off[None].astype(np.float32), each)[0]) for each in bins)
-    shuffled = _Shuffled(off, groups)
+    gain = max(float(_best_gains(tokens.off[None].astype(np.float32), each)[0]) for each in bins)
+    shuffled = _Shuffled(tokens)
     hits = done = 0
     while done < PERMUTATIONS and (1 + hits) / (1 + PERMUTATIONS) <= alpha:
         rows = min(ROUND, PERMUTATIONS - done)
@@ -225,13 +233,13 @@ def _best_gains(tables: Any, bins: _Bins) -> Floats:
 class _Shuffled:
     """What is off, given to other prompts; each output turned round."""
 
-    def __init__(self, off: Bools, groups: Grouped) -> None:
-        self._total = len(off)
-        order = np.argsort(groups.sequence, kind="stable")
-        starts = np.flatnonzero(np.diff(groups.sequence[order], prepend=-1))
+    def __init__(self, tokens: Judged) -> None:
+        self._total = len(tokens.off)
+        order = np.argsort(tokens.sequence, kind="stable")
+        starts = np.flatnonzero(np.diff(tokens.sequence[order], prepend=-1))
         self._members = np.split(order, starts[1:])
-        self._off = [off[member] for member in self._members]
-        prompts = np.array([groups.prompt[member[0]] for member in self._members])
+        self._off = [tokens.off[member] for member in self._members]
+        prompts = np.array([tokens.prompt[member[0]] for member in self._members])
         self._of_prompt = [np.flatnonzero(prompts == each) for each in np.unique(prompts)]
 
     def __call__(self, rng: np.random.Generator) -> Bools:
