@@ -1,8 +1,8 @@
 """A difference that no explanation predicts and that only some tokens or requests have: what is said of it.
 
-A position from which on numbers are wrong has a name. It is one that can be refuted: outputs that cross the position must
-go wrong as they cross it, prompts of the same length as wrong ones must not be right, and |Δ| must jump there rather than grow (`drift/split.py`). Rounding
-reaches every token, so whatever parts them refutes it.
+A position from which on numbers are wrong has a name, and one that can be refuted: outputs that cross the position must
+go wrong as they cross it, whatever their prompt is; no other property may part the tokens as well; and |Δ| must jump there
+rather than grow (`drift/split.py`). Rounding reaches every token, so whatever parts them refutes it.
 """
 
 from collections.abc import Iterable
@@ -42,6 +42,7 @@ def with_split(causes: tuple[CauseFound, ...], parted: Parted | None, engine: st
     said = "split: " + in_words(split) + (f"; {parted.note}" if parted.note else "")
     if any(cause.found_by == FoundBy.SIZE for cause in causes):
         said += "; |Δ| is as large as rounding, which would reach all of them"
+    said = "; ".join([said, *(cause.evidence for cause in causes if cause.cause == UNEXPLAINED)])
     if name := _name(split):
         said = f"{_began(split)}; {said}" if name == NAMES[POSITION] else said
         return (found(name, engine, FoundBy.VALUE, said, explained=split.share, gating=True), *hints)

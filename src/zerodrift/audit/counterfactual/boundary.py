@@ -13,6 +13,7 @@ import numpy as np
 
 from zerodrift.audit.counterfactual.properties import POSITION, PROMPT, judged, properties_of
 from zerodrift.audit.measure import Measurement, tabulate
+from zerodrift.audit.observe import BATCH
 from zerodrift.audit.prompts import of_lengths
 from zerodrift.core.errors import EngineError
 from zerodrift.core.request import Request, SamplingParams
@@ -53,11 +54,13 @@ class Asked(NamedTuple):
 
     measurements: Sequence[Measurement]
     requests: Ids
+    in_flight: int = BATCH
+    """Requests that were asked together."""
 
     def joined(self, more: Sequence[Measurement]) -> "Asked":
         """With what came later."""
         later = self.requests.max() + 1 + np.arange(len(more))
-        return Asked([*self.measurements, *more], np.concatenate([self.requests, later]))
+        return Asked([*self.measurements, *more], np.concatenate([self.requests, later]), self.in_flight)
 
 
 class Parted(NamedTuple):
@@ -95,7 +98,7 @@ class _Search(NamedTuple):
         table = tabulate(asked.measurements, self.floor)
         return find_split(
             judged(asked.measurements, table, self.gates),
-            properties_of(asked.measurements, table, asked.requests),
+            properties_of(asked.measurements, table, asked.requests, asked.in_flight),
             self.rng,
             alpha,
             least_prompts,

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from zerodrift.audit.measure import Measurement
-from zerodrift.audit.observe import BATCH
 from zerodrift.drift.gates import Gates
 from zerodrift.drift.split import Cut, Judged, Property, Split, off_tokens
 from zerodrift.drift.tokens import TokenTable
@@ -44,7 +43,7 @@ SAMPLING = (
 
 
 def properties_of(
-    measurements: Sequence[Measurement], table: TokenTable, requests: Ids, in_flight: int = BATCH
+    measurements: Sequence[Measurement], table: TokenTable, requests: Ids, in_flight: int
 ) -> list[Property]:
     """Of every token; `requests` is the number of the request of each sequence, and so many are asked at a time."""
     answers = [item.observed.completion for item in measurements]
