@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import xlogy
 
 from zerodrift.drift.gates import Gates
@@ -21,6 +22,8 @@ ALPHA = 1e-3
 PERMUTATIONS = 1999
 ROUND = 250
 """Tables by chance at a time: most searches are over after the first."""
+CELLS = 2**20
+"""Tokens of such tables that are held at once: some 40 MB."""
 MOST_TOKENS = 16_384
 MOST_CUTS = 64
 """Places of each property that are looked at in a table by chance, and in the true one beside those."""
@@ -29,7 +32,7 @@ MOST_OUTSIDE = 0.02
 LEAST_INSIDE = 0.3
 """Share of tokens inside that must be: what is certain stays so, whatever is wrong."""
 LEAST_PROMPTS = 0.9
-"""Share of the prompts with tokens inside of which one must be off at least."""
+"""Prompts of which some token is off inside, as a share of those that would be if none of them were spared."""
 LEAST_JUMP = 4.0
 """By which |Δ| changes at the cut, quarter against quarter: what grows gradually passes the gate somewhere too, and
 grows by less than half from one quarter to the next if it grows with length."""
@@ -173,8 +176,10 @@ def _parts(tokens: Judged, inside: Bools, values: Floats, least: int) -> bool:
     size, off = tokens.size, tokens.off
     if off[~inside].mean() > MOST_OUTSIDE or off[inside].mean() < LEAST_INSIDE:
         return False
-    reached, wrong = np.unique(tokens.prompt[inside]), np.unique(tokens.prompt[inside & off])
-    if len(wrong) < max(least, LEAST_PROMPTS * len(reached)):
+    # Of prompts with one token inside, as many are off as tokens are.
+    inside_of = np.bincount(tokens.prompt[inside])
+    due = (1 - (1 - off[inside].mean()) ** inside_of).sum()
+    if len(np.unique(tokens.prompt[inside & off])) < max(least, LEAST_PROMPTS * due):
         return False
     near_in, near_out = (_nearest(size[side], values[side], values[~side]) for side in (inside, ~inside))
     return bool(np.median(near_in) >= LEAST_JUMP * np.median(near_out))
@@ -205,8 +210,8 @@ def _by_chance(
     shuffled = _Shuffled(tokens)
     hits = done = 0
     while done < PERMUTATIONS and (1 + hits) / (1 + PERMUTATIONS) <= alpha:
-        rows = min(ROUND, PERMUTATIONS - done)
-        tables = np.stack([shuffled(rng) for _ in range(rows)]).astype(np.float32)
+        rows = min(ROUND, max(1, CELLS // len(tokens.off)), PERMUTATIONS - done)
+        tables = shuffled(rng, rows)
         best = np.max([_best_gains(tables, each) for each in bins], axis=0)
         hits, done = hits + int((best >= gain - 1e-9).sum()), done + rows
     return (1 + hits) / (1 + done)
@@ -221,7 +226,7 @@ def _binned(of: Property) -> _Bins:
     return _Bins(member, np.cumsum(member.sum(axis=0))[:-1].astype(np.float64))
 
 
-def _best_gains(tables: Any, bins: _Bins) -> Floats:
+def _best_gains(tables: NDArray[np.float32], bins: _Bins) -> Floats:
     below = np.cumsum(tables @ bins.member, axis=1)[:, :-1].astype(np.float64)
     hits = tables.sum(axis=1, dtype=np.float64)[:, None]
     if not below.shape[1]:
@@ -234,21 +239,28 @@ class _Shuffled:
     """What is off, given to other prompts; each output turned round."""
 
     def __init__(self, tokens: Judged) -> None:
-        self._total = len(tokens.off)
-        order = np.argsort(tokens.sequence, kind="stable")
-        starts = np.flatnonzero(np.diff(tokens.sequence[order], prepend=-1))
-        self._members = np.split(order, starts[1:])
-        self._off = [tokens.off[member] for member in self._members]
-        prompts = np.array([tokens.prompt[member[0]] for member in self._members])
-        self._of_prompt = [np.flatnonzero(prompts == each) for each in np.unique(prompts)]
+        _, self._sequence = np.unique(tokens.sequence, return_inverse=True)
+        order = np.argsort(self._sequence, kind="stable")
+        self._length = np.bincount(self._sequence)
+        starts = np.cumsum(self._length) - self._length
+        self._place = np.empty(len(order), dtype=np.int64)
+        self._place[order] = np.arange(len(order)) - np.repeat(starts, self._length)
+        # [sequence, place in its output]; what lies behind its end is never read.
+        self._off = np.zeros((len(starts), self._length.max()), dtype=np.bool_)
+        self._off[self._sequence, self._place] = tokens.off
+        _, self._prompt = np.unique(tokens.prompt[order[starts]], return_inverse=True)
+        members = [np.flatnonzero(self._prompt == prompt) for prompt in range(self._prompt.max() + 1)]
+        self._samples = np.array([len(each) for each in members])
+        self._members = np.array([np.resize(each, self._samples.max()) for each in members])
+        self._number = np.zeros(len(starts), dtype=np.int64)
+        for each in members:
+            self._number[each] = np.arange(len(each))
 
-    def __call__(self, rng: np.random.Generator) -> Bools:
-        off = np.zeros(self._total, dtype=np.bool_)
-        others = rng.permutation(len(self._of_prompt))
-        for mine, other in zip(self._of_prompt, others, strict=True):
-            theirs = self._of_prompt[other]
-            for number, sequence in enumerate(mine):
-                given = self._off[theirs[number % len(theirs)]]
-                member = self._members[sequence]
-                off[member] = np.resize(np.roll(given, rng.integers(len(given))), len(member))
-        return off
+    def __call__(self, rng: np.random.Generator, rows: int) -> NDArray[np.float32]:
+        """[table, token]: 1 where it is off."""
+        others = rng.permuted(np.tile(np.arange(len(self._samples)), (rows, 1)), axis=1)[:, self._prompt]
+        given = self._members[others, self._number % self._samples[others]]
+        length = self._length[given]
+        turned = (rng.random(given.shape) * length).astype(np.int64)
+        place = (self._place + turned[:, self._sequence]) % length[:, self._sequence]
+        return self._off[given[:, self._sequence], place].astype(np.float32)
