@@ -263,4 +263,5 @@ class _Shuffled:
         length = self._length[given]
         turned = (rng.random(given.shape) * length).astype(np.int64)
         place = (self._place + turned[:, self._sequence]) % length[:, self._sequence]
-        return self._off[given[:, self._sequence], place].astype(np.float32)
+        tables: NDArray[np.float32] = self._off[given[:, self._sequence], place].astype(np.float32)
+        return tables
