@@ -15,7 +15,7 @@ import torch
 
 from zerodrift.audit.attribute import Attribution, Costs, attribute
 from zerodrift.audit.cases import affordable, choose_cases
-from zerodrift.audit.counterfactual.bias import bias_hypotheses
+from zerodrift.audit.counterfactual.bias import Seen, bias_hypotheses
 from zerodrift.audit.counterfactual.chunks import Bracket, bracket, chunk_hypotheses
 from zerodrift.audit.counterfactual.context import PromptEdit, context_hypotheses, prompt_edits
 from zerodrift.audit.counterfactual.evaluate import Evaluator, Window
@@ -156,8 +156,17 @@ class SemanticProposals(NamedTuple):
             return list(hidden_hypotheses(explanation, costs.total, expected))
         return [
             *shortlist(self.screen, list(told_hypotheses(explanation, self.screen.total, expected))),
-            *bias_hypotheses(explanation, costs.residual, costs.evaluator.tokens, costs.total),
+            *bias_hypotheses(explanation, self._seen(explanation), expected.temperature, costs.total),
         ]
+
+    def _seen(self, explanation: Explanation) -> Seen:
+        costs, evaluator = self.costs, self.costs.evaluator
+        return Seen(
+            costs.residual(explanation),
+            evaluator.scale(explanation),
+            evaluator.tokens,
+            evaluator.masses(explanation),
+        )
 
 
 class ForwardProposals(NamedTuple):

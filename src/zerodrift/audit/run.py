@@ -12,7 +12,10 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from zerodrift.audit.by_split import nameless, with_split
+from zerodrift.audit.checked_calls import generated
 from zerodrift.audit.counterfactual.binding import find_misbound
+from zerodrift.audit.counterfactual.boundary import Asked, Further, parted_by
 from zerodrift.audit.counterfactual.path import not_asked
 from zerodrift.audit.counterfactual.same_model import find_unrelated
 from zerodrift.audit.decide import Circumstances, Decision, decide
@@ -35,6 +38,7 @@ from zerodrift.config.precision import Precision
 from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import EngineError, EngineRefused, InvalidValue
+from zerodrift.core.request import Request
 from zerodrift.drift.floor import ROUNDED_IN, Floor
 from zerodrift.drift.gates import Gates, gates_for
 from zerodrift.drift.power import positions_asked
@@ -82,6 +86,8 @@ class Audit(AuditSetup):
         # One sequence has no spread between sequences: what is wrong with it stays without a name.
         if len(measurements) > 1 and Outcome.FAIL in (numbers.status, drawn.status):
             explained = self._explain(measurements, table, floor, gates, rng)
+            if numbers.status is Outcome.FAIL and nameless(explained):
+                explained = self._parted(explained, answered, measurements, floor, gates)
             explained = explained or by_samples_alone(drawn, self.engine.name)
         suite = ProbeSuite(self, self._gates(floor.unshaped or floor))
         semantic = any(CAUSES[cause.cause].layer is Layer.SEMANTIC for cause in explained)
@@ -216,6 +222,39 @@ class Audit(AuditSetup):
             "; not asked of this model: " + ", ".join(lacking) if lacking else ""
         )
         return attributed(attribution, self.engine.name, left)
+
+    def _parted(
+        self,
+        explained: tuple[CauseFound, ...],
+        answered: Sequence[Rollout],
+        measurements: Sequence[Measurement],
+        floor: Floor,
+        gates: Gates,
+    ) -> tuple[CauseFound, ...]:
+        """Numbers that nothing predicts: is it some tokens or requests alone that are wrong?"""
+        facts, seed = self.reference.facts, self.validation.seed
+        further = Further(
+            self._measured_anew,
+            self.sampling,
+            facts.vocab_size,
+            self.reference.tokenizer.all_special_ids,
+            min(self.engine.max_model_len, facts.context_length),
+            seed,
+        )
+        asked = Asked(measurements, np.array([each.index for each in answered]))
+        parted = parted_by(asked, floor, gates, np.random.default_rng(seed), further)
+        return with_split(explained, parted, self.engine.name)
+
+    def _measured_anew(self, requests: list[Request]) -> Sequence[Measurement]:
+        """What the engine answers to requests of no plan, where it can be read."""
+        answers = zip(requests, generated(self.engine, self._askable(requests)), strict=True)
+        observed = [
+            Observed(each, request.sampling)
+            for request, answer in answers
+            for each in answer.completions
+            if each.token_ids and np.isfinite(each.logprobs).all()
+        ]
+        return measure(self.reference.teacher, observed, self.reference.facts.eos_token_ids)
 
     def _audited(
         self,

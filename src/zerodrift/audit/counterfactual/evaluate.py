@@ -167,6 +167,16 @@ class Evaluator:
             told = known
         return Prediction(told, np.maximum(drawn, EXCLUDED_LOGPROB))
 
+    def masses(self, explanation: Explanation) -> NDArray[np.float32]:
+        """[token, id]: how likely each id would have been in the place of each token."""
+        logits_NV = self.rows(explanation.context, explanation.forward)
+        masses_NV = torch.empty_like(logits_NV)
+        for group, (requested, members) in enumerate(self._groups):
+            drawn_NV = self._distribution(logits_NV[members], in_force(explanation, requested), group)
+            masses_NV[members] = drawn_NV.exp()
+        result: NDArray[np.float32] = masses_NV.numpy()
+        return result
+
     def surprise(self, explanation: Explanation) -> Surprise:
         """Apart from predictions, because it costs as much as one and few accounts are asked for it."""
         logits_NV = self.rows(explanation.context, explanation.forward)

@@ -1,6 +1,6 @@
 """Causes of layer `path`: the number means the right thing and was computed another way."""
 
-from zerodrift.core.causes.entry import OF_THE_MODEL, cause
+from zerodrift.core.causes.entry import OF_ITS_PLACE, OF_THE_MODEL, Expected, cause
 
 PATH = (
     cause(
@@ -124,6 +124,7 @@ PATH = (
         vllm="--no-enable-prefix-caching",
         sglang="--disable-radix-cache",
         llama_cpp="--no-cache-prompt",
+        predicts={"cache": Expected.OFF},
         in_force={"vllm": {"enable_prefix_caching": "false"}, "sglang": {"disable_radix_cache": "true"}},
     ),
     cause(
@@ -153,6 +154,7 @@ PATH = (
         "find what the engine does at the position that the evidence names: a page or a chunk of its KV cache that begins "
         "there, or a context extension; until then keep prompt and output below it",
         in_trainer="trainer/positions",
+        predicts=OF_ITS_PLACE,
     ),
     cause(
         "path/nondeterminism",
