@@ -75,8 +75,8 @@ class Plumbing:
             handle = module.register_forward_pre_hook(partial(_BEFORE[lever.kind], t_BS))
             stack.callback(handle.remove)
         elif lever.kind is Kind.RESIDUAL:
-            turn = partial(_residual, t_BS)
-            stack.callback(module.register_forward_pre_hook(turn, with_kwargs=True).remove)
+            handle = module.register_forward_pre_hook(partial(_residual, t_BS), with_kwargs=True)
+            stack.callback(handle.remove)
         elif lever.kind in (Kind.ROTARY, Kind.OFFSET):
             turn = partial(_rotate, lever, t_BS, starts_B)
             stack.callback(module.register_forward_hook(turn, with_kwargs=True).remove)
