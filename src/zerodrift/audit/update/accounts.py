@@ -6,6 +6,7 @@ import numpy as np
 
 from zerodrift.audit.counterfactual.delivery import deliveries
 from zerodrift.audit.update.arrival import arrivals
+from zerodrift.audit.update.rotary import rebased
 from zerodrift.audit.update.scale import scaled
 from zerodrift.audit.update.seen import HALF, SETTLED, Account, Seen
 from zerodrift.audit.update.weights import UpdatedWeights
@@ -20,7 +21,7 @@ Tried = Callable[[UpdatedWeights, Seen, np.random.Generator], Iterator[Account]]
 def accounts_of(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -> tuple[list[Account], bool]:
     """Those that explain more than half, and whether memory was enough to try all that there was to try."""
     found: list[Account] = []
-    tries: tuple[Tried, ...] = (_scaled, arrivals, _misdelivered)
+    tries: tuple[Tried, ...] = (_scaled, _rebased, arrivals, _misdelivered)
     enough = True
     for tried in tries:
         try:
@@ -38,6 +39,10 @@ def accounts_of(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -
 def _scaled(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -> Iterator[Account]:
     if (account := scaled(weights, seen, rng)) is not None:
         yield account
+
+
+def _rebased(weights: UpdatedWeights, seen: Seen, _: np.random.Generator) -> Iterator[Account]:
+    return rebased(weights, seen)
 
 
 def _misdelivered(weights: UpdatedWeights, seen: Seen, _: np.random.Generator) -> Iterator[Account]:
