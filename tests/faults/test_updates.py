@@ -232,9 +232,7 @@ def rebuilt(base: float) -> Spoil:
         ("lm_head.weight", "model.embed_tokens.weight"),
     ],
 )
-def test_tensors_that_an_update_left_in_each_others_place_are_named(
-    push: Push, one: str, other: str
-) -> None:
+def test_tensors_that_an_update_left_in_each_others_place_are_named(push: Push, one: str, other: str) -> None:
     cause, _ = named(push(None, spoil=exchanged(one, other)))
     assert cause == "weights/swapped"
 

@@ -15,6 +15,7 @@ import torch
 from zerodrift.audit.counterfactual.variant import Variant
 from zerodrift.core.cause import UNEXPLAINED
 from zerodrift.models.family.parts import ModelParts
+from zerodrift.records.evidence import LocatedEvidence
 
 SWAPPED = "weights/swapped"
 ROLES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -158,11 +159,17 @@ def _transposed(parts: ModelParts) -> Iterator[Variant]:
         name = parts.role_name(role)
         if len(square) > 1:
             says = f"{name} transposed in every layer"
-            yield Variant(UNEXPLAINED, says, partial(_with_transposed, square))
+            where = _is_transposed(None, f"{name} in all layers")
+            yield Variant(UNEXPLAINED, says, partial(_with_transposed, square), located=where)
         for place in square:
-            yield Variant(
-                UNEXPLAINED, f"{name} of layer {place[0]} transposed", partial(_with_transposed, [place])
-            )
+            says, where = f"{name} of layer {place[0]} transposed", _is_transposed(place[0], name)
+            yield Variant(UNEXPLAINED, says, partial(_with_transposed, [place]), located=where)
+
+
+def _is_transposed(layer: int | None, part: str) -> LocatedEvidence:
+    return LocatedEvidence(
+        layer=layer, part=part, quantity="transposed", estimate=1.0, low=1.0, high=1.0, neutral=0.0, r2=1.0
+    )
 
 
 def _nearest_first(layers: int) -> list[tuple[int, int]]:
@@ -175,9 +182,10 @@ def _nearest_first(layers: int) -> list[tuple[int, int]]:
 def _with_exchanged(pairs: Sequence[tuple[Place, Place]], model: Any) -> Any:
     changed = ModelParts(sharing(model))
     for one, other in pairs:
-        _own(changed, one)
-        _own(changed, other)
-        _exchange(changed.projection(*one), changed.projection(*other))
+        write(changed, one)
+        # Last, because both may be parts of one tensor.
+        others = write(changed, other)
+        _exchange(changed.projection(*one), others)
     return changed.model
 
 
@@ -185,19 +193,19 @@ def _with_exchanged(pairs: Sequence[tuple[Place, Place]], model: Any) -> Any:
 def _with_transposed(places: Sequence[Place], model: Any) -> Any:
     changed = ModelParts(sharing(model))
     for place in places:
-        _own(changed, place)
-        for tensor in changed.projection(*place):
+        for tensor in write(changed, place):
             if tensor.dim() == 2:
                 tensor.copy_(tensor.T.clone())
     return changed.model
 
 
-def _own(parts: ModelParts, place: Place) -> None:
-    """From here on the tensors there may be written to: they are shared with no other model."""
+def write(parts: ModelParts, place: Place) -> tuple[torch.Tensor, ...]:
+    """The tensors of a projection, to be written to: from here on they are shared with no other model."""
     for tensor in parts.projection(*place):
         # Of one that is part of a fused tensor, all of that.
         whole = tensor if tensor._base is None else tensor._base  # noqa: SLF001 - torch shows it nowhere else
         whole.data = whole.data.clone()
+    return parts.projection(*place)
 
 
 def _exchange(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:

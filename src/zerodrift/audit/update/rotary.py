@@ -89,9 +89,7 @@ def _step(scores: Floats, nudged: Floats, by: float, seen: Seen) -> float:
     return float(np.clip(step, -LONGEST_STEP, LONGEST_STEP))
 
 
-def _rounded(
-    scores_at: Scores, own: float, point: float, scores: Floats, seen: Seen
-) -> tuple[float, Floats]:
+def _rounded(scores_at: Scores, own: float, point: float, scores: Floats, seen: Seen) -> tuple[float, Floats]:
     """People set round numbers: where one does as well as the fit, it is the better account."""
     base = own * math.exp(point)
     for digits in (1, 2, 3):
