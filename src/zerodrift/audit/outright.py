@@ -30,6 +30,8 @@ seen to do so little."""
 MOST_TRIED = 2000
 AT_ONCE = 32
 """Candidates whose rows of logits are kept together: 1.5 MB each with a vocabulary of 49,152."""
+FIT_WINDOWS = 2
+"""Factors are fitted on so many."""
 FINALISTS = 3
 """Where none leaves nothing of the one window, so many of the best are tried on all."""
 LEAST_GAIN = 12.0
@@ -98,7 +100,7 @@ class _Search:
                 yield now - costs.total(explanation), costs.at_floor(explanation), variant
 
     def _dials(self) -> Iterator[tuple[float, bool, Variant]]:
-        costs = Costs(self._evaluate(self._screen))
+        costs = Costs(self._evaluate(self._screen[:FIT_WINDOWS]))
         fit = FitCost(costs.total, costs.residual, costs.at_floor)
         dials = scale_dials(self._paths.model)
         self._count += sum(len(dial.looks) for dial in dials)

@@ -16,6 +16,7 @@ from zerodrift.audit.counterfactual.exchanged import sharing, write
 from zerodrift.audit.counterfactual.variant import Variant
 from zerodrift.core.cause import UNEXPLAINED
 from zerodrift.models.family.parts import ModelParts
+from zerodrift.models.family.registry import FAMILIES
 from zerodrift.records.evidence import LocatedEvidence
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "quick_gelu", "relu")
@@ -26,10 +27,10 @@ PARTS = {"attention": "o", "MLP": "down"}
 
 
 def misbuilt(model: Any) -> Iterator[Variant]:
-    """What concerns all layers first."""
-    parts = ModelParts(model)
-    if parts.family.layers is None:
+    """What concerns all layers first. Of families that are described alone: elsewhere a norm may be read by anything."""
+    if model.config.model_type not in FAMILIES:
         return
+    parts = ModelParts(model)
     yield from _activations(parts)
     yield from _gains(parts)
     yield from _biases(parts)
@@ -170,8 +171,9 @@ def _computed_twice(number: int, model: Any) -> Any:
     changed = ModelParts(sharing(model))
 
     def again(layer: Any, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
+        rest = {key: each for key, each in named.items() if key != "hidden_states"}
         # Past the hooks, of which this is one.
-        return layer.forward(_hidden(output), *given[1:], **named)
+        return layer.forward(_hidden(output), *given[1:], **rest)
 
     changed.layers[number].register_forward_hook(again, with_kwargs=True)
     return changed.model
