@@ -33,6 +33,11 @@ def accounts_of(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -
     return found, enough
 
 
+def ways(weights: UpdatedWeights) -> int:
+    """How many discrete changes there are to try."""
+    return sum(1 for _ in deliveries(weights.old, weights.new))
+
+
 def _scaled(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -> Iterator[Account]:
     if (account := scaled(weights, seen, rng)) is not None:
         yield account
