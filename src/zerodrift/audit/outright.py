@@ -25,8 +25,7 @@ from zerodrift.audit.response.answer import Answer
 from zerodrift.records.evidence import LocatedEvidence
 
 GROSS = 0.02
-"""Nats of mean |Δ| from which on this is tried: less is what an update does that did not arrive, and no exchange was
-seen to do so little."""
+"""Nats of mean |Δ| from which on this is tried. Chosen, not measured: less is nothing gross, and derivatives were asked."""
 MOST_TRIED = 2000
 AT_ONCE = 32
 """Candidates whose rows of logits are kept together: 1.5 MB each with a vocabulary of 49,152."""

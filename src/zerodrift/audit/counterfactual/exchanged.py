@@ -1,7 +1,7 @@
 """Weights that stand in each other's place: every exchange that a model has the shapes for, as models to compare with.
 
-A changed model shares all numbers with the one it was made of, but for the tensors that were exchanged: a copy of 135
-million parameters took a third of a second, and there are thousands of exchanges in a deep model.
+A changed model shares all numbers with the one it was made of, but for the tensors that were exchanged: there are
+thousands of exchanges in a deep model, and a copy of all weights for each would cost as much as its forward.
 """
 
 import copy
@@ -23,7 +23,7 @@ ROLES = ("q", "k", "v", "o", "gate", "up", "down")
 LIKELY = (("gate", "up"), ("k", "v"), ("q", "k"), ("q", "o"))
 """Projections of a layer that are taken for each other; those of one shape may be."""
 MOST_EXCHANGES = 2000
-"""Of a 30-layer model all 435 pairs of layers for four of seven projections; what is nearest is asked first."""
+"""Of a 30-layer model about half of its 435 pairs of layers, with seven projections each; what is nearest is asked first."""
 
 
 def sharing(model: Any) -> Any:
