@@ -25,6 +25,7 @@ from zerodrift.audit.counterfactual.position import FitCost, first_off, position
 from zerodrift.audit.counterfactual.semantic import Expected, hidden_hypotheses, told_hypotheses
 from zerodrift.audit.floor import ROUGHLY, Passage, measure_floor
 from zerodrift.audit.measure import Measurement
+from zerodrift.audit.outright import try_outright
 from zerodrift.audit.response.locate import respond
 from zerodrift.backends import variants
 from zerodrift.drift.floor import Floor
@@ -111,7 +112,16 @@ def diagnose(
         return [*semantic.propose(explanation), *by_forward.propose(explanation)]
 
     attribution = attribute(everything, propose, rng)
-    return attribution if attribution.by_value else _with_response(attribution, paths.model, everything, rng)
+    if attribution.by_value:
+        return attribution
+    attribution = _with_response(attribution, paths.model, everything, rng)
+    follows = attribution.response is not None and attribution.response.follows
+    if (attribution.explained_to_floor and not follows) or (
+        attribution.response and attribution.response.located
+    ):
+        return attribution
+    tried = try_outright(everything, screen, evaluator, paths, rng)
+    return tried.attribution or msgspec.structs.replace(attribution, tried_outright=tried.candidates)
 
 
 def by_meaning(

@@ -281,6 +281,11 @@ class LocatedEvidence(Evidence, frozen=True, kw_only=True):
         return f"{layer}{rows}{self.part}{index}"
 
     @property
+    def done(self) -> bool:
+        """Something that is done or not, and was: there is no more and no less of it."""
+        return self.neutral == 0 and self.low == self.high == 1
+
+    @property
     def message(self) -> str:
         """In one line."""
         between = f"[{self.low:.4g}, {self.high:.4g}]"
@@ -293,5 +298,6 @@ class LocatedEvidence(Evidence, frozen=True, kw_only=True):
             "bias": f"{self.estimate:+.4g} {between}",
             "offset": f"{self.estimate:+.4g} {between}",
         }.get(self.quantity, f"{self.quantity} × {factor:.4f} [{low:.4f}, {high:.4f}]")
+        value = self.quantity if self.done and self.quantity != "fp8" else value
         same = f" (or {self.alike})" if self.alike else ""
         return f"{self.place}, {value}{same}, R² {self.r2:.2f}"
