@@ -16,7 +16,7 @@ from zerodrift.audit.observe import observe
 from zerodrift.audit.perturb import check_room, perturbed, write_checkpoint
 from zerodrift.audit.plan import PROBE_REQUESTS, SYNC_REQUESTS, rewarded_requests
 from zerodrift.audit.probes.consistency import SelfConsistency
-from zerodrift.audit.probes.given import given_tokens, recorded_in, same_reference, sampled_by
+from zerodrift.audit.probes.given import Given, given_tokens, recorded_in, same_reference, sampled_by
 from zerodrift.audit.probes.head import head_precision
 from zerodrift.audit.probes.result import ProbeResult, cut_off, not_judged
 from zerodrift.audit.probes.rewards import rewards
@@ -101,7 +101,7 @@ class ProbeSuite:
         header, given = self.setup.baseline.header, recorded_in(self.setup.baseline.rows)
         return [
             same_reference(self.setup.reference, header, given, self.gates),
-            guarded(Probe.GIVEN_TOKENS, lambda: given_tokens(self.setup.engine, given, self.gates)),
+            guarded(Probe.GIVEN_TOKENS, lambda: self._scores(given)),
         ]
 
     def _sampled_by_the_reference(self) -> ProbeResult:
@@ -115,7 +115,10 @@ class ProbeSuite:
         room = (context if served is None else min(context, served - 1)) - sampling.max_tokens
         fitting = [prompt for prompt in self.setup.prompts if len(prompt.token_ids) <= room]
         requests = [Request(prompt, sampling) for prompt in fitting[:GIVEN_SEQUENCES]]
-        return given_tokens(self.setup.engine, sampled_by(self.setup.reference, requests), self.gates)
+        return self._scores(sampled_by(self.setup.reference, requests))
+
+    def _scores(self, given: Sequence[Given]) -> ProbeResult:
+        return given_tokens(self.setup.engine, given, self.gates, self.setup.reference)
 
     def asked_for(
         self, measurements: Sequence[Measurement], rollouts: Sequence[Rollout], causes: Sequence[CauseFound]

@@ -8,10 +8,12 @@ from another process, machine or year.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from zerodrift.audit.checked_calls import Floats, scored
 from zerodrift.audit.probes.result import ProbeResult, answered, not_judged
+from zerodrift.audit.probes.score_meaning import score_meaning
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.errors import DigestMismatch
@@ -49,11 +51,20 @@ def recorded_in(rows: Sequence[BaselineRow]) -> list[Given]:
     return [Given(row.prompt + row.output, np.array(row.raw_logprobs)) for row in full[::step][:MOST_ROWS]]
 
 
-def given_tokens(engine: Backend, given: Sequence[Given], gates: Gates) -> ProbeResult:
-    """The engine's score of tokens that it did not sample."""
+def given_tokens(
+    engine: Backend, given: Sequence[Given], gates: Gates, reference: ReferenceBackend | None = None
+) -> ProbeResult:
+    """The engine's score of tokens that it did not sample; where it is wrong, the `reference` says what it may mean."""
     if Capability.SCORE not in engine.capabilities:
         return not_judged(Probe.GIVEN_TOKENS, "the engine does not score given tokens")
-    return _judge(Probe.GIVEN_TOKENS, scored(engine, [item.ids for item in given], engine.name), given, gates)
+    ids = [item.ids for item in given]
+    told = scored(engine, ids, engine.name)
+    result = _judge(Probe.GIVEN_TOKENS, told, given, gates)
+    if result.status is not Outcome.FAIL or reference is None:
+        return result
+    outputs = [row[len(row) - len(item.logprobs) :] for row, item in zip(told, given, strict=True)]
+    meant = score_meaning(reference, ids, outputs, gates, engine.name)
+    return result if meant is None else msgspec.structs.replace(result, causes=(meant,))
 
 
 def check_weights(reference: ReferenceBackend, header: BaselineHeader) -> None:
