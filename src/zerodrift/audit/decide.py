@@ -274,7 +274,8 @@ def _regated(result: ProbeResult, causes: Causes, about: Circumstances) -> Probe
     consequence |= bool(causes) and _reported_otherwise(result)
     # Whatever runs while it acts shows what comes and goes.
     consequence |= any(cause.found_by == Probe.RETURN for cause in causes) and not unsteady(result)
-    gating = gap(result) > about.gate and not consequence
+    # What was set apart before is a consequence already.
+    gating = gap(result) > about.gate and not consequence and any(cause.gating for cause in result.causes)
     own = tuple(msgspec.structs.replace(cause, gating=gating) for cause in result.causes)
     return msgspec.structs.replace(result, causes=own, status=Outcome.FAIL if gating else Outcome.PASS)
 

@@ -58,7 +58,7 @@ def scores_apart(
 
     Where decoding is wrong too, the same meaning of both is rather the model's: scores are neither sampled nor processed.
     """
-    (given,) = [each for each in results if each.probe is Probe.GIVEN_TOKENS and each.causes] or [None]
+    given = next((each for each in results if each.probe is Probe.GIVEN_TOKENS and each.causes), None)
     if given is None:
         return tuple(results)
     named = {cause.cause for cause in explanations if cause.gating}

@@ -30,7 +30,7 @@ MOSTLY = 0.5
 
 def decoded_only(pairs: Sequence[tuple[Floats, Floats]], gates: Gates) -> bool:
     """Whether the two sides of each pair agree on its first token and part at those after it, and that is no chance."""
-    off = [np.abs(one - other) > gates.outlier for one, other in pairs if len(one)]
+    off = [np.abs(one - other) > gates.p90 for one, other in pairs if len(one)]
     tokens, firsts, wrong = sum(map(len, off)), len(off), sum(int(row.sum()) for row in off)
     if not wrong or any(row[0] for row in off):
         return False
