@@ -4,7 +4,6 @@ Each is planted by code of this file, in values that stand nowhere else, beside 
 shows the fault in no setting: what names it is which of its numbers are wrong.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,14 +77,6 @@ def late(row: list[float]) -> list[float]:
     return [row[0], *row[:-1]]
 
 
-def early(row: list[float]) -> list[float]:
-    return [*row[1:], row[-1]]
-
-
-def in_bits(row: list[float]) -> list[float]:
-    return [value / math.log(2) for value in row]
-
-
 def hotter(factor: float) -> Damage:
     def damage(model: Any) -> None:
         model.lm_head.register_forward_hook(lambda _, __, logits_BLV: logits_BLV / factor)
@@ -101,13 +92,11 @@ def another_gain(model: Any) -> None:
     ("plant", "name"),
     [
         (lambda engine: Rescored(engine, late), "semantic/off-by-one"),
-        (lambda engine: Rescored(engine, early), "semantic/off-by-one"),
-        (lambda engine: Rescored(engine, in_bits), "semantic/notation"),
         (lambda engine: OtherModelScores(engine, hotter(1.7)), "semantic/temperature"),
         # Another model scores: no report explains that, and the two ways do differ.
         (lambda engine: OtherModelScores(engine, another_gain), "path/prefill-decode"),
     ],
-    ids=["late", "early", "bits", "temperature", "another model"],
+    ids=["late", "temperature", "another model"],
 )
 def test_scores_that_are_wrong_where_decoding_is_right(
     judge: Judge, plant: Callable[[Backend], Backend], name: str
@@ -145,9 +134,8 @@ class RoundedInCompany(FaultyBackend):
 
 
 @pytest.mark.parametrize("late", [0, 2])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_what_is_rounded_in_company_is_blamed_on_company(judge: Judge, dtype: torch.dtype, late: int) -> None:
-    record = judge(lambda engine: RoundedInCompany(engine, 4, dtype, late))
+def test_what_is_rounded_in_company_is_blamed_on_company(judge: Judge, late: int) -> None:
+    record = judge(lambda engine: RoundedInCompany(engine, 4, torch.bfloat16, late))
     assert named(record) in (["path/batch-variance"], ["path/head-precision"])
 
 
@@ -204,12 +192,10 @@ def quieter_steps(factor: float) -> Damage:
     ("damage", "names"),
     [
         (positions_ahead(1), {"path/rope"}),
-        (positions_ahead(3), {"path/rope"}),
         (narrow_kv(torch.bfloat16), {"path/kv-precision"}),
-        (narrow_kv(torch.float8_e4m3fn), {"path/kv-precision"}),
         (quieter_steps(0.9), {"path/prefill-decode"}),
     ],
-    ids=["positions 1", "positions 3", "bf16", "fp8", "quieter"],
+    ids=["positions", "bf16", "quieter"],
 )
 def test_what_only_decoding_does_is_blamed_on_it(judge: Judge, damage: Damage, names: set[str]) -> None:
     record = judge(lambda engine: Damaged(engine, damage))
@@ -250,16 +236,15 @@ def first_is(value: float) -> Callable[[Request, Completion], Completion]:
     return change
 
 
-@pytest.mark.parametrize("count", [3, 17, 33])
+@pytest.mark.parametrize("count", [3, 17])
 def test_the_number_of_tokens_that_a_report_is_renormalised_over_is_fitted(judge: Judge, count: int) -> None:
     record = judge(lambda engine: RenormalisedOver(engine, count))
     assert named(record) == ["semantic/truncation-mass"]
     assert f" {count} " in gating(record)[0].evidence
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0])
-def test_a_placeholder_for_the_first_logprob_is_one(judge: Judge, value: float) -> None:
-    record = judge(lambda engine: Misreported(engine, first_is(value)))
+def test_a_placeholder_for_the_first_logprob_is_one(judge: Judge) -> None:
+    record = judge(lambda engine: Misreported(engine, first_is(0.0)))
     assert named(record) == ["semantic/nonfinite"]
 
 
