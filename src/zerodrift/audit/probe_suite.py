@@ -6,6 +6,7 @@ Each is asked once, and none ends the audit: what an engine does not survive is 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from zerodrift.audit.probes.result import ProbeResult, cut_off, not_judged
 from zerodrift.audit.probes.rewards import rewards
 from zerodrift.audit.probes.stream import stream
 from zerodrift.audit.probes.trainer import trainer
+from zerodrift.audit.score_meaning import score_meaning
 from zerodrift.audit.setup import AuditSetup
 from zerodrift.audit.tasks import rewarded
 from zerodrift.audit.update.sync import LEAST_SIGNAL, Update, weight_sync
@@ -118,7 +120,8 @@ class ProbeSuite:
         return self._scores(sampled_by(self.setup.reference, requests))
 
     def _scores(self, given: Sequence[Given]) -> ProbeResult:
-        return given_tokens(self.setup.engine, given, self.gates, self.setup.reference)
+        meaning = partial(score_meaning, self.setup.reference, self.gates, self.setup.engine.name)
+        return given_tokens(self.setup.engine, given, self.gates, meaning)
 
     def asked_for(
         self, measurements: Sequence[Measurement], rollouts: Sequence[Rollout], causes: Sequence[CauseFound]

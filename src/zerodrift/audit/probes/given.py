@@ -5,7 +5,7 @@ those. Here the tokens are given: freshly sampled by the reference, or read from
 from another process, machine or year.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -13,7 +13,6 @@ import numpy as np
 
 from zerodrift.audit.checked_calls import Floats, scored
 from zerodrift.audit.probes.result import ProbeResult, answered, not_judged
-from zerodrift.audit.probes.score_meaning import score_meaning
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.errors import DigestMismatch
@@ -21,8 +20,10 @@ from zerodrift.core.request import Request
 from zerodrift.drift.gates import Gates
 from zerodrift.records.baseline import BaselineHeader, BaselineRow
 from zerodrift.records.evidence import GapEvidence
-from zerodrift.records.verdict import Outcome, Probe
+from zerodrift.records.verdict import CauseFound, Outcome, Probe
 
+Meaning = Callable[[Sequence[tuple[int, ...]], Sequence[Floats]], CauseFound | None]
+"""Sequences, and wrong scores of their last tokens, to what those are instead."""
 MOST_ROWS = 32
 """Rows of a baseline that are scored: an eighth of its default length, and enough for a mean."""
 
@@ -52,18 +53,18 @@ def recorded_in(rows: Sequence[BaselineRow]) -> list[Given]:
 
 
 def given_tokens(
-    engine: Backend, given: Sequence[Given], gates: Gates, reference: ReferenceBackend | None = None
+    engine: Backend, given: Sequence[Given], gates: Gates, meaning: Meaning = lambda ids, told: None
 ) -> ProbeResult:
-    """The engine's score of tokens that it did not sample; where it is wrong, the `reference` says what it may mean."""
+    """The engine's score of tokens that it did not sample; where it is wrong, `meaning` says what it is instead."""
     if Capability.SCORE not in engine.capabilities:
         return not_judged(Probe.GIVEN_TOKENS, "the engine does not score given tokens")
     ids = [item.ids for item in given]
     told = scored(engine, ids, engine.name)
     result = _judge(Probe.GIVEN_TOKENS, told, given, gates)
-    if result.status is not Outcome.FAIL or reference is None:
+    if result.status is not Outcome.FAIL:
         return result
     outputs = [row[len(row) - len(item.logprobs) :] for row, item in zip(told, given, strict=True)]
-    meant = score_meaning(reference, ids, outputs, gates, engine.name)
+    meant = meaning(ids, outputs)
     return result if meant is None else msgspec.structs.replace(result, causes=(meant,))
 
 

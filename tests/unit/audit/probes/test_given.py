@@ -1,6 +1,7 @@
 """Tokens of the reference before an engine that is played by the test."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from zerodrift.audit.probes.given import (
     same_reference,
     sampled_by,
 )
+from zerodrift.audit.score_meaning import score_meaning
 from zerodrift.backends.base import Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.errors import BadAnswer, DigestMismatch
@@ -166,7 +168,9 @@ def test_wrong_scores_are_held_against_what_reports_get_wrong(
         for row, prompt in enumerate(prompts)
     ]
     engine: Any = Scores(llama, change)
-    result = given_tokens(engine, sampled_by(llama, asked), gates, llama)
+    result = given_tokens(
+        engine, sampled_by(llama, asked), gates, partial(score_meaning, llama, gates, "vllm")
+    )
     assert [(cause.cause, cause.found_by) for cause in result.causes] == [
         (name, "given-tokens") for name in names
     ]

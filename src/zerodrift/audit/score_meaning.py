@@ -40,10 +40,10 @@ class _NumbersAlone(Costs):
 
 def score_meaning(
     reference: ReferenceBackend,
-    sequences: Sequence[tuple[int, ...]],
-    told: Sequence[Floats],
     gates: Gates,
     engine: str,
+    sequences: Sequence[tuple[int, ...]],
+    told: Sequence[Floats],
 ) -> CauseFound | None:
     """What `told`, scores of the last tokens of each sequence, are instead; None where nothing known predicts them."""
     budget = min(MOST_TOKENS, max(200, ROW_BYTES // (FLOAT * reference.facts.vocab_size)))
