@@ -24,6 +24,7 @@ from zerodrift.faults.reporting import Misreported
 from zerodrift.faults.wrapper import FaultyBackend
 from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
 
+pytestmark = pytest.mark.long
 SMALL = ValidationConfig(num_prompts=16, equivalence_trials=40, max_tokens=16)
 Judge = Callable[..., VerdictRecord]
 Rows = list[list[float]]
