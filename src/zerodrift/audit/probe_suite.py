@@ -6,6 +6,7 @@ Each is asked once, and none ends the audit: what an engine does not survive is 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,12 +17,13 @@ from zerodrift.audit.observe import observe
 from zerodrift.audit.perturb import check_room, perturbed, write_checkpoint
 from zerodrift.audit.plan import PROBE_REQUESTS, SYNC_REQUESTS, rewarded_requests
 from zerodrift.audit.probes.consistency import SelfConsistency
-from zerodrift.audit.probes.given import given_tokens, recorded_in, same_reference, sampled_by
+from zerodrift.audit.probes.given import Given, given_tokens, recorded_in, same_reference, sampled_by
 from zerodrift.audit.probes.head import head_precision
 from zerodrift.audit.probes.result import ProbeResult, cut_off, not_judged
 from zerodrift.audit.probes.rewards import rewards
 from zerodrift.audit.probes.stream import stream
 from zerodrift.audit.probes.trainer import trainer
+from zerodrift.audit.score_meaning import score_meaning
 from zerodrift.audit.setup import AuditSetup
 from zerodrift.audit.tasks import rewarded
 from zerodrift.audit.update.sync import LEAST_SIGNAL, Update, weight_sync
@@ -101,7 +103,7 @@ class ProbeSuite:
         header, given = self.setup.baseline.header, recorded_in(self.setup.baseline.rows)
         return [
             same_reference(self.setup.reference, header, given, self.gates),
-            guarded(Probe.GIVEN_TOKENS, lambda: given_tokens(self.setup.engine, given, self.gates)),
+            guarded(Probe.GIVEN_TOKENS, lambda: self._scores(given)),
         ]
 
     def _sampled_by_the_reference(self) -> ProbeResult:
@@ -115,7 +117,11 @@ class ProbeSuite:
         room = (context if served is None else min(context, served - 1)) - sampling.max_tokens
         fitting = [prompt for prompt in self.setup.prompts if len(prompt.token_ids) <= room]
         requests = [Request(prompt, sampling) for prompt in fitting[:GIVEN_SEQUENCES]]
-        return given_tokens(self.setup.engine, sampled_by(self.setup.reference, requests), self.gates)
+        return self._scores(sampled_by(self.setup.reference, requests))
+
+    def _scores(self, given: Sequence[Given]) -> ProbeResult:
+        meaning = partial(score_meaning, self.setup.reference, self.gates, self.setup.engine.name)
+        return given_tokens(self.setup.engine, given, self.gates, meaning)
 
     def asked_for(
         self, measurements: Sequence[Measurement], rollouts: Sequence[Rollout], causes: Sequence[CauseFound]

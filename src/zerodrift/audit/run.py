@@ -90,7 +90,7 @@ class Audit(AuditSetup):
                 explained = self._parted(explained, answered, measurements, floor, gates)
             explained = explained or by_samples_alone(drawn, self.engine.name)
         suite = ProbeSuite(self, self._gates(floor.unshaped or floor))
-        semantic = any(CAUSES[cause.cause].layer is Layer.SEMANTIC for cause in explained)
+        semantic = any(cause.gating and CAUSES[cause.cause].layer is Layer.SEMANTIC for cause in explained)
         results += [*suite.consistency(semantic=semantic), *suite.head(), *suite.given()]
         results.append(self._return(answered, measurements, table, numbers, floor))
         # Before an update: some engines show the digest of their weights as a setting.

@@ -122,6 +122,8 @@ class AgreementEvidence(Evidence, frozen=True, kw_only=True):
     """Requests that got other numbers when both sides were asked once more; None where nothing called for that."""
     predicted: bool | None = None
     """The cause that is named gives every number of the difference, and not only its side."""
+    decoded_only: bool | None = None
+    """First tokens, whose logits a prompt's prefill computes, are the same both ways, and those after them are not."""
 
 
 class ReturnEvidence(AgreementEvidence, frozen=True, kw_only=True):

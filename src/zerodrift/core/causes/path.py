@@ -23,6 +23,7 @@ PATH = (
         "rounded to 8 bits, with --flash-attn off --cache-type-k f32 --cache-type-v f32",
         approximate=True,
         in_trainer="trainer/precision",
+        predicts=OF_THE_MODEL,
         in_force={"vllm": {"dtype": "float32"}, "sglang": {"dtype": "float32"}},
     ),
     cause(
