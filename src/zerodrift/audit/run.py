@@ -28,6 +28,7 @@ from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.probes.identity import smaller_vocabulary, tokenizer
 from zerodrift.audit.probes.parity import parity, samples
 from zerodrift.audit.probes.result import ProbeResult, cut_off, found, not_judged
+from zerodrift.audit.probes.template import chat_template, templates_asked
 from zerodrift.audit.response.signs import Signs, settled
 from zerodrift.audit.setup import AuditSetup
 from zerodrift.backends.reference import ReferenceBackend
@@ -148,7 +149,14 @@ class Audit(AuditSetup):
             return [failed], []
         rollouts = [readable(rollout, facts.vocab_size) for rollout in rollouts]
         same = guarded(Probe.TOKENIZER, lambda: tokenizer(self.engine, self.reference))
-        return [contract(rollouts, self.engine.name, facts, self.sources), same], rollouts
+        rendered = guarded(Probe.TEMPLATE, lambda: self._template(same))
+        return [contract(rollouts, self.engine.name, facts, self.sources), same, rendered], rollouts
+
+    def _template(self, same: ProbeResult) -> ProbeResult:
+        if same.status is Outcome.FAIL:
+            # Whatever the template makes of messages, its text becomes other ids.
+            return not_judged(Probe.TEMPLATE, "plain text becomes other ids already")
+        return chat_template(self.engine, self.reference)
 
     def _floor(self, observed: Sequence[Observed]) -> Floor:
         some = some_of(observed)
@@ -227,6 +235,8 @@ class Audit(AuditSetup):
         measurements: Sequence[Measurement],
     ) -> "Audited":
         record = verdict_record(decision, fingerprint, self.reference, self.precision, floor, gates)
+        asked = [templates_asked(each) for each in decision.results if each.probe is Probe.TEMPLATE]
+        record = msgspec.structs.replace(record, power=(*record.power, *asked))
         if table is not None and gates is not None:
             context = min(self.engine.max_model_len, self.reference.facts.context_length)
             reached = positions_asked(table, context, stable_context(table, gates))

@@ -31,6 +31,15 @@ class TokenizerEvidence(Evidence, frozen=True, kw_only=True):
     differing: int
 
 
+class TemplateEvidence(Evidence, frozen=True, kw_only=True):
+    """Conversations, and those that become other ids."""
+
+    conversations: int
+    differing: int
+    refused: int = 0
+    """By the engine, or by its template."""
+
+
 class ParityEvidence(Evidence, frozen=True, kw_only=True):
     """|Δ| in nats; the figures are None where too few tokens could be drawn at all."""
 
