@@ -44,9 +44,12 @@ from zerodrift.drift.shape import describe, shape
 from zerodrift.drift.tokens import TokenTable
 from zerodrift.records.case import Case
 from zerodrift.records.directory import ROLLOUTS
-from zerodrift.records.evidence import ParityEvidence, SamplingEvidence
+from zerodrift.records.evidence import EndsEvidence, ParityEvidence, Power, SamplingEvidence
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe, VerdictRecord
+
+POWERFUL = (Probe.SAMPLING, Probe.ENDS)
+"""Whose power stands in the verdict: later ones of the same draws (`Probe.SAMPLING_SINCE`) are about some of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,8 @@ class Audit(AuditSetup):
             explained = explained or by_samples_alone(drawn, self.engine.name)
         suite = ProbeSuite(self, self._gates(floor.unshaped or floor))
         semantic = any(CAUSES[cause.cause].layer is Layer.SEMANTIC for cause in explained)
+        if Outcome.FAIL not in (numbers.status, drawn.status):
+            results += suite.ends(measurements)
         results += [*suite.consistency(semantic=semantic), *suite.head(), *suite.given()]
         results.append(self._return(answered, measurements, table, numbers, floor))
         # Before an update: some engines show the digest of their weights as a setting.
@@ -276,7 +281,6 @@ def verdict_record(
     engine_side = by_probe.get(Probe.PARITY)
     numbers = by_probe.get(Probe.TRAINER, engine_side) if decision.guilty == "trainer" else engine_side
     metrics = {} if numbers is None else numbers.as_record()
-    drawn = next((each.evidence for each in decision.results if each.probe is Probe.SAMPLING), None)
     return VerdictRecord(
         verdict=decision.verdict,
         guilty=decision.guilty,
@@ -290,9 +294,18 @@ def verdict_record(
         gates={} if gates is None else gates._asdict(),
         causes=decision.causes,
         probes=tuple(each.record for each in decision.results),
-        power=drawn.power if isinstance(drawn, SamplingEvidence) else (),
+        power=_power(decision.results),
         **more,
     )
+
+
+def _power(results: Sequence[ProbeResult]) -> tuple[Power, ...]:
+    """Of every probe that says what it would have seen; of a kind that two were after, the later one's."""
+    lines: dict[str, Power] = {}
+    for result in results:
+        if isinstance(result.evidence, SamplingEvidence | EndsEvidence) and result.probe in POWERFUL:
+            lines |= {line.name: line for line in result.evidence.power}
+    return tuple(lines.values())
 
 
 def _mean(numbers: ProbeResult) -> float:

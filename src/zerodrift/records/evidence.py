@@ -92,6 +92,25 @@ class SamplingEvidence(Evidence, frozen=True, kw_only=True):
         return {name: value for name, value in super().as_record().items() if name != "power"}
 
 
+class EndsEvidence(Evidence, frozen=True, kw_only=True):
+    """Single tokens, drawn where a stop token is likely."""
+
+    prefixes: int
+    draws: int
+    drawn: int
+    """Stop tokens."""
+    due: float
+    p: float
+    bias: float | None = None
+    """Asked for on the stop token, where no prefix makes it likely by itself."""
+    power: tuple[Power, ...] = ()
+    """Stands in the verdict, beside the probes."""
+
+    def as_record(self) -> dict[str, float | int | str | bool]:
+        """Without the power, which is no figure of what was seen."""
+        return {name: value for name, value in super().as_record().items() if name != "power"}
+
+
 class GreedyEvidence(Evidence, frozen=True, kw_only=True):
     """Tokens where nothing was to be drawn."""
 
