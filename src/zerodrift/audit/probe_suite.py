@@ -19,6 +19,7 @@ from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.ends import LikelyEnds
 from zerodrift.audit.probes.given import given_tokens, recorded_in, same_reference, sampled_by
 from zerodrift.audit.probes.head import head_precision
+from zerodrift.audit.probes.parameters import AskParameters
 from zerodrift.audit.probes.result import ProbeResult, cut_off, not_judged
 from zerodrift.audit.probes.rewards import rewards
 from zerodrift.audit.probes.stream import stream
@@ -107,6 +108,19 @@ class ProbeSuite:
             seeded=self.setup.seeded,
         )
         return [guarded(Probe.ENDS, sought.ask)]
+
+    def parameters(self, measurements: Sequence[Measurement]) -> list[ProbeResult]:
+        """Each sampling parameter by itself: of an engine whose numbers and draws are right as far as was seen."""
+        self.setup.progress.stage(Probe.PARAMETERS)
+        asking = AskParameters(
+            engine=self.setup.engine,
+            reference=self.setup.reference,
+            sampling=self.setup.sampling,
+            measurements=measurements,
+            band=self.gates.p90,
+            seed=self.setup.validation.seed if self.setup.seeded else None,
+        )
+        return [guarded(Probe.PARAMETERS, asking.ask)]
 
     def given(self) -> list[ProbeResult]:
         """Parity the other way round, on fresh samples of the reference or on recorded ones."""

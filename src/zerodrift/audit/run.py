@@ -44,11 +44,17 @@ from zerodrift.drift.shape import describe, shape
 from zerodrift.drift.tokens import TokenTable
 from zerodrift.records.case import Case
 from zerodrift.records.directory import ROLLOUTS
-from zerodrift.records.evidence import EndsEvidence, ParityEvidence, Power, SamplingEvidence
+from zerodrift.records.evidence import (
+    EndsEvidence,
+    ParametersEvidence,
+    ParityEvidence,
+    Power,
+    SamplingEvidence,
+)
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe, VerdictRecord
 
-POWERFUL = (Probe.SAMPLING, Probe.ENDS)
+POWERFUL = (Probe.SAMPLING, Probe.ENDS, Probe.PARAMETERS)
 """Whose power stands in the verdict: later ones of the same draws (`Probe.SAMPLING_SINCE`) are about some of them."""
 
 
@@ -90,7 +96,7 @@ class Audit(AuditSetup):
         suite = ProbeSuite(self, self._gates(floor.unshaped or floor))
         semantic = any(CAUSES[cause.cause].layer is Layer.SEMANTIC for cause in explained)
         if Outcome.FAIL not in (numbers.status, drawn.status):
-            results += suite.ends(measurements)
+            results += [*suite.ends(measurements), *suite.parameters(measurements)]
         results += [*suite.consistency(semantic=semantic), *suite.head(), *suite.given()]
         results.append(self._return(answered, measurements, table, numbers, floor))
         # Before an update: some engines show the digest of their weights as a setting.
@@ -303,7 +309,10 @@ def _power(results: Sequence[ProbeResult]) -> tuple[Power, ...]:
     """Of every probe that says what it would have seen; of a kind that two were after, the later one's."""
     lines: dict[str, Power] = {}
     for result in results:
-        if isinstance(result.evidence, SamplingEvidence | EndsEvidence) and result.probe in POWERFUL:
+        if (
+            isinstance(result.evidence, SamplingEvidence | EndsEvidence | ParametersEvidence)
+            and result.probe in POWERFUL
+        ):
             lines |= {line.name: line for line in result.evidence.power}
     return tuple(lines.values())
 

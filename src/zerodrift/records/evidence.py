@@ -111,6 +111,23 @@ class EndsEvidence(Evidence, frozen=True, kw_only=True):
         return {name: value for name, value in super().as_record().items() if name != "power"}
 
 
+class ParametersEvidence(Evidence, frozen=True, kw_only=True):
+    """Sampling parameters by what became of them."""
+
+    asked: str
+    refused: str = ""
+    """The engine does not take them."""
+    wrong: str = ""
+    """Not honoured as asked."""
+    draws: int
+    power: tuple[Power, ...] = ()
+    """Stands in the verdict, beside the probes."""
+
+    def as_record(self) -> dict[str, float | int | str | bool]:
+        """Without the power, which is no figure of what was seen."""
+        return {name: value for name, value in super().as_record().items() if name != "power"}
+
+
 class GreedyEvidence(Evidence, frozen=True, kw_only=True):
     """Tokens where nothing was to be drawn."""
 
