@@ -87,7 +87,7 @@ def bets(asked_V: Floats, others_AV: Floats, epsilon: float) -> Bets:
     ratio_AV = np.minimum(ratio_AV, LARGEST)
     price_A = (1 - epsilon) * (ratio_AV * asked_V).sum(axis=1) + epsilon * ratio_AV.max(axis=1)
     e_AV = KEPT_BACK + (1 - KEPT_BACK) * ratio_AV / np.maximum(price_A, 1e-12)[:, None]
-    # A price below one is a fair bet too: what is not staked is kept.
+    # What shares nothing with the distribution asked for has no price, and is not bet on.
     e_AV = np.where(price_A[:, None] < 1e-12, 1.0, e_AV)
     log_e_AV = np.log(e_AV)
     expected_A = (others_AV * log_e_AV).sum(axis=1)

@@ -59,8 +59,8 @@ PARAMETERS = (
     Parameter("min_p", 0.1, (0.0, 0.05, 0.2, 0.4)),
     # Those below one and below zero favour what was seen, which is rare where it is punished.
     Parameter("repetition_penalty", 0.7, (1.0, 0.5, 0.85, 1.4)),
-    Parameter("presence_penalty", -1.5, (0.0, -0.75, 1.5)),
-    Parameter("frequency_penalty", -1.0, (0.0, -0.5, 1.0)),
+    Parameter("presence_penalty", -2.0, (0.0, -1.0, 2.0)),
+    Parameter("frequency_penalty", -2.0, (0.0, -1.0, 2.0)),
 )
 HOTTER = Parameter("temperature", 1.4, (1.0, 0.6, 1.12, 1.26, 1.54, 1.75), "semantic/temperature")
 """Where 0.6 is what the run itself asks for."""
@@ -89,6 +89,7 @@ class AskParameters:
     band: float
     """How far rounding may move a logit."""
     seed: int | None
+    parameters: Sequence[Parameter] = PARAMETERS
 
     def ask(self) -> ProbeResult:
         """Each that the engine takes."""
@@ -109,7 +110,7 @@ class AskParameters:
     def _parameters(self) -> list[Parameter]:
         return [
             HOTTER if each.name == "temperature" and self.sampling.temperature == each.asked else each
-            for each in PARAMETERS
+            for each in self.parameters
         ]
 
     def _prefixes(self) -> list[tuple[int, ...]]:
