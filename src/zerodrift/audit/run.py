@@ -107,7 +107,7 @@ class Audit(AuditSetup):
         signs = Signs(fingerprint.numeric, self.precision, results, _mean(numbers))
         explained = settled(explained, signs, self.engine.name)
         about = self._circumstances(fingerprint, _mean(numbers), gates.mean, replay)
-        decision = decide(results, explained, about)
+        decision = _with_aside(decide(results, explained, about))
         audited = self._audited(fingerprint, decision, floor, table, gates, measurements)
         if numbers.status is not Outcome.FAIL:
             return audited
@@ -315,6 +315,14 @@ def _power(results: Sequence[ProbeResult]) -> tuple[Power, ...]:
         ):
             lines |= {line.name: line for line in result.evidence.power}
     return tuple(lines.values())
+
+
+def _with_aside(decision: Decision) -> Decision:
+    """A PASS says with its first words which parameters are not honoured, though this run uses none of them."""
+    aside = [each.message for each in decision.results if each.probe is Probe.PARAMETERS and each.causes]
+    if decision.verdict is not Outcome.PASS or not aside:
+        return decision
+    return decision._replace(message=f"{decision.message} But {aside[0]}.")
 
 
 def _mean(numbers: ProbeResult) -> float:
