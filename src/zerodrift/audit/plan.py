@@ -108,6 +108,13 @@ def draws_of_one(
     return requests
 
 
+def singly(request: Request) -> list[Request]:
+    """One request for each of its samples, with the seeds that engines give them."""
+    sampling = request.sampling
+    seeds = [None if sampling.seed is None else _seed(sampling.seed + index) for index in range(sampling.n)]
+    return [Request(request.prompt, msgspec.structs.replace(sampling, n=1, seed=seed)) for seed in seeds]
+
+
 def _seed(number: int) -> int:
     """Seeds go round at the end of their range."""
     return number % (MAX_SEED + 1)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import torch
 
-from zerodrift.audit.checked_calls import generated
+from zerodrift.audit.checked_calls import drawn
 from zerodrift.audit.measure import Measurement
 from zerodrift.audit.plan import draws_of_one
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged
@@ -88,12 +88,11 @@ class LikelyEnds:
         seed = self.seed if self.seeded else None
         requests = draws_of_one(asked.prefixes, asked.sampling, asked.draws, seed)
         likely = dict(zip(asked.prefixes, asked.masses.tolist(), strict=True))
-        masses, stopped = [], []
-        for request, answer in zip(requests, generated(self.engine, requests), strict=True):
-            masses += [likely[request.prompt.token_ids]] * len(answer.completions)
-            stopped += [self._stopped(each) for each in answer.completions]
-        if not masses:
+        pairs = drawn(self.engine, requests)
+        if not pairs:
             return None
+        masses = [likely[request.prompt.token_ids] for request, _ in pairs]
+        stopped = [self._stopped(completion) for _, completion in pairs]
         return count_ends(np.array(masses), np.array(stopped), self.band, SAMPLING_ALPHA)
 
     def plan(self) -> Asked:

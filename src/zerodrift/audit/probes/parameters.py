@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 import torch
 
-from zerodrift.audit.checked_calls import generated
+from zerodrift.audit.checked_calls import drawn
 from zerodrift.audit.measure import EDGE, Measurement
 from zerodrift.audit.plan import draws_of_one
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Completion, LogprobKind
-from zerodrift.core.errors import CapabilityMissing, EngineRefused, InvalidSampling
+from zerodrift.core.errors import BadAnswer, CapabilityMissing, EngineRefused, InvalidSampling
 from zerodrift.core.request import SamplingParams
 from zerodrift.drift.honoured import Honoured, Value, bets
 from zerodrift.drift.sampling import SAMPLING_ALPHA
@@ -128,8 +128,11 @@ class AskParameters:
             msgspec.structs.replace(each, sampling=msgspec.structs.replace(each.sampling, max_tokens=tokens))
             for each in draws_of_one(prefixes, sampling, draws, self.seed)
         ]
-        completions = [one for answer in generated(self.engine, requests) for one in answer.completions]
-        completions = [one for one in completions if one.token_ids]
+        completions = [one for _, one in drawn(self.engine, requests) if one.token_ids]
+        if not completions:
+            raise BadAnswer(
+                f"no sample came back that was asked for with {parameter.name}={parameter.asked:g}"
+            )
         rows = self._in_turn(completions) if parameter.penalty else self._together(completions)
         return _counted(parameter, rows, self._stops, self.band, processed=_processed(completions))
 

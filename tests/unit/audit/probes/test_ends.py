@@ -11,7 +11,7 @@ from zerodrift.audit.probes.ends import LikelyEnds
 from zerodrift.audit.prompts import before_ends
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer
-from zerodrift.core.errors import EngineRefused
+from zerodrift.core.errors import CapabilityMissing, EngineRefused
 from zerodrift.core.request import Request, SamplingParams
 from zerodrift.faults.wrapper import FaultyBackend
 from zerodrift.records.evidence import EndsEvidence
@@ -97,6 +97,23 @@ def test_finished_exchanges_end_before_a_stop_token(llama: ReferenceBackend) -> 
     assert whole[-len(last) :] == last
     assert mark in whole
     assert mark not in last
+
+
+class OneAtOnce(FaultyBackend):
+    """Draws no two samples of a request, as a server with one slot."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        if any(request.sampling.n > 1 for request in requests):
+            raise CapabilityMissing("one at a time")
+        return self.inner.generate(requests)
+
+
+def test_an_engine_that_draws_one_sample_at_a_time(llama: ReferenceBackend) -> None:
+    """The same seeds in other requests."""
+    whole, single = ends(llama, llama).ask(), ends(OneAtOnce(llama), llama).ask()
+    assert isinstance(whole.evidence, EndsEvidence)
+    assert isinstance(single.evidence, EndsEvidence)
+    assert (single.status, single.evidence.draws) == (Outcome.PASS, whole.evidence.draws)
 
 
 @pytest.mark.parametrize("seeded", [True, False])
