@@ -95,7 +95,7 @@ class Audit(AuditSetup):
             explained = explained or by_samples_alone(drawn, self.engine.name)
         suite = ProbeSuite(self, self._gates(floor.unshaped or floor))
         semantic = any(CAUSES[cause.cause].layer is Layer.SEMANTIC for cause in explained)
-        if Outcome.FAIL not in (numbers.status, drawn.status):
+        if numbers.status is drawn.status is Outcome.PASS:
             results += [*suite.ends(measurements), *suite.parameters(measurements)]
         results += [*suite.consistency(semantic=semantic), *suite.head(), *suite.given()]
         results.append(self._return(answered, measurements, table, numbers, floor))

@@ -194,6 +194,7 @@ def test_few_tokens_are_inconclusive_and_every_question_is_listed(
     assert [record.name for record in audited.record.probes] == [
         "contract",
         "tokenizer",
+        "template",
         "parity",
         "sampling",
         "repeat",

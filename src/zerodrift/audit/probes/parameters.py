@@ -122,7 +122,7 @@ class AskParameters:
         return short[:PROMPTS]
 
     def _judge(self, parameter: Parameter, prefixes: Sequence[tuple[int, ...]]) -> Honoured:
-        sampling = SamplingParams(**{parameter.name: parameter.asked})
+        sampling = _with(parameter.name, parameter.asked)
         draws, tokens = (PENALISED, TOKENS) if parameter.penalty else (DRAWS, 1)
         requests = [
             msgspec.structs.replace(each, sampling=msgspec.structs.replace(each.sampling, max_tokens=tokens))
@@ -242,11 +242,17 @@ def _edge(row: Draw, parameter: Parameter, stops: Sequence[int], asked_V: Floats
 
 
 def _distribution(row: Draw, name: str, value: float, stops: Sequence[int], slack: float = 0.0) -> Floats:
-    params = SamplingParams(**{name: value}) if value != getattr(SamplingParams(), name) else SamplingParams()
+    params = _with(name, value)
     past = histories(row.prompt, (*row.before, 0), len(row.before))
     logprobs_1V = processed_logprobs(row.logits_1V.double(), params, past, stops, slack=slack)
     probs: Floats = logprobs_1V[0].exp().numpy()
     return probs
+
+
+def _with(name: str, value: float) -> SamplingParams:
+    """The model's own distribution, but for one parameter."""
+    own: dict[str, Any] = {name: value}
+    return SamplingParams(**own)
 
 
 def _power(judged: Sequence[Honoured], refused: Sequence[str]) -> Power:

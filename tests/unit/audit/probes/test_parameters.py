@@ -37,17 +37,18 @@ def measurements(llama: ReferenceBackend) -> Sequence[Measurement]:
 class Otherwise(FaultyBackend):
     """Samples under other parameters; what it reports is theirs, or the model's own (`raw`)."""
 
-    def __init__(self, inner: Any, change: Change, *, raw: bool = False) -> None:
+    def __init__(self, inner: ReferenceBackend, change: Change, *, raw: bool = False) -> None:
         super().__init__(inner)
+        self._engine = inner
         self._change, self._raw = change, raw
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
         changed = [msgspec.structs.replace(each, sampling=self._change(each.sampling)) for each in requests]
-        self.inner.kind = LogprobKind.RAW if self._raw else LogprobKind.PROCESSED
+        self._engine.kind = LogprobKind.RAW if self._raw else LogprobKind.PROCESSED
         try:
-            return self.inner.generate(changed)
+            return self._engine.generate(changed)
         finally:
-            self.inner.kind = LogprobKind.PROCESSED
+            self._engine.kind = LogprobKind.PROCESSED
 
 
 def without(name: str) -> Change:
