@@ -135,14 +135,21 @@ def before_ends(tokenizer: Any, stops: Sequence[int]) -> list[tuple[int, ...]]:
     """What stands before a stop token in finished exchanges, whole and the last turn alone; without a template, their text."""
     found = []
     for question, reply in FINISHED:
-        ids = _plain(tokenizer, f"{question}\n{reply}\n")
-        if tokenizer.chat_template is not None:
-            messages = [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
-            rendered = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
-            ids = tuple(rendered["input_ids"])
+        ids = _as_exchange(tokenizer, question, reply)
         at = [place for place, token in enumerate(ids) if token in stops and place]
         found += [ids[: at[-1]], ids[[-1, *at][-2] + 1 : at[-1]]] if at else [ids]
     return [ids for ids in found if ids]
+
+
+def _as_exchange(tokenizer: Any, question: str, reply: str) -> tuple[int, ...]:
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
+    if tokenizer.chat_template is not None:
+        try:
+            rendered = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
+            return tuple(rendered["input_ids"])
+        except Exception:  # a template is a program of the checkpoint, and refuses in any way it likes
+            return _plain(tokenizer, f"{question}\n{reply}\n")
+    return _plain(tokenizer, f"{question}\n{reply}\n")
 
 
 def _dealt(first: Sequence[Prompt], second: Sequence[Prompt]) -> list[Prompt]:

@@ -224,7 +224,7 @@ def _distances(row: Draw, asked_V: Floats, tokens: Any) -> list[float]:
     with np.errstate(divide="ignore"):
         wanted = np.abs(np.log(asked_V[tokens]) - np.array(row.reported))
     own = np.abs(raw_V[tokens] - np.array(row.reported))
-    return np.minimum(wanted, own).tolist()
+    return [float(each) for each in np.minimum(wanted, own)]
 
 
 def _beyond(far: Sequence[float], limits: Sequence[float]) -> float:
