@@ -17,6 +17,7 @@ PROBE_TOKENS = 8
 """Of each, asked for one at a time: with 16 the probes of self-consistency took a quarter of a small audit."""
 SYNC_REQUESTS = 8
 """One for each of eight replicas that are served in turn."""
+DRAWS_PER_REQUEST = 32
 LONG_PROMPT = 300
 """Longer than two of the largest cache blocks in use (128 tokens, vLLM on CPU)."""
 UNCACHED_PROMPT = 120
@@ -85,6 +86,33 @@ def probe_requests(
         )
         for number in range(count)
     ]
+
+
+def draws_of_one(
+    prefixes: Sequence[tuple[int, ...]], sampling: SamplingParams, draws: int, seed: int | None
+) -> list[Request]:
+    """`draws` single tokens after each prefix, so many to a request; seeds of requests lie further apart than those."""
+    requests = []
+    for number, ids in enumerate(prefix for prefix in prefixes for _ in range(0, draws, DRAWS_PER_REQUEST)):
+        params = msgspec.structs.replace(
+            sampling,
+            n=min(draws, DRAWS_PER_REQUEST),
+            seed=None if seed is None else _seed(seed + DRAWS_PER_REQUEST * (number + 1)),
+            max_tokens=1,
+            min_tokens=0,
+            ignore_eos=False,
+            logprobs=0,
+            prompt_logprobs=None,
+        )
+        requests.append(Request(Prompt(ids), params))
+    return requests
+
+
+def singly(request: Request) -> list[Request]:
+    """One request for each of its samples, with the seeds that engines give them."""
+    sampling = request.sampling
+    seeds = [None if sampling.seed is None else _seed(sampling.seed + index) for index in range(sampling.n)]
+    return [Request(request.prompt, msgspec.structs.replace(sampling, n=1, seed=seed)) for seed in seeds]
 
 
 def _seed(number: int) -> int:

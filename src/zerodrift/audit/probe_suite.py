@@ -17,8 +17,10 @@ from zerodrift.audit.observe import observe
 from zerodrift.audit.perturb import check_room, perturbed, write_checkpoint
 from zerodrift.audit.plan import PROBE_REQUESTS, SYNC_REQUESTS, rewarded_requests
 from zerodrift.audit.probes.consistency import SelfConsistency
+from zerodrift.audit.probes.ends import LikelyEnds
 from zerodrift.audit.probes.given import Given, given_tokens, recorded_in, same_reference, sampled_by
 from zerodrift.audit.probes.head import head_precision
+from zerodrift.audit.probes.parameters import AskParameters
 from zerodrift.audit.probes.result import ProbeResult, cut_off, not_judged
 from zerodrift.audit.probes.rewards import rewards
 from zerodrift.audit.probes.stream import stream
@@ -94,6 +96,33 @@ class ProbeSuite:
             return head_precision(self.setup.engine, self.setup.reference, requests)
 
         return [guarded(Probe.HEAD_PRECISION, asked)]
+
+    def ends(self, measurements: Sequence[Measurement]) -> list[ProbeResult]:
+        """Stop tokens, where they are likely: of an engine whose numbers and draws are right as far as was seen."""
+        self.setup.progress.stage(Probe.ENDS)
+        sought = LikelyEnds(
+            engine=self.setup.engine,
+            reference=self.setup.reference,
+            sampling=self.setup.sampling,
+            measurements=measurements,
+            band=self.gates.p90,
+            seed=self.setup.validation.seed,
+            seeded=self.setup.seeded,
+        )
+        return [guarded(Probe.ENDS, sought.ask)]
+
+    def parameters(self, measurements: Sequence[Measurement]) -> list[ProbeResult]:
+        """Each sampling parameter by itself: of an engine whose numbers and draws are right as far as was seen."""
+        self.setup.progress.stage(Probe.PARAMETERS)
+        asking = AskParameters(
+            engine=self.setup.engine,
+            reference=self.setup.reference,
+            sampling=self.setup.sampling,
+            measurements=measurements,
+            band=self.gates.p90,
+            seed=self.setup.validation.seed if self.setup.seeded else None,
+        )
+        return [guarded(Probe.PARAMETERS, asking.ask)]
 
     def given(self) -> list[ProbeResult]:
         """Parity the other way round, on fresh samples of the reference or on recorded ones."""

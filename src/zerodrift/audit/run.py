@@ -31,6 +31,7 @@ from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.probes.identity import smaller_vocabulary, tokenizer
 from zerodrift.audit.probes.parity import parity, samples
 from zerodrift.audit.probes.result import ProbeResult, cut_off, found, not_judged
+from zerodrift.audit.probes.template import chat_template, templates_asked
 from zerodrift.audit.response.signs import Signs, settled
 from zerodrift.audit.setup import AuditSetup
 from zerodrift.backends.reference import ReferenceBackend
@@ -47,9 +48,18 @@ from zerodrift.drift.shape import describe, shape
 from zerodrift.drift.tokens import TokenTable
 from zerodrift.records.case import Case
 from zerodrift.records.directory import ROLLOUTS
-from zerodrift.records.evidence import ParityEvidence, SamplingEvidence
+from zerodrift.records.evidence import (
+    EndsEvidence,
+    ParametersEvidence,
+    ParityEvidence,
+    Power,
+    SamplingEvidence,
+)
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe, VerdictRecord
+
+POWERFUL = (Probe.SAMPLING, Probe.ENDS, Probe.PARAMETERS)
+"""Whose power stands in the verdict: later ones of the same draws (`Probe.SAMPLING_SINCE`) are about some of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +101,8 @@ class Audit(AuditSetup):
             explained = explained or by_samples_alone(drawn, self.engine.name)
         suite = ProbeSuite(self, self._gates(floor.unshaped or floor))
         semantic = any(cause.gating and CAUSES[cause.cause].layer is Layer.SEMANTIC for cause in explained)
+        if numbers.status is drawn.status is Outcome.PASS:
+            results += [*suite.ends(measurements), *suite.parameters(measurements)]
         results += [*suite.consistency(semantic=semantic), *suite.head(), *suite.given()]
         results.append(self._return(answered, measurements, table, numbers, floor))
         # Before an update: some engines show the digest of their weights as a setting.
@@ -101,7 +113,7 @@ class Audit(AuditSetup):
         signs = Signs(fingerprint.numeric, self.precision, results, _mean(numbers))
         explained = settled(explained, signs, self.engine.name)
         about = self._circumstances(fingerprint, _mean(numbers), gates.mean, replay)
-        decision = decide(results, explained, about)
+        decision = _with_aside(decide(results, explained, about))
         audited = self._audited(fingerprint, decision, floor, table, gates, measurements)
         if numbers.status is not Outcome.FAIL:
             return audited
@@ -154,7 +166,14 @@ class Audit(AuditSetup):
             return [failed], []
         rollouts = [readable(rollout, facts.vocab_size) for rollout in rollouts]
         same = guarded(Probe.TOKENIZER, lambda: tokenizer(self.engine, self.reference))
-        return [contract(rollouts, self.engine.name, facts, self.sources), same], rollouts
+        rendered = guarded(Probe.TEMPLATE, lambda: self._template(same))
+        return [contract(rollouts, self.engine.name, facts, self.sources), same, rendered], rollouts
+
+    def _template(self, same: ProbeResult) -> ProbeResult:
+        if same.status is Outcome.FAIL:
+            # Whatever the template makes of messages, its text becomes other ids.
+            return not_judged(Probe.TEMPLATE, "plain text becomes other ids already")
+        return chat_template(self.engine, self.reference)
 
     def _floor(self, observed: Sequence[Observed]) -> Floor:
         some = some_of(observed)
@@ -266,6 +285,8 @@ class Audit(AuditSetup):
         measurements: Sequence[Measurement],
     ) -> "Audited":
         record = verdict_record(decision, fingerprint, self.reference, self.precision, floor, gates)
+        asked = [templates_asked(each) for each in decision.results if each.probe is Probe.TEMPLATE]
+        record = msgspec.structs.replace(record, power=(*record.power, *asked))
         if table is not None and gates is not None:
             context = min(self.engine.max_model_len, self.reference.facts.context_length)
             reached = positions_asked(table, context, stable_context(table, gates))
@@ -305,7 +326,6 @@ def verdict_record(
     engine_side = by_probe.get(Probe.PARITY)
     numbers = by_probe.get(Probe.TRAINER, engine_side) if decision.guilty == "trainer" else engine_side
     metrics = {} if numbers is None else numbers.as_record()
-    drawn = next((each.evidence for each in decision.results if each.probe is Probe.SAMPLING), None)
     return VerdictRecord(
         verdict=decision.verdict,
         guilty=decision.guilty,
@@ -319,9 +339,29 @@ def verdict_record(
         gates={} if gates is None else gates._asdict(),
         causes=decision.causes,
         probes=tuple(each.record for each in decision.results),
-        power=drawn.power if isinstance(drawn, SamplingEvidence) else (),
+        power=_power(decision.results),
         **more,
     )
+
+
+def _power(results: Sequence[ProbeResult]) -> tuple[Power, ...]:
+    """Of every probe that says what it would have seen; of a kind that two were after, the later one's."""
+    lines: dict[str, Power] = {}
+    for result in results:
+        if (
+            isinstance(result.evidence, SamplingEvidence | EndsEvidence | ParametersEvidence)
+            and result.probe in POWERFUL
+        ):
+            lines |= {line.name: line for line in result.evidence.power}
+    return tuple(lines.values())
+
+
+def _with_aside(decision: Decision) -> Decision:
+    """A PASS says with its first words which parameters are not honoured, though this run uses none of them."""
+    aside = [each.message for each in decision.results if each.probe is Probe.PARAMETERS and each.causes]
+    if decision.verdict is not Outcome.PASS or not aside:
+        return decision
+    return decision._replace(message=f"{decision.message} But {aside[0]}.")
 
 
 def _mean(numbers: ProbeResult) -> float:

@@ -31,6 +31,15 @@ class TokenizerEvidence(Evidence, frozen=True, kw_only=True):
     differing: int
 
 
+class TemplateEvidence(Evidence, frozen=True, kw_only=True):
+    """Conversations, and those that become other ids."""
+
+    conversations: int
+    differing: int
+    refused: int = 0
+    """By the engine, or by its template."""
+
+
 class ParityEvidence(Evidence, frozen=True, kw_only=True):
     """|Δ| in nats; the figures are None where too few tokens could be drawn at all."""
 
@@ -75,6 +84,42 @@ class SamplingEvidence(Evidence, frozen=True, kw_only=True):
     """Of draws by id, probability, place and end, against how often each was due."""
     tokens: int
     variance: float | None = None
+    power: tuple[Power, ...] = ()
+    """Stands in the verdict, beside the probes."""
+
+    def as_record(self) -> dict[str, float | int | str | bool]:
+        """Without the power, which is no figure of what was seen."""
+        return {name: value for name, value in super().as_record().items() if name != "power"}
+
+
+class EndsEvidence(Evidence, frozen=True, kw_only=True):
+    """Single tokens, drawn where a stop token is likely."""
+
+    prefixes: int
+    draws: int
+    drawn: int
+    """Stop tokens."""
+    due: float
+    p: float
+    bias: float | None = None
+    """Asked for on the stop token, where no prefix makes it likely by itself."""
+    power: tuple[Power, ...] = ()
+    """Stands in the verdict, beside the probes."""
+
+    def as_record(self) -> dict[str, float | int | str | bool]:
+        """Without the power, which is no figure of what was seen."""
+        return {name: value for name, value in super().as_record().items() if name != "power"}
+
+
+class ParametersEvidence(Evidence, frozen=True, kw_only=True):
+    """Sampling parameters by what became of them."""
+
+    asked: str
+    refused: str = ""
+    """The engine does not take them."""
+    wrong: str = ""
+    """Not honoured as asked."""
+    draws: int
     power: tuple[Power, ...] = ()
     """Stands in the verdict, beside the probes."""
 
