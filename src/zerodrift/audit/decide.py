@@ -11,7 +11,15 @@ from typing import NamedTuple
 import msgspec
 
 from zerodrift.audit.probes.result import ProbeResult, found
-from zerodrift.audit.set_apart import COMPARABLE, company_apart, gap, scores_apart, unsteady
+from zerodrift.audit.set_apart import (
+    COMPARABLE,
+    cache_apart,
+    company_apart,
+    gap,
+    later_apart,
+    scores_apart,
+    unsteady,
+)
 from zerodrift.core.cause import CAUSES, UNEXPLAINED, Expected, Layer
 from zerodrift.records.evidence import AgreementEvidence, ReturnEvidence
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe
@@ -64,7 +72,9 @@ def decide(
 ) -> Decision:
     """Answers and explanations of Δ to one decision."""
     right = about.mean <= about.gate
-    results = scores_apart(company_apart(results, about.gate), explanations, parity_is_right=right)
+    results = cache_apart(company_apart(results, about.gate))
+    results = later_apart(results, parity_is_right=right)
+    results = scores_apart(results, explanations, parity_is_right=right)
     # What is named by its size alone yields to a better name first, and is refuted where there is none.
     causes = _without_refuted(tuple(explanations), results, about, by_size=False)
     causes = _renamed(causes, [each for each in results if _of_itself(each)], about)

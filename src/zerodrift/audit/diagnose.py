@@ -25,7 +25,7 @@ from zerodrift.audit.counterfactual.position import FitCost, first_off, position
 from zerodrift.audit.counterfactual.semantic import Expected, hidden_hypotheses, told_hypotheses
 from zerodrift.audit.floor import ROUGHLY, Passage, measure_floor
 from zerodrift.audit.measure import Measurement
-from zerodrift.audit.outright import try_outright
+from zerodrift.audit.outright import Tried, try_outright
 from zerodrift.audit.response.locate import respond
 from zerodrift.backends import variants
 from zerodrift.drift.floor import Floor
@@ -114,13 +114,18 @@ def diagnose(
     attribution = attribute(everything, propose, rng)
     if attribution.by_value:
         return attribution
-    attribution = _with_response(attribution, paths.model, everything, rng)
+    outright = partial(try_outright, everything, screen, evaluator, paths, rng)
+    return _inside(_with_response(attribution, paths.model, everything, rng), outright)
+
+
+def _inside(attribution: Attribution, outright: Callable[[], Tried]) -> Attribution:
+    """What nothing explains and no part of the model is responsible for may be gross: some hundred changes, each tried."""
     follows = attribution.response is not None and attribution.response.follows
     if (attribution.explained_to_floor and not follows) or (
         attribution.response and attribution.response.located
     ):
         return attribution
-    tried = try_outright(everything, screen, evaluator, paths, rng)
+    tried = outright()
     return tried.attribution or msgspec.structs.replace(attribution, tried_outright=tried.candidates)
 
 
@@ -166,17 +171,19 @@ class SemanticProposals(NamedTuple):
             return list(hidden_hypotheses(explanation, costs.total, expected))
         return [
             *shortlist(self.screen, list(told_hypotheses(explanation, self.screen.total, expected))),
-            *bias_hypotheses(explanation, self._seen(explanation), expected.temperature, costs.total),
+            *bias_hypotheses(explanation, seen_by(costs, explanation), expected.temperature, costs.total),
         ]
 
-    def _seen(self, explanation: Explanation) -> Seen:
-        costs, evaluator = self.costs, self.costs.evaluator
-        return Seen(
-            costs.residual(explanation),
-            evaluator.scale(explanation),
-            evaluator.tokens,
-            evaluator.masses(explanation),
-        )
+
+def seen_by(costs: Costs, explanation: Explanation) -> Seen:
+    """What an explanation leaves of each token's number, and what the token might have been."""
+    evaluator = costs.evaluator
+    return Seen(
+        costs.residual(explanation),
+        evaluator.scale(explanation),
+        evaluator.tokens,
+        evaluator.masses(explanation),
+    )
 
 
 class ForwardProposals(NamedTuple):

@@ -72,11 +72,7 @@ class Audit(AuditSetup):
         fingerprint = self._fingerprint()
         results, rollouts = self._ask()
         answered = [each for each in rollouts if each.completion is not None and each.completion.token_ids]
-        observed = [
-            Observed(each.completion, each.request.sampling)
-            for each in answered
-            if each.completion is not None
-        ]
+        observed = _observed(answered)
         if not observed:
             results.append(not_judged(Probe.PARITY, "nothing to compare", required=True))
             return self._audited(
@@ -342,6 +338,13 @@ def verdict_record(
         power=_power(decision.results),
         **more,
     )
+
+
+def _observed(rollouts: Sequence[Rollout]) -> list[Observed]:
+    """What came back, with what it was asked for."""
+    return [
+        Observed(each.completion, each.request.sampling) for each in rollouts if each.completion is not None
+    ]
 
 
 def _power(results: Sequence[ProbeResult]) -> tuple[Power, ...]:

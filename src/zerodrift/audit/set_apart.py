@@ -15,6 +15,7 @@ from zerodrift.records.verdict import CauseFound, Outcome, Probe
 COMPARABLE = 0.3
 """Two differences within this factor of each other may be one."""
 UNSTEADY = "path/nondeterminism"
+LATER = frozenset({Probe.ENDS, Probe.PARAMETERS, Probe.PREFILL_DECODE})
 
 
 def company_apart(results: Sequence[ProbeResult], gate: float) -> tuple[ProbeResult, ...]:
@@ -49,6 +50,31 @@ def _by_company(result: ProbeResult) -> bool:
         and evidence.changed is not None
         and not unsteady(result)
     )
+
+
+def cache_apart(results: Sequence[ProbeResult]) -> tuple[ProbeResult, ...]:
+    """What is off in requests that hit the prefix cache alone is the cache's, where that is wrong by itself: entries that are
+    made worse whenever they are read come and go too."""
+    wrong = any(each.probe is Probe.CACHE and each.causes and not unsteady(each) for each in results)
+    return tuple(
+        msgspec.structs.replace(
+            each,
+            status=Outcome.PASS,
+            causes=(),
+            message=f"{each.message}; which is the prefix cache's, and found there",
+        )
+        if wrong and isinstance(each.evidence, ReturnEvidence) and each.evidence.cached_only
+        else each
+        for each in results
+    )
+
+
+def later_apart(results: Sequence[ProbeResult], *, parity_is_right: bool) -> tuple[ProbeResult, ...]:
+    """What is asked when the audit's own numbers were taken shows whatever began since: where these are right and answers
+    at the end are not, a parameter that was asked for in between is not what is wrong, nor is decoding."""
+    began = any(isinstance(each.evidence, ReturnEvidence) and each.causes for each in results)
+    since = began and parity_is_right
+    return tuple(_listed(each) if since and each.probe in LATER else each for each in results)
 
 
 def scores_apart(
