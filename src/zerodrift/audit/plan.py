@@ -46,8 +46,8 @@ def parity_requests(
     return requests
 
 
-def rewarded_requests(asked: Sequence[Request]) -> list[Request]:
-    """The same once more for the reference, with seeds that go on where those of `asked` end.
+def asked_again(asked: Sequence[Request], times: int = 1) -> list[Request]:
+    """The same so many times more, with seeds that go on where those of `asked` end.
 
     With equal seeds an engine that draws as the reference does would repeat its tokens, and agree by construction.
     """
@@ -55,8 +55,11 @@ def rewarded_requests(asked: Sequence[Request]) -> list[Request]:
     return [
         Request(
             request.prompt,
-            msgspec.structs.replace(request.sampling, seed=_seed((request.sampling.seed or 0) + further)),
+            msgspec.structs.replace(
+                request.sampling, seed=_seed((request.sampling.seed or 0) + time * further)
+            ),
         )
+        for time in range(1, times + 1)
         for request in asked
     ]
 

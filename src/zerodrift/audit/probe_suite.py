@@ -15,7 +15,7 @@ import torch
 from zerodrift.audit.measure import Measurement
 from zerodrift.audit.observe import observe
 from zerodrift.audit.perturb import check_room, perturbed, write_checkpoint
-from zerodrift.audit.plan import PROBE_REQUESTS, SYNC_REQUESTS, rewarded_requests
+from zerodrift.audit.plan import PROBE_REQUESTS, SYNC_REQUESTS, asked_again
 from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.ends import LikelyEnds
 from zerodrift.audit.probes.given import Given, given_tokens, recorded_in, same_reference, sampled_by
@@ -206,7 +206,7 @@ class ProbeSuite:
         try:
             # The engine's first: a task that fails is told before the reference samples for minutes.
             engine = rewarded(self.setup.task, self.setup.prompts, rollouts)
-            requests = rewarded_requests(self.setup.planned())
+            requests = asked_again(self.setup.planned())
             path, step = self.setup.directory / REFERENCE, self.setup.progress.step
             sampled = observe(self.setup.reference, requests, "rewards", path, step, source="reference")
             return rewards(

@@ -24,12 +24,13 @@ from zerodrift.audit.explain import attributed, by_samples_alone
 from zerodrift.audit.failure_replay import FailureReplay
 from zerodrift.audit.floor import measure_floor, some_of
 from zerodrift.audit.measure import Measurement, Observed, measure, tabulate
-from zerodrift.audit.observe import observe
+from zerodrift.audit.observe import BATCH, observe
+from zerodrift.audit.plan import asked_again
 from zerodrift.audit.probe_suite import ProbeSuite, guarded
 from zerodrift.audit.probes.again import Return
 from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.probes.identity import smaller_vocabulary, tokenizer
-from zerodrift.audit.probes.parity import parity, samples
+from zerodrift.audit.probes.parity import drawn_again, parity, samples
 from zerodrift.audit.probes.result import ProbeResult, cut_off, found, not_judged
 from zerodrift.audit.probes.template import chat_template, templates_asked
 from zerodrift.audit.response.signs import Signs, settled
@@ -58,6 +59,8 @@ from zerodrift.records.evidence import (
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe, VerdictRecord
 
+MORE_SAMPLES = 2
+"""Times the plan, where its samples leave a doubt: at the level of 1e-2 twice as many see what those at 1e-6 nearly saw."""
 POWERFUL = (Probe.SAMPLING, Probe.ENDS, Probe.PARAMETERS)
 """Whose power stands in the verdict: later ones of the same draws (`Probe.SAMPLING_SINCE`) are about some of them."""
 
@@ -83,10 +86,7 @@ class Audit(AuditSetup):
         gates = self._gates(floor)
         measurements = self._measure(observed)
         table = tabulate(measurements, floor)
-        numbers, drawn = (
-            parity(table, gates, rng),
-            samples(table, greedy=self.sampling.greedy, to_have_more="--trials"),
-        )
+        numbers, drawn = parity(table, gates, rng), self._drawn(table, floor)
         results += [numbers, drawn]
         explained: tuple[CauseFound, ...] = ()
         # One sequence has no spread between sequences: what is wrong with it stays without a name.
@@ -213,6 +213,17 @@ class Audit(AuditSetup):
         stop_ids = self.reference.facts.eos_token_ids
         return measure(self.reference.teacher, observed, stop_ids, self.progress.step)
 
+    def _drawn(self, table: TokenTable, floor: Floor) -> ProbeResult:
+        """What the samples say; where that may be chance, twice as many others are asked for."""
+        drawn = samples(table, greedy=self.sampling.greedy, to_have_more="--trials")
+        if drawn.status is not Outcome.INCONCLUSIVE or drawn.vacuous:
+            return drawn
+        try:
+            more = self._measured_anew(asked_again(self.planned(), times=MORE_SAMPLES))
+        except EngineError:
+            return drawn
+        return drawn_again(drawn, samples(tabulate(more, floor), greedy=self.sampling.greedy))
+
     def _explain(
         self,
         measurements: Sequence[Measurement],
@@ -262,10 +273,15 @@ class Audit(AuditSetup):
 
     def _measured_anew(self, requests: list[Request]) -> Sequence[Measurement]:
         """What the engine answers to requests of no plan, where it can be read."""
-        answers = zip(requests, generated(self.engine, self._askable(requests)), strict=True)
+        askable = self._askable(requests)
         observed = [
             Observed(each, request.sampling)
-            for request, answer in answers
+            for begin in range(0, len(askable), BATCH)
+            for request, answer in zip(
+                requests[begin : begin + BATCH],
+                generated(self.engine, askable[begin : begin + BATCH]),
+                strict=True,
+            )
             for each in answer.completions
             if each.token_ids and np.isfinite(each.logprobs).all()
         ]
