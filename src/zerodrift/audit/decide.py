@@ -129,7 +129,8 @@ def _without_refuted(
     Logits that are scaled inside the model look like a temperature, but prompt scores carry no temperature.
     """
     named = [cause for cause in causes if cause.gating and cause.cause != UNEXPLAINED]
-    asked = [cause for cause in named if by_size or cause.found_by != FoundBy.SIZE]
+    # What a probe found in company, or behind a cached prefix, it found there alone.
+    asked = [cause for cause in named if (cause.found_by == FoundBy.SIZE) is by_size]
     refuted = {cause.cause: against for cause in asked if (against := _against(cause, named, results, about))}
     if not refuted:
         return causes

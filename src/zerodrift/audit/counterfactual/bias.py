@@ -138,7 +138,7 @@ def _agreed(residual: Floats, own: Bools, mass: Floats, where: Bools) -> float:
     """Median of the sizes that single tokens ask for, each by how much it would show."""
     mass = np.clip(mass, 1e-12, 1 - 1e-12)
     # Solved for b: of a biased token, and of another.
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         by_own = residual + np.log1p(-mass) - np.log1p(-mass * np.exp(residual))
         by_mass = np.log1p(np.expm1(-residual) / mass)
     sizes = np.where(own, by_own, by_mass)
