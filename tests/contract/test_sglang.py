@@ -398,6 +398,7 @@ def test_a_healthy_server_passes_and_takes_an_update(tmp_path: Path) -> None:
     told = {probe.name: probe.status for probe in record.probes}
     assert told.pop("cache") is Outcome.INCONCLUSIVE, "the peer knows no salts"
     assert told.pop("tokenizer") is Outcome.INCONCLUSIVE, "the peer turns no text into ids"
+    assert told.pop("template") is Outcome.INCONCLUSIVE, "nor conversations"
     assert told.pop("return") is Outcome.INCONCLUSIVE, "without salts the second answers come from the cache"
     assert set(told.values()) == {Outcome.PASS}
     assert {"contract", "parity", "sampling", "repeat", "batch", "given-tokens", "weight-sync"} <= set(told)

@@ -294,9 +294,10 @@ def test_scores_that_cannot_be_believed_raise(server, connect, spoil, error):
         backend.score([(3, 4, 5)])
 
 
-def test_chat_is_rendered_with_the_prompt_to_generate(server, connect):
-    connect().render_chat([{"role": "user", "content": "c"}])
-    assert server.calls[0].body["add_generation_prompt"] is True
+@pytest.mark.parametrize("begins", [True, False])
+def test_chat_is_rendered_with_the_prompt_to_generate_or_without(server, connect, begins):
+    connect().render_chat([{"role": "user", "content": "c"}], generation_prompt=begins)
+    assert server.calls[0].body["add_generation_prompt"] is begins
 
 
 @pytest.fixture(scope="module")

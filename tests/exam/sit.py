@@ -246,12 +246,19 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--src", type=Path, default=ROOT / "src", help="the auditor")
     parser.add_argument("--models", type=Path, default=ROOT / ".cache" / "exam", help="made where they are missing")
+    parser.add_argument("--only", help="names with commas between them; unknown ones are refused")
     parser.add_argument("--until", help="HH:MM of today: nothing is begun after it")
     asked = parser.parse_args()
     until = None
     if asked.until:
         clock = datetime.time.fromisoformat(asked.until)
         until = datetime.datetime.combine(datetime.datetime.now().astimezone(), clock).astimezone()
+    sittings = half(read_key(EXAM / "key.yaml"), asked.half)
+    if asked.only:
+        only = asked.only.split(",")
+        if unknown := set(only) - {each.name for each in sittings}:
+            parser.error(f"not in half {asked.half}: {', '.join(sorted(unknown))}")
+        sittings = sorted((each for each in sittings if each.name in only), key=lambda each: only.index(each.name))
     driver = Driver(asked.out.resolve(), asked.src.resolve(), asked.models.resolve())
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
@@ -261,7 +268,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, stop)
     materialise(driver.models, driver.src)
     try:
-        sit_all(driver, half(read_key(EXAM / "key.yaml"), asked.half), asked.jobs, until)
+        sit_all(driver, sittings, asked.jobs, until)
     finally:
         driver.nursery.close()
     return 0

@@ -69,6 +69,43 @@ def values(layer: int, factor: float) -> Damage:
     return damage
 
 
+class Swish(torch.nn.Module):
+    """x · σ(βx): a swish that is no SiLU."""
+
+    def __init__(self, beta: float) -> None:
+        super().__init__()
+        self.beta = beta
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given * torch.sigmoid(self.beta * given)
+
+
+def swish(beta: float, *layers: int) -> Damage:
+    def damage(model: Any) -> None:
+        for layer in layers:
+            model.base_model.layers[layer].mlp.act_fn = Swish(beta)
+
+    return damage
+
+
+def gate(layer: int, factor: float) -> Damage:
+    def damage(model: Any) -> None:
+        model.base_model.layers[layer].mlp.gate_proj.weight.data *= factor
+
+    return damage
+
+
+def stream(layer: int, factor: float) -> Damage:
+    """All that comes into a layer, residual and all."""
+
+    def damage(model: Any) -> None:
+        model.base_model.layers[layer].register_forward_pre_hook(
+            lambda _, given: (given[0] * factor, *given[1:])
+        )
+
+    return damage
+
+
 def fp8_keys(layer: int) -> Damage:
     def attention(module: Any, query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:
         if module.layer_idx == layer:
@@ -136,6 +173,11 @@ LOCATED = {
     "norm": ("testbed:qwen2", gain(1, 0.996), (1, None, "gain"), 0.996),
     "values": ("testbed:llama", values(1, 1.007), (1, None, "output"), 1.007),
     "keys": ("testbed:llama", fp8_keys(1), (1, None, "fp8"), 1.0),
+    "swish": ("testbed:qwen3", swish(1.043, 1), (1, None, "slope"), 1.043),
+    "swishes": ("testbed:qwen2", swish(0.981, 0, 1), (None, None, "slope"), 0.981),
+    "gate": ("testbed:llama", gate(0, 1.021), (0, None, "output"), 1.021),
+    "stream": ("testbed:qwen3", stream(2, 0.973), (2, None, "scale"), 0.973),
+    "embeddings": ("testbed:llama", stream(0, 1.037), (0, None, "scale"), 1.037),
     "rotary": ("testbed:llama", frequency(4, 8, 1.004), (None, 1, "frequencies"), 1.004),
 }
 

@@ -30,7 +30,15 @@ MODEL = "testbed:qwen3"
 FP32 = Gates(mean=1e-4, p90=1.0, k3=1.0, veto=1.0)
 CLOSER_THAN_ROUNDING = Gates(mean=1e-9, p90=1.0, k3=1.0, veto=1.0)
 """A gate that no engine passes, so that every account is tried on one that is right."""
-TOLD = {"weights/partial", "weights/rows", "weights/fraction", "weights/multiple", "weights/stale"}
+TOLD = {
+    "weights/partial",
+    "weights/rows",
+    "weights/fraction",
+    "weights/multiple",
+    "weights/stale",
+    "weights/swapped",
+    "weights/buffer",
+}
 
 
 class Spoilt(FaultyBackend):
@@ -59,6 +67,25 @@ class Pushed(NamedTuple):
     weights: UpdatedWeights
 
 
+Spoil = Callable[[Any], None]
+"""Changes the engine's model in place."""
+
+
+class SpoiltAfterwards(FaultyBackend):
+    """The update arrives, and then something is done to the model that holds it."""
+
+    def __init__(self, engine: ReferenceBackend, spoil: Spoil) -> None:
+        super().__init__(engine)
+        self._spoil = spoil
+
+    def load_weights(self, directory: Path, version: WeightVersion) -> None:
+        """Only the update is spoilt."""
+        engine: Any = self.inner
+        engine.load_weights(directory, version)
+        if version.label == NEW:
+            self._spoil(engine.model)
+
+
 Push = Callable[..., ProbeResult]
 
 
@@ -78,13 +105,14 @@ def push(tmp_path_factory: pytest.TempPathFactory) -> Push:
         model: str = MODEL,
         dtype: str = "float32",
         seed: int = 5,
+        spoil: Spoil | None = None,
     ) -> ProbeResult:
         how, weights = update(model, seed)
         engine: Any = ReferenceBackend(how.before, dtype=dtype)
         requests = probe_requests(512, 512, (0, 1, 2, 3), seed, SYNC_REQUESTS, longest=60)
-        return weight_sync(
-            engine if arrives is None else Spoilt(engine, arrives), weights, how, requests, gates
-        )
+        engine = engine if arrives is None else Spoilt(engine, arrives)
+        engine = engine if spoil is None else SpoiltAfterwards(engine, spoil)
+        return weight_sync(engine, weights, how, requests, gates)
 
     return run
 
@@ -174,6 +202,46 @@ def test_a_share_of_one_layer_is_told_of_that_layer(push: Push) -> None:
     cause, (located,) = named(push(arrives))
     assert (cause, located.part) == ("weights/fraction", "layer 1")
     assert located.estimate == pytest.approx(0.4, abs=2e-3)
+
+
+def exchanged(one: str, other: str) -> Spoil:
+    def spoil(model: Any) -> None:
+        first, second = model.get_parameter(one), model.get_parameter(other)
+        first.data, second.data = second.data, first.data
+
+    return spoil
+
+
+def rebuilt(base: float) -> Spoil:
+    """A buffer that no checkpoint holds, computed anew from another configuration."""
+
+    def spoil(model: Any) -> None:
+        rotary = model.base_model.rotary_emb
+        steps = torch.arange(len(rotary.inv_freq)) / len(rotary.inv_freq)
+        rotary.inv_freq = base**-steps
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("model.layers.1.self_attn.v_proj.weight", "model.layers.2.self_attn.v_proj.weight"),
+        ("model.layers.0.self_attn.k_proj.weight", "model.layers.2.self_attn.k_proj.weight"),
+        ("model.layers.1.mlp.gate_proj.weight", "model.layers.1.mlp.up_proj.weight"),
+        ("lm_head.weight", "model.embed_tokens.weight"),
+    ],
+)
+def test_tensors_that_an_update_left_in_each_others_place_are_named(push: Push, one: str, other: str) -> None:
+    cause, _ = named(push(None, spoil=exchanged(one, other)))
+    assert cause == "weights/swapped"
+
+
+@pytest.mark.parametrize("base", [1e4, 731_000.0, 1_030_000.0])
+def test_rotary_tables_rebuilt_with_another_base_are_told_with_it(push: Push, base: float) -> None:
+    cause, (located,) = named(push(None, spoil=rebuilt(base)))
+    assert (cause, located.quantity) == ("weights/buffer", "base")
+    assert located.estimate == pytest.approx(base / 1e6, rel=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -91,6 +91,8 @@ class Attribution(msgspec.Struct, frozen=True):
     """What linear response says, where it was asked: rounding by size has no name without it."""
     explanation: Explanation = Explanation()
     """What was selected, as one account."""
+    tried_outright: int = 0
+    """Exchanged, missing and doubled parts that were tried, none of which explains every number."""
 
     @property
     def by_value(self) -> bool:

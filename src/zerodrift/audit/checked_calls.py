@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zerodrift.audit.plan import singly
 from zerodrift.backends.base import Backend
-from zerodrift.core.completion import Answer
-from zerodrift.core.errors import BadAnswer, InvalidValue
+from zerodrift.core.completion import Answer, Completion
+from zerodrift.core.errors import BadAnswer, CapabilityMissing, InvalidValue
 from zerodrift.core.request import Request
 from zerodrift.core.task import Scorer
 
@@ -22,6 +23,17 @@ Floats = NDArray[np.float64]
 def generated(engine: Backend, requests: Sequence[Request]) -> list[Answer]:
     """One answer per request, whatever is in it."""
     return _counted(engine, requests, engine.generate(requests))
+
+
+def drawn(engine: Backend, requests: Sequence[Request]) -> list[tuple[Request, Completion]]:
+    """All samples that came back, each with its request; one at a time from an engine that draws fewer at once."""
+    try:
+        answers = generated(engine, requests)
+    except CapabilityMissing:
+        requests = [single for request in requests for single in singly(request)]
+        answers = generated(engine, requests)
+    pairs = zip(requests, answers, strict=True)
+    return [(request, completion) for request, answer in pairs for completion in answer.completions]
 
 
 def streamed(engine: Backend, requests: Sequence[Request]) -> list[Answer]:

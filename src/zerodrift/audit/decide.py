@@ -11,13 +11,19 @@ from typing import NamedTuple
 import msgspec
 
 from zerodrift.audit.probes.result import ProbeResult, found
+from zerodrift.audit.set_apart import (
+    COMPARABLE,
+    cache_apart,
+    company_apart,
+    gap,
+    later_apart,
+    scores_apart,
+    unsteady,
+)
 from zerodrift.core.cause import CAUSES, UNEXPLAINED, Expected, Layer
-from zerodrift.records.evidence import AgreementEvidence, GapEvidence, ReturnEvidence
+from zerodrift.records.evidence import AgreementEvidence, ReturnEvidence
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe
 
-COMPARABLE = 0.3
-"""Two differences within this factor of each other may be one."""
-UNSTEADY = "path/nondeterminism"
 TINY = 0.1
 """What is so much smaller than Δ is not where Δ comes from."""
 SAME_POLICY = "Engine and reference are the same policy, within the rounding that their precision allows."
@@ -65,8 +71,14 @@ def decide(
     results: Sequence[ProbeResult], explanations: Sequence[CauseFound], about: Circumstances
 ) -> Decision:
     """Answers and explanations of Δ to one decision."""
-    causes = _without_refuted(tuple(explanations), results, about)
+    right = about.mean <= about.gate
+    results = cache_apart(company_apart(results, about.gate))
+    results = later_apart(results, parity_is_right=right)
+    results = scores_apart(results, explanations, parity_is_right=right)
+    # What is named by its size alone yields to a better name first, and is refuted where there is none.
+    causes = _without_refuted(tuple(explanations), results, about, by_size=False)
     causes = _renamed(causes, [each for each in results if _of_itself(each)], about)
+    causes = _without_refuted(causes, results, about, by_size=True)
     results = tuple(_regated(each, causes, about) if _of_itself(each) else each for each in results)
     causes = _by_update(causes, results, about)
     merged = _as_typed(_with_a_line(_merged(causes, results), results, about), about)
@@ -95,6 +107,9 @@ def _failed(causes: Causes, results: tuple[ProbeResult, ...], about: Circumstanc
         return Decision(Outcome.INCONCLUSIVE, "unknown", gating[0].evidence, listed, results, names)
     guilty = "trainer" if gating[0].found_by == Probe.TRAINER else "engine"
     message = CAUSES[gating[0].cause].message
+    if gating[0].found_by == Probe.GIVEN_TOKENS and gating[0].cause != UNEXPLAINED:
+        # Sentences about meaning are about what is sampled.
+        message = f"Numbers are wrong {gating[0].evidence}"
     if guilty == "trainer" and CAUSES[gating[0].cause].layer is Layer.SEMANTIC:
         # Sentences about meaning are about engines.
         message = f"In the trainer's numbers {gating[0].evidence}"
@@ -106,13 +121,17 @@ def _failed(causes: Causes, results: tuple[ProbeResult, ...], about: Circumstanc
     return Decision(Outcome.FAIL, guilty, message, causes, results)
 
 
-def _without_refuted(causes: Causes, results: Sequence[ProbeResult], about: Circumstances) -> Causes:
+def _without_refuted(
+    causes: Causes, results: Sequence[ProbeResult], about: Circumstances, *, by_size: bool
+) -> Causes:
     """A name is taken away where a probe finds what it rules out and no other name accounts for that.
 
     Logits that are scaled inside the model look like a temperature, but prompt scores carry no temperature.
     """
     named = [cause for cause in causes if cause.gating and cause.cause != UNEXPLAINED]
-    refuted = {cause.cause: against for cause in named if (against := _against(cause, named, results, about))}
+    # What a probe found in company, or behind a cached prefix, it found there alone.
+    asked = [cause for cause in named if (cause.found_by == FoundBy.SIZE) is by_size]
+    refuted = {cause.cause: against for cause in asked if (against := _against(cause, named, results, about))}
     if not refuted:
         return causes
     kept = tuple(cause for cause in causes if cause.cause not in refuted)
@@ -137,16 +156,17 @@ def _against(
     for probe, expected in CAUSES[cause.cause].predicts.items():
         others = [CAUSES[other.cause].predicts.get(probe) for other in named if other is not cause]
         # What comes and goes says nothing about what was compared.
-        for result in (each for each in results if each.probe == probe and not _unsteady(each)):
+        for result in (each for each in results if each.probe == probe and not unsteady(each)):
+            if result.probe is Probe.GIVEN_TOKENS and result.causes:
+                # Its scores are wrong for a reason of their own.
+                continue
             # Only a difference of the same size is the same difference.
-            large = _gap(result) >= COMPARABLE * about.mean
+            large = gap(result) >= COMPARABLE * about.mean
             if expected is Expected.CLEAN and result.status is Outcome.FAIL and large:
                 if all(other is Expected.CLEAN for other in others):
                     return f"{probe}, which it does not reach, fails ({result.message})"
             elif (
-                expected is Expected.OFF
-                and result.status is Outcome.PASS
-                and _gap(result) < TINY * about.mean
+                expected is Expected.OFF and result.status is Outcome.PASS and gap(result) < TINY * about.mean
             ):
                 return f"{probe}, where it must show, is right ({result.message})"
     return ""
@@ -189,31 +209,25 @@ def _of_itself(result: ProbeResult) -> bool:
     return result.probe.about_engine_itself
 
 
-def _gap(result: ProbeResult) -> float:
-    """By how much the engine disagrees with itself, or with the reference about given tokens."""
-    return result.evidence.mean if isinstance(result.evidence, AgreementEvidence | GapEvidence) else 0.0
-
-
 def _renamed(causes: Causes, about_itself: Sequence[ProbeResult], about: Circumstances) -> Causes:
     """A difference without a name, or named by its size alone, takes that of a self-inconsistency which is as large and
     proves more. What only a stream does is none: answers are compared that came whole."""
     for result in about_itself:
         evidence = result.evidence
-        if isinstance(evidence, ReturnEvidence) and evidence.outliers and evidence.comes_and_goes:
+        if isinstance(evidence, ReturnEvidence) and result.causes and evidence.outliers:
             return _come_and_gone(causes, result, evidence)
-    unsteady = any(_unsteady(each) and _gap(each) > about.gate for each in about_itself)
+    noise = any(unsteady(each) and gap(each) > about.gate for each in about_itself)
     for result in about_itself:
         # Where the same question gets another answer, one in a crowd proves nothing about crowds.
-        if unsteady and not _unsteady(result):
+        if noise and not unsteady(result):
             continue
         if causes and _proves_more(causes[0], result, about.mean) and _fits(causes[0], result):
-            own = tuple(msgspec.structs.replace(cause, gating=True) for cause in result.causes)
+            located = causes[0].located if result.probe is Probe.PREFILL_DECODE else ()
+            own = tuple(
+                msgspec.structs.replace(cause, gating=True, located=located) for cause in result.causes
+            )
             return (*own, *(cause for cause in causes[1:] if cause.found_by != FoundBy.SIZE))
     return causes
-
-
-def _unsteady(result: ProbeResult) -> bool:
-    return any(cause.cause == UNSTEADY for cause in result.causes)
 
 
 def _come_and_gone(causes: Causes, result: ProbeResult, evidence: ReturnEvidence) -> Causes:
@@ -234,15 +248,15 @@ def _proves_more(cause: CauseFound, result: ProbeResult, mean: float) -> bool:
     if not isinstance(evidence, AgreementEvidence) or not result.causes:
         return False
     # Six requests in company may differ by less than all of them did; where every number is predicted that is no doubt.
-    if not evidence.predicted and _gap(result) < COMPARABLE * mean:
+    if not evidence.predicted and gap(result) < COMPARABLE * mean:
         return False
     unnamed, by_size = cause.cause == UNEXPLAINED, cause.found_by == FoundBy.SIZE
-    if _unsteady(result):
+    if unsteady(result):
         return unnamed or by_size
     if result.probe is Probe.PREFILL_DECODE:
-        # Scores are never sampled nor processed: whatever is done to logits or numbers while decoding shows here, and
-        # only what has the size of rounding is known to be the path's.
-        return by_size and bool(evidence.prefill_is_right)
+        # Scores are never sampled nor processed: whatever is done to logits or numbers while decoding shows here. The
+        # path's is what has the size of rounding, and what spares the tokens that a prefill computed.
+        return (by_size or (unnamed and bool(evidence.decoded_only))) and bool(evidence.prefill_is_right)
     if result.probe is Probe.BATCH:
         return (unnamed or by_size) and bool(evidence.alone_is_right)
     return unnamed
@@ -250,7 +264,10 @@ def _proves_more(cause: CauseFound, result: ProbeResult, mean: float) -> bool:
 
 def _fits(cause: CauseFound, result: ProbeResult) -> bool:
     """Whether the names of a self-inconsistency may take the place of `cause`. A place in the model was turned for real and
-    brought Δ to the floor: it is given up only for a name that predicts what the model itself would show."""
+    brought Δ to the floor: it is given up only for a name that predicts what the model itself would show, and kept beside
+    that of decoding, where the same model scores rightly."""
+    if result.probe is Probe.PREFILL_DECODE:
+        return True
     return not cause.located or all(
         CAUSES[each.cause].predicts.get(Probe.GIVEN_TOKENS) is Expected.OFF for each in result.causes
     )
@@ -260,12 +277,29 @@ def _regated(result: ProbeResult, causes: Causes, about: Circumstances) -> Probe
     """Where Δ has a better name, self-inconsistencies no larger than it are consequences, and only listed."""
     if not result.causes or isinstance(result.evidence, ReturnEvidence):
         return result
-    consequence = bool(causes) and _gap(result) <= about.mean / COMPARABLE and result.causes[:1] != causes[:1]
+    if causes and causes[0].found_by == result.probe:
+        # It is the name.
+        return result
+    consequence = bool(causes) and gap(result) <= about.mean / COMPARABLE
+    # What is done to numbers of decoded tokens shows in any size beside scores, which it does not reach.
+    consequence |= bool(causes) and _reported_otherwise(result)
     # Whatever runs while it acts shows what comes and goes.
-    consequence |= any(cause.found_by == Probe.RETURN for cause in causes) and not _unsteady(result)
-    gating = _gap(result) > about.gate and not consequence
+    consequence |= any(cause.found_by == Probe.RETURN for cause in causes) and not unsteady(result)
+    # What was set apart before is a consequence already.
+    gating = gap(result) > about.gate and not consequence and any(cause.gating for cause in result.causes)
     own = tuple(msgspec.structs.replace(cause, gating=gating) for cause in result.causes)
     return msgspec.structs.replace(result, causes=own, status=Outcome.FAIL if gating else Outcome.PASS)
+
+
+def _reported_otherwise(result: ProbeResult) -> bool:
+    """Scores are right, and first tokens, whose logits are a prefill's too, are not."""
+    evidence = result.evidence
+    return (
+        result.probe is Probe.PREFILL_DECODE
+        and isinstance(evidence, AgreementEvidence)
+        and bool(evidence.prefill_is_right)
+        and evidence.decoded_only is False
+    )
 
 
 def _by_update(causes: Causes, results: Sequence[ProbeResult], about: Circumstances) -> Causes:

@@ -15,7 +15,7 @@ import torch
 
 from zerodrift.audit.attribute import Attribution, Costs, attribute
 from zerodrift.audit.cases import affordable, choose_cases
-from zerodrift.audit.counterfactual.bias import bias_hypotheses
+from zerodrift.audit.counterfactual.bias import Seen, bias_hypotheses
 from zerodrift.audit.counterfactual.chunks import Bracket, bracket, chunk_hypotheses
 from zerodrift.audit.counterfactual.context import PromptEdit, context_hypotheses, prompt_edits
 from zerodrift.audit.counterfactual.evaluate import Evaluator, Window
@@ -25,6 +25,7 @@ from zerodrift.audit.counterfactual.position import FitCost, first_off, position
 from zerodrift.audit.counterfactual.semantic import Expected, hidden_hypotheses, told_hypotheses
 from zerodrift.audit.floor import ROUGHLY, Passage, measure_floor
 from zerodrift.audit.measure import Measurement
+from zerodrift.audit.outright import Tried, try_outright
 from zerodrift.audit.response.locate import respond
 from zerodrift.backends import variants
 from zerodrift.drift.floor import Floor
@@ -111,7 +112,21 @@ def diagnose(
         return [*semantic.propose(explanation), *by_forward.propose(explanation)]
 
     attribution = attribute(everything, propose, rng)
-    return attribution if attribution.by_value else _with_response(attribution, paths.model, everything, rng)
+    if attribution.by_value:
+        return attribution
+    outright = partial(try_outright, everything, screen, evaluator, paths, rng)
+    return _inside(_with_response(attribution, paths.model, everything, rng), outright)
+
+
+def _inside(attribution: Attribution, outright: Callable[[], Tried]) -> Attribution:
+    """What nothing explains and no part of the model is responsible for may be gross: some hundred changes, each tried."""
+    follows = attribution.response is not None and attribution.response.follows
+    if (attribution.explained_to_floor and not follows) or (
+        attribution.response and attribution.response.located
+    ):
+        return attribution
+    tried = outright()
+    return tried.attribution or msgspec.structs.replace(attribution, tried_outright=tried.candidates)
 
 
 def by_meaning(
@@ -156,8 +171,19 @@ class SemanticProposals(NamedTuple):
             return list(hidden_hypotheses(explanation, costs.total, expected))
         return [
             *shortlist(self.screen, list(told_hypotheses(explanation, self.screen.total, expected))),
-            *bias_hypotheses(explanation, costs.residual, costs.evaluator.tokens, costs.total),
+            *bias_hypotheses(explanation, seen_by(costs, explanation), expected.temperature, costs.total),
         ]
+
+
+def seen_by(costs: Costs, explanation: Explanation) -> Seen:
+    """What an explanation leaves of each token's number, and what the token might have been."""
+    evaluator = costs.evaluator
+    return Seen(
+        costs.residual(explanation),
+        evaluator.scale(explanation),
+        evaluator.tokens,
+        evaluator.masses(explanation),
+    )
 
 
 class ForwardProposals(NamedTuple):

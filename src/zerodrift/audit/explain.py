@@ -34,6 +34,10 @@ def attributed(attribution: Attribution, engine: str, shape: str) -> tuple[Cause
     left = f"no explanation brings Δ to the floor (median {attribution.residual_sigmas:.1f} σ left): {shape}"
     if answer is not None:
         left = f"{answer.message}; {shape}" if answer.follows else f"{left}; {answer.message}"
+    if attribution.tried_outright:
+        left += (
+            f"; none of {attribution.tried_outright} exchanged, missing, doubled or scaled parts explains it"
+        )
     unnamed = found(UNEXPLAINED, engine, FoundBy.VALUE, left, explained=0.0, interval=(0.0, 0.0))
     # What explains a part is a hint, not a name.
     return (unnamed, *(msgspec.structs.replace(cause, gating=False) for cause in causes))

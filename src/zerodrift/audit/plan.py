@@ -17,6 +17,7 @@ PROBE_TOKENS = 8
 """Of each, asked for one at a time: with 16 the probes of self-consistency took a quarter of a small audit."""
 SYNC_REQUESTS = 8
 """One for each of eight replicas that are served in turn."""
+DRAWS_PER_REQUEST = 32
 LONG_PROMPT = 300
 """Longer than two of the largest cache blocks in use (128 tokens, vLLM on CPU)."""
 UNCACHED_PROMPT = 120
@@ -45,8 +46,8 @@ def parity_requests(
     return requests
 
 
-def rewarded_requests(asked: Sequence[Request]) -> list[Request]:
-    """The same once more for the reference, with seeds that go on where those of `asked` end.
+def asked_again(asked: Sequence[Request], times: int = 1) -> list[Request]:
+    """The same so many times more, with seeds that go on where those of `asked` end.
 
     With equal seeds an engine that draws as the reference does would repeat its tokens, and agree by construction.
     """
@@ -54,8 +55,11 @@ def rewarded_requests(asked: Sequence[Request]) -> list[Request]:
     return [
         Request(
             request.prompt,
-            msgspec.structs.replace(request.sampling, seed=_seed((request.sampling.seed or 0) + further)),
+            msgspec.structs.replace(
+                request.sampling, seed=_seed((request.sampling.seed or 0) + time * further)
+            ),
         )
+        for time in range(1, times + 1)
         for request in asked
     ]
 
@@ -85,6 +89,33 @@ def probe_requests(
         )
         for number in range(count)
     ]
+
+
+def draws_of_one(
+    prefixes: Sequence[tuple[int, ...]], sampling: SamplingParams, draws: int, seed: int | None
+) -> list[Request]:
+    """`draws` single tokens after each prefix, so many to a request; seeds of requests lie further apart than those."""
+    requests = []
+    for number, ids in enumerate(prefix for prefix in prefixes for _ in range(0, draws, DRAWS_PER_REQUEST)):
+        params = msgspec.structs.replace(
+            sampling,
+            n=min(draws, DRAWS_PER_REQUEST),
+            seed=None if seed is None else _seed(seed + DRAWS_PER_REQUEST * (number + 1)),
+            max_tokens=1,
+            min_tokens=0,
+            ignore_eos=False,
+            logprobs=0,
+            prompt_logprobs=None,
+        )
+        requests.append(Request(Prompt(ids), params))
+    return requests
+
+
+def singly(request: Request) -> list[Request]:
+    """One request for each of its samples, with the seeds that engines give them."""
+    sampling = request.sampling
+    seeds = [None if sampling.seed is None else _seed(sampling.seed + index) for index in range(sampling.n)]
+    return [Request(request.prompt, msgspec.structs.replace(sampling, n=1, seed=seed)) for seed in seeds]
 
 
 def _seed(number: int) -> int:

@@ -6,6 +6,7 @@ Each is asked once, and none ends the audit: what an engine does not survive is 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,14 +15,17 @@ import torch
 from zerodrift.audit.measure import Measurement
 from zerodrift.audit.observe import observe
 from zerodrift.audit.perturb import check_room, perturbed, write_checkpoint
-from zerodrift.audit.plan import PROBE_REQUESTS, SYNC_REQUESTS, rewarded_requests
+from zerodrift.audit.plan import PROBE_REQUESTS, SYNC_REQUESTS, asked_again
 from zerodrift.audit.probes.consistency import SelfConsistency
-from zerodrift.audit.probes.given import given_tokens, recorded_in, same_reference, sampled_by
+from zerodrift.audit.probes.ends import LikelyEnds
+from zerodrift.audit.probes.given import Given, given_tokens, recorded_in, same_reference, sampled_by
 from zerodrift.audit.probes.head import head_precision
+from zerodrift.audit.probes.parameters import AskParameters
 from zerodrift.audit.probes.result import ProbeResult, cut_off, not_judged
 from zerodrift.audit.probes.rewards import rewards
 from zerodrift.audit.probes.stream import stream
 from zerodrift.audit.probes.trainer import trainer
+from zerodrift.audit.score_meaning import score_meaning
 from zerodrift.audit.setup import AuditSetup
 from zerodrift.audit.tasks import rewarded
 from zerodrift.audit.update.sync import LEAST_SIGNAL, Update, weight_sync
@@ -93,6 +97,33 @@ class ProbeSuite:
 
         return [guarded(Probe.HEAD_PRECISION, asked)]
 
+    def ends(self, measurements: Sequence[Measurement]) -> list[ProbeResult]:
+        """Stop tokens, where they are likely: of an engine whose numbers and draws are right as far as was seen."""
+        self.setup.progress.stage(Probe.ENDS)
+        sought = LikelyEnds(
+            engine=self.setup.engine,
+            reference=self.setup.reference,
+            sampling=self.setup.sampling,
+            measurements=measurements,
+            band=self.gates.p90,
+            seed=self.setup.validation.seed,
+            seeded=self.setup.seeded,
+        )
+        return [guarded(Probe.ENDS, sought.ask)]
+
+    def parameters(self, measurements: Sequence[Measurement]) -> list[ProbeResult]:
+        """Each sampling parameter by itself: of an engine whose numbers and draws are right as far as was seen."""
+        self.setup.progress.stage(Probe.PARAMETERS)
+        asking = AskParameters(
+            engine=self.setup.engine,
+            reference=self.setup.reference,
+            sampling=self.setup.sampling,
+            measurements=measurements,
+            band=self.gates.p90,
+            seed=self.setup.validation.seed if self.setup.seeded else None,
+        )
+        return [guarded(Probe.PARAMETERS, asking.ask)]
+
     def given(self) -> list[ProbeResult]:
         """Parity the other way round, on fresh samples of the reference or on recorded ones."""
         self.setup.progress.stage("given tokens")
@@ -101,7 +132,7 @@ class ProbeSuite:
         header, given = self.setup.baseline.header, recorded_in(self.setup.baseline.rows)
         return [
             same_reference(self.setup.reference, header, given, self.gates),
-            guarded(Probe.GIVEN_TOKENS, lambda: given_tokens(self.setup.engine, given, self.gates)),
+            guarded(Probe.GIVEN_TOKENS, lambda: self._scores(given)),
         ]
 
     def _sampled_by_the_reference(self) -> ProbeResult:
@@ -115,7 +146,11 @@ class ProbeSuite:
         room = (context if served is None else min(context, served - 1)) - sampling.max_tokens
         fitting = [prompt for prompt in self.setup.prompts if len(prompt.token_ids) <= room]
         requests = [Request(prompt, sampling) for prompt in fitting[:GIVEN_SEQUENCES]]
-        return given_tokens(self.setup.engine, sampled_by(self.setup.reference, requests), self.gates)
+        return self._scores(sampled_by(self.setup.reference, requests))
+
+    def _scores(self, given: Sequence[Given]) -> ProbeResult:
+        meaning = partial(score_meaning, self.setup.reference, self.gates, self.setup.engine.name)
+        return given_tokens(self.setup.engine, given, self.gates, meaning)
 
     def asked_for(
         self, measurements: Sequence[Measurement], rollouts: Sequence[Rollout], causes: Sequence[CauseFound]
@@ -171,7 +206,7 @@ class ProbeSuite:
         try:
             # The engine's first: a task that fails is told before the reference samples for minutes.
             engine = rewarded(self.setup.task, self.setup.prompts, rollouts)
-            requests = rewarded_requests(self.setup.planned())
+            requests = asked_again(self.setup.planned())
             path, step = self.setup.directory / REFERENCE, self.setup.progress.step
             sampled = observe(self.setup.reference, requests, "rewards", path, step, source="reference")
             return rewards(

@@ -119,6 +119,39 @@ def assorted(tokenizer: Any, vocab_size: int, room: int, answer: int, count: int
     return _dealt(others, [*alike[:4], *_dealt(long, alike[4:])])
 
 
+FINISHED = (
+    ("What is the capital of France?", "The capital of France is Paris."),
+    ("How far is the lighthouse?", "The lighthouse is three miles away, along the coast."),
+    ("Hello", "Hello! How can I help you today?"),
+    ("What is 3 + 4?", "3 + 4 = 7."),
+    ("Thank you, that is all.", "You're welcome! If you have any other questions, feel free to ask."),
+    ("Is the moon a star?", "No, the moon is not a star. It is a natural satellite that orbits the Earth."),
+)
+"""Exchanges that have come to an end: behind a whole sentence a small chat model ends in 30 to 80 of 100 draws, behind one
+word in one of 100."""
+
+
+def before_ends(tokenizer: Any, stops: Sequence[int]) -> list[tuple[int, ...]]:
+    """What stands before a stop token in finished exchanges, whole and the last turn alone; without a template, their text."""
+    found = []
+    for question, reply in FINISHED:
+        ids = _as_exchange(tokenizer, question, reply)
+        at = [place for place, token in enumerate(ids) if token in stops and place]
+        found += [ids[: at[-1]], ids[[-1, *at][-2] + 1 : at[-1]]] if at else [ids]
+    return [ids for ids in found if ids]
+
+
+def _as_exchange(tokenizer: Any, question: str, reply: str) -> tuple[int, ...]:
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
+    if tokenizer.chat_template is not None:
+        try:
+            rendered = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
+            return tuple(rendered["input_ids"])
+        except Exception:  # a template is a program of the checkpoint, and refuses in any way it likes
+            return _plain(tokenizer, f"{question}\n{reply}\n")
+    return _plain(tokenizer, f"{question}\n{reply}\n")
+
+
 def _dealt(first: Sequence[Prompt], second: Sequence[Prompt]) -> list[Prompt]:
     """One of each in turn, as long as there are two."""
     pairs = [prompt for pair in zip(first, second, strict=False) for prompt in pair]

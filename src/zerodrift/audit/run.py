@@ -12,7 +12,10 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from zerodrift.audit.by_split import nameless, with_split
+from zerodrift.audit.checked_calls import generated
 from zerodrift.audit.counterfactual.binding import find_misbound
+from zerodrift.audit.counterfactual.boundary import Asked, Further, parted_by
 from zerodrift.audit.counterfactual.path import not_asked
 from zerodrift.audit.counterfactual.same_model import find_unrelated
 from zerodrift.audit.decide import Circumstances, Decision, decide
@@ -21,13 +24,15 @@ from zerodrift.audit.explain import attributed, by_samples_alone
 from zerodrift.audit.failure_replay import FailureReplay
 from zerodrift.audit.floor import measure_floor, some_of
 from zerodrift.audit.measure import Measurement, Observed, measure, tabulate
-from zerodrift.audit.observe import observe
+from zerodrift.audit.observe import BATCH, observe
+from zerodrift.audit.plan import asked_again
 from zerodrift.audit.probe_suite import ProbeSuite, guarded
 from zerodrift.audit.probes.again import Return
 from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.probes.identity import smaller_vocabulary, tokenizer
-from zerodrift.audit.probes.parity import parity, samples
+from zerodrift.audit.probes.parity import drawn_again, parity, samples
 from zerodrift.audit.probes.result import ProbeResult, cut_off, found, not_judged
+from zerodrift.audit.probes.template import chat_template, templates_asked
 from zerodrift.audit.response.signs import Signs, settled
 from zerodrift.audit.setup import AuditSetup
 from zerodrift.backends.reference import ReferenceBackend
@@ -35,6 +40,7 @@ from zerodrift.config.precision import Precision
 from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import EngineError, EngineRefused, InvalidValue
+from zerodrift.core.request import Request
 from zerodrift.drift.floor import ROUNDED_IN, Floor
 from zerodrift.drift.gates import Gates, gates_for
 from zerodrift.drift.power import positions_asked
@@ -43,9 +49,20 @@ from zerodrift.drift.shape import describe, shape
 from zerodrift.drift.tokens import TokenTable
 from zerodrift.records.case import Case
 from zerodrift.records.directory import ROLLOUTS
-from zerodrift.records.evidence import ParityEvidence, SamplingEvidence
+from zerodrift.records.evidence import (
+    EndsEvidence,
+    ParametersEvidence,
+    ParityEvidence,
+    Power,
+    SamplingEvidence,
+)
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe, VerdictRecord
+
+MORE_SAMPLES = 2
+"""Times the plan, where its samples leave a doubt: at the level of 1e-2 twice as many see what those at 1e-6 nearly saw."""
+POWERFUL = (Probe.SAMPLING, Probe.ENDS, Probe.PARAMETERS)
+"""Whose power stands in the verdict: later ones of the same draws (`Probe.SAMPLING_SINCE`) are about some of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +75,7 @@ class Audit(AuditSetup):
         fingerprint = self._fingerprint()
         results, rollouts = self._ask()
         answered = [each for each in rollouts if each.completion is not None and each.completion.token_ids]
-        observed = [
-            Observed(each.completion, each.request.sampling)
-            for each in answered
-            if each.completion is not None
-        ]
+        observed = _observed(answered)
         if not observed:
             results.append(not_judged(Probe.PARITY, "nothing to compare", required=True))
             return self._audited(
@@ -73,18 +86,19 @@ class Audit(AuditSetup):
         gates = self._gates(floor)
         measurements = self._measure(observed)
         table = tabulate(measurements, floor)
-        numbers, drawn = (
-            parity(table, gates, rng),
-            samples(table, greedy=self.sampling.greedy, to_have_more="--trials"),
-        )
+        numbers, drawn = parity(table, gates, rng), self._drawn(table, floor)
         results += [numbers, drawn]
         explained: tuple[CauseFound, ...] = ()
         # One sequence has no spread between sequences: what is wrong with it stays without a name.
         if len(measurements) > 1 and Outcome.FAIL in (numbers.status, drawn.status):
             explained = self._explain(measurements, table, floor, gates, rng)
+            if numbers.status is Outcome.FAIL and nameless(explained):
+                explained = self._parted(explained, answered, measurements, floor, gates)
             explained = explained or by_samples_alone(drawn, self.engine.name)
         suite = ProbeSuite(self, self._gates(floor.unshaped or floor))
-        semantic = any(CAUSES[cause.cause].layer is Layer.SEMANTIC for cause in explained)
+        semantic = any(cause.gating and CAUSES[cause.cause].layer is Layer.SEMANTIC for cause in explained)
+        if numbers.status is drawn.status is Outcome.PASS:
+            results += [*suite.ends(measurements), *suite.parameters(measurements)]
         results += [*suite.consistency(semantic=semantic), *suite.head(), *suite.given()]
         results.append(self._return(answered, measurements, table, numbers, floor))
         # Before an update: some engines show the digest of their weights as a setting.
@@ -95,7 +109,7 @@ class Audit(AuditSetup):
         signs = Signs(fingerprint.numeric, self.precision, results, _mean(numbers))
         explained = settled(explained, signs, self.engine.name)
         about = self._circumstances(fingerprint, _mean(numbers), gates.mean, replay)
-        decision = decide(results, explained, about)
+        decision = _with_aside(decide(results, explained, about))
         audited = self._audited(fingerprint, decision, floor, table, gates, measurements)
         if numbers.status is not Outcome.FAIL:
             return audited
@@ -148,7 +162,14 @@ class Audit(AuditSetup):
             return [failed], []
         rollouts = [readable(rollout, facts.vocab_size) for rollout in rollouts]
         same = guarded(Probe.TOKENIZER, lambda: tokenizer(self.engine, self.reference))
-        return [contract(rollouts, self.engine.name, facts, self.sources), same], rollouts
+        rendered = guarded(Probe.TEMPLATE, lambda: self._template(same))
+        return [contract(rollouts, self.engine.name, facts, self.sources), same, rendered], rollouts
+
+    def _template(self, same: ProbeResult) -> ProbeResult:
+        if same.status is Outcome.FAIL:
+            # Whatever the template makes of messages, its text becomes other ids.
+            return not_judged(Probe.TEMPLATE, "plain text becomes other ids already")
+        return chat_template(self.engine, self.reference)
 
     def _floor(self, observed: Sequence[Observed]) -> Floor:
         some = some_of(observed)
@@ -192,6 +213,17 @@ class Audit(AuditSetup):
         stop_ids = self.reference.facts.eos_token_ids
         return measure(self.reference.teacher, observed, stop_ids, self.progress.step)
 
+    def _drawn(self, table: TokenTable, floor: Floor) -> ProbeResult:
+        """What the samples say; where that may be chance, twice as many others are asked for."""
+        drawn = samples(table, greedy=self.sampling.greedy, to_have_more="--trials")
+        if drawn.status is not Outcome.INCONCLUSIVE or drawn.vacuous:
+            return drawn
+        try:
+            more = self._measured_anew(asked_again(self.planned(), times=MORE_SAMPLES))
+        except EngineError:
+            return drawn
+        return drawn_again(drawn, samples(tabulate(more, floor), greedy=self.sampling.greedy))
+
     def _explain(
         self,
         measurements: Sequence[Measurement],
@@ -217,6 +249,44 @@ class Audit(AuditSetup):
         )
         return attributed(attribution, self.engine.name, left)
 
+    def _parted(
+        self,
+        explained: tuple[CauseFound, ...],
+        answered: Sequence[Rollout],
+        measurements: Sequence[Measurement],
+        floor: Floor,
+        gates: Gates,
+    ) -> tuple[CauseFound, ...]:
+        """Numbers that nothing predicts: is it some tokens or requests alone that are wrong?"""
+        facts, seed = self.reference.facts, self.validation.seed
+        further = Further(
+            self._measured_anew,
+            self.sampling,
+            facts.vocab_size,
+            self.reference.tokenizer.all_special_ids,
+            min(self.engine.max_model_len, facts.context_length),
+            seed,
+        )
+        asked = Asked(measurements, np.array([each.index for each in answered]))
+        parted = parted_by(asked, floor, gates, np.random.default_rng(seed), further)
+        return with_split(explained, parted, self.engine.name)
+
+    def _measured_anew(self, requests: list[Request]) -> Sequence[Measurement]:
+        """What the engine answers to requests of no plan, where it can be read."""
+        askable = self._askable(requests)
+        observed = [
+            Observed(each, request.sampling)
+            for begin in range(0, len(askable), BATCH)
+            for request, answer in zip(
+                requests[begin : begin + BATCH],
+                generated(self.engine, askable[begin : begin + BATCH]),
+                strict=True,
+            )
+            for each in answer.completions
+            if each.token_ids and np.isfinite(each.logprobs).all()
+        ]
+        return measure(self.reference.teacher, observed, self.reference.facts.eos_token_ids)
+
     def _audited(
         self,
         fingerprint: EngineFingerprint,
@@ -227,6 +297,8 @@ class Audit(AuditSetup):
         measurements: Sequence[Measurement],
     ) -> "Audited":
         record = verdict_record(decision, fingerprint, self.reference, self.precision, floor, gates)
+        asked = [templates_asked(each) for each in decision.results if each.probe is Probe.TEMPLATE]
+        record = msgspec.structs.replace(record, power=(*record.power, *asked))
         if table is not None and gates is not None:
             context = min(self.engine.max_model_len, self.reference.facts.context_length)
             reached = positions_asked(table, context, stable_context(table, gates))
@@ -266,7 +338,6 @@ def verdict_record(
     engine_side = by_probe.get(Probe.PARITY)
     numbers = by_probe.get(Probe.TRAINER, engine_side) if decision.guilty == "trainer" else engine_side
     metrics = {} if numbers is None else numbers.as_record()
-    drawn = next((each.evidence for each in decision.results if each.probe is Probe.SAMPLING), None)
     return VerdictRecord(
         verdict=decision.verdict,
         guilty=decision.guilty,
@@ -280,9 +351,36 @@ def verdict_record(
         gates={} if gates is None else gates._asdict(),
         causes=decision.causes,
         probes=tuple(each.record for each in decision.results),
-        power=drawn.power if isinstance(drawn, SamplingEvidence) else (),
+        power=_power(decision.results),
         **more,
     )
+
+
+def _observed(rollouts: Sequence[Rollout]) -> list[Observed]:
+    """What came back, with what it was asked for."""
+    return [
+        Observed(each.completion, each.request.sampling) for each in rollouts if each.completion is not None
+    ]
+
+
+def _power(results: Sequence[ProbeResult]) -> tuple[Power, ...]:
+    """Of every probe that says what it would have seen; of a kind that two were after, the later one's."""
+    lines: dict[str, Power] = {}
+    for result in results:
+        if (
+            isinstance(result.evidence, SamplingEvidence | EndsEvidence | ParametersEvidence)
+            and result.probe in POWERFUL
+        ):
+            lines |= {line.name: line for line in result.evidence.power}
+    return tuple(lines.values())
+
+
+def _with_aside(decision: Decision) -> Decision:
+    """A PASS says with its first words which parameters are not honoured, though this run uses none of them."""
+    aside = [each.message for each in decision.results if each.probe is Probe.PARAMETERS and each.causes]
+    if decision.verdict is not Outcome.PASS or not aside:
+        return decision
+    return decision._replace(message=f"{decision.message} But {aside[0]}.")
 
 
 def _mean(numbers: ProbeResult) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from zerodrift.core.completion import Answer, EngineFingerprint
-from zerodrift.core.errors import CapabilityMissing
+from zerodrift.core.errors import CapabilityMissing, EngineRefused
 from zerodrift.core.request import Request
 from zerodrift.core.version import WeightVersion
 
@@ -65,8 +65,10 @@ class Backend(Protocol):
         """Ids that the engine makes of plain text. Needs TOKENIZE."""
         ...
 
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """Ids that the engine makes of chat messages, generation prompt included. Needs TOKENIZE."""
+    def render_chat(
+        self, messages: Sequence[dict[str, str]], *, generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        """Ids that the engine makes of chat messages, with what begins an answer or without. Needs TOKENIZE."""
         ...
 
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
@@ -91,13 +93,18 @@ class OwnTokenizer:
         """As the tokenizer does by default, special tokens included."""
         return tuple(self.own_tokenizer(text)["input_ids"])
 
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+    def render_chat(
+        self, messages: Sequence[dict[str, str]], *, generation_prompt: bool = True
+    ) -> tuple[int, ...]:
         """The checkpoint's own chat template."""
-        return tuple(
-            self.own_tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
-            )["input_ids"]
-        )
+        try:
+            rendered = self.own_tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=generation_prompt, tokenize=True, return_dict=True
+            )
+        except Exception as error:  # a template is a program of the checkpoint, and fails in any way it likes
+            what = str(error).partition("\n")[0]
+            raise EngineRefused(f"the chat template does not take these messages ({what})") from error
+        return tuple(rendered["input_ids"])
 
 
 def need(backend: Backend, capability: Capability, hint: str) -> None:

@@ -131,9 +131,16 @@ class LlamaCppBackend(ServerBackend):
         asked = {"content": text, "add_special": True, "parse_special": True}
         return tuple(value_at(self._http.post(TOKENIZE, asked), "tokens", list[int], TOKENIZE))
 
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+    def render_chat(
+        self, messages: Sequence[dict[str, str]], *, generation_prompt: bool = True
+    ) -> tuple[int, ...]:
         """As the server does for chat: the template makes text of them, and the text becomes ids."""
         self._need(Capability.TOKENIZE)
+        if not generation_prompt:
+            # A field that a release does not know is ignored in silence.
+            raise CapabilityMissing(
+                f"{self.name} cannot render chat without a generation prompt by {TEMPLATE}"
+            )
         answer = self._http.post(TEMPLATE, {"messages": list(messages)})
         return self.tokenize(value_at(answer, "prompt", str, TEMPLATE))
 

@@ -139,7 +139,9 @@ class ServerBackend(Backend):
         """As the server does for a plain prompt, special tokens included."""
         return self.render_chat([])
 
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+    def render_chat(
+        self, messages: Sequence[dict[str, str]], *, generation_prompt: bool = True
+    ) -> tuple[int, ...]:
         """As the server does for chat."""
         return self._not_ours(Capability.TOKENIZE)
 

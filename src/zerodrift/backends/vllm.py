@@ -90,10 +90,12 @@ class VllmBackend(ServerBackend):
         self._need(Capability.TOKENIZE)
         return self._tokens({"prompt": text})
 
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+    def render_chat(
+        self, messages: Sequence[dict[str, str]], *, generation_prompt: bool = True
+    ) -> tuple[int, ...]:
         """As the server does for /v1/chat/completions."""
         self._need(Capability.TOKENIZE)
-        return self._tokens({"messages": list(messages), "add_generation_prompt": True})
+        return self._tokens({"messages": list(messages), "add_generation_prompt": generation_prompt})
 
     def push_weights(self, directory: Path, version: WeightVersion) -> None:
         """Refused where tensors would not fit those that are served, as far as these can be seen."""

@@ -19,6 +19,8 @@ from zerodrift.stats.betting import FACTORS, MOST, Counts
 MISSED = 0.05
 """Chance of overlooking what a line says would be seen, at most."""
 BETAS = np.geomspace(1e-4, 4.0, 1000)
+GAUSSIAN = 25.0
+"""Variance from which a sum of draws is one, to half a draw."""
 SHARES = np.linspace(0.01, 1.0, 100)
 """Of requests whose first token is not drawn, or by which a stop token is too rare."""
 
@@ -130,7 +132,7 @@ def _stop(table: TokenTable, kind: Kind, needed: float) -> Power:
     q = np.minimum(table.masses.stop.astype(np.float64), MOST)
     due = float(q.sum())
     for factor in SHARES[::-1] - SHARES[0]:
-        most = _most(factor * q / (1 - q + factor * q))
+        most = most_drawn(factor * q / (1 - q + factor * q))
         if _log_e(kind.counts, 0, most) >= needed:
             says = f"{what}: from {factor:.2f} times the odds" if factor else f"{what}: if it never comes"
             return Power(name=name, says=f"{says} ({due:.1f} were due)", seen_from=float(factor))
@@ -149,9 +151,11 @@ def _least(q: Floats) -> float:
     return max(0.0, math.floor(float(q.sum()) + float(special.ndtri(MISSED)) * spread))
 
 
-def _most(q: Floats) -> float:
-    """What a sum of rare draws stays at or below with 95 %: Poisson's quantile."""
-    mean = float(q.sum())
+def most_drawn(q: Floats) -> float:
+    """What a sum of draws stays at or below with 95 %: Poisson's quantile where they are rare, a Gaussian's elsewhere."""
+    mean, variance = float(q.sum()), float((q * (1 - q)).sum())
+    if variance > GAUSSIAN:
+        return math.ceil(mean - float(special.ndtri(MISSED)) * math.sqrt(variance))
     counts = np.arange(int(mean + 10 * math.sqrt(mean + 1)) + 2)
     return float(counts[np.searchsorted(special.pdtr(counts, mean), 1 - MISSED)])
 

@@ -5,15 +5,14 @@ places to cut that order in two, the one under which the two shares of tokens th
 search is one pass over cumulative counts.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import xlogy
 
 from zerodrift.drift.gates import Gates
+from zerodrift.drift.split import cut_gains
 from zerodrift.drift.tokens import TokenTable
-from zerodrift.stats.arrays import Floats, Ids
+from zerodrift.stats.arrays import Bools, Floats, Ids
 
 LEAST_BEFORE = 24
 """Tokens that must be right before a length is called stable."""
@@ -65,7 +64,7 @@ def _stays(size: Floats, gates: Gates) -> bool:
     return bool(size.mean() <= gates.mean and (size > gates.outlier).mean() <= MOST_OFF)
 
 
-def _likeliest_cut(off: NDArray[np.bool_], positions: Ids, least: float) -> int:
+def _likeliest_cut(off: Bools, positions: Ids, least: float) -> int:
     """How many tokens come before the change; 0 where there is none, or tokens are off less after it."""
     total, count = len(off), float(off.sum())
     # Tokens at one position are on one side.
@@ -75,14 +74,8 @@ def _likeliest_cut(off: NDArray[np.bool_], positions: Ids, least: float) -> int:
     below = np.cumsum(off)[places - 1].astype(np.float64)
     above = count - below
     before = places.astype(np.float64)
-    gain = _surely(below, before) + _surely(above, total - before) - _surely(count, float(total))
+    gain = cut_gains(below, before, count, total)
     rising = below / before < above / (total - before)
     gain = np.where(rising, gain, -np.inf)
     best = int(gain.argmax())
     return int(places[best]) if gain[best] >= least else 0
-
-
-def _surely(hits: Floats | float, tokens: Floats | float) -> Any:
-    """Log-likelihood of so many hits among tokens, at their own share."""
-    share = np.asarray(hits, dtype=np.float64) / tokens
-    return xlogy(hits, share) + xlogy(tokens - hits, 1 - share)

@@ -19,6 +19,7 @@ SAMPLING_ALPHA = 1e-6
 """Two-sided; 3,000 healthy runs are expected to raise 0.003 false alarms."""
 SAMPLING_DOUBT = 1e-4
 """Below it chance is no good account either: one healthy run in 10,000 is asked to draw more."""
+UNDECIDED = ": decide it with more samples"
 TESTS = 4
 """How likely the tokens are, where they fall among likelier and rarer ones, where among all ids, and whether one draw
 says something about the next. The least p-value counts, times four (Bonferroni)."""
@@ -118,8 +119,8 @@ def _judged(p_value: float, finding: str, z: float) -> tuple[Outcome, str]:
     if p_value < SAMPLING_ALPHA:
         return Outcome.FAIL, finding
     if p_value < SAMPLING_DOUBT:
-        often = f"which chance does once in {1 / p_value:,.0f} runs: decide it with more samples"
-        return Outcome.INCONCLUSIVE, f"{finding}, {often}"
+        often = f"which chance does once in {1 / p_value:,.0f} runs"
+        return Outcome.INCONCLUSIVE, f"{finding}, {often}{UNDECIDED}"
     return Outcome.PASS, f"z = {z:+.2f}, p = {p_value:.2g}"
 
 

@@ -44,9 +44,9 @@ class OtherPrompt(FaultyBackend):
             return answers
         return rewrite(requests, answers, lambda request, each: with_prompt(each, request.prompt.token_ids))
 
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> Ids:
+    def render_chat(self, messages: Sequence[dict[str, str]], *, generation_prompt: bool = True) -> Ids:
         """A visible variant shows here, too, what it does to prompts."""
-        ids = self.inner.render_chat(messages)
+        ids = self.inner.render_chat(messages, generation_prompt=generation_prompt)
         return self._change(Prompt(ids)) if self._visible else ids
 
 

@@ -56,9 +56,11 @@ class FaultyBackend:
         """Ids that the engine makes of plain text."""
         return self.inner.tokenize(text)
 
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+    def render_chat(
+        self, messages: Sequence[dict[str, str]], *, generation_prompt: bool = True
+    ) -> tuple[int, ...]:
         """Ids that the engine makes of chat messages."""
-        return self.inner.render_chat(messages)
+        return self.inner.render_chat(messages, generation_prompt=generation_prompt)
 
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
         """Replace the weights by those of a checkpoint directory."""

@@ -31,6 +31,15 @@ class TokenizerEvidence(Evidence, frozen=True, kw_only=True):
     differing: int
 
 
+class TemplateEvidence(Evidence, frozen=True, kw_only=True):
+    """Conversations, and those that become other ids."""
+
+    conversations: int
+    differing: int
+    refused: int = 0
+    """By the engine, or by its template."""
+
+
 class ParityEvidence(Evidence, frozen=True, kw_only=True):
     """|Δ| in nats; the figures are None where too few tokens could be drawn at all."""
 
@@ -83,6 +92,42 @@ class SamplingEvidence(Evidence, frozen=True, kw_only=True):
         return {name: value for name, value in super().as_record().items() if name != "power"}
 
 
+class EndsEvidence(Evidence, frozen=True, kw_only=True):
+    """Single tokens, drawn where a stop token is likely."""
+
+    prefixes: int
+    draws: int
+    drawn: int
+    """Stop tokens."""
+    due: float
+    p: float
+    bias: float | None = None
+    """Asked for on the stop token, where no prefix makes it likely by itself."""
+    power: tuple[Power, ...] = ()
+    """Stands in the verdict, beside the probes."""
+
+    def as_record(self) -> dict[str, float | int | str | bool]:
+        """Without the power, which is no figure of what was seen."""
+        return {name: value for name, value in super().as_record().items() if name != "power"}
+
+
+class ParametersEvidence(Evidence, frozen=True, kw_only=True):
+    """Sampling parameters by what became of them."""
+
+    asked: str
+    refused: str = ""
+    """The engine does not take them."""
+    wrong: str = ""
+    """Not honoured as asked."""
+    draws: int
+    power: tuple[Power, ...] = ()
+    """Stands in the verdict, beside the probes."""
+
+    def as_record(self) -> dict[str, float | int | str | bool]:
+        """Without the power, which is no figure of what was seen."""
+        return {name: value for name, value in super().as_record().items() if name != "power"}
+
+
 class GreedyEvidence(Evidence, frozen=True, kw_only=True):
     """Tokens where nothing was to be drawn."""
 
@@ -122,6 +167,8 @@ class AgreementEvidence(Evidence, frozen=True, kw_only=True):
     """Requests that got other numbers when both sides were asked once more; None where nothing called for that."""
     predicted: bool | None = None
     """The cause that is named gives every number of the difference, and not only its side."""
+    decoded_only: bool | None = None
+    """First tokens, whose logits a prompt's prefill computes, are the same both ways, and those after them are not."""
 
 
 class ReturnEvidence(AgreementEvidence, frozen=True, kw_only=True):
@@ -281,6 +328,11 @@ class LocatedEvidence(Evidence, frozen=True, kw_only=True):
         return f"{layer}{rows}{self.part}{index}"
 
     @property
+    def done(self) -> bool:
+        """Something that is done or not, and was: there is no more and no less of it."""
+        return self.neutral == 0 and self.low == self.high == 1
+
+    @property
     def message(self) -> str:
         """In one line."""
         between = f"[{self.low:.4g}, {self.high:.4g}]"
@@ -293,5 +345,6 @@ class LocatedEvidence(Evidence, frozen=True, kw_only=True):
             "bias": f"{self.estimate:+.4g} {between}",
             "offset": f"{self.estimate:+.4g} {between}",
         }.get(self.quantity, f"{self.quantity} × {factor:.4f} [{low:.4f}, {high:.4f}]")
+        value = self.quantity if self.done and self.quantity != "fp8" else value
         same = f" (or {self.alike})" if self.alike else ""
         return f"{self.place}, {value}{same}, R² {self.r2:.2f}"

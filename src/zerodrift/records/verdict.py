@@ -30,6 +30,9 @@ class Probe(StrEnum):
 
     CONTRACT = "contract"
     TOKENIZER = "tokenizer"
+    TEMPLATE = "template"
+    ENDS = "ends"
+    """Prefixes after which an end is likely: does it come as often as it is due?"""
     PARITY = "parity"
     SAMPLING = "sampling"
     GREEDY = "greedy"

@@ -19,6 +19,8 @@ from zerodrift.view.report import REPORT
 from zerodrift.view.verdict import HEADLINES, Gauge, gauges, guilty, how_to
 from zerodrift.view.visible import LONGEST_TYPED, visible
 
+NOT_OF_THE_SAMPLER = ("far positions", "chat template")
+"""Power lines that say nothing about draws."""
 STYLES = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow"}
 
 
@@ -124,7 +126,7 @@ def _power(record: VerdictRecord, console: Console) -> None:
     console.print(Text("power: what would have been seen, 19 times in 20", style="dim"))
     for line in record.power:
         console.print(Text(f"    {visible(line.says)}"))
-    if not any(line.name != "far positions" for line in record.power):
+    if not any(line.name not in NOT_OF_THE_SAMPLER for line in record.power):
         console.print(Text("    of the sampler: nothing, because nothing was drawn that could be tested"))
     console.print()
 

@@ -81,7 +81,9 @@ class Scripted:
     def tokenize(self, text: str) -> tuple[int, ...]:
         raise NotImplementedError
 
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+    def render_chat(
+        self, messages: Sequence[dict[str, str]], *, generation_prompt: bool = True
+    ) -> tuple[int, ...]:
         raise NotImplementedError
 
     def load_weights(self, directory: Path, version: WeightVersion) -> None:

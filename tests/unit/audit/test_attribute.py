@@ -12,6 +12,7 @@ from zerodrift.audit.counterfactual.bias import bias_hypotheses
 from zerodrift.audit.counterfactual.evaluate import Evaluator, Window
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis, Pick, Reported
 from zerodrift.audit.counterfactual.semantic import Expected, hidden_hypotheses, told_hypotheses
+from zerodrift.audit.diagnose import seen_by
 from zerodrift.core.request import SamplingParams
 
 Floats = NDArray[np.float64]
@@ -95,7 +96,7 @@ def judge(chain: Callable[[Any], Any]) -> Callable[..., Attribution]:
                 return list(hidden_hypotheses(account, costs.total, expected))
             return [
                 *told_hypotheses(account, costs.total, expected),
-                *bias_hypotheses(account, costs.residual, costs.evaluator.tokens, costs.total),
+                *bias_hypotheses(account, seen_by(costs, account), expected.temperature, costs.total),
             ]
 
         return attribute(costs, propose, np.random.default_rng(0))

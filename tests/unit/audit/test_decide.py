@@ -165,7 +165,7 @@ def test_a_cause_is_named_once_by_its_strongest_evidence() -> None:
 GATE = 1e-3
 
 
-def itself(name: Probe, cause_name: str, mean: float, **more: bool) -> ProbeResult:
+def itself(name: Probe, cause_name: str, mean: float, **more: int) -> ProbeResult:
     gating = mean > GATE
     own = found(cause_name, "vllm", name, "differs", gating=gating)
     status = Outcome.FAIL if gating else Outcome.PASS
@@ -184,6 +184,7 @@ def names(decision: Decision) -> list[tuple[str, bool]]:
 UNNAMED = cause("unexplained", explained=0.0)
 BY_SIZE = cause(BODY, FoundBy.SIZE)
 ALONE, PREFILL = {"alone_is_right": True}, {"prefill_is_right": True}
+DECODED, REPORTED = {**PREFILL, "decoded_only": True}, {**PREFILL, "decoded_only": False}
 
 
 @pytest.mark.parametrize(
@@ -199,6 +200,14 @@ ALONE, PREFILL = {"alone_is_right": True}, {"prefill_is_right": True}
         ((UNNAMED,), itself(Probe.BATCH, BATCH, 0.1), 0.1, "unexplained", False),
         ((UNNAMED,), itself(Probe.BATCH, BATCH, 0.1, **ALONE), 0.1, BATCH, True),
         ((UNNAMED,), itself(Probe.PREFILL_DECODE, DECODE, 0.1, **PREFILL), 0.1, "unexplained", False),
+        # But for tokens that a prefill computed: what spares those is decoding, and no report.
+        ((UNNAMED,), itself(Probe.PREFILL_DECODE, DECODE, 0.1, **DECODED), 0.1, DECODE, True),
+        ((UNNAMED,), itself(Probe.PREFILL_DECODE, DECODE, 0.02, **DECODED), 0.1, "unexplained", False),
+        ((cause(RAW),), itself(Probe.PREFILL_DECODE, DECODE, 0.1, **DECODED), 0.1, RAW, False),
+        # What first tokens show too is Δ once more, however large it is beside scores.
+        ((UNNAMED,), itself(Probe.PREFILL_DECODE, DECODE, 0.9, **REPORTED), 0.1, "unexplained", False),
+        ((UNNAMED,), itself(Probe.PREFILL_DECODE, DECODE, 0.9), 0.1, "unexplained", True),
+        ((), itself(Probe.PREFILL_DECODE, DECODE, 0.9, **REPORTED), 0.0, DECODE, True),
         # Named by size alone, it yields to what proves more: noise, or another way that is right.
         ((BY_SIZE,), itself(Probe.BATCH, BATCH, 0.1, **ALONE), 0.1, BATCH, True),
         ((BY_SIZE,), itself(Probe.REPEAT, REPEAT, 0.1), 0.1, REPEAT, True),
@@ -353,6 +362,9 @@ def given(status: Outcome, mean: float) -> ProbeResult:
         ((cause(OTHER),), given(Outcome.PASS, 0.02), OTHER),
         ((cause(OTHER),), given(Outcome.FAIL, 0.1), OTHER),
         ((cause(ROPE),), given(Outcome.FAIL, 0.1), ROPE),
+        # A body that scores rightly is not rounded.
+        ((BY_SIZE,), given(Outcome.PASS, 1e-6), "unexplained"),
+        ((BY_SIZE,), given(Outcome.PASS, 0.05), BODY),
     ],
 )
 def test_a_name_whose_prediction_fails_is_taken_away(
@@ -373,6 +385,35 @@ def test_a_batch_takes_the_name_of_what_it_refutes() -> None:
     decision = decide([failed(Probe.PARITY), alone_is_right], (cause(TEMPERATURE),), about(0.1))
     assert decision.principal is not None
     assert decision.principal.cause == BATCH
+
+
+def test_a_name_by_size_yields_to_company_before_it_is_refuted() -> None:
+    in_company = itself(Probe.BATCH, BATCH, 0.4, alone_is_right=True, changed=0)
+    results = [
+        failed(Probe.PARITY),
+        in_company,
+        given(Outcome.PASS, 1e-6),
+        came_again(0, 0, rest=False, came=4),
+    ]
+    decision = decide(results, (BY_SIZE,), about(0.1))
+    assert [each.cause for each in decision.causes if each.gating] == [BATCH]
+
+
+def test_scores_that_mean_something_else_are_no_path() -> None:
+    meant = msgspec.structs.replace(
+        given(Outcome.FAIL, 0.8), causes=(cause("semantic/off-by-one", Probe.GIVEN_TOKENS),)
+    )
+    apart = itself(Probe.PREFILL_DECODE, DECODE, 1.5, prefill_is_right=False, decoded_only=False)
+    decision = decide([*SOUND, apart, meant], (), about(1e-6))
+    assert names(decision) == [("semantic/off-by-one", True), (DECODE, False)]
+    # The sentence is about these numbers, and not about those of sampled tokens.
+    assert decision.message != CAUSES["semantic/off-by-one"].message
+    # Decoding is off by the same: it is the model, or all numbers.
+    decision = decide([failed(Probe.PARITY), meant], (UNNAMED,), about(0.8))
+    assert names(decision) == [("unexplained", True)]
+    # Off by something else, it is a second fault, and refutes no name of the first.
+    decision = decide([failed(Probe.PARITY), meant], (cause(TEMPERATURE),), about(0.8))
+    assert names(decision) == [(TEMPERATURE, True), ("semantic/off-by-one", True)]
 
 
 def test_noise_that_falls_on_a_comparison_refutes_nothing() -> None:

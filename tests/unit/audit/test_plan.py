@@ -6,9 +6,9 @@ from zerodrift.audit.plan import (
     PAIRED_EVERY,
     PROBE_REQUESTS,
     PROBE_TOKENS,
+    asked_again,
     parity_requests,
     probe_requests,
-    rewarded_requests,
 )
 from zerodrift.core.errors import InvalidPrompt
 from zerodrift.core.request import MAX_SEED, Prompt, Request, SamplingParams
@@ -97,7 +97,7 @@ def test_a_context_that_is_just_long_enough() -> None:
 @pytest.mark.parametrize("seed", [0, 11, MAX_SEED])
 def test_the_reference_answers_the_same_with_seeds_of_its_own(seed: int) -> None:
     asked = parity_requests(PROMPTS, SamplingParams(temperature=0.7, max_tokens=9), 50, seed)
-    again = rewarded_requests(asked)
+    again = asked_again(asked)
 
     def used(requests: list[Request]) -> set[int]:
         return {(each.sampling.seed or 0) + index for each in requests for index in range(each.sampling.n)}

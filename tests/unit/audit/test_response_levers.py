@@ -76,7 +76,11 @@ def test_every_part_of_a_family_has_levers(response: Callable[[str], Response], 
     norms = {"llama": 2, "qwen3": 4, "gemma3": 6, "qwen3-moe": 4}[name]
     assert counts[Kind.NORM_EPS] == counts[Kind.NORM_GAIN] == layers * norms + 1
     assert counts[Kind.ROTARY] == (2 if name == "gemma3" else 1)
-    assert it.plumbing.missing == []
+    dense = name != "qwen3-moe"
+    assert counts[Kind.SLOPE] == counts[Kind.GATE] == (layers if dense else 0)
+    assert counts[Kind.RESIDUAL] == layers
+    # Experts take tokens of many sequences at once: their activation has no number for each.
+    assert it.plumbing.missing == ([] if dense else ["activations"])
 
 
 def test_what_a_family_does_not_have_is_skipped_and_said() -> None:
@@ -88,8 +92,8 @@ def test_what_a_family_does_not_have_is_skipped_and_said() -> None:
     it = Response(model, windows, ())
     assert it.plumbing.missing == ["rotary frequencies"]
     kinds = {lever.kind for lever in it.levers}
-    assert {Kind.SCORES, Kind.HEAD, Kind.NEURON, Kind.NORM_EPS} <= kinds
-    assert not kinds & {Kind.ROTARY, Kind.OFFSET, Kind.EXPERT}
+    assert {Kind.SCORES, Kind.HEAD, Kind.NEURON, Kind.NORM_EPS, Kind.SLOPE, Kind.RESIDUAL} <= kinds
+    assert not kinds & {Kind.ROTARY, Kind.OFFSET, Kind.EXPERT, Kind.GATE}
     assert np.abs(it.jacobian.matrix_NC).max() > 0
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from zerodrift.audit.response.pursuit import LEAST_R2, MOST_KNOBS, Pursuit, alike, pursue
+from zerodrift.audit.response.pursuit import LEAST_R2, MOST_KNOBS, Pursuit, alike, pursue, singles
 from zerodrift.stats.arrays import Floats
 
 SEQUENCES, WIDTH, KNOBS = 30, 8, 400
@@ -37,6 +37,17 @@ def test_two_knobs_are_found_together() -> None:
         {5: 0.02, 300: -0.01}, rel=1e-3
     )
     assert found.r2 > 0.999
+
+
+def test_the_best_alone_come_with_their_values_and_within_their_bounds() -> None:
+    matrix = slopes().astype(float)
+    steps = 0.02 * matrix[:, 5] - 0.01 * matrix[:, 300]
+    ends = np.full(KNOBS, -2.0), np.full(KNOBS, 2.0)
+    best = singles(steps, matrix.astype(np.float32), ends, 2)
+    assert [column for column, _ in best] == [5, 300]
+    assert best[0][1] == pytest.approx(0.02, rel=0.2)
+    ends[0][300] = 0.0
+    assert 300 not in [column for column, _ in singles(steps, matrix.astype(np.float32), ends, 5)]
 
 
 def test_a_knob_under_as_much_noise_is_still_followed() -> None:

@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from zerodrift.audit.decide import Circumstances, decide
 from zerodrift.audit.probe_suite import ProbeSuite, guarded
-from zerodrift.audit.probes.result import ProbeResult, answered
-from zerodrift.audit.run import Audit, Audited
+from zerodrift.audit.probes.result import ProbeResult, answered, found
+from zerodrift.audit.run import Audit, Audited, _with_aside
 from zerodrift.backends.base import Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
@@ -194,6 +195,7 @@ def test_few_tokens_are_inconclusive_and_every_question_is_listed(
     assert [record.name for record in audited.record.probes] == [
         "contract",
         "tokenizer",
+        "template",
         "parity",
         "sampling",
         "repeat",
@@ -468,3 +470,18 @@ def test_one_long_sequence_is_not_enough_for_a_verdict(
     assert probe(audited, "sampling").status is Outcome.FAIL
     assert audited.record.verdict is Outcome.FAIL
     assert [(each.cause, each.found_by) for each in audited.record.causes] == [("unexplained", "sampling")]
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_pass_says_first_which_parameters_are_not_honoured(used: bool) -> None:
+    """Beside a healthy one, which says nothing more than that."""
+    cause = found("semantic/sampling-bias", "vllm", Probe.PARAMETERS, "top_p is not honoured", gating=used)
+    sound = [answered(each, Outcome.PASS, "") for each in (Probe.PARITY, Probe.SAMPLING)]
+    status = Outcome.FAIL if used else Outcome.PASS
+    off = answered(Probe.PARAMETERS, status, "top_p is not honoured", causes=(cause,))
+    decision = _with_aside(decide([*sound, off], (), Circumstances()))
+    assert decision.verdict is status
+    healthy = _with_aside(decide(sound, (), Circumstances()))
+    assert healthy.verdict is Outcome.PASS
+    assert ("top_p" in decision.message) is not used
+    assert "top_p" not in healthy.message

@@ -1,12 +1,16 @@
 """A hypothesis about single tokens: some carry a constant bias in the engine.
 
-Biased tokens stand out among the sampled ones: their residual is the bias less what it does to the normaliser, that
-of the others is the normaliser alone. The set is read off the residuals by token, the size is fitted. A biased token that
-is likely anyway stands out less (+2 moves a token of 0.5 by 0.57); once the bias of the others is known, it is the only
-kind that is still off to their side, and joins them.
+A bias b on a set of ids moves the logprob of a token by
+
+    b · [the token is one of them] − log(1 + P (e^b − 1)),   P = their mass before
+
+so that the biased ones are off to one side and all others to the other, by what the normaliser makes of the mass: few ids,
+or rare ones, leave most numbers at the floor. Every token says which b it would take, by its own number and P; ids are
+taken one at a time, by what they say as sampled tokens or as mass, and each has to pay for itself.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,70 +18,174 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 from zerodrift.audit.counterfactual.explanation import Explanation, Hypothesis
+from zerodrift.stats.arrays import Bools, Floats, Ids
 
-Floats = NDArray[np.float64]
-LEAST_SEEN = 3
-"""Sampled fewer times than this, a token shows chance, not bias."""
 MOST_TOKENS = 20
-LEAST_LEFT = 0.02
-"""In units of the bias: that of 2 moves a token of probability 0.95 by 0.04."""
+CANDIDATES = 8
+"""Ids that are tried next, of each of four ways to see one: off to either side, by their own numbers or by their mass."""
+PRICE = 4.0
+"""Nats for an id beside those of choosing it: its logarithm among all."""
+LEAST_GAIN = 0.5
+"""Share that the ids must take away of the cost of tokens that are off: a handful of ids fits a little of anything."""
+OFF = 4.0
+"""σ, beyond which a token is."""
+AROUND = 0.2
+"""Relative distance within which the size is refined."""
+WILD = 1.0
+"""Nats of what is left: a token that is further off counts as this far in looking for masses."""
+MOST_BIAS = 20.0
+"""Of a word that is banned: e⁻²⁰ is nothing."""
+Cost = Callable[[Explanation], float]
+
+
+class Seen(NamedTuple):
+    """Tokens, what is left of their numbers, and what they might have been."""
+
+    residual: Floats
+    """Reported minus predicted; NaN where nothing is predicted."""
+    sigma: Floats
+    tokens: Ids
+    masses: NDArray[np.float32]
+    """[token, id]: of the distribution that was asked for."""
+
+    @property
+    def known(self) -> "Seen":
+        """Those of which something is predicted."""
+        there = np.isfinite(self.residual)
+        return Seen(self.residual[there], self.sigma[there], self.tokens[there], self.masses[there])
 
 
 def bias_hypotheses(
-    explanation: Explanation,
-    residual: Callable[[Explanation], Floats],
-    tokens: NDArray[np.int64],
-    cost: Callable[[Explanation], float],
+    explanation: Explanation, seen: Seen, temperature: float, cost: Cost
 ) -> Iterator[Hypothesis]:
-    """The tokens that stand out, with the bias that fits best."""
+    """The ids that the numbers ask for, with the bias that fits best."""
     if explanation.bias:
         return
-    suspects = _suspects(residual(explanation), tokens)
-    if not suspects:
+    seen = seen.known
+    fit = _pursued(seen)
+    if not fit.ids or not _explains(seen, fit):
         return
-    size = _fitted(explanation, suspects, cost)
-    left = residual(_with(explanation, suspects, size))
-    if others := _on_the_same_side(left, tokens, size, MOST_TOKENS - len(suspects)):
-        suspects = sorted({*suspects, *others})
-        size = _fitted(explanation, suspects, cost)
-    shown = ", ".join(str(token) for token in suspects[:5])
-    message = f"a bias of {size:+.3g} on {len(suspects)} tokens ({shown}{', …' if len(suspects) > 5 else ''})"
-    yield Hypothesis("semantic/logit-bias", message, _with(explanation, suspects, size), 2)
+    size = _refined(explanation, fit, temperature, cost)
+    shown = ", ".join(str(token) for token in fit.ids[:5])
+    many = "s" * (len(fit.ids) > 1)
+    message = (
+        f"a bias of {size:+.3g} on {len(fit.ids)} token{many} ({shown}{', …' if len(fit.ids) > 5 else ''})"
+    )
+    yield Hypothesis("semantic/logit-bias", message, _with(explanation, fit.ids, size), 1 + len(fit.ids))
+
+
+class _Fit(NamedTuple):
+    ids: tuple[int, ...]
+    size: float
+    """Of the bias, in logprobs."""
+    cost: float
+
+
+def _pursued(seen: Seen) -> _Fit:
+    """One id after the other, as long as each pays."""
+    price = PRICE + np.log(seen.masses.shape[1])
+    best = _Fit((), 0.0, _cost(seen.residual, seen.sigma))
+    while len(best.ids) < MOST_TOKENS:
+        tried = [_fitted(seen, (*best.ids, new)) for new in _candidates(seen, best)]
+        further = min(tried, key=lambda fit: fit.cost, default=best)
+        if further.cost > best.cost - price:
+            break
+        best = further
+    return _without_idle(seen, best, price)
+
+
+def _explains(seen: Seen, fit: _Fit) -> bool:
+    """Whether half of what is off is no more."""
+    off = np.abs(seen.residual) > OFF * seen.sigma
+    left, sigma = _left(seen, fit)[off], seen.sigma[off]
+    return _cost(left, sigma) <= (1 - LEAST_GAIN) * _cost(seen.residual[off], sigma)
+
+
+def _left(seen: Seen, fit: _Fit) -> Floats:
+    mass = seen.masses[:, list(fit.ids)].sum(axis=1, dtype=np.float64)
+    left: Floats = seen.residual - moved(fit.size, np.isin(seen.tokens, fit.ids), mass)
+    return left
+
+
+def _without_idle(seen: Seen, fit: _Fit, price: float) -> _Fit:
+    """An id that came early may have stood for others that came later."""
+    for idle in fit.ids:
+        fewer = _fitted(seen, tuple(token for token in fit.ids if token != idle))
+        if len(fit.ids) > 1 and fewer.cost < fit.cost + price:
+            fit = fewer
+    return fit._replace(ids=tuple(sorted(fit.ids)))
+
+
+def _fitted(seen: Seen, ids: tuple[int, ...]) -> _Fit:
+    """The size that most tokens agree on: by the biased ones alone, or by all."""
+    own, mass = np.isin(seen.tokens, ids), seen.masses[:, list(ids)].sum(axis=1, dtype=np.float64)
+    sizes = {_agreed(seen.residual, own, mass, where) for where in (own, np.ones_like(own))}
+    fits = [
+        _Fit(ids, size, _cost(seen.residual - moved(size, own, mass), seen.sigma))
+        for size in sizes
+        if size != 0.0
+    ]
+    return min(fits, key=lambda fit: fit.cost, default=_Fit(ids, 0.0, np.inf))
+
+
+def moved(size: float, own: Bools, mass: Floats) -> Floats:
+    """By how much a bias moves logprobs: of tokens that are biased or not, beside biased mass."""
+    result: Floats = size * own - np.log1p(np.expm1(size) * np.minimum(mass, 1.0))
+    return result
+
+
+def _agreed(residual: Floats, own: Bools, mass: Floats, where: Bools) -> float:
+    """Median of the sizes that single tokens ask for, each by how much it would show."""
+    mass = np.clip(mass, 1e-12, 1 - 1e-12)
+    # Solved for b: of a biased token, and of another.
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        by_own = residual + np.log1p(-mass) - np.log1p(-mass * np.exp(residual))
+        by_mass = np.log1p(np.expm1(-residual) / mass)
+    sizes = np.where(own, by_own, by_mass)
+    weights = np.where(own, 1 - mass, mass)
+    possible = where & np.isfinite(sizes) & (np.abs(sizes) <= MOST_BIAS)
+    if not possible.any():
+        # Every other token says that nothing was left of the mass.
+        return -MOST_BIAS if where.any() and np.isneginf(by_mass[where & ~own]).any() else 0.0
+    order = np.argsort(sizes[possible])
+    below = np.cumsum(weights[possible][order])
+    return float(sizes[possible][order][np.searchsorted(below, below[-1] / 2)])
+
+
+def _candidates(seen: Seen, fit: _Fit) -> list[int]:
+    """Ids whose own numbers are off most, and ids whose mass goes with what is left of the others."""
+    left = _left(seen, fit)
+    off = np.log1p((left / seen.sigma) ** 2) * np.sign(left)
+    by_token = np.bincount(seen.tokens, weights=off, minlength=seen.masses.shape[1])
+    # In units of its own length, as a regression on it alone would have it.
+    length = np.sqrt((seen.masses**2).sum(axis=0)) + 1e-6
+    # Each side by itself: the tokens of an id that is not known yet are far off, and to the other side than its mass.
+    by_mass = (
+        (np.expm1(np.clip(side * left, 0.0, WILD)).astype(np.float32) @ seen.masses) / length
+        for side in (1, -1)
+    )
+    ranked = (np.argsort(-scores)[:CANDIDATES] for scores in (by_token, -by_token, *by_mass))
+    known = set(fit.ids)
+    return [token for token in dict.fromkeys(np.concatenate([*ranked]).tolist()) if token not in known]
+
+
+def _cost(left: Floats, sigma: Floats) -> float:
+    """In nats, as attribution has it."""
+    return float(np.log1p((left / sigma) ** 2).sum())
+
+
+def _refined(explanation: Explanation, fit: _Fit, temperature: float, cost: Cost) -> float:
+    """By the cost that decides; a round value where one does as well. A bias is added before temperature divides."""
+
+    def at(size: float) -> float:
+        return cost(_with(explanation, fit.ids, size))
+
+    guess = fit.size * (temperature or 1.0)
+    bounds = tuple(sorted((guess * (1 - AROUND), guess * (1 + AROUND))))
+    near = float(minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": 1e-7}).x)
+    best = min((guess, near), key=at)
+    return round(best, 2) if round(best, 2) and at(round(best, 2)) <= at(best) + 1 else best
 
 
 def _with(explanation: Explanation, tokens: Sequence[int], size: float) -> Explanation:
     return msgspec.structs.replace(explanation, bias=dict.fromkeys(tokens, float(size)))
-
-
-def _fitted(explanation: Explanation, tokens: Sequence[int], cost: Callable[[Explanation], float]) -> float:
-    """Of either sign; the first look decides the side."""
-
-    def at(size: float) -> float:
-        return cost(_with(explanation, tokens, size))
-
-    side = 1.0 if at(1.0) < at(-1.0) else -1.0
-    bounds = tuple(sorted((0.05 * side, 10.0 * side)))
-    return float(minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x)
-
-
-def _on_the_same_side(left: Floats, tokens: NDArray[np.int64], size: float, most: int) -> list[int]:
-    """Tokens that are still off to the side of the bias; none where they are too many to be a list of words."""
-    off = np.isfinite(left) & (left * np.sign(size) > LEAST_LEFT * abs(size))
-    found = np.unique(tokens[off])
-    return found.tolist() if len(found) <= most else []
-
-
-def _suspects(residual: Floats, tokens: NDArray[np.int64]) -> list[int]:
-    """Tokens whose mean residual is nearer to the largest than to the typical one."""
-    known = np.isfinite(residual)
-    counts = np.bincount(tokens[known])
-    sums = np.bincount(tokens[known], weights=residual[known])
-    often = np.flatnonzero(counts >= LEAST_SEEN)
-    if len(often) < 2 * LEAST_SEEN:
-        return []
-    means = sums[often] / counts[often]
-    typical = float(np.median(means))
-    spread = means - typical
-    extreme = spread[np.argmax(np.abs(spread))]
-    chosen = often[spread * np.sign(extreme) > np.abs(extreme) / 2]
-    return chosen.tolist() if len(chosen) <= MOST_TOKENS else []

@@ -36,6 +36,8 @@ Rounding = Callable[[Sequence["Window"]], Floats]
 EXCLUDED_LOGPROB = -30.0
 """What an impossible token costs in the likelihood of samples: much, and finite, because a token on the edge of a
 kept set may fall on either side by rounding."""
+FEWEST_FIRST = 3
+"""First tokens with one and the same number that make it a placeholder."""
 
 
 class Window(NamedTuple):
@@ -103,6 +105,7 @@ class Evaluator:
         self._past = [row for case in cases for row in histories(case.prompt, case.output)[case.before :]]
         self._groups = _by_parameters(cases)
         self._last = np.cumsum(lengths) - 1
+        self._first = (self._last - lengths + 1)[[case.before == 0 for case in cases]]
         self._forwards = forwards
         self._roundings = roundings or {}
         self._scales: dict[str, Floats] = {ROUNDED_AS_EXPECTED: self.sigma}
@@ -167,6 +170,16 @@ class Evaluator:
             told = known
         return Prediction(told, np.maximum(drawn, EXCLUDED_LOGPROB))
 
+    def masses(self, explanation: Explanation) -> NDArray[np.float32]:
+        """[token, id]: how likely each id would have been in the place of each token."""
+        logits_NV = self.rows(explanation.context, explanation.forward)
+        masses_NV = torch.empty_like(logits_NV)
+        for group, (requested, members) in enumerate(self._groups):
+            drawn_NV = self._distribution(logits_NV[members], in_force(explanation, requested), group)
+            masses_NV[members] = drawn_NV.exp()
+        result: NDArray[np.float32] = masses_NV.numpy()
+        return result
+
     def surprise(self, explanation: Explanation) -> Surprise:
         """Apart from predictions, because it costs as much as one and few accounts are asked for it."""
         logits_NV = self.rows(explanation.context, explanation.forward)
@@ -189,6 +202,9 @@ class Evaluator:
         if explanation.reported is Reported.UNRENORMALISED:
             whole = msgspec.structs.replace(in_force(explanation, requested), top_p=1.0, top_k=0, min_p=0.0)
             return self._distribution(logits_NV, whole, group)
+        if explanation.reported is Reported.OVER_LIKELIEST:
+            count = min(int(explanation.sampling["top_k"]), drawn_NV.shape[-1])
+            return drawn_NV - drawn_NV.topk(count, dim=-1).values.logsumexp(dim=-1, keepdim=True)
         return drawn_NV
 
     def _distribution(self, logits_NV: torch.Tensor, params: SamplingParams, group: int) -> torch.Tensor:
@@ -218,6 +234,8 @@ class Evaluator:
         if pick is Pick.NO_STOP:
             told = told.copy()
             told[self._last[[case.stopped for case in self.cases]]] = 0.0
+        if pick is Pick.NO_FIRST:
+            told = self._with_placeholder(told)
         if step == 0:
             return told
         moved = np.roll(told, step)
@@ -225,15 +243,27 @@ class Evaluator:
         moved[0 if step == 1 else -1] = np.nan
         return moved
 
+    def _with_placeholder(self, told: Floats) -> Floats:
+        """The number that all first tokens carry, in the place of theirs; unchanged where they carry several."""
+        values = self.reported[self._first]
+        if len(values) >= FEWEST_FIRST and (values == values[0]).all():
+            told = told.copy()
+            told[self._first] = values[0]
+        return told
+
 
 def in_force(explanation: Explanation, requested: SamplingParams) -> SamplingParams:
     """The requested parameters with the explanation's changes made."""
     if not explanation.sampling and not explanation.bias:
         return requested
+    sampling = dict(explanation.sampling)
+    if explanation.reported is Reported.OVER_LIKELIEST:
+        # Reports alone are cut off.
+        del sampling["top_k"]
     bias = dict(requested.logit_bias)
     for token, value in explanation.bias.items():
         bias[token] = bias.get(token, 0.0) + value
-    return requested.with_in_force(**explanation.sampling, logit_bias=bias)
+    return requested.with_in_force(**sampling, logit_bias=bias)
 
 
 def _by_parameters(cases: Sequence[Window]) -> list[tuple[SamplingParams, torch.Tensor]]:

@@ -29,6 +29,8 @@ class Reported(StrEnum):
     """Processed by the requested parameters, whatever was in force: numbers that hide what the sampler did."""
     UNRENORMALISED = "unrenormalised"
     """Processed without truncation: the tokens were drawn from a part of it."""
+    OVER_LIKELIEST = "over-likeliest"
+    """Processed, and then renormalised over the `top_k` likeliest tokens; what was drawn from is not cut off."""
 
 
 class Pick(StrEnum):
@@ -45,6 +47,8 @@ class Pick(StrEnum):
     """The likeliest token's entry."""
     NO_STOP = "no-stop"
     """The sampled token's, but nothing (zero) for a token that ended the output."""
+    NO_FIRST = "no-first"
+    """The sampled token's, but one and the same number for the first of every output."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ residuals of all tokens meet zero: they double the digits with each forward, whe
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -101,12 +101,19 @@ def position_hypotheses(
     """The best value of each dial, the most promising first; none after one that explains the fit."""
     if explanation.forward != VANILLA or fit.at_floor(explanation):
         return
+    yield from dial_hypotheses(explanation, paths, fit, _in_turn(paths, begins))
+
+
+def dial_hypotheses(
+    explanation: Explanation, paths: Paths, fit: FitCost, turns: Iterable[list[Dial]]
+) -> Iterator[Hypothesis]:
+    """The best value of each dial; those of one turn are compared with each other, after the turns before have failed."""
 
     def at(dial: Dial, value: float) -> Explanation:
         variant = dial.variant(value)
         return msgspec.structs.replace(explanation, forward=paths.add(variant.message, variant))
 
-    for dials in _in_turn(paths, begins):
+    for dials in turns:
         starts = [(*_start(dial, partial(at, dial), fit, fit.cost(explanation)), dial) for dial in dials]
         for _, start, dial in sorted(starts, key=lambda entry: entry[0]):
             if start is None:
@@ -143,7 +150,7 @@ def _in_turn(paths: Paths, begins: FirstOff | None) -> Iterator[list[Dial]]:
         yield list(_window_dials(paths.model, begins))
         jump = []
     if turned:
-        stretch = Dial(STRETCHES, partial(_by_secants, reach=0.06), _stretch, right=1.0)
+        stretch = Dial(STRETCHES, partial(by_secants, reach=0.06), _stretch, right=1.0)
         yield [*_base_dials(paths.model), stretch, *jump]
     if not some_right:
         yield list(_window_dials(paths.model, begins))
@@ -167,7 +174,7 @@ def _window_dials(model: Any, begins: FirstOff | None) -> Iterator[Dial]:
 
 def _base_dials(model: Any) -> Iterator[Dial]:
     """The base of all layers; where types of layers have their own (Gemma 3), each of them, and all by one factor."""
-    refine = partial(_by_secants, reach=math.log(10) / 3)
+    refine = partial(by_secants, reach=math.log(10) / 3)
     bases = rope_bases(model.config)
     for kind, own in bases.items():
         looks = {*(own * factor for factor in BASES), *USUAL_BASES} - {own}
@@ -245,7 +252,7 @@ def _by_halves(at: At, fit: FitCost, place: float, begins: FirstOff) -> float:
     return place
 
 
-def _by_secants(at: At, fit: FitCost, look: float, reach: float) -> float:
+def by_secants(at: At, fit: FitCost, look: float, reach: float) -> float:
     """The value at which predictions meet what was reported; on a logarithmic scale, `reach` at a time at most."""
 
     def there(point: float) -> Explanation:

@@ -25,6 +25,7 @@ PICKS = {
     Pick.PREVIOUS_VALUE: "semantic/off-by-one",
     Pick.TOP: "semantic/wrong-token",
     Pick.NO_STOP: "semantic/eos",
+    Pick.NO_FIRST: "semantic/nonfinite",
 }
 _READ_AS = {
     Pick.NEXT_ROW: "each logprob is read one position late",
@@ -33,6 +34,7 @@ _READ_AS = {
     Pick.PREVIOUS_VALUE: "each logprob belongs to the token before it",
     Pick.TOP: "each logprob is that of the likeliest token",
     Pick.NO_STOP: "a token that ends an output carries zero",
+    Pick.NO_FIRST: "the first token of every output carries one and the same number, a placeholder",
 }
 
 # Values that people and model cards use; a kept set changes in steps, so a grid loses little.
@@ -82,6 +84,7 @@ def told_hypotheses(explanation: Explanation, cost: Cost, expected: Expected) ->
     """Single changes of meaning that show in the reported numbers."""
     yield from _readings(explanation)
     yield from _parameters(explanation, cost, expected, explanation.reported)
+    yield from _counts(explanation, cost)
 
 
 def hidden_hypotheses(explanation: Explanation, cost: Cost, expected: Expected) -> Iterator[Hypothesis]:
@@ -130,6 +133,44 @@ def _parameters(
     for name, fitted in {"temperature": _temperatures(expected.temperature), **FITTED}.items():
         if name not in explanation.sampling:
             yield from _fit(explanation, cost, name, fitted)
+
+
+def _counts(explanation: Explanation, cost: Cost) -> Iterator[Hypothesis]:
+    """Any number of likeliest tokens that logprobs are renormalised over: those drawn from, or in the report alone."""
+    if "top_k" in explanation.sampling or explanation.reported is not Reported.AS_CONTRACTED:
+        return
+    report = msgspec.structs.replace(explanation, reported=Reported.OVER_LIKELIEST)
+    if (count := _best_count(report, cost, cost(explanation))) is not None:
+        message = f"reported logprobs are renormalised over the {count} likeliest tokens"
+        yield Hypothesis("semantic/truncation-mass", message, _with(report, top_k=count), 1)
+    count = _best_count(explanation, cost, cost(explanation))
+    if count is not None and count not in TRUNCATIONS["top_k"]:
+        changed = _with(explanation, top_k=count)
+        yield Hypothesis("semantic/truncation-mass", f"top_k={count} in force", changed, 1)
+
+
+def _best_count(explanation: Explanation, cost: Cost, now: float) -> int | None:
+    """The `top_k` that costs least; None where no look gains anything.
+
+    What is kept grows with it, token by token, so that costs fall towards the best and rise after it.
+    """
+
+    def at(count: int) -> float:
+        return cost(_with(explanation, top_k=count))
+
+    looks = [int(look) for look in TRUNCATIONS["top_k"]]
+    best = min(looks, key=at)
+    if at(best) > now - LEAST_HOPE:
+        return None
+    place = looks.index(best)
+    low, high = looks[max(place - 1, 0)], (*looks, 2 * looks[-1])[place + 1]
+    while low < high:
+        middle = (low + high) // 2
+        if at(middle) <= at(middle + 1):
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def _temperatures(requested: float) -> Fitted:

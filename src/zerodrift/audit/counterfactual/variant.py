@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from zerodrift.records.evidence import LocatedEvidence
+
 Alone = Callable[[Any, Sequence[int], int, int], torch.Tensor]
 """(changed model, sequence, length of its prompt, first token to predict) to rows of logits."""
 
@@ -20,3 +22,5 @@ class Variant(NamedTuple):
     """Right positions to those that were used; None: they are right."""
     alone: Alone | None = None
     """How a sequence is computed by itself, where it matters which of its tokens were the prompt."""
+    located: LocatedEvidence | None = None
+    """Where in the model it is, for what has no cause in the vocabulary."""

@@ -5,9 +5,10 @@ those. Here the tokens are given: freshly sampled by the reference, or read from
 from another process, machine or year.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from zerodrift.audit.checked_calls import Floats, scored
@@ -19,8 +20,10 @@ from zerodrift.core.request import Request
 from zerodrift.drift.gates import Gates
 from zerodrift.records.baseline import BaselineHeader, BaselineRow
 from zerodrift.records.evidence import GapEvidence
-from zerodrift.records.verdict import Outcome, Probe
+from zerodrift.records.verdict import CauseFound, Outcome, Probe
 
+Meaning = Callable[[Sequence[tuple[int, ...]], Sequence[Floats]], CauseFound | None]
+"""Sequences, and wrong scores of their last tokens, to what those are instead."""
 MOST_ROWS = 32
 """Rows of a baseline that are scored: an eighth of its default length, and enough for a mean."""
 
@@ -49,11 +52,20 @@ def recorded_in(rows: Sequence[BaselineRow]) -> list[Given]:
     return [Given(row.prompt + row.output, np.array(row.raw_logprobs)) for row in full[::step][:MOST_ROWS]]
 
 
-def given_tokens(engine: Backend, given: Sequence[Given], gates: Gates) -> ProbeResult:
-    """The engine's score of tokens that it did not sample."""
+def given_tokens(
+    engine: Backend, given: Sequence[Given], gates: Gates, meaning: Meaning = lambda ids, told: None
+) -> ProbeResult:
+    """The engine's score of tokens that it did not sample; where it is wrong, `meaning` says what it is instead."""
     if Capability.SCORE not in engine.capabilities:
         return not_judged(Probe.GIVEN_TOKENS, "the engine does not score given tokens")
-    return _judge(Probe.GIVEN_TOKENS, scored(engine, [item.ids for item in given], engine.name), given, gates)
+    ids = [item.ids for item in given]
+    told = scored(engine, ids, engine.name)
+    result = _judge(Probe.GIVEN_TOKENS, told, given, gates)
+    if result.status is not Outcome.FAIL:
+        return result
+    outputs = [row[len(row) - len(item.logprobs) :] for row, item in zip(told, given, strict=True)]
+    meant = meaning(ids, outputs)
+    return result if meant is None else msgspec.structs.replace(result, causes=(meant,))
 
 
 def check_weights(reference: ReferenceBackend, header: BaselineHeader) -> None:

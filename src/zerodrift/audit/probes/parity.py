@@ -1,5 +1,6 @@
 """Are the reported numbers the trainer's, and were the tokens drawn from what they claim?"""
 
+import msgspec
 import numpy as np
 
 from zerodrift.audit.probes.result import ProbeResult
@@ -7,6 +8,7 @@ from zerodrift.drift import sampling
 from zerodrift.drift.gates import Gates
 from zerodrift.drift.parity import compare
 from zerodrift.drift.tokens import TokenTable
+from zerodrift.records.evidence import SamplingEvidence
 from zerodrift.records.verdict import Outcome, Probe
 
 
@@ -51,4 +53,22 @@ def samples(
         evidence=tested.evidence,
         required=required,
         vacuous=tested.vacuous,
+    )
+
+
+def drawn_again(doubtful: ProbeResult, more: ProbeResult) -> ProbeResult:
+    """What chance does once in ten thousand runs is settled by samples of their own: a fault is there again.
+
+    Together the two are wrong about a healthy engine as rarely as one test at the level of a verdict.
+    """
+    evidence = more.evidence
+    if not isinstance(evidence, SamplingEvidence) or evidence.p is None or more.vacuous:
+        return doubtful
+    again = evidence.p < sampling.SAMPLING_ALPHA / sampling.SAMPLING_DOUBT
+    first = doubtful.message.partition(sampling.UNDECIDED)[0]
+    seen = f"in {evidence.tokens:,} tokens more, p = {evidence.p:.2g}"
+    return msgspec.structs.replace(
+        doubtful,
+        status=Outcome.FAIL if again else Outcome.PASS,
+        message=f"{first}; {seen}: {'it is no chance' if again else 'it was chance'}",
     )

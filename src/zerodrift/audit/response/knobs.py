@@ -61,6 +61,9 @@ _BOUNDS = {
     Kind.NORM_EPS: (0.0, 1.0),
     Kind.SOFT_CAP: (0.0, 1.0),
     Kind.LOGIT_ROW: (-20.0, 20.0),
+    # Divided by, or undone by the norm behind it: neither is anything at 0.
+    Kind.SLOPE: (-0.9, 2.0),
+    Kind.RESIDUAL: (-0.9, 2.0),
 }
 _IN_WORDS = {
     Kind.SCORES: ("attention", "scale of scores"),
@@ -70,6 +73,9 @@ _IN_WORDS = {
     Kind.NORM_GAIN: ("norm", "gain"),
     Kind.NORM_EPS: ("norm", "eps"),
     Kind.NEURON: ("MLP", "output"),
+    Kind.SLOPE: ("activation", "slope"),
+    Kind.GATE: ("gate", "output"),
+    Kind.RESIDUAL: ("residual stream into it", "scale"),
     Kind.EXPERT: ("experts", "output"),
     Kind.ROTARY: ("rotary", "frequencies"),
     Kind.OFFSET: ("positions of the output", "offset"),
@@ -85,6 +91,18 @@ _SINGLE = {
     Kind.ROTARY: "rotary band",
     Kind.LOGIT_ROW: "logit of token",
 }
+
+_OF_LAYERS = (
+    Kind.SCORES,
+    Kind.HEAD,
+    Kind.KEYS_FP8,
+    Kind.VALUES_FP8,
+    Kind.NEURON,
+    Kind.SLOPE,
+    Kind.GATE,
+    Kind.EXPERT,
+)
+"""What may be one setting of all layers; a residual stream that is scaled before each is no setting of anything."""
 
 
 def knobs_of(levers: Sequence[Lever]) -> list[Knob]:
@@ -112,7 +130,7 @@ def _places(knob: Knob, columns: Columns) -> tuple[list[int], Floats]:
 def _everywhere(levers: Sequence[Lever]) -> Iterator[Knob]:
     """A quantity that is one setting of the model: the same in all layers, or in all norms of one name."""
     in_layers = [lever for lever in levers if lever.layer is not None]
-    for kind in (Kind.SCORES, Kind.HEAD, Kind.KEYS_FP8, Kind.VALUES_FP8, Kind.NEURON, Kind.EXPERT):
+    for kind in _OF_LAYERS:
         chosen = [lever for lever in in_layers if lever.kind is kind]
         if len(chosen) > 1:
             part, quantity = _IN_WORDS[kind]

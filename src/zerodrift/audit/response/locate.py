@@ -21,7 +21,7 @@ from zerodrift.audit.response.answer import Answer
 from zerodrift.audit.response.derivatives import Response
 from zerodrift.audit.response.knobs import Knob, by_knob, knobs_of
 from zerodrift.audit.response.levers import Member
-from zerodrift.audit.response.pursuit import Pursuit, alike, pursue
+from zerodrift.audit.response.pursuit import Pursuit, alike, pursue, singles
 from zerodrift.records.evidence import LocatedEvidence
 from zerodrift.stats.arrays import Floats
 from zerodrift.stats.intervals import bootstrap_ratio
@@ -45,6 +45,9 @@ CERTAIN = 4.0
 """Standard deviations of a rank correlation: chance reaches so many in one of 30,000, and four are looked at."""
 ROUNDED = (torch.bfloat16, torch.float16)
 """What weights are rounded to before they are multiplied; TF32 has as many bits as fp16."""
+SIMPLER = 3
+"""So many knobs are tried alone where several were chosen: a large change of one bends away from its derivative, and what
+is left of it looks like others."""
 MOST_ALIKE = 2
 """So many others are mentioned that could not be told apart."""
 
@@ -70,7 +73,12 @@ def followed_by(response: Response, windows: Sequence[Window], rng: np.random.Ge
     found = pursue(difference / unit, slopes_NK, _sequences(windows), (low_K, high_K), rng)
     answer = Answer(r2=found.r2, null=found.null, follows=False, missing=tuple(response.plumbing.missing))
     if found.follows:
-        answer = _Proof(response, knobs, slopes_NK, reported, unit, sigma).answer(found, rng)
+        proof = _Proof(response, knobs, slopes_NK, reported, unit, sigma)
+        answer = proof.answer(found, rng)
+        alone = (
+            singles(difference / unit, slopes_NK, (low_K, high_K), SIMPLER) if len(found.chosen) > 1 else []
+        )
+        answer = proof.simpler(answer, found, alone, rng)
     if answer.follows:
         return answer
     return msgspec.structs.replace(answer, rounding=_of_rounded_weights(response, difference))
@@ -141,6 +149,16 @@ class _Proof:
             share=share,
             missing=tuple(self._response.plumbing.missing),
         )
+
+    def simpler(
+        self, answer: Answer, found: Pursuit, alone: Sequence[tuple[int, float]], rng: np.random.Generator
+    ) -> Answer:
+        """One knob where one brings Δ to the floor: a stream × 0.985 is all that comes after it × 1.015, and is said so."""
+        for column, value in alone:
+            single = self.answer(found._replace(chosen=(column,), values=(value,)), rng)
+            if single.to_floor:
+                return single
+        return answer
 
     def _refined(self, found: Pursuit, columns: Floats) -> tuple[Floats, Floats]:
         """Values that fit best, and what they leave of Δ, in units of each token."""

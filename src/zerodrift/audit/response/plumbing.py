@@ -74,6 +74,9 @@ class Plumbing:
         elif lever.kind in _BEFORE:
             handle = module.register_forward_pre_hook(partial(_BEFORE[lever.kind], t_BS))
             stack.callback(handle.remove)
+        elif lever.kind is Kind.RESIDUAL:
+            handle = module.register_forward_pre_hook(partial(_residual, t_BS), with_kwargs=True)
+            stack.callback(handle.remove)
         elif lever.kind in (Kind.ROTARY, Kind.OFFSET):
             turn = partial(_rotate, lever, t_BS, starts_B)
             stack.callback(module.register_forward_hook(turn, with_kwargs=True).remove)
@@ -95,6 +98,7 @@ class Plumbing:
             Kind.SCORES: "attention scores and keys and values in fp8",
             Kind.HEAD: "outputs of heads",
             Kind.NORM_EPS: "norms",
+            Kind.SLOPE: "activations",
             Kind.ROTARY: "rotary frequencies",
         }
         self.missing += [words for kind, words in wanted.items() if kind not in kinds]
@@ -104,6 +108,7 @@ class Plumbing:
     def _find_in_layer(self, number: int, layer: Any) -> None:
         family, config = self.parts.family, self.model.config
         heads = getattr(config, "num_attention_heads", 0)
+        self._modules[Lever(Kind.RESIDUAL, number, "", 1)] = layer
         for place in family.norms:
             self._find_norm(number, place, _at(layer, place))
         attention = None if family.attention is None else _at(layer, family.attention.place)
@@ -129,6 +134,11 @@ class Plumbing:
         down = None if dense is None or family.mlp is None else _at(dense, family.mlp.projections.get("down"))
         if down is not None:
             self._modules[Lever(Kind.NEURON, number, "", _inputs(down))] = down
+        if dense is not None and family.mlp is not None:
+            inside = {Kind.SLOPE: family.mlp.activation, Kind.GATE: family.mlp.projections.get("gate")}
+            for kind, place in inside.items():
+                if (module := _at(dense, place)) is not None:
+                    self._modules[Lever(kind, number, "", 1)] = module
 
     def _find_norm(self, layer: int | None, place: str, norm: Any) -> None:
         eps = next((getattr(norm, name) for name in _EPS_NAMES if hasattr(norm, name)), None)
@@ -195,6 +205,23 @@ def _heads(t_BS: torch.Tensor, _: Any, given: tuple[Any, ...]) -> tuple[Any, ...
 
 def _neurons(t_BS: torch.Tensor, _: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
     return (given[0] * (1 + t_BS)[:, None], *given[1:])
+
+
+def _residual(
+    t_B1: torch.Tensor, _: Any, given: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Hidden states come first, or by their name."""
+    if not given:
+        hidden = named["hidden_states"]
+        return given, {**named, "hidden_states": hidden * (1 + _spread(t_B1, hidden))}
+    return (given[0] * (1 + _spread(t_B1, given[0])), *given[1:]), named
+
+
+def _slope(t_B1: torch.Tensor, activation: Any, given: tuple[Any, ...], _: torch.Tensor) -> torch.Tensor:
+    steeper = 1 + _spread(t_B1, given[0])
+    # Past the hooks of the module, of which this is one.
+    turned: torch.Tensor = activation.forward(given[0] * steeper) / steeper
+    return turned
 
 
 def _experts(t_BS: torch.Tensor, _: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -268,4 +295,9 @@ _BEFORE: dict[Kind, Callable[..., Any]] = {
     Kind.NEURON: _neurons,
     Kind.EXPERT: _experts,
 }
-_AFTER: dict[Kind, Callable[..., Any]] = {Kind.NORM_GAIN: _gain, Kind.NORM_EPS: _eps}
+_AFTER: dict[Kind, Callable[..., Any]] = {
+    Kind.NORM_GAIN: _gain,
+    Kind.NORM_EPS: _eps,
+    Kind.GATE: _gain,
+    Kind.SLOPE: _slope,
+}

@@ -70,6 +70,26 @@ def pursue(
     return Pursuit(tuple(chosen), tuple(values.tolist()), scores[count - 1], max(nulls))
 
 
+def singles(
+    steps: Floats, slopes_NK: Floats, bounds: tuple[Floats, Floats], count: int
+) -> list[tuple[int, float]]:
+    """The columns that alone fit `steps` best, each with its value; the best first, and of equals the widest."""
+    sizes_K, usable_K = _sizes(slopes_NK)
+    along_K = (steps.astype(np.float32) @ slopes_NK).astype(np.float64)
+    value_K = along_K / sizes_K**2
+    possible_K = usable_K & (value_K > bounds[0]) & (value_K < bounds[1])
+    fit_K = np.where(possible_K, np.abs(along_K) / sizes_K, -1.0)
+    order = np.argsort(-fit_K, kind="stable")[:count]
+    return [(int(column), float(value_K[column])) for column in order if possible_K[column]]
+
+
+def _sizes(slopes_NK: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+    """Lengths of the columns, and which are more than nothing."""
+    sizes_K = np.sqrt(np.einsum("nk,nk->k", slopes_NK, slopes_NK, dtype=np.float64))
+    usable_K = sizes_K > 1e-6 * max(float(sizes_K.max(initial=0.0)), 1e-30)
+    return np.where(usable_K, sizes_K, 1.0), usable_K
+
+
 def _held_out(
     steps: Floats,
     slopes_NK: Floats,
@@ -92,9 +112,7 @@ def _search(
     steps: Floats, slopes_NK: Floats, bounds: tuple[Floats, Floats], most: int
 ) -> list[tuple[list[int], Floats]]:
     """The best column, then the best beside it, and so on, each time with all values fitted anew."""
-    sizes_K = np.sqrt(np.einsum("nk,nk->k", slopes_NK, slopes_NK, dtype=np.float64))
-    usable_K = sizes_K > 1e-6 * max(float(sizes_K.max(initial=0.0)), 1e-30)
-    sizes_K = np.where(usable_K, sizes_K, 1.0)
+    sizes_K, usable_K = _sizes(slopes_NK)
     found: list[tuple[list[int], Floats]] = []
     chosen: list[int] = []
     left = steps

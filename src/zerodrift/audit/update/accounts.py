@@ -6,13 +6,11 @@ import numpy as np
 
 from zerodrift.audit.counterfactual.delivery import deliveries
 from zerodrift.audit.update.arrival import arrivals
+from zerodrift.audit.update.rotary import rebased
 from zerodrift.audit.update.scale import scaled
 from zerodrift.audit.update.seen import HALF, SETTLED, Account, Seen
 from zerodrift.audit.update.weights import UpdatedWeights
 from zerodrift.core.memory import ran_out
-
-SCOUTING_TOKENS = 24
-"""Accounts of an update are tried on so many tokens first; one that explains half of those is tried on all."""
 
 Tried = Callable[[UpdatedWeights, Seen, np.random.Generator], Iterator[Account]]
 
@@ -20,7 +18,7 @@ Tried = Callable[[UpdatedWeights, Seen, np.random.Generator], Iterator[Account]]
 def accounts_of(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -> tuple[list[Account], bool]:
     """Those that explain more than half, and whether memory was enough to try all that there was to try."""
     found: list[Account] = []
-    tries: tuple[Tried, ...] = (_scaled, arrivals, _misdelivered)
+    tries: tuple[Tried, ...] = (_scaled, _rebased, arrivals, _misdelivered)
     enough = True
     for tried in tries:
         try:
@@ -35,22 +33,33 @@ def accounts_of(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -
     return found, enough
 
 
+def ways(weights: UpdatedWeights) -> int:
+    """How many discrete changes there are to try."""
+    return sum(1 for _ in deliveries(weights.old, weights.new))
+
+
 def _scaled(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -> Iterator[Account]:
     if (account := scaled(weights, seen, rng)) is not None:
         yield account
 
 
+def _rebased(weights: UpdatedWeights, seen: Seen, _: np.random.Generator) -> Iterator[Account]:
+    return rebased(weights, seen)
+
+
 def _misdelivered(weights: UpdatedWeights, seen: Seen, _: np.random.Generator) -> Iterator[Account]:
-    """The engine answers like the new weights with one thing done wrong to them: up to the first that explains all."""
-    scouts = seen.first(SCOUTING_TOKENS)
-    if not scouts.gap:  # nothing of these is to be explained
-        scouts = seen
-    for delivery in deliveries(weights.old, weights.new):
+    """The engine answers like the new weights with one thing done wrong to them: up to the first that explains all.
+
+    Each is tried on one sequence first, and on all if it explains half of that.
+    """
+    scout = seen.worst()
+    for number, delivery in enumerate(deliveries(weights.old, weights.new), start=1):
         built = delivery.build()
-        if scouts.explained(weights.score(built, scouts.completions)) <= HALF:
+        if scout.explained(weights.score(built, scout.completions)) <= HALF:
             continue
         explained = seen.explained(weights.score(built, seen.completions))
         if explained > HALF:
-            yield Account(delivery.cause, delivery.says, explained)
+            message = f"{delivery.says} ({explained:.1%} of the difference; {number} such changes were tried)"
+            yield Account(delivery.cause, message, explained)
         if explained > SETTLED:
             return

@@ -1,5 +1,6 @@
 """What an engine reported after an update, and what is said of it. Torch-free."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +44,15 @@ class Seen(NamedTuple):
         count = min(int(np.searchsorted(totals, tokens)) + 1, len(totals))
         end = int(totals[count - 1])
         return Seen(self.completions[:count], self.reported[:end], self.at_new[:end], self.at_old[:end])
+
+    def worst(self) -> "Seen":
+        """The completion that is furthest off: what is true of an update is true of it, and it costs one sequence."""
+        edges = np.cumsum([0, *(len(completion.token_ids) for completion in self.completions)])
+        off = np.abs(self.at_new - self.reported)
+        spans = [slice(*ends) for ends in pairwise(edges.tolist())]
+        number = int(np.argmax([off[span].mean() for span in spans]))
+        span = spans[number]
+        return Seen([self.completions[number]], self.reported[span], self.at_new[span], self.at_old[span])
 
     def explained(self, scores: Floats) -> float:
         """Share of the difference that is gone if the engine's own numbers should have been `scores`."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from zerodrift.audit.checked_calls import generated
 from zerodrift.audit.counterfactual.delivery import not_asked
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
-from zerodrift.audit.update.accounts import accounts_of
+from zerodrift.audit.update.accounts import accounts_of, ways
 from zerodrift.audit.update.seen import HALF, MOST, Seen
 from zerodrift.audit.update.weights import UpdatedWeights
 from zerodrift.backends.base import Backend, Capability
@@ -200,6 +200,7 @@ def _undelivered(engine: Backend, weights: UpdatedWeights, fresh: Seen, gates: G
         cause = found(best.cause, engine.name, NAME, best.message, explained=best.explained)
         return msgspec.structs.replace(cause, located=best.located)
     message = f"after the update the engine is at neither version: slope {fresh.slope:.3f}, nothing known explains it"
+    message += f" ({ways(weights)} ways to exchange, round or rebuild parts were tried)" if enough else ""
     if not enough:
         message += "; not all that is known was tried, for want of memory for a third copy of the weights"
     if missing := not_asked(weights.new):

@@ -1,11 +1,11 @@
 """Two models that differ by a known update, and any mixture of them that an update gone wrong may have left."""
 
-import copy
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from zerodrift.audit.counterfactual.exchanged import sharing
 from zerodrift.audit.update.derivatives import by_row, rows_of
 from zerodrift.audit.update.parts import Part, Slopes
 from zerodrift.backends.teacher import Layout, Teacher
@@ -49,7 +49,7 @@ class UpdatedWeights:
 
     def moved(self, moves: Iterable[Move]) -> Any:
         """The new model with less or more of some parts; whatever is not changed is shared with it, to be read only."""
-        mixed = _sharing(self.new)
+        mixed = sharing(self.new)
         old, new = self.old.state_dict(), dict(self.new.named_parameters())
         own = dict(mixed.named_parameters())
         for part, by in moves:
@@ -64,9 +64,3 @@ class UpdatedWeights:
                 changed[rows] += by * (new[name].data[rows].to(wide) - old[name][rows].to(wide))
                 own[name].data = changed.to(new[name].dtype)
         return mixed
-
-
-def _sharing(model: Any) -> Any:
-    """The same modules anew around the same numbers: a parameter of it may be pointed elsewhere, never written."""
-    shared = {id(each): torch.nn.Parameter(each.data, requires_grad=False) for each in model.parameters()}
-    return copy.deepcopy(model, dict(shared))

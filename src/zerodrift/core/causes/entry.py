@@ -44,6 +44,9 @@ and the same is done alone, in company, and behind a cached prefix."""
 OF_THE_MODEL: Mapping[str, Expected] = FrozenDict({"given-tokens": Expected.OFF})
 """Of other weights: whatever goes through them shows it."""
 
+OF_ITS_PLACE: Mapping[str, Expected] = FrozenDict({"batch": Expected.CLEAN})
+"""Of what a token's own place in its sequence decides: company does not."""
+
 AFTER_AN_UPDATE: Mapping[str, Expected] = FrozenDict({"batch": Expected.CLEAN, "cache": Expected.CLEAN})
 """Of weights that an update left wrong: the same ones answer alone, in company, and behind a cached prefix."""
 

@@ -1,6 +1,6 @@
 """Causes of layer `path`: the number means the right thing and was computed another way."""
 
-from zerodrift.core.causes.entry import OF_THE_MODEL, cause
+from zerodrift.core.causes.entry import OF_ITS_PLACE, OF_THE_MODEL, Expected, cause
 
 PATH = (
     cause(
@@ -23,6 +23,7 @@ PATH = (
         "rounded to 8 bits, with --flash-attn off --cache-type-k f32 --cache-type-v f32",
         approximate=True,
         in_trainer="trainer/precision",
+        predicts=OF_THE_MODEL,
         in_force={"vllm": {"dtype": "float32"}, "sglang": {"dtype": "float32"}},
     ),
     cause(
@@ -124,6 +125,7 @@ PATH = (
         vllm="--no-enable-prefix-caching",
         sglang="--disable-radix-cache",
         llama_cpp="--no-cache-prompt",
+        predicts={"cache": Expected.OFF},
         in_force={"vllm": {"enable_prefix_caching": "false"}, "sglang": {"disable_radix_cache": "true"}},
     ),
     cause(
@@ -153,6 +155,7 @@ PATH = (
         "find what the engine does at the position that the evidence names: a page or a chunk of its KV cache that begins "
         "there, or a context extension; until then keep prompt and output below it",
         in_trainer="trainer/positions",
+        predicts=OF_ITS_PLACE,
     ),
     cause(
         "path/nondeterminism",

@@ -9,6 +9,7 @@ from typing import Any
 from zerodrift.models.family.base import AttentionPlaces, Family, MlpPlaces
 
 _NORM = ("norm", "ln_")
+_ACTIVATIONS = ("act_fn", "activation_fn", "act")
 _ROLES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
@@ -75,7 +76,19 @@ def _attention(layer: Any) -> AttentionPlaces | None:
 
 def _mlp(layer: Any) -> MlpPlaces | None:
     holder, found = _holder(layer, ("gate", "up"))
-    return None if holder is None else MlpPlaces(place=holder, projections=found, activation=None)
+    if holder is None:
+        return None
+    return MlpPlaces(place=holder, projections=found, activation=_activation(layer.get_submodule(holder)))
+
+
+def _activation(dense: Any) -> str | None:
+    """The one module without tensors that is called an activation."""
+    bare = [
+        name
+        for name, child in dense.named_children()
+        if name in _ACTIVATIONS and not any(True for _ in child.parameters())
+    ]
+    return bare[0] if len(bare) == 1 else None
 
 
 def _holder(layer: Any, roles: tuple[str, ...]) -> tuple[str | None, dict[str, str]]:

@@ -82,9 +82,13 @@ class ModelParts:
 
     def role_name(self, role: str) -> str:
         """What the family calls a projection."""
-        for places in (self.family.attention, self.family.mlp):
-            if places is not None and role in places.projections:
-                return places.projections[role]
+        holders = [places for places in (self.family.attention, self.family.mlp) if places is not None]
+        names = [name for places in holders for name in places.projections.values()]
+        for places in holders:
+            if role in places.projections:
+                name = places.projections[role]
+                # GPT-2 calls the last projection of both by one name.
+                return f"{places.place}.{name}" if names.count(name) > 1 else name
         return f"the part for {role}"
 
     def at(self, place: str | None, what: str, below: Any = None) -> Any:

@@ -7,7 +7,7 @@ import torch
 from tests.tiny_models import tiny
 
 from zerodrift import models
-from zerodrift.audit.counterfactual.delivery import Delivery, _layer_pairs, deliveries, not_asked
+from zerodrift.audit.counterfactual.delivery import Delivery, deliveries, not_asked
 from zerodrift.audit.perturb import perturbed
 
 State = dict[str, torch.Tensor]
@@ -127,11 +127,11 @@ def test_only_projections_of_one_shape_are_exchanged(llama: tuple[Any, Any]) -> 
     """Queries have twice the heads of keys: an engine would refuse them, so nothing is asked."""
     says = [each.says for each in deliveries(*llama)]
     assert any("k_proj and v_proj" in each for each in says)
-    assert not any("q_proj" in each for each in says)
+    assert not any("q_proj and k_proj" in each for each in says)
 
 
 def test_layers_under_each_others_names(llama: tuple[Any, Any]) -> None:
-    built, new = state(find(llama, "layers 0 and 1").build()), state(llama[1])
+    built, new = state(find(llama, "layers 0 and 1 arrived").build()), state(llama[1])
     assert differing(built, new) == {name for name in new if ".layers." in name}
     for name in new:
         if ".layers.0." in name:
@@ -150,12 +150,6 @@ def test_rotary_frequencies(llama: tuple[Any, Any], words: str, expected: Any) -
     assert delivery.cause == "weights/buffer"
     built = delivery.build()
     assert torch.equal(built.model.rotary_emb.inv_freq, expected(llama[1].model.rotary_emb.inv_freq))
-
-
-def test_of_few_layers_any_two_may_have_changed_places() -> None:
-    assert _layer_pairs(3) == [(0, 1), (0, 2), (1, 2)]
-    assert len(_layer_pairs(30)) == 30
-    assert {(0, 1), (28, 29), (0, 29)} <= set(_layer_pairs(30))
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox", "mixtral", "mamba", "gemma3_text", "qwen3_moe"])
@@ -184,4 +178,6 @@ def test_other_families_are_asked_what_they_have_parts_for(model_type: str) -> N
 def test_layers_of_other_shapes_do_not_change_places() -> None:
     """The first layer has experts and the second is dense: neither can hold what the other has."""
     model = tiny("qwen3_moe", mlp_only_layers=[1])
-    assert not any("layer" in each.says and "exchanged" not in each.says for each in deliveries(model, model))
+    says = [each.says for each in deliveries(model, model)]
+    assert not any("layers 0 and 1 arrived" in each or "one place too" in each for each in says)
+    assert not any("gate_proj of layers 0 and 1" in each for each in says)

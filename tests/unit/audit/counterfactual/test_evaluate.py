@@ -146,6 +146,35 @@ def test_the_stop_token_of_a_stopped_output_may_carry_nothing(make: Make) -> Non
     )
 
 
+def test_first_tokens_that_carry_one_number_carry_a_placeholder(make: Make) -> None:
+    raw = SamplingParams()
+
+    def told(*firsts: float) -> list[float]:
+        cases = [case((1, 2), raw)._replace(reported=np.array([first, -1.0])) for first in firsts]
+        values: list[float] = make(*cases).predict(Explanation(pick=Pick.NO_FIRST)).reported.tolist()
+        return values[::2]
+
+    assert told(0.0, 0.0, 0.0) == [0.0] * 3
+    assert told(-1.0, -1.0, -1.0) == [-1.0] * 3
+    # Two may agree by chance, and others do not agree.
+    assert told(0.0, 0.0) == pytest.approx([np.log(0.25)] * 2)
+    assert told(0.0, 0.0, -0.5) == pytest.approx([np.log(0.25)] * 3)
+    # A window that begins later has no first token.
+    later = case((1, 2), raw)._replace(before=1, reported=np.array([0.0]), sigma=np.array([1e-6]))
+    assert make(later, later, later).predict(Explanation(pick=Pick.NO_FIRST)).reported == pytest.approx(
+        [np.log(0.25)] * 3
+    )
+
+
+def test_a_report_over_the_likeliest_leaves_what_is_drawn(make: Make) -> None:
+    raw = SamplingParams()
+    account = Explanation(sampling={"top_k": 2}, reported=Reported.OVER_LIKELIEST)
+    prediction = make(case(requested=raw)).predict(account)
+    assert_allclose(prediction.sampled, RAW, atol=1e-6)
+    mass = np.array([np.sort(P[row])[-2:].sum() for row in (0, 1, 2)])
+    assert_allclose(prediction.reported, RAW - np.log(mass), atol=1e-6)
+
+
 def test_an_excluded_token_is_as_bad_as_a_prediction_can_be(make: Make) -> None:
     evaluator, account = make(), Explanation(sampling={"top_k": 1})
     prediction, surprise = evaluator.predict(account), evaluator.surprise(account)

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from zerodrift.audit.counterfactual.explanation import Explanation, Hypothesis, Pick, Reported
@@ -142,3 +143,28 @@ def test_hidden_changes_leave_the_reported_numbers_alone(reported: Reported, hid
     causes = {h.cause for h in hypotheses if "temperature" in h.explanation.sampling}
     assert causes == {"semantic/sampling-bias"}
     assert "semantic/truncation-mass" in {h.cause for h in hypotheses}
+
+
+@pytest.mark.parametrize("truth", [1, 3, 12, 33, 64, 150])
+def test_the_number_of_likeliest_tokens_is_fitted_whatever_it_is(truth: int) -> None:
+    def cost(account: Explanation) -> float:
+        count = account.sampling.get("top_k")
+        if count is None or account.reported is not Reported.OVER_LIKELIEST:
+            return FLAT
+        return FLAT - 500 / (1 + abs(np.log(count / truth)))
+
+    (fit,) = [h for h in told(cost) if h.explanation.reported is Reported.OVER_LIKELIEST]
+    assert (fit.cause, fit.explanation.sampling, fit.parameters) == (
+        "semantic/truncation-mass",
+        {"top_k": truth},
+        1,
+    )
+
+
+def test_a_number_in_force_that_stands_on_no_model_card_is_fitted_too() -> None:
+    hypotheses = told(valley("top_k", 12, 0, width=2.0))
+    in_force = [
+        h.explanation.sampling for h in hypotheses if h.explanation.reported is Reported.AS_CONTRACTED
+    ]
+    values = [sampling["top_k"] for sampling in in_force if "top_k" in sampling]
+    assert values == [*TRUNCATIONS["top_k"], 12]

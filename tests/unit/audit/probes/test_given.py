@@ -1,6 +1,7 @@
 """Tokens of the reference before an engine that is played by the test."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from zerodrift.audit.probes.given import (
     same_reference,
     sampled_by,
 )
+from zerodrift.audit.score_meaning import score_meaning
 from zerodrift.backends.base import Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.errors import BadAnswer, DigestMismatch
@@ -128,3 +130,47 @@ def test_rows_come_from_all_over_the_file() -> None:
     assert max(item.ids[1] for item in given) > 8 * MOST_ROWS
     assert given[0].logprobs.tolist() == [-1.0]
     assert len(recorded_in(rows[:3])) == 2, "a row without output has nothing to compare"
+
+
+# --- what wrong scores mean -----------------------------------------------------------------------------------------
+
+
+class Scores:
+    """An engine of which only scores matter."""
+
+    name, capabilities = "scored", frozenset({Capability.SCORE})
+
+    def __init__(self, inner: ReferenceBackend, change: Callable[[list[float]], list[float]]) -> None:
+        self._inner, self._change = inner, change
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return [self._change(row) for row in self._inner.score(sequences)]
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (lambda row: [row[0], *row[:-1]], ["semantic/off-by-one"]),
+        (lambda row: [*row[1:], row[-1]], ["semantic/off-by-one"]),
+        (lambda row: [value / np.log(2) for value in row], ["semantic/notation"]),
+        (lambda row: [value / np.log(10) for value in row], ["semantic/notation"]),
+        # Numbers of nothing known, and right ones.
+        (lambda row: [-((-value) ** 1.2) for value in row], []),
+        (lambda row: row, []),
+    ],
+)
+def test_wrong_scores_are_held_against_what_reports_get_wrong(
+    llama: ReferenceBackend, gates: Gates, change: Callable[[list[float]], list[float]], names: list[str]
+) -> None:
+    prompts = [Prompt((40 + 3 * row, 17, 99 - row, 230)) for row in range(6)]
+    asked = [
+        Request(prompt, SamplingParams(max_tokens=12, seed=row, ignore_eos=True))
+        for row, prompt in enumerate(prompts)
+    ]
+    engine: Any = Scores(llama, change)
+    result = given_tokens(
+        engine, sampled_by(llama, asked), gates, partial(score_meaning, llama, gates, "vllm")
+    )
+    assert [(cause.cause, cause.found_by) for cause in result.causes] == [
+        (name, "given-tokens") for name in names
+    ]

@@ -3,11 +3,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from zerodrift.audit.probes.parity import samples
+from zerodrift.audit.probes.parity import drawn_again, samples
+from zerodrift.audit.probes.result import ProbeResult, answered
 from zerodrift.drift import sampling
 from zerodrift.drift.sampling import Sampling
 from zerodrift.drift.tokens import TokenTable
-from zerodrift.records.verdict import Outcome
+from zerodrift.records.evidence import SamplingEvidence
+from zerodrift.records.verdict import Outcome, Probe
 
 Table = Callable[[Sequence[np.ndarray]], TokenTable]
 
@@ -27,3 +29,31 @@ def test_more_samples_are_asked_for_by_whoever_can(
 ) -> None:
     monkeypatch.setattr(sampling, "fidelity", lambda _: tested)
     assert samples(table([np.zeros(2)]), greedy=False, to_have_more=option).message == told
+
+
+def drawn(outcome: Outcome, p: float) -> ProbeResult:
+    evidence = SamplingEvidence(z=0.0, tokens=4000, p=p)
+    return answered(
+        Probe.SAMPLING, outcome, f"uneven{sampling.UNDECIDED} (--trials)", evidence, required=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "settled"),
+    [
+        (drawn(Outcome.FAIL, 1e-9), Outcome.FAIL),
+        (drawn(Outcome.PASS, 9e-3), Outcome.FAIL),
+        (drawn(Outcome.PASS, 1.1e-2), Outcome.PASS),
+        (drawn(Outcome.PASS, 1.0), Outcome.PASS),
+    ],
+)
+def test_a_doubt_is_settled_by_samples_of_their_own(more: ProbeResult, settled: Outcome) -> None:
+    judged = drawn_again(drawn(Outcome.INCONCLUSIVE, 3e-5), more)
+    assert judged.status is settled
+    assert judged.required
+    assert "(--trials)" not in judged.message
+
+
+def test_a_doubt_stays_where_no_more_can_be_drawn(table: Table) -> None:
+    doubtful = drawn(Outcome.INCONCLUSIVE, 3e-5)
+    assert drawn_again(doubtful, samples(table([np.zeros(2)]), greedy=False)) == doubtful

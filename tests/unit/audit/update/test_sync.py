@@ -41,11 +41,12 @@ class Linear:
 
     def __init__(self, *effects: np.ndarray) -> None:
         self.parts = {f"model.layers.{number}.up.weight": effect for number, effect in enumerate(effects)}
-        self.old, self.new, self.family = "old", "new", LLAMA
+        # Without rotary tables, whose base could be another.
+        self.old, self.new, self.family = "old", SimpleNamespace(config=None), LLAMA
         self.rows = dict.fromkeys(self.parts, 1)
 
     def slopes(self, completions: Sequence[Completion]) -> dict[str, np.ndarray]:
-        return {name: part[: tokens_of(completions), None] for name, part in self.parts.items()}
+        return {name: part[places_of(completions), None] for name, part in self.parts.items()}
 
     def moved(self, moves: Sequence[Move]) -> Sequence[Move]:
         return moves
@@ -54,11 +55,12 @@ class Linear:
         scores = OLD + sum(self.parts.values())
         for part, by in model:
             scores = scores + by * sum(self.parts[name] for name in part.tensors)
-        return scores[: tokens_of(completions)]
+        return scores[places_of(completions)]
 
 
-def tokens_of(completions: Sequence[Completion]) -> int:
-    return sum(len(completion.token_ids) for completion in completions)
+def places_of(completions: Sequence[Completion]) -> np.ndarray:
+    """Which numbers belong to these completions: the first token of a prompt says which it is."""
+    return np.concatenate([10 * completion.prompt_token_ids[0] + np.arange(10) for completion in completions])
 
 
 PARTS = (0.5 * CHANGE, RNG.normal(0, 0.05, SIZE), RNG.normal(0, 1e-3, SIZE))
@@ -70,7 +72,9 @@ AT_NEW = OLD + sum(PARTS)
 def seen(completion: Make) -> Callable[..., Seen]:
     def build(reported: np.ndarray, label: str = NEW, **fields: Any) -> Seen:
         versions = (VersionSpan(WeightVersion(label), 0, 10),)
-        completions = [completion((1, 2), (3,) * 10, versions=versions, **fields) for _ in range(SIZE // 10)]
+        completions = [
+            completion((number, 2), (3,) * 10, versions=versions, **fields) for number in range(SIZE // 10)
+        ]
         return Seen(completions, reported, AT_NEW, OLD)
 
     return build
@@ -175,7 +179,7 @@ class Scores:
     old, new = OLD, AT_NEW
 
     def score(self, model: np.ndarray, completions: Sequence[Completion]) -> np.ndarray:
-        return model[: sum(len(completion.token_ids) for completion in completions)]
+        return model[places_of(completions)]
 
 
 @pytest.fixture
@@ -188,6 +192,7 @@ def deliver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             for name, model in models.items()
         ]
         monkeypatch.setattr(accounts, "scaled", lambda weights, seen, rng: None)
+        monkeypatch.setattr(accounts, "rebased", lambda weights, seen: ())
         monkeypatch.setattr(accounts, "arrivals", lambda weights, seen, rng: ())
         monkeypatch.setattr(accounts, "deliveries", lambda old, new: ways)
 

@@ -1,0 +1,259 @@
+"""Faults of one of an engine's two ways to a number: decoding, or scores of given tokens; and of reports of one of them.
+
+Each is planted by code of this file, in values that stand nowhere else, beside the same engine without it. The engine
+shows the fault in no setting: what names it is which of its numbers are wrong.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from zerodrift.backends.base import Backend
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.config.validation import ValidationConfig
+from zerodrift.core.completion import Answer, Completion
+from zerodrift.core.request import Request
+from zerodrift.faults.damage import Damage, Damaged
+from zerodrift.faults.reporting import Misreported
+from zerodrift.faults.wrapper import FaultyBackend
+from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
+
+pytestmark = pytest.mark.long
+SMALL = ValidationConfig(num_prompts=16, equivalence_trials=40, max_tokens=16)
+Judge = Callable[..., VerdictRecord]
+Rows = list[list[float]]
+
+
+@pytest.fixture
+def judge(matrix: Any, reference: Callable[[str], ReferenceBackend], tmp_path: Path) -> Judge:
+    def run(plant: Callable[[Backend], Backend], spec: str = "testbed:qwen3") -> VerdictRecord:
+        engine = plant(ReferenceBackend(spec, dtype="float32"))
+        record: VerdictRecord = matrix.judge(engine, reference(spec), tmp_path, SMALL)
+        return record
+
+    return run
+
+
+def gating(record: VerdictRecord) -> list[CauseFound]:
+    return [cause for cause in record.causes if cause.gating]
+
+
+def named(record: VerdictRecord) -> list[str]:
+    assert record.verdict is Outcome.FAIL
+    return [cause.cause for cause in gating(record)]
+
+
+# --- scores of given tokens ---------------------------------------------------------------------------------------
+
+
+class Rescored(FaultyBackend):
+    """Decodes as the engine beneath, and scores otherwise."""
+
+    def __init__(self, inner: Backend, change: Callable[[list[float]], list[float]]) -> None:
+        super().__init__(inner)
+        self._change = change
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> Rows:
+        return [self._change(row) for row in super().score(sequences)]
+
+
+class OtherModelScores(FaultyBackend):
+    """Scores with a model of its own."""
+
+    def __init__(self, inner: Backend, damage: Damage) -> None:
+        super().__init__(inner)
+        self._other = Damaged(inner, damage)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> Rows:
+        return self._other.score(sequences)
+
+
+def late(row: list[float]) -> list[float]:
+    return [row[0], *row[:-1]]
+
+
+def hotter(factor: float) -> Damage:
+    def damage(model: Any) -> None:
+        model.lm_head.register_forward_hook(lambda _, __, logits_BLV: logits_BLV / factor)
+
+    return damage
+
+
+def another_gain(model: Any) -> None:
+    model.base_model.layers[1].post_attention_layernorm.weight.data *= 1.3
+
+
+@pytest.mark.parametrize(
+    ("plant", "name"),
+    [
+        (lambda engine: Rescored(engine, late), "semantic/off-by-one"),
+        (lambda engine: OtherModelScores(engine, hotter(1.7)), "semantic/temperature"),
+        # Another model scores: no report explains that, and the two ways do differ.
+        (lambda engine: OtherModelScores(engine, another_gain), "path/prefill-decode"),
+    ],
+    ids=["late", "temperature", "another model"],
+)
+def test_scores_that_are_wrong_where_decoding_is_right(
+    judge: Judge, plant: Callable[[Backend], Backend], name: str
+) -> None:
+    record = judge(plant)
+    assert named(record) == [name]
+    if name != "path/prefill-decode":
+        assert gating(record)[0].found_by == "given-tokens"
+
+
+# --- in company ---------------------------------------------------------------------------------------------------
+
+
+class RoundedInCompany(FaultyBackend):
+    """Rounds the logits of requests that are answered with so many others; who arrives too late is answered after them."""
+
+    def __init__(self, inner: Backend, company: int, dtype: torch.dtype, most_late: int = 0) -> None:
+        super().__init__(inner)
+
+        def rounded(model: Any) -> None:
+            model.lm_head.register_forward_hook(lambda _, __, logits: logits.to(dtype).to(logits.dtype))
+
+        self._rounded, self._company, self._late = Damaged(inner, rounded), company, most_late
+        self._dice = np.random.default_rng(3)
+
+    def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        late = int(self._dice.integers(0, self._late + 1)) if len(requests) > self._late else 0
+        first, last = requests[: len(requests) - late], requests[len(requests) - late :]
+        return [*self._served(first), *(answer for one in last for answer in self._served([one]))]
+
+    def _served(self, requests: Sequence[Request]) -> list[Answer]:
+        if len(requests) < self._company:
+            return super().generate(requests)
+        return self._rounded.generate(requests)
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_what_is_rounded_in_company_is_blamed_on_company(judge: Judge, late: int) -> None:
+    record = judge(lambda engine: RoundedInCompany(engine, 4, torch.bfloat16, late))
+    assert named(record) in (["path/batch-variance"], ["path/head-precision"])
+
+
+# --- decoding -----------------------------------------------------------------------------------------------------
+
+
+def positions_ahead(by: int) -> Damage:
+    def later(_: nn.Module, args: Any, options: dict[str, Any]) -> Any:
+        if options.get("past_key_values") is None:
+            return None
+        return args, {**options, "position_ids": options["position_ids"] + by}
+
+    return lambda model: model.register_forward_pre_hook(later, with_kwargs=True)
+
+
+class _Narrow:
+    """A KV cache that keeps what single steps add in less precision."""
+
+    def __init__(self, cache: Any, dtype: torch.dtype) -> None:
+        self._cache, self._dtype = cache, dtype
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *rest: Any) -> Any:
+        if keys.shape[-2] == 1:
+            keys, values = (each.to(self._dtype).to(each.dtype) for each in (keys, values))
+        return self._cache.update(keys, values, *rest)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+
+def narrow_kv(dtype: torch.dtype) -> Damage:
+    def store(_: nn.Module, args: Any, options: dict[str, Any]) -> Any:
+        if options.get("past_key_values") is None:
+            return None
+        return args, {**options, "past_key_values": _Narrow(options["past_key_values"], dtype)}
+
+    def damage(model: Any) -> None:
+        for layer in model.base_model.layers:
+            layer.self_attn.register_forward_pre_hook(store, with_kwargs=True)
+
+    return damage
+
+
+def quieter_steps(factor: float) -> Damage:
+    """Of single steps the MLP of one layer is too quiet: nothing that anybody has a counterfactual of."""
+
+    def quiet(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * factor if output.shape[1] == 1 else output
+
+    return lambda model: model.base_model.layers[1].mlp.register_forward_hook(quiet)
+
+
+@pytest.mark.parametrize(
+    ("damage", "names"),
+    [
+        (positions_ahead(1), {"path/rope"}),
+        (narrow_kv(torch.bfloat16), {"path/kv-precision"}),
+        (quieter_steps(0.9), {"path/prefill-decode"}),
+    ],
+    ids=["positions", "bf16", "quieter"],
+)
+def test_what_only_decoding_does_is_blamed_on_it(judge: Judge, damage: Damage, names: set[str]) -> None:
+    record = judge(lambda engine: Damaged(engine, damage))
+    assert set(named(record)) == names
+
+
+# --- reports of decoded tokens ------------------------------------------------------------------------------------
+
+
+class RenormalisedOver(FaultyBackend):
+    """Reports logprobs of the likeliest `count` tokens, as if there were no others."""
+
+    def __init__(self, inner: Backend, count: int) -> None:
+        super().__init__(inner)
+        self._count, self._model = count, inner.model  # type: ignore[attr-defined]
+
+    def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        return [
+            msgspec.structs.replace(
+                answer, completions=tuple(self._restated(each) for each in answer.completions)
+            )
+            for answer in super().generate(requests)
+        ]
+
+    @torch.no_grad()
+    def _restated(self, completion: Completion) -> Completion:
+        logits_LV = self._model(torch.tensor([completion.sequence])).logits[0].double()
+        rows_TV = logits_LV[len(completion.prompt_token_ids) - 1 : -1] / completion.sampling.temperature
+        mass_T = torch.log_softmax(rows_TV, -1).topk(self._count, -1).values.logsumexp(-1)
+        told = np.array(completion.logprobs) - mass_T.numpy()
+        return msgspec.structs.replace(completion, logprobs=tuple(np.minimum(told, 0.0).tolist()))
+
+
+def first_is(value: float) -> Callable[[Request, Completion], Completion]:
+    def change(_: Request, completion: Completion) -> Completion:
+        return msgspec.structs.replace(completion, logprobs=(value, *completion.logprobs[1:]))
+
+    return change
+
+
+@pytest.mark.parametrize("count", [3, 17])
+def test_the_number_of_tokens_that_a_report_is_renormalised_over_is_fitted(judge: Judge, count: int) -> None:
+    record = judge(lambda engine: RenormalisedOver(engine, count))
+    assert named(record) == ["semantic/truncation-mass"]
+    assert f" {count} " in gating(record)[0].evidence
+
+
+def test_a_placeholder_for_the_first_logprob_is_one(judge: Judge) -> None:
+    record = judge(lambda engine: Misreported(engine, first_is(0.0)))
+    assert named(record) == ["semantic/nonfinite"]
+
+
+def test_an_unknown_report_is_not_blamed_on_decoding(judge: Judge) -> None:
+    """Numbers of no distribution, the first of an output among them: decoding is right, and has no name for it."""
+
+    def bent(_: Request, completion: Completion) -> Completion:
+        told = tuple(-(abs(value) ** 1.2) - 0.3 * value * value for value in completion.logprobs)
+        return msgspec.structs.replace(completion, logprobs=told)
+
+    assert named(judge(lambda engine: Misreported(engine, bent))) == ["unexplained"]

@@ -1,0 +1,149 @@
+"""Decoding told from what is done to its numbers, on a model whose decoding is changed by hooks of this file."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from zerodrift.audit.plan import probe_requests
+from zerodrift.audit.probes.consistency import SelfConsistency
+from zerodrift.audit.probes.decoded import decoded_only
+from zerodrift.backends.base import Backend
+from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.core.completion import Answer
+from zerodrift.core.request import Request
+from zerodrift.drift.gates import Gates
+from zerodrift.faults.damage import Damage, Damaged
+from zerodrift.faults.wrapper import FaultyBackend, clone, the_reference
+from zerodrift.records.evidence import AgreementEvidence
+
+
+def pairs(off: Sequence[Sequence[float]]) -> list[tuple[Any, Any]]:
+    return [(np.array(row) - 1.0, np.full(len(row), -1.0)) for row in off]
+
+
+@pytest.mark.parametrize(
+    ("off", "only"),
+    [
+        ([[0.0] + [0.1] * 7] * 6, True),
+        ([[1e-6] + [0.1] * 7] * 6, True),
+        # One first token that is off, or few tokens that are: a report may do that.
+        ([[0.0] + [0.1] * 7] * 5 + [[0.1] * 8], False),
+        ([[0.0] + [0.1] * 3 + [0.0] * 4] * 6, False),
+        ([[0.0] * 8] * 6, False),
+        ([[0.0, 0.1]] * 2, False),
+        ([[]] * 6, False),
+    ],
+)
+def test_first_tokens_are_spared_and_nearly_all_others_are_not(
+    off: list[list[float]], only: bool, gates: Gates
+) -> None:
+    assert decoded_only(pairs(off), gates) is only
+
+
+def ahead(by: int) -> Damage:
+    def later(_: nn.Module, args: Any, options: dict[str, Any]) -> Any:
+        if options.get("past_key_values") is None:
+            return None
+        return args, {**options, "position_ids": options["position_ids"] + by}
+
+    return lambda model: model.register_forward_pre_hook(later, with_kwargs=True)
+
+
+class _Narrow:
+    """A KV cache that keeps what single steps add in less precision."""
+
+    def __init__(self, cache: Any, dtype: torch.dtype) -> None:
+        self._cache, self._dtype = cache, dtype
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *rest: Any) -> Any:
+        if keys.shape[-2] == 1:
+            keys, values = (each.to(self._dtype).to(each.dtype) for each in (keys, values))
+        return self._cache.update(keys, values, *rest)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+
+def kept_in(dtype: torch.dtype) -> Damage:
+    def store(_: nn.Module, args: Any, options: dict[str, Any]) -> Any:
+        if options.get("past_key_values") is None:
+            return None
+        return args, {**options, "past_key_values": _Narrow(options["past_key_values"], dtype)}
+
+    def damage(model: Any) -> None:
+        for layer in model.base_model.layers:
+            layer.self_attn.register_forward_pre_hook(store, with_kwargs=True)
+
+    return damage
+
+
+def quieter(factor: float) -> Damage:
+    """Of single steps the MLP of one layer is too quiet, which no counterfactual knows."""
+
+    def quiet(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * factor if output.shape[1] == 1 else output
+
+    return lambda model: model.base_model.layers[1].mlp.register_forward_hook(quiet)
+
+
+class Stubborn(FaultyBackend):
+    """Likes best what it has said already: no penalty that anybody offers, and not decoding."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        twin = the_reference(clone(self.inner))
+        twin.model = _Repeating(twin.model)
+        return [twin.generate([request])[0] for request in requests]
+
+
+class _Repeating:
+    """Stands in for a model, and is called as `sample` calls one."""
+
+    def __init__(self, model: Any) -> None:
+        self.dtype, self.device, self.config, self._model = model.dtype, model.device, model.config, model
+        self._said: list[int] = []
+
+    def __call__(self, ids_BL: torch.Tensor, **options: Any) -> Any:
+        self._said = [*self._said, int(ids_BL[0, -1])] if options["past_key_values"] is not None else []
+        output = self._model(ids_BL, **options)
+        output.logits[:, -1, self._said] = output.logits[:, -1].amax() + 2.0
+        return output
+
+
+@pytest.fixture(scope="module")
+def engine() -> ReferenceBackend:
+    return ReferenceBackend("testbed:llama", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("plant", "name", "only"),
+    [
+        (lambda engine: Damaged(engine, ahead(1)), "path/rope", True),
+        (lambda engine: Damaged(engine, ahead(-2)), "path/rope", True),
+        (lambda engine: Damaged(engine, kept_in(torch.float8_e4m3fn)), "path/kv-precision", True),
+        (lambda engine: Damaged(engine, kept_in(torch.float8_e5m2)), "path/kv-precision", True),
+        (lambda engine: Damaged(engine, quieter(0.9)), "path/prefill-decode", True),
+        # Listed, because no two ways round alike.
+        (lambda engine: engine, "path/prefill-decode", False),
+        (Stubborn, "path/prefill-decode", False),
+    ],
+    ids=["ahead", "behind", "e4m3", "e5m2", "unknown", "sound", "processed"],
+)
+def test_what_decoding_does_is_named_by_what_predicts_it(
+    engine: ReferenceBackend,
+    llama: ReferenceBackend,
+    gates: Gates,
+    plant: Callable[[Backend], Backend],
+    name: str,
+    only: bool,
+) -> None:
+    requests = probe_requests(llama.facts.vocab_size, 512, (), 3, 6, 48)
+    result = SelfConsistency(plant(engine), llama, requests, gates, "salt").prefill_decode()
+    assert [cause.cause for cause in result.causes] == [name]
+    assert isinstance(result.evidence, AgreementEvidence)
+    assert result.evidence.prefill_is_right
+    assert result.evidence.decoded_only is only
+    assert bool(result.evidence.predicted) is (name != "path/prefill-decode")
