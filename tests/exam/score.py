@@ -105,18 +105,19 @@ def judge_name(fault: Mapping[str, Any], causes: Sequence[str]) -> str:
 
 
 PARTS = {
-    # What the key calls a part: beginnings of what the auditor may call it, and the quantity where only one is true.
-    "attention": (("attention",), "output"),
+    # What the key calls a part: beginnings of what the auditor may call it, and the quantities where not every one is true.
+    "attention": (("attention",), ("output", "missing")),
     "attention-scale": (("attention", "q norm", "k norm"), None),
     "kv": (("keys", "values", "keys and values"), None),
     "v": (("values", "attention"), None),
     "mlp": (("MLP",), None),
+    "mlp.act": (("MLP", "activation"), None),
     "final-norm": (("final norm",), None),
     "post-attention-norm": (("post_attention_layernorm",), None),
     "input-norm": (("input_layernorm",), None),
     "rope": (("rotary", "positions"), None),
     "logits": (("logit", "logits"), None),
-    "residual-in": (("attention", "MLP"), "output"),
+    "residual-in": (("attention", "MLP", "residual stream into it"), ("output", "scale")),
     "lm_head": (("logit", "logits"), None),
     "embedding": (("embedding",), None),
 }
