@@ -95,3 +95,8 @@ def found(  # noqa: PLR0913 - the fields of a cause
         fix=known.fix(engine),
         found_by=by.value,
     )
+
+
+def with_fix(cause: CauseFound, fix: str) -> CauseFound:
+    """The same cause, with a fix for this finding alone."""
+    return msgspec.structs.replace(cause, fix=fix, particular_fix=True)
