@@ -243,7 +243,7 @@ def test_a_fault_is_planted_around_another(llama: ReferenceBackend) -> None:
         assert both.token_ids == one.token_ids
         assert both.logprobs == one.logprobs[1:] + one.logprobs[:1]
     rope, precision = (resolve(name).inject for name in ("path/rope", "path/head-precision"))
-    assert precision(rope(llama)).score(SEQUENCES) not in (
+    assert rope(precision(llama)).score(SEQUENCES) not in (
         rope(llama).score(SEQUENCES),
         precision(llama).score(SEQUENCES),
     )
