@@ -7,6 +7,9 @@ from zerodrift.core.errors import EngineError
 from zerodrift.records.evidence import Evidence
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe, ProbeRecord
 
+UNSTEADY = "path/nondeterminism"
+"""What an engine has that answers the same question in two ways."""
+
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """A question, its answer and what it rests on."""
