@@ -20,6 +20,8 @@ from zerodrift.cli.demo import BUILT_IN, COOL, SMALL, Scene
 
 TIMED = frozenset({"seconds"})
 """Fields that a clock decides."""
+ADDED = frozenset({"follows_rounding", "retells_probe", "particular_fix"})
+"""Fields that only the newer tree writes: what it had read out of sentences before."""
 
 
 class Renamed(NamedTuple):
@@ -76,7 +78,7 @@ def renamed(value: Any) -> Any:
 def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
     """Fields that differ, with both values; `old` in the words of the newer tree."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted({*old, *new} - TIMED):
+        for key in sorted({*old, *new} - TIMED - (ADDED - old.keys())):
             yield from differences(old.get(key, "(absent)"), new.get(key, "(absent)"), f"{where}.{key}")
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for number, pair in enumerate(zip(old, new, strict=True)):

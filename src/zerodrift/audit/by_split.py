@@ -11,7 +11,7 @@ import msgspec
 
 from zerodrift.audit.counterfactual.boundary import Parted
 from zerodrift.audit.counterfactual.properties import CACHED, POSITION, edge, in_words
-from zerodrift.audit.probes.result import found
+from zerodrift.audit.probes.result import found, with_fix
 from zerodrift.core.cause import UNEXPLAINED
 from zerodrift.drift.split import Split
 from zerodrift.records.verdict import CauseFound, FoundBy
@@ -49,7 +49,7 @@ def with_split(causes: tuple[CauseFound, ...], parted: Parted | None, engine: st
     unnamed = found(UNEXPLAINED, engine, FoundBy.VALUE, said, explained=0.0, interval=(0.0, 0.0))
     places = " or ".join(split.cuts)
     fix = f"look at what the engine does otherwise there, by {places}: another kernel, cache or limit that begins at this value"
-    return (msgspec.structs.replace(unnamed, fix=fix), *hints)
+    return (with_fix(unnamed, fix), *hints)
 
 
 def _name(split: Split) -> str | None:

@@ -44,13 +44,7 @@ def doctor_item(judged: Sequence[Judged]) -> Item:
         name=DOCTOR,
         status=worst(_diagnosed(each) for each in judged),
         says="; ".join(f"{each.target}: {_counted(each.diagnosis)}" for each in judged),
-        details=tuple(
-            line
-            for each in judged
-            for line in _findings(each.diagnosis)
-            # A configuration that names a server says to ask it, which was done.
-            if not any(line.endswith(f"zerodrift doctor {other.target}") for other in judged)
-        ),
+        details=tuple(line for each in judged for line in _findings(each.diagnosis)),
         type=tuple(
             f"{each.command}{' --fix' if _curable(each.diagnosis) else ''}"
             for each in judged

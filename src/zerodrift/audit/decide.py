@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from zerodrift.audit.probes.result import ProbeResult, found
+from zerodrift.audit.probes.result import ProbeResult, found, with_fix
 from zerodrift.audit.set_apart import (
     COMPARABLE,
     cache_apart,
@@ -100,7 +100,6 @@ def decide(
 def _failed(causes: Causes, results: tuple[ProbeResult, ...], about: Circumstances) -> Decision:
     """Something is wrong; whether it can be blamed on a side depends on what is known."""
     gating = [cause for cause in causes if cause.gating]
-    first = next((each for each in results if each.status is Outcome.FAIL), None)
     if names := _may_be_requested(gating, about.unstated):
         # With its fix it would read as a fault of the engine, which it may not be.
         listed = tuple(msgspec.structs.replace(cause, gating=False) for cause in causes)
@@ -113,9 +112,9 @@ def _failed(causes: Causes, results: tuple[ProbeResult, ...], about: Circumstanc
     if guilty == "trainer" and CAUSES[gating[0].cause].layer is Layer.SEMANTIC:
         # Sentences about meaning are about engines.
         message = f"In the trainer's numbers {gating[0].evidence}"
-    if first is not None and gating[0].evidence == first.message and gating[0].cause == UNEXPLAINED:
+    if gating[0].retells_probe:
         # That it fits no cause is what its line says.
-        message = first.message
+        message = gating[0].evidence
     if about.odd_reference:
         return Decision(Outcome.INCONCLUSIVE, "unknown", message, causes, results)
     return Decision(Outcome.FAIL, guilty, message, causes, results)
@@ -178,17 +177,15 @@ def _with_a_line(causes: Causes, results: Sequence[ProbeResult], about: Circumst
     if failed is None or any(cause.gating for cause in causes):
         return causes
     line = found(UNEXPLAINED, about.engine, failed.probe, failed.message, explained=0.0, interval=(0.0, 0.0))
+    line = msgspec.structs.replace(line, retells_probe=True)
     return (line, *(cause for cause in causes if cause.cause != UNEXPLAINED))
 
 
 def _as_typed(causes: Causes, about: Circumstances) -> Causes:
     """What is in force already is not told as a fix."""
     return tuple(
-        msgspec.structs.replace(
-            cause, fix=f"{already} is in force already: {CAUSES[UNEXPLAINED].fix(about.engine)}"
-        )
-        if (already := CAUSES[cause.cause].already(about.engine, about.settings))
-        and cause.fix == CAUSES[cause.cause].fix(about.engine)
+        with_fix(cause, f"{already} is in force already: {CAUSES[UNEXPLAINED].fix(about.engine)}")
+        if not cause.particular_fix and (already := CAUSES[cause.cause].already(about.engine, about.settings))
         else cause
         for cause in causes
     )

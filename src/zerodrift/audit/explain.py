@@ -3,9 +3,8 @@
 import msgspec
 
 from zerodrift.audit.attribute import Attribution, SelectedCause
-from zerodrift.audit.probes.result import ProbeResult, found
+from zerodrift.audit.probes.result import ProbeResult, found, with_fix
 from zerodrift.audit.response.answer import Answer
-from zerodrift.audit.response.signs import FOLLOWS_WEIGHTS
 from zerodrift.core.cause import CAUSES, UNEXPLAINED
 from zerodrift.drift.sampling import draws_depend
 from zerodrift.records.evidence import SamplingEvidence
@@ -49,7 +48,7 @@ def _located(answer: Answer, engine: str) -> CauseFound:
     cause = found(UNEXPLAINED, engine, FoundBy.VALUE, answer.message, explained=share)
     where = " and ".join(knob.place for knob in answer.located)
     fix = f"look at how the engine computes {where}, and which weights it has there"
-    return msgspec.structs.replace(cause, fix=fix, located=answer.located)
+    return msgspec.structs.replace(with_fix(cause, fix), located=answer.located)
 
 
 def by_samples_alone(samples: ProbeResult, engine: str) -> tuple[CauseFound, ...]:
@@ -64,11 +63,12 @@ def by_samples_alone(samples: ProbeResult, engine: str) -> tuple[CauseFound, ...
 
 def _as_cause(selected: SelectedCause, engine: str, answer: Answer | None) -> CauseFound:
     evidence = f"{selected.message}: {selected.gain_nats:.0f} nats of evidence"
-    if selected.by_size and answer is not None and answer.rounding:
-        evidence += f", {FOLLOWS_WEIGHTS} (rank correlation {answer.rounding:.2f})"
+    follows_rounding = selected.by_size and answer is not None and bool(answer.rounding)
+    if follows_rounding and answer is not None:
+        evidence += f", and follows what rounding the weights does (rank correlation {answer.rounding:.2f})"
     if not selected.by_size:
         evidence += f" from what was {selected.channel}"
-    return found(
+    cause = found(
         selected.cause,
         engine,
         FoundBy.SIZE if selected.by_size else FoundBy.VALUE,
@@ -77,6 +77,7 @@ def _as_cause(selected: SelectedCause, engine: str, answer: Answer | None) -> Ca
         interval=selected.interval,
         gating=True,
     )
+    return msgspec.structs.replace(cause, follows_rounding=follows_rounding)
 
 
 def _doubt(sequences: int) -> str:

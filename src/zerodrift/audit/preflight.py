@@ -103,20 +103,19 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
 
     def _judged(self) -> list[Judged]:
         """The doctor's targets; what cannot be read is said, and the audit goes on to measure it."""
-        name = shlex.quote(str(self.path))
+        name, engine = shlex.quote(str(self.path)), self.config.engine
+        server = engine.url if engine.name == VLLM else None
         try:
             target = open_target(str(self.path), FileKind.ZERODRIFT)
             asked = target.read().settings
             # A running server is asked below, or by the audit: to neither diagnosis is it unknown.
             known = {RUNNING: Setting(RUNNING, None, Origin.ASKED)} if RUNNING in asked else {}
-            judged, asked = [Judged(name, diagnose(target, known)[0])], {**asked, **known}
+            diagnosis, _ = diagnose(target, known, asks_server=server is not None)
+            judged, asked = [Judged(name, diagnosis)], {**asked, **known}
         except ZerodriftError as error:
             judged, asked = [Judged(name, f"cannot be judged: {error}")], {}
-        engine = self.config.engine
-        if engine.url is not None and engine.name == VLLM:
-            judged.append(
-                Judged(shlex.quote(engine.url), self._server(engine.url, asked), engine.api_key_env)
-            )
+        if server is not None:
+            judged.append(Judged(shlex.quote(server), self._server(server, asked), engine.api_key_env))
         return judged
 
     def _server(self, url: str, asked: Settings) -> Diagnosis | str:

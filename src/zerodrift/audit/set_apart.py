@@ -7,14 +7,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from zerodrift.audit.probes.result import ProbeResult
+from zerodrift.audit.probes.result import UNSTEADY, ProbeResult
 from zerodrift.core.cause import UNEXPLAINED
 from zerodrift.records.evidence import AgreementEvidence, GapEvidence, ReturnEvidence
 from zerodrift.records.verdict import CauseFound, Outcome, Probe
 
 COMPARABLE = 0.3
 """Two differences within this factor of each other may be one."""
-UNSTEADY = "path/nondeterminism"
 LATER = frozenset({Probe.ENDS, Probe.PARAMETERS, Probe.PREFILL_DECODE})
 
 

@@ -12,9 +12,8 @@ import msgspec
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue
 from zerodrift.core.frozen import freeze
+from zerodrift.core.secrets import flag_of_a_secret, names_a_secret
 
-_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
-_SECRET_FLAGS = ("--api-key", "--hf-token")
 # Smallest sensible value of each count, and what it counts.
 _COUNTS = {
     "concurrency": (1, "it counts requests that are sent together"),
@@ -122,14 +121,14 @@ def _check_address(engine: EngineConfig) -> None:
 
 def _check_secrets(engine: EngineConfig) -> None:
     for name in engine.env:
-        if any(word in name.upper() for word in _SECRET):
+        if names_a_secret(name, variable=True):
             raise InvalidValue(
                 f"env holds {name}, which looks like a secret and would be written into the run directory; set it "
                 "in the environment of zerodrift, which a started engine inherits"
             )
     for argument in engine.args:
         flag = argument.partition("=")[0].replace("_", "-")
-        if flag in _SECRET_FLAGS:
+        if flag.startswith("--") and flag_of_a_secret(flag):
             raise InvalidValue(
                 f"args hold {flag}, whose value is a secret and would be written into the run directory; leave it "
                 "out: an engine that zerodrift starts is reached from this machine alone"

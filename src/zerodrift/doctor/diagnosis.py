@@ -59,9 +59,15 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         return [f"{found.count(each)} {each}" for each in Severity if each in found]
 
 
-def diagnose(target: Target, asked: Settings) -> tuple[Diagnosis, tuple[Judgement, ...]]:
-    """Read `target` and judge it; `asked` are settings that the caller knows and the target does not say."""
+def diagnose(
+    target: Target, asked: Settings, *, asks_server: bool = False
+) -> tuple[Diagnosis, tuple[Judgement, ...]]:
+    """Read `target` and judge it; `asked` are settings that the caller knows and the target does not say.
+
+    A caller that `asks_server` need not be told to ask the one that the target names.
+    """
     reading = target.read()
+    to_ask = f"engine.url: ask it with zerodrift doctor {reading.server}"
     judgements = judge(_ordered(reading, asked))
     return (
         Diagnosis(
@@ -69,7 +75,10 @@ def diagnose(target: Target, asked: Settings) -> tuple[Diagnosis, tuple[Judgemen
             exit_code=exit_code(judgements),
             settings=tuple(_row(judgement) for judgement in judgements),
             findings=tuple(_advice(finding, judgements, target) for finding in findings(judgements)),
-            not_judged=reading.not_judged,
+            not_judged=(
+                *reading.not_judged,
+                *((to_ask,) if reading.server and not asks_server else ()),
+            ),
             unseen=reading.unseen,
         ),
         judgements,

@@ -45,7 +45,7 @@ class OtherVersion:
             for name, setting in reading.settings.items()
             if name not in _OF_THIS_VERSION
         }
-        return Reading(settings, reading.not_judged, reading.unseen)
+        return reading._replace(settings=settings)
 
     def typed(self, name: str, value: Value) -> str | None:
         """As the target writes it."""

@@ -4,32 +4,17 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from zerodrift.core.secrets import flag_of_a_secret, names_a_secret
+
 HIDDEN = "(not shown)"
 VALUE = f"'{HIDDEN}'"
 """In a command, where it has to be one word."""
-_NAMES = re.compile(
-    r"secret|passw|passphrase|passcode|credential|token(?!s|i[sz]|_ids?$|_threshold)"
-    r"|(?:api|auth|ssh|private|access|account|deploy|signing|encryption|master|license)_?keys?(?:_|$)"
-    r"|(?:^|_)(?:hf|hub|access|auth|api|refresh|id|user|session|bot|git|gh|github|gitlab|wandb|slack)_tokens(?:_|$)"
-    r"|(?:^|_)(?:pg|db|my|sql|mysql|redis|smtp|ftp|ssh|user|root|admin)?pass(?:_(?!config)|$)"
-    r"|(?:^|_)(?:key|keys|auth|authorization|bearer|pwd|pw|cookies?|jwt|dsn|pat|webhook)(?:_|$)|watermark_config$"
-)
-# `api_key_env` names a variable and `token_file` a file: neither is the key.
-_ELSEWHERE = re.compile(r"_(?:env|file|path)$")
-_SHORTENED = ("--api-key", "--hf-token", "--watermark-config")
-"""Flags of vLLM that argparse also takes by their first letters."""
 # Well-known shapes, a password in an address, and escapes, which may spell a name.
 _SHAPES = re.compile(
     r"\b(?:sk-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gh[a-z]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|AKIA[0-9A-Z]{16}"
     r"|xox[a-z]-[\w-]{10,}|eyJ[\w-]{10,}\.[\w.-]+)|://[^\s/@]+@|\\u"
 )
 _ASSIGNED = re.compile(r"([A-Za-z_][\w.-]*)[\"'\\]*\s*[:=]|--?([A-Za-z][\w.-]*)\s+\S|\b(bearer)\s", re.I)
-
-
-def names_a_secret(name: str) -> bool:
-    """Whether what stands under this name is for nobody else's eyes."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name).strip("_").lower()
-    return _NAMES.search(words) is not None and _ELSEWHERE.search(words) is None
 
 
 def may_hold_one(text: str) -> bool:
@@ -52,8 +37,7 @@ def hidden(words: Sequence[str]) -> list[str | None]:
     hiding = owed = False
     for word in words:
         name, equals, value = word.partition("=")
-        shortened = name[2:] and any(flag.startswith(name.replace("_", "-")) for flag in _SHORTENED)
-        named = names_a_secret(name) or bool(shortened)
+        named = flag_of_a_secret(name)
         if word.startswith("-") and not owed:
             hiding, owed = named or may_hold_one(value), named and not equals
             found.append(f"{name}={VALUE}" if hiding and equals else None)

@@ -70,6 +70,8 @@ class Reading(NamedTuple):
     """Flags, keys and lines that no rule reads; nothing is passed over in silence."""
     unseen: str = ""
     """How to let us see more, where most of the settings are hidden."""
+    server: str = ""
+    """The running server that it names, which knows its own settings better; empty where it names none."""
 
 
 class Target(Protocol):

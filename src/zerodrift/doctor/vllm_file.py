@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerodrift.core.errors import ConfigError
+from zerodrift.core.secrets import names_a_secret
 from zerodrift.doctor import secrets, vllm_settings
 from zerodrift.doctor.setting import Origin, Reading, Setting, Value
 from zerodrift.doctor.tables import VLLM_VERSION, vllm_names, vllm_options
@@ -87,7 +88,7 @@ def _words(values: Mapping[Any, Any]) -> list[str]:
             raise ConfigError(
                 f"the key {secrets.safe(repr(key))} is not text; keys are flags of vLLM without their dashes"
             )
-        if secrets.names_a_secret(key) and value not in (None, "", True, False):
+        if names_a_secret(key) and value not in (None, "", True, False):
             words.append(f"--{key}={secrets.HIDDEN}")  # it matters only that it is there
         elif isinstance(value, bool):
             words += [f"--{key}"] if value else [f"--no-{key}"] if key in vllm_options().switches else []

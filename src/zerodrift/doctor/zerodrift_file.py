@@ -47,9 +47,7 @@ class ZerodriftFile(SettingsFile):
         engine = self._config.engine
         if engine.url is not None:
             sampling[RUNNING] = unknown(RUNNING)
-            return Reading(
-                sampling, (f"engine.url: ask it with zerodrift doctor {secrets.safe(engine.url)}",)
-            )
+            return Reading(sampling, (), server=secrets.safe(engine.url))
         if engine.name != VLLM:
             # What its logprobs mean is asked of every engine; the rest are flags of vLLM.
             mode = asked["logprobs_mode"]

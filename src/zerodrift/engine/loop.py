@@ -141,8 +141,8 @@ class EngineLoop:
         return self._between_steps(lambda: self.engine.swap_weights(state, version, kv))
 
     def retain_weights(self) -> StagedWeights:
-        """As `Engine.retain_weights`, copied between two steps."""
-        return self._between_steps(self.engine.retain_weights)
+        """As `Engine.retain_weights`: copied between two steps, digested and tried while steps go on."""
+        return self._between_steps(self.engine.copy_running_weights).retained()
 
     def reset_cache(self) -> None:
         """Forget every cached prefix that no request in flight looks at."""

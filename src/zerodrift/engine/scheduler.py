@@ -48,8 +48,8 @@ class Scheduler:
         self._samples: dict[int, Sample] = {}
         self.blocks_in_flight: dict[bytes, int] = {}
         """Keys of blocks that a running sample is about to compute, and which one it is."""
-        self._releases: list[list[int]] = []
-        """For each step in flight, oldest first: blocks to release when it is done, since it may still write to them."""
+        self._released_in_flight: list[int] | None = None
+        """While a step is in flight: blocks to release when it is done, since it may still write to them."""
         self._next_key = 0
 
     @property
@@ -60,7 +60,7 @@ class Scheduler:
     @property
     def releases_due(self) -> list[int]:
         """Blocks that nobody holds any more, and that a step in flight may still write to."""
-        return [block for blocks in self._releases for block in blocks]
+        return list(self._released_in_flight or ())
 
     def add(self, leader: Sample) -> None:
         """Queue a request: its first sample, made by the caller; the other n - 1 are made here."""
@@ -95,7 +95,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """The next step, in flight until it is committed or discarded; without slices when there is nothing to do."""
-        if self._releases:
+        if self._released_in_flight is not None:
             raise InvariantBroken(
                 "a step is in flight, whose slices would be planned again; commit or discard it first"
             )
@@ -113,17 +113,17 @@ class Scheduler:
             self._admit(budget, slices, copies)
         if slices:
             self.counters.steps += 1
-            self._releases.append([])
+            self._released_in_flight = []
         return StepPlan(self.version, tuple(slices), tuple(copies))
 
     def commit(self, plan: StepPlan, results: Iterable[StepResult]) -> list[Sample]:
-        """Take over what the rounds of the oldest step in flight give, while later ones may still run; returns the samples
-        that got a token or ended, oldest first."""
+        """Take over what the rounds of the step in flight give, while later ones may still run; returns the samples that
+        got a token or ended, oldest first."""
         if plan.version is not self.version:
             raise InvariantBroken(
                 f"a step planned under weights {plan.version.label!r} was committed under {self.version.label!r}"
             )
-        if plan.slices and not self._releases:
+        if plan.slices and self._released_in_flight is None:
             raise InvariantBroken("a step came back that is not in flight; each is committed once")
         changed = []
         for number, result in enumerate(results):
@@ -155,8 +155,7 @@ class Scheduler:
 
     def discard(self) -> None:
         """No step in flight will be committed: blocks were planned for and never written, so all KV is recomputed."""
-        while self._releases:
-            self._landed()
+        self._landed()
         self.swap(self.version)
 
     def swap(self, version: WeightVersion, policy: KVPolicy = KVPolicy.RECOMPUTE) -> None:
@@ -390,11 +389,12 @@ class Scheduler:
         self._release(sample.forget())
 
     def _release(self, blocks: list[int]) -> None:
-        if self._releases:
-            self._releases[-1] += blocks
-        else:
+        if self._released_in_flight is None:
             self.pool.release(blocks)
+        else:
+            self._released_in_flight += blocks
 
     def _landed(self) -> None:
-        """The oldest step in flight writes no more."""
-        self.pool.release(self._releases.pop(0))
+        """The step in flight, if one is, writes no more."""
+        self.pool.release(self._released_in_flight or [])
+        self._released_in_flight = None

@@ -1,12 +1,13 @@
 """Other weights for the same model, all or none: a complete set stands ready before one tensor is written.
 
-Weights never move: one storage per engine, into which a staged set is copied between two steps.
+No tensor moves: each keeps its address for the engine's life, and a staged set is copied into them between two steps.
+Where the device fuses layers, q, k and v are joined in one tensor, as are gate and up, and parameters are views of it.
 """
 
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -50,7 +51,7 @@ class StagedWeights:
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], version: WeightVersion) -> None:
-        """Made by `stage` and `retain`."""
+        """Made by `stage` and `RunningCopy.retained`."""
         self.version = version
         self._tensors = tensors
 
@@ -84,9 +85,21 @@ def stage(model: Any, state: Mapping[str, torch.Tensor], version: str | WeightVe
     return _tried(model, own, version)
 
 
-def retain(model: Any, version: WeightVersion) -> StagedWeights:
+class RunningCopy(NamedTuple):
+    """The weights that ran between two steps. Only the copy has to be taken there."""
+
+    model: Any
+    tensors: Mapping[str, torch.Tensor]
+    version: WeightVersion
+
+    def retained(self) -> StagedWeights:
+        """Digested and tried while steps may go on."""
+        return _tried(self.model, self.tensors, self.version)
+
+
+def copy_running(model: Any, version: WeightVersion) -> RunningCopy:
     """A copy of the weights that run."""
-    return _tried(model, _copied(model, checkpoint_state(model)), version)
+    return RunningCopy(model, _copied(model, checkpoint_state(model)), version)
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from zerodrift.exact.logprobs import head
 from zerodrift.exact.normalisation import log_softmax
 from zerodrift.exact.paged import PagedKV, forward_paged
 from zerodrift.exact.verification import Schedule, alone, batch_of
+from zerodrift.models.family.parts import ModelParts
 
 HEAD_ROWS = 64
 """Rows whose logits are held at once."""
@@ -96,17 +97,20 @@ def _to_logprobs(model: Any, hidden_TH: torch.Tensor, seen: _Seen) -> None:
         logits_TV = head(model, part_TH)
         sums[0].append(_bits(logits_TV))
         sums[1].append(_bits(log_softmax(logits_TV)))
-    seen[_Place("lm_head", type(model.lm_head).__name__, 0)] = torch.cat(sums[0])
+    parts = ModelParts(model)
+    seen[_Place(str(parts.family.head), type(parts.head).__name__, 0)] = torch.cat(sums[0])
     seen[_Place("log_softmax", "log_softmax", 0)] = torch.cat(sums[1])
 
 
 @contextmanager
 def _watched(model: Any, seen: _Seen) -> Iterator[None]:
     """Hooks on all modules below the decoder, taken off again whatever happens."""
-    handles = []
+    handles, parts = [], ModelParts(model)
+    behind_attention = _output_projections(parts)
     for path, module in model.named_modules():
-        if path and module is not model.lm_head:
-            before, after = _hooks(path, module, seen)
+        if path and module is not parts.head:
+            in_front = "attention" if module in behind_attention else f"before {type(module).__name__}"
+            before, after = _hooks(path, module, in_front, seen)
             handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
     try:
         yield
@@ -115,10 +119,20 @@ def _watched(model: Any, seen: _Seen) -> Iterator[None]:
             handle.remove()
 
 
-def _hooks(path: str, module: Any, seen: _Seen) -> tuple[Callable[..., None], Callable[..., None]]:
-    kind = type(module).__name__
-    in_front = "attention" if path.endswith("self_attn.o_proj") else f"before {kind}"
-    parts = count()
+def _output_projections(parts: ModelParts) -> set[Any]:
+    """The modules right behind attention, which is none itself."""
+    places = parts.family.attention
+    return (
+        set()
+        if places is None
+        else {each.get_submodule(places.projections["o"]) for each in parts.attentions()}
+    )
+
+
+def _hooks(
+    path: str, module: Any, in_front: str, seen: _Seen
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    kind, parts = type(module).__name__, count()
 
     def note(op: str, value: Any) -> None:
         for tensor in value if isinstance(value, tuple) else (value,):

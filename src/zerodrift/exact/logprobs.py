@@ -32,7 +32,7 @@ from zerodrift.exact.preparation import (
     require_gathered,
     require_untouched,
 )
-from zerodrift.models.family.registry import family_of
+from zerodrift.models.family.parts import ModelParts
 from zerodrift.sampler.processing import NUCLEUS, TokenHistory, histories, processed_logprobs
 
 LOGIT_BYTES = 256 * 2**20
@@ -56,8 +56,9 @@ def head(model: Any, hidden_RH: torch.Tensor) -> torch.Tensor:
     """Logits [R, V] in fp32, differentiable where gradients are on."""
     ops_of(model)
     require_gathered(model)
-    logits_RV: torch.Tensor = model.lm_head.rounded_to(hidden_RH, torch.float32)
-    cap = family_of(model).logit_cap(model.config)
+    parts = ModelParts(model)
+    logits_RV: torch.Tensor = parts.head.rounded_to(hidden_RH, torch.float32)
+    cap = parts.family.logit_cap(model.config)
     return logits_RV if cap is None else soft_cap(logits_RV, cap)
 
 

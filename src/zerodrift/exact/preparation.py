@@ -209,7 +209,7 @@ def is_sharded(model: Any) -> bool:
 
 def require_gathered(model: Any) -> None:
     """Parts of a model that FSDP2 has sharded cannot be called one by one: nothing would gather their weights."""
-    if hasattr(model.lm_head.weight, "placements"):
+    if hasattr(ModelParts(model).head.weight, "placements"):
         raise UnsupportedModel(
             "the head is sharded by FSDP2, which gathers weights only where the whole model is called: take "
             "log-probabilities from zerodrift.exact.token_logprobs(model, completions), with layers and the whole model "

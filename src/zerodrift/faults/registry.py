@@ -7,12 +7,11 @@ be planted at once: what changes the model comes before what changes updates, an
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.resources import files
 
 import msgspec
 
-from zerodrift.backends.base import Backend
 from zerodrift.config.document import parse
 from zerodrift.core.errors import InvalidValue
 from zerodrift.faults.after_update import AFTER_UPDATE_FAULTS
@@ -80,14 +79,6 @@ def resolve(spec: str) -> Fault:
     if variants:
         return variants[0]
     raise InvalidValue(f"there is no fault {spec!r}{_nearest(spec)}")
-
-
-def inject_all(engine: Backend, specs: Sequence[str]) -> Backend:
-    """`engine` with all of these faults, planted from the inside out whatever the order they are named in."""
-    order = list(FAULTS)
-    for fault in sorted(map(resolve, specs), key=lambda fault: order.index(fault.spec)):
-        engine = fault.inject(engine)
-    return engine
 
 
 def _nearest(spec: str) -> str:

@@ -79,7 +79,7 @@ class FoundBy(StrEnum):
     """Only the size of Δ speaks for it."""
 
 
-class CauseFound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CauseFound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A named cause with its evidence and its fix."""
 
     cause: str
@@ -91,8 +91,15 @@ class CauseFound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     fix: str
     found_by: str
     """The `Probe` that found it, or `FoundBy`."""
-    located: tuple[LocatedEvidence, ...] = ()
+    # Not a plain (), which would be left out: files have always said that nothing is located.
+    located: tuple[LocatedEvidence, ...] = msgspec.field(default_factory=lambda: ())
     """Where inside the model the difference sits, where that is known."""
+    follows_rounding: bool = False
+    """Δ goes token by token with what rounding the weights does: it is more than as large."""
+    retells_probe: bool = False
+    """The evidence is what the failed probe says, for want of anything better."""
+    particular_fix: bool = False
+    """The fix was written for this finding; otherwise it is the one that the cause has for the engine."""
 
 
 class ProbeRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,11 +1,10 @@
 """Has the drift risen, asked again after every step?
 
-Three detectors of a rise in z, a statistic with mean 0 and variance 1 while nothing is wrong. Each is a frozen
+Two detectors of a rise in z, a statistic with mean 0 and variance 1 while nothing is wrong. Each is a frozen
 value: `update` returns the next state and leaves this one as it was, so that a monitor can be replayed, forked
-and stored. All are one-sided: less drift than usual is no alarm.
+and stored. Both are one-sided: less drift than usual is no alarm.
 
     Cusum     S ← max(0, S + clip(z) - k), alarm at S >= h           fastest for a lasting shift of 2k
-    Ewma      E ← (1 - λ) E + λ z, alarm at E > L · sd(E)            smooth, good to look at
     EProcess  product of fair bets on clip(z), alarm at 1/α          P(ever a false alarm) <= α, no matter
                                                                      how often or when one looks
 
@@ -76,40 +75,6 @@ class Cusum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def alarm(self) -> bool:
         """The evidence has reached the threshold."""
         return self.score >= self.threshold
-
-
-class Ewma(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Exponentially weighted mean of independent z, against its own standard deviation."""
-
-    weight: float = 0.1
-    """λ: share of the newest value; the memory is about 2/λ steps."""
-    limit: float = 4.0
-    """L: standard deviations of the mean that make an alarm."""
-    value: float = 0.0
-    steps: int = 0
-
-    def __post_init__(self) -> None:
-        """A weight of 0 would never learn."""
-        require.real(InvalidValue, "weight", self.weight, "it lies in (0, 1]", 0, 1)
-        _check_positive("weight", self.weight)
-        require.real(InvalidValue, "limit", self.limit, "it counts standard deviations", 0)
-
-    def update(self, z: float) -> "Ewma":
-        """The state after one more value."""
-        _check_step(z)
-        value = (1 - self.weight) * self.value + self.weight * z
-        return msgspec.structs.replace(self, value=value, steps=self.steps + 1)
-
-    @property
-    def deviation(self) -> float:
-        """√(λ/(2-λ) · (1 - (1-λ)^2t)): the standard deviation of the value after t independent steps."""
-        decay = (1 - self.weight) ** (2 * self.steps)
-        return math.sqrt(self.weight / (2 - self.weight) * (1 - decay))
-
-    @property
-    def alarm(self) -> bool:
-        """The value lies above its limit."""
-        return self.value > self.limit * self.deviation
 
 
 _FRACTIONS: Final = (0.9, 0.5, 0.25, 0.1, 0.05, 0.02)

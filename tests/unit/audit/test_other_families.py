@@ -4,14 +4,20 @@ What could not be asked of it is said by name.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.tiny_models import tiny, written
 
 from zerodrift.audit.counterfactual.path import not_asked
+from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.cli.main import main
+from zerodrift.core.completion import Answer, Completion
+from zerodrift.core.request import Request
+from zerodrift.faults.rewriting import rewrite
 from zerodrift.models.family.abilities import has_kv_cache, usable_attention
 
 # A planted fault's rewritten checkpoint goes when its engine is collected: the audit closes the engine inside it.
@@ -76,14 +82,25 @@ def test_an_update_that_goes_wrong_is_named(
 
 @pytest.mark.parametrize("model_type", ["gpt2", "gemma2"])
 def test_what_is_not_asked_is_named_where_nothing_explains(
-    model_type: str, directory: Any, tmp_path: Path
+    model_type: str, directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Noise on every number has no name: the search goes through all that can be asked, and says what could not be."""
-    code, verdict = audited(directory(model_type), tmp_path / "out", "--inject", "path/nondeterminism:noise")
+    """Numbers of no distribution have no name: the search goes through all that can be asked, and says what could not be."""
+
+    def bent(_: Request, completion: Completion) -> Completion:
+        told = tuple(-(abs(value) ** 1.2) - 0.3 * value * value for value in completion.logprobs)
+        return msgspec.structs.replace(completion, logprobs=told)
+
+    def generate(engine: ReferenceBackend, requests: Sequence[Request]) -> list[Answer]:
+        return rewrite(requests, honest(engine, requests), bent)
+
+    honest = ReferenceBackend.generate
+    monkeypatch.setattr(ReferenceBackend, "generate", generate)
+    code, verdict = audited(directory(model_type), tmp_path / "out")
     assert code == FAILED
-    for each in verdict["causes"]:
-        if each["cause"] == "unexplained":
-            assert all(words in each["evidence"] for words in not_asked(tiny(model_type)))
+    first, lacking = verdict["causes"][0], not_asked(tiny(model_type))
+    assert first["cause"] == "unexplained"
+    assert lacking
+    assert [words for words in lacking if words not in first["evidence"]] == []
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerodrift.core.errors import ConfigError
+from zerodrift.core.secrets import names_a_secret
 from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.diagnosis import diagnose
 from zerodrift.doctor.judge import fixes
 from zerodrift.doctor.open_target import open_text
-from zerodrift.doctor.secrets import HIDDEN, VALUE, may_hold_one, names_a_secret, safe
+from zerodrift.doctor.secrets import HIDDEN, VALUE, may_hold_one, safe
 from zerodrift.doctor.setting import FileKind, Target
 
 ONE, TWO = "hunter2", "swordfish"

@@ -297,6 +297,29 @@ def test_weights_that_run_are_held_on_to_between_two_steps(loop: EngineLoop) -> 
     assert bits(loop.submit([1, 2], seeded()).result()[0]) == before
 
 
+def test_only_the_copy_of_what_runs_is_taken_between_two_steps(
+    loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker steps; digests and the first token through the copy are the caller's."""
+    threads: dict[str, threading.Thread] = {}
+
+    def noted(name: str) -> None:
+        real = getattr(engine_weights, name)
+
+        def note(*arguments: Any) -> Any:
+            threads[name] = threading.current_thread()
+            return real(*arguments)
+
+        monkeypatch.setattr(engine_weights, name, note)
+
+    for name in ("_copied", "version_of", "_try_out"):
+        noted(name)
+    loop.retain_weights()
+    ours = threading.current_thread()
+    assert threads["version_of"] is threads["_try_out"] is ours
+    assert threads["_copied"] is not ours
+
+
 def test_steps_go_on_while_weights_are_staged(loop: EngineLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     real, staged = engine_weights.version_of, []
 

@@ -19,7 +19,7 @@ from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.core.errors import CapabilityMissing, InvalidValue, UnsupportedModel
 from zerodrift.faults.damage import Damaged
 from zerodrift.faults.fault import Need
-from zerodrift.faults.registry import FAULTS, inject_all, resolve
+from zerodrift.faults.registry import FAULTS, resolve
 from zerodrift.faults.wrapper import FaultyBackend, clone, fact_of, host_in, innermost
 from zerodrift.models.family.parts import ModelParts
 
@@ -184,7 +184,6 @@ def test_what_is_no_fault_changes_nothing(llama: ReferenceBackend, exact: ExactB
         assert plain.score(SEQUENCES) == llama.score(SEQUENCES)
         assert plain.fingerprint() == llama.fingerprint()
     assert Damaged(exact, lambda model: None).score(SEQUENCES) == exact.score(SEQUENCES)
-    assert inject_all(llama, []) is llama
 
 
 @pytest.mark.parametrize("spec", needing(Need.INSIDE))
@@ -236,15 +235,15 @@ def test_a_clone_shares_weights_and_nothing_that_changes(llama: ReferenceBackend
     assert ours.model is theirs.model
 
 
-def test_several_faults_are_planted_from_the_inside_out(llama: ReferenceBackend) -> None:
+def test_a_fault_is_planted_around_another(llama: ReferenceBackend) -> None:
     requests = ask(12, 8, max_tokens=4)
-    broken = inject_all(llama, ["semantic/off-by-one:shifted-left", "path/head-precision"])
+    broken = resolve("semantic/off-by-one:shifted-left").inject(resolve("path/head-precision").inject(llama))
     head_only = by("path/head-precision", llama, requests)
     for both, one in zip(told(broken.generate(requests)), head_only, strict=True):
         assert both.token_ids == one.token_ids
         assert both.logprobs == one.logprobs[1:] + one.logprobs[:1]
-    scores = [
-        inject_all(llama, specs).score(SEQUENCES)
-        for specs in (["path/rope"], ["path/head-precision"], ["path/head-precision", "path/rope"])
-    ]
-    assert scores[2] not in scores[:2]
+    rope, precision = (resolve(name).inject for name in ("path/rope", "path/head-precision"))
+    assert rope(precision(llama)).score(SEQUENCES) not in (
+        rope(llama).score(SEQUENCES),
+        precision(llama).score(SEQUENCES),
+    )

@@ -16,7 +16,7 @@ from zerodrift.core.errors import CapabilityMissing, InvalidValue, NonFinite
 from zerodrift.core.request import Prompt
 from zerodrift.faults.after_update import Fleet
 from zerodrift.faults.fault import Need
-from zerodrift.faults.registry import FAULTS, inject_all, resolve
+from zerodrift.faults.registry import FAULTS, resolve
 from zerodrift.faults.rewriting import with_prompt
 from zerodrift.faults.sampling import _frequent_tokens
 from zerodrift.sampler.processing import histories, processed_logprobs
@@ -188,7 +188,8 @@ def test_a_value_that_is_no_number_makes_a_problem(variant: str, shown: str, lla
     assert answers[0].completions == honest[0].completions[1:]
     assert answers[1] == honest[1]
     # Where the first request has no sample left, the next one's is corrupt.
-    twice = inject_all(llama, [f"semantic/nonfinite:{variant}"] * 2)
+    fault = resolve(f"semantic/nonfinite:{variant}")
+    twice = fault.inject(fault.inject(llama))
     assert [len(answer.problems) for answer in twice.generate(ask(9, 12))] == [1, 1]
 
 
@@ -288,9 +289,9 @@ def test_another_fault_is_streamed_as_it_comes_whole(spec: str, exact: ExactBack
 def test_faults_add_up_in_a_stream_and_every_replica_streams(
     exact: ExactBackend, llama: ReferenceBackend
 ) -> None:
-    both = inject_all(exact, ["semantic/streaming:chunk-lost", "semantic/off-by-one:shifted-left"])
-    (lost,) = told(both.stream(ask(20)))
-    (shifted,) = told(resolve("semantic/off-by-one:shifted-left").inject(exact).stream(ask(20)))
+    moved = resolve("semantic/off-by-one:shifted-left").inject(exact)
+    (lost,) = told(resolve("semantic/streaming:chunk-lost").inject(moved).stream(ask(20)))
+    (shifted,) = told(moved.stream(ask(20)))
     assert lost.logprobs == shifted.logprobs[:3] + shifted.logprobs[4:]
     requests = ask(*range(5, 15))
     assert kept(told(Fleet(exact).stream(requests))) == kept(told(exact.stream(requests)))

@@ -7,7 +7,7 @@ import pytest
 from river import drift
 
 from zerodrift.core.errors import InvalidValue, NonFinite
-from zerodrift.stats.sequential import Cusum, EProcess, Ewma
+from zerodrift.stats.sequential import Cusum, EProcess
 
 
 def test_cusum_by_hand() -> None:
@@ -58,24 +58,6 @@ def test_cusum_false_alarms_are_as_rare_as_siegmund_says() -> None:
             state = state.update(generator.normal())
         lengths.append(state.steps)
     assert np.mean(lengths) == pytest.approx(338, rel=0.2)
-
-
-def test_ewma_is_the_weighted_sum_and_knows_its_deviation() -> None:
-    values, weight = np.random.default_rng(4).normal(size=40), 0.2
-    state = Ewma(weight=weight)
-    for z in values:
-        state = state.update(z)
-    weights = weight * (1 - weight) ** np.arange(40)[::-1]
-    assert state.value == pytest.approx(weights @ values)
-    assert state.deviation == pytest.approx(np.sqrt(weights @ weights))
-
-
-def test_ewma_alarms_above_its_limit_only() -> None:
-    state = Ewma(weight=1.0, limit=3.0)
-    assert not state.alarm
-    assert not state.update(2.99).alarm
-    assert state.update(3.01).alarm
-    assert not state.update(-30.0).alarm
 
 
 @pytest.mark.parametrize("null_mean", [0.0, 0.3, -0.4])
@@ -144,8 +126,8 @@ def test_e_process_p_value_remembers_the_peak() -> None:
     assert not state.alarm(peak * 0.99)
 
 
-@pytest.mark.parametrize("start", [Cusum(), Ewma(), EProcess()])
-def test_states_are_values(start: Cusum | Ewma | EProcess) -> None:
+@pytest.mark.parametrize("start", [Cusum(), EProcess()])
+def test_states_are_values(start: Cusum | EProcess) -> None:
     before = msgspec.json.encode(start)
     after = start.update(1.5)
     assert msgspec.json.encode(start) == before
@@ -164,9 +146,6 @@ def test_states_are_values(start: Cusum | Ewma | EProcess) -> None:
         (Cusum, {"threshold": 0.0}),
         (Cusum, {"score": -1.0}),
         (Cusum, {"clip": math.inf}),
-        (Ewma, {"weight": 0.0}),
-        (Ewma, {"weight": 1.5}),
-        (Ewma, {"limit": -1.0}),
         (EProcess, {"clip": 0.0}),
         (EProcess, {"null_mean": 5.0}),
         (EProcess, {"null_mean": -4.0}),

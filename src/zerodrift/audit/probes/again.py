@@ -16,8 +16,8 @@ from zerodrift.audit.checked_calls import generated
 from zerodrift.audit.measure import Measurement
 from zerodrift.audit.observe import BATCH
 from zerodrift.audit.outliers import correlates, provenance, sparse
-from zerodrift.audit.probes.consistency import UNSTEADY, common
-from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
+from zerodrift.audit.probes.consistency import common
+from zerodrift.audit.probes.result import UNSTEADY, ProbeResult, answered, found, not_judged, vacuous
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Completion

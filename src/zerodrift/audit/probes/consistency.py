@@ -19,7 +19,7 @@ from zerodrift.audit.checked_calls import Floats, generated, scored
 from zerodrift.audit.counterfactual.decoding import decoded_otherwise
 from zerodrift.audit.counterfactual.packed import saw_each_other
 from zerodrift.audit.probes.decoded import decoded_only, processed_alike
-from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
+from zerodrift.audit.probes.result import UNSTEADY, ProbeResult, answered, found, not_judged, vacuous
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Completion
@@ -30,7 +30,6 @@ from zerodrift.drift.gates import Gates
 from zerodrift.records.evidence import AgreementEvidence, UnseededEvidence
 from zerodrift.records.verdict import Outcome, Probe
 
-UNSTEADY = "path/nondeterminism"
 Sides = tuple[list[Completion], list[Completion]]
 Pairs = Sequence[tuple[Floats, Floats]]
 """Logprobs of the same tokens, for each request."""

@@ -7,6 +7,9 @@ from zerodrift.core.errors import EngineError
 from zerodrift.records.evidence import Evidence
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe, ProbeRecord
 
+UNSTEADY = "path/nondeterminism"
+"""What an engine has that answers the same question in two ways."""
+
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """A question, its answer and what it rests on."""
@@ -95,3 +98,8 @@ def found(  # noqa: PLR0913 - the fields of a cause
         fix=known.fix(engine),
         found_by=by.value,
     )
+
+
+def with_fix(cause: CauseFound, fix: str) -> CauseFound:
+    """The same cause, with a fix for this finding alone."""
+    return msgspec.structs.replace(cause, fix=fix, particular_fix=True)

@@ -12,6 +12,7 @@ predicts to the last digit what it is true of, so that stale weights or a wrong 
 """
 
 from collections.abc import Iterator, Sequence
+from enum import Enum, auto
 from math import log
 from typing import NamedTuple
 
@@ -46,6 +47,17 @@ class Numbers(NamedTuple):
     sign_turned: bool = False
 
 
+class Notation(Enum):
+    """How a number is written that is no natural logarithm of a probability."""
+
+    BASE = auto()
+    """log₂ or log₁₀."""
+    SIGN = auto()
+    """−log p."""
+    PROBABILITY = auto()
+    """p itself, which lies above zero by right."""
+
+
 class Account(NamedTuple):
     """One way in which the numbers may have been written."""
 
@@ -53,6 +65,8 @@ class Account(NamedTuple):
     message: str
     sizes: Floats
     """Mean |Δ| of each rollout, read so; infinite where the account says nothing about it."""
+    notation: Notation | None = None
+    """Where that is what is wrong: other accounts move numbers, and write them as they should be."""
 
 
 class Fit(NamedTuple):
@@ -93,15 +107,13 @@ def accounts(numbers: Sequence[Numbers], order: Timeline) -> Iterator[Account]:
     """Every account that costs no forward."""
     for base, name in BASES.items():
         scaled = [size(each.contracted - each.reported * log(base)) for each in numbers]
-        yield Account(
-            "semantic/notation", f"the numbers are {name}, not natural logarithms", np.array(scaled)
-        )
+        message = f"the numbers are {name}, not natural logarithms"
+        yield Account("semantic/notation", message, np.array(scaled), Notation.BASE)
     if all(each.sign_turned and each.reported.min() >= -1 for each in numbers):
         # A probability below the smallest fp32 number was written as zero.
         read = [size(each.contracted - np.log(np.maximum(-each.reported, 1e-45))) for each in numbers]
-        yield Account(
-            "semantic/notation", "the numbers are probabilities, not their logarithms", np.array(read)
-        )
+        message = "the numbers are probabilities, not their logarithms"
+        yield Account("semantic/notation", message, np.array(read), Notation.PROBABILITY)
     for step, words in ((1, "before"), (-1, "after")):
         yield Account(
             "semantic/off-by-one",

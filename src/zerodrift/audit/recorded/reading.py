@@ -1,4 +1,4 @@
-"""What the dump itself message, and leaves unsaid, as answers that stand in the verdict beside the numbers.
+"""What the dump itself says, and leaves unsaid, as answers that stand in the verdict beside the numbers.
 
 Lines that were skipped, rollouts that were not asked for, parameters that nobody stated and labels of several weights
 all limit what the numbers can prove; a reader of the verdict must see them.

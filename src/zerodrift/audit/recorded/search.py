@@ -20,7 +20,7 @@ from zerodrift.audit.diagnose import Suspect, diagnose
 from zerodrift.audit.explain import attributed, by_samples_alone
 from zerodrift.audit.measure import Measurement, tabulate
 from zerodrift.audit.probes.result import ProbeResult, found
-from zerodrift.audit.recorded.accounts import Fit, believed
+from zerodrift.audit.recorded.accounts import Fit, Notation, believed
 from zerodrift.audit.recorded.dated import Dated, dated
 from zerodrift.audit.recorded.reading import with_doubt
 from zerodrift.audit.recorded.rescored import Rescored
@@ -54,6 +54,8 @@ class Found(NamedTuple):
     """Sampling parameters that explain the engine's numbers or samples, where such do."""
     by_numbers: bool = False
     """Numbers tell those to the last digit; samples tell them roughly."""
+    notation: Notation | None = None
+    """In which the engine's numbers are written, where not as they should be."""
 
 
 class Search(NamedTuple):
@@ -120,27 +122,25 @@ class Search(NamedTuple):
 
     def _written(self, fit: Fit) -> Found:
         cause = found(fit.account.cause, self.engine, FoundBy.VALUE, fit.evidence, explained=fit.explained)
-        return Found((cause,), faulty=fit.fits, says="are right if read so")
+        return Found((cause,), faulty=fit.fits, says="are right if read so", notation=fit.account.notation)
 
     def _with_sign(self, known: Found) -> Found:
         """Numbers above zero are no logprobs, however well they fit."""
         if not any(rollout.sign_turned for rollout in self.scored.rollouts):
             return known
-        if any(cause.cause == "semantic/notation" for cause in known.causes):
-            causes = tuple(
-                msgspec.structs.replace(cause, evidence=f"{cause.evidence}; they lie above zero")
-                if cause.cause == "semantic/notation" and "probabilities" not in cause.evidence
-                else cause
-                for cause in known.causes
-            )
-            return known._replace(causes=causes)
+        if known.notation is Notation.PROBABILITY:
+            return known
+        if known.notation is not None:
+            written, *others = known.causes
+            written = msgspec.structs.replace(written, evidence=f"{written.evidence}; they lie above zero")
+            return known._replace(causes=(written, *others))
         right = not known.causes
         message = "the numbers lie above zero, as −log p: " + (
             "with a minus sign they are the checkpoint's" if right else "they are judged with a minus sign"
         )
         cause = found("semantic/notation", self.engine, Probe.DUMP, message)
         every = np.ones(len(self.scored.rollouts), dtype=np.bool_)
-        known = known._replace(causes=(cause, *known.causes))
+        known = known._replace(causes=(cause, *known.causes), notation=Notation.SIGN)
         return known._replace(faulty=every, says="lie above zero") if right else known
 
     def _padded_samples(self) -> CauseFound | None:

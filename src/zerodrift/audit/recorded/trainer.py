@@ -16,7 +16,7 @@ from zerodrift.audit.attribute import Channel
 from zerodrift.audit.diagnose import Suspect, diagnose
 from zerodrift.audit.explain import attributed
 from zerodrift.audit.measure import Measurement, Observed, tabulate
-from zerodrift.audit.probes.result import found
+from zerodrift.audit.probes.result import found, with_fix
 from zerodrift.audit.probes.trainer import packed_logits
 from zerodrift.audit.response.signs import Signs, settled
 from zerodrift.core.cause import CAUSES, UNEXPLAINED
@@ -64,7 +64,9 @@ def _renamed(cause: CauseFound) -> CauseFound:
     evidence = f"in the trainer's numbers: {cause.evidence}"
     # What is unexplained says by itself what to look at.
     fix = cause.fix if name == UNEXPLAINED else CAUSES[name].fix(NAME)
-    return msgspec.structs.replace(cause, cause=name, fix=fix, evidence=evidence, found_by=NAME.value)
+    renamed = msgspec.structs.replace(cause, cause=name, evidence=evidence, found_by=NAME.value)
+    # What is in force in the engine says nothing about the trainer.
+    return with_fix(renamed, fix)
 
 
 def _packing(model: Any, measurements: Sequence[Measurement], gates: Gates) -> CauseFound | None:

@@ -144,7 +144,7 @@ def _everywhere(levers: Sequence[Lever]) -> Iterator[Knob]:
 
 
 def _norms(norms: Sequence[Lever], quantity: str) -> Iterator[Knob]:
-    outer = [lever for lever in norms if not lever.place.endswith(" norm") or lever.layer is None]
+    outer = [lever for lever in norms if not lever.of_heads]
     groups = {"all norms": list(norms), "all norms but those of heads": outer}
     for place, same in groupby(sorted(norms, key=lambda lever: lever.place), key=lambda lever: lever.place):
         groups[f"{place} in all layers"] = list(same)

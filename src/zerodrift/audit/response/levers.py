@@ -58,6 +58,8 @@ class Lever(NamedTuple):
     """What the quantity is where t is 0, for kinds that need to know: eps."""
     labels: tuple[int, ...] = ()
     """What each number belongs to where it is not its index: ids of tokens."""
+    of_heads: bool = False
+    """A norm of queries or keys, inside attention."""
 
 
 Member = tuple[Lever, int]

@@ -114,7 +114,7 @@ class Plumbing:
         attention = None if family.attention is None else _at(layer, family.attention.place)
         if attention is not None and family.attention is not None:
             for role, place in family.attention.norms.items():
-                self._find_norm(number, f"{role} norm", _at(attention, place))
+                self._find_norm(number, f"{role} norm", _at(attention, place), of_heads=True)
             if has_a_choice_of_attention(self.model):
                 self._modules[Lever(Kind.SCORES, number, "", heads)] = attention
                 self._modules[Lever(Kind.KEYS_FP8, number, "", 1)] = attention
@@ -140,11 +140,11 @@ class Plumbing:
                 if (module := _at(dense, place)) is not None:
                     self._modules[Lever(kind, number, "", 1)] = module
 
-    def _find_norm(self, layer: int | None, place: str, norm: Any) -> None:
+    def _find_norm(self, layer: int | None, place: str, norm: Any, *, of_heads: bool = False) -> None:
         eps = next((getattr(norm, name) for name in _EPS_NAMES if hasattr(norm, name)), None)
         if eps is not None:
-            self._modules[Lever(Kind.NORM_GAIN, layer, place, 1)] = norm
-            self._modules[Lever(Kind.NORM_EPS, layer, place, 1, eps)] = norm
+            self._modules[Lever(Kind.NORM_GAIN, layer, place, 1, of_heads=of_heads)] = norm
+            self._modules[Lever(Kind.NORM_EPS, layer, place, 1, eps, of_heads=of_heads)] = norm
 
     def _find_rotary(self) -> None:
         if self.model.config.model_type not in FAMILIES:

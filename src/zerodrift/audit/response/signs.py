@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from zerodrift.audit.probes.result import ProbeResult
+from zerodrift.audit.probes.result import ProbeResult, with_fix
 from zerodrift.config.precision import Precision
 from zerodrift.core.cause import ANY_ENGINE, CAUSES, UNEXPLAINED
 from zerodrift.records.evidence import AgreementEvidence
@@ -66,25 +66,17 @@ def settled(causes: Iterable[CauseFound], signs: Signs, engine: str) -> tuple[Ca
 def _settled(cause: CauseFound, signs: Signs, engine: str) -> CauseFound:
     if cause.cause == "path/body-precision" and signs.in_float32:
         cause = _without_the_dtype(cause, engine)
-    if cause.found_by != FoundBy.SIZE or FOLLOWS_WEIGHTS in cause.evidence:
+    if cause.found_by != FoundBy.SIZE or cause.follows_rounding:
         return cause
     if shown := signs.of_rounding:
         return msgspec.structs.replace(cause, evidence=f"{cause.evidence}; {shown[0]}")
     rounding = "" if signs.in_float32 else f"{CAUSES[cause.cause].fix(engine)}, or "
     reported = ", and the engine reports float32" if signs.in_float32 else ""
     doubt = f"{cause.evidence}; but nothing else shows rounding{reported}: it may be that, or weights that differ a little"
-    return msgspec.structs.replace(
-        cause,
-        cause=UNEXPLAINED,
-        evidence=doubt,
-        explained=0.0,
-        interval=(0.0, 0.0),
-        fix=f"to know which: {rounding}{signs.to_know}",
+    unnamed = msgspec.structs.replace(
+        cause, cause=UNEXPLAINED, evidence=doubt, explained=0.0, interval=(0.0, 0.0)
     )
-
-
-FOLLOWS_WEIGHTS = "and follows what rounding the weights does"
-"""In the evidence of what is rounding for a reason found in Δ itself."""
+    return with_fix(unnamed, f"to know which: {rounding}{signs.to_know}")
 
 
 def _without_the_dtype(cause: CauseFound, engine: str) -> CauseFound:
@@ -93,7 +85,7 @@ def _without_the_dtype(cause: CauseFound, engine: str) -> CauseFound:
     if engine in fixes and "--dtype" not in fixes[engine]:
         return cause
     told = ROUNDED_BELOW_FP32.get(engine, ROUNDED_BELOW_FP32[ANY_ENGINE])
-    return msgspec.structs.replace(cause, fix=told)
+    return with_fix(cause, told)
 
 
 def _by_probes(results: Iterable[ProbeResult], mean: float) -> list[str]:

@@ -205,7 +205,9 @@ def _undelivered(engine: Backend, weights: UpdatedWeights, fresh: Seen, gates: G
         message += "; not all that is known was tried, for want of memory for a third copy of the weights"
     if missing := not_asked(weights.new):
         message += f"; not tried, for want of such parts in this model: {', '.join(missing)}"
-    return found(UNEXPLAINED, engine.name, NAME, message, explained=0.0, interval=(0.0, 0.0))
+    unnamed = found(UNEXPLAINED, engine.name, NAME, message, explained=0.0, interval=(0.0, 0.0))
+    # The probe says the same of itself.
+    return msgspec.structs.replace(unnamed, retells_probe=True)
 
 
 def _stale(engine: Backend, weights: UpdatedWeights, fresh: Seen, gates: Gates) -> CauseFound | None:

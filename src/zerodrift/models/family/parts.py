@@ -39,6 +39,11 @@ class ModelParts:
         return self.at(self.family.below_decoder(self.family.final_norm), "final norm")
 
     @property
+    def head(self) -> Any:
+        """Hidden states to logits."""
+        return self.at(self.family.head, "head")
+
+    @property
     def rotary(self) -> Any:
         """Cosines and sines of positions."""
         return self.at(self.family.below_decoder(self.family.rotary), "rotary embedding")
