@@ -20,6 +20,18 @@ SIZES: dict[str, Any] = {
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512},
+    "openai-gpt": {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512},
+    "rwkv": {"hidden_size": 64, "attention_hidden_size": 64, "num_hidden_layers": 2, "context_length": 512},
+    "bloom": {"hidden_size": 64, "n_head": 4, "n_layer": 2},
+    "mpt": {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512},
+    "xlnet": {"d_model": 64, "n_head": 4, "n_layer": 2, "d_inner": 96},
+    "recurrent_gemma": {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "attention_window_size": 64,
+    },
     "mamba": {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
 }
 EXTRA: dict[str, dict[str, Any]] = {

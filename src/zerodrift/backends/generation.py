@@ -5,7 +5,7 @@ The logprob reported for a token comes from the forward that sampled it, never f
 vocabulary, L positions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from zerodrift.core.completion import FinishReason
 from zerodrift.core.errors import InvalidPrompt, NonFinite
 from zerodrift.core.request import Request, SamplingParams
-from zerodrift.models.family.abilities import has_kv_cache
+from zerodrift.models.family.abilities import cache_in, has_kv_cache
 from zerodrift.sampler.choose import choose
 from zerodrift.sampler.noise import draw_seed, uniform
 from zerodrift.sampler.processing import TokenHistory, processed_logprobs
@@ -51,9 +51,21 @@ def sample(
 ) -> list[Sampled]:
     """All samples of all requests, in request order, then sample order."""
     rows = [row for request in requests for row in _rows(request, max_len)]
-    for begin in range(0, len(rows), batch):
-        _run(model, rows[begin : begin + batch], eos_ids, decode)
+    for group in _batches(model, rows, batch):
+        _run(model, group, eos_ids, decode)
     return rows
+
+
+def _batches(model: Any, rows: Sequence[Sampled], batch: int) -> Iterator[Sequence[Sampled]]:
+    """In the order given; without a KV cache, prompts of one length together: RWKV and xLSTM read padding as tokens."""
+    if has_kv_cache(model):
+        groups = [list(rows)]
+    else:
+        lengths = sorted({len(row.prompt) for row in rows})
+        groups = [[row for row in rows if len(row.prompt) == length] for length in lengths]
+    for group in groups:
+        for begin in range(0, len(group), batch):
+            yield group[begin : begin + batch]
 
 
 def _rows(request: Request, max_len: int) -> list[Sampled]:
@@ -79,7 +91,7 @@ def _run(
         positions_BL = (mask_BL.cumsum(dim=-1) - 1).clamp(min=0)[:, -ids_BL.shape[1] :]
         output = model(ids_BL, attention_mask=mask_BL, position_ids=positions_BL, logits_to_keep=1, **cache)
         if keeps:
-            cache["past_key_values"] = output.past_key_values
+            cache["past_key_values"] = cache_in(output)
         logits_BV = output.logits[:, -1]
         for index, row in enumerate(rows):
             if row.finished is None:

@@ -23,7 +23,8 @@ from zerodrift.core.completion import (
 from zerodrift.core.errors import InvalidPrompt, ModelError
 from zerodrift.core.request import Request
 from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
-from zerodrift.models.family.abilities import computes_in_fp64
+from zerodrift.models.family.abilities import computes_in_fp64, require_causal
+from zerodrift.models.family.registry import FAMILIES
 from zerodrift.models.loading import AS_SAVED, dtype_of
 from zerodrift.models.placing import check_device, place
 from zerodrift.weights.digest import model_digest
@@ -209,6 +210,9 @@ def load_reference(spec: str | Path, dtype: str | None = None, device: Device = 
     check_device(device)
     model = models.load(spec, dtype=AS_SAVED)
     digest = model_digest(model)
+    # After the digest: RWKV rescales its weights in its first forward.
+    if model.config.model_type not in FAMILIES:
+        require_causal(model)
     tiny = sum(p.numel() for p in model.parameters()) < TINY_PARAMETERS
     wanted = dtype or ("float64" if tiny and computes_in_fp64(model) else "float32")
     if torch.promote_types(model.dtype, dtype_of(wanted)) is dtype_of(wanted):

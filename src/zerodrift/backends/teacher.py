@@ -6,7 +6,7 @@ vocabulary, L positions, B sequences, H hidden size.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -15,8 +15,8 @@ import torch
 
 from zerodrift.backends.generation import padded
 from zerodrift.backends.head import own_head
-from zerodrift.core.errors import InvalidPrompt
-from zerodrift.models.family.abilities import has_kv_cache, usable_attention
+from zerodrift.core.errors import InvalidPrompt, UnsupportedModel
+from zerodrift.models.family.abilities import cache_in, has_kv_cache, usable_attention
 
 LOGIT_BYTES = 256 * 2**20
 """A padded batch is cut where logits of all its positions would take more."""
@@ -137,6 +137,11 @@ class Teacher:
             raise InvalidPrompt(
                 f"the first {split} of {len(ids)} tokens cannot be cached; count from 0 to all"
             )
+        if 0 < split < len(ids) and not (has_kv_cache(earlier) and has_kv_cache(self.model)):
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} keeps no keys and values, so that nothing can follow from those of "
+                f"{split} tokens; score whole sequences"
+            )
         return torch.cat([logits_TV for _, logits_TV in self._alone(ids, start, earlier, split)])
 
     def _joined(
@@ -213,7 +218,7 @@ class Teacher:
                     use_cache=True,
                     logits_to_keep=1,
                 )
-                cache = output.past_key_values
+                cache = cache_in(output)
                 for row, (ids, start) in enumerate(zip(group, first, strict=True)):
                     if start + step < len(ids):
                         yield LogitRows(begin + row, step, output.logits[row])
@@ -245,10 +250,12 @@ class Teacher:
         """Forward, with the last `keep` rows of each sequence to be had; where they are many, the head comes later."""
         if len(ids_BL) * keep * self._row_bytes <= ROWS_BYTES:
             output = self._forward(ids_BL, model, logits_to_keep=keep, **options)
-            return _Computed(lambda row, rows: output.logits[row, rows], output.get("past_key_values"))
+            # Some take no such option, and give all rows (xLSTM).
+            logits_BTV = output.logits[:, -keep:]
+            return _Computed(lambda row, rows: logits_BTV[row, rows], _left_by(output, options))
         output = self._forward(ids_BL, model.base_model, **options)
         hidden_BTH, head = output.last_hidden_state[:, -keep:], own_head(model, type(output))
-        return _Computed(lambda row, rows: head(hidden_BTH[row, rows]), output.get("past_key_values"))
+        return _Computed(lambda row, rows: head(hidden_BTH[row, rows]), _left_by(output, options))
 
     @torch.no_grad()
     def _forward(self, ids_BL: torch.Tensor, model: Any = None, **options: Any) -> Any:
@@ -272,6 +279,11 @@ class Teacher:
                     f"token {position} is {token}, but the model has {self.vocab_size} tokens; "
                     "the ids belong to another tokenizer"
                 )
+
+
+def _left_by(output: Any, options: Mapping[str, Any]) -> Any:
+    """Keys and values, where they were asked for."""
+    return cache_in(output) if options.get("use_cache") else None
 
 
 def entries(logits_TV: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:

@@ -220,6 +220,10 @@ def require_gathered(model: Any) -> None:
 def _ops_for(parts: ModelParts, plain: frozenset[str]) -> Any:
     kinds = {parameter.device.type for parameter in parts.model.parameters()}
     if kinds == {"cpu"}:
+        if "cpu" not in parts.family.exact_on:
+            raise UnsupportedModel(
+                f"exact mode on the CPU does not run {parts.family.name} yet; it runs {', '.join(exact_families('cpu'))} there"
+            )
         return CpuOps(plain)
     if kinds == {"cuda"} and len({parameter.device for parameter in parts.model.parameters()}) == 1:
         if "cuda" not in parts.family.exact_on:

@@ -7,7 +7,7 @@ for the families whose default is known (a test compares them with `transformers
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -39,8 +39,20 @@ _READ_KEYS = (
     "tie_word_embeddings",
     "sliding_window",
 )
-STATE_SPACE_CONTEXT = 8192
-"""Prompt and output of a model that has no positions."""
+_LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")
+"""Under which of these a context is written: MPT says the second, released Bloom models the third."""
+UNLIMITED_CONTEXT = 8192
+"""Prompt and output of a model that has no longest context: a state-space model, or one with ALiBi (Bloom). A limit for
+prompts is needed all the same, and the engine's own holds beside it."""
+
+SAVE_TEXT = (
+    "whole = AutoModelForCausalLM.from_pretrained(DIR); "
+    "text = AutoModelForCausalLM.from_config(whole.config.get_text_config(), dtype=whole.dtype); "
+    "text.model.load_state_dict(whole.get_decoder().state_dict()); "
+    "text.lm_head.load_state_dict(whole.lm_head.state_dict()); "
+    "text.save_pretrained(NEW)"
+)
+"""Python, which a test runs. (`Gemma3ForCausalLM.from_pretrained` of the whole warns, and draws random weights.)"""
 
 
 class ModelFacts(FrozenFacts, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,7 +62,7 @@ class ModelFacts(FrozenFacts, frozen=True, kw_only=True, forbid_unknown_fields=T
     """`testbed:NAME`, or the directory's own name."""
     architecture: str
     vocab_size: int
-    context_length: int
+    context_length: Annotated[int, msgspec.Meta(ge=1)]
     """Positions that the model was made for; prompt and output together."""
     eos_token_ids: tuple[int, ...]
     """As `generate` takes them: from generation_config.json, else from config.json."""
@@ -87,6 +99,11 @@ def facts_from(name: str, config: Mapping[str, Any], generation: Mapping[str, An
         raise UnsupportedModel(
             f"{name} is an encoder with a decoder (model_type {config.get('model_type')!r}); zerodrift judges causal language "
             "models, whose every token follows from those before it"
+        )
+    if isinstance(config.get("text_config"), Mapping):
+        raise UnsupportedModel(
+            f"{name} is a language model inside another (model_type {config.get('model_type')!r} with a text_config); save "
+            f"its text part by itself and audit that, with the tokenizer's files beside it, while the engine may serve the whole: {SAVE_TEXT}"
         )
     settings = _with_defaults(config)
     _require_written(settings)
@@ -125,10 +142,14 @@ def _as_transformers_reads(config: Mapping[str, Any]) -> Mapping[str, Any]:
     except Exception:
         return {}
     found = {key: value for key in _READ_KEYS if (value := getattr(read, key, None)) is not None}
-    if "num_attention_heads" in found:
-        return found
-    # It has no longest context either; a limit for prompts is needed all the same.
-    return {"max_position_embeddings": STATE_SPACE_CONTEXT, **found, "state_space": True}
+    lengths = [value for key in _LENGTHS if _is_length(value := getattr(read, key, None))]
+    found["max_position_embeddings"] = lengths[0] if lengths else UNLIMITED_CONTEXT
+    return found if "num_attention_heads" in found else {**found, "state_space": True}
+
+
+def _is_length(value: Any) -> bool:
+    """XLNet writes -1 for none."""
+    return isinstance(value, int) and value > 0
 
 
 def _require_written(settings: Mapping[str, Any]) -> None:

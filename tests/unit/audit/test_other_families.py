@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Implicitly cleaning up:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 PASSED, FAILED, USAGE = 0, 1, 2
-FAMILIES = ("gpt2", "phi3", "olmo2", "gemma2", "gpt_neox", "falcon", "mixtral", "mamba")
+FAMILIES = ("gpt2", "phi3", "olmo2", "gemma2", "gpt_neox", "falcon", "mixtral", "mamba", "openai-gpt")
 FEW = [
     *("--set", "validation.num_prompts=4", "--trials", "4", "--set", "validation.max_tokens=52"),
     *("--set", "validation.position_probes=[]", "--engine", "reference"),
@@ -61,7 +61,9 @@ def test_a_sound_engine_passes_an_update_included(model_type: str, directory: An
     assert statuses["parity"] == "PASS"
     assert statuses.get("weight-sync") == ("PASS" if options else None)
     # Two of eight ways to compute are the others again without a choice of attention, and five without a KV cache.
-    assert verdict["floor"]["variants"] == {"gemma2": 7, "falcon": 7, "mamba": 3}.get(model_type, 8)
+    assert verdict["floor"]["variants"] == {"gemma2": 7, "falcon": 7, "mamba": 3, "openai-gpt": 3}.get(
+        model_type, 8
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,7 @@ def test_a_fault_that_a_model_has_no_part_for_is_refused(
 def test_what_models_can_be_asked_to_do() -> None:
     assert not has_kv_cache(tiny("mamba"))
     assert has_kv_cache(tiny("gpt2"))
+    assert "prompts in chunks" in not_asked(tiny("mamba"))
     for model_type, own in {"gemma2": "eager", "gpt2": "sdpa", "falcon": "sdpa"}.items():
         assert usable_attention(tiny(model_type), "sdpa") == own
     assert usable_attention(tiny("falcon"), "eager") == "sdpa"

@@ -37,9 +37,10 @@ EXTRA: dict[str, dict[str, Any]] = {
 EXACT = sorted(family.model_type for family in FAMILIES.values() if family.exact_on)
 
 
-def built(model_type: str) -> Any:
+def built(model_type: str, **changes: Any) -> Any:
     sizes = {} if model_type == "gpt2" else SIZES
-    config = AutoConfig.for_model(model_type, **{**sizes, **EXTRA.get(model_type, {}), "vocab_size": 40})
+    options = {**sizes, **EXTRA.get(model_type, {}), "vocab_size": 40, **changes}
+    config = AutoConfig.for_model(model_type, **options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -66,6 +67,22 @@ WRONG: list[tuple[str, Any, str]] = [
     ("llama", lambda _: {"norm_offset": 1.0}, "model.norm does not compute"),
     ("gemma3_text", lambda f: attention(f, scale_setting=None), f"{LAYER}.self_attn does not compute"),
     ("gemma3_text", lambda f: attention(f, window="none"), f"{LAYER}.self_attn has a window of 4"),
+    # Mistral's attention keeps no window as an attribute.
+    ("mistral", lambda f: attention(f, window="none"), f"{LAYER}.self_attn has a window of 4"),
+    ("llama", lambda f: attention(f, window="every-layer"), "model.layers.*.self_attn is described by"),
+    ("llama", lambda f: attention(f, window="layer-types"), "model.layers.*.self_attn is described by"),
+    (
+        "gemma3_text",
+        lambda f: attention(f, scale_setting="query_pre_attn_scaler"),
+        "model.layers.*.self_attn is described by",
+    ),
+    (
+        "gemma3_text",
+        lambda f: attention(f, scale_setting="attn_logit_softcapping"),
+        "model.layers.*.self_attn is described with",
+    ),
+    ("qwen3", lambda _: {"logit_cap_setting": "final_softcap"}, "lm_head is described by"),
+    ("llama", lambda _: {"exact_on": frozenset({"cuda"})}, "exact mode on the CPU does not run Llama"),
     ("qwen3", lambda f: attention(f, norms={"q": "q_norm"}), f"{LAYER}.self_attn.k_norm is a Qwen3RMSNorm"),
     (
         "llama",
@@ -126,6 +143,18 @@ def test_a_wrong_description_is_refused_by_the_name_of_the_part(
     # Refused before anything was exchanged.
     assert model.config._attn_implementation == "sdpa"
     assert not hasattr(model, "exact_state")
+
+
+def test_the_layers_that_refute_a_description_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Described alike, the second layer would go by what the first one showed."""
+    family = FAMILIES["gemma3_text"]
+    types = {"layer_types": ["full_attention", "sliding_attention"]}
+    exact.prepare(built("gemma3_text", **types))
+    wrong = msgspec.structs.replace(family, **attention(family, window="none"))
+    monkeypatch.setitem(FAMILIES, "gemma3_text", wrong)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedModel) as error:
+        exact.prepare(built("gemma3_text", **types))
+    assert str(error.value).startswith("model.layers.1.self_attn has a window of 4")
 
 
 def test_a_cap_that_transformers_does_not_apply_is_refused() -> None:

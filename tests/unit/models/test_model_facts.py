@@ -2,11 +2,19 @@ import json
 
 import msgspec
 import pytest
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 import zerodrift as zd
 from zerodrift.core.errors import ModelError, ModelNotFound, UnsupportedModel
-from zerodrift.models.model_facts import FAMILY_DEFAULTS, SAMPLING_KEYS, facts, facts_from
+from zerodrift.models.model_facts import (
+    FAMILY_DEFAULTS,
+    SAMPLING_KEYS,
+    SAVE_TEXT,
+    UNLIMITED_CONTEXT,
+    facts,
+    facts_from,
+)
 
 MINIMAL = {
     "architectures": ["LlamaForCausalLM"],
@@ -110,6 +118,7 @@ def test_qwen3_has_a_head_size_of_its_own():
         ({"bos_token_id": 1.5}, ModelError),
         ({"eos_token_id": "end"}, ModelError),
         ({"hidden_size": 9}, ModelError),
+        ({"max_position_embeddings": -1}, ModelError),
         ({"num_attention_heads": 0}, ModelError),
         ({"hidden_size": "8"}, ModelError),
     ],
@@ -132,3 +141,50 @@ def test_all_keys_that_are_missing_are_named_at_once():
         facts_from("m", {"architectures": ["NovelForCausalLM"], "model_type": "novel", "vocab_size": 10}, {})
     for key in ("max_position_embeddings", "num_hidden_layers", "hidden_size", "tie_word_embeddings"):
         assert key in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "written", "context"),
+    [
+        # ALiBi reaches as far as anyone asks; released models say how far they were trained.
+        ("bloom", "BloomForCausalLM", {}, UNLIMITED_CONTEXT),
+        ("bloom", "BloomForCausalLM", {"seq_length": 2048}, 2048),
+        ("mpt", "MptForCausalLM", {"max_seq_len": 4096}, 4096),
+        ("recurrent_gemma", "RecurrentGemmaForCausalLM", {}, UNLIMITED_CONTEXT),
+        ("xlnet", "XLNetLMHeadModel", {}, UNLIMITED_CONTEXT),
+        ("rwkv", "RwkvForCausalLM", {"context_length": 256}, 256),
+        ("gpt2", "GPT2LMHeadModel", {"n_positions": 128}, 128),
+    ],
+)
+def test_a_context_is_found_where_the_family_writes_it(model_type, architecture, written, context):
+    config = AutoConfig.for_model(model_type, **written).to_dict()
+    found = facts_from("saved", {**config, "architectures": [architecture]}, {})
+    assert found.context_length == context
+
+
+def test_the_text_of_a_model_that_also_sees_is_saved_by_what_the_refusal_says(tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {
+        **sizes,
+        "vocab_size": 64,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 64,
+    }
+    seen = {**sizes, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config=seen, mm_tokens_per_image=4)
+    whole = Gemma3ForConditionalGeneration(config).eval()
+    whole.save_pretrained(tmp_path / "whole")
+    with pytest.raises(UnsupportedModel):
+        facts(tmp_path / "whole")
+    names = {
+        "AutoModelForCausalLM": AutoModelForCausalLM,
+        "DIR": tmp_path / "whole",
+        "NEW": tmp_path / "text",
+    }
+    exec(SAVE_TEXT, names)
+    assert facts(tmp_path / "text").context_length == 64
+    ids = torch.arange(5)[None]
+    with torch.no_grad():
+        alone = zd.models.load(tmp_path / "text")(ids).logits
+        assert torch.equal(alone, whole(input_ids=ids).logits)

@@ -17,7 +17,7 @@ from zerodrift.audit.counterfactual.prefill import leak_variants
 from zerodrift.audit.counterfactual.variant import Variant
 from zerodrift.backends import variants
 from zerodrift.backends.teacher import Layout, Teacher
-from zerodrift.models.family.abilities import has_a_choice_of_attention
+from zerodrift.models.family.abilities import has_a_choice_of_attention, has_kv_cache
 from zerodrift.models.family.rope import rope_bases
 
 ROUNDINGS = {"bf16": "bfloat16", "fp16 or TF32": "float16"}
@@ -72,6 +72,8 @@ def not_asked(model: Any) -> tuple[str, ...]:
     missing = (
         [] if has_a_choice_of_attention(model) else ["keys and values in fp8", "masks", "groups of KV heads"]
     )
+    if not has_kv_cache(model):
+        missing.append("prompts in chunks")
     return tuple(missing if rope_bases(model.config) else [*missing, "rotary positions"])
 
 

@@ -35,6 +35,7 @@ from zerodrift.core.errors import BadAnswer, EngineError, ZerodriftError
 from zerodrift.core.request import Prompt, Request
 from zerodrift.core.version import WeightVersion
 from zerodrift.drift.gates import Gates
+from zerodrift.models.family.abilities import has_kv_cache
 from zerodrift.records.evidence import SyncEvidence
 from zerodrift.records.verdict import CauseFound, Outcome, Probe
 
@@ -243,6 +244,9 @@ def _is_enough(explained: float, seen: Seen, gates: Gates) -> bool:
 
 def _stale_prefix(engine: Backend, weights: UpdatedWeights, cached: Seen, gates: Gates) -> CauseFound:
     """What the new weights make of the old ones' keys and values, for as many tokens as the engine reused."""
+    if not has_kv_cache(weights.new):
+        message = "prompts that were cached differ, and the model keeps nothing that could be replayed: not asked why"
+        return found(UNEXPLAINED, engine.name, NAME, message, explained=0.0)
     before, after = 0.0, 0.0
     teacher = Teacher(weights.new)
     begin = 0

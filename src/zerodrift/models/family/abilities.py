@@ -3,13 +3,41 @@
 import inspect
 from typing import Any
 
+import torch
+from transformers import PreTrainedModel
+
+from zerodrift.core.errors import UnsupportedModel
 from zerodrift.models.quiet import quiet
+
+PROBED = 8
+"""Tokens of two texts that differ in the last one."""
+MOST_BEFORE = 0.05
+"""Of the change of the last row, in rows before it. Two tiny models that read whole texts have 0.55 and one 0.18; causal
+ones have none, but for experts, whose rounding may go with the number of rows."""
 
 
 def has_kv_cache(model: Any) -> bool:
-    """Whether its forward takes keys and values of tokens before; a state-space model keeps something else."""
-    forward = getattr(model, "forward", model)
-    return "cache_params" not in inspect.signature(forward).parameters
+    """Whether its forward goes on from keys and values of tokens before.
+
+    GPT-1 keeps nothing, RWKV a state of its own. Models with recurrent layers, which transformers calls stateful, keep
+    part of it in their modules (RecurrentGemma), or read it for single tokens only: a second chunk would begin anew.
+    """
+    if not isinstance(model, PreTrainedModel):
+        return True  # what stands in for a model takes what models with a cache take
+    # Of the class: accelerate and others put a forward without names on the instance.
+    takes = inspect.signature(type(model).forward).parameters
+    return "past_key_values" in takes and not model._is_stateful  # noqa: SLF001  no public getter
+
+
+def cache_in(output: Any) -> Any:
+    """Keys and values that a forward left behind; without them a later one would score tokens without their context."""
+    kept = getattr(output, "past_key_values", None)
+    if kept is None:
+        raise UnsupportedModel(
+            f"a forward that was to keep keys and values came back with none ({type(output).__name__}); audit a causal "
+            "language model: one that reads whole texts at once (is_decoder false in config.json) is none"
+        )
+    return kept
 
 
 def has_a_choice_of_attention(model: Any) -> bool:
@@ -26,10 +54,31 @@ def usable_attention(model: Any, wanted: str) -> str:
     return own
 
 
+@torch.no_grad()
+def require_causal(model: Any) -> None:
+    """Another last token changes no row before it. BERT without `is_decoder`, XLNet and XLM read whole texts at once."""
+    ids_2L = (torch.arange(PROBED, device=model.device) % model.config.vocab_size).repeat(2, 1)
+    ids_2L[1, -1] = PROBED % model.config.vocab_size
+    first_LV, second_LV = (model(input_ids=ids_1L[None], use_cache=False).logits[0] for ids_1L in ids_2L)
+    changes_L = (first_LV - second_LV).abs().amax(-1)
+    if bool(changes_L[:-1].max() > MOST_BEFORE * changes_L[-1]):
+        raise UnsupportedModel(
+            f"this {type(model).__name__} is no causal language model: another last token changes what it computed of those "
+            "before by "
+            f"{float(changes_L[:-1].max()):.2g}; where config.json has is_decoder or causal, set it to true if the model was "
+            "trained so"
+        )
+
+
 def computes_in_fp64(model: Any) -> bool:
     """Whether fp64 weights give fp64 results: eager attention of transformers takes its softmax in fp32, where the lowest
     fp64 number is -inf and a row of padding without a key in its window becomes NaN (Gemma 2, which has no other)."""
-    return usable_attention(model, "sdpa") == "sdpa" or not has_kv_cache(model)
+    return usable_attention(model, "sdpa") == "sdpa" or _is_state_space(model)
+
+
+def _is_state_space(model: Any) -> bool:
+    """Without attention, and so without its softmax. (RWKV, which is neither, sums in fp32.)"""
+    return "cache_params" in inspect.signature(type(model).forward).parameters
 
 
 _switches: dict[tuple[type[Any], str], bool] = {}

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from zerodrift.core.errors import UnsupportedModel
 from zerodrift.core.frozen import FrozenFacts
 
 
@@ -138,13 +139,13 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     def windows(self, config: Any) -> tuple[int | None, ...]:
         """For each layer, how many keys a query sees; None sees all."""
-        kind = "none" if self.attention is None else self.attention.window
-        if kind == "layer-types":
-            return tuple(
-                config.sliding_window if each == "sliding_attention" else None for each in config.layer_types
-            )
-        everywhere = config.sliding_window if kind == "every-layer" else None
-        return tuple(everywhere for _ in range(config.num_hidden_layers))
+        if self.attention is None or self.attention.window == "none":
+            return (None,) * config.num_hidden_layers
+        window = self._setting(config, "sliding_window", self._attention_place)
+        if self.attention.window == "every-layer":
+            return (window,) * config.num_hidden_layers
+        types = self._setting(config, "layer_types", self._attention_place)
+        return tuple(window if each == "sliding_attention" else None for each in types)
 
     def head_dim(self, config: Any) -> int:
         """Size of a head."""
@@ -154,7 +155,13 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     def scale(self, config: Any) -> float:
         """What scores are multiplied by."""
         setting = None if self.attention is None else self.attention.scale_setting
-        divisor: float = self.head_dim(config) if setting is None else getattr(config, setting)
+        if setting is None:
+            return float(self.head_dim(config) ** -0.5)
+        divisor = self._setting(config, setting, self._attention_place)
+        if not isinstance(divisor, int | float) or divisor <= 0:
+            raise UnsupportedModel(
+                f"{self._attention_place} is described with scores divided by the root of {setting}, which is {divisor!r}"
+            )
         return float(divisor**-0.5)
 
     def embedding_scale(self, config: Any) -> float:
@@ -163,7 +170,25 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     def logit_cap(self, config: Any) -> float | None:
         """Logits lie within plus and minus this."""
-        return None if self.logit_cap_setting is None else getattr(config, self.logit_cap_setting)
+        if self.logit_cap_setting is None:
+            return None
+        cap: float | None = self._setting(config, self.logit_cap_setting, str(self.head))
+        return cap
+
+    @property
+    def _attention_place(self) -> str:
+        """In messages, that of every layer."""
+        inside = "" if self.attention is None else f".{self.attention.place}"
+        return f"{self.below_decoder(self.layers)}.*{inside}"
+
+    def _setting(self, config: Any, name: str, place: str) -> Any:
+        """A setting that the description of a place relies on."""
+        if not hasattr(config, name):
+            raise UnsupportedModel(
+                f"{place} is described by the setting {name}, which a {type(config).__name__} does not have: {self.name}'s "
+                "file is wrong about it, or the model is of another family"
+            )
+        return getattr(config, name)
 
     def classes(self, config: Any) -> dict[str, str]:
         """Every module of such a model: place to the name of its class, but for activations."""

@@ -7,6 +7,7 @@ description computes them. Shapes: R rows, H hidden size, D head size.
 from typing import Any
 
 import torch
+from transformers import AttentionInterface
 from transformers.activations import ACT2FN
 
 from zerodrift.core.errors import UnsupportedModel
@@ -23,6 +24,7 @@ MERGE = (
     "and audit that (zerodrift audit --trainer transformers:base=…,lora=…)"
 )
 """Said of an adapter, which exact mode does not run."""
+_LISTENING = "zerodrift_listening"
 
 
 def check_tree(family: Family, model: Any) -> None:
@@ -110,12 +112,10 @@ def check_formulas(family: Family, model: Any) -> None:
     _check_embedding(family, parts)
     _check_head(family, parts)
     _check_norm(family, parts.final_norm, f"{family.below_decoder(family.final_norm)}", model.config)
-    seen = set()
+    # Every layer: those that a wrong description takes for alike are those that would refute it. 2 rows each.
     kinds = zip(family.windows(model.config), family.sparse_layers(model.config), strict=True)
     for index, kind in enumerate(kinds):
-        if kind not in seen:
-            seen.add(kind)
-            _check_layer(parts, index, *kind)
+        _check_layer(parts, index, *kind)
 
 
 def _check_layer(parts: ModelParts, index: int, window: int | None, sparse: bool) -> None:  # noqa: FBT001
@@ -128,12 +128,8 @@ def _check_layer(parts: ModelParts, index: int, window: int | None, sparse: bool
     if family.attention is not None:
         for norm in family.attention.norms.values():
             _check_norm(family, attention.get_submodule(norm), f"{inside}.{norm}", config)
-    found = getattr(attention, "sliding_window", window)
-    if found != window:
-        raise UnsupportedModel(
-            f"{inside} has a window of {found}, but {family.name} is described with {window} in layer {index}"
-        )
     rows = _rows(config.hidden_size, parts.embedding.weight)
+    _check_window(family, attention, rows, config, (inside, window))
     _hold(inside, _attended(family, attention, rows, config), _expected_attention(parts, index, rows))
     if sparse and family.experts is not None:
         block = layer.get_submodule(family.experts.block)
@@ -143,6 +139,31 @@ def _check_layer(parts: ModelParts, index: int, window: int | None, sparse: bool
         gate, up, down = (mlp.get_submodule(family.mlp.projections[role]) for role in ("gate", "up", "down"))
         activation = mlp.get_submodule(str(family.mlp.activation))
         _hold(f"{place}.{family.mlp.place}", mlp(rows), down(activation(gate(rows)) * up(rows)))
+
+
+def _check_window(
+    family: Family, attention: Any, rows_RH: torch.Tensor, config: Any, described: tuple[str, int | None]
+) -> None:
+    """What the attention asks the interface of transformers for: not every module keeps it as an attribute (Mistral)."""
+    asked: list[int | None] = []
+
+    def listening(_: Any, q_BHRD: torch.Tensor, *__: Any, **options: Any) -> tuple[torch.Tensor, None]:
+        asked.append(options.get("sliding_window"))
+        return q_BHRD.transpose(1, 2), None
+
+    before = config._attn_implementation  # noqa: SLF001  no public getter
+    AttentionInterface.register(_LISTENING, listening)
+    config._attn_implementation = _LISTENING  # noqa: SLF001  the setter of models wants a mask function, too
+    try:
+        _attended(family, attention, rows_RH, config)
+    finally:
+        config._attn_implementation = before  # noqa: SLF001
+    place, window = described
+    if asked != [window]:
+        found = asked[0] if asked else "an unknown size, outside of the attention interface of transformers"
+        raise UnsupportedModel(
+            f"{place} has a window of {found}, but {family.name} is described with {window}"
+        )
 
 
 def _check_embedding(family: Family, parts: ModelParts) -> None:

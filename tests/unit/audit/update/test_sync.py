@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.tiny_models import tiny
 
 from zerodrift.audit.perturb import perturbed, write_checkpoint
 from zerodrift.audit.plan import probe_requests
@@ -506,3 +507,11 @@ def test_answers_without_a_token_prove_no_update(
     )
     with pytest.raises(BadAnswer, match="without a token"):
         push(silent, update, gates)
+
+
+def test_of_a_model_without_a_cache_no_replay_is_asked_for() -> None:
+    """Scored in two parts, the second would lack its context, and the cause would be one that is not there."""
+    weights: Any = SimpleNamespace(new=tiny("openai-gpt"), old=tiny("openai-gpt"))
+    unread: Any = None
+    cause = sync._stale_prefix(ReferenceBackend("testbed:llama"), weights, unread, unread)
+    assert (cause.cause, cause.explained) == ("unexplained", 0.0)
