@@ -271,7 +271,7 @@ def verdict_record(
         verdict=decision.verdict,
         guilty=decision.guilty,
         says=decision.message,
-        engine=engine,
+        engine=_named_alike(engine, reference),
         reference=reference.fingerprint(),
         model=str(reference.spec),
         precision=precision.value,
@@ -283,6 +283,20 @@ def verdict_record(
         power=drawn.power if isinstance(drawn, SamplingEvidence) else (),
         **more,
     )
+
+
+def _named_alike(engine: EngineFingerprint, reference: ReferenceBackend) -> EngineFingerprint:
+    """The checkpoint's digest for weights that are the checkpoint's, whatever precision the engine holds them in.
+
+    The exact engine widens a checkpoint of bf16 to fp32 and digests that: other bits, the same values.
+    """
+    digest, saved = engine.semantic.get("weights"), reference.version.digest
+    if digest is None or saved is None or digest == saved:
+        return engine
+    dtype = engine.numeric.get("dtype", "")
+    if not reference.has_weights(digest, dtype):
+        return engine
+    return msgspec.structs.replace(engine, semantic={**engine.semantic, "weights": saved})
 
 
 def _mean(numbers: ProbeResult) -> float:

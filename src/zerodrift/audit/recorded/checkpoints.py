@@ -36,7 +36,7 @@ class Checkpoints(NamedTuple):
         """What there is, in the order of the steps."""
         parts = _FIELD.split(self.pattern)[:: _FIELD.groups + 1]
         numbers = re.compile("([0-9]+)".join(re.escape(part) for part in parts))
-        there = glob("*".join(escape(part) for part in parts))  # noqa: PTH207: a pattern may be absolute
+        there = glob("*".join(escape(part) for part in parts))  # noqa: PTH207 (absolute patterns)
         numbered = {path: numbers.fullmatch(path) for path in there}
         steps = {path: int(match[1]) for path, match in numbered.items() if match is not None}
         return [Path(path) for path in sorted(steps, key=lambda path: (steps[path], path))]
