@@ -72,7 +72,10 @@ def test_what_to_do_first(examples: Any) -> None:
     causes = tuple(
         examples.cause(name, 1.0, "") for name in ("path/batch-variance", "weights/stale", "semantic/bos")
     )
-    assert next_step(examples.verdict(Outcome.FAIL, causes=causes)) == ("do this", causes[1].fix)
+    assert next_step(examples.verdict(Outcome.FAIL, causes=causes)) == (
+        how_to(causes[1].fix),
+        causes[1].fix,
+    )
     again = next_step(examples.verdict(Outcome.INCONCLUSIVE, reproduce="zerodrift audit x"))
     assert again is not None
     assert again[1] == "zerodrift audit x"
