@@ -281,7 +281,7 @@ SKYRL = "trainer: {{seed: 1}}\ngenerator: {{{}}}\n"
         (VERL.format("name: vllm"), "cache_reset", "the KV cache is freed after every generation"),
         (VERL.format("free_cache_engine: false"), "cache_reset", ABSENT),
         (VERL.format("temperature: 0.7"), "trainer_temperature", 0.7),
-        (VERL.format("top_k: -1"), "top_k", 0),
+        (VERL.format("name: vllm"), "top_k", -1),
         (VERL.format("top_k: 50"), "top_k", 50),
         (VERL.format("top_p: '${elsewhere}'"), "top_p", UNKNOWN),
         (VERL.format("max_model_len: null"), "max_model_len", UNKNOWN),
