@@ -5,6 +5,7 @@ from pathlib import Path
 
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.command import CommandLine
+from zerodrift.doctor.hydra_command import find_launch
 from zerodrift.doctor.secrets import safe
 from zerodrift.doctor.setting import FileKind, Target
 from zerodrift.doctor.table_files import SkyRlFile, VerlFile
@@ -33,7 +34,7 @@ def open_target(text: str, kind: FileKind | None = None) -> Target:
     if _names_a_file(text):
         content = read_text(Path(text))
         is_script = text.endswith((".sh", ".bash", ".slurm", ".sbatch")) or content.startswith("#!")
-        return CommandLine(content) if is_script else open_text(content, text, kind)
+        return _command(content) if is_script else open_text(content, text, kind)
     if _is_there(text, Path.is_dir):
         raise ConfigError(
             f'{safe(text)!r} is a directory; give the command that serves it ("vllm serve {safe(text)} …"), or a file'
@@ -42,7 +43,12 @@ def open_target(text: str, kind: FileKind | None = None) -> Target:
         raise ConfigError(
             f"{safe(text)!r} is neither a URL (http://…), nor a file, nor a command; put a command in quotes"
         )
-    return CommandLine(text)
+    return _command(text)
+
+
+def _command(text: str) -> Target:
+    """A launch of a trainer, or of vLLM alone."""
+    return find_launch(text) or CommandLine(text)
 
 
 def open_text(text: str, source: str, kind: FileKind | None) -> Target:

@@ -15,6 +15,7 @@ from zerodrift.doctor.tables import SKYRL_VERSION, VERL_VERSION, vllm_names
 from zerodrift.doctor.trainer_files import WithVllmFlags
 
 VLLM = "vllm"
+ASK = "what the framework sets by itself: ask the server once it runs, zerodrift doctor http://HOST:PORT"
 _ENV = {"CUDA_VISIBLE_DEVICES": "0"}
 """Both frameworks start their engines on GPUs."""
 
@@ -45,8 +46,7 @@ class TableFile(WithVllmFlags):
             }
             unread += vllm_settings.not_judged(parsed)
         found |= self._cache_reset()
-        ask = "What the framework sets by itself is not in the file: ask the server once it runs, zerodrift doctor http://HOST:PORT"
-        return Reading(found, tuple(unread), ask)
+        return Reading(found, (*unread, ASK))
 
     def _path(self, name: str) -> tuple[str, ...] | None:
         """A flag below the others wins where one is there."""

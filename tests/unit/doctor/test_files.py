@@ -10,7 +10,7 @@ from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.diagnosis import diagnose
 from zerodrift.doctor.open_target import open_target, open_text
 from zerodrift.doctor.setting import FileKind, Origin, Setting, Target, Value
-from zerodrift.doctor.table_files import SkyRlFile, VerlFile
+from zerodrift.doctor.table_files import ASK, SkyRlFile, VerlFile
 from zerodrift.doctor.trainer_files import PipelineRlFile, TrlFile
 from zerodrift.doctor.vllm_file import VllmFile
 from zerodrift.doctor.yaml_text import YamlText
@@ -321,14 +321,15 @@ def test_keys_that_no_table_names_are_said_to_be_unread() -> None:
         "actor_rollout_ref:\n  rollout: {name: sglang, top_p: 0.9, n: 8, agent: {num_workers: 8}}\n"
         "  actor: {fsdp_config: {dtype: float16}, ppo_epochs: 2}\nalgorithm: {gamma: 1}\n"
     )
-    unread = opened(content).read().not_judged
-    assert unread[:-1] == (
+    *unread, engine, ask = opened(content).read().not_judged
+    assert unread == [
         "actor_rollout_ref.rollout.n",
         "actor_rollout_ref.rollout.agent",
         "actor_rollout_ref.actor.ppo_epochs",
         "algorithm",
-    )
-    assert unread[-1].startswith("actor_rollout_ref.rollout.name: sglang")
+    ]
+    assert engine.startswith("actor_rollout_ref.rollout.name: sglang")
+    assert ask == ASK
     with pytest.raises(ConfigError):
         opened("actor_rollout_ref: {rollout: {engine_kwargs: {vllm: 3}}}")
 
@@ -345,3 +346,54 @@ def test_a_file_of_verl_is_judged_and_corrected() -> None:
     assert corrected.read().settings["top_p"] == Setting("top_p", 1.0, Origin.SET)
     assert "# as always" in corrected.printed()
     assert opened(content).typed("top_p", 1.0) == "actor_rollout_ref.rollout.top_p=1.0"
+
+
+LAUNCH = """#!/bin/sh
+set -x
+T=0.7
+# python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.top_k=9
+python3 -m verl.trainer.main_ppo --config-name=ppo \\
+    actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.top_p=0.9 \\
+    +actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype=fp8 \\
+    actor_rollout_ref.rollout.temperature=$T \\
+    trainer.logger='["console"]' "$@"
+"""
+
+
+def test_a_launch_line_is_read_as_the_file_that_its_overrides_make(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(LAUNCH)
+    target = open_target(str(tmp_path / "train.sh"))
+    reading = target.read()
+    found = {name: each.value if each.known else UNKNOWN for name, each in reading.settings.items()}
+    assert (found["top_p"], found["top_k"], found["kv_cache_dtype"]) == (0.9, -1, "fp8")
+    assert found["temperature"] == found["trainer_temperature"] == UNKNOWN
+    assert {"trainer", "--config-name=ppo", "$@"} <= set(reading.not_judged)
+    assert target.typed("top_p", 1.0) == "actor_rollout_ref.rollout.top_p=1.0"
+    assert target.corrected({"top_p": 1.0}) is None
+    assert diagnose(target, {})[0].exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "top_p"),
+    [
+        ("uv run --extra fsdp -m skyrl.train.entrypoints.main_base generator.sampling_params.top_p=0.9", 0.9),
+        ("python -m skyrl.train.entrypoints.main_base trainer.seed=1", 1.0),
+    ],
+)
+def test_a_launch_of_skyrl(command: str, top_p: float) -> None:
+    assert open_target(command).read().settings["top_p"].value == top_p
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m verl.trainer.main_ppo a=1\npython -m verl.trainer.main_ppo a=2",
+        "python -m verl.trainer.main_ppo a=1 a.b=2",
+        "python -m verl.trainer.main_ppo a='1",
+        'bash -c "python -m verl.trainer.main_ppo a=1"',
+        "python -m verl.trainer.main_sft a=1",
+    ],
+)
+def test_a_launch_that_cannot_be_read_is_refused(command: str) -> None:
+    with pytest.raises(ConfigError):
+        open_target(command).read()
