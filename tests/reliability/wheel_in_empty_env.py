@@ -43,15 +43,16 @@ def everywhere(run: Path) -> list[Ask]:
         Ask(["python", "-c", NO_TORCH]),
         Ask(["python", "-c", MONITOR], says="monitored"),
         Ask(["zerodrift", "doctor", SERVE], (0, 3)),
-        Ask(["zerodrift", "doctor", "vllm serve ./model", "--json"], (1,), '"rows"'),
+        Ask(["zerodrift", "doctor", "vllm serve ./model", "--json"], (1,), '"findings"'),
         Ask(["zerodrift", "env", "--json"], says='"zerodrift"'),
-        Ask(["zerodrift", "init", "here.yaml"]),
+        Ask(["zerodrift", "init"], says="wrote zerodrift.yaml"),
         *([Ask(["zerodrift", "audit", "ls", str(run.parent)])] if run.is_dir() else []),
     ]
 
 
 BASE = [
     Ask(["zerodrift", "audit", "testbed:llama"], (2,), "zerodrift[local]"),
+    Ask(["zerodrift", "blame", "dump.jsonl", "--model", "testbed:llama"], (2,), "zerodrift[local]"),
     Ask(["zerodrift", "demo"], (2,), "zerodrift[local]"),
     Ask(["python", "-c", "import zerodrift as zd; zd.Engine"], (1,), "zerodrift[local]"),
 ]
