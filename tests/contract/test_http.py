@@ -363,3 +363,17 @@ def test_after_a_failure_nothing_new_is_sent_and_nothing_stays_in_flight(loopbac
     assert sent < 12
     time.sleep(0.1)
     assert len(loopback.calls) == sent
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_whoever_has_the_servers_log_says_what_is_in_it(loopback, connect, status):
+    loopback.routes["POST /x"] = answering(status, {"error": "EngineCore encountered an issue"})
+    asked = []
+    advice = http.RefusalAdvice(log=lambda otherwise: asked.append(otherwise) or "it ran out of luck")
+    with pytest.raises(EngineError) as caught:
+        connect(loopback.url, timeout_s=5, advice=advice).post("/x", {})
+    assert str(caught.value).endswith("; it ran out of luck")
+    assert asked == [http.IN_LOG]
+    with pytest.raises(EngineError) as caught:
+        connect(loopback.url, timeout_s=5).post("/x", {})
+    assert str(caught.value).endswith(f"; {http.IN_LOG}")

@@ -1,6 +1,7 @@
 """From a configuration to an engine that answers, and to nothing left behind when it is done with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,24 @@ def test_it_is_stopped_after_a_failure_too(interpreter: Callable[..., Path], tmp
         fail()
     with pytest.raises(EngineUnreachable):
         VllmBackend(urls[0], timeout_s=1.0)
+
+
+def test_a_server_of_ours_that_fails_says_what_is_in_its_log(
+    interpreter: Callable[..., Path], tmp_path: Path
+) -> None:
+    fails = 'print("RuntimeError: out of luck", flush=True)'
+    python = str(interpreter(body=fails, answers=ANSWERS))
+    config = EngineConfig(name="vllm", python=python, startup_timeout_s=20.0)
+    with open_engine(config, SERVED, tmp_path / "logs") as engine:
+        assert isinstance(engine, VllmBackend)
+        # Nobody listens there: as where the process has ended.
+        with pytest.raises(EngineUnreachable) as raised, _gone(engine):
+            engine._http.post("/v1/completions", {})
+    assert "RuntimeError: out of luck" in str(raised.value)
+    assert str(tmp_path / "logs" / "vllm.log") in str(raised.value)
+
+
+@contextmanager
+def _gone(engine: VllmBackend) -> Iterator[None]:
+    engine._http._client.base_url = "http://127.0.0.1:9"
+    yield

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+import zerodrift
 from zerodrift.cli.main import app
 
 ROOT = Path(__file__).parents[2]
@@ -62,3 +63,9 @@ def test_links_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
         if "://" not in target:
             assert (document.parent / target).exists(), target
+
+
+def test_every_public_name_is_in_an_example_of_the_api_page() -> None:
+    examples = "\n".join(blocks(ROOT / "docs" / "api.md", "python"))
+    public = {*zerodrift.__all__} - {"__version__"} | {"exact.prepare", "exact.token_logprobs", "models.load"}
+    assert not {name for name in public if not re.search(rf"\bzd\.{re.escape(name)}\b", examples)}

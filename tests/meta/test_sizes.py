@@ -9,7 +9,7 @@ MAX_FILE = 400
 MAX_FUNCTION = 50
 # "path" or "path:function" -> the reason why it may be longer. A reason is not "it grew".
 EXCEPTIONS: dict[str, str] = {
-    "zerodrift/cli/blame.py:command": "37 of its lines are the seventeen documented options of one verb",
+    "zerodrift/cli/blame.py:command": "44 of its lines are the eighteen documented options of one verb",
     "zerodrift/exact/ops/triton/attention.py:_attend_kernel": "one GPU program from load to store; it cannot call helpers",
 }
 

@@ -18,7 +18,9 @@ from zerodrift.audit.diagnose import Suspect
 from zerodrift.audit.floor import ROUGHLY, measure_floor, some_of
 from zerodrift.audit.measure import tabulate
 from zerodrift.audit.progress import Progress, Silent
+from zerodrift.audit.record import verdict_record
 from zerodrift.audit.recorded.by_parameters import told_by_parameters
+from zerodrift.audit.recorded.checkpoints import Checkpoints
 from zerodrift.audit.recorded.conclude import (
     NOTHING_TO_DATE,
     Parameters,
@@ -43,7 +45,6 @@ from zerodrift.audit.recorded.sides import (
 )
 from zerodrift.audit.recorded.timeline import Selection
 from zerodrift.audit.recorded.told_precision import Scale, Told, nearer_than_rounding, widened
-from zerodrift.audit.run import verdict_record
 from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.backends.teacher import Teacher
 from zerodrift.config.precision import PROFILES, Precision
@@ -104,6 +105,8 @@ class Blame:
     """None: told from the numbers."""
     previous: str | Path | None = None
     """Checkpoint from before the update, to tell stale weights."""
+    checkpoints: Checkpoints | None = None
+    """One for each step of the dump, whose weights the reference takes in turn; those of the step before are tried too."""
     selection: Selection = field(default_factory=Selection)
     engine: str = ENGINE
     """Whose words the fixes are in."""
@@ -116,7 +119,8 @@ class Blame:
         """Score, judge, attribute, conclude."""
         rng = np.random.default_rng(self.seed)
         rollouts = self.selection.of(self.dump.rollouts)
-        scored = Scored(rollouts, self.reference, self._older(), self.progress)
+        places = None if self.checkpoints is None else self.checkpoints.of(rollouts)
+        scored = Scored(rollouts, self.reference, self._older(), self.progress, places)
         scale, trainer_scale = self._scales(scored)
         table = tabulate(scored.measurements, scale.floor)
         trained = with_trainer(table, rollouts)
@@ -130,8 +134,7 @@ class Blame:
         both = sides.guilty.keys() >= {"engine", "trainer"}
         same_numbers = both and trained is not None and agree(table, trained, scale.gates)
         self.progress.stage("attribute")
-        asked_previous = self.previous is not None
-        search = Search(scored, self.reference, self.engine, scale, trainer_scale, asked_previous)
+        search = Search(scored, self.reference, self.engine, scale, trainer_scale, self._asked_previous)
         known = search.causes(sides, rng, same_numbers=same_numbers)
         sides = sides._replace(engine=sides.engine._replace(dated=search.dated(known, sides)))
         return self._concluded(search, sides, known, table, same_numbers=same_numbers)
@@ -144,7 +147,14 @@ class Blame:
         precision, mean = scale.told.precision, mean_of(sides.engine)
         told = scale.told.message + nearer_than_rounding(precision, mean, scale.floor.mean)
         results = [
-            dump_probe(self.dump, rollouts, self.selection.message, self.engine, told),
+            dump_probe(
+                self.dump,
+                rollouts,
+                self._judged_with(search.scored),
+                self.engine,
+                told,
+                per_step=self.checkpoints is not None,
+            ),
             parameters_probe(rollouts),
             *sides.results,
             *known.results,
@@ -165,6 +175,8 @@ class Blame:
         record = verdict_record(
             conclusion, fingerprint, self.reference, precision, scale.floor, scale.gates, reproduce=reproduce
         )
+        if self.checkpoints is not None:
+            record = msgspec.structs.replace(record, model=self.checkpoints.pattern)
         side = side_in_words(conclusion.guilty, sides)
         # What may have been requested did not begin to go wrong.
         since = NOTHING_TO_DATE if conclusion.unstated else since_in_words(sides)
@@ -174,14 +186,28 @@ class Blame:
         self, scale: Scale, probe: Probe, table: TokenTable, order: Timeline, rng: np.random.Generator
     ) -> Side:
         side = judge_numbers(probe, table, order, scale.gates, rng)
-        return undecided(side, table, order, scale.told, rng, asked_previous=self.previous is not None)
+        return undecided(side, table, order, scale.told, rng, asked_previous=self._asked_previous)
+
+    @property
+    def _asked_previous(self) -> bool:
+        return self.previous is not None or self.checkpoints is not None
+
+    def _judged_with(self, scored: Scored) -> str:
+        """Which rollouts, and by which weights where there are several."""
+        if self.checkpoints is None:
+            return self.selection.message
+        told = f"each by the checkpoint of its step; causes are looked for in step {scored.step}"
+        return f"{self.selection.message}, {told}" if self.selection.message else told
 
     def _scales(self, scored: Scored) -> tuple[Scale, Scale]:
         """By what the engine and the trainer are judged; each by its own precision, as far as that is known."""
         told = scored.precision(self.precision)
         if not told.known:
             suspect = Suspect(self.reference.model, self.reference.tokenizer, self.reference.facts)
-            told = told_by_parameters(suspect, scored.measurements, self.seed) or told
+            own = [
+                item for item, is_own in zip(scored.measurements, scored.of_reference, strict=True) if is_own
+            ]
+            told = told_by_parameters(suspect, own, self.seed) or told
         floor = self._floor(scored, told.precision)
         scale = _scale(told, floor, scored.written_to)
         trainer = scored.trainer_precision(self.precision)
@@ -235,13 +261,17 @@ def _judged(scored: Scored) -> tuple[JudgedRollout, ...]:
             trainer_mean=None
             if rollout.trainer_logprobs is None
             else _mean(item.contracted - np.array(rollout.trainer_logprobs)),
-            previous_mean=None if scored.older is None else float(scored.older[number]),
+            previous_mean=None if scored.older is None else _finite(float(scored.older[number])),
         )
         for number, (rollout, item) in enumerate(zip(scored.rollouts, scored.measurements, strict=True))
     )
 
 
 def _mean(delta: Floats) -> float | None:
-    """Mean |Δ|; an infinity cannot be written down."""
-    size = float(np.abs(delta).mean())
+    """Mean |Δ|."""
+    return _finite(float(np.abs(delta).mean()))
+
+
+def _finite(size: float) -> float | None:
+    """An infinity cannot be written down."""
     return size if np.isfinite(size) else None

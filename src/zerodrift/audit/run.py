@@ -33,10 +33,9 @@ from zerodrift.audit.probes.identity import smaller_vocabulary, tokenizer
 from zerodrift.audit.probes.parity import drawn_again, parity, samples
 from zerodrift.audit.probes.result import ProbeResult, cut_off, found, not_judged
 from zerodrift.audit.probes.template import chat_template, templates_asked
+from zerodrift.audit.record import verdict_record
 from zerodrift.audit.response.signs import Signs, settled
 from zerodrift.audit.setup import AuditSetup
-from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.config.precision import Precision
 from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import EngineError, EngineRefused, InvalidValue
@@ -50,19 +49,13 @@ from zerodrift.drift.tokens import TokenTable
 from zerodrift.records.case import Case
 from zerodrift.records.directory import ROLLOUTS
 from zerodrift.records.evidence import (
-    EndsEvidence,
-    ParametersEvidence,
     ParityEvidence,
-    Power,
-    SamplingEvidence,
 )
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe, VerdictRecord
 
 MORE_SAMPLES = 2
 """Times the plan, where its samples leave a doubt: at the level of 1e-2 twice as many see what those at 1e-6 nearly saw."""
-POWERFUL = (Probe.SAMPLING, Probe.ENDS, Probe.PARAMETERS)
-"""Whose power stands in the verdict: later ones of the same draws (`Probe.SAMPLING_SINCE`) are about some of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,55 +317,11 @@ class Audited:
         return Audited(record, self.table, self.measurements, case)
 
 
-def verdict_record(
-    decision: Decision,
-    engine: EngineFingerprint,
-    reference: ReferenceBackend,
-    precision: Precision,
-    floor: Floor | None,
-    gates: Gates | None,
-    **more: str,
-) -> VerdictRecord:
-    """A decision with what it rests on; metrics are those of the side that is wrong."""
-    by_probe = {each.probe: each.evidence for each in decision.results}
-    engine_side = by_probe.get(Probe.PARITY)
-    numbers = by_probe.get(Probe.TRAINER, engine_side) if decision.guilty == "trainer" else engine_side
-    metrics = {} if numbers is None else numbers.as_record()
-    return VerdictRecord(
-        verdict=decision.verdict,
-        guilty=decision.guilty,
-        says=decision.message,
-        engine=engine,
-        reference=reference.fingerprint(),
-        model=str(reference.spec),
-        precision=precision.value,
-        floor={} if floor is None else floor.as_record(),
-        metrics={name: float(value) for name, value in metrics.items()},
-        gates={} if gates is None else gates._asdict(),
-        causes=decision.causes,
-        probes=tuple(each.record for each in decision.results),
-        power=_power(decision.results),
-        **more,
-    )
-
-
 def _observed(rollouts: Sequence[Rollout]) -> list[Observed]:
     """What came back, with what it was asked for."""
     return [
         Observed(each.completion, each.request.sampling) for each in rollouts if each.completion is not None
     ]
-
-
-def _power(results: Sequence[ProbeResult]) -> tuple[Power, ...]:
-    """Of every probe that says what it would have seen; of a kind that two were after, the later one's."""
-    lines: dict[str, Power] = {}
-    for result in results:
-        if (
-            isinstance(result.evidence, SamplingEvidence | EndsEvidence | ParametersEvidence)
-            and result.probe in POWERFUL
-        ):
-            lines |= {line.name: line for line in result.evidence.power}
-    return tuple(lines.values())
 
 
 def _with_aside(decision: Decision) -> Decision:

@@ -38,6 +38,7 @@ CLOSED = frozenset({302, 303, 307, 401, 403})
 """Of a route beside the API, this is a gateway that keeps it to itself, or to those who log in."""
 
 
+IN_LOG = "the cause is in the server's log"
 _SECRETS = re.compile(r"[?#].*|(?<=//)[^/]*@", re.DOTALL)
 
 
@@ -46,6 +47,8 @@ class RefusalAdvice(NamedTuple):
 
     key: str = "put the server's --api-key into a variable and name it: --set engine.api_key_env=NAME"
     load: str = "send fewer requests together: --set engine.concurrency=N"
+    log: Callable[[str], str] = str
+    """Of the words that send one to the server's log makes what is written there, where the log is at hand."""
 
 
 ADVICE = RefusalAdvice()
@@ -157,7 +160,7 @@ class HttpClient:
         events = sse.read(reply.body)
         if events.cut_off:
             raise EngineUnreachable(
-                f"{where} broke a stream off in the middle of an event; see the server's log"
+                f"{where} broke a stream off in the middle of an event; {self._advice.log(IN_LOG)}"
             )
         data = events.data
         done = bool(data) and data[-1] == sse.DONE
@@ -267,9 +270,9 @@ class HttpClient:
                 f"{where} did not answer within {self.timeout_s:g} s; is it overloaded, or stuck?"
             ) from error
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, RuntimeError) as error:
+            look = self._advice.log("check that the server runs, and its log")
             raise EngineUnreachable(
-                f"{where} cannot be reached or broke off ({type(error).__name__}: {error}); "
-                "check that the server runs, and its log"
+                f"{where} cannot be reached or broke off ({type(error).__name__}: {error}); {look}"
             ) from error
 
 
@@ -318,9 +321,7 @@ def _event(where: str, data: str, advice: RefusalAdvice) -> dict[str, Any]:
     code = error.get("code") if isinstance(error, dict) else None
     if isinstance(code, int) and 400 <= code < 600:
         raise _refusal(where, Reply(code, body, None), advice)
-    raise EngineError(
-        f"{where} ended a stream with an error ({_words(body)}); the cause is in the server's log"
-    )
+    raise EngineError(f"{where} ended a stream with an error ({_words(body)}); {advice.log(IN_LOG)}")
 
 
 def not_declined(call: Callable[[], bool]) -> bool:
@@ -351,9 +352,11 @@ def _named(where: str, reply: Reply, advice: RefusalAdvice) -> EngineError:
         asked = _asked(reply.retry_after) or "stayed so; "
         return EngineRefused(f"{where} is overloaded (429: {words}), {asked}{advice.load}")
     if reply.status in (502, 503, 504):
-        return EngineUnreachable(f"{where} has no engine behind it now ({reply.status}: {words})")
+        return EngineUnreachable(
+            f"{where} has no engine behind it now ({reply.status}: {words}); {advice.log(IN_LOG)}"
+        )
     if reply.status >= 500:
-        return EngineError(f"{where} failed ({reply.status}: {words}); the cause is in the server's log")
+        return EngineError(f"{where} failed ({reply.status}: {words}); {advice.log(IN_LOG)}")
     return EngineRefused(f"{where} refused the call ({reply.status}: {words})")
 
 

@@ -11,10 +11,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Self
 
-from zerodrift.backends.http import HttpClient
+from zerodrift.backends.http import HttpClient, RefusalAdvice
+from zerodrift.backends.server_log import why
 from zerodrift.core.errors import EngineError, EngineUnreachable
 
 STOP_PATIENCE_S = 15.0
@@ -76,6 +78,8 @@ class LaunchedServer(LaunchedProcess):
     def __init__(self, process: "subprocess.Popen[bytes]", url: str, log_path: Path) -> None:
         super().__init__(process, log_path)
         self.url = url
+        self.advice = RefusalAdvice(log=partial(why, log_path))
+        """For whoever asks this server: what it writes where it fails is at hand."""
 
 
 def launch(

@@ -25,7 +25,7 @@ from zerodrift.core.request import Request
 from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
 from zerodrift.models.family.abilities import computes_in_fp64, require_causal
 from zerodrift.models.family.registry import FAMILIES
-from zerodrift.models.loading import AS_SAVED, dtype_of
+from zerodrift.models.loading import AS_SAVED, DTYPES, dtype_of
 from zerodrift.models.placing import check_device, place
 from zerodrift.weights.digest import model_digest
 
@@ -109,6 +109,12 @@ class ReferenceBackend(OwnTokenizer):
             },
             deployment={"max_model_len": str(self.max_model_len), "machine": platform.machine()},
         )
+
+    def has_weights(self, digest: str, dtype: str) -> bool:
+        """Whether `digest` is of these very values, held in `dtype` by an engine that widened them on loading."""
+        if digest == self.version.digest:
+            return True
+        return dtype in DTYPES and digest == model_digest(self.model, dtype_of(dtype))
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
         """Requests are cut into batches of `batch` rows; a row is one sample of one request."""

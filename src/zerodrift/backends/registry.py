@@ -150,14 +150,15 @@ def _kind(config: EngineConfig) -> LogprobKind:
 
 @contextmanager
 def _reached(
-    config: EngineConfig, connect: Callable[[str], Backend], start: "Callable[[str], LaunchedServer]"
+    config: EngineConfig, connect: Callable[..., Backend], start: "Callable[[str], LaunchedServer]"
 ) -> Iterator[Backend]:
     """The server that runs at `url`, or one that is started, and stopped in the end."""
     with ExitStack() as stack:
-        url = config.url
-        if url is None:
-            url = stack.enter_context(start(config.python or "")).url
-        yield stack.enter_context(closing(connect(url)))
+        if config.url is not None:
+            yield stack.enter_context(closing(connect(config.url)))
+            return
+        server = stack.enter_context(start(config.python or ""))
+        yield stack.enter_context(closing(connect(server.url, advice=server.advice)))
 
 
 def api_key(config: EngineConfig) -> str | None:

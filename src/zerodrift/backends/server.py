@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NoReturn
 import msgspec
 
 from zerodrift.backends.base import Backend, Capability, need
-from zerodrift.backends.http import HttpClient, not_declined
+from zerodrift.backends.http import ADVICE, HttpClient, RefusalAdvice, not_declined
 from zerodrift.backends.samples import Sample, bind_samples, parse, value_at
 from zerodrift.backends.stream_deltas import Joined, Streaming, has_tokens, join
 from zerodrift.core.completion import Answer
@@ -73,11 +73,14 @@ class ServerBackend(Backend):
         api_key: str | None = None,
         timeout_s: float = 600.0,
         concurrency: int = 32,
+        advice: RefusalAdvice = ADVICE,
     ) -> None:
         """Connect, and find out what the server can do; `model` None takes the one that the server serves."""
         # OpenAI clients are given the address with /v1, so people paste it so.
         address = url.rstrip("/").removesuffix("/v1")
-        self._http = HttpClient(address, api_key=api_key, timeout_s=timeout_s, concurrency=concurrency)
+        self._http = HttpClient(
+            address, api_key=api_key, timeout_s=timeout_s, concurrency=concurrency, advice=advice
+        )
         try:
             self._connect(model)
             found = self._probe()

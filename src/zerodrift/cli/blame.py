@@ -6,10 +6,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from zerodrift.cli import console
 from zerodrift.cli.bar import Bar
+from zerodrift.cli.console import JsonOption
 from zerodrift.config.model import Device
 from zerodrift.config.precision import Precision
 from zerodrift.core.errors import ConfigError
@@ -36,7 +38,10 @@ def command(
         ),
     ],
     model: Annotated[
-        str, typer.Option(help="Checkpoint that should have made the rollouts, or testbed:NAME.")
+        str,
+        typer.Option(
+            help="Checkpoint that should have made the rollouts, or testbed:NAME; 'ckpt/step_{step}' names one for each step."
+        ),
     ],
     previous: Annotated[
         str | None, typer.Option(help="Checkpoint from before the update, to tell stale weights.")
@@ -61,8 +66,8 @@ def command(
         BatchState | None, typer.Option(help="Of an archive, judge batches that were found to be so.")
     ] = None,
     version: Annotated[str | None, typer.Option(help="Judge rollouts with this weight version.")] = None,
-    per_step: Annotated[
-        int | None, typer.Option(min=1, help="Judge at most so many rollouts of each step.")
+    most_per_step: Annotated[
+        int | None, typer.Option("--per-step", min=1, help="Judge at most so many rollouts of each step.")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A first verdict from some rollouts of each step.")
@@ -71,6 +76,7 @@ def command(
         bool, typer.Option("--skip-bad", help="Leave bad lines out and list them; default: refuse the dump.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Run directory, new or empty.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Which side is wrong in recorded rollouts, why, and since which step?
 
@@ -82,6 +88,7 @@ def command(
     $ zerodrift blame rollouts.jsonl --model ./step-100 --temperature 0.7
     $ zerodrift blame rollouts.jsonl --model ./step-100 --previous ./step-99
     $ zerodrift blame outputs/token_exports --model ./step-100 --steps 100:120
+    $ zerodrift blame rollouts.jsonl --model './ckpt/step_{step}'
     $ zerodrift blame rollouts.jsonl --model ./step-100 --quick
     $ zerodrift blame runs/archive --model ./step-100 --state quarantine
 
@@ -92,6 +99,7 @@ def command(
     """
     from zerodrift import models
     from zerodrift.audit.blame import ENGINE, Blame
+    from zerodrift.audit.recorded.checkpoints import per_step
     from zerodrift.audit.recorded.ids_alone import IdsAlone, tokenizer_or_ids
     from zerodrift.audit.recorded.timeline import Selection
     from zerodrift.audit.session import command_line
@@ -111,7 +119,13 @@ def command(
         check_name(engine)
     if previous is not None:
         models.facts(previous)
-    facts = models.facts(model)
+    checkpoints = per_step(model)
+    if checkpoints is not None and previous is not None:
+        raise ConfigError(
+            "--model names a checkpoint for each step, and that of the step before is tried by itself; leave --previous out"
+        )
+    loaded = model if checkpoints is None else str(checkpoints.first())
+    facts = models.facts(loaded)
     reading = DumpReader(
         format=form,
         default=SamplingParams(**given),
@@ -121,26 +135,30 @@ def command(
         skip_bad=skip_bad,
         batches=Query(state=state, first=first, last=last),
     )
+    selection = Selection(
+        first=first,
+        last=last,
+        version=version,
+        per_step=most_per_step,
+        positions=QUICK if quick else None,
+    )
     with Bar() as bar:
         bar.stage("read")
         read = reading.read(dump)
+        if checkpoints is not None:
+            checkpoints.of(selection.of(read.rollouts))
         bar.stage("load")
-        tokenizer = tokenizer_or_ids(model)
+        tokenizer = tokenizer_or_ids(loaded)
         if isinstance(tokenizer, IdsAlone):
-            bar.note(f"{model} has no tokenizer: {IdsAlone.lost}")
-        reference = ReferenceBackend(model, device=device, tokenizer=tokenizer)
+            bar.note(f"{loaded} has no tokenizer: {IdsAlone.lost}")
+        reference = ReferenceBackend(loaded, device=device, tokenizer=tokenizer)
         blame = Blame(
             dump=read,
             reference=reference,
             precision=precision,
             previous=previous,
-            selection=Selection(
-                first=first,
-                last=last,
-                version=version,
-                per_step=per_step,
-                positions=QUICK if quick else None,
-            ),
+            checkpoints=checkpoints,
+            selection=selection,
             engine=engine or ENGINE,
             # Without --out: a directory with a verdict is never written to again.
             reproduce=command_line(sys.argv[1:]),
@@ -149,7 +167,7 @@ def command(
         with new_directory(directory):
             blamed = blame.run()
             blamed.write(directory, reference.tokenizer.decode)
-    _publish(blamed, directory)
+    _publish(blamed, directory, as_json=as_json)
     raise typer.Exit(blamed.record.verdict.exit_code)
 
 
@@ -165,7 +183,7 @@ def step_range(steps: str | None) -> tuple[int | None, int | None]:
     return int(begin) if begin else None, int(end) if end else None
 
 
-def _publish(blamed: "Blamed", directory: Path) -> None:
+def _publish(blamed: "Blamed", directory: Path, *, as_json: bool) -> None:
     from zerodrift.cli.env import beside_a_run
     from zerodrift.records.codec import write_atomically
     from zerodrift.records.directory import ENVIRONMENT
@@ -174,5 +192,11 @@ def _publish(blamed: "Blamed", directory: Path) -> None:
 
     write_atomically(directory / ENVIRONMENT, beside_a_run())
     write_report(directory)
+    if as_json:
+        # As of an audit, with the answers that only blame has.
+        own = {"side": blamed.side, "since": blamed.since, "directory": str(directory)}
+        commands = [{"when": each.label, "command": each.command} for each in blamed.to_type]
+        console.say_json({**msgspec.structs.asdict(blamed.record), **own, "commands": commands})
+        return
     about = {"side": blamed.side, "since": blamed.since.removeprefix("since "), "gates": blamed.precision}
     print_verdict(blamed.record, console.stdout(), directory, about=about, to_type=blamed.to_type)

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.command import CommandLine
+from zerodrift.doctor.hydra_command import find_launch
 from zerodrift.doctor.secrets import safe
 from zerodrift.doctor.setting import FileKind, Target
+from zerodrift.doctor.table_files import SkyRlFile, VerlFile
 from zerodrift.doctor.tables import file_names, vllm_options
 from zerodrift.doctor.trainer_files import TRL_TOO, PipelineRlFile, TrlFile
 from zerodrift.doctor.vllm_file import VllmFile
@@ -14,9 +16,7 @@ from zerodrift.doctor.yaml_text import YamlText, read_text
 from zerodrift.doctor.zerodrift_file import ZerodriftFile, is_ours
 
 _OF_OTHERS = {
-    "verl": {"actor_rollout_ref"},
     "NeMo-RL": {"policy", "grpo"},
-    "SkyRL": {"generator", "trainer"},
     "prime-rl": {"orchestrator", "inference"},
 }
 """Keys at the top of files that other trainers read."""
@@ -34,7 +34,7 @@ def open_target(text: str, kind: FileKind | None = None) -> Target:
     if _names_a_file(text):
         content = read_text(Path(text))
         is_script = text.endswith((".sh", ".bash", ".slurm", ".sbatch")) or content.startswith("#!")
-        return CommandLine(content) if is_script else open_text(content, text, kind)
+        return _command(content) if is_script else open_text(content, text, kind)
     if _is_there(text, Path.is_dir):
         raise ConfigError(
             f'{safe(text)!r} is a directory; give the command that serves it ("vllm serve {safe(text)} …"), or a file'
@@ -43,7 +43,12 @@ def open_target(text: str, kind: FileKind | None = None) -> Target:
         raise ConfigError(
             f"{safe(text)!r} is neither a URL (http://…), nor a file, nor a command; put a command in quotes"
         )
-    return CommandLine(text)
+    return _command(text)
+
+
+def _command(text: str) -> Target:
+    """A launch of a trainer, or of vLLM alone."""
+    return find_launch(text) or CommandLine(text)
 
 
 def open_text(text: str, source: str, kind: FileKind | None) -> Target:
@@ -53,6 +58,8 @@ def open_text(text: str, source: str, kind: FileKind | None) -> Target:
         FileKind.VLLM: VllmFile,
         FileKind.TRL: TrlFile,
         FileKind.PIPELINERL: PipelineRlFile,
+        FileKind.VERL: VerlFile,
+        FileKind.SKYRL: SkyRlFile,
         FileKind.ZERODRIFT: ZerodriftFile,
     }
     return kinds[kind or _kind(document)](document)
@@ -75,6 +82,11 @@ def _kind(document: YamlText) -> FileKind:
     if is_ours(values):
         return FileKind.ZERODRIFT
     sections = {key for key, value in values.items() if isinstance(value, dict)}
+    # Before PipelineRL, because a Hydra file of theirs may list `defaults` as well.
+    if "actor_rollout_ref" in sections:
+        return FileKind.VERL
+    if {"generator", "trainer"} <= sections:
+        return FileKind.SKYRL
     if sections & {"vllm_config", "finetune", "actor"} or isinstance(values.get("defaults"), list):
         return FileKind.PIPELINERL
     # `seed`, `dtype` and a few others are keys of both: whose keys are more?
@@ -90,7 +102,7 @@ def _kind(document: YamlText) -> FileKind:
                     "here; give the vLLM command that it starts, or the server (http://HOST:PORT) once it runs"
                 )
         raise ConfigError(
-            f"{document.source} is no configuration of vLLM, TRL, PipelineRL or zerodrift that can be told by its "
+            f"{document.source} is no configuration of vLLM, TRL, PipelineRL, verl, SkyRL or zerodrift that can be told by its "
             f"keys; say which with --kind {'|'.join(FileKind)}"
         )
     return FileKind.VLLM if of_vllm > of_trl else FileKind.TRL

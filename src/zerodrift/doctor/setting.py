@@ -59,6 +59,8 @@ class FileKind(StrEnum):
     VLLM = "vllm"
     TRL = "trl"
     PIPELINERL = "pipelinerl"
+    VERL = "verl"
+    SKYRL = "skyrl"
     ZERODRIFT = "zerodrift"
 
 

@@ -14,6 +14,11 @@ from zerodrift.doctor.setting import Origin, Setting, Settings, Value
 VLLM_VERSION = "0.32"
 TRL_VERSION = "1.16"
 PIPELINERL_VERSION = "58d3934 (June 2026)"
+VERL_VERSION = "0.9"
+SKYRL_VERSION = "0.3"
+
+FrameworkName = Literal["trl", "pipelinerl", "verl", "skyrl", "zerodrift"]
+"""Whose files have a table of keys."""
 
 UNWRITTEN = "unknown"
 """A default that depends on the model or the device."""
@@ -130,7 +135,7 @@ def vllm_options() -> Options:
 
 
 @cache
-def file_names(framework: Literal["trl", "pipelinerl", "zerodrift"]) -> Mapping[str, FileName]:
+def file_names(framework: FrameworkName) -> Mapping[str, FileName]:
     """Those that a file of this framework has."""
     return read_table(f"settings/{framework}", dict[str, FileName])
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import msgspec
 
@@ -15,6 +15,7 @@ from zerodrift.doctor.tables import (
     UNWRITTEN,
     VLLM_VERSION,
     FileName,
+    FrameworkName,
     file_names,
     framework_settings,
     vllm_names,
@@ -32,7 +33,6 @@ TRL_TOO = {
 }  # fmt: skip
 """Keys by which a TRL file is known too, and which say nothing that is judged by itself."""
 _INNER = "generation_kwargs"
-KWARGS = ("vllm_config", "vllm_kwargs")
 SECTIONS = {
     "vllm_config", "finetune", "llm", "streams", "defaults", "max_lag", "use_fsdp", "model_path", "seed",
 }  # fmt: skip
@@ -42,7 +42,7 @@ class SettingsFile:
     """A YAML file in which each setting has a path of keys."""
 
     title: str
-    framework: Literal["trl", "pipelinerl", "zerodrift"]
+    framework: FrameworkName
 
     def __init__(self, text: YamlText) -> None:
         self._text = text
@@ -168,7 +168,44 @@ class TrlFile(SettingsFile):
         return overrides
 
 
-class PipelineRlFile(SettingsFile):
+class WithVllmFlags(SettingsFile):
+    """A file with a place for flags of vLLM, which the framework hands on."""
+
+    kwargs: tuple[str, ...]
+    """Where they stand."""
+
+    def __init__(self, text: YamlText) -> None:
+        super().__init__(text)
+        given = text.get(self.kwargs) or {}
+        if not isinstance(given, dict):
+            raise ConfigError(
+                f"{text.source}: {'.'.join(self.kwargs)} is no mapping; its keys are flags of vLLM"
+            )
+        self._kwargs: Mapping[str, Any] = given
+
+    def _flag_path(self, name: str) -> tuple[str, ...] | None:
+        """Where a flag of vLLM is written; None where the setting is none."""
+        flag = vllm_names()[name].flag if name in vllm_names() else None
+        if flag is None:
+            return None
+        there = [key for key in self._kwargs if str(key).replace("_", "-") == flag]
+        return (*self.kwargs, there[-1] if there else flag)
+
+    def _parsed(self) -> Parsed:
+        """As a launcher turns them into words: `false` into --no-KEY, nothing and "" into a bare flag, a mapping into JSON."""
+        words = []
+        for key, value in self._kwargs.items():
+            name = str(key).replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{name}" if value else f"--no-{name}")
+            elif isinstance(value, dict):
+                words.append(f"--{name}={json.dumps(value)}")
+            else:
+                words.append(f"--{name}" if value in (None, "") else f"--{name}={value}")
+        return parse(words)
+
+
+class PipelineRlFile(WithVllmFlags):
     """Sections below sections: trainer, sampler, and the flags that the launcher hands to vLLM.
 
     A file names what it changes; the rest comes from conf/base.yaml. Overrides on the command line are not seen here.
@@ -177,13 +214,7 @@ class PipelineRlFile(SettingsFile):
     title = f"PipelineRL file, defaults of PipelineRL {PIPELINERL_VERSION} and vLLM {VLLM_VERSION}"
 
     framework = "pipelinerl"
-
-    def __init__(self, text: YamlText) -> None:
-        super().__init__(text)
-        kwargs = text.get(KWARGS) or {}
-        if not isinstance(kwargs, dict):
-            raise ConfigError(f"{text.source}: {'.'.join(KWARGS)} is no mapping; its keys are flags of vLLM")
-        self._kwargs: Mapping[str, Any] = kwargs
+    kwargs = ("vllm_config", "vllm_kwargs")
 
     def read(self) -> Reading:
         """The servers as the launcher starts them, and the trainer that reads from them."""
@@ -197,23 +228,9 @@ class PipelineRlFile(SettingsFile):
 
     def _path(self, name: str) -> tuple[str, ...] | None:
         """Flags of vLLM stand below vllm_kwargs; what the launcher passes itself stands nowhere."""
-        flag = vllm_names()[name].flag if name in vllm_names() else None
         if name in _launched():
             return None
-        if name in self._names or flag is None:
-            return super()._path(name)
-        there = [key for key in self._kwargs if str(key).replace("_", "-") == flag]
-        return (*KWARGS, there[-1] if there else flag)
-
-    def _parsed(self) -> Parsed:
-        """As the launcher turns them into words: `false` into --no-KEY, nothing and "" into a bare flag."""
-        words = []
-        for key, value in self._kwargs.items():
-            if isinstance(value, bool):
-                words.append(f"--{key}" if value else f"--no-{key}")
-            else:
-                words.append(f"--{key}" if value in (None, "") else f"--{key}={value}")
-        return parse(words)
+        return super()._path(name) if name in self._names else self._flag_path(name)
 
     def _stream(self) -> Setting:
         """`streams: redis` among the defaults, or a backend of its own."""

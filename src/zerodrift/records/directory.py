@@ -11,7 +11,8 @@ case.json          the smallest request that shows the difference, where one was
 judged.jsonl       what was judged of each recorded rollout, where a dump was
 seal.json          digests of what the verdict rests on: one that was edited afterwards is not believed
 report.html        the same, for people
-preflight.json     the checklist, where the audit was part of one (see `preflight`); preflight.html for people
+preflight.json     the checklist, where the audit was part of one (see `preflight`); preflight.html for people, and
+                   preflight.seal.json, by which an edited one is known
 """
 
 from collections.abc import Iterator, Sequence

@@ -7,10 +7,14 @@ from pathlib import Path
 import msgspec
 
 from zerodrift.core.frozen import FrozenFacts
-from zerodrift.records.document import read_document, write_document
+from zerodrift.records.codec import write_atomically
+from zerodrift.records.document import document_content, read_document
 from zerodrift.records.rewards import Rewards
+from zerodrift.records.seal import check_seal, write_seal
 
 PREFLIGHT = "preflight.json"
+PREFLIGHT_SEAL = "preflight.seal.json"
+"""Its own, because the audit's is written before the checklist, and anew where an audit goes on."""
 SCHEMA = "zerodrift.preflight/1"
 
 
@@ -68,10 +72,15 @@ class PreflightRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def write_preflight(directory: Path, record: PreflightRecord) -> Path:
-    """`preflight.json`."""
-    return write_document(directory / PREFLIGHT, record)
+    """`preflight.json`, and before it the seal."""
+    content = document_content(PREFLIGHT, record)
+    write_seal(directory, (), {PREFLIGHT: content}, PREFLIGHT_SEAL)
+    write_atomically(directory / PREFLIGHT, content)
+    return directory / PREFLIGHT
 
 
 def read_preflight(directory: Path) -> PreflightRecord:
-    """The checklist of a finished preflight."""
-    return read_document(directory / PREFLIGHT, PreflightRecord, SCHEMA, "preflight")
+    """The checklist of a finished preflight; refused where it was altered since."""
+    record = read_document(directory / PREFLIGHT, PreflightRecord, SCHEMA, "preflight")
+    check_seal(directory, (PREFLIGHT,), PREFLIGHT_SEAL)
+    return record

@@ -29,7 +29,9 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
         freeze(self, "files")
 
 
-def write_seal(directory: Path, names: Sequence[str], about_to_be: Mapping[str, bytes]) -> None:
+def write_seal(
+    directory: Path, names: Sequence[str], about_to_be: Mapping[str, bytes], seal: str = SEAL
+) -> None:
     """Seal those of `names` that are there, and files that are yet to be written with this content.
 
     It comes before the file that says that the run is finished: who is killed in between has no finished run.
@@ -37,21 +39,21 @@ def write_seal(directory: Path, names: Sequence[str], about_to_be: Mapping[str, 
     digests = {name: _digest(directory / name) for name in names if (directory / name).is_file()}
     digests |= {name: hashlib.sha256(content).hexdigest() for name, content in about_to_be.items()}
     sealed = msgspec.json.encode(Seal(files=dict(sorted(digests.items()))))
-    write_atomically(directory / SEAL, msgspec.json.format(sealed, indent=2) + b"\n")
+    write_atomically(directory / seal, msgspec.json.format(sealed, indent=2) + b"\n")
 
 
-def check_seal(directory: Path, names: Sequence[str]) -> None:
+def check_seal(directory: Path, names: Sequence[str], seal: str = SEAL) -> None:
     """Those of `names` are as they were when the run ended: none changed, gone or new."""
-    if not (directory / SEAL).is_file():
+    if not (directory / seal).is_file():
         raise DigestMismatch(
-            f"{directory} was altered: it has a verdict and no {SEAL}, which is written with it; audit again"
+            f"{directory} was altered: it has {' and '.join(names)} and no {seal}, which is written with it; run it again"
         )
-    sealed = read_document(directory / SEAL, Seal, SCHEMA, "run").files
+    sealed = read_document(directory / seal, Seal, SCHEMA, "run").files
     now = {name: _digest(directory / name) for name in names if (directory / name).is_file()}
     if changed := sorted(name for name in names if sealed.get(name) != now.get(name)):
         raise DigestMismatch(
             f"{directory} was altered: {', '.join(changed)} {'is' if len(changed) == 1 else 'are'} not as the run left "
-            f"{'it' if len(changed) == 1 else 'them'}; audit again, or put back what was there"
+            f"{'it' if len(changed) == 1 else 'them'}; run it again, or put back what was there"
         )
 
 

@@ -16,7 +16,7 @@ from zerodrift.view.page import lines, one_newline, render_page, text
 from zerodrift.view.panels import compare, usability, worst
 from zerodrift.view.plots import plots
 from zerodrift.view.run_directory import FinishedRun, read
-from zerodrift.view.verdict import HEADLINES, gauges, guilty
+from zerodrift.view.verdict import HEADLINES, gauges, guilty, next_step
 
 REPORT = "report.html"
 
@@ -45,6 +45,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "record": run.record,
         "headline": HEADLINES[run.record.verdict],
         "guilty": guilty(run.record),
+        "next_step": next_step(run.record),
         "causes": CAUSES,
         "gauges": gauges(run.record),
         "plots": figures,

@@ -16,7 +16,7 @@ from zerodrift.records.case import Case
 from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
 from zerodrift.view.notation import count, number, share
 from zerodrift.view.report import REPORT
-from zerodrift.view.verdict import HEADLINES, Gauge, gauges, guilty, how_to
+from zerodrift.view.verdict import HEADLINES, Gauge, gauges, guilty, next_step
 from zerodrift.view.visible import LONGEST_TYPED, visible
 
 NOT_OF_THE_SAMPLER = ("far positions", "chat template")
@@ -76,15 +76,9 @@ def _answer(record: VerdictRecord, console: Console, about: Mapping[str, str] | 
 
 def _to_type(record: VerdictRecord) -> list[tuple[str, str]]:
     """Fixes, principal first; without one, where there was no verdict, the command that asks again."""
-    if record.to_fix:
-        principal, *others = record.to_fix
-        return [
-            (how_to(principal.fix), principal.fix),
-            *((f"and for {cause.cause}", cause.fix) for cause in others),
-        ]
-    if record.verdict is Outcome.INCONCLUSIVE and record.reproduce:
-        return [("fix what could not be judged, then", record.reproduce)]
-    return []
+    first = next_step(record)
+    others = [(f"and for {cause.cause}", cause.fix) for cause in record.to_fix[1:]]
+    return others if first is None else [first, *others]
 
 
 def copyable(label: str, text: str, console: Console, style: str = "") -> None:

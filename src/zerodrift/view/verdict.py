@@ -32,6 +32,16 @@ def how_to(fix: str) -> str:
     return "type this" if _TYPED.match(fix) else "do this"
 
 
+def next_step(record: VerdictRecord) -> tuple[str, str] | None:
+    """What to do first, with the words that introduce it; None where there is nothing, or nothing is known."""
+    if record.to_fix:
+        fix = record.to_fix[0].fix
+        return how_to(fix), fix
+    if record.verdict is Outcome.INCONCLUSIVE and record.reproduce:
+        return "fix what could not be judged, then", record.reproduce
+    return None
+
+
 _TYPED = re.compile(r"--[a-z]|[A-Z][A-Z0-9_]+=|(GET|POST) /|(zerodrift|vllm|unset|export) ")
 # Statistic -> (what people call it, its gate); floors carry the statistic's own name.
 _STATISTICS = {

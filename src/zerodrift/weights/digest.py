@@ -4,15 +4,21 @@ from collections.abc import Mapping
 
 import torch
 
-from zerodrift.weights.manifest import Manifest
+from zerodrift.weights.manifest import Manifest, TensorRecord
 
 
-def model_digest(model: torch.nn.Module) -> str:
+def model_digest(model: torch.nn.Module, dtype: torch.dtype | None = None) -> str:
     """sha256 over the model's checkpoint: equal to that of the files it was saved to, in the same dtype.
+
+    With `dtype` as if it were loaded in that, one tensor at a time; a checkpoint of bf16 and its copy in fp32 have the
+    same values and other bits.
 
     Experts are the exception: transformers stacks them as it reads them, and the digest is of the stacks.
     """
-    return Manifest.of(checkpoint_state(model)).digest
+    state = checkpoint_state(model)
+    if dtype is None:
+        return Manifest.of(state).digest
+    return Manifest(tuple(TensorRecord.of(name, _in(state[name], dtype)) for name in sorted(state))).digest
 
 
 def checkpoint_state(model: torch.nn.Module, *, keep_vars: bool = False) -> dict[str, torch.Tensor]:
@@ -31,3 +37,7 @@ def checkpoint_state(model: torch.nn.Module, *, keep_vars: bool = False) -> dict
             kept[name] = tensor
         seen.add(place)
     return kept
+
+
+def _in(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -7,6 +8,9 @@ from zerodrift import models
 from zerodrift.audit.blame import JUDGED, Blame, _mean
 from zerodrift.audit.perturb import perturbed, write_checkpoint
 from zerodrift.audit.probes.result import found
+from zerodrift.audit.progress import Silent
+from zerodrift.audit.recorded.checkpoints import Checkpoints
+from zerodrift.audit.recorded.scored import Scored
 from zerodrift.audit.recorded.search import joined
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
@@ -82,6 +86,71 @@ def test_weights_from_before_an_update(tmp_path: Path) -> None:
     assert blamed.side.endswith("and the trainer's are the checkpoint's")
     nearer = [judged.previous_mean < judged.mean for judged in blamed.judged]
     assert nearer == [False] * 8 + [True] * 8
+
+
+@pytest.fixture(scope="module")
+def moving(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four checkpoints, as a policy that is trained leaves them: step_0 to step_3."""
+    folder = tmp_path_factory.mktemp("moving")
+    first = models.materialise(MODEL, folder / "step_0")
+    model = ReferenceBackend(first).model
+    for step in range(1, 4):
+        write_checkpoint(perturbed(model, step), first, folder / f"step_{step}")
+    return folder
+
+
+def moved(folder: Path, late: int) -> list[RecordedRollout]:
+    """Eight rollouts of each step; from step `late` on by the weights of the step before."""
+    recorded = []
+    for step in range(4):
+        made_by = step - 1 if step >= late else step
+        engine = ReferenceBackend(folder / f"step_{made_by}")
+        for each in rollouts(engine, range(4 * step, 4 * step + 4)):
+            recorded.append(
+                msgspec.structs.replace(
+                    each, step=step, line=len(recorded) + 1, version=str(step), trainer_logprobs=None
+                )
+            )
+    return recorded
+
+
+@pytest.mark.parametrize(("late", "causes"), [(4, []), (2, ["weights/stale"])], ids=["sound", "late"])
+def test_a_policy_that_moves_is_judged_by_the_checkpoint_of_each_step(
+    moving: Path, late: int, causes: list[str]
+) -> None:
+    pattern = f"{moving}/step_{{step}}"
+    blamed = blame(
+        moved(moving, late), ReferenceBackend(moving / "step_0"), checkpoints=Checkpoints(pattern)
+    ).run()
+    assert [cause.cause for cause in blamed.record.causes] == causes
+    assert blamed.record.verdict is (Outcome.FAIL if causes else Outcome.PASS)
+    assert blamed.record.model == pattern
+    # The first step has none before it.
+    assert [judged.previous_mean is None for judged in blamed.judged] == [True] * 8 + [False] * 24
+    if causes:
+        assert blamed.since.startswith("since step 2: 16 of 16 rollouts")
+
+
+def test_one_checkpoint_for_all_steps_is_wrong_where_the_policy_moves(moving: Path) -> None:
+    """What the checkpoints of all steps are for: without them a healthy run looks stale."""
+    recorded, reference = moved(moving, 4), ReferenceBackend(moving / "step_0")
+    alone = Scored(recorded, reference, None, Silent()).sizes
+    assert (alone < 1e-5).tolist() == [True] * 8 + [False] * 24
+    places = Checkpoints(f"{moving}/step_{{step}}").of(recorded)
+    assert (Scored(recorded, reference, None, Silent(), places).sizes < 1e-5).all()
+
+
+def test_a_cause_of_a_moving_policy_is_found_in_its_worst_step(moving: Path) -> None:
+    turned = [
+        msgspec.structs.replace(each, logprobs=tuple(value / np.log(2) for value in each.logprobs))
+        if each.step == 3
+        else each
+        for each in moved(moving, 4)
+    ]
+    reference = ReferenceBackend(moving / "step_0")
+    blamed = blame(turned, reference, checkpoints=Checkpoints(f"{moving}/step_{{step}}")).run()
+    assert [cause.cause for cause in blamed.record.causes] == ["semantic/notation"]
+    assert reference.version.label == "3"
 
 
 def test_a_cause_of_both_sides_is_told_once() -> None:

@@ -8,10 +8,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
+from zerodrift import models
 from zerodrift.audit.decide import Circumstances, decide
 from zerodrift.audit.probe_suite import ProbeSuite, guarded
 from zerodrift.audit.probes.result import ProbeResult, answered, found
+from zerodrift.audit.record import named_alike
 from zerodrift.audit.run import Audit, Audited, _with_aside
 from zerodrift.backends.base import Capability
 from zerodrift.backends.reference import ReferenceBackend
@@ -31,6 +34,7 @@ from zerodrift.drift.gates import Gates
 from zerodrift.records.codec import read_lines
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import Outcome, Probe, ProbeRecord
+from zerodrift.weights.digest import model_digest
 
 PROMPTS = [Prompt((0, 10 + number)) for number in range(4)]
 TOKENS = 4
@@ -485,3 +489,23 @@ def test_a_pass_says_first_which_parameters_are_not_honoured(used: bool) -> None
     assert healthy.verdict is Outcome.PASS
     assert ("top_p" in decision.message) is not used
     assert "top_p" not in healthy.message
+
+
+def test_weights_that_were_widened_on_loading_are_the_checkpoints(tmp_path: Path) -> None:
+    """The exact engine holds a checkpoint of bf16 in fp32: the same values, and no difference in meaning."""
+    models.load("testbed:llama").bfloat16().save_pretrained(tmp_path / "bf16")
+    reference = ReferenceBackend(tmp_path / "bf16", tokenizer=models.tokenizer("testbed:llama"))
+    held = models.load(tmp_path / "bf16", dtype="float32")
+
+    def of(digest: str) -> EngineFingerprint:
+        return EngineFingerprint(
+            engine="exact", semantic={"weights": digest}, numeric={"dtype": "float32"}, deployment={}
+        )
+
+    digest = model_digest(held)
+    assert digest != reference.version.digest
+    assert named_alike(of(digest), reference).semantic["weights"] == reference.version.digest
+    with torch.no_grad():
+        held.model.norm.weight[0] += 1e-6
+    other = of(model_digest(held))
+    assert named_alike(other, reference) == other

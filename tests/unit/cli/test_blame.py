@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from zerodrift import models
@@ -20,7 +21,7 @@ from zerodrift.records.codec import read_lines
 from zerodrift.records.directory import new_directory, read_verdict
 from zerodrift.records.recorded import JudgedRollout
 from zerodrift.records.tokens import read_tokens
-from zerodrift.records.verdict import Outcome
+from zerodrift.records.verdict import Outcome, VerdictRecord
 
 MODEL = "testbed:llama"
 
@@ -165,6 +166,33 @@ def test_a_checkpoint_without_a_tokenizer(
     assert blame(str(dump), *options) == 0
     assert "no tokenizer" in capsys.readouterr().err
     assert read_tokens(tmp_path / "run" / "tokens.parquet").num_rows == 600
+
+
+def test_one_checkpoint_per_step_and_json(
+    sound: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models.materialise(MODEL, tmp_path / "step_3")
+    dump, out = tmp_path / "dump.jsonl", tmp_path / "run"
+    dump.write_text("".join(json.dumps({**row, "step": 3 + i // 15}) + "\n" for i, row in enumerate(sound)))
+    arguments = [str(dump), "--model", f"{tmp_path}/step_{{step}}", "--temperature", "0.7", "--out", str(out)]
+    # Step 4 has none: refused by name, with what is there, before anything is loaded.
+    assert blame(*arguments) == 2
+    told = capsys.readouterr().err
+    assert "error [model/not-found]" in told
+    assert f"{tmp_path}/step_4" in told
+    assert f"{tmp_path}/step_3" in told
+    assert not out.exists()
+    assert blame(*arguments, "--steps", "3", "--previous", MODEL) == 2
+    capsys.readouterr()
+    assert blame(*arguments, "--steps", "3", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    record = msgspec.convert(
+        {name: value for name, value in answer.items() if name in VerdictRecord.__struct_fields__},
+        VerdictRecord,
+    )
+    assert record == read_verdict(out)
+    assert record.model == f"{tmp_path}/step_{{step}}"
+    assert answer.keys() - set(VerdictRecord.__struct_fields__) == {"side", "since", "directory", "commands"}
 
 
 @pytest.mark.parametrize(

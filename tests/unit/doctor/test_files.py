@@ -10,6 +10,7 @@ from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.diagnosis import diagnose
 from zerodrift.doctor.open_target import open_target, open_text
 from zerodrift.doctor.setting import FileKind, Origin, Setting, Target, Value
+from zerodrift.doctor.table_files import ASK, SkyRlFile, VerlFile
 from zerodrift.doctor.trainer_files import PipelineRlFile, TrlFile
 from zerodrift.doctor.vllm_file import VllmFile
 from zerodrift.doctor.yaml_text import YamlText
@@ -41,6 +42,9 @@ def exit_code(content: str) -> int:
         ("model_name_or_path: Q\nnum_generations: 8\nlearning_rate: 1e-6", TrlFile),
         ("vllm_config: {vllm_kwargs: {}}", PipelineRlFile),
         ("defaults: [base, _self_]\nllm: {parameters: {temperature: 1}}", PipelineRlFile),
+        ("actor_rollout_ref: {rollout: {name: vllm}}", VerlFile),
+        ("defaults: [ppo_trainer]\nactor_rollout_ref: {rollout: {}}", VerlFile),
+        ("generator: {sampling_params: {}}\ntrainer: {seed: 1}", SkyRlFile),
         ("engine: {name: vllm}", ZerodriftFile),
     ],
 )
@@ -262,3 +266,134 @@ def test_text_that_looks_like_something_else_is_quoted() -> None:
     changed = YamlText("a: 1\nb: .nan\n", "f").with_values({("a",): "true", ("c", "d"): 1}, {})
     assert changed is not None
     assert (changed.values["a"], changed.values["c"]) == ("true", {"d": 1})
+
+
+VERL = "actor_rollout_ref: {{rollout: {{{}}}}}\n"
+SKYRL = "trainer: {{seed: 1}}\ngenerator: {{{}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "expected"),
+    [
+        # Defaults of verl, not of vLLM.
+        (VERL.format("name: vllm"), "logprobs_mode", "processed_logprobs"),
+        (VERL.format("name: vllm"), "tensor_parallel_size", 2),
+        (VERL.format("name: vllm"), "cache_reset", "the KV cache is freed after every generation"),
+        (VERL.format("free_cache_engine: false"), "cache_reset", ABSENT),
+        (VERL.format("temperature: 0.7"), "trainer_temperature", 0.7),
+        (VERL.format("name: vllm"), "top_k", -1),
+        (VERL.format("top_k: 50"), "top_k", 50),
+        (VERL.format("top_p: '${elsewhere}'"), "top_p", UNKNOWN),
+        (VERL.format("max_model_len: null"), "max_model_len", UNKNOWN),
+        (VERL.format("engine_kwargs: {vllm: {kv_cache_dtype: fp8}}"), "kv_cache_dtype", "fp8"),
+        (VERL.format("engine_kwargs: {vllm: {enable_prefix_caching: false}}"), "prefix_caching", False),
+        # What verl may set by itself is not taken for vLLM's default.
+        (VERL.format("name: vllm"), "generation_config", ABSENT),
+        (VERL.format("name: sglang"), "logprobs_mode", ABSENT),
+        (VERL.format("name: sglang, temperature: 0.7"), "temperature", 0.7),
+        (SKYRL.format("sampling_params: {top_p: 0.9}"), "top_p", 0.9),
+        (SKYRL.format("sampling_params: {}"), "prefix_caching", True),
+        (SKYRL.format("sampling_params: {}"), "cache_reset", "salted by weight version"),
+        (SKYRL.format("use_cache_salt: false"), "cache_reset", ABSENT),
+        (
+            SKYRL.format("inference_engine: {engine_init_kwargs: {logprobs_mode: raw_logprobs}}"),
+            "logprobs_mode",
+            "raw_logprobs",
+        ),
+        (
+            SKYRL.format("inference_engine: {engine_init_kwargs: {tensor_parallel_size: 4}}"),
+            "tensor_parallel_size",
+            4,
+        ),
+        (
+            SKYRL.format("inference_engine: {engine_init_kwargs: {hf_overrides: {rope_theta: 1}}}"),
+            "hf_overrides",
+            "rope_theta",
+        ),
+    ],
+)
+def test_settings_of_verl_and_skyrl_by_their_tables(content: str, name: str, expected: Value) -> None:
+    assert value(content, name) == expected
+
+
+def test_keys_that_no_table_names_are_said_to_be_unread() -> None:
+    content = (
+        "actor_rollout_ref:\n  rollout: {name: sglang, top_p: 0.9, n: 8, agent: {num_workers: 8}}\n"
+        "  actor: {fsdp_config: {dtype: float16}, ppo_epochs: 2}\nalgorithm: {gamma: 1}\n"
+    )
+    *unread, engine, ask = opened(content).read().not_judged
+    assert unread == [
+        "actor_rollout_ref.rollout.n",
+        "actor_rollout_ref.rollout.agent",
+        "actor_rollout_ref.actor.ppo_epochs",
+        "algorithm",
+    ]
+    assert engine.startswith("actor_rollout_ref.rollout.name: sglang")
+    assert ask == ASK
+    with pytest.raises(ConfigError):
+        opened("actor_rollout_ref: {rollout: {engine_kwargs: {vllm: 3}}}")
+
+
+def test_a_file_of_verl_is_judged_and_corrected() -> None:
+    content = (
+        "actor_rollout_ref:\n  rollout:\n    name: vllm  # as always\n    top_p: 0.9\n    temperature: 0.7\n"
+    )
+    assert exit_code(content) == 1
+    diagnosis, _ = diagnose(opened(content), {})
+    corrected = opened(content).corrected({"top_p": 1.0, "kv_cache_dtype": "auto"})
+    assert corrected is not None
+    assert diagnosis.exit_code == 1
+    assert corrected.read().settings["top_p"] == Setting("top_p", 1.0, Origin.SET)
+    assert "# as always" in corrected.printed()
+    assert opened(content).typed("top_p", 1.0) == "actor_rollout_ref.rollout.top_p=1.0"
+
+
+LAUNCH = """#!/bin/sh
+set -x
+T=0.7
+# python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.top_k=9
+python3 -m verl.trainer.main_ppo --config-name=ppo \\
+    actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.top_p=0.9 \\
+    +actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype=fp8 \\
+    actor_rollout_ref.rollout.temperature=$T \\
+    trainer.logger='["console"]' "$@"
+"""
+
+
+def test_a_launch_line_is_read_as_the_file_that_its_overrides_make(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(LAUNCH)
+    target = open_target(str(tmp_path / "train.sh"))
+    reading = target.read()
+    found = {name: each.value if each.known else UNKNOWN for name, each in reading.settings.items()}
+    assert (found["top_p"], found["top_k"], found["kv_cache_dtype"]) == (0.9, -1, "fp8")
+    assert found["temperature"] == found["trainer_temperature"] == UNKNOWN
+    assert {"trainer", "--config-name=ppo", "$@"} <= set(reading.not_judged)
+    assert target.typed("top_p", 1.0) == "actor_rollout_ref.rollout.top_p=1.0"
+    assert target.corrected({"top_p": 1.0}) is None
+    assert diagnose(target, {})[0].exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "top_p"),
+    [
+        ("uv run --extra fsdp -m skyrl.train.entrypoints.main_base generator.sampling_params.top_p=0.9", 0.9),
+        ("python -m skyrl.train.entrypoints.main_base trainer.seed=1", 1.0),
+    ],
+)
+def test_a_launch_of_skyrl(command: str, top_p: float) -> None:
+    assert open_target(command).read().settings["top_p"].value == top_p
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m verl.trainer.main_ppo a=1\npython -m verl.trainer.main_ppo a=2",
+        "python -m verl.trainer.main_ppo a=1 a.b=2",
+        "python -m verl.trainer.main_ppo a='1",
+        'bash -c "python -m verl.trainer.main_ppo a=1"',
+        "python -m verl.trainer.main_sft a=1",
+    ],
+)
+def test_a_launch_that_cannot_be_read_is_refused(command: str) -> None:
+    with pytest.raises(ConfigError):
+        open_target(command).read()

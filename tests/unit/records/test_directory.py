@@ -20,6 +20,7 @@ from zerodrift.records.directory import (
 )
 from zerodrift.records.preflight import (
     PREFLIGHT,
+    PREFLIGHT_SEAL,
     Item,
     PreflightRecord,
     Status,
@@ -132,6 +133,22 @@ def test_a_new_directory_is_held_while_it_is_written(tmp_path: Path) -> None:
 def test_a_checklist_comes_back(tmp_path: Path) -> None:
     write_preflight(tmp_path, CHECKLIST)
     assert read_preflight(tmp_path) == CHECKLIST
+    # One that goes on is written, and sealed, anew.
+    write_preflight(tmp_path, msgspec.structs.replace(CHECKLIST, reproduce="again"))
+    assert read_preflight(tmp_path).reproduce == "again"
+
+
+@pytest.mark.parametrize("spoil", ["edited", "unsealed"])
+def test_a_checklist_that_was_altered_is_not_believed(tmp_path: Path, spoil: str) -> None:
+    path = write_preflight(tmp_path, CHECKLIST)
+    if spoil == "edited":
+        content = path.read_text()
+        path.write_text(content.replace(f'"{CHECKLIST.status}"', f'"{Status.PASS}"'))
+        assert path.read_text() != content
+    else:
+        (tmp_path / PREFLIGHT_SEAL).unlink()
+    with pytest.raises(DigestMismatch):
+        read_preflight(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What the report says; what holds for every page is in test_page.py."""
 
+import io
 import json
 import re
 from html import unescape
@@ -7,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from zerodrift.records.verdict import Outcome
 from zerodrift.view.report import render
+from zerodrift.view.text import print_verdict
+from zerodrift.view.verdict import next_step
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +48,20 @@ def test_a_failure_without_a_cause_and_one_with_many(examples: Any, tmp_path: Pa
     causes = tuple(examples.cause(name, 1.0, "") for name in names)
     page = render(examples.write(tmp_path, examples.verdict(Outcome.FAIL, causes=causes), None))
     assert "2 more causes fail this audit: see their fixes" in first_screen(page)
+
+
+@pytest.mark.parametrize("name", ["weights/stale", "semantic/raw-logprobs"])
+def test_page_and_terminal_introduce_the_fix_by_the_same_words(
+    examples: Any, tmp_path: Path, name: str
+) -> None:
+    record = examples.verdict(Outcome.FAIL, causes=(examples.cause(name, 1.0, ""),))
+    told = io.StringIO()
+    print_verdict(record, Console(file=told, width=200), None)
+    step = next_step(record)
+    assert step is not None
+    assert f"{step[0]}:\n    {step[1]}\n" in told.getvalue()
+    page = render(examples.write(tmp_path, record, None))
+    assert f"<dt>{step[0].capitalize()}</dt>" in page
 
 
 def test_every_figure_has_its_place(pages: dict[str, str]) -> None:

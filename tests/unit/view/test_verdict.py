@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from zerodrift.records.verdict import Outcome
-from zerodrift.view.verdict import Gauge, gauges, guilty, how_to
+from zerodrift.view.verdict import Gauge, gauges, guilty, how_to, next_step
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,17 @@ def test_without_a_gate_nothing_is_broken_and_without_a_number_there_is_no_row(e
 )
 def test_only_what_can_be_typed_is_to_be_typed(fix: str, label: str) -> None:
     assert how_to(fix) == label
+
+
+def test_what_to_do_first(examples: Any) -> None:
+    causes = tuple(
+        examples.cause(name, 1.0, "") for name in ("path/batch-variance", "weights/stale", "semantic/bos")
+    )
+    assert next_step(examples.verdict(Outcome.FAIL, causes=causes)) == (
+        how_to(causes[1].fix),
+        causes[1].fix,
+    )
+    again = next_step(examples.verdict(Outcome.INCONCLUSIVE, reproduce="zerodrift audit x"))
+    assert again is not None
+    assert again[1] == "zerodrift audit x"
+    assert next_step(examples.verdict(Outcome.PASS, reproduce="zerodrift audit x")) is None

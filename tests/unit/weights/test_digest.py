@@ -1,3 +1,4 @@
+import copy
 import time
 
 import torch
@@ -51,6 +52,18 @@ def test_empty_tensors_and_views_are_not_tied_to_each_other():
     module.first, module.second = (torch.nn.Parameter(torch.ones(0)) for _ in range(2))
     module.whole, module.part = torch.nn.Parameter(whole), torch.nn.Parameter(whole[:3])
     assert list(checkpoint_state(module)) == ["first", "second", "whole", "part"]
+
+
+def test_the_same_values_in_another_precision():
+    """A checkpoint of bf16 that an engine holds in fp32: other bits, and the digest of the one in the other's dtype."""
+    saved = zd.models.load("testbed:llama").bfloat16()
+    widened = copy.deepcopy(saved).float()
+    assert model_digest(saved) != model_digest(widened)
+    assert model_digest(saved, torch.float32) == model_digest(widened)
+    assert model_digest(widened, torch.bfloat16) == model_digest(saved)
+    with torch.no_grad():
+        widened.model.norm.weight[0] += 1e-6
+    assert model_digest(saved, torch.float32) != model_digest(widened)
 
 
 def test_it_keeps_up_with_a_trainer():

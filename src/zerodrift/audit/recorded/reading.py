@@ -29,9 +29,15 @@ _OPTIONS = {name: "--" + name.replace("_", "-") for name in ("temperature", "top
 
 
 def dump_probe(
-    dump: Dump, judged: Sequence[RecordedRollout], selection: str, engine: str, precision: str = ""
+    dump: Dump,
+    judged: Sequence[RecordedRollout],
+    selection: str,
+    engine: str,
+    precision: str = "",
+    *,
+    per_step: bool = False,
 ) -> ProbeResult:
-    """How much of the dump was judged, and which lines were not."""
+    """How much of the dump was judged, and which lines were not; `per_step`: each step by weights of its own."""
     evidence = DumpEvidence(
         lines=dump.lines,
         judged=len(judged),
@@ -52,7 +58,7 @@ def dump_probe(
             "the test of the samples"
         )
     versions = sorted({rollout.version for rollout in judged if rollout.version is not None})
-    if len(versions) > 1:
+    if len(versions) > 1 and not per_step:
         message += f"; they carry {len(versions)} weight versions, and one checkpoint cannot be all of them (--version)"
     if not dump.bad:
         return answered(Probe.DUMP, Outcome.PASS, message, evidence)

@@ -1,10 +1,13 @@
 """A dump after one pass of the checkpoint: every number that later questions need, computed once."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerodrift.audit.measure import Measurement, Observed, measure
 from zerodrift.audit.progress import Progress
@@ -16,6 +19,7 @@ from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.teacher import Teacher
 from zerodrift.config.precision import Precision
 from zerodrift.core.errors import ModelError
+from zerodrift.core.version import WeightVersion
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.stats.arrays import Floats
 
@@ -23,6 +27,51 @@ CERTAIN = 0.05
 """Nats."""
 LEAST = 4
 """Tokens that a median is taken of."""
+
+
+class Stepwise(NamedTuple):
+    """Every rollout by the checkpoint of its own step, and by that of the step before."""
+
+    now: list[Measurement]
+    before: Floats
+    """Mean |Δ|; infinite in the first step, before which there is none."""
+
+
+class Scoring(NamedTuple):
+    """One pass over all tokens."""
+
+    reference: ReferenceBackend
+    observed: Sequence[Observed]
+    progress: Progress
+
+    def all(self) -> Sequence[Measurement]:
+        """By the weights that are loaded."""
+        return self._measured(range(len(self.observed)))
+
+    def by_steps(self, rollouts: Sequence[RecordedRollout], checkpoints: Mapping[int, Path]) -> Stepwise:
+        """Each checkpoint is loaded once, for the rollouts of its step and of the next one."""
+        now: dict[int, Measurement] = {}
+        before = np.full(len(rollouts), np.inf)
+        steps = sorted(checkpoints)
+        for step, following in zip(steps, [*steps[1:], None], strict=True):
+            self.progress.stage(f"score, step {step}")
+            load_step(self.reference, checkpoints, step)
+            own = [at for at, each in enumerate(rollouts) if each.step == step]
+            now.update(zip(own, self._measured(own), strict=True))
+            if following is not None:
+                after = [at for at, each in enumerate(rollouts) if each.step == following]
+                before[after] = [size(item.delta) for item in self._measured(after)]
+        return Stepwise([now[at] for at in range(len(rollouts))], before)
+
+    def _measured(self, which: Sequence[int]) -> Sequence[Measurement]:
+        teacher = scoring_teacher(self.reference.model, self.reference.batch)
+        stop_ids = self.reference.facts.eos_token_ids
+        return measure(teacher, [self.observed[at] for at in which], stop_ids, self.progress.step)
+
+
+def load_step(reference: ReferenceBackend, checkpoints: Mapping[int, Path], step: int) -> None:
+    """The weights of `step` in the place of those that are loaded; another model is refused."""
+    reference.load_weights(checkpoints[step], WeightVersion(str(step)))
 
 
 class Scored:
@@ -34,17 +83,22 @@ class Scored:
         reference: ReferenceBackend,
         older: Teacher | None,
         progress: Progress,
+        checkpoints: Mapping[int, Path] | None = None,
     ) -> None:
-        """One forward for each rollout, and one more by the older weights."""
+        """One forward for each rollout, and one more by the older weights.
+
+        With a checkpoint for each step those of the step before are the older ones, and `reference` is left with the
+        weights of the step that is furthest off: causes are looked for with these.
+        """
         self.rollouts = rollouts
         self.order = timeline(rollouts)
         stop_ids = reference.facts.eos_token_ids
         observed = [observer(stop_ids)(rollout) for rollout in rollouts]
         progress.stage("score")
         began = time.monotonic()
-        self.measurements: Sequence[Measurement] = measure(
-            scoring_teacher(reference.model, reference.batch), observed, stop_ids, progress.step
-        )
+        scoring = Scoring(reference, observed, progress)
+        stepwise = None if checkpoints is None else scoring.by_steps(rollouts, checkpoints)
+        self.measurements: Sequence[Measurement] = scoring.all() if stepwise is None else stepwise.now
         self.seconds_per_token = (time.monotonic() - began) / sum(item.length for item in observed)
         """Of scoring, prompts included: by it the time of what follows is told."""
         self.numbers = [
@@ -54,7 +108,23 @@ class Scored:
         self.sizes = sizes_as_recorded(self.numbers)
         """Mean |Δ| of every rollout."""
         self.older = None if older is None else _sizes_under(older, observed, stop_ids, progress)
-        """The same under the weights from before."""
+        """The same under the weights from before; infinite where there are none."""
+        self.of_reference: NDArray[np.bool_] = np.ones(len(rollouts), dtype=np.bool_)
+        """Rollouts that the loaded weights should have made."""
+        self.step: int | None = None
+        """Whose weights are loaded, where each step has its own."""
+        if checkpoints is not None and stepwise is not None:
+            self.older = stepwise.before
+            self.step = self._worst()
+            self.of_reference = np.array([rollout.step == self.step for rollout in rollouts])
+            load_step(reference, checkpoints, self.step)
+
+    def _worst(self) -> int:
+        """The step with the largest difference, of the engine or of the trainer; the first of those alike."""
+        trainer = self._trainer_sizes()
+        sizes = np.maximum(self.sizes, np.where(np.isfinite(trainer), trainer, 0.0))
+        means = [float(sizes[self.order.of_sequence == at].mean()) for at in range(len(self.order.labels))]
+        return self.order.labels[int(np.argmax(means))]
 
     @cached_property
     def accounts(self) -> list[Account]:

@@ -109,8 +109,14 @@ class Search(NamedTuple):
         if older.causes:
             return older
         written = believed(iter(self.scored.accounts), self.scored.sizes, self.gates.mean)
-        if (fit := written or self._rescored.fit()) is not None:
+        if (fit := written) is not None:
             return self._written(fit)._replace(results=older.results)
+        if (fit := self._rescored_by_reference.fit()) is not None:
+            # Of the steps that have other weights only their distance is known.
+            read_so = (
+                self._written(fit) if self.scored.of_reference.all() else Found(self._written(fit).causes)
+            )
+            return read_so._replace(results=older.results)
         return self._as_in_an_audit(side, rng)._replace(results=older.results)
 
     def _sampler(self, side: Side, rng: np.random.Generator) -> Found:
@@ -183,7 +189,7 @@ class Search(NamedTuple):
         )
 
     def _as_in_an_audit(self, side: Side, rng: np.random.Generator) -> Found:
-        chosen = [self.scored.measurements[i] for i in self._members(side)]
+        chosen = [self.scored.measurements[i] for i in self._asked(side)]
         if (swap := find_misbound(self.reference.teacher, chosen, self.gates)) is not None:
             message = (
                 f"{swap} (requests are numbered from 0 over the {len(chosen)} rollouts of the bad steps)"
@@ -215,7 +221,7 @@ class Search(NamedTuple):
     def _trainer(self, side: Side, rng: np.random.Generator) -> tuple[CauseFound, ...]:
         chosen = [
             as_trainer(self.scored.rollouts[i], self.scored.measurements[i])
-            for i in self._members(side)
+            for i in self._asked(side)
             if self.scored.rollouts[i].trainer_logprobs is not None
         ]
         scale = self.trainer_scale
@@ -228,9 +234,21 @@ class Search(NamedTuple):
         bad = np.isin(self.scored.order.of_sequence, side.since.affected)
         return np.flatnonzero(bad).tolist()
 
+    def _asked(self, side: Side) -> list[int]:
+        """Those that the loaded weights should have made; all of these where none is in a bad step."""
+        own = np.flatnonzero(self.scored.of_reference).tolist()
+        bad = set(self._members(side))
+        return [i for i in own if i in bad] or own
+
     @property
     def _rescored(self) -> Rescored:
         return Rescored(self.reference, self.scored.rollouts, self.scored.sizes, self.gates.mean)
+
+    @property
+    def _rescored_by_reference(self) -> Rescored:
+        own = np.flatnonzero(self.scored.of_reference).tolist()
+        rollouts = [self.scored.rollouts[i] for i in own]
+        return Rescored(self.reference, rollouts, self.scored.sizes[own], self.gates.mean)
 
     @property
     def _suspect(self) -> Suspect:

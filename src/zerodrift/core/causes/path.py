@@ -137,8 +137,9 @@ PATH = (
     cause(
         "path/rope",
         "Rotary positions are computed with another base, scaling or offset.",
-        "use the checkpoint's own rope parameters on both sides",
-        vllm="remove rope overrides from --hf-overrides",
+        "use the checkpoint's own rope parameters on both sides; where config.json states no rope_theta each side takes a "
+        "default of its own: write the trained one into it",
+        vllm="remove rope overrides from --hf-overrides; where config.json states no rope_theta, write the trained one into it",
         in_trainer="trainer/positions",
     ),
     cause(

@@ -83,7 +83,8 @@ WEIGHTS = (
     cause(
         "weights/replica",
         "One replica runs other weights than the rest.",
-        "update every replica before any of them serves; see the replica named in the evidence",
+        "update every replica before any of them serves; which one is behind, the same request sent to each by its own "
+        "address tells",
     ),
     cause(
         "weights/lora",

@@ -1,0 +1,105 @@
+"""Files that a table describes whole: verl's and SkyRL's. What no row of the table names is said to be unread.
+
+Judged are the settings that such a file can hold. What its framework sets beside them in the vLLM that it starts is not
+known here, and not taken for vLLM's default either.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from zerodrift.doctor import vllm_settings
+from zerodrift.doctor.setting import Origin, Reading, Setting
+from zerodrift.doctor.tables import SKYRL_VERSION, VERL_VERSION, vllm_names
+from zerodrift.doctor.trainer_files import WithVllmFlags
+
+VLLM = "vllm"
+ASK = "what the framework sets by itself: ask the server once it runs, zerodrift doctor http://HOST:PORT"
+_ENV = {"CUDA_VISIBLE_DEVICES": "0"}
+"""Both frameworks start their engines on GPUs."""
+
+
+class TableFile(WithVllmFlags):
+    """Sampler and trainer by the table, and flags of vLLM where they stand."""
+
+    engine: tuple[str, ...]
+    """The key that names the engine; vLLM where it is not written."""
+    emptied: tuple[tuple[str, ...], str]
+    """A key that is on by default, and what it does to the prefix cache at an update."""
+
+    def read(self) -> Reading:
+        """Of an engine other than vLLM its sampler and trainer, for flags of vLLM mean nothing to it."""
+        found = self._settings()
+        engine = self._text.get(self.engine)
+        others = engine not in (msgspec.UNSET, None, VLLM, "???")
+        unread = list(_unread(self._text.values, self._read_paths()))
+        if others:
+            found = {name: each for name, each in found.items() if name not in vllm_names()}
+            unread.append(f"{'.'.join(self.engine)}: {engine}, whose settings are not read")
+        else:
+            parsed = self._parsed()
+            servers = vllm_settings.settings(parsed, _ENV, None, found.get)
+            # A default of vLLM's says nothing here: the framework may have set it.
+            found |= {
+                name: each for name, each in servers.items() if name in found or each.origin is Origin.SET
+            }
+            unread += vllm_settings.not_judged(parsed)
+        found |= self._cache_reset()
+        return Reading(found, (*unread, ASK))
+
+    def _path(self, name: str) -> tuple[str, ...] | None:
+        """A flag below the others wins where one is there."""
+        flag = self._flag_path(name)
+        if flag is not None and self._text.get(flag) is not msgspec.UNSET:
+            return flag
+        return super()._path(name) if name in self._names else flag
+
+    def _cache_reset(self) -> dict[str, Setting]:
+        path, words = self.emptied
+        written = self._text.get(path)
+        if written is not msgspec.UNSET and written is not True:
+            return {}
+        origin = Origin.DEFAULT if written is msgspec.UNSET else Origin.SET
+        return {"cache_reset": Setting("cache_reset", words, origin)}
+
+    def _read_paths(self) -> frozenset[str]:
+        paths = {spec.path for spec in self._names.values()}
+        return frozenset(paths | {".".join(path) for path in (self.kwargs, self.engine, self.emptied[0])})
+
+
+class VerlFile(TableFile):
+    """Hydra: `actor_rollout_ref.rollout` is the sampler; overrides on the command line are not seen here."""
+
+    title = f"verl file, defaults of verl {VERL_VERSION}"
+
+    framework = "verl"
+    kwargs = ("actor_rollout_ref", "rollout", "engine_kwargs", "vllm")
+    engine = ("actor_rollout_ref", "rollout", "name")
+    emptied = (
+        ("actor_rollout_ref", "rollout", "free_cache_engine"),
+        "the KV cache is freed after every generation",
+    )
+
+
+class SkyRlFile(TableFile):
+    """`generator` is the sampler; overrides on the command line are not seen here."""
+
+    title = f"SkyRL file, defaults of SkyRL {SKYRL_VERSION}"
+
+    framework = "skyrl"
+    kwargs = ("generator", "inference_engine", "engine_init_kwargs")
+    engine = ("generator", "inference_engine", "backend")
+    emptied = (("generator", "use_cache_salt"), "salted by weight version")
+
+
+def _unread(values: Mapping[Any, Any], read: frozenset[str], at: str = "") -> Iterator[str]:
+    """Keys that nobody reads, each by the shortest path that holds nothing else."""
+    for key, value in values.items():
+        path = f"{at}{key}"
+        if path in read:
+            continue
+        if isinstance(value, dict) and any(other.startswith(f"{path}.") for other in read):
+            yield from _unread(value, read, f"{path}.")
+        else:
+            yield path

@@ -1,0 +1,150 @@
+"""What somebody gets who installs the wheel: built, put into environments that hold nothing else, and run there.
+
+    python tests/reliability/wheel_in_empty_env.py            # both environments, into a new folder below /tmp
+    python tests/reliability/wheel_in_empty_env.py --only base
+
+The base has no torch: `doctor`, `blame --help`, the monitor, reading runs. What needs more must name the extra, with the exit
+code of a wrong usage. `[local]` runs everything; of torch the CPU build is installed first, since a bare `torch` brings
+gigabytes of CUDA. Needs a package index, and takes minutes.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+TORCH = "torch==2.13.0"
+SERVE = "vllm serve ./model --logprobs-mode processed_logprobs --generation-config vllm"
+MONITOR = "import zerodrift as zd; assert zd.Monitor().log_step(0, kl_estimate=6e-4).state == 'OK'; print('monitored')"
+NO_TORCH = "import sys, zerodrift, zerodrift.cli.main; assert 'torch' not in sys.modules; print(zerodrift.__version__)"
+
+
+class Ask(NamedTuple):
+    """A command, and how it must end."""
+
+    words: Sequence[str]
+    codes: Sequence[int] = (0,)
+    says: str = ""
+
+
+def everywhere(run: Path) -> list[Ask]:
+    """What needs nothing beside the base; `run` is a finished run directory from elsewhere."""
+    verbs = ("audit", "blame", "doctor", "env", "preflight", "init", "demo", "bench", "baseline", "archive")
+    return [
+        Ask(["zerodrift", "--help"], says="doctor"),
+        *(Ask(["zerodrift", verb, "--help"], says="Usage") for verb in verbs),
+        Ask(["python", "-c", NO_TORCH]),
+        Ask(["python", "-c", MONITOR], says="monitored"),
+        Ask(["zerodrift", "doctor", SERVE], (0, 3)),
+        Ask(["zerodrift", "doctor", "vllm serve ./model", "--json"], (1,), '"findings"'),
+        Ask(["zerodrift", "env", "--json"], says='"zerodrift"'),
+        Ask(["zerodrift", "init"], says="wrote zerodrift.yaml"),
+        *([Ask(["zerodrift", "audit", "ls", str(run.parent)])] if run.is_dir() else []),
+    ]
+
+
+BASE = [
+    Ask(["zerodrift", "audit", "testbed:llama"], (2,), "zerodrift[local]"),
+    Ask(["zerodrift", "blame", "dump.jsonl", "--model", "testbed:llama"], (2,), "zerodrift[local]"),
+    Ask(["zerodrift", "demo"], (2,), "zerodrift[local]"),
+    Ask(["python", "-c", "import zerodrift as zd; zd.Engine"], (1,), "zerodrift[local]"),
+]
+LOCAL = [
+    Ask(["zerodrift", "demo"], says="PASS"),
+    Ask(["zerodrift", "audit", "testbed:llama", "--num-prompts", "8", "--out", "run"], (0, 3)),
+    Ask(["zerodrift", "audit", "ls", "."], says="run"),
+]
+
+
+def build(into: Path) -> tuple[Path, Path]:
+    """Wheel and sdist, the former out of the latter: what is not in the sdist is in neither."""
+    tools = environment(into / "build-env")
+    pip(tools, "setuptools>=77", "wheel")
+    sdist = into / "sdist"
+    sdist.mkdir()
+    make = f"from setuptools import build_meta as b; b.build_sdist({str(sdist)!r})"
+    # In a copy: setuptools leaves its own files beside what it packs.
+    tree = into / "tree"
+    shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tree)
+    subprocess.run([tools / "python", "-c", make], cwd=tree, check=True, stdout=subprocess.DEVNULL)
+    (archive,) = sdist.glob("*.tar.gz")
+    wheels = into / "wheels"
+    words = [tools / "python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", archive]
+    subprocess.run([*words, "--wheel-dir", wheels], check=True, cwd=into)
+    (wheel,) = wheels.glob("zerodrift-*.whl")
+    return wheel, archive
+
+
+def environment(place: Path) -> Path:
+    """A new environment's folder of programs."""
+    venv.create(place, with_pip=True)
+    return place / "bin"
+
+
+def pip(programs: Path, *names: str) -> None:
+    """Install there."""
+    subprocess.run([programs / "python", "-m", "pip", "install", "--quiet", *names], check=True)
+
+
+def ask(programs: Path, asked: Ask, cwd: Path) -> str | None:
+    """What is wrong with the answer; None where nothing is."""
+    words = [str(programs / asked.words[0]), *asked.words[1:]]
+    kept = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
+    env = {**kept, "PATH": f"{programs}:/usr/bin:/bin", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    told = done.stdout + done.stderr
+    # Where Python itself was asked, its traceback ends in our error.
+    raised = "Traceback" in told and asked.words[0] != "python"
+    fits = done.returncode in asked.codes and asked.says in told and not raised
+    say(f"{'ok  ' if fits else 'FAIL'} {done.returncode}  {' '.join(asked.words)[:100]}")
+    return None if fits else f"{' '.join(asked.words)} ended with {done.returncode}:\n{told[-2000:]}"
+
+
+def say(text: str) -> None:
+    """For whoever waits."""
+    print(text, flush=True)  # noqa: T201 - a program
+
+
+def main() -> None:
+    """Build, install, ask; exit code 1 where an answer is wrong."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=("base", "local"))
+    parser.add_argument(
+        "--run", type=Path, default=Path("nowhere"), help="a finished run directory, to be listed"
+    )
+    options = parser.parse_args()
+    into = Path(tempfile.mkdtemp(prefix="zerodrift-wheel-"))
+    wheel, archive = build(into)
+    say(f"{wheel.name} {wheel.stat().st_size:,} bytes; {archive.name} {archive.stat().st_size:,} bytes")
+    wrong = []
+    kinds = {"base": ([str(wheel)], BASE), "local": ([TORCH, f"{wheel}[local]"], LOCAL)}
+    for kind, (names, asked) in kinds.items():
+        if options.only in (None, kind):
+            programs = environment(into / kind)
+            for name in names:
+                pip(programs, name)
+            cwd = into / f"{kind}-work"
+            cwd.mkdir()
+            say(f"{kind}: {programs}")
+            wrong += [
+                told
+                for each in (*everywhere(options.run), *asked)
+                if (told := ask(programs, each, cwd)) is not None
+            ]
+    say("\n\n".join(wrong) or "every answer is as it should be")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
