@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from monitor_streams import Batch, Training, biased, batches, one_replica
+from monitor_streams import Batch, Training, batches, biased, one_replica
 
 from zerodrift.monitor.directory import STEPS
 from zerodrift.monitor.monitor import Monitor
@@ -28,7 +28,7 @@ VOCABULARY = 50_000
 
 def arguments(batch: Batch, rng: np.random.Generator, *, rescored: bool) -> dict[str, Any]:
     """Of `observe`, with everything that a page can show."""
-    lag = rng.integers(0, 3, len(batch.lengths))
+    lag = rng.integers(0 if rescored else 1, 3, len(batch.lengths))
     of_tokens = batch.of_tokens(lag)
     older = np.minimum(batch.old + of_tokens * rng.normal(0, 0.02, batch.old.size), 0)
     ids = rng.integers(0, VOCABULARY, batch.old.size)
@@ -50,9 +50,9 @@ def train(directory: Path, steps: int, *, pause: float = 0.0, tokens: int = TOKE
     rng = np.random.default_rng(seed)
     monitor = Monitor(directory=directory, healthy_every=50)
     replica = biased(0.2, one_replica)
-    for batch in batches(Training(steps=steps, tokens=tokens, seed=seed)):
+    for batch in batches(Training(steps=steps, tokens=tokens, length=(30, 60), seed=seed)):
         done = batch.step / steps
-        blind = 0.35 < done < 0.42
+        blind = 0.35 < done < 0.43
         bad = batch
         if batch.step in (int(0.55 * steps), int(0.55 * steps) + 1):
             bad = biased(0.2)(batch)

@@ -16,7 +16,7 @@ from pathlib import Path
 from zerodrift.core.errors import ConfigError
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - refused as a name, not bound
+WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 LEAST_TOKEN = 16
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9.-]+))(?::\d{1,5})?")
 _TOKEN = re.compile(rf"[A-Za-z0-9_-]{{{LEAST_TOKEN},200}}")

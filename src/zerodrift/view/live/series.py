@@ -141,6 +141,7 @@ class Series:
         )  # fmt: skip
         if before and before.key == entry.key and before.last <= step.step:
             before.revision, before.last, before.count = self.revision, step.step, before.count + 1
+            before.reasons = step.reasons
         else:
             self.changes.append(entry)
 

@@ -94,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
             code, message = HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered"
         self._refuse(code, message or HTTPStatus(code).phrase)
 
-    def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+    def do_GET(self) -> None:
         """The only method there is."""
         local = str(self.connection.getsockname()[0])
         if not self.server.access.knows_host(self._one("host"), local):

@@ -30,7 +30,7 @@ function gapSeries(gap) {
   return series;
 }
 
-const byGap = (name, dashes) => Object.entries(GAPS).map(([gap, told], place) => ({ column: `${gap}/${name}`, label: gap, colour: told.colour, dash: dashes[place] }));
+const byGap = (name) => Object.entries(GAPS).map(([gap, told]) => ({ column: `${gap}/${name}`, label: gap, colour: told.colour }));
 
 const CARDS = [
   { place: "breaker", key: "state", title: "State", says: "of each step; of many in one place, the worst", series: () => [{ column: "state", label: "", colour: "quiet" }], wish: { strip: true } },
@@ -38,9 +38,9 @@ const CARDS = [
     place: "gaps", key: gap, gap, title: told.title, says: told.says, unit: "nats", series: () => gapSeries(gap), wish: () => ({ zero: true, log: measure !== "bias" }),
   })),
   { place: "training", key: "ess", title: "Effective sample size (ESS)", says: "of the ratios that a loss without separate terms sees, unclamped", gap: "total", share: true,
-    series: () => [{ column: "total/token_ess", label: "tokens", colour: "one" }, { column: "total/sequence_ess", label: "sequences", colour: "two", dash: [5, 4] }], wish: { top: 1 } },
-  { place: "training", key: "clip", title: "Clip rate", says: "share of ratios outside the trainer's 1 ± ε, by gap", share: true, anyOf: true, quietGaps: true,
-    series: () => byGap("clip_rate", [null, [5, 4], [2, 4]]), wish: { zero: true, quietGaps: true } },
+    series: () => [{ column: "total/token_ess", label: "tokens", colour: "one" }, { column: "total/sequence_ess", label: "sequences", colour: "two", thin: true }], wish: { top: 1 } },
+  { place: "training", key: "clip", title: "Clip rate", says: "share of ratios outside the trainer's 1 ± ε, by gap", share: true, anyOf: true,
+    series: () => byGap("clip_rate"), wish: { zero: true, quietGaps: true } },
   { place: "training", key: "entropy", title: "Entropy", says: "−mean log p of the sampled tokens, nats", series: () => [{ column: "entropy", label: "entropy", colour: "three" }], wish: {},
     missing: "comes with behavior_logprobs" },
   { place: "training", key: "reward", title: "Reward", says: "mean of the batch; band: where it lies by chance, from the window before",
@@ -90,7 +90,7 @@ function visibleRange() {
 let palette = null;
 function colours() {
   if (palette) return palette;
-  const style = getComputedStyle(document.documentElement), names = ["one", "two", "three", "four", "expected", "band", "hatch", "quiet", "grid", "line", "ok", "warn", "bad"];
+  const style = getComputedStyle(document.documentElement), names = ["one", "two", "three", "four", "expected", "band", "hatch", "quiet", "paper", "grid", "line", "ok", "warn", "bad"];
   palette = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
   return palette;
 }
@@ -114,7 +114,7 @@ function absence(card) {
   card.absent.replaceChildren(make("span", {}, make("strong", {}, "not observable")), why ? make("span", { class: "says" }, why) : "");
 }
 
-function lineKey(one) { return make("span", { class: `key ${one.colour}-colour${one.dash ? (one.dash[0] < 4 ? " dotted" : " dashed") : ""}` }); }
+function lineKey(one) { return make("span", { class: `key ${one.colour}-colour${one.dash ? " dashed" : ""}` }); }
 
 function legends() {
   const row = hovered === null ? data.steps.length - 1 : hovered;

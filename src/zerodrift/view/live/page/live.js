@@ -1,7 +1,7 @@
 // The stream: what the server sends, and the head of the page that says how things stand.
 
 const SENTENCES = {
-  OK: "every batch is trained on", WARN: "trained on, and worth a look",
+  OK: "all as it should be", WARN: "trained on, and worth a look",
   QUARANTINE: "the last batch was not trained on", HALT: "nothing is trained on until somebody has looked",
 };
 const history_ = new Map();

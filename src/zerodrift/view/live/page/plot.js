@@ -96,10 +96,10 @@ function logTicks(low, high) {
   return ticks;
 }
 
-// What values a plot shows: from 0, all of it, or by factors where sizes differ fiftyfold.
+// What values a plot shows: from 0, all of it, or by factors where sizes differ eightfold.
 function scaleOf(least, most, wish) {
   if (!(least <= most)) return null;
-  if (wish.log && least > 0 && most / least > 50) {
+  if (wish.log && least > 0 && most / least > 8) {
     return { low: least / 1.3, high: most * 1.3, ticks: logTicks(least / 1.3, most * 1.3), place: (v) => Math.log(Math.max(v, least / 1.3) / (least / 1.3)) / Math.log(most * 1.69 / least) };
   }
   let low = wish.zero ? Math.min(0, least) : least, high = wish.zero ? Math.max(0, most) : most;
@@ -149,7 +149,7 @@ class Plot {
   drawSteps(pen, box, range, colours) {
     pen.font = "11px system-ui, sans-serif"; pen.fillStyle = colours.quiet; pen.textBaseline = "alphabetic"; pen.textAlign = "center";
     const bottom = box.top + box.height + 14;
-    for (const step of niceTicks(range.left, range.right === range.left ? range.left + 1 : range.right, Math.max(2, box.width / 90))) {
+    for (const step of niceTicks(range.left, range.right === range.left ? range.left + 1 : range.right, Math.max(2, box.width / 62))) {
       const x = this.xOf(step, range);
       if (step !== Math.round(step) || x > box.left + box.width + 1) continue;
       const label = step.toLocaleString("en"), half = pen.measureText(label).width / 2;
@@ -171,18 +171,27 @@ class Plot {
     const values = column(this.series[0].column), steps = data.steps.values;
     if (this.wish.quietGaps) return;
     pen.save(); pen.beginPath(); pen.rect(box.left, box.top, box.width, box.height); pen.clip();
-    pen.strokeStyle = colours.hatch; pen.lineWidth = 1; pen.beginPath();
-    let drawn = -1;
+    pen.strokeStyle = colours.hatch; pen.fillStyle = colours.grid; pen.lineWidth = 1; pen.beginPath();
+    let drawn = -1, widest = [0, 0];
     for (let row = range.begin; row < range.end; row++) {
       if (values && values[row] === values[row]) continue;
       const first = row;
       while (row + 1 < range.end && (!values || values[row + 1] !== values[row + 1])) row++;
       const from = first > range.begin ? (steps[first - 1] + steps[first]) / 2 : steps[first], to = row + 1 < range.end ? (steps[row] + steps[row + 1]) / 2 : steps[row];
       const x0 = Math.max((from - range.left) * scale, drawn), x1 = Math.max((to - range.left) * scale, x0 + 1);
-      for (let at = Math.ceil(x0 / 6) * 6; at <= x1; at += 6) { pen.moveTo(box.left + at, box.top); pen.lineTo(box.left + at, box.top + box.height); }
+      for (let at = Math.ceil(x0 / 4) * 4; at <= x1; at += 4) { pen.moveTo(box.left + at, box.top); pen.lineTo(box.left + at, box.top + box.height); }
+      if (x1 - x0 > widest[1] - widest[0]) widest = [x0, x1];
       drawn = x1;
     }
     pen.stroke(); pen.restore();
+    if (widest[1] - widest[0] > 14) this.nameAbsent(pen, box, box.left + (widest[0] + widest[1]) / 2, colours);
+  }
+  nameAbsent(pen, box, x, colours) {
+    pen.save(); pen.translate(x, box.top + box.height / 2); pen.rotate(-Math.PI / 2);
+    pen.font = "10px system-ui, sans-serif"; pen.textAlign = "center"; pen.textBaseline = "middle";
+    const width = pen.measureText("not observable").width;
+    pen.fillStyle = colours.paper; pen.fillRect(-width / 2 - 3, -7, width + 6, 14);
+    pen.fillStyle = colours.quiet; pen.fillText("not observable", 0, 0.5); pen.restore();
   }
   drawLine(pen, box, line, y, colours) {
     const { low, high, first, last, cut } = line.found;
