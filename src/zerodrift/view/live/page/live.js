@@ -25,7 +25,7 @@ function showStatus(told) {
   $("sentence").textContent = told.state ? `· ${SENTENCES[told.state]}` : told.audit ? `· ${told.audit.answers.toLocaleString("en")} answers so far` : "· for the first step";
   document.title = `${told.state && told.state !== "OK" ? `${told.state} · ` : ""}${told.name} · zerodrift`;
   showFacts();
-  $("reasons").replaceChildren(...told.reasons.map(reasonLine));
+  $("reasons").replaceChildren(told.reasons.length ? few(told.reasons.map(reasonLine)) : "");
   if (!rows) showWaiting(told);
   showNotice(told);
 }
@@ -68,8 +68,8 @@ function showHistory() {
   const rows = listedOnes.map((each) => make("tr", {},
     cell(each.first === each.last ? each.first.toLocaleString("en") : `${each.first.toLocaleString("en")} – ${each.last.toLocaleString("en")}`, "n"),
     cell(make("span", {}, each.before && each.before !== each.state ? `${each.before} → ` : "", stateTag(each.state))), cell(each.count.toLocaleString("en"), "n optional"),
-    cell(each.reasons.length ? make("ul", {}, each.reasons.map(reasonLine)) : "all as it should be", "reasons")));
-  $("history").replaceChildren(table([["step", "n"], ["state"], ["batches", "n optional"], ["why"]], rows),
+    cell(each.reasons.length ? few(each.reasons.map(reasonLine)) : "all as it should be", "reasons")));
+  $("history").replaceChildren(table([["step", "n"], ["state"], ["batches", "n optional"], ["why"]], rows, "stack", "tall"),
     entries.length > listedOnes.length ? make("p", { class: "quiet" }, `and ${(entries.length - listedOnes.length).toLocaleString("en")} before; steps.jsonl has all.`) : "");
 }
 

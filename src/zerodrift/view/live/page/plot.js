@@ -53,7 +53,7 @@ function rowOf(step) {
 // Lowest, highest, first and last value of each pixel column; `cut`: something between this one and the one before was not observable.
 function envelope(values, begin, end, left, scale, width) {
   const found = { low: new Float64Array(width).fill(NaN), high: new Float64Array(width), first: new Float64Array(width),
-    last: new Float64Array(width), cut: new Uint8Array(width), least: Infinity, most: -Infinity };
+    last: new Float64Array(width), sum: new Float64Array(width), count: new Uint32Array(width), cut: new Uint8Array(width), least: Infinity, most: -Infinity };
   const steps = data.steps.values;
   let absent = false;
   for (let row = begin; row < end; row++) {
@@ -63,12 +63,17 @@ function envelope(values, begin, end, left, scale, width) {
     if (found.low[at] !== found.low[at]) { found.low[at] = found.high[at] = found.first[at] = value; found.cut[at] = absent ? 1 : 0; }
     else if (value < found.low[at]) found.low[at] = value;
     else if (value > found.high[at]) found.high[at] = value;
-    found.last[at] = value;
+    found.last[at] = value; found.sum[at] += value; found.count[at]++;
     absent = false;
     if (value < found.least) found.least = value;
     if (value > found.most) found.most = value;
   }
   return found;
+}
+
+function means(found) {
+  const mean = found.sum.map((sum, at) => (found.count[at] ? sum / found.count[at] : NaN));
+  return { ...found, low: mean, high: mean, first: mean, last: mean };
 }
 
 function shown(value) {
@@ -144,7 +149,10 @@ class Plot {
     const y = (value) => box.top + box.height * (1 - axis.place(value));
     this.drawValues(pen, box, axis, y, colours);
     if (band) this.drawBand(pen, box, band, y, colours);
-    for (const line of lines) this.drawLine(pen, box, line, y, colours);
+    // Many steps in a pixel: their range as a wash, and their mean as the line.
+    const dense = range.end - range.begin > 4 * box.width;
+    for (const line of lines) if (dense) this.drawRange(pen, box, line, y, colours);
+    for (const line of lines) this.drawLine(pen, box, dense ? { ...line, found: means(line.found) } : line, y, colours);
   }
   drawSteps(pen, box, range, colours) {
     pen.font = "11px system-ui, sans-serif"; pen.fillStyle = colours.quiet; pen.textBaseline = "alphabetic"; pen.textAlign = "center";
@@ -192,6 +200,16 @@ class Plot {
     const width = pen.measureText("not observable").width;
     pen.fillStyle = colours.paper; pen.fillRect(-width / 2 - 3, -7, width + 6, 14);
     pen.fillStyle = colours.quiet; pen.fillText("not observable", 0, 0.5); pen.restore();
+  }
+  drawRange(pen, box, line, y, colours) {
+    const { low, high } = line.found;
+    pen.fillStyle = colours[line.colour]; pen.globalAlpha = 0.28;
+    for (let at = 0; at < box.width; at++) {
+      if (low[at] !== low[at]) continue;
+      const top = y(high[at]);
+      pen.fillRect(box.left + at, top, 1, Math.max(1, y(low[at]) - top));
+    }
+    pen.globalAlpha = 1;
   }
   drawLine(pen, box, line, y, colours) {
     const { low, high, first, last, cut } = line.found;
