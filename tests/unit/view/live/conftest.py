@@ -12,7 +12,7 @@ from zerodrift.view.live.access import Access
 from zerodrift.view.live.server import LiveServer, names_of, open_server
 
 HOST = "127.0.0.1"
-SEQUENCES, TOKENS = 8, 20
+SEQUENCES, TOKENS = 16, 40
 
 
 def observe(monitor: Monitor, step: int, *, nats: float = 0.01, ids: bool = True) -> None:
