@@ -3,7 +3,9 @@
 Marked `browser`: needs Chromium, see conftest.py.
 """
 
+import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from zerodrift.monitor.monitor import Monitor
 from zerodrift.view.live.access import Access
 from zerodrift.view.live.server import LiveServer, names_of, open_server
 
@@ -32,14 +35,14 @@ def run(training: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[Path], str]]:
+def serve() -> Iterator[Callable[[Path], LiveServer]]:
     servers: list[LiveServer] = []
 
-    def start(directory: Path) -> str:
+    def start(directory: Path) -> LiveServer:
         server = open_server(directory, "127.0.0.1", 0, Access(names_of("127.0.0.1"), None))
         servers.append(server)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        return f"http://127.0.0.1:{server.server_port}/"
+        return server
 
     yield start
     for server in servers:
@@ -48,8 +51,12 @@ def serve() -> Iterator[Callable[[Path], str]]:
         server.server_close()
 
 
+def address(server: LiveServer) -> str:
+    return f"http://127.0.0.1:{server.server_port}/"
+
+
 def rows(count: int) -> str:
-    return f"Number(document.body.dataset.rows) >= {count} && document.body.dataset.drawMs !== undefined"
+    return f"document.body && Number(document.body.dataset.rows) >= {count} && document.body.dataset.drawMs !== undefined"
 
 
 def inked(page: Any, card: str) -> int:
@@ -63,10 +70,10 @@ def inked(page: Any, card: str) -> int:
 
 @pytest.mark.parametrize(("width", "dark"), [(DESKTOP, False), (PHONE, True)])
 def test_everything_is_drawn_and_nothing_else_is_asked_for(
-    browser: Any, serve: Callable[[Path], str], run: Path, width: int, dark: bool
+    browser: Any, serve: Callable[[Path], LiveServer], run: Path, width: int, dark: bool
 ) -> None:
-    address = serve(run)
-    page = browser.open(address, width=width, dark=dark)
+    own = address(serve(run))
+    page = browser.open(own, width=width, dark=dark)
     page.wait_for(rows(STEPS))
     page.wait_for("document.querySelectorAll('#batches tbody tr').length > 0")
     cards = (
@@ -90,19 +97,18 @@ def test_everything_is_drawn_and_nothing_else_is_asked_for(
     page.wait_for("document.querySelectorAll('.tokens tbody tr').length > 5")
     assert page.said() == [], "the console must be empty: policy violations and errors land there"
     assert {url.split("?")[0].rpartition("/batches/")[0] or url for url in page.requests()} <= {
-        address,
-        f"{address}events",
-        address.rstrip("/"),
+        own,
+        f"{own}events",
+        own.rstrip("/"),
     }
 
 
 def test_it_begins_with_nothing_and_grows_without_a_reload(
-    browser: Any, serve: Callable[[Path], str], training: ModuleType, tmp_path: Path
+    browser: Any, serve: Callable[[Path], LiveServer], training: ModuleType, tmp_path: Path
 ) -> None:
-    page = browser.open(serve(tmp_path / "later"), width=DESKTOP)
+    page = browser.open(address(serve(tmp_path / "later")), width=DESKTOP)
     page.wait_for("!document.getElementById('waiting').hidden")
     assert "Monitor(directory=" in page.evaluate("document.getElementById('waiting').innerText")
-    assert page.evaluate("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd") > 0
     page.evaluate("window.sameDocument = true")
     training.train(tmp_path / "later", 12, tokens=1000)
     page.wait_for(rows(12))
@@ -112,20 +118,18 @@ def test_it_begins_with_nothing_and_grows_without_a_reload(
 
 
 def test_what_a_run_cannot_show_is_called_so_and_text_does_nothing(
-    browser: Any, serve: Callable[[Path], str], tmp_path: Path
+    browser: Any, serve: Callable[[Path], LiveServer], tmp_path: Path
 ) -> None:
-    from zerodrift.monitor.monitor import Monitor
-
     monitor = Monitor(directory=tmp_path / "plain")
     for step in range(5):
         monitor.log_step(step, kl_estimate=1e-4)
     monitor.trigger_alert("<img src=x onerror=document.body.dataset.hurt=1>\u202e<script>1</script>")
     monitor.close()
-    page = browser.open(serve(tmp_path / "plain"), width=DESKTOP)
+    page = browser.open(address(serve(tmp_path / "plain")), width=DESKTOP)
     page.wait_for(rows(5))
     page.wait_for("document.getElementById('history').innerText.includes('onerror')")
     shown = page.evaluate(
-        "[...document.querySelectorAll('.card')].filter((c) => c.innerText.includes('not observable')).map((c) => c.id)"
+        "[...document.querySelectorAll('.card')].filter((c) => !c.hidden && c.innerText.includes('not observable')).map((c) => c.id)"
     )
     assert set(shown) == {
         "card-staleness",
@@ -141,21 +145,49 @@ def test_what_a_run_cannot_show_is_called_so_and_text_does_nothing(
     assert page.said() == []
 
 
-def test_a_hundred_thousand_steps_stay_quick(
-    browser: Any, serve: Callable[[Path], str], training: ModuleType, run: Path, tmp_path: Path
-) -> None:
-    import shutil
+def busy_s(page: Any) -> float:
+    """Processor time of the page since it was asked to count: a busy machine does not make it longer."""
+    told = page.call("Performance.getMetrics")["metrics"]
+    return float(next(each["value"] for each in told if each["name"] == "TaskDuration"))
 
+
+def load_s(page: Any, count: int) -> float:
+    """What it takes to load the page once more, until everything is drawn."""
+    page.call("Performance.enable", timeDomain="threadTicks")
+    before = busy_s(page)
+    page.evaluate("document.body.dataset.rows = 0")
+    page.call("Page.reload")
+    page.wait_for(rows(count))
+    return busy_s(page) - before
+
+
+def test_it_loads_within_a_second(browser: Any, serve: Callable[[Path], LiveServer], run: Path) -> None:
+    page = browser.open(address(serve(run)), width=DESKTOP)
+    page.wait_for(rows(STEPS))
+    assert load_s(page, STEPS) < 1.0
+
+
+def test_a_hundred_thousand_steps_stay_quick(
+    browser: Any, serve: Callable[[Path], LiveServer], training: ModuleType, run: Path, tmp_path: Path
+) -> None:
     shutil.copytree(run, tmp_path / "long")
     training.prolong(tmp_path / "long", MANY)
-    page = browser.open(serve(tmp_path / "long"), width=DESKTOP)
+    server = serve(tmp_path / "long")
+    while len(server.feed.series) < MANY:  # 230 MB; how long that takes is the machine's affair
+        server.feed.wait(-1, 0.2)
+        time.sleep(0.1)
+    page = browser.open(address(server), width=DESKTOP)
     page.wait_for(rows(MANY))
-    # Of several pictures the quickest: what the page costs, and not what else the machine does meanwhile.
-    times = page.evaluate(
-        "(() => { const all = []; for (let i = 0; i < 7; i++) { drawCards(); all.push(Number(document.body.dataset.drawMs)); } return all; })()"
+    assert load_s(page, MANY) < 2.0
+    before = busy_s(page)
+    page.evaluate("(() => { for (let i = 0; i < 10; i++) drawCards(); })()")
+    assert (busy_s(page) - before) / 10 < 0.1, "ten pictures a second leave nothing for a hand on the mouse"
+    before = busy_s(page)
+    page.evaluate(
+        "(() => { for (let i = 0; i < 10; i++) { hovered = 1000 * i; cursors(visibleRange()); legends(); } })()"
     )
-    assert min(times) < 250, times
-    load = page.evaluate("performance.getEntriesByType('navigation')[0].toJSON()")
-    assert load["transferSize"] < 100_000, "the page itself is small, whatever the run"
+    assert (busy_s(page) - before) / 10 < 0.02
+    size = page.evaluate("performance.getEntriesByType('navigation')[0].transferSize")
+    assert size < 100_000, "the page itself is small, whatever the run"
     assert page.evaluate("document.querySelectorAll('*').length") < 5000
     assert page.said() == []

@@ -93,6 +93,7 @@ class Series:
         self.epoch = 0
         self.steps, self.times = array("d"), array("d")
         self.columns = {name: array("f") for name in COLUMNS}
+        self._by_metric = [(PREFIX + name, column) for name, column in self.columns.items()]
         self.changes: deque[Change] = deque(maxlen=MOST_CHANGES)
         self.last: Step | None = None
         self.kept_back = 0
@@ -121,9 +122,8 @@ class Series:
     def _append(self, step: Step) -> None:
         self.steps.append(step.step)
         self.times.append(step.time)
-        metrics = step.metrics
-        for name, column in self.columns.items():
-            column.append(metrics.get(PREFIX + name, NAN))
+        for name, column in self._by_metric:
+            column.append(step.metrics.get(name, NAN))
 
     def _cut(self, step: int) -> None:
         row = bisect_left(self.steps, step)
