@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from zerodrift.core.errors import RecordError, ZerodriftError
 from zerodrift.monitor.directory import ARCHIVE, RANKS
 from zerodrift.records.archive.index import Entry, Query
@@ -65,6 +67,8 @@ class Batches:
                     healthy += len(reader.entries(Query(state=BatchState.OK)))
             except ZerodriftError as error:
                 problem = f"{error} [{error.code}]"
+            except msgspec.MsgspecError as error:
+                problem = f"{path / INDEX} holds what no monitor writes ({error})"
         found.sort(key=lambda entry: (entry.step, entry.archived_at), reverse=True)
         shown = [_entry(entry) for entry in found[:MOST_BATCHES]]
         return {

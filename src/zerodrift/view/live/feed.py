@@ -56,6 +56,7 @@ class Feed:
         self._steps, self._answers = Tail(directory / STEPS), Tail(directory / ROLLOUTS)
         self._unreadable, self._first_bad, self._lines = 0, "", 0
         self._audit: dict[str, Any] | None = None
+        self._trouble = ""
         self._version, self._status, self._listing = 0, 0, 0
         self._changed = threading.Condition()
         self._ends = threading.Event()
@@ -83,12 +84,25 @@ class Feed:
     def _run(self) -> None:
         archive_due = 0.0
         while not self._ends.is_set():
-            more = self.poll()
-            if time.monotonic() >= archive_due:
-                self.poll_batches()
-                archive_due = time.monotonic() + ARCHIVE_POLL_S
+            more = False
+            try:
+                more = self.poll()
+                if time.monotonic() >= archive_due:
+                    self.poll_batches()
+                    archive_due = time.monotonic() + ARCHIVE_POLL_S
+                self._tell_trouble("")
+            except OSError as error:  # a network's file system may be gone for a while
+                self._tell_trouble(f"{error.filename or self.directory}: {error.strerror}; trying again")
             if not more:
                 self._ends.wait(POLL_S)
+
+    def _tell_trouble(self, says: str) -> None:
+        if says != self._trouble:
+            with self._changed:
+                self._trouble = says
+                self._status += 1
+                self._version += 1
+                self._changed.notify_all()
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -193,6 +207,7 @@ class Feed:
             "rewound": series.rewound[-1] if series.rewound else None,
             "unreadable": self._unreadable + self._steps.skipped,
             "first_bad": visible(self._first_bad),
+            "trouble": visible(self._trouble),
         }
 
     def _event(self, kind: str, content: Any, cursor: Cursor) -> bytes:

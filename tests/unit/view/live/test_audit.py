@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 from zerodrift.view.live.feed import Feed
 from zerodrift.view.live.server import LiveServer
 
@@ -38,3 +40,28 @@ def test_a_finished_audit_is_its_report(
         assert answer.status == 200
         assert "--logprobs-mode processed_logprobs" in body
         assert answer.headers["content-security-policy"] == "frame-ancestors 'none'"
+
+
+def test_a_disk_that_is_gone_for_a_while_is_said_and_tried_again(
+    training: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = Feed(training)
+    working = feed._steps.read
+    calls = []
+
+    def failing() -> list[bytes]:
+        calls.append(1)
+        if len(calls) == 1:
+            raise OSError(116, "Stale file handle")
+        return working()
+
+    monkeypatch.setattr(feed._steps, "read", failing)
+    told: list[str] = []
+    tell = feed._tell_trouble
+    monkeypatch.setattr(feed, "_tell_trouble", lambda says: (told.append(says), tell(says)))
+    feed.start()
+    while len(feed.series) < 6 or told[-1]:
+        feed.wait(-1, 0.05)
+    feed.close()
+    assert "Stale file handle" in told[0]
+    assert feed.status()["trouble"] == ""

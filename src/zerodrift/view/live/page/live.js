@@ -25,7 +25,12 @@ function showStatus(told) {
   $("sentence").textContent = told.state ? `· ${SENTENCES[told.state]}` : told.audit ? `· ${told.audit.answers.toLocaleString("en")} answers so far` : "· for the first step";
   document.title = `${told.state && told.state !== "OK" ? `${told.state} · ` : ""}${told.name} · zerodrift`;
   showFacts();
-  $("reasons").replaceChildren(told.reasons.length ? few(told.reasons.map(reasonLine)) : "");
+  // Only where they changed: somebody may have unfolded them.
+  const reasons = JSON.stringify(told.reasons);
+  if (reasons !== $("reasons").dataset.told) {
+    $("reasons").dataset.told = reasons;
+    $("reasons").replaceChildren(told.reasons.length ? few(told.reasons.map(reasonLine)) : "");
+  }
   if (!rows) showWaiting(told);
   showNotice(told);
 }
@@ -44,7 +49,7 @@ function reasonLine(reason) {
 }
 
 function showNotice(told) {
-  const says = [];
+  const says = told.trouble ? [told.trouble] : [];
   if (told.unreadable) says.push(`${told.unreadable} lines of steps.jsonl could not be read${told.first_bad ? ` (${told.first_bad})` : ""}; a line that a kill tore is one.`);
   if (told.rewound) says.push(`Training went back from step ${told.rewound[0].toLocaleString("en")} to ${told.rewound[1].toLocaleString("en")}; steps that were made again are shown as they are now.`);
   $("notice").hidden = !says.length; $("notice").textContent = says.join(" ");
@@ -65,12 +70,17 @@ function showWaiting(told) {
 
 function showHistory() {
   const entries = [...history_.values()].sort((a, b) => b.id - a.id), listedOnes = entries.slice(0, SHOWN_CHANGES);
-  const rows = listedOnes.map((each) => make("tr", {},
+  // What was unfolded and how far it was scrolled stays.
+  const unfolded = [...document.querySelectorAll("#history tr")].filter((row) => row.querySelector("details[open]")).map((row) => row.dataset.id);
+  const scrolled = $("history").firstChild ? $("history").firstChild.scrollTop : 0;
+  const rows = listedOnes.map((each) => make("tr", { "data-id": each.id },
     cell(each.first === each.last ? each.first.toLocaleString("en") : `${each.first.toLocaleString("en")} – ${each.last.toLocaleString("en")}`, "n"),
     cell(make("span", {}, each.before && each.before !== each.state ? `${each.before} → ` : "", stateTag(each.state))), cell(each.count.toLocaleString("en"), "n optional"),
     cell(each.reasons.length ? few(each.reasons.map(reasonLine)) : "all as it should be", "reasons")));
   $("history").replaceChildren(table([["step", "n"], ["state"], ["batches", "n optional"], ["why"]], rows, "stack", "tall"),
     entries.length > listedOnes.length ? make("p", { class: "quiet" }, `and ${(entries.length - listedOnes.length).toLocaleString("en")} before; steps.jsonl has all.`) : "");
+  for (const row of rows) if (unfolded.includes(row.dataset.id) && row.querySelector("details")) row.querySelector("details").open = true;
+  $("history").firstChild.scrollTop = scrolled;
 }
 
 let historyDue = false;
