@@ -174,7 +174,6 @@ def test_a_hundred_thousand_steps_stay_quick(
     training.prolong(tmp_path / "long", MANY)
     server = serve(tmp_path / "long")
     while len(server.feed.series) < MANY:  # 230 MB; how long that takes is the machine's affair
-        server.feed.wait(-1, 0.2)
         time.sleep(0.1)
     page = browser.open(address(server), width=DESKTOP)
     page.wait_for(rows(MANY))
