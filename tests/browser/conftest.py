@@ -92,8 +92,8 @@ class Browser:
             os.close(end)
         self._number, self._held, self._pages = 0, b"", dict[str, Page]()
 
-    def open(self, path: Path, *, width: int, height: int = 844, dark: bool = False) -> Page:
-        """A loaded page of `path` in a window of that size and colour scheme."""
+    def open(self, place: Path | str, *, width: int, height: int = 844, dark: bool = False) -> Page:
+        """A loaded page of a file, or of an address, in a window of that size and colour scheme."""
         target = self.call("Target.createTarget", {"url": "about:blank"}, None)["targetId"]
         attach = {"targetId": target, "flatten": True}
         page = Page(self, target, self.call("Target.attachToTarget", attach, None)["sessionId"])
@@ -110,8 +110,8 @@ class Browser:
         page.call("Emulation.setTouchEmulationEnabled", enabled=width < 500)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         page.call("Emulation.setEmulatedMedia", features=[scheme])
-        page.call("Page.navigate", url=path.as_uri())
-        page.wait_for("document.readyState === 'complete' && location.protocol === 'file:'")
+        page.call("Page.navigate", url=place if isinstance(place, str) else place.as_uri())
+        page.wait_for("document.readyState === 'complete' && location.protocol !== 'about:'")
         return page
 
     def call(self, method: str, parameters: dict[str, Any], page: Page | None) -> dict[str, Any]:

@@ -14,7 +14,20 @@ import typer
 from typer.core import TyperGroup
 
 from zerodrift import __version__
-from zerodrift.cli import archive, audit, baseline, bench, blame, console, demo, doctor, env, init, preflight
+from zerodrift.cli import (
+    archive,
+    audit,
+    baseline,
+    bench,
+    blame,
+    console,
+    demo,
+    doctor,
+    env,
+    init,
+    preflight,
+    view,
+)
 
 TOLD_TO_END = (signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = (130, *(128 + number for number in TOLD_TO_END))
@@ -29,6 +42,7 @@ COMMANDS: Mapping[str, Command] = {
     "doctor": doctor.command,
     "demo": demo.command,
     "baseline": baseline.app,
+    "view": view.command,
     "archive": archive.app,
     "bench": bench.command,
     "init": init.command,

@@ -53,17 +53,21 @@ def attach(
     monitor: Monitor | None = None,
     archive: Archive | str | Path | None = None,
     *,
+    directory: str | Path | None = None,
     report: bool = True,
     sinks: Sequence[Sink] = (),
 ) -> "Watch":
     """Judge every batch of `trainer`, log through its `report_to`, keep back what is bad, stop at a halt.
 
-    `archive`: where the default monitor keeps bad batches; give your own `monitor` its own. `sinks` get every decision, and
+    `directory`: where the default monitor writes what `zerodrift view` shows, bad batches included; `archive`: those alone.
+    Give your own `monitor` its own. `sinks` get every decision, and
     are closed by `detach`.
     """
     check_trainer(trainer)
-    if monitor is not None and archive is not None:
-        raise InvalidValue("the archive belongs to the monitor: attach(trainer, Monitor(archive=…))")
+    if monitor is not None and (archive is not None or directory is not None):
+        raise InvalidValue(
+            "archive and directory belong to the monitor: attach(trainer, Monitor(directory=…))"
+        )
     taken = [
         name for name, value in vars(trainer).items() if isinstance(getattr(value, "__self__", None), Watch)
     ]
@@ -76,7 +80,11 @@ def attach(
         if many and isinstance(archive, str | Path):
             # An archive has one writer.
             archive = Path(archive) / f"rank{accelerator.process_index}"
-        monitor = Monitor(archive=archive, gather=gather_of(accelerator) if many else None)
+        if directory is not None and accelerator.process_index:
+            directory = Path(directory) / f"rank{accelerator.process_index}"
+        monitor = Monitor(
+            directory=directory, archive=archive, gather=gather_of(accelerator) if many else None
+        )
     check_quarantine(trainer, monitor)
     return Watch(trainer, monitor, Sinks(sinks if accelerator.is_main_process else ()), report=report)
 

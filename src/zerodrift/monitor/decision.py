@@ -186,11 +186,13 @@ class RewardView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     count: int
     mean: float
-    baseline_count: int
-    baseline_mean: float | None
-    p_value: float | None
+    baseline_count: int = 0
+    baseline_mean: float | None = None
+    baseline_margin: float | None = None
+    """How far from it the mean of a batch of this size may lie by chance."""
+    p_value: float | None = None
     """Of the two-sample test; None where none was made."""
-    misbound: int
+    misbound: int = 0
     """Rewards refused so far because they belong to another output."""
 
 
@@ -221,6 +223,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rewards: RewardView | None = None
     reference_kl: float | None = None
     """As it was given: it grows because the model learns, and trips nothing."""
+    kl_estimate: float | None = None
+    """As `log_step` was given it; None from `observe`, which measures."""
     probe_due: bool = False
     """Time for what costs something: a canary, re-scored samples, reference rewards."""
 

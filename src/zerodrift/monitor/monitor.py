@@ -20,7 +20,7 @@ from zerodrift.config.precision import Magnitude, Precision
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue, ZerodriftError
 from zerodrift.monitor.actions import Actions, act
-from zerodrift.monitor.archive import Archive, opened, require_ids, rollouts_of
+from zerodrift.monitor.archive import IDS, Archive, opened, require_ids, rollouts_of
 from zerodrift.monitor.baseline import Baseline, check_below, limits, of_canary
 from zerodrift.monitor.batch import BatchSums, Gather, batch_sums, over_ranks
 from zerodrift.monitor.breaker import Breaker
@@ -36,7 +36,8 @@ from zerodrift.monitor.decide import (
     with_baseline,
     without_evidence,
 )
-from zerodrift.monitor.decision import Code, Decision, Reason, State
+from zerodrift.monitor.decision import Code, Decision, Reason, RewardView, State
+from zerodrift.monitor.directory import MonitorDirectory
 from zerodrift.monitor.intake import LOGPROBS, Tokens, host, tokens_of
 from zerodrift.monitor.judge import WHOLE
 from zerodrift.monitor.report import decision_of
@@ -60,6 +61,7 @@ class Monitor:
         *,
         baseline: Baseline | VerdictRecord | str | Path | None = None,
         precision: str = "bf16",
+        directory: str | Path | None = None,
         path: str | Path | None = None,
         gather: Gather | None = None,
         archive: Archive | str | Path | None = None,
@@ -69,8 +71,8 @@ class Monitor:
     ) -> None:
         """Everything is optional; see docs/monitor.md for what each adds.
 
-        `baseline`: a canary's (`of_canary`), an audit's verdict, or the directory of an audit. `path`: where the state is
-        kept. `gather`: gives everybody's bytes for one's own. `archive`: a directory, or anything with `append`, for batches that are
+        `directory`: for steps, state and archive at once, what `zerodrift view` shows. `baseline`: a canary's (`of_canary`),
+        an audit's verdict, or the directory of an audit. `path`: where the state is kept. `gather`: gives everybody's bytes for one's own. `archive`: a directory, or anything with `append`, for batches that are
         not trained on and one of `healthy_every` others.
         """
         require.whole(
@@ -82,7 +84,10 @@ class Monitor:
         audit = baseline if isinstance(baseline, VerdictRecord) else None
         gate = limits(self.config, Precision(precision), audit)
         self._settings = Settings(self.config, gate, audited=audit is not None)
-        self._path = None if path is None else Path(path)
+        if directory is not None and path is not None:
+            raise InvalidValue("the state is kept in the directory: give directory= or path=, not both")
+        self._directory = None if directory is None else MonitorDirectory(Path(directory))
+        self._path = self._directory.state if self._directory else None if path is None else Path(path)
         self._gather, self._archive, self._correction = gather, opened(archive), correction
         self._healthy_every, self._actions = healthy_every, actions or Actions()
         self._state = MonitorState() if self._path is None else read_state(self._path)
@@ -136,6 +141,7 @@ class Monitor:
             step = self._next(step)
             if self._archive is not None:
                 require_ids(given)
+            self._archive_of(given)  # opened now: one that cannot be is an error before anything is judged
             tokens = tokens_of(
                 {name: given.get(name) for name in LOGPROBS},
                 mask=mask, lengths=lengths, versions=versions, trainer_version=trainer_version, groups=groups,
@@ -153,6 +159,12 @@ class Monitor:
             sums = over_ranks(sums, self._gather)
         outcome = decide(self._state, step, sums, trainer_version, self._settings)
         return self._commit(step, sums, outcome, given, reference_kl)
+
+    def _archive_of(self, given: Mapping[str, Any]) -> Archive | None:
+        """Where a batch would be kept; a directory's archive keeps those that have ids."""
+        if self._archive is not None or self._directory is None:
+            return self._archive
+        return self._directory.archive() if all(name in given for name in IDS) else None
 
     def _next(self, step: int | None) -> int:
         last = self._state.step
@@ -193,16 +205,21 @@ class Monitor:
         """State on the disk first, then the archive, then actions: what is killed in between stays halted."""
         self._state = outcome.state
         decision = decision_of(step, sums, outcome, reference_kl, enabled=self.config.circuit_breaker_enabled)
+        decision = msgspec.structs.replace(decision, kl_estimate=given.get("kl_estimate"))
         entered = decision.state is State.HALT and self._was is not State.HALT
         self._was = decision.state
         self._write()
         sampled = self._state.observed % self._healthy_every == 0
-        if self._archive is not None and "completion_ids" in given and (not decision.train or sampled):
-            self._archive.append(rollouts_of(step, decision, given))
+        archive = self._archive_of(given)
+        if archive is not None and "completion_ids" in given and (not decision.train or sampled):
+            archive.append(rollouts_of(step, decision, given))
         acted = act(self._actions, decision, entered_halt=entered)
         if acted.fell_back:
             self.half_open()
-        return msgspec.structs.replace(decision, reasons=(*decision.reasons, *acted.failed))
+        decision = msgspec.structs.replace(decision, reasons=(*decision.reasons, *acted.failed))
+        if self._directory is not None:
+            self._directory.tell(decision)
+        return decision
 
     def _write(self) -> None:
         if self._path is not None:
@@ -237,7 +254,8 @@ class Monitor:
         )
         told = {"kl_estimate": kl_estimate, "reward_mean": reward_mean, "reference_kl": reference_kl}
         given = {name: value for name, value in told.items() if value is not None}
-        return self._commit(step, BatchSums(), Outcome(after, reasons, None, due), given, reference_kl)
+        rewards = None if reward_mean is None else RewardView(count=1, mean=reward_mean)
+        return self._commit(step, BatchSums(), Outcome(after, reasons, rewards, due), given, reference_kl)
 
     def _moved(self, *, bad: bool) -> Breaker:
         return self._state.breaker.update(bad=bad, warned=False, windows=self.config.consecutive_windows)
@@ -295,3 +313,8 @@ class Monitor:
         """Training goes on from a checkpoint: the next step is the one after `step`."""
         self._state = msgspec.structs.replace(self._state, step=step, trainer_version=trainer_version)
         self._write()
+
+    def close(self) -> None:
+        """Let go of the directory, so that another monitor may have it; nothing is lost without."""
+        if self._directory is not None:
+            self._directory.close()

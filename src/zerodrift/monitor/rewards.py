@@ -7,12 +7,14 @@ Rewards are meant to move, since learning is. So a shift against the window befo
 against rollouts of a reference on the same prompts (`Monitor.compare_rewards`) nothing but the engine can differ.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import xxhash
+from scipy import special
 
 from zerodrift.core.errors import InvalidValue
 from zerodrift.monitor.decision import Code, Reason, RewardView
@@ -113,6 +115,7 @@ class RewardWindow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             mean=float(values.mean()) if len(values) else 0.0,
             baseline_count=len(before),
             baseline_mean=float(before.mean()) if len(before) else None,
+            baseline_margin=_margin(before, len(values)),
             p_value=p_value,
             misbound=self.misbound,
         )
@@ -126,6 +129,18 @@ class RewardWindow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def _summary(values: Floats) -> Summary:
     return Summary(float(values.mean()), float(values.std(ddof=1)), len(values))
+
+
+def _margin(before: Floats, count: int) -> float | None:
+    """Half the width of the band that `mean_shift` leaves to chance, were the batch as spread as the window."""
+    if len(before) < 2 or not count:
+        return None
+    spread = float(before.std(ddof=1))
+    return (
+        float(special.stdtrit(len(before) + count - 2, 1 - SHIFT_P / 2))
+        * spread
+        * math.sqrt(2 / min(count, len(before)))
+    )
 
 
 def against_reference(engine: Any, reference: Any) -> tuple[float, float, float]:

@@ -38,6 +38,7 @@ def observed(nats=0.01, batches=1, **settings):
 
 def test_every_number_that_is_there_has_its_name_and_nothing_else_is_named():
     found = metrics_of(observed(batches=12, correction=truncated(2.0)))
+    found |= metrics_of(Monitor().log_step(0, kl_estimate=1e-4))
     assert set(found) == {PREFIX + name for name in MEANINGS}
     assert all(math.isfinite(value) for value in found.values())
 

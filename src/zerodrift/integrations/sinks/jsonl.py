@@ -1,31 +1,12 @@
 """One JSON object per step, appended to a file."""
 
 import os
-import time
-from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
+from zerodrift.monitor.decision import Decision
+from zerodrift.monitor.steps import Line, line_of
 
-from zerodrift.core.frozen import freeze
-from zerodrift.integrations.metrics import metrics_of
-from zerodrift.monitor.decision import Decision, Reason, State
-
-
-class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one line holds."""
-
-    time: float
-    """Seconds since 1970."""
-    step: int
-    state: State
-    train: bool
-    reasons: tuple[Reason, ...] = ()
-    metrics: Mapping[str, float]
-
-    def __post_init__(self) -> None:
-        """What was written stays."""
-        freeze(self, "metrics")
+__all__ = ["Jsonl", "Line"]
 
 
 class Jsonl:
@@ -43,15 +24,7 @@ class Jsonl:
 
     def emit(self, decision: Decision) -> None:
         """One write for the whole line."""
-        line = Line(
-            time=time.time(),
-            step=decision.step,
-            state=decision.state,
-            train=decision.train,
-            reasons=decision.reasons,
-            metrics=metrics_of(decision),
-        )
-        rest = memoryview(msgspec.json.encode(line) + b"\n")
+        rest = memoryview(line_of(decision))
         while rest:
             rest = rest[self._file.write(rest) :]
         if self._fsync:

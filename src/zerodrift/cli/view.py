@@ -1,0 +1,86 @@
+"""`zerodrift view`: the live page of a training, or the report of an audit, in a browser."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerodrift.cli import console
+from zerodrift.core.errors import ConfigError
+
+PORT = 8377
+
+
+# Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
+def command(
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="What Monitor(directory=DIR) writes, an archive, or an audit's run."
+        ),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback a token is asked for.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = PORT,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with a token of your own, in place of a new one.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Another name that browsers reach it by.")
+    ] = None,
+) -> None:
+    """Watch a training in a browser, while it runs or afterwards.
+
+    Mismatch, staleness and update side by side, ESS, clip rate, entropy,
+    reward with its baseline, lag, the breaker's history, and the batches that
+    were kept back, down to tokens. New steps appear by themselves. What a run
+    cannot show is called not observable, and never drawn as 0.
+
+    In the training script (or attach(trainer, directory="runs/train") of
+    zerodrift.integrations.trl), then here, in any order:
+
+    monitor = zerodrift.Monitor(directory="runs/train")
+
+    $ zerodrift view runs/train
+    $ zerodrift view runs/audit-20261116-181500
+
+    On a training node: ssh -L 8377:localhost:8377 NODE, and open
+    http://localhost:8377. Without ssh, beyond this machine and unencrypted:
+
+    $ zerodrift view runs/train --host 0.0.0.0
+    """
+    from zerodrift.view.live.access import Access, is_loopback, token_for
+    from zerodrift.view.live.server import names_of, open_server
+
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"{directory} is a file; name the directory that it is in")
+    token = token_for(host, token_file)
+    try:
+        server = open_server(directory, host, port, Access(names_of(host, allow_host or ()), token))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host} port {port} ({error.strerror or error}); --port 0 takes a free one"
+        ) from error
+    if not directory.exists():
+        console.note(f"{directory} is not there yet; the page waits for it")
+    if not is_loopback(host):
+        console.note("the page is not encrypted: whoever reads the network reads it, and its token")
+    console.say(f"{_address(host, server.server_port, token)}   (Ctrl-C ends it; training goes on)")
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        pass  # how it is meant to end
+    finally:
+        server.feed.close()
+        server.server_close()
+
+
+def _address(host: str, port: int, token: str | None) -> str:
+    """To be opened; a wildcard is replaced by this machine's name."""
+    import socket
+
+    from zerodrift.view.live.access import WILDCARDS
+
+    name = socket.gethostname() if host in WILDCARDS else f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")

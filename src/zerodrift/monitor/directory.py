@@ -1,0 +1,67 @@
+"""One directory for all that a monitor leaves behind: what `zerodrift view DIR` shows, and a restart goes on from.
+
+steps.jsonl     a line for each decision
+monitor.json    the state
+archive/        batches that were kept, where `observe` is given their ids
+.lock           held while a monitor writes
+"""
+
+import logging
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from zerodrift.core.errors import ArchiveLocked, RecordError
+from zerodrift.monitor.archive import Archive, opened
+from zerodrift.monitor.decision import Decision
+from zerodrift.monitor.steps import StepLog
+from zerodrift.records.archive.writer import Archive as Directory
+
+STEPS, STATE, ARCHIVE, LOCK = "steps.jsonl", "monitor.json", "archive", ".lock"
+RANKS = "rank*"
+"""Directories of the other ranks, in that of the first."""
+
+logger = logging.getLogger("zerodrift.monitor")
+
+
+class MonitorDirectory:
+    """The one writer of it."""
+
+    def __init__(self, path: Path) -> None:
+        """Made where it is not there; refused where another monitor writes."""
+        if path.exists() and not path.is_dir():
+            raise RecordError(f"{path} is a file; a monitor writes into a directory")
+        path.mkdir(parents=True, exist_ok=True)
+        self.path, self.state = path, path / STATE
+        self._lock = FileLock(path / LOCK, timeout=0, thread_local=False)
+        try:
+            self._lock.acquire()
+        except Timeout as error:
+            raise ArchiveLocked(
+                f"another monitor writes {path}; close() that one, or give each rank a directory of its own "
+                f"({path / 'rank1'} and so on)"
+            ) from error
+        self._steps = StepLog(path / STEPS)
+        self._archive: Archive | None = None
+        self.failures = 0
+        """Lines that could not be written."""
+
+    def archive(self) -> Archive | None:
+        """Opened with the first batch that has ids: a monitor without needs no pyarrow."""
+        if self._archive is None:
+            self._archive = opened(self.path / ARCHIVE)
+        return self._archive
+
+    def tell(self, decision: Decision) -> None:
+        """A line more. A full disk stops no training: the decision stands without its record, and is counted."""
+        try:
+            self._steps.append(decision)
+        except OSError as error:
+            self.failures += 1
+            logger.warning("%s: %s (%d lines are missing)", self.path / STEPS, error.strerror, self.failures)
+
+    def close(self) -> None:
+        """Twice does no harm."""
+        if isinstance(self._archive, Directory):
+            self._archive.close()
+        self._lock.release()

@@ -1,0 +1,85 @@
+"""`zerodrift view`: what it says before it serves, and what it refuses."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from zerodrift.cli.main import main
+from zerodrift.core.errors import ConfigError
+from zerodrift.view.live.access import is_loopback, token_for
+from zerodrift.view.live.server import names_of
+
+
+def refused(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["view", *map(str, arguments)])
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def test_it_prints_where_it_is_serves_and_ends_with_an_interrupt(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "zerodrift.cli.main", "view", str(tmp_path / "later"), "--port", "0"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        address = re.match(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
+        assert address, "loopback asks for no token"
+        with urllib.request.urlopen(address[0], timeout=60) as answer:
+            assert answer.status == 200
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "later" in told, "a directory that is not there is noted: it may be a typing mistake"
+
+
+def test_what_cannot_be_served_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    assert refused(file) == 2
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert refused(tmp_path, "--port", taken.getsockname()[1]) == 2
+    assert refused(tmp_path, "--port", "70000") == 2
+    assert refused(tmp_path, "--host", "no such host", "--port", "0") == 2
+    assert refused(tmp_path, "--token-file", tmp_path / "none") == 2
+    assert refused() == 2
+    assert capsys.readouterr().err.count("config/invalid") == 4
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])
+def test_loopback_needs_no_token(host: str) -> None:
+    assert is_loopback(host)
+    assert token_for(host, None) is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "node-3", "localhost.evil.example", ""])
+def test_beyond_it_there_is_always_one(host: str) -> None:
+    first, second = token_for(host, None), token_for(host, None)
+    assert first is not None
+    assert len(first) >= 32
+    assert first != second
+
+
+@pytest.mark.parametrize("content", ["", "short", "with space in it, long enough", "a" * 300, "é" * 20])
+def test_a_token_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "token"
+    file.write_text(content)
+    with pytest.raises(ConfigError):
+        token_for("127.0.0.1", file)
+    file.write_text("0123456789abcdef\n")
+    assert token_for("127.0.0.1", file) == "0123456789abcdef"
+
+
+def test_a_wildcard_is_no_name() -> None:
+    for host in ("0.0.0.0", "::"):
+        assert host not in names_of(host, ["proxy.example"])
+        assert {"localhost", "proxy.example"} <= names_of(host, ["Proxy.Example"])
+    assert socket.gethostname().lower() not in names_of("127.0.0.1") - {"localhost"}
