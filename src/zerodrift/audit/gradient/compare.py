@@ -1,0 +1,191 @@
+"""Is this gap safe? The gradient of one archived batch by the engine's numbers, and by those of the checkpoint.
+
+The checkpoint is the weights that made the tokens, and the step is taken at them: by true numbers every ratio is 1, and
+all that differs from it is the engine's doing.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from zerodrift.audit.gradient.objective import Clip, Learned, Weights, learned, weights
+from zerodrift.audit.gradient.sums import ALL, Pair, PartSums, cells_of
+from zerodrift.core.errors import InvalidPrompt, InvalidValue, UnsupportedModel
+from zerodrift.models.loading import load
+from zerodrift.records.archived import ArchivedBatch
+from zerodrift.records.gradient import GradientRecord
+from zerodrift.stats.arrays import Floats
+
+MOST_PARAMETERS = 300_000_000
+"""Three gradients in fp32 beside the model: 5 GB."""
+MOST_FOR_PARTS = 20_000_000
+"""Eleven parts of two gradients each: 1.8 GB."""
+SMALL = 0.1
+"""Of chance. Two errors that know nothing of one another add by squares: a tenth makes the whole half a percent longer."""
+
+
+class _Scored(NamedTuple):
+    """One rollout: log p of its tokens, with how it came about, and the weights of both sides."""
+
+    logprobs: torch.Tensor
+    policy: Floats
+    engine: Weights
+    true: Weights
+
+
+def compare(
+    batch: ArchivedBatch,
+    model: str | Path | Any,
+    *,
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    temperature: float | None = None,
+) -> GradientRecord:
+    """`model` is a checkpoint, `testbed:NAME` or a loaded model: the weights that made the tokens of `batch`.
+
+    `epsilon` is the trainer's clip; `temperature` what it divides logits by, where the archive does not state it.
+    """
+    clip = Clip.of(epsilon, epsilon_high)
+    groups = learned(batch, temperature)
+    if not any(rollout.advantage for group in groups for rollout in group):
+        raise InvalidValue(
+            "the rewards of every group are equal, so the batch has no gradient by any numbers"
+        )
+    module = load(model, "float32") if isinstance(model, str | Path) else model
+    parameters = _parameters(module)
+    size = sum(parameter.numel() for parameter in parameters)
+    by_part = size <= MOST_FOR_PARTS
+    sums = PartSums(size, by_part=by_part)
+    for group in groups:
+        for rollout in group:
+            if rollout.places.size:
+                _add(sums, _score(module, rollout, clip), rollout, parameters)
+        sums.end_group()
+    assumed = [] if by_part else [f"parts are left out: the model has {size:,} parameters"]
+    return _record(batch, groups, clip, sums, assumed)
+
+
+def _parameters(module: Any) -> list[torch.nn.Parameter]:
+    found: list[torch.nn.Parameter] = list(module.parameters())
+    size = sum(parameter.numel() for parameter in found)
+    if size > MOST_PARAMETERS:
+        raise UnsupportedModel(
+            f"the model has {size:,} parameters, and gradients of at most {MOST_PARAMETERS:,} are compared; a smaller "
+            "checkpoint of the same training answers as well"
+        )
+    for parameter in found:
+        parameter.requires_grad_(True)  # noqa: FBT003 - torch's own signature
+    return found
+
+
+def _score(module: Any, rollout: Learned, clip: Clip) -> _Scored:
+    ids = [*rollout.prompt, *rollout.output]
+    vocabulary = module.get_input_embeddings().weight.shape[0]
+    if not rollout.prompt or max(ids) >= vocabulary:
+        raise InvalidPrompt(
+            f"a rollout has {len(rollout.prompt)} prompt tokens and ids up to {max(ids)}, and the model {vocabulary} ids; is "
+            "it the checkpoint that made them?"
+        )
+    device = next(module.parameters()).device
+    logits_LV = module(input_ids=torch.tensor([ids], device=device)).logits[0]
+    rows = torch.from_numpy(rollout.places + len(rollout.prompt) - 1).to(device)
+    targets = torch.tensor(rollout.output, device=device)[torch.from_numpy(rollout.places).to(device)]
+    logprobs_TV = torch.log_softmax(logits_LV[rows].float() / rollout.temperature, dim=-1)
+    logprobs_T = logprobs_TV.gather(1, targets[:, None])[:, 0]
+    policy: Floats = logprobs_T.detach().cpu().double().numpy()
+    return _Scored(
+        logprobs_T,
+        policy,
+        weights(policy, rollout.behavior, rollout.advantage, clip),
+        weights(policy, policy, rollout.advantage, clip),
+    )
+
+
+def _add(sums: PartSums, scored: _Scored, rollout: Learned, parameters: Sequence[torch.nn.Parameter]) -> None:
+    """What this rollout adds to every part."""
+    gap = np.abs(scored.policy - rollout.behavior)
+    changed = scored.engine.clipped != scored.true.clipped
+    cells = list(cells_of(rollout.places, scored.policy, by_part=sums.by_part))
+    for place, (cell, chosen) in enumerate(cells):
+        sums.count(cell, int(chosen.sum()), float(gap[chosen].sum()), int(changed[chosen].sum()))
+        if not rollout.advantage:
+            continue
+        last = place == len(cells) - 1
+        engine, true = (
+            _flat(scored.logprobs, side.values * chosen, parameters, keep=not last or side is scored.engine)
+            for side in (scored.engine, scored.true)
+        )
+        sums.add(cell, Pair(engine, true))
+
+
+def _flat(
+    logprobs: torch.Tensor, factors: Floats, parameters: Sequence[torch.nn.Parameter], *, keep: bool
+) -> torch.Tensor:
+    """The gradient of Σ factor · log p, as one vector."""
+    found = torch.autograd.grad(
+        logprobs,
+        list(parameters),
+        grad_outputs=torch.from_numpy(factors).to(logprobs),
+        retain_graph=keep,
+        allow_unused=True,
+    )
+    return torch.cat(
+        [
+            (torch.zeros_like(parameter) if gradient is None else gradient).reshape(-1)
+            for gradient, parameter in zip(found, parameters, strict=True)
+        ]
+    )
+
+
+def _record(
+    batch: ArchivedBatch,
+    groups: Sequence[Sequence[Learned]],
+    clip: Clip,
+    sums: PartSums,
+    assumed: Sequence[str],
+) -> GradientRecord:
+    whole, error, noise = sums.part(ALL), sums.error(), sums.noise(len(groups))
+    flat = sum(not any(rollout.advantage for rollout in group) for group in groups)
+    return GradientRecord(
+        step=batch.step,
+        rollouts=len(batch.rollouts),
+        groups=len(groups),
+        without_advantage=flat,
+        epsilon_low=clip.low,
+        epsilon_high=clip.high,
+        whole=whole,
+        error=error,
+        noise=noise,
+        parts=tuple(sums.part(cell) for cell in sums.cells if cell != ALL),
+        assumed=(
+            *assumed,
+            "the checkpoint is the weights that made these tokens, and the step is its first update",
+            "every token of the batch counts alike; advantages are (reward - mean) / (spread + 1e-4) within a group",
+        ),
+        says=" ".join(_sentences(whole.cosine, whole.norm_ratio, whole.clip_changed, error, noise)),
+    )
+
+
+def _sentences(
+    cosine: float | None, ratio: float | None, changed: float, error: float | None, noise: float | None
+) -> Iterator[str]:
+    if cosine is None or ratio is None or error is None:
+        yield "One of the two sets of numbers clips every token that has an advantage: it has no gradient."
+        return
+    angle = math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
+    yield (
+        f"By the engine's numbers this step turns by {angle:.2g}° and is {ratio:.3g} times as long; {100 * changed:.2g} % of "
+        "its tokens are clipped otherwise."
+    )
+    if noise is None:
+        yield "With one group nothing can be said of chance."
+    elif error <= SMALL * noise:
+        yield f"That is small beside chance: it moves the gradient by {error:.2g} of its length, and which prompts were drawn by {noise:.2g}."
+    elif error <= noise:
+        yield f"It moves the gradient by {error:.2g} of its length, and which prompts were drawn by {noise:.2g}; chance averages out over steps, and a gap does not."
+    else:
+        yield f"That is more than chance: it moves the gradient by {error:.2g} of its length, and which prompts were drawn by {noise:.2g}. Do not train on it."
