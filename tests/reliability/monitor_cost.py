@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from zerodrift.drift.summary import Block, BlockSums
+from zerodrift.drift.summary import BLOCK, BlockSums, Workspace
 from zerodrift.monitor.decision import State
 from zerodrift.monitor.gaps import Difference
 from zerodrift.monitor.measure import measure, parts
@@ -110,14 +110,15 @@ def where() -> Iterator[str]:
     given = million()
     old, behavior, counts = given["old_logprobs"], given["behavior_logprobs"], given["lengths"]
     monitor, difference = warm(given), Difference(old, behavior)
-    blocks = [(part, Block.of(part.delta)) for part in parts(difference, counts)]
+    memory = Workspace(BLOCK + 1000)
+    split = list(parts(difference, counts))
+    block = memory.block(split[0].later, split[0].earlier)
     for name, work in {
         "observe": lambda: monitor.observe(**given),
         "measure": lambda: measure(difference, counts, EPSILON, by_stratum=True),
-        "Δ in float64": lambda: [part.delta for part in parts(difference, counts)],
-        "exponentials": lambda: [Block.of(part.delta) for part, _ in blocks],
-        "sums and bins": lambda: [BlockSums.of(block) for _, block in blocks],
-        "strata": lambda: [count(block, part.target, part.counts, None) for part, block in blocks],
+        "exponentials": lambda: [memory.block(part.later, part.earlier) for part in split],
+        "sums and bins": lambda: [BlockSums.of(block) for _ in split],
+        "strata": lambda: [count(block, split[0].later, split[0].counts, None) for _ in split],
     }.items():
         yield f"{name:14} {1e3 * cheapest(work):6.2f} ms"
 

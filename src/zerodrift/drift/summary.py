@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue, NonFinite
-from zerodrift.stats.arrays import LARGEST_LOG_RATIO, SMALLEST_LOG_RATIO, Floats, Ids, log_ratios
+from zerodrift.stats.arrays import LARGEST_LOG_RATIO, SMALLEST_LOG_RATIO, Floats, Ids, Reals, log_ratios
 from zerodrift.stats.kl import k3
 from zerodrift.stats.ratios import WeightSums
 
@@ -49,18 +49,40 @@ def _fits(delta: npt.ArrayLike) -> bool:
 
 
 class Block(NamedTuple):
-    """Δ of some tokens, with what more than one sum is taken of."""
+    """Δ of some tokens, with what more than one sum is taken of, and memory to work in."""
 
     delta: Floats
     size: Floats
     """|Δ|."""
     excess: Floats
     """exp(Δ) - 1."""
+    spare: Floats
+    narrow: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+    whole: Ids
 
-    @classmethod
-    def of(cls, delta: Floats) -> "Block":
-        """Δ is at most LARGEST_LOG_RATIO."""
-        return cls(delta, np.abs(delta), np.expm1(delta))
+
+class Workspace:
+    """Memory for one block after another. Fresh arrays of half a megabyte each are given back to the system and asked for
+    again at every block, and cost three times what is computed in them."""
+
+    def __init__(self, most: int) -> None:
+        """Of blocks of at most so many tokens."""
+        self._floats = np.empty((4, most))
+        self._narrow = np.empty((2, most), dtype=np.float32)
+        self._whole = np.empty(most, dtype=np.int64)
+
+    def block(self, later: Reals, earlier: Reals | float = 0.0) -> Block:
+        """The tokens of one block, until the next is asked for. Δ is at most LARGEST_LOG_RATIO.
+
+        Two float32 are subtracted in float32, which is exact while they are within a factor of two.
+        """
+        count = len(later)
+        delta, size, excess, spare = (row[:count] for row in self._floats)
+        np.subtract(later, earlier, out=delta)
+        np.abs(delta, out=size)
+        np.expm1(delta, out=excess)
+        first, second = (row[:count] for row in self._narrow)
+        return Block(delta, size, excess, spare, (first, second), self._whole[:count])
 
 
 class BlockSums(NamedTuple):
@@ -80,21 +102,23 @@ class BlockSums(NamedTuple):
         delta, absolute = float(block.delta.sum()), float(block.size.sum())
         squared = float(block.delta @ block.delta)
         k3_sum, weights = _k3_and_weights(block, delta, absolute, squared)
-        return cls(delta, absolute, squared, k3_sum, weights, float(block.size.max()), _counts(block.size))
+        return cls(delta, absolute, squared, k3_sum, weights, float(block.size.max()), _counts(block))
 
 
-def _counts(size: Floats) -> Ids:
+def _counts(block: Block) -> Ids:
     """|Δ| by bin: a logarithm in fp32, and a search among the edges for the few that lie close to one."""
+    size, (place, floor), slots = block.size, block.narrow, block.whole
     with np.errstate(divide="ignore", under="ignore"):
-        place = np.log10(size.astype(np.float32))
+        np.copyto(place, size, casting="same_kind")
+        np.log10(place, out=place)
     # A decade to either side has no bins of its own, and zeros fall into the lower one.
     np.clip(place, LOWEST_EXPONENT - 1, HIGHEST_EXPONENT + 1, out=place)
     place -= LOWEST_EXPONENT - 1
     place *= BINS_PER_DECADE
-    floor = np.floor(place)
+    np.floor(place, out=floor)
     place -= floor
     place -= np.float32(0.5)
-    slots = floor.astype(np.intp)
+    np.copyto(slots, floor, casting="unsafe")
     # fp32 has the place to 1e-4.
     close = np.flatnonzero(np.abs(place, out=place) > 0.499)
     slots[close] = np.searchsorted(_EDGES, size[close], side="right") - 1 + BINS_PER_DECADE
@@ -156,7 +180,8 @@ class DriftSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The summary of one batch of tokens."""
         array = np.asarray(delta) if _fits(delta) else log_ratios(delta)
         blocks = (array[begin : begin + BLOCK] for begin in range(0, array.size, BLOCK))
-        return cls.of_blocks([BlockSums.of(Block.of(block.astype(np.float64))) for block in blocks])
+        workspace = Workspace(min(array.size, BLOCK))
+        return cls.of_blocks([BlockSums.of(workspace.block(block)) for block in blocks])
 
     @classmethod
     def of_blocks(cls, blocks: Sequence[BlockSums]) -> "DriftSummary":

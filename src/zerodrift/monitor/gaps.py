@@ -15,8 +15,8 @@ import msgspec
 
 from zerodrift.drift.summary import DriftSummary
 from zerodrift.monitor.decision import Gap, GapView, Measured, NotObservable
-from zerodrift.monitor.intake import Reals, Tokens
-from zerodrift.stats.arrays import Bools
+from zerodrift.monitor.intake import Tokens
+from zerodrift.stats.arrays import Bools, Reals
 from zerodrift.stats.ratios import WeightSums
 
 

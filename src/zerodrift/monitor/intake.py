@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from zerodrift.core.errors import InvalidValue
 from zerodrift.monitor.decision import Code, Reason
-from zerodrift.stats.arrays import Bools, Ids
-
-Reals = NDArray[np.floating[Any]]
+from zerodrift.stats.arrays import Bools, Ids, Reals
 
 LOGPROBS = ("behavior_logprobs", "old_logprobs", "current_logprobs", "rescored_logprobs")
 HIGHEST = 1e-4

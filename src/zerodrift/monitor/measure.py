@@ -9,19 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerodrift.drift.summary import BLOCK, Block, BlockSums, DriftSummary
+from zerodrift.drift.summary import BLOCK, Block, BlockSums, DriftSummary, Workspace
 from zerodrift.monitor.gaps import Difference, GapSums
-from zerodrift.monitor.intake import Reals
 from zerodrift.monitor.strata import Counted, count, joined, none_of
-from zerodrift.stats.arrays import LARGEST_LOG_RATIO, Bools, Floats, Ids
+from zerodrift.stats.arrays import LARGEST_LOG_RATIO, Bools, Floats, Ids, Reals
 from zerodrift.stats.ratios import WeightSums
 
 
 class Part(NamedTuple):
-    """Some sequences: Δ of their tokens that show the gap."""
+    """Some sequences: the logprobs of their tokens that show the gap."""
 
-    delta: Floats
-    target: Reals
+    later: Reals
+    earlier: Reals
     counts: Ids
     """Tokens of each sequence, all of them."""
     chosen: Bools | None
@@ -45,12 +44,12 @@ def parts(difference: Difference, counts: Ids) -> Iterator[Part]:
         if chosen is not None:
             shown = chosen[tokens]
             target, other = target[shown], other[shown]
-        yield Part((target - other).astype(np.float64), target, counts[first:last], shown)
+        yield Part(target, other, counts[first:last], shown)
 
 
 def largest(difference: Difference, counts: Ids) -> float:
     """The greatest Δ."""
-    return max(float(part.delta.max(initial=-np.inf)) for part in parts(difference, counts))
+    return max(float((part.later - part.earlier).max(initial=-np.inf)) for part in parts(difference, counts))
 
 
 def measure(
@@ -64,19 +63,20 @@ def measure(
     totals: list[Floats] = []
     strata: list[Counted] = []
     below = above = 0
+    workspace = Workspace(_longest(counts))
     for part in parts(difference, counts):
-        if not part.delta.size:
+        if not part.later.size:
             strata.append(none_of(part.counts))
             continue
-        if part.delta.max() > LARGEST_LOG_RATIO:
+        if (part.later - part.earlier).max() > LARGEST_LOG_RATIO:
             return None
-        block = Block.of(part.delta)
+        block = workspace.block(part.later, part.earlier)
         blocks.append(BlockSums.of(block))
-        totals.append(_by_sequence(part))
-        below += int(np.count_nonzero(part.delta < low))
-        above += int(np.count_nonzero(part.delta > high))
+        totals.append(_by_sequence(block, part))
+        below += int(np.count_nonzero(block.delta < low))
+        above += int(np.count_nonzero(block.delta > high))
         if by_stratum:
-            strata.append(count(block, part.target, part.counts, part.chosen))
+            strata.append(count(block, part.later, part.counts, part.chosen))
     sums = GapSums(
         summary=DriftSummary.of_blocks(blocks),
         sequences=WeightSums.of(np.concatenate(totals)),
@@ -86,12 +86,17 @@ def measure(
     return Measurement(sums, joined(strata) if by_stratum else None)
 
 
-def _by_sequence(part: Part) -> Floats:
+def _longest(counts: Ids) -> int:
+    """Tokens that a part can have: it begins within a block, and ends with its last sequence."""
+    return min(int(counts.sum()), BLOCK + int(counts.max()))
+
+
+def _by_sequence(block: Block, part: Part) -> Floats:
     """Σ Δ of each sequence that has a token in it."""
     counts = part.counts
     if part.chosen is not None:
         starts = np.cumsum(counts) - counts
         counts = np.add.reduceat(part.chosen, starts, dtype=np.int64)
         counts = counts[counts > 0]
-    sums: Floats = np.add.reduceat(part.delta, np.cumsum(counts) - counts)
+    sums: Floats = np.add.reduceat(block.delta, np.cumsum(counts) - counts)
     return sums

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zerodrift.drift import summary
-from zerodrift.drift.summary import Block
+from zerodrift.drift.summary import Workspace
 from zerodrift.monitor import measure, strata
 from zerodrift.monitor.gaps import Difference
 from zerodrift.stats.kl import k3
@@ -115,7 +115,7 @@ def test_lanes_change_where_a_token_is_added_and_not_what_is_added(monkeypatch):
     found = []
     for lanes in ((1,), (8, 1)):
         monkeypatch.setattr(strata, "_LANES", lanes)
-        found.append(strata.count(Block.of(delta), target, counts, None))
+        found.append(strata.count(Workspace(4000).block(delta), target, counts, None))
     one, eight = found
     np.testing.assert_array_equal(one.tokens, eight.tokens)
     np.testing.assert_allclose(one.size, eight.size, rtol=TOLERANCE)

@@ -13,22 +13,13 @@ import numpy as np
 
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue, NonFinite
-from zerodrift.core.request import SamplingParams
+from zerodrift.core.request import SHAPING, SamplingParams
 from zerodrift.records.archived import ArchivedBatch, ArchivedRollout
 from zerodrift.stats.arrays import Bools, Floats, Ids
 
 SMALLEST_SPREAD = 1e-4
 """Added to the spread of a group's rewards, as TRL does."""
 UNSHAPED = SamplingParams()
-SHAPES = (
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-)
 
 
 class Clip(NamedTuple):
@@ -125,8 +116,12 @@ def _check_known(rollouts: Sequence[ArchivedRollout]) -> None:
 
 
 def _learned(rollout: ArchivedRollout, advantage: float, temperature: float | None) -> Learned:
-    for name in SHAPES:
-        if name in rollout.stated and getattr(rollout.sampling, name) != getattr(UNSHAPED, name):
+    for name in SHAPING:
+        if (
+            name != "temperature"
+            and name in rollout.stated
+            and getattr(rollout.sampling, name) != getattr(UNSHAPED, name)
+        ):
             raise InvalidValue(
                 f"rollout {rollout.id!r} was sampled with {name}; the objective is known for temperatures alone"
             )

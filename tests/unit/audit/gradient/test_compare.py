@@ -155,7 +155,7 @@ def _mean(content, rollout):
 
 def test_a_fault_at_one_place_is_seen_in_its_part_alone(model, outputs):
     def first_token(logprobs):
-        return np.where(np.arange(LENGTH) == 0, logprobs - 0.15 * np.sign(logprobs + 1), logprobs)
+        return np.where(np.arange(LENGTH) == 0, logprobs - 0.15 * np.sign(logprobs + 2.3), logprobs)
 
     found = {part.label: part for part in compare(batch(outputs, first_token), model).parts}
     assert found["first"].mean_abs == pytest.approx(0.15, rel=1e-4)
