@@ -68,9 +68,9 @@ def measure(
         if not part.later.size:
             strata.append(none_of(part.counts))
             continue
-        if (part.later - part.earlier).max() > LARGEST_LOG_RATIO:
-            return None
         block = workspace.block(part.later, part.earlier)
+        if block.top > LARGEST_LOG_RATIO:
+            return None
         blocks.append(BlockSums.of(block))
         totals.append(_by_sequence(block, part))
         below += int(np.count_nonzero(block.delta < low))

@@ -53,14 +53,14 @@ def count(block: Block, target: Reals, counts: Ids, chosen: Bools | None) -> Cou
     np.copyto(block.whole, _in_part(target, lanes))
     place += block.whole
     delta, size, excess = block.delta, block.size, block.excess
-    if size.max() > MOST_NATS:
+    if max(block.top, -block.bottom) > MOST_NATS:
         delta, size = np.clip(delta, -MOST_NATS, MOST_NATS), np.minimum(size, MOST_NATS)
         excess = np.clip(excess, math.expm1(-MOST_NATS), math.expm1(MOST_NATS))
-    shape = (len(counts), len(POSITIONS), RARITIES, lanes)
+    # A product with ones adds the copies of a cell: over an axis of eight, `sum` takes seven times as long.
     tokens, ratios, sizes = (
-        np.bincount(place, weights=weights, minlength=cells * lanes)
-        .reshape(shape)
-        .sum(axis=3, dtype=np.float64)
+        (
+            np.bincount(place, weights=weights, minlength=cells * lanes).reshape(-1, lanes) @ np.ones(lanes)
+        ).reshape(len(counts), len(POSITIONS), RARITIES)
         for weights in (None, excess, size)
     )
     return Counted(tokens, ratios, sizes, _k3(delta, block.spare))
@@ -81,14 +81,14 @@ def joined(parts: Sequence[Counted]) -> Counted:
 def _k3(clipped: Floats, squares: Floats) -> float:
     """Σ k3, by ψ²/2 + ψ³/6 + ψ⁴/24: within 2 % at 1 nat, and without the difference of two sums that cancel."""
     np.multiply(clipped, clipped, out=squares)
-    return float(squares.sum() / 2 + squares @ clipped / 6 + squares @ squares / 24)
+    return float(clipped @ clipped / 2 + squares @ clipped / 6 + squares @ squares / 24)
 
 
 def _in_part(target: Reals, lanes: int) -> NDArray[np.int8]:
     """Rarity, and which of the copies."""
     place = np.zeros(len(target), dtype=np.int8)
     for edge in LOG_P:
-        place += target < edge
+        place += (target < edge).view(np.int8)
     place *= np.int8(lanes)
     place += np.tile(np.arange(lanes, dtype=np.int8), len(target) // lanes + 1)[: len(target)]
     return place
