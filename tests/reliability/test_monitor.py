@@ -107,7 +107,14 @@ def test_traces_of_a_real_model_in_bf16_and_of_the_exact_engine(script) -> None:
 
 
 def test_a_million_float32_tokens_cost_at_most_twenty_passes(costs) -> None:
-    """A pass is the mean ratio in float32, the least that a framework computes of them; 13 where this was written."""
+    """A pass is the mean of k3 in float64. 6 where this was written, and 8 with ten processes for each core."""
+    one, all_of = costs.seconds("mean k3, float64")
+    assert all_of <= 20 * one
+
+
+@pytest.mark.long
+def test_they_cost_at_most_twenty_of_the_cheapest_passes(costs) -> None:
+    """A pass is the mean ratio in float32, which is over before anything interrupts it: for a machine that is not busy."""
     one, all_of = costs.seconds("mean ratio, float32")
     assert all_of <= 20 * one
 
