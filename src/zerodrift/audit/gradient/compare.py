@@ -18,21 +18,25 @@ from zerodrift.core.errors import InvalidPrompt, InvalidValue, UnsupportedModel
 from zerodrift.models.loading import load
 from zerodrift.records.archived import ArchivedBatch
 from zerodrift.records.gradient import GradientRecord
-from zerodrift.stats.arrays import Floats
+from zerodrift.stats.arrays import Floats, Ids
 
 MOST_PARAMETERS = 300_000_000
 """Three gradients in fp32 beside the model: 5 GB."""
 MOST_FOR_PARTS = 20_000_000
 """Eleven parts of two gradients each: 1.8 GB."""
+LOGIT_BYTES = 2**28
+"""Most logits in fp32 at once; their gradient takes as much again."""
 SMALL = 0.1
 """Of chance. Two errors that know nothing of one another add by squares: a tenth makes the whole half a percent longer."""
 
 
 class _Scored(NamedTuple):
-    """One rollout: log p of its tokens, with how it came about, and the weights of both sides."""
+    """Some rollouts of one group, token after token: log p with how it came about, and the weights of both sides."""
 
     logprobs: torch.Tensor
     policy: Floats
+    behavior: Floats
+    places: Ids
     engine: Weights
     true: Weights
 
@@ -61,9 +65,8 @@ def compare(
     by_part = size <= MOST_FOR_PARTS
     sums = PartSums(size, by_part=by_part)
     for group in groups:
-        for rollout in group:
-            if rollout.places.size:
-                _add(sums, _score(module, rollout, clip), rollout, parameters)
+        for rollouts in _batches([rollout for rollout in group if rollout.places.size], module):
+            _add(sums, _score(module, rollouts, clip), parameters)
         sums.end_group()
     assumed = [] if by_part else [f"parts are left out: the model has {size:,} parameters"]
     return _record(batch, groups, clip, sums, assumed)
@@ -82,37 +85,73 @@ def _parameters(module: Any) -> list[torch.nn.Parameter]:
     return found
 
 
-def _score(module: Any, rollout: Learned, clip: Clip) -> _Scored:
-    ids = [*rollout.prompt, *rollout.output]
+def _batches(rollouts: Sequence[Learned], module: Any) -> Iterator[list[Learned]]:
+    """As many at once as LOGIT_BYTES allow, one at least."""
     vocabulary = module.get_input_embeddings().weight.shape[0]
-    if not rollout.prompt or max(ids) >= vocabulary:
-        raise InvalidPrompt(
-            f"a rollout has {len(rollout.prompt)} prompt tokens and ids up to {max(ids)}, and the model {vocabulary} ids; is "
-            "it the checkpoint that made them?"
-        )
-    device = next(module.parameters()).device
-    logits_LV = module(input_ids=torch.tensor([ids], device=device)).logits[0]
-    rows = torch.from_numpy(rollout.places + len(rollout.prompt) - 1).to(device)
-    targets = torch.tensor(rollout.output, device=device)[torch.from_numpy(rollout.places).to(device)]
-    logprobs_TV = torch.log_softmax(logits_LV[rows].float() / rollout.temperature, dim=-1)
-    logprobs_T = logprobs_TV.gather(1, targets[:, None])[:, 0]
-    policy: Floats = logprobs_T.detach().cpu().double().numpy()
+    chosen: list[Learned] = []
+    for rollout in rollouts:
+        longest = max(len(each.prompt) + len(each.output) for each in (*chosen, rollout))
+        if chosen and (len(chosen) + 1) * longest * vocabulary * 4 > LOGIT_BYTES:
+            yield chosen
+            chosen = []
+        chosen.append(rollout)
+    if chosen:
+        yield chosen
+
+
+def _score(module: Any, rollouts: Sequence[Learned], clip: Clip) -> _Scored:
+    """Padded on the right, where a causal model does not look."""
+    device, vocabulary = next(module.parameters()).device, module.get_input_embeddings().weight.shape[0]
+    longest = max(len(rollout.prompt) + len(rollout.output) for rollout in rollouts)
+    ids_BL = torch.zeros((len(rollouts), longest), dtype=torch.long)
+    mask_BL = torch.zeros_like(ids_BL)
+    for row, rollout in enumerate(rollouts):
+        ids = [*rollout.prompt, *rollout.output]
+        if not rollout.prompt or max(ids) >= vocabulary:
+            raise InvalidPrompt(
+                f"a rollout has {len(rollout.prompt)} prompt tokens and ids up to {max(ids)}, and the model {vocabulary} ids; "
+                "is it the checkpoint that made them?"
+            )
+        ids_BL[row, : len(ids)] = torch.tensor(ids)
+        mask_BL[row, : len(ids)] = 1
+    logits_BLV = module(input_ids=ids_BL.to(device), attention_mask=mask_BL.to(device)).logits
+    found = [_logprobs(logits_BLV[row], rollout) for row, rollout in enumerate(rollouts)]
+    policies = [each.detach().cpu().double().numpy() for each in found]
+    engine = [
+        weights(policy, rollout.behavior, rollout.advantage, clip)
+        for policy, rollout in zip(policies, rollouts, strict=True)
+    ]
+    true = [
+        weights(policy, policy, rollout.advantage, clip)
+        for policy, rollout in zip(policies, rollouts, strict=True)
+    ]
     return _Scored(
-        logprobs_T,
-        policy,
-        weights(policy, rollout.behavior, rollout.advantage, clip),
-        weights(policy, policy, rollout.advantage, clip),
+        torch.cat(found),
+        np.concatenate(policies),
+        np.concatenate([rollout.behavior for rollout in rollouts]),
+        np.concatenate([rollout.places for rollout in rollouts]),
+        Weights(*map(np.concatenate, zip(*engine, strict=True))),
+        Weights(*map(np.concatenate, zip(*true, strict=True))),
     )
 
 
-def _add(sums: PartSums, scored: _Scored, rollout: Learned, parameters: Sequence[torch.nn.Parameter]) -> None:
-    """What this rollout adds to every part."""
-    gap = np.abs(scored.policy - rollout.behavior)
+def _logprobs(logits_LV: torch.Tensor, rollout: Learned) -> torch.Tensor:
+    """Of the tokens that are learnt, at the trainer's temperature."""
+    places = torch.from_numpy(rollout.places)
+    targets = torch.tensor(rollout.output)[places].to(logits_LV.device)
+    rows_TV = logits_LV[(places + len(rollout.prompt) - 1).to(logits_LV.device)]
+    scaled_TV = torch.log_softmax(rows_TV.float() / rollout.temperature, dim=-1)
+    return scaled_TV.gather(1, targets[:, None])[:, 0]
+
+
+def _add(sums: PartSums, scored: _Scored, parameters: Sequence[torch.nn.Parameter]) -> None:
+    """What these rollouts add to every part."""
+    gap = np.abs(scored.policy - scored.behavior)
     changed = scored.engine.clipped != scored.true.clipped
-    cells = list(cells_of(rollout.places, scored.policy, by_part=sums.by_part))
+    cells = list(cells_of(scored.places, scored.policy, by_part=sums.by_part))
     for place, (cell, chosen) in enumerate(cells):
         sums.count(cell, int(chosen.sum()), float(gap[chosen].sum()), int(changed[chosen].sum()))
-        if not rollout.advantage:
+        if not scored.true.values.any():
             continue
         last = place == len(cells) - 1
         engine, true = (

@@ -30,7 +30,7 @@ class Bigram(torch.nn.Module):
     def get_input_embeddings(self) -> torch.nn.Embedding:
         return self.table
 
-    def forward(self, input_ids: torch.Tensor) -> SimpleNamespace:
+    def forward(self, input_ids: torch.Tensor, attention_mask=None) -> SimpleNamespace:
         return SimpleNamespace(logits=self.head(self.table(input_ids)))
 
 
@@ -175,6 +175,16 @@ def test_without_parts_the_whole_is_the_same(model, outputs, monkeypatch):
     assert alone.parts == ()
     assert alone.whole.cosine == pytest.approx(whole.whole.cosine, rel=1e-6)
     assert alone.noise == pytest.approx(whole.noise, rel=1e-5)
+
+
+def test_the_gradient_is_the_same_in_smaller_batches(model, outputs, monkeypatch):
+    content = batch(outputs, noisy)
+    whole = compare(content, model)
+    monkeypatch.setattr(module, "LOGIT_BYTES", 4 * VOCABULARY * (LENGTH + 1) * 3)
+    split = compare(content, model)
+    assert split.whole.cosine == pytest.approx(whole.whole.cosine, rel=1e-6)
+    assert split.error == pytest.approx(whole.error, rel=1e-5)
+    assert split.noise == pytest.approx(whole.noise, rel=1e-5)
 
 
 def test_what_has_no_gradient_or_does_not_fit_is_refused(model, outputs, monkeypatch):
