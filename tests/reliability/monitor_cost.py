@@ -138,12 +138,12 @@ class Held(NamedTuple):
     """Kilobytes that the process has."""
 
 
-def held(steps: int, every: int) -> list[Held]:
+def held(steps: int, every: int) -> Iterator[Held]:
     """In the course of many small steps, with two kinds of groups and rewards."""
     rng = np.random.default_rng(0)
     behavior = -rng.exponential(1.0, (8, 32)) - 0.5
     groups = {"replica": list(range(8)), "environment": ["math", "code"] * 4}
-    monitor, found = Monitor(), []
+    monitor = Monitor()
     for step in range(steps):
         old = behavior + rng.normal(0, 0.01, behavior.shape)
         monitor.observe(
@@ -153,8 +153,7 @@ def held(steps: int, every: int) -> list[Held]:
         if step % every == every - 1:
             gc.collect()
             state = len(msgspec.json.encode(monitor.remembered))
-            found.append(Held(step + 1, state, sys.getallocatedblocks(), resident_kb()))
-    return found
+            yield Held(step + 1, state, sys.getallocatedblocks(), resident_kb())
 
 
 def resident_kb() -> int:
