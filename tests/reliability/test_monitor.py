@@ -107,7 +107,7 @@ def test_traces_of_a_real_model_in_bf16_and_of_the_exact_engine(script) -> None:
 
 
 def test_a_million_float32_tokens_cost_at_most_twenty_passes(costs) -> None:
-    """A pass is the mean of k3 in float64. 6 where this was written, and 8 with ten processes for each core."""
+    """A pass is the mean of k3 in float64: 7 where this was written, with ten processes for each core."""
     one, all_of = costs.seconds("mean k3, float64")
     assert all_of <= 20 * one
 
