@@ -4,22 +4,18 @@
     python tests/reliability/monitor_figures.py incidents    # public ones, by the numbers that were published
     python tests/reliability/monitor_figures.py honest [N]   # N trainings of 1,000 healthy steps
     python tests/reliability/monitor_figures.py moods        # 200 healthy steps whose batches differ by 6 %
-    python tests/reliability/monitor_figures.py cost         # of a million tokens, in passes of numpy
-    python tests/reliability/monitor_figures.py memory       # over 100,000 steps
 
-`test_monitor.py` holds them to their limits.
+What it costs is in `monitor_cost.py`. `test_monitor.py` holds all of them to their limits.
 """
 
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from monitor_streams import (
     Batch,
@@ -206,78 +202,12 @@ def moods() -> Iterator[str]:
     yield f"200 steps: {dict(codes)}, highest chart {highest:.1f} of {QUARANTINE:g}"
 
 
-# --- what it costs ------------------------------------------------------------------------------------------------
-
-
-def cheapest(work: Callable[[], Any], times: int = 15) -> float:
-    """On the processor's clock, the best of some: others use this machine too."""
-    found = []
-    for _ in range(times):
-        began = time.process_time()
-        work()
-        found.append(time.process_time() - began)
-    return min(found)
-
-
-def million() -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    behavior = -rng.exponential(1.0, 1_000_000).astype(np.float32) - np.float32(0.5)
-    old = behavior + rng.normal(0, 0.015, behavior.size).astype(np.float32)
-    return {
-        "behavior_logprobs": behavior, "old_logprobs": old, "lengths": np.full(1000, 1000), "versions": 0,
-        "trainer_version": 0,
-    }  # fmt: skip
-
-
-def mean_k3(old: np.ndarray, behavior: np.ndarray) -> float:
-    """One pass: the mean of k3, in float64, since float32 does not resolve it."""
-    delta = old.astype(np.float64) - behavior
-    return float((np.expm1(delta) - delta).mean())
-
-
-def passes() -> tuple[float, float]:
-    """Seconds of one pass over a million float32 tokens, and of `observe`."""
-    given = million()
-    monitor = Monitor()
-    for _ in range(12):
-        assert monitor.observe(**given).state is State.OK
-    one = cheapest(lambda: mean_k3(given["old_logprobs"], given["behavior_logprobs"]))
-    return one, cheapest(lambda: monitor.observe(**given))
-
-
-def costs() -> Iterator[str]:
-    one, all_of = passes()
-    yield f"observe {1e3 * all_of:.1f} ms, one pass (mean k3) {1e3 * one:.2f} ms: {all_of / one:.1f} passes"
-    given = million()
-    ratio = cheapest(lambda: np.exp(given["old_logprobs"] - given["behavior_logprobs"]).mean())
-    yield f"the cheapest pass there is (mean ratio, float32) {1e3 * ratio:.2f} ms: {all_of / ratio:.1f} passes"
-
-
-def state_sizes(steps: int, every: int) -> list[int]:
-    """Bytes of all that is remembered, in the course of many small steps."""
-    rng = np.random.default_rng(0)
-    behavior = -rng.exponential(1.0, (8, 32)) - 0.5
-    groups = {"replica": list(range(8)), "environment": ["math", "code"] * 4}
-    monitor, sizes = Monitor(), []
-    for step in range(steps):
-        old = behavior + rng.normal(0, 0.01, behavior.shape)
-        monitor.observe(
-            behavior_logprobs=behavior, old_logprobs=old, versions=step, trainer_version=step, groups=groups,
-            rewards=rng.random(8),
-        )  # fmt: skip
-        if step % every == every - 1:
-            sizes.append(len(msgspec.json.encode(monitor.remembered)))
-    return sizes
-
-
 def main(words: list[str]) -> None:
     lines = {
         "delays": delays,
         "incidents": incidents,
         "honest": lambda: trainings(int(words[1]) if len(words) > 1 else 1),
         "moods": moods,
-        "cost": costs,
-        "memory": lambda: iter([f"bytes of state every 10,000 steps: {state_sizes(100_000, 10_000)}"]),
     }[words[0]]()
     for line in lines:
         print(line, flush=True)  # noqa: T201 - a program

@@ -1,6 +1,6 @@
 """How soon the monitor sees a fault, that it sees none where there is none, and what it costs.
 
-`monitor_figures.py` plants them and prints the tables; here are the limits.
+`monitor_figures.py` plants them, `monitor_cost.py` measures, and both print the tables; here are the limits.
 """
 
 from dataclasses import replace
@@ -37,6 +37,11 @@ INCIDENTS = {
 @pytest.fixture(scope="session")
 def figures(script):
     return script("reliability/monitor_figures")
+
+
+@pytest.fixture(scope="session")
+def costs(script):
+    return script("reliability/monitor_cost")
 
 
 @pytest.mark.parametrize("name", MOST_STEPS)
@@ -101,12 +106,23 @@ def test_traces_of_a_real_model_in_bf16_and_of_the_exact_engine(script) -> None:
     assert set(seen.values()) == {0}
 
 
-def test_a_million_tokens_cost_at_most_twenty_passes(figures) -> None:
-    one, all_of = figures.passes()
+def test_a_million_float32_tokens_cost_at_most_twenty_passes(costs) -> None:
+    """A pass is the mean of k3 in float64: 7 where this was written, with ten processes for each core."""
+    one, all_of = costs.seconds("mean k3, float64")
     assert all_of <= 20 * one
 
 
 @pytest.mark.long
-def test_memory_is_constant_over_a_hundred_thousand_steps(figures) -> None:
-    sizes = figures.state_sizes(100_000, 10_000)
-    assert max(sizes[1:]) <= 1.02 * sizes[0]
+def test_they_cost_at_most_twenty_of_the_cheapest_passes(costs) -> None:
+    """A pass is the mean ratio in float32, which is over before anything interrupts it: for a machine that is not busy."""
+    one, all_of = costs.seconds("mean ratio, float32")
+    assert all_of <= 20 * one
+
+
+@pytest.mark.long
+def test_memory_is_constant_over_a_hundred_thousand_steps(costs) -> None:
+    first, *rest = costs.held(100_000, 10_000)
+    assert max(each.state for each in rest) <= 1.02 * first.state
+    assert max(each.blocks for each in rest) <= 1.02 * first.blocks
+    # Python keeps what it once had; 4 MB is what an import costs.
+    assert max(each.resident for each in rest) <= first.resident + 4096

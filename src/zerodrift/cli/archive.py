@@ -88,6 +88,44 @@ def show(
         print_tokens(rollout, out)
 
 
+@app.command("gradient")
+def gradient(
+    directory: Directory,
+    batch: Annotated[str, typer.Argument(metavar="BATCH", help="Its name, or the first characters of it.")],
+    model: Annotated[str, typer.Option(help="Checkpoint that made the tokens, or testbed:NAME.")],
+    epsilon: Annotated[float, typer.Option(help="The trainer's clip: ratios within 1 ± ε.")] = 0.2,
+    epsilon_high: Annotated[float | None, typer.Option(help="Its upper side, where that is another.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="What the trainer divides logits by, where the archive has none.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Is this gap safe? What would it do to the step?
+
+    The gradient of GRPO's clipped objective over the batch, once by the
+    logprobs that the engine reported and once by those that the checkpoint
+    gives the same tokens: cosine, length, and tokens that are clipped
+    otherwise, for the whole and by position and log p; and beside it how far
+    chance moves the gradient. Advantages come from the rewards in the
+    archive, by prompt; without them it refuses. Needs no server.
+
+    $ zerodrift archive gradient runs/archive 3f2a9c01 --model ./step-100
+    """
+    import msgspec
+
+    from zerodrift.audit.gradient.compare import compare
+    from zerodrift.records.archive.reader import ArchiveReader
+    from zerodrift.view.gradient import print_gradient
+
+    reader = ArchiveReader(directory)
+    content = reader.read(reader.find(batch))
+    found = compare(content, model, epsilon=epsilon, epsilon_high=epsilon_high, temperature=temperature)
+    if as_json:
+        console.say(msgspec.json.encode(found).decode())
+    else:
+        print_gradient(found, console.stdout())
+
+
 @app.command("verify")
 def verify(directory: Directory, as_json: AsJson = False) -> None:
     """Is every batch as it was written?

@@ -16,7 +16,7 @@ import numpy as np
 from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.config.precision import PROFILES, Magnitude, Precision
 from zerodrift.core.errors import InvalidValue
-from zerodrift.monitor.gaps import Difference
+from zerodrift.drift.summary import Workspace
 from zerodrift.monitor.strata import RARITIES, Counted, count
 from zerodrift.records.verdict import Outcome, VerdictRecord
 from zerodrift.stats.arrays import Floats, Ids
@@ -122,7 +122,8 @@ def of_canary(behavior_logprobs: Any, trainer_logprobs: Any, source: str = "cana
     if not (np.isfinite(behavior).all() and np.isfinite(trainer).all()):
         raise InvalidValue("a canary has a logprob that is not finite; that engine is not healthy")
     lengths: Ids = np.array([behavior.size], dtype=np.int64)
-    return WarmUp.of(count(Difference(trainer - behavior, trainer, None), lengths)).baseline(source)
+    counted = count(Workspace(behavior.size).block(trainer, behavior), trainer, lengths, None)
+    return WarmUp.of(counted).baseline(source)
 
 
 def check_below(baseline: Baseline, gate: Magnitude) -> None:

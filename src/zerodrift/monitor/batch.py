@@ -1,6 +1,6 @@
 """One batch as sums: what a rank sends, and what the decision is made of."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import add
 from typing import Any
@@ -12,10 +12,10 @@ from zerodrift.monitor.baseline import Baseline, WarmUp
 from zerodrift.monitor.cells import CellSums, Expected, cells_of, merged
 from zerodrift.monitor.correction import CorrectedSums, Correction
 from zerodrift.monitor.decision import Code, Gap, Reason
-from zerodrift.monitor.gaps import Difference, GapSums, differences, sums_of
+from zerodrift.monitor.gaps import Difference, GapSums, differences
 from zerodrift.monitor.intake import Tokens
-from zerodrift.monitor.strata import count
-from zerodrift.stats.arrays import LARGEST_LOG_RATIO
+from zerodrift.monitor.measure import Measurement, largest, measure
+from zerodrift.stats.arrays import Ids
 
 Gather = Callable[[bytes], Iterable[bytes]]
 
@@ -83,57 +83,64 @@ def batch_sums(
             update=none, total=none,
         )  # fmt: skip
     found = differences(tokens)
-    impossible = [trip for gap, each in found.items() for trip in _impossible(gap, each)]
+    measured = _measured(found, tokens, epsilon)
+    impossible = [
+        _impossible(gap, found[gap], tokens.counts) for gap, each in measured.items() if each is None
+    ]
     if impossible:
         return batch_sums(
             Tokens(tokens.logprobs, tokens.counts, tokens.kept, trips=tuple(impossible)),
             epsilon=epsilon, baseline=baseline, expect=expect, correction=correction,
         )  # fmt: skip
-    return _measured(tokens, found, epsilon, baseline, expect, correction)
-
-
-def _impossible(gap: Gap | None, difference: Difference | str) -> list[Reason]:
-    if isinstance(difference, str) or difference.delta.max() <= LARGEST_LOG_RATIO:
-        return []
-    says = f"a token has a ratio of e^{difference.delta.max():.0f}: no sampler draws what it gives such a probability"
-    return [Reason(code=Code.IMPOSSIBLE_RATIO, says=says, gap=gap, value=float(difference.delta.max()))]
+    gaps = {gap: each for gap, each in measured.items() if each is not None}
+    sums = _summed(tokens, gaps, _corrected(found[None], correction))
+    counted = gaps[Gap.MISMATCH].counted
+    if counted is None:
+        return sums
+    cells = () if baseline is None else tuple(cells_of(counted, tokens, baseline, expect))
+    return msgspec.structs.replace(sums, k3=counted.squares, warm_up=WarmUp.of(counted), cells=cells)
 
 
 def _measured(
-    tokens: Tokens,
-    found: dict[Gap | None, Difference | str],
-    epsilon: float,
-    baseline: Baseline | None,
-    expect: Callable[[str], Expected],
-    correction: Correction | None,
+    found: Mapping[Gap | None, Difference | str], tokens: Tokens, epsilon: float
+) -> dict[Gap | None, Measurement | None]:
+    measured: dict[Gap | None, Measurement | None] = {}
+    for gap, each in found.items():
+        if gap is None and each is found[Gap.MISMATCH]:
+            # Without old weights and without updates the total is the mismatch, and is not summed twice.
+            measured[gap] = measured[Gap.MISMATCH]
+        else:
+            measured[gap] = measure(each, tokens.counts, epsilon, by_stratum=gap is Gap.MISMATCH)
+    return measured
+
+
+def _impossible(gap: Gap | None, difference: Difference | str, counts: Ids) -> Reason:
+    assert not isinstance(difference, str)
+    most = largest(difference, counts)
+    says = f"a token has a ratio of e^{most:.0f}: no sampler draws what it gives such a probability"
+    return Reason(code=Code.IMPOSSIBLE_RATIO, says=says, gap=gap, value=most)
+
+
+def _summed(
+    tokens: Tokens, gaps: Mapping[Gap | None, Measurement], corrected: CorrectedSums | None
 ) -> BatchSums:
-    gaps = {gap: sums_of(each, tokens, epsilon) for gap, each in found.items() if gap is not None}
-    total = found[None]
-    # Without old weights and without updates the total is the mismatch, and is not summed twice.
-    same = isinstance(total, Difference) and total is found[Gap.MISMATCH]
     behavior = tokens.logprobs.get("behavior_logprobs")
-    sums = BatchSums(
+    return BatchSums(
         tokens=tokens.size,
         sequences=len(tokens.counts),
         surprise=0.0 if behavior is None else -float(behavior.sum(dtype=np.float64)),
         told=0 if behavior is None else behavior.size,
-        lag=None if tokens.lag is None else float(tokens.lag.sum()),
-        lag_max=None if tokens.lag is None else int(tokens.lag.max()),
-        mismatch=gaps[Gap.MISMATCH],
-        staleness=gaps[Gap.STALENESS],
-        update=gaps[Gap.UPDATE],
-        total=gaps[Gap.MISMATCH] if same else sums_of(total, tokens, epsilon),
-        corrected=_corrected(total, correction),
+        lag=tokens.lag_sum,
+        lag_max=tokens.lag_max,
+        mismatch=gaps[Gap.MISMATCH].sums,
+        staleness=gaps[Gap.STALENESS].sums,
+        update=gaps[Gap.UPDATE].sums,
+        total=gaps[None].sums,
+        corrected=corrected,
     )
-    mismatch = found[Gap.MISMATCH]
-    if isinstance(mismatch, str):
-        return sums
-    counted = count(mismatch, tokens.counts)
-    cells = () if baseline is None else tuple(cells_of(counted, tokens, baseline, expect))
-    return msgspec.structs.replace(sums, k3=counted.squares, warm_up=WarmUp.of(counted), cells=cells)
 
 
 def _corrected(total: Difference | str, correction: Correction | None) -> CorrectedSums | None:
     if correction is None or isinstance(total, str):
         return None
-    return CorrectedSums.of(total.delta.astype(np.float64), correction)
+    return CorrectedSums.of((total.later - total.earlier).astype(np.float64), correction)

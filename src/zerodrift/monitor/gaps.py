@@ -12,12 +12,11 @@ is the sum of two gaps is not called by the name of either; it is `total`.
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from zerodrift.drift.summary import DriftSummary
 from zerodrift.monitor.decision import Gap, GapView, Measured, NotObservable
-from zerodrift.monitor.intake import Reals, Tokens
-from zerodrift.stats.arrays import Bools
+from zerodrift.monitor.intake import Tokens
+from zerodrift.stats.arrays import Bools, Reals
 from zerodrift.stats.ratios import WeightSums
 
 
@@ -76,13 +75,13 @@ def _together(first: WeightSums | None, second: WeightSums | None) -> WeightSums
 
 
 class Difference(NamedTuple):
-    """Δ of one gap, of the chosen tokens."""
+    """Two sets of logprobs of the same tokens. Δ is made of them block by block, and never held whole."""
 
-    delta: Reals
-    target: Reals
-    """Logprobs of the later policy: by them tokens are told rare from certain."""
-    chosen: Bools | None
-    """Which tokens of the batch; None for all."""
+    later: Reals
+    """By them tokens are told rare from certain."""
+    earlier: Reals
+    chosen: Bools | None = None
+    """Which tokens of the batch show the gap; None for all."""
 
 
 def differences(tokens: Tokens) -> dict[Gap | None, Difference | str]:
@@ -99,31 +98,27 @@ def differences(tokens: Tokens) -> dict[Gap | None, Difference | str]:
         None: no_behavior if behavior is None else "no logprobs of the trainer were given",
     }
     if "old_logprobs" in given and "current_logprobs" in given:
-        found[Gap.UPDATE] = _all(given["current_logprobs"], given["old_logprobs"])
+        found[Gap.UPDATE] = Difference(given["current_logprobs"], given["old_logprobs"])
     if behavior is not None and newest is not None:
         mismatch = found[Gap.MISMATCH]
-        alone = isinstance(mismatch, Difference) and mismatch.chosen is None and mismatch.target is newest
-        found[None] = mismatch if alone else _all(newest, behavior)
+        alone = isinstance(mismatch, Difference) and mismatch.chosen is None and mismatch.later is newest
+        found[None] = mismatch if alone else Difference(newest, behavior)
     return found
-
-
-def _all(later: Reals, earlier: Reals) -> Difference:
-    return Difference(later - earlier, later, None)
 
 
 def _mismatch(tokens: Tokens, behavior: Reals, old: Reals | None, rescored: Reals | None) -> Difference | str:
     if rescored is not None:
-        return _all(rescored, behavior)
+        return Difference(rescored, behavior)
     if old is None:
         return "no logprobs of the trainer were given"
     if tokens.lag is None:
         return "versions are unknown, so old weights and drift cannot be told apart; give versions, or rescored_logprobs"
     fresh = tokens.fresh
     if fresh is None:
-        return _all(old, behavior)
+        return Difference(old, behavior)
     if not fresh.any():
         return "every token was made by older weights; re-score some under their own (rescored_logprobs), or run a canary"
-    return Difference(old[fresh] - behavior[fresh], old[fresh], fresh)
+    return Difference(old, behavior, fresh)
 
 
 def _staleness(tokens: Tokens, old: Reals | None, rescored: Reals | None) -> Difference | str:
@@ -131,25 +126,4 @@ def _staleness(tokens: Tokens, old: Reals | None, rescored: Reals | None) -> Dif
         return "give rescored_logprobs: the trainer's forward under the weights that made each token"
     if tokens.lag is not None and tokens.fresh is None:
         return "every token was made by the trainer's own weights"
-    return _all(old, rescored)
-
-
-def sums_of(difference: Difference | str, tokens: Tokens, epsilon: float) -> GapSums:
-    """The sums of one gap."""
-    if isinstance(difference, str):
-        return GapSums(why=difference)
-    delta, chosen = difference.delta, difference.chosen
-    if chosen is None:
-        totals = np.add.reduceat(delta, tokens.starts, dtype=np.float64)
-    else:
-        whole = np.where(chosen, 1.0, 0.0)
-        whole[chosen] = delta
-        held = np.add.reduceat(chosen, tokens.starts, dtype=np.int64) > 0
-        totals = np.add.reduceat(whole * chosen, tokens.starts)[held]
-    low, high = np.log1p(-epsilon), np.log1p(epsilon)
-    return GapSums(
-        summary=DriftSummary.of(delta),
-        sequences=WeightSums.of(totals),
-        below=int(np.count_nonzero(delta < low)),
-        above=int(np.count_nonzero(delta > high)),
-    )
+    return Difference(old, rescored)

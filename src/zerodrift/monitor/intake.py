@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from zerodrift.core.errors import InvalidValue
 from zerodrift.monitor.decision import Code, Reason
-from zerodrift.stats.arrays import Bools, Ids
-
-Reals = NDArray[np.floating[Any]]
+from zerodrift.stats.arrays import Bools, Ids, Reals
 
 LOGPROBS = ("behavior_logprobs", "old_logprobs", "current_logprobs", "rescored_logprobs")
 HIGHEST = 1e-4
@@ -55,6 +53,20 @@ class Tokens:
             return None if self.lag[0] == 0 else np.zeros(self.size, dtype=np.bool_)
         fresh = self.lag == 0
         return None if fresh.all() else fresh
+
+    @property
+    def lag_sum(self) -> float | None:
+        """Over all tokens; None where versions are unknown."""
+        if self.lag is None:
+            return None
+        return float(self.lag.sum()) if self.lag.strides[0] else float(self.lag[0]) * self.lag.size
+
+    @property
+    def lag_max(self) -> int | None:
+        """Of the oldest token."""
+        if self.lag is None:
+            return None
+        return int(self.lag.max()) if self.lag.strides[0] else int(self.lag[0])
 
     @property
     def starts(self) -> Ids:
@@ -250,11 +262,13 @@ def _lag(layout: Layout, versions: Any, trainer_version: int | None) -> tuple[Id
         return None, [Reason(code=Code.VERSION_UNKNOWN, says=says)]
     made = array.astype(np.int64, copy=False)
     trips = []
-    if made.size and (made.max() > trainer_version or made.min() < 0):
-        says = f"versions reach from {made.min()} to {made.max()}, and the trainer is at {trainer_version}: no such weights"
+    # One number for all is an array of one entry with a stride of 0, and is not read a million times.
+    ends = made[:1] if made.size and not made.strides[0] else made
+    if made.size and (ends.max() > trainer_version or ends.min() < 0):
+        says = f"versions reach from {ends.min()} to {ends.max()}, and the trainer is at {trainer_version}: no such weights"
         trips.append(
             Reason(
-                code=Code.VERSION_UNKNOWN, says=says, value=float(made.max()), limit=float(trainer_version)
+                code=Code.VERSION_UNKNOWN, says=says, value=float(ends.max()), limit=float(trainer_version)
             )
         )
     if made.size and made.strides[0]:

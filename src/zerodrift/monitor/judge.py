@@ -8,7 +8,7 @@ from zerodrift.config.precision import Magnitude
 from zerodrift.drift.gates import LEAST_TOKENS
 from zerodrift.monitor.batch import BatchSums
 from zerodrift.monitor.cells import ALL, CellSums, Expected
-from zerodrift.monitor.decision import Code, Gap, Measured, Reason
+from zerodrift.monitor.decision import Code, Gap, Reason
 from zerodrift.monitor.tracks import CHARTS, WARN, Track, jumped
 
 MOVED = 1.5
@@ -58,12 +58,11 @@ def _ess(sums: BatchSums, least: float) -> list[Reason]:
         (Gap.STALENESS, sums.staleness),
         (Gap.UPDATE, sums.update),
     ):
-        view = each.view()
-        if isinstance(view, Measured) and view.token_ess < least:
-            named.append((gap, view.token_ess))
-    total = sums.total.view()
-    if not named and isinstance(total, Measured) and total.token_ess < least:
-        named.append((None, total.token_ess))
+        if each.summary.count and each.summary.ess < least:
+            named.append((gap, each.summary.ess))
+    total = sums.total.summary
+    if not named and total.count and total.ess < least:
+        named.append((None, total.ess))
     return [
         Reason(
             code=Code.ESS, gap=gap, value=ess, limit=least,

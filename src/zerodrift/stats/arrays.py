@@ -4,12 +4,16 @@ One NaN makes every mean NaN and every comparison false, so a gate that reads "d
 It is refused here, before anything is computed, and never masked, clipped or replaced.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from zerodrift.core.errors import InvalidValue, NonFinite
 
 Floats = npt.NDArray[np.float64]
+Reals = npt.NDArray[np.floating[Any]]
+"""In the type they were given."""
 Ids = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
