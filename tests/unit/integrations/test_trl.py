@@ -43,6 +43,12 @@ class GRPOTrainer:
             max_completion_length=TOKENS,
             fp16=False,
             max_grad_norm=1.0,
+            temperature=0.7,
+            top_p=1.0,
+            top_k=0,
+            min_p=None,
+            repetition_penalty=1.0,
+            generation_kwargs=None,
         )
         self.state = SimpleNamespace(global_step=0)
         self.accelerator = Accelerator()
