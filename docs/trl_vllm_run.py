@@ -61,7 +61,9 @@ def trainer_of(engine, directory, steps, *, seed=1, learning_rate=1e-3, reward=r
 def server(directory, logprobs_mode):
     """A vLLM of our own, with our plugin for weight updates; stopped in the end."""
     model = zd.models.materialise(MODEL, directory / "model")
-    config = load(SETTINGS, (f"engine.logprobs_mode={logprobs_mode}",)).engine
+    # One thread: the numbers are the same, and a trainer beside it has the other core.
+    changes = (f"engine.logprobs_mode={logprobs_mode}", "engine.env.OMP_NUM_THREADS='1'")
+    config = load(SETTINGS, changes).engine
     with open_engine(config, ServedModel(str(model), "float32"), directory) as engine:
         yield engine
 

@@ -6,7 +6,7 @@ import pytest
 
 from zerodrift import models
 from zerodrift.backends.base import Capability
-from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.backends.exact import ExactBackend
 from zerodrift.core.completion import Answer, Completion, FinishReason, LogprobKind, Problem
 from zerodrift.core.errors import CapabilityMissing, EngineError, InvalidValue
 from zerodrift.core.request import SHAPING, SamplingParams
@@ -197,7 +197,7 @@ def test_the_weights_that_arrive_are_the_trainers(trainer, tmp_path):
     torch = pytest.importorskip("torch")
     trainer.model = models.load("testbed:qwen3")
     trainer.args.temperature, trainer.args.top_p = 1.0, 1.0
-    engine = ReferenceBackend("testbed:qwen3", dtype="float32")
+    engine = ExactBackend("testbed:qwen3")
     rollouts = EngineRollouts(engine, tmp_path)
 
     def off():
