@@ -29,7 +29,7 @@ from zerodrift.integrations.trl_rollouts import EngineRollouts
 
 MODEL = "testbed:qwen3"
 SETTINGS = Path(__file__).parent / "vllm.yaml"
-SHOWN = ("state", "tokens", "mismatch/mean_abs", "mismatch/bias", "lag/max", "entropy")
+SHOWN = ("state", "mismatch/mean_abs", "mismatch/bias", "lag/max", "entropy")
 
 
 def reward(completions, **_):
@@ -37,7 +37,7 @@ def reward(completions, **_):
     return [len(set(text)) / 10 for text in completions]
 
 
-def trainer_of(engine, directory, steps, *, seed=1, learning_rate=1e-3, reward=reward, tokens=64):
+def trainer_of(engine, directory, steps, **changes):
     """GRPO at temperature 0.7; the engine is asked with the very parameters of this configuration."""
     tokenizer = zd.models.tokenizer(MODEL)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
@@ -49,8 +49,9 @@ def trainer_of(engine, directory, steps, *, seed=1, learning_rate=1e-3, reward=r
         rollout_func=EngineRollouts(engine, directory / "weights"),
         args=GRPOConfig(
             output_dir=str(directory / "trainer"), max_steps=steps, per_device_train_batch_size=16, num_generations=4,
-            max_completion_length=tokens, temperature=0.7, learning_rate=learning_rate, gradient_checkpointing=False, use_cpu=True,
-            bf16=False, report_to="none", logging_steps=1, disable_tqdm=True, save_strategy="no", seed=seed,
+            temperature=0.7, gradient_checkpointing=False, use_cpu=True, bf16=False, report_to="none", logging_steps=1,
+            disable_tqdm=True, save_strategy="no", seed=1,
+            **{"max_completion_length": 64, "learning_rate": 1e-3, **changes},
         ),
     )  # fmt: skip
     trainer.pop_callback(PrinterCallback)
@@ -68,9 +69,9 @@ def server(directory, logprobs_mode):
         yield engine
 
 
-def run(engine, directory, steps, **settings):
-    """Train under watch; the trainer, and how many batches were in which state."""
-    trainer = trainer_of(engine, directory, steps, **settings)
+def run(engine, directory, steps, **changes):
+    """Train under watch, with `changes` of TRL's configuration; returns the trainer, whose log has everything."""
+    trainer = trainer_of(engine, directory, steps, **changes)
     monitor = zd.Monitor(precision="fp32", archive=directory / "archive")
     with attach(trainer, monitor, sinks=[Jsonl(directory / "steps.jsonl")]):
         trainer.train()

@@ -87,7 +87,9 @@ def test_a_server_that_reports_what_it_drew_from_is_trained_with(
         assert not {State.QUARANTINE, State.HALT} & {*states(trainer)}
         assert all(0 < entry["zerodrift/mismatch/mean_abs"] < 1e-5 for entry in logged(trainer))
         assert all(entry["zerodrift/lag/max"] == 0 for entry in logged(trainer))
-        assert engine._version().label == str(STEPS - 1), "the last generation had the weights of the last step"
+        assert engine._version().label == str(STEPS - 1), (
+            "the last generation had the weights of the last step"
+        )
 
         # The control: what keeps it quiet is that weights arrive, not that a label does.
         trainer = script.run(LabelAlone(engine), tmp_path / "stale", STEPS)
