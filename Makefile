@@ -6,8 +6,8 @@ export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -q
 QUICK := -m "not engines and not browser and not long" --ignore=tests/faults -n 2 --dist loadfile
 
-.PHONY: demo demo-vllm test faults faults-long faults-full history bench check venv smollm2 vllm llama-cpp engines \
-	test-engines engines-full v0-v1 test-browser coverage profiles-long property-long exam long clean
+.PHONY: demo demo-vllm test faults faults-long faults-full history bench check venv smollm2 vllm llama-cpp trl engines \
+	test-engines engines-full v0-v1 trl-vllm test-browser coverage profiles-long property-long exam long clean
 
 demo: venv ## three faults planted and found, on a built-in model
 	$(BIN)/python -m zerodrift.cli.main demo
@@ -51,13 +51,18 @@ history: venv ## public bugs re-enacted and audited, into docs/would-have-caught
 
 STORY := tests/engines/test_v0_v1.py
 engines-full: venv smollm2 engines ## every test on real engines, older releases too
-	$(PYTEST) -m engines --ignore=$(STORY) --no-skips -n 2 --dist loadfile
+	$(PYTEST) -m "engines and not trl" --ignore=$(STORY) --no-skips -n 2 --dist loadfile
 
 # Fourteen gigabytes of environments, so a lane of its own; one server at a time.
 v0-v1: venv ## vLLM 0.8.5 (V0) and 0.18.1 (V1): audits of both, and of what changed
 	engines/install vllm-0.8.5
 	engines/install vllm-0.18.1
 	$(PYTEST) $(STORY) --no-skips
+
+# In TRL's environment, which pins what ours must not; vLLM has its own, and is spoken to as from anywhere.
+TRL := .engines/trl-1.16.0/bin/python
+trl-vllm: venv vllm trl ## a real GRPO training of TRL's under watch, its rollouts out of a real vLLM; one server at a time
+	PYTHONPATH=src $(TRL) -m pytest -q tests/contract/test_trl_real.py tests/engines/test_vllm_trl.py --no-skips
 
 # Half B is for an auditor that was mended after A: `make exam` does not sit it.
 # A folder per state of src: what another auditor answered does not count.
@@ -92,6 +97,9 @@ vllm: ## a real vLLM for CPU in its own environment, with our plugin
 
 llama-cpp: ## a real llama.cpp, out of a wheel
 	engines/install xllamacpp-2026.10.11549
+
+trl: ## a real TRL for CPU in its own environment
+	engines/install trl-1.16.0
 
 engines: vllm llama-cpp ## those, and the vLLM before
 	engines/install vllm-0.28.0

@@ -27,10 +27,11 @@ LANES = {
     "history": "public bugs re-enacted: docs/would-have-caught.md",
     "engines-full": "every test on real engines: vLLM 0.28 and 0.32, llama.cpp",
     "v0-v1": "vLLM 0.8.5 (V0) and 0.18.1 (V1), audited and compared: docs/v0-v1.md",
+    "trl-vllm": "a real TRL training under watch, rollouts out of a real vLLM: docs/trl.md",
     "demo-vllm": "the demonstration on a real vLLM",
     "exam": "half A of the exam: 45 faults in a real vLLM 0.32, written blind, and healthy controls",
 }
-SETTINGS = ("docs/vllm.yaml", "docs/v0-v1.yaml", "docs/llama-cpp.yaml")
+SETTINGS = ("docs/vllm.yaml", "docs/trl_vllm_run.py", "docs/v0-v1.yaml", "docs/llama-cpp.yaml")
 CODE = ("src", "tests", "integrations", "engines", "constraints.txt", *SETTINGS)
 """What a lane's result depends on."""
 ROWS = {

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from zerodrift.core.errors import InvalidValue
+from zerodrift.integrations.trl_sampling import drawn_with
 
 VERSION_FIELD = "weight_version"
 """What a `rollout_func` may return beside its tokens: the trainer's global_step whose weights made each completion, one
@@ -45,6 +46,8 @@ def batch_of(trainer: Any, inputs: Sequence[Mapping[str, Any]], output: Mapping[
         "trainer_version": int(trainer.state.global_step),
         "groups": groups_of(inputs, prompts_of(output)),
     }
+    if (sampling := drawn_with(trainer)) is not None:
+        given["sampling"] = sampling
     if SAMPLING in output:
         given["behavior_logprobs"] = output[SAMPLING]
     return given

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from zerodrift.core.errors import InvalidValue
+from zerodrift.core.request import SHAPING
 from zerodrift.monitor.decision import Decision
 from zerodrift.monitor.intake import host
 from zerodrift.monitor.rewards import BoundReward
@@ -50,6 +51,8 @@ def rollouts_of(step: int, decision: Decision, given: Mapping[str, Any]) -> Arch
     columns: dict[str, Any] = {name: given[name] for name in (*LOGPROBS, "mask") if name in given}
     columns.setdefault("behavior_logprobs", _missing(outputs))
     columns |= {name: list(plain(groups[kind])) for kind, name in LABELS.items() if kind in groups}
+    if "sampling" in given:
+        columns |= {"sampling": given["sampling"], "stated": SHAPING}
     if "outputs" in given:
         columns["ids"] = [each.id for each in given["outputs"]]
     rows = Rows(

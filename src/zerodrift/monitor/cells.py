@@ -35,6 +35,8 @@ REPLICA_SLACK = 0.015
 """Of one replica: it is held against the others, so that no policy moves it, and has a part of the tokens to show it with."""
 BORROWED = 10
 """Units that the spread of the whole counts for beside a cell's own."""
+PARTS = frozenset({"log p", "position"})
+"""Cells that have a part of each unit, the others have whole ones."""
 MOST_LABELS = 64
 """Of one kind. Memory is constant, and an id per sequence is no group."""
 
@@ -119,9 +121,21 @@ class CellSums(msgspec.Struct, frozen=True, array_like=True):
         pooled = (
             theirs.about_mean(whole.expected, whole.expected_squares) * whole.units / max(1, whole.units - 1)
         )
-        borrowed = pooled / whole.expected_squares * self.expected_squares
+        borrowed = pooled * self._part_of(whole)
         share = 1.0 if self.kind == ALL else self.units / (self.units + BORROWED)
         return math.sqrt(share * mine + (1 - share) * borrowed)
+
+
+    def _part_of(self, whole: "CellSums") -> float:
+        """How much of the variance of the whole such a cell would have.
+
+        By units, as if a unit were off as one. Of a part of each unit that is too little: the first tokens of 64 are not 64
+        times as steady as the 64, but 8 times less, which is what the number of tokens says.
+        """
+        by_units = self.expected_squares / whole.expected_squares
+        if self.kind not in PARTS:
+            return by_units
+        return max(by_units, (self.expected / whole.expected) ** 2 * whole.tokens / self.tokens)
 
 
 def _over(total: float, spread: float) -> float:

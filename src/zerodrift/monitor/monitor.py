@@ -19,6 +19,7 @@ from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.config.precision import Magnitude, Precision
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue, ZerodriftError
+from zerodrift.core.request import SamplingParams
 from zerodrift.monitor.actions import Actions, act
 from zerodrift.monitor.archive import IDS, Archive, opened, require_ids, rollouts_of
 from zerodrift.monitor.baseline import Baseline, check_below, limits, of_canary
@@ -130,11 +131,13 @@ class Monitor:
         reference_kl: float | None = None,
         prompt_ids: Any = None,
         completion_ids: Any = None,
+        sampling: SamplingParams | None = None,
         step: int | None = None,
     ) -> Decision:
         """Judge a batch. Logprobs and versions per token: [sequence, token] with a mask, lists, or flat with lengths.
 
-        `prompt_ids` and `completion_ids` go to the archive with the rest, which needs them, and are not looked at.
+        `prompt_ids` and `completion_ids` go to the archive with the rest, which needs them, and are not looked at; so does
+        `sampling`, by which the trainer had the tokens drawn, and without which blame has to be told.
         """
         given = {name: value for name, value in locals().items() if name != "self" and value is not None}
         try:

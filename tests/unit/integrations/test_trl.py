@@ -11,6 +11,7 @@ import torch
 
 from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.core.errors import InvalidValue, MissingExtra
+from zerodrift.core.request import SHAPING
 from zerodrift.integrations import trl_checks
 from zerodrift.integrations.trl import TRL_NAMES, attach, gather_of, keep_back
 from zerodrift.integrations.trl_batch import groups_of, loss_mask, old_logprobs, rewards_of, versions_of
@@ -43,6 +44,12 @@ class GRPOTrainer:
             max_completion_length=TOKENS,
             fp16=False,
             max_grad_norm=1.0,
+            temperature=0.7,
+            top_p=1.0,
+            top_k=0,
+            min_p=None,
+            repetition_penalty=1.0,
+            generation_kwargs=None,
         )
         self.state = SimpleNamespace(global_step=0)
         self.accelerator = Accelerator()
@@ -345,6 +352,20 @@ def test_bad_batches_are_archived_with_their_ids(tmp_path):
     assert list(batch.rollouts[3].prompt_token_ids) == [3, 3]
     assert list(batch.rollouts[0].token_ids) == output["completion_ids"][0, :15].tolist()
     assert list(batch.rollouts[1].old_logprobs) == pytest.approx(trainer.trainer_logprobs[1].tolist())
+
+
+@pytest.mark.parametrize(("more", "stated"), [(None, True), ({"num_beams": 2}, False)])
+def test_an_archive_knows_how_the_tokens_were_drawn_where_the_trainer_says(tmp_path, more, stated):
+    """Without it blame takes a temperature of 1, and raw logprobs for right."""
+    trainer = GRPOTrainer(nats=0.3)
+    trainer.args.generation_kwargs = more
+    attach(trainer, archive=tmp_path)
+    trainer.step()
+    with ArchiveReader(tmp_path) as reader:
+        (entry,) = reader.entries()
+        rollout = reader.read(entry).rollouts[0]
+    assert set(rollout.stated) == (set(SHAPING) if stated else set())
+    assert rollout.sampling.temperature == (0.7 if stated else 1.0)
 
 
 def test_a_training_that_begins_again_is_followed(caplog):

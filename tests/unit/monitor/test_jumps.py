@@ -1,0 +1,61 @@
+"""One batch that is far off in one cell: a fault, or a few tokens that say the same thing four times?"""
+
+import numpy as np
+import pytest
+
+from zerodrift.monitor.cells import Expected, _cell, _Rows
+from zerodrift.monitor.tracks import JUMP_Z, as_normal, jumped
+
+SAMPLES, TOKENS = 4, 64
+FIRST = np.array([4.48e-5, 4.28e-6, 6.2e-6, 2.19e-5])
+"""Σ|Δ| of the first tokens of four prompts, as a healthy training on vLLM 0.32 in fp32 showed them at its step 11. Three of four
+samples of the first prompt begin with the same token, and so with the same 1.2e-5."""
+USUAL = np.array([2.1e-5, 2.4e-6, 2.6e-6, 1.25e-5])
+"""What tokens as likely as these show: the second and third prompt's are certain, the first's have p = 0.3."""
+WHOLE = np.array([4.92e-4, 4.19e-4, 3.13e-4, 4.28e-4])
+
+
+def cell(kind, label, tokens, size, expected):
+    count = np.full(len(size), float(tokens))
+    return _cell(kind, label, _Rows(count, np.zeros(len(size)), size, expected), lambda _: Expected(0.0, 1.0))
+
+
+def whole(size):
+    return cell("all", "all", SAMPLES * TOKENS, size, np.full(len(size), 4.13e-4))
+
+
+def test_four_samples_of_one_first_token_are_no_fault():
+    first = cell("position", "first", SAMPLES, FIRST, USUAL)
+    assert first.against_baseline == pytest.approx(2.0, abs=0.05)
+    assert jumped(first, whole(WHOLE), 1.0) is None
+
+
+def test_first_tokens_that_are_off_in_every_prompt_are_one():
+    """The control: sixteen prompts, each at three times what is usual, and the rest of the outputs as healthy as above."""
+    first = cell("position", "first", SAMPLES, 3 * np.tile(USUAL, 4), np.tile(USUAL, 4))
+    found = jumped(first, whole(np.tile(WHOLE, 4)), 1.0)
+    assert found is not None
+    assert found.times == pytest.approx(3.0)
+
+
+def test_whole_sequences_borrow_their_spread_as_before():
+    """Of a replica that has half of the prompts, half of the variance."""
+    everything = whole(np.tile(WHOLE, 2))
+    half = cell("replica", "0", SAMPLES * TOKENS, WHOLE, np.full(4, 4.13e-4))
+    assert half._part_of(everything) == pytest.approx(0.5)
+
+
+def test_a_part_of_each_sequence_is_as_steady_as_its_tokens_are_many():
+    first = cell("position", "first", SAMPLES, FIRST, np.full(4, 4.13e-4 / TOKENS))
+    assert first._part_of(whole(WHOLE)) == pytest.approx(1 / TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("t", "freedom", "z"), [(4, 3, 2.197), (-4, 7, -2.795), (8, 15, 4.921), (4, 63, 3.761)]
+)
+def test_few_units_are_less_sure(t, freedom, z):
+    assert as_normal(t, freedom) == pytest.approx(z, abs=0.05)
+
+
+def test_what_has_no_spread_at_all_is_beyond_any_chance():
+    assert as_normal(float("inf"), 3) > JUMP_Z
