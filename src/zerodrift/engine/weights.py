@@ -19,7 +19,7 @@ from zerodrift.exact.logprobs import head
 from zerodrift.exact.paged import PagedBatch, PagedKV, forward_paged
 from zerodrift.exact.preparation import freeze_weights, layers_of, ops_of, prepare, refresh
 from zerodrift.weights.digest import checkpoint_state
-from zerodrift.weights.manifest import Manifest
+from zerodrift.weights.listing import manifest_of
 
 
 def own_model(model: Any, dtype: str | None) -> Any:
@@ -118,7 +118,7 @@ def _twin(model: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 def version_of(state: Mapping[str, torch.Tensor], version: str | WeightVersion) -> WeightVersion:
     """The version with the digest of the tensors themselves; a digest that was promised must be that one."""
     require.instance(InvalidValue, "version", version, str | WeightVersion)
-    digest = Manifest.of(state).digest
+    digest = manifest_of(state).digest
     if isinstance(version, str):
         return WeightVersion(version, digest)
     if version.digest not in (None, digest):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from zerodrift.weights.manifest import Manifest
+from zerodrift.weights.listing import manifest_of
 
 
 def model_digest(model: torch.nn.Module) -> str:
@@ -12,7 +12,7 @@ def model_digest(model: torch.nn.Module) -> str:
 
     Experts are the exception: transformers stacks them as it reads them, and the digest is of the stacks.
     """
-    return Manifest.of(checkpoint_state(model)).digest
+    return manifest_of(checkpoint_state(model)).digest
 
 
 def checkpoint_state(model: torch.nn.Module, *, keep_vars: bool = False) -> dict[str, torch.Tensor]:
