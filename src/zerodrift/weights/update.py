@@ -91,6 +91,11 @@ class UpdateManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return sum(record.nbytes for record in self.weights.tensors)
 
     @property
+    def identity(self) -> str:
+        """sha256 over all that is said of the weights, in whichever files they travel."""
+        return msgspec.structs.replace(self, files=()).digest
+
+    @property
     def digest(self) -> str:
         """sha256 over all that is said."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
