@@ -13,7 +13,7 @@ from enum import StrEnum
 from zerodrift.core.completion import FinishReason, Problem
 from zerodrift.core.errors import InvariantBroken
 from zerodrift.core.request import SamplingParams
-from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
+from zerodrift.core.version import LineagePass, LineageSegment, VersionSpan, WeightVersion
 from zerodrift.engine.plan import Drawn, Scored
 
 
@@ -86,6 +86,8 @@ class Sample:
     _looked_back: bool = False
     """Whether the last token was drawn from the KV in `written`, rather than from what was forgotten since."""
     _seen: tuple[LineageSegment, ...] = ()
+    past: list[LineagePass] = field(default_factory=list)
+    """KV that tokens were drawn from and that was forgotten since; runs under one set of weights are one pass."""
 
     @property
     def length(self) -> int:
@@ -172,6 +174,8 @@ class Sample:
 
     def forget(self) -> list[int]:
         """All KV is to be recomputed. Returns the blocks, last first, so that heads of prefixes stay longest."""
+        if self._looked_back:
+            self._end_pass()
         self._seen, self._looked_back = self.lineage, False
         blocks = self.blocks[::-1]
         self.blocks, self.cache_keys, self.computed, self.published = [], [], 0, 0
@@ -180,6 +184,12 @@ class Sample:
             # Scores of one prompt come from one set of weights: a restart may follow a swap.
             self.prompt_scores = []
         return blocks
+
+    def _end_pass(self) -> None:
+        ended = LineagePass(len(self.output), self.lineage)
+        if self.past and ended.version is not None and self.past[-1].version == ended.version:
+            self.past.pop()
+        self.past.append(ended)
 
     def _segments(self) -> tuple[LineageSegment, ...]:
         last = self.length - 1

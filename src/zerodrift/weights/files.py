@@ -14,28 +14,12 @@ from zerodrift.core.errors import InvalidValue, RecordError
 from zerodrift.records.archive.journal import write_all
 from zerodrift.records.archive.layout import flush_directory
 from zerodrift.records.archive.room import room_for
-from zerodrift.weights.digest import checkpoint_state
 from zerodrift.weights.folder import INDEX, MANIFEST, WEIGHTS, Folder, TensorBytes
 from zerodrift.weights.listing import manifest_of
 from zerodrift.weights.update import FileRecord, UpdateManifest, encode_update
 
 SHARD_BYTES = 2 * 2**30
 """Held in memory once more while it is written."""
-
-
-def ties_of(model: torch.nn.Module) -> dict[str, str]:
-    """Names of the state dict that share the memory of another, to that one."""
-    kept = checkpoint_state(model)
-    names = {tensor.data_ptr(): name for name, tensor in kept.items() if tensor.numel()}
-    return {
-        name: names[tensor.data_ptr()] for name, tensor in model.state_dict().items() if name not in kept
-    }
-
-
-def beside_checkpoint(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers that a checkpoint does not have, as rotary frequencies."""
-    saved = model.state_dict().keys()
-    return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
 
 
 def write_update(
