@@ -126,15 +126,17 @@ class Updates:
     ) -> WeightVersion:
         """A whole update out of the directory `name` below `root`; with `digest`, of that very manifest alone."""
         one_of(KVPolicy, "kv", kv)
-        manifest, tensors = read_update(Path(root), name)
-        if digest not in (None, manifest.digest):
-            raise DigestMismatch(f"the manifest of {name!r} has digest {manifest.digest}, and {digest} was announced")
-        with self.begin(manifest, expected) as update:
-            for each, tensor in tensors:
-                update.push(each, tensor)
-            update.verify()
-            update.commit()
-            return update.publish(kv)
+        with read_update(Path(root), name) as (manifest, tensors):
+            if digest not in (None, manifest.digest):
+                raise DigestMismatch(
+                    f"the manifest of {name!r} has digest {manifest.digest}, and {digest} was announced"
+                )
+            with self.begin(manifest, expected) as update:
+                for each, tensor in tensors:
+                    update.push(each, tensor)
+                update.verify()
+                update.commit()
+                return update.publish(kv)
 
     def rollback(
         self, expected: str | WeightVersion, *, to: str | None = None, kv: str = "recompute"
@@ -167,15 +169,15 @@ class Updates:
         return known
 
     def _load(self, known: Known) -> StagedWeights:
-        manifest, tensors = read_update(self._kept, known.manifest)
-        if manifest.identity != known.manifest:
-            raise DigestMismatch(
-                f"the weights of version {known.version.label!r} were exchanged on the disk; they are not used"
-            )
-        session, staging = Session(manifest), Staging(self._loop.engine.model)
-        for name, tensor in tensors:
-            staging.put(session.expect(name), tensor)
-            session.took(name)
+        with read_update(self._kept, known.manifest) as (manifest, tensors):
+            if manifest.identity != known.manifest:
+                raise DigestMismatch(
+                    f"the weights of version {known.version.label!r} were exchanged on the disk; they are not used"
+                )
+            session, staging = Session(manifest), Staging(self._loop.engine.model)
+            for name, tensor in tensors:
+                staging.put(session.expect(name), tensor)
+                session.took(name)
         session.move(Stage.VERIFIED)
         return staging.finish(manifest.version)
 

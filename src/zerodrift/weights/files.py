@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -52,23 +53,13 @@ def write_update(
     return update
 
 
-def read_update(
-    root: Path, name: str
-) -> tuple[UpdateManifest, Iterator[tuple[str, torch.Tensor]]]:
-    """The manifest of the update `name` below `root`, and its tensors, one after the other."""
+@contextmanager
+def read_update(root: Path, name: str) -> Iterator[tuple[UpdateManifest, Iterator[tuple[str, torch.Tensor]]]]:
+    """The manifest of the update `name` below `root`, and its tensors, one after the other, while it is open."""
     folder = Folder(root, name)
     try:
         update = folder.manifest()
-    except BaseException:
-        folder.close()
-        raise
-    return update, _tensors(folder, update)
-
-
-def _tensors(folder: Folder, update: UpdateManifest) -> Iterator[tuple[str, torch.Tensor]]:
-    try:
-        for each in folder.tensors(update):
-            yield each.name, _tensor(each)
+        yield update, ((each.name, _tensor(each)) for each in folder.tensors(update))
     finally:
         folder.close()
 
