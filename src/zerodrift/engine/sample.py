@@ -203,6 +203,9 @@ class Sample:
         """The end, with its reason."""
         self.move(Phase.FINISHED)
         self.finish_reason, self.problem = reason, problem
+        if self.past and self.past[-1].end == len(self.output):
+            # The KV of the last tokens, which `lineage` has.
+            self.past.pop()
 
 
 def _extend(spans: list[_Span], version: WeightVersion, start: int, end: int) -> None:

@@ -80,8 +80,10 @@ def test_bit_for_bit(engine_of: Make, history: str, room: int) -> None:
         step: lambda kv=kv, step=step: kept.swap(1 + step / 50, kv) for step, kv in HISTORIES[history].items()
     }
     outputs = served(engine, swaps, **SAMPLINGS)
-    assert (engine.metrics().preemptions > 0) == (room == 14)
+    assert engine.metrics().preemptions == 0 or room == 14
     assert max(len(output.versions) for output in outputs) > 1
+    forgotten = room == 14 or "recompute" in history
+    assert any(output.past for output in outputs) == forgotten
     for output in outputs:
         again = archived(output)
         check_replay(engine, again, kept)
@@ -93,8 +95,7 @@ def test_an_output_of_one_version_is_one_pass(engine_of: Make) -> None:
     outputs = served(engine, {}, **SAMPLINGS)
     assert engine.metrics().preemptions > 0
     for output in outputs:
-        assert {each.version for each in output.past} <= {engine.version}
-        assert len(output.past) <= 1
+        assert output.past == ()
         check_replay(engine, archived(output), Kept(engine))
 
 
