@@ -16,7 +16,7 @@ from zerodrift.engine.replay import check_replay, replay
 from zerodrift.engine.weights import StagedWeights
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
-PARAMS = SamplingParams(seed=3, max_tokens=12, ignore_eos=True)
+PARAMS = SamplingParams(seed=3, max_tokens=9, ignore_eos=True)
 
 
 class Kept:
@@ -62,17 +62,15 @@ SAMPLINGS = {
     "dddd": msgspec.structs.replace(PARAMS, top_k=5, min_p=0.05, presence_penalty=0.5, logprobs=2),
 }
 HISTORIES = {
-    "keep": {3: "keep"},
-    "keep twice": {3: "keep", 6: "keep"},
     "in a prefill": {1: "keep", 2: "keep"},
-    "recompute": {3: "recompute", 7: "recompute"},
-    "keep, then recompute": {3: "keep", 6: "recompute", 8: "keep"},
-    "recompute, then keep": {2: "recompute", 4: "keep", 5: "keep", 9: "recompute"},
+    "recompute": {3: "recompute", 6: "recompute"},
+    "keep, then recompute": {3: "keep", 5: "recompute", 7: "keep"},
 }
 
 
-@pytest.mark.parametrize("history", HISTORIES)
-@pytest.mark.parametrize("room", [64, 14], ids=["ample", "preempted"])
+@pytest.mark.parametrize(
+    ("history", "room"), [*((history, 64) for history in HISTORIES), ("keep, then recompute", 12)]
+)
 def test_bit_for_bit(engine_of: Make, history: str, room: int) -> None:
     engine = engine_of(max_num_batched_tokens=16, max_num_seqs=5, num_blocks=room)
     kept = Kept(engine)
@@ -80,10 +78,9 @@ def test_bit_for_bit(engine_of: Make, history: str, room: int) -> None:
         step: lambda kv=kv, step=step: kept.swap(1 + step / 50, kv) for step, kv in HISTORIES[history].items()
     }
     outputs = served(engine, swaps, **SAMPLINGS)
-    assert engine.metrics().preemptions == 0 or room == 14
+    assert (engine.metrics().preemptions > 0) == (room == 12)
     assert max(len(output.versions) for output in outputs) > 1
-    forgotten = room == 14 or "recompute" in history
-    assert any(output.past for output in outputs) == forgotten
+    assert any(output.past for output in outputs) == ("recompute" in history)
     for output in outputs:
         again = archived(output)
         check_replay(engine, again, kept)
@@ -91,7 +88,7 @@ def test_bit_for_bit(engine_of: Make, history: str, room: int) -> None:
 
 
 def test_an_output_of_one_version_is_one_pass(engine_of: Make) -> None:
-    engine = engine_of(max_num_batched_tokens=16, max_num_seqs=5, num_blocks=14)
+    engine = engine_of(max_num_batched_tokens=16, max_num_seqs=5, num_blocks=12)
     outputs = served(engine, {}, **SAMPLINGS)
     assert engine.metrics().preemptions > 0
     for output in outputs:
