@@ -233,7 +233,7 @@ class Updates:
         staged = self._loop.retain_weights()
         first = UpdateManifest(version=staged.version.label, weights=self._own, tied=self._ties)
         known = self._registry.versions.known.get(first.version)
-        if known is None:
+        if known is None or not known.kept:
             self._keep(first, staged.tensors)
         elif known.version != staged.version:
             raise VersionConflict(
@@ -268,7 +268,7 @@ class Updates:
 
     def _require_new(self, update: UpdateManifest) -> None:
         known = self._registry.versions.known
-        if update.version in known:
+        if update.version in known and known[update.version].taken:
             raise VersionConflict(
                 f"a version {update.version!r} was committed before; a replay is refused, and every update has its own label"
             )

@@ -3,7 +3,7 @@
 I1  version truth    every token has the bits of the weights and the KV that it names
 I2  atomic update    every step runs on the one version that is published, with the very digest that was committed
 I3  no stale KV      KV of another version is looked back on only after a publication with `keep`, and then it is said
-I4  compare-and-set  a publication follows the version that was current, a label is committed once, a refusal changes nothing
+I4  compare-and-set  a publication follows the version that was current, and no two versions that serve have one label
 I7  isolation        a request has the bits in company that it has alone
 I8  bounded          nothing that is counted exceeds its cap
 """
@@ -125,6 +125,7 @@ class _Checker:
         self._place = 0
         self._committed: dict[str, WeightVersion] = {}
         self._available: set[str] = set()
+        self._served: set[str] = set()
         self._current: WeightVersion | None = None
         self._kept: dict[str, set[str]] = {}
         """Requests over which KV was kept, and labels whose KV that was."""
@@ -139,7 +140,7 @@ class _Checker:
 
     def _take_committed(self, event: Committed) -> None:
         label = event.version.label
-        if label in self._committed:
+        if label in self._available or label in self._served:
             self._break("I4", f"{label!r} was committed twice")
         self._committed[label] = event.version
         self._available.add(label)
@@ -161,6 +162,7 @@ class _Checker:
             for request in event.in_flight:
                 self._kept.setdefault(request, set()).add(before.label)
         self._current = event.version
+        self._served.add(label)
 
     def _take_refused(self, event: Refused) -> None:
         """What it must not change is seen by the steps that follow."""

@@ -68,6 +68,11 @@ class Known(msgspec.Struct, frozen=True):
     """Whether its weights are on the disk."""
     was_current: bool = False
 
+    @property
+    def taken(self) -> bool:
+        """Whether its label is: one that never served, and is gone, may come again."""
+        return self.kept or self.was_current
+
 
 class Versions(msgspec.Struct, frozen=True):
     """All that a log tells, as a value."""
@@ -87,7 +92,7 @@ class Versions(msgspec.Struct, frozen=True):
         label = entry.version.label
         found = self.known.get(label)
         if entry.kind is Kind.COMMITTED:
-            if found is not None:
+            if found is not None and found.taken:
                 raise VersionConflict(f"a version {label!r} was committed before; give every update its own label")
             return self._with(label, Known(entry.version, entry.manifest, kept=True))
         if found is None or not found.kept or found.version != entry.version:

@@ -104,6 +104,7 @@ BROKEN: dict[str, tuple[list[AnyEvent], str, int]] = {
     "in place of another": (replaced(6, Published(version=B, follows="c", kv="keep", in_flight=("r",))), "I4", 6),
     "a replay": (replaced(12, Published(version=B, follows="a", kv=None)), "I4", 12),
     "committed twice": (replaced(4, Committed(version=B)), "I4", 4),
+    "a label of one that served": ([*SOUND, Committed(version=WeightVersion("b", "x"))], "I4", 16),
     "other bits alone": (replaced(10, Alone(request="r", bits=OTHER)), "I7", 10),
     "too many": (replaced(11, Counted(what="kept versions", value=3, cap=2)), "I8", 11),
 }

@@ -80,8 +80,10 @@ def test_what_was_forgotten_or_aborted_cannot_be_published(log):
     for version in (A, C):
         with pytest.raises(NotRetained):
             registry.append(Kind.PUBLISHED, version, "m", follows="b")
-        with pytest.raises(VersionConflict):
-            registry.append(Kind.COMMITTED, version, "m")
+    with pytest.raises(VersionConflict):
+        registry.append(Kind.COMMITTED, A, "m")
+    registry.append(Kind.COMMITTED, C, "again")  # it never served, so nothing bears its label
+    assert registry.versions.kept == ["b", "c"]
     registry.close()
 
 
