@@ -227,6 +227,7 @@ class Updates:
             if not self._registry.versions.known[label].was_current:
                 # Whoever was about to publish it is gone.
                 self._drop(Kind.ABORTED, label)
+        self._forget_oldest()
 
     def _adopt(self) -> None:
         """The weights that the engine started with are the first version."""
