@@ -53,7 +53,9 @@ class Engines:
         (word, label, *right, kept), status = self.do("look")
         assert (word, right, status) == ("serves", ["True", "True"], 0)
         self.tell()
-        version = next(entry.version for entry in read_log(self.directory / LOG) if entry.version.label == label)
+        version = next(
+            entry.version for entry in read_log(self.directory / LOG) if entry.version.label == label
+        )
         self.events.append(history.Restarted(version=version))
         self.events.append(history.Counted(what="versions on the disk", value=int(kept), cap=KEPT))
         return label
@@ -85,9 +87,8 @@ def engines(tmp_path: Path) -> Iterator[Engines]:
 
 
 def kill_at_every_point(engines: Engines, points: dict[str, str], times: int) -> None:
-    current, number = engines.look(), 0
-    for point, serves in list(points.items()) * times:
-        number += 1
+    current = engines.look()
+    for number, (point, serves) in enumerate(list(points.items()) * times, start=1):
         label = f"v{number}"
         said, status = engines.do("update", label, current, point)
         assert (said, status) == ([], signal.SIGKILL), point

@@ -16,7 +16,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from zerodrift.core.errors import VersionConflict
 from zerodrift.core.request import SamplingParams
-from zerodrift.engine import updates as updates_module
 from zerodrift.engine.engine import Engine
 from zerodrift.engine.loop import EngineLoop
 from zerodrift.engine.updates import Updates
@@ -80,6 +79,24 @@ def half_written(only: bytes) -> None:
     registry.write_all = files.write_all = write_all
 
 
+def plant(point: str) -> None:
+    """Die while the version is published, or right before."""
+    if point == "committed":
+        die()
+    if point == "writing the log":
+        half_written(b'"kind":"published"')
+    if point == "swap begun":
+        copied = iter(range(5))
+        real = torch.Tensor.copy_
+
+        def copy_(to: torch.Tensor, *rest: Any) -> torch.Tensor:
+            return real(to, *rest) if next(copied, None) is not None else die()  # type: ignore[return-value]
+
+        torch.Tensor.copy_ = copy_  # type: ignore[method-assign]
+    if point == "swap done":
+        Updates._forget_oldest = die  # type: ignore[method-assign,assignment]
+
+
 def update(directory: Path, label: str, expected: str, point: str) -> None:
     loop = EngineLoop(Engine(model_of(FIRST), num_blocks=16, block_size=4, version=FIRST))
     versions, model = Updates(loop, directory, retain=2), model_of(label)
@@ -99,20 +116,7 @@ def update(directory: Path, label: str, expected: str, point: str) -> None:
     if point == "writing weights":
         half_written(b"lm_head.weight")
     under_way.commit()
-    if point == "committed":
-        die()
-    if point == "writing the log":
-        half_written(b'"kind":"published"')
-    if point == "swap begun":
-        copied = iter(range(5))
-        real = torch.Tensor.copy_
-
-        def copy_(to: torch.Tensor, *rest: Any) -> torch.Tensor:
-            return real(to, *rest) if next(copied, None) is not None else die()  # type: ignore[return-value]
-
-        torch.Tensor.copy_ = copy_  # type: ignore[method-assign]
-    if point == "swap done":
-        updates_module.Updates._forget_oldest = die  # type: ignore[method-assign,assignment]
+    plant(point)
     under_way.publish()
     say("published", versions.current.label)
 

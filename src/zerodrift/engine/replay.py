@@ -50,7 +50,9 @@ def replay(engine: Engine, output: Output, weights_of: WeightsOf, *, forced: int
     `Updates.weights_of` does.
     """
     if dict(output.numeric) != dict(engine.fingerprint().numeric):
-        raise InvalidValue("the output was made by an engine that computes in another way; replay it with one of its kind")
+        raise InvalidValue(
+            "the output was made by an engine that computes in another way; replay it with one of its kind"
+        )
     if output.token_ids and not output.lineage:
         raise InvalidCompletion("the output has no lineage, so nobody knows which weights wrote its KV")
     models: dict[WeightVersion, Any] = {}
@@ -74,7 +76,9 @@ def _passes(output: Output) -> Iterator[LineagePass]:
 def _model(engine: Engine, version: WeightVersion, weights_of: WeightsOf) -> Any:
     staged = weights_of(version)
     if staged.version != version:
-        raise InvalidValue(f"weights of {version.label!r} were asked for, and those of {staged.version.label!r} came")
+        raise InvalidValue(
+            f"weights of {version.label!r} were asked for, and those of {staged.version.label!r} came"
+        )
     return staged.twin_of(engine.model)
 
 

@@ -28,7 +28,6 @@ from zerodrift.core.errors import (
     InvalidValue,
     NotRetained,
     OutOfOrder,
-    UpdateError,
     VersionConflict,
 )
 from zerodrift.core.version import WeightVersion
@@ -157,7 +156,9 @@ class Updates:
         label = version if isinstance(version, str) else version.label
         known = self._known(label)
         if isinstance(version, WeightVersion) and known.version != version:
-            raise NotRetained(f"version {label!r} is kept with digest {known.version.digest}, not {version.digest}")
+            raise NotRetained(
+                f"version {label!r} is kept with digest {known.version.digest}, not {version.digest}"
+            )
         return self._load(known)
 
     def _known(self, label: str | None) -> Known:
@@ -253,7 +254,9 @@ class Updates:
     def _take_slot(self) -> None:
         with self._slot:
             if self._open:
-                raise VersionConflict("another update is under way; wait for its end, and look what is current then")
+                raise VersionConflict(
+                    "another update is under way; wait for its end, and look what is current then"
+                )
             self._open = True
 
     def _free_slot(self) -> None:
@@ -277,7 +280,9 @@ class Updates:
         if parent is not None and (
             parent.label not in known or parent.digest not in (None, known[parent.label].version.digest)
         ):
-            raise VersionConflict(f"{update.version!r} follows {parent.label!r}, which was never committed here")
+            raise VersionConflict(
+                f"{update.version!r} follows {parent.label!r}, which was never committed here"
+            )
 
 
 class Update:

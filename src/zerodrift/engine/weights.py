@@ -22,7 +22,6 @@ from zerodrift.weights.digest import checkpoint_state
 from zerodrift.weights.listing import dtype_name, manifest_of, record_of
 from zerodrift.weights.manifest import Manifest, TensorRecord
 
-
 CANARY_TOKENS = 8
 """From all over the vocabulary: of embeddings that overflow in some rows alone, one token would see few."""
 

@@ -47,7 +47,9 @@ class Folder:
     def __init__(self, root: Path, name: str) -> None:
         """`name` is a plain one; `root` is what was configured, and no link."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise UnsafePath(f"an update lies in {str(name)[:80]!r}; give the plain name of a directory in {root}")
+            raise UnsafePath(
+                f"an update lies in {str(name)[:80]!r}; give the plain name of a directory in {root}"
+            )
         self.where = f"{root}/{name}"
         with _refused(str(root), "the root of updates"):
             root_handle = os.open(root, _DIRECTORY)
@@ -165,5 +167,7 @@ def _refused(where: str, what: str) -> Iterator[None]:
         raise NoWeights(f"{where} is not there; it should be {what}") from error
     except OSError as error:
         if error.errno in _LINKS:
-            raise UnsafePath(f"{where} is a link, or not what it should be: {what}; nothing is read by it") from error
+            raise UnsafePath(
+                f"{where} is a link, or not what it should be: {what}; nothing is read by it"
+            ) from error
         raise ModelError(f"{where} cannot be opened ({error.strerror}); it should be {what}") from error

@@ -169,7 +169,9 @@ class _Checker:
 
     def _take_restarted(self, event: Restarted) -> None:
         if event.version != self._current:
-            self._break("I2", f"{event.version.label!r} serves after a restart, and was not the last published")
+            self._break(
+                "I2", f"{event.version.label!r} serves after a restart, and was not the last published"
+            )
         self._kept.clear()
 
     def _take_stepped(self, event: Stepped) -> None:
@@ -216,4 +218,3 @@ class _Checker:
     def _take_counted(self, event: Counted) -> None:
         if event.value > event.cap:
             self._break("I8", f"{event.what}: {event.value}, and at most {event.cap}")
-

@@ -10,6 +10,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 
 import msgspec
 
@@ -136,7 +137,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _check_order(names: list[str]) -> None:
-    for before, name in zip(names, names[1:], strict=False):
+    for before, name in pairwise(names):
         if name == before:
             raise InvalidValue(f"a manifest lists {name} twice; which of the two is meant nobody can tell")
         if name < before:

@@ -9,9 +9,7 @@ from zerodrift.weights.manifest import Manifest
 from zerodrift.weights.update import UpdateManifest
 
 
-def update_of(
-    model: torch.nn.Module, version: str, parent: WeightVersion | None = None
-) -> UpdateManifest:
+def update_of(model: torch.nn.Module, version: str, parent: WeightVersion | None = None) -> UpdateManifest:
     """The manifest of the weights that `model` has now; its tensors are `checkpoint_state(model)`."""
     return UpdateManifest(version=version, parent=parent, weights=whole_manifest(model), tied=ties_of(model))
 
@@ -25,9 +23,7 @@ def ties_of(model: torch.nn.Module) -> dict[str, str]:
     """Names of the state dict that share the memory of another, to that one."""
     kept = checkpoint_state(model)
     names = {tensor.data_ptr(): name for name, tensor in kept.items() if tensor.numel()}
-    return {
-        name: names[tensor.data_ptr()] for name, tensor in model.state_dict().items() if name not in kept
-    }
+    return {name: names[tensor.data_ptr()] for name, tensor in model.state_dict().items() if name not in kept}
 
 
 def beside_checkpoint(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -93,13 +93,17 @@ class Versions(msgspec.Struct, frozen=True):
         found = self.known.get(label)
         if entry.kind is Kind.COMMITTED:
             if found is not None and found.taken:
-                raise VersionConflict(f"a version {label!r} was committed before; give every update its own label")
+                raise VersionConflict(
+                    f"a version {label!r} was committed before; give every update its own label"
+                )
             return self._with(label, Known(entry.version, entry.manifest, kept=True))
         if found is None or not found.kept or found.version != entry.version:
             raise NotRetained(f"version {label!r} is not kept; there are {', '.join(map(repr, self.kept))}")
         if entry.kind is Kind.PUBLISHED:
             if entry.follows != self.current:
-                raise VersionConflict(f"{entry.follows!r} was expected to be current, and {self.current!r} is")
+                raise VersionConflict(
+                    f"{entry.follows!r} was expected to be current, and {self.current!r} is"
+                )
             later = self._with(label, msgspec.structs.replace(found, was_current=True))
             return msgspec.structs.replace(later, current=label, trail=(*self.trail, label))
         if label == self.current or (entry.kind is Kind.ABORTED and found.was_current):
@@ -215,7 +219,9 @@ def _folded(entries: list[Entry], path: Path) -> Versions:
         try:
             versions = versions.after(entry)
         except (VersionConflict, NotRetained) as error:
-            raise RecordError(f"{path.name}, line {entry.serial} contradicts those before it: {error}") from error
+            raise RecordError(
+                f"{path.name}, line {entry.serial} contradicts those before it: {error}"
+            ) from error
     return versions
 
 

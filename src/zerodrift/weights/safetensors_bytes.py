@@ -41,7 +41,9 @@ def tensors_in(content: bytes | bytearray, where: str) -> dict[str, Stored]:
     position = start
     for name, stored in ordered.items():
         if stored.begin != position:
-            raise TruncatedWeights(f"{where}: {name} begins at byte {stored.begin}, and {position} comes next")
+            raise TruncatedWeights(
+                f"{where}: {name} begins at byte {stored.begin}, and {position} comes next"
+            )
         position = stored.end
     if position != len(content):
         raise TruncatedWeights(f"{where} has {len(content)} bytes, and its header accounts for {position}")

@@ -1,6 +1,6 @@
 """One update, message by message: which may come now, and what of it is still missing. Torch-free.
 
-    OPEN → VERIFIED → COMMITTED → PUBLISHED, and from the first three → ABORTED
+OPEN → VERIFIED → COMMITTED → PUBLISHED, and from the first three → ABORTED
 """
 
 from collections.abc import Collection
@@ -49,7 +49,9 @@ class Session:
         """What the tensor `name`, which comes now, has to be."""
         label = self.update.version
         if self.stage is not Stage.OPEN:
-            raise OutOfOrder(f"a tensor came for the update to {label!r}, which is {self.stage}; begin another one")
+            raise OutOfOrder(
+                f"a tensor came for the update to {label!r}, which is {self.stage}; begin another one"
+            )
         if name in self._pushed:
             raise OutOfOrder(f"{name} was pushed before; a replayed message is refused")
         if not isinstance(name, str) or name not in self._records:

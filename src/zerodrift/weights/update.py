@@ -72,7 +72,9 @@ class UpdateManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.parent is not None and self.parent.label == self.version:
             raise InvalidValue(f"version {self.version!r} says that it follows itself")
         if not self.weights.tensors:
-            raise InvalidValue(f"version {self.version!r} lists no tensor; an update is a whole set of weights")
+            raise InvalidValue(
+                f"version {self.version!r} lists no tensor; an update is a whole set of weights"
+            )
         freeze(self, "tied")
         _check_ties(self)
         require.each(InvalidValue, "files", self.files, FileRecord)

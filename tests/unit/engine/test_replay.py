@@ -42,7 +42,9 @@ def archived(output: Output) -> Output:
     return msgspec.json.decode(msgspec.json.encode(output), type=Output)
 
 
-def served(engine: Engine, swaps: dict[int, Callable[[], object]], **requests: SamplingParams) -> list[Output]:
+def served(
+    engine: Engine, swaps: dict[int, Callable[[], object]], **requests: SamplingParams
+) -> list[Output]:
     """Requests that start together, and something that happens after so many steps."""
     for name, params in requests.items():
         engine.add_request(PROMPT[: 3 + len(name)], params, request_id=name)
@@ -120,7 +122,8 @@ def moved(segments: tuple[LineageSegment, ...], by: int) -> tuple[LineageSegment
         lambda o: msgspec.structs.replace(o, token_ids=(*o.token_ids[:-1], (o.token_ids[-1] + 1) % 61)),
         lambda o: msgspec.structs.replace(o, sample_index=1),
         lambda o: msgspec.structs.replace(
-            o, past=(LineagePass(6, (msgspec.structs.replace(o.lineage[0], end=len(o.prompt_token_ids) + 5),)),)
+            o,
+            past=(LineagePass(6, (msgspec.structs.replace(o.lineage[0], end=len(o.prompt_token_ids) + 5),)),),
         ),
     ],
     ids=["later", "earlier", "logprob", "token", "draw", "another pass"],

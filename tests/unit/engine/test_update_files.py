@@ -50,9 +50,10 @@ class Served(NamedTuple):
 
 @pytest.fixture(scope="module")
 def served(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with EngineLoop(Engine(tiny, num_blocks=16, block_size=4, version="old")) as loop:
-        with Updates(loop, tmp_path_factory.mktemp("versions")) as updates:
-            yield Served(loop, updates)
+    directory = tmp_path_factory.mktemp("versions")
+    engine = Engine(tiny, num_blocks=16, block_size=4, version="old")
+    with EngineLoop(engine) as loop, Updates(loop, directory) as updates:
+        yield Served(loop, updates)
 
 
 @pytest.fixture(scope="module")
@@ -218,25 +219,47 @@ def offset(header: dict[str, Any], by: int) -> None:
 UP = "model.layers.0.mlp.up_proj.weight"
 DAMAGES: dict[str, tuple[str, Callable[[Path], object], type[ZerodriftError], str]] = {
     "cut off": ("one", lambda d: with_bytes(d, lambda c: c[:-10]), TruncatedWeights, WEIGHTS),
-    "cut off and sealed": ("one", lambda d: with_bytes(d, lambda c: c[:-10], seal=True), TruncatedWeights, WEIGHTS),
+    "cut off and sealed": (
+        "one",
+        lambda d: with_bytes(d, lambda c: c[:-10], seal=True),
+        TruncatedWeights,
+        WEIGHTS,
+    ),
     "empty": ("one", lambda d: with_bytes(d, lambda _: b""), TruncatedWeights, WEIGHTS),
     "too long": ("one", lambda d: with_bytes(d, lambda c: c + b"x"), TruncatedWeights, WEIGHTS),
-    "too long and sealed": ("one", lambda d: with_bytes(d, lambda c: c + b"x", seal=True), TruncatedWeights, WEIGHTS),
+    "too long and sealed": (
+        "one",
+        lambda d: with_bytes(d, lambda c: c + b"x", seal=True),
+        TruncatedWeights,
+        WEIGHTS,
+    ),
     "a bit": ("one", lambda d: with_bytes(d, flip), DigestMismatch, WEIGHTS),
     "a bit, sealed": ("one", lambda d: with_bytes(d, flip, seal=True), DigestMismatch, "xxh3_128"),
     "a zeroed page": ("one", lambda d: with_bytes(d, zero_page), DigestMismatch, WEIGHTS),
-    "a zeroed page, sealed": ("one", lambda d: with_bytes(d, zero_page, seal=True), DigestMismatch, "xxh3_128"),
+    "a zeroed page, sealed": (
+        "one",
+        lambda d: with_bytes(d, zero_page, seal=True),
+        DigestMismatch,
+        "xxh3_128",
+    ),
     "two layers swapped": ("one", lambda d: with_header(d, swapped), DigestMismatch, "mlp.up_proj.weight"),
     "a tensor missing": ("one", lambda d: with_header(d, lambda h: h.pop(HEAD)), TruncatedWeights, WEIGHTS),
     "a tensor too many": (
         "one",
-        lambda d: with_header(d, lambda h: h.update(x={"dtype": "F32", "shape": [0], "data_offsets": [0, 0]})),
+        lambda d: with_header(
+            d, lambda h: h.update(x={"dtype": "F32", "shape": [0], "data_offsets": [0, 0]})
+        ),
         ModelError,
         "x",
     ),
     "renamed": ("one", lambda d: with_header(d, lambda h: h.update(x=h.pop(HEAD))), ModelError, HEAD),
     "dtype": ("one", lambda d: with_header(d, lambda h: h[HEAD].update(dtype="I32")), ModelError, HEAD),
-    "unknown dtype": ("one", lambda d: with_header(d, lambda h: h[HEAD].update(dtype="F4")), TruncatedWeights, HEAD),
+    "unknown dtype": (
+        "one",
+        lambda d: with_header(d, lambda h: h[HEAD].update(dtype="F4")),
+        TruncatedWeights,
+        HEAD,
+    ),
     "shape": ("one", lambda d: with_header(d, lambda h: h[HEAD]["shape"].reverse()), ModelError, HEAD),
     "absurd shape": (
         "one",
@@ -244,7 +267,12 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], type[ZerodriftError], st
         TruncatedWeights,
         HEAD,
     ),
-    "negative shape": ("one", lambda d: with_header(d, lambda h: h[HEAD].update(shape=[-61, -32])), TruncatedWeights, HEAD),
+    "negative shape": (
+        "one",
+        lambda d: with_header(d, lambda h: h[HEAD].update(shape=[-61, -32])),
+        TruncatedWeights,
+        HEAD,
+    ),
     "overlap": ("one", lambda d: with_header(d, lambda h: offset(h, -4)), TruncatedWeights, HEAD),
     "a gap": ("one", lambda d: with_header(d, lambda h: offset(h, 4)), TruncatedWeights, ""),
     "a name twice": ("one", twice, TruncatedWeights, WEIGHTS),
@@ -260,7 +288,12 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], type[ZerodriftError], st
         TruncatedWeights,
         WEIGHTS,
     ),
-    "no safetensors": ("one", lambda d: with_bytes(d, lambda _: b"\x80\x04K\x01.", seal=False), TruncatedWeights, WEIGHTS),
+    "no safetensors": (
+        "one",
+        lambda d: with_bytes(d, lambda _: b"\x80\x04K\x01.", seal=False),
+        TruncatedWeights,
+        WEIGHTS,
+    ),
     "file is a link": ("one", lambda d: linked(d / WEIGHTS), UnsafePath, WEIGHTS),
     "manifest is a link": ("one", lambda d: linked(d / MANIFEST), UnsafePath, MANIFEST),
     "index is a link": ("many", lambda d: linked(d / INDEX), UnsafePath, INDEX),
@@ -285,8 +318,18 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], type[ZerodriftError], st
         DigestMismatch,
         MANIFEST,
     ),
-    "index leads out": ("many", lambda d: indexed(d, lambda m: m.update({HEAD: "../x.safetensors"})), UnsafePath, "../x"),
-    "index is absolute": ("many", lambda d: indexed(d, lambda m: m.update({HEAD: "/etc/passwd"})), UnsafePath, "/etc"),
+    "index leads out": (
+        "many",
+        lambda d: indexed(d, lambda m: m.update({HEAD: "../x.safetensors"})),
+        UnsafePath,
+        "../x",
+    ),
+    "index is absolute": (
+        "many",
+        lambda d: indexed(d, lambda m: m.update({HEAD: "/etc/passwd"})),
+        UnsafePath,
+        "/etc",
+    ),
     "index lacks a tensor": ("many", lambda d: indexed(d, lambda m: m.pop(HEAD)), ModelError, HEAD),
     "index moves a tensor": (
         "many",
@@ -400,10 +443,10 @@ def test_what_was_read_does_not_change_with_the_file(root: Path, trainer: Any) -
 
 
 def test_nothing_stays_open(served: Served, root: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for name in ("one", "many", "none"):
         with pytest.raises(ZerodriftError):
             served.updates.from_directory(root, name, "not current")
     with pytest.raises(UnsafePath):
         Folder(root, "../x")
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before

@@ -205,7 +205,9 @@ def kept_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     from zerodrift.engine.limits import KVPolicy
 
     real = Scheduler.swap
-    monkeypatch.setattr(Scheduler, "swap", lambda self, version, policy=None: real(self, version, KVPolicy.KEEP))
+    monkeypatch.setattr(
+        Scheduler, "swap", lambda self, version, policy=None: real(self, version, KVPolicy.KEEP)
+    )
 
 
 def scripted(machine: type[Machine]) -> None:

@@ -161,4 +161,3 @@ class Witness:
         solo.swap_weights(self.weights_of(span.version))
         (output,) = solo.generate(prompt, params)
         self.events.append(history.Alone(request=name, bits=bits_of(output)))
-

@@ -90,7 +90,8 @@ def test_an_update_that_cannot_be_true_is_refused(fields):
 
 
 @pytest.mark.parametrize(
-    "name", ["../x.safetensors", "/x.safetensors", "x.bin", ".safetensors", ".x.safetensors", "a/b.safetensors"]
+    "name",
+    ["../x.safetensors", "/x.safetensors", "x.bin", ".safetensors", ".x.safetensors", "a/b.safetensors"],
 )
 def test_a_file_is_a_plain_name(name):
     with pytest.raises(InvalidValue):
