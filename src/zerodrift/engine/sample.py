@@ -174,9 +174,10 @@ class Sample:
 
     def forget(self) -> list[int]:
         """All KV is to be recomputed. Returns the blocks, last first, so that heads of prefixes stay longest."""
+        self._seen = self.lineage
         if self._looked_back:
             self._end_pass()
-        self._seen, self._looked_back = self.lineage, False
+        self._looked_back = False
         blocks = self.blocks[::-1]
         self.blocks, self.cache_keys, self.computed, self.published = [], [], 0, 0
         self.straddles, self.written = False, []
@@ -186,7 +187,7 @@ class Sample:
         return blocks
 
     def _end_pass(self) -> None:
-        ended = LineagePass(len(self.output), self.lineage)
+        ended = LineagePass(len(self.output), self._seen)
         if self.past and ended.version is not None and self.past[-1].version == ended.version:
             self.past.pop()
         self.past.append(ended)

@@ -58,7 +58,8 @@ class Updates:
         self._loop, self._retain = loop, retain
         self._registry = Registry(Path(directory))
         self._kept = Path(directory) / KEPT
-        self._slot, self._open = threading.Lock(), False
+        self._slot, self._taken = threading.Lock(), False
+        self._under_way: Update | None = None
         try:
             self._kept.mkdir(exist_ok=True)
             model = loop.engine.model
@@ -109,10 +110,17 @@ class Updates:
         try:
             self._require_current(expected)
             self._require_new(update)
-            return Update(self, update, Staging(self._loop.engine.model))
+            self._under_way = Update(self, update, Staging(self._loop.engine.model))
+            return self._under_way
         except BaseException:
             self._free_slot()
             raise
+
+    def abort(self) -> None:
+        """End the update that is under way, whoever began it: a trainer that died left it open."""
+        if (update := self._under_way) is None:
+            raise OutOfOrder("no update is under way")
+        update.abort()
 
     def from_directory(
         self,
@@ -253,14 +261,14 @@ class Updates:
 
     def _take_slot(self) -> None:
         with self._slot:
-            if self._open:
+            if self._taken:
                 raise VersionConflict(
                     "another update is under way; wait for its end, and look what is current then"
                 )
-            self._open = True
+            self._taken = True
 
     def _free_slot(self) -> None:
-        self._open = False
+        self._taken, self._under_way = False, None
 
     def _require_current(self, expected: str | WeightVersion) -> None:
         require.instance(InvalidValue, "expected", expected, str | WeightVersion)

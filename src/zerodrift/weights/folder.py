@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from zerodrift.core.errors import DigestMismatch, ModelError, NoWeights, TruncatedWeights, UnsafePath
-from zerodrift.weights.safetensors_bytes import Stored, tensors_in
+from zerodrift.weights.safetensors_bytes import MOST_HEADER_BYTES, Stored, tensors_in
 from zerodrift.weights.update import MOST_MANIFEST_BYTES, FileRecord, UpdateManifest, decode_update, few
 
 MANIFEST, WEIGHTS, INDEX = "update.json", "model.safetensors", "model.safetensors.index.json"
@@ -76,6 +76,7 @@ class Folder:
         shards = self._shards(update)
         seen: set[str] = set()
         for file in update.files:
+            _check_room(file, update)
             content = self._read(file.name, file.nbytes)
             where = f"{self.where}/{file.name}"
             _check_file(file, content, where)
@@ -139,6 +140,15 @@ def _fill(handle: int, content: bytearray) -> int:
 
 def _moment(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _check_room(file: FileRecord, update: UpdateManifest) -> None:
+    """Before memory is taken for it: the tensors are known to fit the model, and the file to hold them."""
+    most = 8 + MOST_HEADER_BYTES + update.nbytes
+    if file.nbytes > most:
+        raise TruncatedWeights(
+            f"{file.name} is to have {file.nbytes} bytes, and all tensors with a header have {most}"
+        )
 
 
 def _check_file(file: FileRecord, content: bytearray, where: str) -> None:

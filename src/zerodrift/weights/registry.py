@@ -8,6 +8,7 @@ and is dropped.
 
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -132,7 +133,7 @@ class Registry:
         """Take the directory, made where it is not there yet, and read what it tells."""
         directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._path = directory, directory / LOG
-        self._lock = _held(directory)
+        self._lock, self._mutex = _held(directory), threading.Lock()
         try:
             self._entries = self._opened()
             self.versions = _folded(self._entries, self._path)
@@ -156,7 +157,16 @@ class Registry:
         follows: str | None = None,
         kv: str | None = None,
     ) -> Entry:
-        """Say it, so that it holds whatever happens next; or refuse it, and nothing was said."""
+        """Say it, so that it holds whatever happens next; or refuse it, and nothing was said. Any thread may."""
+        with self._mutex:
+            return self._append(kind, version, manifest, follows, kv)
+
+    def _append(
+        self, kind: Kind, version: WeightVersion, manifest: str, follows: str | None, kv: str | None
+    ) -> Entry:
+        if not self._lock.is_locked:
+            # The number of its handle may be that of another file by now.
+            raise RecordError(f"{self._path} was closed, and {version.label!r} cannot be {kind} any more")
         before = self._entries[-1].seal if self._entries else _START
         entry = Entry(
             serial=len(self._entries) + 1,
@@ -184,9 +194,10 @@ class Registry:
 
     def close(self) -> None:
         """Let go of the directory."""
-        if self._lock.is_locked:
-            os.close(self._handle)
-            self._lock.release()
+        with self._mutex:
+            if self._lock.is_locked:
+                os.close(self._handle)
+                self._lock.release()
 
     def _opened(self) -> list[Entry]:
         if not self._path.exists():

@@ -216,7 +216,14 @@ def offset(header: dict[str, Any], by: int) -> None:
     header[HEAD]["data_offsets"] = [begin + by, end + by]
 
 
-UP = "model.layers.0.mlp.up_proj.weight"
+def sparse(directory: Path) -> None:
+    """A terabyte that takes no room on the disk, and would in memory."""
+    os.truncate(directory / WEIGHTS, 2**40)
+    files = (FileRecord(WEIGHTS, 2**40, "0" * 64),)
+    forged = msgspec.structs.replace(manifest_in(directory), files=files)
+    (directory / MANIFEST).write_bytes(encode_update(forged))
+
+
 DAMAGES: dict[str, tuple[str, Callable[[Path], object], type[ZerodriftError], str]] = {
     "cut off": ("one", lambda d: with_bytes(d, lambda c: c[:-10]), TruncatedWeights, WEIGHTS),
     "cut off and sealed": (
@@ -288,6 +295,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], type[ZerodriftError], st
         TruncatedWeights,
         WEIGHTS,
     ),
+    "a terabyte": ("one", sparse, TruncatedWeights, WEIGHTS),
     "no safetensors": (
         "one",
         lambda d: with_bytes(d, lambda _: b"\x80\x04K\x01.", seal=False),

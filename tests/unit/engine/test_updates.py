@@ -21,6 +21,7 @@ from zerodrift.core.errors import (
     NonFinite,
     NotRetained,
     OutOfOrder,
+    RecordError,
     VersionConflict,
     ZerodriftError,
 )
@@ -303,6 +304,27 @@ def test_an_update_that_is_left_is_over(loop: EngineLoop, updates: Updates, trai
     assert [entry.kind for entry in updates.entries][2:] == [Kind.COMMITTED, Kind.ABORTED]
     assert len(updates.retained) == 1
     assert publish(updates, trainer, "commit 1", "step 0").label == "commit 1", "it can come again"
+
+
+def test_an_update_whose_trainer_died_is_ended_by_another(
+    loop: EngineLoop, updates: Updates, trainer: Any
+) -> None:
+    left = pushed(updates, trainer, "step 1", "step 0")
+    updates.abort()
+    assert left.stage is Stage.ABORTED
+    with pytest.raises(OutOfOrder):
+        left.verify()
+    with pytest.raises(OutOfOrder):
+        updates.abort()
+    assert publish(updates, trainer, "step 1", "step 0").label == "step 1"
+
+
+def test_a_closed_registry_writes_to_nobody(updates: Updates, trainer: Any) -> None:
+    update = pushed(updates, trainer, "step 1", "step 0")
+    update.verify()
+    updates.close()
+    with pytest.raises(RecordError):
+        update.commit()
 
 
 def kept(directory: Path) -> int:
