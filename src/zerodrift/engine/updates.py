@@ -110,11 +110,11 @@ class Updates:
         try:
             self._require_current(expected)
             self._require_new(update)
-            self._under_way = Update(self, update, Staging(self._loop.engine.model))
-            return self._under_way
+            opened = self._under_way = Update(self, update, Staging(self._loop.engine.model))
         except BaseException:
             self._free_slot()
             raise
+        return opened
 
     def abort(self) -> None:
         """End the update that is under way, whoever began it: a trainer that died left it open."""
