@@ -213,6 +213,30 @@ class ArchiveFull(RecordError):
     code = "record/full"
 
 
+class UpdateError(ZerodriftError):
+    """A weight update that was not made; the weights that served before serve on."""
+
+    code = "update/failed"
+
+
+class VersionConflict(UpdateError):
+    """Another version is current than was expected, a label was used before, or another update is under way."""
+
+    code = "update/conflict"
+
+
+class OutOfOrder(UpdateError):
+    """A message of an update that came twice, too early, or after its end."""
+
+    code = "update/out-of-order"
+
+
+class NotRetained(UpdateError):
+    """A version that was asked for and that nobody has kept."""
+
+    code = "update/not-retained"
+
+
 class ExactError(ZerodriftError):
     """Exact mode cannot keep its promise, and says so instead of computing something close."""
 

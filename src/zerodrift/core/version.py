@@ -49,6 +49,22 @@ class LineageSegment(_Span, frozen=True, forbid_unknown_fields=True):
     """
 
 
+class LineagePass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Output tokens up to `end`, from where the pass before ends, looked back on the KV of `segments`.
+
+    KV that is forgotten, at a swap of weights or to make room, is written anew: then another pass begins.
+    """
+
+    end: int
+    segments: tuple[LineageSegment, ...]
+
+    @property
+    def version(self) -> WeightVersion | None:
+        """Of all segments, where it is one."""
+        versions = {segment.version for segment in self.segments}
+        return versions.pop() if len(versions) == 1 else None
+
+
 def check_cover(spans: tuple[VersionSpan, ...] | tuple[LineageSegment, ...], length: int, what: str) -> None:
     """`spans` cover [0, length) in order, without gap or overlap."""
     position = 0

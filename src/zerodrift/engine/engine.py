@@ -33,7 +33,7 @@ from zerodrift.engine import consistency
 from zerodrift.engine.decode_graph import can_capture
 from zerodrift.engine.identity import Identity, fingerprint_of
 from zerodrift.engine.kv import DEFAULT_BYTES, blocks_in
-from zerodrift.engine.limits import KVPolicy, default_limits, one_of
+from zerodrift.engine.limits import default_limits, one_of, swap_policy
 from zerodrift.engine.metrics import Clock, EngineMetrics, metrics_of
 from zerodrift.engine.output import (
     OnError,
@@ -278,10 +278,10 @@ class Engine:
     ) -> WeightVersion:
         """From the next step on, the weights of `state`, all of them or, if anything is wrong, none.
 
-        `kv` is "recompute" (exact under the new weights alone) or "keep" (requests in flight go on with the KV that
-        they have, and their lineage says so). What was staged has its version already.
+        `kv` is "recompute" (exact under the new weights alone), "keep" (requests in flight go on with the KV that
+        they have, and their lineage says so) or "drain" (none is in flight). What was staged has its version already.
         """
-        policy = one_of(KVPolicy, "kv", kv)
+        policy = swap_policy(kv, in_flight=self.has_unfinished)
         if isinstance(state, StagedWeights) != (version is None):
             raise InvalidValue("staged weights come with their version, and others need one: give a label")
         staged = state if isinstance(state, StagedWeights) else stage(self.model, state, version or "")

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from zerodrift.core import require
-from zerodrift.core.errors import InvalidValue, OutOfBlocks
+from zerodrift.core.errors import EngineError, InvalidValue, OutOfBlocks
 
 _RULES = {
     "block_size": "it counts tokens per KV block",
@@ -39,6 +39,19 @@ class KVPolicy(StrEnum):
     """Nothing of the old weights is looked at again: what is reported is exactly the new weights' doing."""
     KEEP = "keep"
     """Sequences in flight go on with the KV they have; their lineage says so, and no block of theirs is shared."""
+    DRAIN = "drain"
+    """Sequences in flight come to their end under the old weights first, and new ones wait: no output has two versions."""
+
+
+def swap_policy(kv: str, *, in_flight: bool) -> KVPolicy:
+    """What a swap does with KV now."""
+    policy = one_of(KVPolicy, "kv", kv)
+    if policy is KVPolicy.DRAIN and in_flight:
+        raise EngineError(
+            "requests are in flight, which a drain lets end first; step() until has_unfinished is false, or share the "
+            "engine through EngineLoop, which waits for them"
+        )
+    return policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

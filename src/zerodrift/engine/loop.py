@@ -36,6 +36,7 @@ from zerodrift.core.version import WeightVersion
 from zerodrift.engine.engine import Engine
 from zerodrift.engine.handle import LOOK_AFTER_S, OnUpdate, RequestHandle
 from zerodrift.engine.latch import Latch
+from zerodrift.engine.limits import KVPolicy, one_of
 from zerodrift.engine.metrics import EngineMetrics
 from zerodrift.engine.output import SampleUpdate
 from zerodrift.engine.prompts import CheckedRequest, PromptLike
@@ -69,6 +70,9 @@ class EngineLoop:
         self._over = Latch()
         self._stopping = False
         self._paused = False
+        self._when_empty: list[Callable[[], None]] = []
+        """The worker's own: swaps that wait until nothing is in flight; meanwhile new requests are held."""
+        self._held: list[tuple[RequestHandle, CheckedRequest]] = []
         self._worker = threading.Thread(target=self._run, name="zerodrift-engine", daemon=True)
         self._worker.start()
         # A daemon, lest a program hang that forgot to stop it; but Python must not take down torch under its feet.
@@ -103,7 +107,7 @@ class EngineLoop:
                 f"on_update is a {type(on_update).__name__}; give a function that takes one update"
             )
         self._require_open()
-        waiting = self.engine.metrics().waiting + self._inbox.qsize()
+        waiting = self.engine.metrics().waiting + self._inbox.qsize() + len(self._held)
         if waiting >= self.engine.scheduler.limits.max_waiting:
             raise QueueFull(f"{waiting} samples wait already; come again later, or raise max_waiting")
         handle = self._registered(request_id, request.sampling.n, on_update)
@@ -134,11 +138,24 @@ class EngineLoop:
         state: Mapping[str, torch.Tensor] | StagedWeights,
         version: str | WeightVersion | None = None,
         kv: str = "recompute",
+        *,
+        before: Callable[[], object] | None = None,
     ) -> WeightVersion:
-        """As `Engine.swap_weights`: staged in the calling thread while steps go on, and copied in between two of them."""
+        """As `Engine.swap_weights`: staged in the calling thread while steps go on, and copied in between two of them.
+
+        With kv="drain" that is when all that is in flight has ended; requests that come meanwhile wait for it. `before`
+        is called there, right before the copy, and calls it off by raising.
+        """
+        drain = one_of(KVPolicy, "kv", kv) is KVPolicy.DRAIN
         if not isinstance(state, StagedWeights) and version is not None:
             state, version = self.engine.stage_weights(state, version), None
-        return self._between_steps(lambda: self.engine.swap_weights(state, version, kv))
+
+        def swap() -> WeightVersion:
+            if before is not None:
+                before()
+            return self.engine.swap_weights(state, version, kv)
+
+        return self._between_steps(swap, drain=drain)
 
     def retain_weights(self) -> StagedWeights:
         """As `Engine.retain_weights`: copied between two steps, digested and tried while steps go on."""
@@ -186,8 +203,8 @@ class EngineLoop:
                 raise
             atexit.unregister(self.stop)
 
-    def _between_steps(self, function: Callable[[], Result]) -> Result:
-        """Run `function` in the worker's thread, between two steps, and wait for it."""
+    def _between_steps(self, function: Callable[[], Result], *, drain: bool = False) -> Result:
+        """Run `function` in the worker's thread, between two steps, and wait for it; with `drain`, when all has ended."""
         if threading.current_thread() is self._worker:
             return function()
         done, results, errors = Latch(), list[Result](), list[Exception]()
@@ -200,7 +217,7 @@ class EngineLoop:
             done.set()
 
         self._require_open()
-        self._inbox.put(job)
+        self._inbox.put((lambda: self._when_empty.append(job)) if drain else job)
         while not done.wait(LOOK_AFTER_S):
             # In this order: what has ended may have done the job before.
             if not self.alive and not done.is_set():
@@ -245,7 +262,10 @@ class EngineLoop:
             self._over.set()
 
     def _serve(self) -> None:
-        while not (self._stopping and not self.engine.has_unfinished):
+        while not (self._stopping and not self.engine.has_unfinished and not self._when_empty):
+            if self._when_empty and not self.engine.has_unfinished:
+                self._drained()
+                continue
             steps = self.engine.has_unfinished and not self._paused
             try:
                 job = self._inbox.get(block=not steps)
@@ -256,7 +276,21 @@ class EngineLoop:
             if self.engine.broken is not None:
                 raise self.engine.broken
 
+    def _drained(self) -> None:
+        """What waited for the end of all requests, and then those that waited for that."""
+        jobs, self._when_empty = self._when_empty, []
+        for job in jobs:
+            job()
+            if self.engine.broken is not None:
+                raise self.engine.broken
+        held, self._held = self._held, []
+        for handle, request in held:
+            self._admit(handle, request)
+
     def _admit(self, handle: RequestHandle, request: CheckedRequest) -> None:
+        if self._when_empty:
+            self._held.append((handle, request))
+            return
         try:
             self.engine.queue(request, handle.request_id)
         except ZerodriftError as error:
@@ -286,6 +320,7 @@ class EngineLoop:
     def _stop(self, *, drain: bool) -> None:
         self._stopping, self._paused = True, False
         if not drain:
+            self._aborted_early.update(handle for handle, _ in self._held)
             for request_id in list(self.engine.scheduler.requests):
                 self._deliver(self.engine.abort(request_id))
 

@@ -10,6 +10,7 @@ from zerodrift.core.completion import Completion, FinishReason, Problem, TokenAl
 from zerodrift.core.errors import EngineError, InvalidValue, ZerodriftError
 from zerodrift.core.frozen import freeze
 from zerodrift.core.request import Prompt, SamplingParams
+from zerodrift.core.version import LineagePass
 from zerodrift.engine.identity import Identity
 from zerodrift.engine.plan import Drawn
 from zerodrift.engine.sample import Sample
@@ -38,6 +39,8 @@ class Output(Completion, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of the likeliest tokens, in the two logits modes."""
     prompt_top_logprobs: tuple[tuple[TokenAlternative, ...], ...] = ()
     """Alternatives for prompt tokens, as many as were asked for; the first prompt token has none."""
+    past: tuple[LineagePass, ...] = ()
+    """KV that earlier tokens looked back on and that was written anew since; the last ones' is `lineage`."""
 
     def __post_init__(self) -> None:
         """As a completion, and what it says of numerics cannot be changed either."""
@@ -123,6 +126,7 @@ def _whole(sample: Sample, identity: Identity, text: str | None) -> Output:
         logits=tuple(each.logit for each in drawn if each.logit is not None),
         top_logits=_top_logits(drawn),
         prompt_top_logprobs=_prompt_tops(sample),
+        past=tuple(sample.past),
     )
 
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from zerodrift.core.completion import FinishReason, Problem
 from zerodrift.core.errors import InvariantBroken
 from zerodrift.core.request import SamplingParams
-from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
+from zerodrift.core.version import LineagePass, LineageSegment, VersionSpan, WeightVersion
 from zerodrift.engine.plan import Drawn, Scored
 
 
@@ -86,6 +86,8 @@ class Sample:
     _looked_back: bool = False
     """Whether the last token was drawn from the KV in `written`, rather than from what was forgotten since."""
     _seen: tuple[LineageSegment, ...] = ()
+    past: list[LineagePass] = field(default_factory=list)
+    """KV that tokens were drawn from and that was forgotten since; runs under one set of weights are one pass."""
 
     @property
     def length(self) -> int:
@@ -172,7 +174,10 @@ class Sample:
 
     def forget(self) -> list[int]:
         """All KV is to be recomputed. Returns the blocks, last first, so that heads of prefixes stay longest."""
-        self._seen, self._looked_back = self.lineage, False
+        self._seen = self.lineage
+        if self._looked_back:
+            self._end_pass()
+        self._looked_back = False
         blocks = self.blocks[::-1]
         self.blocks, self.cache_keys, self.computed, self.published = [], [], 0, 0
         self.straddles, self.written = False, []
@@ -180,6 +185,12 @@ class Sample:
             # Scores of one prompt come from one set of weights: a restart may follow a swap.
             self.prompt_scores = []
         return blocks
+
+    def _end_pass(self) -> None:
+        ended = LineagePass(len(self.output), self._seen)
+        if self.past and ended.version is not None and self.past[-1].version == ended.version:
+            self.past.pop()
+        self.past.append(ended)
 
     def _segments(self) -> tuple[LineageSegment, ...]:
         last = self.length - 1
@@ -193,6 +204,9 @@ class Sample:
         """The end, with its reason."""
         self.move(Phase.FINISHED)
         self.finish_reason, self.problem = reason, problem
+        if self.past and self.past[-1].end == len(self.output):
+            # The KV of the last tokens, which `lineage` has.
+            self.past.pop()
 
 
 def _extend(spans: list[_Span], version: WeightVersion, start: int, end: int) -> None:

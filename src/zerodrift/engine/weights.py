@@ -20,7 +20,11 @@ from zerodrift.exact.logprobs import head
 from zerodrift.exact.paged import PagedBatch, PagedKV, forward_paged
 from zerodrift.exact.preparation import freeze_weights, layers_of, ops_of, prepare, refresh
 from zerodrift.weights.digest import checkpoint_state
-from zerodrift.weights.manifest import Manifest
+from zerodrift.weights.listing import dtype_name, manifest_of, record_of
+from zerodrift.weights.manifest import Manifest, TensorRecord
+
+CANARY_TOKENS = 8
+"""From all over the vocabulary: of embeddings that overflow in some rows alone, one token would see few."""
 
 
 def own_model(model: Any, dtype: str | None) -> Any:
@@ -55,6 +59,16 @@ class StagedWeights:
         self.version = version
         self._tensors = tensors
 
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """By name, as a checkpoint has them; not to be written to."""
+        return self._tensors
+
+    def twin_of(self, model: Any) -> Any:
+        """A second tree of modules as `model`, over these tensors; nothing is copied."""
+        self.check_fits(model)
+        return _twin(model, self._tensors)
+
     def check_fits(self, model: Any) -> None:
         """Tensor by tensor as `model` has them: those that were staged for it do, and for a replica of it."""
         if _shapes(self._tensors) != _shapes(checkpoint_state(model)):
@@ -83,6 +97,45 @@ def stage(model: Any, state: Mapping[str, torch.Tensor], version: str | WeightVe
     own = _copied(model, state)
     _check_numbers(model, state, own)
     return _tried(model, own, version)
+
+
+class Staging:
+    """Weights that come tensor by tensor, in any order, beside those that run."""
+
+    def __init__(self, model: Any) -> None:
+        """`model` is not written to, and may run meanwhile."""
+        self._model = model
+        self._places = checkpoint_state(model)
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._records: dict[str, TensorRecord] = {}
+
+    @torch.no_grad()
+    def put(self, record: TensorRecord, tensor: torch.Tensor) -> None:
+        """A copy of `tensor`, which holds the very bits of `record`; else refused, and may come again."""
+        name, place = record.name, self._places[record.name]
+        if not isinstance(tensor, torch.Tensor) or tensor.is_meta or tensor.layout is not torch.strided:
+            raise ModelError(f"the new {name} is no tensor with numbers; materialise or densify it first")
+        if tuple(tensor.shape) != record.shape or dtype_name(tensor.dtype) != record.dtype:
+            raise ModelError(
+                f"the new {name} is {list(tensor.shape)} of {dtype_name(tensor.dtype)}, but the manifest says {record.form}"
+            )
+        copied = torch.empty_like(place).copy_(tensor)
+        # Of the copy: a trainer may write to its own tensors at any time.
+        found = record_of(name, copied)
+        if found != record:
+            raise DigestMismatch(
+                f"the new {name} has xxh3_128 {found.xxh3_128}, and the manifest says {record.xxh3_128}; it was damaged "
+                "or mixed up on the way: send it again"
+            )
+        self._tensors[name], self._records[name] = copied, record
+
+    def finish(self, label: str) -> StagedWeights:
+        """All that came, tried on the canary: finite one by one, and together."""
+        own = {name: self._tensors[name] for name in self._places}
+        _check_finite(own)
+        _try_out(_twin(self._model, own))
+        records = tuple(self._records[name] for name in sorted(self._records))
+        return StagedWeights(own, WeightVersion(label, Manifest(records).digest))
 
 
 class RunningCopy(NamedTuple):
@@ -131,7 +184,7 @@ def _twin(model: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 def version_of(state: Mapping[str, torch.Tensor], version: str | WeightVersion) -> WeightVersion:
     """The version with the digest of the tensors themselves; a digest that was promised must be that one."""
     require.instance(InvalidValue, "version", version, str | WeightVersion)
-    digest = Manifest.of(state).digest
+    digest = manifest_of(state).digest
     if isinstance(version, str):
         return WeightVersion(version, digest)
     if version.digest not in (None, digest):
@@ -166,9 +219,7 @@ def _check_form(model: Any, state: Mapping[str, torch.Tensor]) -> None:
 @torch.no_grad()
 def _check_numbers(model: Any, state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:
     """Of the copy that will run: a trainer may write to its own tensors at any time."""
-    for name, tensor in own.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise NonFinite(f"the new {name} holds NaN or an infinity; the old weights stay in place")
+    _check_finite(own)
     known = model.state_dict()
     for name in state.keys() - own.keys():
         # Names that share memory with another: giving both is fine as long as they say the same.
@@ -181,17 +232,25 @@ def _check_numbers(model: Any, state: Mapping[str, torch.Tensor], own: Mapping[s
                 )
 
 
+@torch.no_grad()
+def _check_finite(own: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in own.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise NonFinite(f"the new {name} holds NaN or an infinity; the old weights stay in place")
+
+
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 @torch.no_grad()
 def _try_out(model: Any) -> None:
-    """One token through the new model: weights that are finite one by one may still overflow together."""
-    zero = torch.zeros(1, dtype=torch.int64, device=model.device)
-    batch = PagedBatch(zero, zero, zero, (0, 1), (0,), (zero,))
-    logits_1V = head(model, forward_paged(model, batch, PagedKV(model, 1, 1)))
-    if not bool(torch.isfinite(logits_1V).all()):
+    """A few tokens through the new model: weights that are finite one by one may still overflow together."""
+    places_T = torch.arange(CANARY_TOKENS, device=model.device)
+    tokens_T = places_T * (model.config.vocab_size // CANARY_TOKENS)
+    batch = PagedBatch(tokens_T, places_T, places_T, (0, CANARY_TOKENS), (0,), (places_T[:1],))
+    logits_TV = head(model, forward_paged(model, batch, PagedKV(model, 1, CANARY_TOKENS)))
+    if not bool(torch.isfinite(logits_TV).all()):
         raise NonFinite(
-            "a first token through the new weights gives non-finite logits; the old ones stay in place"
+            "a few tokens through the new weights give non-finite logits; the old ones stay in place"
         )

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
-from zerodrift.weights.manifest import Manifest, TensorRecord
+from zerodrift.weights.listing import manifest_of, record_of
+from zerodrift.weights.manifest import Manifest
 
 
 def model_digest(model: torch.nn.Module, dtype: torch.dtype | None = None) -> str:
@@ -17,8 +18,8 @@ def model_digest(model: torch.nn.Module, dtype: torch.dtype | None = None) -> st
     """
     state = checkpoint_state(model)
     if dtype is None:
-        return Manifest.of(state).digest
-    return Manifest(tuple(TensorRecord.of(name, _in(state[name], dtype)) for name in sorted(state))).digest
+        return manifest_of(state).digest
+    return Manifest(tuple(record_of(name, _in(state[name], dtype)) for name in sorted(state))).digest
 
 
 def checkpoint_state(model: torch.nn.Module, *, keep_vars: bool = False) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
 from zerodrift.models import testbed, tokenizer_testbed
 from zerodrift.models.export import materialise
 from zerodrift.weights.digest import model_digest
-from zerodrift.weights.manifest import Manifest
+from zerodrift.weights.listing import manifest_of
 
 REQUEST = Request(Prompt((20, 30, 40)), SamplingParams(seed=1, max_tokens=4))
 
@@ -43,7 +43,7 @@ def test_a_digest_is_that_of_the_checkpoint_whatever_the_model_computes_in(
     saved: str, tmp_path: Path
 ) -> None:
     models.load("testbed:llama", saved).save_pretrained(tmp_path)
-    files = Manifest.of(load_file(tmp_path / "model.safetensors")).digest
+    files = manifest_of(load_file(tmp_path / "model.safetensors")).digest
     loaded = {dtype: load_reference(tmp_path, dtype) for dtype in (None, "float32", "bfloat16")}
     assert {each.digest for each in loaded.values()} == {files}
     assert [str(each.model.dtype) for each in loaded.values()] == [

@@ -9,7 +9,7 @@ from zerodrift.core.errors import InvalidValue, ModelNotFound
 from zerodrift.models.model_facts import SAMPLING_KEYS
 from zerodrift.models.quiet import quiet
 from zerodrift.weights.digest import model_digest
-from zerodrift.weights.manifest import Manifest
+from zerodrift.weights.listing import manifest_of
 
 
 def test_the_files_that_engines_look_for(written):
@@ -33,7 +33,7 @@ def test_the_file_has_the_digest_of_the_model(name, written):
     built_in = model_digest(zd.models.load(f"testbed:{name}"))
     assert model_digest(zd.models.load(written)) == built_in
     # transformers stacks experts that the file holds one by one, as every other reader of such a file expects.
-    assert (Manifest.of(load_file(written / "model.safetensors")).digest == built_in) == (name != "qwen3-moe")
+    assert (manifest_of(load_file(written / "model.safetensors")).digest == built_in) == (name != "qwen3-moe")
 
 
 def test_bfloat16_is_written_as_such(tmp_path):

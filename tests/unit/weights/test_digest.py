@@ -6,13 +6,13 @@ from safetensors.torch import load_file
 
 import zerodrift as zd
 from zerodrift.weights.digest import checkpoint_state, model_digest
-from zerodrift.weights.manifest import Manifest
+from zerodrift.weights.listing import manifest_of
 
 
 def test_the_digest_is_that_of_the_files(tmp_path):
     directory = zd.models.materialise("testbed:llama", tmp_path)
     model = zd.models.load(directory)
-    assert model_digest(model) == Manifest.of(load_file(directory / "model.safetensors")).digest
+    assert model_digest(model) == manifest_of(load_file(directory / "model.safetensors")).digest
 
 
 def test_a_tied_head_is_listed_once():

@@ -1,0 +1,373 @@
+"""New weights as transactions: each is served whole and verified, or never.
+
+    updates = Updates(loop, Path("runs/weights"))
+    with updates.begin(update_of(model, "step 7"), expected="step 6") as update:
+        for name, tensor in checkpoint_state(model).items():
+            update.push(name, tensor)
+        update.verify()
+        update.commit()
+        update.publish(kv="keep")
+
+`commit` puts the weights on the disk, `publish` makes them current: first in the registry, then in the engine, both between
+the same two steps. Whoever starts an engine over the directory again serves what the registry says.
+"""
+
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import torch
+
+from zerodrift.core import require
+from zerodrift.core.errors import (
+    DigestMismatch,
+    InvalidValue,
+    NotRetained,
+    OutOfOrder,
+    VersionConflict,
+)
+from zerodrift.core.version import WeightVersion
+from zerodrift.engine.limits import KVPolicy, one_of
+from zerodrift.engine.loop import EngineLoop
+from zerodrift.engine.weights import StagedWeights, Staging
+from zerodrift.weights.files import read_update, write_update
+from zerodrift.weights.of_model import ties_of, whole_manifest
+from zerodrift.weights.registry import Entry, Kind, Known, Registry
+from zerodrift.weights.session import Session, Stage
+from zerodrift.weights.update import UpdateManifest, check_update
+
+KEPT = "weights"
+"""Directory of the versions that are kept, each under the identity of its manifest."""
+
+
+class Updates:
+    """The versions of one engine's weights: one process, one update at a time, any thread."""
+
+    def __init__(self, loop: EngineLoop, directory: Path, *, retain: int = 4) -> None:
+        """Go on where `directory` left off: its current version is put into the engine, whatever that started with.
+
+        A directory that is new begins with the engine's own weights, under the engine's own label. The `retain` latest
+        versions are kept on the disk, the current one and the one before it among them.
+        """
+        require.instance(InvalidValue, "loop", loop, EngineLoop)
+        require.whole(InvalidValue, "retain", retain, "the current version and the one before it are kept", 2)
+        self._loop, self._retain = loop, retain
+        self._registry = Registry(Path(directory))
+        self._kept = Path(directory) / KEPT
+        self._slot, self._taken = threading.Lock(), False
+        self._under_way: Update | None = None
+        try:
+            self._kept.mkdir(exist_ok=True)
+            model = loop.engine.model
+            self._own, self._ties = whole_manifest(model), ties_of(model)
+            self._recover()
+        except BaseException:
+            self._registry.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the directory; the engine serves on."""
+        self._registry.close()
+
+    @property
+    def current(self) -> WeightVersion:
+        """The version that serves."""
+        label = self._registry.versions.current
+        assert label is not None, "recovery publishes one"
+        return self._registry.versions.known[label].version
+
+    @property
+    def retained(self) -> tuple[WeightVersion, ...]:
+        """Versions that can be rolled back to and replayed, in the order of their commits."""
+        versions = self._registry.versions
+        return tuple(versions.known[label].version for label in versions.kept)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All that was ever committed, published, aborted and forgotten here."""
+        return self._registry.entries
+
+    def published(self, update: UpdateManifest) -> bool:
+        """Whether this very update was made: what to ask after an answer that was lost."""
+        known = self._registry.versions.known.get(update.version)
+        return known is not None and known.was_current and known.manifest == update.identity
+
+    def begin(self, update: UpdateManifest, expected: str | WeightVersion) -> "Update":
+        """Open an update of the `expected` version, which is current. While one is open no other is."""
+        require.instance(InvalidValue, "update", update, UpdateManifest)
+        check_update(update, self._own, self._ties)
+        self._take_slot()
+        try:
+            self._require_current(expected)
+            self._require_new(update)
+            opened = self._under_way = Update(self, update, Staging(self._loop.engine.model))
+        except BaseException:
+            self._free_slot()
+            raise
+        return opened
+
+    def abort(self) -> None:
+        """End the update that is under way, whoever began it: a trainer that died left it open."""
+        if (update := self._under_way) is None:
+            raise OutOfOrder("no update is under way")
+        update.abort()
+
+    def from_directory(
+        self,
+        root: Path,
+        name: str,
+        expected: str | WeightVersion,
+        *,
+        digest: str | None = None,
+        kv: str = "recompute",
+    ) -> WeightVersion:
+        """A whole update out of the directory `name` below `root`; with `digest`, of that very manifest alone."""
+        one_of(KVPolicy, "kv", kv)
+        with read_update(Path(root), name) as (manifest, tensors):
+            if digest not in (None, manifest.digest):
+                raise DigestMismatch(
+                    f"the manifest of {name!r} has digest {manifest.digest}, and {digest} was announced"
+                )
+            with self.begin(manifest, expected) as update:
+                for each, tensor in tensors:
+                    update.push(each, tensor)
+                update.verify()
+                update.commit()
+                return update.publish(kv)
+
+    def rollback(
+        self, expected: str | WeightVersion, *, to: str | None = None, kv: str = "recompute"
+    ) -> WeightVersion:
+        """Make a version that is kept current again: the one before, or `to`."""
+        policy = one_of(KVPolicy, "kv", kv)
+        self._take_slot()
+        try:
+            self._require_current(expected)
+            label = self._registry.versions.previous if to is None else to
+            known = self._known(label)
+            return self._switch(self._load(known), known.manifest, policy)
+        finally:
+            self._free_slot()
+
+    def weights_of(self, version: str | WeightVersion) -> StagedWeights:
+        """The weights of a version that is kept, verified again; to replay what it made."""
+        label = version if isinstance(version, str) else version.label
+        known = self._known(label)
+        if isinstance(version, WeightVersion) and known.version != version:
+            raise NotRetained(
+                f"version {label!r} is kept with digest {known.version.digest}, not {version.digest}"
+            )
+        return self._load(known)
+
+    def _known(self, label: str | None) -> Known:
+        versions = self._registry.versions
+        known = None if label is None else versions.known.get(label)
+        if known is None or not known.kept:
+            asked = "before the current one" if label is None else repr(label)
+            raise NotRetained(f"version {asked} is not kept; there are {', '.join(map(repr, versions.kept))}")
+        return known
+
+    def _load(self, known: Known) -> StagedWeights:
+        with read_update(self._kept, known.manifest) as (manifest, tensors):
+            if manifest.identity != known.manifest:
+                raise DigestMismatch(
+                    f"the weights of version {known.version.label!r} were exchanged on the disk; they are not used"
+                )
+            session, staging = Session(manifest), Staging(self._loop.engine.model)
+            for name, tensor in tensors:
+                staging.put(session.expect(name), tensor)
+                session.took(name)
+        session.move(Stage.VERIFIED)
+        return staging.finish(manifest.version)
+
+    def _switch(self, staged: StagedWeights, manifest: str, policy: KVPolicy) -> WeightVersion:
+        """Current in the registry, and then in the engine, between the same two steps."""
+        follows = self._registry.versions.current
+        version = self._loop.swap_weights(
+            staged,
+            kv=policy,
+            before=lambda: self._registry.append(
+                Kind.PUBLISHED, staged.version, manifest, follows=follows, kv=policy.value
+            ),
+        )
+        self._forget_oldest()
+        return version
+
+    def _keep(self, update: UpdateManifest, tensors: Mapping[str, torch.Tensor]) -> None:
+        """On the disk first, and then in the registry: what it names is there."""
+        identity = update.identity
+        write_update(self._kept, identity, msgspec.structs.replace(update, files=()), tensors)
+        try:
+            self._registry.append(Kind.COMMITTED, update.weight_version, identity)
+        except BaseException:
+            shutil.rmtree(self._kept / identity, ignore_errors=True)
+            raise
+
+    def _drop(self, kind: Kind, label: str) -> None:
+        """Out of the registry first: what is left on the disk then is swept away by the next start at the latest."""
+        known = self._registry.versions.known[label]
+        self._registry.append(kind, known.version, known.manifest)
+        shutil.rmtree(self._kept / known.manifest, ignore_errors=True)
+
+    def _forget_oldest(self) -> None:
+        versions = self._registry.versions
+        spare = [label for label in versions.kept if label not in (versions.current, versions.previous)]
+        for label in spare[: max(0, len(versions.kept) - self._retain)]:
+            self._drop(Kind.FORGOTTEN, label)
+
+    def _recover(self) -> None:
+        self._sweep()
+        if self._registry.versions.current is None:
+            self._adopt()
+        else:
+            known = self._known(self._registry.versions.current)
+            self._loop.swap_weights(self._load(known))
+        for label in self._registry.versions.kept:
+            if not self._registry.versions.known[label].was_current:
+                # Whoever was about to publish it is gone.
+                self._drop(Kind.ABORTED, label)
+        self._forget_oldest()
+
+    def _adopt(self) -> None:
+        """The weights that the engine started with are the first version."""
+        staged = self._loop.retain_weights()
+        first = UpdateManifest(version=staged.version.label, weights=self._own, tied=self._ties)
+        known = self._registry.versions.known.get(first.version)
+        if known is None or not known.kept:
+            self._keep(first, staged.tensors)
+        elif known.version != staged.version:
+            raise VersionConflict(
+                f"{self._kept.parent} was begun with other weights as {first.version!r}; remove it, or start with those"
+            )
+        self._registry.append(Kind.PUBLISHED, staged.version, first.identity)
+
+    def _sweep(self) -> None:
+        """Away with what a kill left half-written, or unnamed."""
+        versions = self._registry.versions
+        named = {versions.known[label].manifest for label in versions.kept}
+        for path in self._kept.iterdir():
+            if path.name not in named:
+                shutil.rmtree(path)
+
+    def _take_slot(self) -> None:
+        with self._slot:
+            if self._taken:
+                raise VersionConflict(
+                    "another update is under way; wait for its end, and look what is current then"
+                )
+            self._taken = True
+
+    def _free_slot(self) -> None:
+        self._taken, self._under_way = False, None
+
+    def _require_current(self, expected: str | WeightVersion) -> None:
+        require.instance(InvalidValue, "expected", expected, str | WeightVersion)
+        if expected not in (self.current, self.current.label):
+            label = expected if isinstance(expected, str) else expected.label
+            raise VersionConflict(
+                f"{label!r} was expected to be current, and {self.current.label!r} with digest {self.current.digest} is"
+            )
+
+    def _require_new(self, update: UpdateManifest) -> None:
+        known = self._registry.versions.known
+        if update.version in known and known[update.version].taken:
+            raise VersionConflict(
+                f"a version {update.version!r} was committed before; a replay is refused, and every update has its own label"
+            )
+        parent = update.parent
+        if parent is not None and (
+            parent.label not in known or parent.digest not in (None, known[parent.label].version.digest)
+        ):
+            raise VersionConflict(
+                f"{update.version!r} follows {parent.label!r}, which was never committed here"
+            )
+
+
+class Update:
+    """One update under way. Leaving its `with` before it is published aborts it."""
+
+    def __init__(self, updates: Updates, manifest: UpdateManifest, staging: Staging) -> None:
+        """Made by `Updates.begin`."""
+        self._updates, self._session, self._staging = updates, Session(manifest), staging
+        self._staged: StagedWeights | None = None
+        self._mutex = threading.Lock()
+
+    @property
+    def stage(self) -> Stage:
+        """How far it is."""
+        return self._session.stage
+
+    def push(self, name: str, tensor: torch.Tensor) -> None:
+        """Take a copy of one tensor, with the very bits that the manifest promised. What is refused may come again."""
+        with self._mutex:
+            record = self._session.expect(name)
+            self._staging.put(record, tensor)
+            self._session.took(name)
+
+    def verify(self) -> WeightVersion:
+        """All came, all are finite, and so are the logits of a few tokens; or the update is over."""
+        with self._mutex:
+            self._session.require_next(Stage.VERIFIED)
+            try:
+                self._staged = self._staging.finish(self._session.update.version)
+            except BaseException:
+                self._end()
+                raise
+            self._session.move(Stage.VERIFIED)
+            return self._staged.version
+
+    def commit(self) -> None:
+        """Put the weights on the disk: from here on the version can be published, and survives whatever happens."""
+        with self._mutex:
+            self._session.require_next(Stage.COMMITTED)
+            self._updates._keep(self._session.update, self._verified().tensors)  # noqa: SLF001 (one idea, two classes)
+            self._session.move(Stage.COMMITTED)
+
+    def publish(self, kv: str = "recompute") -> WeightVersion:
+        """Serve it from the next step on; with kv="drain", when all that is in flight has ended."""
+        policy = one_of(KVPolicy, "kv", kv)
+        with self._mutex:
+            self._session.require_next(Stage.PUBLISHED)
+            identity = self._session.update.identity
+            version = self._updates._switch(self._verified(), identity, policy)  # noqa: SLF001
+            self._session.move(Stage.PUBLISHED)
+            self._updates._free_slot()  # noqa: SLF001
+            return version
+
+    def abort(self) -> None:
+        """End it; the version that serves serves on."""
+        with self._mutex:
+            self._session.require_next(Stage.ABORTED)
+            self._end()
+
+    def _verified(self) -> StagedWeights:
+        if self._staged is None:
+            raise OutOfOrder(f"the update to {self._session.update.version!r} was never verified")
+        return self._staged
+
+    def _end(self) -> None:
+        committed = self._session.stage is Stage.COMMITTED
+        self._session.move(Stage.ABORTED)
+        self._staged = None
+        self._updates._free_slot()  # noqa: SLF001
+        if committed:
+            self._updates._drop(Kind.ABORTED, self._session.update.version)  # noqa: SLF001
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.stage not in (Stage.PUBLISHED, Stage.ABORTED):
+            self.abort()

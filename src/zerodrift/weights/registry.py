@@ -1,0 +1,252 @@
+"""Which versions there are and which one is current: an append-only log that a kill cannot tear. Torch-free.
+
+`versions.jsonl` has a line for every commit, publication, abort and removal. A line is on the disk before what it says is
+done, and carries a seal over itself and all lines before it: one that was changed, taken out or put in is seen. Lines cut
+off at the end are not; a seal that travels with rollouts would show that. A line without its end was never acknowledged,
+and is dropped.
+"""
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from zerodrift.core.errors import ArchiveLocked, DigestMismatch, NotRetained, RecordError, VersionConflict
+from zerodrift.core.frozen import freeze
+from zerodrift.core.version import WeightVersion
+from zerodrift.records.archive.journal import write_all
+from zerodrift.records.archive.layout import flush_directory
+from zerodrift.records.archive.room import room_for
+from zerodrift.records.codec import drop_torn_line, numbered_lines
+
+LOG, LOCK = "versions.jsonl", ".lock"
+_START = "0" * 64
+
+
+class Kind(StrEnum):
+    """What a line tells."""
+
+    COMMITTED = "committed"
+    """It is verified, and kept on the disk."""
+    PUBLISHED = "published"
+    """It is the one that serves, from here on and after every restart."""
+    ABORTED = "aborted"
+    """It was committed, and will not be published."""
+    FORGOTTEN = "forgotten"
+    """It made room, and can no longer be rolled back to."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line."""
+
+    serial: int
+    """From 1, without a gap: versions are ordered by it and never by a clock."""
+    kind: Kind
+    version: WeightVersion
+    manifest: str
+    """Identity of the manifest that it came with."""
+    follows: str | None = None
+    """Label of the version that it was published in place of; None for the first."""
+    kv: str | None = None
+    """What became of KV then."""
+    at: float
+    """Seconds since the epoch, for people."""
+    seal: str
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A version that was committed once."""
+
+    version: WeightVersion
+    manifest: str
+    kept: bool
+    """Whether its weights are on the disk."""
+    was_current: bool = False
+
+    @property
+    def taken(self) -> bool:
+        """Whether its label is: one that never served, and is gone, may come again."""
+        return self.kept or self.was_current
+
+
+class Versions(msgspec.Struct, frozen=True):
+    """All that a log tells, as a value."""
+
+    known: Mapping[str, Known] = {}
+    """By label, in the order of commits."""
+    current: str | None = None
+    trail: tuple[str, ...] = ()
+    """Labels in the order in which they were published."""
+
+    def __post_init__(self) -> None:
+        """What was told stays told."""
+        freeze(self, "known")
+
+    def after(self, entry: Entry) -> "Versions":
+        """With one more line; one that contradicts those before it is refused."""
+        label = entry.version.label
+        found = self.known.get(label)
+        if entry.kind is Kind.COMMITTED:
+            if found is not None and found.taken:
+                raise VersionConflict(
+                    f"a version {label!r} was committed before; give every update its own label"
+                )
+            return self._with(label, Known(entry.version, entry.manifest, kept=True))
+        if found is None or not found.kept or found.version != entry.version:
+            raise NotRetained(f"version {label!r} is not kept; there are {', '.join(map(repr, self.kept))}")
+        if entry.kind is Kind.PUBLISHED:
+            if entry.follows != self.current:
+                raise VersionConflict(
+                    f"{entry.follows!r} was expected to be current, and {self.current!r} is"
+                )
+            later = self._with(label, msgspec.structs.replace(found, was_current=True))
+            return msgspec.structs.replace(later, current=label, trail=(*self.trail, label))
+        if label == self.current or (entry.kind is Kind.ABORTED and found.was_current):
+            raise VersionConflict(f"version {label!r} serves or has served; it cannot be {entry.kind}")
+        return self._with(label, msgspec.structs.replace(found, kept=False))
+
+    def _with(self, label: str, known: Known) -> "Versions":
+        return msgspec.structs.replace(self, known={**self.known, label: known})
+
+    @property
+    def kept(self) -> list[str]:
+        """Labels of versions whose weights are on the disk, in the order of commits."""
+        return [label for label, known in self.known.items() if known.kept]
+
+    @property
+    def previous(self) -> str | None:
+        """The version that served before the current one, where it is still kept."""
+        others = [label for label in self.trail if label != self.current and self.known[label].kept]
+        return others[-1] if others else None
+
+
+class Registry:
+    """The log, held by one process at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        """Take the directory, made where it is not there yet, and read what it tells."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory, self._path = directory, directory / LOG
+        self._lock, self._mutex = _held(directory), threading.Lock()
+        try:
+            self._entries = self._opened()
+            self.versions = _folded(self._entries, self._path)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._handle = os.open(self._path, flags)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Every line."""
+        return tuple(self._entries)
+
+    def append(
+        self,
+        kind: Kind,
+        version: WeightVersion,
+        manifest: str,
+        *,
+        follows: str | None = None,
+        kv: str | None = None,
+    ) -> Entry:
+        """Say it, so that it holds whatever happens next; or refuse it, and nothing was said. Any thread may."""
+        with self._mutex:
+            return self._append(kind, version, manifest, follows, kv)
+
+    def _append(
+        self, kind: Kind, version: WeightVersion, manifest: str, follows: str | None, kv: str | None
+    ) -> Entry:
+        if not self._lock.is_locked:
+            # The number of its handle may be that of another file by now.
+            raise RecordError(f"{self._path} was closed, and {version.label!r} cannot be {kind} any more")
+        before = self._entries[-1].seal if self._entries else _START
+        entry = Entry(
+            serial=len(self._entries) + 1,
+            kind=kind,
+            version=version,
+            manifest=manifest,
+            follows=follows,
+            kv=kv,
+            at=time.time(),
+            seal="",
+        )
+        entry = msgspec.structs.replace(entry, seal=_seal(before, entry))
+        versions = self.versions.after(entry)
+        size = os.fstat(self._handle).st_size
+        with room_for(self._path):
+            try:
+                write_all(self._handle, msgspec.json.encode(entry) + b"\n")
+            except BaseException:
+                # Half a line in the middle would make the next one unreadable.
+                os.ftruncate(self._handle, size)
+                raise
+        self._entries.append(entry)
+        self.versions = versions
+        return entry
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        with self._mutex:
+            if self._lock.is_locked:
+                os.close(self._handle)
+                self._lock.release()
+
+    def _opened(self) -> list[Entry]:
+        if not self._path.exists():
+            self._path.touch()
+            flush_directory(self._directory)
+        drop_torn_line(self._path)
+        return list(read_log(self._path))
+
+
+def read_log(path: Path) -> Iterator[Entry]:
+    """Every line of a log, each sealed as it was written."""
+    seal = _START
+    for number, line in numbered_lines(path):
+        where = f"{path.name}, line {number}"
+        try:
+            entry = msgspec.json.decode(line, type=Entry)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+            raise RecordError(f"{where} cannot be read: {error}") from error
+        if entry.serial != number or entry.seal != _seal(seal, entry):
+            raise DigestMismatch(
+                f"{where} is not as it was written, or lines before it are not; put the file back as it was"
+            )
+        seal = entry.seal
+        yield entry
+
+
+def _folded(entries: list[Entry], path: Path) -> Versions:
+    versions = Versions()
+    for entry in entries:
+        try:
+            versions = versions.after(entry)
+        except (VersionConflict, NotRetained) as error:
+            raise RecordError(
+                f"{path.name}, line {entry.serial} contradicts those before it: {error}"
+            ) from error
+    return versions
+
+
+def _seal(before: str, entry: Entry) -> str:
+    content = msgspec.json.encode(msgspec.structs.replace(entry, seal=before))
+    return hashlib.sha256(content).hexdigest()
+
+
+def _held(directory: Path) -> FileLock:
+    lock = FileLock(directory / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise ArchiveLocked(
+            f"another engine updates its weights in {directory}; give each engine a directory of its own"
+        ) from error
+    return lock
