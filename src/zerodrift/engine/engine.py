@@ -20,13 +20,7 @@ import torch
 
 from zerodrift.core import require
 from zerodrift.core.completion import EngineFingerprint
-from zerodrift.core.errors import (
-    BitsDiffer,
-    EngineError,
-    InvalidValue,
-    InvariantBroken,
-    ZerodriftError,
-)
+from zerodrift.core.errors import BitsDiffer, EngineError, InvalidValue, InvariantBroken, ZerodriftError
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine import consistency
@@ -241,8 +235,7 @@ class Engine:
                 Sample(0, request_id, 0, prompt.token_ids, sampling, prompt.cache_salt, forced, stream_text)
             )
             # Only this number changes: reading all of them off a thousand requests takes as long as a small step.
-            waiting = len(self.scheduler.waiting)
-            self._metrics = msgspec.structs.replace(self._metrics, waiting=waiting)
+            self._metrics = msgspec.structs.replace(self._metrics, waiting=len(self.scheduler.waiting))
         return request_id
 
     def step(self) -> list[SampleUpdate]:

@@ -242,7 +242,7 @@ def _seal(before: str, entry: Entry) -> str:
 
 
 def _held(directory: Path) -> FileLock:
-    lock = FileLock(directory / LOCK)
+    lock = FileLock(directory / LOCK, thread_local=False)
     try:
         lock.acquire(timeout=0)
     except Timeout as error:

@@ -137,6 +137,5 @@ class PartSums:
 
 def _dot(first: torch.Tensor, second: torch.Tensor) -> float:
     """In float64, without a copy of the whole."""
-    return math.fsum(
-        float(a.double() @ b.double()) for a, b in zip(first.split(_CHUNK), second.split(_CHUNK), strict=True)
-    )
+    parts = (slice(begin, begin + _CHUNK) for begin in range(0, len(first), _CHUNK))
+    return math.fsum(float(first[part].double() @ second[part].double()) for part in parts)
