@@ -28,7 +28,7 @@ from zerodrift.audit.recorded.conclude import (
 )
 from zerodrift.audit.recorded.next_command import ToType, commands
 from zerodrift.audit.recorded.reading import dump_probe, fingerprint_of, parameters_probe, unstated
-from zerodrift.audit.recorded.scored import Scored
+from zerodrift.audit.recorded.scored import ScoredDump
 from zerodrift.audit.recorded.search import Found, Search
 from zerodrift.audit.recorded.shared_prompts import scoring_teacher
 from zerodrift.audit.recorded.sides import (
@@ -116,7 +116,7 @@ class Blame:
         """Score, judge, attribute, conclude."""
         rng = np.random.default_rng(self.seed)
         rollouts = self.selection.of(self.dump.rollouts)
-        scored = Scored(rollouts, self.reference, self._older(), self.progress)
+        scored = ScoredDump(rollouts, self.reference, self._older(), self.progress)
         scale, trainer_scale = self._scales(scored)
         table = tabulate(scored.measurements, scale.floor)
         trained = with_trainer(table, rollouts)
@@ -176,7 +176,7 @@ class Blame:
         side = judge_numbers(probe, table, order, scale.gates, rng)
         return undecided(side, table, order, scale.told, rng, asked_previous=self.previous is not None)
 
-    def _scales(self, scored: Scored) -> tuple[Scale, Scale]:
+    def _scales(self, scored: ScoredDump) -> tuple[Scale, Scale]:
         """By what the engine and the trainer are judged; each by its own precision, as far as that is known."""
         told = scored.precision(self.precision)
         if not told.known:
@@ -200,7 +200,7 @@ class Blame:
         model = load_reference(self.previous, dtype, self.reference.device).model
         return scoring_teacher(model, self.reference.batch)
 
-    def _floor(self, scored: Scored, precision: Precision) -> Floor:
+    def _floor(self, scored: ScoredDump, precision: Precision) -> Floor:
         some = some_of([item.observed for item in scored.measurements])
         variants = None
         if self.reference.model.dtype is not torch.float64:
@@ -222,7 +222,7 @@ def _scale(told: Told, floor: Floor, written_to: float) -> Scale:
     return Scale(told, floor, widened(gates, written_to))
 
 
-def _judged(scored: Scored) -> tuple[JudgedRollout, ...]:
+def _judged(scored: ScoredDump) -> tuple[JudgedRollout, ...]:
     return tuple(
         JudgedRollout(
             sequence=number,

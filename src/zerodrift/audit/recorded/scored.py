@@ -8,7 +8,13 @@ import numpy as np
 
 from zerodrift.audit.measure import Measurement, Observed, measure
 from zerodrift.audit.progress import Progress
-from zerodrift.audit.recorded.accounts import Account, Numbers, accounts, size, sizes_as_recorded
+from zerodrift.audit.recorded.notation_readings import (
+    NotationReading,
+    Numbers,
+    accounts,
+    size,
+    sizes_as_recorded,
+)
 from zerodrift.audit.recorded.shared_prompts import scoring_teacher
 from zerodrift.audit.recorded.timeline import observer, timeline
 from zerodrift.audit.recorded.told_precision import Shown, Told, decimal_step, precision_of
@@ -25,7 +31,7 @@ LEAST = 4
 """Tokens that a median is taken of."""
 
 
-class Scored:
+class ScoredDump:
     """Rollouts with what the checkpoint makes of them, and the weights from before, where there are some."""
 
     def __init__(
@@ -57,7 +63,7 @@ class Scored:
         """The same under the weights from before."""
 
     @cached_property
-    def accounts(self) -> list[Account]:
+    def accounts(self) -> list[NotationReading]:
         """Other ways in which the numbers may be written."""
         return list(accounts(self.numbers, self.order))
 
