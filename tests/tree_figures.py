@@ -1,4 +1,5 @@
-"""How large is the tree? Lines of src and tests, files, the median file, the longest functions, patterns of prose.
+"""How large is the tree? Lines of src and tests, files, the median file, the longest functions, patterns of prose, and
+passages that are written twice.
 
     python tests/tree_figures.py                  # this tree
     python tests/tree_figures.py --tree ../other  # another checkout, for a comparison
@@ -15,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PATTERN = re.compile(r"\bmatch=")
+PASSAGE = 8
+"""Lines that are the same in two places, without imports, comments and blank lines: fewer are alike by chance."""
 
 
 def function_lengths(tree: ast.Module) -> list[int]:
@@ -27,6 +30,32 @@ def percentile(values: Sequence[int], share: float) -> int:
     """The least value that this share of them does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)] if ordered else 0
+
+
+def plain_lines(text: str) -> list[str]:
+    """What a passage is compared by: no indentation, no blank lines, no comments, no imports."""
+    imports = {
+        number
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    stripped = ((number, " ".join(line.split())) for number, line in enumerate(text.splitlines(), start=1))
+    return [line for number, line in stripped if line and line[0] != "#" and number not in imports]
+
+
+def repeated_passages(texts: Sequence[str]) -> int:
+    """Runs of at least so many lines that stood somewhere before, each as long as it goes on."""
+    seen = set[tuple[str, ...]]()
+    found = 0
+    for lines in map(plain_lines, texts):
+        repeats = False
+        for start in range(len(lines) - PASSAGE + 1):
+            passage = tuple(lines[start : start + PASSAGE])
+            found += passage in seen and not repeats
+            repeats = passage in seen
+            seen.add(passage)
+    return found
 
 
 def figures(folder: Path) -> dict[str, int]:
@@ -42,6 +71,7 @@ def figures(folder: Path) -> dict[str, int]:
         "functions": len(functions),
         "p99 function": percentile(functions, 0.99),
         "match=": sum(len(PATTERN.findall(text)) for text in texts),
+        "repeated passages": repeated_passages(texts),
     }
 
 

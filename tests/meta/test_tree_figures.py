@@ -20,7 +20,18 @@ def test_a_small_tree(tree_figures, tmp_path):
         "functions": 2,
         "p99 function": 2,
         "match=": 1,
+        "repeated passages": 0,
     }
+
+
+def test_a_passage_that_is_written_twice_is_counted_once(tree_figures):
+    body = [f"x{number} = {number}" for number in range(12)]
+    one = "import a\n" + "\n".join(body)
+    other = "import b\n\nif a:\n    # indented\n" + "\n".join(f"    {line}" for line in body)
+    assert tree_figures.repeated_passages([one, other]) == 1
+    assert tree_figures.repeated_passages([one, other, one]) == 2
+    broken = "\n".join([*body[:7], "y = 0", *body[7:]])
+    assert tree_figures.repeated_passages([one, broken]) == 0
 
 
 def test_the_percentile_is_one_of_the_values(tree_figures):

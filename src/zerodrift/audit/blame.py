@@ -30,7 +30,7 @@ from zerodrift.audit.recorded.conclude import (
 )
 from zerodrift.audit.recorded.next_command import ToType, commands
 from zerodrift.audit.recorded.reading import dump_probe, fingerprint_of, parameters_probe, unstated
-from zerodrift.audit.recorded.scored import Scored
+from zerodrift.audit.recorded.scored import ScoredDump
 from zerodrift.audit.recorded.search import Found, Search
 from zerodrift.audit.recorded.shared_prompts import scoring_teacher
 from zerodrift.audit.recorded.sides import (
@@ -120,7 +120,7 @@ class Blame:
         rng = np.random.default_rng(self.seed)
         rollouts = self.selection.of(self.dump.rollouts)
         places = None if self.checkpoints is None else self.checkpoints.of(rollouts)
-        scored = Scored(rollouts, self.reference, self._older(), self.progress, places)
+        scored = ScoredDump(rollouts, self.reference, self._older(), self.progress, places)
         scale, trainer_scale = self._scales(scored)
         table = tabulate(scored.measurements, scale.floor)
         trained = with_trainer(table, rollouts)
@@ -192,14 +192,14 @@ class Blame:
     def _asked_previous(self) -> bool:
         return self.previous is not None or self.checkpoints is not None
 
-    def _judged_with(self, scored: Scored) -> str:
+    def _judged_with(self, scored: ScoredDump) -> str:
         """Which rollouts, and by which weights where there are several."""
         if self.checkpoints is None:
             return self.selection.message
         told = f"each by the checkpoint of its step; causes are looked for in step {scored.step}"
         return f"{self.selection.message}, {told}" if self.selection.message else told
 
-    def _scales(self, scored: Scored) -> tuple[Scale, Scale]:
+    def _scales(self, scored: ScoredDump) -> tuple[Scale, Scale]:
         """By what the engine and the trainer are judged; each by its own precision, as far as that is known."""
         told = scored.precision(self.precision)
         if not told.known:
@@ -226,7 +226,7 @@ class Blame:
         model = load_reference(self.previous, dtype, self.reference.device).model
         return scoring_teacher(model, self.reference.batch)
 
-    def _floor(self, scored: Scored, precision: Precision) -> Floor:
+    def _floor(self, scored: ScoredDump, precision: Precision) -> Floor:
         some = some_of([item.observed for item in scored.measurements])
         variants = None
         if self.reference.model.dtype is not torch.float64:
@@ -248,7 +248,7 @@ def _scale(told: Told, floor: Floor, written_to: float) -> Scale:
     return Scale(told, floor, widened(gates, written_to))
 
 
-def _judged(scored: Scored) -> tuple[JudgedRollout, ...]:
+def _judged(scored: ScoredDump) -> tuple[JudgedRollout, ...]:
     return tuple(
         JudgedRollout(
             sequence=number,

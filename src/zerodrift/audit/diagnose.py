@@ -22,7 +22,7 @@ from zerodrift.audit.counterfactual.evaluate import Evaluator, Window
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis
 from zerodrift.audit.counterfactual.path import ROUNDINGS, Paths, path_hypotheses, vanilla_forward
 from zerodrift.audit.counterfactual.position import FitCost, first_off, position_hypotheses
-from zerodrift.audit.counterfactual.semantic import Expected, hidden_hypotheses, told_hypotheses
+from zerodrift.audit.counterfactual.semantic import ExpectedSampling, hidden_hypotheses, told_hypotheses
 from zerodrift.audit.floor import ROUGHLY, Passage, measure_floor
 from zerodrift.audit.measure import Measurement
 from zerodrift.audit.outright import Tried, try_outright
@@ -165,7 +165,7 @@ class SemanticProposals(NamedTuple):
     def propose(self, explanation: Explanation) -> list[Hypothesis]:
         """Changes of meaning that may be worth their price."""
         costs = self.costs
-        expected = Expected(costs.evaluator.cases[0].requested.temperature, self.defaults)
+        expected = ExpectedSampling(costs.evaluator.cases[0].requested.temperature, self.defaults)
         if costs.at_floor(explanation):
             # Samples say little about each token: what they do say takes all of them.
             return list(hidden_hypotheses(explanation, costs.total, expected))

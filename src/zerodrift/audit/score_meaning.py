@@ -13,7 +13,7 @@ from zerodrift.audit.attribute import AT_FLOOR, Channels, Costs, attribute
 from zerodrift.audit.counterfactual.evaluate import Evaluator, Window
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis
 from zerodrift.audit.counterfactual.path import vanilla_forward
-from zerodrift.audit.counterfactual.semantic import Expected, told_hypotheses
+from zerodrift.audit.counterfactual.semantic import ExpectedSampling, told_hypotheses
 from zerodrift.audit.diagnose import MOST_TOKENS, ROW_BYTES
 from zerodrift.audit.probes.result import found
 from zerodrift.backends.reference import ReferenceBackend
@@ -58,7 +58,7 @@ def score_meaning(
     def propose(explanation: Explanation) -> list[Hypothesis]:
         if costs.at_floor(explanation):
             return []
-        return list(told_hypotheses(explanation, costs.total, Expected()))
+        return list(told_hypotheses(explanation, costs.total, ExpectedSampling()))
 
     attribution = attribute(costs, propose, np.random.default_rng(0))
     if not attribution.explained_to_floor or len(attribution.selected) != 1:

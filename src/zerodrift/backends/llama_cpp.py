@@ -9,7 +9,7 @@ import msgspec
 from zerodrift.backends.base import Capability
 from zerodrift.backends.http import CLOSED, REFUSALS
 from zerodrift.backends.json_path import facts_at
-from zerodrift.backends.samples import Pairs, Sample, number, parse, value_at
+from zerodrift.backends.samples import Pairs, ToldSample, number, parse, value_at
 from zerodrift.backends.server import UNKNOWN, ServerBackend, stated
 from zerodrift.backends.stream_deltas import Streaming
 from zerodrift.core.completion import EngineFingerprint, FinishReason, LogprobKind
@@ -222,11 +222,11 @@ class LlamaCppBackend(ServerBackend):
         samples = answer if isinstance(answer, list) else [answer]
         return [(value_at(sample, "index", int, self.path), sample) for sample in samples]
 
-    def _sample(self, raw: Any, request: Request, version: WeightVersion) -> Sample:
+    def _sample(self, raw: Any, request: Request, version: WeightVersion) -> ToldSample:
         told = parse(raw, _Generated, self.path)
         shape: Any = _ProcessedEntry if self._processed(request) else _RawEntry
         entries = [parse(entry, shape, self.path) for entry in told.completion_probabilities or ()]
-        return Sample(
+        return ToldSample(
             prompt_token_ids=request.prompt.token_ids,
             token_ids=told.tokens,
             owners=[entry.id for entry in entries],

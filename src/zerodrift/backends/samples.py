@@ -1,6 +1,6 @@
 """Which samples of a server can be believed?
 
-Adapters say what came in the words of `Sample`, and here it becomes a `Completion`, so that all engines share one idea of a
+Adapters say what came in the words of `ToldSample`, and here it becomes a `Completion`, so that all engines share one idea of a
 bad answer: every token has its id and a finite logprob of its own. A sample that does not is a `Problem` with the code of
 the error; an answer that cannot be told apart into samples raises BadAnswer.
 """
@@ -32,7 +32,7 @@ Pairs = Sequence[tuple[int, float | None]]
 """Tokens and their logprobs, likeliest first."""
 
 
-class Sample(msgspec.Struct, kw_only=True):
+class ToldSample(msgspec.Struct, kw_only=True):
     """One sample, as the server told it."""
 
     prompt_token_ids: Sequence[int]
@@ -75,7 +75,7 @@ def bind_samples(
     numbered: Sequence[tuple[int, Raw]],
     request: Request,
     where: str,
-    read: Callable[[Raw], Sample],
+    read: Callable[[Raw], ToldSample],
     digest: str,
 ) -> Answer:
     """Every sample of one request, in order of its index; one that cannot be read is a `Problem` of its own."""
@@ -94,7 +94,7 @@ def bind_samples(
     return Answer(tuple(completions), tuple(problems))
 
 
-def _completion(sample: Sample, request: Request, index: int, digest: str) -> Completion:
+def _completion(sample: ToldSample, request: Request, index: int, digest: str) -> Completion:
     if sample.prompt_tokens not in (None, sent := len(request.prompt.token_ids)):
         raise InvalidCompletion(
             f"{sent} prompt tokens were sent and the engine saw {sample.prompt_tokens}; it added or dropped some, "
@@ -127,7 +127,7 @@ def _completion(sample: Sample, request: Request, index: int, digest: str) -> Co
     )
 
 
-def _alternatives(sample: Sample, count: int) -> tuple[tuple[TokenAlternative, ...], ...]:
+def _alternatives(sample: ToldSample, count: int) -> tuple[tuple[TokenAlternative, ...], ...]:
     """The `count` likeliest tokens at each position; fewer where truncation left fewer."""
     if count == 0:
         return ()

@@ -15,7 +15,7 @@ import msgspec
 
 from zerodrift.backends.base import Backend, Capability, need
 from zerodrift.backends.http import ADVICE, HttpClient, RefusalAdvice, not_declined
-from zerodrift.backends.samples import Sample, bind_samples, parse, value_at
+from zerodrift.backends.samples import ToldSample, bind_samples, parse, value_at
 from zerodrift.backends.stream_deltas import Joined, Streaming, has_tokens, join
 from zerodrift.core.completion import Answer
 from zerodrift.core.errors import (
@@ -177,7 +177,7 @@ class ServerBackend(Backend):
         """The samples in the answers to the calls that one request became, by their index, whatever is in them."""
 
     @abstractmethod
-    def _sample(self, raw: Any, request: Request, version: WeightVersion) -> Sample:
+    def _sample(self, raw: Any, request: Request, version: WeightVersion) -> ToldSample:
         """One of them; `version` is what the server said it had before and after the calls."""
 
     def _calls(self, request: Request) -> list[Request]:

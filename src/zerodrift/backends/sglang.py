@@ -12,7 +12,7 @@ import msgspec
 from zerodrift.backends.base import Capability
 from zerodrift.backends.http import not_declined
 from zerodrift.backends.json_path import facts_at, look_up
-from zerodrift.backends.samples import Sample, parse, scores, shorten, value_at
+from zerodrift.backends.samples import ToldSample, parse, scores, shorten, value_at
 from zerodrift.backends.server import MODELS, UNKNOWN, ServerBackend, changed, stated
 from zerodrift.backends.stream_deltas import Streaming
 from zerodrift.core.completion import EngineFingerprint, FinishReason, LogprobKind
@@ -258,12 +258,12 @@ class SglangBackend(ServerBackend):
     def _numbered(self, answers: Sequence[object], request: Request) -> list[tuple[int, Any]]:
         return list(enumerate(answers))
 
-    def _sample(self, raw: Any, request: Request, version: WeightVersion) -> Sample:
+    def _sample(self, raw: Any, request: Request, version: WeightVersion) -> ToldSample:
         told = parse(raw, _Generated, self.path)
         about, rows, sampling = told.meta_info, told.meta_info.output_token_logprobs or [], request.sampling
         known = version if about.weight_version == version.label else UNKNOWN
         tops = about.output_top_logprobs
-        return Sample(
+        return ToldSample(
             prompt_token_ids=request.prompt.token_ids,
             token_ids=told.output_ids,
             owners=[row.token_id for row in rows],

@@ -11,7 +11,7 @@ from zerodrift.backends import vllm_facts, vllm_update
 from zerodrift.backends.base import Capability
 from zerodrift.backends.http import CLOSED, REFUSALS
 from zerodrift.backends.json_path import look_up
-from zerodrift.backends.samples import Sample, parse, value_at
+from zerodrift.backends.samples import ToldSample, parse, value_at
 from zerodrift.backends.server import MODELS, UNKNOWN, ServerBackend
 from zerodrift.backends.vllm_routes import PREFIX, ROUTES, Choice, Response, Usage, is_nan, likeliest
 from zerodrift.core.completion import Answer, EngineFingerprint, Problem
@@ -190,7 +190,7 @@ class VllmBackend(ServerBackend):
         choices = self._route.choices(answer, request.prompt.token_ids)
         return [(value_at(choice, "index", int, self.path), (choice, usage)) for choice in choices]
 
-    def _sample(self, raw: Any, request: Request, version: WeightVersion) -> Sample:
+    def _sample(self, raw: Any, request: Request, version: WeightVersion) -> ToldSample:
         choice, sampling = parse(raw[0], Choice, self.path), request.sampling
         usage: Usage = raw[1]
         if not self._returns_ids:
@@ -202,7 +202,7 @@ class VllmBackend(ServerBackend):
         if choice.logprobs is None:
             raise InvalidCompletion("the sample carries no logprobs; ask for them with logprobs=0 or more")
         told = self._route.told(choice.logprobs)
-        return Sample(
+        return ToldSample(
             prompt_token_ids=choice.prompt_token_ids,
             token_ids=choice.token_ids,
             owners=told.owners,

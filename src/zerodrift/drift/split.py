@@ -87,7 +87,7 @@ class Split(NamedTuple):
         return {each.name: each for each in (self.cut, *self.alike)}
 
 
-class Judged(NamedTuple):
+class JudgedTokens(NamedTuple):
     """Tokens, each with how far it is off and what it belongs to."""
 
     size: Floats
@@ -97,9 +97,9 @@ class Judged(NamedTuple):
     prompt: Ids
     """Sequences of one prompt are no two witnesses."""
 
-    def rows(self, chosen: Bools) -> "Judged":
+    def rows(self, chosen: Bools) -> "JudgedTokens":
         """Some of them."""
-        return Judged(self.size[chosen], self.off[chosen], self.sequence[chosen], self.prompt[chosen])
+        return JudgedTokens(self.size[chosen], self.off[chosen], self.sequence[chosen], self.prompt[chosen])
 
 
 def off_tokens(table: TokenTable, gates: Gates) -> Bools:
@@ -109,7 +109,7 @@ def off_tokens(table: TokenTable, gates: Gates) -> Bools:
 
 
 def find_split(
-    tokens: Judged,
+    tokens: JudgedTokens,
     properties: Sequence[Property],
     rng: np.random.Generator,
     alpha: float = ALPHA,
@@ -162,7 +162,7 @@ def _surely(hits: Any, tokens: Any) -> Any:
     return xlogy(hits, share) + xlogy(tokens - hits, 1 - share)
 
 
-def _some(tokens: Judged, rng: np.random.Generator) -> Bools:
+def _some(tokens: JudgedTokens, rng: np.random.Generator) -> Bools:
     """All tokens, or those of as many sequences as can be looked at two thousand times."""
     count = np.bincount(tokens.sequence)
     order = rng.permutation(np.unique(tokens.sequence))
@@ -171,7 +171,7 @@ def _some(tokens: Judged, rng: np.random.Generator) -> Bools:
     return chosen
 
 
-def _parts(tokens: Judged, inside: Bools, values: Floats, least: int) -> bool:
+def _parts(tokens: JudgedTokens, inside: Bools, values: Floats, least: int) -> bool:
     """Nearly all that is off is inside, nearly every prompt inside is off, and |Δ| jumps at the cut."""
     size, off = tokens.size, tokens.off
     if off[~inside].mean() > MOST_OUTSIDE or off[inside].mean() < LEAST_INSIDE:
@@ -201,7 +201,7 @@ class _Bins(NamedTuple):
 
 
 def _by_chance(
-    tokens: Judged, properties: Sequence[Property], rng: np.random.Generator, alpha: float
+    tokens: JudgedTokens, properties: Sequence[Property], rng: np.random.Generator, alpha: float
 ) -> float:
     """How often tables without a split have a cut as good; at least as often where that is too often anyway."""
     bins = [_binned(each) for each in properties]
@@ -238,7 +238,7 @@ def _best_gains(tables: NDArray[np.float32], bins: _Bins) -> Floats:
 class _Shuffled:
     """What is off, given to other prompts; each output turned round."""
 
-    def __init__(self, tokens: Judged) -> None:
+    def __init__(self, tokens: JudgedTokens) -> None:
         _, self._sequence = np.unique(tokens.sequence, return_inverse=True)
         order = np.argsort(self._sequence, kind="stable")
         self._length = np.bincount(self._sequence)

@@ -55,7 +55,7 @@ from zerodrift.engine.sampler import LogprobsMode, Sampler
 from zerodrift.engine.scheduler import Scheduler
 from zerodrift.engine.spot_check import SpotCheck
 from zerodrift.engine.text import Texts
-from zerodrift.engine.weights import RunningCopy, StagedWeights, copy_running, own_model, stage, version_of
+from zerodrift.engine.weights import StagedWeights, copy_running, own_model, stage, version_of
 from zerodrift.exact.fingerprint import stop_ids_of
 from zerodrift.exact.paged import PagedKV
 from zerodrift.sampler.noise import draw_seed
@@ -256,12 +256,9 @@ class Engine:
 
     def retain_weights(self) -> StagedWeights:
         """A copy of the weights that run, to be swapped in again later."""
-        return self.copy_running_weights().retained()
-
-    def copy_running_weights(self) -> RunningCopy:
-        """What of `retain_weights` has to happen between two steps."""
         with self.owned():
-            return copy_running(self.model, self.version)
+            copied = copy_running(self.model, self.version)
+        return copied.retained()
 
     def swap_weights(
         self,

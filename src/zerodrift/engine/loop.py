@@ -40,7 +40,7 @@ from zerodrift.engine.limits import KVPolicy, one_of
 from zerodrift.engine.metrics import EngineMetrics
 from zerodrift.engine.output import SampleUpdate
 from zerodrift.engine.prompts import CheckedRequest, PromptLike
-from zerodrift.engine.weights import StagedWeights
+from zerodrift.engine.weights import StagedWeights, copy_running
 
 Result = TypeVar("Result")
 
@@ -159,7 +159,8 @@ class EngineLoop:
 
     def retain_weights(self) -> StagedWeights:
         """As `Engine.retain_weights`: copied between two steps, digested and tried while steps go on."""
-        return self._between_steps(self.engine.copy_running_weights).retained()
+        engine = self.engine
+        return self._between_steps(lambda: copy_running(engine.model, engine.version)).retained()
 
     def reset_cache(self) -> None:
         """Forget every cached prefix that no request in flight looks at."""

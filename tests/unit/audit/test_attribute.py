@@ -11,7 +11,7 @@ from zerodrift.audit.attribute import MAX_CAUSES, Attribution, Costs, SelectedCa
 from zerodrift.audit.counterfactual.bias import bias_hypotheses
 from zerodrift.audit.counterfactual.evaluate import Evaluator, Window
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis, Pick, Reported
-from zerodrift.audit.counterfactual.semantic import Expected, hidden_hypotheses, told_hypotheses
+from zerodrift.audit.counterfactual.semantic import ExpectedSampling, hidden_hypotheses, told_hypotheses
 from zerodrift.audit.diagnose import seen_by
 from zerodrift.core.request import SamplingParams
 
@@ -89,7 +89,7 @@ ASKED = at(0.7)
 def judge(chain: Callable[[Any], Any]) -> Callable[..., Attribution]:
     def run(cases: Sequence[Window], defaults: dict[str, float] | None = None) -> Attribution:
         costs = Costs(Evaluator(cases, {VANILLA: chain(TABLE)}))
-        expected = Expected(REQUESTED.temperature, defaults or {})
+        expected = ExpectedSampling(REQUESTED.temperature, defaults or {})
 
         def propose(account: Explanation) -> Iterable[Hypothesis]:
             if costs.at_floor(account):

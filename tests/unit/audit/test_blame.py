@@ -10,7 +10,7 @@ from zerodrift.audit.perturb import perturbed, write_checkpoint
 from zerodrift.audit.probes.result import found
 from zerodrift.audit.progress import Silent
 from zerodrift.audit.recorded.checkpoints import Checkpoints
-from zerodrift.audit.recorded.scored import Scored
+from zerodrift.audit.recorded.scored import ScoredDump
 from zerodrift.audit.recorded.search import joined
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
@@ -134,10 +134,10 @@ def test_a_policy_that_moves_is_judged_by_the_checkpoint_of_each_step(
 def test_one_checkpoint_for_all_steps_is_wrong_where_the_policy_moves(moving: Path) -> None:
     """What the checkpoints of all steps are for: without them a healthy run looks stale."""
     recorded, reference = moved(moving, 4), ReferenceBackend(moving / "step_0")
-    alone = Scored(recorded, reference, None, Silent()).sizes
+    alone = ScoredDump(recorded, reference, None, Silent()).sizes
     assert (alone < 1e-5).tolist() == [True] * 8 + [False] * 24
     places = Checkpoints(f"{moving}/step_{{step}}").of(recorded)
-    assert (Scored(recorded, reference, None, Silent(), places).sizes < 1e-5).all()
+    assert (ScoredDump(recorded, reference, None, Silent(), places).sizes < 1e-5).all()
 
 
 def test_a_cause_of_a_moving_policy_is_found_in_its_worst_step(moving: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from zerodrift.drift.split import Judged, Property, find_split, likeliest_cut
+from zerodrift.drift.split import JudgedTokens, Property, find_split, likeliest_cut
 
 PROMPTS, OUTPUT = 48, 20
 LONG = (181, 260, 333, 512)
@@ -35,10 +35,10 @@ class Tokens:
         }
         return [Property(name, values.astype(np.float64)) for name, values in columns.items()]
 
-    def judged(self, wrong: np.ndarray, certain: float = 0.1) -> Judged:
+    def judged(self, wrong: np.ndarray, certain: float = 0.1) -> JudgedTokens:
         """Some of those that are wrong are certain, and stay right."""
         off = wrong & (self.rng.random(len(wrong)) >= certain)
-        return Judged(np.where(off, 0.03, 1e-6), off, self.sequence, self.prompt)
+        return JudgedTokens(np.where(off, 0.03, 1e-6), off, self.sequence, self.prompt)
 
     def chance(self, share: float) -> np.ndarray:
         """Whole prompts, by the dice."""
@@ -114,7 +114,7 @@ def test_one_prompt_asked_often_is_one_witness() -> None:
 def test_what_grows_with_the_position_passes_the_gate_and_has_no_boundary() -> None:
     tokens = Tokens(1)
     size = 1e-4 * tokens.position
-    judged = Judged(size, size > 1e-2, tokens.sequence, tokens.prompt)
+    judged = JudgedTokens(size, size > 1e-2, tokens.sequence, tokens.prompt)
     assert find_split(judged, tokens.properties(), tokens.rng) is None
 
 

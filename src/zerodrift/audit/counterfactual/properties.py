@@ -6,7 +6,7 @@ import numpy as np
 
 from zerodrift.audit.measure import Measurement
 from zerodrift.drift.gates import Gates
-from zerodrift.drift.split import Cut, Judged, Property, Split, off_tokens
+from zerodrift.drift.split import Cut, JudgedTokens, Property, Split, off_tokens
 from zerodrift.drift.tokens import TokenTable
 from zerodrift.stats.arrays import Ids
 
@@ -64,14 +64,14 @@ def properties_of(
     return [Property(name, values) for name, values in every.items()]
 
 
-def judged(measurements: Sequence[Measurement], table: TokenTable, gates: Gates) -> Judged:
+def judged(measurements: Sequence[Measurement], table: TokenTable, gates: Gates) -> JudgedTokens:
     """Tokens by how far they are off; sequences of one prompt belong together."""
     known: dict[tuple[int, ...], int] = {}
     prompts = [
         known.setdefault(item.observed.completion.prompt_token_ids, len(known)) for item in measurements
     ]
     size = np.nan_to_num(np.abs(table.delta), posinf=gates.veto, nan=gates.veto)
-    return Judged(size, off_tokens(table, gates), table.sequence, np.array(prompts)[table.sequence])
+    return JudgedTokens(size, off_tokens(table, gates), table.sequence, np.array(prompts)[table.sequence])
 
 
 def edge(cut: Cut) -> str:

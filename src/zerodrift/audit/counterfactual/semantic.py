@@ -71,7 +71,7 @@ TEMPERATURES = (0.5, 0.7, 0.9, 0.98, 1.02, 1.1, 1.3)
 """Looks in units of the requested temperature: 0.63 where 0.7 was asked for gains nothing at 0.5 or at 0.9."""
 
 
-class Expected(NamedTuple):
+class ExpectedSampling(NamedTuple):
     """What a healthy engine samples with, and where an unhealthy one finds something else."""
 
     temperature: float = 1.0
@@ -80,14 +80,16 @@ class Expected(NamedTuple):
     """Of the model's generation_config.json: the one place where an engine finds parameters that nobody sent."""
 
 
-def told_hypotheses(explanation: Explanation, cost: Cost, expected: Expected) -> Iterator[Hypothesis]:
+def told_hypotheses(explanation: Explanation, cost: Cost, expected: ExpectedSampling) -> Iterator[Hypothesis]:
     """Single changes of meaning that show in the reported numbers."""
     yield from _readings(explanation)
     yield from _parameters(explanation, cost, expected, explanation.reported)
     yield from _counts(explanation, cost)
 
 
-def hidden_hypotheses(explanation: Explanation, cost: Cost, expected: Expected) -> Iterator[Hypothesis]:
+def hidden_hypotheses(
+    explanation: Explanation, cost: Cost, expected: ExpectedSampling
+) -> Iterator[Hypothesis]:
     """Single changes of the sampler that the reported numbers hide: only the tokens themselves give them away.
 
     Raw logprobs hide everything; an engine may also process what it reports and sample from something else.
@@ -114,7 +116,7 @@ def _readings(explanation: Explanation) -> Iterator[Hypothesis]:
 
 
 def _parameters(
-    explanation: Explanation, cost: Cost, expected: Expected, reported: Reported
+    explanation: Explanation, cost: Cost, expected: ExpectedSampling, reported: Reported
 ) -> Iterator[Hypothesis]:
     """Sampling parameters in force that nobody asked for."""
     explanation = msgspec.structs.replace(explanation, reported=reported)

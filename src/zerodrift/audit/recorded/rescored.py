@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 
 from zerodrift.audit.measure import measure
-from zerodrift.audit.recorded.accounts import (
+from zerodrift.audit.recorded.notation_readings import (
     FITS_NINE_IN,
     MOST_NATS,
     OF_TEN,
-    Account,
     Fit,
+    NotationReading,
     believed,
     size,
 )
@@ -62,7 +62,7 @@ class Rescored(NamedTuple):
             return None
         changed = off & np.array([each is not None for each in best[1]])
         sizes = self._sizes(self._without(self._spaced(changed, CHECKED), best[1]))
-        return self._believed(Account("semantic/padding", _where(self.rollouts, best[1]), sizes))
+        return self._believed(NotationReading("semantic/padding", _where(self.rollouts, best[1]), sizes))
 
     def by_prompt(self) -> Fit | None:
         """Under another template or system prompt."""
@@ -87,7 +87,7 @@ class Rescored(NamedTuple):
             if best[1] in prompts:
                 checked[index] = msgspec.structs.replace(self.rollouts[index], prompt=prompts[best[1]])
         message = f"the numbers are those after another prompt: {best[1]}"
-        return self._believed(Account("semantic/template", message, self._sizes(checked)))
+        return self._believed(NotationReading("semantic/template", message, self._sizes(checked)))
 
     def pads(self) -> list[int]:
         """Ids that may be padding."""
@@ -112,7 +112,7 @@ class Rescored(NamedTuple):
         sizes, asked = self._sizes(others), list(others)
         return float(sizes[asked].sum() / self.recorded[asked].sum())
 
-    def _believed(self, account: Account) -> Fit | None:
+    def _believed(self, account: NotationReading) -> Fit | None:
         return believed(iter([account]), np.where(np.isfinite(account.sizes), self.recorded, 0.0), self.gate)
 
     def _sizes(self, others: dict[int, RecordedRollout]) -> Floats:

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 from zerodrift.audit.measure import Measurement, Observed, measure
 from zerodrift.audit.progress import Progress
-from zerodrift.audit.recorded.accounts import Account, Numbers, accounts, size, sizes_as_recorded
+from zerodrift.audit.recorded.notation_readings import (
+    NotationReading,
+    Numbers,
+    accounts,
+    size,
+    sizes_as_recorded,
+)
 from zerodrift.audit.recorded.shared_prompts import scoring_teacher
 from zerodrift.audit.recorded.timeline import observer, timeline
 from zerodrift.audit.recorded.told_precision import Shown, Told, decimal_step, precision_of
@@ -74,7 +80,7 @@ def load_step(reference: ReferenceBackend, checkpoints: Mapping[int, Path], step
     reference.load_weights(checkpoints[step], WeightVersion(str(step)))
 
 
-class Scored:
+class ScoredDump:
     """Rollouts with what the checkpoint makes of them, and the weights from before, where there are some."""
 
     def __init__(
@@ -127,7 +133,7 @@ class Scored:
         return self.order.labels[int(np.argmax(means))]
 
     @cached_property
-    def accounts(self) -> list[Account]:
+    def accounts(self) -> list[NotationReading]:
         """Other ways in which the numbers may be written."""
         return list(accounts(self.numbers, self.order))
 

@@ -20,11 +20,11 @@ from zerodrift.audit.diagnose import Suspect, diagnose
 from zerodrift.audit.explain import attributed, by_samples_alone
 from zerodrift.audit.measure import Measurement, tabulate
 from zerodrift.audit.probes.result import ProbeResult, found
-from zerodrift.audit.recorded.accounts import Fit, Notation, believed
 from zerodrift.audit.recorded.dated import Dated, dated
+from zerodrift.audit.recorded.notation_readings import Fit, Notation, believed
 from zerodrift.audit.recorded.reading import with_doubt
 from zerodrift.audit.recorded.rescored import Rescored
-from zerodrift.audit.recorded.scored import Scored
+from zerodrift.audit.recorded.scored import ScoredDump
 from zerodrift.audit.recorded.sides import Side, Sides, judge_samples
 from zerodrift.audit.recorded.told_precision import Scale
 from zerodrift.audit.recorded.trainer import as_trainer, trainer_causes
@@ -61,7 +61,7 @@ class Found(NamedTuple):
 class Search(NamedTuple):
     """The scored dump, and what is needed to ask further."""
 
-    scored: Scored
+    scored: ScoredDump
     reference: ReferenceBackend
     engine: str
     scale: Scale

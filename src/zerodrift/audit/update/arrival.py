@@ -16,7 +16,7 @@ from zerodrift.audit.update.groups import GROUPINGS
 from zerodrift.audit.update.parts import Part, Slopes, grouped, parts_of
 from zerodrift.audit.update.rows import Rows, best_rows, coarse_rows
 from zerodrift.audit.update.scale import account_of, share_of
-from zerodrift.audit.update.seen import HALF, SETTLED, Account, Seen
+from zerodrift.audit.update.seen import HALF, SETTLED, Seen, UpdateExplanation
 from zerodrift.audit.update.weights import Move, UpdatedWeights
 from zerodrift.stats.arrays import Floats
 from zerodrift.stats.intervals import Interval
@@ -34,7 +34,7 @@ LEAST_ROWS = 8
 """Of a tensor, for its rows to be asked for by themselves."""
 
 
-def arrivals(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -> Iterator[Account]:
+def arrivals(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -> Iterator[UpdateExplanation]:
     """Accounts of what arrived, up to the first that leaves nothing to explain."""
     slopes = weights.slopes(seen.completions)
     search = _Search(weights, seen, slopes, rng)
@@ -66,7 +66,7 @@ class _Search:
         usual = max(float(np.median(np.abs(self._delta))), seen.gap / 10)
         self._unit = np.hypot(usual, self._delta)
 
-    def accounts(self) -> Iterator[Account]:
+    def accounts(self) -> Iterator[UpdateExplanation]:
         """Few parts first, then all groups of a kind together."""
         parts = parts_of(self._weights.rows, self._weights.family)
         found = self._pursued(parts)
@@ -84,9 +84,9 @@ class _Search:
         tokens = np.arange(len(self._delta))
         return pursue(self._delta / self._unit, slopes_NK.astype(np.float32), tokens, (low, high), self._rng)
 
-    def _few(self, chosen: Sequence[Part], r2: float) -> Iterator[Account]:
+    def _few(self, chosen: Sequence[Part], r2: float) -> Iterator[UpdateExplanation]:
         """One part if that does, or two, or three; the last that adds something."""
-        best: Account | None = None
+        best: UpdateExplanation | None = None
         for count in range(1, len(chosen) + 1):
             parts, doubt = self._sharpened(chosen[:count])
             account = self._proven(parts, r2, doubt)
@@ -97,7 +97,7 @@ class _Search:
         if best is not None:
             yield best
 
-    def _of_some_rows(self) -> Iterator[Account]:
+    def _of_some_rows(self) -> Iterator[UpdateExplanation]:
         """Rows that are near no half and no quarter: of each tensor those that fit best, judged on other tokens."""
         steps, half = self._delta / self._unit, self._rng.permutation(len(self._delta)) % 2 == 0
         best, name = max(
@@ -119,7 +119,7 @@ class _Search:
         left = steps[rest] - value * column[rest]
         return 1 - float(left @ left) / max(float(steps[rest] @ steps[rest]), 1e-300)
 
-    def _many(self) -> Iterator[Account]:
+    def _many(self) -> Iterator[UpdateExplanation]:
         for grouping in GROUPINGS:
             groups = grouped(self._weights.rows, self._weights.family, grouping)
             missing = shares(self._delta, [group.column(self._slopes) for group in groups])
@@ -155,7 +155,7 @@ class _Search:
         values: Floats = np.linalg.lstsq(columns, left / self._unit, rcond=None)[0].astype(np.float64)
         return values
 
-    def _proven(self, parts: Sequence[Part], r2: float, doubt: str) -> Account:
+    def _proven(self, parts: Sequence[Part], r2: float, doubt: str) -> UpdateExplanation:
         """Nothing of these parts, where that is all that is to it; else the shares that fit best."""
         values = self._fit(parts, self._delta)
         absent = None
@@ -187,7 +187,7 @@ class _Search:
 
     def _stated(
         self, parts: Sequence[Part], values: Sequence[float], left: Floats, r2: float, doubt: str = ""
-    ) -> Account:
+    ) -> UpdateExplanation:
         explained = 1 - float(np.abs(left).mean()) / self._seen.gap
         stated: list[tuple[Part, Interval]] = [
             (part, share_of(1 + by, part.column(self._slopes), left, self._rng))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from zerodrift.audit.counterfactual.position import BASES, USUAL_BASES
-from zerodrift.audit.update.seen import HALF, Account, Seen
+from zerodrift.audit.update.seen import HALF, Seen, UpdateExplanation
 from zerodrift.audit.update.weights import UpdatedWeights
 from zerodrift.backends import variants
 from zerodrift.models.family.rope import rope_bases
@@ -35,7 +35,7 @@ Scores = Callable[[float, Seen], Floats]
 """(log of the factor on the model's own base, tokens) to their logprobs."""
 
 
-def rebased(weights: UpdatedWeights, seen: Seen) -> Iterator[Account]:
+def rebased(weights: UpdatedWeights, seen: Seen) -> Iterator[UpdateExplanation]:
     """The base under which the engine's numbers are right, by type of layer where each has its own (Gemma 3)."""
     own = rope_bases(weights.new.config)
     turned = [(kind,) for kind in own] + ([tuple(own)] if len(own) > 1 else [])
@@ -101,7 +101,7 @@ def _rounded(scores_at: Scores, own: float, point: float, scores: Floats, seen: 
     return point, scores
 
 
-def _stated(own: dict[str, float], factor: float, explained: float) -> Account:
+def _stated(own: dict[str, float], factor: float, explained: float) -> UpdateExplanation:
     kinds = " and ".join(kind for kind in own if kind)
     where = f" in {kinds} layers" if kinds else ""
     bases = " and ".join(f"{base * factor:.6g} instead of {base:g}" for base in own.values())
@@ -115,4 +115,4 @@ def _stated(own: dict[str, float], factor: float, explained: float) -> Account:
         neutral=1.0,
         r2=max(explained, 0.0),
     )
-    return Account(BUFFER, message, explained, (located,))
+    return UpdateExplanation(BUFFER, message, explained, (located,))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from zerodrift.audit.update.parts import WHOLE, Part
-from zerodrift.audit.update.seen import HALF, Account, Seen
+from zerodrift.audit.update.seen import HALF, Seen, UpdateExplanation
 from zerodrift.audit.update.weights import Move, UpdatedWeights
 from zerodrift.records.evidence import LocatedEvidence
 from zerodrift.stats.arrays import Floats
@@ -25,7 +25,7 @@ SCOUTING_TOKENS = 24
 FRACTION, MULTIPLE = "weights/fraction", "weights/multiple"
 
 
-def scaled(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -> Account | None:
+def scaled(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -> UpdateExplanation | None:
     """The share of the whole update under which the engine's numbers are right; None where there is none.
 
     By secants, the first from the new weights to a guess; a few forwards are enough.
@@ -77,7 +77,9 @@ def _r2(seen: Seen, left: Floats) -> float:
     return 1 - float(left @ left) / float(delta @ delta)
 
 
-def account_of(parts: list[tuple[Part, Interval]], explained: float, r2: float, doubt: str = "") -> Account:
+def account_of(
+    parts: list[tuple[Part, Interval]], explained: float, r2: float, doubt: str = ""
+) -> UpdateExplanation:
     """In words and for programs: which parts, and what share of the update of each is there."""
     cause = _cause(parts)
     missing = [_named(part) for part, share in parts if share.estimate == 0]
@@ -98,7 +100,7 @@ def account_of(parts: list[tuple[Part, Interval]], explained: float, r2: float, 
         )
         for part, share in parts
     )
-    return Account(cause, message, explained, located)
+    return UpdateExplanation(cause, message, explained, located)
 
 
 def in_percent(share: Interval) -> str:

@@ -59,7 +59,7 @@ class Seen(NamedTuple):
         return 1 - float(np.abs(scores - self.reported).mean()) / self.gap
 
 
-class Account(NamedTuple):
+class UpdateExplanation(NamedTuple):
     """One way for the update to have gone wrong, and how much of the difference that explains."""
 
     cause: str

@@ -5,7 +5,7 @@ again. What is told apart on the same tokens:
 
     delivered            the engine is at B: slope 1 of the observed on the predicted change
     stale                the engine is still at A: slope 0
-    something else       parts or rows that did not arrive, a fraction, a multiple … (`audit/update/accounts.py`)
+    something else       parts or rows that did not arrive, a fraction, a multiple … (`audit/update/explanations.py`)
     stale prefix cache   fresh prompts are at B, cached ones are B looking back on A's keys and values
 
 Afterwards A is pushed back and must answer as before (A→B→A). Requests must sample at temperature 1 without
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from zerodrift.audit.checked_calls import generated
 from zerodrift.audit.counterfactual.delivery import not_asked
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
-from zerodrift.audit.update.accounts import accounts_of, ways
+from zerodrift.audit.update.explanations import accounts_of, ways
 from zerodrift.audit.update.seen import HALF, MOST, Seen
 from zerodrift.audit.update.weights import UpdatedWeights
 from zerodrift.backends.base import Backend, Capability

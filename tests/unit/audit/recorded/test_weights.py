@@ -5,7 +5,7 @@ import pytest
 
 from zerodrift.audit.measure import measure
 from zerodrift.audit.perturb import perturbed
-from zerodrift.audit.recorded.accounts import size
+from zerodrift.audit.recorded.notation_readings import size
 from zerodrift.audit.recorded.timeline import observer
 from zerodrift.audit.recorded.weights import Older, Suspected, compare_weights
 from zerodrift.backends.reference import ReferenceBackend

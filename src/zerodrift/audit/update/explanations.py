@@ -8,16 +8,18 @@ from zerodrift.audit.counterfactual.delivery import deliveries
 from zerodrift.audit.update.arrival import arrivals
 from zerodrift.audit.update.rotary import rebased
 from zerodrift.audit.update.scale import scaled
-from zerodrift.audit.update.seen import HALF, SETTLED, Account, Seen
+from zerodrift.audit.update.seen import HALF, SETTLED, Seen, UpdateExplanation
 from zerodrift.audit.update.weights import UpdatedWeights
 from zerodrift.core.memory import ran_out
 
-Tried = Callable[[UpdatedWeights, Seen, np.random.Generator], Iterator[Account]]
+Tried = Callable[[UpdatedWeights, Seen, np.random.Generator], Iterator[UpdateExplanation]]
 
 
-def accounts_of(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -> tuple[list[Account], bool]:
+def accounts_of(
+    weights: UpdatedWeights, seen: Seen, rng: np.random.Generator
+) -> tuple[list[UpdateExplanation], bool]:
     """Those that explain more than half, and whether memory was enough to try all that there was to try."""
-    found: list[Account] = []
+    found: list[UpdateExplanation] = []
     tries: tuple[Tried, ...] = (_scaled, _rebased, arrivals, _misdelivered)
     enough = True
     for tried in tries:
@@ -38,16 +40,16 @@ def ways(weights: UpdatedWeights) -> int:
     return sum(1 for _ in deliveries(weights.old, weights.new))
 
 
-def _scaled(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -> Iterator[Account]:
+def _scaled(weights: UpdatedWeights, seen: Seen, rng: np.random.Generator) -> Iterator[UpdateExplanation]:
     if (account := scaled(weights, seen, rng)) is not None:
         yield account
 
 
-def _rebased(weights: UpdatedWeights, seen: Seen, _: np.random.Generator) -> Iterator[Account]:
+def _rebased(weights: UpdatedWeights, seen: Seen, _: np.random.Generator) -> Iterator[UpdateExplanation]:
     return rebased(weights, seen)
 
 
-def _misdelivered(weights: UpdatedWeights, seen: Seen, _: np.random.Generator) -> Iterator[Account]:
+def _misdelivered(weights: UpdatedWeights, seen: Seen, _: np.random.Generator) -> Iterator[UpdateExplanation]:
     """The engine answers like the new weights with one thing done wrong to them: up to the first that explains all.
 
     Each is tried on one sequence first, and on all if it explains half of that.
@@ -60,6 +62,6 @@ def _misdelivered(weights: UpdatedWeights, seen: Seen, _: np.random.Generator) -
         explained = seen.explained(weights.score(built, seen.completions))
         if explained > HALF:
             message = f"{delivery.says} ({explained:.1%} of the difference; {number} such changes were tried)"
-            yield Account(delivery.cause, message, explained)
+            yield UpdateExplanation(delivery.cause, message, explained)
         if explained > SETTLED:
             return

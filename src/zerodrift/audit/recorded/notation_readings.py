@@ -58,7 +58,7 @@ class Notation(Enum):
     """p itself, which lies above zero by right."""
 
 
-class Account(NamedTuple):
+class NotationReading(NamedTuple):
     """One way in which the numbers may have been written."""
 
     cause: str
@@ -72,7 +72,7 @@ class Account(NamedTuple):
 class Fit(NamedTuple):
     """An account that is believed."""
 
-    account: Account
+    account: NotationReading
     fits: np.ndarray
     """Rollouts whose numbers it explains."""
     before: float
@@ -103,19 +103,19 @@ def sizes_as_recorded(numbers: Sequence[Numbers]) -> Floats:
     return np.array([size(each.contracted - each.reported) for each in numbers])
 
 
-def accounts(numbers: Sequence[Numbers], order: Timeline) -> Iterator[Account]:
+def accounts(numbers: Sequence[Numbers], order: Timeline) -> Iterator[NotationReading]:
     """Every account that costs no forward."""
     for base, name in BASES.items():
         scaled = [size(each.contracted - each.reported * log(base)) for each in numbers]
         message = f"the numbers are {name}, not natural logarithms"
-        yield Account("semantic/notation", message, np.array(scaled), Notation.BASE)
+        yield NotationReading("semantic/notation", message, np.array(scaled), Notation.BASE)
     if all(each.sign_turned and each.reported.min() >= -1 for each in numbers):
         # A probability below the smallest fp32 number was written as zero.
         read = [size(each.contracted - np.log(np.maximum(-each.reported, 1e-45))) for each in numbers]
         message = "the numbers are probabilities, not their logarithms"
-        yield Account("semantic/notation", message, np.array(read), Notation.PROBABILITY)
+        yield NotationReading("semantic/notation", message, np.array(read), Notation.PROBABILITY)
     for step, words in ((1, "before"), (-1, "after")):
-        yield Account(
+        yield NotationReading(
             "semantic/off-by-one",
             f"each token carries the number of the one {words} it",
             np.array([_moved(each, step) for each in numbers]),
@@ -124,7 +124,7 @@ def accounts(numbers: Sequence[Numbers], order: Timeline) -> Iterator[Account]:
     yield _of_others(numbers, order)
 
 
-def believed(found: Iterator[Account], recorded: Floats, gate: float) -> Fit | None:
+def believed(found: Iterator[NotationReading], recorded: Floats, gate: float) -> Fit | None:
     """The account that fits best, if one does."""
     off = recorded > gate
     best: Fit | None = None
@@ -151,7 +151,7 @@ def _moved(each: Numbers, step: int) -> float:
     return size(there - here) if len(here) >= FEW_TOKENS else np.inf
 
 
-def _moved_by_padding(numbers: Sequence[Numbers]) -> Account:
+def _moved_by_padding(numbers: Sequence[Numbers]) -> NotationReading:
     """Each rollout by its own number of places."""
     steps = [_best_step(each) for each in numbers]
     sizes = np.array(
@@ -159,7 +159,9 @@ def _moved_by_padding(numbers: Sequence[Numbers]) -> Account:
     )
     known = [abs(step) for step in steps if step is not None]
     by = f"{min(known)} to {max(known)} places" if known else "some places"
-    return Account("semantic/padding", f"numbers and tokens are padded on different sides, {by} apart", sizes)
+    return NotationReading(
+        "semantic/padding", f"numbers and tokens are padded on different sides, {by} apart", sizes
+    )
 
 
 def _best_step(each: Numbers) -> int | None:
@@ -179,7 +181,7 @@ def _best_step(each: Numbers) -> int | None:
     return best[1] or None
 
 
-def _of_others(numbers: Sequence[Numbers], order: Timeline) -> Account:
+def _of_others(numbers: Sequence[Numbers], order: Timeline) -> NotationReading:
     """Each rollout with the numbers of that neighbour which fits it best."""
     sizes = np.full(len(numbers), np.inf)
     pairs = []
@@ -196,7 +198,7 @@ def _of_others(numbers: Sequence[Numbers], order: Timeline) -> Account:
     if pairs:
         _, one, other = min(pairs)
         words += f" of the same {order.unit} (rollout {one} has those of {other}, counted from 0)"
-    return Account("semantic/misbound-logprobs", words, sizes)
+    return NotationReading("semantic/misbound-logprobs", words, sizes)
 
 
 def _likeliest(numbers: Sequence[Numbers], members: Sequence[int]) -> Iterator[tuple[int, int]]:
