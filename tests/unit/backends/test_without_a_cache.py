@@ -84,5 +84,9 @@ def test_a_model_that_reads_whole_texts_is_refused() -> None:
     for model in (tiny("xlnet"), tiny("bert")):
         with pytest.raises(UnsupportedModel):
             require_causal(model)
+    broken = tiny("gpt2")
+    broken.forward = None  # raises what nobody of ours raises
+    with pytest.raises(UnsupportedModel):
+        require_causal(broken)
     for model in (tiny("openai-gpt"), tiny("mixtral"), tiny("bert", is_decoder=True)):
         require_causal(model)
