@@ -29,6 +29,13 @@ def has_kv_cache(model: Any) -> bool:
     return "past_key_values" in takes and not model._is_stateful  # noqa: SLF001  no public getter
 
 
+def masks_padding(model: Any) -> bool:
+    """Whether padding before a text leaves no trace in it: Mamba masks it; RWKV and xLSTM take it for tokens."""
+    return has_kv_cache(model) or (
+        _is_state_space(model) and "attention_mask" in inspect.signature(type(model).forward).parameters
+    )
+
+
 def cache_in(output: Any) -> Any:
     """Keys and values that a forward left behind; without them a later one would score tokens without their context."""
     kept = getattr(output, "past_key_values", None)
