@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from zerodrift.core.completion import FinishReason
 from zerodrift.core.errors import InvalidPrompt, NonFinite
 from zerodrift.core.request import Request, SamplingParams
-from zerodrift.models.family.abilities import cache_in, has_kv_cache
+from zerodrift.models.family.abilities import cache_in, has_kv_cache, masks_padding
 from zerodrift.sampler.choose import choose
 from zerodrift.sampler.noise import draw_seed, uniform
 from zerodrift.sampler.processing import TokenHistory, processed_logprobs
@@ -57,8 +57,8 @@ def sample(
 
 
 def _batches(model: Any, rows: Sequence[Sampled], batch: int) -> Iterator[Sequence[Sampled]]:
-    """In the order given; without a KV cache, prompts of one length together: RWKV and xLSTM read padding as tokens."""
-    if has_kv_cache(model):
+    """In the order given; where padding is read, prompts of one length together."""
+    if masks_padding(model):
         groups = [list(rows)]
     else:
         lengths = sorted({len(row.prompt) for row in rows})

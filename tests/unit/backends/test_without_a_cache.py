@@ -11,7 +11,7 @@ from zerodrift.backends.generation import sample
 from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.core.errors import UnsupportedModel
 from zerodrift.core.request import Prompt, Request, SamplingParams
-from zerodrift.models.family.abilities import cache_in, has_kv_cache, require_causal
+from zerodrift.models.family.abilities import cache_in, has_kv_cache, masks_padding, require_causal
 
 WITHOUT = ("openai-gpt", "rwkv", "recurrent_gemma")
 SEQUENCES = [list(range(5, 5 + length)) for length in (40, 17, 23)]
@@ -27,6 +27,7 @@ def gaps(found: list[list[float]], expected: list[list[float]]) -> float:
 def test_every_layout_sees_the_whole_context(model_type: str) -> None:
     model = tiny(model_type)
     assert not has_kv_cache(model)
+    assert not masks_padding(model)
     plain = Teacher(model).score(SEQUENCES)
     for layout in Layout:
         teacher = Teacher(model, layout=layout, chunk=7)
@@ -46,10 +47,11 @@ def test_nothing_follows_from_what_is_not_kept(model_type: str) -> None:
         assert teacher.continued(SEQUENCES[0], 1, model, split).shape[0] == 39
 
 
-@pytest.mark.parametrize("model_type", WITHOUT)
+@pytest.mark.parametrize("model_type", [*WITHOUT, "mamba"])
 def test_samples_of_prompts_of_mixed_length_are_what_the_model_computes(model_type: str) -> None:
     model = tiny(model_type)
     sampling = SamplingParams(max_tokens=5, seed=1, ignore_eos=True, n=2)
+    assert masks_padding(model) is (model_type == "mamba")
     requests = [Request(Prompt(tuple(ids)), sampling) for ids in SEQUENCES]
     rows = sample(model, requests, eos_ids=(), max_len=64, batch=4, decode=str)
     assert [len(row.prompt) for row in rows] == [40, 40, 17, 17, 23, 23]
@@ -84,5 +86,9 @@ def test_a_model_that_reads_whole_texts_is_refused() -> None:
     for model in (tiny("xlnet"), tiny("bert")):
         with pytest.raises(UnsupportedModel):
             require_causal(model)
+    broken = tiny("gpt2")
+    broken.forward = None  # raises what nobody of ours raises
+    with pytest.raises(UnsupportedModel):
+        require_causal(broken)
     for model in (tiny("openai-gpt"), tiny("mixtral"), tiny("bert", is_decoder=True)):
         require_causal(model)

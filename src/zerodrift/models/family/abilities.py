@@ -29,6 +29,13 @@ def has_kv_cache(model: Any) -> bool:
     return "past_key_values" in takes and not model._is_stateful  # noqa: SLF001  no public getter
 
 
+def masks_padding(model: Any) -> bool:
+    """Whether padding before a text leaves no trace in it: Mamba masks it; RWKV and xLSTM take it for tokens."""
+    return has_kv_cache(model) or (
+        _is_state_space(model) and "attention_mask" in inspect.signature(type(model).forward).parameters
+    )
+
+
 def cache_in(output: Any) -> Any:
     """Keys and values that a forward left behind; without them a later one would score tokens without their context."""
     kept = getattr(output, "past_key_values", None)
@@ -57,9 +64,15 @@ def usable_attention(model: Any, wanted: str) -> str:
 @torch.no_grad()
 def require_causal(model: Any) -> None:
     """Another last token changes no row before it. BERT without `is_decoder`, XLNet and XLM read whole texts at once."""
-    ids_2L = (torch.arange(PROBED, device=model.device) % model.config.vocab_size).repeat(2, 1)
-    ids_2L[1, -1] = PROBED % model.config.vocab_size
-    first_LV, second_LV = (model(input_ids=ids_1L[None], use_cache=False).logits[0] for ids_1L in ids_2L)
+    words = model.config.get_text_config().vocab_size
+    ids_2L = (torch.arange(PROBED, device=model.device) % words).repeat(2, 1)
+    ids_2L[1, -1] = PROBED % words
+    try:
+        first_LV, second_LV = (model(input_ids=ids_1L[None], use_cache=False).logits[0] for ids_1L in ids_2L)
+    except Exception as error:  # whatever a vendor raises, it comes out as one of ours
+        raise UnsupportedModel(
+            f"this {type(model).__name__} computes nothing from ids alone, as a causal language model does: {error}"
+        ) from error
     changes_L = (first_LV - second_LV).abs().amax(-1)
     if bool(changes_L[:-1].max() > MOST_BEFORE * changes_L[-1]):
         raise UnsupportedModel(
