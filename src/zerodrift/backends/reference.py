@@ -27,7 +27,7 @@ from zerodrift.models.family.abilities import computes_in_fp64, require_causal
 from zerodrift.models.family.registry import FAMILIES
 from zerodrift.models.loading import AS_SAVED, DTYPES, dtype_of
 from zerodrift.models.placing import check_device, place
-from zerodrift.weights.digest import model_digest
+from zerodrift.weights.digest import fits, model_digest
 
 TINY_PARAMETERS = 20_000_000
 """Models below this run in fp64: a testbed forward costs milliseconds either way."""
@@ -114,7 +114,10 @@ class ReferenceBackend(OwnTokenizer):
         """Whether `digest` is of these very values, held in `dtype` by an engine that widened them on loading."""
         if digest == self.version.digest:
             return True
-        return dtype in DTYPES and digest == model_digest(self.model, dtype_of(dtype))
+        if dtype not in DTYPES or digest != model_digest(self.model, dtype_of(dtype)):
+            return False
+        # An engine that narrowed them has other values.
+        return fits(self.model, dtype_of(dtype))
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
         """Requests are cut into batches of `batch` rows; a row is one sample of one request."""

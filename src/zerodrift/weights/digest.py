@@ -40,5 +40,11 @@ def checkpoint_state(model: torch.nn.Module, *, keep_vars: bool = False) -> dict
     return kept
 
 
+def fits(model: torch.nn.Module, dtype: torch.dtype) -> bool:
+    """Whether every value of the checkpoint can be held in `dtype`: widened, or narrow to begin with."""
+    state = checkpoint_state(model)
+    return all(torch.equal(_in(tensor, dtype).to(tensor.dtype), tensor) for tensor in state.values())
+
+
 def _in(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor

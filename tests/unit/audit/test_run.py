@@ -497,9 +497,9 @@ def test_weights_that_were_widened_on_loading_are_the_checkpoints(tmp_path: Path
     reference = ReferenceBackend(tmp_path / "bf16", tokenizer=models.tokenizer("testbed:llama"))
     held = models.load(tmp_path / "bf16", dtype="float32")
 
-    def of(digest: str) -> EngineFingerprint:
+    def of(digest: str, dtype: str = "float32") -> EngineFingerprint:
         return EngineFingerprint(
-            engine="exact", semantic={"weights": digest}, numeric={"dtype": "float32"}, deployment={}
+            engine="exact", semantic={"weights": digest}, numeric={"dtype": dtype}, deployment={}
         )
 
     digest = model_digest(held)
@@ -509,3 +509,7 @@ def test_weights_that_were_widened_on_loading_are_the_checkpoints(tmp_path: Path
         held.model.norm.weight[0] += 1e-6
     other = of(model_digest(held))
     assert named_alike(other, reference) == other
+    # Narrowed, and so other values: an engine in bf16 on a checkpoint of fp32.
+    wide = ReferenceBackend("testbed:llama")
+    narrowed = of(model_digest(models.load("testbed:llama", dtype="bfloat16")), "bfloat16")
+    assert named_alike(narrowed, wide) == narrowed

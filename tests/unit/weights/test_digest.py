@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 import zerodrift as zd
-from zerodrift.weights.digest import checkpoint_state, model_digest
+from zerodrift.weights.digest import checkpoint_state, fits, model_digest
 from zerodrift.weights.listing import manifest_of
 
 
@@ -61,9 +61,12 @@ def test_the_same_values_in_another_precision():
     assert model_digest(saved) != model_digest(widened)
     assert model_digest(saved, torch.float32) == model_digest(widened)
     assert model_digest(widened, torch.bfloat16) == model_digest(saved)
+    assert fits(widened, torch.bfloat16)
     with torch.no_grad():
         widened.model.norm.weight[0] += 1e-6
     assert model_digest(saved, torch.float32) != model_digest(widened)
+    assert not fits(widened, torch.bfloat16)
+    assert fits(widened, torch.float64)
 
 
 def test_it_keeps_up_with_a_trainer():
