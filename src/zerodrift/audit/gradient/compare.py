@@ -132,8 +132,14 @@ def _score(module: Any, rollouts: Sequence[Learned], clip: Clip) -> _Scored:
         np.concatenate(policies),
         np.concatenate([rollout.behavior for rollout in rollouts]),
         np.concatenate([rollout.places for rollout in rollouts]),
-        Weights(*map(np.concatenate, zip(*engine, strict=True))),
-        Weights(*map(np.concatenate, zip(*true, strict=True))),
+        _joined(engine),
+        _joined(true),
+    )
+
+
+def _joined(parts: Sequence[Weights]) -> Weights:
+    return Weights(
+        np.concatenate([part.values for part in parts]), np.concatenate([part.clipped for part in parts])
     )
 
 

@@ -102,7 +102,8 @@ class PartSums:
     def part(self, cell: Cell) -> GradientPart:
         """What is said of one."""
         tokens, gap, changed = self._counts[cell]
-        cosine = ratio = None
+        cosine: float | None = None
+        ratio: float | None = None
         if cell in self._pairs:
             engine, true = self._pairs[cell]
             lengths = math.sqrt(_dot(engine, engine)), math.sqrt(_dot(true, true))
