@@ -125,7 +125,6 @@ class CellSums(msgspec.Struct, frozen=True, array_like=True):
         share = 1.0 if self.kind == ALL else self.units / (self.units + BORROWED)
         return math.sqrt(share * mine + (1 - share) * borrowed)
 
-
     def _part_of(self, whole: "CellSums") -> float:
         """How much of the variance of the whole such a cell would have.
 
