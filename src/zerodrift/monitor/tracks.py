@@ -147,12 +147,12 @@ class Jumped(NamedTuple):
 def jumped(cell: CellSums, whole: CellSums, factor: float) -> Jumped | None:
     """Twice the expected |Δ| and beyond chance.
 
-    Its units say how sure they are of their own spread: of four prompts, whose samples share their first token, one that
-    rounds badly was 2.0 times the expected |Δ| at z = 4 in a healthy training on vLLM.
+    The units of the whole, from which a small cell borrows, say how sure anybody is of a spread: of four prompts, whose
+    samples share their first token, one that rounds badly was 2.0 times the expected |Δ| in a healthy training on vLLM.
     """
     if cell.units < LEAST_UNITS or cell.baseline <= 0:
         return None
-    times, z = cell.against_baseline / factor, as_normal(cell.z(whole)[2], cell.units - 1)
+    times, z = cell.against_baseline / factor, as_normal(cell.z(whole)[2], whole.units - 1)
     return Jumped(times, z) if times >= JUMP and z >= JUMP_Z else None
 
 
