@@ -213,25 +213,19 @@ class ArchiveFull(RecordError):
     code = "record/full"
 
 
-class UpdateError(ZerodriftError):
-    """A weight update that was not made; the weights that served before serve on."""
-
-    code = "update/failed"
-
-
-class VersionConflict(UpdateError):
+class VersionConflict(ZerodriftError):
     """Another version is current than was expected, a label was used before, or another update is under way."""
 
     code = "update/conflict"
 
 
-class OutOfOrder(UpdateError):
+class OutOfOrder(ZerodriftError):
     """A message of an update that came twice, too early, or after its end."""
 
     code = "update/out-of-order"
 
 
-class NotRetained(UpdateError):
+class NotRetained(ZerodriftError):
     """A version that was asked for and that nobody has kept."""
 
     code = "update/not-retained"

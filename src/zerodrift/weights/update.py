@@ -8,7 +8,6 @@ The bytes are canonical: what decodes and encodes to other bytes (a key given tw
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
 
 import msgspec
 
@@ -25,8 +24,6 @@ MOST_LABEL = 200
 _FILE = re.compile(r"[\w.\-]{1,200}\.safetensors", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 4
-
-T = TypeVar("T")
 
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

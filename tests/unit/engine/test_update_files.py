@@ -216,9 +216,8 @@ def offset(header: dict[str, Any], by: int) -> None:
     header[HEAD]["data_offsets"] = [begin + by, end + by]
 
 
-def sparse(directory: Path) -> None:
-    """A terabyte that takes no room on the disk, and would in memory."""
-    os.truncate(directory / WEIGHTS, 2**40)
+def promised(directory: Path) -> None:
+    """A terabyte, which a sparse file would have: it is refused before anything is read."""
     files = (FileRecord(WEIGHTS, 2**40, "0" * 64),)
     forged = msgspec.structs.replace(manifest_in(directory), files=files)
     (directory / MANIFEST).write_bytes(encode_update(forged))
@@ -295,7 +294,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], type[ZerodriftError], st
         TruncatedWeights,
         WEIGHTS,
     ),
-    "a terabyte": ("one", sparse, TruncatedWeights, WEIGHTS),
+    "a terabyte": ("one", promised, TruncatedWeights, WEIGHTS),
     "no safetensors": (
         "one",
         lambda d: with_bytes(d, lambda _: b"\x80\x04K\x01.", seal=False),
