@@ -140,10 +140,10 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     def windows(self, config: Any) -> tuple[int | None, ...]:
         """For each layer, how many keys a query sees; None sees all."""
         if self.attention is None or self.attention.window == "none":
-            return (None,) * int(config.num_hidden_layers)
-        window: int | None = self._setting(config, "sliding_window", self._attention_place)
+            return tuple(None for _ in range(config.num_hidden_layers))
+        window = self._setting(config, "sliding_window", self._attention_place)
         if self.attention.window == "every-layer":
-            return (window,) * int(config.num_hidden_layers)
+            return tuple(window for _ in range(config.num_hidden_layers))
         types = self._setting(config, "layer_types", self._attention_place)
         return tuple(window if each == "sliding_attention" else None for each in types)
 
