@@ -12,7 +12,7 @@ import msgspec
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue
 from zerodrift.core.frozen import freeze
-from zerodrift.core.secrets import flag_of_a_secret, names_a_secret
+from zerodrift.core.secrets import names_a_secret
 
 # Smallest sensible value of each count, and what it counts.
 _COUNTS = {
@@ -128,7 +128,7 @@ def _check_secrets(engine: EngineConfig) -> None:
             )
     for argument in engine.args:
         flag = argument.partition("=")[0].replace("_", "-")
-        if flag.startswith("--") and flag_of_a_secret(flag):
+        if flag.startswith("--") and names_a_secret(flag):
             raise InvalidValue(
                 f"args hold {flag}, whose value is a secret and would be written into the run directory; leave it "
                 "out: an engine that zerodrift starts is reached from this machine alone"
