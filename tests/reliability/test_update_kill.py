@@ -57,7 +57,7 @@ class Engines:
             entry.version for entry in read_log(self.directory / LOG) if entry.version.label == label
         )
         self.events.append(history.Restarted(version=version))
-        self.events.append(history.Counted(what="versions on the disk", value=int(kept), cap=KEPT))
+        self.events.append(history.Sized(what="versions on the disk", value=int(kept), cap=KEPT))
         return label
 
     def tell(self) -> None:

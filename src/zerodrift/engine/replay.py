@@ -23,7 +23,7 @@ from zerodrift.sampler.prefix import Prefix
 WeightsOf = Callable[[WeightVersion], StagedWeights]
 
 
-class Replayed(NamedTuple):
+class ReplayedRollout(NamedTuple):
     """What came of it."""
 
     token_ids: tuple[int, ...]
@@ -43,7 +43,7 @@ def check_replay(engine: Engine, output: Output, weights_of: WeightsOf, *, force
 
 
 @torch.no_grad()
-def replay(engine: Engine, output: Output, weights_of: WeightsOf, *, forced: int = 0) -> Replayed:
+def replay(engine: Engine, output: Output, weights_of: WeightsOf, *, forced: int = 0) -> ReplayedRollout:
     """Draw every token of `output` again. The first `forced` ones were given, and are taken as they are.
 
     `engine` lends its model's shape and its sampler, and is not changed; `weights_of` gives the weights of a version, as
@@ -62,7 +62,7 @@ def replay(engine: Engine, output: Output, weights_of: WeightsOf, *, forced: int
             if segment.version not in models:
                 models[segment.version] = _model(engine, segment.version, weights_of)
         drawn += _drawn_in(engine, output, each, len(drawn), models, forced)
-    return Replayed(tuple(each.token_id for each in drawn), tuple(each.logprob for each in drawn))
+    return ReplayedRollout(tuple(each.token_id for each in drawn), tuple(each.logprob for each in drawn))
 
 
 def _passes(output: Output) -> Iterator[LineagePass]:

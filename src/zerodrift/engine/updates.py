@@ -36,8 +36,8 @@ from zerodrift.engine.loop import EngineLoop
 from zerodrift.engine.weights import StagedWeights, Staging
 from zerodrift.weights.files import read_update, write_update
 from zerodrift.weights.of_model import ties_of, whole_manifest
-from zerodrift.weights.registry import Entry, Kind, Known, Registry
-from zerodrift.weights.session import Session, Stage
+from zerodrift.weights.registry import Kind, Known, Registry, RegistryEntry
+from zerodrift.weights.session import Stage, UpdateSession
 from zerodrift.weights.update import UpdateManifest, check_update
 
 KEPT = "weights"
@@ -59,7 +59,7 @@ class Updates:
         self._registry = Registry(Path(directory))
         self._kept = Path(directory) / KEPT
         self._slot, self._taken = threading.Lock(), False
-        self._under_way: Update | None = None
+        self._under_way: WeightUpdate | None = None
         try:
             self._kept.mkdir(exist_ok=True)
             model = loop.engine.model
@@ -93,7 +93,7 @@ class Updates:
         return tuple(versions.known[label].version for label in versions.kept)
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[RegistryEntry, ...]:
         """All that was ever committed, published, aborted and forgotten here."""
         return self._registry.entries
 
@@ -110,7 +110,7 @@ class Updates:
         try:
             self._require_current(expected)
             self._require_new(update)
-            opened = self._under_way = Update(self, update, Staging(self._loop.engine.model))
+            opened = self._under_way = WeightUpdate(self, update, Staging(self._loop.engine.model))
         except BaseException:
             self._free_slot()
             raise
@@ -183,7 +183,7 @@ class Updates:
                 raise DigestMismatch(
                     f"the weights of version {known.version.label!r} were exchanged on the disk; they are not used"
                 )
-            session, staging = Session(manifest), Staging(self._loop.engine.model)
+            session, staging = UpdateSession(manifest), Staging(self._loop.engine.model)
             for name, tensor in tensors:
                 staging.put(session.expect(name), tensor)
                 session.took(name)
@@ -293,12 +293,12 @@ class Updates:
             )
 
 
-class Update:
+class WeightUpdate:
     """One update under way. Leaving its `with` before it is published aborts it."""
 
     def __init__(self, updates: Updates, manifest: UpdateManifest, staging: Staging) -> None:
         """Made by `Updates.begin`."""
-        self._updates, self._session, self._staging = updates, Session(manifest), staging
+        self._updates, self._session, self._staging = updates, UpdateSession(manifest), staging
         self._staged: StagedWeights | None = None
         self._mutex = threading.Lock()
 

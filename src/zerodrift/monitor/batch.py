@@ -14,7 +14,7 @@ from zerodrift.monitor.correction import CorrectedSums, Correction
 from zerodrift.monitor.decision import Code, Gap, Reason
 from zerodrift.monitor.gaps import Difference, GapSums, differences
 from zerodrift.monitor.intake import Tokens
-from zerodrift.monitor.measure import Measurement, largest, measure
+from zerodrift.monitor.measure import GapMeasured, largest, measure
 from zerodrift.stats.arrays import Ids
 
 Gather = Callable[[bytes], Iterable[bytes]]
@@ -103,8 +103,8 @@ def batch_sums(
 
 def _measured(
     found: Mapping[Gap | None, Difference | str], tokens: Tokens, epsilon: float
-) -> dict[Gap | None, Measurement | None]:
-    measured: dict[Gap | None, Measurement | None] = {}
+) -> dict[Gap | None, GapMeasured | None]:
+    measured: dict[Gap | None, GapMeasured | None] = {}
     for gap, each in found.items():
         if gap is None and each is found[Gap.MISMATCH]:
             # Without old weights and without updates the total is the mismatch, and is not summed twice.
@@ -122,7 +122,7 @@ def _impossible(gap: Gap | None, difference: Difference | str, counts: Ids) -> R
 
 
 def _summed(
-    tokens: Tokens, gaps: Mapping[Gap | None, Measurement], corrected: CorrectedSums | None
+    tokens: Tokens, gaps: Mapping[Gap | None, GapMeasured], corrected: CorrectedSums | None
 ) -> BatchSums:
     behavior = tokens.logprobs.get("behavior_logprobs")
     return BatchSums(

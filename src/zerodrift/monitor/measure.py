@@ -26,7 +26,7 @@ class Part(NamedTuple):
     chosen: Bools | None
 
 
-class Measurement(NamedTuple):
+class GapMeasured(NamedTuple):
     """One gap, and its tokens by sequence, position and rarity where they were counted."""
 
     sums: GapSums
@@ -54,10 +54,10 @@ def largest(difference: Difference, counts: Ids) -> float:
 
 def measure(
     difference: Difference | str, counts: Ids, epsilon: float, *, by_stratum: bool = False
-) -> Measurement | None:
+) -> GapMeasured | None:
     """Everything that is summed of a gap; None where a ratio is beyond what any sampler can have drawn."""
     if isinstance(difference, str):
-        return Measurement(GapSums(why=difference), None)
+        return GapMeasured(GapSums(why=difference), None)
     low, high = np.log1p(-epsilon), np.log1p(epsilon)
     blocks: list[BlockSums] = []
     totals: list[Floats] = []
@@ -83,7 +83,7 @@ def measure(
         below=below,
         above=above,
     )
-    return Measurement(sums, joined(strata) if by_stratum else None)
+    return GapMeasured(sums, joined(strata) if by_stratum else None)
 
 
 def _longest(counts: Ids) -> int:

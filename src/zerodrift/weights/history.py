@@ -73,7 +73,7 @@ class Ended(Event, frozen=True, kw_only=True):
     lineage: tuple[LineageSegment, ...]
 
 
-class Rescored(Event, frozen=True, kw_only=True):
+class Recomputed(Event, frozen=True, kw_only=True):
     """A request that ended was computed again, from the versions that it names alone."""
 
     request: str
@@ -87,7 +87,7 @@ class Alone(Event, frozen=True, kw_only=True):
     bits: tuple[tuple[int, str], ...]
 
 
-class Counted(Event, frozen=True, kw_only=True):
+class Sized(Event, frozen=True, kw_only=True):
     """Something that must not grow without end."""
 
     what: str
@@ -96,7 +96,7 @@ class Counted(Event, frozen=True, kw_only=True):
 
 
 AnyEvent = (
-    Committed | Dropped | Published | Refused | Restarted | Stepped | Ended | Rescored | Alone | Counted
+    Committed | Dropped | Published | Refused | Restarted | Stepped | Ended | Recomputed | Alone | Sized
 )
 
 
@@ -202,7 +202,7 @@ class _Checker:
             if part.version.label != own and part.version.label not in allowed:
                 self._break("I3", f"{event.request!r} looked back on KV of {part.version.label!r}")
 
-    def _take_rescored(self, event: Rescored) -> None:
+    def _take_recomputed(self, event: Recomputed) -> None:
         self._compare("I1", event.request, event.bits, "by the weights that it names")
 
     def _take_alone(self, event: Alone) -> None:
@@ -215,6 +215,6 @@ class _Checker:
         elif ended.bits != bits:
             self._break(invariant, f"{request!r} has other bits {how}")
 
-    def _take_counted(self, event: Counted) -> None:
+    def _take_sized(self, event: Sized) -> None:
         if event.value > event.cap:
             self._break("I8", f"{event.what}: {event.value}, and at most {event.cap}")

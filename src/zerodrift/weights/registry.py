@@ -42,7 +42,7 @@ class Kind(StrEnum):
     """It made room, and can no longer be rolled back to."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RegistryEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line."""
 
     serial: int
@@ -88,7 +88,7 @@ class Versions(msgspec.Struct, frozen=True):
         """What was told stays told."""
         freeze(self, "known")
 
-    def after(self, entry: Entry) -> "Versions":
+    def after(self, entry: RegistryEntry) -> "Versions":
         """With one more line; one that contradicts those before it is refused."""
         label = entry.version.label
         found = self.known.get(label)
@@ -144,7 +144,7 @@ class Registry:
             raise
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[RegistryEntry, ...]:
         """Every line."""
         return tuple(self._entries)
 
@@ -156,19 +156,19 @@ class Registry:
         *,
         follows: str | None = None,
         kv: str | None = None,
-    ) -> Entry:
+    ) -> RegistryEntry:
         """Say it, so that it holds whatever happens next; or refuse it, and nothing was said. Any thread may."""
         with self._mutex:
             return self._append(kind, version, manifest, follows, kv)
 
     def _append(
         self, kind: Kind, version: WeightVersion, manifest: str, follows: str | None, kv: str | None
-    ) -> Entry:
+    ) -> RegistryEntry:
         if not self._lock.is_locked:
             # The number of its handle may be that of another file by now.
             raise RecordError(f"{self._path} was closed, and {version.label!r} cannot be {kind} any more")
         before = self._entries[-1].seal if self._entries else _START
-        entry = Entry(
+        entry = RegistryEntry(
             serial=len(self._entries) + 1,
             kind=kind,
             version=version,
@@ -199,7 +199,7 @@ class Registry:
                 os.close(self._handle)
                 self._lock.release()
 
-    def _opened(self) -> list[Entry]:
+    def _opened(self) -> list[RegistryEntry]:
         if not self._path.exists():
             self._path.touch()
             flush_directory(self._directory)
@@ -207,13 +207,13 @@ class Registry:
         return list(read_log(self._path))
 
 
-def read_log(path: Path) -> Iterator[Entry]:
+def read_log(path: Path) -> Iterator[RegistryEntry]:
     """Every line of a log, each sealed as it was written."""
     seal = _START
     for number, line in numbered_lines(path):
         where = f"{path.name}, line {number}"
         try:
-            entry = msgspec.json.decode(line, type=Entry)
+            entry = msgspec.json.decode(line, type=RegistryEntry)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
             raise RecordError(f"{where} cannot be read: {error}") from error
         if entry.serial != number or entry.seal != _seal(seal, entry):
@@ -224,7 +224,7 @@ def read_log(path: Path) -> Iterator[Entry]:
         yield entry
 
 
-def _folded(entries: list[Entry], path: Path) -> Versions:
+def _folded(entries: list[RegistryEntry], path: Path) -> Versions:
     versions = Versions()
     for entry in entries:
         try:
@@ -236,7 +236,7 @@ def _folded(entries: list[Entry], path: Path) -> Versions:
     return versions
 
 
-def _seal(before: str, entry: Entry) -> str:
+def _seal(before: str, entry: RegistryEntry) -> str:
     content = msgspec.json.encode(msgspec.structs.replace(entry, seal=before))
     return hashlib.sha256(content).hexdigest()
 

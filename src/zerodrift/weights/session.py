@@ -30,7 +30,7 @@ _NEXT = {
 }
 
 
-class Session:
+class UpdateSession:
     """What came of one update so far."""
 
     def __init__(self, update: UpdateManifest) -> None:

@@ -17,7 +17,7 @@ from tests.unit.engine.update_history import Witness, trained
 from zerodrift.core.request import SamplingParams
 from zerodrift.engine.engine import Engine
 from zerodrift.engine.scheduler import Scheduler
-from zerodrift.engine.updates import Update
+from zerodrift.engine.updates import WeightUpdate
 from zerodrift.engine.weights import StagedWeights
 from zerodrift.weights import history
 from zerodrift.weights.digest import checkpoint_state
@@ -41,7 +41,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.directory = Path(tempfile.mkdtemp())
         self.witness = Witness(self.model, self.directory / "versions")
-        self.update: Update | None = None
+        self.update: WeightUpdate | None = None
         self.trainer: Any = self.model
         self.labels = itertools.count(1)
         self.requests: dict[str, tuple[list[int], SamplingParams]] = {}

@@ -28,7 +28,7 @@ from zerodrift.core.errors import (
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.loop import EngineLoop
-from zerodrift.engine.updates import Update, Updates
+from zerodrift.engine.updates import Updates, WeightUpdate
 from zerodrift.weights.digest import checkpoint_state, model_digest
 from zerodrift.weights.of_model import update_of
 from zerodrift.weights.registry import Kind, Registry
@@ -70,7 +70,7 @@ def bits(loop: EngineLoop) -> tuple[float, ...]:
     return output.logprobs
 
 
-def pushed(updates: Updates, model: Any, label: str, expected: str) -> Update:
+def pushed(updates: Updates, model: Any, label: str, expected: str) -> WeightUpdate:
     update = updates.begin(update_of(model, label), expected)
     for name, tensor in checkpoint_state(model).items():
         update.push(name, tensor)

@@ -82,7 +82,7 @@ class Witness:
                 self.events.append(history.Dropped(label=entry.version.label))
         self._told = len(entries)
         kept = len(list((self._directory / "weights").iterdir()))
-        self.events.append(history.Counted(what="versions on the disk", value=kept, cap=RETAIN + 1))
+        self.events.append(history.Sized(what="versions on the disk", value=kept, cap=RETAIN + 1))
 
     def attempt(self, act: Callable[[], object]) -> bool:
         """Something that may be refused; whether it was not."""
@@ -147,7 +147,7 @@ class Witness:
             again = replay(self.loop.engine, output, self.weights_of)
         except NotRetained:
             return
-        self.events.append(history.Rescored(request=name, bits=bits_of(again)))
+        self.events.append(history.Recomputed(request=name, bits=bits_of(again)))
 
     def weights_of(self, version: WeightVersion) -> StagedWeights:
         if version not in self._seen:

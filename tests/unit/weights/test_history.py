@@ -8,13 +8,13 @@ from zerodrift.weights.history import (
     Alone,
     AnyEvent,
     Committed,
-    Counted,
     Dropped,
     Ended,
     Published,
+    Recomputed,
     Refused,
-    Rescored,
     Restarted,
+    Sized,
     Stepped,
     violations,
 )
@@ -41,9 +41,9 @@ SOUND: list[AnyEvent] = [
     Published(version=B, follows="a", kv="keep", in_flight=("r",)),
     Stepped(version=B, digest=B.digest),
     ENDED,
-    Rescored(request="r", bits=BITS),
+    Recomputed(request="r", bits=BITS),
     Alone(request="r", bits=BITS),
-    Counted(what="kept versions", value=2, cap=2),
+    Sized(what="kept versions", value=2, cap=2),
     Restarted(version=B),
     Published(version=A, follows="b", kv="drain"),
     Dropped(label="b"),
@@ -67,8 +67,8 @@ def ended(**fields: object) -> AnyEvent:
 OTHER = (*BITS[:2], (7, "0x1.000001p-3"))
 STALE = (LineageSegment(C, 0, 4), LineageSegment(B, 4, 6))
 BROKEN: dict[str, tuple[list[AnyEvent], str, int]] = {
-    "a bit off": (replaced(9, Rescored(request="r", bits=OTHER)), "I1", 9),
-    "scored, never served": (replaced(9, Rescored(request="s", bits=BITS)), "I1", 9),
+    "a bit off": (replaced(9, Recomputed(request="r", bits=OTHER)), "I1", 9),
+    "scored, never served": (replaced(9, Recomputed(request="s", bits=BITS)), "I1", 9),
     "twice": ([*SOUND, ENDED], "I1", 16),
     "a token of nobody": (replaced(8, ended(versions=(VersionSpan(C, 0, 3),))), "I1", 8),
     "a label with another digest": (
@@ -114,7 +114,7 @@ BROKEN: dict[str, tuple[list[AnyEvent], str, int]] = {
     "committed twice": (replaced(4, Committed(version=B)), "I4", 4),
     "a label of one that served": ([*SOUND, Committed(version=WeightVersion("b", "x"))], "I4", 16),
     "other bits alone": (replaced(10, Alone(request="r", bits=OTHER)), "I7", 10),
-    "too many": (replaced(11, Counted(what="kept versions", value=3, cap=2)), "I8", 11),
+    "too many": (replaced(11, Sized(what="kept versions", value=3, cap=2)), "I8", 11),
 }
 
 

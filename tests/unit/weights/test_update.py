@@ -8,7 +8,7 @@ import pytest
 from zerodrift.core.errors import DigestMismatch, InvalidValue, ModelError, OutOfOrder, ZerodriftError
 from zerodrift.core.version import WeightVersion
 from zerodrift.weights.manifest import MOST_BYTES, Manifest, TensorRecord
-from zerodrift.weights.session import Session, Stage
+from zerodrift.weights.session import Stage, UpdateSession
 from zerodrift.weights.update import (
     FileRecord,
     UpdateManifest,
@@ -169,7 +169,7 @@ def test_weights_for_this_model_are_not():
 
 
 def test_messages_come_in_their_order_and_once():
-    session = Session(UPDATE)
+    session = UpdateSession(UPDATE)
     for stage in (Stage.COMMITTED, Stage.PUBLISHED, Stage.VERIFIED):
         with pytest.raises(OutOfOrder):
             session.move(stage)
@@ -192,7 +192,7 @@ def test_messages_come_in_their_order_and_once():
 
 
 def test_what_was_refused_can_come_again():
-    session = Session(UPDATE)
+    session = UpdateSession(UPDATE)
     session.expect("a")
     session.expect("a")
     assert set(session.missing) == {"a", "b"}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from zerodrift.audit.gradient.objective import Clip, Learned, Weights, learned, weights
+from zerodrift.audit.gradient.objective import ClipRange, Learned, Weights, learned, weights
 from zerodrift.audit.gradient.sums import ALL, Pair, PartSums, cells_of
 from zerodrift.core.errors import InvalidPrompt, InvalidValue, UnsupportedModel
 from zerodrift.models.loading import load
@@ -55,7 +55,7 @@ def compare(
     `epsilon` is the trainer's clip; `temperature` what it divides logits by, where the archive does not state it.
     Without `by_part` the whole batch alone is compared, in a fifth of the time.
     """
-    clip = Clip.of(epsilon, epsilon_high)
+    clip = ClipRange.of(epsilon, epsilon_high)
     groups = learned(batch, temperature)
     if not any(rollout.advantage for group in groups for rollout in group):
         raise InvalidValue(
@@ -101,7 +101,7 @@ def _batches(rollouts: Sequence[Learned], module: Any) -> Iterator[list[Learned]
         yield chosen
 
 
-def _score(module: Any, rollouts: Sequence[Learned], clip: Clip) -> _Scored:
+def _score(module: Any, rollouts: Sequence[Learned], clip: ClipRange) -> _Scored:
     """Padded on the right, where a causal model does not look."""
     device, vocabulary = next(module.parameters()).device, module.get_input_embeddings().weight.shape[0]
     longest = max(len(rollout.prompt) + len(rollout.output) for rollout in rollouts)
@@ -191,7 +191,7 @@ def _flat(
 def _record(
     batch: ArchivedBatch,
     groups: Sequence[Sequence[Learned]],
-    clip: Clip,
+    clip: ClipRange,
     sums: PartSums,
     assumed: Sequence[str],
 ) -> GradientRecord:

@@ -22,7 +22,7 @@ SMALLEST_SPREAD = 1e-4
 UNSHAPED = SamplingParams()
 
 
-class Clip(NamedTuple):
+class ClipRange(NamedTuple):
     """The trainer's ε on either side of 1."""
 
     low: float
@@ -57,7 +57,7 @@ class Weights(NamedTuple):
     clipped: Bools
 
 
-def weights(policy: Floats, behavior: Floats, advantage: float, clip: Clip) -> Weights:
+def weights(policy: Floats, behavior: Floats, advantage: float, clip: ClipRange) -> Weights:
     """Of one rollout. Without an advantage nothing is decided, and nothing learnt."""
     ratio = np.exp(policy - behavior)
     if advantage > 0:

@@ -54,7 +54,7 @@ class Step(msgspec.Struct):
     not_observable: dict[str, str] = {}
 
 
-class Change(msgspec.Struct):
+class SeriesChange(msgspec.Struct):
     """One entry of the history: consecutive steps that were found to be the same, for the same reasons."""
 
     id: int
@@ -94,7 +94,7 @@ class Series:
         self.steps, self.times = array("d"), array("d")
         self.columns = {name: array("f") for name in COLUMNS}
         self._by_metric = [(PREFIX + name, column) for name, column in self.columns.items()]
-        self.changes: deque[Change] = deque(maxlen=MOST_CHANGES)
+        self.changes: deque[SeriesChange] = deque(maxlen=MOST_CHANGES)
         self.last: Step | None = None
         self.kept_back = 0
         self.counts = dict.fromkeys(State, 0)
@@ -135,7 +135,7 @@ class Series:
     def _remember(self, step: Step) -> None:
         self.revision += 1
         before = self.changes[-1] if self.changes else None
-        entry = Change(
+        entry = SeriesChange(
             id=self.revision, revision=self.revision, first=step.step, last=step.step, count=1, state=step.state,
             before=before.state if before else "", time=step.time, reasons=step.reasons,
         )  # fmt: skip

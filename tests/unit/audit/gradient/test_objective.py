@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from zerodrift.audit.gradient.objective import Clip, advantages, learned, weights
+from zerodrift.audit.gradient.objective import ClipRange, advantages, learned, weights
 from zerodrift.core.errors import InvalidValue, NonFinite
 from zerodrift.core.request import SamplingParams
 from zerodrift.records.archived import ArchivedBatch, ArchivedRollout, BatchState, version_spans
 
-CLIP = Clip(0.2, 0.28)
+CLIP = ClipRange(0.2, 0.28)
 
 
 def rollout(place: int, **changed) -> ArchivedRollout:
@@ -81,4 +81,4 @@ def test_a_temperature_that_nobody_stated_can_be_given():
 @pytest.mark.parametrize(("low", "high"), [(1.0, None), (-0.1, None), (0.2, -1.0), (math.nan, None)])
 def test_an_impossible_clip_is_refused(low, high):
     with pytest.raises(InvalidValue):
-        Clip.of(low, high)
+        ClipRange.of(low, high)
