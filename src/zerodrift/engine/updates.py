@@ -102,7 +102,7 @@ class Updates:
         known = self._registry.versions.known.get(update.version)
         return known is not None and known.was_current and known.manifest == update.identity
 
-    def begin(self, update: UpdateManifest, expected: str | WeightVersion) -> "Update":
+    def begin(self, update: UpdateManifest, expected: str | WeightVersion) -> "WeightUpdate":
         """Open an update of the `expected` version, which is current. While one is open no other is."""
         require.instance(InvalidValue, "update", update, UpdateManifest)
         check_update(update, self._own, self._ties)

@@ -29,7 +29,7 @@ class ClipRange(NamedTuple):
     high: float
 
     @classmethod
-    def of(cls, low: float, high: float | None) -> "Clip":
+    def of(cls, low: float, high: float | None) -> "ClipRange":
         """One ε for both sides where one is given."""
         require.real(InvalidValue, "epsilon", low, "ratios are clipped at 1 - ε, which is positive", 0, 0.999)
         high = low if high is None else high
