@@ -139,5 +139,6 @@ class PartSums:
 def _dot(first: torch.Tensor, second: torch.Tensor) -> float:
     """In float64, without a copy of the whole."""
     return math.fsum(
-        float(a.double() @ b.double()) for a, b in zip(first.split(_CHUNK), second.split(_CHUNK), strict=True)
+        float(first[begin : begin + _CHUNK].double() @ second[begin : begin + _CHUNK].double())
+        for begin in range(0, len(first), _CHUNK)
     )
