@@ -138,5 +138,7 @@ class PartSums:
 
 def _dot(first: torch.Tensor, second: torch.Tensor) -> float:
     """In float64, without a copy of the whole."""
-    parts = (slice(begin, begin + _CHUNK) for begin in range(0, len(first), _CHUNK))
-    return math.fsum(float(first[part].double() @ second[part].double()) for part in parts)
+    return math.fsum(
+        float(first[begin : begin + _CHUNK].double() @ second[begin : begin + _CHUNK].double())
+        for begin in range(0, len(first), _CHUNK)
+    )
