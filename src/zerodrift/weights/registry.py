@@ -133,7 +133,7 @@ class Registry:
         """Take the directory, made where it is not there yet, and read what it tells."""
         directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._path = directory, directory / LOG
-        self._lock, self._mutex = _held(directory), threading.Lock()
+        self._lock, self._mutex, self._closed = _held(directory), threading.Lock(), False
         try:
             self._entries = self._opened()
             self.versions = _folded(self._entries, self._path)
@@ -163,8 +163,13 @@ class Registry:
 
     def _append(
         self, kind: Kind, version: WeightVersion, manifest: str, follows: str | None, kv: str | None
+<<<<<<< HEAD
     ) -> RegistryEntry:
         if not self._lock.is_locked:
+=======
+    ) -> Entry:
+        if self._closed:
+>>>>>>> sync
             # The number of its handle may be that of another file by now.
             raise RecordError(f"{self._path} was closed, and {version.label!r} cannot be {kind} any more")
         before = self._entries[-1].seal if self._entries else _START
@@ -195,7 +200,8 @@ class Registry:
     def close(self) -> None:
         """Let go of the directory."""
         with self._mutex:
-            if self._lock.is_locked:
+            if not self._closed:
+                self._closed = True
                 os.close(self._handle)
                 self._lock.release()
 
@@ -242,6 +248,10 @@ def _seal(before: str, entry: RegistryEntry) -> str:
 
 
 def _held(directory: Path) -> FileLock:
+<<<<<<< HEAD
+=======
+    # Of the process: a lock that only the thread knows which took it could not be let go of by another.
+>>>>>>> sync
     lock = FileLock(directory / LOCK, thread_local=False)
     try:
         lock.acquire(timeout=0)
