@@ -163,13 +163,8 @@ class Registry:
 
     def _append(
         self, kind: Kind, version: WeightVersion, manifest: str, follows: str | None, kv: str | None
-<<<<<<< HEAD
     ) -> RegistryEntry:
-        if not self._lock.is_locked:
-=======
-    ) -> Entry:
         if self._closed:
->>>>>>> sync
             # The number of its handle may be that of another file by now.
             raise RecordError(f"{self._path} was closed, and {version.label!r} cannot be {kind} any more")
         before = self._entries[-1].seal if self._entries else _START
@@ -248,10 +243,7 @@ def _seal(before: str, entry: RegistryEntry) -> str:
 
 
 def _held(directory: Path) -> FileLock:
-<<<<<<< HEAD
-=======
     # Of the process: a lock that only the thread knows which took it could not be let go of by another.
->>>>>>> sync
     lock = FileLock(directory / LOCK, thread_local=False)
     try:
         lock.acquire(timeout=0)
