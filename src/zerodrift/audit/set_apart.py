@@ -52,9 +52,10 @@ def _by_company(result: ProbeResult) -> bool:
 
 
 def cache_apart(results: Sequence[ProbeResult]) -> tuple[ProbeResult, ...]:
-    """What is off in requests that hit the prefix cache alone is the cache's, where that is wrong by itself: entries that are
-    made worse whenever they are read come and go too."""
-    wrong = any(each.probe is Probe.CACHE and each.causes and not unsteady(each) for each in results)
+    """What is off in requests that hit the prefix cache alone, or in prompts long enough to, is the cache's, where that is
+    wrong by itself twice and nothing else is: entries that are made worse whenever they are read come and go too."""
+    others = any(each.probe in (Probe.REPEAT, Probe.BATCH) and each.causes for each in results)
+    wrong = not others and any(_by_cache(each) for each in results)
     return tuple(
         msgspec.structs.replace(
             each,
@@ -62,10 +63,26 @@ def cache_apart(results: Sequence[ProbeResult]) -> tuple[ProbeResult, ...]:
             causes=(),
             message=f"{each.message}; which is the prefix cache's, and found there",
         )
-        if wrong and isinstance(each.evidence, ReturnEvidence) and each.evidence.cached_only
+        if wrong and isinstance(each.evidence, ReturnEvidence) and _may_be_cached(each.evidence)
         else each
         for each in results
     )
+
+
+def _by_cache(result: ProbeResult) -> bool:
+    """Cached prefixes differ from cold ones, and did so twice alike."""
+    evidence = result.evidence
+    return (
+        result.probe is Probe.CACHE
+        and isinstance(evidence, AgreementEvidence)
+        and bool(result.causes)
+        and evidence.changed == 0
+        and not unsteady(result)
+    )
+
+
+def _may_be_cached(evidence: ReturnEvidence) -> bool:
+    return bool(evidence.cached_only) or evidence.prompts_from is not None
 
 
 def later_apart(results: Sequence[ProbeResult], *, parity_is_right: bool) -> tuple[ProbeResult, ...]:

@@ -21,10 +21,8 @@ def differs(probe: Probe, name: str, **more: Any) -> ProbeResult:
     )
 
 
-def returned(largest: float, *, cached_only: bool | None = None) -> ProbeResult:
-    evidence = ReturnEvidence(
-        tokens=96, differing=9, mean=0.001, max=largest, came=4, cached_only=cached_only
-    )
+def returned(largest: float, **more: Any) -> ProbeResult:
+    evidence = ReturnEvidence(tokens=96, differing=9, mean=0.001, max=largest, came=4, **more)
     cause = found(NOISE, "vllm", Probe.RETURN, "came", gating=True)
     return answered(Probe.RETURN, Outcome.FAIL, "came", evidence, causes=(cause,))
 
@@ -57,20 +55,28 @@ def test_what_company_does_does_not_come_and_go(
     assert judged.status is (Outcome.FAIL if stands else Outcome.PASS)
 
 
+CACHE = differs(Probe.CACHE, "path/prefix-cache", changed=0)
+
+
 @pytest.mark.parametrize(
-    ("beside", "cached_only", "stands"),
+    ("beside", "particulars", "stands"),
     [
-        (differs(Probe.CACHE, "path/prefix-cache"), True, False),
-        (differs(Probe.CACHE, "path/prefix-cache"), None, True),
-        (differs(Probe.CACHE, NOISE), True, True),
-        (BATCH, True, True),
+        ([CACHE], {"cached_only": True}, False),
+        ([CACHE], {"prompts_from": 272}, False),
+        ([CACHE], {}, True),
+        ([CACHE], {"prompts_to": 272}, True),
+        ([CACHE, differs(Probe.REPEAT, NOISE)], {"cached_only": True}, True),
+        ([CACHE, BATCH], {"cached_only": True}, True),
+        ([differs(Probe.CACHE, "path/prefix-cache", changed=3)], {"cached_only": True}, True),
+        ([differs(Probe.CACHE, NOISE, changed=0)], {"cached_only": True}, True),
+        ([], {"cached_only": True}, True),
     ],
 )
 def test_what_only_hits_of_the_cache_show_is_the_caches(
-    beside: ProbeResult, cached_only: bool | None, stands: bool
+    beside: list[ProbeResult], particulars: dict[str, Any], stands: bool
 ) -> None:
-    other, judged = cache_apart([beside, returned(0.05, cached_only=cached_only)])
-    assert other == beside
+    *others, judged = cache_apart([*beside, returned(0.05, **particulars)])
+    assert others == beside
     assert [cause.cause for cause in judged.causes] == [NOISE] * stands
     assert judged.status is (Outcome.FAIL if stands else Outcome.PASS)
 
