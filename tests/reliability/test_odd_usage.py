@@ -7,6 +7,7 @@ there, which reads every option and every file, is the real one.
 import json
 import random
 import signal
+import socketserver
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,8 @@ BASES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("archive", "ls"): ("nothing",),
     ("archive", "show"): ("nothing", "0"),
     ("archive", "verify"): ("nothing",),
+    ("archive", "gradient"): ("nothing", "0", "--model", "testbed:llama"),
+    ("view",): ("nothing",),
     ("bench",): ("testbed:llama",),
     ("init",): (),
     ("env",): (),
@@ -281,6 +284,7 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OddPlace:
     monkeypatch.setattr(blame.Blame, "run", reached)
     monkeypatch.setattr(baseline, "record", reached)
     monkeypatch.setattr(bench, "_measure", reached)
+    monkeypatch.setattr(socketserver.BaseServer, "serve_forever", reached)
     return OddPlace(tmp_path)
 
 

@@ -111,7 +111,7 @@ def test_another_version_has_other_defaults(version: str, code: int) -> None:
         ("cd x && vllm serve Q", "&& vllm"),
         ("vllm serve Q\nvllm serve R", "another line"),
         ("trl vllm-serve --model x", "trl vllm-serve"),
-        ("python -m verl.trainer.main_ppo a.b=1", "-m verl.trainer.main_ppo"),
+        ("python -m my.trainer a.b=1", "-m my.trainer"),
         ("vllm Q --x", "`serve`"),
     ],
 )
@@ -125,12 +125,12 @@ def test_what_ends_in_an_ampersand_is_read_and_kept(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == f"{RAW} --logprobs-mode processed_logprobs &\n"
 
 
-def test_files_of_other_trainers_are_refused_by_their_name(
+def test_files_of_other_trainers_are_read_by_their_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "ppo.yaml").write_text("actor_rollout_ref: {rollout: {temperature: 1}}\n")
-    assert run(str(tmp_path / "ppo.yaml")) == 2
-    assert "verl" in capsys.readouterr().err
+    assert run(str(tmp_path / "ppo.yaml")) in (0, 1, 3)
+    assert "verl" in capsys.readouterr().out
     assert run(str(tmp_path)) == 2
 
 

@@ -154,11 +154,17 @@ def test_lines_that_vllm_refuses(line: str) -> None:
         ("vllm_config: {vllm_kwargs: {max-num-seqs: 4}}\nworld: 1", ("--max-num-seqs", "world")),
         ("engine: {name: vllm, args: ['--block-size', '16']}", ("--block-size",)),
         ("engine: {name: exact}", ("engine.name: exact",)),
-        ("engine: {name: vllm, url: 'http://x:1'}", ("engine.url: ask it with zerodrift doctor http://x:1",)),
     ],
 )
 def test_what_is_not_judged_is_listed(content: str, listed: tuple[str, ...]) -> None:
     assert opened(content).read().not_judged == listed
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_server_that_nobody_asks_is_named(asks: bool) -> None:
+    told, _ = diagnose(opened("engine: {name: vllm, url: 'http://x:1'}"), {}, asks_server=asks)
+    assert (told.not_judged == ()) is asks
+    assert any("http://x:1" in line for line in told.not_judged) is not asks
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from zerodrift.audit.counterfactual.semantic import (
     FITTED,
     PICKS,
     TRUNCATIONS,
-    Expected,
+    ExpectedSampling,
     hidden_hypotheses,
     told_hypotheses,
 )
@@ -38,24 +38,26 @@ def fitted(hypotheses: list[Hypothesis], name: str) -> list[float]:
     return [h.explanation.sampling[name] for h in hypotheses if name in h.explanation.sampling and not grid]
 
 
-HEALTHY, USUAL = Explanation(), Expected()
+HEALTHY, USUAL = Explanation(), ExpectedSampling()
 
 
-def told(cost: Cost = flat, expected: Expected = USUAL, account: Explanation = HEALTHY) -> list[Hypothesis]:
+def told(
+    cost: Cost = flat, expected: ExpectedSampling = USUAL, account: Explanation = HEALTHY
+) -> list[Hypothesis]:
     return list(told_hypotheses(account, cost, expected))
 
 
 @pytest.mark.parametrize("truth", [0.5, 0.63, 0.69, 0.72, 0.77, 1.0])
 def test_a_temperature_near_the_requested_one_is_recovered(truth: float) -> None:
     cost = valley("temperature", truth, 0.7)
-    (value,) = fitted(told(cost, Expected(0.7)), "temperature")
+    (value,) = fitted(told(cost, ExpectedSampling(0.7)), "temperature")
     assert value == pytest.approx(truth, abs=1e-4)
 
 
 @pytest.mark.parametrize("requested", [0.0, 0.01, 0.3, 1.0, 1.6])
 def test_a_temperature_of_one_is_recovered_whatever_was_requested(requested: float) -> None:
     cost = valley("temperature", 1.0, requested, width=0.2)
-    values = fitted(told(cost, Expected(requested)), "temperature")
+    values = fitted(told(cost, ExpectedSampling(requested)), "temperature")
     assert values == ([] if requested == 1.0 else [pytest.approx(1.0)])
 
 
@@ -76,9 +78,9 @@ def test_a_penalty_is_recovered(name: str, truth: float, healthy: float) -> None
 
 
 def test_a_round_number_is_preferred_where_it_does_as_well() -> None:
-    hypotheses = told(valley("temperature", 0.8999, 0.7, width=1.0), Expected(0.7))
+    hypotheses = told(valley("temperature", 0.8999, 0.7, width=1.0), ExpectedSampling(0.7))
     assert fitted(hypotheses, "temperature") == [0.9]
-    hypotheses = told(valley("temperature", 0.8333, 0.7, width=0.02), Expected(0.8))
+    hypotheses = told(valley("temperature", 0.8333, 0.7, width=0.02), ExpectedSampling(0.8))
     (value,) = fitted(hypotheses, "temperature")
     assert value == pytest.approx(0.8333, abs=1e-5)
 
@@ -114,7 +116,7 @@ def test_a_change_already_made_is_not_proposed_again() -> None:
         pick=Pick.TOP,
         sampling={"top_p": 0.9, "temperature": 0.5, "presence_penalty": 1},
     )
-    for hypothesis in told(valley("temperature", 0.7, 0.5), Expected(1.0, {"top_k": 20}), account):
+    for hypothesis in told(valley("temperature", 0.7, 0.5), ExpectedSampling(1.0, {"top_k": 20}), account):
         assert hypothesis.explanation.reported is Reported.RAW
         assert hypothesis.explanation.pick is Pick.TOP
         assert hypothesis.explanation.sampling.items() >= account.sampling.items()
@@ -123,11 +125,11 @@ def test_a_change_already_made_is_not_proposed_again() -> None:
 
 def test_defaults_of_the_checkpoint_are_one_hypothesis_without_fitted_values() -> None:
     defaults = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_new_tokens": 2048}
-    (hypothesis,) = [h for h in told(expected=Expected(1.0, defaults)) if "config" in h.cause]
+    (hypothesis,) = [h for h in told(expected=ExpectedSampling(1.0, defaults)) if "config" in h.cause]
     # max_new_tokens shapes no distribution, and no sampler takes it.
     assert hypothesis.explanation.sampling == {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
     assert hypothesis.parameters == 0
-    only = told(expected=Expected(1.0, {"max_new_tokens": 5}))
+    only = told(expected=ExpectedSampling(1.0, {"max_new_tokens": 5}))
     assert not [h for h in only if "config" in h.cause]
 
 
@@ -137,7 +139,7 @@ def test_defaults_of_the_checkpoint_are_one_hypothesis_without_fitted_values() -
 )
 def test_hidden_changes_leave_the_reported_numbers_alone(reported: Reported, hiding: Reported) -> None:
     cost = valley("temperature", 0.9, 1.0)
-    hypotheses = list(hidden_hypotheses(Explanation(reported=reported), cost, Expected()))
+    hypotheses = list(hidden_hypotheses(Explanation(reported=reported), cost, ExpectedSampling()))
     assert {h.explanation.reported for h in hypotheses} == {hiding}
     assert {h.explanation.pick for h in hypotheses} == {Pick.SAMPLED}
     causes = {h.cause for h in hypotheses if "temperature" in h.explanation.sampling}

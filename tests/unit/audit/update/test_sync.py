@@ -13,7 +13,7 @@ from tests.tiny_models import tiny
 from zerodrift.audit.perturb import perturbed, write_checkpoint
 from zerodrift.audit.plan import probe_requests
 from zerodrift.audit.probes.result import ProbeResult
-from zerodrift.audit.update import accounts, sync
+from zerodrift.audit.update import explanations, sync
 from zerodrift.audit.update.arrival import shares
 from zerodrift.audit.update.seen import Seen
 from zerodrift.audit.update.sync import NEW, Update, weight_sync
@@ -170,7 +170,7 @@ def test_rounding_that_is_allowed_does_not_hide_what_did_not_arrive(
 
 
 def nothing_to_try(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
-    monkeypatch.setattr(accounts, "deliveries", lambda old, new: [])
+    monkeypatch.setattr(explanations, "deliveries", lambda old, new: [])
     monkeypatch.setattr(sync, "not_asked", lambda model: missing)
 
 
@@ -192,10 +192,10 @@ def deliver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             SimpleNamespace(cause=f"weights/{name}", says=name, build=lambda model=model: model)
             for name, model in models.items()
         ]
-        monkeypatch.setattr(accounts, "scaled", lambda weights, seen, rng: None)
-        monkeypatch.setattr(accounts, "rebased", lambda weights, seen: ())
-        monkeypatch.setattr(accounts, "arrivals", lambda weights, seen, rng: ())
-        monkeypatch.setattr(accounts, "deliveries", lambda old, new: ways)
+        monkeypatch.setattr(explanations, "scaled", lambda weights, seen, rng: None)
+        monkeypatch.setattr(explanations, "rebased", lambda weights, seen: ())
+        monkeypatch.setattr(explanations, "arrivals", lambda weights, seen, rng: ())
+        monkeypatch.setattr(explanations, "deliveries", lambda old, new: ways)
 
     return use
 
