@@ -18,7 +18,7 @@ SPLIT = 512
 LOG2_E = 1.4426950408889634
 
 
-class Tile(NamedTuple):
+class QueryTile(NamedTuple):
     """How many rows (token, query head of the group) one program computes, with how many warps and pipeline stages."""
 
     rows: int
@@ -26,10 +26,10 @@ class Tile(NamedTuple):
     stages: int
 
 
-DECODE, PREFILL = Tile(16, 2, 3), Tile(64, 4, 2)
+DECODE, PREFILL = QueryTile(16, 2, 3), QueryTile(64, 4, 2)
 
 
-def tile_for(most_rows: int) -> Tile:
+def tile_for(most_rows: int) -> QueryTile:
     """For sequences of so many rows at most."""
     return DECODE if most_rows <= DECODE.rows else PREFILL
 
@@ -37,7 +37,7 @@ def tile_for(most_rows: int) -> Tile:
 class Tiles(NamedTuple):
     """Of one kind, over the sequences of a step."""
 
-    tile: Tile
+    tile: QueryTile
     sequence: torch.Tensor
     first_row: torch.Tensor
 
