@@ -49,6 +49,15 @@ def _rotated(x, partner, cos, sin, d, SIZE: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
+def _normed_head(x, partner, w_ptr, partner_w_ptr, eps, SIZE: tl.constexpr, KIND: tl.constexpr):
+    x, partner = x.to(tl.float32), partner.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps)
+    x = ((x * scale).to(KIND).to(tl.float32) * tl.load(w_ptr).to(tl.float32)).to(KIND)
+    partner_w = tl.load(partner_w_ptr).to(tl.float32)
+    return x, ((partner * scale).to(KIND).to(tl.float32) * partner_w).to(KIND)
+
+
+@triton.jit
 def _heads_kernel(
     q_ptr,
     k_ptr,
@@ -80,31 +89,23 @@ def _heads_kernel(
     for number in tl.static_range(TOKENS):
         token = tl.program_id(0).to(tl.int64) * TOKENS + number
         live = (token < tokens) & (d < SIZE)
+        own = tl.maximum(head - HEADS, 0) % KV_HEADS
+        row = tl.load(rows_ptr + token * KV_HEADS + own, mask=token < tokens, other=0)
         if head >= HEADS + KV_HEADS:
-            own = head - HEADS - KV_HEADS
-            row = tl.load(rows_ptr + token * KV_HEADS + own, mask=token < tokens, other=0)
             v = tl.load(v_ptr + token * v_row + own * SIZE + d, mask=live)
             tl.store(v_pages + row * SIZE + d, v, mask=live)
         else:
             cos = tl.load(cos_ptr + token * SIZE + d, mask=live).to(tl.float32)
             sin = tl.load(sin_ptr + token * SIZE + d, mask=live).to(tl.float32)
             if head >= HEADS:
-                own = head - HEADS
                 place = k_ptr + token * k_row + own * SIZE
-                weight = k_weight
-                row = tl.load(rows_ptr + token * KV_HEADS + own, mask=token < tokens, other=0)
-                to = k_pages + row * SIZE
+                weight, to = k_weight, k_pages + row * SIZE
             else:
                 place = q_ptr + token * q_row + head * SIZE
-                weight = q_weight
-                to = q_out + (token * HEADS + head) * SIZE
+                weight, to = q_weight, q_out + (token * HEADS + head) * SIZE
             x, partner = tl.load(place + d, mask=live), tl.load(place + partner_d, mask=live)
             if NORM:
-                x, partner = x.to(tl.float32), partner.to(tl.float32)
-                scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps)
-                x = ((x * scale).to(kind).to(tl.float32) * tl.load(weight + d).to(tl.float32)).to(kind)
-                w = tl.load(weight + partner_d).to(tl.float32)
-                partner = ((partner * scale).to(kind).to(tl.float32) * w).to(kind)
+                x, partner = _normed_head(x, partner, weight + d, weight + partner_d, eps, SIZE, kind)
             tl.store(to + d, _rotated(x, partner, cos, sin, d, SIZE, kind), mask=live)
 
 
