@@ -1,12 +1,15 @@
 """How many tokens a second does the engine give on this GPU, and where does a decode round spend its time?
 
-    PYTHONPATH=src:.gpu-deps python3 tests/gpu/speed_on_cuda.py [--size 0.6B|8B] [--requests 256] [--repeats 3]
+    PYTHONPATH=src:.gpu-deps python3 tests/gpu/speed_on_cuda.py [--size 0.6B|8B] [--requests 256] [--repeats 3] [--decode-rounds 8]
+        [--max-num-batched-tokens 16384]
 
-Random bf16 weights, 128 prompt tokens, 256 output tokens, temperature 1, logprobs. The second table is one captured round
-at 256 sequences of 256 tokens, kernel by kernel, as torch's profiler sees it. JSON goes to $OUT/speed_on_cuda.json.
+Random bf16 weights, 128 prompt tokens, 256 output tokens, temperature 1, logprobs. The tables are one captured round
+at 256 sequences of 256 tokens and one prefill of 8,192 tokens, kernel by kernel, as torch's profiler sees them. JSON goes to
+$OUT/speed_on_cuda-SIZE.json.
 """
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -77,31 +80,53 @@ def rate(engine: zd.Engine, count: int, seed: int) -> dict[str, float]:
 
 
 def kernels(engine: zd.Engine, rounds: int) -> dict[str, Any]:
-    """Microseconds of each kernel in one replayed round, largest first."""
-    source = random.Random(1)
-    for number in range(256):
-        engine.add_request(
-            [source.randrange(VOCAB) for _ in range(250)],
-            zd.SamplingParams(max_tokens=8 * rounds, ignore_eos=True, seed=number),
-        )
+    """Of one replayed round."""
+    add(engine, 256, 250, 8 * rounds)
     while any(sample.remaining > 1 for sample in engine.scheduler.samples) or engine.scheduler.waiting:
         engine.step()
     engine.step()
+    found = profiled(engine, rounds)
+    while engine.has_unfinished:
+        engine.step()
+    return found
+
+
+def prefill_kernels(engine: zd.Engine) -> dict[str, Any]:
+    """Of a step that forwards 64 prompts of 128 tokens."""
+    for _ in range(2):
+        add(engine, 64, PROMPT, 1)
+        found = profiled(engine, 1)
+    return found
+
+
+def add(engine: zd.Engine, count: int, prompt: int, output: int) -> None:
+    source = random.Random(count + prompt)
+    for number in range(count):
+        engine.add_request(
+            [source.randrange(VOCAB) for _ in range(prompt)],
+            zd.SamplingParams(max_tokens=output, ignore_eos=True, seed=number),
+        )
+
+
+def profiled(engine: zd.Engine, rounds: int) -> dict[str, Any]:
+    """Microseconds of each kernel in a round of the next step, largest first."""
+    engine.reset_cache()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        begin = time.perf_counter()
         engine.step()
         torch.cuda.synchronize()
+        took = time.perf_counter() - begin
     times: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for event in profile.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
             times[event.name] += event.device_time
             counts[event.name] += 1
-    while engine.has_unfinished:
-        engine.step()
     return {
+        "step ms by the clock": round(took * 1000, 3),
         "round ms": round(sum(times.values()) / rounds / 1000, 3),
         "kernels": [
-            (name[:90], round(us / rounds, 1), counts[name] / rounds) for name, us in times.most_common(24)
+            (name[:90], round(us / rounds, 1), counts[name] / rounds) for name, us in times.most_common(20)
         ],
     }
 
@@ -111,8 +136,17 @@ def main() -> None:
     parser.add_argument("--size", choices=SHAPES, default="0.6B")
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--decode-rounds", type=int)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=16_384)
     options = parser.parse_args()
-    engine = zd.Engine(build(options.size), max_num_batched_tokens=8192, kv_cache_memory_bytes=40 * 2**30)
+    engine = zd.Engine(
+        build(options.size),
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        kv_cache_memory_bytes=40 * 2**30,
+        decode_rounds=options.decode_rounds,
+    )
+    # As vLLM does in its own process: else Python's collector walks through all of torch's modules now and then, 0.2 s each.
+    gc.freeze()
     rate(engine, 256, 99)
     found = [rate(engine, options.requests, seed) for seed in range(options.repeats)]
     report = {
@@ -121,11 +155,12 @@ def main() -> None:
         "requests": options.requests,
         "runs": found,
         "median tokens/s": statistics.median(each["tokens/s"] for each in found),
-        **kernels(engine, engine.scheduler.limits.decode_rounds),
+        "a round": kernels(engine, engine.scheduler.limits.decode_rounds),
+        "a prefill": prefill_kernels(engine),
     }
     say(json.dumps(report, indent=1))
     if "OUT" in os.environ:
-        Path(os.environ["OUT"], "speed_on_cuda.json").write_text(json.dumps(report, indent=1))
+        Path(os.environ["OUT"], f"speed_on_cuda-{options.size}.json").write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

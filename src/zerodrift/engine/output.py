@@ -106,7 +106,7 @@ def _whole(sample: Sample, identity: Identity, text: str | None) -> Output:
     return Output(
         prompt_token_ids=sample.prompt,
         token_ids=tuple(sample.output),
-        logprobs=tuple(each.logprob for each in drawn),
+        logprobs=tuple(sample.logprobs),
         kind=identity.kind,
         sampling=sample.sampling,
         finish_reason=sample.finish_reason,
@@ -197,7 +197,7 @@ def update_of(sample: Sample, text: str, output: Output | None) -> SampleUpdate:
         request_id=sample.request_id,
         sample_index=sample.sample_index,
         token_ids=tuple(sample.output[given:]),
-        logprobs=tuple([each.logprob for each in sample.drawn[given:]]),
+        logprobs=tuple(sample.logprobs[given:]),
         text=text,
         output=output,
     )

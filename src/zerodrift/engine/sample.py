@@ -60,7 +60,10 @@ class Sample:
 
     phase: Phase = Phase.WAITING
     output: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    """Of the output. Numbers alone: an object per token had Python's collector walk through all of them, 0.2 s at a time."""
     drawn: list[Drawn] = field(default_factory=list)
+    """All that a draw gave, where alternatives or logits were asked for."""
     prompt_scores: list[Scored] = field(default_factory=list)
     reported: int = 0
     """Output tokens that updates have told of."""
@@ -150,7 +153,9 @@ class Sample:
                 f"sample {self.key} drew a token with {self.remaining} still to be forwarded"
             )
         self.output.append(drawn.token_id)
-        self.drawn.append(drawn)
+        self.logprobs.append(drawn.logprob)
+        if self.sampling.logprobs or drawn.logit is not None:
+            self.drawn.append(drawn)
         _extend(self._versions, version, len(self.output) - 1, len(self.output))
         self._looked_back = True
         self.mixed_kv |= self.straddles

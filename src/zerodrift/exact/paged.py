@@ -87,9 +87,10 @@ class PagedStep:
     def __init__(self, model: Any, batch: PagedBatch, kv: PagedKV) -> None:
         _check(batch, kv)
         self.batch, self.kv = batch, kv
-        blocks_T, offsets_T = batch.slots_T // kv.block_size, batch.slots_T % kv.block_size
         self.rows = kv.rows_of(batch.slots_T)
-        self.fresh = blocks_T[offsets_T == 0]
+        self.fresh = batch.slots_T[:0]
+        if ops_of(model).reads_unwritten:
+            self.fresh = batch.slots_T[batch.slots_T % kv.block_size == 0] // kv.block_size
         queries = [
             Query(begin, end, first, table.to(kv.layers[0][0].device))
             for begin, end, first, table in zip(

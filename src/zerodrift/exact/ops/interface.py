@@ -78,6 +78,8 @@ class Ops(Protocol):
     """Whether `pack` makes a copy, which can then be older than the weight."""
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] | None
     """x / √(mean x² + ε) · weight; None where the model's own holds."""
+    reads_unwritten: bool
+    """Whether attention multiplies what lies in a page beyond a sequence's end, by 0: then it must be finite."""
     fuses: bool
     """Whether it has `heads`, `add_norm` and `gated` for `FusedLayers`."""
 

@@ -28,6 +28,7 @@ class CpuOps:
 
     device = "cpu"
     dtypes = (torch.float32,)
+    reads_unwritten = True
     rms_norm = None
     fuses = False
 

@@ -1,10 +1,9 @@
 """Attention on pages: blocks of 64 keys from absolute position 0, in order, one program per tile of queries.
 
 A softmax that is carried along inside of splits of 512 keys, and an ordered merge of splits: a formula that a second
-kernel could take over for long contexts without changing a bit. Tiles have 64 rows and four warps, also where a decode
-fills only two rows of one: on an H200 that reads 3.0 TB/s of keys and values at 256 tokens and 4.0 at 8,192, where tiles
-of 16 rows with one warp, of the same bits, read 2.4 and 3.6. 32 rows with two warps gave other bits. 64 keys per block is
-part of the contract.
+kernel could take over for long contexts without changing a bit. Weights are summed as they are used, rounded, by a product
+with ones: products have one order whatever the tile, where the order of `tl.sum` is up to how a tile lies on its warps. 64
+keys per block is part of the contract, tiles are not.
 Shapes: T tokens, H query heads, C kv heads, D head size.
 """
 
@@ -16,13 +15,29 @@ import triton.language as tl
 
 BLOCK = 64
 SPLIT = 512
-ROWS, WARPS, STAGES = 64, 4, 2
 LOG2_E = 1.4426950408889634
 
 
-class Tiles(NamedTuple):
-    """Of ROWS rows (token, query head of the group) each, over the sequences of a step."""
+class QueryTile(NamedTuple):
+    """How many rows (token, query head of the group) one program computes, with how many warps and pipeline stages."""
 
+    rows: int
+    warps: int
+    stages: int
+
+
+DECODE, PREFILL = QueryTile(16, 2, 3), QueryTile(64, 4, 2)
+
+
+def tile_for(most_rows: int) -> QueryTile:
+    """For sequences of so many rows at most."""
+    return DECODE if most_rows <= DECODE.rows else PREFILL
+
+
+class Tiles(NamedTuple):
+    """Of one kind, over the sequences of a step."""
+
+    tile: QueryTile
     sequence: torch.Tensor
     first_row: torch.Tensor
 
@@ -85,6 +100,7 @@ def _attend_kernel(
     most = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     out = tl.zeros((BM, SIZE), tl.float32)
+    ones = tl.full((BN, 16), 1.0, v_ptr.dtype.element_ty)
     for split in range(low // SPAN * SPAN, last + 1, SPAN):
         m = tl.full((BM,), float("-inf"), tl.float32)
         s = tl.zeros((BM,), tl.float32)
@@ -109,10 +125,10 @@ def _attend_kernel(
             higher = tl.maximum(m, tl.max(x, 1))
             base = tl.where(higher == float("-inf"), 0.0, higher)
             shrink = tl.where(m == float("-inf"), 0.0, tl.exp2(m - base))
-            p = tl.exp2(x - base[:, None])
+            p = tl.exp2(x - base[:, None]).to(ones.dtype)
             v = tl.load(v_ptr + where[:, None] + d[None, :], mask=there[:, None], other=0.0)
-            s = s * shrink + tl.sum(p, 1)
-            o = o * shrink[:, None] + tl.dot(p.to(v.dtype), v)
+            s = s * shrink + tl.max(tl.dot(p, ones), 1)
+            o = o * shrink[:, None] + tl.dot(p, v)
             m = higher
         higher = tl.maximum(most, m)
         base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -151,9 +167,9 @@ def attend(
         kv_heads,
         size,
         page,
-        ROWS,
+        tiles.tile.rows,
         BLOCK,
         SPLIT,
-        num_warps=WARPS,
-        num_stages=STAGES,
+        num_warps=tiles.tile.warps,
+        num_stages=tiles.tile.stages,
     )

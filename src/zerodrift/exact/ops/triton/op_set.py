@@ -33,6 +33,7 @@ class CudaOps:
     device = "cuda"
     dtypes = (torch.bfloat16,)
     copies = False
+    reads_unwritten = False
 
     def __init__(self, plain: frozenset[str] = frozenset()) -> None:
         """`plain` names the ops to leave as torch has them."""

@@ -6,7 +6,7 @@ from itertools import accumulate
 import torch
 
 from zerodrift.exact.ops.interface import Query
-from zerodrift.exact.ops.triton.attention import ROWS, Layout, Tiles
+from zerodrift.exact.ops.triton.attention import Layout, Tiles, tile_for
 
 
 class Step:
@@ -36,10 +36,11 @@ class Step:
     def tiles(self, group: int) -> Tiles:
         """For models with `group` query heads per kv head."""
         if group not in self._tiles:
-            firsts = [range(0, count * group, ROWS) for count in self.counts]
+            tile = tile_for(max(self.counts) * group)
+            firsts = [range(0, count * group, tile.rows) for count in self.counts]
             sequences = [index for index, each in enumerate(firsts) for _ in each]
             self._tiles[group] = Tiles(
-                self._int(sequences), self._int([first for each in firsts for first in each])
+                tile, self._int(sequences), self._int([first for each in firsts for first in each])
             )
         return self._tiles[group]
 
