@@ -302,7 +302,7 @@ def test_how_to_show_more_is_said_once_and_first(vllm: Vllm, capsys: pytest.Capt
     assert out.index("VLLM_SERVER_DEV_MODE=1") < out.index("type")
     assert doctor(vllm.url, "--json") == 1
     written = json.loads(capsys.readouterr().out)
-    assert written["schema"] == "zerodrift.doctor/1"
+    assert written["schema"] == "zerodrift.doctor/2"
     assert "VLLM_SERVER_DEV_MODE=1" in written["unseen"]
     vllm.dev_mode()
     assert diagnosis(vllm).unseen == ""

@@ -122,4 +122,4 @@ def test_an_audit_finds_every_bit_equal(tmp_path: Path) -> None:
     assert record.verdict is Outcome.PASS
     for name in ("repeat", "batch", "cache", "stream", "prefill-decode"):
         assert status[name].status is Outcome.PASS
-        assert "every bit equal" in status[name].says
+        assert "every bit equal" in status[name].message

@@ -394,7 +394,7 @@ def test_a_healthy_server_passes_and_takes_an_update(tmp_path: Path) -> None:
     with sglang_peer.serve(MODEL, deterministic=True) as url:
         record = audit(tmp_path / "run", url, sync=True)
 
-    assert (record.verdict, record.precision) == (Outcome.PASS, "fp32"), record.says
+    assert (record.verdict, record.precision) == (Outcome.PASS, "fp32"), record.message
     told = {probe.name: probe.status for probe in record.probes}
     assert told.pop("cache") is Outcome.INCONCLUSIVE, "the peer knows no salts"
     assert told.pop("tokenizer") is Outcome.INCONCLUSIVE, "the peer turns no text into ids"
@@ -418,6 +418,6 @@ def test_one_without_seeds_is_judged_by_what_it_samples(tmp_path: Path) -> None:
         record = audit(tmp_path / "run", url)
 
     told = {probe.name: probe.status for probe in record.probes}
-    assert record.verdict is Outcome.PASS, record.says
+    assert record.verdict is Outcome.PASS, record.message
     assert {told[name] for name in ("repeat", "batch")} == {Outcome.INCONCLUSIVE}
     assert told["prefill-decode"] is Outcome.PASS

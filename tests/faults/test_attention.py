@@ -53,5 +53,5 @@ def test_a_neighbour_keeps_its_own_name(matrix: Any, tmp_path: Path, name: str) 
 def test_chunks_that_are_sound_pass(matrix: Any, tmp_path: Path) -> None:
     engine = ChunkingReference(ReferenceBackend("testbed:llama", dtype="float32"))
     record = matrix.judge(engine, ReferenceBackend("testbed:llama"), tmp_path)
-    assert record.verdict is Outcome.PASS, (record.says, record.causes)
+    assert record.verdict is Outcome.PASS, (record.message, record.causes)
     assert not NEW & {cause.cause for cause in record.causes}

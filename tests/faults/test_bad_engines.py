@@ -53,7 +53,7 @@ Audit = Callable[..., VerdictRecord]
 
 def open_questions(record: VerdictRecord) -> dict[str, str]:
     """What could not be judged, and why."""
-    return {probe.name: probe.says for probe in record.probes if probe.status is Outcome.INCONCLUSIVE}
+    return {probe.name: probe.message for probe in record.probes if probe.status is Outcome.INCONCLUSIVE}
 
 
 # --- engines that stop ------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_an_engine_that_never_answers(
     record = audit(Dying(healthy, call, error))
     assert record.verdict is Outcome.INCONCLUSIVE
     assert record.engine.engine == "reference"
-    assert call == 0 or str(error) in record.says
+    assert call == 0 or str(error) in record.message
 
 
 class Unloadable(FaultyBackend):
@@ -151,7 +151,7 @@ def test_an_engine_that_can_do_nothing_but_generate(audit: Audit, healthy: Refer
     record = audit(bare(healthy))
     assert record.verdict is Outcome.INCONCLUSIVE
     assert {"repeat", "batch", "cache", "prefill-decode"} <= set(open_questions(record))
-    assert "self-consistency" in record.says
+    assert "self-consistency" in record.message
 
 
 # --- engines that lie -------------------------------------------------------------------------------------------
@@ -259,8 +259,8 @@ def test_an_engine_that_lies_or_leaves_out(
     words: str,
 ) -> None:
     record = audit(Lying(healthy, change))
-    assert record.verdict is verdict, (record.says, record.causes)
-    said = [record.says, *(probe.says for probe in record.probes)]
+    assert record.verdict is verdict, (record.message, record.causes)
+    said = [record.message, *(probe.message for probe in record.probes)]
     assert any(words in each for each in said), said
 
 
@@ -295,7 +295,7 @@ def test_an_engine_that_gives_another_number_of_answers(
 
     record = audit(Miscounting(healthy))
     assert record.verdict is Outcome.INCONCLUSIVE
-    assert f"{count} answers to" in record.says
+    assert f"{count} answers to" in record.message
 
 
 def test_an_engine_whose_scores_are_no_numbers(audit: Audit, healthy: ReferenceBackend) -> None:

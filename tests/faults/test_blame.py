@@ -184,7 +184,7 @@ def test_greedy_rollouts_pass_alone_and_among_samples(
 def test_copies_of_one_rollout_are_not_two_hundred_draws(healthy: list[Row], judge: Judge) -> None:
     blamed = judge([{**row, "step": 0} for row in healthy[:1] * 200])
     assert blamed.record.verdict is Outcome.INCONCLUSIVE
-    assert "repetitions among them: 199" in blamed.record.probes[0].says
+    assert "repetitions among them: 199" in blamed.record.probes[0].message
 
 
 def test_stale_weights_are_told_by_the_checkpoint_from_before(
@@ -289,8 +289,8 @@ def test_a_healthy_dump_that_does_not_state_its_temperature(
 ) -> None:
     blamed = judge(form(healthy))
     assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.INCONCLUSIVE, "unknown")
-    assert "temperature 0.7" in blamed.record.says
-    assert "--temperature" in blamed.record.says
+    assert "temperature 0.7" in blamed.record.message
+    assert "--temperature" in blamed.record.message
     stated = {"default": SamplingParams(temperature=0.7), "given": frozenset({"temperature"})}
     assert judge(form(healthy), **stated).record.verdict is Outcome.PASS
 
@@ -312,8 +312,8 @@ def test_bad_lines_can_be_skipped_and_are_told(healthy: list[Row], judge: Judge)
     assert blamed.record.verdict is Outcome.PASS
     dump = blamed.record.probes[0]
     assert dump.status is Outcome.INCONCLUSIVE
-    assert dump.says.startswith("24 of 32 rollouts judged (to step 7, at most 3 of each step)")
-    assert "2 of 34 lines skipped: dump.jsonl, line 33 (the line holds NaN" in dump.says
+    assert dump.message.startswith("24 of 32 rollouts judged (to step 7, at most 3 of each step)")
+    assert "2 of 34 lines skipped: dump.jsonl, line 33 (the line holds NaN" in dump.message
     assert [(cause.cause, cause.gating) for cause in blamed.record.causes] == [("semantic/nonfinite", False)]
 
 

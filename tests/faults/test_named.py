@@ -67,7 +67,7 @@ def test_a_healthy_engine_passes(
 ) -> None:
     spec = f"testbed:{model}"
     record = matrix.judge(ReferenceBackend(spec, dtype="float32"), reference(spec), tmp_path, SMALL)
-    assert record.verdict is Outcome.PASS, (record.says, record.causes)
+    assert record.verdict is Outcome.PASS, (record.message, record.causes)
     assert not any(cause.gating for cause in record.causes)
     assert record.metrics["mean"] < record.gates["mean"] / 2
     assert statuses(record)["repeat"] is Outcome.PASS
@@ -79,7 +79,7 @@ def test_a_healthy_engine_in_bf16_passes_in_its_own_profile(
     """And fails in that of fp32: the gates are relative to a precision, and one that is not kept is a fault."""
     engine = ReferenceBackend("testbed:llama", dtype="bfloat16")
     own = matrix.judge(engine, reference("testbed:llama"), tmp_path, SMALL, precision=Precision.BF16)
-    assert own.verdict is Outcome.PASS, (own.says, own.causes)
+    assert own.verdict is Outcome.PASS, (own.message, own.causes)
     assert own.floor["mean"] > 1e-3
     other = matrix.judge(engine, reference("testbed:llama"), tmp_path, SMALL)
     assert other.verdict is Outcome.FAIL
@@ -91,7 +91,7 @@ def test_a_sound_prefix_cache_passes_and_is_seen_to_be_hit(
 ) -> None:
     engine = PrefixCachingReference(ReferenceBackend("testbed:qwen2", dtype="float32"))
     record = matrix.judge(engine, reference("testbed:qwen2"), tmp_path, SMALL)
-    assert record.verdict is Outcome.PASS, (record.says, record.causes)
+    assert record.verdict is Outcome.PASS, (record.message, record.causes)
     (cache,) = [probe for probe in record.probes if probe.name == "cache"]
     assert cache.status is Outcome.PASS
     assert cache.evidence["cached_tokens"] > 1000

@@ -133,5 +133,5 @@ def test_rounding_is_no_matter_of_positions(audited: Audited) -> None:
 
 def test_a_healthy_engine_has_no_cause(audited: Audited) -> None:
     record = audited(lambda model: None)
-    assert record.verdict is Outcome.PASS, (record.says, record.causes)
+    assert record.verdict is Outcome.PASS, (record.message, record.causes)
     assert not any(cause.cause.startswith("path/") for cause in record.causes if cause.gating)

@@ -106,7 +106,7 @@ def main(arguments: list[str]) -> int:
         )
         for each in verdicts:
             if each.verdict is not Outcome.PASS:
-                say(f"    {each.verdict}: {each.says}")
+                say(f"    {each.verdict}: {each.message}")
                 say(f"    metrics {dict(each.metrics)}, gates {dict(each.gates)}")
     return int(failed > 0)
 

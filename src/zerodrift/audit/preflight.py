@@ -157,7 +157,7 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
     def _without_an_audit(self, problem: str) -> list[Item]:
         """The engine could not be spoken to at all."""
         again = shlex.join([*self._audit_words(), "--out", str(self.directory)])
-        failed = Item(name=checklist.AUDIT, status=Status.INCONCLUSIVE, says=problem, type=(again,))
+        failed = Item(name=checklist.AUDIT, status=Status.INCONCLUSIVE, message=problem, type=(again,))
         sync = checklist.not_run(Probe.WEIGHT_SYNC, checklist.AUDIT) if self.sync else self._no_sync()
         if self.config.validation.task is None:
             return [failed, sync, *self._no_task()]

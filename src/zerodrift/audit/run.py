@@ -27,9 +27,9 @@ from zerodrift.audit.measure import Measurement, Observed, measure, tabulate
 from zerodrift.audit.observe import BATCH, observe
 from zerodrift.audit.plan import asked_again
 from zerodrift.audit.probe_suite import ProbeSuite, guarded
-from zerodrift.audit.probes.again import Return
 from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.probes.identity import smaller_vocabulary, tokenizer
+from zerodrift.audit.probes.intermittent import IntermittentProbe
 from zerodrift.audit.probes.parity import drawn_again, parity, samples
 from zerodrift.audit.probes.result import ProbeResult, cut_off, found, not_judged
 from zerodrift.audit.probes.template import chat_template, templates_asked
@@ -187,7 +187,7 @@ class Audit(AuditSetup):
         floor: Floor,
     ) -> ProbeResult:
         self.progress.stage(Probe.RETURN)
-        once_more = Return(
+        once_more = IntermittentProbe(
             engine=self.engine,
             reference=self.reference,
             plan=self.requests(),

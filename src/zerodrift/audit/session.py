@@ -167,7 +167,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         alone = f"{reproduce} --case {shlex.quote(str(self.directory / files.CASE))}"
         record = msgspec.structs.replace(
             audited.record,
-            reproduce=reproduce,
+            reproduce=_repeated(reproduce, self.directory, audited),
             reproduce_smallest=alone if reproduce and audited.case is not None else "",
         )
         return dataclasses.replace(audited, record=record)

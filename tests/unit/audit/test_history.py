@@ -43,15 +43,15 @@ def test_drift_is_seen_and_its_absence_is_not_taken_for_it() -> None:
 def test_a_failure_says_whether_the_engine_can_be_the_reason(compared: Status, says: str) -> None:
     item = history_item(rewards(0.5), (rewards(0.9),), compared)
     assert item.status is Status.FAIL
-    assert says in item.says
-    assert ("engine and reference" in item.says) is (compared is not Status.INCONCLUSIVE)
+    assert says in item.message
+    assert ("engine and reference" in item.message) is (compared is not Status.INCONCLUSIVE)
 
 
 def test_a_pass_shows_both_means_and_the_interval() -> None:
     item = history_item(rewards(0.91), (rewards(0.9), rewards(0.9)), Status.PASS)
     assert item.status is Status.PASS
     assert item.type == ()
-    assert item.says == (
+    assert item.message == (
         "mean reward 0.91 over 100 prompts, 0.9 over 100 in the history: "
         "difference +0.01 [-0.074, +0.094], p = 0.81"
     )
@@ -61,7 +61,7 @@ def test_a_pass_shows_both_means_and_the_interval() -> None:
 def test_between_pass_and_fail_there_is_a_warning() -> None:
     item = history_item(rewards(0.77), (rewards(0.9),), Status.PASS)
     assert item.status is Status.WARN
-    assert "which one healthy run in 4" in item.says
+    assert "which one healthy run in 4" in item.message
     assert item.type
 
 
@@ -76,7 +76,7 @@ def test_between_pass_and_fail_there_is_a_warning() -> None:
 def test_what_cannot_be_compared_is_not_passed(now: Rewards, then: Rewards, says: str) -> None:
     item = history_item(now, (then,), Status.PASS)
     assert item.status is Status.INCONCLUSIVE
-    assert says in item.says
+    assert says in item.message
     assert item.type
 
 
@@ -89,7 +89,7 @@ def test_never_solved_after_always_solved_is_a_failure() -> None:
 
 def checklist(given: Rewards | None, /, **statuses: Status) -> PreflightRecord:
     asked = {"audit": Status.PASS, "rewards": Status.PASS, "history": Status.PASS, **statuses}
-    items = tuple(Item(name=name, status=status, says="") for name, status in asked.items())
+    items = tuple(Item(name=name, status=status, message="") for name, status in asked.items())
     return PreflightRecord(status=Status.PASS, config="c", engine="e", model="m", items=items, rewards=given)
 
 

@@ -58,7 +58,7 @@ def statuses(record: PreflightRecord) -> dict[str, Status]:
 
 
 def says(record: PreflightRecord, name: str) -> str:
-    return next(item.says for item in record.items if item.name == name)
+    return next(item.message for item in record.items if item.name == name)
 
 
 def drifted(rewards: Rewards, by: float) -> Rewards:
@@ -98,9 +98,9 @@ def test_a_history_is_compared_with_without_the_run_itself(
     rewards = Rewards(task="spread", mean=0.5, std=0.2, n=40, when="2026-11-15")
     runs = (rewards,) if by is None else (rewards, drifted(rewards, by))
     asked = msgspec.structs.replace(preflight(tmp_path), history=RewardHistory(tmp_path / "h.jsonl", runs))
-    item = asked._history(rewards, Item(name="rewards", status=Status.PASS, says=""))
+    item = asked._history(rewards, Item(name="rewards", status=Status.PASS, message=""))
     assert item.status is status
-    assert told in item.says
+    assert told in item.message
 
 
 def test_an_engine_that_reports_raw_logprobs_fails_and_is_named(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_file_that_names_a_server_is_as_good_as_the_server(
     monkeypatch.setattr(module, "Server", lambda *_, **__: CommandLine(command))
     item = doctor_item(asked._judged())
     assert item.status is status
-    assert item.says.count("http://x:1: ") == 1
+    assert item.message.count("http://x:1: ") == 1
 
 
 # --- refused before the directory is touched --------------------------------------------------------------------

@@ -83,9 +83,9 @@ def test_an_engine_that_never_answers(audit: Callable[..., Audit], scripted: Eng
 
     audited = audit(scripted(answer)).run()
     assert audited.record.verdict is Outcome.INCONCLUSIVE
-    assert "nothing answers at http://nowhere" in audited.record.says
+    assert "nothing answers at http://nowhere" in audited.record.message
     assert probe(audited, "contract").required
-    assert probe(audited, "parity").says == "nothing to compare"
+    assert probe(audited, "parity").message == "nothing to compare"
     assert audited.table is None
     assert audited.measurements == ()
     assert audited.record.floor == audited.record.metrics == audited.record.gates == {}
@@ -95,7 +95,7 @@ def test_an_engine_that_answers_nothing(audit: Callable[..., Audit], scripted: E
     audited = audit(scripted(lambda request, number: Answer(()))).run()
     assert audited.record.verdict is Outcome.INCONCLUSIVE
     assert probe(audited, "contract").evidence == {"completions": 0, "unreadable": 4, "ended": 0}
-    assert "did not come back" in probe(audited, "contract").says
+    assert "did not come back" in probe(audited, "contract").message
 
 
 def test_an_engine_that_says_no_word(audit: Callable[..., Audit], scripted: Engine, completion: Make) -> None:
@@ -147,8 +147,8 @@ def test_ids_that_the_model_does_not_have(
     assert [cause.cause for cause in audited.record.causes] == causes
     contract = probe(audited, "contract")
     assert contract.evidence == {"completions": 0, "unreadable": 4, "ended": 0}
-    assert "5000" in contract.says
-    assert "512 tokens" in contract.says
+    assert "5000" in contract.message
+    assert "512 tokens" in contract.message
 
 
 def test_an_engine_that_does_not_know_the_models_last_tokens(
@@ -162,7 +162,7 @@ def test_an_engine_that_does_not_know_the_models_last_tokens(
     audited = audit(scripted(answer, capabilities=frozenset())).run()
     assert audited.record.verdict is Outcome.FAIL
     assert [cause.cause for cause in audited.record.causes] == ["weights/other-model"]
-    assert "out of vocabulary" in probe(audited, "contract").says
+    assert "out of vocabulary" in probe(audited, "contract").message
 
 
 def test_an_engine_that_is_started_anew_with_other_settings_is_not_judged(
@@ -176,7 +176,7 @@ def test_an_engine_that_is_started_anew_with_other_settings_is_not_judged(
     engine.fingerprint = lambda: facts.pop(0)
     audited = audit(engine).run()
     assert audited.record.verdict is Outcome.INCONCLUSIVE
-    assert "started anew" in probe(audited, "settings").says
+    assert "started anew" in probe(audited, "settings").message
     assert probe(audited, "settings").required
 
 
@@ -341,7 +341,7 @@ def test_a_task_that_fails_is_not_judged_and_not_passed(
     audited = audit(able_to_do_nothing(llama), task=Vowels(reward)).run()
     record = probe(audited, "rewards")
     assert (record.status, record.required, record.vacuous) == (Outcome.INCONCLUSIVE, True, False)
-    assert record.says.startswith(says)
+    assert record.message.startswith(says)
     assert audited.record.verdict is Outcome.INCONCLUSIVE
     assert not (tmp_path / "reference.jsonl").exists(), "told before the reference was asked for its own"
 
@@ -379,7 +379,7 @@ def test_a_probe_that_the_engine_does_not_survive_is_not_judged(
     result = guarded(Probe.REPEAT, fail)
     assert result.record.status is Outcome.INCONCLUSIVE
     assert result.record.required is required
-    assert str(error) in result.record.says
+    assert str(error) in result.record.message
 
 
 def test_a_mistake_of_our_own_is_not_hidden(audit: Callable[..., Audit], scripted: Engine) -> None:
@@ -403,12 +403,12 @@ def test_an_engine_that_can_do_nothing_leaves_a_required_question_open(
     assert {result.record.status for result in results} == {Outcome.INCONCLUSIVE}
     (asked,) = [result.record for result in results if result.record.required]
     assert asked.name == "self-consistency"
-    assert "repeat, batch, cache, stream, prefill-decode" in asked.says
+    assert "repeat, batch, cache, stream, prefill-decode" in asked.message
 
 
 def test_a_context_too_short_for_the_probes_is_said_so(audit: Callable[..., Audit], scripted: Engine) -> None:
     (result,) = consistency(audit(scripted(None, max_model_len=40)))
-    assert "context of 40" in result.record.says
+    assert "context of 40" in result.record.message
     assert (result.record.status, result.record.required) == (Outcome.INCONCLUSIVE, True)
 
 
@@ -434,8 +434,8 @@ def test_what_the_user_asked_for_and_the_engine_cannot_do_is_not_passed(
     for name in ("trainer", "weight-sync"):
         assert probe(audited, name).required
         assert probe(audited, name).status is Outcome.INCONCLUSIVE
-    assert "load-weights" in probe(audited, "weight-sync").says
-    assert "0 rows of scores" in probe(audited, "trainer").says
+    assert "load-weights" in probe(audited, "weight-sync").message
+    assert "0 rows of scores" in probe(audited, "trainer").message
 
 
 def test_the_same_seed_gives_the_same_verdict(

@@ -12,7 +12,7 @@ import pytest
 from zerodrift.audit import observe
 from zerodrift.audit.progress import Silent
 from zerodrift.audit.run import Audited
-from zerodrift.audit.session import PRECISIONS, Session, _repeated, command_line, precision_of
+from zerodrift.audit.session import PRECISIONS, Session, command_line, precision_of
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.load import dump, load
@@ -145,7 +145,7 @@ def test_a_run_whose_engine_died_can_be_resumed(
     died = msgspec.structs.replace(finished[0], directory=tmp_path / "run", wrap=Dying)
     record = died.run(Silent(), "zerodrift audit").record
     assert record.verdict is Outcome.INCONCLUSIVE
-    assert "what was answered is kept, and the run can be resumed" in record.says
+    assert "what was answered is kept, and the run can be resumed" in record.message
     kept = list(read_lines(tmp_path / "run" / files.ROLLOUTS, Rollout))
     assert {rollout.index for rollout in kept} == {0}
     again = msgspec.structs.replace(died, wrap=bare).run(Silent(), "zerodrift audit")
@@ -166,7 +166,7 @@ def test_where_prompts_come_from_is_told(tmp_path: Path) -> None:
     mixed = config(validation={"prompts": str(path), "num_prompts": 5, "equivalence_trials": 5})
     audited = Session(config=mixed, directory=tmp_path / "run", wrap=bare).run(Silent())
     (contract,) = [probe for probe in audited.record.probes if probe.name == "contract"]
-    assert "5 completions of 4 prompts of mine.jsonl and 1 generated" in contract.says
+    assert "5 completions of 4 prompts of mine.jsonl and 1 generated" in contract.message
 
 
 def test_answers_of_another_engine_are_refused(finished: tuple[Session, Any], tmp_path: Path) -> None:
@@ -271,13 +271,13 @@ def test_a_finished_directory_is_not_part_of_what_is_typed_again(out: list[str])
 )
 def test_only_a_run_that_was_cut_off_is_taken_up_again(cut_off: bool, told: str) -> None:
     probe = ProbeRecord(
-        name="contract", status=Outcome.INCONCLUSIVE, required=True, says="died", cut_off=cut_off
+        name="contract", status=Outcome.INCONCLUSIVE, required=True, message="died", cut_off=cut_off
     )
     nobody = EngineFingerprint(engine="x", semantic={}, numeric={}, deployment={})
     record = VerdictRecord(
         verdict=Outcome.INCONCLUSIVE,
         guilty="unknown",
-        says="died",
+        message="died",
         engine=nobody,
         reference=nobody,
         model="m",
@@ -287,7 +287,9 @@ def test_only_a_run_that_was_cut_off_is_taken_up_again(cut_off: bool, told: str)
         gates={},
         probes=(probe,),
     )
-    assert _repeated("zerodrift audit", Path("a run"), Audited(record, None, ())) == told
+    session = Session(config=config(), directory=Path("a run"))
+    audited = session._with_commands(Audited(record, None, ()), "zerodrift audit")
+    assert audited.record.reproduce == told
 
 
 # --- refused before the directory is touched --------------------------------------------------------------------
@@ -384,7 +386,7 @@ def test_a_run_with_a_task_leaves_what_the_reference_answered(tmp_path: Path) ->
     audited = Session(config=config(validation={"task": "sums"}), directory=tmp_path, wrap=bare).run(Silent())
     (record,) = [record for record in audited.record.probes if record.name == "rewards"]
     assert (record.status, record.vacuous, record.required) == (Outcome.INCONCLUSIVE, True, True)
-    assert "every reward is 0" in record.says, "nobody taught it to add"
+    assert "every reward is 0" in record.message, "nobody taught it to add"
     assert len(list(read_lines(tmp_path / files.REFERENCE, Rollout))) == 4
     assert all(
         r.request.prompt.text in dict(problems()) for r in read_lines(tmp_path / files.ROLLOUTS, Rollout)

@@ -33,7 +33,7 @@ def verdict(outcome: Outcome) -> VerdictRecord:
     return VerdictRecord(
         verdict=outcome,
         guilty="engine" if failed else "none",
-        says="so it is",
+        message="so it is",
         engine=ENGINE,
         reference=ENGINE,
         model="testbed:llama",
@@ -42,7 +42,7 @@ def verdict(outcome: Outcome) -> VerdictRecord:
         metrics={"mean": 0.2 if failed else 2e-6},
         gates={"mean": 1e-5},
         causes=(cause,) if failed else (),
-        probes=(ProbeRecord(name="parity", status=outcome, required=True, says="measured"),),
+        probes=(ProbeRecord(name="parity", status=outcome, required=True, message="measured"),),
     )
 
 
@@ -280,7 +280,7 @@ def test_diff(before: str, after: str, code: int, capsys: pytest.CaptureFixture[
     assert run("diff", "--json", before, after) == code
     told = json.loads(capsys.readouterr().out)
     assert told["worse"] is bool(code)
-    assert told["says"]
+    assert told["message"]
     assert told["numbers"][0]["name"] == "mean |Δ|"
 
 

@@ -96,7 +96,7 @@ def test_the_whole_way(
     assert "\ngates  fp32" in told
     record = read_verdict(out)
     assert (record.verdict, record.guilty) == (Outcome.FAIL, "engine")
-    assert "temperature" not in {probe.name: probe.says for probe in record.probes}["parameters"]
+    assert "temperature" not in {probe.name: probe.message for probe in record.probes}["parameters"]
     # In a directory of its own.
     assert record.reproduce == shlex.join(["zerodrift", "blame", str(dump), *options])
     assert (out / "report.html").is_file()

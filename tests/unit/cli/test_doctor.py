@@ -46,9 +46,9 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     first = found["findings"][0]
     assert first["rule"] == "raw-logprobs"
     assert first["type"] == ["--logprobs-mode processed_logprobs"]
-    assert {"severity", "says", "cause", "source", "do", "setting", "value"} <= set(first)
+    assert {"severity", "message", "cause", "source", "do", "setting", "value"} <= set(first)
     fine = next(row for row in found["settings"] if row["severity"] == "fine")
-    assert fine["says"]
+    assert fine["message"]
 
 
 def test_fix_prints_the_command_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:

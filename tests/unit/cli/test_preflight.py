@@ -30,7 +30,9 @@ class Asked(SimpleNamespace):
     def run(self, progress: Any, reproduce: str) -> PreflightRecord:
         progress.stage("doctor")
         status = Status((self.config.model.path or "pass").upper())
-        items = tuple(Item(name=name, status=status, says="so") for name in ("audit", "rewards", "history"))
+        items = tuple(
+            Item(name=name, status=status, message="so") for name in ("audit", "rewards", "history")
+        )
         named = {"config": "c", "engine": "e", "model": "m", "reproduce": reproduce}
         record = PreflightRecord(status=status, items=items, rewards=REWARDS, **named)
         self.directory.mkdir(parents=True, exist_ok=True)

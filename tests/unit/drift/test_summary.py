@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from zerodrift.core.errors import InvalidValue, NonFinite
-from zerodrift.drift.summary import RELATIVE_ERROR, DriftSummary, over_ranks
+from zerodrift.drift.summary import RELATIVE_ERROR, DriftSummary
 from zerodrift.stats.ratios import token_ess
 
 VIEWS = ("mean", "signed_mean", "k1", "k2", "k3", "mean_ratio", "ess")
@@ -48,27 +48,6 @@ def test_a_batch_that_vanishes_beside_another_still_counts_its_tokens() -> None:
     merged = DriftSummary.of([-9000.0] * 3) + DriftSummary.of([0.0])
     assert (merged.ess, merged.mean_ratio, merged.count) == (0.25, 0.25, 4)
     assert merged == DriftSummary.of([0.0]) + DriftSummary.of([-9000.0] * 3)
-
-
-def test_ranks_merge_through_what_gathers_their_bytes() -> None:
-    shards = np.split(np.random.default_rng(0).normal(0, 0.1, 900), 3)
-    sent: list[bytes] = []
-    others = [msgspec.json.encode(DriftSummary.of(shard)) for shard in shards[1:]]
-
-    def all_gather(mine: bytes) -> list[bytes]:
-        sent.append(mine)
-        return [others[0], mine, others[1]]
-
-    merged, whole = (
-        over_ranks(DriftSummary.of(shards[0]), all_gather),
-        DriftSummary.of(np.concatenate(shards)),
-    )
-    assert len(sent) == 1
-    assert (merged.count, merged.bins, merged.max) == (whole.count, whole.bins, whole.max)
-    assert [getattr(merged, view) for view in VIEWS] == pytest.approx(
-        [getattr(whole, view) for view in VIEWS]
-    )
-    assert over_ranks(DriftSummary(), lambda mine: [mine, mine]) == DriftSummary()
 
 
 def test_zeros_dust_and_overflow_have_bins_of_their_own() -> None:

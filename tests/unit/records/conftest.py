@@ -31,7 +31,7 @@ def verdict(fingerprint: EngineFingerprint) -> dict[str, Any]:
     return {
         "verdict": Outcome.PASS,
         "guilty": "none",
-        "says": "The engine is the trainer's policy.",
+        "message": "The engine is the trainer's policy.",
         "engine": fingerprint,
         "reference": fingerprint,
         "model": "testbed:llama",

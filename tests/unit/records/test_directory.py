@@ -37,7 +37,7 @@ CHECKLIST = PreflightRecord(
     config="run.yaml",
     engine="exact",
     model="testbed:llama",
-    items=(Item(name="doctor", status=Status.WARN, says="1 risk", facts={"n": 1}, type=("do it",)),),
+    items=(Item(name="doctor", status=Status.WARN, message="1 risk", facts={"n": 1}, type=("do it",)),),
     rewards=Rewards(task="sums", mean=0.9, std=0.1, n=100, when="2026-11-15"),
 )
 
@@ -47,10 +47,10 @@ def test_a_verdict_is_written_for_people_read_back_and_replaced(
 ) -> None:
     assert write_verdict(tmp_path, record) == tmp_path / VERDICT
     text = (tmp_path / VERDICT).read_text(encoding="utf-8")
-    assert text.startswith('{\n  "schema": "zerodrift.verdict/1",\n  "verdict": "PASS"')
+    assert text.startswith('{\n  "schema": "zerodrift.verdict/2",\n  "verdict": "PASS"')
     assert text.endswith("}\n")
     assert read_verdict(tmp_path) == record
-    other = msgspec.structs.replace(record, says="Twice.")
+    other = msgspec.structs.replace(record, message="Twice.")
     write_verdict(tmp_path, other)
     assert read_verdict(tmp_path) == other
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [SEAL, VERDICT]

@@ -182,7 +182,9 @@ class LikelyEnds:
         bias = max(asked.sampling.logit_bias.values(), default=None)
         power = ends.power
         if bias is not None:
-            power = msgspec.structs.replace(power, says=f"{power.says}, with a bias of {bias:+.3g} on it")
+            power = msgspec.structs.replace(
+                power, message=f"{power.message}, with a bias of {bias:+.3g} on it"
+            )
         evidence = EndsEvidence(
             prefixes=len(asked.prefixes),
             draws=ends.draws,

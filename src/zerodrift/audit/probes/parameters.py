@@ -260,7 +260,7 @@ def _power(judged: Sequence[Honoured], refused: Sequence[str]) -> Power:
     nearest = {each.name: (each, each.nearest_seen(LEVEL)) for each in judged}
     seen = [f"{name} {one.asked:g} taken as {at.value:g}" for name, (one, at) in nearest.items() if at]
     unseen = [name for name, (_, at) in nearest.items() if at is None]
-    says = f"sampling parameters: {', '.join(seen) or 'none would be seen'}"
-    says += f"; would not be seen: {', '.join(unseen)}" if unseen and seen else ""
-    says += f"; not asked: {', '.join(refused)}" if refused else ""
-    return Power(name="parameters", says=says, seen_from=len(seen) / (len(judged) + len(refused)))
+    message = f"sampling parameters: {', '.join(seen) or 'none would be seen'}"
+    message += f"; would not be seen: {', '.join(unseen)}" if unseen and seen else ""
+    message += f"; not asked: {', '.join(refused)}" if refused else ""
+    return Power(name="parameters", message=message, seen_from=len(seen) / (len(judged) + len(refused)))

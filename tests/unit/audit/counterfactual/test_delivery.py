@@ -20,7 +20,7 @@ def llama() -> tuple[Any, Any]:
 
 
 def find(pair: tuple[Any, Any], words: str) -> Delivery:
-    (delivery,) = [each for each in deliveries(*pair) if words in each.says]
+    (delivery,) = [each for each in deliveries(*pair) if words in each.message]
     return delivery
 
 
@@ -38,7 +38,7 @@ def test_every_delivery_differs_from_the_update_and_changes_neither_model(llama:
     with torch.no_grad():
         whole = llama[1](ids).logits
         for delivery in deliveries(*llama):
-            assert not torch.equal(delivery.build()(ids).logits, whole), delivery.says
+            assert not torch.equal(delivery.build()(ids).logits, whole), delivery.message
     assert not differing(before[0], state(llama[0]))
     assert not differing(before[1], state(llama[1]))
 
@@ -125,7 +125,7 @@ def test_projections_under_each_others_names(
 
 def test_only_projections_of_one_shape_are_exchanged(llama: tuple[Any, Any]) -> None:
     """Queries have twice the heads of keys: an engine would refuse them, so nothing is asked."""
-    says = [each.says for each in deliveries(*llama)]
+    says = [each.message for each in deliveries(*llama)]
     assert any("k_proj and v_proj" in each for each in says)
     assert not any("q_proj and k_proj" in each for each in says)
 
@@ -160,9 +160,9 @@ def test_other_families_are_asked_what_they_have_parts_for(model_type: str) -> N
     with torch.no_grad():
         whole = new(ids).logits
         differing_ones = [
-            each.says for each in deliveries(old, new) if not torch.equal(each.build()(ids).logits, whole)
+            each.message for each in deliveries(old, new) if not torch.equal(each.build()(ids).logits, whole)
         ]
-    assert differing_ones == [each.says for each in deliveries(old, new)]
+    assert differing_ones == [each.message for each in deliveries(old, new)]
     swaps = {"gate and up", "k and v", "q and k"}
     lacks = {
         "gpt2": {"gate and up"},
@@ -178,6 +178,6 @@ def test_other_families_are_asked_what_they_have_parts_for(model_type: str) -> N
 def test_layers_of_other_shapes_do_not_change_places() -> None:
     """The first layer has experts and the second is dense: neither can hold what the other has."""
     model = tiny("qwen3_moe", mlp_only_layers=[1])
-    says = [each.says for each in deliveries(model, model)]
+    says = [each.message for each in deliveries(model, model)]
     assert not any("layers 0 and 1 arrived" in each or "one place too" in each for each in says)
     assert not any("gate_proj of layers 0 and 1" in each for each in says)

@@ -154,7 +154,7 @@ def test_what_the_engine_cannot_do_is_not_judged(
     played = engine(steady, capabilities=frozenset(Capability) - {lacks})
     result = run(name, played, gates)
     assert result.record.status is Outcome.INCONCLUSIVE
-    assert "seed" in result.record.says or lacks.value in result.record.says
+    assert "seed" in result.record.message or lacks.value in result.record.message
     assert played.asked == []
 
 
@@ -244,7 +244,7 @@ def test_an_engine_that_cannot_score_is_not_judged(engine: Engine, gates: Gates)
     played = engine(ones, capabilities=frozenset(Capability) - {Capability.SCORE})
     result = prefill_decode(played, gates, Truth())
     assert result.record.status is Outcome.INCONCLUSIVE
-    assert "does not score" in result.record.says
+    assert "does not score" in result.record.message
 
 
 def test_nothing_was_decoded(engine: Engine, gates: Gates) -> None:

@@ -41,7 +41,7 @@ def test_a_sound_answer_passes(completion: Make) -> None:
     assert result.record.status is Outcome.PASS
     assert result.record.required
     assert result.record.evidence == {"completions": 2, "unreadable": 0, "ended": 0}
-    assert "how an end is told was not seen" in result.record.says
+    assert "how an end is told was not seen" in result.record.message
     assert result.causes == ()
 
 
@@ -50,13 +50,13 @@ def test_an_output_that_the_engine_broke_off_is_no_answer(completion: Make, reas
     result = judge(rollout(completion(SENT)), rollout(completion(OTHER, (), finish_reason=reason), 1, OTHER))
     assert result.record.status is Outcome.INCONCLUSIVE
     assert result.record.required
-    assert "1 of 2 outputs were broken off" in result.record.says
+    assert "1 of 2 outputs were broken off" in result.record.message
 
 
 def test_outputs_that_end_by_themselves_are_counted(completion: Make) -> None:
     result = judge(rollout(completion(SENT, (4, EOS_ID), finish_reason=FinishReason.STOP)))
     assert result.record.evidence["ended"] == 1
-    assert "1 ended before the limit" in result.record.says
+    assert "1 ended before the limit" in result.record.message
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_a_prompt_seen_differently_is_classified_by_how(
     assert result.record.status is Outcome.FAIL
     assert causes(result) == [cause]
     assert result.causes[0].explained == 0.5
-    assert "in 1 of 2 prompts" in result.record.says
-    assert f"sent {len(SENT)} ids, saw {len(seen)}" in result.record.says
+    assert "in 1 of 2 prompts" in result.record.message
+    assert f"sent {len(SENT)} ids, saw {len(seen)}" in result.record.message
 
 
 def test_without_a_bos_token_nothing_is_blamed_on_it(completion: Make) -> None:
@@ -116,8 +116,8 @@ def test_samples_that_cannot_be_read(
     result = judge(rollout(completion(SENT)), bad)
     assert result.record.status is status
     assert causes(result) == expected
-    assert "1 of 2 samples" in result.record.says
-    assert "logprobs[3] is nan" in result.record.says
+    assert "1 of 2 samples" in result.record.message
+    assert "logprobs[3] is nan" in result.record.message
 
 
 def test_nothing_came_back() -> None:

@@ -102,9 +102,9 @@ def test_a_reference_that_moved_cannot_judge(
     moved = [Given(item.ids, item.logprobs - 0.002) for item in sampled]
     result = same_reference(llama, msgspec.structs.replace(header, reference=before), moved, gates)
     assert (result.record.status, result.record.required) == (Outcome.INCONCLUSIVE, True)
-    assert "transformers 4.0 →" in result.record.says
+    assert "transformers 4.0 →" in result.record.message
     result = same_reference(llama, header, moved, gates)
-    assert "nothing that its fingerprint shows" in result.record.says
+    assert "nothing that its fingerprint shows" in result.record.message
 
 
 def test_other_weights_are_refused(llama: ReferenceBackend, header: BaselineHeader) -> None:

@@ -64,7 +64,7 @@ def test_a_head_in_fp32_is_not(
     result = head_precision(wide, llama, requests)
     assert result.causes == ()
     assert result.record.status is Outcome.PASS
-    assert "the head is not rounded" in result.record.says
+    assert "the head is not rounded" in result.record.message
 
 
 def test_without_alternatives_nothing_is_seen(
@@ -83,4 +83,4 @@ def test_alternatives_that_were_promised_and_do_not_come(
     engine = scripted(lambda request, number: Answer((completion(request.prompt.token_ids),)))
     result = head_precision(engine, llama, requests)
     assert result.record.status is Outcome.INCONCLUSIVE
-    assert "0 pairs" in result.record.says
+    assert "0 pairs" in result.record.message

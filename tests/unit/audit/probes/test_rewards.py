@@ -45,7 +45,7 @@ def test_equal_sides_pass_with_means_difference_and_interval() -> None:
     low, middle, high = (float(evidence[f"difference{end}"]) for end in ("_low", "", "_high"))
     assert low < middle < high
     assert middle == pytest.approx(float(evidence["engine_mean"]) - float(evidence["reference_mean"]))
-    assert f"difference {middle:+.2g} [{low:+.2g}, {high:+.2g}]" in result.record.says
+    assert f"difference {middle:+.2g} [{low:+.2g}, {high:+.2g}]" in result.record.message
     assert float(evidence["least_p"]) < ALPHA < float(evidence["p"])
 
 
@@ -79,7 +79,7 @@ def test_another_ability_fails(worse: bool) -> None:
     assert result.record.status is Outcome.FAIL
     (cause,) = result.causes
     assert (cause.cause, cause.found_by, cause.gating) == ("unexplained", "rewards", True)
-    assert cause.evidence == result.record.says
+    assert cause.evidence == result.record.message
     difference = float(result.record.evidence["difference"])
     assert (difference < 0) is worse
     assert f"difference {difference:+.2g}" in cause.evidence
@@ -106,7 +106,7 @@ def test_one_value_everywhere_is_vacuous(value: float) -> None:
     side = given(np.full((PROMPTS, SAMPLES), value))
     result = rewards("toy", side, side, seed=0)
     assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
-    assert f"every reward is {value:g}, on both sides" in result.record.says
+    assert f"every reward is {value:g}, on both sides" in result.record.message
 
 
 @pytest.mark.parametrize(("prompts", "status"), [(17, Outcome.INCONCLUSIVE), (18, Outcome.FAIL)])
@@ -129,7 +129,7 @@ def test_rewards_that_differ_too_rarely_are_vacuous() -> None:
     result = rewards("toy", given(engine), given(reference), seed=0)
     assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
     assert result.record.evidence["least_p"] == pytest.approx(2 * 2 * 0.5**3)
-    assert "raise --trials" in result.record.says
+    assert "raise --trials" in result.record.message
 
 
 def test_a_greedy_engine_that_agrees_has_shown_nothing() -> None:
@@ -144,7 +144,7 @@ def test_prompts_without_an_answer_of_one_side_are_counted_and_left_out() -> Non
     engine, reference = solved(rng, ability), solved(rng, ability)
     lost = [each for each in engine if each.prompt not in (5, 9)][1:]
     record = rewards("toy", lost, reference, seed=0).record
-    assert record.says.endswith("; 2 prompts were answered by one side alone and are left out")
+    assert record.message.endswith("; 2 prompts were answered by one side alone and are left out")
     evidence = record.evidence
     assert (evidence["prompts"], evidence["prompts_left_out"]) == (PROMPTS - 2, 2)
     assert evidence["engine_rewards"] == (PROMPTS - 2) * SAMPLES - 1
@@ -156,7 +156,7 @@ def test_two_prompts_at_least(shared: int) -> None:
     engine = [Rewarded(number, float(number)) for number in range(shared)]
     result = rewards("toy", engine, [Rewarded(0, 0.0), Rewarded(1, 1.0)], seed=0)
     assert result.record.vacuous
-    assert f"both sides: {shared}" in result.record.says
+    assert f"both sides: {shared}" in result.record.message
 
 
 def test_the_same_seed_gives_the_same_numbers() -> None:

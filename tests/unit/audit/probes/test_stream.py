@@ -81,7 +81,7 @@ def test_a_healthy_engine_passes_and_says_how_many_pieces(engine: Engine, gates:
     played = engine()
     result = run(played, gates)
     assert (result.record.name, result.record.status, result.causes) == ("stream", Outcome.PASS, ())
-    assert result.record.says == "16 tokens, every bit equal, in 16 pieces"
+    assert result.record.message == "16 tokens, every bit equal, in 16 pieces"
     assert result.record.evidence["pieces"] == 16
     assert played.batches == [1] * 8, "alone, and asked twice: nothing was doubted"
     assert len({request.prompt.cache_salt for request in played.asked}) == 8, "no cache is warm"
@@ -108,7 +108,7 @@ def test_what_no_rounding_explains_fails(
     """Also where the engine does not repeat itself, and where one stream of four is broken."""
     result = run(engine(change, noise=noise), gates)
     assert result.record.status is Outcome.FAIL
-    assert f"4 of 4 answers are broken where they are streamed: {says}" in result.record.says
+    assert f"4 of 4 answers are broken where they are streamed: {says}" in result.record.message
     [cause] = result.causes
     assert (cause.cause, cause.gating, cause.explained) == ("semantic/streaming", True, 1.0)
     assert '"stream": false' in cause.fix
@@ -122,7 +122,7 @@ def test_no_sample_at_all(engine: Engine, gates: Gates, scripted: Engine, comple
     played.stream = lambda requests: [Answer(())] * len(requests)
     result = run(played, gates)
     assert result.record.status is Outcome.FAIL
-    assert "no sample came" in result.record.says
+    assert "no sample came" in result.record.message
 
 
 @pytest.mark.parametrize("end", [FinishReason.STOP, FinishReason.LENGTH])
@@ -132,7 +132,7 @@ def test_other_tokens_of_an_engine_that_repeats_itself_are_the_streams(
     ids = (7, 11, 12, 13) if end is FinishReason.LENGTH else (7, 8, 10)
     result = run(engine(cut(ids, end=end), end=end), gates)
     assert result.record.status is Outcome.FAIL
-    assert result.record.says == "4 of 4 answers have other tokens where they are streamed"
+    assert result.record.message == "4 of 4 answers have other tokens where they are streamed"
     assert [cause.cause for cause in result.causes] == ["semantic/streaming"]
 
 
@@ -156,7 +156,7 @@ def test_an_engine_that_does_not_repeat_itself_proves_nothing(
 ) -> None:
     result = run(engine(change, noise=0.1), gates)
     assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
-    assert "does not repeat itself whole either" in result.record.says
+    assert "does not repeat itself whole either" in result.record.message
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-9])
@@ -168,14 +168,14 @@ def test_other_numbers_are_listed_and_gate_above_the_gate(
     result = run(played, gates)
     assert result.record.status is (Outcome.FAIL if gating else Outcome.PASS)
     assert [(cause.cause, cause.gating) for cause in result.causes] == [("semantic/streaming", gating)]
-    assert "16 of 16 tokens differ" in result.record.says
-    assert result.record.says.endswith("in 16 pieces")
+    assert "16 of 16 tokens differ" in result.record.message
+    assert result.record.message.endswith("in 16 pieces")
 
 
 def test_one_piece_is_no_stream(engine: Engine, gates: Gates) -> None:
     result = run(engine(pieces=1), gates)
     assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
-    assert "in one piece" in result.record.says
+    assert "in one piece" in result.record.message
 
 
 @pytest.mark.parametrize("lacks", [Capability.SEED, Capability.STREAM])
@@ -184,7 +184,7 @@ def test_what_the_engine_cannot_do_is_not_judged(engine: Engine, gates: Gates, l
     result = run(played, gates)
     assert result.record.status is Outcome.INCONCLUSIVE
     assert not result.record.required
-    assert result.record.says == f"the engine does not offer: {lacks}"
+    assert result.record.message == f"the engine does not offer: {lacks}"
     assert played.asked == []
 
 
@@ -201,7 +201,7 @@ def test_a_stream_that_cannot_be_put_together_fails(engine: Engine, gates: Gates
     result = run(played, gates)
     assert result.record.status is Outcome.FAIL
     assert [cause.cause for cause in result.causes] == ["semantic/streaming"]
-    assert "went on with sample 0" in result.record.says
+    assert "went on with sample 0" in result.record.message
 
 
 def test_an_engine_that_dies_is_not_a_stream_that_lies(engine: Engine, gates: Gates) -> None:

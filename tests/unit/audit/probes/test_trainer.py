@@ -43,7 +43,7 @@ Judge = Callable[[Scores], ProbeResult]
 def cause(result: ProbeResult) -> str:
     assert result.record.status is Outcome.FAIL
     (only,) = result.causes
-    assert only.evidence == result.record.says
+    assert only.evidence == result.record.message
     return only.cause
 
 

@@ -43,7 +43,7 @@ def test_a_healthy_side_names_no_step(table: Table) -> None:
     assert not side.bad
     assert not side.overall.record.required
     assert side.results[1].record.name == "trainer-since"
-    assert side.results[1].record.says == "no step stands out (odds 1 : 1)"
+    assert side.results[1].record.message == "no step stands out (odds 1 : 1)"
 
 
 def distinct(rollout: Make, temperature: float = 1.0) -> list[RecordedRollout]:
@@ -66,13 +66,13 @@ def test_greedy_rollouts_took_the_likeliest_token(table: Table, rollout: Make) -
     assert [(each.record.name, each.record.status) for each in sound.results] == [("greedy", Outcome.PASS)]
     drawn = judge_samples(tokens, ORDER, greedy)
     assert drawn.bad
-    assert "tokens are not the likeliest, though nothing was to be drawn" in drawn.overall.record.says
+    assert "tokens are not the likeliest, though nothing was to be drawn" in drawn.overall.record.message
 
 
 def test_tokens_that_cannot_be_drawn_are_no_samples(table: Table, rollout: Make) -> None:
     impossible = replace(table([np.zeros(40)] * STEPS), contracted=np.full(40 * STEPS, -np.inf))
     (only,) = judge_samples(impossible, ORDER, distinct(rollout)).results
-    assert (only.record.name, only.record.says) == ("sampling", "needs at least 200 tokens; there are 0")
+    assert (only.record.name, only.record.message) == ("sampling", "needs at least 200 tokens; there are 0")
 
 
 def test_where_some_rollouts_are_greedy_both_kinds_are_judged(table: Table, rollout: Make) -> None:
@@ -99,7 +99,7 @@ def test_a_copy_is_no_evidence(table: Table, rollout: Make) -> None:
     copies = [rollout(logprobs=(-9.0, -9.0, -9.0))] * STEPS
     side = judge_samples(tokens, ORDER, copies)
     assert side.overall.record.vacuous
-    assert side.overall.record.says == "needs at least 200 tokens; there are 40"
+    assert side.overall.record.message == "needs at least 200 tokens; there are 40"
     # Short answers come again by chance: without the second "yes" the first would be too rare.
     likely = [rollout(logprobs=(-0.1, -0.1, -0.1))] * STEPS
     assert judge_samples(tokens, ORDER, likely).overall.record.evidence["tokens"] == 40 * STEPS

@@ -59,7 +59,7 @@ def test_a_small_difference_is_not_called_rounding(
     blamed = judged(sampled(slightly_off, prompts()), reference, reproduce="zerodrift blame d")
     assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.INCONCLUSIVE, "unknown")
     assert status(blamed, Probe.PARITY) is Outcome.INCONCLUSIVE
-    assert "--previous" in blamed.record.says
+    assert "--previous" in blamed.record.message
     assert [each.command for each in blamed.to_type] == [
         "zerodrift blame d --precision bf16",
         "zerodrift blame d --precision fp32",

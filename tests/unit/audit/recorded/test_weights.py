@@ -77,5 +77,5 @@ def test_neither_is_another_fault(newer: Teacher, older: ReferenceBackend) -> No
     elsewhere = Teacher(perturbed(older.model, 2), layout=Layout.PADDED)
     result, _ = compare(rollouts([elsewhere, elsewhere, older.teacher]), newer, older.teacher)
     assert (result.record.status, result.causes) == (Outcome.PASS, ())
-    assert result.record.says == "the previous weights explain 1 of 3 rollouts: they are not the cause"
+    assert result.record.message == "the previous weights explain 1 of 3 rollouts: they are not the cause"
     assert result.record.evidence == {"at_previous": 1, "at_model": 0, "at_neither": 2}

@@ -119,12 +119,12 @@ def test_slopes_say_what_arrived(seen: See) -> None:
 def test_an_update_that_arrived(judge: Judge, seen: See) -> None:
     result = judge(seen(AT_NEW, cached_tokens=16), seen(AT_NEW))
     assert result.record.status is Outcome.PASS
-    assert result.record.says == "the update arrived whole (slope 1.0000) and left nothing behind"
+    assert result.record.message == "the update arrived whole (slope 1.0000) and left nothing behind"
     assert result.record.evidence["cached_tokens"] == 64
 
 
 def test_a_cache_that_held_nothing_is_mentioned(judge: Judge, seen: See) -> None:
-    assert "held nothing to go stale" in judge(seen(AT_NEW), seen(AT_NEW)).record.says
+    assert "held nothing to go stale" in judge(seen(AT_NEW), seen(AT_NEW)).record.message
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def deliver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def use(**models: np.ndarray) -> None:
         ways = [
-            SimpleNamespace(cause=f"weights/{name}", says=name, build=lambda model=model: model)
+            SimpleNamespace(cause=f"weights/{name}", message=name, build=lambda model=model: model)
             for name, model in models.items()
         ]
         monkeypatch.setattr(explanations, "scaled", lambda weights, seen, rng: None)
@@ -223,7 +223,7 @@ def test_one_replica_of_several(judge: Judge, seen: See) -> None:
     mixed = np.where(np.arange(SIZE) < 10, OLD, AT_NEW)
     result = judge(seen(mixed), seen(mixed))
     assert cause(result) == "weights/replica"
-    assert "1 of 4 requests were answered with the old weights" in result.record.says
+    assert "1 of 4 requests were answered with the old weights" in result.record.message
 
 
 def test_requests_torn_in_the_middle_are_no_replica(
@@ -233,7 +233,7 @@ def test_requests_torn_in_the_middle_are_no_replica(
     torn = np.where(np.arange(SIZE) % 10 < 5, OLD, AT_NEW)
     result = judge(seen(torn), seen(torn))
     assert cause(result) == "unexplained"
-    assert "layers exchanged or moved" in result.record.says, "what could not be tried is said"
+    assert "layers exchanged or moved" in result.record.message, "what could not be tried is said"
 
 
 def test_a_group_that_arrived_by_halves_is_no_group_that_stayed_away(judge: Judge, seen: See) -> None:
@@ -278,7 +278,7 @@ def test_the_first_completions_with_so_many_tokens(seen: See, tokens: int, count
 def test_weights_that_do_not_come_back(judge: Judge, seen: See, returned: np.ndarray, named: str) -> None:
     result = judge(seen(AT_NEW), seen(AT_NEW), returned)
     assert cause(result) == named
-    assert "after A→B→A" in result.record.says
+    assert "after A→B→A" in result.record.message
 
 
 def test_an_update_too_small_to_see_is_vacuous(engine: Any, gates: Gates, completion: Make) -> None:
@@ -401,7 +401,7 @@ def test_an_engine_that_cannot_be_updated_is_not_judged(
     engine = scripted(None, capabilities=frozenset(Capability) - {lacks})
     result = push(engine, update, gates)
     assert result.record.status is Outcome.INCONCLUSIVE
-    assert lacks.value in result.record.says
+    assert lacks.value in result.record.message
 
 
 def test_an_engine_that_dies_gets_its_weights_back_first(
