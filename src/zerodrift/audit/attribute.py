@@ -18,16 +18,14 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from zerodrift.audit.counterfactual.evaluate import Evaluator, Prediction
 from zerodrift.audit.counterfactual.explanation import Explanation, Hypothesis
 from zerodrift.audit.counterfactual.rounding import is_rounding
 from zerodrift.audit.response.answer import Answer
+from zerodrift.stats.arrays import Bools, Floats
 from zerodrift.stats.intervals import FEWEST_SEQUENCES, bootstrap_mean, bootstrap_ratio
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 EVERYWHERE = slice(None)
 Propose = Callable[[Explanation], Iterable[Hypothesis]]
 

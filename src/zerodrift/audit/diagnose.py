@@ -16,12 +16,12 @@ import torch
 from zerodrift.audit.attribute import Attribution, Costs, attribute
 from zerodrift.audit.cases import affordable, choose_cases
 from zerodrift.audit.counterfactual.bias import Seen, bias_hypotheses
-from zerodrift.audit.counterfactual.chunks import Bracket, bracket, chunk_hypotheses
+from zerodrift.audit.counterfactual.chunks import chunk_hypotheses
 from zerodrift.audit.counterfactual.context import PromptEdit, context_hypotheses, prompt_edits
 from zerodrift.audit.counterfactual.evaluate import Evaluator, Window
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis
 from zerodrift.audit.counterfactual.path import ROUNDINGS, Paths, path_hypotheses, vanilla_forward
-from zerodrift.audit.counterfactual.position import FitCost, first_off, position_hypotheses
+from zerodrift.audit.counterfactual.position import FirstOff, FitCost, first_off, position_hypotheses
 from zerodrift.audit.counterfactual.semantic import ExpectedSampling, hidden_hypotheses, told_hypotheses
 from zerodrift.audit.floor import ROUGHLY, Passage, measure_floor
 from zerodrift.audit.measure import Measurement
@@ -227,11 +227,11 @@ class ForwardProposals(NamedTuple):
         by_value = [each for each in best if each not in by_size]
         return [*by_size, *shortlist(self.referee, by_value, FINALISTS)]
 
-    def _prompts_off(self, explanation: Explanation) -> Bracket | None:
+    def _prompts_off(self, explanation: Explanation) -> FirstOff | None:
         """Between which lengths of prompts numbers begin to be off."""
         seen = self.costs
         lengths = np.array([len(case.prompt) for case in seen.evaluator.cases])
-        return bracket(seen.sigmas(explanation) > CERTAINLY_OFF, lengths[seen.evaluator.case_ids])
+        return first_off(seen.sigmas(explanation) > CERTAINLY_OFF, lengths[seen.evaluator.case_ids])
 
 
 def quickest(costs: Costs) -> Sequence[Window]:

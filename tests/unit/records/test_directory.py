@@ -87,7 +87,7 @@ def test_an_edited_verdict_is_not_believed(tmp_path: Path, record: VerdictRecord
 @pytest.mark.parametrize(("name", "kind"), [(VERDICT, "verdict"), (PREFLIGHT, "preflight")])
 def test_what_is_no_record_is_refused(tmp_path: Path, name: str, kind: str) -> None:
     read = {VERDICT: read_verdict, PREFLIGHT: read_preflight}[name]
-    ours = f'{{"schema": "zerodrift.{kind}/1"'.encode()
+    ours = f'{{"schema": "zerodrift.{kind}/2"'.encode()
     damaged = [b"", b"{", b"[]", b"{}", b"\xff", b'{"schema": 1}', b'{"schema": "\xff"}']
     for content in (None, *damaged, ours + b"}", ours + b', "x": ' + b"[" * 100_000):
         if content is not None:

@@ -5,28 +5,19 @@ Which prompts are right tells the size of a chunk: those that fit into one.
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis
 from zerodrift.audit.counterfactual.path import Paths
+from zerodrift.audit.counterfactual.position import FirstOff
 from zerodrift.audit.counterfactual.prefill import Reading, reader
 from zerodrift.audit.counterfactual.variant import Variant
 from zerodrift.models.family.rope import rope_bases
 
 MOST_SIZES = 6
-"""Sizes of a chunk that are tried: of those in the bracket powers of two first, then multiples of a page."""
+"""Sizes of a chunk that are tried: of those possible powers of two first, then multiples of a page."""
 PAGE = 16
-
-
-class Bracket(NamedTuple):
-    """Lengths of prompts between which a difference begins."""
-
-    longest_right: int
-    shortest_off: int
 
 
 def late_start(size: int, prompt: int, length: int) -> Reading:
@@ -63,23 +54,15 @@ CHUNK_FAULTS: dict[str, Callable[[int, int, int], Reading]] = {
 }
 
 
-def bracket(off: NDArray[np.bool_], prompts: NDArray[np.int64]) -> Bracket | None:
-    """Between which lengths of `prompts` rows begin to be off; None where none is off."""
-    if not off.any():
-        return None
-    shortest = int(prompts[off].min())
-    return Bracket(int(prompts[prompts < shortest].max(initial=0)), shortest)
-
-
-def sizes_within(begins: Bracket) -> tuple[int, ...]:
-    """Sizes of a chunk that the bracket allows, multiples of a page before others.
+def sizes_within(begins: FirstOff) -> tuple[int, ...]:
+    """Sizes of a chunk, where prompts of so many tokens begin to be off; multiples of a page before others.
 
     A prompt that is one token longer than a chunk may still be right: nothing is left to lose.
     """
-    least, most = max(begins.longest_right - 1, 1), begins.shortest_off - 1
+    least, most = max(begins.last_right - 1, 1), begins.first_off - 1
     pages = [size for size in range(-(-least // PAGE) * PAGE, most + 1, PAGE) if size]
     powers = sorted(pages, key=lambda size: (size & (size - 1) != 0, size))
-    ends = [size for size in (begins.longest_right, most) if size >= PAGE // 2]
+    ends = [size for size in (begins.last_right, most) if size >= PAGE // 2]
     return tuple(dict.fromkeys([*powers[: MOST_SIZES - len(ends)], *ends]))
 
 
@@ -87,7 +70,7 @@ def chunk_hypotheses(
     explanation: Explanation,
     paths: Paths,
     at_floor: Callable[[Explanation], bool],
-    begins: Bracket | None,
+    begins: FirstOff | None,
 ) -> Iterator[Hypothesis]:
     """Chunks that explain what `at_floor` looks at."""
     if explanation.forward != VANILLA or begins is None or not rope_bases(paths.model.config):

@@ -1,7 +1,6 @@
 """What decoding made of tokens that a prefill makes rightly: at which positions they stood, and how their keys and values
 were kept. Outputs alone are computed so; the prompt before them is as it should be, and with it their first token."""
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from zerodrift.audit.counterfactual.attention import computed_by
 from zerodrift.audit.counterfactual.prefill import Reading, reader
 from zerodrift.audit.counterfactual.variant import Variant
 from zerodrift.backends.teacher import entries
@@ -113,13 +113,7 @@ def _with_kept(model: Any, kept: _Kept) -> Any:
     """The same weights, with keys and values that are kept so."""
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
-    shared = [*model.parameters(), *model.buffers()]
-    changed = copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
-    changed.set_attn_implementation(NAME)
-    for module in changed.modules():
-        if (config := getattr(module, "config", None)) is not None:
-            setattr(config, _KEPT, kept)
-    return changed
+    return computed_by(NAME, model, _KEPT, kept)
 
 
 def _attention(

@@ -23,8 +23,8 @@ from zerodrift.audit.counterfactual.explanation import (
 from zerodrift.core.request import SamplingParams
 from zerodrift.sampler.moments import surprise_moments
 from zerodrift.sampler.processing import Tally, histories, processed_logprobs, tally
+from zerodrift.stats.arrays import Floats
 
-Floats = NDArray[np.float64]
 Forward = Callable[[Sequence[Sequence[int]], Sequence[int], Sequence[int]], Sequence[torch.Tensor]]
 """(sequences, starts, lengths of their prompts) to logits rows, as `Teacher.logits`."""
 Edit = Callable[[tuple[int, ...]], tuple[int, ...]]

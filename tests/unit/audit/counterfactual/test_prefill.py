@@ -15,14 +15,13 @@ from zerodrift.audit.counterfactual.attention import (
     wrong_groupings,
 )
 from zerodrift.audit.counterfactual.chunks import (
-    Bracket,
-    bracket,
     counted_twice,
     early_start,
     first_position_early,
     late_start,
     sizes_within,
 )
+from zerodrift.audit.counterfactual.position import FirstOff, first_off
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +58,11 @@ def test_positions_of_chunks() -> None:
 
 def test_prompts_that_are_right_bracket_the_size_of_a_chunk() -> None:
     prompts = np.array([10, 64, 65, 129, 200])
-    assert bracket(np.array([False, False, True, True, False]), prompts) == Bracket(64, 65)
-    assert bracket(np.zeros(5, dtype=bool), prompts) is None
-    assert sizes_within(Bracket(64, 65)) == (64,)
-    assert 64 in sizes_within(Bracket(65, 127))
-    assert sizes_within(Bracket(0, 3)) == ()
+    assert first_off(np.array([False, False, True, True, False]), prompts) == FirstOff(64, 65)
+    assert first_off(np.zeros(5, dtype=bool), prompts) is None
+    assert sizes_within(FirstOff(64, 65)) == (64,)
+    assert 64 in sizes_within(FirstOff(65, 127))
+    assert sizes_within(FirstOff(0, 3)) == ()
 
 
 def test_a_window_hides_what_is_further_back_and_nothing_else(llama: Any) -> None:
