@@ -37,7 +37,7 @@ def of(command: str) -> Diagnosis:
 def probe(name: str, status: Outcome = Outcome.PASS, **fields: object) -> ProbeRecord:
     return ProbeRecord(
         **{"name": name, "status": status, "required": True, "message": f"{name} says", **fields}
-    )  # type: ignore[arg-type]
+    )
 
 
 def cause(name: str, found_by: str, *, gating: bool = True, fix: str = "mend it") -> CauseFound:
@@ -95,13 +95,13 @@ def verdict(
         ),
     ],
 )
-def test_the_doctors_answer(command: str, status: Status, typed: tuple[str, ...]) -> None:
+def test_the_doctors_answer(command, status, typed):
     item = doctor_item([Judged("run.yaml", of(command))])
     assert (item.status, item.type) == (status, typed)
     assert item.message.startswith("run.yaml: ")
 
 
-def test_findings_are_listed_with_their_cure() -> None:
+def test_findings_are_listed_with_their_cure():
     item = doctor_item([Judged("run.yaml", of("vllm serve Q --block-size 16"))])
     assert item.details[0].startswith("wrong: logprobs mode raw_logprobs. Logprobs are taken before")
     assert item.details[0].endswith(" → --logprobs-mode processed_logprobs")
@@ -109,7 +109,7 @@ def test_findings_are_listed_with_their_cure() -> None:
     assert "1 wrong" in item.message
 
 
-def test_the_server_counts_too_and_one_that_cannot_be_asked_is_not_passed() -> None:
+def test_the_server_counts_too_and_one_that_cannot_be_asked_is_not_passed():
     sound = Judged("run.yaml", of(f"{SOUND} --no-async-scheduling"))
     item = doctor_item([sound, Judged("http://x", "cannot be judged: nobody answers")])
     assert item.status is Status.INCONCLUSIVE
@@ -120,7 +120,7 @@ def test_the_server_counts_too_and_one_that_cannot_be_asked_is_not_passed() -> N
 # --- audit, weight-sync, rewards --------------------------------------------------------------------------------
 
 
-def test_a_pass_has_the_evidence_of_parity() -> None:
+def test_a_pass_has_the_evidence_of_parity():
     item = audit_item(verdict(probe("contract"), probe("parity")))
     assert (item.status, item.type) == (Status.PASS, ())
     assert item.message == "the same policy as the reference: parity says"
@@ -129,7 +129,7 @@ def test_a_pass_has_the_evidence_of_parity() -> None:
     assert audit_item(verdict(probe("contract"))).message.endswith("every probe passed")
 
 
-def test_a_failure_has_the_fixes_of_its_causes_each_once() -> None:
+def test_a_failure_has_the_fixes_of_its_causes_each_once():
     causes = (
         cause("semantic/bos", "attribution"),
         cause("semantic/eos", "contract"),
@@ -141,12 +141,12 @@ def test_a_failure_has_the_fixes_of_its_causes_each_once() -> None:
     assert item.type == ("mend it",)
 
 
-def test_a_failure_without_a_cause_is_told_by_its_probe() -> None:
+def test_a_failure_without_a_cause_is_told_by_its_probe():
     item = audit_item(verdict(probe("contract"), probe("parity", Outcome.FAIL)))
     assert (item.status, item.message, item.type) == (Status.FAIL, "parity: parity says", (AGAIN,))
 
 
-def test_a_question_without_an_answer_is_not_passed() -> None:
+def test_a_question_without_an_answer_is_not_passed():
     cache = probe("cache", Outcome.INCONCLUSIVE, required=False)
     assert audit_item(verdict(cache, probe("parity"))).status is Status.PASS
     item = audit_item(verdict(cache, probe("parity", Outcome.INCONCLUSIVE)))
@@ -154,20 +154,20 @@ def test_a_question_without_an_answer_is_not_passed() -> None:
     assert item.type == (AGAIN,)
 
 
-def test_what_the_verdict_waits_for_is_not_passed_though_every_probe_passed() -> None:
+def test_what_the_verdict_waits_for_is_not_passed_though_every_probe_passed():
     told = verdict(probe("contract"), probe("parity"), missing=(Probe.SAMPLING,))
     item = audit_item(told)
     assert (item.status, item.message, item.type) == (Status.INCONCLUSIVE, told.message, (AGAIN,))
 
 
-def test_a_verdict_that_blames_nobody_is_not_made_a_failure() -> None:
+def test_a_verdict_that_blames_nobody_is_not_made_a_failure():
     told = verdict(probe("parity", Outcome.FAIL), causes=(cause("path/rope", "attribution"),))
     odd = msgspec.structs.replace(told, verdict=Outcome.INCONCLUSIVE, message="cannot be told")
     item = audit_item(odd)
     assert (item.status, item.message, item.type) == (Status.INCONCLUSIVE, "cannot be told", (AGAIN,))
 
 
-def test_what_has_an_item_of_its_own_is_no_fault_of_the_audit() -> None:
+def test_what_has_an_item_of_its_own_is_no_fault_of_the_audit():
     causes = (cause("weights/stale", "weight-sync", fix="push them"),)
     told = verdict(
         probe("parity"), probe("weight-sync", Outcome.FAIL), probe("rewards", evidence=FACTS), causes=causes
@@ -178,7 +178,7 @@ def test_what_has_an_item_of_its_own_is_no_fault_of_the_audit() -> None:
     assert rewards_item(told).status is Status.PASS
 
 
-def test_an_update_that_cannot_be_tried_can_be_left_out() -> None:
+def test_an_update_that_cannot_be_tried_can_be_left_out():
     told = verdict(probe("weight-sync", Outcome.INCONCLUSIVE))
     assert sync_item(told, "… --no-sync").type == ("… --no-sync",)
 
@@ -191,16 +191,14 @@ def test_an_update_that_cannot_be_tried_can_be_left_out() -> None:
         (Outcome.INCONCLUSIVE, (), "equivalence_trials"),
     ],
 )
-def test_rewards_are_mended_by_what_mends_the_cause(
-    status: Outcome, causes: tuple[CauseFound, ...], typed: str
-) -> None:
+def test_rewards_are_mended_by_what_mends_the_cause(status, causes, typed):
     item = rewards_item(verdict(probe("rewards", status, evidence=FACTS), causes=causes))
     assert item.status is Status(status)
     assert typed in item.type[0]
     assert item.facts == FACTS
 
 
-def test_what_the_audit_did_not_reach_says_so() -> None:
+def test_what_the_audit_did_not_reach_says_so():
     told = verdict(probe("contract", Outcome.INCONCLUSIVE))
     for item in (sync_item(told, "…"), rewards_item(told)):
         assert (item.status, item.message) == (Status.SKIPPED, "not run: audit did not get that far")
@@ -208,7 +206,7 @@ def test_what_the_audit_did_not_reach_says_so() -> None:
     assert left_out("history", "why", "typed").type == ("typed",)
 
 
-def test_the_items_together_are_as_bad_as_the_verdict() -> None:
+def test_the_items_together_are_as_bad_as_the_verdict():
     """No way of ending falls between the items."""
     names = ("parity", "weight-sync", "rewards")
     for ends in product(Outcome, repeat=len(names)):
@@ -217,7 +215,7 @@ def test_the_items_together_are_as_bad_as_the_verdict() -> None:
         assert worst(item.status for item in items) == told.verdict
 
 
-def test_rewards_become_a_line_of_history() -> None:
+def test_rewards_become_a_line_of_history():
     told = verdict(probe("rewards", evidence=FACTS))
     assert rewards_of(told, "today") == Rewards(task="sums", mean=0.9, std=0.1, n=32, when="today")
     few = {name: value for name, value in FACTS.items() if name != "engine_std"}

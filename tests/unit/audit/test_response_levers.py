@@ -1,7 +1,6 @@
 """Levers of real modules: their derivatives are those of finite differences, and nothing stays behind."""
 
 from collections import Counter
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -42,12 +41,12 @@ def prepared(name: str) -> tuple[Any, list[Window]]:
 
 
 @pytest.fixture
-def response() -> Callable[[str], Response]:
+def response():
     return lambda name: Response(*prepared(name), (0,))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_derivatives_are_those_of_finite_differences(response: Callable[[str], Response], name: str) -> None:
+def test_derivatives_are_those_of_finite_differences(response, name):
     it = response(name)
     wide = Response(variants.in_dtype(it.plumbing.model, torch.float64), it.windows, (0,))
     last = {lever.kind: lever for lever in it.levers}
@@ -66,7 +65,7 @@ def test_derivatives_are_those_of_finite_differences(response: Callable[[str], R
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_part_of_a_family_has_levers(response: Callable[[str], Response], name: str) -> None:
+def test_every_part_of_a_family_has_levers(response, name):
     it = response(name)
     config = it.plumbing.model.config
     layers = config.num_hidden_layers
@@ -83,7 +82,7 @@ def test_every_part_of_a_family_has_levers(response: Callable[[str], Response], 
     assert it.plumbing.missing == ([] if dense else ["activations"])
 
 
-def test_what_a_family_does_not_have_is_skipped_and_said() -> None:
+def test_what_a_family_does_not_have_is_skipped_and_said():
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -97,7 +96,7 @@ def test_what_a_family_does_not_have_is_skipped_and_said() -> None:
     assert np.abs(it.jacobian.matrix_NC).max() > 0
 
 
-def test_the_model_is_left_as_it_was(response: Callable[[str], Response]) -> None:
+def test_the_model_is_left_as_it_was(response):
     it = response("qwen3")
     model = it.plumbing.model
     attention, before = model.config._attn_implementation, it.logprobs({})
@@ -110,7 +109,7 @@ def test_the_model_is_left_as_it_was(response: Callable[[str], Response]) -> Non
     np.testing.assert_array_equal(it.logprobs({}), before)
 
 
-def test_a_knob_of_many_levers_is_their_sum(response: Callable[[str], Response]) -> None:
+def test_a_knob_of_many_levers_is_their_sum(response):
     it = response("llama")
     knobs = knobs_of(it.levers)
     everywhere = next(
@@ -122,7 +121,7 @@ def test_a_knob_of_many_levers_is_their_sum(response: Callable[[str], Response])
     np.testing.assert_allclose(whole, np.sum(parts, axis=0), rtol=1e-3, atol=1e-4)
 
 
-def test_names_are_distinct() -> None:
+def test_names_are_distinct():
     levers = [Lever(Kind.NORM_EPS, layer, place, 1, 1e-6) for layer in range(2) for place in ("a", "b")]
     levers += [Lever(Kind.HEAD, layer, "", 3) for layer in range(2)]
     told = [(knob.place, knob.quantity) for knob in knobs_of(levers)]
@@ -131,7 +130,7 @@ def test_names_are_distinct() -> None:
     assert ("a in all layers", "eps") in told
 
 
-def test_nothing_is_said_of_what_is_no_small_change() -> None:
+def test_nothing_is_said_of_what_is_no_small_change():
     model, windows = prepared("llama")
     far = [window._replace(reported=window.reported - 2 * TOO_FAR) for window in windows]
     assert respond(model, far, (0,), np.random.default_rng(0)) is None

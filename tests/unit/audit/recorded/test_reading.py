@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,19 +11,17 @@ from zerodrift.records.dump_formats import DumpFormat
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.verdict import FoundBy, Outcome
 
-Make = Callable[..., RecordedRollout]
-
 
 def dump(rollouts: list[RecordedRollout], **fields: Any) -> Dump:
     return Dump(**{"format": DumpFormat.PLAIN, "rollouts": tuple(rollouts), "lines": len(rollouts), **fields})
 
 
-def test_a_dump_that_was_judged_whole(rollout: Make) -> None:
+def test_a_dump_that_was_judged_whole(rollout):
     record = dump_probe(dump([rollout()] * 3), [rollout()] * 3, "", "vllm").record
     assert (record.status, record.message) == (Outcome.PASS, "3 of 3 rollouts judged")
 
 
-def test_repetitions_are_told(rollout: Make) -> None:
+def test_repetitions_are_told(rollout):
     rare = {"logprobs": (-9.0, -9.0, -9.0)}
     rollouts = [rollout(line=1, **rare), rollout(line=2, **rare), rollout(line=3), rollout(line=4)]
     record = dump_probe(dump(rollouts), rollouts, "", "vllm").record
@@ -35,7 +32,7 @@ def test_repetitions_are_told(rollout: Make) -> None:
     assert record.evidence["repeated"] == 1
 
 
-def test_what_was_left_out_is_said(rollout: Make) -> None:
+def test_what_was_left_out_is_said(rollout):
     rollouts = [rollout(version=str(number)) for number in range(3)]
     result = dump_probe(dump(rollouts, empty=("d, line 9",)), rollouts[:2], "to step 2", "vllm")
     assert result.record.message == (
@@ -45,9 +42,7 @@ def test_what_was_left_out_is_said(rollout: Make) -> None:
 
 
 @pytest.mark.parametrize(("lines", "required"), [(10, True), (1000, False)])
-def test_skipped_lines_are_named_and_too_many_leave_nothing_to_judge(
-    lines: int, required: bool, rollout: Make
-) -> None:
+def test_skipped_lines_are_named_and_too_many_leave_nothing_to_judge(lines, required, rollout):
     bad = tuple(
         BadLine("d", line, "value/non-finite" if line == 4 else "record/invalid", f"reason {line}")
         for line in range(1, 24)
@@ -62,12 +57,12 @@ def test_skipped_lines_are_named_and_too_many_leave_nothing_to_judge(
     assert cause.evidence == f"1 of {lines} lines, first d, line 4: reason 4"
 
 
-def test_structural_damage_is_no_fault_of_the_engine(rollout: Make) -> None:
+def test_structural_damage_is_no_fault_of_the_engine(rollout):
     bad = (BadLine("d", 2, "record/invalid", "torn"),)
     assert dump_probe(dump([rollout()], bad=bad), [rollout()], "", "vllm").causes == ()
 
 
-def test_parameters_that_nobody_stated(rollout: Make) -> None:
+def test_parameters_that_nobody_stated(rollout):
     whole = rollout(stated=frozenset(SHAPING))
     assert parameters_probe([whole]).record.status is Outcome.PASS
     partly = rollout(stated=frozenset(SHAPING) - {"top_p"}, sampling=SamplingParams(top_p=0.9))
@@ -82,7 +77,7 @@ def test_parameters_that_nobody_stated(rollout: Make) -> None:
     assert says == "not stated: temperature (taken as 1), top_p and 7 more (taken as off)"
 
 
-def test_a_cause_that_the_dump_may_have_forgotten_to_mention(rollout: Make) -> None:
+def test_a_cause_that_the_dump_may_have_forgotten_to_mention(rollout):
     causes = [found(name, "vllm", FoundBy.VALUE, "why") for name in ("semantic/truncation-mass", "path/rope")]
     stated = with_doubt(causes, [rollout(stated=frozenset(SHAPING))])
     assert stated == tuple(causes)
@@ -94,7 +89,7 @@ def test_a_cause_that_the_dump_may_have_forgotten_to_mention(rollout: Make) -> N
     assert doubted[1] == causes[1]
 
 
-def test_the_engine_as_far_as_the_dump_knows_it(rollout: Make) -> None:
+def test_the_engine_as_far_as_the_dump_knows_it(rollout):
     bare = fingerprint_of(dump([rollout()]), [rollout()], "vllm")
     assert (bare.engine, bare.semantic) == ("vllm", {})
     assert bare.deployment == {"recorded_as": "plain", "recorded_in": "d"}
