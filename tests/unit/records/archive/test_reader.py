@@ -150,7 +150,7 @@ def test_without_pyarrow_nothing_is_called_damaged(sealed, monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(name, name="pyarrow")
 
-    monkeypatch.setattr("zerodrift.records.archive.segment.import_module", missing)
+    monkeypatch.setattr("zerodrift.records.arrow.import_module", missing)
     reader = ArchiveReader(sealed)
     assert len(reader.entries()) == 3
     with pytest.raises(MissingExtra):

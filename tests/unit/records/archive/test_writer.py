@@ -167,7 +167,7 @@ def test_without_pyarrow_the_extra_is_named_before_anything_is_written(directory
     def none(name):
         raise ModuleNotFoundError(name, name="pyarrow")
 
-    monkeypatch.setattr("zerodrift.records.archive.segment.import_module", none)
+    monkeypatch.setattr("zerodrift.records.arrow.import_module", none)
     with pytest.raises(MissingExtra) as caught:
         Archive(directory)
     assert "zerodrift[local]" in str(caught.value)
