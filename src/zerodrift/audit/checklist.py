@@ -24,7 +24,7 @@ _DIAGNOSED = {1: Status.FAIL, 3: Status.INCONCLUSIVE}
 _CURABLE = (Severity.WRONG, Severity.RISK)
 
 
-class Judged(NamedTuple):
+class JudgedTarget(NamedTuple):
     """One target of the doctor: what it is called on a command line, and the diagnosis or why there is none."""
 
     target: str
@@ -38,7 +38,7 @@ class Judged(NamedTuple):
         return f"zerodrift doctor {self.target}" + (f" --api-key-env {self.key_env}" if self.key_env else "")
 
 
-def doctor_item(judged: Sequence[Judged]) -> Item:
+def doctor_item(judged: Sequence[JudgedTarget]) -> Item:
     """The configuration, and the running server where there is one."""
     return Item(
         name=DOCTOR,
@@ -53,7 +53,7 @@ def doctor_item(judged: Sequence[Judged]) -> Item:
     )
 
 
-def _diagnosed(judged: Judged) -> Status:
+def _diagnosed(judged: JudgedTarget) -> Status:
     diagnosis = judged.diagnosis
     if isinstance(diagnosis, str):
         return Status.INCONCLUSIVE

@@ -16,7 +16,7 @@ import numpy as np
 from zerodrift.audit.by_split import nameless, with_split
 from zerodrift.audit.checked_calls import generated
 from zerodrift.audit.counterfactual.binding import find_misbound
-from zerodrift.audit.counterfactual.boundary import Asked, Further, parted_by
+from zerodrift.audit.counterfactual.boundary import Further, Gathered, parted_by
 from zerodrift.audit.counterfactual.path import not_asked
 from zerodrift.audit.counterfactual.same_model import find_unrelated
 from zerodrift.audit.decide import Circumstances, Decision, decide
@@ -251,7 +251,7 @@ class Audit(AuditSetup):
             min(self.engine.max_model_len, facts.context_length),
             seed,
         )
-        asked = Asked(material.measurements, np.array([each.index for each in material.answered]))
+        asked = Gathered(material.measurements, np.array([each.index for each in material.answered]))
         parted = parted_by(asked, material.floor, material.gates, np.random.default_rng(seed), further)
         return with_split(explained, parted, self.engine.name)
 

@@ -9,7 +9,7 @@ import math
 import numpy as np
 from scipy import special
 
-from zerodrift.drift.draws import GREEDY, IDS, KINDS, ONE_ID, PLACES, RARITY, STOP, TAIL, TAILS, Draws, Kind
+from zerodrift.drift.draws import GREEDY, IDS, KINDS, ONE_ID, PLACES, RARITY, STOP, TAIL, TAILS, Draws, Sets
 from zerodrift.drift.reach import Reach
 from zerodrift.drift.tokens import LIKELIEST, RARE, TokenTable
 from zerodrift.records.evidence import Power
@@ -33,10 +33,7 @@ def power_of(draws: Draws, table: TokenTable, *, level: float, tests: int) -> tu
         _temperature(table, level / tests, "lower temperature", BETAS),
         _temperature(table, level / tests, "higher temperature", -BETAS[BETAS < 1]),
         _never(
-            "ids never drawn",
-            "1/32 of the vocabulary or more never drawn",
-            len(counted.token),
-            needed[IDS],
+            "ids never drawn", "1/32 of the vocabulary or more never drawn", len(counted.token), needed[IDS]
         ),
         # Betting on one id begins when it was due once.
         _never(
@@ -84,7 +81,7 @@ def _never(name: str, what: str, tokens: int, needed: float) -> Power:
     return Power(name=name, message=f"{what}: from {_percent(mass)} of the mass", seen_from=mass)
 
 
-def _rare(kind: Kind, needed: float) -> Power:
+def _rare(kind: Sets, needed: float) -> Power:
     """Sets of one tail under each limit, over all places: the smallest limit whose tokens are missed."""
     name, what = "rare tokens never drawn", "rare tokens never drawn"
     never = kind.counts.log_e(np.zeros(len(kind.words)))
@@ -101,7 +98,7 @@ def _rare(kind: Kind, needed: float) -> Power:
     return Power(name=name, message=message, seen_from=limit)
 
 
-def _tail(kind: Kind, needed: float) -> Power:
+def _tail(kind: Sets, needed: float) -> Power:
     name, what = "tail cut off", "rarest part of each distribution cut off, as by top-p"
     never = kind.counts.log_e(np.zeros(len(kind.words)))
     seen = [2.0**-tail for at, tail in enumerate(TAILS) if never[at] >= needed]
@@ -110,7 +107,7 @@ def _tail(kind: Kind, needed: float) -> Power:
     return Power(name=name, message=f"{what}: from {_percent(min(seen))}", seen_from=min(seen))
 
 
-def _first(table: TokenTable, kind: Kind, needed: float) -> Power:
+def _first(table: TokenTable, kind: Sets, needed: float) -> Power:
     """The likeliest token taken, not drawn, in a share of requests."""
     name, what = "first token taken", "first token taken as the likeliest, not drawn"
     masses = table.masses
@@ -124,7 +121,7 @@ def _first(table: TokenTable, kind: Kind, needed: float) -> Power:
     return Power(name=name, message=f"{what}: would not be seen in {int(first.sum())} outputs")
 
 
-def _stop(table: TokenTable, kind: Kind, needed: float) -> Power:
+def _stop(table: TokenTable, kind: Sets, needed: float) -> Power:
     """A stop token whose odds are multiplied by less than one."""
     name, what = "stop token too rare", "stop token too rare"
     if not table.ends_told:

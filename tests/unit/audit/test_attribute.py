@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from zerodrift.audit.attribute import MAX_CAUSES, Attribution, Costs, attribute
 from zerodrift.audit.counterfactual.bias import bias_hypotheses
-from zerodrift.audit.counterfactual.evaluate import Evaluator, Window
+from zerodrift.audit.counterfactual.evaluate import CaseWindow, Evaluator
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis, Pick, Reported
 from zerodrift.audit.counterfactual.semantic import ExpectedSampling, hidden_hypotheses, told_hypotheses
 from zerodrift.audit.diagnose import seen_by
@@ -43,11 +43,11 @@ class Engine:
         """Both map (logits, output so far) to probabilities; what is told is what is drawn unless said."""
         self.draws, self.tells = draws, tells or draws
 
-    def cases(self, count: int = 24, length: int = 16, noise: float = 0.0) -> list[Window]:
+    def cases(self, count: int = 24, length: int = 16, noise: float = 0.0) -> list[CaseWindow]:
         rng = np.random.default_rng(1)
         return [self._case(rng, start % WORDS, length, noise) for start in range(count)]
 
-    def _case(self, rng: np.random.Generator, start: int, length: int, noise: float) -> Window:
+    def _case(self, rng: np.random.Generator, start: int, length: int, noise: float) -> CaseWindow:
         output: list[int] = []
         told = []
         for _ in range(length):
@@ -55,7 +55,7 @@ class Engine:
             token = int(rng.choice(WORDS, p=self.draws(logits, output)))
             told.append(np.log(self.tells(logits, output)[token]) + noise * rng.normal())
             output.append(token)
-        return Window((0, start), tuple(output), REQUESTED, np.array(told), np.full(length, SIGMA))
+        return CaseWindow((0, start), tuple(output), REQUESTED, np.array(told), np.full(length, SIGMA))
 
 
 def at(temperature: float, top_p: float = 1.0) -> Callable[..., Floats]:

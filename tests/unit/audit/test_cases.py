@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zerodrift.audit.cases import affordable, choose_cases
-from zerodrift.audit.counterfactual.evaluate import Window
+from zerodrift.audit.counterfactual.evaluate import CaseWindow
 from zerodrift.audit.measure import Measurement, Observed
 from zerodrift.core.completion import Completion, FinishReason
 from zerodrift.core.request import SamplingParams
@@ -46,11 +46,11 @@ def _measured(completion: Make, number: int, deltas: Sequence[float]) -> Measure
     )
 
 
-def numbers(cases: Sequence[Window]) -> list[int]:
+def numbers(cases: Sequence[CaseWindow]) -> list[int]:
     return [case.prompt[1] for case in cases]
 
 
-def by_chance(cases: Sequence[Window]) -> list[int]:
+def by_chance(cases: Sequence[CaseWindow]) -> list[int]:
     return numbers([case for case in cases if case.at_random])
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from zerodrift.audit.checklist import (
-    Judged,
+    JudgedTarget,
     audit_item,
     doctor_item,
     left_out,
@@ -96,13 +96,13 @@ def verdict(
     ],
 )
 def test_the_doctors_answer(command, status, typed):
-    item = doctor_item([Judged("run.yaml", of(command))])
+    item = doctor_item([JudgedTarget("run.yaml", of(command))])
     assert (item.status, item.type) == (status, typed)
     assert item.message.startswith("run.yaml: ")
 
 
 def test_findings_are_listed_with_their_cure():
-    item = doctor_item([Judged("run.yaml", of("vllm serve Q --block-size 16"))])
+    item = doctor_item([JudgedTarget("run.yaml", of("vllm serve Q --block-size 16"))])
     assert item.details[0].startswith("wrong: logprobs mode raw_logprobs. Logprobs are taken before")
     assert item.details[0].endswith(" → --logprobs-mode processed_logprobs")
     assert item.details[-1].startswith("not judged: --block-size")
@@ -110,8 +110,8 @@ def test_findings_are_listed_with_their_cure():
 
 
 def test_the_server_counts_too_and_one_that_cannot_be_asked_is_not_passed():
-    sound = Judged("run.yaml", of(f"{SOUND} --no-async-scheduling"))
-    item = doctor_item([sound, Judged("http://x", "cannot be judged: nobody answers")])
+    sound = JudgedTarget("run.yaml", of(f"{SOUND} --no-async-scheduling"))
+    item = doctor_item([sound, JudgedTarget("http://x", "cannot be judged: nobody answers")])
     assert item.status is Status.INCONCLUSIVE
     assert item.message.endswith("http://x: cannot be judged: nobody answers")
     assert item.type == ("zerodrift doctor http://x",)

@@ -6,7 +6,7 @@ import pytest
 from zerodrift.audit.attribute import Attribution, Channel, SelectedCause
 from zerodrift.audit.explain import attributed
 from zerodrift.audit.probes.result import ProbeResult, answered, found
-from zerodrift.audit.response.answer import Answer
+from zerodrift.audit.response.answer import Localisation
 from zerodrift.audit.response.signs import Signs, settled
 from zerodrift.config.precision import Precision
 from zerodrift.core.cause import CAUSES
@@ -26,8 +26,8 @@ HEAD = LocatedEvidence(
     neutral=1.0,
     r2=0.998,
 )
-NOTHING = Answer(r2=0.01, null=0.0, follows=False)
-LOCATED = Answer(r2=0.998, null=0.02, follows=True, knobs=(HEAD,), to_floor=True, share=0.997)
+NOTHING = Localisation(r2=0.01, null=0.0, follows=False)
+LOCATED = Localisation(r2=0.998, null=0.02, follows=True, knobs=(HEAD,), to_floor=True, share=0.997)
 PARTLY = msgspec.structs.replace(LOCATED, to_floor=False, share=0.6)
 
 

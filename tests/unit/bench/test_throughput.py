@@ -13,7 +13,7 @@ from zerodrift.bench import throughput
 from zerodrift.bench.throughput import (
     EXACT,
     PLAIN_OPS,
-    Audited,
+    AuditedEngine,
     Contender,
     OurEngine,
     Served,
@@ -115,7 +115,7 @@ def test_each_does_the_work_and_reports_the_logprobs_of_what_it_drew():
     ours = [OurEngine(name, model) for name in (EXACT, *PLAIN_OPS)]
     assert [each._engine.fingerprint().numeric["attention"] == "sdpa" for each in ours] == [False, True, True]
     assert type(model.lm_head) is torch.nn.Linear, "the vanilla model came back as it was"
-    contenders: list[Contender] = [*ours, Audited(ReferenceBackend("testbed:llama", dtype="float32"))]
+    contenders: list[Contender] = [*ours, AuditedEngine(ReferenceBackend("testbed:llama", dtype="float32"))]
     for contender in contenders:
         found = contender.serve(ASKED)
         check(contender.name, ASKED, found)
@@ -130,4 +130,4 @@ def test_each_does_the_work_and_reports_the_logprobs_of_what_it_drew():
 def test_an_answer_with_a_problem_is_none():
     broken = SimpleNamespace(name="broken", generate=lambda _: [Answer((), (Problem("a/b", "torn"),))])
     with pytest.raises(BadAnswer):
-        Audited(broken).serve(ASKED)
+        AuditedEngine(broken).serve(ASKED)

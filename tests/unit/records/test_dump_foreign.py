@@ -6,11 +6,11 @@ import pytest
 from zerodrift.core.errors import InvalidCompletion, RecordError
 from zerodrift.core.request import SamplingParams
 from zerodrift.records.dump import DumpReader
-from zerodrift.records.dump_fields import Place
+from zerodrift.records.dump_fields import LinePlace
 from zerodrift.records.dump_foreign import read_nemo_rl
 from zerodrift.records.dump_formats import READERS, DumpFormat, detect
 
-PLACE = Place("train_data_step12.jsonl", 1, SamplingParams())
+PLACE = LinePlace("train_data_step12.jsonl", 1, SamplingParams())
 # A batch of one around each column, padding on the right, zeros where nothing was sampled.
 NEMO_RL: dict[str, Any] = {
     "content": ["text"],

@@ -7,12 +7,12 @@ from zerodrift.core.completion import Completion, FinishReason, LogprobKind, Pro
 from zerodrift.core.errors import InvalidCompletion, InvalidSampling, InvalidValue, NonFinite, RecordError
 from zerodrift.core.request import SHAPING, Prompt, Request, SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
-from zerodrift.records.dump_fields import Place
+from zerodrift.records.dump_fields import LinePlace
 from zerodrift.records.dump_formats import DumpFormat, detect, read_own, read_plain, read_prime_rl
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.rollout import Rollout
 
-PLACE = Place("dump.jsonl", 7, SamplingParams(temperature=0.7), frozenset({"temperature"}))
+PLACE = LinePlace("dump.jsonl", 7, SamplingParams(temperature=0.7), frozenset({"temperature"}))
 PLAIN: dict[str, Any] = {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-0.5, -1]}
 
 # As prime-rl writes it: aligned lists over the whole sequence, null for what is absent or not finite.

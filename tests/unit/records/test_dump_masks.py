@@ -4,11 +4,11 @@ import pytest
 
 from zerodrift.core.errors import InvalidCompletion
 from zerodrift.core.request import SamplingParams
-from zerodrift.records.dump_fields import Numbers, Place, messages_of, numbers_of, prompt_text_of
+from zerodrift.records.dump_fields import LinePlace, Numbers, messages_of, numbers_of, prompt_text_of
 from zerodrift.records.dump_formats import read_plain
 from zerodrift.records.recorded import Message, RecordedRollout
 
-PLACE = Place("d", 1, SamplingParams())
+PLACE = LinePlace("d", 1, SamplingParams())
 PADDED: dict[str, Any] = {
     "prompt_token_ids": [0, 0, 5, 6],
     "token_ids": [7, 8, 9, 0, 0],

@@ -11,7 +11,7 @@ import msgspec
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis
 from zerodrift.audit.counterfactual.path import Paths
 from zerodrift.audit.counterfactual.position import FirstOff
-from zerodrift.audit.counterfactual.prefill import Reading, reader
+from zerodrift.audit.counterfactual.prefill import PrefillReading, reader
 from zerodrift.audit.counterfactual.variant import Variant
 from zerodrift.models.family.rope import rope_bases
 
@@ -20,33 +20,33 @@ MOST_SIZES = 6
 PAGE = 16
 
 
-def late_start(size: int, prompt: int, length: int) -> Reading:
+def late_start(size: int, prompt: int, length: int) -> PrefillReading:
     """Every chunk but the first begins one token late, where another is left: one token is never read."""
     lost = set(range(size, prompt - 1, size))
     places = tuple(place for place in range(length) if place not in lost)
-    return Reading(places, places)
+    return PrefillReading(places, places)
 
 
-def early_start(size: int, prompt: int, length: int) -> Reading:
+def early_start(size: int, prompt: int, length: int) -> PrefillReading:
     """Every chunk but the first begins one token early: one is read twice."""
     twice = {place - 1 for place in range(size, prompt, size)}
     places = tuple(place for place in range(length) for _ in range(1 + (place in twice)))
-    return Reading(places, places)
+    return PrefillReading(places, places)
 
 
-def first_position_early(size: int, prompt: int, length: int) -> Reading:
+def first_position_early(size: int, prompt: int, length: int) -> PrefillReading:
     """The first token of every chunk but the first has the position of the one before it."""
     firsts = set(range(size, prompt, size))
-    return Reading(tuple(range(length)), tuple(place - (place in firsts) for place in range(length)))
+    return PrefillReading(tuple(range(length)), tuple(place - (place in firsts) for place in range(length)))
 
 
-def counted_twice(size: int, prompt: int, length: int) -> Reading:
+def counted_twice(size: int, prompt: int, length: int) -> PrefillReading:
     """From the second chunk on, and in all that is decoded after it, positions are one too high."""
     late = size if prompt > size else length
-    return Reading(tuple(range(length)), tuple(place + (place >= late) for place in range(length)))
+    return PrefillReading(tuple(range(length)), tuple(place + (place >= late) for place in range(length)))
 
 
-CHUNK_FAULTS: dict[str, Callable[[int, int, int], Reading]] = {
+CHUNK_FAULTS: dict[str, Callable[[int, int, int], PrefillReading]] = {
     "chunks of {} begin one token late, and lose it": late_start,
     "chunks of {} begin one token early, and read it twice": early_start,
     "in chunks of {} the first token has the position before its own": first_position_early,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from zerodrift.audit.attribute import Channel
 from zerodrift.audit.by_split import nameless, with_split
 from zerodrift.audit.counterfactual.binding import find_misbound
-from zerodrift.audit.counterfactual.boundary import Asked, parted_by
+from zerodrift.audit.counterfactual.boundary import Gathered, parted_by
 from zerodrift.audit.counterfactual.same_model import find_unrelated
 from zerodrift.audit.diagnose import Suspect, diagnose
 from zerodrift.audit.explain import attributed, by_samples_alone
@@ -206,7 +206,7 @@ class Search(NamedTuple):
         causes = attributed(attribution, self.engine, told)
         if nameless(causes):
             # Who was in flight with whom is not recorded: all of them count as one company.
-            asked = Asked(chosen, np.arange(len(chosen)), len(chosen))
+            asked = Gathered(chosen, np.arange(len(chosen)), len(chosen))
             causes = with_split(causes, parted_by(asked, self.floor, self.gates, rng), self.engine)
         causes = settled(causes, signs, self.engine)
         by_numbers = all(each.channel is Channel.REPORTED for each in attribution.selected)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from zerodrift.audit.counterfactual.bias import Seen, bias_hypotheses, moved
+from zerodrift.audit.counterfactual.bias import SeenTokens, bias_hypotheses, moved
 from zerodrift.audit.counterfactual.explanation import Explanation, Hypothesis
 
 VOCABULARY, TOKENS = 256, 500
@@ -30,9 +30,9 @@ class Drawn:
         self.logprobs = np.log(self.masses[rows, self.tokens])
         self.residual = np.log(biased[rows, self.tokens]) - self.logprobs + self.noise
 
-    def seen(self, residual: np.ndarray | None = None) -> Seen:
+    def seen(self, residual: np.ndarray | None = None) -> SeenTokens:
         residual = self.residual if residual is None else residual
-        return Seen(residual, np.full(TOKENS, SIGMA), self.tokens, self.masses.astype(np.float32))
+        return SeenTokens(residual, np.full(TOKENS, SIGMA), self.tokens, self.masses.astype(np.float32))
 
     def cost(self, temperature: float = 1.0) -> Callable[[Explanation], float]:
         def of(account: Explanation) -> float:

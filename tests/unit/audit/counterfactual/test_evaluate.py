@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from zerodrift.audit.counterfactual.evaluate import EXCLUDED_LOGPROB, Evaluator, Window, in_force
+from zerodrift.audit.counterfactual.evaluate import EXCLUDED_LOGPROB, CaseWindow, Evaluator, in_force
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Pick, Reported
 from zerodrift.core.request import SamplingParams
 
@@ -25,9 +25,9 @@ def case(
     requested: SamplingParams = HOT,
     prompt: tuple[int, ...] = (3, 0),
     **fields: Any,
-) -> Window:
+) -> CaseWindow:
     size = len(output)
-    return Window(prompt, output, requested, np.full(size, -1.0), np.full(size, 1e-6), **fields)
+    return CaseWindow(prompt, output, requested, np.full(size, -1.0), np.full(size, 1e-6), **fields)
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def test_truncation_that_a_greedy_request_never_meets():
 LONG = (1, 2, 2, 3, 1, 0, 2)
 
 
-def window(begin: int, end: int, requested: SamplingParams = HOT) -> Window:
+def window(begin: int, end: int, requested: SamplingParams = HOT) -> CaseWindow:
     whole = case(LONG[:end], requested)
     return whole._replace(reported=whole.reported[begin:], sigma=whole.sigma[begin:], before=begin)
 

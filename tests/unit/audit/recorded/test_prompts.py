@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from zerodrift.audit.recorded.prompts import Frame, frame_of, other_prompts, rendered, system_prompts
+from zerodrift.audit.recorded.prompts import ChatFrame, frame_of, other_prompts, rendered, system_prompts
 from zerodrift.core.request import SamplingParams
 from zerodrift.records.recorded import Message, RecordedRollout
 from zerodrift.records.verdict import Outcome
@@ -23,7 +23,7 @@ def asked(number: int) -> Message:
 
 def test_a_template_taken_apart(reference):
     frame = frame_of(reference.tokenizer)
-    assert frame == Frame(
+    assert frame == ChatFrame(
         before_system="<|im_start|>system\n",
         after_system="<|im_end|>\n<|im_start|>user\n",
         header="<|im_start|>user\n",
