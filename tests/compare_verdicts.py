@@ -33,9 +33,7 @@ class Renamed(NamedTuple):
     """Old words to new, wherever they stand in a sentence."""
 
 
-RENAMED = Renamed(
-    fields={}, words={"no account brings Δ to the floor": "no explanation brings Δ to the floor"}
-)
+RENAMED = Renamed(fields={"says": "message"}, words={"zerodrift.verdict/1": "zerodrift.verdict/2"})
 
 
 def scene_arguments(scene: Scene) -> list[str]:

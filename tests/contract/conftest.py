@@ -3,9 +3,7 @@
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,17 +11,17 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 pytest.register_assert_rewrite("promises", "asking")
 
-from loopback import Loopback, serving  # noqa: E402
+from loopback import serving  # noqa: E402
 
 
 @pytest.fixture
-def loopback() -> Iterator[Loopback]:
+def loopback():
     with serving() as server:
         yield server
 
 
 @pytest.fixture
-def closing() -> Iterator[Callable[[Any], Any]]:
+def closing():
     """What is handed to it is closed after the test."""
     with contextlib.ExitStack() as stack:
         yield lambda opened: stack.enter_context(contextlib.closing(opened))
@@ -54,11 +52,11 @@ http.server.HTTPServer(("127.0.0.1", port), Server).serve_forever()
 
 
 @pytest.fixture
-def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def interpreter(tmp_path, monkeypatch):
     """A script in the place of an engine's interpreter, in the working directory."""
     monkeypatch.chdir(tmp_path)
 
-    def write(body: str = "", answers: dict[str, Any] | None = None, source: str = "") -> Path:
+    def write(body="", answers=None, source=""):
         script = tmp_path / "python"
         text = source or ENGINE.format(body=body, answers=json.dumps(answers or {}))
         script.write_text(f"#!{sys.executable}\n{text}")
@@ -69,7 +67,7 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 
 
 @pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def checkpoints(tmp_path_factory):
     """Directories with the weights of the testbed, with others, and with others of another shape."""
     from opened import write_checkpoints
 

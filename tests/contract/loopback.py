@@ -95,4 +95,4 @@ def serving() -> Iterator[Loopback]:
 
 
 def event(document: object) -> bytes:
-    return b"data: %s\n\n" % (document if document == "[DONE]" else json.dumps(document)).encode()  # type: ignore[union-attr]
+    return b"data: %s\n\n" % (document if document == "[DONE]" else json.dumps(document)).encode()

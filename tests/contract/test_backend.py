@@ -4,20 +4,16 @@ The promises are functions in promises.py; test_promises.py shows each of them f
 What is particular to one engine, or to one release of it, is in that engine's own file.
 """
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import opened
 import promises
 import pytest
-from opened import Checkpoints, Subject
 
 from zerodrift.backends.base import Capability
 from zerodrift.core.request import Prompt, Request, SamplingParams
 
 
 @pytest.fixture(scope="module", autouse=True)
-def servers_end() -> Iterator[None]:
+def servers_end():
     """With the tests of this file, which share them."""
     yield
     opened.RUNNING.close()
@@ -27,7 +23,7 @@ def servers_end() -> Iterator[None]:
     scope="module",
     params=[pytest.param(name, marks=opened.REAL.get(name, ())) for name in opened.OPENERS],
 )
-def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+def backend(request, tmp_path_factory):
     """One engine at a time, for all of its tests."""
     with opened.OPENERS[request.param](tmp_path_factory.mktemp("engine")) as subject:
         yield subject
@@ -49,22 +45,22 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     ],
     ids=lambda promise: promise.__name__,
 )
-def test_a_backend_keeps(backend: Subject, promise: Callable[[Subject], None]) -> None:
+def test_a_backend_keeps(backend, promise):
     promise(backend)
 
 
-def test_what_a_backend_does_not_claim_it_refuses(backend: Subject, checkpoints: Checkpoints) -> None:
+def test_what_a_backend_does_not_claim_it_refuses(backend, checkpoints):
     promises.what_is_not_claimed_is_refused(backend, checkpoints)
 
 
-def test_new_weights_change_the_numbers(backend: Subject, checkpoints: Checkpoints) -> None:
+def test_new_weights_change_the_numbers(backend, checkpoints):
     promises.new_weights_change_the_numbers(backend, checkpoints)
 
 
 @pytest.mark.parametrize(
     "release", [pytest.param(name, marks=opened.MARKS[name]) for name in opened.GENERATES.values()]
 )
-def test_vllms_two_routes_give_the_same_tokens_and_the_same_bits(release: str, tmp_path: Path) -> None:
+def test_vllms_two_routes_give_the_same_tokens_and_the_same_bits(release, tmp_path):
     requests = [
         Request(Prompt((5, 6)), SamplingParams(max_tokens=8, seed=3, n=2, logprobs=4)),
         Request(
@@ -97,6 +93,6 @@ def test_vllms_two_routes_give_the_same_tokens_and_the_same_bits(release: str, t
             assert mine.versions == its.versions
 
 
-def test_weights_of_another_shape_are_refused(backend: Subject, checkpoints: Checkpoints) -> None:
+def test_weights_of_another_shape_are_refused(backend, checkpoints):
     """Last in the file: an engine that took them would answer no more."""
     promises.weights_of_another_shape_are_refused(backend, checkpoints)

@@ -108,7 +108,7 @@ class Vllm:
 
 
 @pytest.fixture
-def vllm(loopback: Any) -> Vllm:
+def vllm(loopback):
     return Vllm(loopback)
 
 
@@ -123,13 +123,13 @@ def doctor(*arguments: str) -> object:
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"])
-def test_the_mode_is_measured(vllm: Vllm, mode: str) -> None:
+def test_the_mode_is_measured(vllm, mode):
     vllm.mode = mode
     setting = vllm.read()["logprobs_mode"]
     assert (setting.value, setting.origin) == (mode, Origin.MEASURED)
 
 
-def test_what_is_measured_beats_what_is_shown(vllm: Vllm) -> None:
+def test_what_is_measured_beats_what_is_shown(vllm):
     vllm.dev_mode()
     assert vllm.read()["logprobs_mode"].origin is Origin.SERVER
     vllm.mode = "raw_logprobs"
@@ -161,14 +161,14 @@ HIDDEN = ("generation_config", "dtype", "head_dtype", "async_scheduling", "batch
         ),
     ],
 )
-def test_what_a_server_shows(vllm: Vllm, dev_mode: bool, expected: dict[str, object]) -> None:
+def test_what_a_server_shows(vllm, dev_mode, expected):
     if dev_mode:
         vllm.dev_mode()
     assert values(vllm.read(), expected) == expected
 
 
-def test_a_server_with_neutral_overrides_fills_nothing_in(vllm: Vllm) -> None:
-    def overridden(**values: float) -> object:
+def test_a_server_with_neutral_overrides_fills_nothing_in(vllm):
+    def overridden(**values):
         vllm.dev_mode({"model_config": {"override_generation_config": values}})
         return vllm.read()["override_generation_config"].value
 
@@ -195,26 +195,24 @@ ON_CPU = {"device_config": {"device": "cpu"}}
         ({"env_vars": None}, {}, "?", False),
     ],
 )
-def test_a_server_lists_the_variables_of_libraries(
-    vllm: Vllm, system: dict[str, Any] | None, env: dict[str, Any], expected: str | None, fires: bool
-) -> None:
+def test_a_server_lists_the_variables_of_libraries(vllm, system, env, expected, fires):
     vllm.dev_mode(ON_CPU, env, system)
     assert values(vllm.read(), ["mkl_cbwr"]) == {"mkl_cbwr": expected}
     assert ("first-call-on-cpu" in {finding.rule for finding in diagnosis(vllm).findings}) is fires
 
 
-def test_a_server_that_hides_its_device_hides_what_depends_on_it(vllm: Vllm) -> None:
+def test_a_server_that_hides_its_device_hides_what_depends_on_it(vllm):
     assert "mkl_cbwr" not in vllm.read()
     vllm.dev_mode(system={"env_vars": ""})
     assert "mkl_cbwr" not in vllm.read()  # on CUDA
 
 
-def test_an_unreadable_server_info_is_none(vllm: Vllm) -> None:
+def test_an_unreadable_server_info_is_none(vllm):
     vllm.loopback.routes["GET /server_info?config_format=json"] = lambda *_: (200, ["?"])
     assert not vllm.read()["dtype"].known
 
 
-def test_defaults_that_the_server_fills_in_are_measured(vllm: Vllm) -> None:
+def test_defaults_that_the_server_fills_in_are_measured(vllm):
     vllm.temperature = 0.6
     found = diagnosis(vllm)
     assert "defaults-measured" in {finding.rule for finding in found.findings}
@@ -225,17 +223,17 @@ def test_defaults_that_the_server_fills_in_are_measured(vllm: Vllm) -> None:
 
 
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
-def test_a_penalty_that_the_server_fills_in_is_measured(vllm: Vllm, name: str) -> None:
+def test_a_penalty_that_the_server_fills_in_is_measured(vllm, name):
     vllm.filled = {name: 1.2}
     assert vllm.read()["generation_defaults"].value == "applied"
     vllm.mode = "raw_logprobs"
     assert not vllm.read()["generation_defaults"].known
 
 
-def test_where_penalties_cannot_be_measured_nothing_is_said_of_defaults(vllm: Vllm) -> None:
+def test_where_penalties_cannot_be_measured_nothing_is_said_of_defaults(vllm):
     """No restriction to two tokens, or another first token: a penalty would not show."""
 
-    def refuse(call: Any, handler: Any) -> tuple[int, object]:
+    def refuse(call, handler):
         if "allowed_token_ids" in call.body:
             return 400, {"error": "unknown field"}
         return vllm.complete(call, handler)
@@ -246,7 +244,7 @@ def test_where_penalties_cannot_be_measured_nothing_is_said_of_defaults(vllm: Vl
     assert "generation-config-unseen" in {finding.rule for finding in diagnosis(vllm).findings}
 
 
-def test_a_repeated_token_is_only_compared_behind_the_same_one() -> None:
+def test_a_repeated_token_is_only_compared_behind_the_same_one():
     step = {"token_id:5": -0.7, "token_id:9": -0.7}
     later = {"token_id:5": -1.5, "token_id:9": -0.3}
     one = Drawn(["token_id:5", "token_id:5"], [step, step])
@@ -256,7 +254,7 @@ def test_a_repeated_token_is_only_compared_behind_the_same_one() -> None:
     assert penalised(one, Drawn(["token_id:5"], [step])) is None
 
 
-def test_a_server_that_shows_nothing_cannot_be_judged(vllm: Vllm) -> None:
+def test_a_server_that_shows_nothing_cannot_be_judged(vllm):
     vllm.loopback.routes["GET /metrics"] = lambda *_: (404, {})
     vllm.loopback.routes["POST /v1/completions"] = lambda *_: (400, {"error": "no logprobs here"})
     found = diagnosis(vllm)
@@ -272,11 +270,11 @@ HTML = b"<!doctype html><title>Portal</title>"
     [(403, {}), (401, b"no"), (500, HTML), (503, {}), (405, {}), (200, HTML), (200, []), (200, {})],
     ids=lambda answer: f"{answer[0]}-{answer[1]!r:.9}",
 )
-def test_a_proxy_that_lets_v1_through_alone_hides_the_rest(vllm: Vllm, answer: tuple[int, object]) -> None:
+def test_a_proxy_that_lets_v1_through_alone_hides_the_rest(vllm, answer):
     """What is blocked cannot be seen; it neither ends the diagnosis nor says that a door is open, or shut."""
 
     class Proxy(dict[str, Any]):
-        def get(self, route: str, _default: object = None) -> Any:
+        def get(self, route, _default=None):
             return super().get(route) if " /v1/" in route else lambda *_: answer
 
     vllm.loopback.routes = Proxy(vllm.loopback.routes)
@@ -288,29 +286,27 @@ def test_a_proxy_that_lets_v1_through_alone_hides_the_rest(vllm: Vllm, answer: t
     assert diagnosis(vllm).target.endswith("whose version cannot be seen")
 
 
-def test_a_door_is_seen_without_the_list_of_routes(vllm: Vllm) -> None:
+def test_a_door_is_seen_without_the_list_of_routes(vllm):
     del vllm.loopback.routes["GET /openapi.json"]
     assert vllm.read()["dev_mode"].value is False
     vllm.loopback.routes["POST /pause"] = lambda *_: (200, {})
     assert vllm.read()["dev_mode"].value is True
 
 
-def test_how_to_show_more_is_said_once_and_first(vllm: Vllm, capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_to_show_more_is_said_once_and_first(vllm, capsys):
     assert doctor(vllm.url) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert out.count("VLLM_SERVER_DEV_MODE=1") == 1
     assert out.index("VLLM_SERVER_DEV_MODE=1") < out.index("type")
     assert doctor(vllm.url, "--json") == 1
     written = json.loads(capsys.readouterr().out)
-    assert written["schema"] == "zerodrift.doctor/1"
+    assert written["schema"] == "zerodrift.doctor/2"
     assert "VLLM_SERVER_DEV_MODE=1" in written["unseen"]
     vllm.dev_mode()
     assert diagnosis(vllm).unseen == ""
 
 
-def test_a_command_that_cannot_be_known_is_not_made_up(
-    vllm: Vllm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_that_cannot_be_known_is_not_made_up(vllm, capsys):
     """What to change is said on stderr; there is no text to print."""
     assert doctor(vllm.url, "--fix-risks") == 1
     out, err = capsys.readouterr()
@@ -322,12 +318,12 @@ def test_a_command_that_cannot_be_known_is_not_made_up(
     assert "by hand: remove --speculative-config" in capsys.readouterr().err
 
 
-def test_nothing_is_generated_without_leave(vllm: Vllm) -> None:
+def test_nothing_is_generated_without_leave(vllm):
     assert not vllm.read(probe=False)["logprobs_mode"].known
     assert not vllm.loopback.to("/v1/completions")
 
 
-def test_nothing_is_changed(vllm: Vllm) -> None:
+def test_nothing_is_changed(vllm):
     vllm.dev_mode()
     assert diagnosis(vllm).target == f"vLLM server at {vllm.url}, which calls itself vLLM 0.99.0"
     assert {call.path for call in vllm.loopback.calls if call.method == "POST"} == {"/v1/completions"}
@@ -343,9 +339,7 @@ def test_nothing_is_changed(vllm: Vllm) -> None:
         (302, {"location": "https://login.example/"}, "to https://login.example/"),
     ],
 )
-def test_a_refusal_names_options_that_the_doctor_has(
-    vllm: Vllm, capsys: pytest.CaptureFixture[str], status: int, headers: dict[str, str], words: str
-) -> None:
+def test_a_refusal_names_options_that_the_doctor_has(vllm, capsys, status, headers, words):
     vllm.loopback.routes["GET /v1/models"] = lambda _, handler: handler.send(status, {}, **headers)
     assert doctor(vllm.url) == 3
     err = " ".join(capsys.readouterr().err.split())
@@ -353,7 +347,7 @@ def test_a_refusal_names_options_that_the_doctor_has(
     assert "--set" not in err
 
 
-def test_a_key_is_sent_and_asked_for(vllm: Vllm) -> None:
+def test_a_key_is_sent_and_asked_for(vllm):
     vllm.key = "k"
     with pytest.raises(EngineRefused):
         vllm.read()
@@ -373,13 +367,11 @@ def test_a_key_is_sent_and_asked_for(vllm: Vllm) -> None:
         ("http://[2001:db8::1]", "2001:db8::1"),
     ],
 )
-def test_where_a_server_is_seen_from(
-    vllm: Vllm, monkeypatch: pytest.MonkeyPatch, address: str, host: str | None
-) -> None:
+def test_where_a_server_is_seen_from(vllm, monkeypatch, address, host):
     """Over loopback nobody can tell who else reaches it; elsewhere the address is where it listens."""
 
     class Elsewhere(HttpClient):
-        def __init__(self, url: str, **options: Any) -> None:
+        def __init__(self, url, **options):
             super().__init__(vllm.loopback.url, **options)
             self.address = url
 
@@ -390,18 +382,18 @@ def test_where_a_server_is_seen_from(
 
 
 @pytest.mark.parametrize("answer", [{"data": [{"id": "x"}]}, []])
-def test_what_is_no_vllm_is_refused(vllm: Vllm, answer: object) -> None:
+def test_what_is_no_vllm_is_refused(vllm, answer):
     vllm.loopback.routes["GET /v1/models"] = lambda *_: (200, answer)
     with pytest.raises(BadAnswer):
         vllm.read()
 
 
-def test_nobody_there() -> None:
+def test_nobody_there():
     with pytest.raises(EngineUnreachable):
         Server("http://127.0.0.1:9", timeout_s=0.5).read()
 
 
-def test_two_tokens_too_close_tell_nothing() -> None:
+def test_two_tokens_too_close_tell_nothing():
     assert logprobs_mode({"a": -0.70, "b": -0.69}, {"a": -0.70, "b": -0.69}) is None
     assert logprobs_mode({"a": -0.1}, {"b": -0.1}) is None
     assert differ({"a": -1.0}, {"a": -9999.0})

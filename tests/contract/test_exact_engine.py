@@ -1,6 +1,5 @@
 """Our own engine behind the auditor's protocol, beyond what every backend promises (test_backend.py)."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from zerodrift.records.verdict import Outcome
 
 
 @pytest.fixture(scope="module")
-def engine() -> ExactBackend:
+def engine():
     return ExactBackend(
         "testbed:llama", config=EngineConfig(name="exact", enable_prefix_caching=True, block_size=8)
     )
@@ -32,13 +31,13 @@ def ask(prompt: tuple[int, ...] = (5, 6, 7, 8), **settings: Any) -> Request:
     return Request(Prompt(prompt), SamplingParams(**{"seed": 3, "max_tokens": 8, **settings}))
 
 
-def test_a_stream_has_a_piece_for_each_token(engine: ExactBackend) -> None:
+def test_a_stream_has_a_piece_for_each_token(engine):
     (alone,) = engine.stream([ask(seed=4)])
     assert alone.stream_deltas == 8
 
 
 @pytest.mark.parametrize("call", [ExactBackend.generate, ExactBackend.stream])
-def test_a_request_that_fails_is_a_problem_of_its_answer(engine: ExactBackend, call: Any) -> None:
+def test_a_request_that_fails_is_a_problem_of_its_answer(engine, call):
     good, bad = call(engine, [ask(), ask((5, 9999))])
     assert good.completions
     assert not bad.completions
@@ -47,7 +46,7 @@ def test_a_request_that_fails_is_a_problem_of_its_answer(engine: ExactBackend, c
         call(engine, [ask(tuple([5] * 1020))])
 
 
-def test_it_draws_what_the_reference_draws(engine: ExactBackend) -> None:
+def test_it_draws_what_the_reference_draws(engine):
     """Same noise, same order of processing: only rounding is between them, and a draw rarely falls into that gap."""
     requests = [ask((5, number), temperature=0.8, top_p=0.95, max_tokens=16) for number in range(8)]
     reference = ReferenceBackend("testbed:llama").generate(requests)
@@ -58,7 +57,7 @@ def test_it_draws_what_the_reference_draws(engine: ExactBackend) -> None:
     assert sum(equal) >= 7
 
 
-def test_a_sequence_as_long_as_the_context_is_scored(engine: ExactBackend) -> None:
+def test_a_sequence_as_long_as_the_context_is_scored(engine):
     (scores,) = engine.score([[5] * engine.max_model_len])
     assert len(scores) == engine.max_model_len - 1
     with pytest.raises(BadAnswer):
@@ -67,7 +66,7 @@ def test_a_sequence_as_long_as_the_context_is_scored(engine: ExactBackend) -> No
         engine.score([[5] * 1025])
 
 
-def test_caches_are_warm_until_reset(engine: ExactBackend) -> None:
+def test_caches_are_warm_until_reset(engine):
     prompt = tuple(range(20, 45))
     engine.generate([ask(prompt)])
     assert engine.generate([ask(prompt)])[0].completions[0].cached_tokens == 24
@@ -75,7 +74,7 @@ def test_caches_are_warm_until_reset(engine: ExactBackend) -> None:
     assert engine.generate([ask(prompt)])[0].completions[0].cached_tokens == 0
 
 
-def test_it_promises_everything(engine: ExactBackend) -> None:
+def test_it_promises_everything(engine):
     assert engine.capabilities == frozenset(Capability)
     fingerprint = engine.fingerprint()
     assert fingerprint.engine == "exact"
@@ -95,20 +94,20 @@ def test_it_promises_everything(engine: ExactBackend) -> None:
     ],
     ids=str,
 )
-def test_what_it_cannot_obey_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_what_it_cannot_obey_is_refused(settings, tmp_path):
     config = EngineConfig(name="exact", **settings)
     with pytest.raises(ConfigError), open_engine(config, ServedModel("testbed:llama", "auto"), tmp_path):
         pass
 
 
-def test_a_model_that_it_cannot_run_is_refused_with_the_engines_that_can(tmp_path: Path) -> None:
+def test_a_model_that_it_cannot_run_is_refused_with_the_engines_that_can(tmp_path):
     with pytest.raises(UnsupportedModel) as refused:
         ExactBackend(written("mixtral", tmp_path))
     assert "--engine vllm" in str(refused.value)
     assert "--engine reference" in str(refused.value)
 
 
-def test_an_audit_finds_every_bit_equal(tmp_path: Path) -> None:
+def test_an_audit_finds_every_bit_equal(tmp_path):
     session = Session(
         config=RunConfig(
             engine=EngineConfig(name="exact", enable_prefix_caching=True),
@@ -122,4 +121,4 @@ def test_an_audit_finds_every_bit_equal(tmp_path: Path) -> None:
     assert record.verdict is Outcome.PASS
     for name in ("repeat", "batch", "cache", "stream", "prefill-decode"):
         assert status[name].status is Outcome.PASS
-        assert "every bit equal" in status[name].says
+        assert "every bit equal" in status[name].message

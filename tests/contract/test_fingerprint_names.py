@@ -33,7 +33,7 @@ def vllm(**changes: object) -> EngineFingerprint:
     }
     for name, value in changes.items():
         section = next(key for key, values in tree.items() if isinstance(values, dict) and name in values)
-        tree[section][name] = value  # type: ignore[index]
+        tree[section][name] = value
     return vllm_facts.fingerprint("model", 1024, "/v1/completions", vllm_facts.ServerInfo(tree))
 
 
@@ -42,11 +42,11 @@ def differing(engine: EngineFingerprint, reference: EngineFingerprint) -> set[st
 
 
 @pytest.fixture(scope="module")
-def reference() -> EngineFingerprint:
+def reference():
     return ReferenceBackend("testbed:llama", dtype="float32").fingerprint()
 
 
-def test_facts_of_the_reference_have_the_names_that_vllm_uses(reference: EngineFingerprint) -> None:
+def test_facts_of_the_reference_have_the_names_that_vllm_uses(reference):
     known = {
         "semantic": {*vllm_facts.SEMANTIC, "hf_overrides"},
         "numeric": {*vllm_facts.NUMERIC, *vllm_facts.NUMERIC_SYSTEM, "threads"},
@@ -56,7 +56,7 @@ def test_facts_of_the_reference_have_the_names_that_vllm_uses(reference: EngineF
         assert set(getattr(reference, part)) - OWN <= names, part
 
 
-def test_a_healthy_engine_differs_in_nothing_that_both_state(reference: EngineFingerprint) -> None:
+def test_a_healthy_engine_differs_in_nothing_that_both_state(reference):
     assert differing(vllm(), reference) <= {"max_model_len"}
 
 
@@ -73,13 +73,11 @@ def test_a_healthy_engine_differs_in_nothing_that_both_state(reference: EngineFi
         ("tensor_parallel_size", 2, "tensor_parallel_size"),
     ],
 )
-def test_the_setting_behind_a_fault_is_seen(
-    reference: EngineFingerprint, setting: str, value: object, fact: str
-) -> None:
+def test_the_setting_behind_a_fault_is_seen(reference, setting, value, fact):
     assert fact in differing(vllm(**{setting: value}), reference)
 
 
-def test_a_reference_with_raw_logprobs_says_so() -> None:
+def test_a_reference_with_raw_logprobs_says_so():
     raw = ReferenceBackend("testbed:llama", dtype="float32", kind=LogprobKind.RAW).fingerprint()
     assert "logprobs_mode" in differing(vllm(), raw)
     assert "logprobs_mode" not in differing(vllm(logprobs_mode="raw_logprobs"), raw)

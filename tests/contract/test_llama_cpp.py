@@ -2,34 +2,29 @@
 
 import math
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from asking import ask, one, only
-from loopback import Loopback
 from pretend import LlamaCpp
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.llama_cpp import LlamaCppBackend
 from zerodrift.core.completion import FinishReason, LogprobKind
-from zerodrift.core.errors import BadAnswer, CapabilityMissing, InvalidSampling, NonFinite, ZerodriftError
+from zerodrift.core.errors import BadAnswer, CapabilityMissing, InvalidSampling, NonFinite
 
 LOWEST = struct.unpack("f", b"\xff\xff\x7f\xff")[0]
 """What llama.cpp writes for the logarithm of zero."""
 
 
 @pytest.fixture
-def server(loopback: Loopback) -> LlamaCpp:
+def server(loopback):
     return LlamaCpp(loopback)
 
 
-Connect = Callable[..., LlamaCppBackend]
-
-
 @pytest.fixture
-def connect(server: LlamaCpp, closing: Callable[[Any], Any]) -> Connect:
-    def connect(**options: Any) -> LlamaCppBackend:
+def connect(server, closing):
+    def connect(**options):
         backend: LlamaCppBackend = closing(LlamaCppBackend(server.url, **options))
         server.calls.clear()
         return backend
@@ -60,9 +55,7 @@ def drop_samplers(server: LlamaCpp) -> None:
         ),
     ],
 )
-def test_what_is_not_shown_is_no_capability(
-    server: LlamaCpp, connect: Connect, spoil: Any, lost: Capability
-) -> None:
+def test_what_is_not_shown_is_no_capability(server, connect, spoil, lost):
     spoil(server)
     assert connect().capabilities == server.whole - {lost}
 
@@ -71,16 +64,16 @@ def test_what_is_not_shown_is_no_capability(
     ("route", "answer"),
     [("GET /props", {"name": "something else"}), ("POST /completion", []), ("POST /completion", {})],
 )
-def test_another_kind_of_server(server: LlamaCpp, connect: Connect, route: str, answer: object) -> None:
+def test_another_kind_of_server(server, connect, route, answer):
     server.routes[route] = lambda *_: (200, answer)
     with pytest.raises(BadAnswer):
         connect()
 
 
-def test_a_release_without_probabilities_after_sampling(server: LlamaCpp, connect: Connect) -> None:
+def test_a_release_without_probabilities_after_sampling(server, connect):
     complete = server.complete
 
-    def older(call: Any, handler: Any) -> Any:
+    def older(call, handler):
         call.body.pop("post_sampling_probs", None)
         return complete(call, handler)
 
@@ -91,7 +84,7 @@ def test_a_release_without_probabilities_after_sampling(server: LlamaCpp, connec
     assert only(connect(kind=LogprobKind.RAW), ask(1)).kind is LogprobKind.RAW
 
 
-def test_the_fingerprint_is_what_the_server_shows(connect: Connect) -> None:
+def test_the_fingerprint_is_what_the_server_shows(connect):
     facts = connect().fingerprint()
 
     assert facts.engine == "llama-cpp"
@@ -101,7 +94,7 @@ def test_the_fingerprint_is_what_the_server_shows(connect: Connect) -> None:
     assert facts.deployment == {"max_model_len": "64", "max_num_seqs": "4"}
 
 
-def test_what_differs_from_its_default_is_sent(server: LlamaCpp, connect: Connect) -> None:
+def test_what_differs_from_its_default_is_sent(server, connect):
     one(connect(kind=LogprobKind.RAW), ask(5, top_k=9, min_p=0.1, logprobs=3, logit_bias={7: 1.5}))
 
     [call] = server.calls
@@ -127,16 +120,14 @@ def test_what_differs_from_its_default_is_sent(server: LlamaCpp, connect: Connec
         ({"logprobs": None}, InvalidSampling),
     ],
 )
-def test_what_would_be_ignored_or_mean_something_else(
-    server: LlamaCpp, connect: Connect, sampling: dict[str, Any], error: type[ZerodriftError]
-) -> None:
+def test_what_would_be_ignored_or_mean_something_else(server, connect, sampling, error):
     backend = connect()
     with pytest.raises(error):
         backend.generate([ask(1, **sampling)])
     assert server.calls == []
 
 
-def test_a_greedy_answer_carries_the_models_own_logprobs(server: LlamaCpp, connect: Connect) -> None:
+def test_a_greedy_answer_carries_the_models_own_logprobs(server, connect):
     """After a greedy sampler every probability is 1, and says nothing."""
     completion = only(connect(), ask(5, temperature=0))
 
@@ -145,20 +136,20 @@ def test_a_greedy_answer_carries_the_models_own_logprobs(server: LlamaCpp, conne
     assert "post_sampling_probs" not in server.calls[0].body
 
 
-def test_probabilities_after_sampling_become_logprobs(server: LlamaCpp, connect: Connect) -> None:
+def test_probabilities_after_sampling_become_logprobs(server, connect):
     completion = only(connect(), ask(5))
     assert completion.kind is LogprobKind.PROCESSED
     assert completion.logprobs == (math.log(math.exp(-0.5)), math.log(math.exp(-1.0)))
 
 
 @pytest.mark.parametrize(("word", "reason"), [("eos", FinishReason.STOP), ("limit", FinishReason.LENGTH)])
-def test_how_it_ended(server: LlamaCpp, connect: Connect, word: str, reason: FinishReason) -> None:
+def test_how_it_ended(server, connect, word, reason):
     backend = connect()
     server.spoil = lambda samples: samples[0].update(stop_type=word)
     assert only(backend, ask(1)).finish_reason is reason
 
 
-def test_the_number_for_a_logarithm_of_zero_is_no_logprob(server: LlamaCpp, connect: Connect) -> None:
+def test_the_number_for_a_logarithm_of_zero_is_no_logprob(server, connect):
     backend = connect(kind=LogprobKind.RAW)
     server.spoil = lambda samples: entries(samples)[0].update(logprob=LOWEST)
     assert [problem.code for problem in one(backend, ask(1)).problems] == [NonFinite.code]

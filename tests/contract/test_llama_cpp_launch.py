@@ -1,7 +1,5 @@
 """From a configuration to llama.cpp's settings and process, with a small script in the place of its interpreter."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +21,7 @@ ANSWERS = {
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     path = tmp_path / "tiny.gguf"
     path.touch()
     return path
@@ -33,7 +31,7 @@ def config(**fields: Any) -> EngineConfig:
     return EngineConfig(name="llama-cpp", **fields)
 
 
-def test_by_default_nothing_is_cached_cut_off_or_taken_from_others() -> None:
+def test_by_default_nothing_is_cached_cut_off_or_taken_from_others():
     assert settings(config(), "auto") == [
         "cpuparams.n_threads=1",
         "cpuparams_batch.n_threads=1",
@@ -47,7 +45,7 @@ def test_by_default_nothing_is_cached_cut_off_or_taken_from_others() -> None:
     ]
 
 
-def test_a_configuration_is_obeyed_and_own_arguments_come_last() -> None:
+def test_a_configuration_is_obeyed_and_own_arguments_come_last():
     told = settings(
         config(
             max_num_seqs=2,
@@ -71,7 +69,7 @@ def test_a_configuration_is_obeyed_and_own_arguments_come_last() -> None:
         ({}, "bfloat16"),
     ],
 )
-def test_what_llama_cpp_would_not_obey(fields: dict[str, Any], dtype: str) -> None:
+def test_what_llama_cpp_would_not_obey(fields, dtype):
     with pytest.raises(ConfigError):
         settings(config(**fields), dtype)
 
@@ -80,14 +78,7 @@ def test_what_llama_cpp_would_not_obey(fields: dict[str, Any], dtype: str) -> No
     ("mode", "kind"),
     [("processed_logprobs", LogprobKind.PROCESSED), ("raw_logprobs", LogprobKind.RAW)],
 )
-def test_it_is_started_told_and_stopped(
-    interpreter: Callable[..., Path],
-    model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    mode: Any,
-    kind: LogprobKind,
-) -> None:
+def test_it_is_started_told_and_stopped(interpreter, model, tmp_path, monkeypatch, mode, kind):
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "7")
     asked = config(
         python=str(interpreter(answers=ANSWERS)),
@@ -108,7 +99,7 @@ def test_it_is_started_told_and_stopped(
         open_engine(config(url=url, request_timeout_s=1.0), ServedModel("", "auto"), tmp_path).__enter__()
 
 
-def test_one_that_runs_already_is_asked(loopback: Any, tmp_path: Path) -> None:
+def test_one_that_runs_already_is_asked(loopback, tmp_path):
     loopback.routes["GET /v1/models"] = lambda *_: (200, {"data": []})
     opened = open_engine(config(url=loopback.url), ServedModel("", "auto"), tmp_path)
     with pytest.raises(EngineError, match=r"serves \[\]"):
@@ -116,7 +107,7 @@ def test_one_that_runs_already_is_asked(loopback: Any, tmp_path: Path) -> None:
     assert [call.path for call in loopback.calls] == ["/v1/models"]
 
 
-def test_what_cannot_be_started(interpreter: Callable[..., Path], model: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_started(interpreter, model, tmp_path):
     python = interpreter("sys.exit('failed to load model')")
     with pytest.raises(ModelNotFound):
         launch_llama_cpp(python, tmp_path, [], {}, tmp_path / "log")

@@ -5,9 +5,7 @@ One server for the whole module; it takes a second to start. What every backend 
 
 import contextlib
 import math
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import asking
 import msgspec
@@ -17,7 +15,6 @@ from asking import only
 from transformers import AutoTokenizer
 
 from zerodrift.backends.base import Capability
-from zerodrift.backends.launch import LaunchedServer
 from zerodrift.backends.llama_cpp import LlamaCppBackend
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind
 from zerodrift.core.errors import EngineError, EngineUnreachable, InvalidCompletion
@@ -31,12 +28,12 @@ FACES = (10813, 38887, 10813, 243, 221) * 3 + (10813, 38887)
 
 
 @pytest.fixture(scope="module")
-def model() -> Path:
+def model():
     return opened.llama_cpp_model()
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedServer]:
+def server(model, tmp_path_factory):
     with opened.llama_cpp_server(
         model, tmp_path_factory.mktemp("log") / "log", enable_prefix_caching=True
     ) as server:
@@ -44,22 +41,22 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 
 @pytest.fixture(scope="module")
-def backend(server: LaunchedServer) -> Iterator[LlamaCppBackend]:
+def backend(server):
     with contextlib.closing(LlamaCppBackend(server.url, timeout_s=120)) as backend:
         yield backend
 
 
 @pytest.fixture(scope="module")
-def raw(server: LaunchedServer) -> Iterator[LlamaCppBackend]:
+def raw(server):
     options = {"kind": LogprobKind.RAW, "timeout_s": 120.0}
-    with contextlib.closing(LlamaCppBackend(server.url, **options)) as backend:  # type: ignore[arg-type]
+    with contextlib.closing(LlamaCppBackend(server.url, **options)) as backend:
         yield backend
 
 
 ask = partial(asking.ask, max_tokens=4, seed=1)
 
 
-def test_what_is_streamed_is_what_comes_whole(raw: LlamaCppBackend) -> None:
+def test_what_is_streamed_is_what_comes_whole(raw):
     """Of the other kind than the suite over every backend looks at."""
     for seed in range(3):
         request = ask(*CAPITAL, seed=10 * seed, n=2, logprobs=2, max_tokens=8)
@@ -75,7 +72,7 @@ def _uncached(completion: Completion) -> Completion:
     return msgspec.structs.replace(completion, cached_tokens=None)
 
 
-def test_what_it_can_do(backend: LlamaCppBackend) -> None:
+def test_what_it_can_do(backend):
     assert backend.capabilities == {
         Capability.TOP_LOGPROBS,
         Capability.SEED,
@@ -87,7 +84,7 @@ def test_what_it_can_do(backend: LlamaCppBackend) -> None:
     assert backend.max_model_len == 256
 
 
-def test_settings_in_force_are_shown(backend: LlamaCppBackend) -> None:
+def test_settings_in_force_are_shown(backend):
     facts = backend.fingerprint()
 
     assert facts.numeric["quantization"] == "Q4_1"
@@ -95,9 +92,7 @@ def test_settings_in_force_are_shown(backend: LlamaCppBackend) -> None:
     assert facts.deployment["max_num_seqs"] == "4"
 
 
-def test_raw_and_processed_are_one_distribution_at_two_temperatures(
-    backend: LlamaCppBackend, raw: LlamaCppBackend
-) -> None:
+def test_raw_and_processed_are_one_distribution_at_two_temperatures(backend, raw):
     """The same tokens: ratios of processed probabilities are those of raw ones, to the power of 1 / T."""
     request = ask(*CAPITAL, temperature=0.5, logprobs=4, max_tokens=1)
     cooled, own = only(backend, request), only(raw, request)
@@ -111,14 +106,14 @@ def test_raw_and_processed_are_one_distribution_at_two_temperatures(
         assert step == pytest.approx((model[likelier].logprob - model[rarer].logprob) / 0.5, abs=1e-4)
 
 
-def test_greedy_reports_the_models_own(backend: LlamaCppBackend, raw: LlamaCppBackend) -> None:
+def test_greedy_reports_the_models_own(backend, raw):
     request = ask(*CAPITAL, temperature=0, seed=None)
 
     assert only(backend, request).logprobs == only(raw, request).logprobs
     assert only(backend, request).logprobs[0] < -0.1
 
 
-def test_truncation_is_in_the_processed_numbers(backend: LlamaCppBackend) -> None:
+def test_truncation_is_in_the_processed_numbers(backend):
     completion = only(backend, ask(*CAPITAL, top_k=2, logprobs=4, max_tokens=8))
 
     for alternatives in completion.top_logprobs:
@@ -126,14 +121,14 @@ def test_truncation_is_in_the_processed_numbers(backend: LlamaCppBackend) -> Non
         assert sum(math.exp(each.logprob) for each in alternatives) == pytest.approx(1, abs=1e-5)
 
 
-def test_the_prefix_cache_is_seen(backend: LlamaCppBackend) -> None:
+def test_the_prefix_cache_is_seen(backend):
     request = ask(*(1000 + number for number in range(40)))
 
     assert only(backend, request).cached_tokens == 0
     assert (only(backend, request).cached_tokens or 0) > 0
 
 
-def test_a_stop_token_is_kept_with_its_logprob(backend: LlamaCppBackend) -> None:
+def test_a_stop_token_is_kept_with_its_logprob(backend):
     ids = backend.render_chat([{"role": "user", "content": "Say hi."}])
     completion = only(backend, ask(*ids, temperature=0, seed=None, max_tokens=64))
 
@@ -142,7 +137,7 @@ def test_a_stop_token_is_kept_with_its_logprob(backend: LlamaCppBackend) -> None
     assert completion.logprobs[-1] < 0
 
 
-def test_half_a_character_has_no_logprob_and_says_so(backend: LlamaCppBackend) -> None:
+def test_half_a_character_has_no_logprob_and_says_so(backend):
     [answer] = backend.generate([ask(*FACES, temperature=0, seed=None, max_tokens=8)])
 
     [problem] = answer.problems
@@ -151,7 +146,7 @@ def test_half_a_character_has_no_logprob_and_says_so(backend: LlamaCppBackend) -
     assert "inside a character" in problem.message
 
 
-def test_a_stream_leaves_out_ids_that_end_inside_a_character(backend: LlamaCppBackend) -> None:
+def test_a_stream_leaves_out_ids_that_end_inside_a_character(backend):
     """Six of eight, with their logprobs: were it not for the count, nothing would look lost."""
     [answer] = backend.stream([ask(*FACES, temperature=0, seed=None, max_tokens=8)])
 
@@ -160,14 +155,14 @@ def test_a_stream_leaves_out_ids_that_end_inside_a_character(backend: LlamaCppBa
     assert "made 8 tokens and sent 2" in problem.message
 
 
-def test_streams_may_follow_each_other_at_once(backend: LlamaCppBackend) -> None:
+def test_streams_may_follow_each_other_at_once(backend):
     """It promises to keep the connection, and closes it."""
     for seed in range(12):
         [answer] = backend.stream([ask(*CAPITAL, seed=seed)])
         assert answer.problems == ()
 
 
-def test_it_tokenises_as_the_trainer_does(backend: LlamaCppBackend) -> None:
+def test_it_tokenises_as_the_trainer_does(backend):
     tokenizer = AutoTokenizer.from_pretrained(opened.SMOLLM2, local_files_only=True)
     for text in ("Hello, world", "3 + 4 = 7", "a  1", "请用一句话", "🙂🙃"):
         assert backend.tokenize(text) == tuple(tokenizer(text)["input_ids"]), text
@@ -176,7 +171,7 @@ def test_it_tokenises_as_the_trainer_does(backend: LlamaCppBackend) -> None:
     assert backend.render_chat(messages) == tuple(rendered["input_ids"])
 
 
-def test_a_server_that_goes_away(model: Path, tmp_path: Path) -> None:
+def test_a_server_that_goes_away(model, tmp_path):
     with (
         opened.llama_cpp_server(model, tmp_path / "log") as server,
         contextlib.closing(LlamaCppBackend(server.url, timeout_s=20)) as backend,
@@ -188,7 +183,7 @@ def test_a_server_that_goes_away(model: Path, tmp_path: Path) -> None:
         assert server.exited()
 
 
-def test_a_file_that_is_no_model_and_a_setting_that_does_not_exist(model: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_no_model_and_a_setting_that_does_not_exist(model, tmp_path):
     (tmp_path / "text.gguf").write_text("Once upon a time")
     with pytest.raises(EngineError, match="failed to load model"):
         opened.llama_cpp_server(tmp_path / "text.gguf", tmp_path / "log")

@@ -255,7 +255,7 @@ def pairs(broken: dict[Any, tuple[type[Sound], ...]]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def shared(tmp_path_factory):
     """For engines that load no weights into it."""
     with opened.reference(tmp_path_factory.mktemp("engine")) as subject:
         yield subject
@@ -272,18 +272,11 @@ def check(kind: type[Sound], subject: Subject, promise: Callable[[Subject], None
 
 
 @pytest.mark.parametrize(("promise", "kind"), pairs(BROKEN))
-def test_a_broken_engine_breaks(
-    promise: Callable[[Subject], None], kind: type[Sound], shared: Subject
-) -> None:
+def test_a_broken_engine_breaks(promise, kind, shared):
     check(kind, shared, promise)
 
 
 @pytest.mark.parametrize(("promise", "kind"), pairs(BROKEN_WITH_CHECKPOINTS))
-def test_a_broken_engine_with_weights_breaks(
-    promise: Callable[[Subject, Checkpoints], None],
-    kind: type[Sound],
-    checkpoints: Checkpoints,
-    tmp_path: Path,
-) -> None:
+def test_a_broken_engine_with_weights_breaks(promise, kind, checkpoints, tmp_path):
     with opened.reference(tmp_path) as subject:
         check(kind, subject, lambda tested: promise(tested, checkpoints))

@@ -1,9 +1,7 @@
 """From a configuration to an engine that answers, and to nothing left behind when it is done with."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +15,6 @@ from zerodrift.core.errors import (
     ConfigError,
     EngineError,
     EngineUnreachable,
-    ZerodriftError,
 )
 
 SERVED = ServedModel("testbed:llama", "auto")
@@ -31,7 +28,7 @@ ANSWERS = {
 @pytest.mark.parametrize(
     ("name", "hint"), [("vlm", "did you mean 'vllm'"), ("unheard-of", ""), ("tgi", ""), ("tensorrt-llm", "")]
 )
-def test_an_engine_that_nobody_knows(name: str, hint: str, tmp_path: Path) -> None:
+def test_an_engine_that_nobody_knows(name, hint, tmp_path):
     with pytest.raises(ConfigError) as caught:
         open_engine(EngineConfig(name=name, url="http://127.0.0.1:9"), SERVED, tmp_path)
     assert ", ".join(OPENERS) in str(caught.value)
@@ -54,9 +51,7 @@ def test_an_engine_that_nobody_knows(name: str, hint: str, tmp_path: Path) -> No
         ),
     ],
 )
-def test_an_engine_that_cannot_be_reached_so(
-    name: str, options: dict[str, Any], error: type[ZerodriftError], tmp_path: Path
-) -> None:
+def test_an_engine_that_cannot_be_reached_so(name, options, error, tmp_path):
     with pytest.raises(error), open_engine(EngineConfig(name=name, **options), SERVED, tmp_path):
         pass
 
@@ -66,9 +61,7 @@ def test_an_engine_that_cannot_be_reached_so(
     [("raw_logprobs", LogprobKind.RAW), ("processed_logprobs", LogprobKind.PROCESSED)],
 )
 @pytest.mark.parametrize(("dtype", "computed"), [("auto", "float32"), ("bfloat16", "bfloat16")])
-def test_the_reference_as_an_engine(
-    tmp_path: Path, mode: Any, kind: LogprobKind, dtype: str, computed: str
-) -> None:
+def test_the_reference_as_an_engine(tmp_path, mode, kind, dtype, computed):
     """Not in the reference's own fp64: an engine rounds."""
     config = EngineConfig(name="reference", logprobs_mode=mode)
     with open_engine(config, ServedModel("testbed:llama", dtype), tmp_path) as engine:
@@ -78,7 +71,7 @@ def test_the_reference_as_an_engine(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_engine_that_runs_already(loopback: Any, tmp_path: Path) -> None:
+def test_an_engine_that_runs_already(loopback, tmp_path):
     for route in ("GET /v1/models", "POST /v1/completions"):
         loopback.routes[route] = lambda call, _: (200, ANSWERS[call.path])
     config = EngineConfig(name="vllm", url=loopback.url, request_timeout_s=3.0, concurrency=2)
@@ -91,9 +84,7 @@ def test_an_engine_that_runs_already(loopback: Any, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_engine_that_is_started_obeys_and_is_stopped(
-    interpreter: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_an_engine_that_is_started_obeys_and_is_stopped(interpreter, tmp_path):
     config = EngineConfig(
         name="vllm",
         python=str(interpreter(answers=ANSWERS)),
@@ -111,11 +102,11 @@ def test_an_engine_that_is_started_obeys_and_is_stopped(
         VllmBackend(url, timeout_s=1.0)
 
 
-def test_it_is_stopped_after_a_failure_too(interpreter: Callable[..., Path], tmp_path: Path) -> None:
+def test_it_is_stopped_after_a_failure_too(interpreter, tmp_path):
     config = EngineConfig(name="vllm", python=str(interpreter(answers=ANSWERS)), startup_timeout_s=20.0)
     urls = []
 
-    def fail() -> None:
+    def fail():
         with open_engine(config, SERVED, tmp_path / "logs") as engine:
             urls.append(engine._http.address)
             raise EngineError("halfway")
@@ -126,9 +117,7 @@ def test_it_is_stopped_after_a_failure_too(interpreter: Callable[..., Path], tmp
         VllmBackend(urls[0], timeout_s=1.0)
 
 
-def test_a_server_of_ours_that_fails_says_what_is_in_its_log(
-    interpreter: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_server_of_ours_that_fails_says_what_is_in_its_log(interpreter, tmp_path):
     fails = 'print("RuntimeError: out of luck", flush=True)'
     python = str(interpreter(body=fails, answers=ANSWERS))
     config = EngineConfig(name="vllm", python=python, startup_timeout_s=20.0)

@@ -4,13 +4,11 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from asking import ask, one
-from loopback import Loopback
-from pretend import KINDS, Pretend
+from pretend import KINDS
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.server import ServerBackend
@@ -25,7 +23,6 @@ from zerodrift.core.errors import (
     InvalidPrompt,
     InvalidValue,
     NonFinite,
-    ZerodriftError,
 )
 from zerodrift.core.version import WeightVersion
 
@@ -34,22 +31,20 @@ VLLM = (COMPLETIONS, GENERATE)
 NEVER = (400, 404, 405, 422, 501)
 MOMENT = ((429, EngineRefused), (500, EngineError), (503, EngineUnreachable))
 
-Connect = Callable[..., ServerBackend]
-
 
 @pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
+def kind(request):
     return str(request.param)
 
 
 @pytest.fixture
-def server(kind: str, loopback: Loopback) -> Pretend:
+def server(kind, loopback):
     return KINDS[kind](loopback)
 
 
 @pytest.fixture
-def connect(server: Pretend, closing: Callable[[Any], Any]) -> Connect:
-    def connect(**options: Any) -> ServerBackend:
+def connect(server, closing):
+    def connect(**options):
         backend: ServerBackend = closing(type(server).backend(server.url, **options))
         server.calls.clear()
         return backend
@@ -64,7 +59,7 @@ def of(*kinds: str) -> Any:
 # What the server can do
 
 
-def test_a_whole_server(server: Pretend, connect: Connect) -> None:
+def test_a_whole_server(server, connect):
     backend = connect()
 
     assert backend.capabilities == server.whole
@@ -83,8 +78,8 @@ def test_a_whole_server(server: Pretend, connect: Connect) -> None:
     ],
 )
 def test_a_field_that_is_ignored_is_no_capability_and_is_not_asked_for(
-    server: Pretend, connect: Connect, field: str, lost: Capability, request_: dict[str, Any]
-) -> None:
+    server, connect, field, lost, request_
+):
     server.reads.remove(field)
     backend = connect()
 
@@ -111,9 +106,7 @@ def asks(field: str) -> Callable[[Any], bool]:
         (LLAMA_CPP, "tokenize", 500, Capability.TOKENIZE),
     ],
 )
-def test_a_refusal_is_a_missing_capability(
-    server: Pretend, connect: Connect, field: str, status: int, lost: Capability
-) -> None:
+def test_a_refusal_is_a_missing_capability(server, connect, field, status, lost):
     server.answers(status, asks(field), "/tokenize" if field == "tokenize" else "")
     assert connect().capabilities == server.whole - {lost}
 
@@ -138,17 +131,15 @@ def test_a_refusal_is_a_missing_capability(
         *((LLAMA_CPP, field, *each) for field in ("seed", "tokenize") for each in MOMENT if each[0] != 500),
     ],
 )
-def test_a_failure_of_the_moment_is_no_missing_capability(
-    server: Pretend, connect: Connect, field: str, status: int, error: type[EngineError]
-) -> None:
+def test_a_failure_of_the_moment_is_no_missing_capability(server, connect, field, status, error):
     server.answers(status, asks(field), "/tokenize" if field == "tokenize" else "")
     with pytest.raises(EngineError) as caught:
         connect()
     assert type(caught.value) is error
 
 
-def test_without_token_ids_there_is_nothing_to_audit(server: Pretend, connect: Connect) -> None:
-    def spoil(samples: list[Any]) -> None:
+def test_without_token_ids_there_is_nothing_to_audit(server, connect):
+    def spoil(samples):
         for sample in samples:
             sample.update(tokens=[], token_ids=None)
             (sample.get("logprobs") or {}).update(tokens=["by its text"])
@@ -158,7 +149,7 @@ def test_without_token_ids_there_is_nothing_to_audit(server: Pretend, connect: C
         connect()
 
 
-def test_what_it_lacks_is_refused_with_a_way_out(server: Pretend, connect: Connect, tmp_path: Path) -> None:
+def test_what_it_lacks_is_refused_with_a_way_out(server, connect, tmp_path):
     server.without("/tokenize", "/reset_prefix_cache", "/collective_rpc")
     backend = connect()
     for capability, call in {
@@ -170,14 +161,12 @@ def test_what_it_lacks_is_refused_with_a_way_out(server: Pretend, connect: Conne
             call()
 
 
-def test_the_address_may_end_in_v1_and_the_key_is_sent(
-    server: Pretend, closing: Callable[[Any], Any]
-) -> None:
+def test_the_address_may_end_in_v1_and_the_key_is_sent(server, closing):
     closing(type(server).backend(f"{server.url}/v1/", api_key="k"))
     assert {call.headers["authorization"] for call in server.calls} == {"Bearer k"}
 
 
-def test_the_model_is_chosen_by_name(server: Pretend, connect: Connect) -> None:
+def test_the_model_is_chosen_by_name(server, connect):
     server.models.append({"id": "other", "max_model_len": 64})
 
     assert connect(model="other").model == "other"
@@ -208,26 +197,24 @@ SENT: dict[str, dict[str, Any]] = {
 }
 
 
-def test_only_what_trainers_state_and_what_was_asked_for_is_sent(
-    kind: str, server: Pretend, connect: Connect
-) -> None:
+def test_only_what_trainers_state_and_what_was_asked_for_is_sent(kind, server, connect):
     one(connect(), ask(5, 6, temperature=0.7, seed=3, top_p=0.5))
     [call] = [call for call in server.calls if call.path == server.path]
     assert call.body == {"model": "tiny", **SENT[kind]}
 
 
-def test_a_request_that_would_be_cut_is_not_sent(server: Pretend, connect: Connect) -> None:
+def test_a_request_that_would_be_cut_is_not_sent(server, connect):
     backend = connect()
     with pytest.raises(InvalidPrompt):
         backend.generate([ask(1), ask(*range(63))])
     assert server.calls == []
 
 
-def test_so_many_requests_are_in_flight_together(server: Pretend, connect: Connect) -> None:
+def test_so_many_requests_are_in_flight_together(server, connect):
     backend, meeting, lock = connect(concurrency=4), threading.Barrier(4), threading.Lock()
     complete, flying, most = server.complete, [0], [0]
 
-    def meet(call: Any, handler: Any) -> Any:
+    def meet(call, handler):
         with lock:
             flying[0] += 1
             most[0] = max(most[0], flying[0])
@@ -245,7 +232,7 @@ def test_so_many_requests_are_in_flight_together(server: Pretend, connect: Conne
 # What comes back
 
 
-def test_a_completion_carries_all_that_the_server_said(server: Pretend, connect: Connect) -> None:
+def test_a_completion_carries_all_that_the_server_said(server, connect):
     backend = connect()
     server.spoil = lambda samples: samples.reverse()  # they are bound by index, not by order
     answer = one(backend, ask(20, 30, n=3, seed=1, logprobs=2))
@@ -357,11 +344,11 @@ def change(sample: Any, path: str, value: Any) -> None:
 
 @pytest.mark.parametrize(("kind", "path", "value", "code"), SPOILED)
 def test_a_sample_that_cannot_be_believed_is_a_problem_and_its_neighbours_are_not(
-    kind: str, server: Pretend, connect: Connect, path: str, value: Any, code: str
-) -> None:
+    kind, server, connect, path, value, code
+):
     backend = connect()
 
-    def spoil(answer: Any) -> None:
+    def spoil(answer):
         change((answer["choices"] if kind in VLLM else answer)[1], path, value)
 
     server.spoil_answer = spoil
@@ -385,22 +372,20 @@ def test_a_sample_that_cannot_be_believed_is_a_problem_and_its_neighbours_are_no
         lambda samples: samples.__setitem__(0, {}),
     ],
 )
-def test_an_answer_that_cannot_be_told_apart_raises(server: Pretend, connect: Connect, spoil: Any) -> None:
+def test_an_answer_that_cannot_be_told_apart_raises(server, connect, spoil):
     backend = connect()
     server.spoil = spoil
     with pytest.raises(BadAnswer):
         backend.generate([ask(1, n=2)])
 
 
-def test_text_becomes_ids(connect: Connect) -> None:
+def test_text_becomes_ids(connect):
     backend = connect()
     assert backend.tokenize("ab") == (97, 98)
     assert backend.render_chat([{"role": "user", "content": "c"}]) == (99,)
 
 
-def test_a_server_started_anew_with_other_settings_shows_them(
-    kind: str, server: Any, connect: Connect
-) -> None:
+def test_a_server_started_anew_with_other_settings_shows_them(kind, server, connect):
     backend = connect()
     before = backend.fingerprint()
     assert backend.fingerprint() == before
@@ -421,7 +406,7 @@ def test_a_server_started_anew_with_other_settings_shows_them(
 @pytest.mark.parametrize(
     ("kind", "interval"), [*((kind, size) for kind in VLLM for size in (1, 2, 3, 8)), (LLAMA_CPP, 1)]
 )
-def test_what_is_streamed_is_what_comes_whole(server: Pretend, connect: Connect, interval: int) -> None:
+def test_what_is_streamed_is_what_comes_whole(server, connect, interval):
     server.interval = interval
     backend = connect()
     requests = [ask(1, 2, n=3, max_tokens=4, logprobs=2, seed=1), ask(7, max_tokens=4)]
@@ -458,9 +443,7 @@ def shift(chunks: list[Any]) -> None:
         (LLAMA_CPP, lambda chunks: chunks.pop(0)),
     ],
 )
-def test_what_only_the_stream_loses_is_a_problem_of_the_sample(
-    server: Pretend, connect: Connect, spoil: Any
-) -> None:
+def test_what_only_the_stream_loses_is_a_problem_of_the_sample(server, connect, spoil):
     backend = connect()
     server.spoil_stream = spoil
     [answer] = backend.stream([ask(1, max_tokens=4)])
@@ -471,7 +454,7 @@ def test_what_only_the_stream_loses_is_a_problem_of_the_sample(
 
 
 @of(*VLLM)
-def test_a_lost_or_repeated_piece_is_not_mended(server: Pretend, connect: Connect) -> None:
+def test_a_lost_or_repeated_piece_is_not_mended(server, connect):
     backend = connect()
     for spoil, expected in (
         (lambda chunks: chunks.pop(1), (1, 3, 4)),
@@ -500,9 +483,7 @@ def died(chunks: list[Any]) -> None:
         *((kind, died, EngineError) for kind in KINDS),
     ],
 )
-def test_a_stream_that_cannot_be_put_together(
-    server: Pretend, connect: Connect, spoil: Any, error: type[ZerodriftError]
-) -> None:
+def test_a_stream_that_cannot_be_put_together(server, connect, spoil, error):
     """What is wrong with a stream is for a probe to say, and not to be hidden by a missing capability."""
     server.spoil_stream = spoil if error is EngineUnreachable else server.spoil_stream
     backend = connect()
@@ -522,7 +503,7 @@ def without_ids(chunks: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("how", ["no stream", "no ids"])
-def test_a_server_that_does_not_stream_ids_says_so(server: Pretend, connect: Connect, how: str) -> None:
+def test_a_server_that_does_not_stream_ids_says_so(server, connect, how):
     complete = server.complete
     if how == "no ids":
         server.spoil_stream = without_ids

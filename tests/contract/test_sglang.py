@@ -35,7 +35,6 @@ from zerodrift.core.errors import (
     InvalidSampling,
     ModelNotFound,
     NonFinite,
-    ZerodriftError,
 )
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import WeightVersion
@@ -61,17 +60,17 @@ def connected(**switches: bool) -> Iterator[SglangBackend]:
 
 
 @pytest.fixture(scope="module")
-def sglang() -> Iterator[SglangBackend]:
+def sglang():
     yield from connected(deterministic=True)
 
 
 @pytest.fixture(scope="module")
-def incremental() -> Iterator[SglangBackend]:
+def incremental():
     yield from connected(deterministic=True, incremental=True)
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def model():
     return models.load(MODEL)
 
 
@@ -91,7 +90,7 @@ def own(rows: torch.Tensor, completion: Completion) -> list[float]:
 # What it can do, and shows
 
 
-def test_capabilities_are_what_was_seen(sglang: SglangBackend) -> None:
+def test_capabilities_are_what_was_seen(sglang):
     facts = sglang.fingerprint()
 
     assert sglang.capabilities == WHOLE
@@ -101,7 +100,7 @@ def test_capabilities_are_what_was_seen(sglang: SglangBackend) -> None:
     assert sglang.max_model_len == 1024 - 6
 
 
-def test_without_its_flag_it_takes_no_seed() -> None:
+def test_without_its_flag_it_takes_no_seed():
     for unseeded in connected():
         assert unseeded.capabilities == WHOLE - {Capability.SEED}
         with pytest.raises(CapabilityMissing, match="--enable-deterministic-inference"):
@@ -123,12 +122,10 @@ def test_without_its_flag_it_takes_no_seed() -> None:
     ],
     ids=["own", "two alike", "ignored", "peaked", "ends at once", "mostly alike", "peaked and ignored"],
 )
-def test_seeds_count_where_the_same_draws_the_same_and_others_others(
-    sglang: SglangBackend, monkeypatch: pytest.MonkeyPatch, draw: Any, honoured: bool
-) -> None:
+def test_seeds_count_where_the_same_draws_the_same_and_others_others(sglang, monkeypatch, draw, honoured):
     calls: list[Request] = []
 
-    def complete(request: Request) -> object:
+    def complete(request):
         calls.append(request)
         return {"output_ids": draw(request.sampling.seed, len(calls))}
 
@@ -136,14 +133,14 @@ def test_seeds_count_where_the_same_draws_the_same_and_others_others(
     assert sglang._honours_seeds() is honoured
 
 
-def test_a_release_that_reads_salts(sglang: SglangBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_that_reads_salts(sglang, monkeypatch):
     salted = Request(Prompt(IDS, cache_salt="s"))
     with pytest.raises(CapabilityMissing):
         sglang.generate([salted])
     assert sglang.body(salted)["cache_salt"] == "s"
     exchange = sglang._http.exchange
 
-    def strict(method: str, path: str, body: Any = None, *headers: Any) -> Reply:
+    def strict(method, path, body=None, *headers):
         wrong = isinstance(body, dict) and not isinstance(body.get("cache_salt", ""), str)
         return Reply(400, b"{}", None) if wrong else exchange(method, path, body, *headers)
 
@@ -167,9 +164,7 @@ def test_a_release_that_reads_salts(sglang: SglangBackend, monkeypatch: pytest.M
         ({"top_k": 3}, RAW),
     ],
 )
-def test_logprobs_are_of_the_kind_that_is_claimed(
-    sglang: SglangBackend, model: Any, shape: dict[str, Any], kind: LogprobKind
-) -> None:
+def test_logprobs_are_of_the_kind_that_is_claimed(sglang, model, shape, kind):
     completion = only(sglang, ask(**shape, seed=2, max_tokens=6))
     rows = truth(model, completion, SamplingParams(**shape) if kind is PROCESSED else SamplingParams())
 
@@ -183,7 +178,7 @@ def test_logprobs_are_of_the_kind_that_is_claimed(
     assert all(token in row for token, row in zip(completion.token_ids, kept.tolist(), strict=True))
 
 
-def test_alternatives(sglang: SglangBackend, model: Any) -> None:
+def test_alternatives(sglang, model):
     completion = only(sglang, ask(seed=1, logprobs=2))
     likeliest = truth(model, completion, SamplingParams()).topk(2)
 
@@ -194,7 +189,7 @@ def test_alternatives(sglang: SglangBackend, model: Any) -> None:
         assert [each.logprob for each in found] == pytest.approx(values, abs=CLOSE)
 
 
-def test_samples_follow_their_seeds(sglang: SglangBackend) -> None:
+def test_samples_follow_their_seeds(sglang):
     """Sample i has seed + i, asked for alone or not; samples of one request differ."""
     twice, first, second = sglang.generate([ask(seed=5, n=2), ask(seed=5), ask(seed=6)])
     drawn = [completion.token_ids for completion in twice.completions]
@@ -204,16 +199,14 @@ def test_samples_follow_their_seeds(sglang: SglangBackend) -> None:
     assert drawn[0] != drawn[1]
 
 
-def test_a_longest_sequence_comes_whole(sglang: SglangBackend) -> None:
+def test_a_longest_sequence_comes_whole(sglang):
     """SGLang cuts outputs down in silence beyond what it keeps free."""
     length = sglang.max_model_len - 2
     completion = only(sglang, Request(Prompt((5,) * length), SamplingParams(max_tokens=2, ignore_eos=True)))
     assert (len(completion.token_ids), completion.finish_reason) == (2, FinishReason.LENGTH)
 
 
-def test_what_is_streamed_in_differences_is_what_comes_whole(
-    incremental: SglangBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_streamed_in_differences_is_what_comes_whole(incremental, monkeypatch):
     """As everything so far is asked in test_backend.py. One taken for the other is found out."""
     asked = [ask(seed=3, n=2, logprobs=2), ask(seed=9, max_tokens=6)]
     whole, streamed = incremental.generate(asked), incremental.stream(asked)
@@ -231,7 +224,7 @@ def uncached(answer: Answer) -> list[Completion]:
     return [msgspec.structs.replace(each, cached_tokens=None) for each in answer.completions]
 
 
-def test_scores(sglang: SglangBackend, model: Any) -> None:
+def test_scores(sglang, model):
     """Of the last id of the vocabulary too, which it writes as 0."""
     sequences = [[1, 2, 511, 40], [5, 6]]
     for sequence, scores in zip(sequences, sglang.score(sequences), strict=True):
@@ -258,15 +251,13 @@ def test_scores(sglang: SglangBackend, model: Any) -> None:
         ({"seed": 2**63 - 1, "n": 2}, InvalidSampling),
     ],
 )
-def test_what_would_mean_something_else(
-    sglang: SglangBackend, sampling: dict[str, Any], error: type[ZerodriftError]
-) -> None:
+def test_what_would_mean_something_else(sglang, sampling, error):
     with pytest.raises(error) as caught:
         sglang.generate([ask(**sampling)])
     assert any(name in str(caught.value) for name in sampling)
 
 
-def test_raw_logprobs_cannot_be_had() -> None:
+def test_raw_logprobs_cannot_be_had():
     with pytest.raises(CapabilityMissing):
         SglangBackend("http://127.0.0.1:9", kind=RAW)
 
@@ -294,9 +285,7 @@ def about(answer: Any) -> Any:
         (lambda a: about(a).update(completion_tokens=None), None),
     ],
 )
-def test_a_sample_that_cannot_be_believed_is_a_problem(
-    sglang: SglangBackend, monkeypatch: pytest.MonkeyPatch, spoil: Any, error: type[ZerodriftError] | None
-) -> None:
+def test_a_sample_that_cannot_be_believed_is_a_problem(sglang, monkeypatch, spoil, error):
     answer = copy.deepcopy(sglang.complete(ask(seed=1, logprobs=2)))
     spoil(answer)
     monkeypatch.setattr(sglang, "complete", lambda _: answer)
@@ -315,9 +304,7 @@ def test_a_sample_that_cannot_be_believed_is_a_problem(
         (lambda told: told[1].__setitem__(0, 0.5), InvalidCompletion),
     ],
 )
-def test_scores_that_cannot_be_believed(
-    sglang: SglangBackend, monkeypatch: pytest.MonkeyPatch, spoil: Any, error: type[ZerodriftError]
-) -> None:
+def test_scores_that_cannot_be_believed(sglang, monkeypatch, spoil, error):
     told = [[None, 1, None], [-1.0, 2, None], [-2.0, 3, None]]
     spoil(told)
     monkeypatch.setattr(sglang._http, "post", lambda *_: {"meta_info": {"input_token_logprobs": told}})
@@ -325,9 +312,7 @@ def test_scores_that_cannot_be_believed(
         sglang.score([[1, 2, 3]])
 
 
-def test_what_the_server_refuses_or_fails_on(
-    sglang: SglangBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_the_server_refuses_or_fails_on(sglang, monkeypatch, tmp_path):
     with pytest.raises(EngineError) as caught:
         sglang.generate([Request(Prompt((9999,)))])
     assert (type(caught.value), caught.value.exit_code) == (EngineError, 3)
@@ -351,7 +336,7 @@ def test_what_the_server_refuses_or_fails_on(
 # Weights
 
 
-def test_other_weights_are_taken_and_labelled(checkpoints: Any, tmp_path: Path) -> None:
+def test_other_weights_are_taken_and_labelled(checkpoints, tmp_path):
     for backend in connected(deterministic=True):
         before = only(backend, ask(seed=1))
         backend.load_weights(checkpoints.changed, WeightVersion("step-7"))
@@ -369,9 +354,7 @@ def test_other_weights_are_taken_and_labelled(checkpoints: Any, tmp_path: Path) 
     assert after.logprobs[0] != pytest.approx(before.logprobs[0], abs=1e-3)
 
 
-def test_a_label_that_moved_in_between_belongs_to_nobody_knows_which_token(
-    sglang: SglangBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_label_that_moved_in_between_belongs_to_nobody_knows_which_token(sglang, monkeypatch):
     monkeypatch.setattr(sglang, "_version", lambda: WeightVersion("older"))
     assert only(sglang, ask(seed=1)).versions[0].version.label == "unknown"
 
@@ -390,11 +373,11 @@ def audit(directory: Path, url: str, *, sync: bool = False) -> VerdictRecord:
     return session.run(Silent()).record
 
 
-def test_a_healthy_server_passes_and_takes_an_update(tmp_path: Path) -> None:
+def test_a_healthy_server_passes_and_takes_an_update(tmp_path):
     with sglang_peer.serve(MODEL, deterministic=True) as url:
         record = audit(tmp_path / "run", url, sync=True)
 
-    assert (record.verdict, record.precision) == (Outcome.PASS, "fp32"), record.says
+    assert (record.verdict, record.precision) == (Outcome.PASS, "fp32"), record.message
     told = {probe.name: probe.status for probe in record.probes}
     assert told.pop("cache") is Outcome.INCONCLUSIVE, "the peer knows no salts"
     assert told.pop("tokenizer") is Outcome.INCONCLUSIVE, "the peer turns no text into ids"
@@ -404,7 +387,7 @@ def test_a_healthy_server_passes_and_takes_an_update(tmp_path: Path) -> None:
     assert {"contract", "parity", "sampling", "repeat", "batch", "given-tokens", "weight-sync"} <= set(told)
 
 
-def test_one_that_leaves_the_temperature_out_is_named(tmp_path: Path) -> None:
+def test_one_that_leaves_the_temperature_out_is_named(tmp_path):
     """SGLANG_RETURN_ORIGINAL_LOGPROB, of which nothing in its answers tells."""
     with sglang_peer.serve(MODEL, deterministic=True, original=True) as url:
         record = audit(tmp_path / "run", url)
@@ -413,11 +396,11 @@ def test_one_that_leaves_the_temperature_out_is_named(tmp_path: Path) -> None:
     assert "SGLANG_RETURN_ORIGINAL_LOGPROB" in record.causes[0].fix
 
 
-def test_one_without_seeds_is_judged_by_what_it_samples(tmp_path: Path) -> None:
+def test_one_without_seeds_is_judged_by_what_it_samples(tmp_path):
     with sglang_peer.serve(MODEL) as url:
         record = audit(tmp_path / "run", url)
 
     told = {probe.name: probe.status for probe in record.probes}
-    assert record.verdict is Outcome.PASS, record.says
+    assert record.verdict is Outcome.PASS, record.message
     assert {told[name] for name in ("repeat", "batch")} == {Outcome.INCONCLUSIVE}
     assert told["prefill-decode"] is Outcome.PASS

@@ -41,7 +41,7 @@ class WeightTransferEngine(ABC):
         self.model_config, self.device, self.model = vllm_config.model_config, device, model
 
     def parse_update_info(self, info: dict[str, Any]) -> Any:
-        return self.update_info_cls(**info)  # type: ignore[attr-defined]
+        return self.update_info_cls(**info)
 
 
 class Factory:
@@ -77,7 +77,7 @@ class Model:
 
 
 @pytest.fixture
-def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def plugin(monkeypatch):
     base = ModuleType("vllm.distributed.weight_transfer.base")
     base.__dict__.update(
         WeightTransferEngine=WeightTransferEngine,
@@ -112,12 +112,12 @@ def moved(**changes: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def engine(plugin: None, tmp_path: Path) -> Any:
+def engine(plugin, tmp_path):
     return opened(written(tmp_path / "A", A))
 
 
 def opened(model: str, *, tied: bool = False) -> Any:
-    from zerodrift_vllm.transfer import DirectoryTransfer  # type: ignore[import-not-found]
+    from zerodrift_vllm.transfer import DirectoryTransfer
 
     hf = SimpleNamespace(tie_word_embeddings=tied)
     config = SimpleNamespace(model=model, quantization=None, hf_config=hf)
@@ -130,15 +130,15 @@ def push(engine: Any, directory: str, names: list[str] | None = None) -> None:
     engine.finish_weight_update()
 
 
-def test_registering_twice_is_once(plugin: None) -> None:
-    from zerodrift_vllm import register  # type: ignore[import-not-found]
+def test_registering_twice_is_once(plugin):
+    from zerodrift_vllm import register
 
     register()
     register()
     assert Factory.registered == {"zerodrift": ("zerodrift_vllm.transfer", "DirectoryTransfer")}
 
 
-def test_a_vllm_without_transfer_engines_goes_on(plugin: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vllm_without_transfer_engines_goes_on(plugin, monkeypatch):
     from zerodrift_vllm import register
 
     monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer", None)
@@ -146,18 +146,18 @@ def test_a_vllm_without_transfer_engines_goes_on(plugin: None, monkeypatch: pyte
     assert Factory.registered == {}
 
 
-def test_a_trainer_that_would_send_tensors_is_told_what_to_do(engine: Any) -> None:
+def test_a_trainer_that_would_send_tensors_is_told_what_to_do(engine):
     with pytest.raises(NotImplementedError, match="writes a directory, and posts its path"):
         engine.trainer_send_weights(iter(()), {})
 
 
-def test_a_whole_update_arrives(engine: Any, tmp_path: Path) -> None:
+def test_a_whole_update_arrives(engine, tmp_path):
     push(engine, written(tmp_path / "B", moved()))
     assert all((tensor == 1).all() for tensor in engine.model.state.values())
     assert engine.model.phases == ["initialised", "finalised"]
 
 
-def test_shards_are_read_by_their_index(engine: Any, tmp_path: Path) -> None:
+def test_shards_are_read_by_their_index(engine, tmp_path):
     b = tmp_path / "B"
     b.mkdir()
     parts = list(moved().items())
@@ -188,7 +188,7 @@ TWICE = {"weight_map": {"embed.weight": "0.safetensors", "x": "1.safetensors"}}
     ],
     ids=str,
 )
-def test_only_a_directory_of_safetensors_is_read(engine: Any, tmp_path: Path, files: dict[str, str]) -> None:
+def test_only_a_directory_of_safetensors_is_read(engine, tmp_path, files):
     b = tmp_path / "B"
     b.mkdir()
     for name, text in files.items():
@@ -202,7 +202,7 @@ def test_only_a_directory_of_safetensors_is_read(engine: Any, tmp_path: Path, fi
     assert engine.model.phases == []
 
 
-def test_one_tensor_is_not_sent_twice(engine: Any, tmp_path: Path) -> None:
+def test_one_tensor_is_not_sent_twice(engine, tmp_path):
     b = written(tmp_path / "B", moved())
     engine.start_weight_update()
     engine.update_weights({"directory": b, "names": ["embed.weight"]})
@@ -210,7 +210,7 @@ def test_one_tensor_is_not_sent_twice(engine: Any, tmp_path: Path) -> None:
         engine.update_weights({"directory": b})
 
 
-def test_an_update_that_breaks_off_is_no_success_and_the_last(engine: Any, tmp_path: Path) -> None:
+def test_an_update_that_breaks_off_is_no_success_and_the_last(engine, tmp_path):
     """vLLM keeps such an update open and advises to finish it: with what is left of the first try, tensors would be
     counted twice and layers called complete that are not."""
     b = written(tmp_path / "B", moved())
@@ -226,7 +226,7 @@ def test_an_update_that_breaks_off_is_no_success_and_the_last(engine: Any, tmp_p
         engine.start_weight_update()
 
 
-def test_a_parameter_that_no_tensor_reached_is_no_success(engine: Any, tmp_path: Path) -> None:
+def test_a_parameter_that_no_tensor_reached_is_no_success(engine, tmp_path):
     engine.model.ignores = "layers.0.k.weight"
     with pytest.raises(
         RuntimeError, match=r"1 parameters of the model were not loaded, layers\.0\.k\.weight"
@@ -235,7 +235,7 @@ def test_a_parameter_that_no_tensor_reached_is_no_success(engine: Any, tmp_path:
     assert engine.model.phases == ["initialised"]
 
 
-def test_files_that_are_replaced_meanwhile_are_read_as_they_were(engine: Any, tmp_path: Path) -> None:
+def test_files_that_are_replaced_meanwhile_are_read_as_they_were(engine, tmp_path):
     b = written(tmp_path / "B", moved())
     engine.start_weight_update()
     engine.update_weights({"directory": b})
@@ -245,7 +245,7 @@ def test_files_that_are_replaced_meanwhile_are_read_as_they_were(engine: Any, tm
     assert all((tensor == 1).all() for tensor in engine.model.state.values())
 
 
-def test_a_tied_head_may_be_left_out(plugin: None, tmp_path: Path) -> None:
+def test_a_tied_head_may_be_left_out(plugin, tmp_path):
     a = written(tmp_path / "A", A)
     b = written(
         tmp_path / "B", {name: tensor for name, tensor in moved().items() if name != "lm_head.weight"}
@@ -284,9 +284,7 @@ class TiedModel(Model):
 
 
 @pytest.mark.parametrize("ignored", ["", "embed.weight"])
-def test_the_other_end_of_a_tie_arrives_with_the_one_that_is_sent(
-    plugin: None, tmp_path: Path, ignored: str
-) -> None:
+def test_the_other_end_of_a_tie_arrives_with_the_one_that_is_sent(plugin, tmp_path, ignored):
     """On a CPU vLLM packs a head once: one that is not packed again answers with the old weights."""
     a = {name: tensor for name, tensor in A.items() if name != "lm_head.weight"}
     engine = opened(written(tmp_path / "A", a), tied=True)
@@ -302,7 +300,7 @@ def test_the_other_end_of_a_tie_arrives_with_the_one_that_is_sent(
     assert (engine.model.packed == 1).all()
 
 
-def test_a_model_that_is_served_by_its_name_is_known_by_init(plugin: None, tmp_path: Path) -> None:
+def test_a_model_that_is_served_by_its_name_is_known_by_init(plugin, tmp_path):
     engine = opened("org/name")
     engine.init_transfer_engine(engine.init_info_cls())
     with pytest.raises(ValueError, match=r"org/name is no directory .*init_info"):
@@ -321,13 +319,13 @@ def test_a_model_that_is_served_by_its_name_is_known_by_init(plugin: None, tmp_p
         ("scale", ""),
     ],
 )
-def test_what_must_come_together(plugin: None, name: str, part: str) -> None:
-    from zerodrift_vllm.update import part as part_of  # type: ignore[import-not-found]
+def test_what_must_come_together(plugin, name, part):
+    from zerodrift_vllm.update import part as part_of
 
     assert part_of(name) == part
 
 
-def test_it_needs_nothing_that_vllm_does_not_bring() -> None:
+def test_it_needs_nothing_that_vllm_does_not_bring():
     """And nothing that runs code out of a file."""
     imported = set()
     for path in SOURCES.rglob("*.py"):

@@ -2,9 +2,8 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,22 +36,20 @@ def having(*routes: str) -> Callable[[str], bool]:
         (None, set(), UpdatePath(by_transfer=False, reloads=False, labelled=False)),
     ],
 )
-def test_the_four_phases_are_taken_where_the_engine_is_ours(
-    info: ServerInfo | None, routes: set[str], path: UpdatePath
-) -> None:
+def test_the_four_phases_are_taken_where_the_engine_is_ours(info, routes, path):
     assert find_path(info, having(*routes)) == path
     assert path.exists is bool(routes)
 
 
 @pytest.fixture
-def http(loopback: Any) -> Iterator[HttpClient]:
+def http(loopback):
     for route in EVERYTHING:
         loopback.routes[f"POST {route}"] = lambda call, handler: (200, {})
     with contextlib.closing(HttpClient(loopback.url)) as client:
         yield client
 
 
-def test_the_label_comes_with_the_last_phase(http: HttpClient, loopback: Any) -> None:
+def test_the_label_comes_with_the_last_phase(http, loopback):
     find_path(OURS, having(*EVERYTHING)).push(http, Path("/weights"), WeightVersion("step-3"))
     assert [(call.path, call.body) for call in loopback.calls] == [
         ("/init_weight_transfer_engine", {"init_info": {}}),
@@ -63,7 +60,7 @@ def test_the_label_comes_with_the_last_phase(http: HttpClient, loopback: Any) ->
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_phase_that_fails_ends_it(http: HttpClient, loopback: Any, phase: str) -> None:
+def test_a_phase_that_fails_ends_it(http, loopback, phase):
     loopback.routes[f"POST {phase}"] = lambda call, handler: (500, {"error": {"message": "torn"}})
     with pytest.raises(EngineError, match="torn"):
         find_path(OURS, having(*EVERYTHING)).push(http, Path("/weights"), WeightVersion("step-3"))
@@ -86,27 +83,25 @@ print('''{}''')
         ("what?", []),
     ],
 )
-def test_the_plugin_is_turned_on_where_it_is_installed(
-    interpreter: Callable[..., Path], answer: str, flags: list[str]
-) -> None:
+def test_the_plugin_is_turned_on_where_it_is_installed(interpreter, answer, flags):
     assert transfer_flags(interpreter(source=ANSWERS.format(answer)), {}) == flags
 
 
-def test_a_list_of_plugins_that_leaves_it_out_is_obeyed(interpreter: Callable[..., Path]) -> None:
+def test_a_list_of_plugins_that_leaves_it_out_is_obeyed(interpreter):
     python = interpreter(source=ANSWERS.format('["zerodrift"]'))
     assert transfer_flags(python, {"VLLM_PLUGINS": "lora"}) == []
     assert transfer_flags(python, {"VLLM_PLUGINS": "lora,zerodrift"}) == list(FLAGS)
 
 
-def test_our_own_environment_holds_no_such_plugin() -> None:
+def test_our_own_environment_holds_no_such_plugin():
     assert transfer_flags(sys.executable, {}) == []
 
 
-def test_no_interpreter_is_left_to_the_launcher(tmp_path: Path) -> None:
+def test_no_interpreter_is_left_to_the_launcher(tmp_path):
     assert transfer_flags(tmp_path / "nothing", {}) == []
 
 
-def test_an_interpreter_that_hangs_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_that_hangs_is_said_so(tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_launch, "PATIENCE_S", 0.2)
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\nexec sleep 5\n")

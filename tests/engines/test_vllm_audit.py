@@ -363,7 +363,7 @@ def test_the_checklist_before_a_run_asks_the_server_too(
 
     # Dev mode is open to this machine, and the doctor says so; nothing is wrong.
     assert items["doctor"].status in (Status.PASS, Status.WARN)
-    assert server.url in items["doctor"].says
+    assert server.url in items["doctor"].message
     assert items["weight-sync"].status is expected
     assert items["audit"].status is Status.PASS
 
@@ -421,7 +421,7 @@ def test_with_that_fix_it_is_gone(audit: Audit) -> None:
 
     assert "path/head-precision" not in {cause.cause for cause in record.causes}
     (probe,) = [probe for probe in record.probes if probe.name == "head-precision"]
-    assert "the head is not rounded" in probe.says
+    assert "the head is not rounded" in probe.message
 
 
 def is_typed(fix: str, setup: Setup) -> bool:

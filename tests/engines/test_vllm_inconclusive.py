@@ -79,7 +79,7 @@ def complaints(found: Mapping[str, str], listed: Mapping[str, Mapping[str, str]]
 def test_what_stays_inconclusive_is_what_is_listed(server: str, checkpoint: Path, tmp_path: Path) -> None:
     with contextlib.chdir(ROOT):
         record = AUDITS[server](checkpoint, tmp_path)
-    found = {probe.name: probe.says for probe in record.probes if probe.status is Outcome.INCONCLUSIVE}
+    found = {probe.name: probe.message for probe in record.probes if probe.status is Outcome.INCONCLUSIVE}
     assert not complaints(found, LISTED[server])
     assert not [probe for probe in record.probes if probe.status is Outcome.FAIL]
     assert record.verdict is (Outcome.INCONCLUSIVE if "weight-sync" in found else Outcome.PASS)

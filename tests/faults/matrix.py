@@ -213,7 +213,7 @@ def run_faults(
         verdict=record.verdict.value,
         found=tuple(cause.cause for cause in record.causes if cause.gating),
         listed=tuple(cause.cause for cause in record.causes if not cause.gating),
-        says=record.causes[0].evidence if record.causes else record.says,
+        says=record.causes[0].evidence if record.causes else record.message,
         seconds=round(time.process_time() - began, 2),
         device=device,
         code=code(),

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from zerodrift.audit.counterfactual.evaluate import Window
-from zerodrift.audit.response.answer import Answer
-from zerodrift.audit.response.derivatives import Response
+from zerodrift.audit.counterfactual.evaluate import CaseWindow
+from zerodrift.audit.response.answer import Localisation
+from zerodrift.audit.response.derivatives import LinearResponse
 from zerodrift.audit.response.locate import followed_by
 from zerodrift.backends import variants
 from zerodrift.backends.reference import ReferenceBackend
@@ -146,7 +146,7 @@ class Judged(NamedTuple):
     model: str
     seed: int
     way: str
-    answer: Answer | None
+    answer: Localisation | None
 
 
 def judge_set(model: str, seed: int, ways: dict[str, Way] = WAYS) -> Iterator[Judged]:
@@ -154,7 +154,7 @@ def judge_set(model: str, seed: int, ways: dict[str, Way] = WAYS) -> Iterator[Ju
     reference = ReferenceBackend(f"testbed:{model}")
     plain = variants.in_dtype(reference.model, torch.float32)
     windows = sampled(reference, seed)
-    response = Response(plain, windows, reference.facts.eos_token_ids)
+    response = LinearResponse(plain, windows, reference.facts.eos_token_ids)
     sequences = [window.prompt + window.output for window in windows]
     starts = [len(window.prompt) + window.before for window in windows]
     for name, way in ways.items():
@@ -164,7 +164,7 @@ def judge_set(model: str, seed: int, ways: dict[str, Way] = WAYS) -> Iterator[Ju
         yield Judged(model, seed, name, followed_by(response, reported, np.random.default_rng(seed)))
 
 
-def sampled(reference: ReferenceBackend, seed: int) -> list[Window]:
+def sampled(reference: ReferenceBackend, seed: int) -> list[CaseWindow]:
     rng = np.random.default_rng(seed)
     prompts = [tuple(rng.integers(4, 500, int(rng.integers(12, 40))).tolist()) for _ in range(SEQUENCES)]
     requests = [
@@ -176,7 +176,7 @@ def sampled(reference: ReferenceBackend, seed: int) -> list[Window]:
         output = answer.completions[0].token_ids
         judged = min(WINDOW, len(output))
         windows.append(
-            Window(
+            CaseWindow(
                 ids, output, SAMPLING, np.zeros(judged), np.full(judged, SIGMA), before=len(output) - judged
             )
         )

@@ -3,9 +3,6 @@
 Every injector is audited on Qwen3 in test_every_injector.py; here it is Llama, and Mistral for what needs a window.
 """
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from zerodrift.backends.reference import ReferenceBackend
@@ -38,20 +35,20 @@ NEIGHBOURS = (
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SECOND)
-def test_it_is_named_on_a_second_family(matrix: Any, tmp_path: Path, name: str) -> None:
+def test_it_is_named_on_a_second_family(matrix, tmp_path, name):
     row = matrix.run_faults([FAULTS[name]], SECOND[name], tmp_path)
     assert matrix.named(row), row
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)
-def test_a_neighbour_keeps_its_own_name(matrix: Any, tmp_path: Path, name: str) -> None:
+def test_a_neighbour_keeps_its_own_name(matrix, tmp_path, name):
     row = matrix.run_faults([FAULTS[name]], "testbed:llama", tmp_path)
     assert matrix.named(row), row
     assert not NEW & {*row.found, *row.listed}
 
 
-def test_chunks_that_are_sound_pass(matrix: Any, tmp_path: Path) -> None:
+def test_chunks_that_are_sound_pass(matrix, tmp_path):
     engine = ChunkingReference(ReferenceBackend("testbed:llama", dtype="float32"))
     record = matrix.judge(engine, ReferenceBackend("testbed:llama"), tmp_path)
-    assert record.verdict is Outcome.PASS, (record.says, record.causes)
+    assert record.verdict is Outcome.PASS, (record.message, record.causes)
     assert not NEW & {cause.cause for cause in record.causes}

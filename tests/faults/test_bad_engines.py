@@ -26,19 +26,15 @@ SPEC = "testbed:llama"
 SMALL = ValidationConfig(num_prompts=16, equivalence_trials=20, max_tokens=16)
 NOTHING = frozenset[Capability]()
 
-Change = Callable[[Request, Completion], Completion]
-
 
 @pytest.fixture(scope="module")
-def healthy() -> ReferenceBackend:
+def healthy():
     return ReferenceBackend(SPEC, dtype="float32")
 
 
 @pytest.fixture
-def audit(
-    matrix: Any, reference: Callable[[str], ReferenceBackend], tmp_path: Path
-) -> Callable[..., VerdictRecord]:
-    def run(engine: Backend, size: ValidationConfig = SMALL, **options: Any) -> VerdictRecord:
+def audit(matrix, reference, tmp_path):
+    def run(engine, size=SMALL, **options):
         directory = options.pop("directory", tmp_path)
         record: VerdictRecord = matrix.judge(engine, reference(SPEC), directory, size, **options)
         # A verdict that cannot be written down is none.
@@ -48,12 +44,9 @@ def audit(
     return run
 
 
-Audit = Callable[..., VerdictRecord]
-
-
 def open_questions(record: VerdictRecord) -> dict[str, str]:
     """What could not be judged, and why."""
-    return {probe.name: probe.says for probe in record.probes if probe.status is Outcome.INCONCLUSIVE}
+    return {probe.name: probe.message for probe in record.probes if probe.status is Outcome.INCONCLUSIVE}
 
 
 # --- engines that stop ------------------------------------------------------------------------------------------
@@ -99,9 +92,7 @@ BATCH = 2 + PROBE_REQUESTS + (PROBE_REQUESTS + 1) // 2
         (BATCH + 2, {"given-tokens"}),
     ],
 )
-def test_an_engine_that_dies_in_the_middle(
-    audit: Audit, healthy: ReferenceBackend, call: int, open_ones: set[str]
-) -> None:
+def test_an_engine_that_dies_in_the_middle(audit, healthy, call, open_ones):
     record = audit(Dying(healthy, call, EngineUnreachable("the connection was reset")))
     assert record.verdict is Outcome.INCONCLUSIVE
     assert record.guilty == "unknown"
@@ -121,13 +112,11 @@ def test_an_engine_that_dies_in_the_middle(
     ],
     ids=["is not there", "hangs", "refuses"],
 )
-def test_an_engine_that_never_answers(
-    audit: Audit, healthy: ReferenceBackend, call: int, error: EngineError
-) -> None:
+def test_an_engine_that_never_answers(audit, healthy, call, error):
     record = audit(Dying(healthy, call, error))
     assert record.verdict is Outcome.INCONCLUSIVE
     assert record.engine.engine == "reference"
-    assert call == 0 or str(error) in record.says
+    assert call == 0 or str(error) in record.message
 
 
 class Unloadable(FaultyBackend):
@@ -137,7 +126,7 @@ class Unloadable(FaultyBackend):
         raise EngineUnreachable("the worker died while loading")
 
 
-def test_an_engine_that_dies_of_an_update(audit: Audit, healthy: ReferenceBackend, tmp_path: Path) -> None:
+def test_an_engine_that_dies_of_an_update(audit, healthy, tmp_path):
     from zerodrift import models
 
     engine = Unloadable(healthy)
@@ -147,11 +136,11 @@ def test_an_engine_that_dies_of_an_update(audit: Audit, healthy: ReferenceBacken
     assert "the worker died while loading" in open_questions(record)["weight-sync"]
 
 
-def test_an_engine_that_can_do_nothing_but_generate(audit: Audit, healthy: ReferenceBackend) -> None:
+def test_an_engine_that_can_do_nothing_but_generate(audit, healthy):
     record = audit(bare(healthy))
     assert record.verdict is Outcome.INCONCLUSIVE
     assert {"repeat", "batch", "cache", "prefill-decode"} <= set(open_questions(record))
-    assert "self-consistency" in record.says
+    assert "self-consistency" in record.message
 
 
 # --- engines that lie -------------------------------------------------------------------------------------------
@@ -251,25 +240,19 @@ def unreadable(code: str, message: str) -> Callable[[Request, Answer], Answer]:
         "one answer to all",
     ],
 )
-def test_an_engine_that_lies_or_leaves_out(
-    audit: Audit,
-    healthy: ReferenceBackend,
-    change: Callable[[Request, Answer], Answer],
-    verdict: Outcome,
-    words: str,
-) -> None:
+def test_an_engine_that_lies_or_leaves_out(audit, healthy, change, verdict, words):
     record = audit(Lying(healthy, change))
-    assert record.verdict is verdict, (record.says, record.causes)
-    said = [record.says, *(probe.says for probe in record.probes)]
+    assert record.verdict is verdict, (record.message, record.causes)
+    said = [record.message, *(probe.message for probe in record.probes)]
     assert any(words in each for each in said), said
 
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["as its own", "with the other's prompt"])
-def test_an_engine_that_answers_out_of_order(audit: Audit, healthy: ReferenceBackend, keeps: bool) -> None:
+def test_an_engine_that_answers_out_of_order(audit, healthy, keeps):
     class Reordered(FaultyBackend):
         capabilities = NOTHING
 
-        def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        def generate(self, requests):
             answers = super().generate(requests)[::-1]
             if keeps:
                 return answers
@@ -286,21 +269,19 @@ def test_an_engine_that_answers_out_of_order(audit: Audit, healthy: ReferenceBac
 
 
 @pytest.mark.parametrize("count", [0, 1, 40])
-def test_an_engine_that_gives_another_number_of_answers(
-    audit: Audit, healthy: ReferenceBackend, count: int
-) -> None:
+def test_an_engine_that_gives_another_number_of_answers(audit, healthy, count):
     class Miscounting(FaultyBackend):
-        def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        def generate(self, requests):
             return [super().generate(requests[:1])[0]] * count
 
     record = audit(Miscounting(healthy))
     assert record.verdict is Outcome.INCONCLUSIVE
-    assert f"{count} answers to" in record.says
+    assert f"{count} answers to" in record.message
 
 
-def test_an_engine_whose_scores_are_no_numbers(audit: Audit, healthy: ReferenceBackend) -> None:
+def test_an_engine_whose_scores_are_no_numbers(audit, healthy):
     class Blank(FaultyBackend):
-        def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        def score(self, sequences):
             return [[float("nan")] * (len(ids) - 1) for ids in sequences]
 
     engine = Blank(healthy)
@@ -325,24 +306,13 @@ def conclusion(record: VerdictRecord) -> tuple[object, ...]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(
-    matrix: Any,
-    reference: Callable[[str], ReferenceBackend],
-    healthy: ReferenceBackend,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[Path, VerdictRecord]:
+def uninterrupted(matrix, reference, healthy, tmp_path_factory):
     directory = tmp_path_factory.mktemp("whole")
     return directory, matrix.judge(raw(healthy), reference(SPEC), directory, TWO_BATCHES)
 
 
 @pytest.mark.parametrize("torn", [True, False])
-def test_a_killed_run_goes_on_to_the_same_verdict(
-    audit: Audit,
-    healthy: ReferenceBackend,
-    uninterrupted: tuple[Path, VerdictRecord],
-    tmp_path: Path,
-    torn: bool,
-) -> None:
+def test_a_killed_run_goes_on_to_the_same_verdict(audit, healthy, uninterrupted, tmp_path, torn):
     """What a kill leaves behind: some whole lines, one of two samples of a request, and perhaps half a line."""
     directory, whole = uninterrupted
     lines = (directory / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
@@ -361,9 +331,7 @@ def test_a_killed_run_goes_on_to_the_same_verdict(
     assert len({(r.index, r.completion.sample_index) for r in again if r.completion}) == len(lines)
 
 
-def test_a_run_whose_engine_died_goes_on_where_it_was(
-    audit: Audit, healthy: ReferenceBackend, uninterrupted: tuple[Path, VerdictRecord], tmp_path: Path
-) -> None:
+def test_a_run_whose_engine_died_goes_on_where_it_was(audit, healthy, uninterrupted, tmp_path):
     first = audit(Dying(raw(healthy), 2, EngineUnreachable("gone")), TWO_BATCHES)
     assert first.verdict is Outcome.INCONCLUSIVE
     kept = len(list(read_lines(tmp_path / "rollouts.jsonl", Rollout)))
@@ -372,7 +340,7 @@ def test_a_run_whose_engine_died_goes_on_where_it_was(
     asked: list[Request] = []
 
     class Counting(FaultyBackend):
-        def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        def generate(self, requests):
             asked.extend(requests)
             return super().generate(requests)
 
@@ -401,7 +369,7 @@ def other_weights(healthy: ReferenceBackend, scratch: Path, share: float) -> Pat
 
 
 @pytest.mark.parametrize("model", ["testbed:qwen2", "testbed:mistral"])
-def test_another_model_behind_the_address_is_said_so(audit: Audit, model: str) -> None:
+def test_another_model_behind_the_address_is_said_so(audit, model):
     """Same vocabulary, same tokenizer: only what it says tells."""
     record = audit(ReferenceBackend(model, dtype="float32"))
     assert record.verdict is Outcome.FAIL
@@ -412,9 +380,7 @@ def test_another_model_behind_the_address_is_said_so(audit: Audit, model: str) -
     )
 
 
-def test_another_checkpoint_of_the_model_is_no_rounding_and_no_other_model(
-    audit: Audit, healthy: ReferenceBackend, tmp_path: Path
-) -> None:
+def test_another_checkpoint_of_the_model_is_no_rounding_and_no_other_model(audit, healthy, tmp_path):
     engine = ReferenceBackend(other_weights(healthy, tmp_path, 0.1), dtype="float32")
     record = audit(engine)
     assert record.verdict is Outcome.FAIL
@@ -422,9 +388,7 @@ def test_another_checkpoint_of_the_model_is_no_rounding_and_no_other_model(
 
 
 @pytest.mark.parametrize("share", [1e-3, 0.1], ids=["a step", "fine-tuned"])
-def test_an_update_tells_that_the_weights_were_others(
-    audit: Audit, healthy: ReferenceBackend, tmp_path: Path, share: float
-) -> None:
+def test_an_update_tells_that_the_weights_were_others(audit, healthy, tmp_path, share):
     engine = ReferenceBackend(other_weights(healthy, tmp_path, share), dtype="float32")
     (tmp_path / "run").mkdir()
     record = audit(engine, checkpoint=tmp_path / "model", directory=tmp_path / "run")

@@ -1,8 +1,7 @@
 """Faults planted from step 4 on in recorded rollouts: is the side named, the cause, and the step?"""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,21 +34,20 @@ PROMPTS = [
 ]
 
 Row = dict[str, Any]
-Judge = Callable[..., Blamed]
 
 
 @pytest.fixture(scope="module")
-def engine() -> ReferenceBackend:
+def engine():
     return ReferenceBackend(SPEC, dtype="float32", batch=32)
 
 
 @pytest.fixture(scope="module")
-def reference() -> ReferenceBackend:
+def reference():
     return ReferenceBackend(SPEC)
 
 
 @pytest.fixture(scope="module")
-def updated(reference: ReferenceBackend, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def updated(reference, tmp_path_factory):
     """Checkpoints before and after a weight update."""
     before = models.materialise(SPEC, tmp_path_factory.mktemp("before") / "model")
     after = write_checkpoint(
@@ -59,10 +57,10 @@ def updated(reference: ReferenceBackend, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def judge(reference: ReferenceBackend, tmp_path: Path) -> Judge:
+def judge(reference, tmp_path):
     """Write rows down as they would be in a dump, and blame."""
 
-    def run(rows: Iterable[Row], **options: Any) -> Blamed:
+    def run(rows, **options):
         path = tmp_path / "dump.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         how = {name: options.pop(name) for name in ("skip_bad", "default", "given") if name in options}
@@ -100,12 +98,12 @@ def record(engine: Backend, steps: Iterable[int], temperature: float = 0.7, toke
 
 
 @pytest.fixture(scope="module")
-def healthy(engine: ReferenceBackend) -> list[Row]:
+def healthy(engine):
     return record(engine, [*BEFORE, *AFTER])
 
 
 @pytest.fixture(scope="module")
-def at_one(engine: ReferenceBackend) -> list[Row]:
+def at_one(engine):
     """Healthy, at temperature 1: there a trainer's raw scores are the contracted ones."""
     return record(engine, [*BEFORE, *AFTER], temperature=1.0)
 
@@ -123,7 +121,7 @@ def principal(blamed: Blamed) -> str:
     return next(cause.cause for cause in blamed.record.causes if cause.gating)
 
 
-def test_a_healthy_dump_passes(healthy: list[Row], judge: Judge) -> None:
+def test_a_healthy_dump_passes(healthy, judge):
     blamed = judge(healthy)
     assert blamed.record.verdict is Outcome.PASS
     assert (blamed.record.guilty, blamed.since) == ("none", "nothing to date")
@@ -139,7 +137,7 @@ def test_a_healthy_dump_passes(healthy: list[Row], judge: Judge) -> None:
         "semantic/misbound-output:rotated",
     ],
 )
-def test_faults_of_the_engine(fault: str, engine: ReferenceBackend, healthy: list[Row], judge: Judge) -> None:
+def test_faults_of_the_engine(fault, engine, healthy, judge):
     broken = record(resolve(fault).inject(engine), AFTER)
     blamed = judge([*healthy[:CUT], *broken])
     assert blamed.record.verdict is Outcome.FAIL
@@ -151,7 +149,7 @@ def test_faults_of_the_engine(fault: str, engine: ReferenceBackend, healthy: lis
         assert judge([*healthy[:CUT], *broken], precision=Precision.BF16).record.verdict is Outcome.PASS
 
 
-def test_a_truncation_that_the_numbers_hide_is_the_samplers(engine: ReferenceBackend, judge: Judge) -> None:
+def test_a_truncation_that_the_numbers_hide_is_the_samplers(engine, judge):
     hiding = BiasedTokens(engine, _fixed(top_p=0.8))
     rows = [
         *record(engine, BEFORE, 1.0, tokens=28),
@@ -166,30 +164,26 @@ def test_a_truncation_that_the_numbers_hide_is_the_samplers(engine: ReferenceBac
     assert abs(int(probes["sampling-since"].evidence["first"]) - 4) <= 2
 
 
-def test_samples_that_are_said_to_be_greedy(at_one: list[Row], judge: Judge) -> None:
+def test_samples_that_are_said_to_be_greedy(at_one, judge):
     # Greedy tokens are reported at temperature 1, so that the numbers are right.
     blamed = judge([{**row, "temperature": 0} for row in at_one])
     assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.FAIL, "sampler")
     assert principal(blamed) == "semantic/sampling-bias"
 
 
-def test_greedy_rollouts_pass_alone_and_among_samples(
-    engine: ReferenceBackend, healthy: list[Row], judge: Judge
-) -> None:
+def test_greedy_rollouts_pass_alone_and_among_samples(engine, healthy, judge):
     greedy = record(engine, [*BEFORE, *AFTER], temperature=0)
     assert judge(greedy).record.verdict is Outcome.PASS
     assert judge([*healthy, *greedy]).record.verdict is Outcome.PASS
 
 
-def test_copies_of_one_rollout_are_not_two_hundred_draws(healthy: list[Row], judge: Judge) -> None:
+def test_copies_of_one_rollout_are_not_two_hundred_draws(healthy, judge):
     blamed = judge([{**row, "step": 0} for row in healthy[:1] * 200])
     assert blamed.record.verdict is Outcome.INCONCLUSIVE
-    assert "repetitions among them: 199" in blamed.record.probes[0].says
+    assert "repetitions among them: 199" in blamed.record.probes[0].message
 
 
-def test_stale_weights_are_told_by_the_checkpoint_from_before(
-    updated: tuple[Path, Path], judge: Judge
-) -> None:
+def test_stale_weights_are_told_by_the_checkpoint_from_before(updated, judge):
     before, after = updated
     fresh = ReferenceBackend(after, dtype="float32")
     stale = resolve("weights/stale").inject(ReferenceBackend(before, dtype="float32"))
@@ -221,9 +215,7 @@ def test_stale_weights_are_told_by_the_checkpoint_from_before(
     ("fault", "named"),
     [("trainer/autocast", "trainer/precision"), ("trainer/packing", "trainer/packing")],
 )
-def test_faults_of_the_trainer(
-    fault: str, named: str, engine: ReferenceBackend, at_one: list[Row], judge: Judge
-) -> None:
+def test_faults_of_the_trainer(fault, named, engine, at_one, judge):
     rows = [
         *scored(at_one[:CUT], engine.teacher),
         *scored(at_one[CUT:], resolve(fault).scorer(engine.model)),
@@ -236,9 +228,7 @@ def test_faults_of_the_trainer(
     assert blamed.side.startswith("trainer: ")
 
 
-def test_a_right_trainer_speaks_against_the_engine(
-    engine: ReferenceBackend, at_one: list[Row], judge: Judge
-) -> None:
+def test_a_right_trainer_speaks_against_the_engine(engine, at_one, judge):
     rows = [{**row, "logprobs": [*row["logprobs"][1:], -0.5]} for row in scored(at_one[:CUT], engine.teacher)]
     blamed = judge(rows, engine="vllm")
     assert blamed.record.guilty == "engine"
@@ -246,7 +236,7 @@ def test_a_right_trainer_speaks_against_the_engine(
     assert blamed.since.startswith("bad from the first recorded step (0) on: 16 of 16 ")
 
 
-def test_one_fault_on_both_sides(engine: ReferenceBackend, healthy: list[Row], judge: Judge) -> None:
+def test_one_fault_on_both_sides(engine, healthy, judge):
     raw = record(resolve("semantic/raw-logprobs").inject(engine), AFTER)
     # A trainer that forgets the temperature scores as the engine reports.
     blamed = judge(scored([*healthy[:CUT], *raw], engine.teacher))
@@ -256,9 +246,7 @@ def test_one_fault_on_both_sides(engine: ReferenceBackend, healthy: list[Row], j
     assert "trainer bad from the first recorded step (0) on" in blamed.since
 
 
-def test_the_wrong_checkpoint_is_the_odd_one_out(
-    updated: tuple[Path, Path], engine: ReferenceBackend, at_one: list[Row], judge: Judge
-) -> None:
+def test_the_wrong_checkpoint_is_the_odd_one_out(updated, engine, at_one, judge):
     blamed = judge(scored(at_one[:CUT], engine.teacher), reference=ReferenceBackend(updated[1]))
     assert blamed.record.verdict is Outcome.INCONCLUSIVE
     assert blamed.record.guilty == "unknown"
@@ -284,38 +272,36 @@ def as_exports(rows: Iterable[Row]) -> list[Row]:
 
 
 @pytest.mark.parametrize("form", [without_temperature, as_exports])
-def test_a_healthy_dump_that_does_not_state_its_temperature(
-    form: Callable[[Iterable[Row]], list[Row]], healthy: list[Row], judge: Judge
-) -> None:
+def test_a_healthy_dump_that_does_not_state_its_temperature(form, healthy, judge):
     blamed = judge(form(healthy))
     assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.INCONCLUSIVE, "unknown")
-    assert "temperature 0.7" in blamed.record.says
-    assert "--temperature" in blamed.record.says
+    assert "temperature 0.7" in blamed.record.message
+    assert "--temperature" in blamed.record.message
     stated = {"default": SamplingParams(temperature=0.7), "given": frozenset({"temperature"})}
     assert judge(form(healthy), **stated).record.verdict is Outcome.PASS
 
 
-def test_a_fault_stays_one_though_the_temperature_is_not_stated(healthy: list[Row], judge: Judge) -> None:
+def test_a_fault_stays_one_though_the_temperature_is_not_stated(healthy, judge):
     shifted = [{**row, "logprobs": [*row["logprobs"][1:], -0.5]} for row in healthy]
     assert judge(without_temperature(shifted)).record.verdict is Outcome.FAIL
 
 
-def test_another_model_asks_for_the_right_checkpoint(healthy: list[Row], judge: Judge) -> None:
+def test_another_model_asks_for_the_right_checkpoint(healthy, judge):
     blamed = judge(healthy, reference=ReferenceBackend("testbed:llama"))
     assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.FAIL, "engine")
     assert principal(blamed) == "weights/other-model"
 
 
-def test_bad_lines_can_be_skipped_and_are_told(healthy: list[Row], judge: Judge) -> None:
+def test_bad_lines_can_be_skipped_and_are_told(healthy, judge):
     rows = [*healthy, {**healthy[0], "logprobs": [float("nan")] * 14}, {"junk": 1}]
     blamed = judge(rows, skip_bad=True, selection=Selection(last=7, per_step=3))
     assert blamed.record.verdict is Outcome.PASS
     dump = blamed.record.probes[0]
     assert dump.status is Outcome.INCONCLUSIVE
-    assert dump.says.startswith("24 of 32 rollouts judged (to step 7, at most 3 of each step)")
-    assert "2 of 34 lines skipped: dump.jsonl, line 33 (the line holds NaN" in dump.says
+    assert dump.message.startswith("24 of 32 rollouts judged (to step 7, at most 3 of each step)")
+    assert "2 of 34 lines skipped: dump.jsonl, line 33 (the line holds NaN" in dump.message
     assert [(cause.cause, cause.gating) for cause in blamed.record.causes] == [("semantic/nonfinite", False)]
 
 
-def test_too_few_tokens_are_not_judged(healthy: list[Row], judge: Judge) -> None:
+def test_too_few_tokens_are_not_judged(healthy, judge):
     assert judge(healthy[:4]).record.verdict is Outcome.INCONCLUSIVE

@@ -14,10 +14,8 @@ is compared with what the sound engine gives the same tokens, and the first toke
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -41,12 +39,12 @@ COUNT = 13
 
 
 @pytest.fixture(scope="module")
-def bugs(script: Callable[[str], ModuleType]) -> tuple[Any, ...]:
+def bugs(script):
     return tuple(script("faults/blind").BLIND)
 
 
 @pytest.fixture(scope="module")
-def sound() -> ReferenceBackend:
+def sound():
     return ReferenceBackend(SPEC, dtype="float32")
 
 
@@ -105,13 +103,13 @@ def _distance(ours: Any, theirs: Any) -> float:
     return max(bounds)
 
 
-def test_their_true_names_are_causes(bugs: tuple[Any, ...]) -> None:
+def test_their_true_names_are_causes(bugs):
     assert len({bug.name for bug in bugs}) == COUNT
     assert set().union(*(bug.true_names for bug in bugs)) <= CAUSES.keys()
 
 
 @pytest.mark.long
-def test_a_sound_engine_shows_nothing(sound: ReferenceBackend) -> None:
+def test_a_sound_engine_shows_nothing(sound):
     twin = ReferenceBackend(SPEC, dtype="float32")
     assert _mean_difference(sound, _completions(twin.generate(_requests()))) < LEAST_NATS / 10
     assert _distance(twin, sound) < LEAST_DISTANCE / 2
@@ -119,9 +117,7 @@ def test_a_sound_engine_shows_nothing(sound: ReferenceBackend) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(COUNT))
-def test_it_shows_in_numbers_or_tokens_and_hides_otherwise(
-    number: int, sound: ReferenceBackend, bugs: tuple[Any, ...]
-) -> None:
+def test_it_shows_in_numbers_or_tokens_and_hides_otherwise(number, sound, bugs):
     # Some act between the samples of one request only.
     asked = _requests(n=3, logprobs=2)
     before = sound.generate(asked)
@@ -140,7 +136,7 @@ def test_it_shows_in_numbers_or_tokens_and_hides_otherwise(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["swapped-in-short", "unsorted-wrongly"])
-def test_a_request_alone_is_right(name: str, bugs: tuple[Any, ...], sound: ReferenceBackend) -> None:
+def test_a_request_alone_is_right(name, bugs, sound):
     (bug,) = (bug for bug in bugs if bug.name == name)
     broken = bug.plant(sound)
     alone = [broken.generate([request])[0] for request in _requests(4)]
@@ -149,13 +145,7 @@ def test_a_request_alone_is_right(name: str, bugs: tuple[Any, ...], sound: Refer
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(COUNT))
-def test_seen_and_not_misnamed(
-    matrix: Any,
-    reference: Callable[[str], ReferenceBackend],
-    tmp_path: Path,
-    bugs: tuple[Any, ...],
-    number: int,
-) -> None:
+def test_seen_and_not_misnamed(matrix, reference, tmp_path, bugs, number):
     engine = bugs[number].plant(ReferenceBackend(SPEC, dtype="float32"))
     record = matrix.judge(engine, reference(SPEC), tmp_path, matrix.MANY_SAMPLES)
     assert record.verdict is Outcome.FAIL

@@ -5,7 +5,6 @@ shows the fault in no setting: what names it is which of its numbers are wrong.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,13 +25,12 @@ from zerodrift.records.verdict import CauseFound, Outcome, VerdictRecord
 
 pytestmark = pytest.mark.long
 SMALL = ValidationConfig(num_prompts=16, equivalence_trials=40, max_tokens=16)
-Judge = Callable[..., VerdictRecord]
 Rows = list[list[float]]
 
 
 @pytest.fixture
-def judge(matrix: Any, reference: Callable[[str], ReferenceBackend], tmp_path: Path) -> Judge:
-    def run(plant: Callable[[Backend], Backend], spec: str = "testbed:qwen3") -> VerdictRecord:
+def judge(matrix, reference, tmp_path):
+    def run(plant, spec="testbed:qwen3"):
         engine = plant(ReferenceBackend(spec, dtype="float32"))
         record: VerdictRecord = matrix.judge(engine, reference(spec), tmp_path, SMALL)
         return record
@@ -99,9 +97,7 @@ def another_gain(model: Any) -> None:
     ],
     ids=["late", "temperature", "another model"],
 )
-def test_scores_that_are_wrong_where_decoding_is_right(
-    judge: Judge, plant: Callable[[Backend], Backend], name: str
-) -> None:
+def test_scores_that_are_wrong_where_decoding_is_right(judge, plant, name):
     record = judge(plant)
     assert named(record) == [name]
     if name != "path/prefill-decode":
@@ -135,7 +131,7 @@ class RoundedInCompany(FaultyBackend):
 
 
 @pytest.mark.parametrize("late", [0, 2])
-def test_what_is_rounded_in_company_is_blamed_on_company(judge: Judge, late: int) -> None:
+def test_what_is_rounded_in_company_is_blamed_on_company(judge, late):
     record = judge(lambda engine: RoundedInCompany(engine, 4, torch.bfloat16, late))
     assert named(record) in (["path/batch-variance"], ["path/head-precision"])
 
@@ -198,7 +194,7 @@ def quieter_steps(factor: float) -> Damage:
     ],
     ids=["positions", "bf16", "quieter"],
 )
-def test_what_only_decoding_does_is_blamed_on_it(judge: Judge, damage: Damage, names: set[str]) -> None:
+def test_what_only_decoding_does_is_blamed_on_it(judge, damage, names):
     record = judge(lambda engine: Damaged(engine, damage))
     assert set(named(record)) == names
 
@@ -211,7 +207,7 @@ class RenormalisedOver(FaultyBackend):
 
     def __init__(self, inner: Backend, count: int) -> None:
         super().__init__(inner)
-        self._count, self._model = count, inner.model  # type: ignore[attr-defined]
+        self._count, self._model = count, inner.model
 
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
         return [
@@ -238,21 +234,21 @@ def first_is(value: float) -> Callable[[Request, Completion], Completion]:
 
 
 @pytest.mark.parametrize("count", [3, 17])
-def test_the_number_of_tokens_that_a_report_is_renormalised_over_is_fitted(judge: Judge, count: int) -> None:
+def test_the_number_of_tokens_that_a_report_is_renormalised_over_is_fitted(judge, count):
     record = judge(lambda engine: RenormalisedOver(engine, count))
     assert named(record) == ["semantic/truncation-mass"]
     assert f" {count} " in gating(record)[0].evidence
 
 
-def test_a_placeholder_for_the_first_logprob_is_one(judge: Judge) -> None:
+def test_a_placeholder_for_the_first_logprob_is_one(judge):
     record = judge(lambda engine: Misreported(engine, first_is(0.0)))
     assert named(record) == ["semantic/nonfinite"]
 
 
-def test_an_unknown_report_is_not_blamed_on_decoding(judge: Judge) -> None:
+def test_an_unknown_report_is_not_blamed_on_decoding(judge):
     """Numbers of no distribution, the first of an output among them: decoding is right, and has no name for it."""
 
-    def bent(_: Request, completion: Completion) -> Completion:
+    def bent(_, completion):
         told = tuple(-(abs(value) ** 1.2) - 0.3 * value * value for value in completion.logprobs)
         return msgspec.structs.replace(completion, logprobs=told)
 

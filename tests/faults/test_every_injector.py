@@ -4,9 +4,6 @@ The model is Qwen3, or the first of the others that has what the fault needs (a 
 `make faults-full` has all models, pairs, and trained weights.
 """
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from zerodrift.core.cause import Layer
@@ -15,13 +12,13 @@ from zerodrift.faults.registry import FAULTS
 MODELS = ("testbed:qwen3", "testbed:mistral", "testbed:llama")
 
 
-def test_every_layer_that_an_audit_can_see_is_among_them() -> None:
+def test_every_layer_that_an_audit_can_see_is_among_them():
     seen = {Layer.SEMANTIC, Layer.PATH, Layer.WEIGHTS, Layer.TRAINER}
     assert {fault.kind for fault in FAULTS.values()} == seen
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_it_is_detected_and_named(matrix: Any, tmp_path: Path, name: str) -> None:
+def test_it_is_detected_and_named(matrix, tmp_path, name):
     row = None
     for model in MODELS:
         scratch = tmp_path / model.partition(":")[2]

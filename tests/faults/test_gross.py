@@ -3,8 +3,6 @@
 What is planted here are hooks and weights of this file. Layers are counted from 0.
 """
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +12,14 @@ from torch import nn
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.validation import ValidationConfig
 from zerodrift.faults.damage import Damage, Damaged
-from zerodrift.records.verdict import CauseFound, Outcome
+from zerodrift.records.verdict import Outcome
 
 SMALL = ValidationConfig(num_prompts=16, equivalence_trials=24, max_tokens=16)
-Principal = Callable[..., CauseFound]
 
 
 @pytest.fixture
-def principal(matrix: Any, reference: Callable[[str], ReferenceBackend], tmp_path: Path) -> Principal:
-    def run(damage: Damage, model: str) -> CauseFound:
+def principal(matrix, reference, tmp_path):
+    def run(damage, model):
         engine = Damaged(ReferenceBackend(model, dtype="float32"), damage)
         record = matrix.judge(engine, reference(model), tmp_path, SMALL)
         assert record.verdict is Outcome.FAIL
@@ -56,9 +53,7 @@ def exchanged(one: str, other: str) -> Damage:
         ("testbed:qwen2", "lm_head.weight", "model.embed_tokens.weight"),
     ],
 )
-def test_weights_in_each_others_place_are_named(
-    principal: Principal, model: str, one: str, other: str
-) -> None:
+def test_weights_in_each_others_place_are_named(principal, model, one, other):
     cause = principal(exchanged(one, other), model)
     assert cause.cause == "weights/swapped", cause.evidence
     assert cause.explained > 0.99
@@ -89,9 +84,7 @@ def scores(factor: float) -> Damage:
         ("testbed:qwen2", scores(8.0), "attention scores of 2 layers", 8.0),
     ],
 )
-def test_a_factor_of_any_size_is_found(
-    principal: Principal, model: str, damage: Damage, part: str, factor: float
-) -> None:
+def test_a_factor_of_any_size_is_found(principal, model, damage, part, factor):
     cause = principal(damage, model)
     assert cause.cause == "unexplained", cause.evidence
     (found,) = cause.located
@@ -130,7 +123,7 @@ class NoResidual(nn.Module):
         norm.register_forward_pre_hook(lambda _, given: setattr(self, "entered", given[0]))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.mlp(hidden) - self.entered  # type: ignore[no-any-return]
+        return self.mlp(hidden) - self.entered
 
 
 def without_residual(model: Any) -> None:
@@ -153,9 +146,7 @@ def without_attention(model: Any) -> None:
         ("testbed:llama", without_attention, 0, "attention", "missing"),
     ],
 )
-def test_a_model_put_together_wrongly_is_located(
-    principal: Principal, model: str, damage: Damage, layer: int | None, part: str, quantity: str
-) -> None:
+def test_a_model_put_together_wrongly_is_located(principal, model, damage, layer, part, quantity):
     cause = principal(damage, model)
     assert cause.cause == "unexplained", cause.evidence
     (found,) = cause.located
@@ -165,8 +156,8 @@ def test_a_model_put_together_wrongly_is_located(
 
 
 @pytest.mark.parametrize("size", [0.15, 0.4])
-def test_weights_that_differ_everywhere_are_none_of_it(principal: Principal, size: float) -> None:
-    def damage(model: Any) -> None:
+def test_weights_that_differ_everywhere_are_none_of_it(principal, size):
+    def damage(model):
         generator = torch.Generator().manual_seed(3)
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)

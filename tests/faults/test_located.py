@@ -4,8 +4,6 @@ What is planted here are hooks and weights of this file, in values that stand no
 not used. Layers and heads are counted from 0.
 """
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,12 +140,9 @@ def stale(size: float) -> Damage:
     return damage
 
 
-Audited = Callable[..., VerdictRecord]
-
-
 @pytest.fixture
-def audited(matrix: Any, reference: Callable[[str], ReferenceBackend], tmp_path: Path) -> Audited:
-    def run(damage: Damage, model: str = "testbed:llama") -> VerdictRecord:
+def audited(matrix, reference, tmp_path):
+    def run(damage, model="testbed:llama"):
         engine = Damaged(ReferenceBackend(model, dtype="float32"), damage)
         record: VerdictRecord = matrix.judge(engine, reference(model), tmp_path, SMALL)
         return record
@@ -183,7 +178,7 @@ LOCATED = {
 
 
 @pytest.mark.parametrize("name", LOCATED)
-def test_a_small_fault_is_located(audited: Audited, name: str) -> None:
+def test_a_small_fault_is_located(audited, name):
     model, damage, place, value = LOCATED[name]
     cause = principal(audited(damage, model))
     assert cause.cause == "unexplained", cause.evidence
@@ -197,7 +192,7 @@ def test_a_small_fault_is_located(audited: Audited, name: str) -> None:
     assert "float32" not in cause.fix
 
 
-def test_weights_that_differ_a_little_are_not_called_rounding(audited: Audited) -> None:
+def test_weights_that_differ_a_little_are_not_called_rounding(audited):
     """Nothing locates them, and their size is that of bf16: the engine reports float32, and agrees with itself."""
     record = audited(stale(4e-3))
     cause = principal(record)
@@ -207,8 +202,8 @@ def test_weights_that_differ_a_little_are_not_called_rounding(audited: Audited) 
     assert "path/body-precision" not in {each.cause for each in record.causes}
 
 
-def test_a_body_in_bf16_is_still_rounding_and_its_fix_is_not_in_force(audited: Audited) -> None:
-    def in_bf16(model: Any) -> None:
+def test_a_body_in_bf16_is_still_rounding_and_its_fix_is_not_in_force(audited):
+    def in_bf16(model):
         decoder = model.base_model
         for part in (decoder.layers, decoder.norm):
             for parameter in part.parameters():
@@ -224,7 +219,7 @@ def test_a_body_in_bf16_is_still_rounding_and_its_fix_is_not_in_force(audited: A
 
 
 @pytest.mark.parametrize("model", ["llama", "gemma3"])
-def test_rounding_is_never_located(script: Any, model: str) -> None:
+def test_rounding_is_never_located(script, model):
     """A tenth of the 200 runs of `never_located.py`, ten of each model."""
     control = script("faults/never_located")
     ways = dict(list(control.WAYS.items())[:: 2 if model == "llama" else 3][:10])

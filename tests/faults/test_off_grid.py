@@ -5,7 +5,6 @@ name by the nearest value of a grid would leave Δ standing, and be `unexplained
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,18 +79,13 @@ OFF_GRID = {
 
 
 @pytest.fixture
-def audited(
-    matrix: Any, reference: Callable[[str], ReferenceBackend], tmp_path: Path
-) -> Callable[..., VerdictRecord]:
-    def run(damage: Damage, size: ValidationConfig = SMALL) -> VerdictRecord:
+def audited(matrix, reference, tmp_path):
+    def run(damage, size=SMALL):
         engine: Backend = Damaged(ReferenceBackend("testbed:llama", dtype="float32"), damage)
         record: VerdictRecord = matrix.judge(engine, reference("testbed:llama"), tmp_path, size)
         return record
 
     return run
-
-
-Audited = Callable[..., VerdictRecord]
 
 
 def principal(record: VerdictRecord) -> CauseFound:
@@ -100,14 +94,14 @@ def principal(record: VerdictRecord) -> CauseFound:
 
 
 @pytest.mark.parametrize("name", OFF_GRID)
-def test_a_value_off_every_grid_is_named(audited: Audited, name: str) -> None:
+def test_a_value_off_every_grid_is_named(audited, name):
     damage, cause, words = OFF_GRID[name]
     named = principal(audited(damage))
     assert (named.cause, named.explained) == (cause, pytest.approx(1.0, abs=0.02)), named.evidence
     assert words in named.evidence
 
 
-def test_long_outputs_have_an_interval_of_many_sequences(audited: Audited) -> None:
+def test_long_outputs_have_an_interval_of_many_sequences(audited):
     named = principal(audited(base(3.0), LONG))
     assert named.cause == "path/rope"
     assert "too few" not in named.evidence
@@ -115,10 +109,10 @@ def test_long_outputs_have_an_interval_of_many_sequences(audited: Audited) -> No
     assert 0.9 < low <= named.explained <= high
 
 
-def test_rounding_is_no_matter_of_positions(audited: Audited) -> None:
+def test_rounding_is_no_matter_of_positions(audited):
     """A body in bf16: what can be fitted to it must not be listed either."""
 
-    def in_bf16(model: Any) -> None:
+    def in_bf16(model):
         decoder = model.base_model
         for part in (decoder.layers, decoder.norm):
             for parameter in part.parameters():
@@ -131,7 +125,7 @@ def test_rounding_is_no_matter_of_positions(audited: Audited) -> None:
     assert not {"path/rope", "path/context-boundary"} & {cause.cause for cause in record.causes}
 
 
-def test_a_healthy_engine_has_no_cause(audited: Audited) -> None:
+def test_a_healthy_engine_has_no_cause(audited):
     record = audited(lambda model: None)
-    assert record.verdict is Outcome.PASS, (record.says, record.causes)
+    assert record.verdict is Outcome.PASS, (record.message, record.causes)
     assert not any(cause.cause.startswith("path/") for cause in record.causes if cause.gating)

@@ -1,6 +1,6 @@
 """A prefix cache that looks at a part of each block: only prompts that nearly agree can show it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -62,18 +62,16 @@ class ForgetfulCache(FaultyBackend):
 
 
 @pytest.fixture(scope="module")
-def engine() -> ReferenceBackend:
+def engine():
     return ReferenceBackend(MODEL, dtype="float32")
 
 
 @pytest.fixture
-def compared(
-    engine: ReferenceBackend, reference: Callable[[str], ReferenceBackend]
-) -> Callable[[int, slice], Outcome]:
+def compared(engine, reference):
     """The prompts and the plan of an audit without options, and the part of it that compares numbers."""
     judge = reference(MODEL)
 
-    def run(block: int, looked_at: slice) -> Outcome:
+    def run(block, looked_at):
         size = ValidationConfig()
         room = judge.max_model_len - ANSWER
         prompts = assorted(judge.tokenizer, judge.facts.vocab_size, room, ANSWER, size.num_prompts, size.seed)
@@ -103,11 +101,9 @@ def compared(
     [(16, slice(0, 12)), (128, slice(0, 64)), (128, slice(1, 128)), (16, slice(9, 16))],
     ids=["16-without-its-end", "128-first-half", "128-without-its-first", "16-without-its-beginning"],
 )
-def test_a_cache_that_ignores_a_part_of_a_block_is_seen(
-    compared: Callable[[int, slice], Outcome], block: int, looked_at: slice
-) -> None:
+def test_a_cache_that_ignores_a_part_of_a_block_is_seen(compared, block, looked_at):
     assert compared(block, looked_at) is Outcome.FAIL
 
 
-def test_one_that_looks_at_all_of_it_is_not(compared: Callable[[int, slice], Outcome]) -> None:
+def test_one_that_looks_at_all_of_it_is_not(compared):
     assert compared(16, slice(0, 16)) is Outcome.PASS

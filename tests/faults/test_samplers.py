@@ -5,7 +5,6 @@ an engine, beside the same engine that draws as it should.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -119,20 +118,16 @@ BENT: dict[str, Bend] = {
 
 
 @pytest.fixture(scope="module")
-def engine() -> ReferenceBackend:
+def engine():
     return ReferenceBackend(MODEL, dtype="float32")
 
 
 @pytest.fixture
-def drawn(
-    engine: ReferenceBackend, reference: Callable[[str], ReferenceBackend]
-) -> Callable[..., tuple[Outcome, SamplingEvidence]]:
+def drawn(engine, reference):
     """The part of an audit that judges samples, with its default numbers."""
     judge = reference(MODEL)
 
-    def run(
-        bend: Bend, trials: int = 64, sampling: SamplingParams = DEFAULT
-    ) -> tuple[Outcome, SamplingEvidence]:
+    def run(bend, trials=64, sampling=DEFAULT):
         prompts = generated(judge.tokenizer, judge.facts.vocab_size, 64, 32, 0)
         requests = parity_requests(prompts, sampling, trials, 0)
         answers = Redrawn(engine, bend).generate(requests)
@@ -151,19 +146,19 @@ def drawn(
 
 
 @pytest.mark.parametrize("name", BENT)
-def test_a_sampler_that_draws_otherwise_is_seen(drawn: Any, name: str) -> None:
+def test_a_sampler_that_draws_otherwise_is_seen(drawn, name):
     outcome, _ = drawn(BENT[name])
     assert outcome is Outcome.FAIL
 
 
-def test_one_that_draws_as_it_should_is_not(drawn: Any) -> None:
+def test_one_that_draws_as_it_should_is_not(drawn):
     outcome, evidence = drawn(as_it_is)
     assert outcome is Outcome.PASS
     assert evidence.p_counts > 0.01
     assert {line.name for line in evidence.power} >= {"first token taken", "stop token too rare"}
 
 
-def test_a_stop_token_is_seen_from_where_the_line_says(drawn: Any, engine: ReferenceBackend) -> None:
+def test_a_stop_token_is_seen_from_where_the_line_says(drawn, engine):
     """Made likelier by the request itself, so that there are ends to count."""
     stops = engine.facts.eos_token_ids
     often = SamplingParams(max_tokens=32, logit_bias=dict.fromkeys(stops, 6.0))
@@ -175,9 +170,7 @@ def test_a_stop_token_is_seen_from_where_the_line_says(drawn: Any, engine: Refer
     assert drawn(stop_rarer(0.8 * line.seen_from, stops), 192, often)[0] is Outcome.FAIL
 
 
-def test_the_name_is_that_of_the_draws(
-    matrix: Any, engine: ReferenceBackend, reference: Callable[[str], ReferenceBackend], tmp_path: Path
-) -> None:
+def test_the_name_is_that_of_the_draws(matrix, engine, reference, tmp_path):
     size = ValidationConfig(num_prompts=24, equivalence_trials=64, max_tokens=32)
     bent = Redrawn(engine, BENT["ids 470 to 508 never"])
     record = matrix.judge(bent, reference(MODEL), tmp_path, msgspec.structs.replace(size, seed=3))

@@ -86,27 +86,17 @@ class SpoiltAfterwards(FaultyBackend):
             self._spoil(engine.model)
 
 
-Push = Callable[..., ProbeResult]
-
-
 @pytest.fixture(scope="module")
-def push(tmp_path_factory: pytest.TempPathFactory) -> Push:
+def push(tmp_path_factory):
     @cache
-    def update(model: str, seed: int) -> Pushed:
+    def update(model, seed):
         root = tmp_path_factory.mktemp("update")
         a = models.materialise(model, root / "a")
         old = load_reference(a).model
         new = perturbed(old, seed)
         return Pushed(Update(a, write_checkpoint(new, a, root / "b"), True), UpdatedWeights(old, new))
 
-    def run(
-        arrives: Arrives | None,
-        gates: Gates = FP32,
-        model: str = MODEL,
-        dtype: str = "float32",
-        seed: int = 5,
-        spoil: Spoil | None = None,
-    ) -> ProbeResult:
+    def run(arrives, gates=FP32, model=MODEL, dtype="float32", seed=5, spoil=None):
         how, weights = update(model, seed)
         engine: Any = ReferenceBackend(how.before, dtype=dtype)
         requests = probe_requests(512, 512, (0, 1, 2, 3), seed, SYNC_REQUESTS, longest=60)
@@ -144,13 +134,13 @@ def without_rows(tensor: str, first: int, last: int) -> Arrives:
         "model.embed_tokens.weight",
     ],
 )
-def test_one_tensor_that_did_not_arrive_is_named(push: Push, tensor: str) -> None:
+def test_one_tensor_that_did_not_arrive_is_named(push, tensor):
     cause, located = named(push(without(tensor)))
     assert cause == "weights/partial"
     assert [(each.part, each.rows, each.estimate) for each in located] == [(tensor, None, 0.0)]
 
 
-def test_two_tensors_that_did_not_arrive_are_named(push: Push) -> None:
+def test_two_tensors_that_did_not_arrive_are_named(push):
     tensors = ("model.layers.0.mlp.up_proj.weight", "model.layers.2.self_attn.q_proj.weight")
     cause, located = named(push(without(*tensors)))
     assert cause == "weights/partial"
@@ -166,9 +156,7 @@ def test_two_tensors_that_did_not_arrive_are_named(push: Push) -> None:
         ("model.embed_tokens.weight", 256, 512, "testbed:llama"),
     ],
 )
-def test_rows_that_did_not_arrive_are_named(
-    push: Push, tensor: str, first: int, last: int, model: str
-) -> None:
+def test_rows_that_did_not_arrive_are_named(push, tensor, first, last, model):
     """In the last the head is tied to the embedding."""
     cause, (located,) = named(push(without_rows(tensor, first, last), model=model))
     assert cause == "weights/rows"
@@ -187,7 +175,7 @@ def test_rows_that_did_not_arrive_are_named(
         (2.0, "weights/multiple"),
     ],
 )
-def test_a_share_of_the_update_is_told_with_its_size(push: Push, share: float, cause: str) -> None:
+def test_a_share_of_the_update_is_told_with_its_size(push, share, cause):
     told, (located,) = named(push(lambda _, old, new: old + share * (new - old)))
     assert told == cause
     assert located.estimate == pytest.approx(share, abs=1e-4)
@@ -195,8 +183,8 @@ def test_a_share_of_the_update_is_told_with_its_size(push: Push, share: float, c
     assert located.high - located.low < 1e-2
 
 
-def test_a_share_of_one_layer_is_told_of_that_layer(push: Push) -> None:
-    def arrives(name: str, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+def test_a_share_of_one_layer_is_told_of_that_layer(push):
+    def arrives(name, old, new):
         return old + 0.4 * (new - old) if ".layers.1." in name else new
 
     cause, (located,) = named(push(arrives))
@@ -232,13 +220,13 @@ def rebuilt(base: float) -> Spoil:
         ("lm_head.weight", "model.embed_tokens.weight"),
     ],
 )
-def test_tensors_that_an_update_left_in_each_others_place_are_named(push: Push, one: str, other: str) -> None:
+def test_tensors_that_an_update_left_in_each_others_place_are_named(push, one, other):
     cause, _ = named(push(None, spoil=exchanged(one, other)))
     assert cause == "weights/swapped"
 
 
 @pytest.mark.parametrize("base", [1e4, 731_000.0, 1_030_000.0])
-def test_rotary_tables_rebuilt_with_another_base_are_told_with_it(push: Push, base: float) -> None:
+def test_rotary_tables_rebuilt_with_another_base_are_told_with_it(push, base):
     cause, (located,) = named(push(None, spoil=rebuilt(base)))
     assert (cause, located.quantity) == ("weights/buffer", "base")
     assert located.estimate == pytest.approx(base / 1e6, rel=1e-3)
@@ -246,7 +234,7 @@ def test_rotary_tables_rebuilt_with_another_base_are_told_with_it(push: Push, ba
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_healthy_update_is_none_of_these(push: Push, dtype: str, seed: int) -> None:
+def test_a_healthy_update_is_none_of_these(push, dtype, seed):
     """By gates of its own it passes (test_named.py); here it is looked at as if it had not."""
     result = push(None, CLOSER_THAN_ROUNDING, dtype=dtype, seed=seed)
     cause, located = named(result)

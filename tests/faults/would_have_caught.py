@@ -165,7 +165,7 @@ def run_one(reported: str, spec: str, tokens: int = USUAL, seed: int = 0) -> Row
         verdict=record.verdict.value,
         guilty=record.guilty,
         found=tuple(cause.cause for cause in record.causes if cause.gating),
-        says=record.causes[0].evidence if record.causes else record.says,
+        says=record.causes[0].evidence if record.causes else record.message,
         seconds=round(time.monotonic() - began, 2),
     )
 

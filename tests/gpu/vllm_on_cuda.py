@@ -131,7 +131,7 @@ def told(record: VerdictRecord) -> dict[str, object]:
             f"{cause.cause}{' (gating)' * cause.gating}: {cause.evidence}; {cause.fix}"
             for cause in record.causes
         ],
-        "probes": {probe.name: f"{probe.status.value}: {probe.says}" for probe in record.probes},
+        "probes": {probe.name: f"{probe.status.value}: {probe.message}" for probe in record.probes},
         "mean": record.metrics.get("mean"),
         "floor": record.floor.get("mean"),
         "engine": record.engine.numeric | record.engine.deployment,

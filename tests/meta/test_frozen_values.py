@@ -74,9 +74,9 @@ def test_every_mapping_in_a_frozen_struct_is_frozen() -> None:
     [
         (SamplingParams(logit_bias={1: 1.0}), "logit_bias"),
         (EngineFingerprint(engine="x", semantic={"a": "1"}, numeric={}, deployment={}), "semantic"),
-        (Item(name="audit", status=Status.PASS, says="s", facts={"mean": 1.0}), "facts"),
+        (Item(name="audit", status=Status.PASS, message="s", facts={"mean": 1.0}), "facts"),
         (
-            ProbeRecord(name="p", status=Outcome.PASS, required=True, says="s", evidence={"z": 1.0}),
+            ProbeRecord(name="p", status=Outcome.PASS, required=True, message="s", evidence={"z": 1.0}),
             "evidence",
         ),
     ],

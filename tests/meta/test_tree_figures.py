@@ -38,3 +38,27 @@ def test_the_percentile_is_one_of_the_values(tree_figures):
     assert tree_figures.percentile(range(1, 101), 0.99) == 99
     assert tree_figures.percentile([7], 0.99) == 7
     assert tree_figures.percentile([], 0.99) == 0
+
+
+def test_packages_of_two_trees_stand_beside_each_other(tree_figures, tmp_path):
+    before, now = tmp_path / "before", tmp_path / "now"
+    for root, sizes in ((before, {"audit": 3, "gone": 2}), (now, {"audit": 1, "monitor": 4})):
+        (root / "tests" / "unit").mkdir(parents=True)
+        for package, lines in sizes.items():
+            folder = root / "src" / "zerodrift" / package
+            folder.mkdir(parents=True)
+            (folder / "one.py").write_text("x = 1\n" * lines)
+    # Left out, wherever it stands below tests.
+    (now / "tests" / "exam").mkdir()
+    (now / "tests" / "exam" / "one.py").write_text("x = 1\n" * 99)
+    told = list(tree_figures.comparison(before, now))
+    assert [line for line in told if line.startswith("| lines |")] == [
+        "| lines | 5 | 5 | +0 |",
+        "| lines | 0 | 0 | +0 |",
+    ]
+    begin = told.index("| lines of package | before | now | change |") + 2
+    assert told[begin : begin + 3] == [
+        "| monitor | 0 | 4 | +4 |",
+        "| audit | 3 | 1 | -2 |",
+        "| gone | 2 | 0 | -2 |",
+    ]

@@ -109,7 +109,7 @@ verdicts = st.builds(
     VerdictRecord,
     verdict=st.sampled_from(Outcome),
     guilty=words,
-    says=words,
+    message=words,
     engine=fingerprints,
     reference=fingerprints,
     model=words,

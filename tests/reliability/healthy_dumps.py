@@ -22,7 +22,7 @@ from zerodrift.config.precision import Precision
 from zerodrift.core.request import SamplingParams
 from zerodrift.models.smollm2 import DEFAULT_DIRECTORY
 from zerodrift.records.dump import Dump
-from zerodrift.records.dump_fields import Place
+from zerodrift.records.dump_fields import LinePlace
 from zerodrift.records.dump_formats import DumpFormat, read_plain
 from zerodrift.records.verdict import Outcome
 
@@ -67,7 +67,9 @@ def dump_of(kind: Kind, model: Any, reference: ReferenceBackend, seed: int) -> D
             step=step,
         )
     ]
-    read = [read_plain(row, Place("healthy", line + 1, SamplingParams()))[0] for line, row in enumerate(rows)]
+    read = [
+        read_plain(row, LinePlace("healthy", line + 1, SamplingParams()))[0] for line, row in enumerate(rows)
+    ]
     return Dump(format=DumpFormat.PLAIN, rollouts=tuple(read), lines=len(read))
 
 
@@ -106,7 +108,7 @@ def main(arguments: list[str]) -> int:
         )
         for each in verdicts:
             if each.verdict is not Outcome.PASS:
-                say(f"    {each.verdict}: {each.says}")
+                say(f"    {each.verdict}: {each.message}")
                 say(f"    metrics {dict(each.metrics)}, gates {dict(each.gates)}")
     return int(failed > 0)
 

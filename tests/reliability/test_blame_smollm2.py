@@ -17,7 +17,7 @@ from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.request import SamplingParams
 from zerodrift.models.smollm2 import COMPLETE
 from zerodrift.records.dump import Dump
-from zerodrift.records.dump_fields import Place
+from zerodrift.records.dump_fields import LinePlace
 from zerodrift.records.dump_formats import DumpFormat, read_plain
 from zerodrift.records.verdict import Outcome
 
@@ -72,7 +72,7 @@ def sound(engine: Any, sampled: Sample, prompts: Callable[..., list[list[int]]])
 
 
 def judged(rows: list[Row], reference: ReferenceBackend, **options: Any) -> Blamed:
-    read = [read_plain(row, Place("d", line + 1, SamplingParams()))[0] for line, row in enumerate(rows)]
+    read = [read_plain(row, LinePlace("d", line + 1, SamplingParams()))[0] for line, row in enumerate(rows)]
     dump = Dump(format=DumpFormat.PLAIN, rollouts=tuple(read), lines=len(read))
     return Blame(dump=dump, reference=reference, **options).run()
 

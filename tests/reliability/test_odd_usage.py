@@ -155,7 +155,7 @@ FILES: dict[str, bytes] = {
     "nested.json": b"[" * 100_000,
     "list.json": b"[1, 2, 3]",
     "null.json": b"null",
-    "wrong.json": b'{"schema": "zerodrift.verdict/1", "verdict": "MAYBE"}',
+    "wrong.json": b'{"schema": "zerodrift.verdict/2", "verdict": "MAYBE"}',
     "broken.yaml": b"a: [",
     "list.yaml": b"- 1\n- 2\n",
     "text.yaml": b"just text",

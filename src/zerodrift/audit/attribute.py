@@ -18,16 +18,14 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from zerodrift.audit.counterfactual.evaluate import Evaluator, Prediction
 from zerodrift.audit.counterfactual.explanation import Explanation, Hypothesis
 from zerodrift.audit.counterfactual.rounding import is_rounding
-from zerodrift.audit.response.answer import Answer
+from zerodrift.audit.response.answer import Localisation
+from zerodrift.stats.arrays import Bools, Floats
 from zerodrift.stats.intervals import FEWEST_SEQUENCES, bootstrap_mean, bootstrap_ratio
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 EVERYWHERE = slice(None)
 Propose = Callable[[Explanation], Iterable[Hypothesis]]
 
@@ -87,7 +85,7 @@ class Attribution(msgspec.Struct, frozen=True):
     residual_sigmas: float
     """Median |residual| / σ under the selected explanation."""
     explained_to_floor: bool
-    response: Answer | None = None
+    response: Localisation | None = None
     """What linear response says, where it was asked: rounding by size has no name without it."""
     explanation: Explanation = Explanation()
     """What was selected, as one account."""

@@ -44,7 +44,7 @@ from zerodrift.audit.recorded.sides import (
     with_trainer,
 )
 from zerodrift.audit.recorded.timeline import Selection
-from zerodrift.audit.recorded.told_precision import Scale, Told, nearer_than_rounding, widened
+from zerodrift.audit.recorded.told_precision import Scale, ToldPrecision, nearer_than_rounding, widened
 from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.backends.teacher import Teacher
 from zerodrift.config.precision import PROFILES, Precision
@@ -243,7 +243,7 @@ class Blame:
         )
 
 
-def _scale(told: Told, floor: Floor, written_to: float) -> Scale:
+def _scale(told: ToldPrecision, floor: Floor, written_to: float) -> Scale:
     gates = gates_for(PROFILES[told.precision].gate, floor)
     return Scale(told, floor, widened(gates, written_to))
 

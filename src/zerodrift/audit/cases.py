@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerodrift.audit.counterfactual.evaluate import Window
+from zerodrift.audit.counterfactual.evaluate import CaseWindow
 from zerodrift.audit.measure import Measurement
 from zerodrift.core.completion import FinishReason
 from zerodrift.drift.floor import Floor
@@ -42,7 +42,7 @@ class _Span(NamedTuple):
 
 def choose_cases(
     measurements: Sequence[Measurement], floor: Floor, gates: Gates, budget: int, rng: np.random.Generator
-) -> list[Window]:
+) -> list[CaseWindow]:
     """Windows of about `budget` tokens in all, so narrow that twenty sequences chosen by chance fit; the worst first."""
     whole = [_case(item, floor, gates) for item in measurements]
     sizes = [_sizes(item, case) for item, case in zip(measurements, whole, strict=True)]
@@ -82,12 +82,12 @@ def _off(measurements: Sequence[Measurement]) -> float:
     return float(np.minimum(np.nan_to_num(sizes, nan=WILD), WILD).mean())
 
 
-def _case(item: Measurement, floor: Floor, gates: Gates) -> Window:
+def _case(item: Measurement, floor: Floor, gates: Gates) -> CaseWindow:
     completion = item.observed.completion
     sigma = floor.sigma(item.contracted)
     # Below a third of the gate nothing needs a cause; without this, fp32 rounding of another framework would.
     sigma = np.hypot(sigma, gates.mean / 3)
-    return Window(
+    return CaseWindow(
         completion.prompt_token_ids,
         completion.token_ids,
         item.observed.requested,
@@ -97,7 +97,7 @@ def _case(item: Measurement, floor: Floor, gates: Gates) -> Window:
     )
 
 
-def _sizes(item: Measurement, case: Window) -> Floats:
+def _sizes(item: Measurement, case: CaseWindow) -> Floats:
     """|Δ| in units of σ, with wild tokens counted as fifty."""
     return np.minimum(np.abs(item.delta) / case.sigma, WILD)
 
@@ -120,7 +120,7 @@ def _fill(order: Iterable[_Span], budget: int, free: Iterable[_Span] = ()) -> li
     return chosen
 
 
-def _cut(case: Window, window: _Span, *, at_random: bool) -> Window:
+def _cut(case: CaseWindow, window: _Span, *, at_random: bool) -> CaseWindow:
     judged = slice(window.begin, window.end)
     return case._replace(
         output=case.output[: window.end],

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zerodrift.audit.plan import singly
 from zerodrift.backends.base import Backend
@@ -16,8 +15,7 @@ from zerodrift.core.completion import Answer, Completion
 from zerodrift.core.errors import BadAnswer, CapabilityMissing, InvalidValue
 from zerodrift.core.request import Request
 from zerodrift.core.task import Scorer
-
-Floats = NDArray[np.float64]
+from zerodrift.stats.arrays import Floats
 
 
 def generated(engine: Backend, requests: Sequence[Request]) -> list[Answer]:

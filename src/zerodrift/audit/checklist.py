@@ -24,7 +24,7 @@ _DIAGNOSED = {1: Status.FAIL, 3: Status.INCONCLUSIVE}
 _CURABLE = (Severity.WRONG, Severity.RISK)
 
 
-class Judged(NamedTuple):
+class JudgedTarget(NamedTuple):
     """One target of the doctor: what it is called on a command line, and the diagnosis or why there is none."""
 
     target: str
@@ -38,12 +38,12 @@ class Judged(NamedTuple):
         return f"zerodrift doctor {self.target}" + (f" --api-key-env {self.key_env}" if self.key_env else "")
 
 
-def doctor_item(judged: Sequence[Judged]) -> Item:
+def doctor_item(judged: Sequence[JudgedTarget]) -> Item:
     """The configuration, and the running server where there is one."""
     return Item(
         name=DOCTOR,
         status=worst(_diagnosed(each) for each in judged),
-        says="; ".join(f"{each.target}: {_counted(each.diagnosis)}" for each in judged),
+        message="; ".join(f"{each.target}: {_counted(each.diagnosis)}" for each in judged),
         details=tuple(line for each in judged for line in _findings(each.diagnosis)),
         type=tuple(
             f"{each.command}{' --fix' if _curable(each.diagnosis) else ''}"
@@ -53,7 +53,7 @@ def doctor_item(judged: Sequence[Judged]) -> Item:
     )
 
 
-def _diagnosed(judged: Judged) -> Status:
+def _diagnosed(judged: JudgedTarget) -> Status:
     diagnosis = judged.diagnosis
     if isinstance(diagnosis, str):
         return Status.INCONCLUSIVE
@@ -92,20 +92,22 @@ def audit_item(verdict: VerdictRecord) -> Item:
     causes = [each for each in verdict.causes if each.gating and each.found_by not in ITEMS_OF_THEIR_OWN]
     failed = [probe for probe in probes if probe.status is Outcome.FAIL]
     unanswered = [probe for probe in probes if probe.required and probe.status is Outcome.INCONCLUSIVE]
-    status, says = _share(verdict, probes, causes), verdict.says
+    status, message = _share(verdict, probes, causes), verdict.message
     typed: tuple[str, ...] = (verdict.reproduce,)
     if status is Status.FAIL:
-        says = f"{causes[0].cause}: {causes[0].evidence}" if causes else _told(failed[0]) if failed else says
+        message = (
+            f"{causes[0].cause}: {causes[0].evidence}" if causes else _told(failed[0]) if failed else message
+        )
         typed = _fixes(causes) or typed
     elif status is Status.INCONCLUSIVE and unanswered:
-        says = _told(unanswered[0])
+        message = _told(unanswered[0])
     elif status is Status.PASS:
-        says, typed = f"the same policy as the reference: {_parity(probes)}", ()
+        message, typed = f"the same policy as the reference: {_parity(probes)}", ()
     return Item(
         name=AUDIT,
         status=status,
-        says=says,
-        details=tuple(f"{probe.name}, {probe.status.lower()}: {probe.says}" for probe in probes),
+        message=message,
+        details=tuple(f"{probe.name}, {probe.status.lower()}: {probe.message}" for probe in probes),
         facts=dict(verdict.metrics),
         type=typed,
     )
@@ -128,11 +130,11 @@ def _share(verdict: VerdictRecord, probes: Sequence[ProbeRecord], causes: Sequen
 
 
 def _parity(probes: Sequence[ProbeRecord]) -> str:
-    return next((probe.says for probe in probes if probe.name == Probe.PARITY), "every probe passed")
+    return next((probe.message for probe in probes if probe.name == Probe.PARITY), "every probe passed")
 
 
 def _told(probe: ProbeRecord) -> str:
-    return f"{probe.name}: {probe.says}"
+    return f"{probe.name}: {probe.message}"
 
 
 def _fixes(causes: Sequence[CauseFound]) -> tuple[str, ...]:
@@ -178,12 +180,12 @@ def rewards_of(verdict: VerdictRecord, when: str) -> Rewards | None:
 
 def not_run(name: str, because_of: str) -> Item:
     """What could not be asked, for an earlier item did not get that far."""
-    return Item(name=name, status=Status.SKIPPED, says=f"not run: {because_of} did not get that far")
+    return Item(name=name, status=Status.SKIPPED, message=f"not run: {because_of} did not get that far")
 
 
 def left_out(name: str, why: str, typed: str) -> Item:
     """What nobody asked for; `typed` would."""
-    return Item(name=name, status=Status.SKIPPED, says=why, type=(typed,))
+    return Item(name=name, status=Status.SKIPPED, message=why, type=(typed,))
 
 
 def _probe(verdict: VerdictRecord, name: Probe) -> ProbeRecord | None:
@@ -194,7 +196,7 @@ def _item(probe: ProbeRecord, typed: dict[Outcome, tuple[str, ...]]) -> Item:
     return Item(
         name=probe.name,
         status=Status(probe.status),
-        says=probe.says,
+        message=probe.message,
         facts=dict(probe.evidence),
         type=typed.get(probe.status, ()),
     )

@@ -15,13 +15,13 @@ import torch
 
 from zerodrift.audit.attribute import Attribution, Costs, attribute
 from zerodrift.audit.cases import affordable, choose_cases
-from zerodrift.audit.counterfactual.bias import Seen, bias_hypotheses
-from zerodrift.audit.counterfactual.chunks import Bracket, bracket, chunk_hypotheses
+from zerodrift.audit.counterfactual.bias import SeenTokens, bias_hypotheses
+from zerodrift.audit.counterfactual.chunks import chunk_hypotheses
 from zerodrift.audit.counterfactual.context import PromptEdit, context_hypotheses, prompt_edits
-from zerodrift.audit.counterfactual.evaluate import Evaluator, Window
+from zerodrift.audit.counterfactual.evaluate import CaseWindow, Evaluator
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis
 from zerodrift.audit.counterfactual.path import ROUNDINGS, Paths, path_hypotheses, vanilla_forward
-from zerodrift.audit.counterfactual.position import FitCost, first_off, position_hypotheses
+from zerodrift.audit.counterfactual.position import FirstOff, FitCost, first_off, position_hypotheses
 from zerodrift.audit.counterfactual.semantic import ExpectedSampling, hidden_hypotheses, told_hypotheses
 from zerodrift.audit.floor import ROUGHLY, Passage, measure_floor
 from zerodrift.audit.measure import Measurement
@@ -175,10 +175,10 @@ class SemanticProposals(NamedTuple):
         ]
 
 
-def seen_by(costs: Costs, explanation: Explanation) -> Seen:
+def seen_by(costs: Costs, explanation: Explanation) -> SeenTokens:
     """What an explanation leaves of each token's number, and what the token might have been."""
     evaluator = costs.evaluator
-    return Seen(
+    return SeenTokens(
         costs.residual(explanation),
         evaluator.scale(explanation),
         evaluator.tokens,
@@ -227,14 +227,14 @@ class ForwardProposals(NamedTuple):
         by_value = [each for each in best if each not in by_size]
         return [*by_size, *shortlist(self.referee, by_value, FINALISTS)]
 
-    def _prompts_off(self, explanation: Explanation) -> Bracket | None:
+    def _prompts_off(self, explanation: Explanation) -> FirstOff | None:
         """Between which lengths of prompts numbers begin to be off."""
         seen = self.costs
         lengths = np.array([len(case.prompt) for case in seen.evaluator.cases])
-        return bracket(seen.sigmas(explanation) > CERTAINLY_OFF, lengths[seen.evaluator.case_ids])
+        return first_off(seen.sigmas(explanation) > CERTAINLY_OFF, lengths[seen.evaluator.case_ids])
 
 
-def quickest(costs: Costs) -> Sequence[Window]:
+def quickest(costs: Costs) -> Sequence[CaseWindow]:
     """Of the worst cases the shortest that are off throughout, for fits.
 
     A fit asks for a hundred forwards, and where positions are high predictions turn too fast with them for a fit to
@@ -254,7 +254,7 @@ def shortlist(screen: Costs, hypotheses: Sequence[Hypothesis], count: int = SHOR
     return sorted(hypotheses, key=lambda hypothesis: screen.total(hypothesis.explanation))[:count]
 
 
-def _coarse_floor(model: Any, cases: Sequence[Window], dtype: str) -> Callable[[], Floor]:
+def _coarse_floor(model: Any, cases: Sequence[CaseWindow], dtype: str) -> Callable[[], Floor]:
     """The floor in `dtype`, measured on a few cases when it is first asked for."""
     # Wider than the windows: a scale for each of 8 sizes of log p, from 16 tokens, would be noise.
     longest = sorted(cases, key=lambda case: len(case.output), reverse=True)[:ROUNDING_CASES]
@@ -265,6 +265,6 @@ def _coarse_floor(model: Any, cases: Sequence[Window], dtype: str) -> Callable[[
     return cache(lambda: measure_floor(model, passages, dtype, ROUGHLY))
 
 
-def _rounding(floor: Callable[[], Floor], cases: Sequence[Window]) -> np.ndarray:
+def _rounding(floor: Callable[[], Floor], cases: Sequence[CaseWindow]) -> np.ndarray:
     """Rounding scale of every token."""
     return floor().sigma(np.concatenate([case.reported for case in cases]))

@@ -4,7 +4,7 @@ import msgspec
 
 from zerodrift.audit.attribute import Attribution, SelectedCause
 from zerodrift.audit.probes.result import ProbeResult, found, with_fix
-from zerodrift.audit.response.answer import Answer
+from zerodrift.audit.response.answer import Localisation
 from zerodrift.core.cause import CAUSES, UNEXPLAINED
 from zerodrift.drift.sampling import draws_depend
 from zerodrift.records.evidence import SamplingEvidence
@@ -42,7 +42,7 @@ def attributed(attribution: Attribution, engine: str, shape: str) -> tuple[Cause
     return (unnamed, *(msgspec.structs.replace(cause, gating=False) for cause in causes))
 
 
-def _located(answer: Answer, engine: str) -> CauseFound:
+def _located(answer: Localisation, engine: str) -> CauseFound:
     """A place in the model has no name in the vocabulary, and is worth more than one."""
     share = max(0.0, min(1.0, answer.share))
     cause = found(UNEXPLAINED, engine, FoundBy.VALUE, answer.message, explained=share)
@@ -61,7 +61,7 @@ def by_samples_alone(samples: ProbeResult, engine: str) -> tuple[CauseFound, ...
     return (found(cause, engine, Probe.SAMPLING, samples.message),)
 
 
-def _as_cause(selected: SelectedCause, engine: str, answer: Answer | None) -> CauseFound:
+def _as_cause(selected: SelectedCause, engine: str, answer: Localisation | None) -> CauseFound:
     evidence = f"{selected.message}: {selected.gain_nats:.0f} nats of evidence"
     follows_rounding = selected.by_size and answer is not None and bool(answer.rounding)
     if follows_rounding and answer is not None:

@@ -69,34 +69,36 @@ def history_item(now: Rewards, runs: tuple[Rewards, ...], rewards: Status) -> It
         "difference_high": shift.high,
         "p": shift.p_value,
     }
-    status, says, typed = _judged(now, then, shift)
+    status, message, typed = _judged(now, then, shift)
     if status is Status.FAIL and rewards in _WHOSE:
-        says = f"{says}; {_WHOSE[rewards]}"
-    return Item(name=NAME, status=status, says=says, facts=facts, type=typed)
+        message = f"{message}; {_WHOSE[rewards]}"
+    return Item(name=NAME, status=status, message=message, facts=facts, type=typed)
 
 
 def _judged(now: Rewards, then: Summary, shift: Shift) -> tuple[Status, str, tuple[str, ...]]:
     """The answer, why, and what to type."""
     if (few := min(now.n, then.n)) < LEAST_PROMPTS:
-        says = f"{few} prompts have rewards now or then, and {LEAST_PROMPTS} are needed to compare"
-        return Status.INCONCLUSIVE, says, (f"validation.num_prompts: {LEAST_PROMPTS} or more",)
+        message = f"{few} prompts have rewards now or then, and {LEAST_PROMPTS} are needed to compare"
+        return Status.INCONCLUSIVE, message, (f"validation.num_prompts: {LEAST_PROMPTS} or more",)
     if shift.spread == 0 and shift.difference == 0:
-        says = f"every reward is {now.mean:.4g}, now and then: what is never or always solved tells nothing"
-        return Status.INCONCLUSIVE, says, ("validation.task: one that is solved only sometimes",)
-    says = (
+        message = (
+            f"every reward is {now.mean:.4g}, now and then: what is never or always solved tells nothing"
+        )
+        return Status.INCONCLUSIVE, message, ("validation.task: one that is solved only sometimes",)
+    message = (
         f"mean reward {now.mean:.3g} over {now.n} prompts, {then.mean:.3g} over {then.n} in the history: "
         f"difference {shift.difference:+.2g} [{shift.low:+.2g}, {shift.high:+.2g}], p = {shift.p_value:.2g}"
     )
     if shift.p_value < FAILS:
         return (
             Status.FAIL,
-            says,
+            message,
             ("find what changed since then; --record another file where it was meant to",),
         )
     if shift.p_value < WARNS:
-        often = f"{says}, which one healthy run in {1 / shift.p_value:.0f} shows"
+        often = f"{message}, which one healthy run in {1 / shift.p_value:.0f} shows"
         return Status.WARN, often, ("validation.seed: another number, and once more",)
-    return Status.PASS, says, ()
+    return Status.PASS, message, ()
 
 
 def why_not_recorded(record: PreflightRecord, *, to_the_same: bool) -> str | None:

@@ -83,7 +83,7 @@ class Measurement(NamedTuple):
         return result
 
 
-class Measured(Sequence[Measurement]):
+class MeasuredColumns(Sequence[Measurement]):
     """Measurements whose numbers stand end to end in one array for each kind, in the order of the sequences."""
 
     def __init__(self, observed: Sequence[Observed]) -> None:
@@ -134,9 +134,9 @@ def measure(
     observed: Sequence[Observed],
     stop_ids: Sequence[int],
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Measured:
+) -> MeasuredColumns:
     """Score every observed sequence as it was sent; what comes back is in the same order."""
-    measured = Measured(observed)
+    measured = MeasuredColumns(observed)
     total, done = int(measured.ends[-1]), 0
     rng = np.random.default_rng(0)
     # Shortest first: in the order given, half of what padded batches compute is padding.
@@ -208,13 +208,13 @@ def _nearest(accounts: Sequence[torch.Tensor], told: Sequence[float]) -> torch.T
 
 
 def tabulate(measurements: Iterable[Measurement], floor: Floor) -> TokenTable:
-    """Columns of every token, with the rounding scale that `floor` gives it. Those of `Measured` are not copied."""
-    rows = measurements if isinstance(measurements, Measured) else list(measurements)
+    """Columns of every token, with the rounding scale that `floor` gives it. Those of `MeasuredColumns` are not copied."""
+    rows = measurements if isinstance(measurements, MeasuredColumns) else list(measurements)
     answers = [item.observed.completion for item in rows]
     counts = [len(answer.token_ids) for answer in answers]
     # Numbered through, less the number of the first of each sequence.
     index = np.arange(sum(counts)) - np.repeat(np.cumsum([0, *counts])[:-1], counts)
-    if isinstance(rows, Measured):
+    if isinstance(rows, MeasuredColumns):
         assert rows.masses is not None, "measured before it is tabulated"
         columns, masses = tuple(rows.columns), rows.masses
     else:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from zerodrift.audit.attribute import Attribution, Costs, attribute
-from zerodrift.audit.counterfactual.evaluate import Evaluator, Window
+from zerodrift.audit.counterfactual.evaluate import CaseWindow, Evaluator
 from zerodrift.audit.counterfactual.exchanged import exchanges
 from zerodrift.audit.counterfactual.explanation import Explanation, Hypothesis
 from zerodrift.audit.counterfactual.misbuilt import misbuilt
@@ -21,7 +21,7 @@ from zerodrift.audit.counterfactual.path import Paths
 from zerodrift.audit.counterfactual.position import FitCost, dial_hypotheses
 from zerodrift.audit.counterfactual.scaled import scale_dials
 from zerodrift.audit.counterfactual.variant import Variant
-from zerodrift.audit.response.answer import Answer
+from zerodrift.audit.response.answer import Localisation
 from zerodrift.records.evidence import LocatedEvidence
 
 GROSS = 0.02
@@ -36,7 +36,7 @@ FINALISTS = 3
 LEAST_GAIN = 12.0
 """Nats that a finalist must gain on the one window."""
 
-Evaluate = Callable[[Sequence[Window]], Evaluator]
+Evaluate = Callable[[Sequence[CaseWindow]], Evaluator]
 
 
 class Tried(NamedTuple):
@@ -48,7 +48,11 @@ class Tried(NamedTuple):
 
 
 def try_outright(
-    everything: Costs, screen: Sequence[Window], evaluate: Evaluate, paths: Paths, rng: np.random.Generator
+    everything: Costs,
+    screen: Sequence[CaseWindow],
+    evaluate: Evaluate,
+    paths: Paths,
+    rng: np.random.Generator,
 ) -> Tried:
     """`screen`: short windows that are off throughout; `evaluate` makes evaluators over the forwards of `paths`."""
     search = _Search(everything, screen, evaluate, paths, rng)
@@ -64,7 +68,7 @@ class _Search:
     def __init__(
         self,
         everything: Costs,
-        screen: Sequence[Window],
+        screen: Sequence[CaseWindow],
         evaluate: Evaluate,
         paths: Paths,
         rng: np.random.Generator,
@@ -128,12 +132,12 @@ class _Search:
             return found
         return msgspec.structs.replace(found, response=self._answer(found, variant.located))
 
-    def _answer(self, found: Attribution, where: LocatedEvidence) -> Answer:
+    def _answer(self, found: Attribution, where: LocatedEvidence) -> Localisation:
         healthy, left = (self._everything.residual(each) for each in (Explanation(), found.explanation))
         whole = float(np.nansum(healthy**2))
         where = msgspec.structs.replace(where, r2=1 - float(np.nansum(left**2)) / whole)
         share = 1 - float(np.nansum(np.abs(left))) / float(np.nansum(np.abs(healthy)))
-        return Answer(r2=where.r2, null=0.0, follows=True, knobs=(where,), to_floor=True, share=share)
+        return Localisation(r2=where.r2, null=0.0, follows=True, knobs=(where,), to_floor=True, share=share)
 
 
 def _remembering(

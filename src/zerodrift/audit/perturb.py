@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -21,7 +19,6 @@ from zerodrift.core.memory import GIB, free_on_host, in_gib
 from zerodrift.models.family.registry import family_of
 from zerodrift.records.codec import write_atomically
 
-Floats = NDArray[np.float64]
 SHARES = (0.02, 0.06, 0.2)
 """Noise in units of a tensor's own spread. The first moves logprobs by about 0.1 nat, a thousand times the fp32 floor;
 in bf16, whose floor is 0.02 to 0.03 on built-in models, the others are needed."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from zerodrift.audit import checklist
-from zerodrift.audit.checklist import Judged
+from zerodrift.audit.checklist import JudgedTarget
 from zerodrift.audit.history import NAME as HISTORY
 from zerodrift.audit.history import RewardHistory, history_item
 from zerodrift.audit.progress import Progress
@@ -101,7 +101,7 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
             for history in histories:
                 history.check_task(task.name)
 
-    def _judged(self) -> list[Judged]:
+    def _judged(self) -> list[JudgedTarget]:
         """The doctor's targets; what cannot be read is said, and the audit goes on to measure it."""
         name, engine = shlex.quote(str(self.path)), self.config.engine
         server = engine.url if engine.name == VLLM else None
@@ -111,11 +111,11 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
             # A running server is asked below, or by the audit: to neither diagnosis is it unknown.
             known = {RUNNING: Setting(RUNNING, None, Origin.ASKED)} if RUNNING in asked else {}
             diagnosis, _ = diagnose(target, known, asks_server=server is not None)
-            judged, asked = [Judged(name, diagnosis)], {**asked, **known}
+            judged, asked = [JudgedTarget(name, diagnosis)], {**asked, **known}
         except ZerodriftError as error:
-            judged, asked = [Judged(name, f"cannot be judged: {error}")], {}
+            judged, asked = [JudgedTarget(name, f"cannot be judged: {error}")], {}
         if server is not None:
-            judged.append(Judged(shlex.quote(server), self._server(server, asked), engine.api_key_env))
+            judged.append(JudgedTarget(shlex.quote(server), self._server(server, asked), engine.api_key_env))
         return judged
 
     def _server(self, url: str, asked: Settings) -> Diagnosis | str:
@@ -157,7 +157,7 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
     def _without_an_audit(self, problem: str) -> list[Item]:
         """The engine could not be spoken to at all."""
         again = shlex.join([*self._audit_words(), "--out", str(self.directory)])
-        failed = Item(name=checklist.AUDIT, status=Status.INCONCLUSIVE, says=problem, type=(again,))
+        failed = Item(name=checklist.AUDIT, status=Status.INCONCLUSIVE, message=problem, type=(again,))
         sync = checklist.not_run(Probe.WEIGHT_SYNC, checklist.AUDIT) if self.sync else self._no_sync()
         if self.config.validation.task is None:
             return [failed, sync, *self._no_task()]

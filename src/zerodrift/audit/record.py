@@ -35,7 +35,7 @@ def verdict_record(
     return VerdictRecord(
         verdict=decision.verdict,
         guilty=decision.guilty,
-        says=decision.message,
+        message=decision.message,
         engine=named_alike(engine, reference),
         reference=reference.fingerprint(),
         model=str(reference.spec),

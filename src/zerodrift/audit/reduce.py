@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.core.request import PENALTIES, Prompt, Request, SamplingParams
 
 Requests = tuple[Request, ...]
 FirstBad = Callable[[Requests], int | None]
@@ -18,17 +18,7 @@ FirstBad = Callable[[Requests], int | None]
 MOST_QUESTIONS = 40
 """Asked of the engine in all."""
 PLAIN = SamplingParams()
-RESETTABLE = (
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "temperature",
-    "logprobs",
-    "n",
-)
+RESETTABLE = ("top_p", "top_k", "min_p", *PENALTIES, "temperature", "logprobs", "n")
 """Set back to their defaults one by one, where the difference survives that."""
 
 

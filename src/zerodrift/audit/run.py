@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from zerodrift.audit.by_split import nameless, with_split
 from zerodrift.audit.checked_calls import generated
 from zerodrift.audit.counterfactual.binding import find_misbound
-from zerodrift.audit.counterfactual.boundary import Asked, Further, parted_by
+from zerodrift.audit.counterfactual.boundary import Further, Gathered, parted_by
 from zerodrift.audit.counterfactual.path import not_asked
 from zerodrift.audit.counterfactual.same_model import find_unrelated
 from zerodrift.audit.decide import Circumstances, Decision, decide
@@ -27,9 +28,9 @@ from zerodrift.audit.measure import Measurement, Observed, measure, tabulate
 from zerodrift.audit.observe import BATCH, observe
 from zerodrift.audit.plan import asked_again
 from zerodrift.audit.probe_suite import ProbeSuite, guarded
-from zerodrift.audit.probes.again import Return
 from zerodrift.audit.probes.contract import contract, readable
 from zerodrift.audit.probes.identity import smaller_vocabulary, tokenizer
+from zerodrift.audit.probes.intermittent import IntermittentProbe
 from zerodrift.audit.probes.parity import drawn_again, parity, samples
 from zerodrift.audit.probes.result import ProbeResult, cut_off, found, not_judged
 from zerodrift.audit.probes.template import chat_template, templates_asked
@@ -48,14 +49,23 @@ from zerodrift.drift.shape import describe, shape
 from zerodrift.drift.tokens import TokenTable
 from zerodrift.records.case import Case
 from zerodrift.records.directory import ROLLOUTS
-from zerodrift.records.evidence import (
-    ParityEvidence,
-)
+from zerodrift.records.evidence import ParityEvidence
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe, VerdictRecord
 
 MORE_SAMPLES = 2
 """Times the plan, where its samples leave a doubt: at the level of 1e-2 twice as many see what those at 1e-6 nearly saw."""
+
+
+class Material(NamedTuple):
+    """What came back and was scored, and what it is held against: every later question looks at it."""
+
+    answered: Sequence[Rollout]
+    """Those with tokens, in the order of `measurements`."""
+    measurements: Sequence[Measurement]
+    table: TokenTable
+    floor: Floor
+    gates: Gates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,28 +82,25 @@ class Audit(AuditSetup):
         if not observed:
             results.append(not_judged(Probe.PARITY, "nothing to compare", required=True))
             return self._audited(
-                fingerprint, decide(results, (), Circumstances(required=self.required)), None, None, None, ()
+                fingerprint, decide(results, (), Circumstances(required=self.required)), None
             )
-        self.progress.stage("floor")
-        floor = self._floor(observed)
-        gates = self._gates(floor)
-        measurements = self._measure(observed)
-        table = tabulate(measurements, floor)
-        numbers, drawn = parity(table, gates, rng), self._drawn(table, floor)
+        material = self._material(answered, observed)
+        measurements, floor, gates = material.measurements, material.floor, material.gates
+        numbers, drawn = parity(material.table, gates, rng), self._drawn(material.table, floor)
         results += [numbers, drawn]
         explained: tuple[CauseFound, ...] = ()
         # One sequence has no spread between sequences: what is wrong with it stays without a name.
         if len(measurements) > 1 and Outcome.FAIL in (numbers.status, drawn.status):
-            explained = self._explain(measurements, table, floor, gates, rng)
+            explained = self._explain(material, rng)
             if numbers.status is Outcome.FAIL and nameless(explained):
-                explained = self._parted(explained, answered, measurements, floor, gates)
+                explained = self._parted(explained, material)
             explained = explained or by_samples_alone(drawn, self.engine.name)
         suite = ProbeSuite(self, self._gates(floor.unshaped or floor))
         semantic = any(cause.gating and CAUSES[cause.cause].layer is Layer.SEMANTIC for cause in explained)
         if numbers.status is drawn.status is Outcome.PASS:
             results += [*suite.ends(measurements), *suite.parameters(measurements)]
         results += [*suite.consistency(semantic=semantic), *suite.head(), *suite.given()]
-        results.append(self._return(answered, measurements, table, numbers, floor))
+        results.append(self._return(material, failed=numbers.status is Outcome.FAIL))
         # Before an update: some engines show the digest of their weights as a setting.
         results += self._unchanged(fingerprint)
         worst = answered[max(range(len(measurements)), key=lambda number: _size(measurements[number]))].index
@@ -103,7 +110,7 @@ class Audit(AuditSetup):
         explained = settled(explained, signs, self.engine.name)
         about = self._circumstances(fingerprint, _mean(numbers), gates.mean, replay)
         decision = _with_aside(decide(results, explained, about))
-        audited = self._audited(fingerprint, decision, floor, table, gates, measurements)
+        audited = self._audited(fingerprint, decision, material)
         if numbers.status is not Outcome.FAIL:
             return audited
         self.progress.stage("reduce")
@@ -164,6 +171,15 @@ class Audit(AuditSetup):
             return not_judged(Probe.TEMPLATE, "plain text becomes other ids already")
         return chat_template(self.engine, self.reference)
 
+    def _material(self, answered: Sequence[Rollout], observed: Sequence[Observed]) -> Material:
+        self.progress.stage("floor")
+        floor = self._floor(observed)
+        gates = self._gates(floor)
+        self.progress.stage("score")
+        stop_ids = self.reference.facts.eos_token_ids
+        measurements = measure(self.reference.teacher, observed, stop_ids, self.progress.step)
+        return Material(answered, measurements, tabulate(measurements, floor), floor, gates)
+
     def _floor(self, observed: Sequence[Observed]) -> Floor:
         some = some_of(observed)
         return measure_floor(
@@ -178,33 +194,21 @@ class Audit(AuditSetup):
         cap = math.inf if asked.tolerance is None else asked.tolerance
         return gates_for(asked.gate_for(self.precision), floor, asked.own_gates, cap)
 
-    def _return(
-        self,
-        answered: Sequence[Rollout],
-        measurements: Sequence[Measurement],
-        table: TokenTable,
-        numbers: ProbeResult,
-        floor: Floor,
-    ) -> ProbeResult:
+    def _return(self, material: Material, *, failed: bool) -> ProbeResult:
         self.progress.stage(Probe.RETURN)
-        once_more = Return(
+        once_more = IntermittentProbe(
             engine=self.engine,
             reference=self.reference,
             plan=self.requests(),
-            rollouts=answered,
-            measurements=measurements,
-            table=table,
-            floor=floor,
-            gates=self._gates(floor),
-            failed=numbers.status is Outcome.FAIL,
+            rollouts=material.answered,
+            measurements=material.measurements,
+            table=material.table,
+            floor=material.floor,
+            gates=material.gates,
+            failed=failed,
             salt=f"return-{self.validation.seed}-{time.time_ns()}",
         )
         return guarded(Probe.RETURN, once_more.ask)
-
-    def _measure(self, observed: Sequence[Observed]) -> Sequence[Measurement]:
-        self.progress.stage("score")
-        stop_ids = self.reference.facts.eos_token_ids
-        return measure(self.reference.teacher, observed, stop_ids, self.progress.step)
 
     def _drawn(self, table: TokenTable, floor: Floor) -> ProbeResult:
         """What the samples say; where that may be chance, twice as many others are asked for."""
@@ -217,17 +221,11 @@ class Audit(AuditSetup):
             return drawn
         return drawn_again(drawn, samples(tabulate(more, floor), greedy=self.sampling.greedy))
 
-    def _explain(
-        self,
-        measurements: Sequence[Measurement],
-        table: TokenTable,
-        floor: Floor,
-        gates: Gates,
-        rng: np.random.Generator,
-    ) -> tuple[CauseFound, ...]:
+    def _explain(self, material: Material, rng: np.random.Generator) -> tuple[CauseFound, ...]:
+        measurements, gates = material.measurements, material.gates
         self.progress.stage("attribute")
         suspect = Suspect(self.reference.model, self.reference.tokenizer, self.reference.facts)
-        attribution = diagnose(suspect, measurements, floor, gates, rng)
+        attribution = diagnose(suspect, measurements, material.floor, gates, rng)
         if not attribution.explained_to_floor:
             # Asked last: prompts that differ by a BOS explain each other's outputs where a BOS was lost.
             swap = find_misbound(self.reference.teacher, measurements, gates)
@@ -237,19 +235,12 @@ class Audit(AuditSetup):
             if (unrelated := find_unrelated(teacher, measurements, stops)) is not None:
                 return (found("weights/other-model", self.engine.name, FoundBy.VALUE, unrelated),)
         lacking = not_asked(self.reference.model)
-        left = describe(shape(table)) + (
+        left = describe(shape(material.table)) + (
             "; not asked of this model: " + ", ".join(lacking) if lacking else ""
         )
         return attributed(attribution, self.engine.name, left)
 
-    def _parted(
-        self,
-        explained: tuple[CauseFound, ...],
-        answered: Sequence[Rollout],
-        measurements: Sequence[Measurement],
-        floor: Floor,
-        gates: Gates,
-    ) -> tuple[CauseFound, ...]:
+    def _parted(self, explained: tuple[CauseFound, ...], material: Material) -> tuple[CauseFound, ...]:
         """Numbers that nothing predicts: is it some tokens or requests alone that are wrong?"""
         facts, seed = self.reference.facts, self.validation.seed
         further = Further(
@@ -260,8 +251,8 @@ class Audit(AuditSetup):
             min(self.engine.max_model_len, facts.context_length),
             seed,
         )
-        asked = Asked(measurements, np.array([each.index for each in answered]))
-        parted = parted_by(asked, floor, gates, np.random.default_rng(seed), further)
+        asked = Gathered(material.measurements, np.array([each.index for each in material.answered]))
+        parted = parted_by(asked, material.floor, material.gates, np.random.default_rng(seed), further)
         return with_split(explained, parted, self.engine.name)
 
     def _measured_anew(self, requests: list[Request]) -> Sequence[Measurement]:
@@ -281,22 +272,19 @@ class Audit(AuditSetup):
         return measure(self.reference.teacher, observed, self.reference.facts.eos_token_ids)
 
     def _audited(
-        self,
-        fingerprint: EngineFingerprint,
-        decision: Decision,
-        floor: Floor | None,
-        table: TokenTable | None,
-        gates: Gates | None,
-        measurements: Sequence[Measurement],
+        self, fingerprint: EngineFingerprint, decision: Decision, material: Material | None
     ) -> "Audited":
+        floor, gates = (None, None) if material is None else (material.floor, material.gates)
         record = verdict_record(decision, fingerprint, self.reference, self.precision, floor, gates)
-        asked = [templates_asked(each) for each in decision.results if each.probe is Probe.TEMPLATE]
-        record = msgspec.structs.replace(record, power=(*record.power, *asked))
-        if table is not None and gates is not None:
+        power = [templates_asked(each) for each in decision.results if each.probe is Probe.TEMPLATE]
+        if material is not None:
             context = min(self.engine.max_model_len, self.reference.facts.context_length)
-            reached = positions_asked(table, context, stable_context(table, gates))
-            record = msgspec.structs.replace(record, power=(*record.power, reached))
-        return Audited(record, table, tuple(measurements))
+            stable = stable_context(material.table, material.gates)
+            power.append(positions_asked(material.table, context, stable))
+        record = msgspec.structs.replace(record, power=(*record.power, *power))
+        if material is None:
+            return Audited(record, None, ())
+        return Audited(record, material.table, tuple(material.measurements))
 
 
 @dataclass(frozen=True)

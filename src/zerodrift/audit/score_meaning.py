@@ -10,7 +10,7 @@ from math import log
 import numpy as np
 
 from zerodrift.audit.attribute import AT_FLOOR, Channels, Costs, attribute
-from zerodrift.audit.counterfactual.evaluate import Evaluator, Window
+from zerodrift.audit.counterfactual.evaluate import CaseWindow, Evaluator
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis
 from zerodrift.audit.counterfactual.path import vanilla_forward
 from zerodrift.audit.counterfactual.semantic import ExpectedSampling, told_hypotheses
@@ -67,9 +67,9 @@ def score_meaning(
     return _found(selected.cause, selected.message, selected.explained, engine)
 
 
-def _window(ids: tuple[int, ...], row: Floats, gates: Gates) -> Window:
+def _window(ids: tuple[int, ...], row: Floats, gates: Gates) -> CaseWindow:
     begin = len(ids) - len(row)
-    return Window(ids[:begin], ids[begin:], RAW, row, np.full(len(row), gates.mean / 3))
+    return CaseWindow(ids[:begin], ids[begin:], RAW, row, np.full(len(row), gates.mean / 3))
 
 
 def _in_another_base(costs: Costs) -> str | None:

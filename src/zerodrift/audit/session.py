@@ -19,7 +19,7 @@ from zerodrift.audit.progress import Progress
 from zerodrift.audit.prompts import assorted, check_file, from_file, of_lengths
 from zerodrift.audit.replay import Replay, Replayed
 from zerodrift.audit.run import Audit, Audited
-from zerodrift.audit.setup import Baseline
+from zerodrift.audit.setup import RecordedBaseline
 from zerodrift.audit.tasks import check_room, open_task, prompts_of
 from zerodrift.audit.trainers import open_trainer
 from zerodrift.backends.base import Backend, Capability
@@ -167,7 +167,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         alone = f"{reproduce} --case {shlex.quote(str(self.directory / files.CASE))}"
         record = msgspec.structs.replace(
             audited.record,
-            reproduce=reproduce,
+            reproduce=_repeated(reproduce, self.directory, audited),
             reproduce_smallest=alone if reproduce and audited.case is not None else "",
         )
         return dataclasses.replace(audited, record=record)
@@ -225,16 +225,16 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         if self.environment is not None:
             write_atomically(self.directory / files.ENVIRONMENT, self.environment)
 
-    def _baseline(self) -> Baseline | None:
+    def _baseline(self) -> RecordedBaseline | None:
         path = self.config.validation.baseline
         if path is None:
             return None
         header, rows = read_finished(Path(path))
         if not any(row.output for row in rows):
             raise RecordError(f"{path} holds no row with an output; record one with longer outputs")
-        return Baseline(header, rows)
+        return RecordedBaseline(header, rows)
 
-    def _reference(self, spec: str, baseline: Baseline | None) -> ReferenceBackend:
+    def _reference(self, spec: str, baseline: RecordedBaseline | None) -> ReferenceBackend:
         validation = self.config.validation
         recorded = None if baseline is None else baseline.header.reference.numeric.get("dtype")
         dtype = recorded if validation.reference_dtype == "auto" else validation.reference_dtype

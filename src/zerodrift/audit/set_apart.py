@@ -23,13 +23,9 @@ def company_apart(results: Sequence[ProbeResult], gate: float) -> tuple[ProbeRes
     known = [each for each in results if _by_company(each) and gap(each) > gate]
     alone_repeats = not any(each.probe is Probe.REPEAT and each.causes for each in results)
     most = max((largest(each) for each in known), default=0.0)
+    why = "but so are requests in company from those alone, and company is not the same twice"
     return tuple(
-        msgspec.structs.replace(
-            each,
-            status=Outcome.PASS,
-            causes=(),
-            message=f"{each.message}; but so are requests in company from those alone, and company is not the same twice",
-        )
+        _anothers(each, why)
         if isinstance(each.evidence, ReturnEvidence)
         and each.causes
         and alone_repeats
@@ -57,12 +53,7 @@ def cache_apart(results: Sequence[ProbeResult]) -> tuple[ProbeResult, ...]:
     others = any(each.probe in (Probe.REPEAT, Probe.BATCH) and each.causes for each in results)
     wrong = not others and any(_by_cache(each) for each in results)
     return tuple(
-        msgspec.structs.replace(
-            each,
-            status=Outcome.PASS,
-            causes=(),
-            message=f"{each.message}; which is the prefix cache's, and found there",
-        )
+        _anothers(each, "which is the prefix cache's, and found there")
         if wrong and isinstance(each.evidence, ReturnEvidence) and _may_be_cached(each.evidence)
         else each
         for each in results
@@ -79,6 +70,12 @@ def _by_cache(result: ProbeResult) -> bool:
         and evidence.changed == 0
         and not unsteady(result)
     )
+
+
+def _anothers(result: ProbeResult, why: str) -> ProbeResult:
+    """A finding that is another probe's names nothing here."""
+    message = f"{result.message}; {why}"
+    return msgspec.structs.replace(result, status=Outcome.PASS, causes=(), message=message)
 
 
 def _may_be_cached(evidence: ReturnEvidence) -> bool:

@@ -19,7 +19,7 @@ from zerodrift.records.baseline import BaselineHeader, BaselineRow
 from zerodrift.records.verdict import Probe
 
 
-class Baseline(NamedTuple):
+class RecordedBaseline(NamedTuple):
     """What `zerodrift baseline record` wrote, as far as an audit needs it."""
 
     header: BaselineHeader
@@ -34,7 +34,7 @@ class AuditSetup:
     reference: ReferenceBackend
     trainer: Scorer | None = None
     """The trainer's own forward, where the user brings it."""
-    baseline: Baseline | None = None
+    baseline: RecordedBaseline | None = None
     """Recorded ground truth, where there is one."""
     task: Task | None = None
     """Gave the prompts and rewards what is made of them, where the user brings one."""

@@ -126,7 +126,7 @@ class Response(msgspec.Struct):
     prompt_logprobs: Any = None
 
 
-class Told(NamedTuple):
+class RouteTold(NamedTuple):
     """What a route says of the tokens of one sample."""
 
     owners: list[int] | None
@@ -143,7 +143,7 @@ class Route(NamedTuple):
     """Of a prompt, a model's name and sampling parameters."""
     streaming: Streaming
     """Differences, of as many tokens as --stream-interval says; ids of the prompt come with the first."""
-    told: Callable[[dict[str, Any]], Told]
+    told: Callable[[dict[str, Any]], RouteTold]
     prompt_apart: bool = False
     """What is said of the prompt is said once, beside the samples."""
     closed: frozenset[int] = frozenset()
@@ -197,7 +197,7 @@ def is_nan(reply: Reply) -> bool:
     return reply.status == 400 and NAN_REFUSAL.encode() in reply.body
 
 
-def likeliest(told: Told, token_ids: Sequence[int], count: int) -> list[Pairs]:
+def likeliest(told: RouteTold, token_ids: Sequence[int], count: int) -> list[Pairs]:
     """The `count` likeliest tokens at each position, ties by id; fewer where truncation left fewer."""
     if count and len(told.alternatives) != len(token_ids):
         raise InvalidCompletion(f"{len(token_ids)} tokens carry alternatives for {len(told.alternatives)}")
@@ -231,11 +231,11 @@ class _Completed(msgspec.Struct):
     top_logprobs: list[dict[str, float | None] | None]
 
 
-def _completed(logprobs: dict[str, Any]) -> Told:
+def _completed(logprobs: dict[str, Any]) -> RouteTold:
     """Tokens may be named by text, and are then not compared."""
     told = parse(logprobs, _Completed, COMPLETIONS.path)
     by_id = all(name.startswith(PREFIX) for name in told.tokens)
-    return Told(
+    return RouteTold(
         [token_id(name) for name in told.tokens] if by_id else None, told.token_logprobs, told.top_logprobs
     )
 
@@ -259,9 +259,9 @@ class _Content(msgspec.Struct):
     content: list[_Entry]
 
 
-def _generated(logprobs: dict[str, Any]) -> Told:
+def _generated(logprobs: dict[str, Any]) -> RouteTold:
     entries = parse(logprobs, _Content, GENERATE.path).content
-    return Told(
+    return RouteTold(
         [entry.id for entry in entries],
         [entry.logprob for entry in entries],
         [{f"{PREFIX}{each.id}": each.logprob for each in entry.top_logprobs} for entry in entries],

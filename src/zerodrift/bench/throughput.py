@@ -78,7 +78,7 @@ class OurEngine:
         ]
 
 
-class Audited:
+class AuditedEngine:
     """Any engine that can be audited; a server is asked over HTTP, as a trainer asks it."""
 
     def __init__(self, backend: Backend) -> None:

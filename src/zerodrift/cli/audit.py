@@ -200,7 +200,11 @@ def diff_command(
 
     comparison = compare_runs(find_run(before, RUNS), find_run(after, RUNS))
     if as_json:
-        told = {"says": explain(comparison), "worse": comparison.worse, **msgspec.structs.asdict(comparison)}
+        told = {
+            "message": explain(comparison),
+            "worse": comparison.worse,
+            **msgspec.structs.asdict(comparison),
+        }
         console.say_json(told)
     else:
         print_comparison(comparison, console.stdout())

@@ -85,7 +85,7 @@ def _measure(
     import torch
 
     from zerodrift import models
-    from zerodrift.bench.throughput import EXACT, PLAIN_OPS, Audited, OurEngine, compare, mixed
+    from zerodrift.bench.throughput import EXACT, PLAIN_OPS, AuditedEngine, OurEngine, compare, mixed
 
     requests, shorten, rounds, threads = how
     if threads is not None:
@@ -97,7 +97,7 @@ def _measure(
     first = asked()  # what cannot be asked is refused before engines are made
     contenders: list[Contender] = [OurEngine(name, vanilla) for name in (EXACT, *PLAIN_OPS)]
     if other is not None:
-        contenders.append(Audited(other))
+        contenders.append(AuditedEngine(other))
     bar.stage("measure")
     standings = compare(contenders, rounds, lambda turn: asked(turn=turn), bar.step)
     setup: dict[str, Any] = {"model": model, "threads": torch.get_num_threads(), "requests": requests}

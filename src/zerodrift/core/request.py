@@ -10,17 +10,9 @@ from zerodrift.core.errors import InvalidPrompt, InvalidSampling
 from zerodrift.core.frozen import freeze
 
 MAX_SEED = 2**63 - 1
-SHAPING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "min_tokens",
-)
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+SCALARS = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)
+SHAPING = (*SCALARS, "logit_bias", "min_tokens")
 """Parameters that change what a processed logprob is; stop token ids do as well, where `min_tokens` forbids them."""
 _NOTHING_CUT = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 

@@ -8,7 +8,7 @@ from zerodrift.doctor.rule import Rule, Severity
 from zerodrift.doctor.setting import Origin, Reading, Setting, Settings, Target, Value
 from zerodrift.doctor.tables import names
 
-SCHEMA = "zerodrift.doctor/1"
+SCHEMA = "zerodrift.doctor/2"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +20,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     shown: str
     origin: Origin
     severity: Severity
-    message: str = msgspec.field(name="says")
+    message: str
     """Why it is fine, or why it cannot be told; what is found stands in the findings."""
 
 
@@ -32,7 +32,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     value: str
     severity: Severity
-    message: str = msgspec.field(name="says")
+    message: str
     cause: str | None
     type: tuple[str, ...]
     """As it is written in this target."""

@@ -35,7 +35,7 @@ IDS, ONE_ID, RARITY, TAIL, GREEDY, STOP = KINDS = ("ids", "one id", "rarity", "t
 
 
 @dataclass(frozen=True)
-class Kind:
+class Sets:
     """Sets of one kind, and how often each came."""
 
     name: str
@@ -69,7 +69,7 @@ class Kind:
 class Draws:
     """All kinds."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[Sets, ...]
 
     @property
     def log_e(self) -> float:
@@ -86,7 +86,7 @@ class Draws:
         """What speaks most against the sampler."""
         return max(self.kinds, key=lambda kind: kind.log_e).loudest
 
-    def of(self, name: str) -> Kind:
+    def of(self, name: str) -> Sets:
         """One of KINDS."""
         return next(kind for kind in self.kinds if kind.name == name)
 
@@ -100,7 +100,7 @@ def count_draws(table: TokenTable) -> Draws:
     return Draws((_ids(others), _one_id(others), _rarity(others), _tail(told), _greedy(others), _stop(told)))
 
 
-def _ids(table: TokenTable) -> Kind:
+def _ids(table: TokenTable) -> Sets:
     """Pieces of the vocabulary, from a half to a 32nd, and both its ends."""
     masses, size = table.masses, table.masses.vocab_size
     width = math.ceil(size / RANGES)
@@ -118,10 +118,10 @@ def _ids(table: TokenTable) -> Kind:
         weights.append(masses.ends[:, 2 * place : 2 * place + 2])
         members.append(np.stack([table.token < end, table.token >= size - end], axis=1))
         words += [f"the first {end} ids", f"the last {end} ids"]
-    return Kind(IDS, tuple(words), count(np.hstack(members), np.hstack(weights)), len(words))
+    return Sets(IDS, tuple(words), count(np.hstack(members), np.hstack(weights)), len(words))
 
 
-def _one_id(table: TokenTable) -> Kind:
+def _one_id(table: TokenTable) -> Sets:
     """Each id, wherever it is among the likeliest: those that are heavy are."""
     masses = table.masses
     ids, place = np.unique(masses.likeliest, return_inverse=True)
@@ -140,14 +140,14 @@ def _one_id(table: TokenTable) -> Kind:
             words.append(f"id {token:,}")
     if not parts:
         words, parts = ["any id"], [count(np.zeros((0, 1), np.bool_), np.zeros((0, 1)))]
-    return Kind(ONE_ID, tuple(words), _stacked(parts), masses.vocab_size)
+    return Sets(ONE_ID, tuple(words), _stacked(parts), masses.vocab_size)
 
 
 def _stacked(parts: Sequence[Counts]) -> Counts:
     return Counts(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _rarity(table: TokenTable) -> Kind:
+def _rarity(table: TokenTable) -> Sets:
     """Tokens by their probability: each half decade, and all that is rarer than one."""
     masses = table.masses
     rarer = np.hstack([np.ones((len(table.token), 1), np.float32), masses.rarer])
@@ -160,7 +160,7 @@ def _rarity(table: TokenTable) -> Kind:
     return _by_place(RARITY, table, words, members, np.hstack([bins, masses.rarer[:, :-1]]))
 
 
-def _tail(table: TokenTable) -> Kind:
+def _tail(table: TokenTable) -> Sets:
     """The rarest and the likeliest part of every distribution, cut through a token where it must be."""
     parts = np.array([2.0**-tail for tail in TAILS])
     places = table.by_likelihood[:, None]
@@ -170,23 +170,23 @@ def _tail(table: TokenTable) -> Kind:
     return _by_place(TAIL, table, words, members, np.broadcast_to(np.tile(parts, 2), members.shape))
 
 
-def _greedy(table: TokenTable) -> Kind:
+def _greedy(table: TokenTable) -> Sets:
     masses = table.masses
     member = (masses.likeliest[:, 0] == table.token)[:, None]
     return _by_place(GREEDY, table, ["the likeliest token"], member, masses.likeliest_mass[:, :1])
 
 
-def _stop(table: TokenTable) -> Kind:
+def _stop(table: TokenTable) -> Sets:
     masses = table.masses
     return _by_place(STOP, table, ["a stop token"], masses.stopped[:, None], masses.stop[:, None])
 
 
 def _by_place(
     name: str, table: TokenTable, words: list[str], members: Mask, masses: NDArray[np.floating]
-) -> Kind:
+) -> Sets:
     parts = [count(members[at], masses[at]) for at in _places(table)]
     said = [f"{word} {place}".rstrip() for place in PLACES for word in words]
-    return Kind(name, tuple(said), _stacked(parts), len(said))
+    return Sets(name, tuple(said), _stacked(parts), len(said))
 
 
 def _places(table: TokenTable) -> Iterator[Mask]:

@@ -74,10 +74,10 @@ def _power(masses: Floats, band: float, level: float) -> Power:
         odds = factor * masses / (1 - masses + factor * masses)
         if float(counts.log_e([most_drawn(odds)])[0]) >= -math.log(level):
             said = f"from {factor:.2f} times the odds" if factor else "if it never comes"
-            says = f"stop token too rare: {said} ({due:.0f} were due)"
-            return Power(name="stop token too rare", says=says, seen_from=float(factor))
+            message = f"stop token too rare: {said} ({due:.0f} were due)"
+            return Power(name="stop token too rare", message=message, seen_from=float(factor))
     return Power(
-        name="stop token too rare", says=f"stop token too rare: would not be seen ({due:.1f} were due)"
+        name="stop token too rare", message=f"stop token too rare: would not be seen ({due:.1f} were due)"
     )
 
 

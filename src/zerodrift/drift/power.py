@@ -9,7 +9,7 @@ import math
 import numpy as np
 from scipy import special
 
-from zerodrift.drift.draws import GREEDY, IDS, KINDS, ONE_ID, PLACES, RARITY, STOP, TAIL, TAILS, Draws, Kind
+from zerodrift.drift.draws import GREEDY, IDS, KINDS, ONE_ID, PLACES, RARITY, STOP, TAIL, TAILS, Draws, Sets
 from zerodrift.drift.reach import Reach
 from zerodrift.drift.tokens import LIKELIEST, RARE, TokenTable
 from zerodrift.records.evidence import Power
@@ -33,10 +33,7 @@ def power_of(draws: Draws, table: TokenTable, *, level: float, tests: int) -> tu
         _temperature(table, level / tests, "lower temperature", BETAS),
         _temperature(table, level / tests, "higher temperature", -BETAS[BETAS < 1]),
         _never(
-            "ids never drawn",
-            "1/32 of the vocabulary or more never drawn",
-            len(counted.token),
-            needed[IDS],
+            "ids never drawn", "1/32 of the vocabulary or more never drawn", len(counted.token), needed[IDS]
         ),
         # Betting on one id begins when it was due once.
         _never(
@@ -55,12 +52,12 @@ def power_of(draws: Draws, table: TokenTable, *, level: float, tests: int) -> tu
 def positions_asked(table: TokenTable, context: int, stable: Reach | None) -> Power:
     """How far into the context tokens were compared at all, and up to where they are right."""
     farthest = int(table.position.max()) + 1
-    says = f"fault of far positions: if it shows before {farthest:,} of {context:,}"
+    message = f"fault of far positions: if it shows before {farthest:,} of {context:,}"
     if farthest < context:
-        says += " (farther: --set validation.position_probes=[1.0])"
+        message += " (farther: --set validation.position_probes=[1.0])"
     if stable is not None:
-        says += f"; {stable.message}"
-    return Power(name="far positions", says=says, seen_from=float(farthest))
+        message += f"; {stable.message}"
+    return Power(name="far positions", message=message, seen_from=float(farthest))
 
 
 def _temperature(table: TokenTable, level: float, name: str, betas: Floats) -> Power:
@@ -73,18 +70,18 @@ def _temperature(table: TokenTable, level: float, name: str, betas: Floats) -> P
     limit = -float(special.ndtri(level / 2)) * math.sqrt(second)
     seen = moved - limit >= -float(special.ndtri(MISSED)) * spread
     if not seen.any():
-        return Power(name=name, says=f"{name}: would not be seen")
+        return Power(name=name, message=f"{name}: would not be seen")
     factor = float(1 / (1 + betas[seen.argmax()]))
-    return Power(name=name, says=f"{name}: from ×{factor:.2f}", seen_from=factor)
+    return Power(name=name, message=f"{name}: from ×{factor:.2f}", seen_from=factor)
 
 
 def _never(name: str, what: str, tokens: int, needed: float) -> Power:
     """A set of one mass in every draw, with one bet of all on it: Π 1/(1 - q)."""
     mass = 1 - math.exp(-(needed + math.log(len(FACTORS))) / max(1, tokens))
-    return Power(name=name, says=f"{what}: from {_percent(mass)} of the mass", seen_from=mass)
+    return Power(name=name, message=f"{what}: from {_percent(mass)} of the mass", seen_from=mass)
 
 
-def _rare(kind: Kind, needed: float) -> Power:
+def _rare(kind: Sets, needed: float) -> Power:
     """Sets of one tail under each limit, over all places: the smallest limit whose tokens are missed."""
     name, what = "rare tokens never drawn", "rare tokens never drawn"
     never = kind.counts.log_e(np.zeros(len(kind.words)))
@@ -95,22 +92,22 @@ def _rare(kind: Kind, needed: float) -> Power:
         if never[first + at] >= needed
     ]
     if not seen:
-        return Power(name=name, says=f"{what}: would not be seen")
+        return Power(name=name, message=f"{what}: would not be seen")
     limit, mass = min(seen)
-    says = f"{what}: if all under p = {limit:.2g} are missing ({_percent(mass)} of the mass)"
-    return Power(name=name, says=says, seen_from=limit)
+    message = f"{what}: if all under p = {limit:.2g} are missing ({_percent(mass)} of the mass)"
+    return Power(name=name, message=message, seen_from=limit)
 
 
-def _tail(kind: Kind, needed: float) -> Power:
+def _tail(kind: Sets, needed: float) -> Power:
     name, what = "tail cut off", "rarest part of each distribution cut off, as by top-p"
     never = kind.counts.log_e(np.zeros(len(kind.words)))
     seen = [2.0**-tail for at, tail in enumerate(TAILS) if never[at] >= needed]
     if not seen:
-        return Power(name=name, says=f"{what}: would not be seen")
-    return Power(name=name, says=f"{what}: from {_percent(min(seen))}", seen_from=min(seen))
+        return Power(name=name, message=f"{what}: would not be seen")
+    return Power(name=name, message=f"{what}: from {_percent(min(seen))}", seen_from=min(seen))
 
 
-def _first(table: TokenTable, kind: Kind, needed: float) -> Power:
+def _first(table: TokenTable, kind: Sets, needed: float) -> Power:
     """The likeliest token taken, not drawn, in a share of requests."""
     name, what = "first token taken", "first token taken as the likeliest, not drawn"
     masses = table.masses
@@ -120,23 +117,23 @@ def _first(table: TokenTable, kind: Kind, needed: float) -> Power:
     for share in SHARES:
         fewest = _least(q + share * (1 - q))
         if _log_e(kind.counts, at, fewest) >= needed:
-            return Power(name=name, says=f"{what}: from {share:.0%} of outputs", seen_from=float(share))
-    return Power(name=name, says=f"{what}: would not be seen in {int(first.sum())} outputs")
+            return Power(name=name, message=f"{what}: from {share:.0%} of outputs", seen_from=float(share))
+    return Power(name=name, message=f"{what}: would not be seen in {int(first.sum())} outputs")
 
 
-def _stop(table: TokenTable, kind: Kind, needed: float) -> Power:
+def _stop(table: TokenTable, kind: Sets, needed: float) -> Power:
     """A stop token whose odds are multiplied by less than one."""
     name, what = "stop token too rare", "stop token too rare"
     if not table.ends_told:
-        return Power(name=name, says=f"{what}: not judged, because outputs end without theirs")
+        return Power(name=name, message=f"{what}: not judged, because outputs end without theirs")
     q = np.minimum(table.masses.stop.astype(np.float64), MOST)
     due = float(q.sum())
     for factor in SHARES[::-1] - SHARES[0]:
         most = most_drawn(factor * q / (1 - q + factor * q))
         if _log_e(kind.counts, 0, most) >= needed:
-            says = f"{what}: from {factor:.2f} times the odds" if factor else f"{what}: if it never comes"
-            return Power(name=name, says=f"{says} ({due:.1f} were due)", seen_from=float(factor))
-    return Power(name=name, says=f"{what}: would not be seen ({due:.1f} were due)")
+            message = f"{what}: from {factor:.2f} times the odds" if factor else f"{what}: if it never comes"
+            return Power(name=name, message=f"{message} ({due:.1f} were due)", seen_from=float(factor))
+    return Power(name=name, message=f"{what}: would not be seen ({due:.1f} were due)")
 
 
 def _log_e(counts: Counts, place: int, drawn: float) -> float:

@@ -9,10 +9,8 @@ for counts and up to float64 rounding for sums.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from functools import reduce
-from operator import add
 from typing import Final, NamedTuple
 
 import msgspec
@@ -296,9 +294,3 @@ class DriftSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def _check_any(self) -> None:
         if not self.count:
             raise InvalidValue("no tokens were added, so there is no mean and no quantile; add a batch first")
-
-
-def over_ranks(mine: DriftSummary, all_gather: Callable[[bytes], Iterable[bytes]]) -> DriftSummary:
-    """The summary of all ranks; `all_gather` takes this rank's bytes and gives everybody's, in any order."""
-    parts = (msgspec.json.decode(part, type=DriftSummary) for part in all_gather(msgspec.json.encode(mine)))
-    return reduce(add, parts, DriftSummary())

@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from zerodrift.core.request import SamplingParams
-
-Floats = NDArray[np.float64]
+from zerodrift.stats.arrays import Floats
 
 
 def sampled_logprobs(

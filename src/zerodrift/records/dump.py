@@ -21,7 +21,7 @@ from zerodrift.records.archive.layout import is_archive
 from zerodrift.records.codec import numbered_lines
 from zerodrift.records.directory import ROLLOUTS
 from zerodrift.records.dump_archive import archived_batches, read_archived
-from zerodrift.records.dump_fields import Fields, Place
+from zerodrift.records.dump_fields import Fields, LinePlace
 from zerodrift.records.dump_foreign import refuse_text
 from zerodrift.records.dump_formats import READERS, DumpFormat, detect
 from zerodrift.records.recorded import NO_LOGPROB, RecordedRollout
@@ -107,7 +107,7 @@ class DumpReader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 state.refuse(name, 1, batch)
                 continue
             for number, rollout in enumerate(batch.rollouts, 1):
-                place = Place(name, number, self.default, self.given)
+                place = LinePlace(name, number, self.default, self.given)
                 state.take_read(name, number, partial(read_archived, batch, rollout, place))
         return state.finished(path)
 
@@ -129,7 +129,7 @@ class _State:
     def take(self, source: str, number: int, line: bytes) -> None:
         """Read one line, or put it down as bad."""
         if line.strip():
-            place = Place(source, number, self._reading.default, self._reading.given)
+            place = LinePlace(source, number, self._reading.default, self._reading.given)
             self.take_read(source, number, lambda: self._read(line, place))
 
     def take_read(self, source: str, number: int, read: Callable[[], list[RecordedRollout]]) -> None:
@@ -178,7 +178,7 @@ class _State:
             lines=self._count,
         )
 
-    def _read(self, line: bytes, place: Place) -> list[RecordedRollout]:
+    def _read(self, line: bytes, place: LinePlace) -> list[RecordedRollout]:
         fields = _decode(line)
         found = self._format or detect(fields)
         if found is None:

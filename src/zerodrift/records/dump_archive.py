@@ -12,7 +12,7 @@ from zerodrift.core.request import SamplingParams
 from zerodrift.records.archive.index import Query
 from zerodrift.records.archive.reader import ArchiveReader
 from zerodrift.records.archived import ArchivedBatch, ArchivedRollout
-from zerodrift.records.dump_fields import Place, numbers_of, runs_of, sampling_of
+from zerodrift.records.dump_fields import LinePlace, numbers_of, runs_of, sampling_of
 from zerodrift.records.recorded import RecordedRollout
 
 
@@ -27,7 +27,7 @@ def archived_batches(directory: Path, query: Query) -> Iterator[tuple[str, Archi
                 yield name, error
 
 
-def read_archived(batch: ArchivedBatch, rollout: ArchivedRollout, place: Place) -> list[RecordedRollout]:
+def read_archived(batch: ArchivedBatch, rollout: ArchivedRollout, place: LinePlace) -> list[RecordedRollout]:
     """One rollout for each run of sampled tokens: what stands between them is context of those that follow."""
     trainer = _of_the_trainer(batch, rollout)
     recorded = []

@@ -26,7 +26,7 @@ _SHAPELESS = frozenset(
 )
 
 
-class Place(NamedTuple):
+class LinePlace(NamedTuple):
     """Where a line stands, and what its silence about sampling means."""
 
     source: str

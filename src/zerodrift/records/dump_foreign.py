@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerodrift.core.errors import InvalidCompletion, RecordError
-from zerodrift.records.dump_fields import Fields, Place, is_given, listed, numbers_of, runs_of
+from zerodrift.records.dump_fields import Fields, LinePlace, is_given, listed, numbers_of, runs_of
 from zerodrift.records.recorded import RecordedRollout
 
 _STEP = re.compile(r"step_?(\d+)")
@@ -53,7 +53,7 @@ def refuse_text(fields: Fields) -> None:
             )
 
 
-def read_nemo_rl(fields: Fields, place: Place) -> list[RecordedRollout]:
+def read_nemo_rl(fields: Fields, place: LinePlace) -> list[RecordedRollout]:
     """One rollout for each run of sampled tokens of each row."""
     columns = {
         name: _rows(fields, name)
@@ -81,7 +81,7 @@ def read_nemo_rl(fields: Fields, place: Place) -> list[RecordedRollout]:
 
 
 def _sequence(
-    columns: Mapping[str, tuple[Any, ...]], place: Place, step: int | None
+    columns: Mapping[str, tuple[Any, ...]], place: LinePlace, step: int | None
 ) -> list[RecordedRollout]:
     ids = columns["token_ids"]
     for name, values in columns.items():

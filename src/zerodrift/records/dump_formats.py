@@ -18,7 +18,7 @@ from zerodrift.core.errors import InvalidCompletion, InvalidValue, NonFinite
 from zerodrift.core.request import SHAPING
 from zerodrift.records.dump_fields import (
     Fields,
-    Place,
+    LinePlace,
     finish_reason_of,
     is_given,
     kind_of,
@@ -51,7 +51,7 @@ class DumpFormat(StrEnum):
     """A directory, read by batch and not by line: see `dump_archive`."""
 
 
-Reader = Callable[[Fields, Place], list[RecordedRollout]]
+Reader = Callable[[Fields, LinePlace], list[RecordedRollout]]
 
 PROMPT_KEYS = ("prompt_token_ids", "prompt_ids")
 OUTPUT_KEYS = ("token_ids", "completion_ids")
@@ -76,7 +76,7 @@ def detect(fields: Fields) -> DumpFormat | None:
     return next(known, DumpFormat.PLAIN if plain else None)
 
 
-def read_own(fields: Fields, place: Place) -> list[RecordedRollout]:
+def read_own(fields: Fields, place: LinePlace) -> list[RecordedRollout]:
     """A line of `rollouts.jsonl`; one without a completion says why, and is refused for that reason."""
     rollout = msgspec.convert(fields, Rollout, str_keys=True)
     completion = rollout.completion
@@ -102,7 +102,7 @@ def read_own(fields: Fields, place: Place) -> list[RecordedRollout]:
     ]
 
 
-def read_plain(fields: Fields, place: Place) -> list[RecordedRollout]:
+def read_plain(fields: Fields, place: LinePlace) -> list[RecordedRollout]:
     """The least that can be judged is prompt ids, output ids and logprobs; a mask says which of these are padding."""
     output = listed(fields, *OUTPUT_KEYS)
     parts = sampled_parts(fields, listed(fields, *PROMPT_KEYS), output)
@@ -110,7 +110,7 @@ def read_plain(fields: Fields, place: Place) -> list[RecordedRollout]:
 
 
 def _plain(
-    fields: Fields, place: Place, output: tuple[int, ...], part: Part, parts: list[Part]
+    fields: Fields, place: LinePlace, output: tuple[int, ...], part: Part, parts: list[Part]
 ) -> RecordedRollout:
     stated = stated_parameters(fields)
     engine = numbers_of(part.of(listed(fields, "logprobs"), "logprobs", len(output), parts))
@@ -139,7 +139,7 @@ def _plain(
     )
 
 
-def read_prime_rl(fields: Fields, place: Place) -> list[RecordedRollout]:
+def read_prime_rl(fields: Fields, place: LinePlace) -> list[RecordedRollout]:
     """One rollout for each run of sampled tokens: turns, with tool output between them, were sampled one by one.
 
     Schema 1 has no temperature: trainer and engine both divided by it, and the caller must say which it was. Numbers

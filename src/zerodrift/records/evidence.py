@@ -65,7 +65,7 @@ class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     name: str
     """Of the kind, for programs."""
-    says: str
+    message: str
     """The same for people."""
     seen_from: float | None = None
     """None where none would have been."""

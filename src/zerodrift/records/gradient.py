@@ -36,4 +36,4 @@ class GradientRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The same for a fresh draw of as many prompts: standard error of the true gradient, from the spread of its groups."""
     parts: tuple[GradientPart, ...] = ()
     assumed: tuple[str, ...] = ()
-    says: str
+    message: str

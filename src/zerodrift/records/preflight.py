@@ -15,7 +15,7 @@ from zerodrift.records.seal import check_seal, write_seal
 PREFLIGHT = "preflight.json"
 PREFLIGHT_SEAL = "preflight.seal.json"
 """Its own, because the audit's is written before the checklist, and anew where an audit goes on."""
-SCHEMA = "zerodrift.preflight/1"
+SCHEMA = "zerodrift.preflight/2"
 
 
 class Status(StrEnum):
@@ -43,7 +43,7 @@ class Item(FrozenFacts, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     status: Status
-    says: str
+    message: str
     """The evidence in a sentence, or why there is none."""
     details: tuple[str, ...] = ()
     """What it rests on, a sentence each."""

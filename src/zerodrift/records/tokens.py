@@ -1,15 +1,14 @@
 """`tokens.parquet`: one row per sampled token, with both sides' numbers. Any data tool reads it."""
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerodrift.core.errors import MissingExtra, RecordError
+from zerodrift.core.errors import RecordError
+from zerodrift.records.arrow import arrow
 from zerodrift.records.codec import write_atomically
 
 if TYPE_CHECKING:
@@ -42,34 +41,25 @@ def write_tokens(path: Path, columns: Mapping[str, NDArray[np.generic] | list[st
         raise RecordError(
             f"the columns of tokens.parquet have the lengths {lengths}; each token needs one of each"
         )
-    arrow = _arrow()
-    table = arrow.table({name: columns[name] for name in COLUMNS})
+    pa = arrow("tokens.parquet")
+    table = pa.table({name: columns[name] for name in COLUMNS})
     table = table.replace_schema_metadata({b"schema": SCHEMA})
-    content = arrow.BufferOutputStream()
-    arrow.parquet.write_table(table, content, compression="zstd")
+    content = pa.BufferOutputStream()
+    pa.parquet.write_table(table, content, compression="zstd")
     write_atomically(path, memoryview(content.getvalue()))
 
 
 def read_tokens(path: Path) -> "pyarrow.Table":
     """The table, after checking that it is one of ours."""
-    arrow = _arrow()
+    pa = arrow("tokens.parquet")
     if not path.is_file():
         raise RecordError(f"there is no {path}; it is part of a finished audit")
     try:
-        table = arrow.parquet.read_table(path)
-    except (arrow.ArrowException, OSError) as error:
+        table = pa.parquet.read_table(path)
+    except (pa.ArrowException, OSError) as error:
         raise RecordError(f"{path.name} is damaged ({error}); run the audit again") from error
     if (table.schema.metadata or {}).get(b"schema") != SCHEMA:
         raise RecordError(
             f"{path.name} was not written by this version of zerodrift (schema {SCHEMA.decode()})"
         )
     return table
-
-
-def _arrow() -> ModuleType:
-    try:
-        pyarrow = import_module("pyarrow")
-        import_module("pyarrow.parquet")
-    except ModuleNotFoundError as error:
-        raise MissingExtra("tokens.parquet needs pyarrow: pip install 'zerodrift[local]'") from error
-    return pyarrow

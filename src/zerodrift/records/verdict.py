@@ -9,7 +9,7 @@ from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.frozen import freeze
 from zerodrift.records.evidence import LocatedEvidence, Power
 
-SCHEMA = "zerodrift.verdict/1"
+SCHEMA = "zerodrift.verdict/2"
 
 
 class Outcome(StrEnum):
@@ -114,7 +114,7 @@ class ProbeRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The question was asked and its premise did not hold (no batch formed, no cache hit)."""
     cut_off: bool = False
     """The engine failed while it was asked; what came before is kept, and the run can be resumed."""
-    says: str
+    message: str
     evidence: Mapping[str, float | int | str | bool] = {}
     seconds: float = 0.0
 
@@ -130,7 +130,7 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     verdict: Outcome
     guilty: str
     """Which side left the other two: `engine`, `trainer`, `none` or `unknown`."""
-    says: str
+    message: str
     """The conclusion in one sentence."""
     engine: EngineFingerprint
     reference: EngineFingerprint

@@ -5,9 +5,8 @@ which are logits less one number for each position, keep those distances to the 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from zerodrift.stats.arrays import Floats
 
 SLACK = 0.1
 """Sizes are known to a tenth: near a power of two the finer of both spacings is taken, of which the other is a multiple."""

@@ -184,7 +184,7 @@ def print_verified(
     for finding in findings:
         told = _batches(finding.batches) if finding.batches else "the index"
         console.print(
-            Text.assemble(("damaged", "bold red"), f"  {visible(finding.says)} [{finding.code}, {told}]"),
+            Text.assemble(("damaged", "bold red"), f"  {visible(finding.message)} [{finding.code}, {told}]"),
             soft_wrap=True,
         )
     for what in unfinished:

@@ -12,7 +12,7 @@ HEADERS = ("tokens", "count", "mean |Δ|", "cosine", "length", "clipped otherwis
 
 def print_gradient(record: GradientRecord, console: Console) -> None:
     """The sentence first, then the numbers behind it."""
-    console.print(Text(record.says, style="bold"))
+    console.print(Text(record.message, style="bold"))
     console.print()
     rows = [HEADERS, *(_row(part) for part in (record.whole, *record.parts))]
     widths = [max(len(row[place]) for row in rows) for place in range(len(HEADERS))]

@@ -28,7 +28,9 @@ def junit(record: VerdictRecord) -> bytes:
     """A document with one test suite."""
     probes = list(record.probes)
     if _ENDS[record.verdict] not in [_end(probe) for probe in probes]:
-        probes.insert(0, ProbeRecord(name="verdict", status=record.verdict, required=True, says=record.says))
+        probes.insert(
+            0, ProbeRecord(name="verdict", status=record.verdict, required=True, message=record.message)
+        )
     ends = [_end(probe) for probe in probes]
     totals = {
         "name": "zerodrift audit",
@@ -43,9 +45,9 @@ def junit(record: VerdictRecord) -> bytes:
         named = {"name": visible(probe.name), "classname": f"zerodrift.audit.{visible(record.engine.engine)}"}
         case = ElementTree.SubElement(suite, "testcase", named, time=f"{probe.seconds:.3f}")
         if end is not None:
-            said = ElementTree.SubElement(case, end, message=visible(probe.says))
+            said = ElementTree.SubElement(case, end, message=visible(probe.message))
             said.text = "\n".join(_evidence(probe, record))
-    ElementTree.SubElement(suite, "system-out").text = f"{record.verdict}: {visible(record.says)}"
+    ElementTree.SubElement(suite, "system-out").text = f"{record.verdict}: {visible(record.message)}"
     ElementTree.indent(root)
     document: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return document + b"\n"

@@ -67,7 +67,7 @@ def print_checklist(record: PreflightRecord, console: Console, run_directory: Pa
     console.print(Text(visible(f"{record.config}: {record.engine}, {record.model}"), style="dim"))
     console.print()
     rows = [
-        (Text(visible(item.name)), Text(item.status, style=STYLES[item.status]), Text(visible(item.says)))
+        (Text(visible(item.name)), Text(item.status, style=STYLES[item.status]), Text(visible(item.message)))
         for item in record.items
     ]
     console.print(table_of(("item", "status", "evidence"), rows))

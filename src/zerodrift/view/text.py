@@ -66,7 +66,7 @@ def _answer(record: VerdictRecord, console: Console, about: Mapping[str, str] | 
     facts = dict(about or {"guilty": guilty(record)})
     if record.to_fix:
         facts["cause"] = record.to_fix[0].cause
-    facts["why"] = record.says
+    facts["why"] = record.message
     grid = Table.grid(padding=(0, 2))
     for name, value in facts.items():
         grid.add_row(Text(name, style="dim"), Text(visible(value), style="bold" if name == "cause" else ""))
@@ -95,7 +95,7 @@ def _cause(cause: CauseFound) -> tuple[Text, ...]:
 
 def _probe(probe: ProbeRecord) -> tuple[Text, ...]:
     status = "vacuous" if probe.vacuous else probe.status.value.lower()
-    return Text(visible(probe.name)), Text(status, style=STYLES[probe.status]), Text(visible(probe.says))
+    return Text(visible(probe.name)), Text(status, style=STYLES[probe.status]), Text(visible(probe.message))
 
 
 def _gauge(gauge: Gauge) -> tuple[Text, ...]:
@@ -119,7 +119,7 @@ def _power(record: VerdictRecord, console: Console) -> None:
     """Under every verdict: a PASS is about what would have been seen, and about nothing else."""
     console.print(Text("power: what would have been seen, 19 times in 20", style="dim"))
     for line in record.power:
-        console.print(Text(f"    {visible(line.says)}"))
+        console.print(Text(f"    {visible(line.message)}"))
     if not any(line.name not in NOT_OF_THE_SAMPLER for line in record.power):
         console.print(Text("    of the sampler: nothing, because nothing was drawn that could be tested"))
     console.print()

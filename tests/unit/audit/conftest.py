@@ -114,38 +114,38 @@ class Chain:
 
 
 @pytest.fixture(scope="session")
-def completion() -> Callable[..., Completion]:
+def completion():
     return complete
 
 
 @pytest.fixture(scope="session")
-def scripted() -> Callable[..., Scripted]:
+def scripted():
     return Scripted
 
 
 @pytest.fixture(scope="session")
-def chain() -> Callable[[Any], Chain]:
+def chain():
     return Chain
 
 
 @pytest.fixture(scope="session")
-def floor() -> Floor:
+def floor():
     """Rounding of one part in a million, whatever the token."""
     return Floor("float32", 8, 100, 1e-6, 2e-6, (-10.0, 0.0), (1e-6, 1e-6))
 
 
 @pytest.fixture(scope="session")
-def gates() -> Gates:
+def gates():
     return Gates(mean=1e-5, p90=2.5e-5, k3=1e-6, veto=2.0)
 
 
 @pytest.fixture(scope="session")
-def llama() -> ReferenceBackend:
+def llama():
     """In fp64; shared, so no test loads weights into it."""
     return ReferenceBackend("testbed:llama")
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory):
     """The llama testbed as a directory."""
     return models.materialise("testbed:llama", tmp_path_factory.mktemp("checkpoint") / "model")

@@ -1,15 +1,14 @@
 """Attribution on a chain whose engine is played by numpy: the truth is known, and must be what the data prefers."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from zerodrift.audit.attribute import MAX_CAUSES, Attribution, Costs, SelectedCause, attribute
+from zerodrift.audit.attribute import MAX_CAUSES, Attribution, Costs, attribute
 from zerodrift.audit.counterfactual.bias import bias_hypotheses
-from zerodrift.audit.counterfactual.evaluate import Evaluator, Window
+from zerodrift.audit.counterfactual.evaluate import CaseWindow, Evaluator
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis, Pick, Reported
 from zerodrift.audit.counterfactual.semantic import ExpectedSampling, hidden_hypotheses, told_hypotheses
 from zerodrift.audit.diagnose import seen_by
@@ -44,11 +43,11 @@ class Engine:
         """Both map (logits, output so far) to probabilities; what is told is what is drawn unless said."""
         self.draws, self.tells = draws, tells or draws
 
-    def cases(self, count: int = 24, length: int = 16, noise: float = 0.0) -> list[Window]:
+    def cases(self, count: int = 24, length: int = 16, noise: float = 0.0) -> list[CaseWindow]:
         rng = np.random.default_rng(1)
         return [self._case(rng, start % WORDS, length, noise) for start in range(count)]
 
-    def _case(self, rng: np.random.Generator, start: int, length: int, noise: float) -> Window:
+    def _case(self, rng: np.random.Generator, start: int, length: int, noise: float) -> CaseWindow:
         output: list[int] = []
         told = []
         for _ in range(length):
@@ -56,7 +55,7 @@ class Engine:
             token = int(rng.choice(WORDS, p=self.draws(logits, output)))
             told.append(np.log(self.tells(logits, output)[token]) + noise * rng.normal())
             output.append(token)
-        return Window((0, start), tuple(output), REQUESTED, np.array(told), np.full(length, SIGMA))
+        return CaseWindow((0, start), tuple(output), REQUESTED, np.array(told), np.full(length, SIGMA))
 
 
 def at(temperature: float, top_p: float = 1.0) -> Callable[..., Floats]:
@@ -86,12 +85,12 @@ ASKED = at(0.7)
 
 
 @pytest.fixture
-def judge(chain: Callable[[Any], Any]) -> Callable[..., Attribution]:
-    def run(cases: Sequence[Window], defaults: dict[str, float] | None = None) -> Attribution:
+def judge(chain):
+    def run(cases, defaults=None):
         costs = Costs(Evaluator(cases, {VANILLA: chain(TABLE)}))
         expected = ExpectedSampling(REQUESTED.temperature, defaults or {})
 
-        def propose(account: Explanation) -> Iterable[Hypothesis]:
+        def propose(account):
             if costs.at_floor(account):
                 return list(hidden_hypotheses(account, costs.total, expected))
             return [
@@ -104,15 +103,12 @@ def judge(chain: Callable[[Any], Any]) -> Callable[..., Attribution]:
     return run
 
 
-Judge = Callable[..., Attribution]
-
-
 def causes(attribution: Attribution) -> list[str]:
     return [finding.cause for finding in attribution.selected]
 
 
 @pytest.mark.parametrize("noise", [0.0, SIGMA])
-def test_nothing_wrong_finds_nothing(judge: Judge, noise: float) -> None:
+def test_nothing_wrong_finds_nothing(judge, noise):
     attribution = judge(Engine(ASKED).cases(noise=noise))
     assert attribution.selected == ()
     assert attribution.explained_to_floor
@@ -130,7 +126,7 @@ def test_nothing_wrong_finds_nothing(judge: Judge, noise: float) -> None:
         (Engine(biased((3, 5), 2.0)), "semantic/logit-bias", "a bias of +2 on 2 tokens (3, 5)"),
     ],
 )
-def test_one_fault_is_named_with_its_value(judge: Judge, engine: Engine, cause: str, words: str) -> None:
+def test_one_fault_is_named_with_its_value(judge, engine, cause, words):
     attribution = judge(engine.cases())
     assert causes(attribution) == [cause]
     (finding,) = attribution.selected
@@ -140,7 +136,7 @@ def test_one_fault_is_named_with_its_value(judge: Judge, engine: Engine, cause: 
     assert finding.gain_nats > 12
 
 
-def test_which_evidence_carried_it_is_said(judge: Judge) -> None:
+def test_which_evidence_carried_it_is_said(judge):
     told, hidden = judge(Engine(at(0.63)).cases()), judge(Engine(at(1.0), ASKED).cases())
     assert told.selected[0].channel == "reported"
     assert told.selected[0].explained == pytest.approx(1.0, abs=1e-4)
@@ -148,7 +144,7 @@ def test_which_evidence_carried_it_is_said(judge: Judge) -> None:
     assert 0.5 < hidden.selected[0].explained <= 1.0
 
 
-def test_two_faults_at_once_are_both_named(judge: Judge) -> None:
+def test_two_faults_at_once_are_both_named(judge):
     """Raw logprobs hide the truncation: first what is told, then what was drawn."""
     attribution = judge(Engine(at(0.7, 0.8), RAW).cases())
     assert causes(attribution) == ["semantic/raw-logprobs", "semantic/truncation-mass"]
@@ -156,25 +152,25 @@ def test_two_faults_at_once_are_both_named(judge: Judge) -> None:
     assert "top_p=0.8" in attribution.selected[1].message
 
 
-def test_a_shift_of_a_changed_temperature_is_both(judge: Judge) -> None:
+def test_a_shift_of_a_changed_temperature_is_both(judge):
     cases = [case._replace(reported=np.roll(case.reported, 1)) for case in Engine(at(0.5)).cases()]
     assert set(causes(judge(cases))) == {"semantic/off-by-one", "semantic/temperature"}
 
 
 @pytest.mark.parametrize(("whose", "shift"), [("before", 1), ("after", -1)], ids=["right", "left"])
-def test_a_neighbours_number_is_off_by_one(judge: Judge, whose: str, shift: int) -> None:
+def test_a_neighbours_number_is_off_by_one(judge, whose, shift):
     cases = [case._replace(reported=np.roll(case.reported, shift)) for case in Engine(ASKED).cases()]
     attribution = judge(cases)
     assert causes(attribution) == ["semantic/off-by-one"]
     assert whose in attribution.selected[0].message
 
 
-def test_the_defaults_of_the_checkpoint_beat_the_parameter_they_set(judge: Judge) -> None:
+def test_the_defaults_of_the_checkpoint_beat_the_parameter_they_set(judge):
     attribution = judge(Engine(at(0.6, 0.95)).cases(), {"temperature": 0.6, "top_p": 0.95})
     assert causes(attribution) == ["semantic/generation-config"]
 
 
-def test_what_no_account_explains_is_left_standing(judge: Judge) -> None:
+def test_what_no_account_explains_is_left_standing(judge):
     rng = np.random.default_rng(3)
     cases = [
         case._replace(reported=case.reported - np.abs(rng.normal(0, 0.5, len(case.reported))))
@@ -186,7 +182,7 @@ def test_what_no_account_explains_is_left_standing(judge: Judge) -> None:
     assert all(finding.explained < 0.5 for finding in attribution.selected)
 
 
-def test_one_token_each_leaves_nothing_to_shift(judge: Judge) -> None:
+def test_one_token_each_leaves_nothing_to_shift(judge):
     """Where no output has a second token, off-by-one accounts predict nothing: they lose, and spoil nothing."""
     attribution = judge(Engine(ASKED, RAW).cases(count=300, length=1))
     assert causes(attribution) == ["semantic/raw-logprobs"]
@@ -195,11 +191,11 @@ def test_one_token_each_leaves_nothing_to_shift(judge: Judge) -> None:
 
 
 @pytest.mark.parametrize(("wrong", "sure"), [(1, False), (16, True)])
-def test_sequences_that_agree_to_the_last_bit(chain: Callable[[Any], Any], wrong: int, sure: bool) -> None:
+def test_sequences_that_agree_to_the_last_bit(chain, wrong, sure):
     """A resample of nothing but those has no difference to explain: one wrong sequence of many is no certainty."""
     vanilla, other = chain(TABLE), chain(TABLE[::-1].copy())
 
-    def partly(sequences: Sequence[Sequence[int]], starts: Sequence[int], *_: Any) -> list[Any]:
+    def partly(sequences, starts, *_):
         pairs = zip(sequences, vanilla(sequences, starts), other(sequences, starts), strict=True)
         return [theirs if ids[1] < wrong else ours for ids, ours, theirs in pairs]
 
@@ -218,17 +214,17 @@ def test_sequences_that_agree_to_the_last_bit(chain: Callable[[Any], Any], wrong
 
 
 @pytest.fixture
-def half_explained(chain: Callable[[Any], Any]) -> Callable[..., SelectedCause]:
+def half_explained(chain):
     """A step that explains sequences with an even start alone, found on `cases` of which all are wrong."""
     vanilla, other = chain(TABLE), chain(TABLE[::-1].copy())
 
-    def even(sequences: Sequence[Sequence[int]], starts: Sequence[int], *_: Any) -> list[Any]:
+    def even(sequences, starts, *_):
         pairs = zip(sequences, vanilla(sequences, starts), other(sequences, starts), strict=True)
         return [theirs if ids[1] % 2 == 0 else ours for ids, ours, theirs in pairs]
 
     forwards = {VANILLA: vanilla, "even": even, "all": other}
 
-    def run(at_random: Callable[[int], bool], count: int = 48, wrong: str = "all") -> SelectedCause:
+    def run(at_random, count=48, wrong="all"):
         cases = Engine(ASKED).cases(count)
         told = Evaluator(cases, forwards).predict(Explanation(forward=wrong)).reported
         cases = [
@@ -242,9 +238,7 @@ def half_explained(chain: Callable[[Any], Any]) -> Callable[..., SelectedCause]:
     return run
 
 
-def test_the_share_is_that_of_sequences_chosen_by_chance(
-    half_explained: Callable[..., SelectedCause],
-) -> None:
+def test_the_share_is_that_of_sequences_chosen_by_chance(half_explained):
     """The worst were chosen by what is to be explained: here they are all explained, and half of the others."""
     everything = half_explained(lambda number: True)
     assert everything.explained == pytest.approx(0.5, abs=0.1)
@@ -256,7 +250,7 @@ def test_the_share_is_that_of_sequences_chosen_by_chance(
     assert high - low > 0.2
 
 
-def test_fewer_than_twenty_sequences_have_no_interval(half_explained: Callable[..., SelectedCause]) -> None:
+def test_fewer_than_twenty_sequences_have_no_interval(half_explained):
     few, enough = (half_explained(lambda number, count=count: number < count) for count in (19, 20))
     assert (few.sequences, few.interval) == (19, (0.0, 1.0))
     assert few.explained == pytest.approx(0.5, abs=0.15)
@@ -264,20 +258,18 @@ def test_fewer_than_twenty_sequences_have_no_interval(half_explained: Callable[.
     assert 0.0 < enough.interval[0] < enough.interval[1] < 1.0
 
 
-def test_one_sequence_is_enough_for_a_share(half_explained: Callable[..., SelectedCause]) -> None:
+def test_one_sequence_is_enough_for_a_share(half_explained):
     only = half_explained(lambda number: True, count=1)
     assert (only.explained, only.interval, only.sequences) == (pytest.approx(1.0), (0.0, 1.0), 1)
 
 
-def test_a_fault_that_chance_did_not_meet_is_still_found(
-    half_explained: Callable[..., SelectedCause],
-) -> None:
+def test_a_fault_that_chance_did_not_meet_is_still_found(half_explained):
     """Those chosen by chance show rounding alone, and a share of rounding is none: it is that of the worst."""
     rare = half_explained(lambda number: number % 2 == 1, wrong="even")
     assert (rare.explained, rare.interval, rare.sequences) == (pytest.approx(1.0), (0.0, 1.0), 0)
 
 
-def test_of_what_the_samples_show_the_share_is_that_of_chance_too(judge: Judge) -> None:
+def test_of_what_the_samples_show_the_share_is_that_of_chance_too(judge):
     cases = Engine(at(1.0), ASKED).cases(count=48)
     half = [case._replace(at_random=number % 2 == 0) for number, case in enumerate(cases)]
     few = [case._replace(at_random=number < 10) for number, case in enumerate(cases)]
@@ -288,12 +280,12 @@ def test_of_what_the_samples_show_the_share_is_that_of_chance_too(judge: Judge) 
     assert unsure.interval == (0.0, 1.0)
 
 
-def test_no_more_causes_than_anyone_would_read(chain: Callable[[Any], Any]) -> None:
+def test_no_more_causes_than_anyone_would_read(chain):
     """Eight steps, each of which explains three sequences more: the fifth is not taken."""
     vanilla, other = chain(TABLE), chain(TABLE[::-1].copy())
 
-    def first(count: int) -> Callable[..., list[Any]]:
-        def forward(sequences: Sequence[Sequence[int]], starts: Sequence[int], *_: Any) -> list[Any]:
+    def first(count):
+        def forward(sequences, starts, *_):
             pairs = zip(sequences, vanilla(sequences, starts), other(sequences, starts), strict=True)
             return [theirs if ids[1] < 3 * count else ours for ids, ours, theirs in pairs]
 
@@ -304,7 +296,7 @@ def test_no_more_causes_than_anyone_would_read(chain: Callable[[Any], Any]) -> N
     told = Evaluator(cases, forwards).predict(Explanation(forward="step-8")).reported
     cases = [case._replace(reported=values) for case, values in zip(cases, np.split(told, 24), strict=True)]
 
-    def propose(account: Explanation) -> list[Hypothesis]:
+    def propose(account):
         count = 1 if account.forward == VANILLA else int(account.forward[-1]) + 1
         return [Hypothesis("path/rope", f"step {count}", Explanation(forward=f"step-{count}"))]
 
@@ -315,7 +307,7 @@ def test_no_more_causes_than_anyone_would_read(chain: Callable[[Any], Any]) -> N
     assert not attribution.explained_to_floor
 
 
-def test_coarser_rounding_is_found_by_its_size_alone(chain: Callable[[Any], Any]) -> None:
+def test_coarser_rounding_is_found_by_its_size_alone(chain):
     cases = Engine(ASKED).cases(noise=1e-2)
     evaluator = Evaluator(
         cases, {VANILLA: chain(TABLE)}, roundings={"bfloat16": lambda cases: np.full(24 * 16, 1e-2)}
@@ -327,7 +319,7 @@ def test_coarser_rounding_is_found_by_its_size_alone(chain: Callable[[Any], Any]
     assert attribution.explained_to_floor
 
 
-def test_a_change_must_pay_for_itself(chain: Callable[[Any], Any]) -> None:
+def test_a_change_must_pay_for_itself(chain):
     """A fault in one token of hundreds is worth less than the price of a name."""
     cases = Engine(ASKED).cases()
     cases[0].reported[0] -= 5e-6
@@ -337,7 +329,7 @@ def test_a_change_must_pay_for_itself(chain: Callable[[Any], Any]) -> None:
     assert attribute(costs, lambda _: [], np.random.default_rng(0)).selected == ()
 
 
-def test_costs_ask_the_evaluator_once_per_account(chain: Callable[[Any], Any]) -> None:
+def test_costs_ask_the_evaluator_once_per_account(chain):
     evaluator = Evaluator(Engine(ASKED).cases(count=2), {VANILLA: chain(TABLE)})
     costs = Costs(evaluator)
     first = costs.prediction(Explanation(sampling={"temperature": 0.9}))
@@ -345,7 +337,7 @@ def test_costs_ask_the_evaluator_once_per_account(chain: Callable[[Any], Any]) -
     assert costs.prediction(Explanation(sampling={"temperature": 0.8})) is not first
 
 
-def test_costs_by_hand(chain: Callable[[Any], Any]) -> None:
+def test_costs_by_hand(chain):
     """Cauchy over what is reported, likelihood over what is drawn; a reading that is silent is charged the average."""
     (case,) = Engine(ASKED).cases(count=1, length=4)
     off = case._replace(reported=case.reported + np.array([0, SIGMA, 0, 0]))
@@ -359,7 +351,7 @@ def test_costs_by_hand(chain: Callable[[Any], Any]) -> None:
     assert costs.channels(shifted).reported == pytest.approx(known.mean() * 4)
 
 
-def test_z_is_that_of_the_martingale(chain: Callable[[Any], Any]) -> None:
+def test_z_is_that_of_the_martingale(chain):
     costs = Costs(Evaluator(Engine(at(0.4), ASKED).cases(), {VANILLA: chain(TABLE)}))
     entropy, variance = costs.evaluator.surprise(Explanation())
     steps = costs.prediction(Explanation()).sampled + entropy

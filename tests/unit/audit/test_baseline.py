@@ -1,7 +1,6 @@
 """A recording is bound to weights, prompts and parameters, and resumes from whatever a kill left behind."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -71,18 +70,18 @@ class Pretender:
 
 
 @pytest.fixture(autouse=True)
-def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_batches(monkeypatch):
     monkeypatch.setattr(recording, "BATCH", 4)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     path = tmp_path / "base.jsonl"
     assert record(Pretender(), PROMPTS, SAMPLING, path) == 11
     return path
 
 
-def test_every_prompt_becomes_a_row_of_its_own_seed(tmp_path: Path) -> None:
+def test_every_prompt_becomes_a_row_of_its_own_seed(tmp_path):
     reference, path, steps = Pretender(), tmp_path / "deep" / "down" / "base.jsonl", []
     assert record(reference, PROMPTS, SAMPLING, path, lambda done, total: steps.append((done, total))) == 11
     rows = list(read_rows(path))
@@ -96,14 +95,14 @@ def test_every_prompt_becomes_a_row_of_its_own_seed(tmp_path: Path) -> None:
     assert read_header(path).sampling == SAMPLING
 
 
-def test_a_finished_recording_is_left_alone(path: Path) -> None:
+def test_a_finished_recording_is_left_alone(path):
     content, reference = path.read_bytes(), Pretender()
     assert record(reference, PROMPTS, SAMPLING, path) == 0
     assert reference.asked == []
     assert path.read_bytes() == content
 
 
-def test_a_kill_at_any_byte_is_made_good(path: Path) -> None:
+def test_a_kill_at_any_byte_is_made_good(path):
     """Also within the header, which is the first thing to be written."""
     whole = path.read_bytes()
     header = whole.index(b"\n") + 1
@@ -146,9 +145,7 @@ def test_a_kill_at_any_byte_is_made_good(path: Path) -> None:
         ),
     ],
 )
-def test_two_recordings_never_share_a_file(
-    path: Path, reference: Pretender, prompts: list[Prompt], sampling: SamplingParams, says: str
-) -> None:
+def test_two_recordings_never_share_a_file(path, reference, prompts, sampling, says):
     content = path.read_bytes() + b'{"torn'
     path.write_bytes(content)
     with pytest.raises(DigestMismatch, match=says) as caught:
@@ -169,7 +166,7 @@ def test_two_recordings_never_share_a_file(
         b"{}\n",
     ],
 )
-def test_a_file_that_is_no_baseline_is_not_touched(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_baseline_is_not_touched(tmp_path, content):
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(content)
     with pytest.raises(RecordError, match=r"prompts.jsonl.*baseline"):
@@ -177,7 +174,7 @@ def test_a_file_that_is_no_baseline_is_not_touched(tmp_path: Path, content: byte
     assert path.read_bytes() == content
 
 
-def test_another_schema_is_not_touched(path: Path) -> None:
+def test_another_schema_is_not_touched(path):
     content = path.read_bytes().replace(b"zerodrift.baseline/1", b"zerodrift.baseline/2")
     path.write_bytes(content)
     with pytest.raises(SchemaMismatch):
@@ -185,27 +182,27 @@ def test_another_schema_is_not_touched(path: Path) -> None:
     assert path.read_bytes() == content
 
 
-def test_a_bad_row_in_the_middle_is_refused_by_line(path: Path) -> None:
+def test_a_bad_row_in_the_middle_is_refused_by_line(path):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:5], b"{}\n", *lines[6:]]))
     with pytest.raises(RecordError, match=r"base.jsonl, line 6: "):
         record(Pretender(), PROMPTS, SAMPLING, path)
 
 
-def test_rows_that_lie_in_another_order_are_known_all_the_same(path: Path) -> None:
+def test_rows_that_lie_in_another_order_are_known_all_the_same(path):
     header, *rows = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([header, *rows[::-1]]))
     assert record(Pretender(), PROMPTS, SAMPLING, path) == 0
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("x")
     for path in (tmp_path, tmp_path / "file" / "base.jsonl"):
         with pytest.raises(RecordError, match=r"cannot be written .*; choose another --out"):
             record(Pretender(), PROMPTS, SAMPLING, path)
 
 
-def test_seeds_go_round_at_the_end_of_their_range(tmp_path: Path) -> None:
+def test_seeds_go_round_at_the_end_of_their_range(tmp_path):
     reference = Pretender()
     sampling = msgspec.structs.replace(SAMPLING, seed=MAX_SEED - 3)
     record(reference, PROMPTS, sampling, tmp_path / "base.jsonl")
@@ -213,7 +210,7 @@ def test_seeds_go_round_at_the_end_of_their_range(tmp_path: Path) -> None:
     assert record(Pretender(), PROMPTS, sampling, tmp_path / "base.jsonl") == 0
 
 
-def test_refused_before_any_work(tmp_path: Path) -> None:
+def test_refused_before_any_work(tmp_path):
     path = tmp_path / "base.jsonl"
     raw = Pretender()
     raw.kind = LogprobKind.RAW
@@ -230,7 +227,7 @@ def test_refused_before_any_work(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_header_alone_is_a_beginning(tmp_path: Path, path: Path) -> None:
+def test_a_header_alone_is_a_beginning(tmp_path, path):
     other = tmp_path / "other.jsonl"
     with LineWriter[BaselineHeader](other) as writer:
         writer.write(read_header(path))
@@ -238,7 +235,7 @@ def test_a_header_alone_is_a_beginning(tmp_path: Path, path: Path) -> None:
     assert other.read_bytes() == path.read_bytes()
 
 
-def test_a_prompt_that_does_not_fit_is_refused_before_the_file_is_made(tmp_path: Path) -> None:
+def test_a_prompt_that_does_not_fit_is_refused_before_the_file_is_made(tmp_path):
     path = tmp_path / "base.jsonl"
     long = Prompt((1,) * 1024)
     with pytest.raises(InvalidPrompt, match=r"prompt 1 has 1024 tokens, .* a context of 1024"):

@@ -54,7 +54,7 @@ def blame(recorded: list[RecordedRollout], reference: ReferenceBackend, **option
     return Blame(dump=dump, reference=reference, precision=Precision.FP32, **options)
 
 
-def test_a_run_directory_that_can_be_rendered(tmp_path: Path) -> None:
+def test_a_run_directory_that_can_be_rendered(tmp_path):
     reference = ReferenceBackend(MODEL)
     blamed = blame(rollouts(reference, range(8)), reference, reproduce="zerodrift blame d").run()
     assert blamed.record.verdict is Outcome.PASS
@@ -71,7 +71,7 @@ def test_a_run_directory_that_can_be_rendered(tmp_path: Path) -> None:
     assert "The same policy" in render(tmp_path / "run")
 
 
-def test_weights_from_before_an_update(tmp_path: Path) -> None:
+def test_weights_from_before_an_update(tmp_path):
     before = models.materialise(MODEL, tmp_path / "before")
     older = ReferenceBackend(before)
     after = write_checkpoint(perturbed(older.model, 1), before, tmp_path / "after")
@@ -89,7 +89,7 @@ def test_weights_from_before_an_update(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def moving(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def moving(tmp_path_factory):
     """Four checkpoints, as a policy that is trained leaves them: step_0 to step_3."""
     folder = tmp_path_factory.mktemp("moving")
     first = models.materialise(MODEL, folder / "step_0")
@@ -115,9 +115,7 @@ def moved(folder: Path, late: int) -> list[RecordedRollout]:
 
 
 @pytest.mark.parametrize(("late", "causes"), [(4, []), (2, ["weights/stale"])], ids=["sound", "late"])
-def test_a_policy_that_moves_is_judged_by_the_checkpoint_of_each_step(
-    moving: Path, late: int, causes: list[str]
-) -> None:
+def test_a_policy_that_moves_is_judged_by_the_checkpoint_of_each_step(moving, late, causes):
     pattern = f"{moving}/step_{{step}}"
     blamed = blame(
         moved(moving, late), ReferenceBackend(moving / "step_0"), checkpoints=Checkpoints(pattern)
@@ -131,7 +129,7 @@ def test_a_policy_that_moves_is_judged_by_the_checkpoint_of_each_step(
         assert blamed.since.startswith("since step 2: 16 of 16 rollouts")
 
 
-def test_one_checkpoint_for_all_steps_is_wrong_where_the_policy_moves(moving: Path) -> None:
+def test_one_checkpoint_for_all_steps_is_wrong_where_the_policy_moves(moving):
     """What the checkpoints of all steps are for: without them a healthy run looks stale."""
     recorded, reference = moved(moving, 4), ReferenceBackend(moving / "step_0")
     alone = ScoredDump(recorded, reference, None, Silent()).sizes
@@ -140,7 +138,7 @@ def test_one_checkpoint_for_all_steps_is_wrong_where_the_policy_moves(moving: Pa
     assert (ScoredDump(recorded, reference, None, Silent(), places).sizes < 1e-5).all()
 
 
-def test_a_cause_of_a_moving_policy_is_found_in_its_worst_step(moving: Path) -> None:
+def test_a_cause_of_a_moving_policy_is_found_in_its_worst_step(moving):
     turned = [
         msgspec.structs.replace(each, logprobs=tuple(value / np.log(2) for value in each.logprobs))
         if each.step == 3
@@ -153,7 +151,7 @@ def test_a_cause_of_a_moving_policy_is_found_in_its_worst_step(moving: Path) -> 
     assert reference.version.label == "3"
 
 
-def test_a_cause_of_both_sides_is_told_once() -> None:
+def test_a_cause_of_both_sides_is_told_once():
     engine = found("semantic/off-by-one", "vllm", FoundBy.VALUE, "one late")
     trainer = [
         found(name, "trainer", Probe.TRAINER, "why") for name in ("semantic/off-by-one", "trainer/autocast")
@@ -165,5 +163,5 @@ def test_a_cause_of_both_sides_is_told_once() -> None:
 
 
 @pytest.mark.parametrize(("delta", "mean"), [([0.1, -0.3], 0.2), ([0.1, -np.inf], None)])
-def test_an_infinite_mean_is_not_written_down(delta: list[float], mean: float | None) -> None:
+def test_an_infinite_mean_is_not_written_down(delta, mean):
     assert _mean(np.array(delta)) == (None if mean is None else pytest.approx(mean))

@@ -9,7 +9,7 @@ from zerodrift.audit.counterfactual.properties import CACHED, OUTPUT, POSITION, 
 from zerodrift.audit.probes.result import found
 from zerodrift.drift.split import Cut, Split
 from zerodrift.records.evidence import LocatedEvidence
-from zerodrift.records.verdict import CauseFound, FoundBy
+from zerodrift.records.verdict import FoundBy
 
 BODY = found("path/body-precision", "vllm", FoundBy.SIZE, "as large as bf16", gating=True)
 UNNAMED = found("unexplained", "vllm", FoundBy.VALUE, "9 σ left")
@@ -41,22 +41,20 @@ def parted(*cuts: Cut) -> Parted:
         ((cut(POSITION, 128, 272, above=False),), "unexplained"),
     ],
 )
-def test_a_property_that_has_a_cause_names_it_if_no_other_does_as_well(
-    cuts: tuple[Cut, ...], name: str
-) -> None:
+def test_a_property_that_has_a_cause_names_it_if_no_other_does_as_well(cuts, name):
     causes = with_split((UNNAMED, HINT), parted(*cuts), "vllm")
     assert [(each.cause, each.gating) for each in causes] == [(name, True), (HINT.cause, False)]
     assert "split:" in causes[0].evidence
     assert UNNAMED.evidence in causes[0].evidence
 
 
-def test_rounding_by_size_is_refuted() -> None:
+def test_rounding_by_size_is_refuted():
     (only,) = with_split((BODY,), parted(cut(PROMPT)), "vllm")
     assert only.cause == "unexplained"
     assert only.fix != BODY.fix
 
 
-def test_without_a_split_nothing_changes() -> None:
+def test_without_a_split_nothing_changes():
     assert with_split((BODY, HINT), None, "vllm") == (BODY, HINT)
 
 
@@ -69,9 +67,7 @@ def test_without_a_split_nothing_changes() -> None:
         ((ROPE, BODY), False),
     ],
 )
-def test_only_what_predicts_numbers_stands_against_a_split(
-    causes: tuple[CauseFound, ...], expected: bool
-) -> None:
+def test_only_what_predicts_numbers_stands_against_a_split(causes, expected):
     assert nameless(causes) is expected
 
 
@@ -84,10 +80,10 @@ def test_only_what_predicts_numbers_stands_against_a_split(
         (cut("temperature", 0.7, 0.2), "0.7"),
     ],
 )
-def test_an_edge_is_told_with_what_it_lies_between(given: Cut, words: str) -> None:
+def test_an_edge_is_told_with_what_it_lies_between(given, words):
     assert edge(given) == words
 
 
-def test_a_place_in_the_model_is_a_name() -> None:
+def test_a_place_in_the_model_is_a_name():
     located = msgspec.structs.replace(UNNAMED, located=(PLACE,))
     assert not nameless((located,))

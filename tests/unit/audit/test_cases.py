@@ -6,24 +6,21 @@ import numpy as np
 import pytest
 
 from zerodrift.audit.cases import affordable, choose_cases
-from zerodrift.audit.counterfactual.evaluate import Window
+from zerodrift.audit.counterfactual.evaluate import CaseWindow
 from zerodrift.audit.measure import Measurement, Observed
 from zerodrift.core.completion import Completion, FinishReason
 from zerodrift.core.request import SamplingParams
-from zerodrift.drift.floor import Floor
-from zerodrift.drift.gates import Gates
 from zerodrift.drift.tokens import no_masses
 
 Make = Callable[..., Completion]
-Choose = Callable[..., list[Window]]
 REQUESTED = SamplingParams(temperature=0.7, max_tokens=16)
 
 
 @pytest.fixture
-def choose(completion: Make, floor: Floor, gates: Gates) -> Choose:
+def choose(completion, floor, gates):
     """From sequences whose tokens are off by so much; the second prompt token is their number."""
 
-    def run(deltas: Sequence[Sequence[float]], budget: int, seed: int = 0) -> list[Window]:
+    def run(deltas, budget, seed=0):
         items = [_measured(completion, number, each) for number, each in enumerate(deltas)]
         return choose_cases(items, floor, gates, budget, np.random.default_rng(seed))
 
@@ -49,26 +46,24 @@ def _measured(completion: Make, number: int, deltas: Sequence[float]) -> Measure
     )
 
 
-def numbers(cases: Sequence[Window]) -> list[int]:
+def numbers(cases: Sequence[CaseWindow]) -> list[int]:
     return [case.prompt[1] for case in cases]
 
 
-def by_chance(cases: Sequence[Window]) -> list[int]:
+def by_chance(cases: Sequence[CaseWindow]) -> list[int]:
     return numbers([case for case in cases if case.at_random])
 
 
 @pytest.mark.parametrize("length", [32, 128, 256, 2000])
 @pytest.mark.parametrize("budget", [200, 240, 1000])
-def test_twenty_sequences_are_chosen_by_chance_however_long_they_are(
-    choose: Choose, length: int, budget: int
-) -> None:
+def test_twenty_sequences_are_chosen_by_chance_however_long_they_are(choose, length, budget):
     cases = choose([[1e-3] * length] * 64, budget)
     chance = by_chance(cases)
     assert len(set(chance)) == len(chance) >= 20
     assert sum(len(case.judged) for case in cases) <= budget + budget // 10
 
 
-def test_chance_does_not_know_what_is_off(choose: Choose) -> None:
+def test_chance_does_not_know_what_is_off(choose):
     """Half of the sequences are off: of those chosen by chance as many, and the worst are all off."""
     deltas = [[1e-3 * (number % 2)] * 128 for number in range(100)]
     shares, worst = [], set[int]()
@@ -80,7 +75,7 @@ def test_chance_does_not_know_what_is_off(choose: Choose) -> None:
     assert worst == {1}
 
 
-def test_a_window_chosen_by_chance_may_be_any(choose: Choose) -> None:
+def test_a_window_chosen_by_chance_may_be_any(choose):
     """Every token is as likely as any other, the last no less than the first."""
     begins = [
         case.before for seed in range(40) for case in choose([[0.0] * 100] * 30, 240, seed) if case.at_random
@@ -90,7 +85,7 @@ def test_a_window_chosen_by_chance_may_be_any(choose: Choose) -> None:
     assert np.mean(begins) == pytest.approx(46, abs=3)
 
 
-def test_a_window_holds_what_was_seen_in_it_and_the_whole_context(choose: Choose) -> None:
+def test_a_window_holds_what_was_seen_in_it_and_the_whole_context(choose):
     deltas = [0.0] * 100
     deltas[40:44] = [1e-2] * 4
     case = choose([deltas] + [[0.0] * 100] * 29, 240)[0]
@@ -103,13 +98,13 @@ def test_a_window_holds_what_was_seen_in_it_and_the_whole_context(choose: Choose
     assert not case.stopped, "the stop lies beyond the window"
 
 
-def test_the_end_of_an_output_is_in_its_last_window_only(choose: Choose) -> None:
+def test_the_end_of_an_output_is_in_its_last_window_only(choose):
     for seed in range(5):
         for case in choose([[0.0] * 100] * 30, 240, seed):
             assert case.stopped is (len(case.output) == 100)
 
 
-def test_the_worst_come_first(choose: Choose) -> None:
+def test_the_worst_come_first(choose):
     deltas = [[0.0] * 10 for _ in range(40)]
     deltas[17], deltas[31] = [1e-5] * 10, [2e-5] * 10
     for seed in range(5):
@@ -117,7 +112,7 @@ def test_the_worst_come_first(choose: Choose) -> None:
         assert list(dict.fromkeys(numbers(choose(deltas, 120, seed))))[:2] == [31, 17]
 
 
-def test_one_token_that_is_off_is_seen_in_a_long_output(choose: Choose) -> None:
+def test_one_token_that_is_off_is_seen_in_a_long_output(choose):
     """An end of sequence without its logprob: one token of 256, in one sequence of 60."""
     deltas = [[0.0] * 256 for _ in range(60)]
     deltas[42][-1] = 2.0
@@ -126,30 +121,30 @@ def test_one_token_that_is_off_is_seen_in_a_long_output(choose: Choose) -> None:
         assert (case.prompt[1], len(case.output)) == (42, 256)
 
 
-def test_everything_is_looked_at_where_it_fits_and_all_of_it_is_chance(choose: Choose) -> None:
+def test_everything_is_looked_at_where_it_fits_and_all_of_it_is_chance(choose):
     cases = choose([[0.1] * 10, [0.2] * 10, [0.3] * 10], 1000)
     assert sorted(numbers(cases)) == [0, 1, 2]
     assert all(case.at_random and case.before == 0 and len(case.output) == 10 for case in cases)
 
 
-def test_few_sequences_get_wide_windows(choose: Choose) -> None:
+def test_few_sequences_get_wide_windows(choose):
     cases = choose([[0.1] * 300] * 2, 240)
     assert set(by_chance(cases)) == {0, 1}
     assert min(len(case.judged) for case in cases) >= 70
 
 
-def test_one_sequence_is_all_there_is(choose: Choose) -> None:
+def test_one_sequence_is_all_there_is(choose):
     assert set(numbers(choose([[0.1] * 300], 240))) == {0}
 
 
-def test_wild_tokens_count_as_fifty(choose: Choose) -> None:
+def test_wild_tokens_count_as_fifty(choose):
     """One excluded token must not outweigh a sequence that is wrong throughout."""
     for seed in range(5):
         cases = choose([[np.inf] + [0.0] * 9, [1e-3] * 10, [0.0] * 10], 30, seed)
         assert cases[0].prompt[1] == 1
 
 
-def test_a_case_holds_what_was_seen(completion: Make, floor: Floor, gates: Gates) -> None:
+def test_a_case_holds_what_was_seen(completion, floor, gates):
     seen = completion((1, 2), (3, 4), (-0.5, -0.25), finish_reason=FinishReason.STOP)
     values = np.array([-0.5, -np.inf])
     item = Measurement(Observed(seen, REQUESTED), values, values, *[np.ones(2)] * 4, no_masses(2, 9))
@@ -172,9 +167,7 @@ def test_a_case_holds_what_was_seen(completion: Make, floor: Floor, gates: Gates
         ((8, 0.1), (30, 0.1), 38),  # too few are short
     ],
 )
-def test_short_sequences_are_enough_where_they_are_off_as_all_are(
-    completion: Make, short: tuple[int, float], long: tuple[int, float], kept: int
-) -> None:
+def test_short_sequences_are_enough_where_they_are_off_as_all_are(completion, short, long, kept):
     items = [_measured(completion, number, [short[1]] * 20) for number in range(short[0])]
     items += [_measured(completion, number, [long[1]] * 400) for number in range(long[0])]
     assert len(affordable(items)) == kept

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from zerodrift.audit.checklist import (
-    Judged,
+    JudgedTarget,
     audit_item,
     doctor_item,
     left_out,
@@ -35,7 +35,9 @@ def of(command: str) -> Diagnosis:
 
 
 def probe(name: str, status: Outcome = Outcome.PASS, **fields: object) -> ProbeRecord:
-    return ProbeRecord(**{"name": name, "status": status, "required": True, "says": f"{name} says", **fields})  # type: ignore[arg-type]
+    return ProbeRecord(
+        **{"name": name, "status": status, "required": True, "message": f"{name} says", **fields}
+    )
 
 
 def cause(name: str, found_by: str, *, gating: bool = True, fix: str = "mend it") -> CauseFound:
@@ -55,7 +57,7 @@ def verdict(
 ) -> VerdictRecord:
     side = EngineFingerprint(engine="vllm", semantic={}, numeric={}, deployment={})
     results = [
-        ProbeResult(probe=Probe(each.name), status=each.status, message=each.says, required=each.required)
+        ProbeResult(probe=Probe(each.name), status=each.status, message=each.message, required=each.required)
         for each in probes
     ]
     asked_for = tuple(each.probe for each in results)
@@ -63,7 +65,7 @@ def verdict(
     return VerdictRecord(
         verdict=conclusion.verdict,
         guilty=conclusion.guilty,
-        says=conclusion.message,
+        message=conclusion.message,
         engine=side,
         reference=side,
         model="m",
@@ -93,41 +95,41 @@ def verdict(
         ),
     ],
 )
-def test_the_doctors_answer(command: str, status: Status, typed: tuple[str, ...]) -> None:
-    item = doctor_item([Judged("run.yaml", of(command))])
+def test_the_doctors_answer(command, status, typed):
+    item = doctor_item([JudgedTarget("run.yaml", of(command))])
     assert (item.status, item.type) == (status, typed)
-    assert item.says.startswith("run.yaml: ")
+    assert item.message.startswith("run.yaml: ")
 
 
-def test_findings_are_listed_with_their_cure() -> None:
-    item = doctor_item([Judged("run.yaml", of("vllm serve Q --block-size 16"))])
+def test_findings_are_listed_with_their_cure():
+    item = doctor_item([JudgedTarget("run.yaml", of("vllm serve Q --block-size 16"))])
     assert item.details[0].startswith("wrong: logprobs mode raw_logprobs. Logprobs are taken before")
     assert item.details[0].endswith(" → --logprobs-mode processed_logprobs")
     assert item.details[-1].startswith("not judged: --block-size")
-    assert "1 wrong" in item.says
+    assert "1 wrong" in item.message
 
 
-def test_the_server_counts_too_and_one_that_cannot_be_asked_is_not_passed() -> None:
-    sound = Judged("run.yaml", of(f"{SOUND} --no-async-scheduling"))
-    item = doctor_item([sound, Judged("http://x", "cannot be judged: nobody answers")])
+def test_the_server_counts_too_and_one_that_cannot_be_asked_is_not_passed():
+    sound = JudgedTarget("run.yaml", of(f"{SOUND} --no-async-scheduling"))
+    item = doctor_item([sound, JudgedTarget("http://x", "cannot be judged: nobody answers")])
     assert item.status is Status.INCONCLUSIVE
-    assert item.says.endswith("http://x: cannot be judged: nobody answers")
+    assert item.message.endswith("http://x: cannot be judged: nobody answers")
     assert item.type == ("zerodrift doctor http://x",)
 
 
 # --- audit, weight-sync, rewards --------------------------------------------------------------------------------
 
 
-def test_a_pass_has_the_evidence_of_parity() -> None:
+def test_a_pass_has_the_evidence_of_parity():
     item = audit_item(verdict(probe("contract"), probe("parity")))
     assert (item.status, item.type) == (Status.PASS, ())
-    assert item.says == "the same policy as the reference: parity says"
+    assert item.message == "the same policy as the reference: parity says"
     assert item.details == ("contract, pass: contract says", "parity, pass: parity says")
     assert item.facts == {"mean": 1e-7}
-    assert audit_item(verdict(probe("contract"))).says.endswith("every probe passed")
+    assert audit_item(verdict(probe("contract"))).message.endswith("every probe passed")
 
 
-def test_a_failure_has_the_fixes_of_its_causes_each_once() -> None:
+def test_a_failure_has_the_fixes_of_its_causes_each_once():
     causes = (
         cause("semantic/bos", "attribution"),
         cause("semantic/eos", "contract"),
@@ -135,48 +137,48 @@ def test_a_failure_has_the_fixes_of_its_causes_each_once() -> None:
     )
     item = audit_item(verdict(probe("parity", Outcome.FAIL), causes=causes))
     assert item.status is Status.FAIL
-    assert item.says == "semantic/bos: seen"
+    assert item.message == "semantic/bos: seen"
     assert item.type == ("mend it",)
 
 
-def test_a_failure_without_a_cause_is_told_by_its_probe() -> None:
+def test_a_failure_without_a_cause_is_told_by_its_probe():
     item = audit_item(verdict(probe("contract"), probe("parity", Outcome.FAIL)))
-    assert (item.status, item.says, item.type) == (Status.FAIL, "parity: parity says", (AGAIN,))
+    assert (item.status, item.message, item.type) == (Status.FAIL, "parity: parity says", (AGAIN,))
 
 
-def test_a_question_without_an_answer_is_not_passed() -> None:
+def test_a_question_without_an_answer_is_not_passed():
     cache = probe("cache", Outcome.INCONCLUSIVE, required=False)
     assert audit_item(verdict(cache, probe("parity"))).status is Status.PASS
     item = audit_item(verdict(cache, probe("parity", Outcome.INCONCLUSIVE)))
-    assert (item.status, item.says) == (Status.INCONCLUSIVE, "parity: parity says")
+    assert (item.status, item.message) == (Status.INCONCLUSIVE, "parity: parity says")
     assert item.type == (AGAIN,)
 
 
-def test_what_the_verdict_waits_for_is_not_passed_though_every_probe_passed() -> None:
+def test_what_the_verdict_waits_for_is_not_passed_though_every_probe_passed():
     told = verdict(probe("contract"), probe("parity"), missing=(Probe.SAMPLING,))
     item = audit_item(told)
-    assert (item.status, item.says, item.type) == (Status.INCONCLUSIVE, told.says, (AGAIN,))
+    assert (item.status, item.message, item.type) == (Status.INCONCLUSIVE, told.message, (AGAIN,))
 
 
-def test_a_verdict_that_blames_nobody_is_not_made_a_failure() -> None:
+def test_a_verdict_that_blames_nobody_is_not_made_a_failure():
     told = verdict(probe("parity", Outcome.FAIL), causes=(cause("path/rope", "attribution"),))
-    odd = msgspec.structs.replace(told, verdict=Outcome.INCONCLUSIVE, says="cannot be told")
+    odd = msgspec.structs.replace(told, verdict=Outcome.INCONCLUSIVE, message="cannot be told")
     item = audit_item(odd)
-    assert (item.status, item.says, item.type) == (Status.INCONCLUSIVE, "cannot be told", (AGAIN,))
+    assert (item.status, item.message, item.type) == (Status.INCONCLUSIVE, "cannot be told", (AGAIN,))
 
 
-def test_what_has_an_item_of_its_own_is_no_fault_of_the_audit() -> None:
+def test_what_has_an_item_of_its_own_is_no_fault_of_the_audit():
     causes = (cause("weights/stale", "weight-sync", fix="push them"),)
     told = verdict(
         probe("parity"), probe("weight-sync", Outcome.FAIL), probe("rewards", evidence=FACTS), causes=causes
     )
     assert audit_item(told).status is Status.PASS
     sync = sync_item(told, "…")
-    assert (sync.status, sync.says, sync.type) == (Status.FAIL, "weight-sync says", ("push them",))
+    assert (sync.status, sync.message, sync.type) == (Status.FAIL, "weight-sync says", ("push them",))
     assert rewards_item(told).status is Status.PASS
 
 
-def test_an_update_that_cannot_be_tried_can_be_left_out() -> None:
+def test_an_update_that_cannot_be_tried_can_be_left_out():
     told = verdict(probe("weight-sync", Outcome.INCONCLUSIVE))
     assert sync_item(told, "… --no-sync").type == ("… --no-sync",)
 
@@ -189,24 +191,22 @@ def test_an_update_that_cannot_be_tried_can_be_left_out() -> None:
         (Outcome.INCONCLUSIVE, (), "equivalence_trials"),
     ],
 )
-def test_rewards_are_mended_by_what_mends_the_cause(
-    status: Outcome, causes: tuple[CauseFound, ...], typed: str
-) -> None:
+def test_rewards_are_mended_by_what_mends_the_cause(status, causes, typed):
     item = rewards_item(verdict(probe("rewards", status, evidence=FACTS), causes=causes))
     assert item.status is Status(status)
     assert typed in item.type[0]
     assert item.facts == FACTS
 
 
-def test_what_the_audit_did_not_reach_says_so() -> None:
+def test_what_the_audit_did_not_reach_says_so():
     told = verdict(probe("contract", Outcome.INCONCLUSIVE))
     for item in (sync_item(told, "…"), rewards_item(told)):
-        assert (item.status, item.says) == (Status.SKIPPED, "not run: audit did not get that far")
-    assert not_run("history", "rewards").says == "not run: rewards did not get that far"
+        assert (item.status, item.message) == (Status.SKIPPED, "not run: audit did not get that far")
+    assert not_run("history", "rewards").message == "not run: rewards did not get that far"
     assert left_out("history", "why", "typed").type == ("typed",)
 
 
-def test_the_items_together_are_as_bad_as_the_verdict() -> None:
+def test_the_items_together_are_as_bad_as_the_verdict():
     """No way of ending falls between the items."""
     names = ("parity", "weight-sync", "rewards")
     for ends in product(Outcome, repeat=len(names)):
@@ -215,7 +215,7 @@ def test_the_items_together_are_as_bad_as_the_verdict() -> None:
         assert worst(item.status for item in items) == told.verdict
 
 
-def test_rewards_become_a_line_of_history() -> None:
+def test_rewards_become_a_line_of_history():
     told = verdict(probe("rewards", evidence=FACTS))
     assert rewards_of(told, "today") == Rewards(task="sums", mean=0.9, std=0.1, n=32, when="today")
     few = {name: value for name, value in FACTS.items() if name != "engine_std"}

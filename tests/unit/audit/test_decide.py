@@ -74,9 +74,7 @@ SOUND = [passed(Probe.CONTRACT), passed(Probe.PARITY), passed(Probe.SAMPLING)]
         ([*SOUND, vacuous(Probe.REWARDS, "all 0", required=True)], [], Outcome.INCONCLUSIVE, "unknown"),
     ],
 )
-def test_conclusions(
-    results: list[ProbeResult], causes: list[CauseFound], verdict: Outcome, guilty: str
-) -> None:
+def test_conclusions(results, causes, verdict, guilty):
     conclusion = conclude(results, causes)
     assert (conclusion.verdict, conclusion.guilty) == (verdict, guilty)
 
@@ -109,9 +107,7 @@ REWARDS = failed(Probe.REWARDS, cause("unexplained", Probe.REWARDS, explained=0.
         ),
     ],
 )
-def test_rewards_are_evidence_where_a_cause_is_found(
-    results: list[ProbeResult], causes: list[CauseFound], names: list[str]
-) -> None:
+def test_rewards_are_evidence_where_a_cause_is_found(results, causes, names):
     conclusion = conclude([*results, REWARDS], causes)
     assert conclusion.verdict is Outcome.FAIL
     assert [cause.cause for cause in conclusion.causes] == names
@@ -120,26 +116,26 @@ def test_rewards_are_evidence_where_a_cause_is_found(
     assert unnamed in ([], ["attribution" if causes else "rewards"])
 
 
-def test_the_engine_is_named_before_the_trainer() -> None:
+def test_the_engine_is_named_before_the_trainer():
     results = [failed(Probe.PARITY), failed(Probe.TRAINER, cause("trainer/packing", Probe.TRAINER))]
     assert conclude(results, [cause(RAW)]).guilty == "engine"
 
 
-def test_the_sentence_is_the_principal_causes() -> None:
+def test_the_sentence_is_the_principal_causes():
     assert conclude([failed(Probe.PARITY)], [cause(RAW)]).message == CAUSES[RAW].message
     assert conclude([failed(Probe.PARITY)], []).message == "parity is off"
     says = conclude([*SOUND, not_judged(Probe.REPEAT, "the engine died", required=True)], []).message
     assert says == "repeat: the engine died"
 
 
-def test_another_model_comes_before_what_it_does_to_the_contract() -> None:
+def test_another_model_comes_before_what_it_does_to_the_contract():
     results = [failed(Probe.CONTRACT, cause("semantic/eos"))]
     found = conclude(results, [cause("weights/other-model")])
     assert [c.cause for c in found.causes] == ["weights/other-model", "semantic/eos"]
     assert found.message == CAUSES["weights/other-model"].message
 
 
-def test_contract_causes_come_first_then_attribution_then_the_rest() -> None:
+def test_contract_causes_come_first_then_attribution_then_the_rest():
     results = [
         failed(Probe.STREAM, cause(STREAM, Probe.STREAM)),
         failed(Probe.CONTRACT, cause("semantic/bos", Probe.CONTRACT)),
@@ -147,12 +143,12 @@ def test_contract_causes_come_first_then_attribution_then_the_rest() -> None:
     assert [c.cause for c in conclude(results, [cause(RAW)]).causes] == ["semantic/bos", RAW, STREAM]
 
 
-def test_gating_causes_come_before_listed_ones() -> None:
+def test_gating_causes_come_before_listed_ones():
     listed = cause(BATCH, gating=False)
     assert [c.cause for c in conclude([], [listed, cause(RAW)]).causes] == [RAW, BATCH]
 
 
-def test_a_cause_is_named_once_by_its_strongest_evidence() -> None:
+def test_a_cause_is_named_once_by_its_strongest_evidence():
     weak, strong = cause(RAW, explained=0.3), cause(RAW, Probe.CONTRACT, explained=0.9)
     listed = cause(RAW, explained=1.0, gating=False)
     for order in ([weak, strong, listed], [listed, strong, weak]):
@@ -220,9 +216,7 @@ DECODED, REPORTED = {**PREFILL, "decoded_only": True}, {**PREFILL, "decoded_only
         ((cause(RAW),), itself(Probe.REPEAT, REPEAT, 0.4), 0.1, RAW, True),
     ],
 )
-def test_what_the_engine_says_of_itself_is_a_cause_or_a_consequence(
-    causes: tuple[CauseFound, ...], result: ProbeResult, mean: float, principal: str | None, gates: bool
-) -> None:
+def test_what_the_engine_says_of_itself_is_a_cause_or_a_consequence(causes, result, mean, principal, gates):
     before = msgspec.json.encode(result.record)
     decision = decide([result], causes, about(mean))
     assert (decision.principal.cause if decision.principal else None) == principal
@@ -261,14 +255,12 @@ def test_what_the_engine_says_of_itself_is_a_cause_or_a_consequence(
         ),
     ],
 )
-def test_causes_of_several(
-    causes: tuple[CauseFound, ...], results: list[ProbeResult], named: list[tuple[str, bool]]
-) -> None:
+def test_causes_of_several(causes, results, named):
     assert names(decide(results, causes, about())) == named
 
 
 @pytest.mark.parametrize("causes", [(), (UNNAMED,), (BY_SIZE,), (cause(RAW),)])
-def test_what_a_stream_does_is_neither(causes: tuple[CauseFound, ...]) -> None:
+def test_what_a_stream_does_is_neither(causes):
     """The answers that parity compares came whole."""
     lost = itself(Probe.STREAM, "semantic/streaming", 0.1)
     decision = decide([lost], causes, about())
@@ -276,7 +268,7 @@ def test_what_a_stream_does_is_neither(causes: tuple[CauseFound, ...]) -> None:
     assert set(names(decision)) == {*((each.cause, True) for each in causes), ("semantic/streaming", True)}
 
 
-def test_what_was_not_asked_is_not_passed() -> None:
+def test_what_was_not_asked_is_not_passed():
     assert decide((), (), Circumstances()).verdict is Outcome.INCONCLUSIVE
     everything = Circumstances(required=tuple(each.probe for each in SOUND))
     assert decide(SOUND, (), everything).verdict is Outcome.PASS
@@ -307,21 +299,19 @@ def test_what_was_not_asked_is_not_passed() -> None:
         ((), passed(Probe.WEIGHT_SYNC), True, None),
     ],
 )
-def test_what_goes_away_with_the_right_weights_was_the_weights(
-    causes: tuple[CauseFound, ...], update: ProbeResult, right: bool, named: str | None
-) -> None:
+def test_what_goes_away_with_the_right_weights_was_the_weights(causes, update, right, named):
     principal = decide([update], causes, about(right=right)).principal
     assert (principal.cause if principal else None) == named
 
 
-def test_the_engine_is_not_asked_again_where_nothing_hangs_on_it() -> None:
-    def never() -> bool:
+def test_the_engine_is_not_asked_again_where_nothing_hangs_on_it():
+    def never():
         raise AssertionError("asked")
 
     decide([passed(Probe.WEIGHT_SYNC)], (), about()._replace(right_again=never))
 
 
-def test_what_nobody_stated_fails_nothing() -> None:
+def test_what_nobody_stated_fails_nothing():
     unstated = about()._replace(unstated=("temperature", "top_p"))
     decision = decide([failed(Probe.PARITY)], [cause("semantic/temperature")], unstated)
     assert (decision.verdict, decision.guilty) == (Outcome.INCONCLUSIVE, "unknown")
@@ -329,7 +319,7 @@ def test_what_nobody_stated_fails_nothing() -> None:
     assert decide([failed(Probe.PARITY)], [cause(ROPE)], unstated).verdict is Outcome.FAIL
 
 
-def test_an_odd_reference_blames_nobody_and_keeps_the_causes() -> None:
+def test_an_odd_reference_blames_nobody_and_keeps_the_causes():
     decision = decide([failed(Probe.PARITY)], [cause(ROPE)], about()._replace(odd_reference=True))
     assert (decision.verdict, decision.guilty, names(decision)) == (
         Outcome.INCONCLUSIVE,
@@ -367,9 +357,7 @@ def given(status: Outcome, mean: float) -> ProbeResult:
         ((BY_SIZE,), given(Outcome.PASS, 0.05), BODY),
     ],
 )
-def test_a_name_whose_prediction_fails_is_taken_away(
-    causes: tuple[CauseFound, ...], result: ProbeResult, principal: str
-) -> None:
+def test_a_name_whose_prediction_fails_is_taken_away(causes, result, principal):
     decision = decide([failed(Probe.PARITY), result], causes, about(0.1))
     assert decision.verdict is Outcome.FAIL
     assert decision.principal is not None
@@ -380,14 +368,14 @@ def test_a_name_whose_prediction_fails_is_taken_away(
         assert all(name in decision.principal.evidence for name in listed)
 
 
-def test_a_batch_takes_the_name_of_what_it_refutes() -> None:
+def test_a_batch_takes_the_name_of_what_it_refutes():
     alone_is_right = itself(Probe.BATCH, BATCH, 0.1, **ALONE)
     decision = decide([failed(Probe.PARITY), alone_is_right], (cause(TEMPERATURE),), about(0.1))
     assert decision.principal is not None
     assert decision.principal.cause == BATCH
 
 
-def test_a_name_by_size_yields_to_company_before_it_is_refuted() -> None:
+def test_a_name_by_size_yields_to_company_before_it_is_refuted():
     in_company = itself(Probe.BATCH, BATCH, 0.4, alone_is_right=True, changed=0)
     results = [
         failed(Probe.PARITY),
@@ -399,7 +387,7 @@ def test_a_name_by_size_yields_to_company_before_it_is_refuted() -> None:
     assert [each.cause for each in decision.causes if each.gating] == [BATCH]
 
 
-def test_scores_that_mean_something_else_are_no_path() -> None:
+def test_scores_that_mean_something_else_are_no_path():
     meant = msgspec.structs.replace(
         given(Outcome.FAIL, 0.8), causes=(cause("semantic/off-by-one", Probe.GIVEN_TOKENS),)
     )
@@ -416,14 +404,14 @@ def test_scores_that_mean_something_else_are_no_path() -> None:
     assert names(decision) == [(TEMPERATURE, True), ("semantic/off-by-one", True)]
 
 
-def test_noise_that_falls_on_a_comparison_refutes_nothing() -> None:
+def test_noise_that_falls_on_a_comparison_refutes_nothing():
     noise = itself(Probe.BATCH, REPEAT, 0.1)
     decision = decide([failed(Probe.PARITY), noise], (cause(TEMPERATURE),), about(0.1))
     assert decision.principal is not None
     assert decision.principal.cause == TEMPERATURE
 
 
-def test_a_fail_has_a_line_whoever_found_it() -> None:
+def test_a_fail_has_a_line_whoever_found_it():
     decision = decide([*SOUND, given(Outcome.FAIL, 0.1)], (), about(0.0))
     assert decision.verdict is Outcome.FAIL
     assert [(each.cause, each.found_by) for each in decision.causes] == [("unexplained", Probe.GIVEN_TOKENS)]
@@ -438,7 +426,7 @@ def test_a_fail_has_a_line_whoever_found_it() -> None:
         ({"logprobs_mode": "processed_logprobs"}, False),
     ],
 )
-def test_a_fix_that_is_in_force_is_not_told(settings: dict[str, str], told: bool) -> None:
+def test_a_fix_that_is_in_force_is_not_told(settings, told):
     circumstances = about(0.1)._replace(settings=settings)
     (line,) = decide([failed(Probe.PARITY)], (cause(RAW),), circumstances).causes
     assert (line.fix == CAUSES[RAW].fix("vllm")) is told
@@ -481,9 +469,7 @@ def came_again(asked: int, gone: int, *, rest: bool, came: int = 0, mean: float 
         ((cause("unexplained"),), came_again(0, 0, rest=False, came=32, mean=0.1), [REPEAT]),
     ],
 )
-def test_what_comes_and_goes_takes_the_name_of_what_went(
-    causes: tuple[CauseFound, ...], result: ProbeResult, gating: list[str]
-) -> None:
+def test_what_comes_and_goes_takes_the_name_of_what_went(causes, result, gating):
     by_cache = itself(Probe.CACHE, "path/prefix-cache", 0.02)
     decision = decide([failed(Probe.PARITY), by_cache, result], causes, about(0.1))
     assert decision.verdict is Outcome.FAIL
@@ -508,7 +494,7 @@ HEAD = LocatedEvidence(
 
 
 @pytest.mark.parametrize(("located", "principal"), [((HEAD,), "unexplained"), ((), BATCH)])
-def test_what_is_located_keeps_its_place(located: tuple[LocatedEvidence, ...], principal: str) -> None:
+def test_what_is_located_keeps_its_place(located, principal):
     """In company it differs by as much, and is right alone: that names what has no place, and no more."""
     unnamed = msgspec.structs.replace(cause("unexplained"), located=located)
     evidence = AgreementEvidence(tokens=48, differing=48, mean=0.02, max=0.1, alone_is_right=True)

@@ -1,14 +1,11 @@
 """Samples that chance explains badly: the audit draws more by itself before it says anything."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from zerodrift.audit import run
-from zerodrift.audit.probes.result import ProbeResult
 from zerodrift.audit.run import Audit
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
@@ -51,13 +48,7 @@ def gone(request: Request) -> Request:
     ("later", "settled"),
     [(as_asked, Outcome.PASS), (colder, Outcome.FAIL), (gone, Outcome.INCONCLUSIVE)],
 )
-def test_the_audit_draws_more_by_itself(
-    later: Callable[[Request], Request],
-    settled: Outcome,
-    llama: ReferenceBackend,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_audit_draws_more_by_itself(later, settled, llama, tmp_path, monkeypatch):
     engine = LaterDraws(llama, later)
     audit = Audit(
         engine=engine,
@@ -70,7 +61,7 @@ def test_the_audit_draws_more_by_itself(
     )
     real, told = run.samples, []
 
-    def doubtful_at_first(*given: Any, **options: Any) -> ProbeResult:
+    def doubtful_at_first(*given, **options):
         result = real(*given, **options)
         told.append(result)
         doubt = msgspec.structs.replace(result, status=Outcome.INCONCLUSIVE, message="odd")

@@ -4,7 +4,7 @@ from zerodrift.audit.attribute import Attribution, Channel, SelectedCause
 from zerodrift.audit.explain import attributed, by_samples_alone
 from zerodrift.audit.probes.result import answered
 from zerodrift.core.cause import CAUSES
-from zerodrift.records.evidence import Evidence, GreedyEvidence, SamplingEvidence
+from zerodrift.records.evidence import GreedyEvidence, SamplingEvidence
 from zerodrift.records.verdict import FoundBy, Outcome, Probe
 
 RAW, ROPE, INT4 = "semantic/raw-logprobs", "path/rope", "path/weight-quantisation"
@@ -31,9 +31,7 @@ def finding(
         ((finding(0.4),), True, [RAW]),
     ],
 )
-def test_what_findings_leave_standing_is_unexplained(
-    findings: tuple[SelectedCause, ...], to_floor: bool, causes: list[str]
-) -> None:
+def test_what_findings_leave_standing_is_unexplained(findings, to_floor, causes):
     named = attributed(Attribution(findings, 12.3, to_floor), "vllm", "signed bias +1.00")
     assert [each.cause for each in named] == causes
     unnamed = causes[:1] == ["unexplained"]
@@ -51,7 +49,7 @@ def test_what_findings_leave_standing_is_unexplained(
         (Channel.SIZE, FoundBy.SIZE, "raw ones: 55 nats of evidence"),
     ],
 )
-def test_a_finding_keeps_its_evidence(channel: Channel, by: FoundBy, words: str) -> None:
+def test_a_finding_keeps_its_evidence(channel, by, words):
     (only,) = attributed(Attribution((finding(0.7, channel),), 0, True), "vllm", "")
     assert (only.found_by, only.evidence, only.explained) == (by, words, 0.7)
     assert only.interval == pytest.approx((0.6, 0.7))
@@ -66,7 +64,7 @@ def test_a_finding_keeps_its_evidence(channel: Channel, by: FoundBy, words: str)
         (0, "; no sequence chosen by chance shows it, and the share is that of the worst"),
     ],
 )
-def test_a_share_says_why_it_has_no_interval(sequences: int, doubt: str) -> None:
+def test_a_share_says_why_it_has_no_interval(sequences, doubt):
     (only,) = attributed(Attribution((finding(sequences=sequences),), 0, True), "vllm", "")
     assert only.evidence == f"raw ones: 55 nats of evidence from what was reported{doubt}"
 
@@ -79,7 +77,7 @@ def test_a_share_says_why_it_has_no_interval(sequences: int, doubt: str) -> None
         (GreedyEvidence(tokens=400, not_likeliest=9), "semantic/sampling-bias"),
     ],
 )
-def test_samples_that_nothing_explains_are_named_by_what_they_show(evidence: Evidence, cause: str) -> None:
+def test_samples_that_nothing_explains_are_named_by_what_they_show(evidence, cause):
     result = answered(Probe.SAMPLING, Outcome.FAIL, "off", evidence)
     (only,) = by_samples_alone(result, "vllm")
     assert (only.cause, only.found_by, only.gating) == (cause, "sampling", True)

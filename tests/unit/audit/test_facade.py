@@ -2,7 +2,7 @@ import math
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ COOL = SamplingParams(temperature=0.7, max_tokens=16, seed=5)
 
 
 @pytest.fixture(scope="module")
-def reference() -> ReferenceBackend:
+def reference():
     return ReferenceBackend(SPEC)
 
 
@@ -46,7 +46,7 @@ class Changed:
 
 
 @pytest.fixture(scope="module")
-def engine() -> ReferenceBackend:
+def engine():
     """The same model in fp32, as engines have it."""
     return ReferenceBackend(SPEC, dtype="float32")
 
@@ -55,7 +55,7 @@ def replaced(answer: Answer, **fields: Any) -> Answer:
     return Answer(tuple(msgspec.structs.replace(each, **fields) for each in answer.completions))
 
 
-def test_a_baseline_is_recorded_completed_and_read(reference: ReferenceBackend, tmp_path: Path) -> None:
+def test_a_baseline_is_recorded_completed_and_read(reference, tmp_path):
     path, steps = tmp_path / "deep" / "base.jsonl", []
     recorded = zd.ReferenceBaseline.record(
         reference, PROMPTS, path, sampling=COOL, progress=lambda done, total: steps.append((done, total))
@@ -72,7 +72,7 @@ def test_a_baseline_is_recorded_completed_and_read(reference: ReferenceBackend, 
     assert again.rows == recorded.rows
 
 
-def test_a_baseline_belongs_to_its_weights(reference: ReferenceBackend, tmp_path: Path) -> None:
+def test_a_baseline_belongs_to_its_weights(reference, tmp_path):
     baseline = zd.ReferenceBaseline.record(reference, PROMPTS[:1], tmp_path / "b", sampling=COOL)
     baseline.check(reference)
     baseline.check(SPEC)
@@ -80,18 +80,18 @@ def test_a_baseline_belongs_to_its_weights(reference: ReferenceBackend, tmp_path
         baseline.check("testbed:qwen2")
 
 
-def test_what_is_no_baseline_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_baseline_is_refused(tmp_path):
     with pytest.raises(RecordError, match="there is no baseline"):
         zd.ReferenceBaseline.load(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize("prompts", ["one text", [], ()])
-def test_prompts_are_a_list(reference: ReferenceBackend, tmp_path: Path, prompts: Any) -> None:
+def test_prompts_are_a_list(reference, tmp_path, prompts):
     with pytest.raises(InvalidValue, match="give a list of at least one"):
         zd.ReferenceBaseline.record(reference, prompts, tmp_path / "b")
 
 
-def test_a_healthy_engine_passes(reference: ReferenceBackend, engine: ReferenceBackend) -> None:
+def test_a_healthy_engine_passes(reference, engine):
     validator = zd.EquivalenceValidator(engine, reference, sampling=COOL)
     report = validator.validate_batch(PROMPTS, n_trials=20)
     assert report.passed
@@ -102,7 +102,7 @@ def test_a_healthy_engine_passes(reference: ReferenceBackend, engine: ReferenceB
     assert report == validator.validate_batch(PROMPTS, n_trials=20)
 
 
-def test_raw_logprobs_do_not_pass(reference: ReferenceBackend) -> None:
+def test_raw_logprobs_do_not_pass(reference):
     raw = EngineConfig(name="reference", logprobs_mode="raw_logprobs")
     with zd.EquivalenceValidator(raw, reference, sampling=COOL) as validator:
         report = validator.validate_batch(PROMPTS, n_trials=20)
@@ -111,8 +111,8 @@ def test_raw_logprobs_do_not_pass(reference: ReferenceBackend) -> None:
     assert report.mean > 0.01
 
 
-def test_one_bad_sequence_lowers_the_pass_rate(reference: ReferenceBackend, engine: ReferenceBackend) -> None:
-    def shift(number: int, answer: Answer) -> Answer:
+def test_one_bad_sequence_lowers_the_pass_rate(reference, engine):
+    def shift(number, answer):
         if number:
             return answer
         first, *rest = answer.completions
@@ -137,9 +137,7 @@ def test_one_bad_sequence_lowers_the_pass_rate(reference: ReferenceBackend, engi
     ],
     ids=["unreadable", "no-tokens", "missing"],
 )  # fmt: skip
-def test_what_did_not_come_back_did_not_pass(
-    reference: ReferenceBackend, engine: ReferenceBackend, change: Any
-) -> None:
+def test_what_did_not_come_back_did_not_pass(reference, engine, change):
     validator = zd.EquivalenceValidator(Changed(engine, change), reference, sampling=COOL)
     report = validator.validate_batch(PROMPTS, n_trials=20)
     # The first request draws two samples, and both are lost.
@@ -147,11 +145,9 @@ def test_what_did_not_come_back_did_not_pass(
     assert not report.passed
 
 
-def test_an_answer_to_another_prompt_does_not_pass_however_right_its_numbers(
-    reference: ReferenceBackend, engine: ReferenceBackend
-) -> None:
+def test_an_answer_to_another_prompt_does_not_pass_however_right_its_numbers(reference, engine):
     class Prepends(Changed):
-        def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        def generate(self, requests):
             first, *rest = requests
             return super().generate([Request(Prompt((1, *first.prompt.token_ids)), first.sampling), *rest])
 
@@ -162,13 +158,11 @@ def test_an_answer_to_another_prompt_does_not_pass_however_right_its_numbers(
     assert not report.passed
 
 
-def test_a_token_that_the_request_excludes_is_infinitely_far(
-    reference: ReferenceBackend, engine: ReferenceBackend
-) -> None:
+def test_a_token_that_the_request_excludes_is_infinitely_far(reference, engine):
     """The engine ignores top_k: what it samples outside has no logprob at all."""
 
     class Ignores(Changed):
-        def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        def generate(self, requests):
             plain = [
                 Request(each.prompt, msgspec.structs.replace(each.sampling, top_k=0)) for each in requests
             ]
@@ -183,7 +177,7 @@ def test_a_token_that_the_request_excludes_is_infinitely_far(
     assert not report.passed
 
 
-def test_too_little_decides_nothing(reference: ReferenceBackend, engine: ReferenceBackend) -> None:
+def test_too_little_decides_nothing(reference, engine):
     validator = zd.EquivalenceValidator(engine, reference, sampling=COOL)
     with pytest.raises(InvalidValue, match="fewer than 200 decide nothing; raise n_trials"):
         validator.validate_batch(PROMPTS, n_trials=3)
@@ -196,19 +190,19 @@ def test_too_little_decides_nothing(reference: ReferenceBackend, engine: Referen
         zd.EquivalenceValidator(silent, reference, sampling=COOL).validate_batch(PROMPTS, n_trials=4)
 
 
-def test_requests_go_out_in_batches(reference: ReferenceBackend, engine: ReferenceBackend) -> None:
+def test_requests_go_out_in_batches(reference, engine):
     counting = Changed(engine, lambda _, answer: answer)
     short = SamplingParams(max_tokens=6)
     zd.EquivalenceValidator(counting, reference, sampling=short).validate_batch(PROMPTS, n_trials=40)
     assert counting.batches == [32, 3]
 
 
-def test_the_precision_picks_the_gate(reference: ReferenceBackend, engine: ReferenceBackend) -> None:
+def test_the_precision_picks_the_gate(reference, engine):
     validator = zd.EquivalenceValidator(engine, reference, sampling=COOL, precision=Precision.BF16)
     assert validator.validate_batch(PROMPTS, n_trials=20).gate >= PROFILES[Precision.BF16].gate.mean_abs
 
 
-def test_an_engine_by_name_is_opened_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_by_name_is_opened_and_closed(tmp_path, monkeypatch):
     monkeypatch.setattr(facade.tempfile, "tempdir", str(tmp_path))
     with zd.EquivalenceValidator("reference", SPEC, sampling=COOL) as validator:
         assert isinstance(validator.engine, ReferenceBackend)
@@ -218,9 +212,7 @@ def test_an_engine_by_name_is_opened_and_closed(tmp_path: Path, monkeypatch: pyt
     validator.close()
 
 
-def test_an_address_is_a_server_and_a_name_that_nobody_has_is_refused(
-    reference: ReferenceBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_is_a_server_and_a_name_that_nobody_has_is_refused(reference, tmp_path, monkeypatch):
     monkeypatch.setattr(facade.tempfile, "tempdir", str(tmp_path))
     assert facade._config("https://host:8000") == EngineConfig(name="vllm", url="https://host:8000")
     assert facade._config(config := EngineConfig(name="vllm")) is config
@@ -230,18 +222,16 @@ def test_an_address_is_a_server_and_a_name_that_nobody_has_is_refused(
 
 
 @pytest.mark.parametrize(("url", "written"), [(None, True), ("http://127.0.0.1:1", False)])
-def test_a_built_in_model_is_written_out_for_an_engine_that_is_started(
-    reference: ReferenceBackend, monkeypatch: pytest.MonkeyPatch, url: str | None, written: bool
-) -> None:
+def test_a_built_in_model_is_written_out_for_an_engine_that_is_started(reference, monkeypatch, url, written):
     served: list[str] = []
 
     @contextmanager
-    def opener(_config: EngineConfig, what: registry.ServedModel, _logs: Path) -> Iterator[ReferenceBackend]:
+    def opener(_config, what, _logs):
         served.append(what.model)
         assert Path(what.model).is_dir() is written
         yield reference
 
-    monkeypatch.setitem(registry.OPENERS, "vllm", opener)  # type: ignore[arg-type]
+    monkeypatch.setitem(registry.OPENERS, "vllm", opener)
     with zd.EquivalenceValidator(
         EngineConfig(name="vllm", url=url, python=None if url else "python"), reference
     ) as validator:
@@ -250,7 +240,7 @@ def test_a_built_in_model_is_written_out_for_an_engine_that_is_started(
     assert not Path(served[0]).exists()
 
 
-def test_without_torch_the_missing_extra_is_named() -> None:
+def test_without_torch_the_missing_extra_is_named():
     code = """
         import sys
         sys.modules["torch"] = None

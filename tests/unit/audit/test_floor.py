@@ -1,5 +1,4 @@
 import dataclasses
-from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -20,17 +19,17 @@ from zerodrift.records.verdict import Outcome
 
 
 @pytest.fixture(scope="module")
-def passages() -> list[Passage]:
+def passages():
     rng = np.random.default_rng(0)
     return [Passage(tuple(rng.integers(4, 500, 40).tolist()), 20) for _ in range(2)]
 
 
 @pytest.fixture(scope="module")
-def single(llama: ReferenceBackend, passages: list[Passage]) -> Floor:
+def single(llama, passages):
     return measure_floor(llama.model, passages, "float32")
 
 
-def test_eight_ways_that_differ_from_each_other(llama: ReferenceBackend) -> None:
+def test_eight_ways_that_differ_from_each_other(llama):
     teachers = equivalent_teachers(llama.model, "bfloat16")
     assert len(teachers) == 8
     ways = {(t.layout, t.attention, t.batch, t.chunk) for t in teachers}
@@ -40,12 +39,12 @@ def test_eight_ways_that_differ_from_each_other(llama: ReferenceBackend) -> None
 
 
 @pytest.mark.parametrize("precision", ["fp32", "float64", "int8", ""])
-def test_a_precision_without_a_floor_is_refused(llama: ReferenceBackend, precision: str) -> None:
+def test_a_precision_without_a_floor_is_refused(llama, precision):
     with pytest.raises(ConfigError, match="float32, bfloat16, float16"):
         equivalent_teachers(llama.model, precision)
 
 
-def test_the_floor_of_fp32(single: Floor) -> None:
+def test_the_floor_of_fp32(single):
     assert (single.precision, single.num_variants, single.num_tokens) == ("float32", 8, 40)
     assert 1e-8 < single.mean < 1e-5
     assert single.mean < single.p90 < 20 * single.mean
@@ -53,19 +52,15 @@ def test_the_floor_of_fp32(single: Floor) -> None:
     assert list(single.edges) == sorted(single.edges)
 
 
-def test_bf16_rounds_thousands_of_times_as_much(
-    llama: ReferenceBackend, passages: list[Passage], single: Floor
-) -> None:
+def test_bf16_rounds_thousands_of_times_as_much(llama, passages, single):
     coarse = measure_floor(llama.model, passages, "bfloat16")
     assert coarse.mean > 1000 * single.mean
 
 
-def test_the_floor_is_the_spread_of_the_variants_around_the_model(
-    llama: ReferenceBackend, passages: list[Passage], single: Floor
-) -> None:
+def test_the_floor_is_the_spread_of_the_variants_around_the_model(llama, passages, single):
     """Worked out again from scores alone, without the curve."""
 
-    def outputs(rows: list[list[float]]) -> Iterator[float]:
+    def outputs(rows):
         for passage, row in zip(passages, rows, strict=True):
             yield from row[passage.start - 1 :]
 
@@ -78,12 +73,12 @@ def test_the_floor_is_the_spread_of_the_variants_around_the_model(
     assert single.mean == pytest.approx(np.abs(deviations).mean(), rel=0.2)
 
 
-def test_a_few_tokens_have_a_curve_of_as_many_points(llama: ReferenceBackend) -> None:
+def test_a_few_tokens_have_a_curve_of_as_many_points(llama):
     short = measure_floor(llama.model, [Passage((5, 6, 7, 8), 2)], "float32")
     assert (short.num_tokens, len(short.edges)) == (2, 2)
 
 
-def test_sigma_is_read_off_the_curve() -> None:
+def test_sigma_is_read_off_the_curve():
     floor = Floor("float32", 8, 4, 1e-3, 1e-3, (-8.0, -4.0, 0.0), (4e-3, 2e-3, 1e-3))
     sigma = floor.sigma(np.array([-8.0, -6.0, -4.0, -1.0, 0.0]))
     assert sigma == pytest.approx([4e-3, 3e-3, 2e-3, 1.25e-3, 1e-3])
@@ -91,13 +86,13 @@ def test_sigma_is_read_off_the_curve() -> None:
     assert floor.sigma(np.array([-50.0])) == pytest.approx([4e-3])
 
 
-def test_no_number_is_better_than_the_format_it_is_reported_in() -> None:
+def test_no_number_is_better_than_the_format_it_is_reported_in():
     exact = Floor("float32", 8, 4, 0.0, 0.0, (-8.0, 0.0), (0.0, 0.0))
     assert exact.sigma(np.array([0.0, -0.5, -8.0])) == pytest.approx(REPORT_EPSILON * np.array([1, 1, 8]))
 
 
 @pytest.mark.parametrize(("given", "chosen"), [(4, 4), (6, 6), (64, 8), (255, 32), (512, 32), (10_000, 33)])
-def test_the_floor_is_measured_on_some_of_the_sequences(given: int, chosen: int) -> None:
+def test_the_floor_is_measured_on_some_of_the_sequences(given, chosen):
     """One in eight, from first to last, and no more than it takes."""
     some = some_of(range(given))
     assert len(some) == chosen
@@ -106,9 +101,7 @@ def test_the_floor_is_measured_on_some_of_the_sequences(given: int, chosen: int)
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.5, 1.0, 1.5])
-def test_a_healthy_engine_in_bf16_passes_every_gate_at_any_temperature(
-    llama: ReferenceBackend, temperature: float
-) -> None:
+def test_a_healthy_engine_in_bf16_passes_every_gate_at_any_temperature(llama, temperature):
     """At 0.5 its k3 of 0.0025 failed a gate of 0.002 that the floor did not move, and at 0.3 the mean did."""
     table, gates = audited_in_bf16(llama, temperature)
     assert compare(table, gates, np.random.default_rng(0)).outcome is Outcome.PASS
@@ -116,7 +109,7 @@ def test_a_healthy_engine_in_bf16_passes_every_gate_at_any_temperature(
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 @pytest.mark.parametrize("fault", ["temperature", "one in fifty", "shifted"])
-def test_a_fault_in_bf16_is_still_caught(llama: ReferenceBackend, temperature: float, fault: str) -> None:
+def test_a_fault_in_bf16_is_still_caught(llama, temperature, fault):
     table, gates = audited_in_bf16(llama, temperature)
     reported = table.reported.copy()
     if fault == "temperature":

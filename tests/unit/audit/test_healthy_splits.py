@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from zerodrift.audit.counterfactual.boundary import Asked, parted_by
+from zerodrift.audit.counterfactual.boundary import Gathered, parted_by
 from zerodrift.audit.floor import measure_floor
 from zerodrift.audit.measure import Observed, measure, tabulate
 from zerodrift.backends.reference import ReferenceBackend
@@ -38,9 +38,7 @@ def requests(seed: int) -> list[Request]:
 @pytest.mark.parametrize(
     ("dtype", "precision"), [("float32", Precision.FP32), ("bfloat16", Precision.BF16)], ids=["fp32", "bf16"]
 )
-def test_no_split_is_stated_of_a_healthy_engine(
-    llama: ReferenceBackend, dtype: str, precision: Precision
-) -> None:
+def test_no_split_is_stated_of_a_healthy_engine(llama, dtype, precision):
     engine = ReferenceBackend("testbed:llama", dtype=dtype)
     stated, tails = [], 0
     for seed in range(SEEDS):
@@ -60,7 +58,7 @@ def test_no_split_is_stated_of_a_healthy_engine(
             near = narrowed(gates, by)
             tails += int(off_tokens(tabulate(measured, floor), near).sum())
             parted = parted_by(
-                Asked(measured, np.arange(len(measured))), floor, near, np.random.default_rng(seed)
+                Gathered(measured, np.arange(len(measured))), floor, near, np.random.default_rng(seed)
             )
             stated += [] if parted is None else [parted]
     assert tails > 0

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,8 @@ from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Completion
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.drift import tokens
-from zerodrift.drift.floor import Floor
 from zerodrift.drift.tokens import no_masses
 
-Make = Callable[..., Completion]
 PROMPT = (0, 20, 30)
 OUTPUT = (40, 50, 60, 70)
 
@@ -39,7 +36,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     )
 
 
-def test_numbers_are_those_of_numpy(llama: ReferenceBackend, completion: Make) -> None:
+def test_numbers_are_those_of_numpy(llama, completion):
     told = (-1.0, -2.0, -3.0, -4.0)
     measured = one(llama.teacher, completion(PROMPT, OUTPUT, told), temperature=0.7)
     drawn = log_softmax(rows(llama) / 0.7)
@@ -54,7 +51,7 @@ def test_numbers_are_those_of_numpy(llama: ReferenceBackend, completion: Make) -
     assert measured.reported.tolist() == list(told)
 
 
-def test_what_the_request_excludes_has_no_probability(llama: ReferenceBackend, completion: Make) -> None:
+def test_what_the_request_excludes_has_no_probability(llama, completion):
     logits = rows(llama)
     likeliest = logits.argmax(-1)
     output = (int(likeliest[0]), *OUTPUT[1:])
@@ -68,14 +65,14 @@ def test_what_the_request_excludes_has_no_probability(llama: ReferenceBackend, c
     assert np.isfinite(measured.raw).all()
 
 
-def test_stop_tokens_are_forbidden_below_the_minimum(llama: ReferenceBackend, completion: Make) -> None:
+def test_stop_tokens_are_forbidden_below_the_minimum(llama, completion):
     stop = (40,)
     measured = one(llama.teacher, completion(PROMPT, OUTPUT), stop, min_tokens=1, max_tokens=4)
     assert measured.contracted[0] == -np.inf
     assert np.isfinite(measured.contracted[1:]).all()
 
 
-def test_an_engine_in_fp32_is_measured_as_it_reported(llama: ReferenceBackend) -> None:
+def test_an_engine_in_fp32_is_measured_as_it_reported(llama):
     """A healthy engine: what it says and what the reference makes of it agree to rounding."""
     engine = ReferenceBackend("testbed:llama", dtype="float32")
     params = SamplingParams(temperature=0.7, top_p=0.9, presence_penalty=0.5, max_tokens=8, seed=1)
@@ -86,7 +83,7 @@ def test_an_engine_in_fp32_is_measured_as_it_reported(llama: ReferenceBackend) -
     assert narrow.contracted.dtype == np.float64
 
 
-def test_progress_counts_tokens_and_order_is_kept(llama: ReferenceBackend, completion: Make) -> None:
+def test_progress_counts_tokens_and_order_is_kept(llama, completion):
     seen: list[tuple[int, int]] = []
     observed = [Observed(completion(PROMPT, OUTPUT[:length]), SamplingParams()) for length in (1, 4, 2)]
     measured = measure(llama.teacher, observed, (), lambda done, total: seen.append((done, total)))
@@ -94,9 +91,7 @@ def test_progress_counts_tokens_and_order_is_kept(llama: ReferenceBackend, compl
     assert [item.observed for item in measured] == observed
 
 
-def test_rows_measured_in_parts_are_rows_measured_at_once(
-    llama: ReferenceBackend, completion: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_measured_in_parts_are_rows_measured_at_once(llama, completion, monkeypatch):
     """Penalties and the minimum look back over the edge of a part."""
     params = SamplingParams(
         temperature=0.7,
@@ -118,7 +113,7 @@ def test_rows_measured_in_parts_are_rows_measured_at_once(
     assert np.isneginf(parts.columns[0]).any(), "a stop token below the minimum"
 
 
-def test_measurements_are_views_of_columns(llama: ReferenceBackend, floor: Floor, completion: Make) -> None:
+def test_measurements_are_views_of_columns(llama, floor, completion):
     observed = [Observed(completion(PROMPT, OUTPUT[:length]), SamplingParams()) for length in (1, 4, 2)]
     measured = measure(llama.teacher, observed, ())
     assert len(measured) == 3
@@ -132,7 +127,7 @@ def test_measurements_are_views_of_columns(llama: ReferenceBackend, floor: Floor
         assert np.array_equal(column, other), name
 
 
-def test_columns_of_every_token(floor: Floor, completion: Make) -> None:
+def test_columns_of_every_token(floor, completion):
     items = [
         Measurement(
             Observed(completion((1, 2, 3), (7, 8), (-1.0, -2.0)), SamplingParams()),
@@ -191,9 +186,7 @@ PROBABILITIES = np.array([0.5, 0.3, 0.15, 0.05])
     ],
     ids=["top-p", "top-k", "min-p"],
 )
-def test_at_the_edge_of_a_nucleus_either_side_is_right(
-    completion: Make, sampling: dict[str, Any], off: dict[int, float]
-) -> None:
+def test_at_the_edge_of_a_nucleus_either_side_is_right(completion, sampling, off):
     """0.5 + 0.3 is 0.8, a tie is nearly one, and 0.3 is 0.6 times 0.5: rounding decides whether the next one is kept."""
     chances = PROBABILITIES.copy()
     for token, chance in off.items():
@@ -214,7 +207,7 @@ def test_at_the_edge_of_a_nucleus_either_side_is_right(
     assert abs(measured.delta[0]) > 0.01
 
 
-def test_away_from_the_edge_it_is_not(completion: Make) -> None:
+def test_away_from_the_edge_it_is_not(completion):
     teacher = Told(*np.log(PROBABILITIES))
     for top_p in (0.79, 0.81):
         kept = 0.8 if top_p < 0.8 else 0.95
@@ -223,9 +216,7 @@ def test_away_from_the_edge_it_is_not(completion: Make) -> None:
         assert abs(wrong) > 0.1
 
 
-def test_draws_beyond_what_is_counted_have_no_masses(
-    llama: ReferenceBackend, floor: Floor, completion: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_draws_beyond_what_is_counted_have_no_masses(llama, floor, completion, monkeypatch):
     """The first five of seven tokens, whether they come as one array or sequence by sequence."""
     monkeypatch.setattr(tokens, "COUNTED", 5)
     observed = [Observed(completion(PROMPT, OUTPUT[:length]), SamplingParams()) for length in (2, 4, 1)]

@@ -1,7 +1,6 @@
 """What is on disk is not asked again, and what a kill leaves behind is not taken for whole."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -63,7 +62,7 @@ class Counting:
 
 
 @pytest.fixture(autouse=True)
-def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_batches(monkeypatch):
     monkeypatch.setattr(observing, "BATCH", 3)
 
 
@@ -73,7 +72,7 @@ REQUESTS = [
 ]
 
 
-def test_every_answer_is_kept_in_order(tmp_path: Path) -> None:
+def test_every_answer_is_kept_in_order(tmp_path):
     engine, path, steps = Counting(), tmp_path / "rollouts.jsonl", []
     rollouts = observe(engine, REQUESTS, "parity", path, lambda done, total: steps.append((done, total)))
     assert engine.asked == REQUESTS
@@ -86,7 +85,7 @@ def test_every_answer_is_kept_in_order(tmp_path: Path) -> None:
     assert steps == [(3, 11), (6, 11), (9, 11), (11, 11)]
 
 
-def test_a_finished_run_asks_nothing(tmp_path: Path) -> None:
+def test_a_finished_run_asks_nothing(tmp_path):
     path = tmp_path / "rollouts.jsonl"
     first = observe(Counting(), REQUESTS, "parity", path)
     content, engine = path.read_bytes(), Counting()
@@ -95,7 +94,7 @@ def test_a_finished_run_asks_nothing(tmp_path: Path) -> None:
     assert path.read_bytes() == content
 
 
-def test_a_kill_at_any_byte_is_made_good(tmp_path: Path) -> None:
+def test_a_kill_at_any_byte_is_made_good(tmp_path):
     """Also between two samples of one request: the file then ends with a whole line."""
     path = tmp_path / "rollouts.jsonl"
     expected = observe(Counting(), REQUESTS, "parity", path)
@@ -115,7 +114,7 @@ def test_a_kill_at_any_byte_is_made_good(tmp_path: Path) -> None:
         assert engine.asked == REQUESTS[len(complete) :], cut
 
 
-def test_an_engine_that_dies_leaves_what_it_answered(tmp_path: Path) -> None:
+def test_an_engine_that_dies_leaves_what_it_answered(tmp_path):
     path = tmp_path / "rollouts.jsonl"
     with pytest.raises(EngineUnreachable):
         observe(Counting(dies_at=6), REQUESTS, "parity", path)
@@ -125,7 +124,7 @@ def test_an_engine_that_dies_leaves_what_it_answered(tmp_path: Path) -> None:
     assert rollouts == observe(Counting(), REQUESTS, "parity", tmp_path / "other.jsonl")
 
 
-def test_groups_share_a_file_and_nothing_else(tmp_path: Path) -> None:
+def test_groups_share_a_file_and_nothing_else(tmp_path):
     path = tmp_path / "rollouts.jsonl"
     first = observe(Counting(), REQUESTS, "one", path)
     second = observe(Counting(), REQUESTS[:4], "two", path)
@@ -136,7 +135,7 @@ def test_groups_share_a_file_and_nothing_else(tmp_path: Path) -> None:
     assert again.asked == []
 
 
-def test_a_tail_of_another_group_is_made_good_by_that_group(tmp_path: Path) -> None:
+def test_a_tail_of_another_group_is_made_good_by_that_group(tmp_path):
     path = tmp_path / "rollouts.jsonl"
     first = observe(Counting(), REQUESTS, "one", path)
     second = observe(Counting(), REQUESTS, "two", path)
@@ -148,7 +147,7 @@ def test_a_tail_of_another_group_is_made_good_by_that_group(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("plan", [REQUESTS[::-1], REQUESTS[:3]])
-def test_another_plan_is_refused(tmp_path: Path, plan: list[Request]) -> None:
+def test_another_plan_is_refused(tmp_path, plan):
     path = tmp_path / "rollouts.jsonl"
     observe(Counting(), REQUESTS, "parity", path)
     with pytest.raises(
@@ -157,7 +156,7 @@ def test_another_plan_is_refused(tmp_path: Path, plan: list[Request]) -> None:
         observe(Counting(), plan, "parity", path)
 
 
-def test_a_damaged_file_is_refused_by_line(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_by_line(tmp_path):
     path = tmp_path / "rollouts.jsonl"
     observe(Counting(), REQUESTS, "parity", path)
     lines = path.read_bytes().splitlines(keepends=True)
@@ -169,7 +168,7 @@ def test_a_damaged_file_is_refused_by_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b'{"prompt": "precious"}', b'{"prompt": 1}\n{"prompt": 2}', b"\xff", b"\n"]
 )
-def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path, content: bytes) -> None:
+def test_a_file_of_somebody_else_is_not_touched(tmp_path, content):
     path = tmp_path / "rollouts.jsonl"
     path.write_bytes(content)
     with pytest.raises(RecordError, match=r"rollouts.jsonl holds no rollouts of ours; choose another --out"):
@@ -177,9 +176,9 @@ def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path, content: bytes) 
     assert path.read_bytes() == content
 
 
-def test_an_engine_that_answers_too_little_is_not_believed(tmp_path: Path) -> None:
+def test_an_engine_that_answers_too_little_is_not_believed(tmp_path):
     class Short(Counting):
-        def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        def generate(self, requests):
             return super().generate(requests)[:-1]
 
     with pytest.raises(BadAnswer, match="counting gave 2 answers to 3 requests"):
@@ -187,20 +186,20 @@ def test_an_engine_that_answers_too_little_is_not_believed(tmp_path: Path) -> No
     assert (tmp_path / "rollouts.jsonl").read_bytes() == b""
 
 
-def test_who_sampled_is_written_down(tmp_path: Path) -> None:
-    rollouts = observe(Counting(), REQUESTS, "g", tmp_path / "r.jsonl", source="reference")  # type: ignore[arg-type]
+def test_who_sampled_is_written_down(tmp_path):
+    rollouts = observe(Counting(), REQUESTS, "g", tmp_path / "r.jsonl", source="reference")
     assert {rollout.source for rollout in rollouts} == {"reference"}
     assert any(rollout.problem is not None for rollout in rollouts)
 
 
-def test_answers_of_another_build_are_refused(tmp_path: Path) -> None:
+def test_answers_of_another_build_are_refused(tmp_path):
     path = tmp_path / "rollouts.jsonl"
     observe(Counting(), REQUESTS[:4], "parity", path)
     with pytest.raises(RecordError, match=r"fingerprint .* resume with the engine as it was"):
         observe(Counting(build="2"), REQUESTS, "parity", path)
 
 
-def test_rollouts_share_ids_and_prompts_fresh_or_read(tmp_path: Path) -> None:
+def test_rollouts_share_ids_and_prompts_fresh_or_read(tmp_path):
     """An id that is read is an object of 32 bytes, and a prompt of 512 ids would stand there three times."""
     path = tmp_path / "rollouts.jsonl"
     requests = [
@@ -216,9 +215,9 @@ def test_rollouts_share_ids_and_prompts_fresh_or_read(tmp_path: Path) -> None:
         assert len({id(rollout.completion.token_ids[0]) for rollout in rollouts if rollout.completion}) == 2
 
 
-def test_another_prompt_than_was_sent_is_kept(tmp_path: Path) -> None:
+def test_another_prompt_than_was_sent_is_kept(tmp_path):
     class Prefixes(Counting):
-        def _answer(self, request: Request) -> Answer:
+        def _answer(self, request):
             moved = Request(Prompt((0, *request.prompt.token_ids)), request.sampling)
             return super()._answer(moved)
 

@@ -4,7 +4,6 @@ What could not be asked of it is said by name.
 """
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from tests.tiny_models import tiny, written
 from zerodrift.audit.counterfactual.path import not_asked
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.cli.main import main
-from zerodrift.core.completion import Answer, Completion
-from zerodrift.core.request import Request
 from zerodrift.faults.rewriting import rewrite
 from zerodrift.models.family.abilities import has_kv_cache, usable_attention
 
@@ -33,10 +30,10 @@ FEW = [
 
 
 @pytest.fixture(scope="session")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def directory(tmp_path_factory):
     known: dict[str, Path] = {}
 
-    def find(model_type: str) -> Path:
+    def find(model_type):
         if model_type not in known:
             known[model_type] = written(model_type, tmp_path_factory.mktemp(model_type))
         return known[model_type]
@@ -52,7 +49,7 @@ def audited(model: Path, out: Path, *options: str) -> tuple[int, dict[str, Any]]
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_a_sound_engine_passes_an_update_included(model_type: str, directory: Any, tmp_path: Path) -> None:
+def test_a_sound_engine_passes_an_update_included(model_type, directory, tmp_path):
     # An update of the slowest is followed below.
     options = [] if model_type == "mamba" else ["--sync"]
     code, verdict = audited(directory(model_type), tmp_path / "out", *options)
@@ -74,25 +71,21 @@ def test_a_sound_engine_passes_an_update_included(model_type: str, directory: An
         ("mamba", "weights/partial:last-layer", "weights/partial"),
     ],
 )
-def test_an_update_that_goes_wrong_is_named(
-    model_type: str, fault: str, cause: str, directory: Any, tmp_path: Path
-) -> None:
+def test_an_update_that_goes_wrong_is_named(model_type, fault, cause, directory, tmp_path):
     code, verdict = audited(directory(model_type), tmp_path / "out", "--sync", "--inject", fault)
     assert code == FAILED
     assert verdict["causes"][0]["cause"] == cause
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "gemma2"])
-def test_what_is_not_asked_is_named_where_nothing_explains(
-    model_type: str, directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_asked_is_named_where_nothing_explains(model_type, directory, tmp_path, monkeypatch):
     """Numbers of no distribution have no name: the search goes through all that can be asked, and says what could not be."""
 
-    def bent(_: Request, completion: Completion) -> Completion:
+    def bent(_, completion):
         told = tuple(-(abs(value) ** 1.2) - 0.3 * value * value for value in completion.logprobs)
         return msgspec.structs.replace(completion, logprobs=told)
 
-    def generate(engine: ReferenceBackend, requests: Sequence[Request]) -> list[Answer]:
+    def generate(engine, requests):
         return rewrite(requests, honest(engine, requests), bent)
 
     honest = ReferenceBackend.generate
@@ -113,14 +106,12 @@ def test_what_is_not_asked_is_named_where_nothing_explains(
         ("gpt2", "path/weight-quantisation:4-bit"),
     ],
 )
-def test_a_fault_that_a_model_has_no_part_for_is_refused(
-    model_type: str, fault: str, directory: Any, tmp_path: Path
-) -> None:
+def test_a_fault_that_a_model_has_no_part_for_is_refused(model_type, fault, directory, tmp_path):
     code, verdict = audited(directory(model_type), tmp_path / "out", "--inject", fault)
     assert (code, verdict) == (USAGE, {})
 
 
-def test_what_models_can_be_asked_to_do() -> None:
+def test_what_models_can_be_asked_to_do():
     assert not has_kv_cache(tiny("mamba"))
     assert has_kv_cache(tiny("gpt2"))
     assert "prompts in chunks" in not_asked(tiny("mamba"))

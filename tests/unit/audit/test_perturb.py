@@ -1,5 +1,3 @@
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,18 +12,15 @@ from zerodrift.audit.perturb import (
     write_checkpoint,
 )
 from zerodrift.backends.reference import ReferenceBackend, load_reference
-from zerodrift.core.completion import Completion
 from zerodrift.core.errors import OutOfMemory
-
-Make = Callable[..., Completion]
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def model():
     return models.load("testbed:llama")
 
 
-def test_every_tensor_moves_by_a_share_of_its_spread(model: Any) -> None:
+def test_every_tensor_moves_by_a_share_of_its_spread(model):
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     changed = perturbed(model, 1)
     for name, tensor in changed.state_dict().items():
@@ -35,7 +30,7 @@ def test_every_tensor_moves_by_a_share_of_its_spread(model: Any) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_the_change_is_known_by_its_seed(model: Any) -> None:
+def test_the_change_is_known_by_its_seed(model):
     one, same, other = perturbed(model, 1), perturbed(model, 1), perturbed(model, 2)
     for a, b, c in zip(one.parameters(), same.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -43,7 +38,7 @@ def test_the_change_is_known_by_its_seed(model: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "gain"), [("llama", 3.0), ("gemma3", 4.0)])
-def test_a_constant_tensor_moves_by_its_size(name: str, gain: float) -> None:
+def test_a_constant_tensor_moves_by_its_size(name, gain):
     """A fresh norm is all ones, or all zeros where its gain is 1 + w: neither has a spread."""
     model = models.load(f"testbed:{name}")
     with torch.no_grad():
@@ -57,7 +52,7 @@ def test_a_constant_tensor_moves_by_its_size(name: str, gain: float) -> None:
 
 
 @pytest.mark.parametrize("spec", ["testbed:llama", "testbed:qwen3", "testbed:qwen3-moe"])
-def test_a_written_checkpoint_loads_bit_for_bit(spec: str, tmp_path: Path) -> None:
+def test_a_written_checkpoint_loads_bit_for_bit(spec, tmp_path):
     original = models.materialise(spec, tmp_path / "a")
     (original / "model.safetensors.index.json").write_text("{}")
     changed = perturbed(load_reference(spec).model, 3)
@@ -81,7 +76,7 @@ def test_a_written_checkpoint_loads_bit_for_bit(spec: str, tmp_path: Path) -> No
 # --- memory -----------------------------------------------------------------------------------------------------
 
 
-def test_a_larger_change_takes_the_place_of_a_smaller_one(model: Any) -> None:
+def test_a_larger_change_takes_the_place_of_a_smaller_one(model):
     tried: list[Any] = []
     changed = perturbed(model, 1, lambda moved: bool(tried.append(moved)))
     assert [each is changed for each in tried] == [True, True], "one copy, whatever the share"
@@ -92,9 +87,7 @@ def test_a_larger_change_takes_the_place_of_a_smaller_one(model: Any) -> None:
 
 
 @pytest.mark.parametrize("spec", ["testbed:llama", "testbed:qwen3-moe"])
-def test_a_large_checkpoint_is_written_in_several_files(
-    spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_checkpoint_is_written_in_several_files(spec, tmp_path, monkeypatch):
     monkeypatch.setattr("zerodrift.audit.perturb.SHARD_BYTES", 2**18)
     changed = perturbed(load_reference(spec).model, 3)
     directory = write_checkpoint(changed, models.materialise(spec, tmp_path / "a"), tmp_path / "b")
@@ -107,9 +100,7 @@ def test_a_large_checkpoint_is_written_in_several_files(
 
 
 @pytest.mark.parametrize(("free", "fits"), [(None, True), (2**40, True), (2**10, False)])
-def test_a_second_copy_that_does_not_fit_is_refused_before_it_is_made(
-    model: Any, monkeypatch: pytest.MonkeyPatch, free: int | None, fits: bool
-) -> None:
+def test_a_second_copy_that_does_not_fit_is_refused_before_it_is_made(model, monkeypatch, free, fits):
     monkeypatch.setattr("zerodrift.audit.perturb.free_on_host", lambda: free)
     if fits:
         assert check_room(model) == "", "a tiny model is nothing to plan for"

@@ -1,6 +1,5 @@
 """Speeds to numbers, and a run that keeps them."""
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,7 +10,6 @@ from zerodrift.audit.pilot import BESIDE, SEQUENCES, SHARE, WARM, Speed, fitted,
 from zerodrift.audit.progress import Silent
 from zerodrift.audit.prompts import assorted
 from zerodrift.audit.session import Session
-from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.load import load
 from zerodrift.config.run import RunConfig
 from zerodrift.config.validation import ValidationConfig
@@ -23,7 +21,7 @@ from zerodrift.records.codec import read_lines
 from zerodrift.records.rollout import Rollout
 
 
-def test_numbers_follow_from_speed_and_time() -> None:
+def test_numbers_follow_from_speed_and_time():
     speed = Speed(engine=0.4, reference=0.2)
     small, large = (fitted(ValidationConfig(), speed, seconds) for seconds in (120.0, 1200.0))
     assert small.equivalence_trials == int(SHARE * 120 / 1.0) - BESIDE
@@ -33,18 +31,18 @@ def test_numbers_follow_from_speed_and_time() -> None:
     assert msgspec.structs.replace(small, **unchanged) == ValidationConfig()
 
 
-def test_position_probes_are_prompts_too() -> None:
+def test_position_probes_are_prompts_too():
     validation = ValidationConfig(position_probes=(0.5, 1.0), num_prompts=8)
     planned = fitted(validation, Speed(0.4, 0.2), 120.0)
     assert planned.num_prompts == planned.equivalence_trials // 2 - 2
 
 
-def test_a_task_keeps_its_prompts() -> None:
+def test_a_task_keeps_its_prompts():
     planned = fitted(ValidationConfig(task="sums", num_prompts=20), Speed(0.1, 0.1), 120.0)
     assert (planned.num_prompts, planned.equivalence_trials > 100) == (20, True)
 
 
-def test_too_little_time_is_refused_before_anything_is_asked() -> None:
+def test_too_little_time_is_refused_before_anything_is_asked():
     with pytest.raises(ConfigError):
         fitted(ValidationConfig(), Speed(engine=10.0, reference=10.0), 600.0)
 
@@ -59,7 +57,7 @@ class Counting(FaultyBackend):
         return super().generate(requests)
 
 
-def test_a_pilot_is_a_few_sequences(llama: ReferenceBackend) -> None:
+def test_a_pilot_is_a_few_sequences(llama):
     engine = Counting(llama)
     sampling = SamplingParams(max_tokens=4)
     prompts = assorted(llama.tokenizer, llama.facts.vocab_size, 40, 4, 16, 0)
@@ -78,7 +76,7 @@ def run_config(**validation: Any) -> RunConfig:
     return msgspec.convert(values, RunConfig)
 
 
-def test_a_resumed_run_asks_what_its_pilot_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_asks_what_its_pilot_wrote(tmp_path, monkeypatch):
     """The machine is ten times as fast by then, and the plan stays."""
     speeds = iter([Speed(0.5, 0.1)])
     monkeypatch.setattr(sessions, "measure_speed", lambda *_, **__: next(speeds))
@@ -101,7 +99,7 @@ def test_a_resumed_run_asks_what_its_pilot_wrote(tmp_path: Path, monkeypatch: py
         Session(config=run_config(seed=5), directory=tmp_path / "run", budget=70.0).run(Silent())
 
 
-def test_a_refused_budget_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_budget_leaves_no_directory(tmp_path, monkeypatch):
     monkeypatch.setattr(sessions, "measure_speed", lambda *_, **__: Speed(100.0, 100.0))
     with pytest.raises(ConfigError):
         Session(config=run_config(), directory=tmp_path / "run", budget=70.0).run(Silent())

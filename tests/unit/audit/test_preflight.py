@@ -10,8 +10,6 @@ from zerodrift.audit.checklist import doctor_item
 from zerodrift.audit.history import RewardHistory
 from zerodrift.audit.preflight import Preflight
 from zerodrift.audit.progress import Silent
-from zerodrift.backends.base import Backend
-from zerodrift.backends.http import RefusalAdvice
 from zerodrift.config.load import load
 from zerodrift.core.errors import ConfigError, RecordError
 from zerodrift.doctor.command import CommandLine
@@ -37,7 +35,7 @@ NAMES = ["doctor", "audit", "weight-sync", "rewards", "history"]
 
 
 @pytest.fixture(autouse=True)
-def _a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _a_task(tmp_path, monkeypatch):
     (tmp_path / "spread_of_tokens.py").write_text(TASK)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -58,14 +56,14 @@ def statuses(record: PreflightRecord) -> dict[str, Status]:
 
 
 def says(record: PreflightRecord, name: str) -> str:
-    return next(item.says for item in record.items if item.name == name)
+    return next(item.message for item in record.items if item.name == name)
 
 
 def drifted(rewards: Rewards, by: float) -> Rewards:
     return msgspec.structs.replace(rewards, mean=rewards.mean + by * rewards.std, when="2026-01-01")
 
 
-def test_a_healthy_engine_passes_and_a_drifted_history_fails_it(tmp_path: Path) -> None:
+def test_a_healthy_engine_passes_and_a_drifted_history_fails_it(tmp_path):
     asked = preflight(tmp_path)
     first = asked.run(Silent(), COMMAND)
     assert statuses(first) == dict.fromkeys(NAMES[:4], Status.PASS) | {"history": Status.SKIPPED}
@@ -92,18 +90,16 @@ def test_a_healthy_engine_passes_and_a_drifted_history_fails_it(tmp_path: Path) 
         (None, Status.SKIPPED, "holds this very run alone"),
     ],
 )
-def test_a_history_is_compared_with_without_the_run_itself(
-    tmp_path: Path, by: float | None, status: Status, told: str
-) -> None:
+def test_a_history_is_compared_with_without_the_run_itself(tmp_path, by, status, told):
     rewards = Rewards(task="spread", mean=0.5, std=0.2, n=40, when="2026-11-15")
     runs = (rewards,) if by is None else (rewards, drifted(rewards, by))
     asked = msgspec.structs.replace(preflight(tmp_path), history=RewardHistory(tmp_path / "h.jsonl", runs))
-    item = asked._history(rewards, Item(name="rewards", status=Status.PASS, says=""))
+    item = asked._history(rewards, Item(name="rewards", status=Status.PASS, message=""))
     assert item.status is status
-    assert told in item.says
+    assert told in item.message
 
 
-def test_an_engine_that_reports_raw_logprobs_fails_and_is_named(tmp_path: Path) -> None:
+def test_an_engine_that_reports_raw_logprobs_fails_and_is_named(tmp_path):
     asked = preflight(tmp_path, engine="{name: reference, logprobs_mode: raw_logprobs}", task=None)
     record = asked.run(Silent(), COMMAND)
     assert record.status is Status.FAIL
@@ -118,7 +114,7 @@ def test_an_engine_that_reports_raw_logprobs_fails_and_is_named(tmp_path: Path) 
     assert "names no task" in says(record, "rewards")
 
 
-def test_an_engine_that_cannot_be_reached_ends_no_checklist(tmp_path: Path) -> None:
+def test_an_engine_that_cannot_be_reached_ends_no_checklist(tmp_path):
     asked = preflight(tmp_path, engine="{name: vllm, url: 'http://127.0.0.1:9'}")
     history = RewardHistory(tmp_path / "h", (Rewards(task="spread", mean=0, std=1, n=50, when=""),))
     record = msgspec.structs.replace(asked, history=history).run(Silent(), COMMAND)
@@ -136,7 +132,7 @@ def test_an_engine_that_cannot_be_reached_ends_no_checklist(tmp_path: Path) -> N
     assert "--sync --out " in record.items[1].type[0]
 
 
-def test_without_a_task_and_an_update_two_questions_are_left(tmp_path: Path) -> None:
+def test_without_a_task_and_an_update_two_questions_are_left(tmp_path):
     asked = msgspec.structs.replace(
         preflight(tmp_path, engine="{name: vllm, url: 'http://127.0.0.1:9'}", task=None), sync=False
     )
@@ -145,8 +141,8 @@ def test_without_a_task_and_an_update_two_questions_are_left(tmp_path: Path) -> 
     assert says(record, "weight-sync") == "left out with --no-sync"
 
 
-def test_an_engine_that_takes_no_update_is_not_judged_and_can_be_spared_it(tmp_path: Path) -> None:
-    def bare(engine: Backend) -> Backend:
+def test_an_engine_that_takes_no_update_is_not_judged_and_can_be_spared_it(tmp_path):
+    def bare(engine):
         engine.capabilities = frozenset()
         return engine
 
@@ -156,10 +152,8 @@ def test_an_engine_that_takes_no_update_is_not_judged_and_can_be_spared_it(tmp_p
     assert (sync.status, sync.type) == (Status.INCONCLUSIVE, (f"{COMMAND} --no-sync",))
 
 
-def test_what_the_doctor_cannot_read_is_audited_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
+def test_what_the_doctor_cannot_read_is_audited_all_the_same(tmp_path, monkeypatch):
+    def refuse(*_):
         raise ConfigError("odd YAML")
 
     monkeypatch.setattr(module, "open_target", refuse)
@@ -167,9 +161,7 @@ def test_what_the_doctor_cannot_read_is_audited_all_the_same(
     assert judged.diagnosis == "cannot be judged: odd YAML"
 
 
-def test_the_running_server_is_asked_with_what_the_file_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_running_server_is_asked_with_what_the_file_says(tmp_path, monkeypatch):
     """At temperature 0.7, which only the file knows, its default logprobs mode is wrong."""
     asked = preflight(tmp_path, engine="{name: vllm, url: 'http://x:1', api_key_env: OUR_KEY}")
     monkeypatch.delenv("OUR_KEY", raising=False)
@@ -178,7 +170,7 @@ def test_the_running_server_is_asked_with_what_the_file_says(
     monkeypatch.setenv("OUR_KEY", "k")
     keys = []
 
-    def server(url: str, *, api_key: str, advice: RefusalAdvice) -> CommandLine:
+    def server(url, *, api_key, advice):
         keys.append((url, api_key))
         assert "engine.api_key_env" in advice.key  # a checklist has no options for it
         return CommandLine("vllm serve Q")
@@ -201,22 +193,20 @@ def test_the_running_server_is_asked_with_what_the_file_says(
         (f"{SERVED} --no-async-scheduling --logprobs-mode $MODE", Status.INCONCLUSIVE),
     ],
 )
-def test_a_file_that_names_a_server_is_as_good_as_the_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, status: Status
-) -> None:
+def test_a_file_that_names_a_server_is_as_good_as_the_server(tmp_path, monkeypatch, command, status):
     """To the file alone the server is unknown; it was asked, so that nothing is left open by that."""
     asked = preflight(tmp_path, engine="{name: vllm, url: 'http://x:1'}")
     monkeypatch.setattr(module, "Server", lambda *_, **__: CommandLine(command))
     item = doctor_item(asked._judged())
     assert item.status is status
-    assert item.says.count("http://x:1: ") == 1
+    assert item.message.count("http://x:1: ") == 1
 
 
 # --- refused before the directory is touched --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("field", ["history", "recorded"])
-def test_a_history_of_another_task(tmp_path: Path, field: str) -> None:
+def test_a_history_of_another_task(tmp_path, field):
     other = RewardHistory(tmp_path / "h.jsonl", (Rewards(task="chess", mean=0, std=1, n=50, when=""),))
     asked = msgspec.structs.replace(preflight(tmp_path), **{field: other})
     with pytest.raises(RecordError, match=r"line 1: rewards of task 'chess', and the .* is 'spread'"):
@@ -224,7 +214,7 @@ def test_a_history_of_another_task(tmp_path: Path, field: str) -> None:
     assert not asked.directory.exists()
 
 
-def test_a_damaged_checklist_of_before(tmp_path: Path) -> None:
+def test_a_damaged_checklist_of_before(tmp_path):
     asked = preflight(tmp_path)
     asked.directory.mkdir()
     (asked.directory / "config.yaml").touch()
@@ -233,7 +223,7 @@ def test_a_damaged_checklist_of_before(tmp_path: Path) -> None:
         asked.run(Silent())
 
 
-def test_a_directory_of_other_things(tmp_path: Path) -> None:
+def test_a_directory_of_other_things(tmp_path):
     asked = msgspec.structs.replace(preflight(tmp_path), directory=tmp_path)
     with pytest.raises(RecordError, match="holds other things than a run"):
         asked.run(Silent())

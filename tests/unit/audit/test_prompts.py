@@ -29,7 +29,7 @@ from zerodrift.models.testbed_config import VOCAB_SIZE
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer():
     return tokenizer_testbed.build()
 
 
@@ -44,13 +44,13 @@ class Speechless:
         return {"input_ids": [1 + ord(letter) % 3 for letter in text if not letter.isspace()]}
 
 
-def test_the_same_seed_gives_the_same_prompts(tokenizer: Any) -> None:
+def test_the_same_seed_gives_the_same_prompts(tokenizer):
     first = generated(tokenizer, VOCAB_SIZE, 200, 24, seed=3)
     assert generated(tokenizer, VOCAB_SIZE, 200, 24, seed=3) == first
     assert generated(tokenizer, VOCAB_SIZE, 200, 24, seed=4) != first
 
 
-def test_the_same_seed_gives_the_same_prompts_in_another_program(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_prompts_in_another_program(tmp_path):
     """Hypothesis by itself draws literals of the modules that happen to be loaded: here it must not."""
     (tmp_path / "neighbour.py").write_text(
         "A = ['odd literal', 'another one', 'zzqq']\nB = [77, 133, 255, 301, 402, 499]\n"
@@ -78,7 +78,7 @@ def renderings(tokenizer: Any, text: str) -> list[list[int]]:
     return [plain, [tokenizer.bos_token_id, *plain], tokenizer(chat)["input_ids"]]
 
 
-def test_prompts_differ_and_cover_texts_and_lengths(tokenizer: Any) -> None:
+def test_prompts_differ_and_cover_texts_and_lengths(tokenizer):
     prompts = generated(tokenizer, VOCAB_SIZE, 200, 64, seed=0)
     assert len(prompts) == 64
     assert len({prompt.token_ids for prompt in prompts}) == 64
@@ -93,13 +93,13 @@ def test_prompts_differ_and_cover_texts_and_lengths(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("longest", [1, 2, 16, 130])
-def test_no_prompt_is_longer_than_allowed(tokenizer: Any, longest: int) -> None:
+def test_no_prompt_is_longer_than_allowed(tokenizer, longest):
     prompts = generated(tokenizer, VOCAB_SIZE, longest, 20, seed=1)
     assert len(prompts) == 20
     assert max(len(prompt.token_ids) for prompt in prompts) <= longest
 
 
-def test_random_ids_are_of_the_model_and_none_is_special(tokenizer: Any) -> None:
+def test_random_ids_are_of_the_model_and_none_is_special(tokenizer):
     special = set(tokenizer.all_special_ids)
     for prompt in generated(tokenizer, VOCAB_SIZE, 64, 40, seed=2):
         prompt.check_vocabulary(VOCAB_SIZE)
@@ -107,31 +107,31 @@ def test_random_ids_are_of_the_model_and_none_is_special(tokenizer: Any) -> None
             assert not special & set(prompt.token_ids)
 
 
-def test_where_there_are_fewer_than_asked_for_they_repeat() -> None:
+def test_where_there_are_fewer_than_asked_for_they_repeat():
     """Four tokens, one of them special, one position."""
     prompts = generated(Speechless(), 4, 1, 12, seed=0)
     assert len(prompts) == 12
     assert {prompt.token_ids for prompt in prompts} == {(1,), (2,), (3,)}
 
 
-def test_texts_that_make_no_token_are_not_drawn() -> None:
+def test_texts_that_make_no_token_are_not_drawn():
     prompts = generated(Speechless(), 60, 300, 60, seed=0)
     assert all(prompt.token_ids for prompt in prompts)
     assert any(prompt.text is not None for prompt in prompts)
 
 
 @pytest.mark.parametrize(("longest", "count"), [(0, 4), (-3, 4), (16, 0), (16, -1)])
-def test_no_room_or_nothing_to_draw(tokenizer: Any, longest: int, count: int) -> None:
+def test_no_room_or_nothing_to_draw(tokenizer, longest, count):
     with pytest.raises(InvalidPrompt, match="at least one"):
         generated(tokenizer, VOCAB_SIZE, longest, count, seed=0)
 
 
-def test_strategies_are_strategies() -> None:
+def test_strategies_are_strategies():
     assert texts().filter(bool) is not None
     assert id_lists(10, 20, (0,)) is not None
 
 
-def test_no_token_of_a_text() -> None:
+def test_no_token_of_a_text():
     with pytest.raises(InvalidPrompt, match="the tokenizer makes no token of ' '"):
         tokenise(Speechless(), " ")
 
@@ -144,7 +144,7 @@ def write(path: Path, *entries: object) -> Path:
     return path
 
 
-def test_texts_ids_and_messages_are_read(tokenizer: Any, tmp_path: Path) -> None:
+def test_texts_ids_and_messages_are_read(tokenizer, tmp_path):
     path = write(
         tmp_path / "p.jsonl",
         {"prompt": "Où est le phare ?", "answer": "là"},
@@ -158,20 +158,20 @@ def test_texts_ids_and_messages_are_read(tokenizer: Any, tmp_path: Path) -> None
     assert tokenizer.decode(chat.token_ids) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_blank_lines_and_a_missing_last_newline_are_fine(tokenizer: Any, tmp_path: Path) -> None:
+def test_blank_lines_and_a_missing_last_newline_are_fine(tokenizer, tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('\n{"prompt": [5]}\n   \n{"prompt": [6]}')
     assert from_file(path, tokenizer, 9, 9) == [Prompt((5,)), Prompt((6,))]
 
 
-def test_only_so_many_are_read(tokenizer: Any, tmp_path: Path) -> None:
+def test_only_so_many_are_read(tokenizer, tmp_path):
     path = write(tmp_path / "p.jsonl", *({"prompt": [5] * length} for length in (3, 1, 2)))
     with path.open("a") as file:
         file.write("this line is never reached\n")
     assert [len(prompt.token_ids) for prompt in from_file(path, tokenizer, 3, 3)] == [3, 1, 2]
 
 
-def test_one_that_is_too_long_is_not_dropped_in_silence(tokenizer: Any, tmp_path: Path) -> None:
+def test_one_that_is_too_long_is_not_dropped_in_silence(tokenizer, tmp_path):
     path = write(tmp_path / "p.jsonl", *({"prompt": [5] * length} for length in (3, 9)))
     with pytest.raises(InvalidPrompt, match=r"p.jsonl, line 2: a prompt of 9 tokens, .* room for 3; shorten"):
         from_file(path, tokenizer, 3, 3)
@@ -204,7 +204,7 @@ BAD_LINES: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("line", "says"), BAD_LINES)
-def test_a_bad_line_is_refused_by_number(tokenizer: Any, tmp_path: Path, line: bytes, says: str) -> None:
+def test_a_bad_line_is_refused_by_number(tokenizer, tmp_path, line, says):
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'{"prompt": [5]}\n\n' + line + b"\n")
     with pytest.raises(ZerodriftError, match=rf"p\.jsonl, line 3: .*({says})") as caught:
@@ -213,7 +213,7 @@ def test_a_bad_line_is_refused_by_number(tokenizer: Any, tmp_path: Path, line: b
     assert "\n" not in str(caught.value)
 
 
-def test_a_tokenizer_without_a_template(tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_template(tmp_path):
     bare = tokenizer_testbed.build()
     bare.chat_template = None
     path = write(tmp_path / "p.jsonl", {"messages": [{"role": "user", "content": "Hi"}]})
@@ -222,14 +222,14 @@ def test_a_tokenizer_without_a_template(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n"])
-def test_a_file_without_a_prompt(tokenizer: Any, tmp_path: Path, content: bytes) -> None:
+def test_a_file_without_a_prompt(tokenizer, tmp_path, content):
     path = tmp_path / "p.jsonl"
     path.write_bytes(content)
     with pytest.raises(RecordError, match=r"p.jsonl holds no prompt"):
         from_file(path, tokenizer, 2, 10)
 
 
-def test_no_such_file(tokenizer: Any, tmp_path: Path) -> None:
+def test_no_such_file(tokenizer, tmp_path):
     for path in (tmp_path / "none.jsonl", tmp_path):
         with pytest.raises(
             RecordError, match=r"there is no prompt file .*; give a JSON-lines file with `prompt`"
@@ -245,7 +245,7 @@ def differing(first: Prompt, second: Prompt) -> list[int]:
     return [place for place, (one, other) in enumerate(pairs) if one != other]
 
 
-def test_prompts_that_nearly_agree_part_inside_a_block_and_at_its_edges() -> None:
+def test_prompts_that_nearly_agree_part_inside_a_block_and_at_its_edges():
     base, *others = nearly_alike(VOCAB_SIZE, 1000, (0, 1, 2), 8, seed=4)
     assert len(base.token_ids) == PARTED
     assert [differing(base, other) for other in others[:4]] == [[place] for place in PARTINGS]
@@ -260,13 +260,13 @@ def test_prompts_that_nearly_agree_part_inside_a_block_and_at_its_edges() -> Non
 
 
 @pytest.mark.parametrize(("longest", "prompts"), [(20, 0), (25, 0), (26, 3), (150, 7), (272, 8)])
-def test_as_many_as_the_context_has_room_for(longest: int, prompts: int) -> None:
+def test_as_many_as_the_context_has_room_for(longest, prompts):
     alike = nearly_alike(VOCAB_SIZE, longest, (), 8, seed=4)
     assert len(alike) == prompts
     assert all(len(prompt.token_ids) <= longest for prompt in alike)
 
 
-def test_an_audit_asks_to_the_end_of_the_context_and_mixes_lengths(tokenizer: Any) -> None:
+def test_an_audit_asks_to_the_end_of_the_context_and_mixes_lengths(tokenizer):
     prompts = assorted(tokenizer, VOCAB_SIZE, 992, 32, 32, seed=0)
     lengths = [len(prompt.token_ids) for prompt in prompts]
     assert len(prompts) == 32
@@ -284,9 +284,7 @@ def test_an_audit_asks_to_the_end_of_the_context_and_mixes_lengths(tokenizer: An
 
 
 @pytest.mark.parametrize(("count", "room"), [(1, 900), (3, 50), (6, 900), (32, 10), (40, 300)])
-def test_few_prompts_and_short_contexts_still_get_as_many_as_were_asked_for(
-    tokenizer: Any, count: int, room: int
-) -> None:
+def test_few_prompts_and_short_contexts_still_get_as_many_as_were_asked_for(tokenizer, count, room):
     prompts = assorted(tokenizer, VOCAB_SIZE, room, 8, count, seed=0)
     assert len(prompts) == count
     assert max(len(prompt.token_ids) for prompt in prompts) <= room

@@ -1,21 +1,17 @@
 """A case sent again: right where the engine is, wrong where it is not, and never a traceback for a bad answer."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from zerodrift.audit.reduce import reduce
 from zerodrift.audit.replay import Replay
-from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.core.completion import Answer, Completion, Problem
+from zerodrift.core.completion import Answer, Problem
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.faults.registry import resolve
 
 REQUEST = Request(Prompt(tuple(range(10, 80))), SamplingParams(temperature=0.7, max_tokens=6, seed=1))
 
 
-def test_a_healthy_engine_answers_rightly(llama: ReferenceBackend) -> None:
+def test_a_healthy_engine_answers_rightly(llama):
     replayed = Replay(llama, llama, 1e-4)((REQUEST,))
     assert replayed.first_bad is None
     assert len(replayed.tokens) == 6
@@ -23,7 +19,7 @@ def test_a_healthy_engine_answers_rightly(llama: ReferenceBackend) -> None:
         assert reported == pytest.approx(contracted, abs=1e-4)
 
 
-def test_a_fault_beyond_position_64_is_reduced_to_it(llama: ReferenceBackend) -> None:
+def test_a_fault_beyond_position_64_is_reduced_to_it(llama):
     """Prompt and the answered tokens that can be seen together just reach the position."""
     engine = resolve("path/context-boundary:page-64").inject(llama)
     replay = Replay(engine, llama, 1e-4)
@@ -44,13 +40,7 @@ def test_a_fault_beyond_position_64_is_reduced_to_it(llama: ReferenceBackend) ->
         (lambda make: Answer((make((9, 9), (7,), (-1.0,)),)), "another prompt"),
     ],
 )
-def test_an_answer_that_cannot_be_used_is_wrong_from_the_start(
-    scripted: Callable[..., Any],
-    completion: Callable[..., Completion],
-    llama: ReferenceBackend,
-    answer: Callable[[Any], Answer],
-    problem: str,
-) -> None:
+def test_an_answer_that_cannot_be_used_is_wrong_from_the_start(scripted, completion, llama, answer, problem):
     engine = scripted(lambda request, number: answer(completion))
     replayed = Replay(engine, llama, 1e-4)((REQUEST,))
     assert (replayed.first_bad, replayed.tokens) == (0, [])

@@ -1,14 +1,12 @@
 """What may be called rounding, and what to type about it."""
 
-from collections.abc import Mapping
-
 import msgspec
 import pytest
 
 from zerodrift.audit.attribute import Attribution, Channel, SelectedCause
 from zerodrift.audit.explain import attributed
 from zerodrift.audit.probes.result import ProbeResult, answered, found
-from zerodrift.audit.response.answer import Answer
+from zerodrift.audit.response.answer import Localisation
 from zerodrift.audit.response.signs import Signs, settled
 from zerodrift.config.precision import Precision
 from zerodrift.core.cause import CAUSES
@@ -28,8 +26,8 @@ HEAD = LocatedEvidence(
     neutral=1.0,
     r2=0.998,
 )
-NOTHING = Answer(r2=0.01, null=0.0, follows=False)
-LOCATED = Answer(r2=0.998, null=0.02, follows=True, knobs=(HEAD,), to_floor=True, share=0.997)
+NOTHING = Localisation(r2=0.01, null=0.0, follows=False)
+LOCATED = Localisation(r2=0.998, null=0.02, follows=True, knobs=(HEAD,), to_floor=True, share=0.997)
 PARTLY = msgspec.structs.replace(LOCATED, to_floor=False, share=0.6)
 
 
@@ -70,7 +68,7 @@ def disagreeing(probe: Probe, mean: float, differing: int = 40) -> ProbeResult:
         ),
     ],
 )
-def test_rounding_that_something_shows_keeps_its_name(signs: Signs) -> None:
+def test_rounding_that_something_shows_keeps_its_name(signs):
     (cause,) = settled([by_size()], signs, "vllm")
     assert (cause.cause, cause.gating, cause.explained) == (BODY, True, 0.9)
     assert signs.of_rounding[0] in cause.evidence
@@ -89,7 +87,7 @@ def test_rounding_that_something_shows_keeps_its_name(signs: Signs) -> None:
         Signs(F32, results=(disagreeing(Probe.BATCH, 0.0, differing=0),), mean=0.0),
     ],
 )
-def test_size_alone_is_no_rounding(signs: Signs) -> None:
+def test_size_alone_is_no_rounding(signs):
     (cause,) = settled([by_size()], signs, "vllm")
     assert (cause.cause, cause.gating, cause.explained) == ("unexplained", True, 0.0)
     assert signs.to_know in cause.fix
@@ -107,18 +105,18 @@ def test_size_alone_is_no_rounding(signs: Signs) -> None:
         ("llama-cpp", {"dtype": "float32", "quantization": "Q8_0"}, CAUSES[BODY].fix("llama-cpp")),
     ],
 )
-def test_a_fix_in_force_is_no_fix(engine: str, numeric: Mapping[str, str], typed: str) -> None:
+def test_a_fix_in_force_is_no_fix(engine, numeric, typed):
     (cause,) = settled([by_size(engine)], Signs(numeric, Precision.BF16), engine)
     assert cause.fix == typed or (typed in cause.fix and cause.fix != CAUSES[BODY].fix(engine))
 
 
-def test_causes_found_by_value_are_left_alone() -> None:
+def test_causes_found_by_value_are_left_alone():
     causes = (found(ROPE, "vllm", FoundBy.VALUE, "base"), found(INT4, "vllm", FoundBy.VALUE, "4 bits"))
     assert settled(causes, Signs(F32), "vllm") == causes
 
 
 @pytest.mark.parametrize("channel", [Channel.SIZE, Channel.REPORTED])
-def test_what_is_located_is_unexplained_and_nothing_else(channel: Channel) -> None:
+def test_what_is_located_is_unexplained_and_nothing_else(channel):
     attribution = Attribution(
         (selected("semantic/temperature", Channel.REPORTED), selected(channel=channel)), 2.0, True
     )
@@ -131,7 +129,7 @@ def test_what_is_located_is_unexplained_and_nothing_else(channel: Channel) -> No
     assert settled((cause,), Signs(F32), "vllm") == (cause,)
 
 
-def test_what_is_followed_in_part_refutes_size_and_no_value() -> None:
+def test_what_is_followed_in_part_refutes_size_and_no_value():
     attribution = Attribution((selected(INT4, Channel.REPORTED, 0.6), selected()), 2.0, True, PARTLY)
     (cause,) = attributed(attribution, "vllm", "shape")
     assert cause.cause == INT4
@@ -141,7 +139,7 @@ def test_what_is_followed_in_part_refutes_size_and_no_value() -> None:
     assert HEAD.message in alone[0].evidence
 
 
-def test_what_nothing_locates_stays_as_it_was_found() -> None:
+def test_what_nothing_locates_stays_as_it_was_found():
     (cause,) = attributed(Attribution((selected(),), 2.0, True, NOTHING), "vllm", "shape")
     assert (cause.cause, cause.found_by) == (BODY, FoundBy.SIZE)
     (unnamed,) = attributed(Attribution((), 9.0, False, NOTHING), "vllm", "shape")
@@ -149,7 +147,7 @@ def test_what_nothing_locates_stays_as_it_was_found() -> None:
     assert NOTHING.message in unnamed.evidence
 
 
-def test_rounded_weights_are_a_sign_by_themselves() -> None:
+def test_rounded_weights_are_a_sign_by_themselves():
     followed = msgspec.structs.replace(NOTHING, rounding=0.41)
     causes = attributed(Attribution((selected(),), 2.0, True, followed), "trainer", "shape")
     (cause,) = settled(causes, Signs(), "trainer")
@@ -181,5 +179,5 @@ def test_rounded_weights_are_a_sign_by_themselves() -> None:
         ({"alike": "layer 2, q norm gain"}, "(or layer 2, q norm gain)"),
     ],
 )
-def test_a_place_is_told_in_one_line(changes: dict[str, object], words: str) -> None:
+def test_a_place_is_told_in_one_line(changes, words):
     assert words in msgspec.structs.replace(HEAD, **changes).message

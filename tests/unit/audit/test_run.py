@@ -1,8 +1,7 @@
 """The ladder on engines that fail at one rung: what could not be judged is said, and never passed."""
 
 import copy
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -38,13 +37,11 @@ from zerodrift.weights.digest import model_digest
 
 PROMPTS = [Prompt((0, 10 + number)) for number in range(4)]
 TOKENS = 4
-Engine = Callable[..., Any]
-Make = Callable[..., Completion]
 
 
 @pytest.fixture
-def audit(llama: ReferenceBackend, tmp_path: Path) -> Callable[..., Audit]:
-    def build(engine: Any, **options: Any) -> Audit:
+def audit(llama, tmp_path):
+    def build(engine, **options):
         values = {
             "engine": engine,
             "reference": llama,
@@ -61,14 +58,14 @@ def audit(llama: ReferenceBackend, tmp_path: Path) -> Callable[..., Audit]:
 
 
 @pytest.fixture
-def honest(llama: ReferenceBackend) -> Callable[[Request], Completion]:
+def honest(llama):
     return lambda request: llama.generate([request])[0].completions[0]
 
 
 def able_to_do_nothing(llama: ReferenceBackend) -> ReferenceBackend:
     """A sound engine that offers nothing beyond generating: the rungs that need more cost nothing."""
     engine = copy.copy(llama)
-    engine.capabilities = frozenset()  # type: ignore[misc]
+    engine.capabilities = frozenset()
     return engine
 
 
@@ -77,28 +74,28 @@ def probe(audited: Audited, name: str) -> ProbeRecord:
     return record
 
 
-def test_an_engine_that_never_answers(audit: Callable[..., Audit], scripted: Engine) -> None:
-    def answer(request: Request, number: int) -> Answer:
+def test_an_engine_that_never_answers(audit, scripted):
+    def answer(request, number):
         raise EngineUnreachable("nothing answers at http://nowhere")
 
     audited = audit(scripted(answer)).run()
     assert audited.record.verdict is Outcome.INCONCLUSIVE
-    assert "nothing answers at http://nowhere" in audited.record.says
+    assert "nothing answers at http://nowhere" in audited.record.message
     assert probe(audited, "contract").required
-    assert probe(audited, "parity").says == "nothing to compare"
+    assert probe(audited, "parity").message == "nothing to compare"
     assert audited.table is None
     assert audited.measurements == ()
     assert audited.record.floor == audited.record.metrics == audited.record.gates == {}
 
 
-def test_an_engine_that_answers_nothing(audit: Callable[..., Audit], scripted: Engine) -> None:
+def test_an_engine_that_answers_nothing(audit, scripted):
     audited = audit(scripted(lambda request, number: Answer(()))).run()
     assert audited.record.verdict is Outcome.INCONCLUSIVE
     assert probe(audited, "contract").evidence == {"completions": 0, "unreadable": 4, "ended": 0}
-    assert "did not come back" in probe(audited, "contract").says
+    assert "did not come back" in probe(audited, "contract").message
 
 
-def test_an_engine_that_says_no_word(audit: Callable[..., Audit], scripted: Engine, completion: Make) -> None:
+def test_an_engine_that_says_no_word(audit, scripted, completion):
     """Empty outputs have nothing to compare, and are found out by how they claim to have ended."""
     empty = scripted(lambda request, number: Answer((completion(request.prompt.token_ids, ()),)))
     audited = audit(empty).run()
@@ -106,11 +103,9 @@ def test_an_engine_that_says_no_word(audit: Callable[..., Audit], scripted: Engi
     assert audited.record.causes[0].cause == "semantic/eos"
 
 
-def test_an_engine_without_a_fingerprint_is_still_judged(
-    audit: Callable[..., Audit], scripted: Engine
-) -> None:
+def test_an_engine_without_a_fingerprint_is_still_judged(audit, scripted):
     class Dead:
-        def __call__(self) -> EngineFingerprint:
+        def __call__(self):
             raise EngineUnreachable("gone")
 
     engine = scripted(lambda request, number: Answer(()))
@@ -128,15 +123,8 @@ def test_an_engine_without_a_fingerprint_is_still_judged(
         ("token_ids", Outcome.FAIL, ["weights/other-model"]),
     ],
 )
-def test_ids_that_the_model_does_not_have(
-    audit: Callable[..., Audit],
-    scripted: Engine,
-    honest: Callable[[Request], Completion],
-    where: str,
-    verdict: Outcome,
-    causes: list[str],
-) -> None:
-    def answer(request: Request, number: int) -> Answer:
+def test_ids_that_the_model_does_not_have(audit, scripted, honest, where, verdict, causes):
+    def answer(request, number):
         sound = honest(request)
         ids = getattr(sound, where)
         return Answer((msgspec.structs.replace(sound, **{where: (*ids[:-1], 5000)}),))
@@ -147,14 +135,12 @@ def test_ids_that_the_model_does_not_have(
     assert [cause.cause for cause in audited.record.causes] == causes
     contract = probe(audited, "contract")
     assert contract.evidence == {"completions": 0, "unreadable": 4, "ended": 0}
-    assert "5000" in contract.says
-    assert "512 tokens" in contract.says
+    assert "5000" in contract.message
+    assert "512 tokens" in contract.message
 
 
-def test_an_engine_that_does_not_know_the_models_last_tokens(
-    audit: Callable[..., Audit], scripted: Engine, honest: Callable[[Request], Completion]
-) -> None:
-    def answer(request: Request, number: int) -> Answer:
+def test_an_engine_that_does_not_know_the_models_last_tokens(audit, scripted, honest):
+    def answer(request, number):
         if max(request.prompt.token_ids) >= 12:
             raise EngineRefused("400: Token id 13 is out of vocabulary")
         return Answer((honest(request),))
@@ -162,12 +148,10 @@ def test_an_engine_that_does_not_know_the_models_last_tokens(
     audited = audit(scripted(answer, capabilities=frozenset())).run()
     assert audited.record.verdict is Outcome.FAIL
     assert [cause.cause for cause in audited.record.causes] == ["weights/other-model"]
-    assert "out of vocabulary" in probe(audited, "contract").says
+    assert "out of vocabulary" in probe(audited, "contract").message
 
 
-def test_an_engine_that_is_started_anew_with_other_settings_is_not_judged(
-    audit: Callable[..., Audit], scripted: Engine, honest: Callable[[Request], Completion]
-) -> None:
+def test_an_engine_that_is_started_anew_with_other_settings_is_not_judged(audit, scripted, honest):
     engine = scripted(lambda request, number: Answer((honest(request),)), capabilities=frozenset())
     facts = [
         EngineFingerprint(engine="reference", semantic={}, numeric={"dtype": dtype}, deployment={})
@@ -176,22 +160,20 @@ def test_an_engine_that_is_started_anew_with_other_settings_is_not_judged(
     engine.fingerprint = lambda: facts.pop(0)
     audited = audit(engine).run()
     assert audited.record.verdict is Outcome.INCONCLUSIVE
-    assert "started anew" in probe(audited, "settings").says
+    assert "started anew" in probe(audited, "settings").message
     assert probe(audited, "settings").required
 
 
-def test_few_tokens_are_inconclusive_and_every_question_is_listed(
-    audit: Callable[..., Audit], llama: ReferenceBackend, tmp_path: Path
-) -> None:
+def test_few_tokens_are_inconclusive_and_every_question_is_listed(audit, llama, tmp_path):
     steps: list[tuple[str, int, int]] = []
 
     class Listening:
         name = ""
 
-        def stage(self, name: str) -> None:
+        def stage(self, name):
             self.name = name
 
-        def step(self, done: int, total: int) -> None:
+        def step(self, done, total):
             steps.append((self.name, done, total))
 
     audited = audit(able_to_do_nothing(llama), progress=Listening()).run()
@@ -221,9 +203,7 @@ def test_few_tokens_are_inconclusive_and_every_question_is_listed(
     assert len(list(read_lines(tmp_path / "rollouts.jsonl", Rollout))) == 4
 
 
-def test_an_engine_of_another_plan_is_refused(
-    audit: Callable[..., Audit], scripted: Engine, completion: Make
-) -> None:
+def test_an_engine_of_another_plan_is_refused(audit, scripted, completion):
     """A directory that holds other rollouts is the user's mistake, not the engine's."""
     engine = scripted(lambda request, number: Answer((completion(request.prompt.token_ids, ()),)))
     audit(engine).run()
@@ -246,21 +226,19 @@ class Vowels:
         raise NotImplementedError("an audit is handed its prompts")
 
     def reward(self, prompt: Prompt, completion: Completion) -> float:
-        return self.told(completion.text or "")  # type: ignore[no-any-return]
+        return self.told(completion.text or "")
 
 
 @pytest.fixture
-def rewarding(audit: Callable[..., Audit]) -> Callable[..., Audit]:
-    def build(engine: Any, task: Vowels, **options: Any) -> Audit:
+def rewarding(audit):
+    def build(engine, task, **options):
         enough = ValidationConfig(num_prompts=4, equivalence_trials=60, max_tokens=TOKENS)
         return audit(engine, task=task, validation=enough, **options)
 
     return build
 
 
-def test_rewards_of_a_sound_engine_are_the_references(
-    rewarding: Callable[..., Audit], llama: ReferenceBackend, tmp_path: Path
-) -> None:
+def test_rewards_of_a_sound_engine_are_the_references(rewarding, llama, tmp_path):
     audited = rewarding(able_to_do_nothing(llama), Vowels()).run()
     record = probe(audited, "rewards")
     assert (record.status, record.required) == (Outcome.PASS, True)
@@ -274,13 +252,11 @@ def test_rewards_of_a_sound_engine_are_the_references(
     assert [r.completion for r in theirs] != [r.completion for r in ours]
 
 
-def test_text_that_is_not_what_its_tokens_say_fails_by_rewards_alone(
-    rewarding: Callable[..., Audit], llama: ReferenceBackend
-) -> None:
+def test_text_that_is_not_what_its_tokens_say_fails_by_rewards_alone(rewarding, llama):
     """Every number is right, and a trainer would still be taught by other rewards: a fault without a name."""
 
     class Mumbling(ReferenceBackend):
-        def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        def generate(self, requests):
             return [
                 Answer(tuple(msgspec.structs.replace(c, text="hmm") for c in answer.completions))
                 for answer in super().generate(requests)
@@ -297,11 +273,9 @@ def test_text_that_is_not_what_its_tokens_say_fails_by_rewards_alone(
     assert "mean reward of the engine 0, of the reference" in cause.evidence
 
 
-def test_an_engine_at_another_temperature_fails_by_its_cause_with_rewards_as_evidence(
-    rewarding: Callable[..., Audit], llama: ReferenceBackend
-) -> None:
+def test_an_engine_at_another_temperature_fails_by_its_cause_with_rewards_as_evidence(rewarding, llama):
     class Hot(ReferenceBackend):
-        def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        def generate(self, requests):
             hotter = [
                 Request(r.prompt, msgspec.structs.replace(r.sampling, temperature=1.4)) for r in requests
             ]
@@ -311,7 +285,7 @@ def test_an_engine_at_another_temperature_fails_by_its_cause_with_rewards_as_evi
     engine.__class__ = Hot
 
     class Fluent(Vowels):
-        def reward(self, prompt: Prompt, completion: Completion) -> float:
+        def reward(self, prompt, completion):
             return sum(llama.score([completion.sequence])[0][-len(completion.token_ids) :])
 
     audited = rewarding(engine, Fluent()).run()
@@ -331,17 +305,11 @@ def _raise(text: str) -> float:
         (_raise, "task 'vowels' failed on an answer to prompt 0: KeyError: 'no answer key'"),
     ],
 )
-def test_a_task_that_fails_is_not_judged_and_not_passed(
-    audit: Callable[..., Audit],
-    llama: ReferenceBackend,
-    tmp_path: Path,
-    reward: Callable[[str], Any],
-    says: str,
-) -> None:
+def test_a_task_that_fails_is_not_judged_and_not_passed(audit, llama, tmp_path, reward, says):
     audited = audit(able_to_do_nothing(llama), task=Vowels(reward)).run()
     record = probe(audited, "rewards")
     assert (record.status, record.required, record.vacuous) == (Outcome.INCONCLUSIVE, True, False)
-    assert record.says.startswith(says)
+    assert record.message.startswith(says)
     assert audited.record.verdict is Outcome.INCONCLUSIVE
     assert not (tmp_path / "reference.jsonl").exists(), "told before the reference was asked for its own"
 
@@ -352,7 +320,7 @@ def test_a_task_that_fails_is_not_judged_and_not_passed(
 GATES = Gates(1e-5, 2.5e-5, 1e-6, 2.0)
 
 
-def test_a_probe_that_answers_is_timed(audit: Callable[..., Audit], scripted: Engine) -> None:
+def test_a_probe_that_answers_is_timed(audit, scripted):
     result = guarded(Probe.REPEAT, lambda: answered(Probe.REPEAT, Outcome.PASS, "fine"))
     assert result.record.status is Outcome.PASS
     assert result.record.seconds >= 0.0
@@ -370,22 +338,20 @@ def test_a_probe_that_answers_is_timed(audit: Callable[..., Audit], scripted: En
         (CapabilityMissing("a context of 40 tokens"), False),
     ],
 )
-def test_a_probe_that_the_engine_does_not_survive_is_not_judged(
-    audit: Callable[..., Audit], scripted: Engine, error: Exception, required: bool
-) -> None:
-    def fail() -> ProbeResult:
+def test_a_probe_that_the_engine_does_not_survive_is_not_judged(audit, scripted, error, required):
+    def fail():
         raise error
 
     result = guarded(Probe.REPEAT, fail)
     assert result.record.status is Outcome.INCONCLUSIVE
     assert result.record.required is required
-    assert str(error) in result.record.says
+    assert str(error) in result.record.message
 
 
-def test_a_mistake_of_our_own_is_not_hidden(audit: Callable[..., Audit], scripted: Engine) -> None:
+def test_a_mistake_of_our_own_is_not_hidden(audit, scripted):
     for mistake in (KeyError("ours"), RuntimeError("ours")):
 
-        def fail(error: Exception = mistake) -> ProbeResult:
+        def fail(error=mistake):
             raise error
 
         with pytest.raises(type(mistake)):
@@ -396,25 +362,21 @@ def consistency(audit: Audit) -> list[ProbeResult]:
     return ProbeSuite(audit, GATES).consistency(semantic=False)
 
 
-def test_an_engine_that_can_do_nothing_leaves_a_required_question_open(
-    audit: Callable[..., Audit], scripted: Engine
-) -> None:
+def test_an_engine_that_can_do_nothing_leaves_a_required_question_open(audit, scripted):
     results = consistency(audit(scripted(None, capabilities=frozenset())))
     assert {result.record.status for result in results} == {Outcome.INCONCLUSIVE}
     (asked,) = [result.record for result in results if result.record.required]
     assert asked.name == "self-consistency"
-    assert "repeat, batch, cache, stream, prefill-decode" in asked.says
+    assert "repeat, batch, cache, stream, prefill-decode" in asked.message
 
 
-def test_a_context_too_short_for_the_probes_is_said_so(audit: Callable[..., Audit], scripted: Engine) -> None:
+def test_a_context_too_short_for_the_probes_is_said_so(audit, scripted):
     (result,) = consistency(audit(scripted(None, max_model_len=40)))
-    assert "context of 40" in result.record.says
+    assert "context of 40" in result.record.message
     assert (result.record.status, result.record.required) == (Outcome.INCONCLUSIVE, True)
 
 
-def test_what_the_user_asked_for_and_the_engine_cannot_do_is_not_passed(
-    audit: Callable[..., Audit], llama: ReferenceBackend, tmp_path: Path
-) -> None:
+def test_what_the_user_asked_for_and_the_engine_cannot_do_is_not_passed(audit, llama, tmp_path):
     class Fixed(ReferenceBackend):
         capabilities = ReferenceBackend.capabilities - {
             Capability.LOAD_WEIGHTS,
@@ -423,7 +385,7 @@ def test_what_the_user_asked_for_and_the_engine_cannot_do_is_not_passed(
         }
 
     class Broken:
-        def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        def score(self, sequences):
             return []
 
     engine = Fixed("testbed:llama", dtype="float32")
@@ -434,13 +396,11 @@ def test_what_the_user_asked_for_and_the_engine_cannot_do_is_not_passed(
     for name in ("trainer", "weight-sync"):
         assert probe(audited, name).required
         assert probe(audited, name).status is Outcome.INCONCLUSIVE
-    assert "load-weights" in probe(audited, "weight-sync").says
-    assert "0 rows of scores" in probe(audited, "trainer").says
+    assert "load-weights" in probe(audited, "weight-sync").message
+    assert "0 rows of scores" in probe(audited, "trainer").message
 
 
-def test_the_same_seed_gives_the_same_verdict(
-    audit: Callable[..., Audit], llama: ReferenceBackend, tmp_path: Path
-) -> None:
+def test_the_same_seed_gives_the_same_verdict(audit, llama, tmp_path):
     engine = able_to_do_nothing(llama)
     enough = ValidationConfig(num_prompts=4, equivalence_trials=30, max_tokens=8)
     records = []
@@ -459,9 +419,7 @@ def test_the_same_seed_gives_the_same_verdict(
     assert records[0].metrics["tokens"] >= 200
 
 
-def test_one_long_sequence_is_not_enough_for_a_verdict(
-    audit: Callable[..., Audit], completion: Make, scripted: Engine
-) -> None:
+def test_one_long_sequence_is_not_enough_for_a_verdict(audit, completion, scripted):
     """Words at random, far from what was asked for: nothing says how one sequence varies, and nothing crashes."""
     output = tuple(np.random.default_rng(0).integers(4, 500, 210).tolist())
     engine = scripted(
@@ -477,7 +435,7 @@ def test_one_long_sequence_is_not_enough_for_a_verdict(
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_a_pass_says_first_which_parameters_are_not_honoured(used: bool) -> None:
+def test_a_pass_says_first_which_parameters_are_not_honoured(used):
     """Beside a healthy one, which says nothing more than that."""
     cause = found("semantic/sampling-bias", "vllm", Probe.PARAMETERS, "top_p is not honoured", gating=used)
     sound = [answered(each, Outcome.PASS, "") for each in (Probe.PARITY, Probe.SAMPLING)]
@@ -491,13 +449,13 @@ def test_a_pass_says_first_which_parameters_are_not_honoured(used: bool) -> None
     assert "top_p" not in healthy.message
 
 
-def test_weights_that_were_widened_on_loading_are_the_checkpoints(tmp_path: Path) -> None:
+def test_weights_that_were_widened_on_loading_are_the_checkpoints(tmp_path):
     """The exact engine holds a checkpoint of bf16 in fp32: the same values, and no difference in meaning."""
     models.load("testbed:llama").bfloat16().save_pretrained(tmp_path / "bf16")
     reference = ReferenceBackend(tmp_path / "bf16", tokenizer=models.tokenizer("testbed:llama"))
     held = models.load(tmp_path / "bf16", dtype="float32")
 
-    def of(digest: str, dtype: str = "float32") -> EngineFingerprint:
+    def of(digest, dtype="float32"):
         return EngineFingerprint(
             engine="exact", semantic={"weights": digest}, numeric={"dtype": dtype}, deployment={}
         )

@@ -12,7 +12,7 @@ import pytest
 from zerodrift.audit import observe
 from zerodrift.audit.progress import Silent
 from zerodrift.audit.run import Audited
-from zerodrift.audit.session import PRECISIONS, Session, _repeated, command_line, precision_of
+from zerodrift.audit.session import PRECISIONS, Session, command_line, precision_of
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.load import dump, load
@@ -49,12 +49,12 @@ def config(**sections: dict[str, Any]) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, Any]:
+def finished(tmp_path_factory):
     session = Session(config=config(), directory=tmp_path_factory.mktemp("runs") / "deep" / "run", wrap=bare)
     return session, session.run(Silent(), "zerodrift audit")
 
 
-def test_a_run_leaves_its_files(finished: tuple[Session, Any]) -> None:
+def test_a_run_leaves_its_files(finished):
     session, audited = finished
     verdict = files.read_verdict(session.directory)
     assert verdict == audited.record
@@ -65,7 +65,7 @@ def test_a_run_leaves_its_files(finished: tuple[Session, Any]) -> None:
     assert len(list(read_lines(session.directory / files.ROLLOUTS, Rollout))) == 4
 
 
-def test_every_token_is_in_the_table_with_its_text(finished: tuple[Session, Any]) -> None:
+def test_every_token_is_in_the_table_with_its_text(finished):
     session, audited = finished
     rows = pq.read_table(session.directory / files.TOKENS).to_pydict()
     assert rows["token"] == audited.table.token.tolist()
@@ -73,7 +73,7 @@ def test_every_token_is_in_the_table_with_its_text(finished: tuple[Session, Any]
     assert all(isinstance(text, str) for text in rows["text"])
 
 
-def test_sampling_is_the_configured_one_with_the_audits_length(finished: tuple[Session, Any]) -> None:
+def test_sampling_is_the_configured_one_with_the_audits_length(finished):
     session, _ = finished
     for rollout in read_lines(session.directory / files.ROLLOUTS, Rollout):
         assert rollout.request.sampling.temperature == 0.7
@@ -87,22 +87,20 @@ def unfinished(session: Session, directory: Path) -> Session:
     return msgspec.structs.replace(session, directory=directory)
 
 
-def test_a_finished_run_is_not_judged_again(finished: tuple[Session, Any]) -> None:
+def test_a_finished_run_is_not_judged_again(finished):
     """Its answers are old: an engine that broke since would pass."""
     session, _ = finished
     with pytest.raises(RecordError, match="holds a finished run; choose another --out"):
         session.run(Silent())
 
 
-def test_an_unfinished_run_goes_on_without_asking_again(
-    finished: tuple[Session, Any], tmp_path: Path
-) -> None:
+def test_an_unfinished_run_goes_on_without_asking_again(finished, tmp_path):
     session, audited = finished
     asked = []
 
-    def watched(engine: Backend) -> Backend:
+    def watched(engine):
         stripped = bare(engine)
-        stripped.generate = lambda requests: asked.append(requests) or []  # type: ignore[method-assign, func-returns-value]
+        stripped.generate = lambda requests: asked.append(requests) or []
         return stripped
 
     stopped = msgspec.structs.replace(unfinished(session, tmp_path / "run"), wrap=watched)
@@ -113,9 +111,7 @@ def test_an_unfinished_run_goes_on_without_asking_again(
 
 
 @pytest.mark.parametrize("change", [{"planted": "semantic/raw-logprobs"}, {"sync": True}])
-def test_an_unfinished_run_of_something_else_is_refused(
-    finished: tuple[Session, Any], tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_an_unfinished_run_of_something_else_is_refused(finished, tmp_path, change):
     stopped = msgspec.structs.replace(unfinished(finished[0], tmp_path / "run"), **change)
     with pytest.raises(RecordError, match="another fault, update or checkpoint"):
         stopped.run(Silent())
@@ -138,14 +134,12 @@ class Dying:
         return self.inner.generate(requests)
 
 
-def test_a_run_whose_engine_died_can_be_resumed(
-    finished: tuple[Session, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_engine_died_can_be_resumed(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(observe, "BATCH", 1)
     died = msgspec.structs.replace(finished[0], directory=tmp_path / "run", wrap=Dying)
     record = died.run(Silent(), "zerodrift audit").record
     assert record.verdict is Outcome.INCONCLUSIVE
-    assert "what was answered is kept, and the run can be resumed" in record.says
+    assert "what was answered is kept, and the run can be resumed" in record.message
     kept = list(read_lines(tmp_path / "run" / files.ROLLOUTS, Rollout))
     assert {rollout.index for rollout in kept} == {0}
     again = msgspec.structs.replace(died, wrap=bare).run(Silent(), "zerodrift audit")
@@ -153,27 +147,27 @@ def test_a_run_whose_engine_died_can_be_resumed(
     assert files.read_verdict(died.directory) == again.record
 
 
-def test_an_engine_that_cannot_be_reached_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_engine_that_cannot_be_reached_leaves_nothing_behind(tmp_path):
     there = config(engine={"name": "vllm", "url": "http://127.0.0.1:1"})
     with pytest.raises(EngineUnreachable):
         Session(config=there, directory=tmp_path / "run", environment=b"{}").run(Silent())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_prompts_come_from_is_told(tmp_path: Path) -> None:
+def test_where_prompts_come_from_is_told(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text("".join(f'{{"prompt": [{5 + n}, 6]}}\n' for n in range(4)))
     mixed = config(validation={"prompts": str(path), "num_prompts": 5, "equivalence_trials": 5})
     audited = Session(config=mixed, directory=tmp_path / "run", wrap=bare).run(Silent())
     (contract,) = [probe for probe in audited.record.probes if probe.name == "contract"]
-    assert "5 completions of 4 prompts of mine.jsonl and 1 generated" in contract.says
+    assert "5 completions of 4 prompts of mine.jsonl and 1 generated" in contract.message
 
 
-def test_answers_of_another_engine_are_refused(finished: tuple[Session, Any], tmp_path: Path) -> None:
-    def other(engine: Backend) -> Backend:
+def test_answers_of_another_engine_are_refused(finished, tmp_path):
+    def other(engine):
         stripped = bare(engine)
         there = engine.fingerprint()
-        stripped.fingerprint = lambda: msgspec.structs.replace(there, numeric={"dtype": "float32"})  # type: ignore[method-assign]
+        stripped.fingerprint = lambda: msgspec.structs.replace(there, numeric={"dtype": "float32"})
         return stripped
 
     stopped = msgspec.structs.replace(unfinished(finished[0], tmp_path / "run"), wrap=other)
@@ -181,10 +175,10 @@ def test_answers_of_another_engine_are_refused(finished: tuple[Session, Any], tm
         stopped.run(Silent())
 
 
-def test_nothing_to_compare_leaves_a_verdict_and_no_table(tmp_path: Path) -> None:
-    def mute(engine: Backend) -> Backend:
+def test_nothing_to_compare_leaves_a_verdict_and_no_table(tmp_path):
+    def mute(engine):
         stripped = bare(engine)
-        stripped.generate = lambda requests: [Answer(())] * len(requests)  # type: ignore[method-assign]
+        stripped.generate = lambda requests: [Answer(())] * len(requests)
         return stripped
 
     Session(config=config(), directory=tmp_path, wrap=mute).run(Silent())
@@ -192,20 +186,20 @@ def test_nothing_to_compare_leaves_a_verdict_and_no_table(tmp_path: Path) -> Non
     assert not (tmp_path / files.TOKENS).exists()
 
 
-def test_another_configuration_is_refused(finished: tuple[Session, Any], tmp_path: Path) -> None:
+def test_another_configuration_is_refused(finished, tmp_path):
     stopped = unfinished(finished[0], tmp_path / "run")
     other = msgspec.structs.replace(stopped, config=config(validation={"seed": 1}))
     with pytest.raises(RecordError, match="another configuration"):
         other.run(Silent())
 
 
-def test_no_room_for_a_prompt(tmp_path: Path) -> None:
+def test_no_room_for_a_prompt(tmp_path):
     too_long = config(validation={"max_tokens": CONTEXT_LENGTH})
     with pytest.raises(ConfigError, match=f"max_tokens={CONTEXT_LENGTH} leaves no room"):
         Session(config=too_long, directory=tmp_path, wrap=bare).run(Silent())
 
 
-def test_prompts_of_ones_own(tmp_path: Path) -> None:
+def test_prompts_of_ones_own(tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": [5, 6, 7]}\n{"prompt": "the"}\n')
     own = config(validation={"prompts": str(file), "num_prompts": 2})
@@ -216,7 +210,7 @@ def test_prompts_of_ones_own(tmp_path: Path) -> None:
     assert len(prompts) == 2
 
 
-def test_a_reference_in_the_dtype_that_was_asked_for(tmp_path: Path) -> None:
+def test_a_reference_in_the_dtype_that_was_asked_for(tmp_path):
     narrow = config(validation={"reference_dtype": "float32", "reference_model": "testbed:llama"})
     audited = Session(config=narrow, directory=tmp_path, wrap=bare).run(Silent())
     assert audited.record.reference.numeric["dtype"] == "float32"
@@ -230,9 +224,7 @@ def test_a_reference_in_the_dtype_that_was_asked_for(tmp_path: Path) -> None:
         ({"engine": {"name": "vllm", "url": "http://127.0.0.1:9"}}, False, True),
     ],
 )
-def test_a_testbed_model_is_written_out_where_an_engine_needs_files(
-    tmp_path: Path, sections: dict[str, Any], sync: bool, written: bool
-) -> None:
+def test_a_testbed_model_is_written_out_where_an_engine_needs_files(tmp_path, sections, sync, written):
     session = Session(config=config(**sections), directory=tmp_path, sync=sync)
     checkpoint = session._checkpoint("testbed:llama", tmp_path)
     assert (checkpoint is not None) is written
@@ -244,24 +236,24 @@ def test_a_testbed_model_is_written_out_where_an_engine_needs_files(
 
 
 @pytest.mark.parametrize(("dtype", "precision"), [*PRECISIONS.items(), ("torch.bfloat16", Precision.BF16)])
-def test_the_gates_hang_on_what_the_engine_says_it_computes_in(dtype: str, precision: Precision) -> None:
+def test_the_gates_hang_on_what_the_engine_says_it_computes_in(dtype, precision):
     said = EngineFingerprint(engine="x", semantic={}, numeric={"dtype": dtype}, deployment={})
     assert precision_of(said) is precision
 
 
 @pytest.mark.parametrize("numeric", [{}, {"dtype": "int4"}])
-def test_an_engine_that_does_not_say_is_not_guessed_at(numeric: dict[str, str]) -> None:
+def test_an_engine_that_does_not_say_is_not_guessed_at(numeric):
     said = EngineFingerprint(engine="x", semantic={}, numeric=numeric, deployment={})
     with pytest.raises(ConfigError, match=r"validation\.precision=fp32\|bf16\|fp8"):
         precision_of(said)
 
 
-def test_how_to_type_it_again() -> None:
+def test_how_to_type_it_again():
     assert command_line(["audit", "--set", "a b=1"]) == "zerodrift audit --set 'a b=1'"
 
 
 @pytest.mark.parametrize("out", [["--out", "runs/x"], ["--out=runs/x"]])
-def test_a_finished_directory_is_not_part_of_what_is_typed_again(out: list[str]) -> None:
+def test_a_finished_directory_is_not_part_of_what_is_typed_again(out):
     """One with a verdict is refused, so the command would not run as it is printed."""
     assert command_line(["audit", *out, "--trials", "40"]) == "zerodrift audit --trials 40"
 
@@ -269,15 +261,15 @@ def test_a_finished_directory_is_not_part_of_what_is_typed_again(out: list[str])
 @pytest.mark.parametrize(
     ("cut_off", "told"), [(True, "zerodrift audit --out 'a run'"), (False, "zerodrift audit")]
 )
-def test_only_a_run_that_was_cut_off_is_taken_up_again(cut_off: bool, told: str) -> None:
+def test_only_a_run_that_was_cut_off_is_taken_up_again(cut_off, told):
     probe = ProbeRecord(
-        name="contract", status=Outcome.INCONCLUSIVE, required=True, says="died", cut_off=cut_off
+        name="contract", status=Outcome.INCONCLUSIVE, required=True, message="died", cut_off=cut_off
     )
     nobody = EngineFingerprint(engine="x", semantic={}, numeric={}, deployment={})
     record = VerdictRecord(
         verdict=Outcome.INCONCLUSIVE,
         guilty="unknown",
-        says="died",
+        message="died",
         engine=nobody,
         reference=nobody,
         model="m",
@@ -287,7 +279,9 @@ def test_only_a_run_that_was_cut_off_is_taken_up_again(cut_off: bool, told: str)
         gates={},
         probes=(probe,),
     )
-    assert _repeated("zerodrift audit", Path("a run"), Audited(record, None, ())) == told
+    session = Session(config=config(), directory=Path("a run"))
+    audited = session._with_commands(Audited(record, None, ()), "zerodrift audit")
+    assert audited.record.reproduce == told
 
 
 # --- refused before the directory is touched --------------------------------------------------------------------
@@ -305,15 +299,13 @@ def test_only_a_run_that_was_cut_off_is_taken_up_again(cut_off: bool, told: str)
         ({"validation": {"task": "nobody:task"}}, ConfigError, "no module 'nobody'"),
     ],
 )
-def test_what_is_refused_leaves_nothing_behind(
-    tmp_path: Path, sections: dict[str, Any], error: type[Exception], says: str
-) -> None:
+def test_what_is_refused_leaves_nothing_behind(tmp_path, sections, error, says):
     with pytest.raises(error, match=says):
         Session(config=config(**sections), directory=tmp_path / "run").run(Silent())
     assert not (tmp_path / "run").exists()
 
 
-def test_a_directory_of_other_things_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_of_other_things_is_left_alone(tmp_path):
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(RecordError, match="holds other things than a run"):
         Session(config=config(), directory=tmp_path).run(Silent())
@@ -322,7 +314,7 @@ def test_a_directory_of_other_things_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-def test_a_directory_has_one_writer(tmp_path: Path) -> None:
+def test_a_directory_has_one_writer(tmp_path):
     (tmp_path / files.CONFIG).write_text(dump(config()))
     session = Session(config=config(), directory=tmp_path, wrap=bare)
     with (
@@ -340,7 +332,7 @@ def prompts_of(tmp_path: Path, llama: ReferenceBackend, **validation: Any) -> li
     return session._prompts(llama, 1200).prompts
 
 
-def test_a_fifth_is_generated_beside_a_file(tmp_path: Path, llama: ReferenceBackend) -> None:
+def test_a_fifth_is_generated_beside_a_file(tmp_path, llama):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(f'{{"prompt": [{5 + n}, 6]}}\n' for n in range(20)))
     options = {"prompts": str(path), "num_prompts": 10, "equivalence_trials": 10}
@@ -352,7 +344,7 @@ def test_a_fifth_is_generated_beside_a_file(tmp_path: Path, llama: ReferenceBack
     assert [prompt.token_ids for prompt in alone] == [(5 + n, 6) for n in range(10)]
 
 
-def test_position_probes_end_where_they_say(tmp_path: Path, llama: ReferenceBackend) -> None:
+def test_position_probes_end_where_they_say(tmp_path, llama):
     probes = prompts_of(tmp_path, llama, position_probes=(0.5, 1.0, 1.1), equivalence_trials=6)[:3]
     assert [len(prompt.token_ids) + 4 for prompt in probes] == [
         round(share * CONTEXT_LENGTH) for share in (0.5, 1.0, 1.1)
@@ -363,14 +355,14 @@ def test_position_probes_end_where_they_say(tmp_path: Path, llama: ReferenceBack
         prompts_of(tmp_path, llama, position_probes=(2.0,))
 
 
-def test_no_prompt_is_longer_than_training_will_see(tmp_path: Path, llama: ReferenceBackend) -> None:
+def test_no_prompt_is_longer_than_training_will_see(tmp_path, llama):
     session = Session(
         config=config(model={"max_model_len": 12}, sampling_defaults={"max_tokens": 5}), directory=tmp_path
     )
     assert max(len(prompt.token_ids) for prompt in session._prompts(llama, 1200).prompts) <= 12 - 5
 
 
-def test_a_task_asks_its_own_prompts_and_no_others(tmp_path: Path, llama: ReferenceBackend) -> None:
+def test_a_task_asks_its_own_prompts_and_no_others(tmp_path, llama):
     session = Session(config=config(validation={"task": "sums"}), directory=tmp_path)
     posed = session._posed("testbed:llama", llama)
     assert posed is not None
@@ -380,11 +372,11 @@ def test_a_task_asks_its_own_prompts_and_no_others(tmp_path: Path, llama: Refere
         session._prompts(llama, 8, posed)
 
 
-def test_a_run_with_a_task_leaves_what_the_reference_answered(tmp_path: Path) -> None:
+def test_a_run_with_a_task_leaves_what_the_reference_answered(tmp_path):
     audited = Session(config=config(validation={"task": "sums"}), directory=tmp_path, wrap=bare).run(Silent())
     (record,) = [record for record in audited.record.probes if record.name == "rewards"]
     assert (record.status, record.vacuous, record.required) == (Outcome.INCONCLUSIVE, True, True)
-    assert "every reward is 0" in record.says, "nobody taught it to add"
+    assert "every reward is 0" in record.message, "nobody taught it to add"
     assert len(list(read_lines(tmp_path / files.REFERENCE, Rollout))) == 4
     assert all(
         r.request.prompt.text in dict(problems()) for r in read_lines(tmp_path / files.ROLLOUTS, Rollout)

@@ -46,9 +46,7 @@ BATCH = differs(Probe.BATCH, "path/batch-variance", **PROVEN)
         ([], 0.05, True),
     ],
 )
-def test_what_company_does_does_not_come_and_go(
-    beside: list[ProbeResult], largest: float, stands: bool
-) -> None:
+def test_what_company_does_does_not_come_and_go(beside, largest, stands):
     *others, judged = company_apart([*beside, returned(largest)], gate=1e-3)
     assert others == beside
     assert [cause.cause for cause in judged.causes] == [NOISE] * stands
@@ -72,9 +70,7 @@ CACHE = differs(Probe.CACHE, "path/prefix-cache", changed=0)
         ([], {"cached_only": True}, True),
     ],
 )
-def test_what_only_hits_of_the_cache_show_is_the_caches(
-    beside: list[ProbeResult], particulars: dict[str, Any], stands: bool
-) -> None:
+def test_what_only_hits_of_the_cache_show_is_the_caches(beside, particulars, stands):
     *others, judged = cache_apart([*beside, returned(0.05, **particulars)])
     assert others == beside
     assert [cause.cause for cause in judged.causes] == [NOISE] * stands
@@ -83,7 +79,7 @@ def test_what_only_hits_of_the_cache_show_is_the_caches(
 
 @pytest.mark.parametrize("probe", [Probe.PARAMETERS, Probe.ENDS, Probe.PREFILL_DECODE, Probe.CACHE])
 @pytest.mark.parametrize(("began", "right"), [(True, True), (True, False), (False, True)])
-def test_what_began_since_is_not_what_was_asked_for_meanwhile(probe: Probe, began: bool, right: bool) -> None:
+def test_what_began_since_is_not_what_was_asked_for_meanwhile(probe, began, right):
     asked = differs(probe, "semantic/temperature")
     judged, *_ = later_apart([asked, *([returned(0.05)] * began)], parity_is_right=right)
     # The cache is asked in pairs: what began since is on both sides.

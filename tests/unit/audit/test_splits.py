@@ -2,8 +2,6 @@
 
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -46,8 +44,8 @@ class WrongSomewhere(FaultyBackend):
 
 
 @pytest.fixture
-def audited(llama: ReferenceBackend, tmp_path: Path) -> Callable[..., Audited]:
-    def run(engine: Any, precision: Precision = Precision.FP32, seed: int = 11) -> Audited:
+def audited(llama, tmp_path):
+    def run(engine, precision=Precision.FP32, seed=11):
         rng = np.random.default_rng(seed)
         lengths = [*rng.integers(*SHORT, 44), *LONG]
         prompts = [
@@ -86,16 +84,14 @@ def edges(cause: CauseFound) -> list[int]:
     ]
 
 
-def test_a_position_that_no_output_crosses_is_asked_for_and_named(
-    audited: Callable[..., Audited], llama: ReferenceBackend
-) -> None:
+def test_a_position_that_no_output_crosses_is_asked_for_and_named(audited, llama):
     named = principal(audited(WrongSomewhere(llama, at_position(77))))
     assert named.cause == "path/context-boundary", named.evidence
     assert edges(named) == [77]
     assert named.explained == pytest.approx(1.0, abs=1e-3)
 
 
-def test_a_length_of_prompts_is_no_position(audited: Callable[..., Audited], llama: ReferenceBackend) -> None:
+def test_a_length_of_prompts_is_no_position(audited, llama):
     named = principal(audited(WrongSomewhere(llama, with_prompts_of(70))))
     assert named.cause == "unexplained"
     low, high = edges(named)
@@ -103,16 +99,14 @@ def test_a_length_of_prompts_is_no_position(audited: Callable[..., Audited], lla
     assert "precision" not in named.fix
 
 
-def test_a_place_in_the_output_is_told(audited: Callable[..., Audited], llama: ReferenceBackend) -> None:
+def test_a_place_in_the_output_is_told(audited, llama):
     named = principal(audited(WrongSomewhere(llama, lambda completion, index: index >= 9)))
     assert (named.cause, edges(named)) == ("unexplained", [9])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1])
-def test_what_is_wrong_everywhere_or_on_some_requests_by_chance_has_no_split(
-    audited: Callable[..., Audited], llama: ReferenceBackend, share: float
-) -> None:
-    def where(completion: Completion, index: int) -> bool:
+def test_what_is_wrong_everywhere_or_on_some_requests_by_chance_has_no_split(audited, llama, share):
+    def where(completion, index):
         dice = np.random.default_rng(list(completion.prompt_token_ids))
         return not share or bool(dice.random() < share)
 
@@ -137,9 +131,7 @@ class Biased(FaultyBackend):
 
 
 @pytest.mark.parametrize(("ids", "size"), [((31, 77, 204), 0.35), ((9, 40), -0.6)])
-def test_a_small_bias_on_few_ids_is_named_with_them(
-    audited: Callable[..., Audited], llama: ReferenceBackend, ids: tuple[int, ...], size: float
-) -> None:
+def test_a_small_bias_on_few_ids_is_named_with_them(audited, llama, ids, size):
     named = principal(audited(Biased(llama, dict.fromkeys(ids, size))))
     assert named.cause == "semantic/logit-bias", named.evidence
     assert f"{size:+.3g} on {len(ids)} tokens ({', '.join(map(str, ids))})" in named.evidence

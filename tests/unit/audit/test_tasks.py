@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -28,16 +27,16 @@ class Toy:
     def prompts(self, count: int, seed: int) -> list[Prompt]:
         if isinstance(self.asked, Exception):
             raise self.asked
-        return self.asked  # type: ignore[no-any-return]
+        return self.asked
 
     def reward(self, prompt: Prompt, completion: Completion) -> float:
         if isinstance(self.given, Exception):
             raise self.given
-        return self.given(prompt) if callable(self.given) else self.given  # type: ignore[no-any-return]
+        return self.given(prompt) if callable(self.given) else self.given
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def module(tmp_path, monkeypatch):
     (tmp_path / "their_task.py").write_text(
         "class Task:\n"
         "    name = 'theirs'\n"
@@ -65,14 +64,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_one_that_ships() -> None:
+def test_the_one_that_ships():
     assert isinstance(open_task("sums", MODEL), Sums)
 
 
 @pytest.mark.usefixtures("module")
-def test_an_object_of_ones_own_and_a_class_that_is_called_with_the_model() -> None:
-    assert open_task("their_task:ready", MODEL).model == "none"  # type: ignore[attr-defined]
-    assert open_task("their_task:Task", Path("some/model")).model == "some/model"  # type: ignore[attr-defined]
+def test_an_object_of_ones_own_and_a_class_that_is_called_with_the_model():
+    assert open_task("their_task:ready", MODEL).model == "none"
+    assert open_task("their_task:Task", Path("some/model")).model == "some/model"
 
 
 @pytest.mark.usefixtures("module")
@@ -95,7 +94,7 @@ def test_an_object_of_ones_own_and_a_class_that_is_called_with_the_model() -> No
         ("wrong_task:task", "could not be made: ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_names_no_task_is_refused(spec: str, says: str) -> None:
+def test_what_names_no_task_is_refused(spec, says):
     with pytest.raises(ConfigError, match=says) as caught:
         open_task(spec, MODEL)
     assert "\n" not in str(caught.value)
@@ -104,7 +103,7 @@ def test_what_names_no_task_is_refused(spec: str, says: str) -> None:
 # --- prompts ----------------------------------------------------------------------------------------------------
 
 
-def test_prompts_are_the_tasks_own() -> None:
+def test_prompts_are_the_tasks_own():
     assert prompts_of(Toy(), 4, 0, vocab_size=512) == PROMPTS
 
 
@@ -120,12 +119,12 @@ def test_prompts_are_the_tasks_own() -> None:
         ([*PROMPTS[:3], Prompt((5000,))], r"'toy': prompt 3: prompt\[0\] is 5000, but the model has 512"),
     ],
 )
-def test_prompts_that_cannot_be_asked_are_refused(prompts: Any, says: str) -> None:
+def test_prompts_that_cannot_be_asked_are_refused(prompts, says):
     with pytest.raises(ConfigError, match=says):
         prompts_of(Toy(prompts=prompts), 4, 0, vocab_size=512)
 
 
-def test_a_prompt_that_does_not_fit_is_refused_and_not_cut() -> None:
+def test_a_prompt_that_does_not_fit_is_refused_and_not_cut():
     long = [*PROMPTS, Prompt((1,) * 30)]
     check_room(Toy(), long, context=40, max_tokens=10)
     with pytest.raises(ConfigError, match=r"'toy': prompt 4 has 30 tokens, .* context of 39"):
@@ -136,7 +135,7 @@ def test_a_prompt_that_does_not_fit_is_refused_and_not_cut() -> None:
 
 
 @pytest.fixture
-def rollouts(completion: Callable[..., Completion]) -> list[Rollout]:
+def rollouts(completion):
     made = [
         Rollout(index=n, group="g", request=Request(prompt), completion=completion(prompt.token_ids))
         for n, prompt in enumerate(PROMPTS)
@@ -156,11 +155,11 @@ def rollouts(completion: Callable[..., Completion]) -> list[Rollout]:
         (Fraction(1, 2), 0.5),
     ],
 )
-def test_any_finite_number_is_a_reward(rollouts: list[Rollout], told: Any, reward: float) -> None:
+def test_any_finite_number_is_a_reward(rollouts, told, reward):
     assert rewarded(Toy(told), PROMPTS, rollouts) == [Rewarded(n, reward) for n in range(4)]
 
 
-def test_equal_prompts_have_one_index(rollouts: list[Rollout]) -> None:
+def test_equal_prompts_have_one_index(rollouts):
     twice = [PROMPTS[0], PROMPTS[0], *PROMPTS[1:]]
     found = rewarded(Toy(lambda prompt: prompt.token_ids[0]), twice, rollouts)
     assert found == [Rewarded(0, 0.0), Rewarded(2, 1.0), Rewarded(3, 2.0), Rewarded(4, 3.0)]
@@ -183,15 +182,15 @@ def test_equal_prompts_have_one_index(rollouts: list[Rollout]) -> None:
     ],
     ids=repr,
 )
-def test_what_is_no_reward_is_refused_with_the_prompts_index(rollouts: list[Rollout], bad: Any) -> None:
-    def told(prompt: Prompt) -> Any:
+def test_what_is_no_reward_is_refused_with_the_prompts_index(rollouts, bad):
+    def told(prompt):
         return bad if prompt == PROMPTS[2] else 1.0
 
     with pytest.raises(InvalidValue, match=r"task 'toy' gave .* as the reward of an answer to prompt 2; "):
         rewarded(Toy(told), PROMPTS, rollouts)
 
 
-def test_a_task_that_raises_is_told_with_its_name_and_the_prompts_index(rollouts: list[Rollout]) -> None:
+def test_a_task_that_raises_is_told_with_its_name_and_the_prompts_index(rollouts):
     with pytest.raises(
         InvalidValue, match=r"task 'toy' failed on an answer to prompt 0: ValueError: no number$"
     ):

@@ -20,27 +20,27 @@ def gap(trainer: TransformersTrainer, reference: ReferenceBackend) -> float:
 @pytest.mark.parametrize(
     "spec", ["transformers", "transformers:packed=true", "transformers:batch=2, packed=true"]
 )
-def test_a_sound_forward_is_the_reference(spec: str, llama: ReferenceBackend) -> None:
+def test_a_sound_forward_is_the_reference(spec, llama):
     trainer = open_trainer(spec, MODEL)
     assert isinstance(trainer, TransformersTrainer)
     assert gap(trainer, llama) < 1e-5
 
 
 @pytest.mark.parametrize("spec", ["transformers:autocast=bfloat16", "transformers:dtype=bfloat16"])
-def test_less_precision_shows(spec: str, llama: ReferenceBackend) -> None:
+def test_less_precision_shows(spec, llama):
     trainer = open_trainer(spec, MODEL)
     assert isinstance(trainer, TransformersTrainer)
     assert 1e-3 < gap(trainer, llama) < 1.0
 
 
-def test_a_packed_sequence_does_not_see_the_one_before_it() -> None:
+def test_a_packed_sequence_does_not_see_the_one_before_it():
     trainer = TransformersTrainer(MODEL, TrainerOptions(packed=True, batch=2))
     first, other = trainer.score([(7, 8, 9, 10), (0, 5, 6)]), trainer.score([(11, 12), (0, 5, 6)])
     assert first[1] == pytest.approx(other[1], abs=1e-5)
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def module(tmp_path, monkeypatch):
     (tmp_path / "their_trainer.py").write_text(
         "class Scorer:\n"
         "    def __init__(self, model='none'):\n"
@@ -60,14 +60,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_an_object_of_ones_own(module: Path) -> None:
+def test_an_object_of_ones_own(module):
     scorer = open_trainer("their_trainer:ready", MODEL)
     assert scorer.score([(1, 2, 3)]) == [[-1.0, -1.0]]
 
 
-def test_a_class_or_function_is_called_with_the_model(module: Path) -> None:
+def test_a_class_or_function_is_called_with_the_model(module):
     scorer = open_trainer("their_trainer:Scorer", Path("some/model"))
-    assert scorer.model == "some/model"  # type: ignore[attr-defined]
+    assert scorer.model == "some/model"
 
 
 @pytest.mark.parametrize(
@@ -88,18 +88,18 @@ def test_a_class_or_function_is_called_with_the_model(module: Path) -> None:
         ("transformers:batch=0", "at least one sequence"),
     ],
 )
-def test_what_names_no_trainer_is_refused(module: Path, spec: str, says: str) -> None:
+def test_what_names_no_trainer_is_refused(module, spec, says):
     with pytest.raises(ConfigError, match=says):
         open_trainer(spec, MODEL)
 
 
-def test_an_error_inside_the_users_module_is_the_users(module: Path) -> None:
+def test_an_error_inside_the_users_module_is_the_users(module):
     with pytest.raises(
         ConfigError, match=r"could not be made: ModuleNotFoundError: .*no_such_module_anywhere"
     ):
         open_trainer("broken_trainer:scorer", MODEL)
 
 
-def test_options_are_checked(llama: ReferenceBackend) -> None:
+def test_options_are_checked(llama):
     with pytest.raises(InvalidValue):
         TrainerOptions(batch=0)

@@ -43,7 +43,7 @@ def build(kind: str, **options: Any) -> Any:
         ),
     ],
 )
-def test_rows_are_those_of_the_whole_model(kind: str, options: dict[str, Any]) -> None:
+def test_rows_are_those_of_the_whole_model(kind, options):
     model, ids_BL = build(kind, **options), torch.tensor([[5, 6, 7, 8, 9, 10]])
     modules = dict(model.named_modules())
     with torch.no_grad():

@@ -29,12 +29,12 @@ DOCUMENT = {
         ("a/b.c/further", UNSET),
     ],
 )
-def test_look_up(path: str, value: object) -> None:
+def test_look_up(path, value):
     found = look_up(DOCUMENT, path)
     assert found is UNSET if value is UNSET else found == value
 
 
-def test_put() -> None:
+def test_put():
     body: dict[str, Any] = {"kept": 1, "deep": {"kept": 2}}
     put(body, "n", 3)
     put(body, "deep/n", 4)

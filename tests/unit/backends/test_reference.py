@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,7 +17,7 @@ REQUEST = Request(Prompt((20, 30, 40)), SamplingParams(seed=1, max_tokens=4))
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """The built-in llama after a step of training: every weight moved a little."""
     directory = materialise("testbed:llama", tmp_path_factory.mktemp("trained"))
     model = testbed.build("llama")
@@ -30,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_tiny_models_run_in_fp64_and_others_in_what_is_asked_for() -> None:
+def test_tiny_models_run_in_fp64_and_others_in_what_is_asked_for():
     assert load_reference("testbed:llama").model.dtype is torch.float64
     assert load_reference("testbed:llama", "float32").model.dtype is torch.float32
     assert load_reference("testbed:llama", "bfloat16").model.dtype is torch.bfloat16
@@ -39,9 +37,7 @@ def test_tiny_models_run_in_fp64_and_others_in_what_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("saved", ["float32", "bfloat16"])
-def test_a_digest_is_that_of_the_checkpoint_whatever_the_model_computes_in(
-    saved: str, tmp_path: Path
-) -> None:
+def test_a_digest_is_that_of_the_checkpoint_whatever_the_model_computes_in(saved, tmp_path):
     models.load("testbed:llama", saved).save_pretrained(tmp_path)
     files = manifest_of(load_file(tmp_path / "model.safetensors")).digest
     loaded = {dtype: load_reference(tmp_path, dtype) for dtype in (None, "float32", "bfloat16")}
@@ -53,17 +49,17 @@ def test_a_digest_is_that_of_the_checkpoint_whatever_the_model_computes_in(
     ]
 
 
-def test_rotary_frequencies_keep_their_precision_in_a_narrower_model() -> None:
+def test_rotary_frequencies_keep_their_precision_in_a_narrower_model():
     narrow = load_reference("testbed:llama", "bfloat16").model
     assert narrow.model.rotary_emb.inv_freq.dtype is torch.float32
 
 
-def test_a_model_that_is_not_tiny_runs_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_not_tiny_runs_in_fp32(monkeypatch):
     monkeypatch.setattr("zerodrift.backends.reference.TINY_PARAMETERS", 1000)
     assert load_reference("testbed:llama").model.dtype is torch.float32
 
 
-def test_a_completion_says_which_weights_made_it(reference: ReferenceBackend) -> None:
+def test_a_completion_says_which_weights_made_it(reference):
     (completion,) = reference.generate([REQUEST])[0].completions
     version = reference.version
     assert version == WeightVersion("initial", model_digest(models.load("testbed:llama")))
@@ -73,7 +69,7 @@ def test_a_completion_says_which_weights_made_it(reference: ReferenceBackend) ->
     assert completion.text == reference.tokenizer.decode(completion.token_ids)
 
 
-def test_the_fingerprint_says_what_the_model_says(reference: ReferenceBackend) -> None:
+def test_the_fingerprint_says_what_the_model_says(reference):
     fingerprint = reference.fingerprint()
     assert fingerprint.numeric["dtype"] == "float64"
     assert fingerprint.semantic["logprobs_mode"] == "processed_logprobs"
@@ -83,7 +79,7 @@ def test_the_fingerprint_says_what_the_model_says(reference: ReferenceBackend) -
     assert raw.numeric["dtype"] == "float32"
 
 
-def test_new_weights_are_all_new(trained: Path) -> None:
+def test_new_weights_are_all_new(trained):
     engine = ReferenceBackend("testbed:llama")
     before = engine.generate([REQUEST])[0].completions[0]
     engine.load_weights(trained, WeightVersion("step-1"))
@@ -99,7 +95,7 @@ def test_new_weights_are_all_new(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "truncated", "another"])
-def test_an_update_that_fails_changes_nothing(tmp_path: Path, damage: str) -> None:
+def test_an_update_that_fails_changes_nothing(tmp_path, damage):
     engine = ReferenceBackend("testbed:llama")
     before, version = engine.generate([REQUEST]), engine.version
     directory, error = tmp_path / "update", ModelNotFound
@@ -117,7 +113,7 @@ def test_an_update_that_fails_changes_nothing(tmp_path: Path, damage: str) -> No
     assert engine.generate([REQUEST]) == before
 
 
-def test_text_and_chat_become_the_ids_of_the_checkpoint(reference: ReferenceBackend) -> None:
+def test_text_and_chat_become_the_ids_of_the_checkpoint(reference):
     tokenizer = tokenizer_testbed.build("llama")
     assert reference.tokenize("The keeper counted.") == tuple(tokenizer("The keeper counted.")["input_ids"])
     messages = [{"role": "user", "content": "Hi"}]

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from zerodrift.backends.server_log import KNOWN, READ_BYTES, last_error, why
@@ -31,11 +29,11 @@ encountered an issue. See stack trace (above) for the root cause.
     ],
     ids=["vllm", "last", "only a pointer", "none", "empty"],
 )
-def test_the_last_error_that_names_a_cause(text: str, error: str | None) -> None:
+def test_the_last_error_that_names_a_cause(text, error):
     assert last_error(text) == error
 
 
-def test_the_log_its_last_error_and_the_known_remedy(tmp_path: Path) -> None:
+def test_the_log_its_last_error_and_the_known_remedy(tmp_path):
     log = tmp_path / "vllm.log"
     log.write_text("x" * 3 * READ_BYTES + "\n" + DIED)
     told = why(log, "otherwise")
@@ -46,5 +44,5 @@ def test_the_log_its_last_error_and_the_known_remedy(tmp_path: Path) -> None:
     assert not any(remedy in why(log, "otherwise") for remedy in KNOWN.values())
 
 
-def test_a_log_that_cannot_be_read_changes_no_words(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read_changes_no_words(tmp_path):
     assert why(tmp_path / "nowhere.log", "otherwise") == "otherwise"

@@ -8,7 +8,7 @@ LINE_ENDS = ["\n", "\r", "\r\n"]
 
 
 @pytest.mark.parametrize("end", LINE_ENDS, ids=["LF", "CR", "CRLF"])
-def test_events_end_with_an_empty_line(end: str) -> None:
+def test_events_end_with_an_empty_line(end):
     stream = f"data: a{end}{end}data: b{end}{end}data: [DONE]{end}{end}"
     assert read(stream.encode()) == Events(["a", "b", "[DONE]"], cut_off=False)
 
@@ -42,31 +42,31 @@ def test_events_end_with_an_empty_line(end: str) -> None:
         "nothing",
     ],
 )
-def test_the_standard(stream: str, data: list[str]) -> None:
+def test_the_standard(stream, data):
     assert read(stream.encode()) == Events(data, cut_off=False)
 
 
 @pytest.mark.parametrize(
     "stream", ["data: a\n\ndata: b\n", "data: a\n\ndata: b", "data: a\n\nda", "data: a\n"]
 )
-def test_an_event_that_is_cut_off_is_told(stream: str) -> None:
+def test_an_event_that_is_cut_off_is_told(stream):
     events = read(stream.encode())
     assert events.cut_off
     assert "b" not in events.data
 
 
-def test_a_comment_at_the_end_cuts_nothing_off() -> None:
+def test_a_comment_at_the_end_cuts_nothing_off():
     assert read(b"data: a\n\n: ping") == Events(["a"], cut_off=False)
 
 
 @pytest.mark.parametrize("strange", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"])
-def test_nothing_else_ends_a_line(strange: str) -> None:
+def test_nothing_else_ends_a_line(strange):
     """JSON may carry these as they are, and `str.splitlines` cuts there."""
     document = json.dumps({"text": strange}, ensure_ascii=False)
     assert read(f"data: {document}\n\n".encode()).data == [document]
 
 
-def test_half_a_character_spoils_no_number() -> None:
+def test_half_a_character_spoils_no_number():
     body = b'data: {"token_ids": [7], "text": "\xf0\x9f\x98"}\n\n'
     [data] = read(body).data
     assert json.loads(data)["token_ids"] == [7]

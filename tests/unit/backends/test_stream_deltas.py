@@ -29,7 +29,7 @@ def joined(documents: list[dict[str, Any]], how: Streaming = OPENAI, *, done: bo
     return join(Stream(documents, done), how, "/route")
 
 
-def test_samples_are_told_apart_and_come_in_order() -> None:
+def test_samples_are_told_apart_and_come_in_order():
     usage = {"choices": [], "usage": {"cached": 3}}
     answer, pieces = joined(
         [chunk(1, [5]), chunk(0, [1, 2]), chunk(1, [], "stop"), chunk(0, [3], "length"), usage]
@@ -45,12 +45,12 @@ def test_samples_are_told_apart_and_come_in_order() -> None:
     }  # fmt: skip
 
 
-def test_what_is_said_once_is_kept() -> None:
+def test_what_is_said_once_is_kept():
     answer: Any = joined([chunk(0, [1], prompt=[7, 8]), chunk(0, [2], "stop", prompt=None)]).answer
     assert answer["choices"][0]["prompt"] == [7, 8]
 
 
-def test_what_is_lost_stays_lost() -> None:
+def test_what_is_lost_stays_lost():
     first, second = chunk(0, [1]), chunk(0, [2], "stop")
     first["choices"][0]["lp"] = None
     answer: Any = joined([first, second]).answer
@@ -60,14 +60,14 @@ def test_what_is_lost_stays_lost() -> None:
     assert "lp" not in answer["choices"][0]
 
 
-def test_a_server_without_samples_in_a_list() -> None:
+def test_a_server_without_samples_in_a_list():
     answer, pieces = joined(
         [{"ids": [1], "text": "a"}, {"ids": [], "text": "", "end": "eos", "n": 1}], NATIVE
     )
     assert (answer, pieces) == ({"ids": [1], "text": "a", "end": "eos", "n": 1}, 1)
 
 
-def test_everything_so_far() -> None:
+def test_everything_so_far():
     pieces = [
         {"ids": [1], "text": "a"},
         {"ids": [1, 2], "text": "ab"},
@@ -88,19 +88,19 @@ def test_everything_so_far() -> None:
         ([chunk(0, [1], "stop"), chunk(1, [1])], OPENAI),
     ],
 )
-def test_pieces_that_cannot_be_joined(documents: list[dict[str, Any]], how: Streaming) -> None:
+def test_pieces_that_cannot_be_joined(documents, how):
     with pytest.raises(BadAnswer):
         joined(documents, how)
 
 
-def test_a_stream_without_its_end() -> None:
+def test_a_stream_without_its_end():
     with pytest.raises(EngineUnreachable):
         joined([chunk(0, [1], "stop")], done=False)
     with pytest.raises(EngineUnreachable):
         joined([{"ids": [1]}], NATIVE)
 
 
-def test_whether_there_are_tokens_at_all() -> None:
+def test_whether_there_are_tokens_at_all():
     """Not whether they are right: that is for a probe to say."""
     assert has_tokens(Stream([chunk(0, [1])], done=False), OPENAI, "/route")
     assert not has_tokens(Stream([chunk(0, [])], done=True), OPENAI, "/route")

@@ -11,9 +11,7 @@ from zerodrift.core.errors import InvalidPrompt
 @pytest.mark.parametrize(
     ("ids", "start"), [((), 1), ((5,), 1), ((5, 6), 0), ((5, 6), 2), ((5, 512), 1), ((-1, 5), 1)]
 )
-def test_what_cannot_be_scored(
-    reference: ReferenceBackend, layout: Layout, ids: tuple[int, ...], start: int
-) -> None:
+def test_what_cannot_be_scored(reference, layout, ids, start):
     teacher = Teacher(reference.model, layout=layout)
     assert teacher.score([]) == []
     with pytest.raises(InvalidPrompt):
@@ -23,23 +21,23 @@ def test_what_cannot_be_scored(
 
 
 @pytest.mark.parametrize("split", [-1, 4, 100])
-def test_a_prefix_that_is_none(reference: ReferenceBackend, split: int) -> None:
+def test_a_prefix_that_is_none(reference, split):
     with pytest.raises(InvalidPrompt):
         Teacher(reference.model).continued((5, 6, 7), 1, reference.model, split)
 
 
-def test_sequences_and_starts_are_as_many(reference: ReferenceBackend) -> None:
+def test_sequences_and_starts_are_as_many(reference):
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         list(Teacher(reference.model).logits([(5, 6), (7, 8)], [1]))
 
 
-def test_scores_are_python_floats_of_every_token_but_the_first(reference: ReferenceBackend) -> None:
+def test_scores_are_python_floats_of_every_token_but_the_first(reference):
     (scores,) = Teacher(reference.model).score([[9, 8, 7, 6]])
     assert len(scores) == 3
     assert all(type(value) is float and value < 0 for value in scores)
 
 
-def test_half_precision_is_widened_before_the_softmax() -> None:
+def test_half_precision_is_widened_before_the_softmax():
     engine = ReferenceBackend("testbed:llama", dtype="bfloat16")
     (scores,) = engine.score([(5, 6, 7, 8, 9)])
     logits_TV = next(engine.teacher.logits([(5, 6, 7, 8, 9)], [1]))
@@ -48,9 +46,7 @@ def test_half_precision_is_widened_before_the_softmax() -> None:
     assert scores == expected.tolist()
 
 
-def test_batches_hold_so_many_sequences_and_so_many_logits(
-    reference: ReferenceBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_hold_so_many_sequences_and_so_many_logits(reference, monkeypatch):
     teacher = Teacher(reference.model, layout=Layout.PADDED, batch=3)
     assert list(teacher._batches([5] * 7)) == [(0, 3), (3, 6), (6, 7)]
     assert list(teacher._batches([])) == []
@@ -62,9 +58,7 @@ def test_batches_hold_so_many_sequences_and_so_many_logits(
 
 
 @pytest.mark.parametrize("layout", Layout)
-def test_logits_come_a_few_rows_at_a_time(
-    reference: ReferenceBackend, monkeypatch: pytest.MonkeyPatch, layout: Layout
-) -> None:
+def test_logits_come_a_few_rows_at_a_time(reference, monkeypatch, layout):
     """Where they would be too many, the head runs on a few rows, and gives the same numbers."""
     sequences, starts = [tuple(range(4, 4 + length)) for length in (30, 7, 12)], [3, 6, 1]
     teacher = Teacher(reference.model, layout=layout, batch=2)
@@ -87,14 +81,14 @@ def test_logits_come_a_few_rows_at_a_time(
         assert torch.allclose(found, teaching.entries(expected, ids[start:]), rtol=0, atol=1e-12)
 
 
-def test_the_attention_is_the_one_asked_for() -> None:
+def test_the_attention_is_the_one_asked_for():
     engine = ReferenceBackend("testbed:llama")
     for attention in ("eager", "sdpa"):
         Teacher(engine.model, attention=attention).score([(5, 6, 7)])
         assert engine.model.config._attn_implementation == attention
 
 
-def test_scoring_leaves_no_gradients_and_no_weights_changed() -> None:
+def test_scoring_leaves_no_gradients_and_no_weights_changed():
     engine = ReferenceBackend("testbed:llama")
     before = {name: tensor.clone() for name, tensor in engine.model.state_dict().items()}
     for layout in Layout:
@@ -103,7 +97,7 @@ def test_scoring_leaves_no_gradients_and_no_weights_changed() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in engine.model.state_dict().items())
 
 
-def test_positions_can_be_asked_about(reference: ReferenceBackend) -> None:
+def test_positions_can_be_asked_about(reference):
     """Right ones change nothing; a jump shows from the token after it on."""
     sequences = [(5, 6, 7, 8, 9, 10), (9, 8, 7)]
     plain = Teacher(reference.model, layout=Layout.PADDED).score(sequences)

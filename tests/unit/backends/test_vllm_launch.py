@@ -6,7 +6,7 @@ from zerodrift.config.engine import EngineConfig
 from zerodrift.core.errors import ConfigError
 
 
-def test_what_is_not_set_is_left_to_the_engine() -> None:
+def test_what_is_not_set_is_left_to_the_engine():
     nothing = EngineConfig(enable_prefix_caching=None, async_scheduling=None)
     assert flags(nothing, "auto") == [
         "--enable-prompt-tokens-details",
@@ -34,14 +34,14 @@ def test_what_is_not_set_is_left_to_the_engine() -> None:
         ("enforce_eager", True, ["--enforce-eager"]),
     ],
 )
-def test_every_setting_becomes_its_flag(field: str, value: object, expected: list[str]) -> None:
+def test_every_setting_becomes_its_flag(field, value, expected):
     arguments = flags(msgspec.structs.replace(EngineConfig(), **{field: value}), "float32")
     start = arguments.index(expected[0])
     assert arguments[start : start + len(expected)] == expected
     assert arguments.count(expected[0]) == 1
 
 
-def test_own_arguments_come_last_and_win() -> None:
+def test_own_arguments_come_last_and_win():
     arguments = flags(EngineConfig(args=("--dtype", "half", "--seed", "1")), "float32")
     assert arguments[-4:] == ["--dtype", "half", "--seed", "1"]
 
@@ -57,18 +57,18 @@ OVERRIDES = [
 
 
 @pytest.mark.parametrize("own", OVERRIDES)
-def test_of_two_overrides_neither_is_lost_in_silence(own: tuple[str, ...]) -> None:
+def test_of_two_overrides_neither_is_lost_in_silence(own):
     with pytest.raises(ConfigError, match=rf"{own[0][:10]}.*engine\.head_dtype to auto"):
         flags(EngineConfig(head_dtype="float32", args=("--seed", "1", *own)), "float32")
     assert flags(EngineConfig(args=own), "float32")[-len(own) :] == list(own)
 
 
-def test_other_flags_of_hugging_face_are_no_overrides() -> None:
+def test_other_flags_of_hugging_face_are_no_overrides():
     arguments = flags(EngineConfig(head_dtype="float32", args=("--hf-config-path", "x")), "float32")
     assert "--hf-overrides" in arguments
 
 
-def test_every_field_that_is_named_exists() -> None:
+def test_every_field_that_is_named_exists():
     assert {*VALUES, *SWITCHES} <= set(EngineConfig.__struct_fields__)
     # Settings of the engine that no flag carries: how it is reached or started, and what the audit does with it.
     reached = {"name", "url", "served_model", "api_key_env", "python", "args", "env"}

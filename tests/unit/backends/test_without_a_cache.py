@@ -24,7 +24,7 @@ def gaps(found: list[list[float]], expected: list[list[float]]) -> float:
 
 
 @pytest.mark.parametrize("model_type", WITHOUT)
-def test_every_layout_sees_the_whole_context(model_type: str) -> None:
+def test_every_layout_sees_the_whole_context(model_type):
     model = tiny(model_type)
     assert not has_kv_cache(model)
     assert not masks_padding(model)
@@ -38,7 +38,7 @@ def test_every_layout_sees_the_whole_context(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", WITHOUT)
-def test_nothing_follows_from_what_is_not_kept(model_type: str) -> None:
+def test_nothing_follows_from_what_is_not_kept(model_type):
     model = tiny(model_type)
     teacher = Teacher(model)
     with pytest.raises(UnsupportedModel):
@@ -48,7 +48,7 @@ def test_nothing_follows_from_what_is_not_kept(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", [*WITHOUT, "mamba"])
-def test_samples_of_prompts_of_mixed_length_are_what_the_model_computes(model_type: str) -> None:
+def test_samples_of_prompts_of_mixed_length_are_what_the_model_computes(model_type):
     model = tiny(model_type)
     sampling = SamplingParams(max_tokens=5, seed=1, ignore_eos=True, n=2)
     assert masks_padding(model) is (model_type == "mamba")
@@ -59,7 +59,7 @@ def test_samples_of_prompts_of_mixed_length_are_what_the_model_computes(model_ty
     assert gaps([row.logprobs for row in rows], [scores[-5:] for scores in scored]) < NEAR
 
 
-def test_a_cache_that_does_not_come_back_is_refused() -> None:
+def test_a_cache_that_does_not_come_back_is_refused():
     kept = object()
     assert cache_in(SimpleNamespace(past_key_values=kept)) is kept
     for output in (SimpleNamespace(past_key_values=None), SimpleNamespace()):
@@ -77,12 +77,12 @@ class LosesItsCache(Teacher):
 
 
 @pytest.mark.parametrize("layout", [Layout.CHUNKED, Layout.DECODED])
-def test_no_chunk_is_scored_without_its_context(layout: Layout) -> None:
+def test_no_chunk_is_scored_without_its_context(layout):
     with pytest.raises(UnsupportedModel):
         LosesItsCache(tiny("gpt2"), layout=layout).score(SEQUENCES)
 
 
-def test_a_model_that_reads_whole_texts_is_refused() -> None:
+def test_a_model_that_reads_whole_texts_is_refused():
     for model in (tiny("xlnet"), tiny("bert")):
         with pytest.raises(UnsupportedModel):
             require_causal(model)

@@ -13,7 +13,7 @@ from zerodrift.bench import throughput
 from zerodrift.bench.throughput import (
     EXACT,
     PLAIN_OPS,
-    Audited,
+    AuditedEngine,
     Contender,
     OurEngine,
     Served,
@@ -48,7 +48,7 @@ class Fake:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def clock(monkeypatch):
     """Stands still unless a contender sets it."""
     clock = SimpleNamespace(now=0.0, turns=[])
     clock.perf_counter, clock.process_time = lambda: clock.now, lambda: clock.now / 2
@@ -56,7 +56,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def test_turns_are_taken_and_ratios_are_within_a_round(clock: SimpleNamespace) -> None:
+def test_turns_are_taken_and_ratios_are_within_a_round(clock):
     # The machine slows down threefold in the last round, for all: the ratio of medians would be 2.
     contenders = [Fake(EXACT, [1, 2, 3], clock), Fake("vllm", [4, 4, 12], clock)]
     contenders.append(Fake(next(iter(PLAIN_OPS)), [2, 2, 3], clock))
@@ -84,13 +84,13 @@ def test_turns_are_taken_and_ratios_are_within_a_round(clock: SimpleNamespace) -
         [served(ASKED[0], 0.5), *map(served, ASKED[1:])],
     ],
 )
-def test_nobody_is_fast_by_doing_less(wrong: list[Served]) -> None:
+def test_nobody_is_fast_by_doing_less(wrong):
     check("somebody", ASKED, [served(request) for request in ASKED])
     with pytest.raises(BadAnswer):
         check("somebody", ASKED, wrong)
 
 
-def test_the_same_lengths_every_time_and_other_tokens_in_every_turn() -> None:
+def test_the_same_lengths_every_time_and_other_tokens_in_every_turn():
     requests = mixed(400, 100, 512)
     assert mixed(3, 100, 512)[0] == requests[0]
     prompts = [request.prompt.token_ids for request in requests]
@@ -110,12 +110,12 @@ def test_the_same_lengths_every_time_and_other_tokens_in_every_turn() -> None:
             mixed(count, 100, context)
 
 
-def test_each_does_the_work_and_reports_the_logprobs_of_what_it_drew() -> None:
+def test_each_does_the_work_and_reports_the_logprobs_of_what_it_drew():
     model = models.load("testbed:llama")
     ours = [OurEngine(name, model) for name in (EXACT, *PLAIN_OPS)]
     assert [each._engine.fingerprint().numeric["attention"] == "sdpa" for each in ours] == [False, True, True]
     assert type(model.lm_head) is torch.nn.Linear, "the vanilla model came back as it was"
-    contenders: list[Contender] = [*ours, Audited(ReferenceBackend("testbed:llama", dtype="float32"))]
+    contenders: list[Contender] = [*ours, AuditedEngine(ReferenceBackend("testbed:llama", dtype="float32"))]
     for contender in contenders:
         found = contender.serve(ASKED)
         check(contender.name, ASKED, found)
@@ -127,7 +127,7 @@ def test_each_does_the_work_and_reports_the_logprobs_of_what_it_drew() -> None:
             torch.testing.assert_close(torch.tensor(each.logprobs), expected, atol=1e-4, rtol=0)
 
 
-def test_an_answer_with_a_problem_is_none() -> None:
+def test_an_answer_with_a_problem_is_none():
     broken = SimpleNamespace(name="broken", generate=lambda _: [Answer((), (Problem("a/b", "torn"),))])
     with pytest.raises(BadAnswer):
-        Audited(broken).serve(ASKED)  # type: ignore[arg-type]
+        AuditedEngine(broken).serve(ASKED)

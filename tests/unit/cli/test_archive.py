@@ -3,7 +3,6 @@
 import json
 import math
 import time
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ def archive(*arguments: object) -> int:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
+def directory(tmp_path):
     """A healthy batch of step 3, and one of step 12 in quarantine."""
     rollout = {
         "prompt_token_ids": (1, 2),
@@ -45,7 +44,7 @@ def listed(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[dict[
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_ls(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls(directory, capsys):
     rows = listed(capsys, directory)
     assert [(row["step"], row["state"], row["rollouts"], row["tokens"]) for row in rows] == [
         (3, "ok", 1, 3),
@@ -59,9 +58,7 @@ def test_ls(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b[31m" not in told
 
 
-def test_what_was_removed(
-    directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_removed(directory, capsys, monkeypatch):
     kept = listed(capsys, directory)
     assert listed(capsys, directory, "--removed") == []
     later = time.time() + 90
@@ -81,7 +78,7 @@ def test_what_was_removed(
     assert "older than 60 s" in capsys.readouterr().err
 
 
-def test_show(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show(directory, capsys):
     name = str(listed(capsys, directory, "--state", "quarantine")[0]["batch"])
     assert archive("show", directory, name[:10]) == 0
     told = capsys.readouterr().out
@@ -105,7 +102,7 @@ def test_show(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert batch["rollouts"][0]["behavior_logprobs"] == [-0.5, None, -0.25]
 
 
-def test_verify(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify(directory, capsys):
     assert archive("verify", directory) == 0
     assert "2 of 2 batches" in capsys.readouterr().out
     path = directory / "segments" / "healthy-000001.parquet"
@@ -133,7 +130,7 @@ def test_verify(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ["ls", "DIR", "--steps", "a"],
     ],
 )
-def test_bad_input(directory: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(directory, arguments, capsys):
     words = [str(directory) if word == "DIR" else word for word in arguments]
     assert archive(*words) == 2
     out, err = capsys.readouterr()

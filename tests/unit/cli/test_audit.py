@@ -33,7 +33,7 @@ def verdict(outcome: Outcome) -> VerdictRecord:
     return VerdictRecord(
         verdict=outcome,
         guilty="engine" if failed else "none",
-        says="so it is",
+        message="so it is",
         engine=ENGINE,
         reference=ENGINE,
         model="testbed:llama",
@@ -42,7 +42,7 @@ def verdict(outcome: Outcome) -> VerdictRecord:
         metrics={"mean": 0.2 if failed else 2e-6},
         gates={"mean": 1e-5},
         causes=(cause,) if failed else (),
-        probes=(ProbeRecord(name="parity", status=outcome, required=True, says="measured"),),
+        probes=(ProbeRecord(name="parity", status=outcome, required=True, message="measured"),),
     )
 
 
@@ -60,13 +60,13 @@ class Asked(SimpleNamespace):
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Asked]:
+def asked(monkeypatch, tmp_path):
     """Every audit that a test started; each ends as its model is called."""
     monkeypatch.chdir(tmp_path)
     calls: list[Asked] = []
 
     class Recorded(Asked):
-        def run(self, progress: Any, reproduce: str = "") -> Any:
+        def run(self, progress, reproduce=""):
             progress.stage("score")
             calls.append(self)
             name = (self.config.model.path or "").upper()
@@ -88,7 +88,7 @@ def run(*arguments: str) -> int:
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def runs(tmp_path, monkeypatch):
     """Two finished runs below runs/, in the working directory."""
     monkeypatch.chdir(tmp_path)
     for name, outcome in (("good", Outcome.PASS), ("bad", Outcome.FAIL)):
@@ -106,7 +106,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("--temperature", "0.7", "--engine=vllm", "--", "./model"),
     ],
 )
-def test_the_model_and_options_stand_in_any_order(asked: list[Asked], arguments: tuple[str, ...]) -> None:
+def test_the_model_and_options_stand_in_any_order(asked, arguments):
     assert run(*arguments) == 0
     (call,) = asked
     assert (call.config.model.path, call.config.engine.name) == ("./model", "vllm")
@@ -116,12 +116,12 @@ def test_the_model_and_options_stand_in_any_order(asked: list[Asked], arguments:
 
 
 @pytest.mark.usefixtures("asked")
-def test_json_is_the_record(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_the_record(capsys):
     assert run("FAIL", "--json", "--out", "here") == 1
     assert json.loads(capsys.readouterr().out) == json.loads(Path("here/verdict.json").read_bytes())
 
 
-def test_every_option_arrives(asked: list[Asked], tmp_path: Path) -> None:
+def test_every_option_arrives(asked, tmp_path):
     (tmp_path / "own.yaml").write_text("validation: {seed: 5}\n")
     assert run(
         *("testbed:llama", "--url", "http://127.0.0.1:1", "--config", "own.yaml", "--set", "validation.max_tokens=7"),
@@ -140,15 +140,13 @@ def test_every_option_arrives(asked: list[Asked], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "seconds"), [((), None), (("--budget", "10m"), 600.0)])
-def test_a_budget_arrives_in_seconds(
-    asked: list[Asked], arguments: tuple[str, ...], seconds: float | None
-) -> None:
+def test_a_budget_arrives_in_seconds(asked, arguments, seconds):
     assert run(*arguments) == 0
     assert asked[0].budget == seconds
 
 
 @pytest.mark.parametrize("word", ["ls", "diff"])
-def test_a_model_that_is_called_like_a_verb(asked: list[Asked], word: str) -> None:
+def test_a_model_that_is_called_like_a_verb(asked, word):
     assert run(f"./{word}") == 0
     assert run("--", word) == 0
     assert run("--trials", "64", word) == 0
@@ -185,9 +183,7 @@ def test_a_model_that_is_called_like_a_verb(asked: list[Asked], word: str) -> No
         ("--budget 2m --set validation.num_prompts=4", "--budget"),
     ],
 )
-def test_wrong_usage_starts_nothing(
-    asked: list[Asked], capsys: pytest.CaptureFixture[str], arguments: str, named: str
-) -> None:
+def test_wrong_usage_starts_nothing(asked, capsys, arguments, named):
     if "ugly" in arguments:
         Path("good").mkdir()
         write_verdict(Path("good"), verdict(Outcome.PASS))
@@ -197,7 +193,7 @@ def test_wrong_usage_starts_nothing(
 
 
 @pytest.mark.parametrize(("model", "code"), [("pass", 0), ("fail", 1), ("inconclusive", 3)])
-def test_the_exit_code_is_the_verdict(asked: list[Asked], model: str, code: int) -> None:
+def test_the_exit_code_is_the_verdict(asked, model, code):
     assert run(model) == code
     assert len(asked) == 1
 
@@ -205,15 +201,8 @@ def test_the_exit_code_is_the_verdict(asked: list[Asked], model: str, code: int)
 @pytest.mark.parametrize(
     ("first_bad", "measured", "code"), [(None, True, 0), (2, True, 1), (0, None, 1), (None, None, 3)]
 )
-def test_a_case_is_sent_in_place_of_an_audit(
-    asked: list[Asked],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    first_bad: int | None,
-    measured: bool | None,
-    code: int,
-) -> None:
-    def replay(self: Asked, case: Case, progress: Any) -> Any:
+def test_a_case_is_sent_in_place_of_an_audit(asked, capsys, monkeypatch, first_bad, measured, code):
+    def replay(self, case, progress):
         return SimpleNamespace(
             measurement=measured, first_bad=first_bad, tokens=[(7, -1.0, -1.0)], problem=""
         )
@@ -234,9 +223,7 @@ def test_a_case_is_sent_in_place_of_an_audit(
         (("--inject", "weights/stale-prefix-cache", "--sync"), "--no-reset-cache"),
     ],
 )
-def test_a_fault_that_could_not_be_seen_is_refused(
-    asked: list[Asked], capsys: pytest.CaptureFixture[str], arguments: tuple[str, str], cure: str
-) -> None:
+def test_a_fault_that_could_not_be_seen_is_refused(asked, capsys, arguments, cure):
     """Its PASS would be taken for the auditor's blindness."""
     assert run(*arguments) == 2
     assert f"add {cure}" in " ".join(capsys.readouterr().err.split())
@@ -247,13 +234,13 @@ def test_a_fault_that_could_not_be_seen_is_refused(
 
 
 @pytest.mark.usefixtures("asked")
-def test_a_junit_file_on_request(tmp_path: Path) -> None:
+def test_a_junit_file_on_request(tmp_path):
     assert run("fail", "--junitxml", "build/audit.xml") == 1
     root = ElementTree.fromstring((tmp_path / "build" / "audit.xml").read_bytes())
     assert root.get("failures") == "1"
 
 
-def test_ls(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls(runs, capsys):
     (runs / "none").mkdir()
     assert run("ls", str(runs / "none")) == 0
     assert "none" in capsys.readouterr().out
@@ -272,7 +259,7 @@ def test_ls(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "code"), [("good", "bad", 1), ("bad", "good", 0), ("bad", "runs/bad", 0)]
 )
-def test_diff(before: str, after: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff(before, after, code, capsys):
     assert run("diff", before, after) == code
     text = capsys.readouterr().out
     assert text.startswith(f"{before} → {Path(after).name}\n")
@@ -280,13 +267,11 @@ def test_diff(before: str, after: str, code: int, capsys: pytest.CaptureFixture[
     assert run("diff", "--json", before, after) == code
     told = json.loads(capsys.readouterr().out)
     assert told["worse"] is bool(code)
-    assert told["says"]
+    assert told["message"]
     assert told["numbers"][0]["name"] == "mean |Δ|"
 
 
-def test_errors_of_a_verb_keep_their_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_of_a_verb_keep_their_traceback(tmp_path, monkeypatch, capsys):
     """Global options stand before `audit`, and reach what stands behind it."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
@@ -295,7 +280,7 @@ def test_errors_of_a_verb_keep_their_traceback(
 
 
 @pytest.mark.usefixtures("runs")
-def test_verbs_load_no_torch() -> None:
+def test_verbs_load_no_torch():
     import subprocess
     import sys
 
@@ -309,18 +294,16 @@ def test_verbs_load_no_torch() -> None:
 
 
 @pytest.mark.parametrize("name", ["100", "testbed:", "null", "a: b"])
-def test_names_are_taken_as_they_are(asked: list[Asked], name: str) -> None:
+def test_names_are_taken_as_they_are(asked, name):
     run(name)
     assert asked[0].config.model.path == name
 
 
-def test_an_interruption_says_how_to_go_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interruption_says_how_to_go_on(monkeypatch, capsys):
     class Interrupted(Asked):
         directory = Path("runs")
 
-        def run(self, progress: Any, reproduce: str = "") -> Any:
+        def run(self, progress, reproduce=""):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(session, "Session", Interrupted)
@@ -330,9 +313,7 @@ def test_an_interruption_says_how_to_go_on(
     assert "repeat the same command" in capsys.readouterr().err
 
 
-def test_a_fault_of_the_trainer_is_planted_there(
-    asked: list[Asked], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_of_the_trainer_is_planted_there(asked, capsys):
     assert run("--inject", "trainer/packing") == 0
     (call,) = asked
     assert call.wrap is None
@@ -349,9 +330,7 @@ def test_a_fault_of_the_trainer_is_planted_there(
         ("path/rope", "exact"),
     ],
 )
-def test_a_fault_that_needs_the_reference_gets_it_where_nobody_said_otherwise(
-    asked: list[Asked], options: str, engine: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_that_needs_the_reference_gets_it_where_nobody_said_otherwise(asked, options, engine, capsys):
     assert run("--inject", *options.split()) == 0
     assert [call.config.engine.name for call in asked] == [engine]
     assert ("reference engine" in capsys.readouterr().err) is (engine == "reference")

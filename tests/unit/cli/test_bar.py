@@ -3,8 +3,6 @@ import io
 import sys
 import time
 
-import pytest
-
 from zerodrift.cli.bar import Bar
 
 
@@ -15,9 +13,7 @@ def use(bar: Bar) -> None:
         bar.step(3, 12)
 
 
-def test_a_log_file_gets_a_line_where_it_takes_long(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_file_gets_a_line_where_it_takes_long(monkeypatch, capfd):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     bar = Bar()
@@ -30,7 +26,7 @@ def test_a_log_file_gets_a_line_where_it_takes_long(
     assert capfd.readouterr().err == f"note: {bar.place}\n" == "note: sample, 684 of 2,000\n"
 
 
-def test_a_short_run_writes_nothing_into_a_log(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_short_run_writes_nothing_into_a_log(capfd):
     use(Bar())
     assert capfd.readouterr() == ("", "")
 
@@ -42,7 +38,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_sees_the_stage_and_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_sees_the_stage_and_how_far_it_is(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
@@ -53,7 +49,7 @@ def test_a_terminal_sees_the_stage_and_how_far_it_is(monkeypatch: pytest.MonkeyP
     assert "/?" not in terminal.getvalue()
 
 
-def test_an_error_ends_the_bar() -> None:
+def test_an_error_ends_the_bar():
     bar = Bar()
     with contextlib.suppress(ZeroDivisionError), bar:
         raise ZeroDivisionError

@@ -21,12 +21,12 @@ def run(*arguments: object) -> int:
 
 
 @pytest.fixture(scope="module")
-def _files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _files(tmp_path_factory):
     return materialise("testbed:llama", tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture
-def model(_files: Path, tmp_path: Path) -> Path:
+def model(_files, tmp_path):
     """A model directory of one's own, to damage."""
     directory = tmp_path / "model"
     directory.mkdir()
@@ -35,9 +35,7 @@ def model(_files: Path, tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_recording_and_its_resumption(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recording_and_its_resumption(model, tmp_path, capsys):
     out = tmp_path / "new" / "base.jsonl"
     arguments = (
         model,
@@ -59,7 +57,7 @@ def test_a_recording_and_its_resumption(
     assert out.read_bytes() == content
 
 
-def test_prompts_of_a_file(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompts_of_a_file(model, tmp_path, capsys):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "The keeper"}\n{"prompt": [9, 8]}\n')
     out = tmp_path / "base.jsonl"
@@ -105,13 +103,7 @@ def check_refusal(capsys: pytest.CaptureFixture[str], code: str, says: str = "")
 
 
 @pytest.mark.parametrize(("damage", "code"), BAD_MODELS.items(), ids=BAD_MODELS.values())
-def test_a_bad_model(
-    model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    damage: Callable[[Path], object],
-    code: str,
-) -> None:
+def test_a_bad_model(model, tmp_path, capsys, damage, code):
     damage(model)
     out = tmp_path / "base.jsonl"
     assert run(model, "--out", out) == 2
@@ -131,9 +123,7 @@ def test_a_bad_model(
         (b'{"messages": [{"role": "user"}]}\n', "record/invalid", "line 1: "),
     ],
 )
-def test_bad_prompts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, code: str, says: str
-) -> None:
+def test_bad_prompts(tmp_path, capsys, content, code, says):
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "base.jsonl"
     if content is not None:
         prompts.write_bytes(content)
@@ -158,13 +148,7 @@ def test_bad_prompts(
         (f"--seed {2**63}", "value/sampling"),
     ],
 )
-def test_bad_options(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    options: str,
-    code: str,
-) -> None:
+def test_bad_options(tmp_path, capsys, monkeypatch, options, code):
     monkeypatch.chdir(tmp_path)
     Path("two.jsonl").write_text('{"prompt": [9, 8]}\n')
     assert run("testbed:llama", *options.split(), "--out", "base.jsonl") == 2
@@ -173,15 +157,13 @@ def test_bad_options(
 
 
 @pytest.mark.parametrize("where", [".", "file/base.jsonl"])
-def test_a_place_that_cannot_be_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str
-) -> None:
+def test_a_place_that_cannot_be_written(tmp_path, capsys, where):
     (tmp_path / "file").write_text("x")
     assert run("testbed:llama", "--out", tmp_path / where, "--num-prompts", 1, "--max-tokens", 1) == 2
     check_refusal(capsys, "record/invalid", "cannot be written")
 
 
-def test_a_file_that_is_no_baseline_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_baseline_is_kept(tmp_path, capsys):
     out = tmp_path / "notes.txt"
     out.write_text("precious")
     assert run("testbed:llama", "--out", out, "--num-prompts", 1, "--max-tokens", 1) == 2

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +17,7 @@ def run(*arguments: object) -> int:
     return code
 
 
-def test_standings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standings(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
@@ -50,11 +47,11 @@ def test_standings(
         ("nowhere", "model/not-found"),
     ],
 )
-def test_what_cannot_be_measured(arguments: str, code: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_measured(arguments, code, capsys):
     assert run(*arguments.split()) == 2
     assert f"error [{code}]" in capsys.readouterr().err
 
 
-def test_a_server_that_nobody_answers_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_nobody_answers_for(capsys):
     assert run("--engine", "vllm", "--url", "http://127.0.0.1:9") == 3
     assert "error [engine/unreachable]" in capsys.readouterr().err

@@ -3,7 +3,6 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -34,7 +33,7 @@ def blame(*arguments: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[dict[str, Any]]:
+def rows():
     """Rollouts at temperature 0.7 with raw logprobs from the eleventh on."""
     requests = [
         Request(Prompt((0, 5 + number, 40)), SamplingParams(temperature=0.7, max_tokens=20, seed=number))
@@ -53,7 +52,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def sound() -> list[dict[str, Any]]:
+def sound():
     """Rollouts at temperature 0.7, which they do not state."""
     requests = [
         Request(
@@ -74,12 +73,7 @@ def sound() -> list[dict[str, Any]]:
     ]
 
 
-def test_the_whole_way(
-    rows: list[dict[str, Any]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_whole_way(rows, tmp_path, capsys, monkeypatch):
     dump, out = tmp_path / "dump.jsonl", tmp_path / "run"
     dump.write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ["--model", MODEL, "--temperature", "0.7", "--precision", "fp32", "--engine", "vllm"]
@@ -96,7 +90,7 @@ def test_the_whole_way(
     assert "\ngates  fp32" in told
     record = read_verdict(out)
     assert (record.verdict, record.guilty) == (Outcome.FAIL, "engine")
-    assert "temperature" not in {probe.name: probe.says for probe in record.probes}["parameters"]
+    assert "temperature" not in {probe.name: probe.message for probe in record.probes}["parameters"]
     # In a directory of its own.
     assert record.reproduce == shlex.join(["zerodrift", "blame", str(dump), *options])
     assert (out / "report.html").is_file()
@@ -121,14 +115,8 @@ def typed(told: str) -> list[list[str]]:
     ids=["temperature", "precision", "too little"],
 )
 def test_what_is_printed_runs_as_it_is_printed(
-    change: dict[str, str],
-    options: list[str],
-    verdicts: list[int],
-    sound: list[dict[str, Any]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    change, options, verdicts, sound, tmp_path, capsys, monkeypatch
+):
     rows = [dict(row) for row in sound]
     if change.get("token_ids"):
         rows = rows[:1]
@@ -154,9 +142,7 @@ def test_what_is_printed_runs_as_it_is_printed(
         assert blame(*words) == verdicts[number]
 
 
-def test_a_checkpoint_without_a_tokenizer(
-    sound: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_without_a_tokenizer(sound, tmp_path, capsys):
     checkpoint = models.materialise(MODEL, tmp_path / "checkpoint")
     for file in checkpoint.glob("tokenizer*"):
         file.unlink()
@@ -168,9 +154,7 @@ def test_a_checkpoint_without_a_tokenizer(
     assert read_tokens(tmp_path / "run" / "tokens.parquet").num_rows == 600
 
 
-def test_one_checkpoint_per_step_and_json(
-    sound: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_checkpoint_per_step_and_json(sound, tmp_path, capsys):
     models.materialise(MODEL, tmp_path / "step_3")
     dump, out = tmp_path / "dump.jsonl", tmp_path / "run"
     dump.write_text("".join(json.dumps({**row, "step": 3 + i // 15}) + "\n" for i, row in enumerate(sound)))
@@ -202,13 +186,7 @@ def test_one_checkpoint_per_step_and_json(
         ({"prompt_token_ids": [5] * 2000}, "dump.jsonl, line 2: prompt and output are 2020 tokens"),
     ],
 )
-def test_a_bad_dump_is_refused_before_anything_is_loaded(
-    rows: list[dict[str, Any]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    change: dict[str, Any],
-    says: str,
-) -> None:
+def test_a_bad_dump_is_refused_before_anything_is_loaded(rows, tmp_path, capsys, change, says):
     dump = tmp_path / "dump.jsonl"
     dump.write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[1] | change) + "\n")
     assert blame(str(dump), "--model", MODEL, "--out", str(tmp_path / "run")) == 2
@@ -229,9 +207,7 @@ def test_a_bad_dump_is_refused_before_anything_is_loaded(
         ("--steps 3-9", "config/invalid"),
     ],
 )
-def test_an_option_that_cannot_be_meant_is_refused_before_the_dump_is_read(
-    options: str, code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_that_cannot_be_meant_is_refused_before_the_dump_is_read(options, code, tmp_path, capsys):
     # There is no dump: whoever looks for it first complains about that.
     arguments = [str(tmp_path / "nowhere.jsonl"), "--model", MODEL, "--out", str(tmp_path / "run")]
     assert blame(*arguments, *options.split()) == 2
@@ -239,9 +215,7 @@ def test_an_option_that_cannot_be_meant_is_refused_before_the_dump_is_read(
     assert not (tmp_path / "run").exists()
 
 
-def test_nothing_is_overwritten_and_nobody_else_is_disturbed(
-    rows: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_overwritten_and_nobody_else_is_disturbed(rows, tmp_path, capsys):
     out, dump = tmp_path / "checkpoint", tmp_path / "dump.jsonl"
     out.mkdir()
     (out / "config.json").write_text("{}")
@@ -264,11 +238,11 @@ def test_nothing_is_overwritten_and_nobody_else_is_disturbed(
         ("0:0", (0, 0)),
     ],
 )
-def test_ranges_of_steps(text: str | None, bounds: tuple[int | None, int | None]) -> None:
+def test_ranges_of_steps(text, bounds):
     assert step_range(text) == bounds
 
 
 @pytest.mark.parametrize("text", ["", ":", "a:b", "-1:3", "3-9"])
-def test_other_words_are_no_range(text: str) -> None:
+def test_other_words_are_no_range(text):
     with pytest.raises(ConfigError):
         step_range(text)

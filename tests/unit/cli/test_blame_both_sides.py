@@ -1,9 +1,7 @@
 """`zerodrift blame` on what NeMo-RL writes and on an archive: both sides' logprobs are read, and tell the sides apart."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,12 +12,12 @@ from zerodrift.records.verdict import VerdictRecord
 
 
 @pytest.fixture(scope="module")
-def example(script: Callable[[str], ModuleType]) -> ModuleType:
+def example(script):
     return script("reliability/archive_example")
 
 
 @pytest.fixture(scope="module")
-def sampled(example: ModuleType) -> list[Any]:
+def sampled(example):
     made: list[Any] = example.sample()
     return made
 
@@ -54,7 +52,7 @@ def as_nemo_rl(rollout: Any, guilty: str) -> str:
 
 
 @pytest.mark.parametrize("guilty", ["engine", "trainer"])
-def test_nemo_rl(sampled: list[Any], tmp_path: Path, guilty: str) -> None:
+def test_nemo_rl(sampled, tmp_path, guilty):
     dump = tmp_path / "dump"
     dump.mkdir()
     for step in sorted({rollout.step for rollout in sampled}):
@@ -67,9 +65,7 @@ def test_nemo_rl(sampled: list[Any], tmp_path: Path, guilty: str) -> None:
 
 
 @pytest.mark.parametrize("guilty", ["engine", "trainer"])
-def test_an_archive(
-    example: ModuleType, sampled: list[Any], tmp_path: Path, guilty: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_archive(example, sampled, tmp_path, guilty, capsys):
     example.write(sampled, tmp_path / "archive", guilty)
     record = blamed(tmp_path / "archive", tmp_path / "run")
     assert record.guilty == guilty
@@ -79,8 +75,6 @@ def test_an_archive(
 
 
 @pytest.mark.parametrize("part", [("--state", "ok"), ("--steps", "0:2")])
-def test_the_sound_part_of_an_archive(
-    example: ModuleType, sampled: list[Any], tmp_path: Path, part: tuple[str, str]
-) -> None:
+def test_the_sound_part_of_an_archive(example, sampled, tmp_path, part):
     example.write(sampled, tmp_path / "archive")
     assert blamed(tmp_path / "archive", tmp_path / "run", *part).guilty == "none"

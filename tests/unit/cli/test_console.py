@@ -3,23 +3,21 @@ import pty
 import subprocess
 import sys
 
-import pytest
-
 from zerodrift.cli import console
 
 
-def test_answers_are_written_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_are_written_as_they_are(capsys):
     text = "[bold]" + "x " * 100
     console.say(text)
     assert capsys.readouterr().out == text + "\n"
 
 
-def test_trouble_keeps_the_lines_of_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+def test_trouble_keeps_the_lines_of_a_log(capsys):
     console.complain("engine/failed", "it ended:\n  line 1 [x]\n  line 2\n")
     assert capsys.readouterr().err == "error [engine/failed] it ended:\n  line 1 [x]\n  line 2\n"
 
 
-def test_on_a_terminal_trouble_is_wrapped_at_words() -> None:
+def test_on_a_terminal_trouble_is_wrapped_at_words():
     code = "from zerodrift.cli.console import complain; complain('some/code', 'word ' * 40)"
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "dumb"}  # 80 columns, no colours

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ def run(*arguments: str) -> int:
     return caught.value.code
 
 
-def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes(tmp_path, capsys):
     assert run(RAW) == 1
     assert run(f"{RAW} --logprobs-mode processed_logprobs") == 0
     assert run(f"{RAW} --logprobs-mode $MODE") == 3
@@ -26,7 +25,7 @@ def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "[config/invalid] there is no file" in capsys.readouterr().err
 
 
-def test_the_temperature_can_be_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_temperature_can_be_told(capsys):
     assert run(RAW, "--temperature", "1.0") == 0
     assert run(RAW, "--temperature", "0.7") == 1
     assert run(RAW, "--temperature", "0.7", "--all") == 1
@@ -34,24 +33,24 @@ def test_the_temperature_can_be_told(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("temperature", ["-1", "nan", "inf", "2.5"])
-def test_a_temperature_that_vllm_refuses(temperature: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_temperature_that_vllm_refuses(temperature, capsys):
     assert run(RAW, "--temperature", temperature) == 2
     assert "vLLM samples at 0 to 2" in capsys.readouterr().err
 
 
-def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json(capsys):
     assert run(RAW, "--json") == 1
     found = json.loads(capsys.readouterr().out)
     assert found["exit_code"] == 1
     first = found["findings"][0]
     assert first["rule"] == "raw-logprobs"
     assert first["type"] == ["--logprobs-mode processed_logprobs"]
-    assert {"severity", "says", "cause", "source", "do", "setting", "value"} <= set(first)
+    assert {"severity", "message", "cause", "source", "do", "setting", "value"} <= set(first)
     fine = next(row for row in found["settings"] if row["severity"] == "fine")
-    assert fine["says"]
+    assert fine["message"]
 
 
-def test_fix_prints_the_command_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fix_prints_the_command_and_nothing_else(capsys):
     assert run(RAW, "--fix") == 0
     out, err = capsys.readouterr()
     assert out == f"{RAW} --logprobs-mode processed_logprobs\n"
@@ -68,9 +67,7 @@ def test_fix_prints_the_command_and_nothing_else(capsys: pytest.CaptureFixture[s
     assert err == "nothing to change\n"
 
 
-def test_what_no_flag_can_change_is_not_passed_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_no_flag_can_change_is_not_passed_over(tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
     sound = "--logprobs-mode processed_logprobs --no-enable-prefix-caching --no-async-scheduling"
     assert run(f"vllm serve {tmp_path} {sound}", "--fix") == 1
@@ -80,12 +77,12 @@ def test_what_no_flag_can_change_is_not_passed_over(
 
 
 @pytest.mark.parametrize("options", [("--fix", "--json"), ("--fix-risks", "--json")])
-def test_options_that_say_two_things_are_refused(options: tuple[str, ...]) -> None:
+def test_options_that_say_two_things_are_refused(options):
     assert run(RAW, *options) == 2
     assert run("http://127.0.0.1:9", "--vllm-version", "0.9") == 2
 
 
-def test_notes_are_folded_away(capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_are_folded_away(capsys):
     run(RAW)
     short = capsys.readouterr().out.splitlines()
     run(RAW, "--all")
@@ -96,7 +93,7 @@ def test_notes_are_folded_away(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("version", "code"), [("0.32", 1), ("0.32.1", 1), ("v0.9.2", 3), ("new", 2)])
-def test_another_version_has_other_defaults(version: str, code: int) -> None:
+def test_another_version_has_other_defaults(version, code):
     assert run(RAW, "--vllm-version", version) == code
     assert run(f"{RAW} --logprobs-mode raw_logits", "--vllm-version", version) == (code if code == 2 else 1)
 
@@ -115,26 +112,24 @@ def test_another_version_has_other_defaults(version: str, code: int) -> None:
         ("vllm Q --x", "`serve`"),
     ],
 )
-def test_a_refusal_names_the_piece(command: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_names_the_piece(command, named, capsys):
     assert run(command) == 2
     assert named in capsys.readouterr().err
 
 
-def test_what_ends_in_an_ampersand_is_read_and_kept(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_ends_in_an_ampersand_is_read_and_kept(capsys):
     assert run(f"{RAW} &", "--fix") == 0
     assert capsys.readouterr().out == f"{RAW} --logprobs-mode processed_logprobs &\n"
 
 
-def test_files_of_other_trainers_are_read_by_their_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_other_trainers_are_read_by_their_name(tmp_path, capsys):
     (tmp_path / "ppo.yaml").write_text("actor_rollout_ref: {rollout: {temperature: 1}}\n")
     assert run(str(tmp_path / "ppo.yaml")) in (0, 1, 3)
     assert "verl" in capsys.readouterr().out
     assert run(str(tmp_path)) == 2
 
 
-def test_a_correction_says_that_what_it_hides_must_be_put_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_correction_says_that_what_it_hides_must_be_put_back(capsys):
     run("DB_PASS=hunter2 vllm serve M", "--fix")
     out, hiding = capsys.readouterr()
     assert out.startswith("DB_PASS='(not shown)' vllm serve M --logprobs-mode ")
@@ -144,12 +139,12 @@ def test_a_correction_says_that_what_it_hides_must_be_put_back(capsys: pytest.Ca
     assert len(hiding.splitlines()) == len(capsys.readouterr().err.splitlines()) + 1
 
 
-def test_what_cannot_be_fixed_here_stays_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_fixed_here_stays_wrong(capsys):
     assert run(f"{RAW} --logprobs-mode processed_logprobs", "--temperature", "0", "--fix") == 1
     assert "not set here: temperature 1.0" in capsys.readouterr().err
 
 
-def test_fix_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fix_of_a_file(tmp_path, capsys):
     file = tmp_path / "grpo.yaml"
     file.write_text(f"use_vllm: true # fast\ntop_p: 0.9\nhub_token: {SECRET}\n")
     assert run(str(file), "--fix") == 0
@@ -159,7 +154,7 @@ def test_fix_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize("options", [(), ("--fix",), ("--json",), ("--all",)])
-def test_secrets_are_never_printed(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_secrets_are_never_printed(options, capsys):
     run(
         f"MY_SECRET={SECRET} HF_TOKEN={SECRET} {RAW} --api-key {SECRET} --our-token {SECRET} extra {SECRET}",
         *options,
@@ -168,9 +163,7 @@ def test_secrets_are_never_printed(options: tuple[str, ...], capsys: pytest.Capt
     assert SECRET not in out + err
 
 
-def test_a_key_is_taken_from_a_variable(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_key_is_taken_from_a_variable(monkeypatch, capsys):
     monkeypatch.delenv("NO_SUCH", raising=False)
     assert run("http://127.0.0.1:9", "--api-key-env", "NO_SUCH") == 2
     assert "export it first" in capsys.readouterr().err

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from zerodrift.cli.main import main
@@ -17,16 +15,14 @@ def run(*arguments: str) -> int:
 
 
 @pytest.mark.parametrize("profile", Profile)
-def test_a_profile_is_written_byte_for_byte(profile: Profile, tmp_path: Path) -> None:
+def test_a_profile_is_written_byte_for_byte(profile, tmp_path):
     out = tmp_path / "run.yaml"
     assert run("--profile", profile, "--out", str(out)) == 0
     assert out.read_bytes() == shipped.text(profile).encode()
     load(out)
 
 
-def test_a_file_that_exists_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_exists_is_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "zerodrift.yaml"
     out.write_text("mine")
@@ -38,7 +34,7 @@ def test_a_file_that_exists_is_kept(
 
 
 @pytest.mark.parametrize("flags", [[], ["--force"]])
-def test_a_place_or_a_profile_that_there_is_not(flags: list[str], tmp_path: Path) -> None:
+def test_a_place_or_a_profile_that_there_is_not(flags, tmp_path):
     assert run("--out", str(tmp_path / "no" / "such" / "run.yaml"), *flags) == 2
     assert run("--out", str(tmp_path), *flags) == 2
     assert run("--profile", "rl", *flags) == 2

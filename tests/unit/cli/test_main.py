@@ -55,14 +55,12 @@ def run(*arguments: str) -> int:
         ("lacks-ours", 70),
     ],
 )
-def test_exit_codes(command: str, code: int) -> None:
+def test_exit_codes(command, code):
     assert run(command) == code
 
 
 @pytest.mark.parametrize(("command", "told"), [("config", "config/invalid"), ("bug", "internal")])
-def test_an_error_is_one_line_with_its_code_and_debug_adds_the_traceback(
-    command: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_is_one_line_with_its_code_and_debug_adds_the_traceback(command, told, capsys):
     code = run(command)
     out, err = capsys.readouterr()
     assert out == ""
@@ -75,9 +73,7 @@ def test_an_error_is_one_line_with_its_code_and_debug_adds_the_traceback(
     assert "--debug" not in err.splitlines()[-1]
 
 
-def test_the_file_itself_is_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_itself_is_the_command(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["zerodrift", "--version"])
     with pytest.raises(SystemExit):
         runpy.run_path(main.__code__.co_filename, run_name="__main__")
@@ -96,7 +92,7 @@ PATHS = paths(typer.main.get_command(app))
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_lists_every_command_in_order(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_command_in_order(flag, capsys):
     with pytest.raises(SystemExit) as caught:
         main([flag])
     assert caught.value.code == 0
@@ -105,9 +101,7 @@ def test_help_lists_every_command_in_order(flag: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("path", [(), *PATHS], ids=" ".join)
-def test_help_of_every_command_teaches_by_examples_that_exist(
-    path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_of_every_command_teaches_by_examples_that_exist(path, capsys):
     with pytest.raises(SystemExit):
         main([*path, "--help"])
     out = capsys.readouterr().out
@@ -116,7 +110,7 @@ def test_help_of_every_command_teaches_by_examples_that_exist(
         assert example[:1] in PATHS or example in PATHS
 
 
-def test_without_torch_the_extra_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_torch_the_extra_is_named(capsys):
     assert run("lacks-torch") == MissingExtra.exit_code
     told = capsys.readouterr().err
     assert MissingExtra.code in told
@@ -125,7 +119,7 @@ def test_without_torch_the_extra_is_named(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("way", ["say", "table", "held back"])
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_reader_that_has_seen_enough_changes_no_verdict(way: str, code: int) -> None:
+def test_a_reader_that_has_seen_enough_changes_no_verdict(way, code):
     """`zerodrift audit | head -1` of a PASS exited with 1, which says FAIL."""
     script = """
 import sys, typer

@@ -30,7 +30,9 @@ class Asked(SimpleNamespace):
     def run(self, progress: Any, reproduce: str) -> PreflightRecord:
         progress.stage("doctor")
         status = Status((self.config.model.path or "pass").upper())
-        items = tuple(Item(name=name, status=status, says="so") for name in ("audit", "rewards", "history"))
+        items = tuple(
+            Item(name=name, status=status, message="so") for name in ("audit", "rewards", "history")
+        )
         named = {"config": "c", "engine": "e", "model": "m", "reproduce": reproduce}
         record = PreflightRecord(status=status, items=items, rewards=REWARDS, **named)
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -39,12 +41,12 @@ class Asked(SimpleNamespace):
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Asked]:
+def asked(monkeypatch, tmp_path):
     """Every preflight that a test started."""
     monkeypatch.chdir(tmp_path)
     calls: list[Asked] = []
 
-    def recorded(**fields: Any) -> Asked:
+    def recorded(**fields):
         calls.append(Asked(**fields))
         return calls[-1]
 
@@ -63,12 +65,12 @@ def run(*arguments: str) -> int:
 
 
 @pytest.mark.parametrize(("ending", "code"), [("pass", 0), ("warn", 0), ("fail", 1), ("inconclusive", 3)])
-def test_the_exit_code_is_the_worst_item(asked: list[Asked], ending: str, code: int) -> None:
+def test_the_exit_code_is_the_worst_item(asked, ending, code):
     assert run(f"{ending}.yaml") == code
     assert len(asked) == 1
 
 
-def test_a_run_leaves_its_page_and_says_where(asked: list[Asked], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_leaves_its_page_and_says_where(asked, capsys):
     assert run("plain.yaml", "--out", "here", "--no-reset-cache") == 0
     (call,) = asked
     assert (call.sync, call.resets_cache, call.history, call.recorded) == (True, False, None, None)
@@ -78,14 +80,14 @@ def test_a_run_leaves_its_page_and_says_where(asked: list[Asked], capsys: pytest
     assert Path("here/preflight.html").is_file()
 
 
-def test_without_out_a_directory_is_made(asked: list[Asked]) -> None:
+def test_without_out_a_directory_is_made(asked):
     run("plain.yaml", "--no-sync")
     assert asked[0].directory.parent == Path("runs")
     assert asked[0].sync is False
 
 
 @pytest.mark.usefixtures("asked")
-def test_json_is_the_record(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_the_record(capsys):
     run("fail.yaml", "--json", "--out", "here", "--record", "h.jsonl")
     out, err = capsys.readouterr()
     assert json.loads(out)["status"] == "FAIL"
@@ -94,9 +96,7 @@ def test_json_is_the_record(capsys: pytest.CaptureFixture[str]) -> None:
     assert read_preflight(Path("here")).reproduce == shlex.join(["zerodrift", *sys.argv[1:]])
 
 
-def test_rewards_are_recorded_once_and_compared_the_next_time(
-    asked: list[Asked], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rewards_are_recorded_once_and_compared_the_next_time(asked, capsys):
     assert run("pass.yaml", "--record", "deep/h.jsonl") == 0
     assert run("pass.yaml", "--record", "deep/h.jsonl", "--history", "deep/h.jsonl") == 0
     assert capsys.readouterr().err.splitlines() == [
@@ -107,7 +107,7 @@ def test_rewards_are_recorded_once_and_compared_the_next_time(
     assert read_history(Path("deep/h.jsonl")) == (REWARDS,)
 
 
-def test_an_earlier_run_is_a_history(asked: list[Asked]) -> None:
+def test_an_earlier_run_is_a_history(asked):
     assert run("pass.yaml", "--out", "first") == 0
     assert run("pass.yaml", "--history", "first") == 0
     assert asked[1].history.runs == (REWARDS,)
@@ -131,9 +131,7 @@ def test_an_earlier_run_is_a_history(asked: list[Asked]) -> None:
         ("nameless.yaml", "model.path"),
     ],
 )
-def test_wrong_usage_starts_nothing(
-    asked: list[Asked], capsys: pytest.CaptureFixture[str], arguments: str, named: str
-) -> None:
+def test_wrong_usage_starts_nothing(asked, capsys, arguments, named):
     Path("nameless.yaml").write_text("engine: {name: exact}\n")
     Path("typo.yaml").write_text("engine: {nane: exact}\n")
     append(Path("good.jsonl"), REWARDS)
@@ -144,7 +142,7 @@ def test_wrong_usage_starts_nothing(
     assert not asked
 
 
-def test_an_empty_file_can_be_recorded_into(asked: list[Asked]) -> None:
+def test_an_empty_file_can_be_recorded_into(asked):
     Path("empty.jsonl").touch()
     assert run("pass.yaml", "--record", "empty.jsonl") == 0
     assert asked[0].recorded.runs == ()

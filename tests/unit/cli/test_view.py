@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ def refused(*arguments: object) -> int:
     return caught.value.code
 
 
-def test_it_prints_where_it_is_serves_and_ends_with_an_interrupt(tmp_path: Path) -> None:
+def test_it_prints_where_it_is_serves_and_ends_with_an_interrupt(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "zerodrift.cli.main", "view", str(tmp_path / "later"), "--port", "0"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -41,7 +40,7 @@ def test_it_prints_where_it_is_serves_and_ends_with_an_interrupt(tmp_path: Path)
     assert "later" in told, "a directory that is not there is noted: it may be a typing mistake"
 
 
-def test_what_cannot_be_served_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_served_is_refused(tmp_path, capsys):
     file = tmp_path / "file"
     file.write_text("x")
     assert refused(file) == 2
@@ -55,13 +54,13 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])
-def test_loopback_needs_no_token(host: str) -> None:
+def test_loopback_needs_no_token(host):
     assert is_loopback(host)
     assert token_for(host, None) is None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "node-3", "localhost.evil.example", ""])
-def test_beyond_it_there_is_always_one(host: str) -> None:
+def test_beyond_it_there_is_always_one(host):
     first, second = token_for(host, None), token_for(host, None)
     assert first is not None
     assert len(first) >= 32
@@ -69,7 +68,7 @@ def test_beyond_it_there_is_always_one(host: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "short", "with space in it, long enough", "a" * 300, "é" * 20])
-def test_a_token_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_token_that_is_none_is_refused(tmp_path, content):
     file = tmp_path / "token"
     file.write_text(content)
     with pytest.raises(ConfigError):
@@ -78,7 +77,7 @@ def test_a_token_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
     assert token_for("127.0.0.1", file) == "0123456789abcdef"
 
 
-def test_a_wildcard_is_no_name() -> None:
+def test_a_wildcard_is_no_name():
     for host in ("0.0.0.0", "::"):
         assert host not in names_of(host, ["proxy.example"])
         assert {"localhost", "proxy.example"} <= names_of(host, ["Proxy.Example"])

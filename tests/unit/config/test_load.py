@@ -1,5 +1,4 @@
 import re
-from pathlib import Path
 
 import pytest
 
@@ -9,7 +8,7 @@ from zerodrift.core.errors import ConfigError, RetiredKey, UnknownKey
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("engine:\n  block_size: 16\n  args: [--enforce-eager]\nvalidation: {tolerance: 1e-3}\n")
     return path
@@ -22,7 +21,7 @@ def refusal(*overrides: str) -> str:
     return str(caught.value)
 
 
-def test_without_a_file_everything_is_default() -> None:
+def test_without_a_file_everything_is_default():
     assert load(None) == RunConfig()
 
 
@@ -37,11 +36,11 @@ def test_without_a_file_everything_is_default() -> None:
         (["engine.name=vllm"], False),
     ],
 )
-def test_the_engine_that_is_audited_by_default_caches_prefixes(overrides: list[str], cached: bool) -> None:
+def test_the_engine_that_is_audited_by_default_caches_prefixes(overrides, cached):
     assert load(None, overrides).engine.enable_prefix_caching is cached
 
 
-def test_a_file_and_overrides_in_order(file: Path) -> None:
+def test_a_file_and_overrides_in_order(file):
     config = load(file, ["engine.block_size=32", "engine.max_num_seqs=4", "engine.block_size=64"])
     assert config.engine.block_size == 64
     assert config.engine.max_num_seqs == 4
@@ -60,13 +59,13 @@ def test_a_file_and_overrides_in_order(file: Path) -> None:
         ("engine.python='123'", "123"),
     ],
 )
-def test_override_values_have_the_types_of_yaml(override: str, value: object) -> None:
+def test_override_values_have_the_types_of_yaml(override, value):
     found = getattr(load(None, [override]).engine, re.split(r"[.=]", override)[1])
     assert found == value
     assert type(found) is type(value)
 
 
-def test_an_override_may_hold_a_section(file: Path) -> None:
+def test_an_override_may_hold_a_section(file):
     config = load(file, ["validation.gates={k3: 0.5}", "validation={seed: 3}"])
     assert (config.validation.gates.k3, config.validation.seed, config.validation.tolerance) == (0.5, 3, 1e-3)
 
@@ -74,7 +73,7 @@ def test_an_override_may_hold_a_section(file: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["engine.block_size", "=3", ".=3", "engine..name=x", "engine.=x", "", "model.path="]
 )
-def test_overrides_of_another_form_are_refused(text: str) -> None:
+def test_overrides_of_another_form_are_refused(text):
     assert f"--set {text}" in refusal(text)
 
 
@@ -103,13 +102,13 @@ def test_overrides_of_another_form_are_refused(text: str) -> None:
         ("validation.max_tokens=[", "validation.max_tokens"),
     ],
 )
-def test_wrong_values_are_refused_with_path_and_value(override: str, named: str) -> None:
+def test_wrong_values_are_refused_with_path_and_value(override, named):
     message = refusal(override)
     assert message.startswith(f"--set {override}")
     assert named in message
 
 
-def test_an_error_names_the_layer_that_caused_it(file: Path) -> None:
+def test_an_error_names_the_layer_that_caused_it(file):
     with pytest.raises(ConfigError, match=r"^--set engine.block_size=x: "):
         load(file, ["engine.block_size=x", "engine.max_num_seqs=4"])
     file.write_text("engine: {block_size: x}")
@@ -117,7 +116,7 @@ def test_an_error_names_the_layer_that_caused_it(file: Path) -> None:
         load(file, ["engine.max_num_seqs=4"])
 
 
-def test_unknown_and_retired_keys_are_refused_in_files_and_overrides(file: Path) -> None:
+def test_unknown_and_retired_keys_are_refused_in_files_and_overrides(file):
     with pytest.raises(UnknownKey, match=r"--set engine.*blok_size=1.*engine.block_size"):
         load(None, ["engine.blok_size=1"])
     file.write_text("engine: {swap_space: 4}")
@@ -141,21 +140,21 @@ def test_unknown_and_retired_keys_are_refused_in_files_and_overrides(file: Path)
         b"model: {path: caf\xe9}",
     ],
 )
-def test_a_file_that_holds_no_configuration_is_refused(file: Path, content: bytes) -> None:
+def test_a_file_that_holds_no_configuration_is_refused(file, content):
     file.write_bytes(content)
     for path in (file, file.parent, file.parent / "nothing.yaml"):
         with pytest.raises(ConfigError):
             load(path)
 
 
-def test_a_dump_is_complete(tmp_path: Path) -> None:
+def test_a_dump_is_complete(tmp_path):
     path = tmp_path / "all.yaml"
     path.write_text(dump(RunConfig()), encoding="utf-8")
     assert load(path) == RunConfig()
     assert "consecutive_windows: 3" in path.read_text()
 
 
-def test_an_option_is_not_parsed_and_is_cited_by_its_flag() -> None:
+def test_an_option_is_not_parsed_and_is_cited_by_its_flag():
     assert load(None, [], [Option("MODEL", "model.path", "100")]).model.path == "100"
     with pytest.raises(ConfigError, match=r"^--temperature: "):
         load(None, [], [Option("--temperature", "sampling_defaults.temperature", -1.0)])

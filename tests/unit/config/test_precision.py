@@ -6,18 +6,18 @@ from zerodrift.config.precision import PROFILES, Magnitude, Precision, Precision
 from zerodrift.core.errors import InvalidValue
 
 
-def test_every_precision_has_a_profile() -> None:
+def test_every_precision_has_a_profile():
     assert set(PROFILES) == set(Precision)
 
 
 @pytest.mark.parametrize("precision", Precision)
-def test_the_gate_lies_above_healthy(precision: Precision) -> None:
+def test_the_gate_lies_above_healthy(precision):
     profile = PROFILES[precision]
     for name in Magnitude.__struct_fields__:
         assert 0 < getattr(profile.healthy, name) < getattr(profile.gate, name)
 
 
-def test_lower_precision_is_allowed_more() -> None:
+def test_lower_precision_is_allowed_more():
     for name in Magnitude.__struct_fields__:
         for side in ("healthy", "gate"):
             sizes = [getattr(getattr(PROFILES[precision], side), name) for precision in Precision]
@@ -26,14 +26,14 @@ def test_lower_precision_is_allowed_more() -> None:
 
 
 @pytest.mark.parametrize("precision", Precision)
-def test_sizes_fit_one_distribution(precision: Precision) -> None:
+def test_sizes_fit_one_distribution(precision):
     """k3 ≈ σ²/2, and the mean of |Δ| cannot exceed σ; p90 lies between mean and what Markov's inequality allows."""
     for size in (PROFILES[precision].healthy, PROFILES[precision].gate):
         assert size.mean_abs <= math.sqrt(2 * size.k3) * 1.1
         assert size.mean_abs < size.p90_abs < 10 * size.mean_abs
 
 
-def test_known_faults_fail_the_bf16_gate_and_known_healthy_engines_pass() -> None:
+def test_known_faults_fail_the_bf16_gate_and_known_healthy_engines_pass():
     gate = PROFILES[Precision.BF16].gate
     assert 0.018 < gate.mean_abs < 0.201  # stale weights, TRL #5312
     assert 1.5e-3 < gate.k3 < 0.013  # GLM-5.2 shortly before its collapse
@@ -48,9 +48,7 @@ def test_known_faults_fail_the_bf16_gate_and_known_healthy_engines_pass() -> Non
     ],
     ids=["mean", "p90", "below healthy"],
 )
-def test_a_profile_with_a_gate_that_never_decides_is_refused(
-    healthy: tuple[float, float, float], gate: tuple[float, float, float]
-) -> None:
+def test_a_profile_with_a_gate_that_never_decides_is_refused(healthy, gate):
     sizes = [Magnitude(mean_abs=mean, p90_abs=p90, k3=k3) for mean, p90, k3 in (healthy, gate)]
     with pytest.raises(InvalidValue):
         PrecisionProfile(healthy=sizes[0], gate=sizes[1])

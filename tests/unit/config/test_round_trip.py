@@ -78,7 +78,7 @@ configs = sections(
 @example(RunConfig(model=ModelConfig(path="1e-3")))
 @example(RunConfig(model=ModelConfig(path="\x85")))
 @example(RunConfig(model=ModelConfig(path="\u2028 🙂")))
-def test_load_undoes_dump(config: RunConfig) -> None:
+def test_load_undoes_dump(config):
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "run.yaml")
         path.write_text(dump(config), encoding="utf-8")

@@ -60,7 +60,7 @@ BAD: dict[type[msgspec.Struct], dict[str, tuple[Any, ...]]] = {
         for value in values
     ],
 )
-def test_a_bad_value_is_refused_by_name(kind: type[msgspec.Struct], name: str, value: Any) -> None:
+def test_a_bad_value_is_refused_by_name(kind, name, value):
     with pytest.raises(InvalidValue) as caught:
         kind(**{name: value})
     assert type(caught.value) is (InvalidSampling if kind is SamplingDefaults else InvalidValue)
@@ -77,7 +77,7 @@ def test_a_bad_value_is_refused_by_name(kind: type[msgspec.Struct], name: str, v
         {"max_num_batched_tokens": 64, "max_model_len": 65, "enable_chunked_prefill": False},
     ],
 )
-def test_settings_that_no_engine_could_obey_together(bad: dict[str, Any]) -> None:
+def test_settings_that_no_engine_could_obey_together(bad):
     with pytest.raises(InvalidValue):
         EngineConfig(**bad)
 
@@ -94,12 +94,12 @@ def test_settings_that_no_engine_could_obey_together(bad: dict[str, Any]) -> Non
         {"gpu_memory_utilization": 1.0, "startup_timeout_s": 0.1},
     ],
 )
-def test_what_an_engine_can_obey_is_taken(good: dict[str, Any]) -> None:
+def test_what_an_engine_can_obey_is_taken(good):
     engine = EngineConfig(**good)
     assert all(getattr(engine, name) == value for name, value in good.items())
 
 
-def test_defaults_of_a_monitor_are_the_published_ones() -> None:
+def test_defaults_of_a_monitor_are_the_published_ones():
     assert MonitoringConfig() == MonitoringConfig(
         check_interval_steps=50,
         reward_baseline_window=1000,
@@ -108,7 +108,7 @@ def test_defaults_of_a_monitor_are_the_published_ones() -> None:
     )
 
 
-def test_sampling_defaults_are_the_parameters_that_requests_share() -> None:
+def test_sampling_defaults_are_the_parameters_that_requests_share():
     shared = set(SamplingDefaults.__struct_fields__)
     assert shared | OF_ONE_REQUEST == set(SamplingParams.__struct_fields__)
     assert not shared & OF_ONE_REQUEST
@@ -121,7 +121,7 @@ def test_sampling_defaults_are_the_parameters_that_requests_share() -> None:
 
 
 @pytest.mark.parametrize("precision", Precision)
-def test_gates_come_from_the_precision_and_ones_own_replace_them_one_by_one(precision: Precision) -> None:
+def test_gates_come_from_the_precision_and_ones_own_replace_them_one_by_one(precision):
     theirs = PROFILES[precision].gate
     assert ValidationConfig().gate_for(precision) == theirs
     lower = {"mean_abs": theirs.mean_abs / 2, "p90_abs": theirs.p90_abs / 2}
@@ -131,7 +131,7 @@ def test_gates_come_from_the_precision_and_ones_own_replace_them_one_by_one(prec
 
 
 @pytest.mark.parametrize("loose", [{"mean_abs": 0.5}, {"p90_abs": 0.9}])
-def test_a_gate_of_ones_own_that_would_never_decide_is_refused(loose: dict[str, float]) -> None:
+def test_a_gate_of_ones_own_that_would_never_decide_is_refused(loose):
     """With the profile's k3 in force, a run with half of that |Δ| would fail by k3, whatever was set."""
     with pytest.raises(InvalidValue):
         ValidationConfig(gates=GateConfig(**loose)).gate_for(Precision.BF16)
@@ -141,19 +141,19 @@ def test_a_gate_of_ones_own_that_would_never_decide_is_refused(loose: dict[str, 
 @pytest.mark.parametrize(
     ("tolerance", "own", "k3"), [(1e-3, None, 1e-3), (1.0, None, 2e-3), (None, None, 2e-3), (1e-4, 1.0, 1e-4)]
 )
-def test_tolerance_only_tightens(tolerance: float | None, own: float | None, k3: float) -> None:
+def test_tolerance_only_tightens(tolerance, own, k3):
     config = ValidationConfig(tolerance=tolerance, gates=GateConfig(k3=own))
     assert config.gate_for(Precision.BF16).k3 == k3
 
 
 @pytest.mark.parametrize("beside", [{"prompts": "mine.jsonl"}, {"position_probes": (0.5,)}])
-def test_a_task_brings_its_own_prompts(beside: dict[str, Any]) -> None:
+def test_a_task_brings_its_own_prompts(beside):
     assert ValidationConfig(task="sums").task == "sums"
     with pytest.raises(InvalidValue):
         ValidationConfig(task="sums", **beside)
 
 
-def test_the_engine_must_hold_what_training_needs() -> None:
+def test_the_engine_must_hold_what_training_needs():
     trained = ModelConfig(max_model_len=100)
     for served in (100, 200):
         RunConfig(model=trained, engine=EngineConfig(max_model_len=served))
@@ -164,7 +164,7 @@ def test_the_engine_must_hold_what_training_needs() -> None:
 @pytest.mark.parametrize(
     "limit", [{"model": ModelConfig(max_model_len=33)}, {"engine": EngineConfig(max_model_len=33)}]
 )
-def test_outputs_must_leave_room_for_a_prompt(limit: dict[str, Any]) -> None:
+def test_outputs_must_leave_room_for_a_prompt(limit):
     RunConfig(**limit)
     with pytest.raises(InvalidValue):
         RunConfig(**limit, validation=ValidationConfig(max_tokens=33))

@@ -20,7 +20,7 @@ def config(profile: Profile, directory: Path) -> RunConfig:
 
 
 @pytest.mark.parametrize("profile", Profile)
-def test_a_profile_is_complete_and_names_itself(profile: Profile) -> None:
+def test_a_profile_is_complete_and_names_itself(profile):
     text = shipped.text(profile)
     values = parse(text, profile)
     assert isinstance(values, dict)
@@ -44,19 +44,19 @@ MATRIX = {
 
 
 @pytest.mark.parametrize("path", MATRIX)
-def test_profiles_follow_the_decision_matrix(path: str, tmp_path: Path) -> None:
+def test_profiles_follow_the_decision_matrix(path, tmp_path):
     section, name = path.split(".")
     chosen = tuple(getattr(getattr(config(profile, tmp_path), section), name) for profile in Profile)
     assert chosen == MATRIX[path]
 
 
 @pytest.mark.parametrize("profile", [profile for profile in Profile if profile is not Profile.SERVING])
-def test_profiles_for_training_sample_what_a_trainer_can_reproduce(profile: Profile, tmp_path: Path) -> None:
+def test_profiles_for_training_sample_what_a_trainer_can_reproduce(profile, tmp_path):
     run = config(profile, tmp_path)
     LogprobContract(kind=LogprobKind.PROCESSED, sampling=run.sampling_defaults.params())
     assert not run.engine.enable_prefix_caching
 
 
-def test_numbers_in_comments_are_those_of_the_gates(tmp_path: Path) -> None:
+def test_numbers_in_comments_are_those_of_the_gates(tmp_path):
     gate = config(Profile.RL_TRAINING, tmp_path).validation.gate_for(Precision.BF16)
     assert f"mean |Δ| {gate.mean_abs}, k3 {gate.k3} for bf16" in shipped.text(Profile.RL_TRAINING)

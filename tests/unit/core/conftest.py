@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind
@@ -8,7 +6,7 @@ from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
 
 
 @pytest.fixture
-def fields() -> dict[str, Any]:
+def fields():
     """What a sound completion of three tokens after a prompt of two is made of."""
     version = WeightVersion("step-1", "0123456789abcdef")
     return {
@@ -25,5 +23,5 @@ def fields() -> dict[str, Any]:
 
 
 @pytest.fixture
-def completion(fields: dict[str, Any]) -> Completion:
+def completion(fields):
     return Completion(**fields)

@@ -73,9 +73,7 @@ NOT_FINITE: dict[str, tuple[Any, ...]] = {
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_an_impossible_completion(
-    fields: dict[str, Any], name: str, value: Any, error: type[ZerodriftError]
-) -> None:
+def test_an_impossible_completion(fields, name, value, error):
     with pytest.raises(ZerodriftError) as caught:
         Completion(**{**fields, name: value})
     assert type(caught.value) is error
@@ -97,23 +95,23 @@ def test_an_impossible_completion(
     ],
     ids=str,
 )
-def test_a_possible_completion(fields: dict[str, Any], changes: dict[str, Any]) -> None:
+def test_a_possible_completion(fields, changes):
     assert Completion(**{**fields, **changes}).sequence == (1, 2, 3, 4, 5)
 
 
-def test_a_completion_of_nothing(fields: dict[str, Any]) -> None:
+def test_a_completion_of_nothing(fields):
     """An aborted request: no token, no version, and KV for the prompt or for none of it."""
     nothing = {"token_ids": (), "logprobs": (), "versions": (), "finish_reason": FinishReason.ABORT}
     for lineage in ((), (LineageSegment(OLD, 0, 2),)):
         assert Completion(**{**fields, **nothing, "lineage": lineage}).sequence == (1, 2)
 
 
-def test_a_change_is_checked_as_a_construction_is(completion: Completion) -> None:
+def test_a_change_is_checked_as_a_construction_is(completion):
     with pytest.raises(NonFinite):
         msgspec.structs.replace(completion, logprobs=(math.nan,) * 3)
 
 
-def test_a_decoder_refuses_it_too(completion: Completion) -> None:
+def test_a_decoder_refuses_it_too(completion):
     document = msgspec.json.encode(completion)
     assert msgspec.json.decode(document, type=Completion) == completion
     for bad in (document.replace(b"-1.5", b"-9999.0"), document.replace(b"-1.5", b"null")):
@@ -122,27 +120,27 @@ def test_a_decoder_refuses_it_too(completion: Completion) -> None:
             msgspec.json.decode(bad, type=Completion)
 
 
-def test_unknown_fields_are_refused(completion: Completion) -> None:
+def test_unknown_fields_are_refused(completion):
     document = msgspec.json.encode({**msgspec.to_builtins(completion), "rank": 1})
     with pytest.raises(msgspec.ValidationError, match="rank"):
         msgspec.json.decode(document, type=Completion)
 
 
 @pytest.mark.parametrize("value", [-9998.0, -9998.5, -9999.0, -1e5])
-def test_numbers_that_stand_for_nan_are_refused(value: float) -> None:
+def test_numbers_that_stand_for_nan_are_refused(value):
     """-9999 in bf16 or after a subtraction is not quite -9999."""
     with pytest.raises(NonFinite):
         check_logprobs("logprobs", [value])
     check_logprobs("logprobs", [-9997.9])
 
 
-def test_an_answer_is_made_of_completions_and_problems(completion: Completion) -> None:
+def test_an_answer_is_made_of_completions_and_problems(completion):
     with pytest.raises(InvalidValue):
-        Answer([completion])  # type: ignore[arg-type]
+        Answer([completion])
     with pytest.raises(InvalidValue):
-        Answer((), ("torn",))  # type: ignore[arg-type]
+        Answer((), ("torn",))
     with pytest.raises(InvalidValue):
-        Problem("value/invalid", None)  # type: ignore[arg-type]
+        Problem("value/invalid", None)
 
 
 RAW, PROCESSED = LogprobKind.RAW, LogprobKind.PROCESSED
@@ -159,7 +157,7 @@ SHAPED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", SHAPED, ids=str)
-def test_what_a_softmax_cannot_reproduce_must_be_replayed(options: dict[str, Any]) -> None:
+def test_what_a_softmax_cannot_reproduce_must_be_replayed(options):
     for kind in LogprobKind:
         with pytest.raises(ContractViolation):
             LogprobContract(kind, SamplingParams(**options))
@@ -167,7 +165,7 @@ def test_what_a_softmax_cannot_reproduce_must_be_replayed(options: dict[str, Any
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"seed": 3, "stop_token_ids": (1,)}], ids=str)
-def test_raw_logprobs_are_those_of_the_model_itself(options: dict[str, Any]) -> None:
+def test_raw_logprobs_are_those_of_the_model_itself(options):
     LogprobContract(RAW, SamplingParams(**options))
     LogprobContract(PROCESSED, SamplingParams(**{"temperature": 0.7} | options))
     with pytest.raises(ContractViolation):
@@ -177,7 +175,7 @@ def test_raw_logprobs_are_those_of_the_model_itself(options: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     "fields", [("raw", SamplingParams()), (RAW, None), (RAW, SamplingParams(), "yes")], ids=str
 )
-def test_a_contract_is_made_of_what_it_says(fields: tuple[Any, ...]) -> None:
+def test_a_contract_is_made_of_what_it_says(fields):
     with pytest.raises(ContractViolation):
         LogprobContract(*fields)
 
@@ -187,7 +185,7 @@ def fingerprint(**changes: Any) -> EngineFingerprint:
     return EngineFingerprint(**{"engine": "x", **parts, **changes})
 
 
-def test_a_fingerprint_does_not_depend_on_order() -> None:
+def test_a_fingerprint_does_not_depend_on_order():
     assert fingerprint(semantic={"b": "2", "a": "1"}).digest == fingerprint().digest
 
 
@@ -200,7 +198,7 @@ def test_a_fingerprint_does_not_depend_on_order() -> None:
         ("engine", "y", {"semantic", "numeric", "deployment"}),
     ],
 )
-def test_a_changed_part_changes_its_digest_and_the_whole(part: str, value: Any, moved: set[str]) -> None:
+def test_a_changed_part_changes_its_digest_and_the_whole(part, value, moved):
     before, after = fingerprint(), fingerprint(**{part: value})
     assert before.digest != after.digest
     assert {name for name, digest in after.digests().items() if digest != before.digests()[name]} == moved
@@ -208,6 +206,6 @@ def test_a_changed_part_changes_its_digest_and_the_whole(part: str, value: Any, 
 
 @pytest.mark.parametrize("part", ["semantic", "numeric", "deployment", "engine"])
 @pytest.mark.parametrize("fact", [{2: "threads"}, {"threads": 2}], ids=str)
-def test_facts_are_strings_under_strings_and_an_engine_has_a_name(part: str, fact: dict[Any, Any]) -> None:
+def test_facts_are_strings_under_strings_and_an_engine_has_a_name(part, fact):
     with pytest.raises(InvalidValue):
         fingerprint(**{part: fact})

@@ -21,7 +21,7 @@ CHANGES: list[Callable[[Any], object]] = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_no_change_is_possible(change: Callable[[Any], object]) -> None:
+def test_no_change_is_possible(change):
     frozen = FrozenDict({"a": 1})
     with pytest.raises(TypeError):
         change(frozen)
@@ -30,9 +30,7 @@ def test_no_change_is_possible(change: Callable[[Any], object]) -> None:
 
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy])
-def test_it_is_a_dict_to_everybody_else(
-    again: Callable[[FrozenDict[str, int]], FrozenDict[str, int]],
-) -> None:
+def test_it_is_a_dict_to_everybody_else(again):
     frozen = FrozenDict({"b": 1, "a": 2})
     assert frozen == {"a": 2, "b": 1}
     assert msgspec.json.encode(frozen, order="sorted") == b'{"a":2,"b":1}'
@@ -49,7 +47,7 @@ class Holder(msgspec.Struct, frozen=True):
         freeze(self, "facts")
 
 
-def test_what_is_given_is_copied() -> None:
+def test_what_is_given_is_copied():
     given = {"a": 1}
     holder = Holder(given)
     given["a"] = 2
@@ -58,6 +56,6 @@ def test_what_is_given_is_copied() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 5, "ab", [("a", 1)]])
-def test_what_is_no_mapping(value: object) -> None:
+def test_what_is_no_mapping(value):
     with pytest.raises(InvalidValue):
         Holder(value)

@@ -1,5 +1,4 @@
 import errno
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from zerodrift.core import memory
         (ValueError("not enough memory"), False),
     ],
 )
-def test_what_memory_that_ran_out_looks_like(error: Exception, memory_ran_out: bool) -> None:
+def test_what_memory_that_ran_out_looks_like(error, memory_ran_out):
     assert memory.ran_out(error) is memory_ran_out
 
 
@@ -39,14 +38,7 @@ def test_what_memory_that_ran_out_looks_like(error: Exception, memory_ran_out: b
         ("5000", "2000", None, 3000),
     ],
 )
-def test_the_tighter_of_machine_and_container_counts(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    limit: str | None,
-    in_use: str | None,
-    machine: str | None,
-    free: int | None,
-) -> None:
+def test_the_tighter_of_machine_and_container_counts(tmp_path, monkeypatch, limit, in_use, machine, free):
     for name, text in (("LIMIT", limit), ("IN_USE", in_use), ("MEMINFO", machine)):
         path = tmp_path / name
         if text is not None:

@@ -27,7 +27,7 @@ NO_IDS = [
 
 
 @pytest.mark.parametrize("ids", NO_IDS, ids=str)
-def test_an_impossible_prompt(ids: Any) -> None:
+def test_an_impossible_prompt(ids):
     with pytest.raises(InvalidPrompt) as caught:
         Prompt(ids)
     assert caught.value.code == "value/prompt"
@@ -35,21 +35,21 @@ def test_an_impossible_prompt(ids: Any) -> None:
 
 
 @pytest.mark.parametrize("ids", [(1, 2), [1, 2], range(1, 3), deque((1, 2)), array("q", (1, 2))])
-def test_ids_may_come_as_any_sequence_of_ints(ids: Any) -> None:
+def test_ids_may_come_as_any_sequence_of_ints(ids):
     assert Prompt(ids).token_ids == (1, 2)
 
 
-def test_a_request_is_a_prompt_and_parameters() -> None:
+def test_a_request_is_a_prompt_and_parameters():
     with pytest.raises(InvalidPrompt):
-        Request((1, 2))  # type: ignore[arg-type]
+        Request((1, 2))
     with pytest.raises(InvalidSampling):
-        Request(Prompt((1,)), None)  # type: ignore[arg-type]
+        Request(Prompt((1,)), None)
     for name in ("text", "cache_salt"):
         with pytest.raises(InvalidPrompt):
-            Prompt((1,), **{name: 5})  # type: ignore[arg-type]
+            Prompt((1,), **{name: 5})
 
 
-def test_ids_beyond_the_vocabulary() -> None:
+def test_ids_beyond_the_vocabulary():
     Prompt((0, 511)).check_vocabulary(512)
     with pytest.raises(InvalidPrompt):
         Prompt((0, 512)).check_vocabulary(512)
@@ -80,7 +80,7 @@ REFUSED += [{"temperature": 0, **options} for options in NOTHING_TO_CUT]
 
 
 @pytest.mark.parametrize("options", REFUSED, ids=lambda value: str(value)[:40])
-def test_impossible_sampling(options: dict[str, Any]) -> None:
+def test_impossible_sampling(options):
     """Made so, or changed so; the message names the parameter."""
     with pytest.raises(InvalidSampling) as caught:
         SamplingParams(**options)
@@ -110,11 +110,11 @@ def test_impossible_sampling(options: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_the_ends_of_every_range_are_allowed(options: dict[str, Any]) -> None:
+def test_the_ends_of_every_range_are_allowed(options):
     SamplingParams(**options)
 
 
-def test_sequences_and_mappings_are_copied() -> None:
+def test_sequences_and_mappings_are_copied():
     stop, ids, bias = ["x"], [4], {1: 2.0}
     params = SamplingParams(stop=stop, stop_token_ids=ids, logit_bias=bias)
     stop.append("y")
@@ -123,14 +123,14 @@ def test_sequences_and_mappings_are_copied() -> None:
     assert (params.stop, params.stop_token_ids, params.logit_bias) == (("x",), (4,), {1: 2.0})
 
 
-def test_an_unknown_parameter_is_refused() -> None:
+def test_an_unknown_parameter_is_refused():
     with pytest.raises(TypeError, match="best_of"):
         SamplingParams(best_of=3)
     with pytest.raises(msgspec.ValidationError, match="best_of"):
         msgspec.json.decode(b'{"best_of": 3}', type=SamplingParams)
 
 
-def test_parameters_cannot_be_changed() -> None:
+def test_parameters_cannot_be_changed():
     with pytest.raises(AttributeError):
         SamplingParams().temperature = 2.0
 
@@ -149,7 +149,7 @@ def test_parameters_cannot_be_changed() -> None:
         ({"min_tokens": 1}, ""),
     ],
 )
-def test_what_changes_the_distribution(options: dict[str, Any], does: str) -> None:
+def test_what_changes_the_distribution(options, does):
     assert set(options) <= set(SHAPING)
     params = SamplingParams(**options)
     assert not params.own_distribution
@@ -157,13 +157,13 @@ def test_what_changes_the_distribution(options: dict[str, Any], does: str) -> No
     assert [name for name in ("greedy", "truncates", "penalises") if getattr(params, name)] == does.split()
 
 
-def test_what_does_not() -> None:
+def test_what_does_not():
     assert SamplingParams(temperature=0).greedy
     for options in ({}, {"temperature": 0}, {"seed": 4, "n": 1, "max_tokens": 3, "stop_token_ids": (5,)}):
         assert SamplingParams(**options).own_distribution
 
 
-def test_a_greedy_sampler_has_nothing_to_cut_off() -> None:
+def test_a_greedy_sampler_has_nothing_to_cut_off():
     """What an engine does that finds defaults for what a greedy request left out."""
     greedy, warm = SamplingParams(temperature=0), SamplingParams(temperature=0.7)
     cut = {"top_p": 0.9, "top_k": 5, "min_p": 0.1}
@@ -176,14 +176,14 @@ def test_a_greedy_sampler_has_nothing_to_cut_off() -> None:
     assert warm.with_in_force(top_p=0.9).with_in_force(temperature=0) == greedy
 
 
-def test_parameters_that_the_model_cannot_follow() -> None:
+def test_parameters_that_the_model_cannot_follow():
     SamplingParams(logit_bias={511: 1.0}, stop_token_ids=(511,), min_tokens=3).check_vocabulary(512)
     for options in ({"logit_bias": {512: 1.0}}, {"stop_token_ids": (3, 600)}):
         with pytest.raises(InvalidSampling):
             SamplingParams(**options).check_vocabulary(512)
 
 
-def test_a_decoder_reports_where_a_value_stood() -> None:
+def test_a_decoder_reports_where_a_value_stood():
     document = b'{"prompt": {"token_ids": [1]}, "sampling": {"top_p": 7}}'
     with pytest.raises(
         msgspec.ValidationError, match=r"top_p is 7.0; it is a mass in .* - at `\$\.sampling`"

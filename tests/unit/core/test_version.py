@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 
 from zerodrift.core.errors import InvalidCompletion, InvalidValue
@@ -9,7 +7,7 @@ OLD, NEW = WeightVersion("step-1"), WeightVersion("step-2", "abcd")
 
 
 @pytest.mark.parametrize("fields", [("",), (7,), ("step-7", 7)], ids=str)
-def test_a_version_is_a_label_and_perhaps_a_digest(fields: tuple[Any, ...]) -> None:
+def test_a_version_is_a_label_and_perhaps_a_digest(fields):
     with pytest.raises(InvalidValue) as caught:
         WeightVersion(*fields)
     assert caught.value.code == "value/invalid"
@@ -21,7 +19,7 @@ def test_a_version_is_a_label_and_perhaps_a_digest(fields: tuple[Any, ...]) -> N
     [("v", 0, 1), (OLD, -1, 3), (OLD, 0, 0), (OLD, 4, 3), (OLD, 0.0, 3), (OLD, 0, True), (OLD, None, 3)],
     ids=str,
 )
-def test_a_span_belongs_to_a_version_and_covers_something(kind: Any, fields: tuple[Any, ...]) -> None:
+def test_a_span_belongs_to_a_version_and_covers_something(kind, fields):
     with pytest.raises(InvalidValue):
         kind(*fields)
 
@@ -31,7 +29,7 @@ def test_a_span_belongs_to_a_version_and_covers_something(kind: Any, fields: tup
     [([], 0), ([(0, 5)], 5), ([(0, 2), (2, 5)], 5)],
 )
 @pytest.mark.parametrize("kind", [VersionSpan, LineageSegment])
-def test_spans_that_cover_everything_once(kind: Any, bounds: list[tuple[int, int]], length: int) -> None:
+def test_spans_that_cover_everything_once(kind, bounds, length):
     spans = tuple(kind(OLD, start, end) for start, end in bounds)
     check_cover(spans, length, "spans")
     for wrong in (spans[1:], spans[::-1], (*spans, *spans), (*spans, kind(NEW, length + 1, length + 2))):

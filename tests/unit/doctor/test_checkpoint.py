@@ -60,16 +60,14 @@ def exit_code(command: str) -> int:
         ({"config": DEEP}, "?"),
     ],
 )
-def test_the_method_is_the_checkpoints(
-    tmp_path: Path, contents: dict[str, object], expected: str | None
-) -> None:
+def test_the_method_is_the_checkpoints(tmp_path, contents, expected):
     command = f"vllm serve {directory(tmp_path, contents)} {SOUND}"
     assert found(command, "quantization") == expected
     assert ("quantisation-unseen" in fired(command)) is (expected == "?")
     assert ("quantised-weights" in fired(command)) is (expected not in ("?", None))
 
 
-def test_no_flag_cures_a_quantised_checkpoint(tmp_path: Path) -> None:
+def test_no_flag_cures_a_quantised_checkpoint(tmp_path):
     target = CommandLine(f"vllm serve {directory(tmp_path, {'config': AWQ})} {SOUND}")
     diagnosis, judgements = diagnose(target, {})
     (advice,) = (finding for finding in diagnosis.findings if finding.rule == "quantised-weights")
@@ -90,7 +88,7 @@ def test_no_flag_cures_a_quantised_checkpoint(tmp_path: Path) -> None:
         ("/no/such/model", "", 3, False),
     ],
 )
-def test_a_checkpoint_that_cannot_be_looked_into(model: str, flags: str, code: int, noted: bool) -> None:
+def test_a_checkpoint_that_cannot_be_looked_into(model, flags, code, noted):
     command = f"vllm serve {model} {SOUND} {flags}"
     assert exit_code(command) == code
     assert ("quantisation-unseen" in fired(command)) is noted
@@ -112,7 +110,7 @@ def test_a_checkpoint_that_cannot_be_looked_into(model: str, flags: str, code: i
         ("{0}/plain --hf-overrides $OVERRIDES", "?"),
     ],
 )
-def test_the_configuration_in_force_is_read(tmp_path: Path, words: str, expected: str | None) -> None:
+def test_the_configuration_in_force_is_read(tmp_path, words, expected):
     directory(tmp_path, {"config": {}}, "plain")
     directory(tmp_path, {"config": AWQ}, "awq")
     directory(tmp_path, {"config": {"text_config": AWQ}}, "eyes")
@@ -136,9 +134,7 @@ def test_the_configuration_in_force_is_read(tmp_path: Path, words: str, expected
         ("engine: {{name: vllm}}\nmodel: {{path: Q}}\n", FileKind.ZERODRIFT, (None, Origin.UNKNOWN)),
     ],
 )
-def test_files_name_checkpoints_too(
-    tmp_path: Path, text: str, kind: FileKind, expected: tuple[str | None, Origin]
-) -> None:
+def test_files_name_checkpoints_too(tmp_path, text, kind, expected):
     target = open_text(text.format(directory(tmp_path, {"config": AWQ})), "f.yaml", kind)
     read = target.read().settings["quantization"]
     assert (read.value, read.origin) == expected
@@ -160,7 +156,7 @@ def test_files_name_checkpoints_too(
         ({}, None),
     ],
 )
-def test_what_a_server_fills_in(tmp_path: Path, contents: dict[str, object], expected: str | None) -> None:
+def test_what_a_server_fills_in(tmp_path, contents, expected):
     assert found(f"vllm serve {directory(tmp_path, contents)}", "generation_defaults") == expected
 
 
@@ -179,7 +175,7 @@ def test_what_a_server_fills_in(tmp_path: Path, contents: dict[str, object], exp
         ("{0}/warm --override-generation-config '{{\"top_p\": 1.0}}'", "temperature 0.6"),
     ],
 )
-def test_which_defaults_are_in_force(tmp_path: Path, words: str, expected: str | None) -> None:
+def test_which_defaults_are_in_force(tmp_path, words, expected):
     directory(tmp_path, {"generation_config": {"temperature": 0.6}}, "warm")
     directory(tmp_path, {"generation_config": {"top_p": 1.0}}, "plain")
     assert found(f"vllm serve {words.format(tmp_path)}", "generation_defaults") == expected

@@ -1,7 +1,5 @@
 """Command lines: read as vLLM reads them, and corrected."""
 
-from pathlib import Path
-
 import pytest
 
 from zerodrift.core.errors import ConfigError
@@ -78,7 +76,7 @@ def fixed(command: str, changes: dict[str, Value] | None = None) -> str:
         ("--host None", "host", "0.0.0.0"),
     ],
 )
-def test_flags_are_read_as_vllm_reads_them(words: str, name: str, expected: Value) -> None:
+def test_flags_are_read_as_vllm_reads_them(words, name, expected):
     assert value(f"vllm serve Q {words}", name) == expected
 
 
@@ -91,12 +89,12 @@ def test_flags_are_read_as_vllm_reads_them(words: str, name: str, expected: Valu
         *("--conf x.yaml", "--enable", "-tp2", "--tp 2", "extra", "--api-key k --lgprobs-mode x"),
     ],
 )
-def test_what_vllm_refuses_is_wrong(words: str) -> None:
+def test_what_vllm_refuses_is_wrong(words):
     assert value(f"vllm serve Q {words}", "refused")
     assert exit_code(f"vllm serve Q {words}") == 1
 
 
-def test_what_may_have_been_meant() -> None:
+def test_what_may_have_been_meant():
     assert "--logprobs-mode" in str(value("vllm serve Q --lgprobs-mode x", "refused"))
 
 
@@ -116,7 +114,7 @@ def test_what_may_have_been_meant() -> None:
         *("docker run -e A=1 img vllm serve m", "docker run vllm/vllm-openai --model m"),
     ],
 )
-def test_what_cannot_be_read_is_refused(command: str) -> None:
+def test_what_cannot_be_read_is_refused(command):
     with pytest.raises(ConfigError):
         CommandLine(command).read()
 
@@ -138,19 +136,19 @@ def test_what_cannot_be_read_is_refused(command: str) -> None:
         ("CUDA_VISIBLE_DEVICES=0 vllm serve m", "device", "cuda"),
     ],
 )
-def test_variables_that_vllm_is_started_with(command: str, name: str, expected: Value) -> None:
+def test_variables_that_vllm_is_started_with(command, name, expected):
     assert value(command, name) == expected
     assert value(command, "refused") is None
 
 
 @pytest.mark.parametrize("text", ["true", "", "1.0"])
-def test_variables_that_stop_vllm(text: str) -> None:
+def test_variables_that_stop_vllm(text):
     assert value(f"VLLM_BATCH_INVARIANT='{text}' vllm serve m", "batch_invariant") == UNKNOWN
     assert value(f"VLLM_BATCH_INVARIANT='{text}' vllm serve m", "refused")
 
 
 @pytest.mark.parametrize("words", ["$EXTRA_ARGS", '"$@"', "${ARGS:-}", '--seed 1 "${MORE[@]}"'])
-def test_words_of_a_variable_cannot_be_seen(words: str) -> None:
+def test_words_of_a_variable_cannot_be_seen(words):
     sound = f"vllm serve m --no-async-scheduling --logprobs-mode processed_logprobs {words}"
     assert value(sound, "unseen_words") == UNKNOWN
     assert exit_code(sound) == 3
@@ -166,11 +164,11 @@ def test_words_of_a_variable_cannot_be_seen(words: str) -> None:
         "vllm serve \\\n  Q \\\n --seed 3 # why",
     ],
 )
-def test_programs_that_are_vllm(command: str) -> None:
+def test_programs_that_are_vllm(command):
     assert CommandLine(command).model == "Q"
 
 
-def test_defaults_and_what_is_not_judged() -> None:
+def test_defaults_and_what_is_not_judged():
     command = "HF_HOME=/x vllm serve Q --seed 0 --block-size 32 --dtype $D --port 80 --api-key $K"
     reading = CommandLine(command).read()
     assert [text.partition(":")[0] for text in reading.not_judged] == ["--block-size", "--dtype", "HF_HOME"]
@@ -194,7 +192,7 @@ def test_defaults_and_what_is_not_judged() -> None:
         ("CUDA_VISIBLE_DEVICES=0 MKL_CBWR=AUTO", False),
     ],
 )
-def test_threads_on_cpu_may_pick_different_kernels(variables: str, fires: bool) -> None:
+def test_threads_on_cpu_may_pick_different_kernels(variables, fires):
     findings = diagnose(CommandLine(f"{variables} vllm serve Q"), {})[0].findings
     assert ("first-call-on-cpu" in {finding.rule for finding in findings}) is fires
 
@@ -222,11 +220,11 @@ def test_threads_on_cpu_may_pick_different_kernels(variables: str, fires: bool) 
         (f"vllm serve Q -ac '{JSON}'", {"attention_backend": "X"}, f"vllm serve Q -ac '{JSON}'"),
     ],
 )
-def test_a_change_leaves_the_rest_as_it_was(before: str, changes: dict[str, Value], after: str) -> None:
+def test_a_change_leaves_the_rest_as_it_was(before, changes, after):
     assert fixed(before, changes) == after
 
 
-def test_a_correction_has_nothing_wrong_and_is_left_alone() -> None:
+def test_a_correction_has_nothing_wrong_and_is_left_alone():
     after = fixed("vllm serve m --logprobs-mode raw --enable-prefix-caching=False # prod")
     assert exit_code(after) == 0
     assert fixed(after) == after
@@ -234,7 +232,7 @@ def test_a_correction_has_nothing_wrong_and_is_left_alone() -> None:
     assert exit_code(fixed("vllm serve Q --tensr-parallel-size 4")) == 1
 
 
-def test_flags_win_over_the_file(tmp_path: Path) -> None:
+def test_flags_win_over_the_file(tmp_path):
     file = tmp_path / "serve.yaml"
     file.write_text(
         "model: Q\nlogprobs-mode: processed_logprobs\nseed: 3\nenable_prefix_caching: false\nmystery: 1\n"
@@ -258,7 +256,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert value(f"{command} --config {file}", "refused") != expected["refused"]
 
 
-def test_a_config_behind_an_equals_sign_is_not_read_by_vllm(tmp_path: Path) -> None:
+def test_a_config_behind_an_equals_sign_is_not_read_by_vllm(tmp_path):
     file = tmp_path / "serve.yaml"
     file.write_text("seed: 3\n")
     assert value(f"vllm serve Q --config={file}", "ignored_config") == str(file)

@@ -1,7 +1,5 @@
 """Files of vLLM, TRL, PipelineRL and our own: what they mean, and what a correction leaves alone."""
 
-from pathlib import Path
-
 import pytest
 
 from zerodrift.config.shipped import Profile, text
@@ -48,7 +46,7 @@ def exit_code(content: str) -> int:
         ("engine: {name: vllm}", ZerodriftFile),
     ],
 )
-def test_a_file_is_told_by_its_keys(content: str, kind: type) -> None:
+def test_a_file_is_told_by_its_keys(content, kind):
     assert isinstance(opened(content), kind)
 
 
@@ -62,12 +60,12 @@ def test_a_file_is_told_by_its_keys(content: str, kind: type) -> None:
         *("use_vllm: true\ngeneration_kwargs: 3", "use_vllm: true\ngeneration_kwargs: '{a'"),
     ],
 )
-def test_what_cannot_be_read_is_refused(content: str) -> None:
+def test_what_cannot_be_read_is_refused(content):
     with pytest.raises(ConfigError):
         opened(content).read()
 
 
-def test_what_is_neither_file_nor_command_is_refused(tmp_path: Path) -> None:
+def test_what_is_neither_file_nor_command_is_refused(tmp_path):
     binary = tmp_path / "b.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
     for target in (" ", "localhost:8000", "nowhere.yaml", "x " * 4000, str(binary)):
@@ -77,7 +75,7 @@ def test_what_is_neither_file_nor_command_is_refused(tmp_path: Path) -> None:
         opened("engine: {logprob_mode: raw_logprobs}")
 
 
-def test_a_file_may_be_called_anything_and_a_script_is_a_command(tmp_path: Path) -> None:
+def test_a_file_may_be_called_anything_and_a_script_is_a_command(tmp_path):
     (tmp_path / "my grpo").write_text("use_vllm: true\n")
     (tmp_path / "serve.sh").write_text("#!/bin/sh\nA=1 exec vllm serve Q\n")
     assert isinstance(open_target(str(tmp_path / "my grpo")), TrlFile)
@@ -134,14 +132,14 @@ def test_a_file_may_be_called_anything_and_a_script_is_a_command(tmp_path: Path)
         ("engine: {name: exact, logprobs_mode: raw_logprobs}", "logprobs_mode", "raw_logprobs"),
     ],
 )
-def test_what_a_file_means(content: str, name: str, expected: Value) -> None:
+def test_what_a_file_means(content, name, expected):
     assert value(content, name) == expected
 
 
 @pytest.mark.parametrize(
     "line", ['enable-lora: "false"', "async-scheduling: 0", "max-logprobs: null", "logprob-mode: raw_logits"]
 )
-def test_lines_that_vllm_refuses(line: str) -> None:
+def test_lines_that_vllm_refuses(line):
     assert value(f"model: Q\n{line}\n", "refused") is not None
     assert exit_code(f"model: Q\n{line}\n") == 1
 
@@ -156,12 +154,12 @@ def test_lines_that_vllm_refuses(line: str) -> None:
         ("engine: {name: exact}", ("engine.name: exact",)),
     ],
 )
-def test_what_is_not_judged_is_listed(content: str, listed: tuple[str, ...]) -> None:
+def test_what_is_not_judged_is_listed(content, listed):
     assert opened(content).read().not_judged == listed
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_a_server_that_nobody_asks_is_named(asks: bool) -> None:
+def test_a_server_that_nobody_asks_is_named(asks):
     told, _ = diagnose(opened("engine: {name: vllm, url: 'http://x:1'}"), {}, asks_server=asks)
     assert (told.not_judged == ()) is asks
     assert any("http://x:1" in line for line in told.not_judged) is not asks
@@ -181,11 +179,11 @@ def test_a_server_that_nobody_asks_is_named(asks: bool) -> None:
         ("use_vllm: true\nvllm_importance_sampling_correction: 'false'", 0),
     ],
 )
-def test_exit_codes(content: str, code: int) -> None:
+def test_exit_codes(content, code):
     assert exit_code(content) == code
 
 
-def test_a_server_that_was_asked_is_not_left_open() -> None:
+def test_a_server_that_was_asked_is_not_left_open():
     target = opened("engine: {name: vllm, url: 'http://x:1'}")
     asked = {"running_server": Setting("running_server", None, Origin.ASKED)}
     assert diagnose(target, asked)[0].exit_code == 0
@@ -210,7 +208,7 @@ def test_a_server_that_was_asked_is_not_left_open() -> None:
         ("engine: {name: vllm}", "head_dtype", "model", "engine.head_dtype=auto"),
     ],
 )
-def test_what_to_type(content: str, name: str, new: Value, typed: str | None) -> None:
+def test_what_to_type(content, name, new, typed):
     assert opened(content).typed(name, new) == typed
 
 
@@ -245,9 +243,7 @@ def test_what_to_type(content: str, name: str, new: Value, typed: str | None) ->
         ),
     ],
 )
-def test_a_change_leaves_the_rest_as_it_was(
-    before: str, changes: dict[str, Value], old: str, new: str
-) -> None:
+def test_a_change_leaves_the_rest_as_it_was(before, changes, old, new):
     corrected = opened(before).corrected(changes)
     assert corrected is not None
     assert corrected.printed() == before.replace(old, new)
@@ -262,13 +258,11 @@ def test_a_change_leaves_the_rest_as_it_was(
         ("model: Q\nasync_scheduling: false\nasync-scheduling: true\n", {"dropped_lines": None}),
     ],
 )
-def test_what_would_change_something_else_too_is_left_to_its_owner(
-    content: str, changes: dict[str, Value]
-) -> None:
+def test_what_would_change_something_else_too_is_left_to_its_owner(content, changes):
     assert opened(content).corrected(changes) is None
 
 
-def test_text_that_looks_like_something_else_is_quoted() -> None:
+def test_text_that_looks_like_something_else_is_quoted():
     changed = YamlText("a: 1\nb: .nan\n", "f").with_values({("a",): "true", ("c", "d"): 1}, {})
     assert changed is not None
     assert (changed.values["a"], changed.values["c"]) == ("true", {"d": 1})
@@ -318,11 +312,11 @@ SKYRL = "trainer: {{seed: 1}}\ngenerator: {{{}}}\n"
         ),
     ],
 )
-def test_settings_of_verl_and_skyrl_by_their_tables(content: str, name: str, expected: Value) -> None:
+def test_settings_of_verl_and_skyrl_by_their_tables(content, name, expected):
     assert value(content, name) == expected
 
 
-def test_keys_that_no_table_names_are_said_to_be_unread() -> None:
+def test_keys_that_no_table_names_are_said_to_be_unread():
     content = (
         "actor_rollout_ref:\n  rollout: {name: sglang, top_p: 0.9, n: 8, agent: {num_workers: 8}}\n"
         "  actor: {fsdp_config: {dtype: float16}, ppo_epochs: 2}\nalgorithm: {gamma: 1}\n"
@@ -340,7 +334,7 @@ def test_keys_that_no_table_names_are_said_to_be_unread() -> None:
         opened("actor_rollout_ref: {rollout: {engine_kwargs: {vllm: 3}}}")
 
 
-def test_a_file_of_verl_is_judged_and_corrected() -> None:
+def test_a_file_of_verl_is_judged_and_corrected():
     content = (
         "actor_rollout_ref:\n  rollout:\n    name: vllm  # as always\n    top_p: 0.9\n    temperature: 0.7\n"
     )
@@ -366,7 +360,7 @@ python3 -m verl.trainer.main_ppo --config-name=ppo \\
 """
 
 
-def test_a_launch_line_is_read_as_the_file_that_its_overrides_make(tmp_path: Path) -> None:
+def test_a_launch_line_is_read_as_the_file_that_its_overrides_make(tmp_path):
     (tmp_path / "train.sh").write_text(LAUNCH)
     target = open_target(str(tmp_path / "train.sh"))
     reading = target.read()
@@ -386,7 +380,7 @@ def test_a_launch_line_is_read_as_the_file_that_its_overrides_make(tmp_path: Pat
         ("python -m skyrl.train.entrypoints.main_base trainer.seed=1", 1.0),
     ],
 )
-def test_a_launch_of_skyrl(command: str, top_p: float) -> None:
+def test_a_launch_of_skyrl(command, top_p):
     assert open_target(command).read().settings["top_p"].value == top_p
 
 
@@ -400,6 +394,6 @@ def test_a_launch_of_skyrl(command: str, top_p: float) -> None:
         "python -m verl.trainer.main_sft a=1",
     ],
 )
-def test_a_launch_that_cannot_be_read_is_refused(command: str) -> None:
+def test_a_launch_that_cannot_be_read_is_refused(command):
     with pytest.raises(ConfigError):
         open_target(command).read()

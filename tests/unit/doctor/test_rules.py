@@ -11,7 +11,7 @@ from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.diagnosis import Diagnosis, diagnose
 from zerodrift.doctor.judge import fixes
 from zerodrift.doctor.open_target import open_text
-from zerodrift.doctor.rule import Rule, Severity, rules
+from zerodrift.doctor.rule import Severity, rules
 from zerodrift.doctor.setting import FileKind, Origin, Setting, Target
 from zerodrift.doctor.tables import names
 
@@ -163,7 +163,7 @@ NEVER_SHOWN = {"unseen-words", "unasked-server"}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """A model whose files hold sampling defaults, as Qwen's do."""
     directory = tmp_path_factory.mktemp("model")
     (directory / "generation_config.json").write_text(
@@ -191,24 +191,24 @@ def fired(diagnosis: Diagnosis) -> set[str]:
     return {finding.rule for finding in diagnosis.findings}
 
 
-def test_every_rule_has_an_example() -> None:
+def test_every_rule_has_an_example():
     assert set(FIRING) | {DEFAULTS_MEASURED} | NEVER_SHOWN == {rule.id for rule in rules()}
     assert len({rule.id for rule in rules()}) == len(rules())
 
 
 @pytest.mark.parametrize("name", FIRING)
-def test_every_rule_can_fire(name: str, model: Path) -> None:
+def test_every_rule_can_fire(name, model):
     example = FIRING[name]
     assert name in fired(judged(example.text.replace("{model}", str(model)), example))
 
 
 @pytest.fixture(scope="module")
-def diagnoses() -> list[Diagnosis]:
+def diagnoses():
     return [judged(example.text, example) for example in (*QUIET, *FIRING.values())]
 
 
 @pytest.mark.parametrize("name", FIRING)
-def test_every_rule_can_be_silent(name: str, diagnoses: list[Diagnosis]) -> None:
+def test_every_rule_can_be_silent(name, diagnoses):
     """On a target that has the setting: a rule that is silent because it does not apply shows nothing."""
     rule = next(rule for rule in rules() if rule.id == name)
     having = [each for each in diagnoses if rule.setting in {row.setting for row in each.settings}]
@@ -216,7 +216,7 @@ def test_every_rule_can_be_silent(name: str, diagnoses: list[Diagnosis]) -> None
 
 
 @pytest.mark.parametrize("name", FIRING)
-def test_a_corrected_target_has_nothing_wrong(name: str, model: Path) -> None:
+def test_a_corrected_target_has_nothing_wrong(name, model):
     example = FIRING[name]
     target = opened(example.text.replace("{model}", str(model)), example)
     corrected = target.corrected(fixes(diagnose(target, asked(example))[1]))
@@ -228,14 +228,14 @@ def test_a_corrected_target_has_nothing_wrong(name: str, model: Path) -> None:
         assert name not in fired(again)
 
 
-def test_a_sound_target_is_left_alone() -> None:
+def test_a_sound_target_is_left_alone():
     target = CommandLine(SOUND)
     assert fixes(diagnose(target, {})[1]) == {}
     assert target.printed() == SOUND
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.id)
-def test_a_rule_is_complete(rule: Rule) -> None:
+def test_a_rule_is_complete(rule):
     assert rule.cause is None or rule.cause in CAUSES
     assert {rule.setting, *rule.when, *rule.unless, *rule.fix} <= set(names())
     assert rule.setting in rule.when or rule.severity is not Severity.UNKNOWN

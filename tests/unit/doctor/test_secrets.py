@@ -104,7 +104,7 @@ def secret_commands(draw: st.DrawFn) -> str:
 
 @settings(max_examples=150, deadline=None)
 @given(secret_commands())
-def test_no_command_shows_its_secrets(command: str) -> None:
+def test_no_command_shows_its_secrets(command):
     text = said_of(command)
     assert ONE not in text
     assert TWO not in text
@@ -140,7 +140,7 @@ def secret_files(draw: st.DrawFn) -> tuple[str, FileKind]:
 
 @settings(max_examples=100, deadline=None)
 @given(secret_files())
-def test_no_file_shows_its_secrets(file: tuple[str, FileKind]) -> None:
+def test_no_file_shows_its_secrets(file):
     text = said_of(*file)
     assert ONE not in text
     assert TWO not in text
@@ -166,7 +166,7 @@ def test_no_file_shows_its_secrets(file: tuple[str, FileKind]) -> None:
         ("CUDA_VISIBLE_DEVICES=0,1 NCCL_DEBUG=INFO env A=1 vllm serve Q --lora-modules sql=/l -qfp8", None),
     ],
 )
-def test_what_a_command_looks_like_without_them(before: str, after: str | None) -> None:
+def test_what_a_command_looks_like_without_them(before, after):
     assert CommandLine(before).printed() == (before if after is None else after)
 
 
@@ -180,7 +180,7 @@ def test_what_a_command_looks_like_without_them(before: str, after: str | None) 
         ("use_vllm: true\na: &k 'b c'  # as it was\nb: *k\n", None),
     ],
 )
-def test_what_a_file_looks_like_without_them(before: str, after: str | None) -> None:
+def test_what_a_file_looks_like_without_them(before, after):
     assert open_text(before, "f.yaml", None).printed() == (before if after is None else after)
 
 
@@ -199,7 +199,7 @@ def test_what_a_file_looks_like_without_them(before: str, after: str | None) -> 
         ("ignore-patterns spec-tokens compass patch_size long-prefill-token-threshold", False),
     ],
 )
-def test_names_of_secrets(names: str, expected: bool) -> None:
+def test_names_of_secrets(names, expected):
     assert {name: names_a_secret(name) for name in names.split()} == dict.fromkeys(names.split(), expected)
 
 
@@ -219,6 +219,6 @@ def test_names_of_secrets(names: str, expected: bool) -> None:
         ("a=b", False),
     ],
 )
-def test_values_that_may_hold_one(value: str, expected: bool) -> None:
+def test_values_that_may_hold_one(value, expected):
     assert may_hold_one(value) is expected
     assert safe(value) == (HIDDEN if expected else value)

@@ -17,7 +17,7 @@ TOKENS = 2048
 
 
 @pytest.fixture(scope="module")
-def source() -> Source:
+def source():
     return Source(distributions(np.random.default_rng(0), TOKENS, stop=0.03))
 
 
@@ -65,7 +65,7 @@ WRONG: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_drawn_too_seldom_or_too_often_is_seen(source: Source, name: str) -> None:
+def test_what_is_drawn_too_seldom_or_too_often_is_seen(source, name):
     change, kind = WRONG[name]
     found = fidelity(source.draw(np.random.default_rng(1), change))
     assert found.outcome is Outcome.FAIL
@@ -76,7 +76,7 @@ def test_what_is_drawn_too_seldom_or_too_often_is_seen(source: Source, name: str
     assert max(draws.kinds, key=lambda each: each.log_e).name == kind
 
 
-def test_honest_draws_win_nothing() -> None:
+def test_honest_draws_win_nothing():
     """The mean of E is one at most, and 1e4 would be a doubt."""
     rng = np.random.default_rng(5)
     few = Source(distributions(rng, 512))
@@ -85,12 +85,12 @@ def test_honest_draws_win_nothing() -> None:
     assert np.exp(log_es).mean() < 1.5
 
 
-def test_every_kind_is_named_once(source: Source) -> None:
+def test_every_kind_is_named_once(source):
     draws = count_draws(source.draw(np.random.default_rng(1)))
     assert tuple(kind.name for kind in draws.kinds) == KINDS
 
 
-def test_stop_tokens_that_were_left_out_are_no_evidence(source: Source) -> None:
+def test_stop_tokens_that_were_left_out_are_no_evidence(source):
     """A recording without them, from an honest engine: 61 were due, and what is left was drawn as it should be."""
     whole = source.draw(np.random.default_rng(2))
     without: TokenTable = dataclasses.replace(whole.rows(~whole.masses.stopped), ends_told=False)
@@ -98,7 +98,7 @@ def test_stop_tokens_that_were_left_out_are_no_evidence(source: Source) -> None:
     assert count_draws(dataclasses.replace(without, ends_told=True)).log_e > np.log(1e6)
 
 
-def test_counts_decide_where_a_sum_of_surprises_is_no_gaussian() -> None:
+def test_counts_decide_where_a_sum_of_surprises_is_no_gaussian():
     """Nearly certain tokens, of which a third is never drawn as it should be: every stop token."""
     certain = np.full((TOKENS, 512), 1e-12)
     certain[:, 7], certain[:, STOP] = 0.98, 0.02

@@ -13,7 +13,7 @@ def drawn(masses: np.ndarray, factor: float, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).random(len(masses)) < odds
 
 
-def test_half_of_the_odds_is_seen_with_the_draws_that_are_said_to_see_it() -> None:
+def test_half_of_the_odds_is_seen_with_the_draws_that_are_said_to_see_it():
     prefixes = np.array([0.6, 0.3, 0.2, 0.1])
     each = draws_needed(prefixes, 0.0, LEVEL)
     assert each is not None
@@ -25,14 +25,14 @@ def test_half_of_the_odds_is_seen_with_the_draws_that_are_said_to_see_it() -> No
     assert HALF <= power.seen_from < 0.7
 
 
-def test_a_healthy_engine_is_not_blamed() -> None:
+def test_a_healthy_engine_is_not_blamed():
     masses = np.repeat([0.6, 0.3, 0.2, 0.1], 200)
     least = min(count_ends(masses, drawn(masses, 1.0, seed), 0.0, LEVEL).p_value for seed in range(300))
     assert least > 1e-3
 
 
 @pytest.mark.parametrize("by", [-0.3, 0.3])
-def test_what_rounding_may_do_is_no_evidence(by: float) -> None:
+def test_what_rounding_may_do_is_no_evidence(by):
     """Odds that are off by the whole band win nothing, and twice as rare an end is still seen beyond it."""
     masses = np.repeat([0.5, 0.3], 400)
     moved = [count_ends(masses, drawn(masses, math.exp(by), seed), 0.3, LEVEL).log_e for seed in range(50)]
@@ -43,7 +43,7 @@ def test_what_rounding_may_do_is_no_evidence(by: float) -> None:
     assert frequent.p_value < LEVEL
 
 
-def test_rare_ends_are_not_promised() -> None:
+def test_rare_ends_are_not_promised():
     rare = np.array([1e-4, 1e-5])
     assert draws_needed(rare, 0.0, LEVEL) is None
     none = np.zeros(MOST_DRAWS, dtype=np.bool_)
@@ -52,7 +52,7 @@ def test_rare_ends_are_not_promised() -> None:
     assert ends.p_value > 0.5
 
 
-def test_an_end_that_is_neither_certain_nor_rare_tells_most() -> None:
+def test_an_end_that_is_neither_certain_nor_rare_tells_most():
     gains = informative(np.array([0.001, 0.1, 0.5, 0.9, 0.999]))
     assert gains.argmax() == 2
     assert (gains > 0).all()

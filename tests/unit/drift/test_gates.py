@@ -19,7 +19,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "attribution.md"
 WORDS = {"two": 2, "four": 4, "five": 5, "twenty": 20}
 
 
-def test_gates_are_the_profile_or_a_multiple_of_the_floor() -> None:
+def test_gates_are_the_profile_or_a_multiple_of_the_floor():
     profile = Magnitude(mean_abs=1e-5, p90_abs=2.5e-5, k3=1e-6)
     low = Floor("float32", 8, 10, 1e-7, 2e-7, (0.0,), (1e-7,))
     assert gates_for(profile, low) == Gates(1e-5, 2.5e-5, 1e-6, 2.0)
@@ -31,14 +31,14 @@ def test_gates_are_the_profile_or_a_multiple_of_the_floor() -> None:
     assert gates_for(profile, single) == pytest.approx(Gates(5e-5, 1e-4, 1e-6, 2.0))
 
 
-def test_a_gate_of_ones_own_is_not_moved_by_the_floor() -> None:
+def test_a_gate_of_ones_own_is_not_moved_by_the_floor():
     own = Magnitude(mean_abs=1e-3, p90_abs=2e-3, k3=1e-6)
     floor = Floor("bfloat16", 8, 10, 0.01, 0.03, (0.0,), (0.01,))
     assert gates_for(own, floor, {"mean_abs"})[:2] == (1e-3, 0.06)
     assert gates_for(own, floor, {"p90_abs"})[:2] == (0.02, 2e-3)
 
 
-def test_k3_moves_with_the_floor_as_the_others_do() -> None:
+def test_k3_moves_with_the_floor_as_the_others_do():
     """An 8B in bf16 on a GPU, healthy: mean |Δ| 0.156 at a floor of 0.160, and k3 0.021 where the profile has 0.002."""
     profile = PROFILES[Precision.BF16].gate
     floor = Floor("bfloat16", 8, 1000, 0.160, 0.4, (0.0,), (0.2,), k3=0.02)
@@ -50,7 +50,7 @@ def test_k3_moves_with_the_floor_as_the_others_do() -> None:
 
 
 @pytest.mark.parametrize("tail", [2.5, 3.0, 5.0, math.inf])
-def test_no_healthy_tail_fails_by_k3_alone(tail: float) -> None:
+def test_no_healthy_tail_fails_by_k3_alone(tail):
     """Student's t with so many degrees of freedom, of which the floor sees an eighth of the sequences, eight times."""
     rng = np.random.default_rng(0)
     drawn = (lambda size: rng.normal(size=size)) if math.isinf(tail) else partial(rng.standard_t, tail)
@@ -78,7 +78,7 @@ def stated(pattern: str) -> tuple[str, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
-def test_the_document_states_the_gates_in_force() -> None:
+def test_the_document_states_the_gates_in_force():
     fp32, other = stated(r"profile's gate and (\w+) floors in fp32, (\w+) floors in any other precision")
     assert (WORDS[fp32], WORDS[other]) == (code.FLOOR_MULTIPLES["float32"], code.FLOOR_MULTIPLE)
     nats, per_p90 = stated(r"veto at (\w+) nats, or (\w+) times the gate of p90")
@@ -90,7 +90,7 @@ def test_the_document_states_the_gates_in_force() -> None:
     assert stated(r"Fewer than (\d+) tokens") == (str(code.LEAST_TOKENS),)
 
 
-def test_the_document_states_the_levels_of_the_sampling_test() -> None:
+def test_the_document_states_the_levels_of_the_sampling_test():
     (tests,) = stated(r"least of the (\w+) p-values, times \w+, is one of two ways")
     ways, fails, doubts = stated(
         r"better of both ways, times (\w+), fails below 10⁻([⁰-⁹]); below 10⁻([⁰-⁹]) it is not judged"

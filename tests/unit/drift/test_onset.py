@@ -45,7 +45,7 @@ def samples(make: Make, parts: Sequence[tuple[Floats, Floats, Floats]]) -> Token
     return table
 
 
-def test_200_healthy_recordings_raise_no_alarm(table: Make) -> None:
+def test_200_healthy_recordings_raise_no_alarm(table):
     generator = np.random.default_rng(0)
     for number in range(200):
         # From half the gate, as healthy bf16 engines have it, to the gate itself, where the null ends.
@@ -56,7 +56,7 @@ def test_200_healthy_recordings_raise_no_alarm(table: Make) -> None:
         assert found.log_e < np.log(100)
 
 
-def test_200_honest_samplers_raise_no_alarm(table: Make) -> None:
+def test_200_honest_samplers_raise_no_alarm(table):
     generator = np.random.default_rng(1)
     highest = []
     for _ in range(200):
@@ -70,7 +70,7 @@ def test_200_honest_samplers_raise_no_alarm(table: Make) -> None:
 
 @pytest.mark.parametrize("healthy", [0, 1, 7, 15])
 @pytest.mark.parametrize("times", [3.0, 30.0])
-def test_a_change_is_dated_to_the_step(healthy: int, times: float, table: Make) -> None:
+def test_a_change_is_dated_to_the_step(healthy, times, table):
     generator = np.random.default_rng(2)
     means = [0.5 * GATE] * healthy + [times * GATE] * 14
     found = drift_since(table([rounding(generator, mean) for mean in means]), order(len(means)), GATE)
@@ -82,7 +82,7 @@ def test_a_change_is_dated_to_the_step(healthy: int, times: float, table: Make) 
     assert found.message.startswith(f"{start}; odds ")
 
 
-def test_a_single_wild_step_is_no_alarm_and_a_passing_fault_is_told_as_one(table: Make) -> None:
+def test_a_single_wild_step_is_no_alarm_and_a_passing_fault_is_told_as_one(table):
     generator = np.random.default_rng(3)
     wild = [rounding(generator, 100.0 if step == 5 else 0.01) for step in range(12)]
     assert not drift_since(table(wild), order(12), GATE).alarm
@@ -92,14 +92,14 @@ def test_a_single_wild_step_is_no_alarm_and_a_passing_fault_is_told_as_one(table
     assert found.message.startswith("since step 13, last seen in step 18; odds ")
 
 
-def test_a_wild_token_barely_moves_its_step(table: Make) -> None:
+def test_a_wild_token_barely_moves_its_step(table):
     delta = np.full(1000, 0.01)
     delta[3] = -np.inf
     found = drift_since(table([delta]), order(1), GATE)
     assert found.sizes[0] == pytest.approx(0.01 / GATE + 0.02, abs=1e-3)
 
 
-def test_steps_that_nobody_scored_are_left_out(table: Make) -> None:
+def test_steps_that_nobody_scored_are_left_out(table):
     tokens = table([np.full(40, 0.3)] * 4)
     places = Timeline("step", (1, 2, 3, 4, 5, 6), np.array([1, 2, 4, 5]))
     found = drift_since(tokens, places, GATE)
@@ -108,7 +108,7 @@ def test_steps_that_nobody_scored_are_left_out(table: Make) -> None:
     assert found.sizes[[0, 3]].tolist() == [0.0, 0.0]
 
 
-def test_a_step_of_many_rollouts_says_more_than_one_of_few(table: Make) -> None:
+def test_a_step_of_many_rollouts_says_more_than_one_of_few(table):
     generator = np.random.default_rng(6)
     rollouts = [rounding(generator, 2 * GATE, 20) for _ in range(8 * 6)]
     one = drift_since(table([np.concatenate(rollouts[i : i + 6]) for i in range(0, 48, 6)]), order(8), GATE)
@@ -119,8 +119,8 @@ def test_a_step_of_many_rollouts_says_more_than_one_of_few(table: Make) -> None:
     assert many.began == 0
 
 
-def test_little_evidence_is_called_little() -> None:
-    def said(log_e: float, began: int | None = 1) -> str:
+def test_little_evidence_is_called_little():
+    def said(log_e, began=1):
         return Since("line", (1, 11), np.ones(2), began, log_e, False, (1,)).message
 
     assert (
@@ -134,7 +134,7 @@ def test_little_evidence_is_called_little() -> None:
     )
 
 
-def test_healthy_and_hardly_anything(table: Make) -> None:
+def test_healthy_and_hardly_anything(table):
     calm, off = np.full(40, 0.001), np.full(40, 0.06)
     assert drift_since(table([calm]), order(1), GATE).message == "no step stands out (odds 1 : 1)"
     found = drift_since(table([calm, off]), order(2, unit="line"), GATE)
@@ -143,7 +143,7 @@ def test_healthy_and_hardly_anything(table: Make) -> None:
 
 
 @pytest.mark.parametrize("sharper", [1.5, 0.6])
-def test_samples_that_are_sharper_or_flatter_are_dated(sharper: float, table: Make) -> None:
+def test_samples_that_are_sharper_or_flatter_are_dated(sharper, table):
     generator = np.random.default_rng(4)
     parts = [sampled(generator, 200, 1.0 if step < 5 else sharper) for step in range(12)]
     tokens = samples(table, parts)
@@ -154,13 +154,13 @@ def test_samples_that_are_sharper_or_flatter_are_dated(sharper: float, table: Ma
     assert found.affected == tuple(range(found.began, 12))
 
 
-def test_too_little_was_drawn_to_bet_on(table: Make) -> None:
+def test_too_little_was_drawn_to_bet_on(table):
     tokens = samples(table, [sampled(np.random.default_rng(5), 5)])
     found = sampling_since(tokens, order(1), np.isfinite(tokens.contracted))
     assert (found.began, found.log_e, found.alarm, found.affected) == (None, 0.0, False, ())
 
 
-def test_odds_for_people() -> None:
+def test_odds_for_people():
     assert odds(0.0) == "odds 1 : 1"
     assert odds(np.log(5.784)) == "odds 5.78 : 1"
     assert odds(np.log(1.1321e6)) == "odds 1,130,000 : 1"

@@ -1,19 +1,15 @@
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from zerodrift.drift.gates import LEAST_TOKENS, Gates
-from zerodrift.drift.parity import Limit, Parity, compare
-from zerodrift.drift.tokens import TokenTable
+from zerodrift.drift.parity import Limit, compare
 from zerodrift.records.verdict import Outcome
 
 GATES = Gates(mean=1e-3, p90=3e-3, k3=1e-4, veto=1.0)
-Judge = Callable[..., Parity]
 
 
 @pytest.fixture
-def judge(table: Callable[..., TokenTable]) -> Judge:
+def judge(table):
     return lambda delta, *rest: compare(table(delta, *rest), GATES, np.random.default_rng(0))
 
 
@@ -40,7 +36,7 @@ def spiked(size: float, count: int, tokens: int = 400) -> np.ndarray:
         (spiked(5000.0, 400), [Limit.ABSURD]),
     ],
 )
-def test_each_gate_is_seen_failing(judge: Judge, delta: np.ndarray, broken: list[Limit]) -> None:
+def test_each_gate_is_seen_failing(judge, delta, broken):
     found = judge(delta)
     assert [breach.limit for breach in found.breaches] == broken
     assert found.outcome is (Outcome.FAIL if broken else Outcome.PASS)
@@ -48,7 +44,7 @@ def test_each_gate_is_seen_failing(judge: Judge, delta: np.ndarray, broken: list
     assert all(np.isfinite(float(value)) for value in found.evidence.as_record().values())
 
 
-def test_the_evidence_is_that_of_numpy(judge: Judge) -> None:
+def test_the_evidence_is_that_of_numpy(judge):
     delta = np.random.default_rng(0).normal(0, 1e-3, 500)
     evidence = judge(delta).evidence
     assert evidence is not None
@@ -67,14 +63,14 @@ def test_the_evidence_is_that_of_numpy(judge: Judge) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "sequences"), [(0, 1), (1, 1), (LEAST_TOKENS - 1, 20), (400, 1)])
-def test_few_tokens_or_one_sequence_decide_nothing(judge: Judge, tokens: int, sequences: int) -> None:
+def test_few_tokens_or_one_sequence_decide_nothing(judge, tokens, sequences):
     """Tokens of one sequence depend on each other, and no interval says how far."""
     found = judge(np.full(tokens, 1.0), None, sequences)
     assert (found.outcome, found.evidence, found.breaches) == (Outcome.INCONCLUSIVE, None, ())
 
 
 @pytest.mark.parametrize(("count", "broken"), [(0, []), (1, []), (2, [2]), (300, [300]), (400, [400])])
-def test_tokens_that_the_request_excludes(judge: Judge, count: int, broken: list[int]) -> None:
+def test_tokens_that_the_request_excludes(judge, count, broken):
     """One may fall off the edge of a kept set by rounding. That few are left to compare is no excuse."""
     contracted = np.full(400, -1.0)
     contracted[:count] = -np.inf

@@ -38,7 +38,7 @@ def table(off: np.ndarray, prompts: np.ndarray, size: float = 0.05) -> TokenTabl
 
 
 @pytest.fixture
-def prompts() -> np.ndarray:
+def prompts():
     return np.random.default_rng(3).integers(1, 200, 48)
 
 
@@ -47,14 +47,14 @@ def positions(prompts: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("boundary", [48, 64, 130])
-def test_the_length_at_which_it_goes_wrong_is_found(prompts: np.ndarray, boundary: int) -> None:
+def test_the_length_at_which_it_goes_wrong_is_found(prompts, boundary):
     reach = stable_context(table(positions(prompts) >= boundary, prompts), GATES)
     assert reach is not None
     assert reach.tokens == boundary
     assert not reach.whole
 
 
-def test_a_few_tokens_beyond_that_happen_to_be_right(prompts: np.ndarray) -> None:
+def test_a_few_tokens_beyond_that_happen_to_be_right(prompts):
     """What is certain stays so, whatever the positions are."""
     certain = np.random.default_rng(1).random((len(prompts), OUTPUT)) < 0.2
     reach = stable_context(table((positions(prompts) >= 64) & ~certain, prompts), GATES)
@@ -62,7 +62,7 @@ def test_a_few_tokens_beyond_that_happen_to_be_right(prompts: np.ndarray) -> Non
     assert 64 <= reach.tokens <= 66
 
 
-def test_a_healthy_table_is_stable_to_the_end_of_what_was_asked(prompts: np.ndarray) -> None:
+def test_a_healthy_table_is_stable_to_the_end_of_what_was_asked(prompts):
     healthy = table(np.zeros((len(prompts), OUTPUT), dtype=bool), prompts)
     reach = stable_context(healthy, GATES)
     assert reach is not None
@@ -71,12 +71,12 @@ def test_a_healthy_table_is_stable_to_the_end_of_what_was_asked(prompts: np.ndar
     assert positions_asked(healthy, 1024, reach).seen_from == reach.asked
 
 
-def test_what_is_wrong_everywhere_depends_on_no_length(prompts: np.ndarray) -> None:
+def test_what_is_wrong_everywhere_depends_on_no_length(prompts):
     assert stable_context(table(np.ones((len(prompts), OUTPUT), dtype=bool), prompts), GATES) is None
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3])
-def test_sequences_that_are_off_by_chance_have_no_length_in_common(share: float) -> None:
+def test_sequences_that_are_off_by_chance_have_no_length_in_common(share):
     rng = np.random.default_rng(7)
     for _ in range(100):
         prompts = rng.integers(1, 300, 64)
@@ -85,5 +85,5 @@ def test_sequences_that_are_off_by_chance_have_no_length_in_common(share: float)
         assert stable_context(table(off, prompts), GATES) is None
 
 
-def test_what_goes_wrong_early_only_is_not_called_stable(prompts: np.ndarray) -> None:
+def test_what_goes_wrong_early_only_is_not_called_stable(prompts):
     assert stable_context(table(positions(prompts) < 64, prompts), GATES) is None

@@ -17,7 +17,7 @@ SEQUENCES = 20
 @pytest.mark.parametrize(
     ("others", "outcome"), [(0, Outcome.PASS), (1, Outcome.PASS), (2, Outcome.FAIL), (400, Outcome.FAIL)]
 )
-def test_greedy_tokens_are_the_likeliest(table: Table, others: int, outcome: Outcome) -> None:
+def test_greedy_tokens_are_the_likeliest(table, others, outcome):
     """The likeliest has its own mass before its end, a tie twice that, and any other token more."""
     places = np.full(400, 0.1)
     places[200:] = 0.39  # ties
@@ -28,7 +28,7 @@ def test_greedy_tokens_are_the_likeliest(table: Table, others: int, outcome: Out
 
 
 @pytest.mark.parametrize("test", [greedy, fidelity])
-def test_few_tokens_decide_nothing(table: Table, test: Callable[..., tuple[object, ...]]) -> None:
+def test_few_tokens_decide_nothing(table, test):
     found = test(table(np.zeros(LEAST_TOKENS - 1)))
     assert (found.outcome, found.vacuous) == (Outcome.INCONCLUSIVE, True)
 
@@ -48,7 +48,7 @@ def drawn(table: Table, z: float, tokens: int = 400) -> TokenTable:
         (-6.0, Outcome.FAIL),
     ],
 )
-def test_samples_likelier_or_rarer_than_they_may_be(table: Table, z: float, outcome: Outcome) -> None:
+def test_samples_likelier_or_rarer_than_they_may_be(table, z, outcome):
     found = fidelity(drawn(table, z))
     assert (found.outcome, found.vacuous) == (outcome, False)
     assert isinstance(found.evidence, SamplingEvidence)
@@ -69,9 +69,7 @@ def frozen(points: np.ndarray) -> np.ndarray:
         ("by_id", frozen, "p_serial", True),
     ],
 )
-def test_draws_that_are_as_likely_as_they_should_be_and_still_wrong(
-    table: Table, column: str, change: Callable[[np.ndarray], np.ndarray], loudest: str, depend: bool
-) -> None:
+def test_draws_that_are_as_likely_as_they_should_be_and_still_wrong(table, column, change, loudest, depend):
     seen = drawn(table, 0.0, 4000)
     assert fidelity(seen).outcome is Outcome.PASS
     found = fidelity(dataclasses.replace(seen, **{column: change(getattr(seen, column))}))
@@ -81,7 +79,7 @@ def test_draws_that_are_as_likely_as_they_should_be_and_still_wrong(
     assert draws_depend(found.evidence) is depend
 
 
-def test_a_token_that_could_not_be_drawn_is_nobodys_neighbour(table: Table) -> None:
+def test_a_token_that_could_not_be_drawn_is_nobodys_neighbour(table):
     """Its place means nothing."""
     seen = drawn(table, 0.0, 4000)
     seen.contracted[::2] = -np.inf
@@ -90,7 +88,7 @@ def test_a_token_that_could_not_be_drawn_is_nobodys_neighbour(table: Table) -> N
     assert found.evidence.p_serial == 1.0
 
 
-def test_points_and_one_wild_token_decide_nothing(table: Table) -> None:
+def test_points_and_one_wild_token_decide_nothing(table):
     """A distribution of one token tests nothing; one token that weighs more than all the others may be chance."""
     certain = table(np.zeros(400), np.zeros(400))
     certain.entropy[:] = certain.variance[:] = 0.0
@@ -103,6 +101,6 @@ def test_points_and_one_wild_token_decide_nothing(table: Table) -> None:
         assert found.evidence.tokens == 400
 
 
-def test_tokens_that_are_all_wild_are_no_chance(table: Table) -> None:
+def test_tokens_that_are_all_wild_are_no_chance(table):
     """Drawn at random from the whole vocabulary: no single step is small, and that must not hide the sum of them."""
     assert fidelity(table(np.zeros(400), np.full(400, -17.0))).outcome is Outcome.FAIL

@@ -27,33 +27,33 @@ def table(delta: np.ndarray, **columns: np.ndarray) -> TokenTable:
 
 
 @pytest.fixture
-def noise() -> np.ndarray:
+def noise():
     return np.random.default_rng(1).choice([-1e-3, 1e-3], SEQUENCES * LENGTH)
 
 
-def test_noise_points_nowhere(noise: np.ndarray) -> None:
+def test_noise_points_nowhere(noise):
     for name, value in shape(table(noise)).items():
         limit = 1.0 if name == "sequence_concentration" else 0.2
         assert abs(value) <= limit + 1e-6, name
 
 
-def test_a_temperature_shows_in_the_slope_on_log_p(noise: np.ndarray) -> None:
+def test_a_temperature_shows_in_the_slope_on_log_p(noise):
     plain = table(noise)
     assert shape(table(0.1 * plain.contracted))["slope_on_log_p"] == pytest.approx(1.0)
     assert shape(table(-0.1 * plain.contracted))["slope_on_log_p"] == pytest.approx(-1.0)
 
 
-def test_a_rotary_fault_grows_with_position(noise: np.ndarray) -> None:
+def test_a_rotary_fault_grows_with_position(noise):
     plain = table(noise)
     assert shape(table(noise * plain.position))["growth_with_position"] > 0.95
 
 
-def test_the_first_token_against_the_rest(noise: np.ndarray) -> None:
+def test_the_first_token_against_the_rest(noise):
     first = table(noise).index == 0
     assert shape(table(np.where(first, 8 * noise, noise)))["first_token_excess"] == pytest.approx(np.log(8))
 
 
-def test_tokens_seen_before_against_new_ones(noise: np.ndarray) -> None:
+def test_tokens_seen_before_against_new_ones(noise):
     """Only within their own output: the same token in another sequence is new."""
     token = np.tile(np.arange(LENGTH) % 15, SEQUENCES)
     repeated = np.tile(np.arange(LENGTH) >= 15, SEQUENCES)
@@ -62,21 +62,21 @@ def test_tokens_seen_before_against_new_ones(noise: np.ndarray) -> None:
     assert shape(table(delta))["repeated_token_excess"] == pytest.approx(0.0, abs=1.0)
 
 
-def test_a_bias_has_a_sign(noise: np.ndarray) -> None:
+def test_a_bias_has_a_sign(noise):
     assert shape(table(np.abs(noise)))["signed_bias"] == pytest.approx(1.0)
     assert shape(table(-np.abs(noise)))["signed_bias"] == pytest.approx(-1.0)
 
 
-def test_one_broken_sequence_stands_out(noise: np.ndarray) -> None:
+def test_one_broken_sequence_stands_out(noise):
     broken = np.repeat(np.arange(SEQUENCES) == 3, LENGTH)
     assert shape(table(np.where(broken, noise, 0.0)))["sequence_concentration"] == pytest.approx(SEQUENCES)
 
 
-def test_no_difference_at_all_is_no_direction() -> None:
+def test_no_difference_at_all_is_no_direction():
     assert set(shape(table(np.zeros(SEQUENCES * LENGTH))).values()) == {0.0}
 
 
-def test_excluded_tokens_are_left_out(noise: np.ndarray) -> None:
+def test_excluded_tokens_are_left_out(noise):
     contracted = np.full(SEQUENCES * LENGTH, -1.0)
     contracted[::7] = -np.inf
     assert np.isfinite(list(shape(table(noise, contracted=contracted)).values())).all()
@@ -84,5 +84,5 @@ def test_excluded_tokens_are_left_out(noise: np.ndarray) -> None:
     assert nothing == {"possible_tokens": 0.0}
 
 
-def test_one_line_for_people() -> None:
+def test_one_line_for_people():
     assert describe({"slope_on_log_p": 0.5, "signed_bias": -1.0}) == "slope on log p +0.50, signed bias -1.00"

@@ -51,7 +51,7 @@ class Tokens:
     ("name", "value", "above"),
     [("prompt", 60, True), ("position", 93, True), ("output", 7, True), ("output", 0, False)],
 )
-def test_the_property_and_its_value_are_found(name: str, value: int, above: bool, seed: int) -> None:
+def test_the_property_and_its_value_are_found(name, value, above, seed):
     tokens = Tokens(seed)
     (of,) = [each for each in tokens.properties() if each.name == name]
     wrong = of.values >= value if above else of.values <= value
@@ -65,7 +65,7 @@ def test_the_property_and_its_value_are_found(name: str, value: int, above: bool
     assert split.share > 0.99
 
 
-def test_a_position_and_a_length_that_no_output_tells_apart_are_told_together() -> None:
+def test_a_position_and_a_length_that_no_output_tells_apart_are_told_together():
     tokens = Tokens(0)
     split = find_split(tokens.judged(tokens.length >= 150), tokens.properties(), tokens.rng)
     assert split is not None
@@ -75,13 +75,13 @@ def test_a_position_and_a_length_that_no_output_tells_apart_are_told_together() 
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.3, 1.0])
-def test_prompts_that_are_off_by_chance_have_nothing_in_common(share: float) -> None:
+def test_prompts_that_are_off_by_chance_have_nothing_in_common(share):
     for seed in range(50):
         tokens = Tokens(seed, samples=2)
         assert find_split(tokens.judged(tokens.chance(share)), tokens.properties(), tokens.rng) is None
 
 
-def test_tails_of_rounding_have_nothing_in_common() -> None:
+def test_tails_of_rounding_have_nothing_in_common():
     for seed in range(50):
         tokens = Tokens(seed)
         tails = tokens.rng.random(len(tokens.token)) < 0.01
@@ -99,26 +99,26 @@ def splits_of_few(alpha: float) -> Sequence[bool]:
     return found
 
 
-def test_few_prompts_part_by_chance_and_the_test_knows() -> None:
+def test_few_prompts_part_by_chance_and_the_test_knows():
     assert sum(splits_of_few(1.0)) >= 2
     assert not any(splits_of_few(1e-3))
 
 
-def test_one_prompt_asked_often_is_one_witness() -> None:
+def test_one_prompt_asked_often_is_one_witness():
     tokens = Tokens(3, samples=4)
     wrong = tokens.length == max(LONG)
     assert wrong.sum() == 4 * OUTPUT
     assert find_split(tokens.judged(wrong), tokens.properties(), tokens.rng) is None
 
 
-def test_what_grows_with_the_position_passes_the_gate_and_has_no_boundary() -> None:
+def test_what_grows_with_the_position_passes_the_gate_and_has_no_boundary():
     tokens = Tokens(1)
     size = 1e-4 * tokens.position
     judged = JudgedTokens(size, size > 1e-2, tokens.sequence, tokens.prompt)
     assert find_split(judged, tokens.properties(), tokens.rng) is None
 
 
-def test_the_likeliest_cut_says_between_what_it_lies() -> None:
+def test_the_likeliest_cut_says_between_what_it_lies():
     values = np.array([1.0, 1.0, 4.0, 9.0, 9.0])
     cut = likeliest_cut(np.array([False, False, False, True, True]), Property("prompt", values))
     assert (cut.inside, cut.outside, cut.above) == (9.0, 4.0, True)

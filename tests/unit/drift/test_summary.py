@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from zerodrift.core.errors import InvalidValue, NonFinite
-from zerodrift.drift.summary import RELATIVE_ERROR, DriftSummary, over_ranks
+from zerodrift.drift.summary import RELATIVE_ERROR, DriftSummary
 from zerodrift.stats.ratios import token_ess
 
 VIEWS = ("mean", "signed_mean", "k1", "k2", "k3", "mean_ratio", "ess")
 
 
-def test_a_summary_by_hand() -> None:
+def test_a_summary_by_hand():
     delta = np.array([0.0, -0.2, 0.1, 2.0, -0.05])
     found = DriftSummary.of(delta)
     assert (found.count, found.zeros, found.max) == (5, 1, 2.0)
@@ -29,13 +29,13 @@ def test_a_summary_by_hand() -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_no_tokens_have_no_mean(view: str) -> None:
+def test_no_tokens_have_no_mean(view):
     with pytest.raises(InvalidValue):
         getattr(DriftSummary(), view)
 
 
 @pytest.mark.parametrize("level", [-9000.0, -745.0, -400.0, -371.0, -5.0, 299.0])
-def test_ess_is_that_of_the_tokens_however_small_the_ratios_are(level: float) -> None:
+def test_ess_is_that_of_the_tokens_however_small_the_ratios_are(level):
     """At -371 nats the squares of the ratios are denormal, and at -400 they vanish."""
     delta = level + np.array([0.0, 0.9, -0.4, -1.3])
     found = token_ess(delta)
@@ -44,34 +44,13 @@ def test_ess_is_that_of_the_tokens_however_small_the_ratios_are(level: float) ->
     assert merged.ess == pytest.approx(found, rel=1e-14)
 
 
-def test_a_batch_that_vanishes_beside_another_still_counts_its_tokens() -> None:
+def test_a_batch_that_vanishes_beside_another_still_counts_its_tokens():
     merged = DriftSummary.of([-9000.0] * 3) + DriftSummary.of([0.0])
     assert (merged.ess, merged.mean_ratio, merged.count) == (0.25, 0.25, 4)
     assert merged == DriftSummary.of([0.0]) + DriftSummary.of([-9000.0] * 3)
 
 
-def test_ranks_merge_through_what_gathers_their_bytes() -> None:
-    shards = np.split(np.random.default_rng(0).normal(0, 0.1, 900), 3)
-    sent: list[bytes] = []
-    others = [msgspec.json.encode(DriftSummary.of(shard)) for shard in shards[1:]]
-
-    def all_gather(mine: bytes) -> list[bytes]:
-        sent.append(mine)
-        return [others[0], mine, others[1]]
-
-    merged, whole = (
-        over_ranks(DriftSummary.of(shards[0]), all_gather),
-        DriftSummary.of(np.concatenate(shards)),
-    )
-    assert len(sent) == 1
-    assert (merged.count, merged.bins, merged.max) == (whole.count, whole.bins, whole.max)
-    assert [getattr(merged, view) for view in VIEWS] == pytest.approx(
-        [getattr(whole, view) for view in VIEWS]
-    )
-    assert over_ranks(DriftSummary(), lambda mine: [mine, mine]) == DriftSummary()
-
-
-def test_zeros_dust_and_overflow_have_bins_of_their_own() -> None:
+def test_zeros_dust_and_overflow_have_bins_of_their_own():
     assert pytest.approx(0.0593, abs=5e-5) == RELATIVE_ERROR
     found = DriftSummary.of([0.0, -0.0, 1e-12, 0.5, 250.0])
     assert [found.bins[0], found.bins[1], found.bins[-1]] == [2, 1, 1]
@@ -81,12 +60,12 @@ def test_zeros_dust_and_overflow_have_bins_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("edge", [1e-9, 1e-3, 1.0])
-def test_a_value_on_an_edge_belongs_to_the_bin_above(edge: float) -> None:
+def test_a_value_on_an_edge_belongs_to_the_bin_above(edge):
     assert edge < DriftSummary.of([edge]).quantile(0.5) <= edge * (1 + RELATIVE_ERROR) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("percent", [1, 7, 29, 57, 58, 99])
-def test_a_percentile_of_a_hundred_tokens_is_that_token(percent: int) -> None:
+def test_a_percentile_of_a_hundred_tokens_is_that_token(percent):
     """In float64, 0.07 · 100 is 7.000000000000001, and its ceiling 8."""
     found = DriftSummary.of([1e-3] * percent + [1.0] * (100 - percent))
     assert found.quantile(percent / 100) == pytest.approx(1e-3, rel=1.01 * RELATIVE_ERROR)
@@ -113,13 +92,13 @@ WHOLE = msgspec.to_builtins(DriftSummary.of([0.5, -1.0]))
         {"bins": (-1, 3, *WHOLE["bins"][2:])},
     ],
 )
-def test_summaries_that_no_tokens_have_are_refused(broken: dict[str, object]) -> None:
+def test_summaries_that_no_tokens_have_are_refused(broken):
     assert DriftSummary(**WHOLE).count == 2
     with pytest.raises(InvalidValue):
         DriftSummary(**(WHOLE | broken))
 
 
-def test_what_cannot_be_summarised_is_refused() -> None:
+def test_what_cannot_be_summarised_is_refused():
     for q in (-0.1, 1.5, math.nan):
         with pytest.raises(InvalidValue):
             DriftSummary.of([1.0]).quantile(q)

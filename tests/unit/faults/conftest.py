@@ -1,51 +1,47 @@
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.unit.faults.support import NEW
 
 from zerodrift import models
-from zerodrift.backends.base import Backend
 from zerodrift.backends.exact import ExactBackend
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.faults.fault import Fault, Need
+from zerodrift.faults.fault import Need
 from zerodrift.faults.sampling import write_model_with_defaults
 
 
 @pytest.fixture(scope="session")
-def llama() -> ReferenceBackend:
+def llama():
     """Shared: tests that load weights make their own."""
     return ReferenceBackend("testbed:llama")
 
 
 @pytest.fixture(scope="session")
-def exact() -> ExactBackend:
+def exact():
     """As above; it streams."""
     return ExactBackend("testbed:llama")
 
 
 @pytest.fixture(scope="session")
-def mistral() -> ReferenceBackend:
+def mistral():
     return ReferenceBackend("testbed:mistral")
 
 
 @pytest.fixture(scope="session")
-def with_defaults(tmp_path_factory: pytest.TempPathFactory) -> ReferenceBackend:
+def with_defaults(tmp_path_factory):
     return ReferenceBackend(
         write_model_with_defaults("testbed:llama", tmp_path_factory.mktemp("defaults") / "model")
     )
 
 
 @pytest.fixture
-def fresh() -> ReferenceBackend:
+def fresh():
     """An engine of one's own, to load weights into."""
     return ReferenceBackend("testbed:llama")
 
 
 @pytest.fixture(scope="session")
-def update(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def update(tmp_path_factory):
     """The llama testbed after a training step in which every tensor moved."""
     directory = models.materialise("testbed:llama", tmp_path_factory.mktemp("update") / "model")
     generator = torch.Generator().manual_seed(1)
@@ -58,7 +54,7 @@ def update(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def updated(update: Path) -> ReferenceBackend:
+def updated(update):
     """A sound engine after that step."""
     engine = ReferenceBackend("testbed:llama")
     engine.load_weights(update, NEW)
@@ -66,12 +62,10 @@ def updated(update: Path) -> ReferenceBackend:
 
 
 @pytest.fixture(scope="session")
-def host(
-    llama: ReferenceBackend, mistral: ReferenceBackend, with_defaults: ReferenceBackend, exact: ExactBackend
-) -> Callable[[Fault], Backend]:
+def host(llama, mistral, with_defaults, exact):
     """An engine that a fault can be planted in; a fault of weights gets one of its own."""
 
-    def choose(fault: Fault) -> Backend:
+    def choose(fault):
         if Need.SYNC in fault.needs:
             return ReferenceBackend("testbed:llama")
         fitting = {

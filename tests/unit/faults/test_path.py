@@ -20,7 +20,7 @@ def errors(spec: str, engine: ReferenceBackend) -> npt.NDArray[np.float64]:
     return np.abs(np.subtract(broken, honest, dtype=np.float64))
 
 
-def test_a_window_is_ignored_in_decoding_too(mistral: ReferenceBackend) -> None:
+def test_a_window_is_ignored_in_decoding_too(mistral):
     """Or the cache would still forget what is behind it."""
     broken = the_reference(resolve("path/window:ignored").inject(mistral))
     rows = broken.teacher.continued(IDS, 1, broken.model, 100)
@@ -28,7 +28,7 @@ def test_a_window_is_ignored_in_decoding_too(mistral: ReferenceBackend) -> None:
     assert logprobs.tolist() == pytest.approx(broken.score([IDS])[0], abs=1e-5)
 
 
-def test_the_body_is_narrow_and_its_ends_are_not(llama: ReferenceBackend) -> None:
+def test_the_body_is_narrow_and_its_ends_are_not(llama):
     model = the_reference(resolve("path/body-precision").inject(llama)).model
     decoder = model.base_model
     assert {parameter.dtype for parameter in decoder.layers.parameters()} == {torch.bfloat16}
@@ -41,14 +41,14 @@ def test_the_body_is_narrow_and_its_ends_are_not(llama: ReferenceBackend) -> Non
         assert torch.equal(whole(torch.tensor([IDS])).logits, llama.model(torch.tensor([IDS])).logits)
 
 
-def test_fp8_saturates() -> None:
+def test_fp8_saturates():
     keys = torch.tensor([500.0, -1e6, 0.3, 1.0])
     stored, _ = _LossyCache(None).update(keys, keys, 0)
     assert stored.tolist() == [448.0, -448.0, 0.3125, 1.0]
 
 
 @pytest.mark.parametrize("spec", ["path/kv-precision", "path/weight-quantisation", "path/body-precision"])
-def test_generating_and_scoring_agree(spec: str, llama: ReferenceBackend) -> None:
+def test_generating_and_scoring_agree(spec, llama):
     """The fault is in both, whether keys and values pass through a cache or not."""
     (completion,) = by(spec, llama, ask(20, temperature=1.0, max_tokens=8))
     (scores,) = resolve(spec).inject(llama).score([completion.sequence])
@@ -58,7 +58,7 @@ def test_generating_and_scoring_agree(spec: str, llama: ReferenceBackend) -> Non
 
 
 @pytest.mark.parametrize("length", [20, 1])
-def test_decoding_differs_from_prefill(length: int, llama: ReferenceBackend) -> None:
+def test_decoding_differs_from_prefill(length, llama):
     (completion,) = by("path/prefill-decode", llama, ask(length, temperature=1.0, max_tokens=6))
     (honest,) = llama.score([completion.sequence])
     error = np.abs(np.array(completion.logprobs) - np.array(honest[length - 1 :]))
@@ -68,7 +68,7 @@ def test_decoding_differs_from_prefill(length: int, llama: ReferenceBackend) -> 
     assert not errors("path/prefill-decode", llama).any()
 
 
-def test_numbers_depend_on_the_batch_or_on_chance(llama: ReferenceBackend) -> None:
+def test_numbers_depend_on_the_batch_or_on_chance(llama):
     broken = resolve("path/batch-variance").inject(llama)
     alone, *by_rows = (broken.score([IDS] * rows)[0] for rows in (1, 2, 3, 3))
     assert alone == llama.score([IDS])[0]

@@ -4,15 +4,13 @@ That an audit detects and names each one is tests/faults/test_every_injector.py.
 """
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from tests.tiny_models import tiny
 from tests.unit.faults.support import NEW, Elsewhere, ask, by, told
 
-from zerodrift.backends.base import Backend, Capability
+from zerodrift.backends.base import Capability
 from zerodrift.backends.exact import ExactBackend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.cause import CAUSES, Layer
@@ -45,14 +43,14 @@ def needing(*needs: Need) -> list[str]:
     return [spec for spec, fault in FAULTS.items() if set(needs) <= set(fault.needs)]
 
 
-def test_every_cause_has_a_fault() -> None:
+def test_every_cause_has_a_fault():
     in_dumps = {name for name, cause in CAUSES.items() if cause.of_record}
     assert {fault.cause for fault in FAULTS.values()} == set(CAUSES) - WITHOUT_A_FAULT - in_dumps
     assert len({fault.message for fault in FAULTS.values()}) == len(FAULTS)
 
 
 @pytest.mark.parametrize("spec", FAULTS)
-def test_a_fault_is_documented(spec: str) -> None:
+def test_a_fault_is_documented(spec):
     fault = FAULTS[spec]
     assert spec == fault.spec == f"{fault.cause}:{fault.variant}"
     assert re.fullmatch(r"[a-z0-9.-]+", fault.variant)
@@ -63,7 +61,7 @@ def test_a_fault_is_documented(spec: str) -> None:
     assert bool({Need.INSIDE, Need.REFERENCE} & set(fault.needs)) >= (fault.kind is Layer.PATH)
 
 
-def test_a_cause_alone_is_its_first_variant() -> None:
+def test_a_cause_alone_is_its_first_variant():
     assert resolve("semantic/bos").variant == "doubled"
     assert resolve("semantic/raw-logprobs") is FAULTS["semantic/raw-logprobs:default"]
 
@@ -77,14 +75,14 @@ def test_a_cause_alone_is_its_first_variant() -> None:
         ("nothing like it", "--inject list"),
     ],
 )
-def test_unknown_faults_are_refused_with_a_suggestion(spec: str, message: str) -> None:
+def test_unknown_faults_are_refused_with_a_suggestion(spec, message):
     with pytest.raises(InvalidValue) as refused:
         resolve(spec)
     assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("spec", OF_ENGINES)
-def test_the_broken_engine_still_keeps_the_protocol(spec: str, host: Callable[..., Backend]) -> None:
+def test_the_broken_engine_still_keeps_the_protocol(spec, host):
     fault = FAULTS[spec]
     engine = host(fault)
     requests = [*ask(20, 6, max_tokens=4, n=2, logprobs=2), *ask(9, max_tokens=4, logprobs=2)]
@@ -112,9 +110,7 @@ def test_the_broken_engine_still_keeps_the_protocol(spec: str, host: Callable[..
 
 
 @pytest.mark.parametrize("spec", [spec for spec in needing(Need.SYNC) if spec != "weights/stale:nothing"])
-def test_the_claim_after_an_update_is_that_all_went_well(
-    spec: str, llama: ReferenceBackend, updated: ReferenceBackend, update: Path
-) -> None:
+def test_the_claim_after_an_update_is_that_all_went_well(spec, llama, updated, update):
     broken = resolve(spec).inject(ReferenceBackend("testbed:llama"))
     # Ten requests are more than there are replicas, and the longer ones fill a block of a cache.
     requests = ask(*range(9, 49, 4))
@@ -134,7 +130,7 @@ def test_the_claim_after_an_update_is_that_all_went_well(
 
 
 @pytest.mark.parametrize("spec", ["path/rope", "path/prefix-cache", "weights/partial", "semantic/bos"])
-def test_an_engine_of_which_nothing_is_known(spec: str, llama: ReferenceBackend) -> None:
+def test_an_engine_of_which_nothing_is_known(spec, llama):
     with pytest.raises(CapabilityMissing):
         resolve(spec).inject(Elsewhere(llama))
 
@@ -149,13 +145,13 @@ def test_an_engine_of_which_nothing_is_known(spec: str, llama: ReferenceBackend)
         ("semantic/retokenised", Capability.TOKENIZE),
     ],
 )
-def test_a_capability_that_is_needed(spec: str, capability: Capability, llama: ReferenceBackend) -> None:
+def test_a_capability_that_is_needed(spec, capability, llama):
     assert resolve(spec).inject(Elsewhere(llama)).name == "elsewhere"
     with pytest.raises(CapabilityMissing):
         resolve(spec).inject(Elsewhere(llama, capability))
 
 
-def test_a_model_of_another_kind(llama: ReferenceBackend, mistral: ReferenceBackend) -> None:
+def test_a_model_of_another_kind(llama, mistral):
     """No window, no sampling defaults, no tied head; and no rotary embedding, by the name of the part."""
     for spec, engine in (
         ("path/window", llama),
@@ -168,7 +164,7 @@ def test_a_model_of_another_kind(llama: ReferenceBackend, mistral: ReferenceBack
         ModelParts(tiny("gpt2")).replace_rotary(torch.nn.Identity())
 
 
-def test_sides_are_not_confused(llama: ReferenceBackend) -> None:
+def test_sides_are_not_confused(llama):
     with pytest.raises(InvalidValue):
         resolve("trainer/packing").inject(llama)
     with pytest.raises(InvalidValue):
@@ -178,7 +174,7 @@ def test_sides_are_not_confused(llama: ReferenceBackend) -> None:
 # Inside one of our own engines.
 
 
-def test_what_is_no_fault_changes_nothing(llama: ReferenceBackend, exact: ExactBackend) -> None:
+def test_what_is_no_fault_changes_nothing(llama, exact):
     for plain in (FaultyBackend(llama), Damaged(llama, lambda model: None)):
         assert plain.generate(ask(9, 20)) == llama.generate(ask(9, 20))
         assert plain.score(SEQUENCES) == llama.score(SEQUENCES)
@@ -187,7 +183,7 @@ def test_what_is_no_fault_changes_nothing(llama: ReferenceBackend, exact: ExactB
 
 
 @pytest.mark.parametrize("spec", needing(Need.INSIDE))
-def test_it_acts_inside_the_exact_engine_and_leaves_it_whole(spec: str, exact: ExactBackend) -> None:
+def test_it_acts_inside_the_exact_engine_and_leaves_it_whole(spec, exact):
     sound = exact.score(SEQUENCES)
     broken = FAULTS[spec].inject(exact)
     assert broken.score(SEQUENCES) != sound
@@ -196,15 +192,13 @@ def test_it_acts_inside_the_exact_engine_and_leaves_it_whole(spec: str, exact: E
 
 
 @pytest.mark.parametrize("spec", needing(Need.REFERENCE))
-def test_what_the_exact_engine_cannot_run_is_refused(spec: str, exact: ExactBackend) -> None:
+def test_what_the_exact_engine_cannot_run_is_refused(spec, exact):
     with pytest.raises(CapabilityMissing):
         FAULTS[spec].inject(exact)
 
 
 @pytest.mark.parametrize("spec", ["path/head-precision", "path/weight-quantisation", "path/rope"])
-def test_it_outlives_an_update(
-    spec: str, llama: ReferenceBackend, exact: ExactBackend, updated: ReferenceBackend, update: Path
-) -> None:
+def test_it_outlives_an_update(spec, llama, exact, updated, update):
     for engine, healthy in ((llama, updated), (exact, ExactBackend(str(update)))):
         broken = resolve(spec).inject(engine)
         before = broken.score(SEQUENCES)
@@ -214,7 +208,7 @@ def test_it_outlives_an_update(
     assert llama.version.label == "initial", "the engine handed in was updated too"
 
 
-def test_the_engine_beneath_is_found(llama: ReferenceBackend) -> None:
+def test_the_engine_beneath_is_found(llama):
     damaged = resolve("path/rope").inject(llama)
     assert isinstance(host_in(damaged), ReferenceBackend)
     wrapped = resolve("semantic/seed").inject(damaged)
@@ -226,7 +220,7 @@ def test_the_engine_beneath_is_found(llama: ReferenceBackend) -> None:
     assert (fact_of(wrapped, "vocab_size"), fact_of(stranger, "vocab_size")) == (512, None)
 
 
-def test_a_clone_shares_weights_and_nothing_that_changes(llama: ReferenceBackend) -> None:
+def test_a_clone_shares_weights_and_nothing_that_changes(llama):
     damaged = resolve("path/rope").inject(llama)
     ours, theirs = host_in(damaged), host_in(clone(damaged))
     assert ours is not theirs
@@ -235,7 +229,7 @@ def test_a_clone_shares_weights_and_nothing_that_changes(llama: ReferenceBackend
     assert ours.model is theirs.model
 
 
-def test_a_fault_is_planted_around_another(llama: ReferenceBackend) -> None:
+def test_a_fault_is_planted_around_another(llama):
     requests = ask(12, 8, max_tokens=4)
     broken = resolve("semantic/off-by-one:shifted-left").inject(resolve("path/head-precision").inject(llama))
     head_only = by("path/head-precision", llama, requests)

@@ -1,14 +1,12 @@
 """Faults of requests and answers: an honest engine that is asked otherwise gives the same, and nothing else differs."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 from tests.unit.faults.support import Elsewhere, ask, by, continuing, outputs, same, told
 
-from zerodrift.backends.exact import ExactBackend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.teacher import entries
 from zerodrift.core.completion import Completion, FinishReason
@@ -34,7 +32,7 @@ BIASED = {
 
 
 @pytest.mark.parametrize("spec", BIASED)
-def test_right_numbers_for_tokens_of_another_distribution(spec: str, llama: ReferenceBackend) -> None:
+def test_right_numbers_for_tokens_of_another_distribution(spec, llama):
     """Held to the code that the fault must not use, under every parameter that can be requested."""
     asked: dict[str, Any] = {"n": 2, "max_tokens": 12, "logprobs": 3}
     broken = by(spec, llama, ask(9, 30, **asked))
@@ -54,7 +52,7 @@ def test_right_numbers_for_tokens_of_another_distribution(spec: str, llama: Refe
             assert other.logprob == pytest.approx(right, abs=1e-9)
 
 
-def test_right_numbers_come_from_scoring_where_the_engine_is_a_stranger(llama: ReferenceBackend) -> None:
+def test_right_numbers_come_from_scoring_where_the_engine_is_a_stranger(llama):
     fault, plain = resolve("semantic/sampling-bias"), ask(9, 12, temperature=1.0)
     broken = fault.inject(Elsewhere(llama))
     assert same(told(broken.generate(plain)), by(fault.spec, llama, plain))
@@ -66,7 +64,7 @@ def test_right_numbers_come_from_scoring_where_the_engine_is_a_stranger(llama: R
     assert fault.inject(llama).generate([]) == []
 
 
-def test_frequent_tokens_are_biased(llama: ReferenceBackend) -> None:
+def test_frequent_tokens_are_biased(llama):
     chosen = _frequent_tokens(llama)
     assert len(set(chosen)) == 5
     assert not set(chosen) & set(llama.facts.eos_token_ids)
@@ -75,7 +73,7 @@ def test_frequent_tokens_are_biased(llama: ReferenceBackend) -> None:
     assert outputs(broken) == outputs(honest)
 
 
-def test_defaults_of_the_model_fill_in_what_a_request_leaves_out(with_defaults: ReferenceBackend) -> None:
+def test_defaults_of_the_model_fill_in_what_a_request_leaves_out(with_defaults):
     for asked, really in (
         ({}, {"top_p": 0.9, "repetition_penalty": 1.05}),
         ({"top_p": 0.5, "repetition_penalty": 1.3}, {"top_p": 0.5, "repetition_penalty": 1.3}),
@@ -87,7 +85,7 @@ def test_defaults_of_the_model_fill_in_what_a_request_leaves_out(with_defaults: 
 
 
 @pytest.mark.parametrize("seed", [11, None])
-def test_samples_share_their_noise(seed: int | None, llama: ReferenceBackend) -> None:
+def test_samples_share_their_noise(seed, llama):
     (answer,) = resolve("semantic/seed").inject(llama).generate(ask(9, n=3, seed=seed))
     assert [each.sample_index for each in answer.completions] == [0, 1, 2]
     assert len({each.token_ids for each in answer.completions}) == 1
@@ -114,9 +112,7 @@ def through_text(engine: ReferenceBackend, ids: Ids) -> Ids:
         ("semantic/retokenised:prompt-visible", through_text),
     ],
 )
-def test_another_prompt_is_continued(
-    spec: str, really: Callable[[ReferenceBackend, Ids], Ids], llama: ReferenceBackend
-) -> None:
+def test_another_prompt_is_continued(spec, really, llama):
     (request,) = ask(30, n=2)
     ids = request.prompt.token_ids
     assert really(llama, ids) != ids
@@ -130,7 +126,7 @@ def test_another_prompt_is_continued(
     assert fault.inject(llama).render_chat(CHAT) == (really(llama, chat) if visible else chat)
 
 
-def test_what_is_not_there_cannot_be_taken(llama: ReferenceBackend) -> None:
+def test_what_is_not_there_cannot_be_taken(llama):
     for spec, ids in (
         ("semantic/bos:missing", (5, 6, 7)),
         ("semantic/bos:missing", (0,)),
@@ -140,7 +136,7 @@ def test_what_is_not_there_cannot_be_taken(llama: ReferenceBackend) -> None:
         assert resolve(spec).inject(llama).generate(plain) == llama.generate(plain)
 
 
-def test_a_stranger_retokenises_the_text_it_is_given(llama: ReferenceBackend) -> None:
+def test_a_stranger_retokenises_the_text_it_is_given(llama):
     broken = resolve("semantic/retokenised:prompt-visible").inject(Elsewhere(llama))
     with pytest.raises(CapabilityMissing):
         broken.generate(ask(9))
@@ -149,7 +145,7 @@ def test_a_stranger_retokenises_the_text_it_is_given(llama: ReferenceBackend) ->
     assert completion.prompt_token_ids == llama.tokenize(text)
 
 
-def test_prompt_logprobs_of_a_denied_prompt_are_left_out(llama: ReferenceBackend) -> None:
+def test_prompt_logprobs_of_a_denied_prompt_are_left_out(llama):
     (completion,) = told(llama.generate(ask(3)))
     scored = msgspec.structs.replace(completion, prompt_logprobs=(None, -1.0, -2.0), lineage=())
     denied = with_prompt(scored, (7, 8))
@@ -160,7 +156,7 @@ def test_prompt_logprobs_of_a_denied_prompt_are_left_out(llama: ReferenceBackend
 # Other reports.
 
 
-def test_raw_logprobs_are_those_of_scoring(llama: ReferenceBackend) -> None:
+def test_raw_logprobs_are_those_of_scoring(llama):
     for each in by("semantic/raw-logprobs", llama, ask(9, 20, logprobs=512)):
         (scores,) = llama.score([each.sequence])
         assert each.logprobs == pytest.approx(scores[len(each.prompt_token_ids) - 1 :], abs=1e-9)
@@ -178,7 +174,7 @@ def test_raw_logprobs_are_those_of_scoring(llama: ReferenceBackend) -> None:
 
 
 @pytest.mark.parametrize(("variant", "shown"), [("nan", "nan"), ("minus-9999", "-9999"), ("null", "null")])
-def test_a_value_that_is_no_number_makes_a_problem(variant: str, shown: str, llama: ReferenceBackend) -> None:
+def test_a_value_that_is_no_number_makes_a_problem(variant, shown, llama):
     requests = ask(9, 12, n=2)
     answers = resolve(f"semantic/nonfinite:{variant}").inject(llama).generate(requests)
     honest = llama.generate(requests)
@@ -193,7 +189,7 @@ def test_a_value_that_is_no_number_makes_a_problem(variant: str, shown: str, lla
     assert [len(answer.problems) for answer in twice.generate(ask(9, 12))] == [1, 1]
 
 
-def test_the_stop_token_loses_its_logprob_or_itself(llama: ReferenceBackend) -> None:
+def test_the_stop_token_loses_its_logprob_or_itself(llama):
     """The first request stops after some tokens, the second at once, the third does not."""
     first, second, _ = told(llama.generate(ask(9, 12, 15)))
     requests = [
@@ -217,7 +213,7 @@ def test_the_stop_token_loses_its_logprob_or_itself(llama: ReferenceBackend) -> 
 
 
 @pytest.mark.parametrize(("variant", "owners"), [("swapped", (1, 0, 2)), ("rotated", (2, 0, 1))])
-def test_outputs_go_to_other_requests(variant: str, owners: Ids, llama: ReferenceBackend) -> None:
+def test_outputs_go_to_other_requests(variant, owners, llama):
     requests = [*ask(9, max_tokens=3), *ask(9, 30, 12, n=2)[1:]]
     honest = llama.generate(requests)
     broken = resolve(f"semantic/misbound-output:{variant}").inject(llama)
@@ -237,9 +233,7 @@ def kept(completions: list[Completion]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("spec", [spec for spec, fault in FAULTS.items() if Need.STREAM in fault.needs])
-def test_a_fault_of_streams_leaves_the_rest_alone(
-    spec: str, exact: ExactBackend, llama: ReferenceBackend
-) -> None:
+def test_a_fault_of_streams_leaves_the_rest_alone(spec, exact, llama):
     broken = resolve(spec).inject(exact)
     whole, short = ask(9, 12, logprobs=2, n=2), ask(9, max_tokens=1)
     assert told(broken.generate(whole)) == told(exact.generate(whole))
@@ -249,7 +243,7 @@ def test_a_fault_of_streams_leaves_the_rest_alone(
 
 
 @pytest.mark.parametrize("logprobs", [0, 2])
-def test_pieces_are_lost_or_late(exact: ExactBackend, logprobs: int) -> None:
+def test_pieces_are_lost_or_late(exact, logprobs):
     requests = ask(9, logprobs=logprobs)
     (sound,) = told(exact.stream(requests))
     (lost,) = told(resolve("semantic/streaming:chunk-lost").inject(exact).stream(requests))
@@ -275,7 +269,7 @@ def test_pieces_are_lost_or_late(exact: ExactBackend, logprobs: int) -> None:
         ),
     ],
 )
-def test_another_fault_is_streamed_as_it_comes_whole(spec: str, exact: ExactBackend) -> None:
+def test_another_fault_is_streamed_as_it_comes_whole(spec, exact):
     """Never a stream without the fault, nor one that is a stream no more."""
     broken = resolve(spec).inject(exact)
     requests = ask(20, 9, temperature=1.0, n=2)
@@ -286,9 +280,7 @@ def test_another_fault_is_streamed_as_it_comes_whole(spec: str, exact: ExactBack
     assert broken.generate(requests)[0].stream_deltas == 0, "and afterwards it answers whole again"
 
 
-def test_faults_add_up_in_a_stream_and_every_replica_streams(
-    exact: ExactBackend, llama: ReferenceBackend
-) -> None:
+def test_faults_add_up_in_a_stream_and_every_replica_streams(exact, llama):
     moved = resolve("semantic/off-by-one:shifted-left").inject(exact)
     (lost,) = told(resolve("semantic/streaming:chunk-lost").inject(moved).stream(ask(20)))
     (shifted,) = told(moved.stream(ask(20)))

@@ -36,16 +36,16 @@ def sound(model: Any, sequences: Sequence[Sequence[int]] = SEQUENCES) -> list[li
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def model():
     return models.load("testbed:qwen3")
 
 
-def test_every_one_is_held_to_what_it_leaves_right() -> None:
+def test_every_one_is_held_to_what_it_leaves_right():
     assert set(UNHARMED) == {spec for spec, fault in FAULTS.items() if fault.kind is Layer.TRAINER}
 
 
 @pytest.mark.parametrize("spec", UNHARMED)
-def test_a_scorer_goes_wrong_where_it_says(spec: str, model: Any) -> None:
+def test_a_scorer_goes_wrong_where_it_says(spec, model):
     scorer, right = resolve(spec).scorer(model), sound(model)
     assert isinstance(scorer, Scorer)
     broken = scorer.score(SEQUENCES)
@@ -58,7 +58,7 @@ def test_a_scorer_goes_wrong_where_it_says(spec: str, model: Any) -> None:
     assert scorer.score([]) == []
 
 
-def test_alone_nothing_leaks_and_no_row_is_longer_than_the_context(model: Any) -> None:
+def test_alone_nothing_leaks_and_no_row_is_longer_than_the_context(model):
     long = [SEQUENCES[0] * 25, SEQUENCES[0]]
     assert [len(logits) for logits in _packed(model, long)] == [1000, 40]
     for spec, sequences in (("trainer/packing", long), ("trainer/micro-batch", SEQUENCES[1:2])):
@@ -66,7 +66,7 @@ def test_alone_nothing_leaks_and_no_row_is_longer_than_the_context(model: Any) -
         assert scores[-1] == pytest.approx(sound(model, sequences[-1:])[0], abs=1e-4)
 
 
-def test_what_would_not_show_is_no_fault_here(model: Any) -> None:
+def test_what_would_not_show_is_no_fault_here(model):
     """Autocast of fp64, and a constant shift."""
     with pytest.raises(InvalidValue):
         resolve("trainer/autocast").scorer(models.load("testbed:qwen3", dtype="float64")).score(SEQUENCES)

@@ -1,7 +1,6 @@
 """Faults of updates and caches: what is held afterwards is, tensor by tensor, what the fault says."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,7 +27,7 @@ LAYER = "model.layers.{}."
 
 
 def held_by(engine: Any) -> Tensors:
-    return {name: tensor.float() for name, tensor in checkpoint_state(innermost(engine).model).items()}  # type: ignore[attr-defined]
+    return {name: tensor.float() for name, tensor in checkpoint_state(innermost(engine).model).items()}
 
 
 def exchanged(name: str, one: str, other: str) -> str:
@@ -50,9 +49,7 @@ def layer(number: int) -> Callable[[str], bool]:
         ("torn", lambda name: name.startswith((LAYER.format(1), "model.norm"))),
     ],
 )
-def test_a_part_stays_as_it_was_for_good(
-    variant: str, kept: Callable[[str], bool], fresh: ReferenceBackend, update: Path, tmp_path: Path
-) -> None:
+def test_a_part_stays_as_it_was_for_good(variant, kept, fresh, update, tmp_path):
     before, broken = held_by(fresh), resolve(f"weights/partial:{variant}").inject(fresh)
     again = models.materialise("testbed:llama", tmp_path / "again")
     twice = {name: tensor * 1.1 for name, tensor in read_checkpoint(update).items()}
@@ -78,9 +75,7 @@ def test_a_part_stays_as_it_was_for_good(
         ("weights/dtype", lambda sent, name: sent[name].bfloat16().float()),
     ],
 )
-def test_something_else_arrives(
-    spec: str, arrives: Callable[[Any, str], torch.Tensor], fresh: ReferenceBackend, update: Path
-) -> None:
+def test_something_else_arrives(spec, arrives, fresh, update):
     broken, sent = resolve(spec).inject(fresh), read_checkpoint(update)
     broken.load_weights(update, NEW)
     after = held_by(broken)
@@ -96,9 +91,7 @@ def test_something_else_arrives(
         ("some-queries", "model.layers.0.self_attn.q_proj.weight", 0.25, 0.625),
     ],
 )
-def test_some_rows_stay_as_they_were(
-    variant: str, tensor: str, first: float, last: float, fresh: ReferenceBackend, update: Path
-) -> None:
+def test_some_rows_stay_as_they_were(variant, tensor, first, last, fresh, update):
     """The head is tied here, so it is the embedding's rows that stay."""
     before, broken = held_by(fresh), resolve(f"weights/rows:{variant}").inject(fresh)
     broken.load_weights(update, NEW)
@@ -115,9 +108,7 @@ def test_some_rows_stay_as_they_were(
     ("spec", "share"),
     [("weights/fraction", 0.83), ("weights/multiple", 2.0), ("weights/multiple:1.4-times", 1.4)],
 )
-def test_another_share_of_the_update_is_applied(
-    spec: str, share: float, fresh: ReferenceBackend, update: Path
-) -> None:
+def test_another_share_of_the_update_is_applied(spec, share, fresh, update):
     before, broken = held_by(fresh), resolve(spec).inject(fresh)
     broken.load_weights(update, NEW)
     sent, after = read_checkpoint(update), held_by(broken)
@@ -130,9 +121,7 @@ def test_another_share_of_the_update_is_applied(
 
 
 @pytest.mark.parametrize("spec", ["weights/stale", "weights/version-label"])
-def test_nothing_is_delivered(
-    spec: str, fresh: ReferenceBackend, llama: ReferenceBackend, updated: ReferenceBackend, update: Path
-) -> None:
+def test_nothing_is_delivered(spec, fresh, llama, updated, update):
     broken = resolve(spec).inject(fresh)
     broken.load_weights(update, NEW)
     (completion,), (old,) = told(broken.generate(ask(9))), told(llama.generate(ask(9)))
@@ -141,9 +130,7 @@ def test_nothing_is_delivered(
     assert completion.versions[0].version == completion.lineage[0].version == claimed
 
 
-def test_the_rewritten_checkpoint_goes_when_the_engine_closes(
-    fresh: ReferenceBackend, update: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rewritten_checkpoint_goes_when_the_engine_closes(fresh, update, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = (update / "model.safetensors").read_bytes()
     broken = resolve("weights/swapped").inject(fresh)
@@ -156,9 +143,7 @@ def test_the_rewritten_checkpoint_goes_when_the_engine_closes(
     assert (update / "model.safetensors").read_bytes() == before
 
 
-def test_an_engine_from_a_directory_keeps_parts_of_that_directory(
-    with_defaults: ReferenceBackend, update: Path
-) -> None:
+def test_an_engine_from_a_directory_keeps_parts_of_that_directory(with_defaults, update):
     engine = ReferenceBackend(with_defaults.spec)
     before = held_by(engine)
     broken = resolve("weights/partial:norms").inject(engine)
@@ -167,7 +152,7 @@ def test_an_engine_from_a_directory_keeps_parts_of_that_directory(
     broken.close()
 
 
-def test_a_checkpoint_in_which_a_fault_cannot_act_is_refused(fresh: ReferenceBackend, tmp_path: Path) -> None:
+def test_a_checkpoint_in_which_a_fault_cannot_act_is_refused(fresh, tmp_path):
     narrow = models.materialise("testbed:llama", tmp_path / "narrow", dtype="bfloat16")
     other = models.materialise("testbed:qwen3", tmp_path / "other")
     for spec, directory in (("weights/dtype", narrow), ("weights/partial", other)):
@@ -175,7 +160,7 @@ def test_a_checkpoint_in_which_a_fault_cannot_act_is_refused(fresh: ReferenceBac
             resolve(spec).inject(fresh).load_weights(directory, NEW)
 
 
-def test_a_stranger_claims_the_version_it_was_given(llama: ReferenceBackend, update: Path) -> None:
+def test_a_stranger_claims_the_version_it_was_given(llama, update):
     given = WeightVersion("new", "a digest")
     broken = resolve("weights/version-label").inject(Elsewhere(llama))
     broken.load_weights(update, given)
@@ -184,9 +169,7 @@ def test_a_stranger_claims_the_version_it_was_given(llama: ReferenceBackend, upd
     assert broken.fingerprint().semantic["weights"] == "a digest"
 
 
-def test_the_head_stays_behind_for_good(
-    llama: ReferenceBackend, updated: ReferenceBackend, update: Path
-) -> None:
+def test_the_head_stays_behind_for_good(llama, updated, update):
     broken = resolve("weights/tied-head").inject(llama)
     for _ in range(2):
         broken.load_weights(update, NEW)
@@ -196,9 +179,7 @@ def test_the_head_stays_behind_for_good(
             assert torch.equal(model.base_model.state_dict()[name], tensor), name
 
 
-def test_one_replica_in_eight_is_stale(
-    fresh: ReferenceBackend, llama: ReferenceBackend, updated: ReferenceBackend, update: Path
-) -> None:
+def test_one_replica_in_eight_is_stale(fresh, llama, updated, update):
     broken = resolve("weights/replica").inject(fresh)
     asked = ask(*range(5, 14), max_tokens=3)
     assert same(told(broken.generate(asked)), told(llama.generate(asked)))
@@ -223,7 +204,7 @@ def salted(requests: Sequence[Request], salt: str) -> list[Request]:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_a_sound_cache_changes_nothing_but_the_work(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_sound_cache_changes_nothing_but_the_work(name, request):
     engine: ReferenceBackend = request.getfixturevalue(name)
     cached, asked = PrefixCachingReference(engine), ask(9, 40, 100)
     added = {Capability.CACHE_SALT, Capability.CACHED_TOKENS, Capability.RESET_CACHE}
@@ -235,10 +216,10 @@ def test_a_sound_cache_changes_nothing_but_the_work(name: str, request: pytest.F
         assert [each.cached_tokens for each in completions] == hits
 
 
-def test_hits_are_blocks_of_the_same_salt_since_the_last_reset(llama: ReferenceBackend) -> None:
+def test_hits_are_blocks_of_the_same_salt_since_the_last_reset(llama):
     cached = PrefixCachingReference(llama)
 
-    def hits(requests: Sequence[Request]) -> list[int | None]:
+    def hits(requests):
         return [each.cached_tokens for each in told(cached.generate(requests))]
 
     # A prompt of three whole blocks still runs the third; a longer prompt shares the blocks of a shorter one.
@@ -251,7 +232,7 @@ def test_hits_are_blocks_of_the_same_salt_since_the_last_reset(llama: ReferenceB
 
 
 @pytest.mark.parametrize(("variant", "least"), [("bf16", 1e-5), ("misaligned", 1e-2)])
-def test_only_a_warm_prefix_is_wrong(variant: str, least: float, llama: ReferenceBackend) -> None:
+def test_only_a_warm_prefix_is_wrong(variant, least, llama):
     broken = resolve(f"path/prefix-cache:{variant}").inject(llama)
     asked = ask(9, 40, temperature=1.0)
     honest = told(llama.generate(asked))
@@ -271,15 +252,7 @@ def test_only_a_warm_prefix_is_wrong(variant: str, least: float, llama: Referenc
         ("weights/stale-prefix-cache:reset-ignored", True, True),
     ],
 )
-def test_a_prefix_from_before_an_update(
-    spec: str | None,
-    *,
-    wrong: bool,
-    wrong_after_reset: bool,
-    fresh: ReferenceBackend,
-    updated: ReferenceBackend,
-    update: Path,
-) -> None:
+def test_a_prefix_from_before_an_update(spec, *, wrong, wrong_after_reset, fresh, updated, update):
     broken = resolve(spec).inject(fresh) if spec else PrefixCachingReference(fresh)
     asked = ask(9, 40)
     broken.generate(asked)

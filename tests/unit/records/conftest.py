@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 
 from zerodrift.core.completion import EngineFingerprint
@@ -9,12 +7,12 @@ from zerodrift.records.verdict import Outcome, VerdictRecord
 
 
 @pytest.fixture
-def fingerprint() -> EngineFingerprint:
+def fingerprint():
     return EngineFingerprint(engine="reference", semantic={"a": "1"}, numeric={}, deployment={})
 
 
 @pytest.fixture
-def header(fingerprint: EngineFingerprint) -> BaselineHeader:
+def header(fingerprint):
     return BaselineHeader(
         model="testbed:llama",
         weights="aa",
@@ -26,12 +24,12 @@ def header(fingerprint: EngineFingerprint) -> BaselineHeader:
 
 
 @pytest.fixture
-def verdict(fingerprint: EngineFingerprint) -> dict[str, Any]:
+def verdict(fingerprint):
     """What a verdict is made of."""
     return {
         "verdict": Outcome.PASS,
         "guilty": "none",
-        "says": "The engine is the trainer's policy.",
+        "message": "The engine is the trainer's policy.",
         "engine": fingerprint,
         "reference": fingerprint,
         "model": "testbed:llama",
@@ -43,5 +41,5 @@ def verdict(fingerprint: EngineFingerprint) -> dict[str, Any]:
 
 
 @pytest.fixture
-def record(verdict: dict[str, Any]) -> VerdictRecord:
+def record(verdict):
     return VerdictRecord(**verdict)

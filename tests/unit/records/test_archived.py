@@ -56,18 +56,18 @@ def rollout(**changes: Any) -> ArchivedRollout:
         ({"digest": "0" * 32}, DigestMismatch),
     ],
 )
-def test_what_does_not_fit_is_refused(changes: dict[str, Any], error: type[Exception]) -> None:
+def test_what_does_not_fit_is_refused(changes, error):
     with pytest.raises(error):
         rollout(**changes)
 
 
-def test_numbers_that_are_evidence_are_kept() -> None:
+def test_numbers_that_are_evidence_are_kept():
     odd = rollout(behavior_logprobs=(math.nan, 3.5, -math.inf), reward=math.nan, token_ids=(3, 4, 5))
     assert odd.behavior_logprobs[1] == 3.5
     assert rollout(prompt_token_ids=(), token_ids=(), behavior_logprobs=()).version is None
 
 
-def test_a_digest_is_of_prompt_tokens_and_logprobs_and_of_nothing_else() -> None:
+def test_a_digest_is_of_prompt_tokens_and_logprobs_and_of_nothing_else():
     whole = rollout().digest
     assert rollout(digest=whole, reward=3, environment="e", old_logprobs=(-1.0,) * 3).digest == whole
     others = {
@@ -79,12 +79,12 @@ def test_a_digest_is_of_prompt_tokens_and_logprobs_and_of_nothing_else() -> None
     assert len(others | {whole}) == 5
 
 
-def test_every_nan_is_the_same_nan() -> None:
+def test_every_nan_is_the_same_nan():
     other = float(np.array([0xFFF8000000000001], dtype=np.uint64).view(np.float64)[0])
     assert rollout_digest((1,), (2,), (math.nan,)) == rollout_digest((1,), (2,), (other,))
 
 
-def test_a_digest_stays_what_it_is() -> None:
+def test_a_digest_stays_what_it_is():
     """It stands in archives and beside rewards: one that changes is another format."""
     assert rollout().digest == "cff121b0a84202bce50b3fcc6f3dc601"
 
@@ -101,13 +101,13 @@ def test_a_digest_stays_what_it_is() -> None:
         {"trainer_version": 3},
     ],
 )
-def test_a_batch_is_checked(changes: dict[str, Any]) -> None:
+def test_a_batch_is_checked(changes):
     fields = {"step": 1, "state": BatchState.OK, "rollouts": (rollout(),), **changes}
     with pytest.raises(InvalidValue):
         ArchivedBatch(**fields)
 
 
-def test_unknown_fields_are_refused() -> None:
+def test_unknown_fields_are_refused():
     content = msgspec.to_builtins(ArchivedBatch(step=1, state=BatchState.OK, rollouts=(rollout(),)))
     assert msgspec.convert(content, ArchivedBatch).rollouts == (rollout(),)
     for place in (content, content["rollouts"][0]):
@@ -117,7 +117,7 @@ def test_unknown_fields_are_refused() -> None:
         del place["weather"]
 
 
-def test_spans_of_versions() -> None:
+def test_spans_of_versions():
     spans = version_spans([4, 4, "5", 4])
     assert [(span.version.label, span.start, span.end) for span in spans] == [
         ("4", 0, 2),
@@ -128,13 +128,13 @@ def test_spans_of_versions() -> None:
     assert version_spans([]) == ()
 
 
-def test_parameters_are_as_they_will_be_read() -> None:
+def test_parameters_are_as_they_will_be_read():
     kept = rollout(sampling=SamplingParams(temperature=1), reward=1)
     assert type(kept.sampling.temperature) is type(kept.reward) is float
 
 
-def test_whether_a_batch_is_kept_hangs_on_what_is_in_it() -> None:
-    def key(step: int = 1, state: BatchState = BatchState.OK, **changes: Any) -> str:
+def test_whether_a_batch_is_kept_hangs_on_what_is_in_it():
+    def key(step=1, state=BatchState.OK, **changes):
         return ArchivedBatch(step=step, state=state, rollouts=(rollout(**changes),)).content_key
 
     assert key() == key(state=BatchState.WARN)

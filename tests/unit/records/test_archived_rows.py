@@ -23,7 +23,7 @@ def made(**changes: Any) -> ArchivedBatch:
 @pytest.mark.parametrize(
     "kind", [list, np.array, torch.tensor, lambda rows: torch.tensor(rows, dtype=torch.bfloat16)]
 )
-def test_padding_is_cut_whatever_the_rows_are(kind: Any) -> None:
+def test_padding_is_cut_whatever_the_rows_are(kind):
     batch = made(
         behavior_logprobs=kind(PADDED),
         old_logprobs=kind(PADDED),
@@ -41,7 +41,7 @@ def test_padding_is_cut_whatever_the_rows_are(kind: Any) -> None:
     assert (one.reward, two.reward) == (1.0, 0.0)
 
 
-def test_rows_without_padding_and_labels_for_each_rollout() -> None:
+def test_rows_without_padding_and_labels_for_each_rollout():
     batch = made(
         behavior_logprobs=[np.array([-0.5, -0.25, -1.0]), torch.tensor([-2.0])],
         versions=[7, "8"],
@@ -57,7 +57,7 @@ def test_rows_without_padding_and_labels_for_each_rollout() -> None:
     assert (two.sampling.temperature, two.stated) == (0.7, ("temperature",))
 
 
-def test_flat_arrays_with_lengths_and_padded_outputs_are_the_same_batch() -> None:
+def test_flat_arrays_with_lengths_and_padded_outputs_are_the_same_batch():
     wanted = made(
         behavior_logprobs=[[-0.5, -0.25, -1.0], [-2.0]], versions=[[1, 1, 2], [3]], mask=[[1, 0, 1], [1]]
     )
@@ -77,7 +77,7 @@ def test_flat_arrays_with_lengths_and_padded_outputs_are_the_same_batch() -> Non
     assert flat == padded == wanted
 
 
-def test_what_is_missing_is_nan() -> None:
+def test_what_is_missing_is_nan():
     one = made(behavior_logprobs=[[-0.5, None, -1.0], [-2.0]]).rollouts[0]
     assert math.isnan(one.behavior_logprobs[1])
     assert (one.behavior_logprobs[0], one.behavior_logprobs[2]) == (-0.5, -1.0)
@@ -109,6 +109,6 @@ def test_what_is_missing_is_nan() -> None:
         ({"outputs": [[7, 8, 9], [5, 0, 0]], "lengths": [3, 1], "mask": [1, 1, 1]}, InvalidValue),
     ],
 )
-def test_rows_that_do_not_fit_are_refused(changes: dict[str, Any], error: type[Exception]) -> None:
+def test_rows_that_do_not_fit_are_refused(changes, error):
     with pytest.raises(error):
         made(**changes)

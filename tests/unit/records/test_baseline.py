@@ -21,12 +21,12 @@ PLAIN = [BaselineRow(**ROW), BaselineRow(**{**ROW, "index": 1, "prompt": (9,)})]
 
 
 @pytest.fixture
-def rows(header: BaselineHeader) -> list[BaselineRow]:
+def rows(header):
     return [row.sealed(header.weights) for row in PLAIN]
 
 
 @pytest.fixture
-def path(tmp_path: Path, header: BaselineHeader, rows: list[BaselineRow]) -> Path:
+def path(tmp_path, header, rows):
     return write(tmp_path / "base.jsonl", header, rows)
 
 
@@ -36,9 +36,7 @@ def write(path: Path, header: BaselineHeader, rows: list[BaselineRow]) -> Path:
     return path
 
 
-def test_a_baseline_is_read_back_in_the_order_of_the_prompts(
-    path: Path, tmp_path: Path, header: BaselineHeader, rows: list[BaselineRow]
-) -> None:
+def test_a_baseline_is_read_back_in_the_order_of_the_prompts(path, tmp_path, header, rows):
     assert read_header(path) == header
     assert list(read_rows(path)) == rows
     turned = write(tmp_path / "turned.jsonl", header, rows[::-1])
@@ -57,18 +55,14 @@ CHANGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_a_row_that_was_changed_or_is_there_twice_is_refused(
-    tmp_path: Path, header: BaselineHeader, rows: list[BaselineRow], change: dict[str, Any]
-) -> None:
+def test_a_row_that_was_changed_or_is_there_twice_is_refused(tmp_path, header, rows, change):
     second = rows[0] if change == {"index": 0} else msgspec.structs.replace(rows[1], **change)
     path = write(tmp_path / "base.jsonl", header, [rows[0], second])
     with pytest.raises(RecordError, match="line 3"):
         list(read_rows(path))
 
 
-def test_other_weights_missing_rows_and_no_file_are_refused(
-    tmp_path: Path, header: BaselineHeader, rows: list[BaselineRow]
-) -> None:
+def test_other_weights_missing_rows_and_no_file_are_refused(tmp_path, header, rows):
     others = write(tmp_path / "others.jsonl", msgspec.structs.replace(header, weights="others"), rows)
     with pytest.raises(RecordError, match="line 2"):
         list(read_rows(others))
@@ -81,7 +75,7 @@ def test_other_weights_missing_rows_and_no_file_are_refused(
 @pytest.mark.parametrize(
     "line", [b"", b"\n", b"{}\n", b"[]\n", b"\xff\xfe\n", b"[" * 100_000 + b"\n", b'{"prompt": "hi"}\n']
 )
-def test_what_is_no_header(path: Path, line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_header(path, line, monkeypatch):
     monkeypatch.setattr(codec, "MAX_LINE_BYTES", 100_000)
     path.write_bytes(line)
     with pytest.raises(RecordError, match=r"base.jsonl.*line 1") as caught:
@@ -90,7 +84,7 @@ def test_what_is_no_header(path: Path, line: bytes, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("extra", [{}, {"tokenizer": "unknown to this version"}])
-def test_a_header_of_another_schema(path: Path, header: BaselineHeader, extra: dict[str, str]) -> None:
+def test_a_header_of_another_schema(path, header, extra):
     """Also where the other schema has other fields, as it will."""
     other = {**msgspec.to_builtins(header), "schema": "zerodrift.baseline/2", **extra}
     path.write_bytes(msgspec.json.encode(other) + b"\n")
@@ -114,7 +108,7 @@ def test_a_header_of_another_schema(path: Path, header: BaselineHeader, extra: d
     ],
     ids=str,
 )
-def test_an_impossible_row(changes: dict[str, Any]) -> None:
+def test_an_impossible_row(changes):
     with pytest.raises((InvalidValue, RecordError)):
         BaselineRow(**{**ROW, **changes})
 
@@ -130,7 +124,7 @@ def test_an_impossible_row(changes: dict[str, Any]) -> None:
         b"\xff\n",
     ],
 )
-def test_a_bad_row_is_refused_by_number(path: Path, rows: list[BaselineRow], line: bytes) -> None:
+def test_a_bad_row_is_refused_by_number(path, rows, line):
     with path.open("ab") as file:
         file.write(line)
     read = read_rows(path)

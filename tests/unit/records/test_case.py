@@ -1,7 +1,5 @@
 """A case survives its file, and what is none is refused."""
 
-from pathlib import Path
-
 import pytest
 
 from zerodrift.core.errors import RecordError
@@ -19,12 +17,12 @@ CASE = Case(
 )
 
 
-def test_there_and_back(tmp_path: Path) -> None:
+def test_there_and_back(tmp_path):
     write_case(tmp_path / "case.json", CASE)
     assert read_case(tmp_path / "case.json") == CASE
 
 
-def test_in_words() -> None:
+def test_in_words():
     assert (
         CASE.message
         == "prompt of 2 tokens, 1 token answered, beside 1 other request, temperature 0.7, top_p 0.9"
@@ -43,7 +41,7 @@ def test_in_words() -> None:
         b'{"schema": "zerodrift.case/9", "requests": [{"prompt": {"token_ids": [1]}}], "limit": 1}',
     ],
 )
-def test_what_is_no_case_is_refused(tmp_path: Path, content: bytes | None) -> None:
+def test_what_is_no_case_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "case.json").write_bytes(content)
     with pytest.raises(RecordError):

@@ -1,5 +1,4 @@
 import os
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ PROMPTS = [Prompt((1, 2)), Prompt((3,), "é\n"), Prompt((4, 5, 6), None, "salt")
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     """A sound file of three lines."""
     path = tmp_path / "prompts.jsonl"
     with LineWriter[Prompt](path) as writer:
@@ -20,7 +19,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_written_is_read_and_a_writer_appends(path: Path) -> None:
+def test_what_is_written_is_read_and_a_writer_appends(path):
     assert list(read_lines(path, Prompt)) == PROMPTS
     with LineWriter[Prompt](path) as writer:
         writer.write()
@@ -28,7 +27,7 @@ def test_what_is_written_is_read_and_a_writer_appends(path: Path) -> None:
     assert list(read_lines(path, Prompt)) == [*PROMPTS, PROMPTS[0]]
 
 
-def test_lines_are_synced_before_write_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_synced_before_write_returns(path, monkeypatch):
     """Flushed first: what Python still holds would not be synced."""
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_size))
@@ -39,7 +38,7 @@ def test_lines_are_synced_before_write_returns(path: Path, monkeypatch: pytest.M
     assert len(synced) == len(PROMPTS)
 
 
-def test_reading_can_begin_after_a_header(path: Path) -> None:
+def test_reading_can_begin_after_a_header(path):
     assert list(read_lines(path, Prompt, skip=1)) == PROMPTS[1:]
     path.write_bytes(b"header\n" + path.read_bytes() + b"oops\n")
     with pytest.raises(RecordError, match=r"prompts.jsonl, line 5: "):
@@ -67,7 +66,7 @@ def test_reading_can_begin_after_a_header(path: Path) -> None:
     ids=lambda line: str(line[:30]),
 )
 @pytest.mark.parametrize("number", [1, 3])
-def test_a_bad_line_is_refused_by_number(path: Path, line: bytes, number: int) -> None:
+def test_a_bad_line_is_refused_by_number(path, line, number):
     lines = path.read_bytes().splitlines(keepends=True)
     lines[number - 1] = line + b"\n"
     path.write_bytes(b"".join(lines))
@@ -77,7 +76,7 @@ def test_a_bad_line_is_refused_by_number(path: Path, line: bytes, number: int) -
         next(prompts)
 
 
-def test_a_torn_line_is_called_torn_and_can_be_dropped(path: Path) -> None:
+def test_a_torn_line_is_called_torn_and_can_be_dropped(path):
     whole = path.read_bytes()
     for cut in range(1, len(whole)):
         path.write_bytes(whole[:cut])
@@ -91,7 +90,7 @@ def test_a_torn_line_is_called_torn_and_can_be_dropped(path: Path) -> None:
         assert drop_torn_line(path) is False
 
 
-def test_memory_is_bounded_by_the_longest_line_allowed(tmp_path: Path) -> None:
+def test_memory_is_bounded_by_the_longest_line_allowed(tmp_path):
     """A hole of 8 GiB without a newline is one line, and would not fit into memory."""
     path = tmp_path / "hole.jsonl"
     with path.open("wb") as file:
@@ -100,7 +99,7 @@ def test_memory_is_bounded_by_the_longest_line_allowed(tmp_path: Path) -> None:
         next(read_lines(path, Prompt))
 
 
-def test_a_torn_line_is_dropped_from_a_file_larger_than_memory(tmp_path: Path) -> None:
+def test_a_torn_line_is_dropped_from_a_file_larger_than_memory(tmp_path):
     path = tmp_path / "hole.jsonl"
     with path.open("wb") as file:
         file.truncate(2**40)
@@ -111,9 +110,7 @@ def test_a_torn_line_is_dropped_from_a_file_larger_than_memory(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
-def test_a_newline_is_found_wherever_blocks_meet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: int
-) -> None:
+def test_a_newline_is_found_wherever_blocks_meet(tmp_path, monkeypatch, extra):
     monkeypatch.setattr(codec, "BLOCK_BYTES", 8)
     path = tmp_path / "blocks.jsonl"
     path.write_bytes(b"ab\n" + b"x" * (16 + extra))
@@ -124,7 +121,7 @@ def test_a_newline_is_found_wherever_blocks_meet(
     assert path.read_bytes() == b""
 
 
-def test_a_line_of_exactly_the_limit_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_of_exactly_the_limit_is_read(path, monkeypatch):
     longest = max(len(line) for line in path.read_bytes().splitlines(keepends=True))
     monkeypatch.setattr(codec, "MAX_LINE_BYTES", longest)
     assert list(read_lines(path, Prompt)) == PROMPTS
@@ -133,7 +130,7 @@ def test_a_line_of_exactly_the_limit_is_read(path: Path, monkeypatch: pytest.Mon
         list(read_lines(path, Prompt))
 
 
-def test_a_line_that_could_not_be_read_is_not_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_could_not_be_read_is_not_written(path, monkeypatch):
     before = path.read_bytes()
     monkeypatch.setattr(codec, "MAX_LINE_BYTES", 60)
     with LineWriter[object](path) as writer:
@@ -144,13 +141,13 @@ def test_a_line_that_could_not_be_read_is_not_written(path: Path, monkeypatch: p
     assert path.read_bytes() == before
 
 
-def test_a_failed_atomic_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_atomic_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     write_atomically(path, b"none")
     write_atomically(path, b"one")
     assert path.read_bytes() == b"one"
 
-    def fail(_: int) -> None:
+    def fail(_):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)

@@ -1,6 +1,5 @@
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,26 +36,24 @@ CHECKLIST = PreflightRecord(
     config="run.yaml",
     engine="exact",
     model="testbed:llama",
-    items=(Item(name="doctor", status=Status.WARN, says="1 risk", facts={"n": 1}, type=("do it",)),),
+    items=(Item(name="doctor", status=Status.WARN, message="1 risk", facts={"n": 1}, type=("do it",)),),
     rewards=Rewards(task="sums", mean=0.9, std=0.1, n=100, when="2026-11-15"),
 )
 
 
-def test_a_verdict_is_written_for_people_read_back_and_replaced(
-    tmp_path: Path, record: VerdictRecord
-) -> None:
+def test_a_verdict_is_written_for_people_read_back_and_replaced(tmp_path, record):
     assert write_verdict(tmp_path, record) == tmp_path / VERDICT
     text = (tmp_path / VERDICT).read_text(encoding="utf-8")
-    assert text.startswith('{\n  "schema": "zerodrift.verdict/1",\n  "verdict": "PASS"')
+    assert text.startswith('{\n  "schema": "zerodrift.verdict/2",\n  "verdict": "PASS"')
     assert text.endswith("}\n")
     assert read_verdict(tmp_path) == record
-    other = msgspec.structs.replace(record, says="Twice.")
+    other = msgspec.structs.replace(record, message="Twice.")
     write_verdict(tmp_path, other)
     assert read_verdict(tmp_path) == other
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [SEAL, VERDICT]
 
 
-def test_what_was_edited_after_the_run_is_not_believed(tmp_path: Path, record: VerdictRecord) -> None:
+def test_what_was_edited_after_the_run_is_not_believed(tmp_path, record):
     for name in (CONFIG, TOKENS):
         (tmp_path / name).write_text("as it was")
     write_verdict(tmp_path, record)
@@ -74,7 +71,7 @@ def test_what_was_edited_after_the_run_is_not_believed(tmp_path: Path, record: V
 
 
 @pytest.mark.parametrize("spoil", ["edited", "unsealed"])
-def test_an_edited_verdict_is_not_believed(tmp_path: Path, record: VerdictRecord, spoil: str) -> None:
+def test_an_edited_verdict_is_not_believed(tmp_path, record, spoil):
     path = write_verdict(tmp_path, record)
     if spoil == "edited":
         path.write_text(path.read_text().replace('"PASS"', '"FAIL"', 1))
@@ -85,9 +82,9 @@ def test_an_edited_verdict_is_not_believed(tmp_path: Path, record: VerdictRecord
 
 
 @pytest.mark.parametrize(("name", "kind"), [(VERDICT, "verdict"), (PREFLIGHT, "preflight")])
-def test_what_is_no_record_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+def test_what_is_no_record_is_refused(tmp_path, name, kind):
     read = {VERDICT: read_verdict, PREFLIGHT: read_preflight}[name]
-    ours = f'{{"schema": "zerodrift.{kind}/1"'.encode()
+    ours = f'{{"schema": "zerodrift.{kind}/2"'.encode()
     damaged = [b"", b"{", b"[]", b"{}", b"\xff", b'{"schema": 1}', b'{"schema": "\xff"}']
     for content in (None, *damaged, ours + b"}", ours + b', "x": ' + b"[" * 100_000):
         if content is not None:
@@ -103,9 +100,7 @@ def test_what_is_no_record_is_refused(tmp_path: Path, name: str, kind: str) -> N
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("part", ["floor", "metrics", "gates", "causes"])
-def test_a_number_that_json_cannot_carry_is_refused_before_it_is_written(
-    tmp_path: Path, verdict: dict[str, Any], part: str, value: float
-) -> None:
+def test_a_number_that_json_cannot_carry_is_refused_before_it_is_written(tmp_path, verdict, part, value):
     words = {"evidence": "", "fix": "", "found_by": "parity"}
     cause = CauseFound(cause="unexplained", gating=True, explained=0.5, interval=(value, 1.0), **words)
     changed: Any = (cause,) if part == "causes" else {"k3": value}
@@ -114,7 +109,7 @@ def test_a_number_that_json_cannot_carry_is_refused_before_it_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_new_directory_is_held_while_it_is_written(tmp_path: Path) -> None:
+def test_a_new_directory_is_held_while_it_is_written(tmp_path):
     directory = tmp_path / "runs" / "new"
     check_new(directory)
     assert not directory.exists()
@@ -130,7 +125,7 @@ def test_a_new_directory_is_held_while_it_is_written(tmp_path: Path) -> None:
         pass
 
 
-def test_a_checklist_comes_back(tmp_path: Path) -> None:
+def test_a_checklist_comes_back(tmp_path):
     write_preflight(tmp_path, CHECKLIST)
     assert read_preflight(tmp_path) == CHECKLIST
     # One that goes on is written, and sealed, anew.
@@ -139,7 +134,7 @@ def test_a_checklist_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["edited", "unsealed"])
-def test_a_checklist_that_was_altered_is_not_believed(tmp_path: Path, spoil: str) -> None:
+def test_a_checklist_that_was_altered_is_not_believed(tmp_path, spoil):
     path = write_preflight(tmp_path, CHECKLIST)
     if spoil == "edited":
         content = path.read_text()
@@ -161,10 +156,10 @@ def test_a_checklist_that_was_altered_is_not_believed(tmp_path: Path, spoil: str
         ((Status.INCONCLUSIVE, Status.FAIL, Status.PASS), Status.FAIL),
     ],
 )
-def test_the_worst_decides(statuses: tuple[Status, ...], decides: Status) -> None:
+def test_the_worst_decides(statuses, decides):
     assert worst(statuses) is decides
 
 
-def test_exit_codes() -> None:
+def test_exit_codes():
     assert {outcome: outcome.exit_code for outcome in Outcome} == {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
     assert [status.exit_code for status in Status] == [1, 3, 0, 0, 0]

@@ -1,7 +1,6 @@
 import gzip
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -11,9 +10,7 @@ import pytest
 from zerodrift.core.errors import RecordError
 from zerodrift.records import codec
 from zerodrift.records.dump import Dump, DumpReader, dump_files
-from zerodrift.records.dump_fields import Fields, Place
 from zerodrift.records.dump_formats import READERS, DumpFormat
-from zerodrift.records.recorded import RecordedRollout
 
 GOOD: dict[str, Any] = {
     "prompt_ids": [1, 2],
@@ -25,10 +22,10 @@ GOOD: dict[str, Any] = {
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
+def write(tmp_path):
     """A dump of these lines: bytes as they are, objects as JSON, each with its newline."""
 
-    def make(*lines: bytes | dict[str, Any], name: str = "dump.jsonl") -> Path:
+    def make(*lines, name="dump.jsonl"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(
@@ -43,7 +40,7 @@ def skipped(path: Path, **how: Any) -> Dump:
     return DumpReader(skip_bad=True, **how).read(path)
 
 
-def test_lines_in_order(write: Callable[..., Path]) -> None:
+def test_lines_in_order(write):
     dump = DumpReader().read(write({**GOOD, "step": 4}, b"\n", GOOD))
     assert dump.format is DumpFormat.PLAIN
     assert [(each.source, each.line, each.step) for each in dump.rollouts] == [
@@ -76,7 +73,7 @@ BAD: dict[str, bytes | dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_line_is_refused_by_number(name: str, write: Callable[..., Path]) -> None:
+def test_a_bad_line_is_refused_by_number(name, write):
     path = write(GOOD, BAD[name])
     with pytest.raises(RecordError, match=r"^dump\.jsonl, line 2: (.|\n)*--skip-bad"):
         DumpReader(vocab_size=50, context_length=9).read(path)
@@ -86,19 +83,17 @@ def test_a_bad_line_is_refused_by_number(name: str, write: Callable[..., Path]) 
     assert dump.lines == 2
 
 
-def test_what_no_reader_foresaw_is_still_refused_by_line(
-    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def hashes(fields: Fields, _: Place) -> list[RecordedRollout]:
+def test_what_no_reader_foresaw_is_still_refused_by_line(write, monkeypatch):
+    def hashes(fields, _):
         assert fields["step"] in {0}
         return []
 
-    monkeypatch.setitem(READERS, DumpFormat.PLAIN, hashes)  # type: ignore[arg-type]
+    monkeypatch.setitem(READERS, DumpFormat.PLAIN, hashes)
     with pytest.raises(RecordError, match="line 2"):
         DumpReader().read(write(GOOD, {**GOOD, "step": [7]}))
 
 
-def test_corrupt_numbers_are_told_from_damage(write: Callable[..., Path]) -> None:
+def test_corrupt_numbers_are_told_from_damage(write):
     codes = {
         "NaN": "value/non-finite",
         "-9999": "value/non-finite",
@@ -110,14 +105,14 @@ def test_corrupt_numbers_are_told_from_damage(write: Callable[..., Path]) -> Non
     assert [bad.code for bad in found.bad] == list(codes.values())
 
 
-def test_a_bad_first_line_does_not_decide_the_format(write: Callable[..., Path]) -> None:
+def test_a_bad_first_line_does_not_decide_the_format(write):
     dump = skipped(write(b"junk\n", {"something": "else"}, GOOD))
     assert [bad.line for bad in dump.bad] == [1, 2]
     assert "no known format has these keys: something" in dump.bad[1].reason
     assert len(dump.rollouts) == 1
 
 
-def test_one_step_model_and_format_for_all(write: Callable[..., Path]) -> None:
+def test_one_step_model_and_format_for_all(write):
     with pytest.raises(RecordError):
         DumpReader().read(write({**GOOD, "step": None}, GOOD))
     with pytest.raises(RecordError, match="line 1: schema_version is None"):
@@ -127,9 +122,7 @@ def test_one_step_model_and_format_for_all(write: Callable[..., Path]) -> None:
     assert len(fits.rollouts) == 3, "the first named model counts; the last line may lack its newline"
 
 
-def test_rollouts_without_a_token_are_listed_and_a_dump_of_nothing_is_none(
-    write: Callable[..., Path],
-) -> None:
+def test_rollouts_without_a_token_are_listed_and_a_dump_of_nothing_is_none(write):
     dump = DumpReader().read(write(GOOD, {**GOOD, "completion_ids": [], "logprobs": []}))
     assert (dump.empty, len(dump.rollouts)) == (("dump.jsonl, line 2",), 1)
     for lines in ((), (b"junk\n",)):
@@ -148,7 +141,7 @@ def prime_rl(step: int) -> dict[str, Any]:
     }
 
 
-def test_prime_rl_exports_in_the_order_of_training(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_prime_rl_exports_in_the_order_of_training(write, tmp_path):
     write(prime_rl(10), name="token_exports/step_10/rank_0.jsonl")
     silent = {**prime_rl(2), "loss_mask": [False] * 3}
     write(prime_rl(2), silent, name="token_exports/step_2/rank_10.jsonl")
@@ -164,7 +157,7 @@ def test_prime_rl_exports_in_the_order_of_training(write: Callable[..., Path], t
     assert dump_files(tmp_path / "token_exports") == dump_files(tmp_path)
 
 
-def test_what_a_place_stands_for(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_what_a_place_stands_for(write, tmp_path):
     for place in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(RecordError):
             dump_files(place)
@@ -173,7 +166,7 @@ def test_what_a_place_stands_for(write: Callable[..., Path], tmp_path: Path) -> 
     assert dump_files(Path("-")) == [Path("/dev/stdin")]
 
 
-def test_a_pipe_is_read_as_it_comes(tmp_path: Path) -> None:
+def test_a_pipe_is_read_as_it_comes(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     lines = json.dumps(GOOD).encode() + b"\n" + b"junk\n"
@@ -185,26 +178,26 @@ def test_a_pipe_is_read_as_it_comes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["dump.jsonl.gz", "dump"])
-def test_a_compressed_dump(name: str, write: Callable[..., Path]) -> None:
+def test_a_compressed_dump(name, write):
     packed = gzip.compress(json.dumps(GOOD).encode() + b"\n")
     dump = DumpReader().read(write(packed, packed, name=name))
     assert [each.where for each in dump.rollouts] == [f"{name}, line 1", f"{name}, line 2"]
 
 
-def test_a_damaged_compressed_dump(write: Callable[..., Path]) -> None:
+def test_a_damaged_compressed_dump(write):
     packed = gzip.compress(json.dumps(GOOD).encode() + b"\n")
     for broken in (packed[:-12], packed[:-8] + bytes(8), packed[:10] + b"\xff" * 30):
         with pytest.raises(RecordError, match=r"d.gz.*line \d"):
             skipped(write(broken, name="d.gz"))
 
 
-def test_a_line_without_end_is_no_dump(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_without_end_is_no_dump(write, monkeypatch):
     monkeypatch.setattr(codec, "MAX_LINE_BYTES", 10)
     with pytest.raises(RecordError, match="line 1"):
         DumpReader().read(write(GOOD))
 
 
-def test_the_sign_of_the_first_numbers_holds_for_the_dump(write: Callable[..., Path]) -> None:
+def test_the_sign_of_the_first_numbers_holds_for_the_dump(write):
     zero, above = {**GOOD, "logprobs": [0.0]}, {**GOOD, "logprobs": [0.5]}
     dump = DumpReader().read(write(zero, above, zero))
     assert [rollout.sign_turned for rollout in dump.rollouts] == [False, True, False]

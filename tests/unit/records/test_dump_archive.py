@@ -1,5 +1,4 @@
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,13 @@ FIELDS: dict[str, Any] = {
     "behavior_logprobs": (-0.1, -0.2, -0.3),
     "old_logprobs": (-0.11, -0.21, -0.31),
 }
-Write = Callable[..., Path]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
+def write(tmp_path):
     """An archive with a batch for each step, of rollouts with these fields."""
 
-    def written(
-        *steps: int, state: BatchState = BatchState.QUARANTINE, trainer: str | None = None, **fields: Any
-    ) -> Path:
+    def written(*steps, state=BatchState.QUARANTINE, trainer=None, **fields):
         rollout = ArchivedRollout(**{**FIELDS, **fields})
         with Archive(tmp_path / "archive", ArchiveSettings(healthy_one_in=1)) as archive:
             for step in steps:
@@ -47,7 +43,7 @@ def read(directory: Path, **how: Any) -> Dump:
     return DumpReader(**how).read(directory)
 
 
-def test_an_archive_is_read_by_step_with_both_sides(write: Write) -> None:
+def test_an_archive_is_read_by_step_with_both_sides(write):
     sampling = SamplingParams(temperature=0.7, top_p=0.9)
     dump = read(
         write(
@@ -70,7 +66,7 @@ def test_an_archive_is_read_by_step_with_both_sides(write: Write) -> None:
     assert (first.sampling.temperature, first.sampling.top_p, first.stated) == (0.7, 1.0, {"temperature"})
 
 
-def test_what_is_not_stated_is_the_readers(write: Write) -> None:
+def test_what_is_not_stated_is_the_readers(write):
     (rollout,) = read(
         write(1), default=SamplingParams(temperature=0.5), given=frozenset({"temperature"})
     ).rollouts
@@ -91,18 +87,18 @@ def test_what_is_not_stated_is_the_readers(write: Write) -> None:
         ({"old_logprobs": None, "current_logprobs": (-0.9,) * 3}, None),
     ],
 )
-def test_which_numbers_are_the_trainers(write: Write, fields: dict[str, Any], expected: float | None) -> None:
+def test_which_numbers_are_the_trainers(write, fields, expected):
     (rollout,) = read(write(1, **fields)).rollouts
     assert (rollout.trainer_logprobs and rollout.trainer_logprobs[0]) == expected
 
 
-def test_turns_are_rollouts_of_their_own(write: Write) -> None:
+def test_turns_are_rollouts_of_their_own(write):
     one, two = read(write(1, mask=(True, False, True))).rollouts
     assert (one.prompt, one.output, one.logprobs) == ((1, 2), (3,), (-0.1,))
     assert (two.prompt, two.output, two.trainer_logprobs) == ((1, 2, 3, 4), (5,), (-0.31,))
 
 
-def test_a_mask_that_drops_everything_leaves_nothing_to_judge(write: Write) -> None:
+def test_a_mask_that_drops_everything_leaves_nothing_to_judge(write):
     directory = write(1, mask=(False,) * 3)
     with pytest.raises(RecordError):
         read(directory)
@@ -114,7 +110,7 @@ def test_a_mask_that_drops_everything_leaves_nothing_to_judge(write: Write) -> N
     "fields",
     [{"behavior_logprobs": (-0.1, math.nan, -0.3)}, {"prompt_token_ids": ()}, {"token_ids": (3, 4, 99)}],
 )
-def test_what_cannot_be_judged_is_refused_or_listed_by_batch(write: Write, fields: dict[str, Any]) -> None:
+def test_what_cannot_be_judged_is_refused_or_listed_by_batch(write, fields):
     write(1)
     directory = write(2, **fields)
     with pytest.raises(RecordError):
@@ -125,7 +121,7 @@ def test_what_cannot_be_judged_is_refused_or_listed_by_batch(write: Write, field
     assert bad.source.startswith("batch ")
 
 
-def test_a_damaged_segment_is_refused_or_listed(write: Write) -> None:
+def test_a_damaged_segment_is_refused_or_listed(write):
     write(1)
     directory = write(2)
     path = directory / "segments" / "suspect-000002.parquet"
@@ -138,7 +134,7 @@ def test_a_damaged_segment_is_refused_or_listed(write: Write) -> None:
     assert [rollout.step for rollout in read(directory, batches=Query(last=1)).rollouts] == [1]
 
 
-def test_batches_are_chosen_before_they_are_read(write: Write) -> None:
+def test_batches_are_chosen_before_they_are_read(write):
     write(1, 2, state=BatchState.OK)
     directory = write(3)
     chosen = read(directory, batches=Query(state=BatchState.OK, first=2))
@@ -148,7 +144,7 @@ def test_batches_are_chosen_before_they_are_read(write: Write) -> None:
 
 
 @pytest.mark.parametrize("how", [{"batches": Query(state=BatchState.OK)}, {"format": DumpFormat.ARCHIVE}])
-def test_a_file_has_no_states(tmp_path: Path, how: dict[str, Any]) -> None:
+def test_a_file_has_no_states(tmp_path, how):
     path = tmp_path / "dump.jsonl"
     path.write_text('{"prompt_token_ids": [1], "token_ids": [2], "logprobs": [-1.0]}\n')
     assert len(read(path).rollouts) == 1
@@ -156,6 +152,6 @@ def test_a_file_has_no_states(tmp_path: Path, how: dict[str, Any]) -> None:
         read(path, **how)
 
 
-def test_an_archive_is_no_file_of_lines(write: Write) -> None:
+def test_an_archive_is_no_file_of_lines(write):
     with pytest.raises(RecordError):
         read(write(1), format=DumpFormat.PLAIN)

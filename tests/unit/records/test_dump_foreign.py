@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,11 +6,11 @@ import pytest
 from zerodrift.core.errors import InvalidCompletion, RecordError
 from zerodrift.core.request import SamplingParams
 from zerodrift.records.dump import DumpReader
-from zerodrift.records.dump_fields import Place
+from zerodrift.records.dump_fields import LinePlace
 from zerodrift.records.dump_foreign import read_nemo_rl
 from zerodrift.records.dump_formats import READERS, DumpFormat, detect
 
-PLACE = Place("train_data_step12.jsonl", 1, SamplingParams())
+PLACE = LinePlace("train_data_step12.jsonl", 1, SamplingParams())
 # A batch of one around each column, padding on the right, zeros where nothing was sampled.
 NEMO_RL: dict[str, Any] = {
     "content": ["text"],
@@ -45,7 +44,7 @@ TRL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("form", "fields"), [("nemo-rl", NEMO_RL), ("verl", VERL), ("trl", TRL)])
-def test_every_writer_is_known_by_its_fields(form: str, fields: dict[str, Any]) -> None:
+def test_every_writer_is_known_by_its_fields(form, fields):
     assert detect(fields) == form
     first = READERS[DumpFormat(form)](fields, PLACE)[0]
     assert (first.prompt, first.output) == ((5, 6), (7, 8))
@@ -53,19 +52,19 @@ def test_every_writer_is_known_by_its_fields(form: str, fields: dict[str, Any]) 
     assert first.step == {"nemo-rl": 12, "verl": 3, "trl": None}[form]
 
 
-def test_turns_of_nemo_rl_are_rollouts_of_their_own() -> None:
+def test_turns_of_nemo_rl_are_rollouts_of_their_own():
     _, second = read_nemo_rl(NEMO_RL, PLACE)
     assert (second.prompt, second.output, second.logprobs) == ((5, 6, 7, 8, 9), (10,), (-0.3,))
 
 
-def test_columns_without_a_batch_around_them_are_one_row() -> None:
+def test_columns_without_a_batch_around_them_are_one_row():
     columns = ("token_ids", "token_loss_mask", "generation_logprobs", "prev_logprobs")
     assert read_nemo_rl(NEMO_RL | {name: NEMO_RL[name][0] for name in columns}, PLACE) == read_nemo_rl(
         NEMO_RL, PLACE
     )
 
 
-def test_a_file_without_a_step_in_its_name_has_none() -> None:
+def test_a_file_without_a_step_in_its_name_has_none():
     assert read_nemo_rl(NEMO_RL, PLACE._replace(source="d.jsonl"))[0].step is None
 
 
@@ -78,7 +77,7 @@ def test_a_file_without_a_step_in_its_name_has_none() -> None:
         ({"input_lengths": [6, 6]}, InvalidCompletion),
     ],
 )
-def test_what_does_not_belong_together_is_refused(changes: dict[str, Any], error: type[Exception]) -> None:
+def test_what_does_not_belong_together_is_refused(changes, error):
     with pytest.raises(error):
         read_nemo_rl({**NEMO_RL, **changes}, PLACE)
 
@@ -91,9 +90,7 @@ def test_what_does_not_belong_together_is_refused(changes: dict[str, Any], error
         ({"content": ["a"], "rewards": [1], "generation_logprobs": [[-1.0]]}, "NeMo-RL before"),
     ],
 )
-def test_text_alone_is_refused_by_line_and_writer(
-    fields: dict[str, Any], writer: str, tmp_path: Path
-) -> None:
+def test_text_alone_is_refused_by_line_and_writer(fields, writer, tmp_path):
     path = tmp_path / "dump.jsonl"
     path.write_text(json.dumps(fields) + "\n")
     with pytest.raises(RecordError) as caught:
@@ -101,7 +98,7 @@ def test_text_alone_is_refused_by_line_and_writer(
     assert str(caught.value).startswith(f"dump.jsonl, line 1: this is {writer}")
 
 
-def test_a_directory_of_nemo_rl_is_read_in_the_order_of_steps(tmp_path: Path) -> None:
+def test_a_directory_of_nemo_rl_is_read_in_the_order_of_steps(tmp_path):
     for step in (10, 2):
         (tmp_path / f"train_data_step{step}.jsonl").write_text(json.dumps(NEMO_RL) + "\n")
     dump = DumpReader().read(tmp_path)

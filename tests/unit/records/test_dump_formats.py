@@ -7,12 +7,12 @@ from zerodrift.core.completion import Completion, FinishReason, LogprobKind, Pro
 from zerodrift.core.errors import InvalidCompletion, InvalidSampling, InvalidValue, NonFinite, RecordError
 from zerodrift.core.request import SHAPING, Prompt, Request, SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
-from zerodrift.records.dump_fields import Place
+from zerodrift.records.dump_fields import LinePlace
 from zerodrift.records.dump_formats import DumpFormat, detect, read_own, read_plain, read_prime_rl
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.rollout import Rollout
 
-PLACE = Place("dump.jsonl", 7, SamplingParams(temperature=0.7), frozenset({"temperature"}))
+PLACE = LinePlace("dump.jsonl", 7, SamplingParams(temperature=0.7), frozenset({"temperature"}))
 PLAIN: dict[str, Any] = {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-0.5, -1]}
 
 # As prime-rl writes it: aligned lists over the whole sequence, null for what is absent or not finite.
@@ -63,11 +63,11 @@ def own(**changes: Any) -> dict[str, Any]:
         ({"prompt_ids": [], "completion_ids": []}, None),
     ],
 )
-def test_formats_are_known_by_their_keys(fields: dict[str, Any], form: DumpFormat | None) -> None:
+def test_formats_are_known_by_their_keys(fields, form):
     assert detect(fields) is form
 
 
-def test_a_plain_line_with_the_least() -> None:
+def test_a_plain_line_with_the_least():
     rollout = plain()
     assert (rollout.prompt, rollout.output, rollout.logprobs) == ((1, 2), (3, 4), (-0.5, -1))
     assert (rollout.source, rollout.line) == ("dump.jsonl", 7)
@@ -77,7 +77,7 @@ def test_a_plain_line_with_the_least() -> None:
         assert getattr(rollout, name) is None
 
 
-def test_a_plain_line_with_everything() -> None:
+def test_a_plain_line_with_everything():
     rollout = plain(
         step=4,
         version=12,
@@ -100,7 +100,7 @@ def test_a_plain_line_with_everything() -> None:
     assert rollout.stated == {"temperature", "top_k", "min_p", "max_tokens"}
 
 
-def test_what_shapes_a_distribution_is_read_wherever_it_stands() -> None:
+def test_what_shapes_a_distribution_is_read_wherever_it_stands():
     """In JSON every key is a string, token ids too."""
     for rollout in (
         plain(logit_bias={"5": 1.5}, min_tokens=2),
@@ -127,7 +127,7 @@ def test_what_shapes_a_distribution_is_read_wherever_it_stands() -> None:
         ({"version": [7]}, InvalidValue),
     ],
 )
-def test_a_plain_line_that_contradicts_itself(change: dict[str, Any], error: type[Exception]) -> None:
+def test_a_plain_line_that_contradicts_itself(change, error):
     with pytest.raises(error):
         plain(**change)
     with pytest.raises(RecordError):
@@ -137,7 +137,7 @@ def test_a_plain_line_that_contradicts_itself(change: dict[str, Any], error: typ
     assert plain(kind="processed").kind is LogprobKind.PROCESSED
 
 
-def test_our_own_line_is_judged_by_what_was_asked() -> None:
+def test_our_own_line_is_judged_by_what_was_asked():
     (rollout,) = read_own(own(), PLACE)
     assert rollout.prompt == (1, 2)
     assert rollout.sampling == SamplingParams(top_p=0.9)
@@ -156,12 +156,12 @@ def test_our_own_line_is_judged_by_what_was_asked() -> None:
         (Problem("engine/bad-answer", "no"), InvalidCompletion),
     ],
 )
-def test_our_own_line_without_a_completion_says_why(problem: Problem, error: type[Exception]) -> None:
+def test_our_own_line_without_a_completion_says_why(problem, error):
     with pytest.raises(error):
         read_own(own(completion=None, problem=problem), PLACE)
 
 
-def test_prime_rl_gives_one_rollout_per_turn() -> None:
+def test_prime_rl_gives_one_rollout_per_turn():
     first, second = read_prime_rl(PRIME_RL, PLACE)
     assert (first.prompt, first.output) == ((5, 6), (7, 8))
     assert (first.logprobs, first.trainer_logprobs) == ((-0.1, -0.2), (-0.11, -0.21))
@@ -171,7 +171,7 @@ def test_prime_rl_gives_one_rollout_per_turn() -> None:
     assert first.stated == {"temperature"}
 
 
-def test_tokens_of_a_frozen_model_were_not_sampled() -> None:
+def test_tokens_of_a_frozen_model_were_not_sampled():
     weights = {"rl_weights": [0.0] * 5 + [1.0, 0.0], "ce_weights": [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]}
     (rollout,) = read_prime_rl({**PRIME_RL, **weights}, PLACE)
     assert rollout.output == (10,)
@@ -191,7 +191,7 @@ def test_tokens_of_a_frozen_model_were_not_sampled() -> None:
         ({"loss_mask": [True] * 7}, InvalidCompletion),
     ],
 )
-def test_prime_rl_lines_that_cannot_be(change: dict[str, Any], error: type[Exception]) -> None:
+def test_prime_rl_lines_that_cannot_be(change, error):
     fields = {**PRIME_RL, "trainer_logprobs": [-1.0] * 7, **change}
     with pytest.raises(error):
         read_prime_rl(fields, PLACE)

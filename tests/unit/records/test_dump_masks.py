@@ -4,11 +4,11 @@ import pytest
 
 from zerodrift.core.errors import InvalidCompletion
 from zerodrift.core.request import SamplingParams
-from zerodrift.records.dump_fields import Numbers, Place, messages_of, numbers_of, prompt_text_of
+from zerodrift.records.dump_fields import LinePlace, Numbers, messages_of, numbers_of, prompt_text_of
 from zerodrift.records.dump_formats import read_plain
 from zerodrift.records.recorded import Message, RecordedRollout
 
-PLACE = Place("d", 1, SamplingParams())
+PLACE = LinePlace("d", 1, SamplingParams())
 PADDED: dict[str, Any] = {
     "prompt_token_ids": [0, 0, 5, 6],
     "token_ids": [7, 8, 9, 0, 0],
@@ -30,18 +30,18 @@ def read(**fields: Any) -> list[RecordedRollout]:
         {"prompt_mask": [0, 0, 1, 1], "loss_mask": [1, 1, 1, 0, 0], "logprobs": [-0.1, -0.2, -0.3]},
     ],
 )
-def test_a_mask_says_what_is_padding(masks: dict[str, Any]) -> None:
+def test_a_mask_says_what_is_padding(masks):
     (rollout,) = read(**masks)
     assert (rollout.prompt, rollout.output) == ((5, 6), (7, 8, 9))
     assert rollout.logprobs == (-0.1, -0.2, -0.3)
 
 
-def test_without_a_mask_nothing_is_cut() -> None:
+def test_without_a_mask_nothing_is_cut():
     (rollout,) = read()
     assert (len(rollout.prompt), len(rollout.output)) == (4, 5)
 
 
-def test_what_stands_between_sampled_tokens_is_context() -> None:
+def test_what_stands_between_sampled_tokens_is_context():
     first, second = read(
         prompt_mask=[0, 0, 1, 1], completion_mask=[1, 0, 1, 0, 0], trainer_logprobs=[-1.0, -2.0]
     )
@@ -50,7 +50,7 @@ def test_what_stands_between_sampled_tokens_is_context() -> None:
     assert (first.trainer_logprobs, second.trainer_logprobs) == ((-1.0,), (-2.0,))
 
 
-def test_nothing_sampled() -> None:
+def test_nothing_sampled():
     (rollout,) = read(completion_mask=[0] * 5, logprobs=[])
     assert rollout.output == ()
 
@@ -65,7 +65,7 @@ def test_nothing_sampled() -> None:
         {"token_ids": [7, 8, 9, 0], "logprobs": [-1.0] * 4, "attention_mask": [1, 1, 1, 0]},
     ],
 )
-def test_a_mask_that_does_not_fit_is_refused(masks: dict[str, Any]) -> None:
+def test_a_mask_that_does_not_fit_is_refused(masks):
     with pytest.raises(InvalidCompletion):
         read(**masks)
 
@@ -83,18 +83,18 @@ def test_a_mask_that_does_not_fit_is_refused(masks: dict[str, Any]) -> None:
         ((), Numbers(())),
     ],
 )
-def test_numbers_above_zero_are_turned_and_told(values: tuple[Any, ...], numbers: Numbers) -> None:
+def test_numbers_above_zero_are_turned_and_told(values, numbers):
     assert numbers_of(values) == numbers
 
 
-def test_the_trainers_numbers_share_the_sign() -> None:
+def test_the_trainers_numbers_share_the_sign():
     (rollout,) = read(logprobs=[0.1] * 5, trainer_logprobs=[0.2] * 5)
     assert (rollout.sign_turned, rollout.trainer_logprobs) == (True, (-0.2,) * 5)
     with pytest.raises(InvalidCompletion):
         read(trainer_logprobs=[0.2] * 5)
 
 
-def test_what_a_line_says_of_its_prompt() -> None:
+def test_what_a_line_says_of_its_prompt():
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     assert messages_of({"messages": turns}) == (Message("user", "a"),)
     assert messages_of({"prompt": turns[:1]}) == (Message("user", "a"),)

@@ -18,7 +18,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_it_knows_where_it_came_from() -> None:
+def test_it_knows_where_it_came_from():
     assert RecordedRollout(**GOOD).where == "dump.jsonl, line 3"
 
 
@@ -44,12 +44,12 @@ def test_it_knows_where_it_came_from() -> None:
         ({"trainer_logprobs": (-0.5, math.inf)}, NonFinite),
     ],
 )
-def test_what_no_engine_can_have_done_is_refused(change: dict[str, Any], error: type[Exception]) -> None:
+def test_what_no_engine_can_have_done_is_refused(change, error):
     with pytest.raises(error):
         RecordedRollout(**{**GOOD, **change})
 
 
-def test_ids_must_be_those_of_the_model() -> None:
+def test_ids_must_be_those_of_the_model():
     rollout = RecordedRollout(**GOOD)
     rollout.check_vocabulary(5)
     with pytest.raises(InvalidCompletion):

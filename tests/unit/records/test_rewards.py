@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from zerodrift.core.errors import InvalidValue, RecordError
@@ -9,22 +7,22 @@ LINE = '{"task": "sums", "mean": 0.9, "std": 0.1, "n": 100, "when": "2026-11-15"
 
 
 def rewards(**changed: object) -> Rewards:
-    return Rewards(**{"task": "sums", "mean": 0.9, "std": 0.1, "n": 100, "when": "2026-11-15", **changed})  # type: ignore[arg-type]
+    return Rewards(**{"task": "sums", "mean": 0.9, "std": 0.1, "n": 100, "when": "2026-11-15", **changed})
 
 
-def test_what_is_appended_is_read(tmp_path: Path) -> None:
+def test_what_is_appended_is_read(tmp_path):
     path = tmp_path / "history.jsonl"
     assert append(path, rewards())
     assert append(path, rewards(mean=0.8))
     assert read_history(path) == (rewards(), rewards(mean=0.8))
 
 
-def test_a_line_by_hand_is_read(tmp_path: Path) -> None:
+def test_a_line_by_hand_is_read(tmp_path):
     (tmp_path / "h").write_text(f"{LINE}\n")
     assert read_history(tmp_path / "h") == (rewards(),)
 
 
-def test_the_same_run_is_recorded_once(tmp_path: Path) -> None:
+def test_the_same_run_is_recorded_once(tmp_path):
     path = tmp_path / "history.jsonl"
     assert append(path, rewards())
     assert not append(path, rewards())
@@ -49,7 +47,7 @@ def test_the_same_run_is_recorded_once(tmp_path: Path) -> None:
         (LINE.replace('"when"', '"whem"') + "\n", "line 1: "),
     ],
 )
-def test_a_bad_history_is_refused_by_its_line(tmp_path: Path, content: str | None, place: str) -> None:
+def test_a_bad_history_is_refused_by_its_line(tmp_path, content, place):
     path = tmp_path / "history.jsonl"
     if content is not None:
         path.write_text(content)
@@ -58,6 +56,6 @@ def test_a_bad_history_is_refused_by_its_line(tmp_path: Path, content: str | Non
 
 
 @pytest.mark.parametrize(("name", "value"), [("mean", float("nan")), ("mean", 1e101), ("std", float("inf"))])
-def test_numbers_that_no_run_has(name: str, value: float) -> None:
+def test_numbers_that_no_run_has(name, value):
     with pytest.raises(InvalidValue, match=f"{name} is"):
         rewards(**{name: value})

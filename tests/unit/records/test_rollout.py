@@ -23,13 +23,13 @@ SHARED: dict[str, Any] = {"index": 0, "group": "parity", "request": Request(Prom
 
 
 @pytest.mark.parametrize("outcome", [{"completion": NOTHING}, {"problem": PROBLEM}])
-def test_a_completion_or_a_problem(outcome: dict[str, Any]) -> None:
+def test_a_completion_or_a_problem(outcome):
     rollout = Rollout(**SHARED, **outcome)
     assert msgspec.json.decode(msgspec.json.encode(rollout), type=Rollout) == rollout
 
 
 @pytest.mark.parametrize("outcome", [{}, {"completion": NOTHING, "problem": PROBLEM}])
-def test_never_both_and_never_neither(outcome: dict[str, Any]) -> None:
+def test_never_both_and_never_neither(outcome):
     with pytest.raises(InvalidValue):
         Rollout(**SHARED, **outcome)
 
@@ -39,6 +39,6 @@ def test_never_both_and_never_neither(outcome: dict[str, Any]) -> None:
     [{"request": None}, {"completion": "text"}, {"problem": "torn"}, {"index": -1, "problem": PROBLEM}],
     ids=str,
 )
-def test_it_is_made_of_what_it_says(change: dict[str, Any]) -> None:
+def test_it_is_made_of_what_it_says(change):
     with pytest.raises(InvalidValue):
         Rollout(**{**SHARED, **change})

@@ -1,6 +1,4 @@
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,12 +10,12 @@ from zerodrift.records.tokens import COLUMNS, read_tokens, write_tokens
 
 
 @pytest.fixture
-def columns() -> dict[str, Any]:
+def columns():
     numbers = {name: np.array([0.5, -1.5, np.nan]) for name in COLUMNS}
     return {**numbers, "token": np.array([1, 2, 3]), "text": ["a", "é", ""]}
 
 
-def test_a_table_is_read_back(tmp_path: Path, columns: dict[str, Any]) -> None:
+def test_a_table_is_read_back(tmp_path, columns):
     path = tmp_path / "tokens.parquet"
     write_tokens(path, columns)
     table = read_tokens(path)
@@ -29,14 +27,14 @@ def test_a_table_is_read_back(tmp_path: Path, columns: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [{"colour": [1, 2, 3]}, {"sigma": None}, {"text": ["a"]}])
-def test_other_columns_are_refused(tmp_path: Path, columns: dict[str, Any], change: dict[str, Any]) -> None:
+def test_other_columns_are_refused(tmp_path, columns, change):
     changed = {name: values for name, values in {**columns, **change}.items() if values is not None}
     with pytest.raises(RecordError):
         write_tokens(tmp_path / "tokens.parquet", changed)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_table_of_somebody_else(tmp_path: Path) -> None:
+def test_a_table_of_somebody_else(tmp_path):
     path = tmp_path / "tokens.parquet"
     pq.write_table(pa.table({"a": [1]}), path)
     with pytest.raises(RecordError, match=r"zerodrift.tokens.*/1"):
@@ -44,9 +42,7 @@ def test_a_table_of_somebody_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PAR1", b"PAR1" * 100, b"text\n", "torn"])
-def test_no_table_or_a_damaged_one(
-    tmp_path: Path, columns: dict[str, Any], content: bytes | str | None
-) -> None:
+def test_no_table_or_a_damaged_one(tmp_path, columns, content):
     path = tmp_path / "tokens.parquet"
     if content == "torn":
         write_tokens(path, columns)
@@ -57,7 +53,7 @@ def test_no_table_or_a_damaged_one(
         read_tokens(path)
 
 
-def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtra, match=r"'zerodrift\[local\]'"):
         read_tokens(tmp_path / "tokens.parquet")

@@ -6,11 +6,11 @@ from zerodrift.drift.tokens import RARE
 from zerodrift.sampler.masses import draw_masses
 
 
-def masses_of(probs: np.ndarray, tokens: list[int], stops: tuple[int, ...] = (STOP,)):  # type: ignore[no-untyped-def]
+def masses_of(probs: np.ndarray, tokens: list[int], stops: tuple[int, ...] = (STOP,)):
     return draw_masses(torch.from_numpy(probs).log(), torch.tensor(tokens), stops)
 
 
-def test_masses_are_sums_over_the_tokens_that_do_not_stop() -> None:
+def test_masses_are_sums_over_the_tokens_that_do_not_stop():
     probs = distributions(np.random.default_rng(0), 3, stop=0.2)
     found = masses_of(probs, [7, STOP, 400])
     others = probs.copy()
@@ -32,7 +32,7 @@ def test_masses_are_sums_over_the_tokens_that_do_not_stop() -> None:
     assert found.vocab_size == VOCAB
 
 
-def test_a_vocabulary_that_no_piece_divides_and_one_smaller_than_the_likeliest() -> None:
+def test_a_vocabulary_that_no_piece_divides_and_one_smaller_than_the_likeliest():
     odd = masses_of(np.full((1, 37), 1 / 37), [36], ())
     assert odd.ranges.sum() == np.float32(1.0)
     assert (odd.ranges[0] > 0).sum() == 19, "two ids each, one in the last"
@@ -41,7 +41,7 @@ def test_a_vocabulary_that_no_piece_divides_and_one_smaller_than_the_likeliest()
     assert tiny.likeliest_mass.tolist() == [[0.75, 0.25] + [0.0] * 6]
 
 
-def test_where_only_a_stop_is_possible_nothing_else_has_mass() -> None:
+def test_where_only_a_stop_is_possible_nothing_else_has_mass():
     probs = np.zeros((1, VOCAB))
     probs[0, STOP] = 1.0
     found = masses_of(probs, [STOP])

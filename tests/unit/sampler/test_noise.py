@@ -28,27 +28,25 @@ def splitmix64(state: int) -> Iterator[int]:
         yield value ^ (value >> 31)
 
 
-def test_the_generator_below_is_the_published_one() -> None:
+def test_the_generator_below_is_the_published_one():
     assert list(islice(splitmix64(1234567), 5)) == PUBLISHED
 
 
 @pytest.mark.parametrize("seed", [0, 1234567, MAX_SEED])
-def test_a_number_is_a_step_of_a_generator_that_a_step_of_another_seeded(seed: int) -> None:
+def test_a_number_is_a_step_of_a_generator_that_a_step_of_another_seeded(seed):
     for sample_index, state in enumerate(islice(splitmix64(seed), 3)):
         for position, bits in enumerate(islice(splitmix64(state), 5)):
             assert noise.uniform(seed, sample_index, position) == bits // 2**11 / 2**53
 
 
-def test_no_two_coordinates_are_the_same_one() -> None:
+def test_no_two_coordinates_are_the_same_one():
     """Sums of coordinates would make (1, 0) and (0, 1) one."""
     numbers = {noise.uniform(seed, index, at) for seed in range(5) for index in range(5) for at in range(5)}
     assert len(numbers) == 125
 
 
 @pytest.mark.parametrize(("drawn", "seed"), [(0, 0), (MAX_SEED, MAX_SEED)])
-def test_a_drawn_seed_is_one_that_a_request_takes(
-    monkeypatch: pytest.MonkeyPatch, drawn: int, seed: int
-) -> None:
+def test_a_drawn_seed_is_one_that_a_request_takes(monkeypatch, drawn, seed):
     asked = []
     monkeypatch.setattr(noise.secrets, "randbelow", lambda bound: asked.append(bound) or drawn)
     assert SamplingParams(seed=noise.draw_seed()).seed == seed

@@ -18,14 +18,14 @@ LOGPROBS = torch.tensor([[0.1, 0.4, 0.1, 0.3, 0.1]], dtype=torch.float64).log()
         (2, 0.7 + 0.25 * 0.3, 0.525),
     ],
 )
-def test_by_hand(token: int, by_likelihood: float, by_id: float) -> None:
+def test_by_hand(token, by_likelihood, by_id):
     """A quarter into its piece; three tokens of 0.1 share one."""
     points = place(LOGPROBS, torch.tensor([token]), torch.tensor([0.25], dtype=torch.float64))
     assert float(points.by_likelihood_T) == pytest.approx(by_likelihood)
     assert float(points.by_id_T) == pytest.approx(by_id)
 
 
-def test_excluded_tokens_take_no_room() -> None:
+def test_excluded_tokens_take_no_room():
     logprobs = torch.tensor([[-torch.inf, 0.5, 0.5]], dtype=torch.float64)
     logprobs[0, 1:] = logprobs[0, 1:].log()
     points = place(logprobs, torch.tensor([1]), torch.tensor([0.5], dtype=torch.float64))
@@ -33,7 +33,7 @@ def test_excluded_tokens_take_no_room() -> None:
     assert float(points.by_likelihood_T) == pytest.approx(0.5)
 
 
-def test_honest_draws_are_even() -> None:
+def test_honest_draws_are_even():
     rng = np.random.default_rng(0)
     logits = torch.from_numpy(rng.normal(0, 2, (4000, 30)))
     logprobs = torch.log_softmax(logits, dim=-1)

@@ -8,7 +8,7 @@ from zerodrift.core.errors import InvalidValue
 from zerodrift.stats.betting import FACTORS, count, log_mean_exp
 
 
-def test_bets_are_fair_whatever_the_odds() -> None:
+def test_bets_are_fair_whatever_the_odds():
     """Summed exactly over all outcomes of eight draws: the mean of E is one."""
     q = np.array([0.01, 0.5, 0.9, 0.3, 0.999, 0.2, 0.05, 0.7])
     total = 0.0
@@ -18,7 +18,7 @@ def test_bets_are_fair_whatever_the_odds() -> None:
     assert total == pytest.approx(1.0, rel=1e-9)
 
 
-def test_what_never_comes_and_what_always_comes() -> None:
+def test_what_never_comes_and_what_always_comes():
     q = np.full((100, 2), 0.1)
     member = np.zeros((100, 2), dtype=np.bool_)
     member[:, 1] = True
@@ -32,22 +32,22 @@ def test_what_never_comes_and_what_always_comes() -> None:
     assert counts.log_e([1, 99]).tolist() < [never, always]
 
 
-def test_one_impossible_draw_wins_no_more_than_the_largest_factor() -> None:
+def test_one_impossible_draw_wins_no_more_than_the_largest_factor():
     counts = count(np.array([[True]] + [[False]] * 9), np.full((10, 1), 1e-9))
     assert counts.log_e()[0] <= math.log(16.0)
 
 
-def test_no_draws_are_no_evidence() -> None:
+def test_no_draws_are_no_evidence():
     assert count(np.zeros((0, 3), np.bool_), np.zeros((0, 3))).log_e().tolist() == pytest.approx([0.0] * 3)
 
 
-def test_what_is_no_probability_is_refused() -> None:
+def test_what_is_no_probability_is_refused():
     with pytest.raises(InvalidValue):
         count(np.array([[True]]), np.array([[1.1]]))
     with pytest.raises(InvalidValue):
         count(np.array([[True]]), np.array([[0.1, 0.2]]))
 
 
-def test_the_log_of_a_mean_survives_what_floats_do_not() -> None:
+def test_the_log_of_a_mean_survives_what_floats_do_not():
     assert log_mean_exp(np.array([-math.inf, 1000.0])) == pytest.approx(1000 - math.log(2))
     assert log_mean_exp(np.array([-math.inf, -math.inf])) == -math.inf

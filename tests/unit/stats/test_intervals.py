@@ -6,7 +6,7 @@ from zerodrift.stats import intervals
 from zerodrift.stats.intervals import bootstrap_mean, bootstrap_ratio
 
 
-def test_bootstrap_is_that_of_whole_sequences_put_back_token_by_token() -> None:
+def test_bootstrap_is_that_of_whole_sequences_put_back_token_by_token():
     generator = np.random.default_rng(0)
     lengths = generator.integers(1, 9, size=12)
     ids, values = np.repeat(np.arange(12), lengths), generator.normal(size=lengths.sum())
@@ -18,7 +18,7 @@ def test_bootstrap_is_that_of_whole_sequences_put_back_token_by_token() -> None:
     assert found.confidence == 0.9
 
 
-def test_many_sequences_are_resampled_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_sequences_are_resampled_in_blocks(monkeypatch):
     values, ids = np.random.default_rng(1).normal(size=60), np.repeat(np.arange(20), 3)
     monkeypatch.setattr(intervals, "_CELLS_PER_BLOCK", 7 * 20)
     found = bootstrap_mean(values, ids, np.random.default_rng(2), resamples=2000)
@@ -38,13 +38,13 @@ def coverage_of(ids: np.ndarray, *, resample_ids: np.ndarray) -> float:
     return hits / 200
 
 
-def test_intervals_over_sequences_cover_and_intervals_over_tokens_do_not() -> None:
+def test_intervals_over_sequences_cover_and_intervals_over_tokens_do_not():
     ids = np.repeat(np.arange(30), 20)
     assert 0.83 <= coverage_of(ids, resample_ids=ids) <= 0.96
     assert coverage_of(ids, resample_ids=np.arange(ids.size)) < 0.5
 
 
-def test_a_ratio_of_sums_is_exact_where_every_sequence_has_the_same() -> None:
+def test_a_ratio_of_sums_is_exact_where_every_sequence_has_the_same():
     ids = [0, 0, 1, 1, 2]
     found = bootstrap_ratio(
         [1.0, 2.0, 3.0, 0.0, 6.0], [2.0, 4.0, 5.0, 1.0, 12.0], ids, np.random.default_rng(0)
@@ -61,14 +61,12 @@ def test_a_ratio_of_sums_is_exact_where_every_sequence_has_the_same() -> None:
         ([1.0, 2.0], [1.0], [0, 1], "shape"),
     ],
 )
-def test_what_has_no_interval_is_refused(
-    numerators: list[float], denominators: list[float], ids: list[int], message: str
-) -> None:
+def test_what_has_no_interval_is_refused(numerators, denominators, ids, message):
     with pytest.raises(InvalidValue, match=message):
         bootstrap_ratio(numerators, denominators, ids, np.random.default_rng(0))
 
 
-def test_settings_without_meaning_are_refused() -> None:
+def test_settings_without_meaning_are_refused():
     generator = np.random.default_rng(0)
     with pytest.raises(InvalidValue, match="resamples"):
         bootstrap_mean([1.0, 2.0], [0, 1], generator, resamples=10)

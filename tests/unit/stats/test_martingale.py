@@ -25,7 +25,7 @@ def sample(generator: np.random.Generator, logits: np.ndarray, temperature: floa
     return sampling_fidelity(log_p[np.arange(len(tokens)), tokens], *row_moments(log_p))
 
 
-def test_z_by_hand() -> None:
+def test_z_by_hand():
     found = sampling_fidelity([-0.5] * 16, [1.0] * 16, [4.0] * 16)
     assert (found.tokens, found.z, found.variance, found.largest_step) == (16, 1.0, 64.0, 0.0625)
     assert found.p_value == pytest.approx(2 * stats.norm.sf(1.0))
@@ -33,7 +33,7 @@ def test_z_by_hand() -> None:
     assert msgspec.json.decode(msgspec.json.encode(found), type=SamplingFidelity) == found
 
 
-def test_p_values_are_uniform_where_tokens_are_sampled_as_claimed() -> None:
+def test_p_values_are_uniform_where_tokens_are_sampled_as_claimed():
     generator = np.random.default_rng(0)
     found = []
     for _ in range(250):
@@ -44,7 +44,7 @@ def test_p_values_are_uniform_where_tokens_are_sampled_as_claimed() -> None:
     assert stats.kstest(p_values, "uniform").pvalue > 0.05
 
 
-def test_dependent_rows_are_no_excuse() -> None:
+def test_dependent_rows_are_no_excuse():
     # Each row's sharpness depends on the token before, as text does: the steps are still a martingale.
     generator = np.random.default_rng(1)
     p_values = []
@@ -61,7 +61,7 @@ def test_dependent_rows_are_no_excuse() -> None:
     assert stats.kstest(p_values, "uniform").pvalue > 0.05
 
 
-def test_temperature_seven_tenths_claimed_as_one_needs_about_a_hundred_tokens() -> None:
+def test_temperature_seven_tenths_claimed_as_one_needs_about_a_hundred_tokens():
     generator = np.random.default_rng(2)
     logits = zipf_rows(generator, 4000)
     assert 1 < row_moments(special.log_softmax(logits, axis=1))[0].mean() < 2
@@ -73,18 +73,18 @@ def test_temperature_seven_tenths_claimed_as_one_needs_about_a_hundred_tokens() 
     assert np.mean(runs) == pytest.approx(5, abs=0.4)
 
 
-def test_flatter_sampling_than_claimed_is_negative() -> None:
+def test_flatter_sampling_than_claimed_is_negative():
     generator = np.random.default_rng(3)
     assert sample(generator, zipf_rows(generator, 1000), temperature=1.3).z < -5
 
 
-def test_points_are_vacuous() -> None:
+def test_points_are_vacuous():
     found = sampling_fidelity([0.0] * 5, [0.0] * 5, [0.0] * 5)
     assert found.vacuous
     assert (found.z, found.p_value) == (0.0, 1.0)
 
 
-def test_one_rare_token_among_certain_ones_is_vacuous_not_a_finding() -> None:
+def test_one_rare_token_among_certain_ones_is_vacuous_not_a_finding():
     log_p = np.log([[0.999, 0.001]])
     moments = row_moments(np.repeat(log_p, 80, axis=0))
     tokens = np.zeros(80, dtype=int)
@@ -107,11 +107,11 @@ def false_alarms(tokens: int, *, bounded: bool) -> float:
 
 
 @pytest.mark.parametrize("tokens", [83, 150, 314, 600, 1200, 1882, 2400, 4000])
-def test_rare_tokens_do_not_raise_false_alarms(tokens: int) -> None:
+def test_rare_tokens_do_not_raise_false_alarms(tokens):
     assert false_alarms(tokens, bounded=True) < 0.013
 
 
-def test_without_the_bound_on_one_step_they_would() -> None:
+def test_without_the_bound_on_one_step_they_would():
     assert false_alarms(83, bounded=False) == pytest.approx(0.08, abs=0.005)
 
 
@@ -134,7 +134,7 @@ def steps(heavy: int, weight: float) -> SamplingFidelity:
         (100, 0.8, False),  # z = -80: no token stands out from the others
     ],
 )
-def test_heavy_tokens_decide_nothing_unless_there_are_many(heavy: int, weight: float, vacuous: bool) -> None:
+def test_heavy_tokens_decide_nothing_unless_there_are_many(heavy, weight, vacuous):
     found = steps(heavy, weight)
     assert found.z == pytest.approx(-heavy * weight)
     assert found.largest_step == pytest.approx(weight)
@@ -142,7 +142,7 @@ def test_heavy_tokens_decide_nothing_unless_there_are_many(heavy: int, weight: f
     assert LARGEST_STEP < BEYOND_CHANCE
 
 
-def test_a_hot_sampler_of_sharp_rows_is_no_chance() -> None:
+def test_a_hot_sampler_of_sharp_rows_is_no_chance():
     """0.7 nats of entropy, drawn at temperature 2: each step is heavy, and all of them are on one side."""
     generator = np.random.default_rng(5)
     for _ in range(20):
@@ -152,7 +152,7 @@ def test_a_hot_sampler_of_sharp_rows_is_no_chance() -> None:
         assert not found.vacuous
 
 
-def test_a_hair_above_zero_is_rounding() -> None:
+def test_a_hair_above_zero_is_rounding():
     """A softmax in fp32 may give the only token a logprob of 1e-7."""
     assert sampling_fidelity([1e-7, -2.0], [1.0, 1.0], [1.0, 1.0]).z == pytest.approx(0.0, abs=1e-6)
 
@@ -168,8 +168,6 @@ def test_a_hair_above_zero_is_rounding() -> None:
         ([], [], [], "empty"),
     ],
 )
-def test_impossible_moments_are_refused(
-    logprobs: list[float], entropies: list[float], variances: list[float], message: str
-) -> None:
+def test_impossible_moments_are_refused(logprobs, entropies, variances, message):
     with pytest.raises(InvalidValue, match=message):
         sampling_fidelity(logprobs, entropies, variances)

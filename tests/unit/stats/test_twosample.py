@@ -1,5 +1,4 @@
 from itertools import combinations, product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,20 +16,20 @@ from zerodrift.stats.twosample import (
 GENERATOR_SEED = 11
 
 
-def test_energy_distance_is_that_of_scipy_and_of_its_definition() -> None:
+def test_energy_distance_is_that_of_scipy_and_of_its_definition():
     generator = np.random.default_rng(1)
     first, second = generator.integers(5, size=30) * 0.5, generator.normal(size=17)
     found = energy_distance(first, second, generator)
     assert found.statistic == pytest.approx(stats.energy_distance(first, second) ** 2)
 
-    def mean_gap(x: np.ndarray, y: np.ndarray) -> float:
+    def mean_gap(x, y):
         return float(np.abs(x[:, None] - y[None, :]).mean())
 
     expected = 2 * mean_gap(first, second) - mean_gap(first, first) - mean_gap(second, second)
     assert found.statistic == pytest.approx(expected)
 
 
-def test_permutation_p_values_are_those_of_all_labellings() -> None:
+def test_permutation_p_values_are_those_of_all_labellings():
     first, second = np.array([0.0, 1.0, 1.0, 1.0]), np.array([0.0, 0.0, 1.0, 0.0, 0.0])
     found = mean_difference(first, second, np.random.default_rng(GENERATOR_SEED), permutations=20_000)
     # Rewards of 0 and 1: the exact two-sided answer is Fisher's, by enumeration of 126 labellings.
@@ -42,29 +41,29 @@ def test_permutation_p_values_are_those_of_all_labellings() -> None:
 
 
 @pytest.mark.parametrize("test", [energy_distance, mean_difference])
-def test_a_permutation_p_value_is_small_for_a_shift_and_one_for_equal_samples(test: object) -> None:
+def test_a_permutation_p_value_is_small_for_a_shift_and_one_for_equal_samples(test):
     generator = np.random.default_rng(2)
     rewards = (generator.random(80) < 0.5).astype(float)
-    shifted = test(rewards, (generator.random(80) < 0.95).astype(float), generator, permutations=499)  # type: ignore[operator]
+    shifted = test(rewards, (generator.random(80) < 0.95).astype(float), generator, permutations=499)
     assert shifted.p_value == 1 / 500
-    assert test(np.ones(5), np.ones(7), generator, permutations=99).p_value == 1.0  # type: ignore[operator]
-    assert test(rewards, rewards, generator, permutations=99).p_value == 1.0  # type: ignore[operator]
+    assert test(np.ones(5), np.ones(7), generator, permutations=99).p_value == 1.0
+    assert test(rewards, rewards, generator, permutations=99).p_value == 1.0
 
 
-def test_energy_distance_sees_a_spread_that_the_mean_hides() -> None:
+def test_energy_distance_sees_a_spread_that_the_mean_hides():
     generator = np.random.default_rng(3)
     first, second = generator.normal(size=150), 2.5 * generator.normal(size=150)
     assert energy_distance(first, second, generator).p_value < 0.01
     assert mean_difference(first, second, generator, permutations=999).p_value > 0.01
 
 
-def test_permutations_run_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permutations_run_in_blocks(monkeypatch):
     monkeypatch.setattr(twosample, "_CELLS_PER_BLOCK", 30)
     found = mean_difference([0.0, 1.0, 0.0], [1.0, 1.0, 0.0], np.random.default_rng(0), permutations=99)
     assert 0 < found.p_value <= 1
 
 
-def test_bad_samples_and_too_few_permutations_are_refused() -> None:
+def test_bad_samples_and_too_few_permutations_are_refused():
     generator = np.random.default_rng(0)
     with pytest.raises(NonFinite, match="second"):
         energy_distance([1.0], [np.nan], generator)
@@ -104,7 +103,7 @@ def flat(groups: list[Group]) -> tuple[list[float], list[float], Strata]:
 
 
 @pytest.mark.parametrize("groups", GROUPS)
-def test_labels_are_exchanged_within_groups_alone(groups: list[Group]) -> None:
+def test_labels_are_exchanged_within_groups_alone(groups):
     first, second, strata = flat(groups)
     everything = differences(groups)
     found = mean_difference(
@@ -116,19 +115,19 @@ def test_labels_are_exchanged_within_groups_alone(groups: list[Group]) -> None:
 
 
 @pytest.mark.parametrize("groups", GROUPS)
-def test_the_least_p_value_is_that_of_the_most_extreme_labelling(groups: list[Group]) -> None:
+def test_the_least_p_value_is_that_of_the_most_extreme_labelling(groups):
     everything = np.abs(differences(groups))
     assert least_mean_p(*flat(groups)) == pytest.approx(np.mean(everything >= everything.max() - 1e-9))
 
 
-def test_the_least_p_value_of_tied_groups_is_one() -> None:
+def test_the_least_p_value_of_tied_groups_is_one():
     assert least_mean_p([1.0, 0.0, 0.0], [0.0, 1.0], Strata([0, 1, 1], [1, 0])) == 1.0
     assert least_mean_p([2.0], [2.0]) == 1.0
     assert least_mean_p(np.zeros(60), np.ones(60)) == pytest.approx(2 / special.comb(120, 60), rel=1e-9)
 
 
 @pytest.mark.parametrize("test", [energy_distance, mean_difference])
-def test_one_group_is_no_strata(test: Any) -> None:
+def test_one_group_is_no_strata(test):
     generator = np.random.default_rng(5)
     first, second = generator.normal(size=12), generator.normal(size=9)
     plain, grouped = (
@@ -138,7 +137,7 @@ def test_one_group_is_no_strata(test: Any) -> None:
     assert plain == grouped
 
 
-def test_groups_far_apart_do_not_hide_a_difference() -> None:
+def test_groups_far_apart_do_not_hide_a_difference():
     generator = np.random.default_rng(6)
     level = np.repeat(100 * generator.normal(size=20), 3)
     first, second = generator.normal(size=60) + level + 2, generator.normal(size=60) + level
@@ -148,7 +147,7 @@ def test_groups_far_apart_do_not_hide_a_difference() -> None:
         assert test(first, second, generator, permutations=999, strata=strata).p_value == 1 / 1000
 
 
-def test_groups_that_compare_nothing_are_refused() -> None:
+def test_groups_that_compare_nothing_are_refused():
     generator = np.random.default_rng(0)
     with pytest.raises(InvalidValue, match="no group has values of both samples"):
         mean_difference([1.0, 2.0], [3.0], generator, strata=Strata([0, 1], [2]))

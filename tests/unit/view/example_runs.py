@@ -103,7 +103,7 @@ def metrics(columns: Columns) -> dict[str, float]:
 
 
 def probe(name: str, status: Outcome, says: str, **more: Any) -> ProbeRecord:
-    return ProbeRecord(name=name, status=status, says=says, **{"required": False, "seconds": 1.25} | more)
+    return ProbeRecord(name=name, status=status, message=says, **{"required": False, "seconds": 1.25} | more)
 
 
 def cause(name: str, explained: float, evidence: str, **more: Any) -> CauseFound:
@@ -118,7 +118,7 @@ def cause(name: str, explained: float, evidence: str, **more: Any) -> CauseFound
 
 
 def verdict(outcome: Outcome, **more: Any) -> VerdictRecord:
-    settled: dict[str, Any] = {"guilty": "none", "says": "", "engine": ENGINE, "reference": REFERENCE}
+    settled: dict[str, Any] = {"guilty": "none", "message": "", "engine": ENGINE, "reference": REFERENCE}
     settled |= {"model": "SmolLM2", "precision": "bf16", "floor": FLOOR, "gates": GATES, "metrics": {}}
     return VerdictRecord(verdict=outcome, **settled | {"reproduce": REPRODUCE} | more)
 
@@ -156,7 +156,7 @@ def passing(directory: Path) -> Path:
     )
     causes = (cause("path/batch-variance", 0.41, batch, found_by="batch"),)
     return write(
-        directory, verdict(Outcome.PASS, says=SAME, metrics=found, causes=causes, probes=probes), columns
+        directory, verdict(Outcome.PASS, message=SAME, metrics=found, causes=causes, probes=probes), columns
     )
 
 
@@ -178,7 +178,7 @@ def failing(directory: Path) -> Path:
         probe("weight-sync", Outcome.FAIL, stale, evidence={"slope": 0.9998, "cached_tokens": 1024}),
     )
     says = CAUSES["semantic/raw-logprobs"].message
-    settled: dict[str, Any] = {"guilty": "engine", "says": says, "metrics": found}
+    settled: dict[str, Any] = {"guilty": "engine", "message": says, "metrics": found}
     return write(directory, verdict(Outcome.FAIL, **settled, causes=causes, probes=probes), columns)
 
 
@@ -189,7 +189,7 @@ def inconclusive(directory: Path) -> Path:
         probe("contract", Outcome.INCONCLUSIVE, says, required=True),
         probe("parity", Outcome.INCONCLUSIVE, "nothing to compare", required=True),
     )
-    settled: dict[str, Any] = {"guilty": "unknown", "says": f"contract: {says}", "floor": {}, "gates": {}}
+    settled: dict[str, Any] = {"guilty": "unknown", "message": f"contract: {says}", "floor": {}, "gates": {}}
     return write(directory, verdict(Outcome.INCONCLUSIVE, **settled, probes=probes), None)
 
 
@@ -205,7 +205,7 @@ def hostile(directory: Path) -> Path:
     record = verdict(
         Outcome.FAIL,
         guilty="engine",
-        says=attack,
+        message=attack,
         engine=EngineFingerprint(engine=attack, semantic=facts, numeric=facts, deployment=facts),
         model=attack,
         precision=attack,
@@ -225,7 +225,9 @@ def exact(directory: Path) -> Path:
     """An engine whose every logprob is the reference's, bit for bit."""
     columns = draw(sequences=8, length=30)
     columns["reported"] = columns["contracted"].copy()
-    return write(directory, verdict(Outcome.PASS, says=SAME, metrics=metrics(columns), reproduce=""), columns)
+    return write(
+        directory, verdict(Outcome.PASS, message=SAME, metrics=metrics(columns), reproduce=""), columns
+    )
 
 
 RUNS = {make.__name__: make for make in (passing, failing, inconclusive, hostile, exact)}

@@ -31,7 +31,7 @@ def compare(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def record(examples: Any) -> VerdictRecord:
-    plain: VerdictRecord = examples.verdict(Outcome.PASS, guilty="none", says="")
+    plain: VerdictRecord = examples.verdict(Outcome.PASS, guilty="none", message="")
     return plain
 
 

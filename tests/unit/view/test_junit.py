@@ -70,7 +70,9 @@ def test_it_is_green_exactly_where_the_verdict_is_pass(
     """A verdict that no probe carries, such as that of a gating cause of a passed probe, has a case of its own."""
     probes = tuple(examples.probe("parity", status, "so", required=True) for status in statuses)
     causes = (examples.cause("semantic/bos", 1.0, "seen twice"),) if outcome is Outcome.FAIL else ()
-    record = examples.verdict(outcome, guilty="engine", says="the conclusion", probes=probes, causes=causes)
+    record = examples.verdict(
+        outcome, guilty="engine", message="the conclusion", probes=probes, causes=causes
+    )
     suite = suite_of(record)
     assert ends(suite).get("verdict") == end
     if end is not None:
@@ -94,7 +96,7 @@ def test_hostile_text_is_text(runs: dict[str, Path], examples: Any) -> None:
     # Every code that XML 1.0 cannot hold, as itself and as it is seen.
     illegal = "".join(map(chr, [*range(9), 0xB, 0xC, *range(0xE, 0x20), 0xD800, 0xFFFE, 0xFFFF]))
     probe = examples.probe(illegal, Outcome.FAIL, illegal, evidence={illegal: illegal})
-    changed = msgspec.structs.replace(record, probes=(probe,), model=illegal, says=illegal)
+    changed = msgspec.structs.replace(record, probes=(probe,), model=illegal, message=illegal)
     name = str(suite_of(changed).findall("testcase")[0].get("name"))
     assert not set(name) & set(illegal)
     assert name.startswith("␀␁␂")

@@ -48,7 +48,7 @@ def pages(runs: dict[str, Path], examples: Any, tmp_path_factory: pytest.TempPat
     item = Item(
         name=attack,
         status=Status.FAIL,
-        says=attack,
+        message=attack,
         details=(attack,),
         facts={attack: attack},
         type=(attack,),

@@ -10,20 +10,22 @@ from zerodrift.records.preflight import Item, PreflightRecord, Status, write_pre
 from zerodrift.view.preflight import HEADLINES, print_checklist, render
 
 ITEMS = (
-    Item(name="doctor", status=Status.WARN, says="1 risk", details=("risk: cache",), type=("doctor --fix",)),
+    Item(
+        name="doctor", status=Status.WARN, message="1 risk", details=("risk: cache",), type=("doctor --fix",)
+    ),
     Item(
         name="audit",
         status=Status.FAIL,
-        says="semantic/bos: seen",
+        message="semantic/bos: seen",
         details=("parity, fail: far",),
         facts={"mean": 0.5},
         type=("mend it",),
     ),
-    Item(name="weight-sync", status=Status.INCONCLUSIVE, says="no answer"),
-    Item(name="rewards", status=Status.PASS, says="equal"),
-    Item(name="history", status=Status.SKIPPED, says="none", type=("--record FILE",)),
+    Item(name="weight-sync", status=Status.INCONCLUSIVE, message="no answer"),
+    Item(name="rewards", status=Status.PASS, message="equal"),
+    Item(name="history", status=Status.SKIPPED, message="none", type=("--record FILE",)),
 )
-UNREACHED = Item(name="audit", status=Status.INCONCLUSIVE, says="nobody answers")
+UNREACHED = Item(name="audit", status=Status.INCONCLUSIVE, message="nobody answers")
 
 
 def record(*items: Item, status: Status = Status.FAIL) -> PreflightRecord:
@@ -48,7 +50,7 @@ def test_the_page_has_every_item_with_its_evidence(tmp_path: Path) -> None:
     page = written(tmp_path, *ITEMS)
     for item in ITEMS:
         assert f'<section id="{item.name}">' in page
-        assert all(says in page for says in (item.says, *item.type, *item.details))
+        assert all(says in page for says in (item.message, *item.type, *item.details))
     for says in (
         HEADLINES[Status.FAIL],
         "<bdi>0.5</bdi>",
@@ -76,7 +78,7 @@ def test_the_terminal_has_one_line_an_item_and_what_to_type() -> None:
     assert "for audit:\n    mend it\n" in text
     assert "to have history:\n    --record FILE\n" in text
     assert text.endswith("page:\n    runs/it/preflight.html\n\n")
-    hostile = Item(name="\x1b[2J", status=Status.FAIL, says="\u202eevil", type=("\x1b",))
+    hostile = Item(name="\x1b[2J", status=Status.FAIL, message="\u202eevil", type=("\x1b",))
     assert not set(printed(record(hostile))) & {"\x1b", "\u202e"}
 
 

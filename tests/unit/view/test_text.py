@@ -98,7 +98,7 @@ def test_no_text_of_a_model_acts_on_the_terminal(runs: dict[str, Path], examples
     says = "expected [bold]tokens[/bold] and :smile: at [/link]"
     causes = (examples.cause("semantic/bos", 1.0, says, fix=says),)
     probes = (examples.probe("a[b]", Outcome.FAIL, says),)
-    record = examples.verdict(Outcome.FAIL, says=says, causes=causes, probes=probes)
+    record = examples.verdict(Outcome.FAIL, message=says, causes=causes, probes=probes)
     assert printed(record, width=200).count(says) == 4
     assert "\x1b" not in replayed([], "the engine said \x1b[2J")
 
@@ -116,7 +116,7 @@ def test_every_verdict_says_what_would_have_been_seen(runs: dict[str, Path], nam
     record = read(runs[name]).record
     silent = printed(record)
     assert "nothing was drawn" in silent
-    line = Power(name="ids never drawn", says="ids never drawn: from \x1b[1m 1 %", seen_from=0.01)
+    line = Power(name="ids never drawn", message="ids never drawn: from \x1b[1m 1 %", seen_from=0.01)
     told = printed(msgspec.structs.replace(record, power=(line,)))
     assert "ids never drawn: from" in told
     assert "\x1b" not in told, "a terminal obeys what it prints"

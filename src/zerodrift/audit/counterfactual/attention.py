@@ -33,13 +33,18 @@ def with_attention(model: Any, change: AttentionChange) -> Any:
     """The same weights under another attention."""
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, _mask)
+    return computed_by(NAME, model, _CHANGE, change)
+
+
+def computed_by(attention: str, model: Any, setting: str, value: object) -> Any:
+    """A copy around the same weights under a registered attention, which finds `value` in its config."""
     kept = [*model.parameters(), *model.buffers()]
     changed = copy.deepcopy(model, {id(tensor): tensor for tensor in kept})
-    changed.set_attn_implementation(NAME)
+    changed.set_attn_implementation(attention)
     # Parts of a model may have a config of their own.
     for module in changed.modules():
         if (config := getattr(module, "config", None)) is not None:
-            setattr(config, _CHANGE, change)
+            setattr(config, setting, value)
     return changed
 
 

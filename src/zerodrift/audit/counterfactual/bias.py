@@ -38,7 +38,7 @@ MOST_BIAS = 20.0
 Cost = Callable[[Explanation], float]
 
 
-class Seen(NamedTuple):
+class SeenTokens(NamedTuple):
     """Tokens, what is left of their numbers, and what they might have been."""
 
     residual: Floats
@@ -49,14 +49,14 @@ class Seen(NamedTuple):
     """[token, id]: of the distribution that was asked for."""
 
     @property
-    def known(self) -> "Seen":
+    def known(self) -> "SeenTokens":
         """Those of which something is predicted."""
         there = np.isfinite(self.residual)
-        return Seen(self.residual[there], self.sigma[there], self.tokens[there], self.masses[there])
+        return SeenTokens(self.residual[there], self.sigma[there], self.tokens[there], self.masses[there])
 
 
 def bias_hypotheses(
-    explanation: Explanation, seen: Seen, temperature: float, cost: Cost
+    explanation: Explanation, seen: SeenTokens, temperature: float, cost: Cost
 ) -> Iterator[Hypothesis]:
     """The ids that the numbers ask for, with the bias that fits best."""
     if explanation.bias:
@@ -81,7 +81,7 @@ class _Fit(NamedTuple):
     cost: float
 
 
-def _pursued(seen: Seen) -> _Fit:
+def _pursued(seen: SeenTokens) -> _Fit:
     """One id after the other, as long as each pays."""
     price = PRICE + np.log(seen.masses.shape[1])
     best = _Fit((), 0.0, _cost(seen.residual, seen.sigma))
@@ -94,20 +94,20 @@ def _pursued(seen: Seen) -> _Fit:
     return _without_idle(seen, best, price)
 
 
-def _explains(seen: Seen, fit: _Fit) -> bool:
+def _explains(seen: SeenTokens, fit: _Fit) -> bool:
     """Whether half of what is off is no more."""
     off = np.abs(seen.residual) > OFF * seen.sigma
     left, sigma = _left(seen, fit)[off], seen.sigma[off]
     return _cost(left, sigma) <= (1 - LEAST_GAIN) * _cost(seen.residual[off], sigma)
 
 
-def _left(seen: Seen, fit: _Fit) -> Floats:
+def _left(seen: SeenTokens, fit: _Fit) -> Floats:
     mass = seen.masses[:, list(fit.ids)].sum(axis=1, dtype=np.float64)
     left: Floats = seen.residual - moved(fit.size, np.isin(seen.tokens, fit.ids), mass)
     return left
 
 
-def _without_idle(seen: Seen, fit: _Fit, price: float) -> _Fit:
+def _without_idle(seen: SeenTokens, fit: _Fit, price: float) -> _Fit:
     """An id that came early may have stood for others that came later."""
     for idle in fit.ids:
         fewer = _fitted(seen, tuple(token for token in fit.ids if token != idle))
@@ -116,7 +116,7 @@ def _without_idle(seen: Seen, fit: _Fit, price: float) -> _Fit:
     return fit._replace(ids=tuple(sorted(fit.ids)))
 
 
-def _fitted(seen: Seen, ids: tuple[int, ...]) -> _Fit:
+def _fitted(seen: SeenTokens, ids: tuple[int, ...]) -> _Fit:
     """The size that most tokens agree on: by the biased ones alone, or by all."""
     own, mass = np.isin(seen.tokens, ids), seen.masses[:, list(ids)].sum(axis=1, dtype=np.float64)
     sizes = {_agreed(seen.residual, own, mass, where) for where in (own, np.ones_like(own))}
@@ -152,7 +152,7 @@ def _agreed(residual: Floats, own: Bools, mass: Floats, where: Bools) -> float:
     return float(sizes[possible][order][np.searchsorted(below, below[-1] / 2)])
 
 
-def _candidates(seen: Seen, fit: _Fit) -> list[int]:
+def _candidates(seen: SeenTokens, fit: _Fit) -> list[int]:
     """Ids whose own numbers are off most, and ids whose mass goes with what is left of the others."""
     left = _left(seen, fit)
     off = np.log1p((left / seen.sigma) ** 2) * np.sign(left)

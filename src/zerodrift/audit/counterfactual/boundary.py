@@ -49,7 +49,7 @@ class Further(NamedTuple):
     seed: int
 
 
-class Asked(NamedTuple):
+class Gathered(NamedTuple):
     """What was measured, with the number of the request of each sequence."""
 
     measurements: Sequence[Measurement]
@@ -57,10 +57,10 @@ class Asked(NamedTuple):
     in_flight: int = BATCH
     """Requests that were asked together."""
 
-    def joined(self, more: Sequence[Measurement]) -> "Asked":
+    def joined(self, more: Sequence[Measurement]) -> "Gathered":
         """With what came later."""
         later = self.requests.max() + 1 + np.arange(len(more))
-        return Asked([*self.measurements, *more], np.concatenate([self.requests, later]), self.in_flight)
+        return Gathered([*self.measurements, *more], np.concatenate([self.requests, later]), self.in_flight)
 
 
 class Parted(NamedTuple):
@@ -71,7 +71,7 @@ class Parted(NamedTuple):
 
 
 def parted_by(
-    asked: Asked, floor: Floor, gates: Gates, rng: np.random.Generator, further: Further | None = None
+    asked: Gathered, floor: Floor, gates: Gates, rng: np.random.Generator, further: Further | None = None
 ) -> Parted | None:
     """The split of what was measured; None where there is none that chance would not do."""
     searched = _Search(floor, gates, rng)
@@ -94,7 +94,7 @@ class _Search(NamedTuple):
     gates: Gates
     rng: np.random.Generator
 
-    def of(self, asked: Asked, alpha: float, least_prompts: int = 1) -> Split | None:
+    def of(self, asked: Gathered, alpha: float, least_prompts: int = 1) -> Split | None:
         table = tabulate(asked.measurements, self.floor)
         return find_split(
             judged(asked.measurements, table, self.gates),
@@ -116,7 +116,7 @@ def _by_prompt(split: Split | None) -> Cut | None:
     return cut if cut is not None and cut.above else None
 
 
-def _nearer(asked: Asked, searched: _Search, further: Further) -> Asked:
+def _nearer(asked: Gathered, searched: _Search, further: Further) -> Gathered:
     """Prompts between right and wrong, and more that are wrong, until the two are near each other."""
     longest = further.room - SHORT_OUTPUT
     for number in range(MOST_ROUNDS):
@@ -130,7 +130,7 @@ def _nearer(asked: Asked, searched: _Search, further: Further) -> Asked:
     return asked
 
 
-def _crossed(asked: Asked, searched: _Search, further: Further) -> Asked:
+def _crossed(asked: Gathered, searched: _Search, further: Further) -> Gathered:
     """Prompts that are right, with outputs that reach where prompts are wrong."""
     cut = _by_prompt(searched.of(asked, WORTH_ASKING))
     if cut is None:

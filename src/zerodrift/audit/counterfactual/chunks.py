@@ -5,57 +5,48 @@ Which prompts are right tells the size of a chunk: those that fit into one.
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis
 from zerodrift.audit.counterfactual.path import Paths
-from zerodrift.audit.counterfactual.prefill import Reading, reader
+from zerodrift.audit.counterfactual.position import FirstOff
+from zerodrift.audit.counterfactual.prefill import PrefillReading, reader
 from zerodrift.audit.counterfactual.variant import Variant
 from zerodrift.models.family.rope import rope_bases
 
 MOST_SIZES = 6
-"""Sizes of a chunk that are tried: of those in the bracket powers of two first, then multiples of a page."""
+"""Sizes of a chunk that are tried: of those possible powers of two first, then multiples of a page."""
 PAGE = 16
 
 
-class Bracket(NamedTuple):
-    """Lengths of prompts between which a difference begins."""
-
-    longest_right: int
-    shortest_off: int
-
-
-def late_start(size: int, prompt: int, length: int) -> Reading:
+def late_start(size: int, prompt: int, length: int) -> PrefillReading:
     """Every chunk but the first begins one token late, where another is left: one token is never read."""
     lost = set(range(size, prompt - 1, size))
     places = tuple(place for place in range(length) if place not in lost)
-    return Reading(places, places)
+    return PrefillReading(places, places)
 
 
-def early_start(size: int, prompt: int, length: int) -> Reading:
+def early_start(size: int, prompt: int, length: int) -> PrefillReading:
     """Every chunk but the first begins one token early: one is read twice."""
     twice = {place - 1 for place in range(size, prompt, size)}
     places = tuple(place for place in range(length) for _ in range(1 + (place in twice)))
-    return Reading(places, places)
+    return PrefillReading(places, places)
 
 
-def first_position_early(size: int, prompt: int, length: int) -> Reading:
+def first_position_early(size: int, prompt: int, length: int) -> PrefillReading:
     """The first token of every chunk but the first has the position of the one before it."""
     firsts = set(range(size, prompt, size))
-    return Reading(tuple(range(length)), tuple(place - (place in firsts) for place in range(length)))
+    return PrefillReading(tuple(range(length)), tuple(place - (place in firsts) for place in range(length)))
 
 
-def counted_twice(size: int, prompt: int, length: int) -> Reading:
+def counted_twice(size: int, prompt: int, length: int) -> PrefillReading:
     """From the second chunk on, and in all that is decoded after it, positions are one too high."""
     late = size if prompt > size else length
-    return Reading(tuple(range(length)), tuple(place + (place >= late) for place in range(length)))
+    return PrefillReading(tuple(range(length)), tuple(place + (place >= late) for place in range(length)))
 
 
-CHUNK_FAULTS: dict[str, Callable[[int, int, int], Reading]] = {
+CHUNK_FAULTS: dict[str, Callable[[int, int, int], PrefillReading]] = {
     "chunks of {} begin one token late, and lose it": late_start,
     "chunks of {} begin one token early, and read it twice": early_start,
     "in chunks of {} the first token has the position before its own": first_position_early,
@@ -63,23 +54,15 @@ CHUNK_FAULTS: dict[str, Callable[[int, int, int], Reading]] = {
 }
 
 
-def bracket(off: NDArray[np.bool_], prompts: NDArray[np.int64]) -> Bracket | None:
-    """Between which lengths of `prompts` rows begin to be off; None where none is off."""
-    if not off.any():
-        return None
-    shortest = int(prompts[off].min())
-    return Bracket(int(prompts[prompts < shortest].max(initial=0)), shortest)
-
-
-def sizes_within(begins: Bracket) -> tuple[int, ...]:
-    """Sizes of a chunk that the bracket allows, multiples of a page before others.
+def sizes_within(begins: FirstOff) -> tuple[int, ...]:
+    """Sizes of a chunk, where prompts of so many tokens begin to be off; multiples of a page before others.
 
     A prompt that is one token longer than a chunk may still be right: nothing is left to lose.
     """
-    least, most = max(begins.longest_right - 1, 1), begins.shortest_off - 1
+    least, most = max(begins.last_right - 1, 1), begins.first_off - 1
     pages = [size for size in range(-(-least // PAGE) * PAGE, most + 1, PAGE) if size]
     powers = sorted(pages, key=lambda size: (size & (size - 1) != 0, size))
-    ends = [size for size in (begins.longest_right, most) if size >= PAGE // 2]
+    ends = [size for size in (begins.last_right, most) if size >= PAGE // 2]
     return tuple(dict.fromkeys([*powers[: MOST_SIZES - len(ends)], *ends]))
 
 
@@ -87,7 +70,7 @@ def chunk_hypotheses(
     explanation: Explanation,
     paths: Paths,
     at_floor: Callable[[Explanation], bool],
-    begins: Bracket | None,
+    begins: FirstOff | None,
 ) -> Iterator[Hypothesis]:
     """Chunks that explain what `at_floor` looks at."""
     if explanation.forward != VANILLA or begins is None or not rope_bases(paths.model.config):

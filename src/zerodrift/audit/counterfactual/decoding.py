@@ -1,7 +1,6 @@
 """What decoding made of tokens that a prefill makes rightly: at which positions they stood, and how their keys and values
 were kept. Outputs alone are computed so; the prompt before them is as it should be, and with it their first token."""
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +11,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from zerodrift.audit.counterfactual.prefill import Reading, reader
+from zerodrift.audit.counterfactual.attention import computed_by
+from zerodrift.audit.counterfactual.prefill import PrefillReading, reader
 from zerodrift.audit.counterfactual.variant import Variant
 from zerodrift.backends.teacher import entries
 from zerodrift.core.completion import Completion
@@ -93,10 +93,10 @@ def _predicted(model: Any, variant: Variant, completions: Sequence[Completion]) 
     return np.concatenate(told)
 
 
-def _ahead(by: int) -> Callable[[int, int], Reading]:
-    def read(prompt: int, length: int) -> Reading:
+def _ahead(by: int) -> Callable[[int, int], PrefillReading]:
+    def read(prompt: int, length: int) -> PrefillReading:
         places = tuple(range(length))
-        return Reading(places, tuple(place + by * (place >= prompt) for place in places))
+        return PrefillReading(places, tuple(place + by * (place >= prompt) for place in places))
 
     return read
 
@@ -106,20 +106,14 @@ def _kept_rows(
 ) -> torch.Tensor:
     changed = _with_kept(model, _Kept(prompt, dtype, prompt_too))
     everything = tuple(range(len(ids)))
-    return reader(lambda _, __: Reading(everything, everything))(changed, ids, prompt, start)
+    return reader(lambda _, __: PrefillReading(everything, everything))(changed, ids, prompt, start)
 
 
 def _with_kept(model: Any, kept: _Kept) -> Any:
     """The same weights, with keys and values that are kept so."""
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
-    shared = [*model.parameters(), *model.buffers()]
-    changed = copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
-    changed.set_attn_implementation(NAME)
-    for module in changed.modules():
-        if (config := getattr(module, "config", None)) is not None:
-            setattr(config, _KEPT, kept)
-    return changed
+    return computed_by(NAME, model, _KEPT, kept)
 
 
 def _attention(

@@ -19,7 +19,7 @@ class Delivery(NamedTuple):
     """One way for an update to go wrong."""
 
     cause: str
-    says: str
+    message: str
     build: Callable[[], Any]
     """The model that the engine would then be."""
 

@@ -23,14 +23,14 @@ from zerodrift.audit.counterfactual.explanation import (
 from zerodrift.core.request import SamplingParams
 from zerodrift.sampler.moments import surprise_moments
 from zerodrift.sampler.processing import Tally, histories, processed_logprobs, tally
+from zerodrift.stats.arrays import Floats
 
-Floats = NDArray[np.float64]
 Forward = Callable[[Sequence[Sequence[int]], Sequence[int], Sequence[int]], Sequence[torch.Tensor]]
 """(sequences, starts, lengths of their prompts) to logits rows, as `Teacher.logits`."""
 Edit = Callable[[tuple[int, ...]], tuple[int, ...]]
 """Prompt ids as sent to prompt ids as seen."""
 
-Rounding = Callable[[Sequence["Window"]], Floats]
+Rounding = Callable[[Sequence["CaseWindow"]], Floats]
 """Cases to the rounding scale of each of their tokens in some precision."""
 
 EXCLUDED_LOGPROB = -30.0
@@ -40,7 +40,7 @@ FEWEST_FIRST = 3
 """First tokens with one and the same number that make it a placeholder."""
 
 
-class Window(NamedTuple):
+class CaseWindow(NamedTuple):
     """A window of one observed sequence: what was asked, what came back, and how far rounding alone may move it."""
 
     prompt: tuple[int, ...]
@@ -86,7 +86,7 @@ class Evaluator:
 
     def __init__(
         self,
-        cases: Sequence[Window],
+        cases: Sequence[CaseWindow],
         forwards: Mapping[str, Forward],
         contexts: Mapping[str, Edit] | None = None,
         stop_ids: Sequence[int] = (),
@@ -266,7 +266,7 @@ def in_force(explanation: Explanation, requested: SamplingParams) -> SamplingPar
     return requested.with_in_force(**sampling, logit_bias=bias)
 
 
-def _by_parameters(cases: Sequence[Window]) -> list[tuple[SamplingParams, torch.Tensor]]:
+def _by_parameters(cases: Sequence[CaseWindow]) -> list[tuple[SamplingParams, torch.Tensor]]:
     """Token indices by requested parameters; seed and number of samples do not shape a distribution."""
     groups: dict[SamplingParams, list[int]] = {}
     position = 0

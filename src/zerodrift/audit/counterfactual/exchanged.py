@@ -71,8 +71,8 @@ def _in_layers(parts: ModelParts) -> Iterator[Variant]:
         if len(pairs) > 1:
             yield Variant(SWAPPED, f"{names} exchanged in every layer", partial(_with_exchanged, pairs))
         for pair in pairs:
-            says = f"{names} of layer {pair[0][0]} exchanged"
-            yield Variant(SWAPPED, says, partial(_with_exchanged, [pair]))
+            message = f"{names} of layer {pair[0][0]} exchanged"
+            yield Variant(SWAPPED, message, partial(_with_exchanged, [pair]))
     yield from _norms_in_layers(parts)
 
 
@@ -89,11 +89,11 @@ def _norms_in_layers(parts: ModelParts) -> Iterator[Variant]:
         ]
         names = f"{one.rpartition('.')[2]} and {other.rpartition('.')[2]}"
         if len(alike) > 1:
-            says = f"{names} exchanged in every layer"
-            yield Variant(SWAPPED, says, partial(_with_modules_exchanged, one, other, alike))
+            message = f"{names} exchanged in every layer"
+            yield Variant(SWAPPED, message, partial(_with_modules_exchanged, one, other, alike))
         for number in alike:
-            says = f"{names} of layer {number} exchanged"
-            yield Variant(SWAPPED, says, partial(_with_modules_exchanged, one, other, [number]))
+            message = f"{names} of layer {number} exchanged"
+            yield Variant(SWAPPED, message, partial(_with_modules_exchanged, one, other, [number]))
 
 
 def _weight(layer: Any, place: str) -> torch.Tensor | None:
@@ -124,8 +124,8 @@ def _moved(parts: ModelParts) -> Iterator[Variant]:
     shapes = _layer_shapes(parts)
     if len(shapes) > 1 and all(each == shapes[0] for each in shapes):
         for step, word in ((1, "late"), (-1, "early")):
-            says = f"every layer arrived one place too {word}"
-            yield Variant(SWAPPED, says, partial(_with_layers_moved, step))
+            message = f"every layer arrived one place too {word}"
+            yield Variant(SWAPPED, message, partial(_with_layers_moved, step))
 
 
 def _layer_shapes(parts: ModelParts) -> list[dict[str, torch.Size]]:
@@ -137,13 +137,13 @@ def _between_layers(parts: ModelParts) -> Iterator[Variant]:
     shapes = _layer_shapes(parts)
     for first, second in _nearest_first(len(shapes)):
         if shapes[first] == shapes[second]:
-            says = f"layers {first} and {second} arrived under each other's names"
-            yield Variant(SWAPPED, says, partial(_with_layers_exchanged, first, second))
+            message = f"layers {first} and {second} arrived under each other's names"
+            yield Variant(SWAPPED, message, partial(_with_layers_exchanged, first, second))
         for role in ROLES:
             pair = ((first, role), (second, role))
             if _alike(parts, *pair):
-                says = f"{parts.role_name(role)} of layers {first} and {second} exchanged"
-                yield Variant(SWAPPED, says, partial(_with_exchanged, [pair]))
+                message = f"{parts.role_name(role)} of layers {first} and {second} exchanged"
+                yield Variant(SWAPPED, message, partial(_with_exchanged, [pair]))
 
 
 def _transposed(parts: ModelParts) -> Iterator[Variant]:
@@ -158,12 +158,12 @@ def _transposed(parts: ModelParts) -> Iterator[Variant]:
         ]
         name = parts.role_name(role)
         if len(square) > 1:
-            says = f"{name} transposed in every layer"
+            message = f"{name} transposed in every layer"
             where = _is_transposed(None, f"{name} in all layers")
-            yield Variant(UNEXPLAINED, says, partial(_with_transposed, square), located=where)
+            yield Variant(UNEXPLAINED, message, partial(_with_transposed, square), located=where)
         for place in square:
-            says, where = f"{name} of layer {place[0]} transposed", _is_transposed(place[0], name)
-            yield Variant(UNEXPLAINED, says, partial(_with_transposed, [place]), located=where)
+            message, where = f"{name} of layer {place[0]} transposed", _is_transposed(place[0], name)
+            yield Variant(UNEXPLAINED, message, partial(_with_transposed, [place]), located=where)
 
 
 def _is_transposed(layer: int | None, part: str) -> LocatedEvidence:

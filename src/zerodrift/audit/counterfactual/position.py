@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from zerodrift.audit.counterfactual.attention import windowed, with_attention
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis
@@ -24,8 +23,8 @@ from zerodrift.audit.counterfactual.variant import Variant
 from zerodrift.backends import variants
 from zerodrift.models.family.abilities import has_a_choice_of_attention
 from zerodrift.models.family.rope import rope_bases
+from zerodrift.stats.arrays import Bools, Floats, Ids
 
-Floats = NDArray[np.float64]
 At = Callable[[float], Explanation]
 """A value to the explanation with it in force."""
 
@@ -60,10 +59,10 @@ class FitCost(NamedTuple):
 
 
 class FirstOff(NamedTuple):
-    """Where along the position a difference begins."""
+    """Where along the position, or the length of prompts, a difference begins."""
 
     last_right: int
-    """Row that is right, with all before it, as far as they were looked at."""
+    """It is right there and before, as far as was looked at."""
     first_off: int
 
 
@@ -87,12 +86,12 @@ def stretched(scale: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda positions: positions * scale
 
 
-def first_off(off: NDArray[np.bool_], positions: NDArray[np.int64]) -> FirstOff | None:
-    """Where the first row is off; None where none is."""
+def first_off(off: Bools, places: Ids) -> FirstOff | None:
+    """At which of their places rows begin to be off; None where none is."""
     if not off.any():
         return None
-    first = int(positions[off].min())
-    return FirstOff(int(positions[positions < first].max(initial=0)), first)
+    first = int(places[off].min())
+    return FirstOff(int(places[places < first].max(initial=0)), first)
 
 
 def position_hypotheses(

@@ -14,14 +14,14 @@ WHOLE = 2**30
 """Further ahead than any prompt reaches."""
 
 
-class Reading(NamedTuple):
+class PrefillReading(NamedTuple):
     """Which tokens of a sequence went through the model, in order, and under which positions."""
 
     places: tuple[int, ...]
     positions: tuple[int, ...]
 
 
-Read = Callable[[int, int], Reading]
+Read = Callable[[int, int], PrefillReading]
 """(length of the prompt, length of the sequence) to what was read."""
 
 
@@ -45,11 +45,11 @@ def leak_variants() -> dict[str, Variant]:
 def _leak(ahead: int, model: Any, ids: Sequence[int], prompt: int, start: int) -> torch.Tensor:
     changed = with_attention(model, leaking(prompt, ahead))
     everything = tuple(range(len(ids)))
-    return _rows(changed, ids, start, Reading(everything, everything))
+    return _rows(changed, ids, start, PrefillReading(everything, everything))
 
 
 @torch.no_grad()
-def _rows(model: Any, ids: Sequence[int], start: int, reading: Reading) -> torch.Tensor:
+def _rows(model: Any, ids: Sequence[int], start: int, reading: PrefillReading) -> torch.Tensor:
     """Logits that predict tokens `start`… of `ids`; a prompt's last token is the last of what was read of it."""
     read_1L = torch.tensor([[ids[place] for place in reading.places]])
     in_order = reading.positions == tuple(range(len(reading.positions)))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from zerodrift.audit.measure import Measurement
+from zerodrift.core.request import SCALARS
 from zerodrift.drift.gates import Gates
 from zerodrift.drift.split import Cut, JudgedTokens, Property, Split, off_tokens
 from zerodrift.drift.tokens import TokenTable
@@ -29,17 +30,7 @@ BELOW = {
     "request": "up to request {}",
     "company": "where at most {} requests were in flight",
 }
-SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "max_tokens",
-    "n",
-)
+SAMPLING = (*SCALARS, "max_tokens", "n")
 
 
 def properties_of(

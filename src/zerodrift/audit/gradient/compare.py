@@ -213,7 +213,7 @@ def _record(
             "the checkpoint is the weights that made these tokens, and the step is its first update",
             "every token of the batch counts alike; advantages are (reward - mean) / (spread + 1e-4) within a group",
         ),
-        says=" ".join(_sentences(whole.cosine, whole.norm_ratio, whole.clip_changed, error, noise)),
+        message=" ".join(_sentences(whole.cosine, whole.norm_ratio, whole.clip_changed, error, noise)),
     )
 
 

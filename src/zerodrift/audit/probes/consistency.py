@@ -15,7 +15,7 @@ from functools import cached_property, partial
 import msgspec
 import numpy as np
 
-from zerodrift.audit.checked_calls import Floats, generated, scored
+from zerodrift.audit.checked_calls import generated, scored
 from zerodrift.audit.counterfactual.decoding import decoded_otherwise
 from zerodrift.audit.counterfactual.packed import saw_each_other
 from zerodrift.audit.probes.decoded import decoded_only, processed_alike
@@ -29,6 +29,7 @@ from zerodrift.core.task import Scorer
 from zerodrift.drift.gates import Gates
 from zerodrift.records.evidence import AgreementEvidence, UnseededEvidence
 from zerodrift.records.verdict import Outcome, Probe
+from zerodrift.stats.arrays import Floats
 
 Sides = tuple[list[Completion], list[Completion]]
 Pairs = Sequence[tuple[Floats, Floats]]

@@ -42,14 +42,14 @@ BIASED_DRAWS = 192
 Prefix = tuple[int, ...]
 
 
-class Asked(NamedTuple):
+class EndsAsked(NamedTuple):
     """Prefixes, how likely an end is behind each, and how often each is drawn from."""
 
     prefixes: list[Prefix]
     masses: Floats
     draws: int
     sampling: SamplingParams
-    by_itself: "Asked | None" = None
+    by_itself: "EndsAsked | None" = None
     """The same without a bias."""
 
 
@@ -84,7 +84,7 @@ class LikelyEnds:
             ends = self._drawn(asked)
         return not_judged(NAME, "no draw came back") if ends is None else self._judged(ends, asked)
 
-    def _drawn(self, asked: Asked) -> Ends | None:
+    def _drawn(self, asked: EndsAsked) -> Ends | None:
         seed = self.seed if self.seeded else None
         requests = draws_of_one(asked.prefixes, asked.sampling, asked.draws, seed)
         likely = dict(zip(asked.prefixes, asked.masses.tolist(), strict=True))
@@ -95,7 +95,7 @@ class LikelyEnds:
         stopped = [self._stopped(completion) for _, completion in pairs]
         return count_ends(np.array(masses), np.array(stopped), self.band, SAMPLING_ALPHA)
 
-    def plan(self) -> Asked:
+    def plan(self) -> EndsAsked:
         """The prefixes that tell most, and draws enough to see an end with half of its odds."""
         best: list[tuple[Prefix, float]] = []
         for more in (self._written(), self._single()):
@@ -105,7 +105,7 @@ class LikelyEnds:
                 masses = np.array([mass for _, mass in some])
                 draws = draws_needed(masses, self.band, SAMPLING_ALPHA)
                 if draws is not None:
-                    return Asked([prefix for prefix, _ in some], masses, draws, self.sampling)
+                    return EndsAsked([prefix for prefix, _ in some], masses, draws, self.sampling)
         return self._biased(best)
 
     def _written(self) -> Iterator[Prefix]:
@@ -152,10 +152,10 @@ class LikelyEnds:
         gain /= np.array([len(ids) + STEP for ids, _ in scored])
         return [scored[place] for place in np.argsort(-gain, kind="stable")[:PREFIXES]]
 
-    def _biased(self, best: Sequence[tuple[Prefix, float]]) -> Asked:
+    def _biased(self, best: Sequence[tuple[Prefix, float]]) -> EndsAsked:
         """With a bias that makes an end as likely as anything else, on average over the prefixes."""
         prefixes, masses = [prefix for prefix, _ in best], np.array([mass for _, mass in best])
-        by_itself = Asked(prefixes, masses, BIASED_DRAWS, self.sampling)
+        by_itself = EndsAsked(prefixes, masses, BIASED_DRAWS, self.sampling)
         odds = [mass / (1 - mass) for _, mass in best if 0 < mass < 1]
         if not odds or self.sampling.truncates or self.sampling.logit_bias:
             return by_itself
@@ -164,7 +164,7 @@ class LikelyEnds:
         bias = min(100.0, bias)
         sampling = msgspec.structs.replace(self.sampling, logit_bias=dict.fromkeys(self.stops, bias))
         masses = np.array([mass for _, mass in self._scored(prefixes, sampling)])
-        return Asked(prefixes, masses, BIASED_DRAWS, sampling, by_itself)
+        return EndsAsked(prefixes, masses, BIASED_DRAWS, sampling, by_itself)
 
     @property
     def stops(self) -> list[int]:
@@ -178,11 +178,13 @@ class LikelyEnds:
             return completion.finish_reason is FinishReason.STOP
         return completion.token_ids[0] in self.stops
 
-    def _judged(self, ends: Ends, asked: Asked) -> ProbeResult:
+    def _judged(self, ends: Ends, asked: EndsAsked) -> ProbeResult:
         bias = max(asked.sampling.logit_bias.values(), default=None)
         power = ends.power
         if bias is not None:
-            power = msgspec.structs.replace(power, says=f"{power.says}, with a bias of {bias:+.3g} on it")
+            power = msgspec.structs.replace(
+                power, message=f"{power.message}, with a bias of {bias:+.3g} on it"
+            )
         evidence = EndsEvidence(
             prefixes=len(asked.prefixes),
             draws=ends.draws,

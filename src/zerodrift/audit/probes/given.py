@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from zerodrift.audit.checked_calls import Floats, scored
+from zerodrift.audit.checked_calls import scored
 from zerodrift.audit.probes.result import ProbeResult, answered, not_judged
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.reference import ReferenceBackend
@@ -21,6 +21,7 @@ from zerodrift.drift.gates import Gates
 from zerodrift.records.baseline import BaselineHeader, BaselineRow
 from zerodrift.records.evidence import GapEvidence
 from zerodrift.records.verdict import CauseFound, Outcome, Probe
+from zerodrift.stats.arrays import Floats
 
 Meaning = Callable[[Sequence[tuple[int, ...]], Sequence[Floats]], CauseFound | None]
 """Sequences, and wrong scores of their last tokens, to what those are instead."""

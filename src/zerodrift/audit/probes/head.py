@@ -20,7 +20,8 @@ from zerodrift.core.completion import Completion
 from zerodrift.core.request import Request
 from zerodrift.records.evidence import HeadEvidence
 from zerodrift.records.verdict import Outcome, Probe
-from zerodrift.stats.lattice import Floats, OnGrid, distances_on_grid
+from zerodrift.stats.arrays import Floats
+from zerodrift.stats.lattice import OnGrid, distances_on_grid
 
 NAME = Probe.HEAD_PRECISION
 CAUSE = "path/head-precision"

@@ -67,7 +67,7 @@ HOTTER = Parameter("temperature", 1.4, (1.0, 0.6, 1.12, 1.26, 1.54, 1.75), "sema
 LEVEL = SAMPLING_ALPHA / len(PARAMETERS)
 
 
-class Draw(NamedTuple):
+class DrawnRow(NamedTuple):
     """A row of logits, what came before it, and the tokens that were drawn from it, with their reported logprobs."""
 
     logits_1V: torch.Tensor
@@ -136,21 +136,21 @@ class AskParameters:
         rows = self._in_turn(completions) if parameter.penalty else self._together(completions)
         return _counted(parameter, rows, self._stops, self.band, processed=_processed(completions))
 
-    def _together(self, completions: Sequence[Completion]) -> Iterator[Draw]:
+    def _together(self, completions: Sequence[Completion]) -> Iterator[DrawnRow]:
         """Single tokens: one row of logits for all draws of a prompt."""
         prompts = list(dict.fromkeys(one.prompt_token_ids for one in completions))
         rows = self.reference.teacher.logits([(*ids, 0) for ids in prompts], [len(ids) for ids in prompts])
         for ids, logits_1V in zip(prompts, rows, strict=True):
             own = [one for one in completions if one.prompt_token_ids == ids]
             tokens, told = tuple(one.token_ids[0] for one in own), tuple(one.logprobs[0] for one in own)
-            yield Draw(logits_1V, ids, (), tokens, told)
+            yield DrawnRow(logits_1V, ids, (), tokens, told)
 
-    def _in_turn(self, completions: Sequence[Completion]) -> Iterator[Draw]:
+    def _in_turn(self, completions: Sequence[Completion]) -> Iterator[DrawnRow]:
         sequences = [one.sequence for one in completions]
         starts = [len(one.prompt_token_ids) for one in completions]
         for one, logits_TV in zip(completions, self.reference.teacher.logits(sequences, starts), strict=True):
             for place, token in enumerate(one.token_ids):
-                yield Draw(
+                yield DrawnRow(
                     logits_TV[place : place + 1],
                     one.prompt_token_ids,
                     one.token_ids[:place],
@@ -192,7 +192,7 @@ def _processed(completions: Sequence[Completion]) -> bool:
 
 
 def _counted(
-    parameter: Parameter, rows: Iterator[Draw], stops: Sequence[int], band: float, *, processed: bool
+    parameter: Parameter, rows: Iterator[DrawnRow], stops: Sequence[int], band: float, *, processed: bool
 ) -> Honoured:
     """Every draw as a bet on each of the other values."""
     total_3A = np.zeros((3, len(parameter.others)))
@@ -218,7 +218,7 @@ def _counted(
     return Honoured(parameter.name, parameter.asked, draws, values, _beyond(far, limits))
 
 
-def _distances(row: Draw, asked_V: Floats, tokens: Any) -> list[float]:
+def _distances(row: DrawnRow, asked_V: Floats, tokens: Any) -> list[float]:
     """From the reported numbers to those asked for, or to the model's own: an engine may report either."""
     raw_V = torch.log_softmax(row.logits_1V.double(), dim=-1)[0].numpy()
     with np.errstate(divide="ignore"):
@@ -233,7 +233,7 @@ def _beyond(far: Sequence[float], limits: Sequence[float]) -> float:
     return float(np.median(far)) if 2 * len(beyond) > len(far) else 0.0
 
 
-def _edge(row: Draw, parameter: Parameter, stops: Sequence[int], asked_V: Floats, slack: float) -> float:
+def _edge(row: DrawnRow, parameter: Parameter, stops: Sequence[int], asked_V: Floats, slack: float) -> float:
     """How far apart truncated distributions are whose edge rounding moved."""
     if parameter.name not in ("top_p", "top_k", "min_p"):
         return 0.0
@@ -241,7 +241,7 @@ def _edge(row: Draw, parameter: Parameter, stops: Sequence[int], asked_V: Floats
     return max(float(np.abs(asked_V - each_V).sum()) / 2 for each_V in moved)
 
 
-def _distribution(row: Draw, name: str, value: float, stops: Sequence[int], slack: float = 0.0) -> Floats:
+def _distribution(row: DrawnRow, name: str, value: float, stops: Sequence[int], slack: float = 0.0) -> Floats:
     params = _with(name, value)
     past = histories(row.prompt, (*row.before, 0), len(row.before))
     logprobs_1V = processed_logprobs(row.logits_1V.double(), params, past, stops, slack=slack)
@@ -260,7 +260,7 @@ def _power(judged: Sequence[Honoured], refused: Sequence[str]) -> Power:
     nearest = {each.name: (each, each.nearest_seen(LEVEL)) for each in judged}
     seen = [f"{name} {one.asked:g} taken as {at.value:g}" for name, (one, at) in nearest.items() if at]
     unseen = [name for name, (_, at) in nearest.items() if at is None]
-    says = f"sampling parameters: {', '.join(seen) or 'none would be seen'}"
-    says += f"; would not be seen: {', '.join(unseen)}" if unseen and seen else ""
-    says += f"; not asked: {', '.join(refused)}" if refused else ""
-    return Power(name="parameters", says=says, seen_from=len(seen) / (len(judged) + len(refused)))
+    message = f"sampling parameters: {', '.join(seen) or 'none would be seen'}"
+    message += f"; would not be seen: {', '.join(unseen)}" if unseen and seen else ""
+    message += f"; not asked: {', '.join(refused)}" if refused else ""
+    return Power(name="parameters", message=message, seen_from=len(seen) / (len(judged) + len(refused)))

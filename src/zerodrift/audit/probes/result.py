@@ -36,7 +36,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
             required=self.required,
             vacuous=self.vacuous,
             cut_off=self.cut_off,
-            says=self.message,
+            message=self.message,
             evidence={} if self.evidence is None else self.evidence.as_record(),
             seconds=self.seconds,
         )

@@ -89,9 +89,9 @@ def templates_asked(result: ProbeResult) -> Power:
     """What a PASS says of chat templates."""
     evidence = result.evidence
     if not isinstance(evidence, TemplateEvidence):
-        return Power(name="chat template", says=f"chat templates were not asked: {result.message}")
-    says = f"another chat template: if it shows in one of {evidence.conversations} conversations"
-    return Power(name="chat template", says=says, seen_from=1 / evidence.conversations)
+        return Power(name="chat template", message=f"chat templates were not asked: {result.message}")
+    message = f"another chat template: if it shows in one of {evidence.conversations} conversations"
+    return Power(name="chat template", message=message, seen_from=1 / evidence.conversations)
 
 
 def _rendered(side: Backend, conversation: Conversation) -> Ids | None:

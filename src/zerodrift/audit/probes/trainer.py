@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from zerodrift.audit.checked_calls import score_user_forward
 from zerodrift.audit.floor import ROUGHLY, Passage, measure_floor
@@ -24,8 +23,8 @@ from zerodrift.core.task import Scorer
 from zerodrift.drift.gates import LEAST_TOKENS, Gates
 from zerodrift.records.evidence import GapEvidence
 from zerodrift.records.verdict import CauseFound, Outcome, Probe
+from zerodrift.stats.arrays import Floats
 
-Floats = NDArray[np.float64]
 NAME = Probe.TRAINER
 WHOSE = "the trainer's scorer"
 MOST_SEQUENCES = 32

@@ -11,7 +11,7 @@ import numpy as np
 from zerodrift.audit.counterfactual.explanation import Explanation
 from zerodrift.audit.diagnose import Suspect, by_meaning
 from zerodrift.audit.measure import Measurement
-from zerodrift.audit.recorded.told_precision import Told, in_fp32, strictest
+from zerodrift.audit.recorded.told_precision import ToldPrecision, in_fp32, strictest
 from zerodrift.drift.floor import Floor
 
 SIGMA = 1e-5
@@ -28,7 +28,9 @@ IN_FP32 = Floor(
 """A guess: measuring it takes as long as a scoring pass, and is for nothing where the numbers are no fp32."""
 
 
-def told_by_parameters(suspect: Suspect, measurements: Sequence[Measurement], seed: int) -> Told | None:
+def told_by_parameters(
+    suspect: Suspect, measurements: Sequence[Measurement], seed: int
+) -> ToldPrecision | None:
     """fp32, where another meaning of the numbers explains every one of them; None where none does."""
     attribution = by_meaning(suspect, measurements, IN_FP32, strictest(), np.random.default_rng(seed))
     if not attribution.explained_to_floor or attribution.explanation == Explanation():

@@ -27,7 +27,7 @@ class Dated(NamedTuple):
     message: str
 
 
-def dated(order: Timeline, faulty: NDArray[np.bool_], sound: NDArray[np.bool_], says: str) -> Dated | None:
+def dated(order: Timeline, faulty: NDArray[np.bool_], sound: NDArray[np.bool_], message: str) -> Dated | None:
     """The first step with the fault; None where rollouts before it are neither faulty nor sound."""
     if faulty.sum() < LEAST:
         return None
@@ -40,7 +40,7 @@ def dated(order: Timeline, faulty: NDArray[np.bool_], sound: NDArray[np.bool_], 
         return None
     label, unit = order.labels[first], order.unit
     within = known & (place >= first) & (place <= last)
-    counted = f"{int(faulty.sum())} of {int(within.sum())} rollouts {says}"
+    counted = f"{int(faulty.sum())} of {int(within.sum())} rollouts {message}"
     if first == 0:
         when = f"bad from the first recorded {unit} ({label}) on"
     else:

@@ -39,7 +39,7 @@ AT_GATE = 3.0
 """And within so many gates: the mean of one rollout varies more than that of all."""
 
 
-class Numbers(NamedTuple):
+class RecordedNumbers(NamedTuple):
     """Of one rollout: as recorded, and as the checkpoint has them."""
 
     reported: Floats
@@ -98,12 +98,12 @@ def size(delta: Floats) -> float:
     return float(np.minimum(np.abs(delta), MOST_NATS).mean())
 
 
-def sizes_as_recorded(numbers: Sequence[Numbers]) -> Floats:
+def sizes_as_recorded(numbers: Sequence[RecordedNumbers]) -> Floats:
     """Mean |Δ| of every rollout."""
     return np.array([size(each.contracted - each.reported) for each in numbers])
 
 
-def accounts(numbers: Sequence[Numbers], order: Timeline) -> Iterator[NotationReading]:
+def accounts(numbers: Sequence[RecordedNumbers], order: Timeline) -> Iterator[NotationReading]:
     """Every account that costs no forward."""
     for base, name in BASES.items():
         scaled = [size(each.contracted - each.reported * log(base)) for each in numbers]
@@ -141,7 +141,7 @@ def believed(found: Iterator[NotationReading], recorded: Floats, gate: float) ->
     return best
 
 
-def _moved(each: Numbers, step: int) -> float:
+def _moved(each: RecordedNumbers, step: int) -> float:
     """Mean |Δ| if number i is that of token i - step; of few tokens nothing is said."""
     here, there = (
         (each.reported[step:], each.contracted[:-step])
@@ -151,7 +151,7 @@ def _moved(each: Numbers, step: int) -> float:
     return size(there - here) if len(here) >= FEW_TOKENS else np.inf
 
 
-def _moved_by_padding(numbers: Sequence[Numbers]) -> NotationReading:
+def _moved_by_padding(numbers: Sequence[RecordedNumbers]) -> NotationReading:
     """Each rollout by its own number of places."""
     steps = [_best_step(each) for each in numbers]
     sizes = np.array(
@@ -164,7 +164,7 @@ def _moved_by_padding(numbers: Sequence[Numbers]) -> NotationReading:
     )
 
 
-def _best_step(each: Numbers) -> int | None:
+def _best_step(each: RecordedNumbers) -> int | None:
     """By how many places the numbers are moved; None where there are too few of them to say."""
     length = len(each.reported)
     if length < 2 * FEW_TOKENS:
@@ -181,7 +181,7 @@ def _best_step(each: Numbers) -> int | None:
     return best[1] or None
 
 
-def _of_others(numbers: Sequence[Numbers], order: Timeline) -> NotationReading:
+def _of_others(numbers: Sequence[RecordedNumbers], order: Timeline) -> NotationReading:
     """Each rollout with the numbers of that neighbour which fits it best."""
     sizes = np.full(len(numbers), np.inf)
     pairs = []
@@ -201,7 +201,7 @@ def _of_others(numbers: Sequence[Numbers], order: Timeline) -> NotationReading:
     return NotationReading("semantic/misbound-logprobs", words, sizes)
 
 
-def _likeliest(numbers: Sequence[Numbers], members: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _likeliest(numbers: Sequence[RecordedNumbers], members: Sequence[int]) -> Iterator[tuple[int, int]]:
     """For each of `members` the other one whose first numbers are nearest to its own."""
     if len(members) < 2:
         return
@@ -212,7 +212,7 @@ def _likeliest(numbers: Sequence[Numbers], members: Sequence[int]) -> Iterator[t
         yield index, members[int(np.argmin(gaps))]
 
 
-def _beside(one: Numbers, other: Numbers) -> float:
+def _beside(one: RecordedNumbers, other: RecordedNumbers) -> float:
     """Mean |Δ| of one rollout's numbers from the checkpoint's for another one."""
     length = min(len(one.reported), len(other.contracted))
     return size(other.contracted[:length] - one.reported[:length])

@@ -17,7 +17,7 @@ MOST_SYSTEM_PROMPTS = 4
 """Of the dump, that are tried on rollouts that have another."""
 
 
-class Frame(NamedTuple):
+class ChatFrame(NamedTuple):
     """A chat template as text around words: `before_system` S `after_system` U `behind`, or `default` U `behind`."""
 
     before_system: str
@@ -44,7 +44,7 @@ class Frame(NamedTuple):
         return None
 
 
-def frame_of(tokenizer: Any) -> Frame | None:
+def frame_of(tokenizer: Any) -> ChatFrame | None:
     """The tokenizer's template; None where it has none, or one that cannot be taken apart."""
     if not getattr(tokenizer, "chat_template", None):
         return None
@@ -56,7 +56,7 @@ def frame_of(tokenizer: Any) -> Frame | None:
     before, rest = whole.split(SYSTEM, 1)
     after, behind = rest.split(USER, 1)
     closing = closed.split(USER, 1)[1]
-    return Frame(before, after, after.removeprefix(closing), plain.split(USER, 1)[0], closing, behind)
+    return ChatFrame(before, after, after.removeprefix(closing), plain.split(USER, 1)[0], closing, behind)
 
 
 def rendered(tokenizer: Any, turns: Sequence[Message], *, prompting: bool = True) -> str | None:
@@ -72,7 +72,7 @@ def rendered(tokenizer: Any, turns: Sequence[Message], *, prompting: bool = True
 
 
 def other_prompts(
-    tokenizer: Any, frame: Frame | None, rollout: RecordedRollout, systems: Sequence[str]
+    tokenizer: Any, frame: ChatFrame | None, rollout: RecordedRollout, systems: Sequence[str]
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """What may have been done to the prompt, in words, and the ids that the engine then saw."""
     text: str = tokenizer.decode(list(rollout.prompt), skip_special_tokens=False)
@@ -85,7 +85,7 @@ def other_prompts(
 
 
 def _texts(
-    tokenizer: Any, frame: Frame | None, rollout: RecordedRollout, text: str, systems: Sequence[str]
+    tokenizer: Any, frame: ChatFrame | None, rollout: RecordedRollout, text: str, systems: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
     if rollout.messages:
         yield (
@@ -118,7 +118,7 @@ def _texts(
     yield "the user's words without a template", user
 
 
-def system_prompts(tokenizer: Any, frame: Frame | None, rollouts: Sequence[RecordedRollout]) -> list[str]:
+def system_prompts(tokenizer: Any, frame: ChatFrame | None, rollouts: Sequence[RecordedRollout]) -> list[str]:
     """System prompts of the dump, the commonest first."""
     if frame is None:
         return []

@@ -13,14 +13,14 @@ from zerodrift.audit.measure import Measurement, Observed, measure
 from zerodrift.audit.progress import Progress
 from zerodrift.audit.recorded.notation_readings import (
     NotationReading,
-    Numbers,
+    RecordedNumbers,
     accounts,
     size,
     sizes_as_recorded,
 )
 from zerodrift.audit.recorded.shared_prompts import scoring_teacher
 from zerodrift.audit.recorded.timeline import observer, timeline
-from zerodrift.audit.recorded.told_precision import Shown, Told, decimal_step, precision_of
+from zerodrift.audit.recorded.told_precision import Shown, ToldPrecision, decimal_step, precision_of
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.teacher import Teacher
 from zerodrift.config.precision import Precision
@@ -108,7 +108,7 @@ class ScoredDump:
         self.seconds_per_token = (time.monotonic() - began) / sum(item.length for item in observed)
         """Of scoring, prompts included: by it the time of what follows is told."""
         self.numbers = [
-            Numbers(item.reported, item.contracted, rollout.sign_turned)
+            RecordedNumbers(item.reported, item.contracted, rollout.sign_turned)
             for item, rollout in zip(self.measurements, rollouts, strict=True)
         ]
         self.sizes = sizes_as_recorded(self.numbers)
@@ -137,7 +137,7 @@ class ScoredDump:
         """Other ways in which the numbers may be written."""
         return list(accounts(self.numbers, self.order))
 
-    def precision(self, said: Precision | None) -> Told:
+    def precision(self, said: Precision | None) -> ToldPrecision:
         """The precision that the engine's numbers were computed in."""
         nats = np.array([float(np.abs(each.reported).mean()) for each in self.numbers])
         numbers = np.concatenate([each.reported for each in self.numbers])
@@ -164,7 +164,7 @@ class ScoredDump:
             np.array([value for each in self.rollouts for value in each.trainer_logprobs or ()])
         )
 
-    def trainer_precision(self, said: Precision | None) -> Told | None:
+    def trainer_precision(self, said: Precision | None) -> ToldPrecision | None:
         """That of the trainer's; None where there are none."""
         scored = [each for each in self.rollouts if each.trainer_logprobs is not None]
         if not scored:
@@ -185,7 +185,7 @@ class ScoredDump:
         )
 
 
-def _middle(each: Numbers) -> float:
+def _middle(each: RecordedNumbers) -> float:
     """Median |Δ|, because padding behind an output leaves its other tokens right; of tokens that were no certainty, whose
     logprobs are zero in any precision."""
     open_ = each.contracted < -CERTAIN

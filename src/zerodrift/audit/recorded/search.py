@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from zerodrift.audit.attribute import Channel
 from zerodrift.audit.by_split import nameless, with_split
 from zerodrift.audit.counterfactual.binding import find_misbound
-from zerodrift.audit.counterfactual.boundary import Asked, parted_by
+from zerodrift.audit.counterfactual.boundary import Gathered, parted_by
 from zerodrift.audit.counterfactual.same_model import find_unrelated
 from zerodrift.audit.diagnose import Suspect, diagnose
 from zerodrift.audit.explain import attributed, by_samples_alone
@@ -49,7 +49,7 @@ class Found(NamedTuple):
     causes: tuple[CauseFound, ...] = ()
     results: tuple[ProbeResult, ...] = ()
     faulty: Flags | None = None
-    says: str = "leave the checkpoint's numbers"
+    message: str = "leave the checkpoint's numbers"
     in_force: Mapping[str, float] = {}
     """Sampling parameters that explain the engine's numbers or samples, where such do."""
     by_numbers: bool = False
@@ -102,7 +102,7 @@ class Search(NamedTuple):
             return None
         sizes, gate = self.scored.sizes, self.gates.mean
         faulty = sizes > CLEARLY * gate if known.faulty is None else known.faulty
-        return dated(self.scored.order, faulty, (sizes <= gate) & ~faulty, known.says)
+        return dated(self.scored.order, faulty, (sizes <= gate) & ~faulty, known.message)
 
     def _engine(self, side: Side, rng: np.random.Generator) -> Found:
         older = self._compare_weights(side)
@@ -128,7 +128,7 @@ class Search(NamedTuple):
 
     def _written(self, fit: Fit) -> Found:
         cause = found(fit.account.cause, self.engine, FoundBy.VALUE, fit.evidence, explained=fit.explained)
-        return Found((cause,), faulty=fit.fits, says="are right if read so", notation=fit.account.notation)
+        return Found((cause,), faulty=fit.fits, message="are right if read so", notation=fit.account.notation)
 
     def _with_sign(self, known: Found) -> Found:
         """Numbers above zero are no logprobs, however well they fit."""
@@ -147,7 +147,7 @@ class Search(NamedTuple):
         cause = found("semantic/notation", self.engine, Probe.DUMP, message)
         every = np.ones(len(self.scored.rollouts), dtype=np.bool_)
         known = known._replace(causes=(cause, *known.causes), notation=Notation.SIGN)
-        return known._replace(faulty=every, says="lie above zero") if right else known
+        return known._replace(faulty=every, message="lie above zero") if right else known
 
     def _padded_samples(self) -> CauseFound | None:
         """The samples are as they should be without what looks like padding behind them."""
@@ -206,7 +206,7 @@ class Search(NamedTuple):
         causes = attributed(attribution, self.engine, told)
         if nameless(causes):
             # Who was in flight with whom is not recorded: all of them count as one company.
-            asked = Asked(chosen, np.arange(len(chosen)), len(chosen))
+            asked = Gathered(chosen, np.arange(len(chosen)), len(chosen))
             causes = with_split(causes, parted_by(asked, self.floor, self.gates, rng), self.engine)
         causes = settled(causes, signs, self.engine)
         by_numbers = all(each.channel is Channel.REPORTED for each in attribution.selected)

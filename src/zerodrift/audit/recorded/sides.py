@@ -16,7 +16,7 @@ from zerodrift.audit.probes.parity import parity, samples
 from zerodrift.audit.probes.result import ProbeResult, answered
 from zerodrift.audit.recorded.copies import copies
 from zerodrift.audit.recorded.dated import Dated
-from zerodrift.audit.recorded.told_precision import Told, strictest
+from zerodrift.audit.recorded.told_precision import ToldPrecision, strictest
 from zerodrift.config.precision import Precision
 from zerodrift.drift.gates import Gates
 from zerodrift.drift.onset import Since, drift_since, odds, sampling_since
@@ -100,7 +100,7 @@ def undecided(
     side: Side,
     table: TokenTable,
     order: Timeline,
-    told: Told,
+    told: ToldPrecision,
     rng: np.random.Generator,
     *,
     asked_previous: bool = False,

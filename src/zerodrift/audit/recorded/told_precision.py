@@ -36,7 +36,7 @@ FAR_BELOW = 10.0
 """Times nearer than bf16 rounds: healthy numbers in bf16 sit at 0.9 to 1.3 of its floor."""
 
 
-class Told(NamedTuple):
+class ToldPrecision(NamedTuple):
     """The precision that gates are taken from, and who says so."""
 
     precision: Precision
@@ -45,13 +45,13 @@ class Told(NamedTuple):
     """False where nobody says so: what passes by these gates alone has not passed."""
 
 
-UNKNOWN = Told(ASSUMED, f"{ASSUMED}, and nothing says which: say it with --precision", known=False)
+UNKNOWN = ToldPrecision(ASSUMED, f"{ASSUMED}, and nothing says which: say it with --precision", known=False)
 
 
 class Scale(NamedTuple):
     """By what one side is judged."""
 
-    told: Told
+    told: ToldPrecision
     floor: Floor
     gates: Gates
 
@@ -67,12 +67,14 @@ class Shown(NamedTuple):
     """All of them, end to end."""
 
 
-def precision_of(said: Precision | None, shown: Shown) -> Told:
+def precision_of(said: Precision | None, shown: Shown) -> ToldPrecision:
     """`said`, or what the numbers show."""
     if said is not None:
-        return Told(said, f"{said}, as was said")
+        return ToldPrecision(said, f"{said}, as was said")
     if on_bf16_grid(shown.numbers):
-        return Told(Precision.BF16, f"{Precision.BF16}, told from the numbers, which all lie on its grid")
+        return ToldPrecision(
+            Precision.BF16, f"{Precision.BF16}, told from the numbers, which all lie on its grid"
+        )
     telling = shown.nats >= LEAST_NATS
     fits = telling & (shown.sizes <= AS_FP32 + decimal_step(shown.numbers) / 2)
     if fits.sum() < max(LEAST, SHARE * telling.sum()):
@@ -82,9 +84,11 @@ def precision_of(said: Precision | None, shown: Shown) -> Told:
     )
 
 
-def in_fp32(what: str, size: float) -> Told:
+def in_fp32(what: str, size: float) -> ToldPrecision:
     """Because of `what` was explained to `size`."""
-    return Told(Precision.FP32, f"{Precision.FP32}, told from the numbers: {what} to {size:.1g} nats")
+    return ToldPrecision(
+        Precision.FP32, f"{Precision.FP32}, told from the numbers: {what} to {size:.1g} nats"
+    )
 
 
 def on_bf16_grid(numbers: Floats) -> bool:

@@ -5,7 +5,7 @@ import msgspec
 from zerodrift.records.evidence import LocatedEvidence
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Localisation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether Δ follows something inside the model, and whether that is all of it."""
 
     r2: float

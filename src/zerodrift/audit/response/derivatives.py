@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from zerodrift.audit.counterfactual.evaluate import EXCLUDED_LOGPROB, Window
-from zerodrift.audit.response.levers import Jacobian, Kind, Lever, Member
+from zerodrift.audit.counterfactual.evaluate import EXCLUDED_LOGPROB, CaseWindow
+from zerodrift.audit.response.levers import Effect, Jacobian, Lever, Member
 from zerodrift.audit.response.plumbing import Plumbing, Values, turned_logits
 from zerodrift.sampler.processing import histories, processed_logprobs
 from zerodrift.stats.arrays import Floats
@@ -32,10 +32,10 @@ class _Batch(NamedTuple):
     """Positions whose rows are wanted by any window."""
 
 
-class Response:
+class LinearResponse:
     """How the logprobs of some windows follow the levers of a model."""
 
-    def __init__(self, model: Any, windows: Sequence[Window], stop_ids: Sequence[int]) -> None:
+    def __init__(self, model: Any, windows: Sequence[CaseWindow], stop_ids: Sequence[int]) -> None:
         """`model` is a transformers causal LM, which is left as it was."""
         self.windows, self.stop_ids = windows, stop_ids
         self.plumbing = Plumbing(model)
@@ -134,14 +134,14 @@ def _joined(slopes: Sequence[torch.Tensor | None], values: Mapping[Lever, torch.
     return joined
 
 
-def _of_logits(model: Any, windows: Sequence[Window]) -> list[Lever]:
+def _of_logits(model: Any, windows: Sequence[CaseWindow]) -> list[Lever]:
     """Levers that need no module. Rows are those of the judged tokens: others show in no reported number."""
     tokens = tuple(sorted({token for window in windows for token in window.judged}))
     levers = [
-        Lever(Kind.LOGIT_SCALE, None, "", 1),
-        Lever(Kind.LOGIT_ROW, None, "", len(tokens), labels=tokens),
+        Lever(Effect.LOGIT_SCALE, None, "", 1),
+        Lever(Effect.LOGIT_ROW, None, "", len(tokens), labels=tokens),
     ]
     # Found on Gemma alone: what squeezes logits already is in them.
     if getattr(model.config, "final_logit_softcapping", None) is None:
-        levers.append(Lever(Kind.SOFT_CAP, None, "", 1))
+        levers.append(Lever(Effect.SOFT_CAP, None, "", 1))
     return levers

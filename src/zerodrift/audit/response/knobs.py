@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerodrift.audit.response.levers import Columns, Jacobian, Kind, Lever, Member
+from zerodrift.audit.response.levers import Columns, Effect, Jacobian, Lever, Member
 from zerodrift.stats.arrays import Floats
 
 
@@ -23,7 +23,7 @@ class Knob(NamedTuple):
     number: int | None
     """Of several of a kind."""
     quantity: str
-    kind: Kind
+    kind: Effect
     members: tuple[tuple[Member, float], ...]
     """Numbers of levers, and how far each goes where the knob goes by 1."""
     neutral: float = 1.0
@@ -40,7 +40,7 @@ class Knob(NamedTuple):
         """The quantity where the knob was moved by `t`."""
         if self.quantity == "base":
             return math.exp(t)
-        if self.kind is Kind.SOFT_CAP:
+        if self.kind is Effect.SOFT_CAP:
             return 1 / math.sqrt(max(t, 1e-12))
         return self.neutral + t
 
@@ -48,7 +48,7 @@ class Knob(NamedTuple):
     def bounds(self) -> tuple[float, float]:
         """Between which it is a fault that somebody could have made: nobody multiplies a neuron by −300."""
         low, high = _BOUNDS.get(self.kind, (-2.0, 2.0))
-        return (-self.neutral if self.kind is Kind.NORM_EPS else low), high
+        return (-self.neutral if self.kind is Effect.NORM_EPS else low), high
 
     def settings(self, t: float) -> dict[Member, float]:
         """What the levers stand at."""
@@ -56,51 +56,51 @@ class Knob(NamedTuple):
 
 
 _BOUNDS = {
-    Kind.KEYS_FP8: (0.5, 1.5),
-    Kind.VALUES_FP8: (0.5, 1.5),
-    Kind.NORM_EPS: (0.0, 1.0),
-    Kind.SOFT_CAP: (0.0, 1.0),
-    Kind.LOGIT_ROW: (-20.0, 20.0),
+    Effect.KEYS_FP8: (0.5, 1.5),
+    Effect.VALUES_FP8: (0.5, 1.5),
+    Effect.NORM_EPS: (0.0, 1.0),
+    Effect.SOFT_CAP: (0.0, 1.0),
+    Effect.LOGIT_ROW: (-20.0, 20.0),
     # Divided by, or undone by the norm behind it: neither is anything at 0.
-    Kind.SLOPE: (-0.9, 2.0),
-    Kind.RESIDUAL: (-0.9, 2.0),
+    Effect.SLOPE: (-0.9, 2.0),
+    Effect.RESIDUAL: (-0.9, 2.0),
 }
 _IN_WORDS = {
-    Kind.SCORES: ("attention", "scale of scores"),
-    Kind.HEAD: ("attention", "output"),
-    Kind.KEYS_FP8: ("keys", "fp8"),
-    Kind.VALUES_FP8: ("values", "fp8"),
-    Kind.NORM_GAIN: ("norm", "gain"),
-    Kind.NORM_EPS: ("norm", "eps"),
-    Kind.NEURON: ("MLP", "output"),
-    Kind.SLOPE: ("activation", "slope"),
-    Kind.GATE: ("gate", "output"),
-    Kind.RESIDUAL: ("residual stream into it", "scale"),
-    Kind.EXPERT: ("experts", "output"),
-    Kind.ROTARY: ("rotary", "frequencies"),
-    Kind.OFFSET: ("positions of the output", "offset"),
-    Kind.LOGIT_SCALE: ("logits", "scale"),
-    Kind.SOFT_CAP: ("logits", "soft cap"),
-    Kind.LOGIT_ROW: ("logit of token", "bias"),
+    Effect.SCORES: ("attention", "scale of scores"),
+    Effect.HEAD: ("attention", "output"),
+    Effect.KEYS_FP8: ("keys", "fp8"),
+    Effect.VALUES_FP8: ("values", "fp8"),
+    Effect.NORM_GAIN: ("norm", "gain"),
+    Effect.NORM_EPS: ("norm", "eps"),
+    Effect.NEURON: ("MLP", "output"),
+    Effect.SLOPE: ("activation", "slope"),
+    Effect.GATE: ("gate", "output"),
+    Effect.RESIDUAL: ("residual stream into it", "scale"),
+    Effect.EXPERT: ("experts", "output"),
+    Effect.ROTARY: ("rotary", "frequencies"),
+    Effect.OFFSET: ("positions of the output", "offset"),
+    Effect.LOGIT_SCALE: ("logits", "scale"),
+    Effect.SOFT_CAP: ("logits", "soft cap"),
+    Effect.LOGIT_ROW: ("logit of token", "bias"),
 }
 _SINGLE = {
-    Kind.SCORES: "attention head",
-    Kind.HEAD: "attention head",
-    Kind.NEURON: "MLP neuron",
-    Kind.EXPERT: "expert",
-    Kind.ROTARY: "rotary band",
-    Kind.LOGIT_ROW: "logit of token",
+    Effect.SCORES: "attention head",
+    Effect.HEAD: "attention head",
+    Effect.NEURON: "MLP neuron",
+    Effect.EXPERT: "expert",
+    Effect.ROTARY: "rotary band",
+    Effect.LOGIT_ROW: "logit of token",
 }
 
 _OF_LAYERS = (
-    Kind.SCORES,
-    Kind.HEAD,
-    Kind.KEYS_FP8,
-    Kind.VALUES_FP8,
-    Kind.NEURON,
-    Kind.SLOPE,
-    Kind.GATE,
-    Kind.EXPERT,
+    Effect.SCORES,
+    Effect.HEAD,
+    Effect.KEYS_FP8,
+    Effect.VALUES_FP8,
+    Effect.NEURON,
+    Effect.SLOPE,
+    Effect.GATE,
+    Effect.EXPERT,
 )
 """What may be one setting of all layers; a residual stream that is scaled before each is no setting of anything."""
 
@@ -108,7 +108,7 @@ _OF_LAYERS = (
 def knobs_of(levers: Sequence[Lever]) -> list[Knob]:
     """The widest first: of two that no data can tell apart, the first is named and the other mentioned."""
     # A scale of scores is that of head norms too, and is the commoner fault: norms come last among equals.
-    order = sorted(levers, key=lambda lever: lever.kind in (Kind.NORM_GAIN, Kind.NORM_EPS))
+    order = sorted(levers, key=lambda lever: lever.kind in (Effect.NORM_GAIN, Effect.NORM_EPS))
     return [*_everywhere(order), *_whole(order), *_single(order)]
 
 
@@ -135,10 +135,10 @@ def _everywhere(levers: Sequence[Lever]) -> Iterator[Knob]:
         if len(chosen) > 1:
             part, quantity = _IN_WORDS[kind]
             yield _together(chosen, None, f"{part} in all layers", quantity)
-    stored = [lever for lever in in_layers if lever.kind in (Kind.KEYS_FP8, Kind.VALUES_FP8)]
+    stored = [lever for lever in in_layers if lever.kind in (Effect.KEYS_FP8, Effect.VALUES_FP8)]
     if stored:
         yield _together(stored, None, "keys and values in all layers", "fp8")
-    for kind in (Kind.NORM_EPS, Kind.NORM_GAIN):
+    for kind in (Effect.NORM_EPS, Effect.NORM_GAIN):
         norms = [lever for lever in levers if lever.kind is kind]
         yield from _norms(norms, _IN_WORDS[kind][1])
 
@@ -160,16 +160,16 @@ def _whole(levers: Sequence[Lever]) -> Iterator[Knob]:
     """All numbers of one lever together."""
     for lever in levers:
         part, quantity = _IN_WORDS[lever.kind]
-        if lever.kind is Kind.LOGIT_ROW:
+        if lever.kind is Effect.LOGIT_ROW:
             continue
-        if lever.kind is Kind.ROTARY:
+        if lever.kind is Effect.ROTARY:
             # ω = base^(−i/n): a base that is e^t times as large slows a frequency down by t · i/n.
             slower = [-(index + 0.5) / lever.size for index in range(lever.size)]
             members = tuple(((lever, index), weight) for index, weight in enumerate(slower))
             yield Knob(None, _table(lever), None, "base", lever.kind, members)
         named = lever.place or part
-        named = _table(lever) if lever.kind is Kind.ROTARY else named
-        named = part if lever.kind is Kind.OFFSET else named
+        named = _table(lever) if lever.kind is Effect.ROTARY else named
+        named = part if lever.kind is Effect.OFFSET else named
         yield _together([lever], lever.layer, named, quantity)
 
 
@@ -179,7 +179,7 @@ def _single(levers: Sequence[Lever]) -> Iterator[Knob]:
         if lever.kind not in _SINGLE or lever.size == 1:
             continue
         _, quantity = _IN_WORDS[lever.kind]
-        neutral = 0.0 if lever.kind is Kind.LOGIT_ROW else 1.0
+        neutral = 0.0 if lever.kind is Effect.LOGIT_ROW else 1.0
         for index in range(lever.size):
             label = lever.labels[index] if lever.labels else index
             member = (((lever, index), 1.0),)
@@ -190,8 +190,8 @@ def _together(levers: Iterable[Lever], layer: int | None, part: str, quantity: s
     levers = list(levers)
     members = tuple(((lever, index), 1.0) for lever in levers for index in range(lever.size))
     kind = levers[0].kind
-    neutral = {Kind.NORM_EPS: levers[0].neutral}.get(kind, 1.0)
-    if kind in (Kind.KEYS_FP8, Kind.VALUES_FP8, Kind.OFFSET):
+    neutral = {Effect.NORM_EPS: levers[0].neutral}.get(kind, 1.0)
+    if kind in (Effect.KEYS_FP8, Effect.VALUES_FP8, Effect.OFFSET):
         neutral = 0.0
     return Knob(layer, part, None, quantity, kind, members, neutral)
 

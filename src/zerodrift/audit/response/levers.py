@@ -9,7 +9,7 @@ from typing import NamedTuple
 from zerodrift.stats.arrays import Floats
 
 
-class Kind(StrEnum):
+class Effect(StrEnum):
     """What the numbers of a lever do."""
 
     SCORES = "scores"
@@ -48,7 +48,7 @@ class Kind(StrEnum):
 class Lever(NamedTuple):
     """One place in a model."""
 
-    kind: Kind
+    kind: Effect
     layer: int | None
     """None: not in a layer, or in all."""
     place: str

@@ -16,9 +16,9 @@ import torch
 from scipy.stats import spearmanr
 from torch import nn
 
-from zerodrift.audit.counterfactual.evaluate import Window
-from zerodrift.audit.response.answer import Answer
-from zerodrift.audit.response.derivatives import Response
+from zerodrift.audit.counterfactual.evaluate import CaseWindow
+from zerodrift.audit.response.answer import Localisation
+from zerodrift.audit.response.derivatives import LinearResponse
 from zerodrift.audit.response.knobs import Knob, by_knob, knobs_of
 from zerodrift.audit.response.levers import Member
 from zerodrift.audit.response.pursuit import Pursuit, alike, pursue, singles
@@ -53,13 +53,15 @@ MOST_ALIKE = 2
 
 
 def respond(
-    model: Any, windows: Sequence[Window], stop_ids: Sequence[int], rng: np.random.Generator
-) -> Answer | None:
+    model: Any, windows: Sequence[CaseWindow], stop_ids: Sequence[int], rng: np.random.Generator
+) -> Localisation | None:
     """What Δ follows; None where it is too large, or too little was seen, for derivatives to say anything."""
-    return followed_by(Response(model, windows, stop_ids), windows, rng)
+    return followed_by(LinearResponse(model, windows, stop_ids), windows, rng)
 
 
-def followed_by(response: Response, windows: Sequence[Window], rng: np.random.Generator) -> Answer | None:
+def followed_by(
+    response: LinearResponse, windows: Sequence[CaseWindow], rng: np.random.Generator
+) -> Localisation | None:
     """The same for `windows` of the tokens that `response` is about, whatever was reported of them."""
     reported = np.concatenate([window.reported for window in windows])
     sigma = np.concatenate([window.sigma for window in windows])
@@ -71,7 +73,9 @@ def followed_by(response: Response, windows: Sequence[Window], rng: np.random.Ge
     slopes_NK = by_knob(knobs, response.jacobian) / unit[:, None].astype(np.float32)
     low_K, high_K = (np.array(side) for side in zip(*(knob.bounds for knob in knobs), strict=True))
     found = pursue(difference / unit, slopes_NK, _sequences(windows), (low_K, high_K), rng)
-    answer = Answer(r2=found.r2, null=found.null, follows=False, missing=tuple(response.plumbing.missing))
+    answer = Localisation(
+        r2=found.r2, null=found.null, follows=False, missing=tuple(response.plumbing.missing)
+    )
     if found.follows:
         proof = _Proof(response, knobs, slopes_NK, reported, unit, sigma)
         answer = proof.answer(found, rng)
@@ -94,7 +98,7 @@ def _unit(difference: Floats, sigma: Floats) -> Floats:
     return np.hypot(usual * sigma, difference)
 
 
-def _of_rounded_weights(response: Response, difference: Floats) -> float:
+def _of_rounded_weights(response: LinearResponse, difference: Floats) -> float:
     """Rank correlation of Δ with what rounded weights do, in the precision where it is largest; 0 where it may be chance.
 
     An engine that computes in bf16 rounds its weights first, and that part of its rounding any kernel shares: rank
@@ -103,7 +107,7 @@ def _of_rounded_weights(response: Response, difference: Floats) -> float:
     plain, found = response.logprobs({}), [0.0]
     for dtype, only in product(ROUNDED, (nn.Module, nn.Linear)):
         rounded = _with_rounded(response.plumbing.model, dtype, only)
-        moved = Response(rounded, response.windows, response.stop_ids).logprobs({}) - plain
+        moved = LinearResponse(rounded, response.windows, response.stop_ids).logprobs({}) - plain
         # A checkpoint that was saved in bf16 is not moved by it, and what is the same everywhere has no ranks.
         if np.ptp(moved) and np.ptp(difference):
             found.append(float(spearmanr(moved, difference).statistic))
@@ -123,12 +127,14 @@ def _with_rounded(model: Any, dtype: torch.dtype, only: type[nn.Module]) -> Any:
 class _Proof:
     """Knobs that Δ follows, turned for real."""
 
-    def __init__(self, response: Response, knobs: Sequence[Knob], slopes_NK: Floats, *tokens: Floats) -> None:
+    def __init__(
+        self, response: LinearResponse, knobs: Sequence[Knob], slopes_NK: Floats, *tokens: Floats
+    ) -> None:
         """`tokens`: what was reported of each, its unit, and its σ."""
         self._response, self._knobs, self._slopes_NK = response, knobs, slopes_NK
         self._reported, self._unit, self._sigma = tokens
 
-    def answer(self, found: Pursuit, rng: np.random.Generator) -> Answer:
+    def answer(self, found: Pursuit, rng: np.random.Generator) -> Localisation:
         columns = self._slopes_NK[:, found.chosen].astype(np.float64)
         values, steps = self._refined(found, columns)
         before = np.abs(self._reported - self._response.logprobs({})).sum()
@@ -137,7 +143,7 @@ class _Proof:
         at_floor = bool(np.quantile(sizes, 0.9) <= AT_FLOOR and sizes.max() <= FAR_OFF)
         stored = any(knob.quantity == "fp8" for knob in self._of(found))
         to_floor = at_floor or (stored and share >= STORED)
-        return Answer(
+        return Localisation(
             r2=found.r2,
             null=found.null,
             follows=to_floor or found.r2 >= REFUTES,
@@ -151,8 +157,12 @@ class _Proof:
         )
 
     def simpler(
-        self, answer: Answer, found: Pursuit, alone: Sequence[tuple[int, float]], rng: np.random.Generator
-    ) -> Answer:
+        self,
+        answer: Localisation,
+        found: Pursuit,
+        alone: Sequence[tuple[int, float]],
+        rng: np.random.Generator,
+    ) -> Localisation:
         """One knob where one brings Δ to the floor: a stream × 0.985 is all that comes after it × 1.015, and is said so."""
         for column, value in alone:
             single = self.answer(found._replace(chosen=(column,), values=(value,)), rng)
@@ -221,7 +231,7 @@ class _Proof:
         )
 
 
-def _sequences(windows: Sequence[Window]) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _sequences(windows: Sequence[CaseWindow]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Which prompt each judged token came after: samples of one prompt are no strangers to each other."""
     numbers: dict[tuple[int, ...], int] = {}
     each = [numbers.setdefault(window.prompt, len(numbers)) for window in windows]

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from zerodrift.audit.response.levers import Kind, Lever
+from zerodrift.audit.response.levers import Effect, Lever
 from zerodrift.models.family.abilities import has_a_choice_of_attention
 from zerodrift.models.family.parts import ModelParts
 from zerodrift.models.family.registry import FAMILIES
@@ -74,10 +74,10 @@ class Plumbing:
         elif lever.kind in _BEFORE:
             handle = module.register_forward_pre_hook(partial(_BEFORE[lever.kind], t_BS))
             stack.callback(handle.remove)
-        elif lever.kind is Kind.RESIDUAL:
+        elif lever.kind is Effect.RESIDUAL:
             handle = module.register_forward_pre_hook(partial(_residual, t_BS), with_kwargs=True)
             stack.callback(handle.remove)
-        elif lever.kind in (Kind.ROTARY, Kind.OFFSET):
+        elif lever.kind in (Effect.ROTARY, Effect.OFFSET):
             turn = partial(_rotate, lever, t_BS, starts_B)
             stack.callback(module.register_forward_hook(turn, with_kwargs=True).remove)
         else:
@@ -95,20 +95,20 @@ class Plumbing:
         self._find_rotary()
         kinds = {lever.kind for lever in self._modules}
         wanted = {
-            Kind.SCORES: "attention scores and keys and values in fp8",
-            Kind.HEAD: "outputs of heads",
-            Kind.NORM_EPS: "norms",
-            Kind.SLOPE: "activations",
-            Kind.ROTARY: "rotary frequencies",
+            Effect.SCORES: "attention scores and keys and values in fp8",
+            Effect.HEAD: "outputs of heads",
+            Effect.NORM_EPS: "norms",
+            Effect.SLOPE: "activations",
+            Effect.ROTARY: "rotary frequencies",
         }
         self.missing += [words for kind, words in wanted.items() if kind not in kinds]
-        if not kinds & {Kind.NEURON, Kind.EXPERT}:
+        if not kinds & {Effect.NEURON, Effect.EXPERT}:
             self.missing.append("neurons and experts")
 
     def _find_in_layer(self, number: int, layer: Any) -> None:
         family, config = self.parts.family, self.model.config
         heads = getattr(config, "num_attention_heads", 0)
-        self._modules[Lever(Kind.RESIDUAL, number, "", 1)] = layer
+        self._modules[Lever(Effect.RESIDUAL, number, "", 1)] = layer
         for place in family.norms:
             self._find_norm(number, place, _at(layer, place))
         attention = None if family.attention is None else _at(layer, family.attention.place)
@@ -116,26 +116,26 @@ class Plumbing:
             for role, place in family.attention.norms.items():
                 self._find_norm(number, f"{role} norm", _at(attention, place), of_heads=True)
             if has_a_choice_of_attention(self.model):
-                self._modules[Lever(Kind.SCORES, number, "", heads)] = attention
-                self._modules[Lever(Kind.KEYS_FP8, number, "", 1)] = attention
-                self._modules[Lever(Kind.VALUES_FP8, number, "", 1)] = attention
+                self._modules[Lever(Effect.SCORES, number, "", heads)] = attention
+                self._modules[Lever(Effect.KEYS_FP8, number, "", 1)] = attention
+                self._modules[Lever(Effect.VALUES_FP8, number, "", 1)] = attention
             output = _at(attention, family.attention.projections.get("o"))
             if output is not None and _inputs(output) % heads == 0:
-                self._modules[Lever(Kind.HEAD, number, "", heads)] = output
+                self._modules[Lever(Effect.HEAD, number, "", heads)] = output
         self._find_feed_forward(number, layer)
 
     def _find_feed_forward(self, number: int, layer: Any) -> None:
         family = self.parts.family
         experts = None if family.experts is None else _at(layer, family.experts.place)
         if experts is not None and hasattr(experts, "num_experts"):
-            self._modules[Lever(Kind.EXPERT, number, "", experts.num_experts)] = experts
+            self._modules[Lever(Effect.EXPERT, number, "", experts.num_experts)] = experts
             return
         dense = None if family.mlp is None else _at(layer, family.mlp.place)
         down = None if dense is None or family.mlp is None else _at(dense, family.mlp.projections.get("down"))
         if down is not None:
-            self._modules[Lever(Kind.NEURON, number, "", _inputs(down))] = down
+            self._modules[Lever(Effect.NEURON, number, "", _inputs(down))] = down
         if dense is not None and family.mlp is not None:
-            inside = {Kind.SLOPE: family.mlp.activation, Kind.GATE: family.mlp.projections.get("gate")}
+            inside = {Effect.SLOPE: family.mlp.activation, Effect.GATE: family.mlp.projections.get("gate")}
             for kind, place in inside.items():
                 if (module := _at(dense, place)) is not None:
                     self._modules[Lever(kind, number, "", 1)] = module
@@ -143,8 +143,8 @@ class Plumbing:
     def _find_norm(self, layer: int | None, place: str, norm: Any, *, of_heads: bool = False) -> None:
         eps = next((getattr(norm, name) for name in _EPS_NAMES if hasattr(norm, name)), None)
         if eps is not None:
-            self._modules[Lever(Kind.NORM_GAIN, layer, place, 1, of_heads=of_heads)] = norm
-            self._modules[Lever(Kind.NORM_EPS, layer, place, 1, eps, of_heads=of_heads)] = norm
+            self._modules[Lever(Effect.NORM_GAIN, layer, place, 1, of_heads=of_heads)] = norm
+            self._modules[Lever(Effect.NORM_EPS, layer, place, 1, eps, of_heads=of_heads)] = norm
 
     def _find_rotary(self) -> None:
         if self.model.config.model_type not in FAMILIES:
@@ -152,19 +152,19 @@ class Plumbing:
             return
         for module, name in self.parts.frequencies():
             size = min(BANDS, getattr(module, name).shape[-1])
-            self._modules[Lever(Kind.ROTARY, None, name, size)] = module
-            self._modules[Lever(Kind.OFFSET, None, name, 1)] = module
+            self._modules[Lever(Effect.ROTARY, None, name, size)] = module
+            self._modules[Lever(Effect.OFFSET, None, name, 1)] = module
 
 
 def turned_logits(values: Values, logits_BTV: torch.Tensor) -> torch.Tensor:
     """Logits with those levers moved that have no module."""
     for lever, t_BS in values.items():
         t_BS1 = t_BS[:, :, None]
-        if lever.kind is Kind.LOGIT_SCALE:
+        if lever.kind is Effect.LOGIT_SCALE:
             logits_BTV = logits_BTV * (1 + t_BS1)
-        elif lever.kind is Kind.SOFT_CAP:
+        elif lever.kind is Effect.SOFT_CAP:
             logits_BTV = _capped(t_BS1, logits_BTV)
-        elif lever.kind is Kind.LOGIT_ROW:
+        elif lever.kind is Effect.LOGIT_ROW:
             rows = torch.tensor(lever.labels, device=logits_BTV.device)
             logits_BTV = logits_BTV.index_add(2, rows, t_BS[:, None].expand(-1, logits_BTV.shape[1], -1))
     return logits_BTV
@@ -182,10 +182,10 @@ def _attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **options: Any
 ) -> Any:
     levers = module.__dict__.get(_LEVERS, {})
-    if Kind.SCORES in levers:
-        query = query * (1 + levers[Kind.SCORES])[:, :, None, None]
-    key = _stored(key, levers.get(Kind.KEYS_FP8))
-    value = _stored(value, levers.get(Kind.VALUES_FP8))
+    if Effect.SCORES in levers:
+        query = query * (1 + levers[Effect.SCORES])[:, :, None, None]
+    key = _stored(key, levers.get(Effect.KEYS_FP8))
+    value = _stored(value, levers.get(Effect.VALUES_FP8))
     return sdpa_attention_forward(module, query, key, value, *args, **options)
 
 
@@ -260,7 +260,7 @@ def _rotate(  # noqa: PLR0913 - a hook, with what it is bound to
     positions_BL = named["position_ids"] if "position_ids" in named else given[1]
     speeds_F = getattr(module, lever.place).to(t_BS.dtype)
     cos, sin = output
-    if lever.kind is Kind.OFFSET:
+    if lever.kind is Effect.OFFSET:
         late_BL = (positions_BL >= starts_B[:, None]).to(t_BS.dtype)
         angles_BLF = (t_BS * late_BL)[:, :, None] * speeds_F
     else:
@@ -289,15 +289,15 @@ def _inputs(projection: Any) -> int:
     return int(getattr(projection, "in_features", None) or projection.weight.shape[0])
 
 
-_IN_ATTENTION = frozenset({Kind.SCORES, Kind.KEYS_FP8, Kind.VALUES_FP8})
-_BEFORE: dict[Kind, Callable[..., Any]] = {
-    Kind.HEAD: _heads,
-    Kind.NEURON: _neurons,
-    Kind.EXPERT: _experts,
+_IN_ATTENTION = frozenset({Effect.SCORES, Effect.KEYS_FP8, Effect.VALUES_FP8})
+_BEFORE: dict[Effect, Callable[..., Any]] = {
+    Effect.HEAD: _heads,
+    Effect.NEURON: _neurons,
+    Effect.EXPERT: _experts,
 }
-_AFTER: dict[Kind, Callable[..., Any]] = {
-    Kind.NORM_GAIN: _gain,
-    Kind.NORM_EPS: _eps,
-    Kind.GATE: _gain,
-    Kind.SLOPE: _slope,
+_AFTER: dict[Effect, Callable[..., Any]] = {
+    Effect.NORM_GAIN: _gain,
+    Effect.NORM_EPS: _eps,
+    Effect.GATE: _gain,
+    Effect.SLOPE: _slope,
 }

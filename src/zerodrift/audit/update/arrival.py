@@ -14,7 +14,7 @@ from scipy.optimize import nnls
 from zerodrift.audit.response.pursuit import LEAST_R2, Pursuit, pursue
 from zerodrift.audit.update.groups import GROUPINGS
 from zerodrift.audit.update.parts import Part, Slopes, grouped, parts_of
-from zerodrift.audit.update.rows import Rows, best_rows, coarse_rows
+from zerodrift.audit.update.rows import RowRange, best_rows, coarse_rows
 from zerodrift.audit.update.scale import account_of, share_of
 from zerodrift.audit.update.seen import HALF, SETTLED, Seen, UpdateExplanation
 from zerodrift.audit.update.weights import Move, UpdatedWeights
@@ -196,7 +196,7 @@ class _Search:
         return account_of(stated, explained, r2, doubt)
 
 
-def _in_doubt(rows: Rows) -> str:
+def _in_doubt(rows: RowRange) -> str:
     (low, high), (least, most) = rows.first_between, rows.last_between
     if low == high and least == most:
         return ""

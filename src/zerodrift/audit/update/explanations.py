@@ -61,7 +61,9 @@ def _misdelivered(weights: UpdatedWeights, seen: Seen, _: np.random.Generator) -
             continue
         explained = seen.explained(weights.score(built, seen.completions))
         if explained > HALF:
-            message = f"{delivery.says} ({explained:.1%} of the difference; {number} such changes were tried)"
+            message = (
+                f"{delivery.message} ({explained:.1%} of the difference; {number} such changes were tried)"
+            )
             yield UpdateExplanation(delivery.cause, message, explained)
         if explained > SETTLED:
             return

@@ -20,7 +20,7 @@ FINEST = 16
 """A round end is a multiple of so small a part of all rows; shards end there."""
 
 
-class Rows(NamedTuple):
+class RowRange(NamedTuple):
     """A range of rows; the ends of each pair are the least and the most that fit as well."""
 
     first: int
@@ -35,7 +35,7 @@ def coarse_rows(steps: Floats, slopes_NR: Floats) -> tuple[int, int]:
     return _coarse(steps, _sums(slopes_NR))
 
 
-def best_rows(steps: Floats, slopes_NR: Floats) -> Rows:
+def best_rows(steps: Floats, slopes_NR: Floats) -> RowRange:
     """The same to the row, and how sure it is."""
     total, sums = slopes_NR.shape[1], _sums(slopes_NR)
     first, last = _coarse(steps, sums)
@@ -50,7 +50,7 @@ def best_rows(steps: Floats, slopes_NR: Floats) -> Rows:
     begins = np.flatnonzero(_left(steps, sums, every, np.array([last]))[:, 0] <= most)
     ends = np.flatnonzero(_left(steps, sums, np.array([first]), every)[0] <= most)
     between = (int(begins.min()), int(begins.max())), (int(ends.min()), int(ends.max()))
-    return Rows(_round(first, between[0], total), _round(last, between[1], total), *between)
+    return RowRange(_round(first, between[0], total), _round(last, between[1], total), *between)
 
 
 def _sums(slopes_NR: Floats) -> Floats:

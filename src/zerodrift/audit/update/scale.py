@@ -84,9 +84,9 @@ def account_of(
     cause = _cause(parts)
     missing = [_named(part) for part, share in parts if share.estimate == 0]
     changed = [f"{in_percent(share)} of {_whose(part)}" for part, share in parts if share.estimate != 0]
-    says = [f"{', '.join(missing)} did not arrive"] if missing else []
-    says += [f"{' and '.join(changed)} arrived"] if changed else []
-    message = f"{', and '.join(says)}{doubt} ({explained:.1%} of the difference)"
+    clauses = [f"{', '.join(missing)} did not arrive"] if missing else []
+    clauses += [f"{' and '.join(changed)} arrived"] if changed else []
+    message = f"{', and '.join(clauses)}{doubt} ({explained:.1%} of the difference)"
     located = tuple(
         LocatedEvidence(
             part=part.label,

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from zerodrift.audit.checked_calls import generated
 from zerodrift.audit.counterfactual.delivery import not_asked
@@ -38,8 +37,8 @@ from zerodrift.drift.gates import Gates
 from zerodrift.models.family.abilities import has_kv_cache
 from zerodrift.records.evidence import SyncEvidence
 from zerodrift.records.verdict import CauseFound, Outcome, Probe
+from zerodrift.stats.arrays import Floats
 
-Floats = NDArray[np.float64]
 NAME = Probe.WEIGHT_SYNC
 NEW = "audit-b"
 """Label of the pushed weights."""

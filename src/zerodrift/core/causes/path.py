@@ -2,6 +2,14 @@
 
 from zerodrift.core.causes.entry import OF_ITS_PLACE, OF_THE_MODEL, Expected, cause
 
+DETERMINISTIC_VLLM = (
+    "VLLM_BATCH_INVARIANT=1 --attention-backend TRITON_ATTN on a GPU; VLLM_CPU_ATTN_SPLIT_KV=0 on CPU"
+)
+DETERMINISTIC = {
+    "vllm": {"VLLM_BATCH_INVARIANT": "true"},
+    "sglang": {"enable_deterministic_inference": "true"},
+}
+
 PATH = (
     cause(
         "path/head-precision",
@@ -69,24 +77,18 @@ PATH = (
         "A sequence's numbers depend on which others are in the batch.",
         "use batch-invariant kernels",
         gating=False,
-        vllm="VLLM_BATCH_INVARIANT=1 --attention-backend TRITON_ATTN on a GPU; VLLM_CPU_ATTN_SPLIT_KV=0 on CPU",
+        vllm=DETERMINISTIC_VLLM,
         sglang="--enable-deterministic-inference",
-        in_force={
-            "vllm": {"VLLM_BATCH_INVARIANT": "true"},
-            "sglang": {"enable_deterministic_inference": "true"},
-        },
+        in_force=DETERMINISTIC,
     ),
     cause(
         "path/prefill-decode",
         "A token's logprob differs between decode and prefill beyond rounding.",
         "use one attention kernel for prefill and decode",
         gating=False,
-        vllm="VLLM_BATCH_INVARIANT=1 --attention-backend TRITON_ATTN on a GPU; VLLM_CPU_ATTN_SPLIT_KV=0 on CPU",
+        vllm=DETERMINISTIC_VLLM,
         sglang="--enable-deterministic-inference",
-        in_force={
-            "vllm": {"VLLM_BATCH_INVARIANT": "true"},
-            "sglang": {"enable_deterministic_inference": "true"},
-        },
+        in_force=DETERMINISTIC,
     ),
     cause(
         "path/chunked-prefill",

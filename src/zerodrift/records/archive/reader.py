@@ -31,7 +31,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     where: str
     code: str
-    says: str
+    message: str
     batches: int
     """That cannot be read because of it."""
 
@@ -104,7 +104,7 @@ class ArchiveReader:
     def findings(self) -> Iterator[Finding]:
         """Read everything, and say what cannot be."""
         if (damage := self._index.damage()) is not None:
-            yield Finding(where=INDEX, code=RecordError.code, says=damage, batches=0)
+            yield Finding(where=INDEX, code=RecordError.code, message=damage, batches=0)
         failed: dict[tuple[str, str, str], int] = {}
         for entry in self.entries():
             try:
@@ -117,8 +117,8 @@ class ArchiveReader:
             except ZerodriftError as error:
                 key = (self.place(entry), error.code, str(error))
                 failed[key] = failed.get(key, 0) + 1
-        for (where, code, says), batches in failed.items():
-            yield Finding(where=where, code=code, says=says, batches=batches)
+        for (where, code, message), batches in failed.items():
+            yield Finding(where=where, code=code, message=message, batches=batches)
 
     def unfinished(self) -> Iterator[str]:
         """What the next writer will put in order, and what an earlier one set aside. None of it was acknowledged and is lost."""

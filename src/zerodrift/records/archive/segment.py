@@ -5,40 +5,31 @@ Numbers keep every bit, NaN included: a batch that is read back has the digest i
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from zerodrift.core.errors import MissingExtra, RecordError, SchemaMismatch, ZerodriftError
+from zerodrift.core.errors import RecordError, SchemaMismatch, ZerodriftError
 from zerodrift.core.request import SamplingParams
 from zerodrift.records.archived import OPTIONAL_LOGPROBS, ArchivedBatch, ArchivedRollout
+from zerodrift.records.arrow import arrow
 from zerodrift.records.codec import BLOCK_BYTES
 
 if TYPE_CHECKING:
     import pyarrow
 
 SCHEMA = b"zerodrift.archive/1"
+ARCHIVE = "an archive"
 IDS, LOGPROBS = ("prompt_token_ids", "token_ids"), ("behavior_logprobs", *OPTIONAL_LOGPROBS)
 PLAIN = ("environment", "replica", "group", "kind", "finish_reason", "digest")
 _DICTIONARY = ["batch", "state", "trainer_version", "environment", "replica", "group", "sampling", "kind"]
 
 
-def arrow() -> ModuleType:
-    """pyarrow, or an error that says how to get it."""
-    try:
-        pyarrow = import_module("pyarrow")
-        import_module("pyarrow.parquet")
-    except ModuleNotFoundError as error:
-        raise MissingExtra("an archive needs pyarrow: pip install 'zerodrift[local]'") from error
-    return pyarrow
-
-
 def segment_of(batches: Iterable[tuple[str, float, ArchivedBatch]]) -> bytes:
     """The file's content: each batch with its digest and the time it came."""
-    pa = arrow()
+    pa = arrow(ARCHIVE)
     schema, content = _schema(pa), pa.BufferOutputStream()
     # Logprobs came from 32 bits: byte by byte, half of each number is zeros.
     split = [f"{name}.list.element" for name in LOGPROBS]
@@ -54,7 +45,7 @@ def segment_of(batches: Iterable[tuple[str, float, ArchivedBatch]]) -> bytes:
 
 def open_segment(path: Path) -> "pyarrow.parquet.ParquetFile":
     """The file, after checking that it is one of ours."""
-    pa = arrow()
+    pa = arrow(ARCHIVE)
     try:
         file = pa.parquet.ParquetFile(path)
     except FileNotFoundError:
@@ -134,7 +125,7 @@ def _row(digest: str, archived_at: float, batch: ArchivedBatch, rollout: Archive
 
 
 def _read(file: "pyarrow.parquet.ParquetFile", path: Path, place: int) -> tuple[str, float, ArchivedBatch]:
-    pa = arrow()
+    pa = arrow(ARCHIVE)
     try:
         table = file.read_row_group(place, use_threads=False)
         columns = {name: _values(pa, table.column(name).combine_chunks()) for name in _schema(pa).names}

@@ -11,7 +11,6 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from filelock import FileLock, Timeout
@@ -39,8 +38,9 @@ from zerodrift.records.archive.layout import (
 )
 from zerodrift.records.archive.room import room_for
 from zerodrift.records.archive.sealing import seal
-from zerodrift.records.archive.segment import arrow
+from zerodrift.records.archive.segment import ARCHIVE
 from zerodrift.records.archived import ArchivedBatch, BatchState
+from zerodrift.records.arrow import arrow
 from zerodrift.records.codec import write_atomically
 
 USUAL = ArchiveSettings()
@@ -51,7 +51,7 @@ class Archive:
 
     def __init__(self, directory: Path, settings: ArchiveSettings = USUAL) -> None:
         """Take the directory, and put in order what a kill left; `recovered` tells what that was."""
-        arrow()  # now, and not when the first segment is sealed, hours into a training
+        arrow(ARCHIVE)  # now, and not when the first segment is sealed, hours into a training
         self._directory, self._settings = directory, settings
         _make(directory)
         self._lock = _held(directory)
@@ -105,9 +105,7 @@ class Archive:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check_mine(self) -> None:

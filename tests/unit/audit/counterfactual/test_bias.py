@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from zerodrift.audit.counterfactual.bias import Seen, bias_hypotheses, moved
+from zerodrift.audit.counterfactual.bias import SeenTokens, bias_hypotheses, moved
 from zerodrift.audit.counterfactual.explanation import Explanation, Hypothesis
 
 VOCABULARY, TOKENS = 256, 500
@@ -30,9 +30,9 @@ class Drawn:
         self.logprobs = np.log(self.masses[rows, self.tokens])
         self.residual = np.log(biased[rows, self.tokens]) - self.logprobs + self.noise
 
-    def seen(self, residual: np.ndarray | None = None) -> Seen:
+    def seen(self, residual: np.ndarray | None = None) -> SeenTokens:
         residual = self.residual if residual is None else residual
-        return Seen(residual, np.full(TOKENS, SIGMA), self.tokens, self.masses.astype(np.float32))
+        return SeenTokens(residual, np.full(TOKENS, SIGMA), self.tokens, self.masses.astype(np.float32))
 
     def cost(self, temperature: float = 1.0) -> Callable[[Explanation], float]:
         def of(account: Explanation) -> float:
@@ -51,7 +51,7 @@ def only(drawn: Drawn, temperature: float = 1.0) -> Hypothesis:
 
 @pytest.mark.parametrize(("count", "size"), [(3, 0.31), (3, -0.4), (5, 2.0), (10, 0.7), (1, 0.1)])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_every_biased_id_is_found_with_the_size_of_the_bias(count: int, size: float, seed: int) -> None:
+def test_every_biased_id_is_found_with_the_size_of_the_bias(count, size, seed):
     drawn = Drawn(count, size, seed)
     hypothesis = only(drawn)
     assert tuple(hypothesis.explanation.bias) == drawn.ids
@@ -59,7 +59,7 @@ def test_every_biased_id_is_found_with_the_size_of_the_bias(count: int, size: fl
     assert (hypothesis.cause, hypothesis.parameters) == ("semantic/logit-bias", 1 + count)
 
 
-def test_words_that_are_banned_are_found_by_the_mass_that_others_got() -> None:
+def test_words_that_are_banned_are_found_by_the_mass_that_others_got():
     drawn = Drawn(2, -100.0)
     assert not set(drawn.ids) & set(drawn.tokens.tolist())
     hypothesis = only(drawn)
@@ -67,12 +67,12 @@ def test_words_that_are_banned_are_found_by_the_mass_that_others_got() -> None:
     assert all(value < -8 for value in hypothesis.explanation.bias.values())
 
 
-def test_a_bias_is_added_before_the_temperature_divides() -> None:
+def test_a_bias_is_added_before_the_temperature_divides():
     drawn = Drawn(3, 0.5)
     assert list(only(drawn, 0.8).explanation.bias.values()) == pytest.approx([0.4] * 3, abs=1e-5)
 
 
-def test_few_tokens_are_off_and_most_are_at_the_floor() -> None:
+def test_few_tokens_are_off_and_most_are_at_the_floor():
     """Ids that are seldom likely: most rows have next to none of their mass."""
     drawn = Drawn(3, 0.25, seed=4)
     rare = drawn.masses[:, list(drawn.ids)].sum(axis=1) < 0.03
@@ -83,7 +83,7 @@ def test_few_tokens_are_off_and_most_are_at_the_floor() -> None:
     assert tuple(only(drawn).explanation.bias) == drawn.ids
 
 
-def test_unknown_residuals_are_left_out() -> None:
+def test_unknown_residuals_are_left_out():
     drawn = Drawn(3, 0.25)
     residual = np.where(np.arange(TOKENS) % 7 == 0, np.nan, drawn.residual)
     (hypothesis,) = bias_hypotheses(Explanation(), drawn.seen(residual), 1.0, drawn.cost())
@@ -92,7 +92,7 @@ def test_unknown_residuals_are_left_out() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kind", ["rounding", "temperature", "healthy"])
-def test_what_is_no_bias_has_no_ids(kind: str, seed: int) -> None:
+def test_what_is_no_bias_has_no_ids(kind, seed):
     drawn = Drawn(3, 0.0, seed)
     others = {
         "rounding": np.random.default_rng(seed).normal(0, 0.02, TOKENS),
@@ -102,7 +102,7 @@ def test_what_is_no_bias_has_no_ids(kind: str, seed: int) -> None:
     assert not list(bias_hypotheses(Explanation(), drawn.seen(others[kind]), 1.0, drawn.cost()))
 
 
-def test_one_bias_is_enough() -> None:
+def test_one_bias_is_enough():
     drawn = Drawn(3, 0.25)
     account = Explanation(bias={3: 1.0})
     assert not list(bias_hypotheses(account, drawn.seen(), 1.0, drawn.cost()))

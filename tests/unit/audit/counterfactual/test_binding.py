@@ -1,21 +1,17 @@
-from collections.abc import Callable, Sequence
-
 import msgspec
 import numpy as np
 import pytest
 
 from zerodrift.audit.counterfactual.binding import find_misbound
 from zerodrift.audit.measure import Observed, measure
-from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Completion
 from zerodrift.core.request import Prompt, Request, SamplingParams
-from zerodrift.drift.gates import Gates
 
 REQUESTED = SamplingParams(temperature=0.7, top_p=0.9, presence_penalty=0.3, max_tokens=6)
 
 
 @pytest.fixture(scope="module")
-def completions(llama: ReferenceBackend) -> list[Completion]:
+def completions(llama):
     rng = np.random.default_rng(0)
     requests = [
         Request(
@@ -27,8 +23,8 @@ def completions(llama: ReferenceBackend) -> list[Completion]:
 
 
 @pytest.fixture
-def look(llama: ReferenceBackend, gates: Gates) -> Callable[[Sequence[Completion]], str | None]:
-    def run(completions: Sequence[Completion]) -> str | None:
+def look(llama, gates):
+    def run(completions):
         observed = [Observed(completion, REQUESTED) for completion in completions]
         measurements = list(measure(llama.teacher, observed, llama.facts.eos_token_ids))
         return find_misbound(llama.teacher, measurements, gates)
@@ -36,19 +32,16 @@ def look(llama: ReferenceBackend, gates: Gates) -> Callable[[Sequence[Completion
     return run
 
 
-Look = Callable[[Sequence[Completion]], str | None]
-
-
 def bound(completion: Completion, to: Completion) -> Completion:
     """The output of one request under the prompt of another."""
     return msgspec.structs.replace(completion, prompt_token_ids=to.prompt_token_ids, lineage=())
 
 
-def test_outputs_at_home(look: Look, completions: list[Completion]) -> None:
+def test_outputs_at_home(look, completions):
     assert look(completions) is None
 
 
-def test_two_outputs_exchanged(look: Look, completions: list[Completion]) -> None:
+def test_two_outputs_exchanged(look, completions):
     swapped = [bound(completions[1], completions[0]), bound(completions[0], completions[1]), *completions[2:]]
     says = look(swapped)
     assert says is not None
@@ -57,14 +50,14 @@ def test_two_outputs_exchanged(look: Look, completions: list[Completion]) -> Non
     assert "2 of 6 outputs are not at home" in says
 
 
-def test_all_outputs_rotated(look: Look, completions: list[Completion]) -> None:
+def test_all_outputs_rotated(look, completions):
     rotated = [bound(completions[number - 1], completions[number]) for number in range(6)]
     says = look(rotated)
     assert says is not None
     assert "6 of 6 outputs are not at home" in says
 
 
-def test_outputs_that_no_prompt_explains(look: Look, completions: list[Completion]) -> None:
+def test_outputs_that_no_prompt_explains(look, completions):
     rng = np.random.default_rng(1)
     wrong = [
         msgspec.structs.replace(
@@ -75,6 +68,6 @@ def test_outputs_that_no_prompt_explains(look: Look, completions: list[Completio
     assert look(wrong) is None
 
 
-def test_a_single_prompt_has_no_other_home(look: Look, completions: list[Completion]) -> None:
+def test_a_single_prompt_has_no_other_home(look, completions):
     off = msgspec.structs.replace(completions[0], logprobs=tuple(v - 1 for v in completions[0].logprobs))
     assert look([off, off]) is None

@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 
 from zerodrift import models
@@ -9,7 +7,7 @@ from zerodrift.models.testbed_config import BOS_ID
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer():
     return models.tokenizer("testbed:llama")
 
 
@@ -27,13 +25,11 @@ def tokenizer() -> Any:
         ("bos-removed", (BOS_ID,), (BOS_ID,)),
     ],
 )
-def test_an_edit_does_what_it_says(
-    tokenizer: Any, name: str, ids: tuple[int, ...], seen: tuple[int, ...]
-) -> None:
+def test_an_edit_does_what_it_says(tokenizer, name, ids, seen):
     assert prompt_edits(tokenizer, BOS_ID)[name].edit(ids) == seen
 
 
-def test_decoded_and_encoded_again(tokenizer: Any) -> None:
+def test_decoded_and_encoded_again(tokenizer):
     edit = prompt_edits(tokenizer, BOS_ID)["retokenised"].edit
     whole = tuple(tokenizer("The capital of France is", add_special_tokens=False)["input_ids"])
     assert edit(whole) == whole
@@ -44,22 +40,22 @@ def test_decoded_and_encoded_again(tokenizer: Any) -> None:
     assert edit(letters) != letters
 
 
-def test_a_prompt_that_decodes_to_nothing_stays() -> None:
+def test_a_prompt_that_decodes_to_nothing_stays():
     class Mute:
-        def decode(self, ids: object) -> str:
+        def decode(self, ids):
             return ""
 
-        def __call__(self, text: str, **options: object) -> dict[str, list[int]]:
+        def __call__(self, text, **options):
             return {"input_ids": []}
 
     assert prompt_edits(Mute(), None)["retokenised"].edit((5, 6)) == (5, 6)
 
 
-def test_no_bos_no_hypothesis_about_it(tokenizer: Any) -> None:
+def test_no_bos_no_hypothesis_about_it(tokenizer):
     assert not any("bos" in name for name in prompt_edits(tokenizer, None))
 
 
-def test_each_edit_is_one_hypothesis_and_none_is_made_twice(tokenizer: Any) -> None:
+def test_each_edit_is_one_hypothesis_and_none_is_made_twice(tokenizer):
     edits = prompt_edits(tokenizer, BOS_ID)
     hypotheses = list(context_hypotheses(Explanation(), edits))
     assert [h.explanation.context for h in hypotheses] == list(edits)

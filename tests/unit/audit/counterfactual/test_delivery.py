@@ -14,13 +14,13 @@ State = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
-def llama() -> tuple[Any, Any]:
+def llama():
     old = models.load("testbed:llama")
     return old, perturbed(old, 1)
 
 
 def find(pair: tuple[Any, Any], words: str) -> Delivery:
-    (delivery,) = [each for each in deliveries(*pair) if words in each.says]
+    (delivery,) = [each for each in deliveries(*pair) if words in each.message]
     return delivery
 
 
@@ -32,18 +32,18 @@ def differing(one: State, other: State) -> set[str]:
     return {name for name in one if not torch.equal(one[name], other[name])}
 
 
-def test_every_delivery_differs_from_the_update_and_changes_neither_model(llama: tuple[Any, Any]) -> None:
+def test_every_delivery_differs_from_the_update_and_changes_neither_model(llama):
     before = state(llama[0]), state(llama[1])
     ids = torch.arange(4, 40)[None]
     with torch.no_grad():
         whole = llama[1](ids).logits
         for delivery in deliveries(*llama):
-            assert not torch.equal(delivery.build()(ids).logits, whole), delivery.says
+            assert not torch.equal(delivery.build()(ids).logits, whole), delivery.message
     assert not differing(before[0], state(llama[0]))
     assert not differing(before[1], state(llama[1]))
 
 
-def test_rounded_on_the_way(llama: tuple[Any, Any]) -> None:
+def test_rounded_on_the_way(llama):
     delivery = find(llama, "the update arrived rounded to bf16")
     assert delivery.cause == "weights/dtype"
     built, new = state(delivery.build()), state(llama[1])
@@ -51,14 +51,14 @@ def test_rounded_on_the_way(llama: tuple[Any, Any]) -> None:
         assert torch.equal(built[name], new[name].bfloat16().float())
 
 
-def test_only_vectors_rounded(llama: tuple[Any, Any]) -> None:
+def test_only_vectors_rounded(llama):
     built, new = state(find(llama, "vectors").build()), state(llama[1])
     for name in new:
         expected = new[name].bfloat16().float() if new[name].dim() == 1 else new[name]
         assert torch.equal(built[name], expected), name
 
 
-def test_rows_in_turn(llama: tuple[Any, Any]) -> None:
+def test_rows_in_turn(llama):
     built, new = state(find(llama, "in turn").build()), state(llama[1])
     gate, up = (f"model.layers.1.mlp.{kind}_proj.weight" for kind in ("gate", "up"))
     half = len(new[gate]) // 2
@@ -69,14 +69,14 @@ def test_rows_in_turn(llama: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize(("word", "sources"), [("late", (0, 0)), ("early", (1, 1))])
-def test_layers_moved_on(llama: tuple[Any, Any], word: str, sources: tuple[int, int]) -> None:
+def test_layers_moved_on(llama, word, sources):
     built, new = state(find(llama, f"one place too {word}").build()), state(llama[1])
     for layer, source in enumerate(sources):
         name = "model.layers.{}.self_attn.q_proj.weight"
         assert torch.equal(built[name.format(layer)], new[name.format(source)])
 
 
-def test_tables_of_zero(llama: tuple[Any, Any]) -> None:
+def test_tables_of_zero(llama):
     built = find(llama, "rotary tables zero").build()
     tables = built.model.rotary_emb(torch.ones(1, 3, 256), torch.arange(3)[None])
     assert [float(table.abs().sum()) for table in tables] == [0.0, 0.0]
@@ -89,7 +89,7 @@ def test_tables_of_zero(llama: tuple[Any, Any]) -> None:
         ("the head was updated and the embedding", False),
     ],
 )
-def test_one_end_of_a_tie(llama: tuple[Any, Any], words: str, embedding_is_new: bool) -> None:
+def test_one_end_of_a_tie(llama, words, embedding_is_new):
     old, new = llama
     built = find(llama, words).build()
     source = (old.get_input_embeddings().weight, new.get_input_embeddings().weight)
@@ -101,7 +101,7 @@ def test_one_end_of_a_tie(llama: tuple[Any, Any], words: str, embedding_is_new: 
             assert torch.equal(tensor, new.state_dict()[name]), name
 
 
-def test_an_untied_head_cannot_come_loose() -> None:
+def test_an_untied_head_cannot_come_loose():
     old = models.load("testbed:qwen3")
     causes = {each.cause for each in deliveries(old, perturbed(old, 1))}
     assert "weights/tied-head" not in causes
@@ -112,9 +112,7 @@ def test_an_untied_head_cannot_come_loose() -> None:
     ("words", "layers"),
     [("gate_proj and up_proj exchanged in every layer", (0, 1)), ("gate_proj and up_proj of layer 1", (1,))],
 )
-def test_projections_under_each_others_names(
-    llama: tuple[Any, Any], words: str, layers: tuple[int, ...]
-) -> None:
+def test_projections_under_each_others_names(llama, words, layers):
     built, new = state(find(llama, words).build()), state(llama[1])
     expected = {f"model.layers.{layer}.mlp.{name}_proj.weight" for layer in layers for name in ("gate", "up")}
     assert differing(built, new) == expected
@@ -123,14 +121,14 @@ def test_projections_under_each_others_names(
         assert torch.equal(built[name], new[twin])
 
 
-def test_only_projections_of_one_shape_are_exchanged(llama: tuple[Any, Any]) -> None:
+def test_only_projections_of_one_shape_are_exchanged(llama):
     """Queries have twice the heads of keys: an engine would refuse them, so nothing is asked."""
-    says = [each.says for each in deliveries(*llama)]
+    says = [each.message for each in deliveries(*llama)]
     assert any("k_proj and v_proj" in each for each in says)
     assert not any("q_proj and k_proj" in each for each in says)
 
 
-def test_layers_under_each_others_names(llama: tuple[Any, Any]) -> None:
+def test_layers_under_each_others_names(llama):
     built, new = state(find(llama, "layers 0 and 1 arrived").build()), state(llama[1])
     assert differing(built, new) == {name for name in new if ".layers." in name}
     for name in new:
@@ -145,7 +143,7 @@ def test_layers_under_each_others_names(llama: tuple[Any, Any]) -> None:
         ("rotary frequencies zero", torch.zeros_like),
     ],
 )
-def test_rotary_frequencies(llama: tuple[Any, Any], words: str, expected: Any) -> None:
+def test_rotary_frequencies(llama, words, expected):
     delivery = find(llama, words)
     assert delivery.cause == "weights/buffer"
     built = delivery.build()
@@ -153,16 +151,16 @@ def test_rotary_frequencies(llama: tuple[Any, Any], words: str, expected: Any) -
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox", "mixtral", "mamba", "gemma3_text", "qwen3_moe"])
-def test_other_families_are_asked_what_they_have_parts_for(model_type: str) -> None:
+def test_other_families_are_asked_what_they_have_parts_for(model_type):
     old = tiny(model_type)
     new = perturbed(old, 1)
     ids = torch.arange(4, 40)[None]
     with torch.no_grad():
         whole = new(ids).logits
         differing_ones = [
-            each.says for each in deliveries(old, new) if not torch.equal(each.build()(ids).logits, whole)
+            each.message for each in deliveries(old, new) if not torch.equal(each.build()(ids).logits, whole)
         ]
-    assert differing_ones == [each.says for each in deliveries(old, new)]
+    assert differing_ones == [each.message for each in deliveries(old, new)]
     swaps = {"gate and up", "k and v", "q and k"}
     lacks = {
         "gpt2": {"gate and up"},
@@ -175,9 +173,9 @@ def test_other_families_are_asked_what_they_have_parts_for(model_type: str) -> N
     assert set(not_asked(new)) == unasked | rotary
 
 
-def test_layers_of_other_shapes_do_not_change_places() -> None:
+def test_layers_of_other_shapes_do_not_change_places():
     """The first layer has experts and the second is dense: neither can hold what the other has."""
     model = tiny("qwen3_moe", mlp_only_layers=[1])
-    says = [each.says for each in deliveries(model, model)]
+    says = [each.message for each in deliveries(model, model)]
     assert not any("layers 0 and 1 arrived" in each or "one place too" in each for each in says)
     assert not any("gate_proj of layers 0 and 1" in each for each in says)

@@ -1,13 +1,12 @@
 """Predictions against numbers worked out by hand, on a chain of four tokens whose probabilities are powers of two."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from zerodrift.audit.counterfactual.evaluate import EXCLUDED_LOGPROB, Evaluator, Window, in_force
+from zerodrift.audit.counterfactual.evaluate import EXCLUDED_LOGPROB, CaseWindow, Evaluator, in_force
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Pick, Reported
 from zerodrift.core.request import SamplingParams
 
@@ -15,8 +14,6 @@ from zerodrift.core.request import SamplingParams
 P = np.array([[8, 4, 2, 2], [2, 8, 4, 2], [2, 2, 8, 4], [1, 1, 2, 12]]) / 16
 HOT = SamplingParams(temperature=0.5)
 """Squares every probability before it is normalised."""
-
-Make = Callable[..., Evaluator]
 
 
 def log(*probabilities: float) -> np.ndarray:
@@ -28,14 +25,14 @@ def case(
     requested: SamplingParams = HOT,
     prompt: tuple[int, ...] = (3, 0),
     **fields: Any,
-) -> Window:
+) -> CaseWindow:
     size = len(output)
-    return Window(prompt, output, requested, np.full(size, -1.0), np.full(size, 1e-6), **fields)
+    return CaseWindow(prompt, output, requested, np.full(size, -1.0), np.full(size, 1e-6), **fields)
 
 
 @pytest.fixture
-def make(chain: Callable[[Any], Any]) -> Make:
-    def build(*cases: Window, **options: Any) -> Evaluator:
+def make(chain):
+    def build(*cases, **options):
         forwards = {VANILLA: chain(np.log(P)), "other": chain(np.log(P[::-1]))}
         return Evaluator(cases or (case(),), forwards, **options)
 
@@ -47,13 +44,13 @@ RAW = log(4 / 16, 4 / 16, 8 / 16)
 SQUARED = log(16 / 88, 16 / 88, 64 / 88)
 
 
-def test_a_healthy_account_is_the_requested_distribution(make: Make) -> None:
+def test_a_healthy_account_is_the_requested_distribution(make):
     prediction = make().predict(Explanation())
     assert_allclose(prediction.reported, SQUARED, atol=1e-6)
     assert_allclose(prediction.sampled, SQUARED, atol=1e-6)
 
 
-def test_entropy_and_variance_are_those_of_the_drawn_distribution(make: Make) -> None:
+def test_entropy_and_variance_are_those_of_the_drawn_distribution(make):
     surprise = make().surprise(Explanation())
     p = np.array([64, 16, 4, 4]) / 88
     entropy = -(p * np.log(p)).sum()
@@ -84,9 +81,7 @@ def test_entropy_and_variance_are_those_of_the_drawn_distribution(make: Make) ->
         ),
     ],
 )
-def test_an_account_says_what_is_reported_and_what_was_drawn(
-    make: Make, account: Explanation, reported: np.ndarray, sampled: np.ndarray
-) -> None:
+def test_an_account_says_what_is_reported_and_what_was_drawn(make, account, reported, sampled):
     prediction = make().predict(account)
     assert_allclose(prediction.reported, reported, atol=1e-6)
     assert_allclose(prediction.sampled, sampled, atol=1e-6)
@@ -109,7 +104,7 @@ NAN = float("nan")
         (Pick.NO_STOP, [4, 4, 8]),
     ],
 )
-def test_every_pick_reads_its_own_entry(make: Make, pick: Pick, expected: list[float]) -> None:
+def test_every_pick_reads_its_own_entry(make, pick, expected):
     raw = SamplingParams()
     prediction = make(case(requested=raw)).predict(Explanation(pick=pick))
     assert_allclose(prediction.reported, np.log(np.array(expected) / 16), atol=1e-6)
@@ -126,7 +121,7 @@ def test_every_pick_reads_its_own_entry(make: Make, pick: Pick, expected: list[f
         (Pick.PREVIOUS_VALUE, [NAN, 4, NAN, 12]),
     ],
 )
-def test_a_shifted_reading_does_not_leave_its_sequence(make: Make, pick: Pick, expected: list[float]) -> None:
+def test_a_shifted_reading_does_not_leave_its_sequence(make, pick, expected):
     raw = SamplingParams()
     # (3, 0) | 1, 2 and (3,) | 3, 0: rows 0, 1 and rows 3, 3. Two groups of parameters, so that flat indices matter.
     other = SamplingParams(max_tokens=7)
@@ -136,7 +131,7 @@ def test_a_shifted_reading_does_not_leave_its_sequence(make: Make, pick: Pick, e
     )
 
 
-def test_the_stop_token_of_a_stopped_output_may_carry_nothing(make: Make) -> None:
+def test_the_stop_token_of_a_stopped_output_may_carry_nothing(make):
     raw = SamplingParams()
     evaluator = make(case((1, 2), raw, stopped=True), case((1, 2), raw))
     assert_allclose(
@@ -146,10 +141,10 @@ def test_the_stop_token_of_a_stopped_output_may_carry_nothing(make: Make) -> Non
     )
 
 
-def test_first_tokens_that_carry_one_number_carry_a_placeholder(make: Make) -> None:
+def test_first_tokens_that_carry_one_number_carry_a_placeholder(make):
     raw = SamplingParams()
 
-    def told(*firsts: float) -> list[float]:
+    def told(*firsts):
         cases = [case((1, 2), raw)._replace(reported=np.array([first, -1.0])) for first in firsts]
         values: list[float] = make(*cases).predict(Explanation(pick=Pick.NO_FIRST)).reported.tolist()
         return values[::2]
@@ -166,7 +161,7 @@ def test_first_tokens_that_carry_one_number_carry_a_placeholder(make: Make) -> N
     )
 
 
-def test_a_report_over_the_likeliest_leaves_what_is_drawn(make: Make) -> None:
+def test_a_report_over_the_likeliest_leaves_what_is_drawn(make):
     raw = SamplingParams()
     account = Explanation(sampling={"top_k": 2}, reported=Reported.OVER_LIKELIEST)
     prediction = make(case(requested=raw)).predict(account)
@@ -175,7 +170,7 @@ def test_a_report_over_the_likeliest_leaves_what_is_drawn(make: Make) -> None:
     assert_allclose(prediction.reported, RAW - np.log(mass), atol=1e-6)
 
 
-def test_an_excluded_token_is_as_bad_as_a_prediction_can_be(make: Make) -> None:
+def test_an_excluded_token_is_as_bad_as_a_prediction_can_be(make):
     evaluator, account = make(), Explanation(sampling={"top_k": 1})
     prediction, surprise = evaluator.predict(account), evaluator.surprise(account)
     assert prediction.reported.tolist() == [EXCLUDED_LOGPROB, EXCLUDED_LOGPROB, 0.0]
@@ -183,7 +178,7 @@ def test_an_excluded_token_is_as_bad_as_a_prediction_can_be(make: Make) -> None:
     assert surprise.entropy.tolist() == surprise.variance.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_another_context_changes_what_the_first_token_looks_back_on(make: Make) -> None:
+def test_another_context_changes_what_the_first_token_looks_back_on(make):
     evaluator = make(case(requested=SamplingParams()), contexts={"cut": lambda ids: ids[:-1]})
     # Row 3 in place of row 0 predicts the first token.
     assert_allclose(
@@ -191,14 +186,14 @@ def test_another_context_changes_what_the_first_token_looks_back_on(make: Make) 
     )
 
 
-def test_another_forward_gives_other_rows(make: Make) -> None:
+def test_another_forward_gives_other_rows(make):
     evaluator = make(case(requested=SamplingParams()))
     assert_allclose(
         evaluator.predict(Explanation(forward="other")).reported, log(1 / 16, 8 / 16, 4 / 16), atol=1e-6
     )
 
 
-def test_rows_are_computed_once_for_each_context_and_forward(chain: Callable[[Any], Any]) -> None:
+def test_rows_are_computed_once_for_each_context_and_forward(chain):
     forward = chain(np.log(P))
     evaluator = Evaluator([case()], {VANILLA: forward}, contexts={"cut": lambda ids: ids[:-1]})
     for temperature in (0.3, 0.4, 0.6):
@@ -208,7 +203,7 @@ def test_rows_are_computed_once_for_each_context_and_forward(chain: Callable[[An
     assert forward.calls == 2
 
 
-def test_numbers_that_hide_the_sampler_are_kept_and_still_right(make: Make) -> None:
+def test_numbers_that_hide_the_sampler_are_kept_and_still_right(make):
     evaluator = make()
     for _ in range(2):
         for reported, told in ((Reported.AS_REQUESTED, SQUARED), (Reported.RAW, RAW)):
@@ -228,7 +223,7 @@ def test_numbers_that_hide_the_sampler_are_kept_and_still_right(make: Make) -> N
         ({"frequency_penalty": 0.5}, np.log(P[2]) - [0, 0.5, 0.5, 0]),
     ],
 )
-def test_penalties_count_what_came_before(make: Make, sampling: dict[str, float], logits: np.ndarray) -> None:
+def test_penalties_count_what_came_before(make, sampling, logits):
     evaluator = make(case(requested=SamplingParams()))
     prediction = evaluator.predict(Explanation(sampling=sampling))
     assert_allclose(prediction.reported[2], logits[2] - np.log(np.exp(logits).sum()), rtol=1e-5)
@@ -237,22 +232,22 @@ def test_penalties_count_what_came_before(make: Make, sampling: dict[str, float]
     assert again.reported[2] != prediction.reported[2]
 
 
-def test_stop_tokens_cannot_come_before_the_minimum(make: Make) -> None:
+def test_stop_tokens_cannot_come_before_the_minimum(make):
     evaluator = make(case(requested=SamplingParams(min_tokens=1)), stop_ids=(0,))
     # 8 of 16 are forbidden to the first token, and the others share what is left.
     assert_allclose(evaluator.predict(Explanation()).reported, log(4 / 8, 4 / 16, 8 / 16), atol=1e-6)
 
 
-def test_cases_with_other_parameters_keep_their_own(make: Make) -> None:
+def test_cases_with_other_parameters_keep_their_own(make):
     evaluator = make(case((1,), HOT), case((1,), SamplingParams()), case((1,), HOT))
     assert_allclose(evaluator.predict(Explanation()).reported, log(16 / 88, 4 / 16, 16 / 88), atol=1e-6)
     assert evaluator.case_ids.tolist() == [0, 1, 2]
 
 
-def test_coarser_rounding_widens_the_scale_and_moves_nothing(make: Make) -> None:
+def test_coarser_rounding_widens_the_scale_and_moves_nothing(make):
     asked = []
 
-    def coarse(cases: Any) -> np.ndarray:
+    def coarse(cases):
         asked.append(len(cases))
         return np.array([0.0, 3e-6, 4e-6])
 
@@ -265,7 +260,7 @@ def test_coarser_rounding_widens_the_scale_and_moves_nothing(make: Make) -> None
     assert_allclose(evaluator.predict(account).reported, evaluator.predict(Explanation()).reported)
 
 
-def test_what_is_in_force_is_what_was_requested_and_the_changes() -> None:
+def test_what_is_in_force_is_what_was_requested_and_the_changes():
     requested = SamplingParams(temperature=0.7, logit_bias={1: 0.5}, top_p=0.9)
     assert in_force(Explanation(), requested) is requested
     changed = in_force(Explanation(sampling={"top_p": 0.8}, bias={1: 1.0, 2: -1.0}), requested)
@@ -274,7 +269,7 @@ def test_what_is_in_force_is_what_was_requested_and_the_changes() -> None:
     assert changed.logit_bias == {1: 1.5, 2: -1.0}
 
 
-def test_truncation_that_a_greedy_request_never_meets() -> None:
+def test_truncation_that_a_greedy_request_never_meets():
     greedy = SamplingParams(temperature=0)
     assert in_force(Explanation(sampling={"top_p": 0.8, "top_k": 3}), greedy) == greedy
     assert in_force(Explanation(sampling={"top_p": 0.8, "temperature": 0.5}), greedy).top_p == 0.8
@@ -285,7 +280,7 @@ def test_truncation_that_a_greedy_request_never_meets() -> None:
 LONG = (1, 2, 2, 3, 1, 0, 2)
 
 
-def window(begin: int, end: int, requested: SamplingParams = HOT) -> Window:
+def window(begin: int, end: int, requested: SamplingParams = HOT) -> CaseWindow:
     whole = case(LONG[:end], requested)
     return whole._replace(reported=whole.reported[begin:], sigma=whole.sigma[begin:], before=begin)
 
@@ -300,9 +295,7 @@ def window(begin: int, end: int, requested: SamplingParams = HOT) -> Window:
         (Explanation(pick=Pick.TOP), HOT),
     ],
 )
-def test_a_window_is_predicted_as_the_same_tokens_of_the_whole(
-    make: Make, account: Explanation, requested: SamplingParams
-) -> None:
+def test_a_window_is_predicted_as_the_same_tokens_of_the_whole(make, account, requested):
     """Penalties count what came before it, and the forward sees it."""
     contexts = {"longer": lambda ids: (2, *ids)}
     whole = make(case(LONG, requested), contexts=contexts).predict(account)
@@ -311,14 +304,14 @@ def test_a_window_is_predicted_as_the_same_tokens_of_the_whole(
     assert_allclose(part.sampled[:3], whole.sampled[2:5], atol=1e-6)
 
 
-def test_a_neighbours_number_is_unknown_at_the_edges_of_a_window(make: Make) -> None:
+def test_a_neighbours_number_is_unknown_at_the_edges_of_a_window(make):
     whole = make(case(LONG)).predict(Explanation(pick=Pick.PREVIOUS_VALUE)).reported
     part = make(window(2, 5)).predict(Explanation(pick=Pick.PREVIOUS_VALUE)).reported
     assert np.isnan(part[0])
     assert_allclose(part[1:], whole[3:5], atol=1e-6)
 
 
-def test_rows_stand_where_their_windows_do(make: Make) -> None:
+def test_rows_stand_where_their_windows_do(make):
     evaluator = make(window(2, 5), case(), contexts={"longer": lambda ids: (2, *ids)})
     # Two tokens of prompt: row 1 predicts the first of the output.
     assert evaluator.positions().tolist() == [3, 4, 5, 1, 2, 3]

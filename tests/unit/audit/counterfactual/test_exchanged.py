@@ -15,7 +15,7 @@ State = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
-def qwen3() -> Any:
+def qwen3():
     return models.load("testbed:qwen3")
 
 
@@ -32,7 +32,7 @@ def differing(one: State, other: State) -> set[str]:
     return {name for name in one if not torch.equal(one[name], other[name])}
 
 
-def test_one_projection_of_two_layers(qwen3: Any) -> None:
+def test_one_projection_of_two_layers(qwen3):
     before = state(qwen3)
     built = state(find(qwen3, "v_proj of layers 0 and 2 exchanged").build(qwen3))
     names = ["model.layers.0.self_attn.v_proj.weight", "model.layers.2.self_attn.v_proj.weight"]
@@ -42,7 +42,7 @@ def test_one_projection_of_two_layers(qwen3: Any) -> None:
     assert not differing(before, state(qwen3))
 
 
-def test_embedding_and_head(qwen3: Any) -> None:
+def test_embedding_and_head(qwen3):
     before = state(qwen3)
     built = state(find(qwen3, "embedding and head exchanged").build(qwen3))
     assert torch.equal(built["lm_head.weight"], before["model.embed_tokens.weight"])
@@ -50,7 +50,7 @@ def test_embedding_and_head(qwen3: Any) -> None:
     assert not any("head" in each.message for each in exchanges(models.load("testbed:llama")))
 
 
-def test_a_square_tensor_transposed(qwen3: Any) -> None:
+def test_a_square_tensor_transposed(qwen3):
     before = state(qwen3)
     built = state(find(qwen3, "o_proj of layer 1 transposed").build(qwen3))
     name = "model.layers.1.self_attn.o_proj.weight"
@@ -60,7 +60,7 @@ def test_a_square_tensor_transposed(qwen3: Any) -> None:
     assert not any("k_proj" in each.message and "transposed" in each.message for each in exchanges(qwen3))
 
 
-def test_parts_of_a_fused_tensor() -> None:
+def test_parts_of_a_fused_tensor():
     model = tiny("gpt2")
     before = state(model)
     name = model.transformer.h[0].attn.c_attn.weight
@@ -71,7 +71,7 @@ def test_parts_of_a_fused_tensor() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "gemma3_text", "qwen3_moe", "mamba"])
-def test_messages_are_distinct_and_every_exchange_changes_something(model_type: str) -> None:
+def test_messages_are_distinct_and_every_exchange_changes_something(model_type):
     model = tiny(model_type)
     before = state(model)
     found = list(exchanges(model))
@@ -82,7 +82,7 @@ def test_messages_are_distinct_and_every_exchange_changes_something(model_type: 
     assert not differing(before, state(model))
 
 
-def test_neighbours_come_first_and_all_pairs_come() -> None:
+def test_neighbours_come_first_and_all_pairs_come():
     pairs = _nearest_first(30)
     assert len(pairs) == 435
     assert pairs[:29] == [(layer, layer + 1) for layer in range(29)]

@@ -1,5 +1,3 @@
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -21,17 +19,17 @@ from zerodrift.core.cause import CAUSES
 
 
 @pytest.fixture(scope="module")
-def mistral() -> Any:
+def mistral():
     return models.load("testbed:mistral")
 
 
 @pytest.fixture(scope="module")
-def sequences() -> list[tuple[int, ...]]:
+def sequences():
     rng = np.random.default_rng(0)
     return [tuple(rng.integers(4, 500, 90).tolist()), tuple(rng.integers(4, 500, 20).tolist())]
 
 
-def test_variants_follow_from_the_model(mistral: Any) -> None:
+def test_variants_follow_from_the_model(mistral):
     found = path_variants(mistral)
     assert {variant.cause for variant in found.values()} <= set(CAUSES)
     assert {"no-window", "window-32", "window-63", "window-65", "window-128"} <= set(found)
@@ -40,12 +38,12 @@ def test_variants_follow_from_the_model(mistral: Any) -> None:
     assert {"int4-16", "int4-32", "int4-64", "int4-128"} <= set(plain)
 
 
-def test_groups_that_do_not_fit_the_model_are_not_tried() -> None:
+def test_groups_that_do_not_fit_the_model_are_not_tried():
     odd = tiny("gpt_neox", hidden_size=96)
     assert {name for name in path_variants(odd) if name.startswith("int4")} == {"int4-16", "int4-32"}
 
 
-def test_vanilla_is_the_model_itself(mistral: Any, sequences: list[tuple[int, ...]]) -> None:
+def test_vanilla_is_the_model_itself(mistral, sequences):
     forward = vanilla_forward(mistral)
     expected = list(Teacher(mistral, layout=Layout.PADDED).logits(sequences, [85, 10]))
     for ours, theirs in zip(forward(sequences, [85, 10], [85, 10]), expected, strict=True):
@@ -64,9 +62,7 @@ def test_vanilla_is_the_model_itself(mistral: Any, sequences: list[tuple[int, ..
         ("window-65", True),
     ],
 )
-def test_every_variant_computes_something_else_where_it_should(
-    mistral: Any, sequences: list[tuple[int, ...]], name: str, same_short: bool
-) -> None:
+def test_every_variant_computes_something_else_where_it_should(mistral, sequences, name, same_short):
     forwards = Paths(mistral).forwards
     for number, start in ((0, 85), (1, 10)):
         one = [sequences[number]]
@@ -78,7 +74,7 @@ def test_every_variant_computes_something_else_where_it_should(
         assert (float(gap) < 1e-5) is (number == 1 and same_short), (name, number, float(gap))
 
 
-def test_a_forward_leaves_the_model_as_it_was(mistral: Any, sequences: list[tuple[int, ...]]) -> None:
+def test_a_forward_leaves_the_model_as_it_was(mistral, sequences):
     before = {name: tensor.clone() for name, tensor in mistral.state_dict().items()}
     forwards = Paths(mistral).forwards
     first = forwards[VANILLA](sequences, [85, 10], [85, 10])
@@ -89,7 +85,7 @@ def test_a_forward_leaves_the_model_as_it_was(mistral: Any, sequences: list[tupl
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
 
 
-def test_fp8_keys_and_values_are_those_of_the_variant(mistral: Any, sequences: list[tuple[int, ...]]) -> None:
+def test_fp8_keys_and_values_are_those_of_the_variant(mistral, sequences):
     """The forward must not set the attention back to the one without rounding."""
     changed = variants.with_fp8_kv(mistral)
     expected = changed(torch.tensor([sequences[1]])).logits[0, 9:-1]
@@ -97,7 +93,7 @@ def test_fp8_keys_and_values_are_those_of_the_variant(mistral: Any, sequences: l
     assert torch.allclose(forwards["fp8-kv"]([sequences[1]], [10], [10])[0], expected, atol=1e-5)
 
 
-def test_one_path_and_one_rounding_are_enough(mistral: Any) -> None:
+def test_one_path_and_one_rounding_are_enough(mistral):
     found = path_variants(mistral)
     hypotheses = list(path_hypotheses(Explanation(), found))
     assert len(hypotheses) == len(found) + len(ROUNDINGS)
@@ -109,9 +105,7 @@ def test_one_path_and_one_rounding_are_enough(mistral: Any) -> None:
     assert list(path_hypotheses(Explanation(forward="int8", rounding="bfloat16"), found)) == []
 
 
-def test_a_fitted_forward_is_added_once_and_found_by_its_name(
-    mistral: Any, sequences: list[tuple[int, ...]]
-) -> None:
+def test_a_fitted_forward_is_added_once_and_found_by_its_name(mistral, sequences):
     paths = Paths(mistral)
     forwards = paths.forwards
     late = Variant("path/context-boundary", "late", lambda m: m, positions=lambda positions: positions + 7)

@@ -97,7 +97,7 @@ class Asked:
         ),
     ],
 )
-def test_a_value_is_found_between_the_looks(truth: str) -> None:
+def test_a_value_is_found_between_the_looks(truth):
     scouts = Asked(truth)
     best = min(scouts.hypotheses(), key=lambda each: scouts.cost(each.explanation))
     assert scouts.at_floor(best.explanation)
@@ -108,14 +108,14 @@ def test_a_value_is_found_between_the_looks(truth: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["30000", "3700"])
-def test_a_round_value_is_preferred(value: str) -> None:
+def test_a_round_value_is_preferred(value):
     best, *_ = Asked(f"rotary base {value} instead of 10000").hypotheses()
     assert best.message == f"rotary base {value} instead of 10000"
 
 
 @pytest.mark.parametrize("place", [16, 48, 64, 100, 37, 131])
 @pytest.mark.parametrize("crossed", [True, False], ids=["seen", "in the prompts"])
-def test_a_jump_is_found_wherever_it_is(place: int, crossed: bool) -> None:
+def test_a_jump_is_found_wherever_it_is(place, crossed):
     """Where outputs reach across it the first row that is off is its place; in a prompt it is looked for."""
     scouts = Asked(f"positions from {place} on are one too high")
     best, *_ = scouts.hypotheses(FirstOff(place - 1, place) if crossed else FirstOff(0, 150))
@@ -124,16 +124,16 @@ def test_a_jump_is_found_wherever_it_is(place: int, crossed: bool) -> None:
     assert len(scouts.forwards) <= (8 if crossed else 60)
 
 
-def test_what_explains_the_scouts_ends_the_search() -> None:
+def test_what_explains_the_scouts_ends_the_search():
     scouts = Asked("positions multiplied by 1.07")
     assert len(scouts.hypotheses(FirstOff(0, 150))) == 1
 
 
-def test_nothing_is_refined_where_no_look_helps() -> None:
+def test_nothing_is_refined_where_no_look_helps():
     """Numbers that no position moves: looks are all it costs, and no cause comes of them."""
 
     class Unmoved(Asked):
-        def residual(self, account: Explanation) -> Floats:
+        def residual(self, account):
             self.forwards.add(account.forward)
             return np.ones(16)
 
@@ -142,18 +142,18 @@ def test_nothing_is_refined_where_no_look_helps() -> None:
     assert len(scouts.forwards) <= 36
 
 
-def test_a_healthy_engine_costs_nothing() -> None:
+def test_a_healthy_engine_costs_nothing():
     healthy = Asked(VANILLA)
     assert healthy.hypotheses(FirstOff(3, 7)) == []
     assert healthy.forwards == {VANILLA}
 
 
-def test_noise_gets_no_exact_account() -> None:
+def test_noise_gets_no_exact_account():
     """The size of bf16 rounding: whatever is fitted to it leaves it where it was."""
     noise = np.random.default_rng(1).normal(0, 3e-3, 16)
 
     class Noisy(Asked):
-        def residual(self, account: Explanation) -> Floats:
+        def residual(self, account):
             return super().residual(account) + noise
 
     scouts = Noisy(VANILLA)
@@ -163,13 +163,13 @@ def test_noise_gets_no_exact_account() -> None:
         assert scouts.cost(hypothesis.explanation) > 0.8 * now
 
 
-def test_one_path_is_enough() -> None:
+def test_one_path_is_enough():
     paths: Any = None
     scouts: Any = None
     assert list(position_hypotheses(Explanation(forward="int8"), paths, scouts, None)) == []
 
 
-def test_a_model_without_rotary_positions_is_not_asked_about_them() -> None:
+def test_a_model_without_rotary_positions_is_not_asked_about_them():
     """Learned positions are counted: there is none between two of them, and none after the last."""
     scouts = Asked("positions multiplied by 1.07")
     assert not scouts.hypotheses(rope=False)
@@ -185,13 +185,11 @@ def test_a_model_without_rotary_positions_is_not_asked_about_them() -> None:
         ([False, False], [5, 6], None),
     ],
 )
-def test_a_difference_begins_where_the_first_row_is_off(
-    off: list[bool], positions: list[int], begins: FirstOff | None
-) -> None:
+def test_a_difference_begins_where_the_first_row_is_off(off, positions, begins):
     assert first_off(np.array(off), np.array(positions)) == begins
 
 
-def test_positions_jump_at_the_boundary_and_stretch_from_the_start() -> None:
+def test_positions_jump_at_the_boundary_and_stretch_from_the_start():
     positions = torch.arange(4)
     assert jumped(2)(positions).tolist() == [0, 1, 3, 4]
     assert stretched(1.5)(positions).tolist() == [0, 1.5, 3, 4.5]

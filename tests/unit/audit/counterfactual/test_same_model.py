@@ -28,12 +28,9 @@ def observed(engine: Backend, sampling: SamplingParams = REQUESTED) -> list[Obse
     return [Observed(answer.completions[0], sampling) for answer in engine.generate(requests)]
 
 
-Look = Callable[[Backend], tuple[float | None, str | None]]
-
-
 @pytest.fixture
-def look(llama: ReferenceBackend) -> Look:
-    def run(engine: Backend) -> tuple[float | None, str | None]:
+def look(llama):
+    def run(engine):
         seen = observed(engine)
         stops = llama.facts.eos_token_ids
         measurements: list[Measurement] = measure(llama.teacher, seen, stops)
@@ -42,20 +39,20 @@ def look(llama: ReferenceBackend) -> Look:
     return run
 
 
-def test_the_same_model(llama: ReferenceBackend, look: Look) -> None:
+def test_the_same_model(llama, look):
     share, says = look(llama)
     assert share == pytest.approx(1, abs=0.15)
     assert says is None
 
 
-def test_another_architecture_with_the_same_tokens(look: Look) -> None:
+def test_another_architecture_with_the_same_tokens(look):
     share, says = look(ReferenceBackend("testbed:mistral"))
     assert share == pytest.approx(0, abs=0.15)
     assert says is not None
     assert "which no rounding does" in says
 
 
-def test_the_same_architecture_with_other_weights(llama: ReferenceBackend, look: Look) -> None:
+def test_the_same_architecture_with_other_weights(llama, look):
     share, says = look(resolve("weights/other-model:another-seed").inject(llama))
     assert share is not None
     assert share < 0.2
@@ -85,9 +82,7 @@ def one_step(model: torch.nn.Module) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("change", [one_step, lambda model: perturbed(model, 0)], ids=["step", "noise"])
-def test_weights_of_an_earlier_step_are_no_other_model(
-    llama: ReferenceBackend, look: Look, change: Callable[[torch.nn.Module], torch.nn.Module]
-) -> None:
+def test_weights_of_an_earlier_step_are_no_other_model(llama, look, change):
     share, says = look(with_model(llama, change))
     assert share is not None
     assert share > 0.8
@@ -95,25 +90,23 @@ def test_weights_of_an_earlier_step_are_no_other_model(
 
 
 @pytest.mark.parametrize("fault", ["path/rope:theta-of-another-family", "semantic/misbound-output:rotated"])
-def test_the_right_weights_used_wrongly_are_no_other_model(
-    llama: ReferenceBackend, look: Look, fault: str
-) -> None:
+def test_the_right_weights_used_wrongly_are_no_other_model(llama, look, fault):
     share, says = look(resolve(fault).inject(llama))
     assert share is not None
     assert share > 0.5
     assert says is None
 
 
-def test_numbers_alone_say_nothing(llama: ReferenceBackend, look: Look) -> None:
+def test_numbers_alone_say_nothing(llama, look):
     """Kinship looks at tokens: what is reported for them may be anything."""
     assert look(resolve("semantic/wrong-token:likeliest").inject(llama)) == look(llama)
 
 
-def test_a_model_that_ignores_its_context_has_no_kin(llama: ReferenceBackend) -> None:
+def test_a_model_that_ignores_its_context_has_no_kin(llama):
     class Flat:
         """Every token after every other, alike."""
 
-        def logits(self, sequences: list[list[int]], starts: list[int]) -> list[torch.Tensor]:
+        def logits(self, sequences, starts):
             return [torch.zeros(len(ids) - start, 512) for ids, start in zip(sequences, starts, strict=True)]
 
-    assert lead_left(Flat(), observed(llama), ()) is None  # type: ignore[arg-type]
+    assert lead_left(Flat(), observed(llama), ()) is None

@@ -48,14 +48,14 @@ def told(
 
 
 @pytest.mark.parametrize("truth", [0.5, 0.63, 0.69, 0.72, 0.77, 1.0])
-def test_a_temperature_near_the_requested_one_is_recovered(truth: float) -> None:
+def test_a_temperature_near_the_requested_one_is_recovered(truth):
     cost = valley("temperature", truth, 0.7)
     (value,) = fitted(told(cost, ExpectedSampling(0.7)), "temperature")
     assert value == pytest.approx(truth, abs=1e-4)
 
 
 @pytest.mark.parametrize("requested", [0.0, 0.01, 0.3, 1.0, 1.6])
-def test_a_temperature_of_one_is_recovered_whatever_was_requested(requested: float) -> None:
+def test_a_temperature_of_one_is_recovered_whatever_was_requested(requested):
     cost = valley("temperature", 1.0, requested, width=0.2)
     values = fitted(told(cost, ExpectedSampling(requested)), "temperature")
     assert values == ([] if requested == 1.0 else [pytest.approx(1.0)])
@@ -72,12 +72,12 @@ def test_a_temperature_of_one_is_recovered_whatever_was_requested(requested: flo
         ("frequency_penalty", 0.05, 0.0),
     ],
 )
-def test_a_penalty_is_recovered(name: str, truth: float, healthy: float) -> None:
+def test_a_penalty_is_recovered(name, truth, healthy):
     (value,) = fitted(told(valley(name, truth, healthy)), name)
     assert value == pytest.approx(truth, abs=1e-4)
 
 
-def test_a_round_number_is_preferred_where_it_does_as_well() -> None:
+def test_a_round_number_is_preferred_where_it_does_as_well():
     hypotheses = told(valley("temperature", 0.8999, 0.7, width=1.0), ExpectedSampling(0.7))
     assert fitted(hypotheses, "temperature") == [0.9]
     hypotheses = told(valley("temperature", 0.8333, 0.7, width=0.02), ExpectedSampling(0.8))
@@ -85,10 +85,10 @@ def test_a_round_number_is_preferred_where_it_does_as_well() -> None:
     assert value == pytest.approx(0.8333, abs=1e-5)
 
 
-def test_what_does_not_help_at_a_first_look_is_not_fitted() -> None:
+def test_what_does_not_help_at_a_first_look_is_not_fitted():
     asked = []
 
-    def cost(account: Explanation) -> float:
+    def cost(account):
         asked.append(account)
         return FLAT
 
@@ -98,7 +98,7 @@ def test_what_does_not_help_at_a_first_look_is_not_fitted() -> None:
     assert len(asked) < 60
 
 
-def test_every_reading_and_every_truncation_is_proposed_once() -> None:
+def test_every_reading_and_every_truncation_is_proposed_once():
     hypotheses = told()
     readings = {h.explanation.reported for h in hypotheses}
     assert {Reported.RAW, Reported.UNRENORMALISED} <= readings
@@ -110,7 +110,7 @@ def test_every_reading_and_every_truncation_is_proposed_once() -> None:
     assert len({repr(h.explanation) for h in hypotheses}) == len(hypotheses)
 
 
-def test_a_change_already_made_is_not_proposed_again() -> None:
+def test_a_change_already_made_is_not_proposed_again():
     account = Explanation(
         reported=Reported.RAW,
         pick=Pick.TOP,
@@ -123,7 +123,7 @@ def test_a_change_already_made_is_not_proposed_again() -> None:
         assert hypothesis.cause != "semantic/generation-config"
 
 
-def test_defaults_of_the_checkpoint_are_one_hypothesis_without_fitted_values() -> None:
+def test_defaults_of_the_checkpoint_are_one_hypothesis_without_fitted_values():
     defaults = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_new_tokens": 2048}
     (hypothesis,) = [h for h in told(expected=ExpectedSampling(1.0, defaults)) if "config" in h.cause]
     # max_new_tokens shapes no distribution, and no sampler takes it.
@@ -137,7 +137,7 @@ def test_defaults_of_the_checkpoint_are_one_hypothesis_without_fitted_values() -
     ("reported", "hiding"),
     [(Reported.AS_CONTRACTED, Reported.AS_REQUESTED), (Reported.RAW, Reported.RAW)],
 )
-def test_hidden_changes_leave_the_reported_numbers_alone(reported: Reported, hiding: Reported) -> None:
+def test_hidden_changes_leave_the_reported_numbers_alone(reported, hiding):
     cost = valley("temperature", 0.9, 1.0)
     hypotheses = list(hidden_hypotheses(Explanation(reported=reported), cost, ExpectedSampling()))
     assert {h.explanation.reported for h in hypotheses} == {hiding}
@@ -148,8 +148,8 @@ def test_hidden_changes_leave_the_reported_numbers_alone(reported: Reported, hid
 
 
 @pytest.mark.parametrize("truth", [1, 3, 12, 33, 64, 150])
-def test_the_number_of_likeliest_tokens_is_fitted_whatever_it_is(truth: int) -> None:
-    def cost(account: Explanation) -> float:
+def test_the_number_of_likeliest_tokens_is_fitted_whatever_it_is(truth):
+    def cost(account):
         count = account.sampling.get("top_k")
         if count is None or account.reported is not Reported.OVER_LIKELIEST:
             return FLAT
@@ -163,7 +163,7 @@ def test_the_number_of_likeliest_tokens_is_fitted_whatever_it_is(truth: int) -> 
     )
 
 
-def test_a_number_in_force_that_stands_on_no_model_card_is_fitted_too() -> None:
+def test_a_number_in_force_that_stands_on_no_model_card_is_fitted_too():
     hypotheses = told(valley("top_k", 12, 0, width=2.0))
     in_force = [
         h.explanation.sampling for h in hypotheses if h.explanation.reported is Reported.AS_CONTRACTED

@@ -9,7 +9,7 @@ import pytest
 from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.result import ProbeResult
 from zerodrift.backends.base import Capability
-from zerodrift.core.completion import Answer, Completion
+from zerodrift.core.completion import Answer
 from zerodrift.core.errors import BadAnswer
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.drift.gates import Gates
@@ -17,20 +17,16 @@ from zerodrift.records.verdict import Outcome
 
 REQUESTS = [Request(Prompt((10 + row, 4, 5)), SamplingParams(max_tokens=4, seed=row)) for row in range(4)]
 OUTPUT = (7, 8, 9, 10)
-Make = Callable[..., Completion]
-Engine = Callable[..., Any]
 Told = Callable[[Request, int, int], Sequence[float]]
 """(request, number of the call, requests in the call) to logprobs."""
 
 
 @pytest.fixture
-def engine(scripted: Engine, completion: Make) -> Callable[..., Any]:
+def engine(scripted, completion):
     """Reports `told`, and gives `output` for every request."""
 
-    def build(
-        told: Told, output: Callable[[Request, int], tuple[int, ...]] | None = None, **options: Any
-    ) -> Any:
-        def answer(request: Request, number: int) -> Answer:
+    def build(told, output=None, **options):
+        def answer(request, number):
             tokens = OUTPUT if output is None else output(request, number)
             values = told(request, number, played.batches[-1])
             fields = {"cached_tokens": options.get("cached", lambda _: 0)(number)}
@@ -65,7 +61,7 @@ class Truth:
 
 
 def run(name: str, engine: Any, gates: Gates, requests: Sequence[Request] = REQUESTS) -> ProbeResult:
-    return getattr(SelfConsistency(engine, Truth(), requests, gates, "salt"), name)()  # type: ignore[no-any-return]
+    return getattr(SelfConsistency(engine, Truth(), requests, gates, "salt"), name)()
 
 
 # When the other look is taken: after the first pass of four; in the call of four; in the second of two passes.
@@ -81,7 +77,7 @@ HITS = {"cached": lambda number: 2 if number % 8 >= 4 else 0}
 
 
 @pytest.mark.parametrize("name", list(SECOND))
-def test_equal_bits_pass(engine: Engine, gates: Gates, name: str) -> None:
+def test_equal_bits_pass(engine, gates, name):
     result = run(name, engine(steady, **HITS), gates)
     assert result.record.name == name
     assert result.record.status is Outcome.PASS
@@ -92,9 +88,7 @@ def test_equal_bits_pass(engine: Engine, gates: Gates, name: str) -> None:
 
 @pytest.mark.parametrize("name", list(SECOND))
 @pytest.mark.parametrize(("gap", "gating"), [(1e-6, False), (1e-3, True)])
-def test_a_difference_is_listed_and_gates_above_the_gate(
-    engine: Engine, gates: Gates, name: str, gap: float, gating: bool
-) -> None:
+def test_a_difference_is_listed_and_gates_above_the_gate(engine, gates, name, gap, gating):
     result = run(name, engine(off_by(gap, SECOND[name]), **HITS), gates)
     asked_once_more = gating and name != "repeat"
     assert result.record.evidence.get("changed") == (0 if asked_once_more else None)
@@ -108,9 +102,7 @@ def test_a_difference_is_listed_and_gates_above_the_gate(
 
 @pytest.mark.parametrize("name", ["batch", "cache"])
 @pytest.mark.parametrize("side", ["first", "second"])
-def test_what_comes_and_goes_is_not_the_comparisons(
-    engine: Engine, gates: Gates, name: str, side: str
-) -> None:
+def test_what_comes_and_goes_is_not_the_comparisons(engine, gates, name, side):
     """One wrong number in the whole probe, whichever side it falls on, and never again."""
     one = 1 if side == "first" else 6
     played = engine(off_by(1e-3, lambda number, together: number == one), **HITS)
@@ -121,16 +113,14 @@ def test_what_comes_and_goes_is_not_the_comparisons(
 
 
 @pytest.mark.parametrize("name", ["batch", "cache"])
-def test_what_starts_in_the_middle_is_not_the_comparisons(engine: Engine, gates: Gates, name: str) -> None:
+def test_what_starts_in_the_middle_is_not_the_comparisons(engine, gates, name):
     result = run(name, engine(off_by(1e-3, lambda number, together: number >= 5), **HITS), gates)
     assert result.causes[0].cause == "path/nondeterminism"
 
 
 @pytest.mark.parametrize(("said", "right"), [(-1.0, True), (-1.5, False)])
-def test_the_reference_says_whether_answers_alone_are_right(
-    engine: Engine, gates: Gates, said: float, right: bool
-) -> None:
-    def told(request: Request, number: int, together: int) -> Sequence[float]:
+def test_the_reference_says_whether_answers_alone_are_right(engine, gates, said, right):
+    def told(request, number, together):
         return (said if together == 1 else -2.0,) * 4
 
     result = run("batch", engine(told), gates)
@@ -148,13 +138,11 @@ def test_the_reference_says_whether_answers_alone_are_right(
         ("cache", Capability.CACHED_TOKENS),
     ],
 )
-def test_what_the_engine_cannot_do_is_not_judged(
-    engine: Engine, gates: Gates, name: str, lacks: Capability
-) -> None:
+def test_what_the_engine_cannot_do_is_not_judged(engine, gates, name, lacks):
     played = engine(steady, capabilities=frozenset(Capability) - {lacks})
     result = run(name, played, gates)
     assert result.record.status is Outcome.INCONCLUSIVE
-    assert "seed" in result.record.says or lacks.value in result.record.says
+    assert "seed" in result.record.message or lacks.value in result.record.message
     assert played.asked == []
 
 
@@ -163,9 +151,7 @@ def test_what_the_engine_cannot_do_is_not_judged(
     [lambda number: 0, lambda number: None, lambda number: 2],
     ids=["never", "unsaid", "already at the first time"],
 )
-def test_a_cache_that_was_not_hit_or_not_cold_is_vacuous(
-    engine: Engine, gates: Gates, cached: Callable[[int], int | None]
-) -> None:
+def test_a_cache_that_was_not_hit_or_not_cold_is_vacuous(engine, gates, cached):
     result = run("cache", engine(steady, cached=cached), gates)
     assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
 
@@ -174,7 +160,7 @@ def salts(played: Any) -> list[str | None]:
     return [request.prompt.cache_salt for request in played.asked]
 
 
-def test_salts_keep_caches_cold_where_they_should_be(engine: Engine, gates: Gates) -> None:
+def test_salts_keep_caches_cold_where_they_should_be(engine, gates):
     for name, asked in (("repeat", 6), ("batch", 8)):
         played = engine(steady)
         run(name, played, gates)
@@ -188,7 +174,7 @@ def test_salts_keep_caches_cold_where_they_should_be(engine: Engine, gates: Gate
     assert set(salts(played)) == {None}, "an engine without salts gets none"
 
 
-def test_batches_form_and_singles_are_single(engine: Engine, gates: Gates) -> None:
+def test_batches_form_and_singles_are_single(engine, gates):
     played = engine(steady)
     run("batch", played, gates)
     assert sorted(played.batches) == [1, 1, 1, 1, 4]
@@ -198,7 +184,7 @@ def test_batches_form_and_singles_are_single(engine: Engine, gates: Gates) -> No
 
 
 @pytest.mark.parametrize("name", list(SECOND))
-def test_no_usable_sample_is_a_bad_answer(scripted: Engine, gates: Gates, name: str) -> None:
+def test_no_usable_sample_is_a_bad_answer(scripted, gates, name):
     with pytest.raises(BadAnswer, match="no usable sample"):
         run(name, scripted(lambda request, number: Answer(())), gates)
 
@@ -220,9 +206,7 @@ def prefill_decode(
     ("decoded", "scored", "right", "gap"),
     [(-1.0, -1.0, True, 0.0), (-1.25, -1.0, True, 0.25), (-1.25, -1.5, False, 0.25)],
 )
-def test_the_reference_says_which_of_decode_and_prefill_is_right(
-    engine: Engine, gates: Gates, decoded: float, scored: float, right: bool, gap: float
-) -> None:
+def test_the_reference_says_which_of_decode_and_prefill_is_right(engine, gates, decoded, scored, right, gap):
     played = engine(lambda *_: (decoded,) * 4, scores=lambda ids: [scored] * (len(ids) - 1))
     result = prefill_decode(played, gates, Truth(-1.0))
     assert result.status is (Outcome.FAIL if gap else Outcome.PASS)
@@ -231,7 +215,7 @@ def test_the_reference_says_which_of_decode_and_prefill_is_right(
     assert (evidence["tokens"], evidence["mean"], evidence["prefill_is_right"]) == (16, gap, right)
 
 
-def test_what_every_probe_compares_with_is_asked_for_once(engine: Engine, gates: Gates) -> None:
+def test_what_every_probe_compares_with_is_asked_for_once(engine, gates):
     played = engine(ones)
     itself = SelfConsistency(played, Truth(), REQUESTS, gates, "salt")
     itself.repeat()
@@ -240,23 +224,21 @@ def test_what_every_probe_compares_with_is_asked_for_once(engine: Engine, gates:
     assert sorted(played.batches) == [1] * 6 + [4]
 
 
-def test_an_engine_that_cannot_score_is_not_judged(engine: Engine, gates: Gates) -> None:
+def test_an_engine_that_cannot_score_is_not_judged(engine, gates):
     played = engine(ones, capabilities=frozenset(Capability) - {Capability.SCORE})
     result = prefill_decode(played, gates, Truth())
     assert result.record.status is Outcome.INCONCLUSIVE
-    assert "does not score" in result.record.says
+    assert "does not score" in result.record.message
 
 
-def test_nothing_was_decoded(engine: Engine, gates: Gates) -> None:
+def test_nothing_was_decoded(engine, gates):
     result = prefill_decode(engine(lambda *_: (), lambda *_: ()), gates, Truth())
     assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
     assert np.isfinite([v for v in result.record.evidence.values() if isinstance(v, float)]).all()
 
 
 @pytest.mark.parametrize("name", list(SECOND))
-def test_numbers_that_differ_before_tokens_part_are_a_finding(
-    engine: Engine, gates: Gates, name: str
-) -> None:
+def test_numbers_that_differ_before_tokens_part_are_a_finding(engine, gates, name):
     """A cache that is read wrongly changes the first logprob, and the second token."""
     broken = engine(off_by(1e-3, SECOND[name]), lambda request, number: (7, 100 + number, 101, 102), **HITS)
     result = run(name, broken, gates)
@@ -266,9 +248,7 @@ def test_numbers_that_differ_before_tokens_part_are_a_finding(
 
 @pytest.mark.parametrize("name", list(SECOND))
 @pytest.mark.parametrize("first", [7, None], ids=["the first token alone is the same", "nothing is"])
-def test_an_engine_that_ignores_seeds_agrees_with_nothing(
-    engine: Engine, gates: Gates, name: str, first: int | None
-) -> None:
+def test_an_engine_that_ignores_seeds_agrees_with_nothing(engine, gates, name, first):
     """Too little in common is no ground for `every bit equal`."""
     anew = engine(steady, lambda request, number: (first or number, 100 + number, 101, 102), **HITS)
     result = run(name, anew, gates)
@@ -283,14 +263,7 @@ def test_an_engine_that_ignores_seeds_agrees_with_nothing(
         (OUTPUT[:3], (-1.0, -2.0, -3.0), 6, 0.0),
     ],
 )
-def test_tokens_that_both_have_are_compared(
-    engine: Engine,
-    gates: Gates,
-    second: tuple[int, ...],
-    told: tuple[float, ...],
-    tokens: int,
-    largest: float,
-) -> None:
+def test_tokens_that_both_have_are_compared(engine, gates, second, told, tokens, largest):
     played = engine(
         lambda request, number, together: (-1.0, -2.0, -3.0, -4.0) if number < 4 else told,
         lambda request, number: OUTPUT if number < 4 else second,

@@ -36,27 +36,27 @@ def causes(result: ProbeResult) -> list[str]:
     return [cause.cause for cause in result.causes]
 
 
-def test_a_sound_answer_passes(completion: Make) -> None:
+def test_a_sound_answer_passes(completion):
     result = judge(rollout(completion(SENT)), rollout(completion(OTHER), 1, OTHER))
     assert result.record.status is Outcome.PASS
     assert result.record.required
     assert result.record.evidence == {"completions": 2, "unreadable": 0, "ended": 0}
-    assert "how an end is told was not seen" in result.record.says
+    assert "how an end is told was not seen" in result.record.message
     assert result.causes == ()
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.ERROR])
-def test_an_output_that_the_engine_broke_off_is_no_answer(completion: Make, reason: FinishReason) -> None:
+def test_an_output_that_the_engine_broke_off_is_no_answer(completion, reason):
     result = judge(rollout(completion(SENT)), rollout(completion(OTHER, (), finish_reason=reason), 1, OTHER))
     assert result.record.status is Outcome.INCONCLUSIVE
     assert result.record.required
-    assert "1 of 2 outputs were broken off" in result.record.says
+    assert "1 of 2 outputs were broken off" in result.record.message
 
 
-def test_outputs_that_end_by_themselves_are_counted(completion: Make) -> None:
+def test_outputs_that_end_by_themselves_are_counted(completion):
     result = judge(rollout(completion(SENT, (4, EOS_ID), finish_reason=FinishReason.STOP)))
     assert result.record.evidence["ended"] == 1
-    assert "1 ended before the limit" in result.record.says
+    assert "1 ended before the limit" in result.record.message
 
 
 @pytest.mark.parametrize(
@@ -72,23 +72,21 @@ def test_outputs_that_end_by_themselves_are_counted(completion: Make) -> None:
         ((BOS_ID, 10, 98, 99), "semantic/retokenised"),
     ],
 )
-def test_a_prompt_seen_differently_is_classified_by_how(
-    completion: Make, seen: tuple[int, ...], cause: str
-) -> None:
+def test_a_prompt_seen_differently_is_classified_by_how(completion, seen, cause):
     rollouts = [rollout(completion(seen)), rollout(completion(OTHER), 1, OTHER)]
     result = judge(*rollouts)
     assert result.record.status is Outcome.FAIL
     assert causes(result) == [cause]
     assert result.causes[0].explained == 0.5
-    assert "in 1 of 2 prompts" in result.record.says
-    assert f"sent {len(SENT)} ids, saw {len(seen)}" in result.record.says
+    assert "in 1 of 2 prompts" in result.record.message
+    assert f"sent {len(SENT)} ids, saw {len(seen)}" in result.record.message
 
 
-def test_without_a_bos_token_nothing_is_blamed_on_it(completion: Make) -> None:
+def test_without_a_bos_token_nothing_is_blamed_on_it(completion):
     assert causes(judge(rollout(completion((BOS_ID, *SENT))), bos_token_id=None)) == ["semantic/retokenised"]
 
 
-def test_most_prompts_decide_how_they_were_changed(completion: Make) -> None:
+def test_most_prompts_decide_how_they_were_changed(completion):
     """Rotated outputs, the first of which happens to begin like the prompt it was handed to."""
     prompts = [(5,), (5, 6, 7), (8, 9), (10, 11, 12, 13), (14,)]
     rotated = [*prompts[1:], prompts[0]]
@@ -109,18 +107,16 @@ def test_most_prompts_decide_how_they_were_changed(completion: Make) -> None:
         ("engine/bad-answer", Outcome.INCONCLUSIVE, []),
     ],
 )
-def test_samples_that_cannot_be_read(
-    completion: Make, code: str, status: Outcome, expected: list[str]
-) -> None:
+def test_samples_that_cannot_be_read(completion, code, status, expected):
     bad = msgspec.structs.replace(rollout(None), problem=Problem(code, "logprobs[3] is nan"))
     result = judge(rollout(completion(SENT)), bad)
     assert result.record.status is status
     assert causes(result) == expected
-    assert "1 of 2 samples" in result.record.says
-    assert "logprobs[3] is nan" in result.record.says
+    assert "1 of 2 samples" in result.record.message
+    assert "logprobs[3] is nan" in result.record.message
 
 
-def test_nothing_came_back() -> None:
+def test_nothing_came_back():
     result = judge()
     assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
     assert result.record.required
@@ -141,7 +137,7 @@ def pair(
     ]
 
 
-def test_equal_samples_of_one_request_share_their_seed(completion: Make) -> None:
+def test_equal_samples_of_one_request_share_their_seed(completion):
     same, differ = (4, 5, 6, 7), (4, 5, 6, 8)
     assert causes(judge(*pair(completion, same, same))) == ["semantic/seed"]
     assert causes(judge(*pair(completion, same, differ))) == []
@@ -149,12 +145,12 @@ def test_equal_samples_of_one_request_share_their_seed(completion: Make) -> None
     assert causes(judge(*pair(completion, same, same, -1.0))) == []
 
 
-def test_equal_outputs_of_two_requests_are_no_matter(completion: Make) -> None:
+def test_equal_outputs_of_two_requests_are_no_matter(completion):
     rollouts = [rollout(completion(SENT, (4,) * 4, (-6.0,) * 4), index, max_tokens=4) for index in (0, 1)]
     assert causes(judge(*rollouts)) == []
 
 
-def test_one_sample_left_of_two_says_nothing_of_seeds(completion: Make) -> None:
+def test_one_sample_left_of_two_says_nothing_of_seeds(completion):
     first, _ = pair(completion, (4,) * 4, (4,) * 4)
     assert causes(judge(first)) == []
 
@@ -177,13 +173,7 @@ def test_one_sample_left_of_two_says_nothing_of_seeds(completion: Make) -> None:
         ((4,), FinishReason.ABORT, {}, None),
     ],
 )
-def test_the_end_of_an_output_is_the_end_it_claims(
-    completion: Make,
-    output: tuple[int, ...],
-    reason: FinishReason,
-    sampling: dict[str, Any],
-    words: str | None,
-) -> None:
+def test_the_end_of_an_output_is_the_end_it_claims(completion, output, reason, sampling, words):
     result = judge(rollout(completion(SENT, output, finish_reason=reason), **sampling))
     assert causes(result) == ([] if words is None else ["semantic/eos"])
     if words is not None:

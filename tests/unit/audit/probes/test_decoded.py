@@ -1,6 +1,6 @@
 """Decoding told from what is done to its numbers, on a model whose decoding is changed by hooks of this file."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,9 @@ from torch import nn
 from zerodrift.audit.plan import probe_requests
 from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.decoded import decoded_only
-from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer
 from zerodrift.core.request import Request
-from zerodrift.drift.gates import Gates
 from zerodrift.faults.damage import Damage, Damaged
 from zerodrift.faults.wrapper import FaultyBackend, clone, the_reference
 from zerodrift.records.evidence import AgreementEvidence
@@ -38,9 +36,7 @@ def pairs(off: Sequence[Sequence[float]]) -> list[tuple[Any, Any]]:
         ([[]] * 6, False),
     ],
 )
-def test_first_tokens_are_spared_and_nearly_all_others_are_not(
-    off: list[list[float]], only: bool, gates: Gates
-) -> None:
+def test_first_tokens_are_spared_and_nearly_all_others_are_not(off, only, gates):
     assert decoded_only(pairs(off), gates) is only
 
 
@@ -114,7 +110,7 @@ class _Repeating:
 
 
 @pytest.fixture(scope="module")
-def engine() -> ReferenceBackend:
+def engine():
     return ReferenceBackend("testbed:llama", dtype="float32")
 
 
@@ -132,14 +128,7 @@ def engine() -> ReferenceBackend:
     ],
     ids=["ahead", "behind", "e4m3", "e5m2", "unknown", "sound", "processed"],
 )
-def test_what_decoding_does_is_named_by_what_predicts_it(
-    engine: ReferenceBackend,
-    llama: ReferenceBackend,
-    gates: Gates,
-    plant: Callable[[Backend], Backend],
-    name: str,
-    only: bool,
-) -> None:
+def test_what_decoding_does_is_named_by_what_predicts_it(engine, llama, gates, plant, name, only):
     requests = probe_requests(llama.facts.vocab_size, 512, (), 3, 6, 48)
     result = SelfConsistency(plant(engine), llama, requests, gates, "salt").prefill_decode()
     assert [cause.cause for cause in result.causes] == [name]

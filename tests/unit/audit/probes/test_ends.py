@@ -61,7 +61,7 @@ def ends(engine: Any, llama: ReferenceBackend, **sampling: Any) -> LikelyEnds:
     return LikelyEnds(engine, llama, params, (), BAND, seed=3)
 
 
-def test_a_sound_engine_ends_as_often_as_it_should(llama: ReferenceBackend) -> None:
+def test_a_sound_engine_ends_as_often_as_it_should(llama):
     result = ends(llama, llama).ask()
     assert (result.status, result.causes) == (Outcome.PASS, ())
     assert isinstance(result.evidence, EndsEvidence)
@@ -71,25 +71,25 @@ def test_a_sound_engine_ends_as_often_as_it_should(llama: ReferenceBackend) -> N
     assert power.seen_from >= 0.5
 
 
-def test_an_end_that_is_avoided_is_found(llama: ReferenceBackend) -> None:
+def test_an_end_that_is_avoided_is_found(llama):
     """Of the ends 85 in 100 are drawn again: beyond what the power line promises to see."""
     result = ends(Reluctant(llama, llama.facts.eos_token_ids, 0.85), llama).ask()
     (cause,) = result.causes
     assert (result.status, cause.cause, cause.gating) == (Outcome.FAIL, "semantic/sampling-bias", True)
 
 
-def test_an_engine_that_takes_no_bias_is_asked_without(llama: ReferenceBackend) -> None:
+def test_an_engine_that_takes_no_bias_is_asked_without(llama):
     result = ends(WithoutBias(llama), llama, temperature=0.6).ask()
     assert isinstance(result.evidence, EndsEvidence)
     assert (result.status, result.evidence.bias) == (Outcome.PASS, None)
 
 
-def test_nothing_is_drawn_at_temperature_0(llama: ReferenceBackend) -> None:
+def test_nothing_is_drawn_at_temperature_0(llama):
     result = ends(llama, llama, temperature=0.0).ask()
     assert (result.status, result.required) == (Outcome.INCONCLUSIVE, False)
 
 
-def test_finished_exchanges_end_before_a_stop_token(llama: ReferenceBackend) -> None:
+def test_finished_exchanges_end_before_a_stop_token(llama):
     (mark,) = llama.tokenizer.encode("<|im_end|>", add_special_tokens=False)
     prefixes = before_ends(llama.tokenizer, [mark])
     assert all(prefix and prefix[-1] != mark for prefix in prefixes)
@@ -108,7 +108,7 @@ class OneAtOnce(FaultyBackend):
         return self.inner.generate(requests)
 
 
-def test_an_engine_that_draws_one_sample_at_a_time(llama: ReferenceBackend) -> None:
+def test_an_engine_that_draws_one_sample_at_a_time(llama):
     """The same seeds in other requests, a quarter of them: each costs as much as many samples of one request."""
     whole, single = ends(llama, llama).ask(), ends(OneAtOnce(llama), llama).ask()
     assert isinstance(whole.evidence, EndsEvidence)
@@ -117,11 +117,11 @@ def test_an_engine_that_draws_one_sample_at_a_time(llama: ReferenceBackend) -> N
 
 
 @pytest.mark.parametrize("seeded", [True, False])
-def test_no_two_samples_share_a_seed(llama: ReferenceBackend, seeded: bool) -> None:
+def test_no_two_samples_share_a_seed(llama, seeded):
     asked: list[Request] = []
 
     class Noting(FaultyBackend):
-        def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        def generate(self, requests):
             asked.extend(requests)
             return [Answer(()) for _ in requests]
 

@@ -22,11 +22,9 @@ from zerodrift.backends.base import Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.errors import BadAnswer, DigestMismatch
 from zerodrift.core.request import Prompt, Request, SamplingParams
-from zerodrift.drift.gates import Gates
 from zerodrift.records.baseline import BaselineHeader, BaselineRow
 from zerodrift.records.verdict import Outcome
 
-Engine = Callable[..., Any]
 GIVEN = [Given((1, 2, 3, 4), np.array([-1.0, -1.0])), Given((5, 6, 7), np.array([-1.0]))]
 
 
@@ -35,27 +33,25 @@ def scores(gap: float) -> Callable[[Sequence[int]], list[float]]:
 
 
 @pytest.mark.parametrize(("gap", "status"), [(0.0, Outcome.PASS), (1e-6, Outcome.PASS), (0.1, Outcome.FAIL)])
-def test_only_the_tokens_that_were_sampled_are_compared(
-    scripted: Engine, gates: Gates, gap: float, status: Outcome
-) -> None:
+def test_only_the_tokens_that_were_sampled_are_compared(scripted, gates, gap, status):
     result = given_tokens(scripted(None, scores=scores(gap)), GIVEN, gates)
     assert result.record.status is status
     assert result.record.evidence["tokens"] == 3
     assert result.record.evidence["mean"] == pytest.approx(gap)
 
 
-def test_the_prompt_does_not_count(scripted: Engine, gates: Gates) -> None:
+def test_the_prompt_does_not_count(scripted, gates):
     played = scripted(None, scores=lambda ids: [-9.0, *[-1.0] * (len(ids) - 2)])
     assert given_tokens(played, GIVEN, gates).record.status is Outcome.PASS
 
 
-def test_an_engine_that_cannot_score_is_not_judged(scripted: Engine, gates: Gates) -> None:
+def test_an_engine_that_cannot_score_is_not_judged(scripted, gates):
     played = scripted(None, capabilities=frozenset(Capability) - {Capability.SCORE})
     result = given_tokens(played, GIVEN, gates)
     assert (result.record.status, result.record.required) == (Outcome.INCONCLUSIVE, False)
 
 
-def test_numbers_that_are_none_are_a_bad_answer(scripted: Engine, gates: Gates) -> None:
+def test_numbers_that_are_none_are_a_bad_answer(scripted, gates):
     with pytest.raises(BadAnswer):
         given_tokens(scripted(None, scores=lambda ids: [float("nan")] * (len(ids) - 1)), GIVEN, gates)
 
@@ -64,7 +60,7 @@ def test_numbers_that_are_none_are_a_bad_answer(scripted: Engine, gates: Gates) 
 
 
 @pytest.fixture
-def header(llama: ReferenceBackend) -> BaselineHeader:
+def header(llama):
     return BaselineHeader(
         model="testbed:llama",
         weights=llama.version.digest or "",
@@ -76,25 +72,21 @@ def header(llama: ReferenceBackend) -> BaselineHeader:
 
 
 @pytest.fixture(scope="module")
-def sampled(llama: ReferenceBackend) -> list[Given]:
+def sampled(llama):
     requests = [Request(Prompt((0, 9 + row)), SamplingParams(max_tokens=4, seed=row)) for row in range(3)]
     return sampled_by(llama, requests)
 
 
-def test_fresh_samples_are_scored_by_the_reference(llama: ReferenceBackend, sampled: list[Given]) -> None:
+def test_fresh_samples_are_scored_by_the_reference(llama, sampled):
     for item, row in zip(sampled, llama.score([item.ids for item in sampled]), strict=True):
         assert np.allclose(item.logprobs, row[1:], atol=1e-12)
 
 
-def test_the_reference_still_says_what_it_said(
-    llama: ReferenceBackend, header: BaselineHeader, sampled: list[Given], gates: Gates
-) -> None:
+def test_the_reference_still_says_what_it_said(llama, header, sampled, gates):
     assert same_reference(llama, header, sampled, gates).record.status is Outcome.PASS
 
 
-def test_a_reference_that_moved_cannot_judge(
-    llama: ReferenceBackend, header: BaselineHeader, sampled: list[Given], gates: Gates
-) -> None:
+def test_a_reference_that_moved_cannot_judge(llama, header, sampled, gates):
     """Two thousandths of a nat, and another library than today's."""
     before = msgspec.structs.replace(
         header.reference, numeric={**header.reference.numeric, "transformers": "4.0"}
@@ -102,18 +94,18 @@ def test_a_reference_that_moved_cannot_judge(
     moved = [Given(item.ids, item.logprobs - 0.002) for item in sampled]
     result = same_reference(llama, msgspec.structs.replace(header, reference=before), moved, gates)
     assert (result.record.status, result.record.required) == (Outcome.INCONCLUSIVE, True)
-    assert "transformers 4.0 →" in result.record.says
+    assert "transformers 4.0 →" in result.record.message
     result = same_reference(llama, header, moved, gates)
-    assert "nothing that its fingerprint shows" in result.record.says
+    assert "nothing that its fingerprint shows" in result.record.message
 
 
-def test_other_weights_are_refused(llama: ReferenceBackend, header: BaselineHeader) -> None:
+def test_other_weights_are_refused(llama, header):
     check_weights(llama, header)
     with pytest.raises(DigestMismatch, match=r"record it again"):
         check_weights(llama, msgspec.structs.replace(header, weights="other"))
 
 
-def test_rows_come_from_all_over_the_file() -> None:
+def test_rows_come_from_all_over_the_file():
     rows = [
         BaselineRow(
             index=number,
@@ -159,9 +151,7 @@ class Scores:
         (lambda row: row, []),
     ],
 )
-def test_wrong_scores_are_held_against_what_reports_get_wrong(
-    llama: ReferenceBackend, gates: Gates, change: Callable[[list[float]], list[float]], names: list[str]
-) -> None:
+def test_wrong_scores_are_held_against_what_reports_get_wrong(llama, gates, change, names):
     prompts = [Prompt((40 + 3 * row, 17, 99 - row, 230)) for row in range(6)]
     asked = [
         Request(prompt, SamplingParams(max_tokens=12, seed=row, ignore_eos=True))

@@ -1,7 +1,6 @@
 """The head of a real model in bf16 and in fp32, behind a body in bf16 both times."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from zerodrift.audit.probes.head import head_precision
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer
 from zerodrift.core.errors import CapabilityMissing
-from zerodrift.core.request import Request
 from zerodrift.records.verdict import Outcome
 
 
@@ -27,17 +25,17 @@ class WideHead(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def requests() -> list[Request]:
+def requests():
     return probe_requests(512, 512, (0, 1, 2, 3), 0, 6, 60)
 
 
 @pytest.fixture(scope="module")
-def rounded() -> ReferenceBackend:
+def rounded():
     return ReferenceBackend("testbed:llama", dtype="bfloat16")
 
 
 @pytest.fixture(scope="module")
-def wide(rounded: ReferenceBackend) -> ReferenceBackend:
+def wide(rounded):
     engine = ReferenceBackend("testbed:llama", dtype="bfloat16")
     model = copy.deepcopy(rounded.model)
     model.set_output_embeddings(WideHead(model.get_output_embeddings()))
@@ -45,9 +43,7 @@ def wide(rounded: ReferenceBackend) -> ReferenceBackend:
     return engine
 
 
-def test_a_head_in_bf16_is_named_with_its_share(
-    rounded: ReferenceBackend, llama: ReferenceBackend, requests: list[Request]
-) -> None:
+def test_a_head_in_bf16_is_named_with_its_share(rounded, llama, requests):
     result = head_precision(rounded, llama, requests)
     (cause,) = result.causes
     assert (cause.cause, cause.gating) == ("path/head-precision", False)
@@ -58,29 +54,20 @@ def test_a_head_in_bf16_is_named_with_its_share(
     assert "bf16 numbers at" in cause.evidence
 
 
-def test_a_head_in_fp32_is_not(
-    wide: ReferenceBackend, llama: ReferenceBackend, requests: list[Request]
-) -> None:
+def test_a_head_in_fp32_is_not(wide, llama, requests):
     result = head_precision(wide, llama, requests)
     assert result.causes == ()
     assert result.record.status is Outcome.PASS
-    assert "the head is not rounded" in result.record.says
+    assert "the head is not rounded" in result.record.message
 
 
-def test_without_alternatives_nothing_is_seen(
-    llama: ReferenceBackend, scripted: Callable[..., Any], requests: list[Request]
-) -> None:
+def test_without_alternatives_nothing_is_seen(llama, scripted, requests):
     with pytest.raises(CapabilityMissing, match="top-logprobs"):
         head_precision(scripted(lambda request, number: None, capabilities=frozenset()), llama, requests)
 
 
-def test_alternatives_that_were_promised_and_do_not_come(
-    llama: ReferenceBackend,
-    scripted: Callable[..., Any],
-    completion: Callable[..., Any],
-    requests: list[Request],
-) -> None:
+def test_alternatives_that_were_promised_and_do_not_come(llama, scripted, completion, requests):
     engine = scripted(lambda request, number: Answer((completion(request.prompt.token_ids),)))
     result = head_precision(engine, llama, requests)
     assert result.record.status is Outcome.INCONCLUSIVE
-    assert "0 pairs" in result.record.says
+    assert "0 pairs" in result.record.message

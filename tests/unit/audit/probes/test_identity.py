@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,13 +13,13 @@ from zerodrift.faults.wrapper import FaultyBackend
 from zerodrift.records.verdict import Outcome
 
 
-def test_the_same_tokenizer(llama: ReferenceBackend) -> None:
+def test_the_same_tokenizer(llama):
     result = tokenizer(llama, llama)
     assert (result.record.status, result.causes) == (Outcome.PASS, ())
     assert result.record.evidence == {"texts": len(TEXTS), "differing": 0}
 
 
-def test_another_tokenizer_fails_with_an_example(llama: ReferenceBackend) -> None:
+def test_another_tokenizer_fails_with_an_example(llama):
     result = tokenizer(resolve("semantic/tokenizer").inject(llama), llama)
     (cause,) = result.causes
     assert (cause.cause, cause.gating) == ("semantic/tokenizer", True)
@@ -34,7 +34,7 @@ class Ending(FaultyBackend):
         return (*self.inner.tokenize(text), 1)
 
 
-def test_special_tokens_alone_are_listed(llama: ReferenceBackend) -> None:
+def test_special_tokens_alone_are_listed(llama):
     assert 1 in llama.tokenizer.all_special_ids
     result = tokenizer(Ending(llama), llama)
     (cause,) = result.causes
@@ -42,7 +42,7 @@ def test_special_tokens_alone_are_listed(llama: ReferenceBackend) -> None:
     assert result.record.status is Outcome.PASS, "the audit sends ids, and its numbers stand"
 
 
-def test_an_engine_that_shows_no_ids(llama: ReferenceBackend, scripted: Callable[..., Any]) -> None:
+def test_an_engine_that_shows_no_ids(llama, scripted):
     engine = scripted(lambda request, number: None)
     assert Capability.TOKENIZE not in engine.capabilities
     with pytest.raises(CapabilityMissing, match="which ids"):
@@ -64,9 +64,7 @@ class Refusing(FaultyBackend):
 
 
 @pytest.mark.parametrize(("known", "smaller"), [(range(256), True), (range(512), False), (range(0), False)])
-def test_a_smaller_vocabulary_is_told_from_any_other_refusal(
-    llama: ReferenceBackend, known: range, smaller: bool
-) -> None:
+def test_a_smaller_vocabulary_is_told_from_any_other_refusal(llama, known, smaller):
     cause = smaller_vocabulary(Refusing(llama, known), 512)
     assert (cause is not None) is smaller
     if cause is not None:

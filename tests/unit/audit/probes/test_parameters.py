@@ -23,7 +23,7 @@ Change = Callable[[SamplingParams], SamplingParams]
 
 
 @pytest.fixture(scope="module")
-def measurements(llama: ReferenceBackend) -> Sequence[Measurement]:
+def measurements(llama):
     prompts = generated(llama.tokenizer, llama.facts.vocab_size, 32, 12, 0)
     requests = parity_requests(prompts, SamplingParams(max_tokens=2), 12, 0)
     answers = llama.generate(requests)
@@ -70,7 +70,7 @@ def asked(
     return result
 
 
-def test_a_sound_engine_honours_all(llama: ReferenceBackend, measurements: Sequence[Measurement]) -> None:
+def test_a_sound_engine_honours_all(llama, measurements):
     result = asked(llama, llama, measurements)
     assert (result.status, result.causes, result.evidence.wrong) == (Outcome.PASS, (), "")
     assert result.evidence.asked.split(", ") == [each.name for each in PARAMETERS]
@@ -80,9 +80,7 @@ def test_a_sound_engine_honours_all(llama: ReferenceBackend, measurements: Seque
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_a_lowered_top_p_is_found_by_numbers_or_by_draws_alone(
-    llama: ReferenceBackend, measurements: Sequence[Measurement], raw: bool
-) -> None:
+def test_a_lowered_top_p_is_found_by_numbers_or_by_draws_alone(llama, measurements, raw):
     """Raw logprobs say nothing of it: then only which tokens come does."""
     engine = Otherwise(llama, lower_top_p, raw=raw)
     result = asked(engine, llama, measurements, "top_p")
@@ -103,9 +101,7 @@ def test_a_lowered_top_p_is_found_by_numbers_or_by_draws_alone(
         ("frequency_penalty", "semantic/sampling-bias"),
     ],
 )
-def test_a_parameter_that_is_dropped_is_named(
-    llama: ReferenceBackend, measurements: Sequence[Measurement], name: str, cause: str
-) -> None:
+def test_a_parameter_that_is_dropped_is_named(llama, measurements, name, cause):
     result = asked(Otherwise(llama, without(name)), llama, measurements, name)
     assert result.evidence.wrong == name
     assert [(each.cause, each.gating) for each in result.causes] == [(cause, False)]
@@ -116,21 +112,17 @@ class Refusing(FaultyBackend):
         raise EngineRefused("400: min_p")
 
 
-def test_what_the_engine_does_not_take_is_not_blamed(
-    llama: ReferenceBackend, measurements: Sequence[Measurement]
-) -> None:
+def test_what_the_engine_does_not_take_is_not_blamed(llama, measurements):
     result = AskParameters(Refusing(llama), llama, SamplingParams(), measurements, BAND, 0).ask()
     assert (result.status, result.required, result.causes) == (Outcome.INCONCLUSIVE, False, ())
 
 
-def test_the_temperature_is_another_than_the_run_s(
-    llama: ReferenceBackend, measurements: Sequence[Measurement]
-) -> None:
+def test_the_temperature_is_another_than_the_run_s(llama, measurements):
     own = AskParameters(llama, llama, SamplingParams(temperature=0.6), measurements, BAND, 0)
     assert own._parameters()[0] == HOTTER
     assert len(own._parameters()) == len(PARAMETERS)
 
 
-def test_without_a_short_prompt_nothing_is_asked(llama: ReferenceBackend) -> None:
+def test_without_a_short_prompt_nothing_is_asked(llama):
     result = AskParameters(llama, llama, SamplingParams(), (), BAND, 0).ask()
     assert (result.status, result.required) == (Outcome.INCONCLUSIVE, False)

@@ -1,5 +1,3 @@
-from collections.abc import Callable, Sequence
-
 import numpy as np
 import pytest
 
@@ -7,11 +5,8 @@ from zerodrift.audit.probes.parity import drawn_again, samples
 from zerodrift.audit.probes.result import ProbeResult, answered
 from zerodrift.drift import sampling
 from zerodrift.drift.sampling import Sampling
-from zerodrift.drift.tokens import TokenTable
 from zerodrift.records.evidence import SamplingEvidence
 from zerodrift.records.verdict import Outcome, Probe
-
-Table = Callable[[Sequence[np.ndarray]], TokenTable]
 
 
 @pytest.mark.parametrize(
@@ -24,9 +19,7 @@ Table = Callable[[Sequence[np.ndarray]], TokenTable]
     ],
     ids=["an audit", "a dump, which has no such option", "nothing to draw more of", "no doubt"],
 )
-def test_more_samples_are_asked_for_by_whoever_can(
-    tested: Sampling, option: str, told: str, table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_samples_are_asked_for_by_whoever_can(tested, option, told, table, monkeypatch):
     monkeypatch.setattr(sampling, "fidelity", lambda _: tested)
     assert samples(table([np.zeros(2)]), greedy=False, to_have_more=option).message == told
 
@@ -47,13 +40,13 @@ def drawn(outcome: Outcome, p: float) -> ProbeResult:
         (drawn(Outcome.PASS, 1.0), Outcome.PASS),
     ],
 )
-def test_a_doubt_is_settled_by_samples_of_their_own(more: ProbeResult, settled: Outcome) -> None:
+def test_a_doubt_is_settled_by_samples_of_their_own(more, settled):
     judged = drawn_again(drawn(Outcome.INCONCLUSIVE, 3e-5), more)
     assert judged.status is settled
     assert judged.required
     assert "(--trials)" not in judged.message
 
 
-def test_a_doubt_stays_where_no_more_can_be_drawn(table: Table) -> None:
+def test_a_doubt_stays_where_no_more_can_be_drawn(table):
     doubtful = drawn(Outcome.INCONCLUSIVE, 3e-5)
     assert drawn_again(doubtful, samples(table([np.zeros(2)]), greedy=False)) == doubtful

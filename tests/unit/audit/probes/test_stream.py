@@ -18,8 +18,6 @@ from zerodrift.records.verdict import Outcome
 
 REQUESTS = [Request(Prompt((10 + row, 4, 5)), SamplingParams(max_tokens=4, seed=row)) for row in range(4)]
 OUTPUT, TOLD = (7, 8, 9, 10), (-1.0, -2.0, -3.0, -4.0)
-Make = Callable[..., Completion]
-Engine = Callable[..., Any]
 
 
 class Truth:
@@ -32,22 +30,15 @@ def run(engine: Any, gates: Gates) -> ProbeResult:
 
 
 @pytest.fixture
-def engine(scripted: Engine, completion: Make) -> Callable[..., Any]:
+def engine(scripted, completion):
     """Answers OUTPUT and TOLD, less `noise` per call; the stream makes of it what `change` says."""
 
-    def build(
-        change: Callable[[Request, Completion], Completion | Problem] = lambda _, each: each,
-        *,
-        noise: float = 0.0,
-        pieces: int = 4,
-        end: FinishReason = FinishReason.LENGTH,
-        **options: Any,
-    ) -> Any:
-        def answer(request: Request, number: int) -> Answer:
+    def build(change=lambda _, each: each, *, noise=0.0, pieces=4, end=FinishReason.LENGTH, **options):
+        def answer(request, number):
             told = tuple(value - noise * number for value in TOLD)
             return Answer((completion(request.prompt.token_ids, OUTPUT, told, finish_reason=end),))
 
-        def pieced(request: Request, answer: Answer) -> Answer:
+        def pieced(request, answer):
             made = change(request, answer.completions[0])
             if isinstance(made, Problem):
                 return Answer((), (made,), pieces)
@@ -77,11 +68,11 @@ def first_only(change: Any) -> Callable[[Request, Completion], Completion]:
     return lambda request, each: change(request, each) if request.sampling.seed == 0 else each
 
 
-def test_a_healthy_engine_passes_and_says_how_many_pieces(engine: Engine, gates: Gates) -> None:
+def test_a_healthy_engine_passes_and_says_how_many_pieces(engine, gates):
     played = engine()
     result = run(played, gates)
     assert (result.record.name, result.record.status, result.causes) == ("stream", Outcome.PASS, ())
-    assert result.record.says == "16 tokens, every bit equal, in 16 pieces"
+    assert result.record.message == "16 tokens, every bit equal, in 16 pieces"
     assert result.record.evidence["pieces"] == 16
     assert played.batches == [1] * 8, "alone, and asked twice: nothing was doubted"
     assert len({request.prompt.cache_salt for request in played.asked}) == 8, "no cache is warm"
@@ -102,13 +93,11 @@ def test_a_healthy_engine_passes_and_says_how_many_pieces(engine: Engine, gates:
     ids=["lost", "repeated", "finish reason", "prompt", "logprobs lost"],
 )
 @pytest.mark.parametrize("noise", [0.0, 1e-3])
-def test_what_no_rounding_explains_fails(
-    engine: Engine, gates: Gates, change: Any, says: str, noise: float
-) -> None:
+def test_what_no_rounding_explains_fails(engine, gates, change, says, noise):
     """Also where the engine does not repeat itself, and where one stream of four is broken."""
     result = run(engine(change, noise=noise), gates)
     assert result.record.status is Outcome.FAIL
-    assert f"4 of 4 answers are broken where they are streamed: {says}" in result.record.says
+    assert f"4 of 4 answers are broken where they are streamed: {says}" in result.record.message
     [cause] = result.causes
     assert (cause.cause, cause.gating, cause.explained) == ("semantic/streaming", True, 1.0)
     assert '"stream": false' in cause.fix
@@ -117,26 +106,24 @@ def test_what_no_rounding_explains_fails(
     assert some.causes[0].explained == 0.25
 
 
-def test_no_sample_at_all(engine: Engine, gates: Gates, scripted: Engine, completion: Make) -> None:
+def test_no_sample_at_all(engine, gates, scripted, completion):
     played = engine()
     played.stream = lambda requests: [Answer(())] * len(requests)
     result = run(played, gates)
     assert result.record.status is Outcome.FAIL
-    assert "no sample came" in result.record.says
+    assert "no sample came" in result.record.message
 
 
 @pytest.mark.parametrize("end", [FinishReason.STOP, FinishReason.LENGTH])
-def test_other_tokens_of_an_engine_that_repeats_itself_are_the_streams(
-    engine: Engine, gates: Gates, end: FinishReason
-) -> None:
+def test_other_tokens_of_an_engine_that_repeats_itself_are_the_streams(engine, gates, end):
     ids = (7, 11, 12, 13) if end is FinishReason.LENGTH else (7, 8, 10)
     result = run(engine(cut(ids, end=end), end=end), gates)
     assert result.record.status is Outcome.FAIL
-    assert result.record.says == "4 of 4 answers have other tokens where they are streamed"
+    assert result.record.message == "4 of 4 answers have other tokens where they are streamed"
     assert [cause.cause for cause in result.causes] == ["semantic/streaming"]
 
 
-def test_rounding_that_parts_tokens_is_not(engine: Engine, gates: Gates) -> None:
+def test_rounding_that_parts_tokens_is_not(engine, gates):
     """One token in some hundreds falls otherwise where numbers differ in their last bits."""
     result = run(engine(first_only(cut((7, 8, 11, 12))), noise=1e-9), gates)
     assert result.record.status is Outcome.PASS
@@ -144,47 +131,43 @@ def test_rounding_that_parts_tokens_is_not(engine: Engine, gates: Gates) -> None
     assert [(cause.cause, cause.gating) for cause in result.causes] == [("semantic/streaming", False)]
 
 
-def test_numbers_that_do_not_repeat_themselves_whole_either_come_and_go(engine: Engine, gates: Gates) -> None:
+def test_numbers_that_do_not_repeat_themselves_whole_either_come_and_go(engine, gates):
     result = run(engine(changed(logprobs=(-1.0, -1.0, -2.0, -3.0)), noise=0.1), gates)
     assert result.status is Outcome.FAIL
     assert [cause.cause for cause in result.causes] == ["path/nondeterminism"]
 
 
 @pytest.mark.parametrize("change", [cut((7, 8, 11, 12))])
-def test_an_engine_that_does_not_repeat_itself_proves_nothing(
-    engine: Engine, gates: Gates, change: Any
-) -> None:
+def test_an_engine_that_does_not_repeat_itself_proves_nothing(engine, gates, change):
     result = run(engine(change, noise=0.1), gates)
     assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
-    assert "does not repeat itself whole either" in result.record.says
+    assert "does not repeat itself whole either" in result.record.message
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-9])
 @pytest.mark.parametrize(("gap", "gating"), [(1e-6, False), (1e-3, True)])
-def test_other_numbers_are_listed_and_gate_above_the_gate(
-    engine: Engine, gates: Gates, gap: float, gating: bool, noise: float
-) -> None:
+def test_other_numbers_are_listed_and_gate_above_the_gate(engine, gates, gap, gating, noise):
     played = engine(changed(logprobs=tuple(value - gap for value in TOLD)), noise=noise)
     result = run(played, gates)
     assert result.record.status is (Outcome.FAIL if gating else Outcome.PASS)
     assert [(cause.cause, cause.gating) for cause in result.causes] == [("semantic/streaming", gating)]
-    assert "16 of 16 tokens differ" in result.record.says
-    assert result.record.says.endswith("in 16 pieces")
+    assert "16 of 16 tokens differ" in result.record.message
+    assert result.record.message.endswith("in 16 pieces")
 
 
-def test_one_piece_is_no_stream(engine: Engine, gates: Gates) -> None:
+def test_one_piece_is_no_stream(engine, gates):
     result = run(engine(pieces=1), gates)
     assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
-    assert "in one piece" in result.record.says
+    assert "in one piece" in result.record.message
 
 
 @pytest.mark.parametrize("lacks", [Capability.SEED, Capability.STREAM])
-def test_what_the_engine_cannot_do_is_not_judged(engine: Engine, gates: Gates, lacks: Capability) -> None:
+def test_what_the_engine_cannot_do_is_not_judged(engine, gates, lacks):
     played = engine(capabilities=frozenset(Capability) - {lacks})
     result = run(played, gates)
     assert result.record.status is Outcome.INCONCLUSIVE
     assert not result.record.required
-    assert result.record.says == f"the engine does not offer: {lacks}"
+    assert result.record.message == f"the engine does not offer: {lacks}"
     assert played.asked == []
 
 
@@ -195,23 +178,23 @@ def raising(error: Exception) -> Callable[..., Any]:
     return fail
 
 
-def test_a_stream_that_cannot_be_put_together_fails(engine: Engine, gates: Gates) -> None:
+def test_a_stream_that_cannot_be_put_together_fails(engine, gates):
     played = engine()
     played.stream = raising(BadAnswer("/v1/completions went on with sample 0 after it had ended"))
     result = run(played, gates)
     assert result.record.status is Outcome.FAIL
     assert [cause.cause for cause in result.causes] == ["semantic/streaming"]
-    assert "went on with sample 0" in result.record.says
+    assert "went on with sample 0" in result.record.message
 
 
-def test_an_engine_that_dies_is_not_a_stream_that_lies(engine: Engine, gates: Gates) -> None:
+def test_an_engine_that_dies_is_not_a_stream_that_lies(engine, gates):
     played = engine()
     played.stream = raising(EngineUnreachable("nobody there"))
     with pytest.raises(EngineUnreachable):
         run(played, gates)
 
 
-def test_whole_answers_come_first(engine: Engine, gates: Gates) -> None:
+def test_whole_answers_come_first(engine, gates):
     """Where an engine cannot be read at all, its streams are not to blame."""
     played = engine()
     played.answer = lambda request, number: Answer(())

@@ -23,7 +23,7 @@ def templated(llama: ReferenceBackend, old: str, new: str) -> ReferenceBackend:
     return engine
 
 
-def test_the_same_template(llama: ReferenceBackend) -> None:
+def test_the_same_template(llama):
     result = chat_template(llama, llama)
     assert (result.status, result.causes) == (Outcome.PASS, ())
     assert result.record.evidence == {"conversations": len(CONVERSATIONS), "differing": 0}
@@ -47,9 +47,7 @@ def test_the_same_template(llama: ReferenceBackend) -> None:
         ("'<|im_end|>' + '\n'", "'<|im_end|>'", 9),
     ],
 )
-def test_another_template_is_named_with_the_first_difference(
-    llama: ReferenceBackend, old: str, new: str, differing: int
-) -> None:
+def test_another_template_is_named_with_the_first_difference(llama, old, new, differing):
     result = chat_template(templated(llama, old, new), llama)
     (cause,) = result.causes
     assert (cause.cause, cause.gating, result.status) == ("semantic/template", True, Outcome.FAIL)
@@ -58,7 +56,7 @@ def test_another_template_is_named_with_the_first_difference(
     assert shown in result.message
 
 
-def test_a_bos_that_is_added_to_chat_is_named_as_such(llama: ReferenceBackend) -> None:
+def test_a_bos_that_is_added_to_chat_is_named_as_such(llama):
     bos = llama.tokenizer.bos_token
     engine = templated(llama, "{% for", "{{ '" + bos + "' }}{% for")
     (cause,) = chat_template(engine, llama).causes
@@ -78,7 +76,7 @@ class Partly(FaultyBackend):
         return self.inner.render_chat(messages, generation_prompt=generation_prompt)
 
 
-def test_what_the_engine_refuses_is_counted_and_not_blamed(llama: ReferenceBackend) -> None:
+def test_what_the_engine_refuses_is_counted_and_not_blamed(llama):
     engine = Partly(llama, lambda messages, begin: begin, EngineRefused)
     result = chat_template(engine, llama)
     assert (result.status, result.causes) == (Outcome.PASS, ())
@@ -89,7 +87,7 @@ def test_what_the_engine_refuses_is_counted_and_not_blamed(llama: ReferenceBacke
         chat_template(Partly(llama, lambda *_: False, EngineUnreachable), llama)
 
 
-def test_a_template_that_takes_no_system_message_is_compared_by_the_others(llama: ReferenceBackend) -> None:
+def test_a_template_that_takes_no_system_message_is_compared_by_the_others(llama):
     strict = "{% for message in messages %}{% if message['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}"
     both = templated(llama, "{% for message in messages %}", strict)
     both.tokenizer = both.own_tokenizer
@@ -97,9 +95,7 @@ def test_a_template_that_takes_no_system_message_is_compared_by_the_others(llama
     assert result.record.evidence == {"conversations": len(CONVERSATIONS) - 1, "differing": 0}
 
 
-def test_where_there_is_nothing_to_ask_it_is_said(
-    llama: ReferenceBackend, scripted: Callable[..., Any]
-) -> None:
+def test_where_there_is_nothing_to_ask_it_is_said(llama, scripted):
     engine = scripted(lambda request, number: None)
     assert Capability.TOKENIZE not in engine.capabilities
     with pytest.raises(CapabilityMissing):

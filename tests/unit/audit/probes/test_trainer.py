@@ -10,7 +10,6 @@ from zerodrift import models
 from zerodrift.audit.probes.result import ProbeResult
 from zerodrift.audit.probes.trainer import trainer
 from zerodrift.backends.reference import ReferenceBackend
-from zerodrift.drift.gates import Gates
 from zerodrift.faults.registry import resolve
 from zerodrift.records.verdict import Outcome
 
@@ -25,25 +24,20 @@ class Trainer:
 
 
 @pytest.fixture(scope="module")
-def sequences() -> list[tuple[int, ...]]:
+def sequences():
     rng = np.random.default_rng(0)
     return [tuple(rng.integers(4, 500, 30 + row).tolist()) for row in range(10)]
 
 
 @pytest.fixture
-def judge(
-    llama: ReferenceBackend, gates: Gates, sequences: list[tuple[int, ...]]
-) -> Callable[[Scores], ProbeResult]:
+def judge(llama, gates, sequences):
     return lambda score: trainer(Trainer(score), llama, sequences, gates)
-
-
-Judge = Callable[[Scores], ProbeResult]
 
 
 def cause(result: ProbeResult) -> str:
     assert result.record.status is Outcome.FAIL
     (only,) = result.causes
-    assert only.evidence == result.record.says
+    assert only.evidence == result.record.message
     return only.cause
 
 
@@ -54,23 +48,21 @@ def changed(llama: ReferenceBackend, change: Callable[[int, np.ndarray], np.ndar
     ]
 
 
-def test_the_references_own_scores_pass(llama: ReferenceBackend, judge: Judge) -> None:
+def test_the_references_own_scores_pass(llama, judge):
     result = judge(llama.score)
     assert result.record.status is Outcome.PASS
     assert result.record.evidence["mean"] == 0.0
     assert result.record.evidence["tokens"] == sum(29 + row for row in range(10))
 
 
-def test_a_few_tokens_decide_nothing(
-    llama: ReferenceBackend, gates: Gates, sequences: list[tuple[int, ...]]
-) -> None:
+def test_a_few_tokens_decide_nothing(llama, gates, sequences):
     result = trainer(llama, llama, sequences[:2], gates)
     assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
 
 
-def test_packed_sequences_that_see_each_other(llama: ReferenceBackend, judge: Judge) -> None:
+def test_packed_sequences_that_see_each_other(llama, judge):
     @torch.no_grad()
-    def packed(batch: Sequence[Sequence[int]]) -> list[list[float]]:
+    def packed(batch):
         ids = torch.tensor([[token for sequence in batch for token in sequence]])
         positions = torch.cat([torch.arange(len(sequence)) for sequence in batch])[None]
         mask = torch.ones_like(ids)
@@ -89,19 +81,19 @@ def test_packed_sequences_that_see_each_other(llama: ReferenceBackend, judge: Ju
     assert result.causes[0].explained > 0.99
 
 
-def test_weights_in_bf16_are_not_called_autocast(judge: Judge) -> None:
+def test_weights_in_bf16_are_not_called_autocast(judge):
     narrow = ReferenceBackend("testbed:llama", dtype="bfloat16")
     assert cause(judge(narrow.score)) == "trainer/precision"
 
 
-def test_autocast_is_named_where_it_is(judge: Judge) -> None:
+def test_autocast_is_named_where_it_is(judge):
     cast = resolve("trainer/autocast").scorer(models.load("testbed:llama"))
     assert cause(judge(cast.score)) == "trainer/autocast"
 
 
 @pytest.mark.parametrize("temperature", [0.7, 0.95, 1.3])
-def test_a_scorer_at_a_temperature(llama: ReferenceBackend, judge: Judge, temperature: float) -> None:
-    def tempered(batch: Sequence[Sequence[int]]) -> list[list[float]]:
+def test_a_scorer_at_a_temperature(llama, judge, temperature):
+    def tempered(batch):
         rows = llama.teacher.logits(batch, [1] * len(batch))
         return [
             torch.log_softmax(row / temperature, dim=-1)[range(len(ids) - 1), list(ids[1:])].tolist()
@@ -113,11 +105,11 @@ def test_a_scorer_at_a_temperature(llama: ReferenceBackend, judge: Judge, temper
     assert result.causes[0].explained > 0.99
 
 
-def test_one_sequence_that_comes_out_differently_each_time(llama: ReferenceBackend, gates: Gates) -> None:
+def test_one_sequence_that_comes_out_differently_each_time(llama, gates):
     """Right alone and wrong together, with nothing to be together with."""
     calls = []
 
-    def moody(batch: Sequence[Sequence[int]]) -> list[list[float]]:
+    def moody(batch):
         calls.append(batch)
         return [[value - 0.5 * (len(calls) == 1) for value in row] for row in llama.score(batch)]
 
@@ -141,7 +133,5 @@ def test_one_sequence_that_comes_out_differently_each_time(llama: ReferenceBacke
         (lambda place, row: row - 3.0 * (np.arange(len(row)) == len(row) - 1) * (place == 0), "unexplained"),
     ],
 )
-def test_what_is_done_to_each_row_is_named(
-    llama: ReferenceBackend, judge: Judge, change: Callable[[int, np.ndarray], np.ndarray], named: str
-) -> None:
+def test_what_is_done_to_each_row_is_named(llama, judge, change, named):
     assert cause(judge(changed(llama, change))) == named

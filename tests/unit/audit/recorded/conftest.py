@@ -1,9 +1,6 @@
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import pytest
 
-from zerodrift.audit.blame import Blame, Blamed
+from zerodrift.audit.blame import Blame
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.records.dump import Dump
@@ -12,10 +9,10 @@ from zerodrift.records.recorded import RecordedRollout
 
 
 @pytest.fixture
-def rollout() -> Callable[..., RecordedRollout]:
+def rollout():
     """A rollout of three tokens, with whatever is asked for."""
 
-    def make(**fields: Any) -> RecordedRollout:
+    def make(**fields):
         values = {"source": "d", "line": 1, "prompt": (1,), "output": (2, 3, 4), "sampling": SamplingParams()}
         output = fields.get("output", values["output"])
         return RecordedRollout(**{**values, "logprobs": (-1.0,) * len(output), **fields})
@@ -24,22 +21,20 @@ def rollout() -> Callable[..., RecordedRollout]:
 
 
 @pytest.fixture(scope="session")
-def reference() -> ReferenceBackend:
+def reference():
     return ReferenceBackend("testbed:llama")
 
 
 @pytest.fixture(scope="session")
-def engine() -> ReferenceBackend:
+def engine():
     return ReferenceBackend("testbed:llama", dtype="float32", batch=32)
 
 
 @pytest.fixture(scope="session")
-def sampled() -> Callable[..., list[RecordedRollout]]:
+def sampled():
     """One rollout of each prompt, of 16 to 20 tokens, six of them in a step."""
 
-    def sample(
-        engine: ReferenceBackend, prompts: Sequence[tuple[int, ...]], seed: int = 0
-    ) -> list[RecordedRollout]:
+    def sample(engine, prompts, seed=0):
         requests = [
             Request(
                 Prompt(prompt),
@@ -65,8 +60,8 @@ def sampled() -> Callable[..., list[RecordedRollout]]:
 
 
 @pytest.fixture(scope="session")
-def judged() -> Callable[..., Blamed]:
-    def judge(rollouts: list[RecordedRollout], reference: ReferenceBackend, **options: Any) -> Blamed:
+def judged():
+    def judge(rollouts, reference, **options):
         dump = Dump(format=DumpFormat.PLAIN, rollouts=tuple(rollouts), lines=len(rollouts))
         return Blame(dump=dump, reference=reference, **options).run()
 

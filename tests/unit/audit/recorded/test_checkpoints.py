@@ -24,13 +24,13 @@ def rollout(step: int | None) -> RecordedRollout:
         ("a{step}/b{step}", "a7/b7"),
     ],
 )
-def test_the_step_stands_where_it_is_written(pattern: str, path: str) -> None:
+def test_the_step_stands_where_it_is_written(pattern, path):
     checkpoints = per_step(pattern)
     assert checkpoints is not None
     assert checkpoints.at(7) == Path(path)
 
 
-def test_one_checkpoint_has_no_place_for_a_step(tmp_path: Path) -> None:
+def test_one_checkpoint_has_no_place_for_a_step(tmp_path):
     assert per_step("testbed:llama") is None
     odd = tmp_path / "{odd}"
     odd.mkdir()
@@ -39,7 +39,7 @@ def test_one_checkpoint_has_no_place_for_a_step(tmp_path: Path) -> None:
         per_step("ckpt/{stap}")
 
 
-def test_a_missing_checkpoint_is_refused_by_name_with_what_is_there(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_refused_by_name_with_what_is_there(tmp_path):
     for name in ("step_9", "step_10", "step_x", "step_[2]"):
         (tmp_path / name).mkdir()
     checkpoints = Checkpoints(f"{tmp_path}/step_{{step}}")

@@ -34,7 +34,7 @@ def cause(name: str, explained: float = 1.0) -> CauseFound:
     return found(name, "vllm", FoundBy.VALUE, f"evidence of {name}", explained=explained, gating=True)
 
 
-def test_nobody_is_guilty() -> None:
+def test_nobody_is_guilty():
     healthy = sides(trainer=True)
     results = [answered(Probe.DUMP, Outcome.PASS, "read", required=True), *healthy.results]
     concluded = conclude(healthy, results, (), same_numbers=False)
@@ -74,14 +74,14 @@ def test_nobody_is_guilty() -> None:
         (sides(engine=False, trainer=False), "weights/stale", "weight sync and trainer", "each leaves"),
     ],
 )
-def test_the_side_that_left(judged: Sides, name: str, guilty: str, words: str) -> None:
+def test_the_side_that_left(judged, name, guilty, words):
     concluded = conclude(judged, judged.results, (cause(name),), same_numbers=False)
     assert (concluded.verdict, concluded.guilty) == (Outcome.FAIL, guilty)
     assert concluded.message == CAUSES[name].message
     assert words in side_in_words(guilty, judged)
 
 
-def test_sentences_about_engines_are_not_said_of_a_trainer() -> None:
+def test_sentences_about_engines_are_not_said_of_a_trainer():
     judged = sides(trainer=False)
     concluded = conclude(judged, judged.results, (cause("semantic/off-by-one"),), same_numbers=False)
     assert concluded.message == (
@@ -89,7 +89,7 @@ def test_sentences_about_engines_are_not_said_of_a_trainer() -> None:
     )
 
 
-def test_a_failure_without_a_name() -> None:
+def test_a_failure_without_a_name():
     judged = sides(engine=False)
     concluded = conclude(judged, judged.results, (), same_numbers=False)
     assert (concluded.verdict, concluded.guilty, concluded.message) == (Outcome.FAIL, "engine", "says")
@@ -105,7 +105,7 @@ def test_a_failure_without_a_name() -> None:
         ((cause("semantic/raw-logprobs"),), False),
     ],
 )
-def test_two_that_agree_against_the_checkpoint(causes: tuple[CauseFound, ...], odd: bool) -> None:
+def test_two_that_agree_against_the_checkpoint(causes, odd):
     judged = sides(engine=False, trainer=False)
     concluded = conclude(judged, judged.results, causes, same_numbers=True)
     if odd:
@@ -133,9 +133,7 @@ def test_two_that_agree_against_the_checkpoint(causes: tuple[CauseFound, ...], o
     ],
 )
 @pytest.mark.parametrize("trainer", [None, False])
-def test_what_the_dump_leaves_out_is_no_fault(
-    names: list[str], silent: list[str], told: str | None, trainer: bool | None
-) -> None:
+def test_what_the_dump_leaves_out_is_no_fault(names, silent, told, trainer):
     judged = sides(engine=False, trainer=trainer)
     causes = [cause(name) for name in names]
     concluded = conclude(judged, judged.results, causes, same_numbers=False, parameters=Parameters(silent))
@@ -148,7 +146,7 @@ def test_what_the_dump_leaves_out_is_no_fault(
 
 
 @pytest.mark.parametrize("judged", [sides(samples=False), sides(trainer=False)])
-def test_two_that_contradict_each_other_are_a_fault_whatever_was_asked_for(judged: Sides) -> None:
+def test_two_that_contradict_each_other_are_a_fault_whatever_was_asked_for(judged):
     causes = (cause("semantic/temperature"),)
     concluded = conclude(
         judged, judged.results, causes, same_numbers=False, parameters=Parameters(["temperature"])
@@ -156,14 +154,14 @@ def test_two_that_contradict_each_other_are_a_fault_whatever_was_asked_for(judge
     assert concluded.verdict is Outcome.FAIL
 
 
-def test_another_model_may_be_the_wrong_checkpoint() -> None:
+def test_another_model_may_be_the_wrong_checkpoint():
     judged = sides(engine=False)
     concluded = conclude(judged, judged.results, (cause("weights/other-model"),), same_numbers=False)
     assert (concluded.verdict, concluded.guilty) == (Outcome.FAIL, "engine")
     assert concluded.message.endswith("Is --model the checkpoint that made these rollouts?")
 
 
-def test_every_guilty_side_is_dated() -> None:
+def test_every_guilty_side_is_dated():
     assert since_in_words(sides(engine=False)).startswith("since step 4; odds ")
     both = since_in_words(sides(engine=False, trainer=False))
     assert both.startswith("engine since step 4; odds ")
@@ -184,7 +182,7 @@ def test_every_guilty_side_is_dated() -> None:
         (sides(engine=False, trainer=False), False, "dump and trainer"),
     ],
 )
-def test_rollouts_that_were_written_wrongly(judged: Sides, same: bool, guilty: str) -> None:
+def test_rollouts_that_were_written_wrongly(judged, same, guilty):
     causes = [cause("semantic/notation")]
     results = [answered(Probe.DUMP, Outcome.PASS, "read", required=True), *judged.results]
     concluded = conclude(judged, results, causes, same_numbers=same)
@@ -203,9 +201,7 @@ def test_rollouts_that_were_written_wrongly(judged: Sides, same: bool, guilty: s
     ],
     ids=["hidden by bf16", "would show in bf16", "would show in fp32", "top-k, bf16", "top-k, fp32"],
 )
-def test_samples_that_an_unstated_parameter_explains(
-    in_force: dict[str, float], resolution: float, verdict: Outcome
-) -> None:
+def test_samples_that_an_unstated_parameter_explains(in_force, resolution, verdict):
     judged = sides(samples=False)
     concluded = conclude(
         judged,

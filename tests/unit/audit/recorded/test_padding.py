@@ -1,11 +1,7 @@
-from collections.abc import Callable
-
 import pytest
 
 from zerodrift.audit.recorded.padding import Trimmed, padding_ids, trim
-from zerodrift.records.recorded import RecordedRollout
 
-Make = Callable[..., RecordedRollout]
 STOP = 2
 
 
@@ -20,19 +16,17 @@ STOP = 2
         ((9, 9), (7, 8), None),
     ],
 )
-def test_ends_are_trimmed(
-    prompt: tuple[int, ...], output: tuple[int, ...], left: Trimmed | None, rollout: Make
-) -> None:
+def test_ends_are_trimmed(prompt, output, left, rollout):
     assert trim(rollout(prompt=prompt, output=output), 9, (STOP,)) == left
 
 
-def test_the_token_that_ended_the_output_was_sampled(rollout: Make) -> None:
+def test_the_token_that_ended_the_output_was_sampled(rollout):
     """One id both stops and pads, as in SmolLM2."""
     assert trim(rollout(output=(7, STOP)), STOP, (STOP,)) is None
     assert trim(rollout(output=(7, STOP, STOP)), STOP, (STOP,)) == Trimmed((1,), 0, 2)
 
 
-def test_what_may_pad(rollout: Make) -> None:
+def test_what_may_pad(rollout):
     padded = [rollout(prompt=(31, 31, 5), output=(7, 8, 9))] * 3 + [rollout()]
     assert padding_ids(padded, [STOP]) == [STOP, 31, 0]
     assert padding_ids([rollout(prompt=(31, 5, 6))] * 4, [STOP]) == [STOP, 0]

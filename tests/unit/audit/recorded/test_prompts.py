@@ -1,12 +1,9 @@
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
-from zerodrift.audit.blame import Blamed
-from zerodrift.audit.recorded.prompts import Frame, frame_of, other_prompts, rendered, system_prompts
-from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.audit.recorded.prompts import ChatFrame, frame_of, other_prompts, rendered, system_prompts
 from zerodrift.core.request import SamplingParams
 from zerodrift.records.recorded import Message, RecordedRollout
 from zerodrift.records.verdict import Outcome
@@ -14,8 +11,6 @@ from zerodrift.records.verdict import Outcome
 WORDS = ["count to", "a cat", "the sea", "why", "rain", "bread and", "say it", "north"]
 TERSE = Message("system", "be terse")
 STEPS, EACH = 4, 6
-Sampled = Callable[..., list[RecordedRollout]]
-Judge = Callable[..., Blamed]
 
 
 def ids(tokenizer: Any, *turns: Message) -> tuple[int, ...]:
@@ -26,9 +21,9 @@ def asked(number: int) -> Message:
     return Message("user", f"{WORDS[number % len(WORDS)]} {number}")
 
 
-def test_a_template_taken_apart(reference: ReferenceBackend) -> None:
+def test_a_template_taken_apart(reference):
     frame = frame_of(reference.tokenizer)
-    assert frame == Frame(
+    assert frame == ChatFrame(
         before_system="<|im_start|>system\n",
         after_system="<|im_end|>\n<|im_start|>user\n",
         header="<|im_start|>user\n",
@@ -46,7 +41,7 @@ class Untemplated:
     chat_template = None
 
 
-def test_no_template(reference: ReferenceBackend) -> None:
+def test_no_template(reference):
     assert frame_of(Untemplated()) is None
     rollout = RecordedRollout(
         source="d", line=1, prompt=(5, 6), output=(7,), logprobs=(-1.0,), sampling=SamplingParams()
@@ -63,9 +58,7 @@ SEEN = {
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_the_prompt_that_the_engine_saw(
-    name: str, engine: ReferenceBackend, reference: ReferenceBackend, sampled: Sampled, judged: Judge
-) -> None:
+def test_the_prompt_that_the_engine_saw(name, engine, reference, sampled, judged):
     recorded, seen, words = SEEN[name]
     tokenizer, numbers = reference.tokenizer, range(STEPS * EACH)
     rollouts = sampled(engine, [ids(tokenizer, *seen, asked(number)) for number in numbers])
@@ -82,9 +75,7 @@ def test_the_prompt_that_the_engine_saw(
     assert words in blamed.record.causes[0].evidence
 
 
-def test_messages_that_say_otherwise(
-    engine: ReferenceBackend, reference: ReferenceBackend, sampled: Sampled, judged: Judge
-) -> None:
+def test_messages_that_say_otherwise(engine, reference, sampled, judged):
     tokenizer = reference.tokenizer
     odd = Message("system", "speak as a pirate of the north would")
     prompts = [ids(tokenizer, odd, asked(number)) for number in range(STEPS * EACH)]
@@ -97,9 +88,7 @@ def test_messages_that_say_otherwise(
     assert "messages" in blamed.record.causes[0].evidence
 
 
-def test_a_sound_dump_with_messages(
-    engine: ReferenceBackend, reference: ReferenceBackend, sampled: Sampled, judged: Judge
-) -> None:
+def test_a_sound_dump_with_messages(engine, reference, sampled, judged):
     tokenizer = reference.tokenizer
     prompts = [ids(tokenizer, TERSE, asked(number)) for number in range(STEPS * EACH)]
     rollouts = [

@@ -14,7 +14,7 @@ PROMPTS = [
 
 @pytest.mark.parametrize("spec", ["testbed:llama", "testbed:qwen3"])
 @pytest.mark.parametrize("batch", [2, 16])
-def test_the_numbers_of_every_sequence_alone(spec: str, batch: int) -> None:
+def test_the_numbers_of_every_sequence_alone(spec, batch):
     model = ReferenceBackend(spec).model
     rng = np.random.default_rng(9)
     # The last prompt stands alone, and the short one is not worth sharing.
@@ -30,5 +30,5 @@ def test_the_numbers_of_every_sequence_alone(spec: str, batch: int) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
 
 
-def test_a_window_is_not_shared() -> None:
+def test_a_window_is_not_shared():
     assert not isinstance(scoring_teacher(ReferenceBackend("testbed:gemma3").model, 4), SharedPrompts)

@@ -32,12 +32,12 @@ ON_GRID = -np.arange(1, LEAST_ON_GRID + 1) / 64
     ],
     ids=["all", "one in ten", "one", "none", "certain tokens only"],
 )
-def test_what_fits_tells(sizes: np.ndarray, nats: np.ndarray, known: bool) -> None:
+def test_what_fits_tells(sizes, nats, known):
     told = precision_of(None, Shown(sizes, nats, NUMBERS))
     assert (told.precision, told.known) == (Precision.FP32 if known else Precision.BF16, known)
 
 
-def test_what_is_said_holds() -> None:
+def test_what_is_said_holds():
     told = precision_of(Precision.FP8, Shown(FP32, NATS, ON_GRID))
     assert (told.precision, told.known) == (Precision.FP8, True)
 
@@ -54,14 +54,14 @@ def test_what_is_said_holds() -> None:
     ],
     ids=["on it", "zeros count for nothing", "too few", "one is not", "a bit too many", "no fp32 either"],
 )
-def test_numbers_that_were_rounded_to_bf16(numbers: np.ndarray, on: bool) -> None:
+def test_numbers_that_were_rounded_to_bf16(numbers, on):
     assert on_bf16_grid(numbers) is on
     told = precision_of(None, Shown(BF16, NATS, numbers))
     assert (told.precision, told.known) == (Precision.BF16, on)
 
 
 @pytest.mark.parametrize(("places", "step"), [(2, 1e-3), (3, 1e-3), (4, 1e-4), (6, 1e-6), (9, 0.0)])
-def test_numbers_that_were_cut_off(places: int, step: float) -> None:
+def test_numbers_that_were_cut_off(places, step):
     numbers = np.round(-np.random.default_rng(0).exponential(size=4000), places)
     assert decimal_step(numbers) == pytest.approx(step)
     assert decimal_step(numbers[: LEAST_ON_GRID - 1]) == 0
@@ -69,7 +69,7 @@ def test_numbers_that_were_cut_off(places: int, step: float) -> None:
     assert known is (step == pytest.approx(1e-3))
 
 
-def test_gates_allow_for_what_was_cut_off() -> None:
+def test_gates_allow_for_what_was_cut_off():
     exact = -np.random.default_rng(0).exponential(size=4000)
     off, gates = np.abs(np.round(exact, 4) - exact), widened(Gates(0.0, 0.0, 0.0, 2.0), 1e-4)
     assert off.mean() == pytest.approx(gates.mean, rel=0.05)
@@ -87,5 +87,5 @@ def test_gates_allow_for_what_was_cut_off() -> None:
         (Precision.BF16, None, False),
     ],
 )
-def test_gates_that_are_far_too_wide(precision: Precision, mean: float | None, hint: bool) -> None:
+def test_gates_that_are_far_too_wide(precision, mean, hint):
     assert ("--precision fp32" in nearer_than_rounding(precision, mean, 0.02)) is hint

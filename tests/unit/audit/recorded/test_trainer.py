@@ -20,7 +20,7 @@ FLOOR = Floor("float32", 8, 100, 1e-6, 3e-6, (-5.0, 0.0), (1e-6, 1e-6))
 
 
 @pytest.fixture(scope="module")
-def reference() -> ReferenceBackend:
+def reference():
     return ReferenceBackend("testbed:llama")
 
 
@@ -49,12 +49,12 @@ def causes(reference: ReferenceBackend, items: list[Measurement]) -> tuple[Cause
     return trainer_causes(suspect, items, FLOOR, GATES, np.random.default_rng(0))
 
 
-def test_the_trainers_numbers_stand_in_the_engines_place(reference: ReferenceBackend) -> None:
+def test_the_trainers_numbers_stand_in_the_engines_place(reference):
     for item in measured(reference, reference.teacher, 2):
         assert np.abs(item.delta).max() < 1e-9
 
 
-def test_a_sequence_that_sees_the_one_before_it(reference: ReferenceBackend) -> None:
+def test_a_sequence_that_sees_the_one_before_it(reference):
     packed = resolve("trainer/packing").scorer(reference.model)
     (cause,) = causes(reference, measured(reference, packed, 3))
     assert cause.cause == "trainer/packing"
@@ -62,11 +62,11 @@ def test_a_sequence_that_sees_the_one_before_it(reference: ReferenceBackend) -> 
     assert cause.found_by == "trainer"
 
 
-def test_a_known_account_is_named_as_a_fault_of_the_trainer(reference: ReferenceBackend) -> None:
+def test_a_known_account_is_named_as_a_fault_of_the_trainer(reference):
     class Shifted:
         """Reads the score of the token before."""
 
-        def score(self, sequences: list[tuple[int, ...]]) -> list[list[float]]:
+        def score(self, sequences):
             return [[row[0], *row[:-1]] for row in reference.teacher.score(sequences)]
 
     (cause,) = causes(reference, measured(reference, Shifted(), 6))
@@ -84,7 +84,7 @@ def test_a_known_account_is_named_as_a_fault_of_the_trainer(reference: Reference
         ("unexplained", "keep the run directory"),
     ],
 )
-def test_a_fix_is_one_for_a_trainer(name: str, fix: str) -> None:
+def test_a_fix_is_one_for_a_trainer(name, fix):
     engine = found(name, "recorded", FoundBy.VALUE, "why", explained=0.7, gating=True)
     renamed = _renamed(engine)
     assert renamed.fix.startswith(fix)

@@ -1,7 +1,6 @@
 """Nobody said in which precision the numbers were computed: what do they show, and what may be concluded then?"""
 
 import copy
-from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -18,13 +17,11 @@ from zerodrift.records.verdict import Outcome, Probe
 
 MODEL = "testbed:llama"
 Rollouts = list[RecordedRollout]
-Judge = Callable[..., Blamed]
-Sampled = Callable[..., Rollouts]
 replace = msgspec.structs.replace
 
 
 @pytest.fixture(scope="module")
-def slightly_off() -> ReferenceBackend:
+def slightly_off():
     """Weights that are half a percent of each tensor's spread away, in fp32: as far as bf16 rounds."""
     backend = ReferenceBackend(MODEL, dtype="float32", batch=32)
     with torch.no_grad():
@@ -33,7 +30,7 @@ def slightly_off() -> ReferenceBackend:
 
 
 @pytest.fixture(scope="module")
-def in_bf16() -> ReferenceBackend:
+def in_bf16():
     return ReferenceBackend(MODEL, dtype="bfloat16", batch=32)
 
 
@@ -53,13 +50,11 @@ def status(blamed: Blamed, probe: Probe) -> Outcome:
     return next(each.status for each in blamed.record.probes if each.name == probe)
 
 
-def test_a_small_difference_is_not_called_rounding(
-    slightly_off: ReferenceBackend, reference: ReferenceBackend, sampled: Sampled, judged: Judge
-) -> None:
+def test_a_small_difference_is_not_called_rounding(slightly_off, reference, sampled, judged):
     blamed = judged(sampled(slightly_off, prompts()), reference, reproduce="zerodrift blame d")
     assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.INCONCLUSIVE, "unknown")
     assert status(blamed, Probe.PARITY) is Outcome.INCONCLUSIVE
-    assert "--previous" in blamed.record.says
+    assert "--previous" in blamed.record.message
     assert [each.command for each in blamed.to_type] == [
         "zerodrift blame d --precision bf16",
         "zerodrift blame d --precision fp32",
@@ -69,12 +64,8 @@ def test_a_small_difference_is_not_called_rounding(
 
 
 def test_a_trainer_in_fp32_does_not_tell_the_engine_s_precision(
-    slightly_off: ReferenceBackend,
-    engine: ReferenceBackend,
-    reference: ReferenceBackend,
-    sampled: Sampled,
-    judged: Judge,
-) -> None:
+    slightly_off, engine, reference, sampled, judged
+):
     blamed = judged(with_trainer(sampled(slightly_off, prompts()), engine), reference)
     assert blamed.record.verdict is Outcome.INCONCLUSIVE
     assert (status(blamed, Probe.PARITY), status(blamed, Probe.TRAINER)) == (
@@ -83,13 +74,7 @@ def test_a_trainer_in_fp32_does_not_tell_the_engine_s_precision(
     )
 
 
-def test_nor_does_the_engine_s_that_of_a_trainer(
-    slightly_off: ReferenceBackend,
-    engine: ReferenceBackend,
-    reference: ReferenceBackend,
-    sampled: Sampled,
-    judged: Judge,
-) -> None:
+def test_nor_does_the_engine_s_that_of_a_trainer(slightly_off, engine, reference, sampled, judged):
     blamed = judged(with_trainer(sampled(engine, prompts()), slightly_off), reference)
     assert (blamed.record.verdict, blamed.record.precision) == (Outcome.INCONCLUSIVE, "fp32")
     assert (status(blamed, Probe.PARITY), status(blamed, Probe.TRAINER)) == (
@@ -102,20 +87,11 @@ def test_nor_does_the_engine_s_that_of_a_trainer(
     ("said", "verdict"),
     [(None, Outcome.INCONCLUSIVE), (Precision.BF16, Outcome.PASS), (Precision.FP32, Outcome.FAIL)],
 )
-def test_rounding_passes_where_it_was_said_to_be_there(
-    said: Precision | None,
-    verdict: Outcome,
-    in_bf16: ReferenceBackend,
-    reference: ReferenceBackend,
-    sampled: Sampled,
-    judged: Judge,
-) -> None:
+def test_rounding_passes_where_it_was_said_to_be_there(said, verdict, in_bf16, reference, sampled, judged):
     assert judged(sampled(in_bf16, prompts()), reference, precision=said).record.verdict is verdict
 
 
-def test_numbers_that_were_written_in_bf16_say_so(
-    in_bf16: ReferenceBackend, reference: ReferenceBackend, sampled: Sampled, judged: Judge
-) -> None:
+def test_numbers_that_were_written_in_bf16_say_so(in_bf16, reference, sampled, judged):
     written = [
         replace(each, logprobs=tuple(torch.tensor(each.logprobs).bfloat16().tolist()))
         for each in sampled(in_bf16, prompts())
@@ -125,9 +101,7 @@ def test_numbers_that_were_written_in_bf16_say_so(
 
 
 @pytest.mark.parametrize("places", [3, 4])
-def test_numbers_that_were_written_with_few_decimals(
-    places: int, engine: ReferenceBackend, reference: ReferenceBackend, sampled: Sampled, judged: Judge
-) -> None:
+def test_numbers_that_were_written_with_few_decimals(places, engine, reference, sampled, judged):
     cut = [
         replace(each, logprobs=tuple(round(value, places) for value in each.logprobs))
         for each in sampled(engine, prompts())
@@ -136,9 +110,7 @@ def test_numbers_that_were_written_with_few_decimals(
     assert (blamed.record.verdict, blamed.record.precision) == (Outcome.PASS, "fp32")
 
 
-def test_a_sound_dump_of_certainties_needs_no_precision(
-    engine: ReferenceBackend, reference: ReferenceBackend, sampled: Sampled, judged: Judge
-) -> None:
+def test_a_sound_dump_of_certainties_needs_no_precision(engine, reference, sampled, judged):
     """Nothing tells the precision where every logprob is about zero; what passes the strictest gates passes."""
     certain = SamplingParams(temperature=0.01, max_tokens=20)
     requests = [
@@ -185,20 +157,14 @@ def drawn_with(engine: ReferenceBackend, count: int, **sampling: float) -> Rollo
     ],
     ids=["within the gates of bf16", "above", "temperature"],
 )
-def test_a_parameter_that_nobody_stated_is_no_fault(
-    sampling: dict[str, float],
-    typed: str,
-    engine: ReferenceBackend,
-    reference: ReferenceBackend,
-    judged: Judge,
-) -> None:
+def test_a_parameter_that_nobody_stated_is_no_fault(sampling, typed, engine, reference, judged):
     blamed = judged(drawn_with(engine, 48, **sampling), reference, reproduce="zerodrift blame d")
     assert blamed.record.verdict is Outcome.INCONCLUSIVE
     assert blamed.record.precision == "fp32"
     assert blamed.record.reproduce == f"zerodrift blame d {typed}"
 
 
-def test_nor_is_it_in_bf16(in_bf16: ReferenceBackend, reference: ReferenceBackend, judged: Judge) -> None:
+def test_nor_is_it_in_bf16(in_bf16, reference, judged):
     """Numbers that are coarser than what the parameter does to them cannot contradict it."""
     blamed = judged(drawn_with(in_bf16, 60, top_p=0.95), reference, precision=Precision.BF16)
     assert blamed.record.verdict is Outcome.INCONCLUSIVE

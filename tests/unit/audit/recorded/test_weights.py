@@ -20,12 +20,12 @@ OUTPUT = (40, 77, 301, 12, 9, 260)
 
 
 @pytest.fixture(scope="module")
-def older() -> ReferenceBackend:
+def older():
     return ReferenceBackend("testbed:llama")
 
 
 @pytest.fixture(scope="module")
-def newer(older: ReferenceBackend) -> Teacher:
+def newer(older):
     return Teacher(perturbed(older.model, 1), layout=Layout.PADDED)
 
 
@@ -48,7 +48,7 @@ def compare(recorded: list[RecordedRollout], newer: Teacher, older: Teacher) -> 
     return compare_weights(Suspected(recorded, *sizes), GATES, "vllm")
 
 
-def test_all_at_the_older_weights_is_stale(newer: Teacher, older: ReferenceBackend) -> None:
+def test_all_at_the_older_weights_is_stale(newer, older):
     result, at_old = compare(rollouts([older.teacher] * 4, version="7"), newer, older.teacher)
     assert result.record.status is Outcome.FAIL
     (cause,) = result.causes
@@ -60,22 +60,22 @@ def test_all_at_the_older_weights_is_stale(newer: Teacher, older: ReferenceBacke
     assert at_old.all()
 
 
-def test_one_step_and_no_steps(newer: Teacher, older: ReferenceBackend) -> None:
+def test_one_step_and_no_steps(newer, older):
     one = compare(rollouts([older.teacher] * 2, step=3), newer, older.teacher)
     assert "weights, in step 3: mean" in one.result.causes[0].evidence
     none = compare(rollouts([older.teacher] * 2, step=None), newer, older.teacher)
     assert "of the previous weights: mean" in none.result.causes[0].evidence
 
 
-def test_some_at_the_newer_ones_is_a_replica(newer: Teacher, older: ReferenceBackend) -> None:
+def test_some_at_the_newer_ones_is_a_replica(newer, older):
     result, _ = compare(rollouts([older.teacher, newer, newer, older.teacher]), newer, older.teacher)
     assert [cause.cause for cause in result.causes] == ["weights/replica"]
     assert result.causes[0].evidence.endswith(", and 2 those of the model")
 
 
-def test_neither_is_another_fault(newer: Teacher, older: ReferenceBackend) -> None:
+def test_neither_is_another_fault(newer, older):
     elsewhere = Teacher(perturbed(older.model, 2), layout=Layout.PADDED)
     result, _ = compare(rollouts([elsewhere, elsewhere, older.teacher]), newer, older.teacher)
     assert (result.record.status, result.causes) == (Outcome.PASS, ())
-    assert result.record.says == "the previous weights explain 1 of 3 rollouts: they are not the cause"
+    assert result.record.message == "the previous weights explain 1 of 3 rollouts: they are not the cause"
     assert result.record.evidence == {"at_previous": 1, "at_model": 0, "at_neither": 2}

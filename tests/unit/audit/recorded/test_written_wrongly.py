@@ -7,9 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from zerodrift.audit.blame import Blamed
 from zerodrift.audit.perturb import perturbed
-from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.verdict import Outcome
@@ -17,13 +15,11 @@ from zerodrift.records.verdict import Outcome
 STEPS, EACH, TOKENS = 4, 6, 16
 PAD = 3
 Rollouts = list[RecordedRollout]
-Sampled = Callable[..., Rollouts]
-Judge = Callable[..., Blamed]
 replace = msgspec.structs.replace
 
 
 @pytest.fixture(scope="module")
-def sound(engine: ReferenceBackend, sampled: Sampled) -> Rollouts:
+def sound(engine, sampled):
     return sampled(engine, [(0, 5 + number, 40, 7) for number in range(STEPS * EACH)])
 
 
@@ -99,9 +95,7 @@ WRONGLY = {
 
 
 @pytest.mark.parametrize("name", WRONGLY)
-def test_what_was_written_wrongly_is_named(
-    name: str, sound: Rollouts, reference: ReferenceBackend, judged: Judge
-) -> None:
+def test_what_was_written_wrongly_is_named(name, sound, reference, judged):
     change, cause, words = WRONGLY[name]
     blamed = judged(change(sound), reference)
     assert blamed.record.verdict is Outcome.FAIL
@@ -115,9 +109,7 @@ def test_what_was_written_wrongly_is_named(
 
 
 @pytest.mark.parametrize("name", ["log10", "another's", "output"])
-def test_since_the_step_from_which_on_it_was_written_so(
-    name: str, sound: Rollouts, reference: ReferenceBackend, judged: Judge
-) -> None:
+def test_since_the_step_from_which_on_it_was_written_so(name, sound, reference, judged):
     change, cause, _ = WRONGLY[name]
     half = len(sound) // 2
     blamed = judged([*sound[:half], *change(sound[half:])], reference)
@@ -125,22 +117,20 @@ def test_since_the_step_from_which_on_it_was_written_so(
     assert blamed.since.startswith("since step 2: 12 of 12 rollouts ")
 
 
-def test_a_sound_dump_has_no_such_name(sound: Rollouts, reference: ReferenceBackend, judged: Judge) -> None:
+def test_a_sound_dump_has_no_such_name(sound, reference, judged):
     blamed = judged(sound, reference)
     assert (blamed.record.verdict, blamed.record.causes) == (Outcome.PASS, ())
     assert (blamed.record.precision, blamed.since) == ("fp32", "nothing to date")
 
 
-def test_a_sound_dump_with_padding_in_prompt_and_output(
-    engine: ReferenceBackend, reference: ReferenceBackend, sampled: Sampled, judged: Judge
-) -> None:
+def test_a_sound_dump_with_padding_in_prompt_and_output(engine, reference, sampled, judged):
     """What looks like padding and was there when the tokens were drawn is part of the prompt."""
     prompts = [(PAD, PAD, 5 + number, 40, PAD) for number in range(STEPS * EACH)]
     blamed = judged(sampled(engine, prompts), reference)
     assert (blamed.record.verdict, blamed.record.causes) == (Outcome.PASS, ())
 
 
-def test_other_weights_are_none_of_these(sound: Rollouts, reference: ReferenceBackend, judged: Judge) -> None:
+def test_other_weights_are_none_of_these(sound, reference, judged):
     older = Teacher(perturbed(reference.model, 1), layout=Layout.PADDED)
     ids = [each.prompt + each.output for each in sound]
     scores = older.score(ids)

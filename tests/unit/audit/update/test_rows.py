@@ -13,7 +13,7 @@ TOKENS = 64
     [(512, 256, 512), (512, 0, 128), (1000, 313, 622), (7, 2, 5), (2, 1, 2), (3000, 1400, 1611), (90, 0, 90)],
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_a_range_is_found_to_the_row(total: int, first: int, last: int, seed: int) -> None:
+def test_a_range_is_found_to_the_row(total, first, last, seed):
     rng = np.random.default_rng(seed)
     slopes = rng.normal(size=(TOKENS, total)).astype(np.float32)
     found = best_rows(-slopes[:, first:last].sum(axis=1), slopes)
@@ -22,7 +22,7 @@ def test_a_range_is_found_to_the_row(total: int, first: int, last: int, seed: in
     assert found.last_between == (last, last)
 
 
-def test_noise_widens_what_is_said_of_the_ends() -> None:
+def test_noise_widens_what_is_said_of_the_ends():
     within, widths = 0, []
     for seed in range(20):
         rng = np.random.default_rng(1000 + seed)
@@ -38,7 +38,7 @@ def test_noise_widens_what_is_said_of_the_ends() -> None:
     assert 2 < np.mean(widths) < 100
 
 
-def test_rows_that_no_token_has_are_in_doubt_and_the_end_is_round() -> None:
+def test_rows_that_no_token_has_are_in_doubt_and_the_end_is_round():
     """Of an embedding only the rows of tokens that occur show anything."""
     rng = np.random.default_rng(0)
     slopes = np.zeros((TOKENS, 1000))

@@ -1,7 +1,6 @@
 """Judgements on made-up numbers, then whole updates of a tiny engine that goes wrong in one way each."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,15 +21,12 @@ from zerodrift.backends.base import Capability
 from zerodrift.backends.reference import ReferenceBackend, load_reference
 from zerodrift.core.completion import Answer, Completion, FinishReason, Problem
 from zerodrift.core.errors import BadAnswer, EngineRefused, EngineUnreachable
-from zerodrift.core.request import Request
 from zerodrift.core.version import VersionSpan, WeightVersion
 from zerodrift.drift.gates import Gates
 from zerodrift.faults.prefix_cache import PrefixCachingReference
 from zerodrift.models.family.llama import LLAMA
 from zerodrift.records.verdict import Outcome
 
-Make = Callable[..., Completion]
-Engine = Callable[..., Any]
 SIZE = 40
 RNG = np.random.default_rng(0)
 OLD = RNG.normal(-2, 0.5, SIZE)
@@ -70,8 +66,8 @@ AT_NEW = OLD + sum(PARTS)
 
 
 @pytest.fixture
-def seen(completion: Make) -> Callable[..., Seen]:
-    def build(reported: np.ndarray, label: str = NEW, **fields: Any) -> Seen:
+def seen(completion):
+    def build(reported, label=NEW, **fields):
         versions = (VersionSpan(WeightVersion(label), 0, 10),)
         completions = [
             completion((number, 2), (3,) * 10, versions=versions, **fields) for number in range(SIZE // 10)
@@ -81,25 +77,19 @@ def seen(completion: Make) -> Callable[..., Seen]:
     return build
 
 
-See = Callable[..., Seen]
-
-
 @pytest.fixture
-def engine(scripted: Engine) -> Any:
+def engine(scripted):
     return scripted(None)
 
 
 @pytest.fixture
-def judge(engine: Any, gates: Gates) -> Callable[..., ProbeResult]:
-    def run(cached: Seen, fresh: Seen, returned: np.ndarray = OLD) -> ProbeResult:
+def judge(engine, gates):
+    def run(cached, fresh, returned=OLD):
         """`returned` is what was reported after the old weights were pushed back."""
         back = Seen(fresh.completions, returned, OLD, AT_NEW)
         return sync._judge(engine, WEIGHTS, cached, fresh, back, gates)
 
     return run
-
-
-Judge = Callable[..., ProbeResult]
 
 
 def cause(result: ProbeResult) -> str:
@@ -108,7 +98,7 @@ def cause(result: ProbeResult) -> str:
     return only.cause
 
 
-def test_slopes_say_what_arrived(seen: See) -> None:
+def test_slopes_say_what_arrived(seen):
     assert seen(AT_NEW).slope == pytest.approx(1.0)
     assert seen(OLD).slope == pytest.approx(0.0)
     assert seen((OLD + AT_NEW) / 2).slope == pytest.approx(0.5)
@@ -116,33 +106,33 @@ def test_slopes_say_what_arrived(seen: See) -> None:
     assert seen(AT_NEW - 0.25).gap == pytest.approx(0.25)
 
 
-def test_an_update_that_arrived(judge: Judge, seen: See) -> None:
+def test_an_update_that_arrived(judge, seen):
     result = judge(seen(AT_NEW, cached_tokens=16), seen(AT_NEW))
     assert result.record.status is Outcome.PASS
-    assert result.record.says == "the update arrived whole (slope 1.0000) and left nothing behind"
+    assert result.record.message == "the update arrived whole (slope 1.0000) and left nothing behind"
     assert result.record.evidence["cached_tokens"] == 64
 
 
-def test_a_cache_that_held_nothing_is_mentioned(judge: Judge, seen: See) -> None:
-    assert "held nothing to go stale" in judge(seen(AT_NEW), seen(AT_NEW)).record.says
+def test_a_cache_that_held_nothing_is_mentioned(judge, seen):
+    assert "held nothing to go stale" in judge(seen(AT_NEW), seen(AT_NEW)).record.message
 
 
 @pytest.mark.parametrize(
     ("label", "name"), [(NEW, "weights/version-label"), ("initial", "weights/stale")], ids=["moved", "old"]
 )
-def test_an_update_that_did_not(judge: Judge, seen: See, label: str, name: str) -> None:
+def test_an_update_that_did_not(judge, seen, label, name):
     result = judge(seen(OLD), seen(OLD, label))
     assert cause(result) == name
     assert result.causes[0].explained == pytest.approx(1.0)
 
 
-def test_a_label_that_the_engine_does_not_keep_proves_nothing(judge: Judge, seen: See, engine: Any) -> None:
+def test_a_label_that_the_engine_does_not_keep_proves_nothing(judge, seen, engine):
     engine.capabilities -= {Capability.WEIGHT_VERSION}
     assert cause(judge(seen(OLD), seen(OLD))) == "weights/stale"
 
 
 @pytest.mark.parametrize("absent", [(0,), (1,), (2,), (0, 2)])
-def test_groups_that_did_not_arrive_are_named(judge: Judge, seen: See, absent: tuple[int, ...]) -> None:
+def test_groups_that_did_not_arrive_are_named(judge, seen, absent):
     """Also the third, whose effect is a fiftieth of the others'."""
     result = judge(seen(OLD), seen(AT_NEW - sum(PARTS[number] for number in absent)))
     assert cause(result) == "weights/partial"
@@ -157,8 +147,8 @@ def test_groups_that_did_not_arrive_are_named(judge: Judge, seen: See, absent: t
 
 @pytest.mark.parametrize(("gate", "name"), [(0.006, "weights/partial"), (0.002, "unexplained")])
 def test_rounding_that_is_allowed_does_not_hide_what_did_not_arrive(
-    engine: Any, seen: See, gates: Gates, monkeypatch: pytest.MonkeyPatch, gate: float, name: str
-) -> None:
+    engine, seen, gates, monkeypatch, gate, name
+):
     """Coarse precision leaves more than a tenth of the difference; where it may not, an account is not believed."""
     nothing_to_try(monkeypatch)
     rounding = np.where(np.arange(SIZE) % 2, 0.005, -0.005)
@@ -184,12 +174,12 @@ class Scores:
 
 
 @pytest.fixture
-def deliver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def deliver(monkeypatch):
     """Makes these the only things that can go wrong on the way."""
 
-    def use(**models: np.ndarray) -> None:
+    def use(**models):
         ways = [
-            SimpleNamespace(cause=f"weights/{name}", says=name, build=lambda model=model: model)
+            SimpleNamespace(cause=f"weights/{name}", message=name, build=lambda model=model: model)
             for name, model in models.items()
         ]
         monkeypatch.setattr(explanations, "scaled", lambda weights, seen, rng: None)
@@ -200,43 +190,37 @@ def deliver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return use
 
 
-def test_of_two_accounts_that_would_do_the_better_one_is_believed(
-    engine: Any, seen: See, gates: Gates, deliver: Callable[..., None]
-) -> None:
+def test_of_two_accounts_that_would_do_the_better_one_is_believed(engine, seen, gates, deliver):
     truth = AT_NEW - PARTS[1]
     deliver(dtype=AT_NEW - 0.7 * PARTS[1], swapped=truth)
     rounded: Any = seen(truth + np.where(np.arange(SIZE) % 2, 0.005, -0.005))
     coarse = gates._replace(mean=0.03)
-    assert sync._undelivered(engine, Scores(), rounded, coarse).cause == "weights/swapped"  # type: ignore[arg-type]
+    assert sync._undelivered(engine, Scores(), rounded, coarse).cause == "weights/swapped"
 
 
-def test_a_fault_that_begins_late_is_explained_too(
-    engine: Any, seen: See, gates: Gates, deliver: Callable[..., None]
-) -> None:
+def test_a_fault_that_begins_late_is_explained_too(engine, seen, gates, deliver):
     """The first tokens, on which accounts are tried, have nothing to be explained."""
     late = AT_NEW - np.where(np.arange(SIZE) < 30, 0.0, PARTS[1])
     deliver(swapped=late)
-    assert sync._undelivered(engine, Scores(), seen(late), gates).cause == "weights/swapped"  # type: ignore[arg-type]
+    assert sync._undelivered(engine, Scores(), seen(late), gates).cause == "weights/swapped"
 
 
-def test_one_replica_of_several(judge: Judge, seen: See) -> None:
+def test_one_replica_of_several(judge, seen):
     mixed = np.where(np.arange(SIZE) < 10, OLD, AT_NEW)
     result = judge(seen(mixed), seen(mixed))
     assert cause(result) == "weights/replica"
-    assert "1 of 4 requests were answered with the old weights" in result.record.says
+    assert "1 of 4 requests were answered with the old weights" in result.record.message
 
 
-def test_requests_torn_in_the_middle_are_no_replica(
-    judge: Judge, seen: See, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_torn_in_the_middle_are_no_replica(judge, seen, monkeypatch):
     nothing_to_try(monkeypatch, "layers exchanged or moved")
     torn = np.where(np.arange(SIZE) % 10 < 5, OLD, AT_NEW)
     result = judge(seen(torn), seen(torn))
     assert cause(result) == "unexplained"
-    assert "layers exchanged or moved" in result.record.says, "what could not be tried is said"
+    assert "layers exchanged or moved" in result.record.message, "what could not be tried is said"
 
 
-def test_a_group_that_arrived_by_halves_is_no_group_that_stayed_away(judge: Judge, seen: See) -> None:
+def test_a_group_that_arrived_by_halves_is_no_group_that_stayed_away(judge, seen):
     """Four fifths of its effect are gone: leaving it out explains three quarters, and a fifth of it all."""
     result = judge(seen(OLD), seen(AT_NEW - 0.8 * PARTS[0]))
     assert cause(result) == "weights/fraction"
@@ -248,7 +232,7 @@ def test_a_group_that_arrived_by_halves_is_no_group_that_stayed_away(judge: Judg
 @pytest.mark.parametrize(
     ("share", "named"), [(0.61, "weights/fraction"), (2.3, "weights/multiple"), (-1.0, "weights/multiple")]
 )
-def test_a_share_of_all_of_it(judge: Judge, seen: See, share: float, named: str) -> None:
+def test_a_share_of_all_of_it(judge, seen, share, named):
     result = judge(seen(OLD), seen(OLD + share * (AT_NEW - OLD)))
     assert cause(result) == named
     (found,) = result.causes[0].located
@@ -257,16 +241,14 @@ def test_a_share_of_all_of_it(judge: Judge, seen: See, share: float, named: str)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_follows_no_part_is_given_none(
-    judge: Judge, seen: See, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_what_follows_no_part_is_given_none(judge, seen, monkeypatch, seed):
     nothing_to_try(monkeypatch)
     rounded = AT_NEW + np.random.default_rng(seed).normal(0, 0.02, SIZE)
     assert cause(judge(seen(rounded), seen(rounded))) == "unexplained"
 
 
 @pytest.mark.parametrize(("tokens", "count"), [(1, 1), (10, 1), (11, 2), (10**6, SIZE // 10)])
-def test_the_first_completions_with_so_many_tokens(seen: See, tokens: int, count: int) -> None:
+def test_the_first_completions_with_so_many_tokens(seen, tokens, count):
     some = seen(AT_NEW).first(tokens)
     assert len(some.completions) == count
     assert len(some.reported) == len(some.at_new) == len(some.at_old) == 10 * count
@@ -275,13 +257,13 @@ def test_the_first_completions_with_so_many_tokens(seen: See, tokens: int, count
 @pytest.mark.parametrize(
     ("returned", "named"), [(OLD + 0.1, "weights/buffer"), (AT_NEW, "weights/stale")], ids=["neither", "B"]
 )
-def test_weights_that_do_not_come_back(judge: Judge, seen: See, returned: np.ndarray, named: str) -> None:
+def test_weights_that_do_not_come_back(judge, seen, returned, named):
     result = judge(seen(AT_NEW), seen(AT_NEW), returned)
     assert cause(result) == named
-    assert "after A→B→A" in result.record.says
+    assert "after A→B→A" in result.record.message
 
 
-def test_an_update_too_small_to_see_is_vacuous(engine: Any, gates: Gates, completion: Make) -> None:
+def test_an_update_too_small_to_see_is_vacuous(engine, gates, completion):
     for change in (0.0, 1e-6):
         still = Seen([completion((1,), (3,) * SIZE)], OLD, OLD + change, OLD)
         result = sync._judge(engine, WEIGHTS, still, still, still, gates)
@@ -289,7 +271,7 @@ def test_an_update_too_small_to_see_is_vacuous(engine: Any, gates: Gates, comple
         assert np.isfinite(list(result.record.evidence.values())).all()
 
 
-def test_shares_are_not_drowned_by_large_groups() -> None:
+def test_shares_are_not_drowned_by_large_groups():
     large, small = RNG.normal(0, 1, SIZE), RNG.normal(0, 1e-5, SIZE)
     assert shares(-small, [large, small]) == pytest.approx([0.0, 1.0], abs=1e-6)
     assert shares(-small, [np.zeros(SIZE), small])[0] == 0.0
@@ -299,7 +281,7 @@ def test_shares_are_not_drowned_by_large_groups() -> None:
 
 
 @pytest.fixture(scope="module")
-def update(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Update, UpdatedWeights]:
+def update(checkpoint, tmp_path_factory):
     old = load_reference(checkpoint).model
     new = perturbed(old, 0)
     after = write_checkpoint(new, checkpoint, tmp_path_factory.mktemp("sync") / "b")
@@ -317,16 +299,11 @@ def push(
 
 
 @pytest.fixture
-def fresh(checkpoint: Path) -> ReferenceBackend:
+def fresh(checkpoint):
     return ReferenceBackend(checkpoint, dtype="float32")
 
 
-Whole = tuple[Update, UpdatedWeights]
-
-
-def test_a_sound_engine_takes_the_update_and_gives_it_back(
-    fresh: ReferenceBackend, update: Whole, gates: Gates
-) -> None:
+def test_a_sound_engine_takes_the_update_and_gives_it_back(fresh, update, gates):
     before = [tensor.clone() for tensor in fresh.model.parameters()]
     result = push(fresh, update, gates)
     assert result.record.status is Outcome.PASS
@@ -335,28 +312,26 @@ def test_a_sound_engine_takes_the_update_and_gives_it_back(
     assert all(map(torch.equal, before, fresh.model.parameters())), "the engine is left as it was found"
 
 
-def test_an_engine_that_drops_the_update(fresh: ReferenceBackend, update: Whole, gates: Gates) -> None:
-    fresh.load_weights = lambda directory, version: None  # type: ignore[method-assign]
+def test_an_engine_that_drops_the_update(fresh, update, gates):
+    fresh.load_weights = lambda directory, version: None
     assert cause(push(fresh, update, gates)) == "weights/stale"
 
 
-def test_an_engine_that_rounds_on_the_way(fresh: ReferenceBackend, update: Whole, gates: Gates) -> None:
+def test_an_engine_that_rounds_on_the_way(fresh, update, gates):
     load = fresh.load_weights
 
-    def rounding(directory: Path, version: WeightVersion) -> None:
+    def rounding(directory, version):
         load(directory, version)
         with torch.no_grad():
             for parameter in fresh.model.parameters():
                 parameter.copy_(parameter.bfloat16().float())
 
-    fresh.load_weights = rounding  # type: ignore[method-assign]
+    fresh.load_weights = rounding
     assert cause(push(fresh, update, gates)) == "weights/dtype"
 
 
 @pytest.mark.parametrize(("resets", "name"), [(False, "weights/stale-prefix-cache"), (True, None)])
-def test_a_prefix_cache_that_outlives_the_weights(
-    fresh: ReferenceBackend, update: Whole, gates: Gates, resets: bool, name: str | None
-) -> None:
+def test_a_prefix_cache_that_outlives_the_weights(fresh, update, gates, resets, name):
     engine = PrefixCachingReference(fresh, outlives_weights=True)
     result = push(engine, update, gates, resets)
     assert (result.causes[0].cause if result.causes else None) == name
@@ -365,18 +340,14 @@ def test_a_prefix_cache_that_outlives_the_weights(
         assert result.record.evidence["cached_tokens"] > 0
 
 
-def test_nor_is_it_missed_where_no_salt_keeps_prompts_out_of_it(
-    fresh: ReferenceBackend, update: Whole, gates: Gates
-) -> None:
+def test_nor_is_it_missed_where_no_salt_keeps_prompts_out_of_it(fresh, update, gates):
     engine = PrefixCachingReference(fresh, outlives_weights=True)
     engine.capabilities -= {Capability.CACHE_SALT}
     assert cause(push(engine, update, gates, resets=False)) == "weights/stale-prefix-cache"
 
 
 @pytest.mark.parametrize(("gate", "name"), [(0.006, "weights/stale-prefix-cache"), (0.002, "unexplained")])
-def test_nor_does_it_hide_a_stale_prefix(
-    engine: Any, seen: See, gates: Gates, monkeypatch: pytest.MonkeyPatch, gate: float, name: str
-) -> None:
+def test_nor_does_it_hide_a_stale_prefix(engine, seen, gates, monkeypatch, gate, name):
     rounding = np.where(np.arange(SIZE) % 2, 0.005, -0.005)
     replayed = AT_NEW - PARTS[1]
     parts = iter(np.split(replayed, SIZE // 10))
@@ -395,31 +366,27 @@ def test_nor_does_it_hide_a_stale_prefix(
 
 
 @pytest.mark.parametrize("lacks", [Capability.LOAD_WEIGHTS, Capability.SEED])
-def test_an_engine_that_cannot_be_updated_is_not_judged(
-    scripted: Engine, update: Whole, gates: Gates, lacks: Capability
-) -> None:
+def test_an_engine_that_cannot_be_updated_is_not_judged(scripted, update, gates, lacks):
     engine = scripted(None, capabilities=frozenset(Capability) - {lacks})
     result = push(engine, update, gates)
     assert result.record.status is Outcome.INCONCLUSIVE
-    assert lacks.value in result.record.says
+    assert lacks.value in result.record.message
 
 
-def test_an_engine_that_dies_gets_its_weights_back_first(
-    fresh: ReferenceBackend, update: Whole, gates: Gates
-) -> None:
+def test_an_engine_that_dies_gets_its_weights_back_first(fresh, update, gates):
     loaded = []
     load, generate = fresh.load_weights, fresh.generate
 
-    def remember(directory: Path, version: WeightVersion) -> None:
+    def remember(directory, version):
         loaded.append(version.label)
         load(directory, version)
 
-    def die(requests: Sequence[Request]) -> list[Answer]:
+    def die(requests):
         if loaded:
             raise EngineUnreachable("gone")
         return generate(requests)
 
-    fresh.load_weights, fresh.generate = remember, die  # type: ignore[method-assign]
+    fresh.load_weights, fresh.generate = remember, die
     with pytest.raises(EngineUnreachable):
         push(fresh, update, gates)
     assert loaded == [NEW, "audit-a"]
@@ -434,12 +401,12 @@ def test_an_engine_that_dies_gets_its_weights_back_first(
     ],
 )
 def test_an_update_that_fails_midway_is_told_by_its_own_error_and_the_state(
-    fresh: ReferenceBackend, update: Whole, gates: Gates, holds: str, state: str
-) -> None:
+    fresh, update, gates, holds, state
+):
     """Putting the weights back may fail too, and that error came in the place of the first."""
     load, generate, failed = fresh.load_weights, fresh.generate, []
 
-    def tear(directory: Path, version: WeightVersion) -> None:
+    def tear(directory, version):
         if version.label == NEW:
             failed.append("no room for layer 2")
             if holds == "torn":
@@ -450,12 +417,12 @@ def test_an_update_that_fails_midway_is_told_by_its_own_error_and_the_state(
             raise EngineUnreachable("connection lost")
         load(directory, version)
 
-    def die(requests: Sequence[Request]) -> list[Answer]:
+    def die(requests):
         if failed and holds == "dead":
             raise EngineUnreachable("gone")
         return generate(requests)
 
-    fresh.load_weights, fresh.generate = tear, die  # type: ignore[method-assign]
+    fresh.load_weights, fresh.generate = tear, die
     with pytest.raises(EngineRefused) as caught:
         push(fresh, update, gates)
     told = str(caught.value)
@@ -465,17 +432,15 @@ def test_an_update_that_fails_midway_is_told_by_its_own_error_and_the_state(
     assert "gone" not in told, "what follows from the failure is no news"
 
 
-def test_weights_that_cannot_be_put_back_leave_a_server_of_which_that_is_said(
-    fresh: ReferenceBackend, update: Whole, gates: Gates
-) -> None:
+def test_weights_that_cannot_be_put_back_leave_a_server_of_which_that_is_said(fresh, update, gates):
     load = fresh.load_weights
 
-    def once(directory: Path, version: WeightVersion) -> None:
+    def once(directory, version):
         if version.label != NEW:
             raise EngineRefused("disk is gone")
         load(directory, version)
 
-    fresh.load_weights = once  # type: ignore[method-assign]
+    fresh.load_weights = once
     with pytest.raises(EngineRefused) as caught:
         push(fresh, update, gates)
     assert "answers with the new weights" in str(caught.value)
@@ -489,16 +454,12 @@ def test_weights_that_cannot_be_put_back_leave_a_server_of_which_that_is_said(
         (Answer(()), "no sample at all"),
     ],
 )
-def test_answers_that_cannot_be_used(
-    scripted: Engine, update: Whole, gates: Gates, answer: Answer, words: str
-) -> None:
+def test_answers_that_cannot_be_used(scripted, update, gates, answer, words):
     with pytest.raises(BadAnswer, match=words.replace("[", r"\[")):
         push(scripted(lambda request, number: answer), update, gates)
 
 
-def test_answers_without_a_token_prove_no_update(
-    scripted: Engine, completion: Make, update: Whole, gates: Gates
-) -> None:
+def test_answers_without_a_token_prove_no_update(scripted, completion, update, gates):
     """All means are then NaN, and every comparison with one is false."""
     silent = scripted(
         lambda request, number: Answer(
@@ -509,7 +470,7 @@ def test_answers_without_a_token_prove_no_update(
         push(silent, update, gates)
 
 
-def test_of_a_model_without_a_cache_no_replay_is_asked_for() -> None:
+def test_of_a_model_without_a_cache_no_replay_is_asked_for():
     """Scored in two parts, the second would lack its context, and the cause would be one that is not there."""
     weights: Any = SimpleNamespace(new=tiny("openai-gpt"), old=tiny("openai-gpt"))
     unread: Any = None

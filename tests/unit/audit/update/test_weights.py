@@ -1,7 +1,5 @@
 """Mixtures of two models, derivatives by the share of an update, and the parts that have a name."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -11,23 +9,21 @@ from zerodrift.audit.perturb import perturbed
 from zerodrift.audit.update.groups import by_kind, by_layer, by_role
 from zerodrift.audit.update.parts import WHOLE, Part, grouped, parts_of
 from zerodrift.audit.update.weights import Move, UpdatedWeights
-from zerodrift.core.completion import Completion
 from zerodrift.models.family.llama import LLAMA
 
-Make = Callable[..., Completion]
 DOWN = "model.layers.1.mlp.down_proj.weight"
 NORM = "model.layers.0.input_layernorm.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
 
 @pytest.fixture(scope="module")
-def weights() -> UpdatedWeights:
+def weights():
     model = models.load("testbed:llama")
     return UpdatedWeights(model, perturbed(model, 1))
 
 
 @pytest.fixture
-def outputs(completion: Make) -> list[Completion]:
+def outputs(completion):
     rng = np.random.default_rng(0)
     return [
         completion(rng.integers(4, 500, 9).tolist(), rng.integers(4, 500, 4).tolist()),
@@ -35,7 +31,7 @@ def outputs(completion: Make) -> list[Completion]:
     ]
 
 
-def test_kinds() -> None:
+def test_kinds():
     names = ("model.layers.1.self_attn.q_proj.bias", "model.norm.weight", "model.layers.1.mlp.up_proj.weight")
     assert [by_kind(LLAMA, name) for name in names] == ["biases", "norms", "matrices"]
 
@@ -51,11 +47,11 @@ def test_kinds() -> None:
         ("lm_head.weight", "lm_head", "lm_head"),
     ],
 )
-def test_groups_are_what_an_update_forgets(name: str, layer: str, role: str) -> None:
+def test_groups_are_what_an_update_forgets(name, layer, role):
     assert (by_layer(LLAMA, name), by_role(LLAMA, name)) == (layer, role)
 
 
-def test_groups_come_in_the_order_of_the_forward(weights: UpdatedWeights) -> None:
+def test_groups_come_in_the_order_of_the_forward(weights):
     """The head is tied: one tensor."""
     layers = [part.label for part in grouped(weights.rows, LLAMA, by_layer)]
     assert layers == ["embed_tokens", "layer 0", "layer 1", "norm"]
@@ -66,7 +62,7 @@ def test_groups_come_in_the_order_of_the_forward(weights: UpdatedWeights) -> Non
     ]
 
 
-def test_parts_are_each_named_once_and_the_widest_come_first(weights: UpdatedWeights) -> None:
+def test_parts_are_each_named_once_and_the_widest_come_first(weights):
     parts = parts_of(weights.rows, LLAMA)
     assert parts[0] == Part(WHOLE, tuple(weights.rows))
     whole = [frozenset(part.tensors) for part in parts if part.rows is None]
@@ -79,7 +75,7 @@ def test_parts_are_each_named_once_and_the_widest_come_first(weights: UpdatedWei
     assert not any(part.rows for part in parts if part.label == NORM), "nobody sends half a norm"
 
 
-def test_what_did_not_arrive_is_old_and_the_rest_is_new_without_a_copy(weights: UpdatedWeights) -> None:
+def test_what_did_not_arrive_is_old_and_the_rest_is_new_without_a_copy(weights):
     """Each was a third copy: 94 GiB for a model of 16."""
     before = [each.clone() for each in weights.new.parameters()]
     layer = next(part for part in parts_of(weights.rows, LLAMA) if part.label == "layer 0")
@@ -92,7 +88,7 @@ def test_what_did_not_arrive_is_old_and_the_rest_is_new_without_a_copy(weights: 
     assert all(torch.equal(a, b) for a, b in zip(before, weights.new.parameters(), strict=True))
 
 
-def test_rows_and_shares_and_both_ends_of_a_tie(weights: UpdatedWeights) -> None:
+def test_rows_and_shares_and_both_ends_of_a_tie(weights):
     mixed = weights.moved(
         [Move(Part(EMBEDDING, (EMBEDDING,), (100, 200)), -1.0), Move(Part(DOWN, (DOWN,)), 0.5)]
     ).state_dict()
@@ -103,7 +99,7 @@ def test_rows_and_shares_and_both_ends_of_a_tie(weights: UpdatedWeights) -> None
     torch.testing.assert_close(mixed[DOWN], new[DOWN] + 0.5 * (new[DOWN] - old[DOWN]))
 
 
-def test_scores_are_those_of_the_outputs(weights: UpdatedWeights, outputs: list[Completion]) -> None:
+def test_scores_are_those_of_the_outputs(weights, outputs):
     scores = weights.score(weights.old, outputs)
     expected = []
     for each in outputs:
@@ -117,7 +113,7 @@ def test_scores_are_those_of_the_outputs(weights: UpdatedWeights, outputs: list[
 @pytest.mark.parametrize(
     "part", [Part(DOWN, (DOWN,), (3, 40)), Part(NORM, (NORM,)), Part(EMBEDDING, (EMBEDDING,), (0, 300))]
 )
-def test_slopes_are_what_a_little_more_of_an_update_does(outputs: list[Completion], part: Part) -> None:
+def test_slopes_are_what_a_little_more_of_an_update_does(outputs, part):
     model = models.load("testbed:llama").double()
     weights = UpdatedWeights(model, perturbed(model, 1))
     slopes = weights.slopes(outputs)
@@ -128,7 +124,7 @@ def test_slopes_are_what_a_little_more_of_an_update_does(outputs: list[Completio
     assert np.abs(part.column(slopes)).max() > 1e-2
 
 
-def test_slopes_leave_the_model_as_it_was(weights: UpdatedWeights, outputs: list[Completion]) -> None:
+def test_slopes_leave_the_model_as_it_was(weights, outputs):
     wanted = [each.requires_grad for each in weights.new.parameters()]
     before = [each.clone() for each in weights.new.parameters()]
     weights.slopes(outputs)

@@ -1,5 +1,3 @@
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,21 +6,12 @@ from zerodrift.records.archive.layout import ArchiveSettings
 from zerodrift.records.archive.writer import Archive
 from zerodrift.records.archived import ArchivedBatch, ArchivedRollout, BatchState, version_spans
 
-Made = Callable[..., ArchivedBatch]
-
 
 @pytest.fixture(scope="session")
-def made() -> Made:
+def made():
     """A batch of a step: `rollouts` of `tokens` each; what else is named goes to every rollout."""
 
-    def make(
-        step: int = 7,
-        state: BatchState = BatchState.QUARANTINE,
-        *,
-        rollouts: int = 2,
-        tokens: int = 3,
-        **fields: Any,
-    ) -> ArchivedBatch:
+    def make(step=7, state=BatchState.QUARANTINE, *, rollouts=2, tokens=3, **fields):
         usual: dict[str, Any] = {
             "prompt_token_ids": (1, 5 + step),
             "token_ids": tuple(range(10, 10 + tokens)),
@@ -40,18 +29,18 @@ def made() -> Made:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
+def directory(tmp_path):
     return tmp_path / "archive"
 
 
 @pytest.fixture
-def small() -> ArchiveSettings:
+def small():
     """All healthy batches, and a segment for each batch of a hundred tokens."""
     return ArchiveSettings(healthy_one_in=1, segment_bytes=1024)
 
 
 @pytest.fixture
-def sealed(directory: Path, small: ArchiveSettings, made: Made) -> Path:
+def sealed(directory, small, made):
     """Three suspect segments, of steps 0, 1 and 2."""
     with Archive(directory, small) as archive:
         for step in range(3):

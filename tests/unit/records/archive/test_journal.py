@@ -1,6 +1,4 @@
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -17,13 +15,10 @@ from zerodrift.records.archive.journal import (
     read_frame,
     scan,
 )
-from zerodrift.records.archived import ArchivedBatch
-
-Made = Callable[..., ArchivedBatch]
 
 
 @pytest.fixture(scope="module")
-def frames(made: Made) -> list[bytes]:
+def frames(made):
     return [frame_of(encode(made(step)), 100.0 + step) for step in range(3)]
 
 
@@ -31,7 +26,7 @@ def kinds(content: bytes) -> str:
     return "".join("f" if isinstance(found, Frame) else "L" if found.last else "b" for found in scan(content))
 
 
-def test_what_is_written_is_read(frames: list[bytes], made: Made) -> None:
+def test_what_is_written_is_read(frames, made):
     found = list(scan(b"".join(frames)))
     assert [decode(frame.payload, "here") for frame in found if isinstance(frame, Frame)] == [
         made(0),
@@ -42,7 +37,7 @@ def test_what_is_written_is_read(frames: list[bytes], made: Made) -> None:
     assert kinds(b"") == ""
 
 
-def test_the_same_batch_has_the_same_bytes(made: Made) -> None:
+def test_the_same_batch_has_the_same_bytes(made):
     bias = SamplingParams(logit_bias={3: 1.0, 1: 2})
     batch = made(stated=("top_p", "top_k", "top_p"), sampling=bias)
     assert encode(decode(encode(batch).payload, "here")) == encode(batch)
@@ -51,21 +46,21 @@ def test_the_same_batch_has_the_same_bytes(made: Made) -> None:
     assert encode(made(1)).digest != encode(made(2)).digest
 
 
-def test_nan_stays_nan(made: Made) -> None:
+def test_nan_stays_nan(made):
     batch = made(behavior_logprobs=(math.nan, -0.5, math.inf))
     first = decode(encode(batch).payload, "here").rollouts[0].behavior_logprobs
     assert math.isnan(first[0])
     assert first[1:] == (-0.5, math.inf)
 
 
-def test_every_way_to_be_torn(frames: list[bytes]) -> None:
+def test_every_way_to_be_torn(frames):
     """Wherever the last write stopped, the frames before it are whole and the rest is one tail."""
     before, last = b"".join(frames[:2]), frames[2]
     for size in range(1, len(last)):
         assert kinds(before + last[:size]) == "ffL"
 
 
-def test_a_damaged_frame_is_alone(frames: list[bytes]) -> None:
+def test_a_damaged_frame_is_alone(frames):
     whole = b"".join(frames)
     for place in range(len(frames[0]), len(frames[0]) + len(frames[1])):
         changed = bytearray(whole)
@@ -76,7 +71,7 @@ def test_a_damaged_frame_is_alone(frames: list[bytes]) -> None:
     assert kinds(bytes(changed)) == "ffL"
 
 
-def test_the_magic_inside_a_batch_is_no_frame(made: Made) -> None:
+def test_the_magic_inside_a_batch_is_no_frame(made):
     frame = frame_of(encode(made(environment=MAGIC.decode() * 9)), 1.0)
     assert kinds(frame + frame) == "ff"
     assert kinds(frame + frame[:-1]) == "fL"
@@ -84,7 +79,7 @@ def test_the_magic_inside_a_batch_is_no_frame(made: Made) -> None:
     assert (tail.begin, tail.end) == (0, len(frame) - 1)
 
 
-def test_one_frame_by_its_place(frames: list[bytes], tmp_path: Path, made: Made) -> None:
+def test_one_frame_by_its_place(frames, tmp_path, made):
     path = tmp_path / "suspect-000001.journal"
     path.write_bytes(b"".join(frames))
     assert decode(read_frame(path, len(frames[0])).payload, "here") == made(1)
@@ -93,6 +88,6 @@ def test_one_frame_by_its_place(frames: list[bytes], tmp_path: Path, made: Made)
             read_frame(path, place)
 
 
-def test_a_payload_of_another_kind() -> None:
+def test_a_payload_of_another_kind():
     with pytest.raises(RecordError):
         decode(b"\x80", "here")

@@ -2,7 +2,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -11,13 +10,10 @@ import pytest
 from zerodrift.core.errors import MissingExtra, RecordError
 from zerodrift.records.archive.index import Location
 from zerodrift.records.archive.journal import encode, frame_of
-from zerodrift.records.archive.layout import ArchiveSettings, is_archive
+from zerodrift.records.archive.layout import is_archive
 from zerodrift.records.archive.reader import ArchiveReader
 from zerodrift.records.archive.segment import open_segment
 from zerodrift.records.archive.writer import Archive
-from zerodrift.records.archived import ArchivedBatch
-
-Made = Callable[..., ArchivedBatch]
 
 
 def altered(content: bytes) -> bytes:
@@ -26,7 +22,7 @@ def altered(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("damage", [altered, lambda content: content[:-40], lambda content: content[:9]])
-def test_a_segment_that_is_not_the_one_that_was_sealed_is_refused_by_name(sealed: Path, damage) -> None:
+def test_a_segment_that_is_not_the_one_that_was_sealed_is_refused_by_name(sealed, damage):
     path = sealed / "segments" / "suspect-000002.parquet"
     path.write_bytes(damage(path.read_bytes()))
     reader = ArchiveReader(sealed)
@@ -41,7 +37,7 @@ def test_a_segment_that_is_not_the_one_that_was_sealed_is_refused_by_name(sealed
     ]
 
 
-def test_a_segment_that_is_missing(sealed: Path) -> None:
+def test_a_segment_that_is_missing(sealed):
     (sealed / "segments" / "suspect-000001.parquet").unlink()
     reader = ArchiveReader(sealed)
     first, second, _ = reader.entries()
@@ -51,12 +47,12 @@ def test_a_segment_that_is_missing(sealed: Path) -> None:
     assert reader.read(second).step == 1
 
 
-def test_a_sound_archive_has_no_findings(sealed: Path) -> None:
+def test_a_sound_archive_has_no_findings(sealed):
     reader = ArchiveReader(sealed)
     assert list(reader.findings()) == list(reader.unfinished()) == []
 
 
-def test_a_batch_by_the_beginning_of_its_name(sealed: Path) -> None:
+def test_a_batch_by_the_beginning_of_its_name(sealed):
     reader = ArchiveReader(sealed)
     for entry in reader.entries():
         assert reader.find(entry.batch[:12]) == entry
@@ -65,7 +61,7 @@ def test_a_batch_by_the_beginning_of_its_name(sealed: Path) -> None:
             reader.find(name)
 
 
-def test_a_name_that_two_batches_begin_with(sealed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_two_batches_begin_with(sealed, monkeypatch):
     reader = ArchiveReader(sealed)
     monkeypatch.setattr(reader._index, "named", lambda _: reader.entries())
     with pytest.raises(RecordError) as caught:
@@ -73,7 +69,7 @@ def test_a_name_that_two_batches_begin_with(sealed: Path, monkeypatch: pytest.Mo
     assert all(entry.batch[:16] in str(caught.value) for entry in reader.entries())
 
 
-def test_what_is_no_archive(tmp_path: Path) -> None:
+def test_what_is_no_archive(tmp_path):
     (tmp_path / "file").write_text("x")
     for path in (tmp_path, tmp_path / "file", tmp_path / "nowhere"):
         assert not is_archive(path)
@@ -106,7 +102,7 @@ def on_a_disk_for_reading(directory: Path) -> str:
     return run.stdout.strip() or run.stderr.splitlines()[-1]
 
 
-def test_a_disk_that_cannot_be_written_is_read(sealed: Path, made: Made) -> None:
+def test_a_disk_that_cannot_be_written_is_read(sealed, made):
     assert on_a_disk_for_reading(sealed) == "0 1 2"
     archive = Archive(sealed)
     archive.append(made(3))
@@ -117,7 +113,7 @@ def test_a_disk_that_cannot_be_written_is_read(sealed: Path, made: Made) -> None
     archive.close()
 
 
-def test_readers_beside_a_writer_that_seals(directory: Path, small: ArchiveSettings, made: Made) -> None:
+def test_readers_beside_a_writer_that_seals(directory, small, made):
     """Journals become segments between the question where a batch is and the reading of it."""
     wanted = {step: made(step, tokens=60) for step in range(40)}
     archive = Archive(directory, small)
@@ -125,7 +121,7 @@ def test_readers_beside_a_writer_that_seals(directory: Path, small: ArchiveSetti
     wrong: list[object] = []
     done, passes = threading.Event(), []
 
-    def read() -> None:
+    def read():
         reader = ArchiveReader(directory)
         try:
             while not done.is_set():
@@ -150,18 +146,18 @@ def test_readers_beside_a_writer_that_seals(directory: Path, small: ArchiveSetti
     assert len(ArchiveReader(directory).entries()) == 40
 
 
-def test_without_pyarrow_nothing_is_called_damaged(sealed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
+def test_without_pyarrow_nothing_is_called_damaged(sealed, monkeypatch):
+    def missing(name):
         raise ModuleNotFoundError(name, name="pyarrow")
 
-    monkeypatch.setattr("zerodrift.records.archive.segment.import_module", missing)
+    monkeypatch.setattr("zerodrift.records.arrow.import_module", missing)
     reader = ArchiveReader(sealed)
     assert len(reader.entries()) == 3
     with pytest.raises(MissingExtra):
         list(reader.findings())
 
 
-def test_findings_of_every_kind(sealed: Path, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_of_every_kind(sealed, made, monkeypatch):
     reader = ArchiveReader(sealed)
     with monkeypatch.context() as patched:
         patched.setattr(reader._index, "damage", lambda: "a page is gone")
@@ -178,7 +174,7 @@ def test_findings_of_every_kind(sealed: Path, made: Made, monkeypatch: pytest.Mo
     assert [line.split(":")[0] for line in reader.unfinished()] == ["segments/suspect-000009.parquet"]
 
 
-def test_a_batch_that_was_removed_since(sealed: Path, small: ArchiveSettings) -> None:
+def test_a_batch_that_was_removed_since(sealed, small):
     reader = ArchiveReader(sealed)
     first = reader.entries()[0]
     later = msgspec.structs.replace(first, batch="0" * 64)
@@ -187,7 +183,7 @@ def test_a_batch_that_was_removed_since(sealed: Path, small: ArchiveSettings) ->
     assert reader.place(later) == "removed"
 
 
-def test_a_journal_whose_frames_are_others_than_the_index_says(directory: Path, made: Made) -> None:
+def test_a_journal_whose_frames_are_others_than_the_index_says(directory, made):
     archive = Archive(directory)
     archive.append(made(1))
     (directory / "journals" / "suspect-000001.journal").write_bytes(frame_of(encode(made(2)), 1.0))
@@ -198,14 +194,12 @@ def test_a_journal_whose_frames_are_others_than_the_index_says(directory: Path, 
     archive.close()
 
 
-def test_a_segment_that_is_gone_between_two_looks_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_segment_that_is_gone_between_two_looks_is_asked_for_again(tmp_path):
     with pytest.raises(FileNotFoundError):
         open_segment(tmp_path / "gone.parquet")
 
 
-def test_a_journal_that_was_sealed_between_question_and_answer(
-    sealed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_that_was_sealed_between_question_and_answer(sealed, monkeypatch):
     reader = ArchiveReader(sealed)
     entry = reader.entries()[1]
     answers = [Location(entry.piece, 0, None), reader._index.locate(entry.batch)]

@@ -1,19 +1,15 @@
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from zerodrift.core.errors import RecordError, SchemaMismatch
 from zerodrift.records.archive.journal import encode, frame_of
-from zerodrift.records.archive.layout import ArchiveSettings
 from zerodrift.records.archive.reader import ArchiveReader
 from zerodrift.records.archive.segment import segment_of
 from zerodrift.records.archive.writer import Archive
 from zerodrift.records.archived import ArchivedBatch
 
-Made = Callable[..., ArchivedBatch]
 JOURNAL = "journals/suspect-000001.journal"
 
 
@@ -32,7 +28,7 @@ def steps(directory: Path) -> list[int]:
     return [reader.read(entry).step for entry in reader.entries()]
 
 
-def test_a_writer_goes_on_with_the_journal_that_is_there(directory: Path, made: Made) -> None:
+def test_a_writer_goes_on_with_the_journal_that_is_there(directory, made):
     abandoned(directory, made(1))
     archive = Archive(directory)
     archive.append(made(2))
@@ -42,7 +38,7 @@ def test_a_writer_goes_on_with_the_journal_that_is_there(directory: Path, made: 
     assert [path.name for path in (directory / "segments").iterdir()] == ["suspect-000001.parquet"]
 
 
-def test_an_append_that_was_not_finished_is_cut_off_and_said(directory: Path, made: Made) -> None:
+def test_an_append_that_was_not_finished_is_cut_off_and_said(directory, made):
     journal = abandoned(directory, made(1))
     whole = journal.read_bytes()
     journal.write_bytes(whole + frame_of(encode(made(2)), 1.0)[:-1])
@@ -61,7 +57,7 @@ def test_an_append_that_was_not_finished_is_cut_off_and_said(directory: Path, ma
     assert steps(directory) == [1, 2]
 
 
-def test_an_append_that_was_whole_is_finished(directory: Path, made: Made) -> None:
+def test_an_append_that_was_whole_is_finished(directory, made):
     journal = abandoned(directory, made(1))
     journal.write_bytes(journal.read_bytes() + frame_of(encode(made(2)), 1.0))
     with Archive(directory) as archive:
@@ -70,7 +66,7 @@ def test_an_append_that_was_whole_is_finished(directory: Path, made: Made) -> No
     assert steps(directory) == [1, 2]
 
 
-def test_a_damaged_journal_loses_one_batch_by_name(directory: Path, made: Made) -> None:
+def test_a_damaged_journal_loses_one_batch_by_name(directory, made):
     journal = abandoned(directory, made(1), made(2), made(3))
     content = bytearray(journal.read_bytes())
     content[len(content) // 2] ^= 1
@@ -94,7 +90,7 @@ def test_a_damaged_journal_loses_one_batch_by_name(directory: Path, made: Made) 
     assert len(list(reader.unfinished())) == 1
 
 
-def test_a_journal_that_lost_its_end_after_it_was_acknowledged(directory: Path, made: Made) -> None:
+def test_a_journal_that_lost_its_end_after_it_was_acknowledged(directory, made):
     journal = abandoned(directory, made(1), made(2))
     journal.write_bytes(journal.read_bytes()[:-5])
     with Archive(directory):
@@ -103,7 +99,7 @@ def test_a_journal_that_lost_its_end_after_it_was_acknowledged(directory: Path, 
     assert [each.step for each in ArchiveReader(directory).removed()] == [2]
 
 
-def test_an_index_that_is_gone_is_made_anew(directory: Path, small: ArchiveSettings, made: Made) -> None:
+def test_an_index_that_is_gone_is_made_anew(directory, small, made):
     archive = Archive(directory, small)
     for step in range(3):
         archive.append(made(step, tokens=100))
@@ -121,7 +117,7 @@ def test_an_index_that_is_gone_is_made_anew(directory: Path, small: ArchiveSetti
     archive.close()
 
 
-def test_a_damaged_segment_is_not_taken_into_a_new_index(sealed: Path, small: ArchiveSettings) -> None:
+def test_a_damaged_segment_is_not_taken_into_a_new_index(sealed, small):
     for path in sealed.glob("index.sqlite*"):
         path.unlink()
     torn = sealed / "segments" / "suspect-000002.parquet"
@@ -132,7 +128,7 @@ def test_a_damaged_segment_is_not_taken_into_a_new_index(sealed: Path, small: Ar
     assert torn.is_file()
 
 
-def test_an_index_of_another_version_or_kind_is_refused(sealed: Path) -> None:
+def test_an_index_of_another_version_or_kind_is_refused(sealed):
     index = sealed / "index.sqlite"
     connection = sqlite3.connect(index)
     connection.execute("PRAGMA user_version=9")
@@ -146,7 +142,7 @@ def test_an_index_of_another_version_or_kind_is_refused(sealed: Path) -> None:
             opened(sealed)
 
 
-def test_a_kill_between_two_files(sealed: Path, small: ArchiveSettings, made: Made) -> None:
+def test_a_kill_between_two_files(sealed, small, made):
     """A segment half-written, one that is not yet indexed, and a journal whose segment counts already."""
     (sealed / "segments" / "suspect-000009.parquet.tmp").write_bytes(b"half")
     (sealed / "journals" / "suspect-000001.journal").write_bytes(frame_of(encode(made(0, tokens=100)), 1.0))
@@ -157,7 +153,7 @@ def test_a_kill_between_two_files(sealed: Path, small: ArchiveSettings, made: Ma
     assert names == {f"suspect-00000{number}.parquet" for number in (1, 2, 3)}
 
 
-def test_a_journal_of_which_nothing_is_left(directory: Path, made: Made) -> None:
+def test_a_journal_of_which_nothing_is_left(directory, made):
     journal = abandoned(directory, made(1))
     journal.write_bytes(b"\0" * 200)
     with Archive(directory) as archive:
@@ -166,7 +162,7 @@ def test_a_journal_of_which_nothing_is_left(directory: Path, made: Made) -> None
     assert list((directory / "segments").iterdir()) == []
 
 
-def test_a_segment_that_is_not_what_it_says_is_not_taken_in(directory: Path, made: Made) -> None:
+def test_a_segment_that_is_not_what_it_says_is_not_taken_in(directory, made):
     """With an index that was lost only the batches themselves say what they should be."""
     with Archive(directory):
         pass
@@ -180,12 +176,10 @@ def test_a_segment_that_is_not_what_it_says_is_not_taken_in(directory: Path, mad
     assert steps(directory) == [1]
 
 
-def test_an_index_that_cannot_be_opened_for_writing_beside_it(
-    sealed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_that_cannot_be_opened_for_writing_beside_it(sealed, monkeypatch):
     connect = sqlite3.connect
 
-    def refused(name: str, **options: Any) -> sqlite3.Connection:
+    def refused(name, **options):
         if "mode=ro" in name:
             raise sqlite3.OperationalError("unable to open database file")
         return connect(name, **options)

@@ -1,6 +1,4 @@
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,9 +9,8 @@ from zerodrift.records.archive.layout import ArchiveSettings
 from zerodrift.records.archive.reader import ArchiveReader
 from zerodrift.records.archive.retention import doomed
 from zerodrift.records.archive.writer import Archive
-from zerodrift.records.archived import ArchivedBatch, BatchState
+from zerodrift.records.archived import BatchState
 
-Made = Callable[..., ArchivedBatch]
 NOW = 1000.0
 SEGMENTS = [
     Sealed("suspect-000001", 1000, "a", 10.0),
@@ -28,7 +25,7 @@ def going(**settings: float) -> list[str]:
     return [each.segment.piece for each in found]
 
 
-def test_without_a_limit_nothing_goes() -> None:
+def test_without_a_limit_nothing_goes():
     assert going() == []
 
 
@@ -41,23 +38,23 @@ def test_without_a_limit_nothing_goes() -> None:
         (2048, ["healthy-000002", "healthy-000004"]),
     ],
 )
-def test_by_size_healthy_ones_go_first_and_the_oldest_of_them(most: int, gone: list[str]) -> None:
+def test_by_size_healthy_ones_go_first_and_the_oldest_of_them(most, gone):
     assert going(max_bytes=most + 2 * 1024) == gone
 
 
-def test_suspect_ones_go_by_size_when_no_healthy_one_is_left() -> None:
+def test_suspect_ones_go_by_size_when_no_healthy_one_is_left():
     many = [Sealed(f"suspect-{number:06d}", 1000, "x", float(number)) for number in range(10, 15)]
     found = doomed([*many, SEGMENTS[3]], ArchiveSettings(segment_bytes=1024, max_bytes=5120), NOW)
     assert [each.segment.piece for each in found] == ["healthy-000004", "suspect-000010", "suspect-000011"]
 
 
-def test_by_age_of_the_youngest_batch_in_a_segment() -> None:
+def test_by_age_of_the_youngest_batch_in_a_segment():
     assert going(max_age_s=100.0) == ["healthy-000002", "suspect-000001", "suspect-000003"]
     assert going(max_age_s=50.0) == ["healthy-000002", "healthy-000004", "suspect-000001", "suspect-000003"]
     assert going(max_age_s=985.0) == ["suspect-000001"]
 
 
-def test_an_archive_stays_below_its_size_and_says_what_it_removed(directory: Path, made: Made) -> None:
+def test_an_archive_stays_below_its_size_and_says_what_it_removed(directory, made):
     settings = ArchiveSettings(healthy_one_in=1, segment_bytes=4096, max_bytes=40 * 1024)
     with Archive(directory, settings) as archive:
         for step in range(60):
@@ -79,9 +76,7 @@ def test_an_archive_stays_below_its_size_and_says_what_it_removed(directory: Pat
     assert removed[0].why in str(caught.value)
 
 
-def test_what_is_too_old_goes_when_the_archive_is_opened(
-    sealed: Path, small: ArchiveSettings, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_too_old_goes_when_the_archive_is_opened(sealed, small, made, monkeypatch):
     later = time.time() + 50
     monkeypatch.setattr(time, "time", lambda: later)
     with Archive(sealed, msgspec.structs.replace(small, max_age_s=40.0)) as archive:
@@ -91,9 +86,7 @@ def test_what_is_too_old_goes_when_the_archive_is_opened(
     assert {each.why for each in ArchiveReader(sealed).removed()} == {"older than 40 s"}
 
 
-def test_a_removed_segment_that_is_still_there_is_not_taken_back(
-    sealed: Path, small: ArchiveSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removed_segment_that_is_still_there_is_not_taken_back(sealed, small, monkeypatch):
     first = sealed / "segments" / "suspect-000001.parquet"
     content = first.read_bytes()
     later = time.time() + 50

@@ -1,5 +1,4 @@
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow
@@ -16,7 +15,6 @@ from zerodrift.records.archive.journal import encode
 from zerodrift.records.archive.segment import open_segment, read_described, segment_of, sha256_of
 from zerodrift.records.archived import ArchivedBatch, ArchivedRollout, BatchState
 
-Made = Callable[..., ArchivedBatch]
 TEXTS = st.none() | st.text(max_size=5)
 
 
@@ -65,7 +63,7 @@ def batches(draw: st.DrawFn) -> ArchivedBatch:
 
 
 @given(st.lists(batches(), min_size=1, max_size=3))
-def test_every_bit_comes_back(given_batches: list[ArchivedBatch]) -> None:
+def test_every_bit_comes_back(given_batches):
     """Compared as bytes, for NaN is not equal to itself."""
     content = segment_of(
         (f"name {number}", 5.0 + number, batch) for number, batch in enumerate(given_batches)
@@ -78,7 +76,7 @@ def test_every_bit_comes_back(given_batches: list[ArchivedBatch]) -> None:
         assert encode(read) == encode(batch)
 
 
-def test_any_data_tool_reads_it(made: Made, tmp_path: Path) -> None:
+def test_any_data_tool_reads_it(made, tmp_path):
     path = tmp_path / "s.parquet"
     path.write_bytes(segment_of([("name", 1.0, made(3, behavior_logprobs=(-1.0, math.nan, -2.0)))]))
     table = pyarrow.parquet.read_table(path)
@@ -88,7 +86,7 @@ def test_any_data_tool_reads_it(made: Made, tmp_path: Path) -> None:
     assert table.column("behavior_logprobs").null_count == 0
 
 
-def test_what_is_no_segment_is_refused(tmp_path: Path, made: Made) -> None:
+def test_what_is_no_segment_is_refused(tmp_path, made):
     path = tmp_path / "s.parquet"
     content = segment_of([("name", 1.0, made())])
     path.write_bytes(content[:-9])

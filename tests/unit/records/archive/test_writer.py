@@ -5,7 +5,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from zerodrift.records.archive.reader import ArchiveReader
 from zerodrift.records.archive.writer import Archive
 from zerodrift.records.archived import ArchivedBatch, BatchState
 
-Made = Callable[..., ArchivedBatch]
-
 
 def steps(directory: Path, **query: Any) -> list[int]:
     reader = ArchiveReader(directory)
@@ -29,7 +26,7 @@ def steps(directory: Path, **query: Any) -> list[int]:
     return read
 
 
-def test_what_is_appended_can_be_read_at_once_and_after(directory: Path, made: Made) -> None:
+def test_what_is_appended_can_be_read_at_once_and_after(directory, made):
     archive = Archive(directory)
     batch = made(tokens=50)
     archive.append(batch)
@@ -46,9 +43,7 @@ def test_what_is_appended_can_be_read_at_once_and_after(directory: Path, made: M
     assert list(reader.findings()) == []
 
 
-def test_a_batch_is_flushed_before_it_is_indexed(
-    directory: Path, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_is_flushed_before_it_is_indexed(directory, made, monkeypatch):
     """A kill does not show this, for what was written is still in the system's memory; a loss of power would."""
     archive = Archive(directory)
     archive.append(made(1))
@@ -71,7 +66,7 @@ def test_a_batch_is_flushed_before_it_is_indexed(
     archive.close()
 
 
-def test_the_same_batch_again_stays_single(directory: Path, made: Made) -> None:
+def test_the_same_batch_again_stays_single(directory, made):
     with Archive(directory) as archive:
         archive.append(made())
         archive.append(made())
@@ -81,7 +76,7 @@ def test_the_same_batch_again_stays_single(directory: Path, made: Made) -> None:
     assert steps(directory) == [7, 7]
 
 
-def test_healthy_batches_are_sampled_by_their_digest(directory: Path, tmp_path: Path, made: Made) -> None:
+def test_healthy_batches_are_sampled_by_their_digest(directory, tmp_path, made):
     settings = ArchiveSettings(healthy_one_in=5)
     for place, order in ((directory, range(200)), (tmp_path / "again", reversed(range(200)))):
         with Archive(place, settings) as archive:
@@ -94,7 +89,7 @@ def test_healthy_batches_are_sampled_by_their_digest(directory: Path, tmp_path: 
     assert steps(directory, state=BatchState.WARN) == list(range(10))
 
 
-def test_batches_are_asked_for_by_state_and_step(directory: Path, small: ArchiveSettings, made: Made) -> None:
+def test_batches_are_asked_for_by_state_and_step(directory, small, made):
     with Archive(directory, small) as archive:
         for step in (3, 1, 2):
             archive.append(made(step, BatchState.OK if step == 2 else BatchState.WARN))
@@ -104,7 +99,7 @@ def test_batches_are_asked_for_by_state_and_step(directory: Path, small: Archive
     assert steps(directory, state=BatchState.HALT) == []
 
 
-def test_a_second_writer_is_told_who_the_first_is(directory: Path, made: Made) -> None:
+def test_a_second_writer_is_told_who_the_first_is(directory, made):
     program = "import sys, pathlib; from zerodrift.records.archive.writer import Archive; Archive(pathlib.Path(sys.argv[1]))"
     with Archive(directory) as archive:
         with pytest.raises(ArchiveLocked) as caught:
@@ -120,7 +115,7 @@ def test_a_second_writer_is_told_who_the_first_is(directory: Path, made: Made) -
     Archive(directory).close()
 
 
-def test_many_threads_append_to_one_archive(directory: Path, small: ArchiveSettings, made: Made) -> None:
+def test_many_threads_append_to_one_archive(directory, small, made):
     with Archive(directory, small) as archive:
         threads = [threading.Thread(target=archive.append, args=(made(step),)) for step in range(12)]
         for thread in threads:
@@ -138,7 +133,7 @@ def _append_in_a_fork(archive: Archive, batch: ArchivedBatch, told: Any) -> None
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_fork_is_another_writer(directory: Path, made: Made) -> None:
+def test_a_fork_is_another_writer(directory, made):
     with Archive(directory) as archive:
         context = multiprocessing.get_context("fork")
         told, telling = context.Pipe(duplex=False)
@@ -150,31 +145,29 @@ def test_a_fork_is_another_writer(directory: Path, made: Made) -> None:
     assert steps(directory) == [7]
 
 
-def test_after_the_end_nothing_is_taken(directory: Path, made: Made) -> None:
+def test_after_the_end_nothing_is_taken(directory, made):
     archive = Archive(directory)
     archive.close()
     archive.close()
     with pytest.raises(RecordError):
         archive.append(made())
     with pytest.raises(InvalidValue), Archive(directory) as again:
-        again.append("batch")  # type: ignore[arg-type]
+        again.append("batch")
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "archive"])
-def test_other_peoples_directories_are_left_alone(tmp_path: Path, name: str) -> None:
+def test_other_peoples_directories_are_left_alone(tmp_path, name):
     (tmp_path / name).write_text("precious")
     with pytest.raises(RecordError):
         Archive(tmp_path if name == "notes.txt" else tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_without_pyarrow_the_extra_is_named_before_anything_is_written(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none(name: str) -> None:
+def test_without_pyarrow_the_extra_is_named_before_anything_is_written(directory, monkeypatch):
+    def none(name):
         raise ModuleNotFoundError(name, name="pyarrow")
 
-    monkeypatch.setattr("zerodrift.records.archive.segment.import_module", none)
+    monkeypatch.setattr("zerodrift.records.arrow.import_module", none)
     with pytest.raises(MissingExtra) as caught:
         Archive(directory)
     assert "zerodrift[local]" in str(caught.value)
@@ -182,9 +175,7 @@ def test_without_pyarrow_the_extra_is_named_before_anything_is_written(
 
 
 @pytest.mark.parametrize("failing", ["fsync", "write"])
-def test_a_batch_that_finds_no_room_leaves_nothing(
-    directory: Path, made: Made, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
+def test_a_batch_that_finds_no_room_leaves_nothing(directory, made, monkeypatch, failing):
     archive = Archive(directory)
     archive.append(made(1))
     before = (directory / "journals" / "suspect-000001.journal").read_bytes()
@@ -202,10 +193,8 @@ def _full(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_a_disk_that_fails_otherwise_has_another_name(
-    directory: Path, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> None:
+def test_a_disk_that_fails_otherwise_has_another_name(directory, made, monkeypatch):
+    def broken(*_):
         raise OSError(5, "Input/output error")
 
     with Archive(directory) as archive:
@@ -219,8 +208,8 @@ def test_a_disk_that_fails_otherwise_has_another_name(
 
 
 def test_no_room_for_a_segment_refuses_the_next_batch_and_keeps_the_journal(
-    directory: Path, small: ArchiveSettings, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    directory, small, made, monkeypatch
+):
     archive = Archive(directory, small)
     archive.append(made(1, tokens=100))
     with monkeypatch.context() as patched:
@@ -234,9 +223,7 @@ def test_no_room_for_a_segment_refuses_the_next_batch_and_keeps_the_journal(
     assert steps(directory) == [1, 2]
 
 
-def test_a_segment_that_gives_something_else_back_does_not_replace_the_journal(
-    directory: Path, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_segment_that_gives_something_else_back_does_not_replace_the_journal(directory, made, monkeypatch):
     archive = Archive(directory)
     archive.append(made(1))
     with monkeypatch.context() as patched:
@@ -249,18 +236,16 @@ def test_a_segment_that_gives_something_else_back_does_not_replace_the_journal(
     assert steps(directory) == [1]
 
 
-def test_an_interrupt_after_the_commit_does_not_cut_what_is_indexed(
-    directory: Path, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_after_the_commit_does_not_cut_what_is_indexed(directory, made, monkeypatch):
     archive = Archive(directory)
     transaction = archive._index.transaction
 
     class Interrupted:
-        def __enter__(self) -> None:
+        def __enter__(self):
             self.inner = transaction()
             self.inner.__enter__()
 
-        def __exit__(self, *what: Any) -> None:
+        def __exit__(self, *what):
             self.inner.__exit__(*what)
             raise KeyboardInterrupt
 
@@ -283,14 +268,12 @@ def test_an_interrupt_after_the_commit_does_not_cut_what_is_indexed(
         {"max_age_s": float("nan")},
     ],
 )
-def test_settings_that_keep_nothing_are_refused(settings: dict[str, Any]) -> None:
+def test_settings_that_keep_nothing_are_refused(settings):
     with pytest.raises(InvalidValue):
         ArchiveSettings(**settings)
 
 
-def test_a_writer_that_cannot_say_who_it_is_holds_nothing(
-    directory: Path, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_that_cannot_say_who_it_is_holds_nothing(directory, made, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(writer, "write_atomically", _full)
         with pytest.raises(OSError, match="No space"):
@@ -299,9 +282,7 @@ def test_a_writer_that_cannot_say_who_it_is_holds_nothing(
         archive.append(made())
 
 
-def test_a_fork_and_a_holder_without_a_name(
-    directory: Path, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_and_a_holder_without_a_name(directory, made, monkeypatch):
     with Archive(directory) as archive:
         with monkeypatch.context() as patched:
             patched.setattr(os, "getpid", lambda: 1)
@@ -315,10 +296,8 @@ def test_a_fork_and_a_holder_without_a_name(
 @pytest.mark.parametrize(
     ("code", "error"), [(sqlite3.SQLITE_FULL, "record/full"), (sqlite3.SQLITE_CORRUPT, "record/invalid")]
 )
-def test_an_index_that_cannot_be_written_keeps_nothing(
-    directory: Path, made: Made, monkeypatch: pytest.MonkeyPatch, code: int, error: str
-) -> None:
-    def failing(*_: object) -> None:
+def test_an_index_that_cannot_be_written_keeps_nothing(directory, made, monkeypatch, code, error):
+    def failing(*_):
         raised = sqlite3.OperationalError("no")
         raised.sqlite_errorcode = code
         raise raised
@@ -335,9 +314,7 @@ def test_an_index_that_cannot_be_written_keeps_nothing(
     assert steps(directory) == [1, 2]
 
 
-def test_an_archive_without_a_batch_leaves_no_segment(
-    directory: Path, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_without_a_batch_leaves_no_segment(directory, made, monkeypatch):
     with Archive(directory) as archive, monkeypatch.context() as patched:
         patched.setattr(os, "write", _full)
         with pytest.raises(ArchiveFull):
@@ -345,14 +322,12 @@ def test_an_archive_without_a_batch_leaves_no_segment(
     assert [path for folder in ("journals", "segments") for path in (directory / folder).iterdir()] == []
 
 
-def test_a_rollback_that_sqlite_made_already_is_not_made_again(
-    directory: Path, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rollback_that_sqlite_made_already_is_not_made_again(directory, made, monkeypatch):
     """As it does by itself where the disk is full."""
     with Archive(directory) as archive:
         index = archive._index
 
-        def failing(*_: object) -> None:
+        def failing(*_):
             index._connection.execute("ROLLBACK")
             raise InvalidValue("no")
 

@@ -52,7 +52,7 @@ class Compared(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Return:
+class IntermittentProbe:
     """What was asked and answered, and by what it is judged."""
 
     engine: Backend

@@ -1,8 +1,6 @@
 """Whole audits of engines whose fault comes and goes, beside the same fault when it stays and an engine without any."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -95,8 +93,8 @@ def shifted(engine: ComesAndGoes, completion: Completion, place: int) -> float:
 
 
 @pytest.fixture
-def audited(llama: ReferenceBackend, tmp_path: Path) -> Callable[..., Audited]:
-    def run(engine: Any, precision: Precision = Precision.FP32) -> Audited:
+def audited(llama, tmp_path):
+    def run(engine, precision=Precision.FP32):
         rng = np.random.default_rng(11)
         prompts = [Prompt(tuple(rng.integers(4, 500, 3 + number % 9).tolist())) for number in range(48)]
         return Audit(
@@ -131,13 +129,7 @@ def gating(audited: Audited) -> list[str]:
     ],
     ids=["another entry", "another entry of a token", "stale value", "neighbour's value"],
 )
-def test_what_comes_and_goes_is_named_so_and_says_whose_values_it_reports(
-    audited: Callable[..., Audited],
-    llama: ReferenceBackend,
-    wrong: Values,
-    field: str,
-    rate: dict[str, float],
-) -> None:
+def test_what_comes_and_goes_is_named_so_and_says_whose_values_it_reports(audited, llama, wrong, field, rate):
     verdict = audited(ComesAndGoes(llama, wrong, **rate))
     assert verdict.record.verdict is Outcome.FAIL
     assert gating(verdict) == [NAME]
@@ -149,9 +141,7 @@ def test_what_comes_and_goes_is_named_so_and_says_whose_values_it_reports(
 
 
 @pytest.mark.parametrize("since", [60, 83])
-def test_what_begins_in_the_middle_is_named_so(
-    audited: Callable[..., Audited], llama: ReferenceBackend, since: int
-) -> None:
+def test_what_begins_in_the_middle_is_named_so(audited, llama, since):
     """Among the requests of the audit, and behind the last of them."""
     verdict = audited(ComesAndGoes(llama, shifted, since=since))
     assert verdict.record.verdict is Outcome.FAIL
@@ -159,9 +149,7 @@ def test_what_begins_in_the_middle_is_named_so(
     assert returned(verdict).evidence["came"] > 0
 
 
-def test_what_has_ended_again_says_when_it_was(
-    audited: Callable[..., Audited], llama: ReferenceBackend
-) -> None:
+def test_what_has_ended_again_says_when_it_was(audited, llama):
     verdict = audited(ComesAndGoes(llama, shifted, since=60, until=71))
     assert gating(verdict) == [NAME]
     evidence = returned(verdict).evidence
@@ -170,9 +158,7 @@ def test_what_has_ended_again_says_when_it_was(
 
 
 @pytest.mark.parametrize("rate", [{"tokens": 1 / 50}])
-def test_the_same_fault_when_it_stays_does_not_come_and_go(
-    audited: Callable[..., Audited], llama: ReferenceBackend, rate: dict[str, float]
-) -> None:
+def test_the_same_fault_when_it_stays_does_not_come_and_go(audited, llama, rate):
     """As rare, and the same for the same request: whatever it is, it is no matter of time."""
     verdict = audited(ComesAndGoes(llama, another_entry, seeded=True, **rate))
     assert verdict.record.verdict is Outcome.FAIL
@@ -182,9 +168,7 @@ def test_the_same_fault_when_it_stays_does_not_come_and_go(
     assert "gone" not in evidence
 
 
-def test_an_engine_without_a_fault_answers_as_before(
-    audited: Callable[..., Audited], llama: ReferenceBackend
-) -> None:
+def test_an_engine_without_a_fault_answers_as_before(audited, llama):
     verdict = audited(llama)
     assert verdict.record.verdict is Outcome.PASS
     assert returned(verdict).status is Outcome.PASS
@@ -196,23 +180,19 @@ def rounded_anew(engine: ComesAndGoes, completion: Completion, place: int) -> fl
     return min(0.0, completion.logprobs[place] + 0.02 * float(engine.dice.standard_t(3)))
 
 
-def test_an_engine_that_rounds_anew_at_every_call_is_healthy_in_bf16(
-    audited: Callable[..., Audited], llama: ReferenceBackend
-) -> None:
+def test_an_engine_that_rounds_anew_at_every_call_is_healthy_in_bf16(audited, llama):
     verdict = audited(ComesAndGoes(llama, rounded_anew), Precision.BF16)
     assert verdict.record.verdict is Outcome.PASS
     assert returned(verdict).evidence["differing"] > 0
 
 
 @pytest.mark.parametrize(("where", "name"), [("model", "unexplained"), ("report", "semantic/temperature")])
-def test_logits_that_are_scaled_inside_the_model_are_no_temperature(
-    audited: Callable[..., Audited], llama: ReferenceBackend, where: str, name: str
-) -> None:
+def test_logits_that_are_scaled_inside_the_model_are_no_temperature(audited, llama, where, name):
     """Prompt scores carry none, and fail where the model itself is wrong."""
     scaled = ReferenceBackend("testbed:llama", dtype="float64")
     scaled.model.lm_head.register_forward_hook(lambda module, given, logits: 1.15 * logits)
     if where == "report":
-        scaled.score = llama.score  # type: ignore[method-assign]
+        scaled.score = llama.score
     verdict = audited(scaled)
     assert gating(verdict) == [name]
     hints = [cause.cause for cause in verdict.record.causes if not cause.gating]
