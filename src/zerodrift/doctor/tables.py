@@ -16,9 +16,10 @@ TRL_VERSION = "1.16"
 PIPELINERL_VERSION = "58d3934 (June 2026)"
 VERL_VERSION = "0.9"
 SKYRL_VERSION = "0.3"
+OPENRLHF_VERSION = "0.11"
 
-FrameworkName = Literal["trl", "pipelinerl", "verl", "skyrl", "zerodrift"]
-"""Whose files have a table of keys."""
+FrameworkName = Literal["trl", "pipelinerl", "verl", "skyrl", "openrlhf", "zerodrift"]
+"""Whose files, or launch lines, have a table of keys."""
 
 UNWRITTEN = "unknown"
 """A default that depends on the model or the device."""
@@ -141,7 +142,7 @@ def file_names(framework: FrameworkName) -> Mapping[str, FileName]:
 
 
 @cache
-def framework_settings(framework: Literal["trl", "pipelinerl"]) -> Settings:
+def framework_settings(framework: Literal["trl", "pipelinerl", "openrlhf"]) -> Settings:
     """What it sets by itself in the vLLM that it starts."""
     table = read_table("settings/frameworks", dict[str, dict[Origin, dict[str, Value]]])[framework]
     return {
