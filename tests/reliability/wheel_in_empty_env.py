@@ -60,13 +60,29 @@ BASE = [
 ]
 WITH_TORCH = [
     # What an engine's or a trainer's own environment lacks of the extra is not the same everywhere: it works, or names it.
-    Ask(["zerodrift", "audit", "testbed:llama", "--num-prompts", "8"], (0, 2, 3)),
+    Ask(
+        ["zerodrift", "audit", "testbed:llama", "--set", "validation.num_prompts=8", "--trials", "8"],
+        (0, 2, 3),
+    ),
     Ask(["zerodrift", "blame", "dump.jsonl", "--model", "testbed:llama"], (2,)),
 ]
 LOCAL = [
     Ask(["zerodrift", "demo"], says="PASS"),
     Ask(["zerodrift", "blame", "dump.jsonl", "--model", "testbed:llama"], (2,), "dump.jsonl"),
-    Ask(["zerodrift", "audit", "testbed:llama", "--num-prompts", "8", "--out", "run"], (0, 3)),
+    Ask(
+        [
+            "zerodrift",
+            "audit",
+            "testbed:llama",
+            "--set",
+            "validation.num_prompts=8",
+            "--trials",
+            "8",
+            "--out",
+            "run",
+        ],
+        (0, 3),
+    ),
     Ask(["zerodrift", "audit", "ls", "."], says="run"),
 ]
 

@@ -126,10 +126,11 @@ def test_every_option_arrives(asked: list[Asked], tmp_path: Path) -> None:
     assert run(
         *("testbed:llama", "--url", "http://127.0.0.1:1", "--config", "own.yaml", "--set", "validation.max_tokens=7"),
         *("--prompts", "p.jsonl", "--trials", "99", "--sync", "--no-reset-cache", "--out", "here"),
-        *("--inject", "semantic/bos"),
+        *("--inject", "semantic/bos", "--num-prompts", "31"),
     ) == 0  # fmt: skip
     (call,) = asked
     config = call.config
+    assert config.validation.num_prompts == 31
     assert (config.validation.seed, config.validation.max_tokens) == (5, 7)
     assert (config.validation.prompts, config.validation.equivalence_trials) == ("p.jsonl", 99)
     assert config.engine.url == "http://127.0.0.1:1"
