@@ -111,6 +111,19 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return frozenset((*self.switches, *self.bare, *self.values, *self.lists))
 
 
+class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where another vLLM differs from the one whose table we have."""
+
+    defaults: Mapping[str, Value]
+    """Of settings whose default has changed between versions: those that are known of this one."""
+    lacks: tuple[str, ...]
+    """Flags that are judged, and that it does not have."""
+
+    def __post_init__(self) -> None:
+        """Tables do not change."""
+        freeze(self, "defaults")
+
+
 def read_table(name: str, shape: type[Table]) -> Table:
     """A file of ours, below this package."""
     text = (files("zerodrift.doctor") / f"{name}.yaml").read_text(encoding="utf-8")
@@ -133,6 +146,12 @@ def vllm_names() -> Mapping[str, VllmName]:
 def vllm_options() -> Options:
     """Every flag of vLLM."""
     return read_table("settings/vllm_options", Options)
+
+
+@cache
+def vllm_releases() -> Mapping[str, Release]:
+    """Other versions that were asked, as `0.18`."""
+    return read_table("settings/vllm_versions", dict[str, Release])
 
 
 @cache
