@@ -45,8 +45,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console, *, everything: bool 
     if shown:
         _print_settings(shown, console)
     if diagnosis.not_judged:
-        console.print()
-        console.print(Text("not judged:", style="dim"))
+        console.print(Text("\nnot judged:" if shown else "not judged:", style="dim"))
         for text in diagnosis.not_judged:
             console.print(Text(f"    {visible(text)}"), soft_wrap=True)
     if not everything:
