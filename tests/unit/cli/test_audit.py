@@ -180,6 +180,7 @@ def test_a_model_that_is_called_like_a_verb(asked: list[Asked], word: str) -> No
         ("--no-reset-cache", "--sync"),
         ("--temperature nan", "--temperature: "),
         ("--trials 99999999999", "1000000"),
+        ("--trials 8", "--num-prompts"),
         ("--budget soon", "--budget"),
         ("--budget 3s", "--budget"),
         ("--budget 2m --trials 64", "--trials"),
