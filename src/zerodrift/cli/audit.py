@@ -13,6 +13,8 @@ from zerodrift.cli.bar import Bar
 from zerodrift.cli.console import JsonOption
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from zerodrift.audit.session import Session
     from zerodrift.config.load import Option
     from zerodrift.config.run import RunConfig
@@ -29,6 +31,7 @@ KEYS = {
     "task": "validation.task",
     "device": "validation.reference_device",
     "temperature": "sampling_defaults.temperature",
+    "num_prompts": "validation.num_prompts",
     "trials": "validation.equivalence_trials",
 }
 """Where the value of an option stands in a configuration."""
@@ -58,7 +61,7 @@ BaselineOption = Annotated[
 TrainerOption = Annotated[
     str | None,
     typer.Option(
-        help="Your trainer's forward: module:scorer, or transformers[:dtype=…,packed=true,base=…,lora=…]."
+        help="Your trainer's forward: module:scorer, or transformers with dtype=… and more (docs/trainer.md)."
     ),
 ]
 TaskOption = Annotated[
@@ -108,7 +111,10 @@ def command(
     task: TaskOption = None,
     device: DeviceOption = None,
     temperature: Annotated[float | None, typer.Option(help="What the trainer samples at.")] = None,
-    trials: Annotated[int | None, typer.Option(help="Sampled sequences to judge by.")] = None,
+    num_prompts: Annotated[int | None, typer.Option(help="How many prompts are asked.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Sampled sequences to judge by, of all prompts together.")
+    ] = None,
     budget: BudgetOption = None,
     sync: Annotated[bool, typer.Option("--sync", help="Also push a weight update and follow it.")] = False,
     reset_cache: ResetOption = True,
@@ -141,9 +147,10 @@ def command(
 
     named: dict[str, Any] = {"model": model, "engine": engine, "url": url, "prompts": prompts}
     named |= {"baseline": baseline, "trainer": trainer, "task": task, "device": device}
-    resolved = load(config, settings or [], options_of(**named, temperature=temperature, trials=trials))
+    counts = {"num_prompts": num_prompts, "trials": trials}
+    resolved = load(config, settings or [], options_of(**named, temperature=temperature, **counts))
     _check_options(sync, reset_cache, junitxml)
-    seconds = _seconds(budget, trials, settings or [], case)
+    seconds = _seconds(budget, counts, settings or [], case)
     if inject is not None and engine is None:
         resolved = _with_host(resolved, inject)
     session = _session(resolved, out, inject, sync=sync, resets_cache=reset_cache, budget=seconds)
@@ -276,7 +283,7 @@ def options_of(**named: Any) -> "list[Option]":
     from zerodrift.config.load import Option
 
     return [
-        Option("MODEL" if name == "model" else f"--{name}", KEYS[name], value)
+        Option("MODEL" if name == "model" else f"--{name.replace('_', '-')}", KEYS[name], value)
         for name, value in named.items()
         if value is not None
     ]
@@ -319,17 +326,20 @@ def _list_faults() -> None:
         console.say(f"{name:45} {fault.message}")
 
 
-def _seconds(budget: str | None, trials: int | None, settings: list[str], case: Path | None) -> float | None:
+def _seconds(
+    budget: str | None, counts: "Mapping[str, int | None]", settings: list[str], case: Path | None
+) -> float | None:
     from zerodrift.config.budget import seconds_of
     from zerodrift.core.errors import ConfigError
 
     if budget is None:
         return None
     fixed = ("validation.num_prompts=", "validation.equivalence_trials=")
-    if trials is not None or case is not None or any(each.startswith(fixed) for each in settings):
+    counted = any(each is not None for each in counts.values())
+    if counted or case is not None or any(each.startswith(fixed) for each in settings):
         raise ConfigError(
             "--budget fixes the numbers of prompts and trials, and so does what stands beside it; "
-            "leave out --trials, --case, validation.num_prompts and validation.equivalence_trials, or --budget"
+            "leave out --num-prompts, --trials, --case and what sets them, or --budget"
         )
     return seconds_of(budget)
 

@@ -77,8 +77,8 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         require.whole(InvalidValue, "num_prompts", self.num_prompts, "use at least one prompt", 1)
         prompts = self.num_prompts + len(self.position_probes)
         rule = (
-            f"sample each of {prompts} prompts at least once (validation.num_prompts has fewer), and {MOST_TRIALS} "
-            "sequences at most"
+            f"each of {prompts} prompts is sampled at least once: {prompts} trials or more (--trials), or fewer prompts "
+            f"(--num-prompts); at most {MOST_TRIALS} trials"
         )
         require.whole(InvalidValue, "equivalence_trials", self.equivalence_trials, rule, prompts, MOST_TRIALS)
         require.whole(InvalidValue, "max_tokens", self.max_tokens, "sample at least one token", 1)

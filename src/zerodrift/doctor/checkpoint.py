@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zerodrift.doctor.secrets import safe
 from zerodrift.doctor.setting import Origin, Setting, Value, unknown
 
 NAME = "checkpoint"
@@ -69,7 +70,20 @@ def is_suspicious(place: str | None, overridden: Mapping[str, Any]) -> bool:
         return True
     if place is None or Path(place).is_dir():
         return False
-    return place.startswith(("/", "./", "../", "~")) or _CALLED_QUANTISED.search(place) is not None
+    return _is_a_path(place) or _CALLED_QUANTISED.search(place) is not None
+
+
+def missing(place: str | None) -> list[str]:
+    """What to say of a model that is written as a directory, and is none here."""
+    if place is None or not _is_a_path(place) or Path(place).is_dir():
+        return []
+    return [
+        f"{safe(place)}: no directory here, so that its quantisation and its sampling defaults are not known"
+    ]
+
+
+def _is_a_path(place: str) -> bool:
+    return place.startswith(("/", "./", "../", "~"))
 
 
 def generation_defaults(source: Value, model: str | None, overridden: Mapping[str, Any]) -> Setting:

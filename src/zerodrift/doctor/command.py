@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from zerodrift.doctor import secrets, shell_words, vllm_flags, vllm_settings
+from zerodrift.doctor import checkpoint, secrets, shell_words, vllm_flags, vllm_settings
 from zerodrift.doctor.setting import Origin, Reading, Setting, Value, unknown
 from zerodrift.doctor.tables import VLLM_VERSION, vllm_names
 from zerodrift.doctor.vllm_file import VllmFile
@@ -58,7 +58,8 @@ class CommandLine:
         judged = {spec.env or spec.secret_env for spec in vllm_names().values()} | vllm_settings.READ_TOO
         of_file = file.read().not_judged if file else ()
         others = (name for name in env if name not in judged)
-        return Reading(found, (*vllm_settings.not_judged(taken), *of_file, *others))
+        missing = checkpoint.missing(self.model) if not file or file.model != self.model else ()
+        return Reading(found, (*missing, *vllm_settings.not_judged(taken), *of_file, *others))
 
     def typed(self, name: str, value: Value) -> str | None:
         """As on the command line."""

@@ -5,12 +5,13 @@ from pathlib import Path
 
 from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.command import CommandLine
-from zerodrift.doctor.hydra_command import find_launch
+from zerodrift.doctor.launch_line import find_launch
 from zerodrift.doctor.secrets import safe
 from zerodrift.doctor.setting import FileKind, Target
 from zerodrift.doctor.table_files import SkyRlFile, VerlFile
 from zerodrift.doctor.tables import file_names, vllm_options
 from zerodrift.doctor.trainer_files import TRL_TOO, PipelineRlFile, TrlFile
+from zerodrift.doctor.trl_serve import find_trl_serve
 from zerodrift.doctor.vllm_file import VllmFile
 from zerodrift.doctor.yaml_text import YamlText, read_text
 from zerodrift.doctor.zerodrift_file import ZerodriftFile, is_ours
@@ -47,8 +48,8 @@ def open_target(text: str, kind: FileKind | None = None) -> Target:
 
 
 def _command(text: str) -> Target:
-    """A launch of a trainer, or of vLLM alone."""
-    return find_launch(text) or CommandLine(text)
+    """A launch of a trainer, of vLLM by a trainer's command, or of vLLM alone."""
+    return find_launch(text) or find_trl_serve(text) or CommandLine(text)
 
 
 def open_text(text: str, source: str, kind: FileKind | None) -> Target:

@@ -1,19 +1,20 @@
 """A target that another vLLM will read than the one whose defaults and flags are in our tables.
 
-What is written counts as ever. Where nothing is written and versions differ, the setting becomes unknown, and what
-would have decided is said to be undecided instead of guessed.
+What is written counts as ever, unless that version is known not to have the flag. Where nothing is written and versions
+differ, the default is the one that was read in that release; of a release that was not, the setting is unknown, and what would
+have decided is said to be undecided instead of guessed.
 """
 
 import re
 from collections.abc import Mapping
 
 from zerodrift.core.errors import ConfigError
-from zerodrift.doctor.setting import Origin, Reading, Target, Value, unknown
-from zerodrift.doctor.tables import VLLM_VERSION
+from zerodrift.doctor.setting import Origin, Reading, Setting, Target, Value, unknown
+from zerodrift.doctor.tables import VLLM_VERSION, vllm_names, vllm_releases
 
 _OF_THIS_VERSION = ("refused", "engine_v1", "disable_cascade_attn")
 """What our tables say of flags and variables that exist or do something: true of that version alone."""
-_DIFFER = frozenset(
+DIFFER = frozenset(
     {
         "logprobs_mode",
         "generation_config",
@@ -35,17 +36,34 @@ class OtherVersion:
 
     def __init__(self, target: Target, version: str) -> None:
         self._target, self._version = target, version
-        self.title = f"{target.title.partition(', defaults')[0]}, for vLLM {version}, some of whose defaults are not known here"
+        self._release = vllm_releases().get(version)
+        known = "defaults of its parser" if self._release else "some of whose defaults are not known here"
+        self.title = f"{target.title.partition(', defaults')[0]}, for vLLM {version}, {known}"
 
     def read(self) -> Reading:
         """Without the defaults that may be others there."""
         reading = self._target.read()
         settings = {
-            name: unknown(name) if name in _DIFFER and setting.origin is Origin.DEFAULT else setting
+            name: self._default(name) if name in DIFFER and setting.origin is Origin.DEFAULT else setting
             for name, setting in reading.settings.items()
             if name not in _OF_THIS_VERSION
         }
+        lacking = [name for name in settings if self._lacks(name) and settings[name].known]
+        refused = [name for name in lacking if settings[name].origin is Origin.SET]
+        settings = {name: setting for name, setting in settings.items() if name not in lacking}
+        if refused:
+            flags = ", ".join(f"--{vllm_names()[name].flag}" for name in refused)
+            settings["refused"] = Setting("refused", f"vLLM {self._version} has no {flags}", Origin.SET)
         return reading._replace(settings=settings)
+
+    def _default(self, name: str) -> Setting:
+        if self._release is None or name not in self._release.defaults:
+            return unknown(name)
+        return Setting(name, self._release.defaults[name], Origin.DEFAULT)
+
+    def _lacks(self, name: str) -> bool:
+        spec = vllm_names().get(name)
+        return self._release is not None and spec is not None and spec.flag in self._release.lacks
 
     def typed(self, name: str, value: Value) -> str | None:
         """As the target writes it."""

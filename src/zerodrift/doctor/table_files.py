@@ -1,4 +1,4 @@
-"""Files that a table describes whole: verl's and SkyRL's. What no row of the table names is said to be unread.
+"""What a table describes whole: files of verl and SkyRL, flags of OpenRLHF. What no row of the table names is said to be unread.
 
 Judged are the settings that such a file can hold. What its framework sets beside them in the vLLM that it starts is not
 known here, and not taken for vLLM's default either.
@@ -9,13 +9,21 @@ from typing import Any
 
 import msgspec
 
+from zerodrift.core.errors import ConfigError
 from zerodrift.doctor import vllm_settings
-from zerodrift.doctor.setting import Origin, Reading, Setting
-from zerodrift.doctor.tables import SKYRL_VERSION, VERL_VERSION, vllm_names
-from zerodrift.doctor.trainer_files import WithVllmFlags
+from zerodrift.doctor.setting import Origin, Reading, Setting, Value
+from zerodrift.doctor.tables import (
+    OPENRLHF_VERSION,
+    SKYRL_VERSION,
+    VERL_VERSION,
+    framework_settings,
+    vllm_names,
+)
+from zerodrift.doctor.trainer_files import SettingsFile, WithVllmFlags
 
 VLLM = "vllm"
 ASK = "what the framework sets by itself: ask the server once it runs, zerodrift doctor http://HOST:PORT"
+NO_SERVER = "what OpenRLHF sets by itself in engines that no address leads to: ask their rollouts, zerodrift blame DUMP --model CHECKPOINT"
 _ENV = {"CUDA_VISIBLE_DEVICES": "0"}
 """Both frameworks start their engines on GPUs."""
 
@@ -91,6 +99,41 @@ class SkyRlFile(TableFile):
     kwargs = ("generator", "inference_engine", "engine_init_kwargs")
     engine = ("generator", "inference_engine", "backend")
     emptied = (("generator", "use_cache_salt"), "salted by weight version")
+
+
+class OpenRlhfFlags(SettingsFile):
+    """There is no file: `--rollout.top_p 0.9` is the key of that path, and what stands alone is on."""
+
+    title = f"OpenRLHF, defaults of OpenRLHF {OPENRLHF_VERSION}"
+
+    framework = "openrlhf"
+
+    def read(self) -> Reading:
+        """Sampler and trainer, and the vLLM that is started between them."""
+        flat = [str(key) for key, value in self._text.values.items() if not isinstance(value, dict)]
+        if older := set(flat) - {"local_rank", "use_ms"}:
+            raise ConfigError(
+                f"--{min(older)} is no flag of OpenRLHF {OPENRLHF_VERSION}, whose flags have a section before a dot "
+                "(--rollout.temperature); those of older versions are not read here"
+            )
+        found = self._settings() | framework_settings("openrlhf")
+        if found["correction"].value is True:
+            found["logprobs_mode"] = Setting("logprobs_mode", "processed_logprobs", Origin.FRAMEWORK)
+        else:
+            del found["correction_mode"]
+        if found["prefix_caching"].value is True:
+            found["cache_reset"] = Setting("cache_reset", "with every update", Origin.FRAMEWORK)
+        read = frozenset(spec.path for spec in self._names.values())
+        return Reading(found, (*_unread(self._text.values, read), NO_SERVER))
+
+    def typed(self, name: str, value: Value) -> str | None:
+        """As a flag."""
+        if (path := self._path(name)) is None:
+            return None
+        flag, written = f"--{'.'.join(path)}", self._in_file(name, value)
+        if written is True:
+            return flag
+        return f"remove {flag}" if written in (False, None) else f"{flag} {written}"
 
 
 def _unread(values: Mapping[Any, Any], read: frozenset[str], at: str = "") -> Iterator[str]:

@@ -16,9 +16,10 @@ TRL_VERSION = "1.16"
 PIPELINERL_VERSION = "58d3934 (June 2026)"
 VERL_VERSION = "0.9"
 SKYRL_VERSION = "0.3"
+OPENRLHF_VERSION = "0.11"
 
-FrameworkName = Literal["trl", "pipelinerl", "verl", "skyrl", "zerodrift"]
-"""Whose files have a table of keys."""
+FrameworkName = Literal["trl", "pipelinerl", "verl", "skyrl", "openrlhf", "zerodrift"]
+"""Whose files, or launch lines, have a table of keys."""
 
 UNWRITTEN = "unknown"
 """A default that depends on the model or the device."""
@@ -110,6 +111,19 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return frozenset((*self.switches, *self.bare, *self.values, *self.lists))
 
 
+class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where another vLLM differs from the one whose table we have."""
+
+    defaults: Mapping[str, Value]
+    """Of settings whose default has changed between versions: those that are known of this one."""
+    lacks: tuple[str, ...]
+    """Flags that are judged, and that it does not have."""
+
+    def __post_init__(self) -> None:
+        """Tables do not change."""
+        freeze(self, "defaults")
+
+
 def read_table(name: str, shape: type[Table]) -> Table:
     """A file of ours, below this package."""
     text = (files("zerodrift.doctor") / f"{name}.yaml").read_text(encoding="utf-8")
@@ -135,13 +149,19 @@ def vllm_options() -> Options:
 
 
 @cache
+def vllm_releases() -> Mapping[str, Release]:
+    """Other versions that were asked, as `0.18`."""
+    return read_table("settings/vllm_versions", dict[str, Release])
+
+
+@cache
 def file_names(framework: FrameworkName) -> Mapping[str, FileName]:
     """Those that a file of this framework has."""
     return read_table(f"settings/{framework}", dict[str, FileName])
 
 
 @cache
-def framework_settings(framework: Literal["trl", "pipelinerl"]) -> Settings:
+def framework_settings(framework: Literal["trl", "pipelinerl", "openrlhf"]) -> Settings:
     """What it sets by itself in the vLLM that it starts."""
     table = read_table("settings/frameworks", dict[str, dict[Origin, dict[str, Value]]])[framework]
     return {

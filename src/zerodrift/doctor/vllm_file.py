@@ -10,7 +10,7 @@ from typing import Any
 
 from zerodrift.core.errors import ConfigError
 from zerodrift.core.secrets import names_a_secret
-from zerodrift.doctor import secrets, vllm_settings
+from zerodrift.doctor import checkpoint, secrets, vllm_settings
 from zerodrift.doctor.setting import Origin, Reading, Setting, Value
 from zerodrift.doctor.tables import VLLM_VERSION, vllm_names, vllm_options
 from zerodrift.doctor.vllm_flags import parse, refused, typed
@@ -40,7 +40,8 @@ class VllmFile:
         found["refused"] = refused(self.parsed, {})
         found["dropped_lines"] = Setting("dropped_lines", ", ".join(self.dropped) or None, Origin.SET)
         nothing = (f"{key}: false, which vLLM drops" for key in self._nothing)
-        return Reading(found, (*vllm_settings.not_judged(taken), *nothing))
+        missing = checkpoint.missing(self.model)
+        return Reading(found, (*missing, *vllm_settings.not_judged(taken), *nothing))
 
     def typed(self, name: str, value: Value) -> str | None:
         """A line of the file, or a variable for the command that reads it."""

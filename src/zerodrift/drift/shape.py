@@ -5,11 +5,20 @@ boundary between prefill and decode), tokens seen before against new ones (a pen
 sequences (a replica, or a few broken requests).
 """
 
+import math
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
 from zerodrift.drift.tokens import TokenTable
 from zerodrift.stats.arrays import Floats
+
+CLEAR = 0.5
+"""Of a correlation, or of a mean of signs; ±1e-3 of noise on 200 tokens stays within 0.2."""
+TWICE = math.log(2)
+FEW = 3.0
+"""Times the mean of all sequences; those of sound noise have 1, and one broken one of ten has ten."""
 
 
 def shape(table: TokenTable) -> dict[str, float]:
@@ -30,9 +39,40 @@ def shape(table: TokenTable) -> dict[str, float]:
     }
 
 
-def describe(statistics: dict[str, float]) -> str:
-    """The statistics in one line."""
-    return ", ".join(f"{name.replace('_', ' ')} {value:+.2f}" for name, value in statistics.items())
+def describe(statistics: Mapping[str, float]) -> str:
+    """What stands out of them, as a sentence; where nothing does, that."""
+    if "possible_tokens" in statistics:
+        return "no sampled token is possible under the requested parameters"
+    said = [words for name, value in statistics.items() if (words := _words(name, value))]
+    if not said:
+        return "Δ points nowhere: no slope on log p, no growth with position, no kind of token and no sequence stands out"
+    return "Δ has a shape: " + ", ".join(said)
+
+
+def _words(name: str, value: float) -> str:
+    """Of a statistic that stands out; nothing of another."""
+    sizes = {
+        "slope_on_log_p": (
+            abs(value) > CLEAR,
+            f"it follows log p (r = {value:+.2f}), as another temperature would make it",
+        ),
+        "growth_with_position": (value > CLEAR, f"|Δ| grows with the position (r = {value:+.2f})"),
+        "first_token_excess": (
+            value > TWICE,
+            f"first tokens are off {math.exp(value):.1f} times as much as others",
+        ),
+        "repeated_token_excess": (
+            value > TWICE,
+            f"repeated tokens are off {math.exp(value):.1f} times as much as new ones",
+        ),
+        "signed_bias": (
+            abs(value) > CLEAR,
+            f"the engine reports too {'little' if value > 0 else 'much'} nearly everywhere",
+        ),
+        "sequence_concentration": (value > FEW, f"one sequence is off {value:.1f} times as much as the mean"),
+    }
+    stands_out, words = sizes[name]
+    return words if stands_out else ""
 
 
 def _repeated(table: TokenTable) -> NDArray[np.bool_]:

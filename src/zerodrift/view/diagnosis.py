@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from zerodrift.doctor.diagnosis import Advice, Diagnosis, Row
 from zerodrift.doctor.rule import Severity
 from zerodrift.view.visible import LONGEST_TYPED, visible
+from zerodrift.view.wrapped import print_wrapped
 
 STYLES = {
     Severity.WRONG: "red",
@@ -22,7 +22,7 @@ _HEADLINES = {
     1: ("WRONG", "red", "Do not train on this yet"),
     3: ("UNKNOWN", "yellow", "What decides cannot be seen from here"),
 }
-_MARGIN = 2
+_INDENT = " " * 7
 LONGEST_VALUE = 30
 """Of a value in the table; findings show it whole."""
 
@@ -45,8 +45,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console, *, everything: bool 
     if shown:
         _print_settings(shown, console)
     if diagnosis.not_judged:
-        console.print()
-        console.print(Text("not judged:", style="dim"))
+        console.print(Text("\nnot judged:" if shown else "not judged:", style="dim"))
         for text in diagnosis.not_judged:
             console.print(Text(f"    {visible(text)}"), soft_wrap=True)
     if not everything:
@@ -60,19 +59,17 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console, *, everything: bool 
 def _print_advice(advice: Advice, console: Console) -> None:
     head = Text.assemble((f"{advice.severity:<7}", STYLES[advice.severity]), (visible(advice.title), "bold"))
     console.print(Text.assemble(head, f" {visible(advice.value)}"), soft_wrap=True)
-    grid = Table.grid(padding=(0, _MARGIN, 0, 0))
-    grid.add_row("     ", Text(visible(advice.message)))
-    console.print(grid)
+    print_wrapped(Text(_INDENT), visible(advice.message), console)
     lines = [*(("type", typed) for typed in advice.type), ("do", advice.do), ("cause", advice.cause or "")]
     lines += [("see", source) for source in advice.source]
     for label, text in lines:
-        if text:
+        head = Text.assemble(_INDENT, (f"{label:<6}", "dim"))
+        if text and (label == "do" or (label == "see" and " " in text)):
+            print_wrapped(head, visible(text), console)
+        elif text:
             # On one line each, however long: people copy them.
             style = STYLES[advice.severity] if label == "type" else ""
-            line = Text.assemble(
-                ("       ", ""), (f"{label:<6}", "dim"), (visible(text, LONGEST_TYPED), style)
-            )
-            console.print(line, soft_wrap=True)
+            console.print(Text.assemble(head, (visible(text, LONGEST_TYPED), style)), soft_wrap=True)
     console.print()
 
 

@@ -16,7 +16,7 @@ from zerodrift.view.page import lines, one_newline, render_page, text
 from zerodrift.view.panels import compare, usability, worst
 from zerodrift.view.plots import plots
 from zerodrift.view.run_directory import FinishedRun, read
-from zerodrift.view.verdict import HEADLINES, gauges, guilty, next_step
+from zerodrift.view.verdict import HEADLINES, gauges, guilty, next_step, scope
 
 REPORT = "report.html"
 
@@ -46,6 +46,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "headline": HEADLINES[run.record.verdict],
         "guilty": guilty(run.record),
         "next_step": next_step(run.record),
+        "scope": scope(run.record),
         "causes": CAUSES,
         "gauges": gauges(run.record),
         "plots": figures,

@@ -16,8 +16,9 @@ from zerodrift.records.case import Case
 from zerodrift.records.verdict import CauseFound, Outcome, ProbeRecord, VerdictRecord
 from zerodrift.view.notation import count, number, share
 from zerodrift.view.report import REPORT
-from zerodrift.view.verdict import HEADLINES, Gauge, gauges, guilty, next_step
+from zerodrift.view.verdict import HEADLINES, Gauge, gauges, guilty, next_step, scope
 from zerodrift.view.visible import LONGEST_TYPED, visible
+from zerodrift.view.wrapped import print_wrapped
 
 NOT_OF_THE_SAMPLER = ("far positions", "chat template")
 """Power lines that say nothing about draws."""
@@ -67,6 +68,8 @@ def _answer(record: VerdictRecord, console: Console, about: Mapping[str, str] | 
     if record.to_fix:
         facts["cause"] = record.to_fix[0].cause
     facts["why"] = record.message
+    if judged := scope(record):
+        facts["scope"] = judged
     grid = Table.grid(padding=(0, 2))
     for name, value in facts.items():
         grid.add_row(Text(name, style="dim"), Text(visible(value), style="bold" if name == "cause" else ""))
@@ -119,7 +122,7 @@ def _power(record: VerdictRecord, console: Console) -> None:
     """Under every verdict: a PASS is about what would have been seen, and about nothing else."""
     console.print(Text("power: what would have been seen, 19 times in 20", style="dim"))
     for line in record.power:
-        console.print(Text(f"    {visible(line.message)}"))
+        print_wrapped(Text("    "), visible(line.message), console)
     if not any(line.name not in NOT_OF_THE_SAMPLER for line in record.power):
         console.print(Text("    of the sampler: nothing, because nothing was drawn that could be tested"))
     console.print()

@@ -8,6 +8,7 @@ import re
 from typing import NamedTuple
 
 from zerodrift.records.verdict import Outcome, VerdictRecord
+from zerodrift.view.notation import count
 
 HEADLINES = {
     Outcome.PASS: "The same policy",
@@ -27,6 +28,17 @@ def guilty(record: VerdictRecord) -> str:
     return sides.get(record.guilty, record.guilty)
 
 
+def scope(record: VerdictRecord) -> str:
+    """What a PASS is about, on its first screen: how much was judged, and the most telling of what would have been seen."""
+    if record.verdict is not Outcome.PASS or "tokens" not in record.metrics:
+        return ""
+    said = [
+        line.says.partition("; ")[0].replace(": ", " ", 1) for line in record.power if line.name in _TELLING
+    ]
+    seen = f"; would have been seen: {'; '.join(said)}" if said else ""
+    return f"{count(record.metrics['tokens'])} tokens judged{seen}"
+
+
 def how_to(fix: str) -> str:
     """What to do with a fix: an option, a setting or a command can be typed, and a sentence cannot."""
     return "type this" if _TYPED.match(fix) else "do this"
@@ -42,6 +54,7 @@ def next_step(record: VerdictRecord) -> tuple[str, str] | None:
     return None
 
 
+_TELLING = ("lower temperature", "higher temperature", "far positions")
 _TYPED = re.compile(r"--[a-z]|[A-Z][A-Z0-9_]+=|(GET|POST) /|(zerodrift|vllm|unset|export) ")
 # Statistic -> (what people call it, its gate); floors carry the statistic's own name.
 _STATISTICS = {

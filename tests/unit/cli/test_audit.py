@@ -126,10 +126,11 @@ def test_every_option_arrives(asked, tmp_path):
     assert run(
         *("testbed:llama", "--url", "http://127.0.0.1:1", "--config", "own.yaml", "--set", "validation.max_tokens=7"),
         *("--prompts", "p.jsonl", "--trials", "99", "--sync", "--no-reset-cache", "--out", "here"),
-        *("--inject", "semantic/bos"),
+        *("--inject", "semantic/bos", "--num-prompts", "31"),
     ) == 0  # fmt: skip
     (call,) = asked
     config = call.config
+    assert config.validation.num_prompts == 31
     assert (config.validation.seed, config.validation.max_tokens) == (5, 7)
     assert (config.validation.prompts, config.validation.equivalence_trials) == ("p.jsonl", 99)
     assert config.engine.url == "http://127.0.0.1:1"
@@ -177,6 +178,7 @@ def test_a_model_that_is_called_like_a_verb(asked, word):
         ("--no-reset-cache", "--sync"),
         ("--temperature nan", "--temperature: "),
         ("--trials 99999999999", "1000000"),
+        ("--trials 8", "--num-prompts"),
         ("--budget soon", "--budget"),
         ("--budget 3s", "--budget"),
         ("--budget 2m --trials 64", "--trials"),

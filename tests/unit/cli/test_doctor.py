@@ -92,10 +92,26 @@ def test_notes_are_folded_away(capsys):
     assert sum(line.startswith("note ") for line in long) == int(short[-1].split()[0])
 
 
-@pytest.mark.parametrize(("version", "code"), [("0.32", 1), ("0.32.1", 1), ("v0.9.2", 3), ("new", 2)])
+@pytest.mark.parametrize(
+    ("version", "code"), [("0.32", 1), ("0.32.1", 1), ("0.28.0", 1), ("0.18.1", 1), ("v0.9.2", 3), ("new", 2)]
+)
 def test_another_version_has_other_defaults(version, code):
     assert run(RAW, "--vllm-version", version) == code
     assert run(f"{RAW} --logprobs-mode raw_logits", "--vllm-version", version) == (code if code == 2 else 1)
+
+
+@pytest.mark.parametrize(("version", "code"), [("0.8.5", 1), ("0.18.1", 0), ("0.28", 0), ("0.9", 0)])
+def test_a_flag_that_a_version_does_not_have_is_wrong(
+    version: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = "--generation-config vllm --max-num-batched-tokens 512"
+    assert (
+        run(f"{RAW} --logprobs-mode processed_logprobs {flags}", "--vllm-version", version, "--json") == code
+    )
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert ("refused" in {finding["rule"] for finding in found}) is (code == 1)
+    # What nobody wrote is in nobody's way.
+    assert run(f"vllm serve Q {flags}", "--vllm-version", version) == {"0.8.5": 3, "0.9": 3}.get(version, 1)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +123,8 @@ def test_another_version_has_other_defaults(version, code):
         ("vllm serve 'Q", "character 12"),
         ("cd x && vllm serve Q", "&& vllm"),
         ("vllm serve Q\nvllm serve R", "another line"),
-        ("trl vllm-serve --model x", "trl vllm-serve"),
+        ("trl vllm-serve x", "--model MODEL"),
+        ("trl grpo --model x", "trl grpo"),
         ("python -m my.trainer a.b=1", "-m my.trainer"),
         ("vllm Q --x", "`serve`"),
     ],

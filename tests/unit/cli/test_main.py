@@ -149,3 +149,18 @@ main(["verdict"], make_app({"verdict": verdict, "other": verdict}))
         process.stdin.close()
         told = process.stderr.read()
     assert (process.returncode, told) == (code, b"")
+
+
+@pytest.mark.parametrize(
+    "verb", [*COMMANDS, "audit ls", "audit diff", "baseline record", "archive show", "archive gradient"]
+)
+def test_help_is_whole_on_a_terminal_of_80_columns(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    with pytest.raises(SystemExit):
+        main([*verb.split(), "--help"])
+    lines = [line.rstrip(" │") for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if line.endswith("…")], "cut off"

@@ -179,3 +179,9 @@ def test_which_defaults_are_in_force(tmp_path, words, expected):
     directory(tmp_path, {"generation_config": {"temperature": 0.6}}, "warm")
     directory(tmp_path, {"generation_config": {"top_p": 1.0}}, "plain")
     assert found(f"vllm serve {words.format(tmp_path)}", "generation_defaults") == expected
+
+
+@pytest.mark.parametrize(("model", "said"), [("./nowhere", True), ("Qwen/Qwen3-8B", False), (".", False)])
+def test_a_directory_that_is_not_here_is_said_to_be_missing(model: str, said: bool) -> None:
+    reading = CommandLine(f"vllm serve {model} --logprobs-mode processed_logprobs").read()
+    assert any(line.startswith(f"{model}: ") for line in reading.not_judged) is said

@@ -397,3 +397,69 @@ def test_a_launch_of_skyrl(command, top_p):
 def test_a_launch_that_cannot_be_read_is_refused(command):
     with pytest.raises(ConfigError):
         open_target(command).read()
+
+
+OPENRLHF = """#!/bin/bash
+ray job submit --address=http://127.0.0.1:8265 -- python3 -m openrlhf.cli.train_ppo_ray \\
+    --vllm.num_engines 4 --vllm.enable_prefix_caching --rollout.top_p 0.9 --rollout.temperature=$T \\
+    --algo.advantage.is_correction_threshold 0.5 5.0 --data.max_len 4096 $MORE
+"""
+
+
+def test_a_launch_of_openrlhf_is_read_by_its_flags(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(OPENRLHF)
+    target = open_target(str(tmp_path / "train.sh"))
+    reading = target.read()
+    found = {name: each.value if each.known else UNKNOWN for name, each in reading.settings.items()}
+    assert (found["top_p"], found["prefix_caching"], found["max_model_len"]) == (0.9, True, 4096)
+    assert found["temperature"] == found["trainer_temperature"] == UNKNOWN
+    assert (found["cache_reset"], found["dtype"], found["correction"]) == (
+        "with every update",
+        "bfloat16",
+        False,
+    )
+    assert {"$MORE", "vllm.num_engines", "algo.advantage.is_correction_threshold"} <= set(reading.not_judged)
+    assert target.typed("top_p", 1.0) == "--rollout.top_p 1.0"
+    assert target.typed("correction", value=True) == "--algo.advantage.is_correction_enable"
+    assert target.typed("sleep_mode", value=False) == "remove --vllm.enable_sleep"
+    assert diagnose(target, {})[0].exit_code == 1
+
+
+def test_logprobs_that_openrlhf_does_not_ask_for_have_no_mode() -> None:
+    launch = "python -m openrlhf.cli.train_ppo_ray --rollout.temperature 0.7"
+    without = open_target(launch).read().settings
+    assert not {"logprobs_mode", "correction_mode"} & without.keys()
+    corrected = open_target(f"{launch} --algo.advantage.is_correction_enable").read().settings
+    assert corrected["logprobs_mode"].value == "processed_logprobs"
+    assert corrected["correction_mode"].value == "token_truncate"
+    assert diagnose(open_target(f"{launch} --algo.advantage.is_correction_enable"), {})[0].exit_code == 0
+
+
+def test_flags_of_an_older_openrlhf_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        open_target("python -m openrlhf.cli.train_ppo_ray --pretrain Q --temperature 0.7").read()
+
+
+def test_trl_vllm_serve_is_the_vllm_serve_that_it_becomes() -> None:
+    target = open_target(
+        "trl vllm-serve --model Q --enable_prefix_caching false --vllm_model_impl=vllm --dtype float16"
+    )
+    found = {name: each.value for name, each in target.read().settings.items()}
+    assert (found["logprobs_mode"], found["prefix_caching"]) == ("processed_logprobs", False)
+    assert (found["dtype"], found["host"], found["refused"]) == ("float16", "0.0.0.0", None)
+    # As the command that TRL advises to type instead.
+    assert target.printed().startswith(
+        "VLLM_SERVER_DEV_MODE=1 vllm serve Q --host 0.0.0.0 --weight-transfer-config "
+    )
+    # What is handed on behind its own arguments wins.
+    own = open_target("trl vllm-serve --model Q --logprobs-mode raw_logprobs --enforce_eager").read().settings
+    assert (own["logprobs_mode"].value, own["enforce_eager"].value) == ("raw_logprobs", True)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["trl vllm-serve --dtype auto", "trl vllm-serve --model", "trl vllm-serve --config a.yaml --model Q"],
+)
+def test_what_trl_vllm_serve_would_not_start_is_refused(command: str) -> None:
+    with pytest.raises(ConfigError):
+        open_target(command).read()

@@ -84,5 +84,20 @@ def test_excluded_tokens_are_left_out(noise):
     assert nothing == {"possible_tokens": 0.0}
 
 
-def test_one_line_for_people():
-    assert describe({"slope_on_log_p": 0.5, "signed_bias": -1.0}) == "slope on log p +0.50, signed bias -1.00"
+def test_a_sentence_for_people(noise):
+    """Of each direction by itself; noise has none of them."""
+    plain, first = table(noise), table(noise).index == 0
+    nowhere = describe(shape(plain))
+    told = {
+        describe(shape(table(0.1 * plain.contracted))),
+        describe(shape(table(noise * plain.position))),
+        describe(shape(table(np.where(first, 8 * noise, noise)))),
+        describe(shape(table(np.abs(noise)))),
+        describe(shape(table(np.where(np.repeat(np.arange(SEQUENCES) == 3, LENGTH), noise, 0.0)))),
+        describe(shape(table(noise, contracted=np.full(SEQUENCES * LENGTH, -np.inf)))),
+    }
+    assert len(told) == 6
+    assert nowhere not in told
+    assert "8.0 times" in describe({"first_token_excess": np.log(8)})
+    # Which side is said as people would.
+    assert describe({"signed_bias": 0.9}) != describe({"signed_bias": -0.9})

@@ -83,3 +83,10 @@ def test_an_unknown_says_what_it_depends_on() -> None:
     assert rows["batch_invariant"].message == "Depends on device."
     rows = {row.setting: row for row in of(f"{SOUND} --logprobs-mode $M").settings}
     assert rows["logprobs_mode"].message == "It cannot be seen from here."
+
+
+def test_prose_is_wrapped_and_what_is_copied_is_not() -> None:
+    long = [line for line in shown(of("vllm serve Q")) if len(line) > 80]
+    assert all(line.split()[0] in ("type", "see") and len(line.split()) <= 3 for line in long), long
+    wide = shown(of("vllm serve Q"), width=110)
+    assert any(len(line) > 80 for line in wide), "there is prose to be wrapped"

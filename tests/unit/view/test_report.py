@@ -7,11 +7,14 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
+from zerodrift.records.directory import write_verdict
 from zerodrift.records.verdict import Outcome
 from zerodrift.view.report import render
+from zerodrift.view.run_directory import read
 from zerodrift.view.text import print_verdict
 from zerodrift.view.verdict import next_step
 
@@ -114,3 +117,15 @@ def test_commands_are_whole_and_a_long_config_is_cut_with_a_note(examples: Any, 
     (directory / "config.yaml").unlink()
     (directory / "environment.json").unlink()
     assert "<details>" not in render(directory)
+
+
+@pytest.mark.parametrize(("guilty", "trainer"), [("trainer", True), ("engine", False)])
+def test_numbers_of_a_guilty_trainer_are_not_called_the_engine_s(
+    examples: Any, tmp_path: Path, guilty: str, trainer: bool
+) -> None:
+    """The table has the trainer's, the figures the engine's, and each says so."""
+    run = examples.RUNS["failing"](tmp_path / "run")
+    write_verdict(run, msgspec.structs.replace(read(run).record, guilty=guilty))
+    page = render(run)
+    assert ("log π(trainer)" in page) is trainer
+    assert ("the <strong>engine's</strong> Δ" in page) is trainer

@@ -121,3 +121,20 @@ def test_every_verdict_says_what_would_have_been_seen(runs: dict[str, Path], nam
     assert "ids never drawn: from" in told
     assert "\x1b" not in told, "a terminal obeys what it prints"
     assert "nothing was drawn" not in told
+
+
+def test_lines_of_power_are_wrapped_below_each_other(examples: Any) -> None:
+    power = (Power(name="lower temperature", says="from ×0.84 " * 20, seen_from=0.84),)
+    lines = printed(examples.verdict(Outcome.PASS, power=power), width=40).splitlines()
+    long = [line for line in lines if "×0.84" in line]
+    assert len(long) > 1
+    assert all(line.startswith("    from") and len(line) <= 40 for line in long)
+
+
+def test_a_pass_says_first_what_it_is_about(examples: Any) -> None:
+    power = (Power(name="lower temperature", says="lower temperature: from ×0.84", seen_from=0.84),)
+    passed = examples.verdict(Outcome.PASS, metrics={"tokens": 1017.0}, power=power)
+    top = " ".join(printed(passed).split("\n\n")[0].split())
+    assert "scope 1,017 tokens judged; would have been seen: lower temperature from ×0.84" in top
+    failed = examples.verdict(Outcome.FAIL, metrics={"tokens": 1017.0}, power=power)
+    assert "scope" not in printed(failed).split("\n\n")[0]

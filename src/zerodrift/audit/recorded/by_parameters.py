@@ -36,4 +36,4 @@ def told_by_parameters(
     if not attribution.explained_to_floor or attribution.explanation == Explanation():
         return None
     how = ", ".join(each.message for each in attribution.selected)
-    return in_fp32(f"with {how}, they fit", attribution.residual_sigmas * SIGMA)
+    return in_fp32(f"under “{how}” they fit", attribution.residual_sigmas * SIGMA)
