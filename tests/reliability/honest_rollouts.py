@@ -35,7 +35,7 @@ class Honest:
     """The engine's head in fp32, over hidden states in its dtype."""
     precision: str = "bf16"
     prompts: int = 16
-    samples: int = 8
+    samples: int = 4
     limit: int = 48
     rate: float = 5e-5
     lag: int = 0
