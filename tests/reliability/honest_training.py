@@ -99,7 +99,9 @@ def arguments(asked: Honest, step: int, flat: dict[str, np.ndarray]) -> dict[str
 
 def monitor_of(asked: Honest, level: float, path: Path | None = None) -> Monitor:
     """Built-in models have large logits, and so more rounding than the gates of real ones allow: see docs/attribution.md."""
-    config = MonitoringConfig() if asked.precision == "fp32" else MonitoringConfig(kl_threshold=(2 * level) ** 2)
+    config = (
+        MonitoringConfig() if asked.precision == "fp32" else MonitoringConfig(kl_threshold=(2 * level) ** 2)
+    )
     return Monitor(config, precision=asked.precision, path=path)
 
 
@@ -286,7 +288,9 @@ def judged(name: str, out: Path) -> list[dict[str, Any]]:
     lines = []
     for step, flat in recorded(directory):
         line = line_of(monitor.observe(**arguments(asked, step, flat)), monitor)
-        lines.append({**line, "length": float(flat["lengths"].mean()), "reward": float(flat["rewards"].mean())})
+        lines.append(
+            {**line, "length": float(flat["lengths"].mean()), "reward": float(flat["rewards"].mean())}
+        )
     return lines
 
 

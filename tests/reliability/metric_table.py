@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from monitor_figures import FAULTS, RNG, SINCE, first_bad, stream
+from monitor_figures import FAULTS, RNG, SINCE, first_bad, grown, stream
 from monitor_streams import Batch, Fault, biased, noisy, one_replica, scaled
 
 Gaps = np.ndarray
@@ -29,12 +29,14 @@ def gaps(batch: Batch) -> Gaps:
 
 
 def mean_abs(batch: Batch) -> float:
-    return float(np.abs(gaps(batch)).mean())
+    """TRL: over tokens, those without a number left out."""
+    return float(np.nanmean(np.abs(gaps(batch))))
 
 
-def mean_abs_without_nan(batch: Batch) -> float:
-    """TRL turns NaN into a difference of 0 before it logs."""
-    return float(np.abs(np.nan_to_num(gaps(batch), nan=0.0)).mean())
+def mean_abs_of_samples(batch: Batch) -> float:
+    """slime: each output counts alike, however long it is."""
+    starts = np.cumsum(batch.lengths) - batch.lengths
+    return float((np.add.reduceat(np.abs(gaps(batch)), starts) / batch.lengths).mean())
 
 
 def probs_diff(batch: Batch) -> float:
@@ -75,7 +77,7 @@ class Metric(NamedTuple):
 
 
 METRICS = (
-    Metric("TRL", "sampling/sampling_logp_difference/mean", mean_abs_without_nan, None, "none documented"),
+    Metric("TRL", "sampling/sampling_logp_difference/mean", mean_abs, None, "none documented"),
     Metric("verl", "training/rollout_probs_diff_mean", probs_diff, lambda value: value > 0.01, "> 0.01"),
     Metric("verl", "rollout_corr/kl", k1, lambda value: abs(value) > 0.1, "beyond ±0.1"),
     Metric("verl", "rollout_corr/rollout_is_eff_sample_size", ess, lambda value: value < 0.3, "< 0.3"),
@@ -83,7 +85,13 @@ METRICS = (
     Metric("NeMo-RL", "token_mult_prob_error", mult_prob_error, lambda value: value > 1.05, "> 1.05"),
     Metric("NeMo-RL", "gen_kl_error", k3, lambda value: value > 1e-3, "> 0.001"),
     Metric("prime-rl", "mismatch_kl/all/mean", k3, lambda value: value > 0.015, "> 0.015"),
-    Metric("slime", "train/train_rollout_logprob_abs_diff", mean_abs, lambda value: value > 0.1, "> 0.1"),
+    Metric(
+        "slime",
+        "train/train_rollout_logprob_abs_diff",
+        mean_abs_of_samples,
+        lambda value: value > 0.1,
+        "> 0.1",
+    ),
     Metric("OpenRLHF", "vllm_kl", k1, None, "none documented"),
 )
 FRAMEWORKS = tuple(dict.fromkeys(metric.framework for metric in METRICS))
@@ -148,7 +156,7 @@ def backwards(given: Batch) -> Batch:
 MORE: dict[str, Fault] = {
     "healthy: no fault": lambda given: given,
     "temperature 0.95 on one side": at_tokens(everywhere, lambda value: value + 0.05 * (value + 1.2)),
-    "top-p 0.95, reported renormalised": biased(-0.05),
+    "top-p 0.95, reported renormalised": at_tokens(everywhere, lambda value: value + 0.05),
     "8-bit weights, noise of 0.04": noisy(0.04, RNG),
     "one replica of eight keeps old weights": noisy(0.1, RNG, one_replica),
     "first token 0.3 nats off": at_tokens(lambda given: place(given) == 0, lambda value: value - 0.3),
@@ -161,6 +169,9 @@ MORE: dict[str, Fault] = {
     "logprobs shifted by one token": shifted,
     "labels of weights that are not there yet": backwards,
     "fp8 cache on one replica, ×2": scaled(2.0, one_replica),
+    "a ramp of 0.2 % a step": grown(scaled, 0.002, 1.0),
+    "bias of 0.0003": biased(0.0003),
+    "rewards swapped, and nobody gave ids": lambda given: replace(given, rewards=given.rewards[::-1].copy()),
 }
 PLANTED: dict[str, Fault] = {**MORE, **{name: planted.fault for name, planted in FAULTS.items()}}
 
