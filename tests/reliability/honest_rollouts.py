@@ -37,7 +37,7 @@ class Honest:
     prompts: int = 16
     samples: int = 4
     limit: int = 48
-    rate: float = 5e-5
+    rate: float = 1e-5
     lag: int = 0
     """Versions that the engine falls behind before it gets new weights; tokens are re-scored under their own."""
     fault: str = ""

@@ -46,9 +46,9 @@ TRAININGS = {
     "gemma3-bf16": Honest("testbed:gemma3"),
     "moe-bf16": Honest("testbed:qwen3-moe"),
     "qwen2-bf16-lag2": Honest("testbed:qwen2", lag=2),
-    "vllm-bf16": Honest("testbed:qwen3", "vllm", prompts=4, samples=4, limit=32, rate=1e-4),
+    "vllm-bf16": Honest("testbed:qwen3", "vllm", prompts=4, samples=4, limit=32),
     "vllm-fp32": Honest(
-        "testbed:qwen3", "vllm", "float32", "float32", precision="fp32", prompts=4, samples=4, limit=32, rate=1e-4
+        "testbed:qwen3", "vllm", "float32", "float32", precision="fp32", prompts=4, samples=4, limit=32
     ),
     **{
         f"fault-{fault}": Honest("testbed:qwen3", prompts=64, samples=16, head_fp32=True, fault=fault)
