@@ -34,7 +34,7 @@ class Honest:
     head_fp32: bool = False
     """The engine's head in fp32, over hidden states in its dtype."""
     precision: str = "bf16"
-    prompts: int = 16
+    prompts: int = 8
     samples: int = 4
     limit: int = 48
     rate: float = 1e-5
