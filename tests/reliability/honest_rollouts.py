@@ -36,7 +36,7 @@ class Honest:
     precision: str = "bf16"
     prompts: int = 8
     samples: int = 4
-    limit: int = 48
+    limit: int = 32
     rate: float = 1e-5
     lag: int = 0
     """Versions that the engine falls behind before it gets new weights; tokens are re-scored under their own."""
