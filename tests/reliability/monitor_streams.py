@@ -139,7 +139,7 @@ def biased(nats: float, chosen: Callable[[Batch], np.ndarray] | None = None) -> 
 
     def apply(given: Batch) -> Batch:
         hit = 1.0 if chosen is None else given.of_tokens(chosen(given)).astype(float)
-        return replace(given, behavior=(given.behavior - nats * hit).astype(np.float32))
+        return replace(given, behavior=np.minimum(given.behavior - nats * hit, 0).astype(np.float32))
 
     return apply
 
