@@ -217,12 +217,15 @@ class Training:
 
     def _resume(self) -> None:
         done = [path.parent for path in self.directory.glob("kept-*/done")]
+        self.step = max(map(number_of, done), default=0)
         (self.directory / "monitor.json").unlink(missing_ok=True)
+        for record in self.directory.glob("record-*.npz"):
+            if number_of(record) > self.step:
+                record.unlink()
         if not done:
             self.lines.unlink(missing_ok=True)
             return
-        at = max(done, key=number_of)
-        self.step = number_of(at)
+        at = self.directory / f"kept-{self.step}"
         tensors = load_file(at / "training.safetensors")
         with torch.no_grad():
             for name, value in self.model.named_parameters():
