@@ -61,7 +61,8 @@ def batch(pool: list[Group], step: int, rng: np.random.Generator) -> Batch:
         behavior=np.concatenate([group.behavior for group in chosen]),
         old=np.concatenate([group.old for group in chosen]),
         lengths=lengths,
-        replica=np.arange(len(lengths)) % REPLICAS,
+        # By chance: places in a row would tie replicas to environments.
+        replica=rng.integers(REPLICAS, size=len(lengths)),
         environment=prompt % len(ENVIRONMENTS),
         prompt=prompt,
         rewards=(rng.random(len(lengths)) < 0.4).astype(float),
