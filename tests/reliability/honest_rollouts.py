@@ -14,6 +14,10 @@ import numpy as np
 import torch
 
 import zerodrift as zd
+from zerodrift.backends.registry import ServedModel, open_engine
+from zerodrift.config.load import load
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.core.version import WeightVersion
 
 ROOT = Path(__file__).parents[2]
 ENDS = tuple(range(0, 512, 16))
@@ -114,9 +118,6 @@ class Served:
         self._engine, self._exchange, self._limit = engine, exchange, limit
 
     def draw(self, model: Any, prompts: torch.Tensor, step: int) -> Rollouts:
-        from zerodrift.core.request import Prompt, Request, SamplingParams
-        from zerodrift.core.version import WeightVersion
-
         directory = self._exchange / f"step-{step}"
         model.save_pretrained(directory)
         self._engine.load_weights(directory, WeightVersion(str(step)))
@@ -144,9 +145,6 @@ def engine_of(asked: Honest, directory: Path) -> Iterator[Engine]:
     if asked.engine == "transformers":
         yield Transformers(asked)
         return
-    from zerodrift.backends.registry import ServedModel, open_engine
-    from zerodrift.config.load import load
-
     model = directory / "model"
     if not model.exists():
         zd.models.materialise(asked.model, model)
