@@ -1,9 +1,11 @@
 """The monitor's figures, each from one command:
 
     python tests/reliability/monitor_figures.py delays       # planted faults: steps until a batch is kept back, gap named
+    python tests/reliability/monitor_figures.py spread [N]   # the same on N other streams: the delays alone
     python tests/reliability/monitor_figures.py incidents    # public ones, by the numbers that were published
     python tests/reliability/monitor_figures.py honest [N]   # N trainings of 1,000 healthy steps
     python tests/reliability/monitor_figures.py moods        # 200 healthy steps whose batches differ by 6 %
+    python tests/reliability/monitor_figures.py small [N]    # N trainings of 1,000 healthy steps of four prompts each
 
 What it costs is in `monitor_cost.py`. `test_monitor.py` holds all of them to their limits.
 """
@@ -44,9 +46,9 @@ CONFIG = MonitoringConfig(max_lag=4)
 
 
 @cache
-def stream() -> tuple[list[Batch], MonitorState]:
+def stream(seed: int = TRAINING.seed) -> tuple[list[Batch], MonitorState]:
     """The first steps of an honest training, and a monitor that has seen those before SINCE."""
-    rng = np.random.default_rng(TRAINING.seed)
+    rng = np.random.default_rng(seed)
     steps = [batch(TRAINING, step, rng) for step in range(UNTIL)]
     monitor = Monitor(CONFIG)
     for each in steps[:SINCE]:
@@ -54,9 +56,9 @@ def stream() -> tuple[list[Batch], MonitorState]:
     return steps, monitor.remembered
 
 
-def first_bad(fault: Fault) -> Decision | None:
+def first_bad(fault: Fault, seed: int = TRAINING.seed) -> Decision | None:
     """The first batch that is kept back, of a fault from step SINCE on."""
-    steps, state = stream()
+    steps, state = stream(seed)
     monitor = Monitor(CONFIG)
     monitor._state = state
     for each in steps[SINCE:]:
@@ -139,6 +141,16 @@ def delays() -> Iterator[str]:
         yield f"| {name} | {found.step - SINCE} | {found.gap or ''} | `{bad.code}` | {bad.where} |"
 
 
+def spread(count: int) -> Iterator[str]:
+    """On streams that no limit was chosen on."""
+    yield "| from step k on | steps until it is kept back |\n|---|---|"
+    for name, planted in FAULTS.items():
+        found = [first_bad(planted.fault, seed) for seed in range(100, 100 + count)]
+        steps = sorted(UNTIL if each is None else each.step - SINCE for each in found)
+        wrong = sum(each is not None and each.gap is not planted.gap for each in found)
+        yield f"| {name} | {', '.join(map(str, steps))}{f'; {wrong} named another gap' if wrong else ''} |"
+
+
 # --- public incidents, by the numbers that were published ---------------------------------------------------------
 
 
@@ -202,12 +214,25 @@ def moods() -> Iterator[str]:
     yield f"200 steps: {dict(codes)}, highest chart {highest:.1f} of {QUARANTINE:g}"
 
 
+SMALL = replace(TRAINING, prompts=4, samples=4, replicas=4, length=(16, 48))
+"""A batch of a laptop: four prompts, four samples of each, 250 tokens at first."""
+
+
+def small(count: int) -> Iterator[str]:
+    """Whose spreads are known from four prompts alone."""
+    for seed in range(count):
+        codes, highest = honest(replace(SMALL, seed=seed))
+        yield f"seed {seed}: {dict(codes)}, highest chart {highest:.1f} of {QUARANTINE:g}"
+
+
 def main(words: list[str]) -> None:
     lines = {
         "delays": delays,
+        "spread": lambda: spread(int(words[1]) if len(words) > 1 else 4),
         "incidents": incidents,
         "honest": lambda: trainings(int(words[1]) if len(words) > 1 else 1),
         "moods": moods,
+        "small": lambda: small(int(words[1]) if len(words) > 1 else 1),
     }[words[0]]()
     for line in lines:
         print(line, flush=True)  # noqa: T201 - a program

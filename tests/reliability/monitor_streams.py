@@ -31,6 +31,11 @@ class Training:
     """Share of right answers, first and last step."""
     mood: float = 0.0
     """How much the rounding of whole batches differs, as a share: more than their sequences tell."""
+    prompts: int = 0
+    """Of each batch; 0: as many as `tokens` take."""
+    samples: int = 8
+    """Of a prompt, as a group of GRPO has them."""
+    replicas: int = REPLICAS
     seed: int = 0
 
 
@@ -83,13 +88,16 @@ def batch(training: Training, step: int, rng: np.random.Generator) -> Batch:
     done = step / max(1, training.steps - 1)
     mean_length = training.length[0] + done * (training.length[1] - training.length[0])
     lengths = []
-    while sum(lengths) < training.tokens:
-        # Eight samples of a prompt, as a group of GRPO has them.
-        lengths += np.maximum(1, rng.gamma(4, mean_length / 4, 8)).astype(int).tolist()
+    while (
+        len(lengths) < training.prompts * training.samples
+        if training.prompts
+        else sum(lengths) < training.tokens
+    ):
+        lengths += np.maximum(1, rng.gamma(4, mean_length / 4, training.samples)).astype(int).tolist()
     lengths = np.array(lengths)
     sequences = len(lengths)
-    prompt = np.arange(sequences) // 8
-    hardness = np.repeat(rng.normal(1.0, 0.15, prompt.max() + 1), 8)
+    prompt = np.arange(sequences) // training.samples
+    hardness = np.repeat(rng.normal(1.0, 0.15, prompt.max() + 1), training.samples)
     sharp = training.sharp[0] + done * (training.sharp[1] - training.sharp[0])
     rounding = training.rounding[0] + done * (training.rounding[1] - training.rounding[0])
     rounding *= float(np.exp(rng.normal(0, training.mood))) if training.mood else 1.0
@@ -111,7 +119,7 @@ def batch(training: Training, step: int, rng: np.random.Generator) -> Batch:
         behavior=np.minimum(engine[rows, drawn], 0),
         old=np.minimum(trainer[rows, drawn], 0),
         lengths=lengths,
-        replica=np.arange(sequences) % REPLICAS,
+        replica=np.arange(sequences) % training.replicas,
         environment=prompt % len(ENVIRONMENTS),
         prompt=prompt,
         rewards=(rng.random(sequences) < np.interp(done, (0, 1), training.reward)).astype(float),
@@ -131,7 +139,7 @@ def biased(nats: float, chosen: Callable[[Batch], np.ndarray] | None = None) -> 
 
     def apply(given: Batch) -> Batch:
         hit = 1.0 if chosen is None else given.of_tokens(chosen(given)).astype(float)
-        return replace(given, behavior=(given.behavior - nats * hit).astype(np.float32))
+        return replace(given, behavior=np.minimum(given.behavior - nats * hit, 0).astype(np.float32))
 
     return apply
 

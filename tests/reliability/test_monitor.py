@@ -97,6 +97,15 @@ def test_a_thousand_steps_of_honest_training_are_never_quarantined(figures, seed
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
+def test_nor_are_a_thousand_steps_of_four_prompts_each(figures, seed: int) -> None:
+    """A spread that is known from four prompts is Student's t: before charts knew that, one stood at 11.4 of 13."""
+    codes, highest = figures.honest(replace(figures.SMALL, seed=seed))
+    assert codes["QUARANTINE"] + codes["HALT"] == 0
+    assert highest < 11
+
+
+@pytest.mark.long
 def test_traces_of_a_real_model_in_bf16_and_of_the_exact_engine(script) -> None:
     traces = script("reliability/monitor_traces")
     seen = {name: None if found is None else found.step - traces.SINCE for name, _, found in traces.table()}

@@ -112,8 +112,12 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return ready and cell.units >= LEAST_UNITS and cell.expected > 0
 
     def update(self, cell: CellSums, whole: CellSums) -> "Track":
-        """With one more batch in its charts."""
-        zs = cell.z(whole)
+        """With one more batch in its charts.
+
+        The spread of four prompts is known from four prompts: their z is Student's t, which a chart of normal z takes for
+        evidence. On vLLM with four prompts a step one of a healthy replica stood at 9.7 of 13 after seven batches.
+        """
+        zs = (as_normal(t, whole.units - 1) for t in cell.z(whole))
         return self.with_charts(tuple(chart.update(z) for chart, z in zip(self.charts, zs, strict=True)))
 
     def follow(self, cell: CellSums, versions: int) -> "Track":

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from zerodrift.monitor.cells import Expected, _cell, _Rows
-from zerodrift.monitor.tracks import JUMP_Z, as_normal, jumped
+from zerodrift.monitor.tracks import JUMP_Z, Track, as_normal, jumped
 
 SAMPLES, TOKENS = 4, 64
 FIRST = np.array([4.48e-5, 4.28e-6, 6.2e-6, 2.19e-5])
@@ -59,3 +59,20 @@ def test_few_units_are_less_sure(t, freedom, z):
 
 def test_what_has_no_spread_at_all_is_beyond_any_chance():
     assert as_normal(float("inf"), 3) > JUMP_Z
+
+
+def test_a_chart_takes_the_z_of_four_prompts_for_students_t():
+    """Four times its standard deviation, by a spread that is known from four prompts: 2.2 of a normal's, less the allowance."""
+    everything = whole(WHOLE)
+    off = cell("replica", "0", SAMPLES * TOKENS, WHOLE, np.full(4, 4.13e-4))
+    t = off.z(everything)[2]
+    track = Track.start("replica", Expected(0.0, 1.0)).update(off, everything)
+    assert track.charts[2].last == pytest.approx(as_normal(t, 3))
+    assert abs(track.charts[2].last) < abs(t)
+
+
+def test_of_many_prompts_it_stays_nearly_what_it_is():
+    many = np.tile(WHOLE * 1.05, 16)
+    everything = whole(many)
+    track = Track.start("all", Expected(0.0, 1.0)).update(everything, everything)
+    assert track.charts[2].last == pytest.approx(everything.z(everything)[2], rel=0.05)
