@@ -16,7 +16,7 @@ from scipy.optimize import nnls
 
 from zerodrift.core.cause import UNEXPLAINED
 from zerodrift.stats.arrays import Floats, Ids
-from zerodrift.sync.slope import SlopeFit, critical, excess, fit_slope
+from zerodrift.sync.slope import SlopeFit, critical, excess, fit_slope, token_weights
 
 RESOLUTION = 0.5
 """A confirmed slope lies within 1 ± this: more than half of an update that is missing, or half too much, is seen."""
@@ -127,13 +127,15 @@ def _by_numbers(
     scores: CanaryScores, parts: Mapping[str, Floats], fit: SlopeFit, told: Told
 ) -> tuple[str, str] | None:
     """Cause and sentence, where what was observed is not what was predicted."""
+    if fit.refuses(1.0):
+        return _cause(scores, parts, fit, told)
+    if absent := _absent(scores, parts, fit.limit):
+        return _partial(absent)
+    # Last: where no update came at all, what was cached before is as old as the rest.
     if told.cached_tokens:
         says = f"{told.cached_tokens} prompt tokens came from a cache that the old weights wrote"
         return "weights/stale-prefix-cache", says
-    if fit.refuses(1.0):
-        return _cause(scores, parts, fit, told)
-    absent = _absent(scores, parts, fit.limit)
-    return _partial(absent) if absent else None
+    return None
 
 
 def _by_word(told: Told) -> tuple[str, str] | None:
@@ -203,22 +205,26 @@ def _explaining(scores: CanaryScores, parts: Mapping[str, Floats]) -> list[str]:
     """Parts without which the predicted change is the observed one."""
     if not parts:
         return []
-    lacking = scores.predicted - scores.observed
-    columns = np.stack(list(parts.values()), axis=1)
+    root = np.sqrt(token_weights(scores.predicted))
+    lacking = root * (scores.predicted - scores.observed)
+    columns = np.stack([root * column for column in parts.values()], axis=1)
     scale = np.sqrt((columns**2).sum(axis=0)).clip(min=1e-12)
     shares = nnls(columns / scale, lacking)[0] / scale
-    absent = [name for name, share in zip(parts, shares, strict=True) if share > MISSING]
+    absent = [number for number, share in enumerate(shares) if share > MISSING]
     if not absent or len(absent) == len(parts):
         return []
-    left = lacking - sum((parts[name] for name in absent), np.zeros_like(lacking))
-    return absent if float(left @ left) < (1 - EXPLAINED) * float(lacking @ lacking) else []
+    left = lacking - columns[:, absent].sum(axis=1)
+    names = list(parts)
+    enough = float(left @ left) < (1 - EXPLAINED) * float(lacking @ lacking)
+    return [names[number] for number in absent] if enough else []
 
 
 def _mixed(scores: CanaryScores, fit: SlopeFit) -> tuple[int, int] | None:
     """How many sequences are at the old weights, where each is at one or the other and both occur."""
     p, o, sequence = scores.predicted, scores.observed, scores.sequence
-    at_old, at_new = np.bincount(sequence, o**2), np.bincount(sequence, (o - p) ** 2)
-    between = float(((o - fit.estimate * p) ** 2).sum())
+    w = token_weights(p)
+    at_old, at_new = np.bincount(sequence, w * o**2), np.bincount(sequence, w * (o - p) ** 2)
+    between = float((w * (o - fit.estimate * p) ** 2).sum())
     old = int((at_old < at_new).sum())
     apart = float(np.minimum(at_old, at_new).sum()) < 0.5 * between
     return (old, len(at_old)) if apart and 1 < old < len(at_old) - 1 else None

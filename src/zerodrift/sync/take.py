@@ -31,6 +31,7 @@ from zerodrift.sync.measure import part_scores, trainer_scores
 from zerodrift.sync.receipt import Receipt
 from zerodrift.sync.slope import FALSE_ALARM
 from zerodrift.weights.digest import checkpoint_state
+from zerodrift.weights.gathered import whole_state
 from zerodrift.weights.listing import manifest_of
 
 CACHED_PROMPT = 300
@@ -95,6 +96,14 @@ class ReceiptTaker:
             self._last = after
         return receipt
 
+    def hold(self, version: WeightVersion) -> None:
+        """`version` was sent, or is about to be: nothing is known until a receipt is taken."""
+        nothing = np.zeros(2)
+        scores = CanaryScores(nothing, nothing, nothing, nothing, np.arange(2))
+        says = "an update was sent, and no receipt was taken since"
+        finding = judge(scores, {}, Told())._replace(says=says, needed=self.canary.tokens)
+        self.ledger.append(self._written(finding, scores, None, version))
+
     def _moment(self, model: Any, version: WeightVersion) -> _Moment:
         engine = self.canary.flat("the engine", self.engine.score(self.canary.sequences))
         tensors = (
@@ -132,7 +141,7 @@ class ReceiptTaker:
         return told, version.digest
 
     def _written(
-        self, finding: Finding, scores: CanaryScores, old: WeightVersion, new: WeightVersion
+        self, finding: Finding, scores: CanaryScores, old: WeightVersion | None, new: WeightVersion
     ) -> Receipt:
         low, high = finding.fit.interval
         follows = self.ledger.last(self.place)
@@ -165,5 +174,5 @@ class ReceiptTaker:
 def _whole(model: Any, version: WeightVersion | str) -> WeightVersion:
     """With the digest of the trainer's tensors, so that a receipt says what was to arrive."""
     label = version if isinstance(version, str) else version.label
-    digest = manifest_of(checkpoint_state(model)).digest
+    digest = manifest_of(whole_state(model).tensors).digest
     return WeightVersion(label, digest)

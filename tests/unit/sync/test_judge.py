@@ -137,6 +137,11 @@ def test_a_cache_that_the_old_weights_wrote(rng):
     assert of(scored(rng, lambda p: p), told=told) == (Arrival.MISSED, "weights/stale-prefix-cache")
 
 
+def test_where_no_update_came_the_cache_is_not_to_blame(rng):
+    told = Told(answers_as="step 0", cached_tokens=256)
+    assert of(scored(rng, lambda p: 0 * p), told=told) == (Arrival.MISSED, "weights/stale")
+
+
 def test_another_digest(rng):
     told = NEW._replace(other_digest=True)
     assert of(scored(rng, lambda p: p), told=told) == (Arrival.MISSED, UNEXPLAINED)

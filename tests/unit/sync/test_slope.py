@@ -119,3 +119,14 @@ def test_what_does_not_fit_is_refused():
         fit_slope(np.zeros(3), np.zeros(4), np.zeros(3, dtype=int), LIMIT)
     with pytest.raises(NonFinite):
         fit_slope(np.array([np.nan]), np.zeros(1), np.zeros(1, dtype=int), LIMIT)
+
+
+def test_a_token_that_is_moved_much_is_one_witness():
+    """Without weights it would be nearly the only one, and nothing could be refused."""
+    p = np.random.default_rng(5).normal(size=TOKENS)
+    p[7] = 100.0
+    fit = fit_slope(p, 0 * p, SEQUENCE, LIMIT)
+    assert fit.effective > 50
+    assert fit.refuses(1.0)
+    plain = np.bincount(SEQUENCE, p**2)
+    assert plain.sum() ** 2 / (plain**2).sum() < 2
