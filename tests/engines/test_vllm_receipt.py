@@ -83,7 +83,7 @@ def taker(backend: VllmBackend, weights: Weights, tmp_path: Path) -> ReceiptTake
     backend.load_weights(weights.a, WeightVersion("step 0"))
     backend.reset_cache()
     # Of two replicas one has half of the canaries: 40 sequences would be 20 witnesses, which are too few.
-    canary = random_canary(512, 1280, avoid=range(4))
+    canary = random_canary(512, 640, avoid=range(4))
     taker = ReceiptTaker(backend, canary, ReceiptLedger(tmp_path / "receipts", bytes(32)))
     taker.start(weights.old, "step 0")
     return taker

@@ -1,7 +1,7 @@
 """Token sequences whose logprobs tell whether an update arrived. Torch-free.
 
 Any text that the model knows will do, and the rollouts of the last step do best: what an update moves is where it trained.
-Many short sequences say more than few long ones, since a sequence is one witness: fewer than 26 decide nothing.
+Many short sequences say more than few long ones, since a sequence is one witness: some 25 are the fewest that decide anything.
 """
 
 import hashlib
@@ -15,8 +15,8 @@ from zerodrift.core.completion import Completion
 from zerodrift.core.errors import InvalidPrompt, InvalidValue
 from zerodrift.stats.arrays import Floats, Ids, finite
 
-LENGTH = 17
-"""Of a random sequence: 16 tokens that are scored, behind one that is not."""
+LENGTH = 9
+"""Of a random sequence: 8 tokens that are scored, behind one that is not."""
 
 
 class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
-from zerodrift.core.errors import InvalidValue, ZerodriftError
+from zerodrift.core.errors import InvalidValue, VersionConflict, ZerodriftError
 from zerodrift.core.version import WeightVersion
+from zerodrift.sync.decisions import Decisions
+from zerodrift.sync.gloo import GlooPeers
 from zerodrift.sync.receipt import Receipt
 from zerodrift.sync.take import ReceiptTaker
 from zerodrift.sync.target import Target
@@ -26,21 +28,30 @@ from zerodrift.weights.update import UpdateManifest
 class WeightPublisher:
     """The trainer's side of every engine that generates for it."""
 
-    def __init__(self, model: Any, targets: Sequence[Target], takers: Sequence[ReceiptTaker] = ()) -> None:
-        """`takers`: who takes receipts of which replicas afterwards, each started with the weights that serve now."""
+    def __init__(
+        self,
+        model: Any,
+        targets: Sequence[Target],
+        takers: Sequence[ReceiptTaker] = (),
+        decisions: Decisions | None = None,
+    ) -> None:
+        """`takers`: who takes receipts of which replicas afterwards, each started with the weights that serve now.
+        `decisions`: where engines in other processes look whether an update is made; a decision is never taken back."""
         names = [target.name for target in targets]
         if not targets or len({*names}) < len(names):
             raise InvalidValue(f"targets are called {names}; name at least one, each by a name of its own")
         if unguarded := [
             each.name
             for each in targets
-            if not each.goes_back and each.name not in {taker.place[0] for taker in takers}
+            if not each.goes_back
+            and not isinstance(each, GlooPeers)
+            and each.name not in {taker.place[0] for taker in takers}
         ]:
             raise InvalidValue(
                 f"{unguarded[0]} cannot go back to the version before, and no receipt would be taken of it; give a "
                 "ReceiptTaker whose replica has its name"
             )
-        self._model, self._takers = model, tuple(takers)
+        self._model, self._takers, self._decisions = model, tuple(takers), decisions
         # Stable, so that servers come last and else in the order given.
         self._targets = sorted(targets, key=lambda target: not target.goes_back)
 
@@ -49,6 +60,7 @@ class WeightPublisher:
         tensors, tied = whole_state(self._model)
         update = UpdateManifest(version=label, parent=parent, weights=manifest_of(tensors), tied=tied)
         self._prepare(update, tensors)
+        self._decide(update)
         self._hold(update.weight_version)
         self._serve()
         return tuple(taker.take(self._model, label) for taker in self._takers)
@@ -61,12 +73,23 @@ class WeightPublisher:
                 self._each(self._targets[: number + 1], "abort")
                 raise
 
+    def _decide(self, update: UpdateManifest) -> None:
+        if self._decisions is not None and not self._decisions.decide(update.identity, made=True):
+            self._each(self._targets, "abort")
+            raise VersionConflict(
+                f"an engine that had {update.version!r} prepared lost the trainer, and decided against it; publish it "
+                "once more under another label"
+            )
+
     def _hold(self, version: WeightVersion) -> None:
         """What is sent and not measured gives no rollouts, also where this process ends in between."""
         for taker in self._takers:
             taker.hold(version)
 
     def _serve(self) -> None:
+        if self._decisions is not None:
+            self._serve_all()
+            return
         for number, target in enumerate(self._targets):
             try:
                 target.publish()
@@ -74,6 +97,17 @@ class WeightPublisher:
                 self._each([each for each in self._targets[:number] if each.goes_back], "roll_back")
                 self._each(self._targets[number:], "abort")
                 raise
+
+    def _serve_all(self) -> None:
+        """What was decided holds: one that fails does not keep the others from it, and is told of in the end."""
+        failed: list[Exception] = []
+        for target in self._targets:
+            try:
+                target.publish()
+            except (ZerodriftError, OSError) as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     @staticmethod
     def _each(targets: Sequence[Target], verb: str) -> None:

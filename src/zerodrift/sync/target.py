@@ -16,6 +16,7 @@ from zerodrift.core.errors import OutOfOrder
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.updates import Updates, WeightUpdate
 from zerodrift.weights.files import write_update
+from zerodrift.weights.session import Stage
 from zerodrift.weights.update import UpdateManifest
 
 CONFIG = "config.json"
@@ -65,7 +66,8 @@ class InProcess:
             opened.verify()
             opened.commit()
         except BaseException:
-            opened.abort()
+            if opened.stage is not Stage.ABORTED:
+                opened.abort()
             raise
         self._under_way, self._published = opened, update.version
 

@@ -252,7 +252,7 @@ def test_canaries_are_numbered_by_sequence():
 def test_random_canaries_are_the_same_again():
     canary = random_canary(100, 250, avoid=(0, 1))
     assert canary == random_canary(100, 250, avoid=(0, 1))
-    assert (len(canary.sequences), canary.tokens) == (16, 256)
+    assert (len(canary.sequences), canary.tokens) == (32, 256)
     assert not {0, 1} & {token for ids in canary.sequences for token in ids}
 
 
