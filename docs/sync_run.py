@@ -1,4 +1,4 @@
-"""The run that docs/sync.md shows: an update that arrives, one that is lost, one without a layer, and what may be trained on.
+"""The run that docs/sync.md shows: an update that arrives, one without a layer, one that is lost, and what may be trained on.
 
 python docs/sync_run.py DIRECTORY
 """
@@ -31,7 +31,7 @@ def main(directory: Path) -> None:
     receipts = ReceiptTaker(engine, random_canary(512, 640, avoid=range(4)), ledger)
     receipts.start(model, "step 0")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0)
-    for step, what in enumerate(("sent", "lost", "without layer 1", "sent again"), start=1):
+    for step, what in enumerate(("sent", "without layer 1", "sent again", "lost"), start=1):
         before = copy.deepcopy(checkpoint_state(model))
         if what != "sent again":
             ids = torch.tensor(random_canary(512, 64, seed=step).sequences)

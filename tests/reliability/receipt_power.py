@@ -152,7 +152,7 @@ def updates(options: argparse.Namespace, rate: float, side: Any, master: Any) ->
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     for number in range(options.updates + 1):
         if number:
-            ids = torch.tensor(random_canary(vocabulary, 512, seed=number).sequences, device=model.device)
+            ids = torch.tensor(random_canary(vocabulary, 128, seed=number).sequences, device=model.device)
             optimizer.zero_grad()
             model(ids, labels=ids).loss.backward()
             optimizer.step()
@@ -177,43 +177,48 @@ def rounded(model: Any) -> Any:
     return sent
 
 
-def rows(rate: float, moments: Iterator[Moment], tokens: int) -> Iterator[dict[str, Any]]:
-    """Counts of what receipts said, by the number of canary tokens."""
-    said: dict[int, dict[str, Counter[Arrival]]] = {}
-    slopes: dict[int, list[float]] = {}
-    sizes = [size for size in SIZES if size <= tokens]
-    needed: list[int] = []
-    signal, noise, bits, seconds, last = [], [], 0, [], None
-    for moment in moments:
-        seconds.append(moment.seconds)
-        bits += int((moment.engine != moment.again).sum())
-        if last is not None:
-            signal.append(float(np.sqrt(((moment.trainer - last.trainer) ** 2).mean())))
-            noise.append(float(np.abs(moment.engine - moment.trainer).mean()))
-            for size in sizes:
-                counts = said.setdefault(size, {})
-                for what, scores in cases(last, moment, size).items():
-                    found = judge(scores, {}, Told())
-                    counts.setdefault(what, Counter())[found.arrival] += 1
-                    if what == "honest":
-                        slopes.setdefault(size, []).append(found.fit.estimate)
-                        if size == sizes[0] and found.needed is not None:
-                            needed.append(found.needed)
-        last = moment
-    for size in sizes:
-        yield {
-            "rate": rate,
-            "tokens": size,
-            "updates": len(signal),
-            "said": {what: dict(counts) for what, counts in said[size].items()},
-            "slope": float(np.mean(slopes[size])),
-            "slope_sd": float(np.std(slopes[size])),
-            "signal": float(np.mean(signal)),
-            "error": float(np.mean(noise)),
-            "asked_again_differ": bits,
-            "needed_by_first": float(np.median(needed)) if needed else None,
-            "seconds": float(np.median(seconds)) * size / sizes[-1],
-        }
+class Tally:
+    """What receipts said at one learning rate, by the number of canary tokens."""
+
+    def __init__(self, rate: float, tokens: int) -> None:
+        self.rate, self.sizes = rate, [size for size in SIZES if size <= tokens]
+        self.said: dict[int, dict[str, Counter[Arrival]]] = {size: {} for size in self.sizes}
+        self.slopes: dict[int, list[float]] = {size: [] for size in self.sizes}
+        self.signal: list[float] = []
+        self.noise: list[float] = []
+        self.seconds: list[float] = []
+        self.bits = 0
+        self._last: Moment | None = None
+
+    def add(self, moment: Moment) -> None:
+        self.seconds.append(moment.seconds)
+        self.bits += int((moment.engine != moment.again).sum())
+        last, self._last = self._last, moment
+        if last is None:
+            return
+        self.signal.append(float(np.sqrt(((moment.trainer - last.trainer) ** 2).mean())))
+        self.noise.append(float(np.abs(moment.engine - moment.trainer).mean()))
+        for size in self.sizes:
+            for what, scores in cases(last, moment, size).items():
+                found = judge(scores, {}, Told())
+                self.said[size].setdefault(what, Counter())[found.arrival] += 1
+                if what == "honest":
+                    self.slopes[size].append(found.fit.estimate)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        for size in self.sizes if self.signal else ():
+            yield {
+                "rate": self.rate,
+                "tokens": size,
+                "updates": len(self.signal),
+                "said": {what: dict(counts) for what, counts in self.said[size].items()},
+                "slope": float(np.mean(self.slopes[size])),
+                "slope_sd": float(np.std(self.slopes[size])),
+                "signal": float(np.mean(self.signal)),
+                "error": float(np.mean(self.noise)),
+                "asked_again_differ": self.bits,
+                "seconds": float(np.median(self.seconds)) * size / self.sizes[-1],
+            }
 
 
 def cases(old: Moment, new: Moment, size: int) -> dict[str, CanaryScores]:
@@ -244,6 +249,13 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
+def keep(tallies: list[Tally]) -> None:
+    """After every update: a run that is broken off has shown something."""
+    if "OUT" in os.environ:
+        rows = [row | {"line": line(row)} for tally in tallies for row in tally.rows()]
+        Path(os.environ["OUT"], "receipt_power.json").write_text(json.dumps(rows, indent=1))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", choices=("exact", "vllm"), default="exact")
@@ -256,16 +268,16 @@ def main() -> int:
     options = parser.parse_args()
     head = "  rate  tokens   lost seen   confirmed false alarm  of nothing   slope            signal   mean|Δ| seconds"
     sys.stdout.write(head + "\n")
-    kept = []
     master = trainer_of(options)
+    tallies = [Tally(rate, options.tokens) for rate in options.rates]
     with opened(options, master) as side:
-        for rate in options.rates:
-            for row in rows(rate, updates(options, rate, side, master), options.tokens):
-                kept.append(row)
+        for tally in tallies:
+            for moment in updates(options, tally.rate, side, master):
+                tally.add(moment)
+                keep(tallies)
+            for row in tally.rows():
                 sys.stdout.write(line(row) + "\n")
-                sys.stdout.flush()
-    if "OUT" in os.environ:
-        Path(os.environ["OUT"], "receipt_power.json").write_text(json.dumps(kept, indent=1))
+            sys.stdout.flush()
     return 0
 
 
