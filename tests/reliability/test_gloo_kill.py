@@ -56,5 +56,13 @@ def test_an_update_reaches_both(play: Hear) -> None:
     assert said == {"killed": [], "refused": [], "serves": ["v1", "v1"]}
 
 
+@pytest.mark.parametrize("point", [("engine", "voted"), ("trainer", "prepared")], ids=" ".join)
+def test_all_or_none_around_the_decision(
+    play: Hear, script: Callable[[str], ModuleType], point: tuple[str, str]
+) -> None:
+    kill_at(play, {point: script("reliability/gloo_updating").POINTS[point]})
+
+
+@pytest.mark.long
 def test_all_or_none_wherever_one_is_killed(play: Hear, script: Callable[[str], ModuleType]) -> None:
     kill_at(play, script("reliability/gloo_updating").POINTS)

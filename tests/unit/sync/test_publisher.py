@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from zerodrift.core.errors import (
@@ -204,3 +208,19 @@ def test_a_tied_tensor_is_sent_once() -> None:
     tensors, tied = whole_state(AutoModelForCausalLM.from_config(config))
     assert tied == {"lm_head.weight": "model.embed_tokens.weight"}
     assert "lm_head.weight" not in tensors
+
+
+def test_what_fsdp_shards_is_sent_whole(tmp_path: Path) -> None:
+    plain, sharded = whole_state(model_of(1)), model_of(1)
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
+        assert all(isinstance(each, DTensor) for each in sharded.parameters())
+        tensors, tied = whole_state(sharded)
+    finally:
+        dist.destroy_process_group()
+    assert tied == plain.tied
+    assert tensors.keys() == plain.tensors.keys()
+    assert all(type(each) is torch.Tensor or type(each) is torch.nn.Parameter for each in tensors.values())
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in plain.tensors.items())
