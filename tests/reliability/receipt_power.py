@@ -28,6 +28,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from zerodrift import models
+from zerodrift.core.errors import EngineUnreachable
 from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.stats.arrays import Floats
@@ -41,6 +42,9 @@ SHAPES = {"tiny": (512, 128, 2), "small": (8192, 512, 4), "0.6B": (151_936, 1024
 """Vocabulary, width and layers."""
 OTHERS = 50
 """Updates from one at which the exact engine is asked twice to the next: it has never given other bits."""
+
+
+TRIES = 4
 
 
 class Moment(NamedTuple):
@@ -89,6 +93,10 @@ class VllmSide:
         self._backend.load_weights(directory, WeightVersion(label))
 
     def score(self, canary: Canary) -> Floats:
+        for _ in range(TRIES):
+            # On a machine that is overloaded a server closes a connection that it is about to be asked on.
+            with contextlib.suppress(EngineUnreachable):
+                return canary.flat("vLLM", self._backend.score(canary.sequences))
         return canary.flat("vLLM", self._backend.score(canary.sequences))
 
 
