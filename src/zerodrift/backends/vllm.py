@@ -1,6 +1,7 @@
 """A running vLLM server, seen through the Backend protocol and spoken to as trainers speak to it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,8 @@ from zerodrift.core.version import VersionSpan, WeightVersion
 from zerodrift.models import directory as model_directory
 
 DEV_MODE = "start the server with VLLM_SERVER_DEV_MODE=1"
+
+PAUSE, RESUME = "/pause", "/resume"
 
 LONG_PROMPT = 300
 """Tokens that fill a block of any prefix cache: vLLM's have 16 on a GPU and 128 on a CPU."""
@@ -101,6 +104,19 @@ class VllmBackend(ServerBackend):
         """Refused where tensors would not fit those that are served, as far as these can be seen."""
         self._check_fits(directory)
         self.update_path.push(self._http, directory, version)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is in flight ends first, and what comes meanwhile waits: no request sees two versions."""
+        pause = f"{PAUSE}?mode=wait"
+        can = self._ask_route(PAUSE)
+        if can:
+            self._http.post(pause, None)
+        try:
+            yield
+        finally:
+            if can:
+                self._http.post(RESUME, None)
 
     def _check_fits(self, directory: Path) -> None:
         """Tensors of one name have one shape; a name that only one side has is vLLM's to judge (heads may be tied)."""

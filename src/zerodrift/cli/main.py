@@ -26,6 +26,7 @@ from zerodrift.cli import (
     env,
     init,
     preflight,
+    sync,
     view,
 )
 
@@ -44,6 +45,7 @@ COMMANDS: Mapping[str, Command] = {
     "baseline": baseline.app,
     "view": view.command,
     "archive": archive.app,
+    "sync": sync.app,
     "bench": bench.command,
     "init": init.command,
     "env": env.command,

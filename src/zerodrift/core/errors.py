@@ -231,6 +231,13 @@ class NotRetained(ZerodriftError):
     code = "update/not-retained"
 
 
+class NoReceipt(ZerodriftError):
+    """A rollout, or an engine, without a receipt which says that the engine has the weights that it names."""
+
+    code = "update/no-receipt"
+    exit_code = 1
+
+
 class ExactError(ZerodriftError):
     """Exact mode cannot keep its promise, and says so instead of computing something close."""
 

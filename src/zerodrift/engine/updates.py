@@ -14,7 +14,7 @@ the same two steps. Whoever starts an engine over the directory again serves wha
 
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -47,15 +47,23 @@ KEPT = "weights"
 class Updates:
     """The versions of one engine's weights: one process, one update at a time, any thread."""
 
-    def __init__(self, loop: EngineLoop, directory: Path, *, retain: int = 4) -> None:
+    def __init__(
+        self,
+        loop: EngineLoop,
+        directory: Path,
+        *,
+        retain: int = 4,
+        decided: Callable[[str], bool] = lambda identity: False,
+    ) -> None:
         """Go on where `directory` left off: its current version is put into the engine, whatever that started with.
 
         A directory that is new begins with the engine's own weights, under the engine's own label. The `retain` latest
-        versions are kept on the disk, the current one and the one before it among them.
+        versions are kept on the disk, the current one and the one before it among them. `decided` is asked about a
+        version that is on the disk and was never published: whether others count on it (`sync/decisions.py`).
         """
         require.instance(InvalidValue, "loop", loop, EngineLoop)
         require.whole(InvalidValue, "retain", retain, "the current version and the one before it are kept", 2)
-        self._loop, self._retain = loop, retain
+        self._loop, self._retain, self._decided = loop, retain, decided
         self._registry = Registry(Path(directory))
         self._kept = Path(directory) / KEPT
         self._slot, self._taken = threading.Lock(), False
@@ -233,7 +241,10 @@ class Updates:
             known = self._known(self._registry.versions.current)
             self._loop.swap_weights(self._load(known))
         for label in self._registry.versions.kept:
-            if not self._registry.versions.known[label].was_current:
+            known = self._registry.versions.known[label]
+            if not known.was_current and self._decided(known.manifest):
+                self._switch(self._load(known), known.manifest, KVPolicy.RECOMPUTE)
+            elif not known.was_current:
                 # Whoever was about to publish it is gone.
                 self._drop(Kind.ABORTED, label)
         self._forget_oldest()

@@ -1,0 +1,1 @@
+"""Did an engine take the trainer's update? Receipts that are measured, and publishing to several engines as one."""

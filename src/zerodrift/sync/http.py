@@ -1,0 +1,253 @@
+"""Weights by HTTP: an exact engine takes updates from a trainer elsewhere, one at a time, whole or not at all.
+
+    POST   /updates                the manifest, and which version is expected to be current
+    PUT    /updates/ID/TENSOR      the bytes of one tensor, with their sha256
+    POST   /updates/ID/prepare     verify, and put on the disk
+    POST   /updates/ID/publish     serve it
+    DELETE /updates/ID             forget it
+    POST   /rollback               the version before, where this one is expected
+    GET    /version                what serves now
+
+Every call carries the token, which is made and kept as a receipt key is (`sync/key.py`). A call that is refused says so with
+the code of the error that the engine raised, and the caller raises that error again. Nothing is read beyond the length that
+was promised; put TLS in front where the network is not yours.
+"""
+
+import hashlib
+import hmac
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import quote, unquote
+
+import msgspec
+import torch
+
+from zerodrift.core import errors
+from zerodrift.core.errors import DigestMismatch, EngineError, EngineUnreachable, OutOfOrder, ZerodriftError
+from zerodrift.engine.updates import Updates, WeightUpdate
+from zerodrift.weights.session import Stage
+from zerodrift.weights.update import MOST_MANIFEST_BYTES, UpdateManifest, decode_update, encode_update
+
+EXPECTED, DIGEST, KV = "X-Expected-Version", "X-Sha256", "X-KV"
+MOST_WORDS = 4096
+IDLE_S = 60.0
+"""A peer that says nothing for so long is gone; its update stays open, and `updates.abort()` ends it."""
+_ROUTE = re.compile(r"/updates/([0-9a-f]{64})(?:/(.+))?")
+_BY_CODE = {
+    each.code: each
+    for each in vars(errors).values()
+    if isinstance(each, type) and issubclass(each, ZerodriftError)
+}
+
+
+class _Refusal(msgspec.Struct):
+    code: str
+    message: str
+
+
+class WeightServer:
+    """The engine's side: calls become steps of `Updates`, one at a time."""
+
+    def __init__(self, updates: Updates, token: bytes, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Listens at once; `address` says where."""
+        self._updates, self._token = updates, token
+        self._mutex = threading.Lock()
+        self._open: tuple[UpdateManifest, WeightUpdate] | None = None
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = IDLE_S
+
+            def log_message(self, *_: object) -> None:
+                """Nothing: headers hold the token."""
+
+            def handle_call(self) -> None:
+                server.answer(self)
+
+            do_GET = do_POST = do_PUT = do_DELETE = handle_call
+
+        self._http = ThreadingHTTPServer((host, port), Handler)
+        self._http.daemon_threads = True
+        self.address = f"{host}:{self._http.server_port}"
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, name="zerodrift-weights", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more calls; the engine serves on."""
+        self._http.shutdown()
+        self._http.server_close()
+
+    def answer(self, call: Any) -> None:
+        """One call."""
+        try:
+            self._require_token(call.headers.get("Authorization", ""))
+            with self._mutex:
+                status, content = HTTPStatus.OK, self._done(call)
+        except ZerodriftError as error:
+            status = HTTPStatus.CONFLICT
+            content = msgspec.json.encode(_Refusal(error.code, str(error)[:MOST_WORDS]))
+            # What was not read would be taken for the next call.
+            call.close_connection = True
+        call.send_response(status)
+        call.send_header("Content-Length", str(len(content)))
+        call.end_headers()
+        call.wfile.write(content)
+
+    def _require_token(self, given: str) -> None:
+        if not hmac.compare_digest(given.encode(), f"Bearer {self._token.hex()}".encode()):
+            raise EngineError(
+                "the call carries no token, or another one; give the key that the server was given"
+            )
+
+    def _done(self, call: Any) -> bytes:
+        verb, path = call.command, call.path
+        if (verb, path) == ("GET", "/version"):
+            return msgspec.json.encode(self._updates.current)
+        if (verb, path) == ("POST", "/updates"):
+            return self._begin(_body(call, MOST_MANIFEST_BYTES), call.headers.get(EXPECTED, ""))
+        if (verb, path) == ("POST", "/rollback"):
+            return msgspec.json.encode(self._updates.rollback(unquote(call.headers.get(EXPECTED, ""))))
+        if (route := _ROUTE.fullmatch(path)) is None:
+            raise OutOfOrder(f"{verb} {path[:200]} is no call; see zerodrift.sync.http")
+        return self._step(call, verb, route[1], unquote(route[2] or ""))
+
+    def _begin(self, content: bytes, expected: str) -> bytes:
+        update = decode_update(content, "the manifest")
+        if self._open is not None and self._open[1].stage not in (Stage.PUBLISHED, Stage.ABORTED):
+            raise OutOfOrder(f"the update to {self._open[0].version!r} is under way; DELETE it first")
+        self._open = (update, self._updates.begin(update, unquote(expected)))
+        return b"{}"
+
+    def _step(self, call: Any, verb: str, identity: str, rest: str) -> bytes:
+        if self._open is None or self._open[0].identity != identity:
+            raise OutOfOrder(
+                f"the update {identity[:16]}… is not under way; POST its manifest to /updates first"
+            )
+        update, under_way = self._open
+        if verb == "PUT":
+            self._push(call, update, under_way, rest)
+        elif (verb, rest) == ("POST", "prepare"):
+            under_way.verify()
+            under_way.commit()
+        elif (verb, rest) == ("POST", "publish"):
+            return msgspec.json.encode(under_way.publish(call.headers.get(KV, "recompute")))
+        elif (verb, rest) == ("DELETE", ""):
+            under_way.abort()
+        else:
+            raise OutOfOrder(f"{verb} {rest[:80]!r} is no step of an update")
+        return b"{}"
+
+    def _push(self, call: Any, update: UpdateManifest, under_way: WeightUpdate, name: str) -> None:
+        record = next((each for each in update.weights.tensors if each.name == name), None)
+        if record is None:
+            raise OutOfOrder(f"{name[:80]!r} is not in the manifest of {update.version!r}")
+        content = _body(call, record.nbytes)
+        if len(content) != record.nbytes or hashlib.sha256(content).hexdigest() != call.headers.get(DIGEST):
+            raise DigestMismatch(
+                f"{len(content)} bytes of {name} came, and not those that were sent; send it again"
+            )
+        tensor = (
+            torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            if content
+            else torch.empty(0, dtype=torch.uint8)
+        )
+        under_way.push(name, tensor.view(getattr(torch, record.dtype)).reshape(record.shape))
+
+
+def _body(call: Any, most: int) -> bytes:
+    length = call.headers.get("Content-Length", "")
+    if not length.isdecimal() or int(length) > most:
+        raise OutOfOrder(f"a call has Content-Length {length[:40]!r}; {most} bytes at most are read")
+    content: bytes = call.rfile.read(int(length))
+    return content
+
+
+class HttpTarget:
+    """The trainer's side of one `WeightServer`."""
+
+    goes_back = True
+
+    def __init__(
+        self, address: str, token: bytes, *, name: str, kv: str = "recompute", timeout_s: float = 600.0
+    ) -> None:
+        """`address` is HOST:PORT."""
+        self.name, self._address, self._kv, self._timeout = name, address, kv, timeout_s
+        self._headers = {"Authorization": f"Bearer {token.hex()}"}
+        self._prepared: UpdateManifest | None = None
+        self._published: str | None = None
+
+    def prepare(self, update: UpdateManifest, tensors: Mapping[str, torch.Tensor]) -> None:
+        """On the engine's disk when this returns."""
+        with self._connected() as call:
+            current = msgspec.json.decode(call("GET", "/version", b"", {}))["label"]
+            call("POST", "/updates", encode_update(update), {EXPECTED: quote(current)})
+            self._prepared = update
+            for record in update.weights.tensors:
+                content = _content(tensors[record.name])
+                sums = {DIGEST: hashlib.sha256(content).hexdigest()}
+                call("PUT", f"/updates/{update.identity}/{quote(record.name, safe='')}", content, sums)
+            call("POST", f"/updates/{update.identity}/prepare", b"", {})
+
+    def publish(self) -> None:
+        """Served when this returns; after an answer that was lost, `version` says whether it is."""
+        if (update := self._prepared) is None:
+            raise OutOfOrder(f"{self.name} has no update to publish; prepare one first")
+        self._prepared, self._published = None, update.version
+        with self._connected() as call:
+            call("POST", f"/updates/{update.identity}/publish", b"", {KV: self._kv})
+
+    def abort(self) -> None:
+        """The old version serves on."""
+        if (update := self._prepared) is not None:
+            self._prepared = None
+            with self._connected() as call:
+                call("DELETE", f"/updates/{update.identity}", b"", {})
+
+    def roll_back(self) -> None:
+        """Of what this target was published last."""
+        if self._published is None:
+            raise OutOfOrder(f"{self.name} was published nothing by this publisher")
+        with self._connected() as call:
+            call("POST", "/rollback", b"", {EXPECTED: quote(self._published)})
+
+    @contextmanager
+    def _connected(self) -> Iterator[Callable[[str, str, bytes, Mapping[str, str]], bytes]]:
+        connection = HTTPConnection(self._address, timeout=self._timeout)
+
+        def call(verb: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
+            try:
+                connection.request(verb, path, content, {**self._headers, **headers})
+                answer = connection.getresponse()
+                said = answer.read()
+            except (OSError, HTTPException) as error:
+                raise EngineUnreachable(
+                    f"{self.name} at {self._address} did not answer {verb} {path[:40]}: {error}"
+                ) from error
+            if answer.status != HTTPStatus.OK:
+                raise _error(said, self.name)
+            return said
+
+        try:
+            yield call
+        finally:
+            connection.close()
+
+
+def _error(said: bytes, name: str) -> ZerodriftError:
+    try:
+        refusal = msgspec.json.decode(said, type=_Refusal)
+    except msgspec.MsgspecError:
+        return EngineError(f"{name} answered {said[:200]!r}; is it a zerodrift.sync.http.WeightServer?")
+    return _BY_CODE.get(refusal.code, EngineError)(f"{name}: {refusal.message}")
+
+
+def _content(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

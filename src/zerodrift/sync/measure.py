@@ -1,0 +1,86 @@
+"""Canary logprobs by the trainer's own model, whole and by the parts of an update."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from zerodrift.stats.arrays import Floats
+from zerodrift.sync.canary import Canary
+from zerodrift.weights.digest import checkpoint_state
+
+LOGIT_BYTES = 2**28
+"""Logits of one forward, at most: a batch of 64-token canaries with a vocabulary of 151,936 has 6."""
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+
+
+def part_of(name: str) -> str:
+    """`layer 3`, or the module that owns a tensor outside the layers, of a tensor in a checkpoint."""
+    if (layer := _LAYER.search(name)) is not None:
+        return f"layer {layer[1]}"
+    return name.removesuffix(".weight").removesuffix(".bias").rsplit(".", maxsplit=1)[-1]
+
+
+@torch.no_grad()
+def trainer_scores(model: Any, canary: Canary) -> Floats:
+    """By `model` as it is: in the dtype that is sent to engines, or predictions are those of weights that nobody has."""
+    rows: dict[int, list[float]] = {}
+    training = model.training
+    model.eval()
+    try:
+        for numbers in _batches(canary, 4 * int(model.config.vocab_size)):
+            ids_BL = torch.tensor([canary.sequences[number] for number in numbers], device=model.device)
+            logits_BLV = model(ids_BL, use_cache=False).logits[:, :-1].float()
+            ids_BL1 = ids_BL[:, 1:, None].to(logits_BLV.device)
+            scores_BL = logits_BLV.log_softmax(dim=-1).gather(-1, ids_BL1)[..., 0]
+            rows.update(zip(numbers, scores_BL.double().tolist(), strict=True))
+    finally:
+        model.train(training)
+    return canary.flat("the trainer", [rows[number] for number in range(len(canary.sequences))])
+
+
+def _batches(canary: Canary, row_bytes: int) -> Iterator[list[int]]:
+    """Sequences of one length together: no padding, and so nothing that a wrong mask could do."""
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for number, ids in enumerate(canary.sequences):
+        by_length[len(ids)].append(number)
+    for length, numbers in by_length.items():
+        size = max(1, LOGIT_BYTES // (length * row_bytes))
+        yield from (numbers[begin : begin + size] for begin in range(0, len(numbers), size))
+
+
+def part_scores(
+    model: Any, old: Mapping[str, torch.Tensor], canary: Canary, whole: Floats
+) -> dict[str, Floats]:
+    """By layer or module, how much of the change of each logprob is its own: what is lost where it did not arrive.
+
+    One forward for each. `old` has the tensors from before the update, which are put into `model` for a moment.
+    """
+    state = checkpoint_state(model)
+    parts: dict[str, list[str]] = defaultdict(list)
+    for name, tensor in state.items():
+        if not torch.equal(tensor, old[name].to(tensor)):
+            parts[part_of(name)].append(name)
+    found = {}
+    for part, names in parts.items():
+        with _put_back(state, old, names):
+            found[part] = whole - trainer_scores(model, canary)
+    return found
+
+
+@contextmanager
+@torch.no_grad()
+def _put_back(
+    state: Mapping[str, torch.Tensor], old: Mapping[str, torch.Tensor], names: list[str]
+) -> Iterator[None]:
+    new = {name: state[name].clone() for name in names}
+    try:
+        for name in names:
+            state[name].copy_(old[name])
+        yield
+    finally:
+        for name, tensor in new.items():
+            state[name].copy_(tensor)

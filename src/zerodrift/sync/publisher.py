@@ -1,0 +1,122 @@
+"""New weights to several engines in two phases: all have them verified before one of them serves them.
+
+    publisher = WeightPublisher(model, [InProcess(updates), Server(backend, exchange, checkpoint, name="b")], takers)
+    receipts = publisher.publish("step 7")
+
+Engines that can go back are published to first, and brought back where any of them fails: all or none of them serve the new
+version. A server that cannot is sent to last; from the moment of sending no rollout of it is accepted, and none until a
+receipt is confirmed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from zerodrift.core.errors import InvalidValue, VersionConflict, ZerodriftError
+from zerodrift.core.version import WeightVersion
+from zerodrift.sync.decisions import Decisions
+from zerodrift.sync.gloo import GlooPeers
+from zerodrift.sync.receipt import Receipt
+from zerodrift.sync.take import ReceiptTaker
+from zerodrift.sync.target import Target
+from zerodrift.weights.gathered import whole_state
+from zerodrift.weights.listing import manifest_of
+from zerodrift.weights.update import UpdateManifest
+
+
+class WeightPublisher:
+    """The trainer's side of every engine that generates for it."""
+
+    def __init__(
+        self,
+        model: Any,
+        targets: Sequence[Target],
+        takers: Sequence[ReceiptTaker] = (),
+        decisions: Decisions | None = None,
+    ) -> None:
+        """`takers`: who takes receipts of which replicas afterwards, each started with the weights that serve now.
+        `decisions`: where engines in other processes look whether an update is made; a decision is never taken back."""
+        names = [target.name for target in targets]
+        if not targets or len({*names}) < len(names):
+            raise InvalidValue(f"targets are called {names}; name at least one, each by a name of its own")
+        if unguarded := [
+            each.name
+            for each in targets
+            if not each.goes_back
+            and not isinstance(each, GlooPeers)
+            and each.name not in {taker.place[0] for taker in takers}
+        ]:
+            raise InvalidValue(
+                f"{unguarded[0]} cannot go back to the version before, and no receipt would be taken of it; give a "
+                "ReceiptTaker whose replica has its name"
+            )
+        self._model, self._takers, self._decisions = model, tuple(takers), decisions
+        # Stable, so that servers come last and else in the order given.
+        self._targets = sorted(targets, key=lambda target: not target.goes_back)
+
+    def publish(self, label: str, *, parent: WeightVersion | None = None) -> tuple[Receipt, ...]:
+        """Every target serves the model's weights as `label`; or those that can go back are where they were."""
+        tensors, tied = whole_state(self._model)
+        update = UpdateManifest(version=label, parent=parent, weights=manifest_of(tensors), tied=tied)
+        self._prepare(update, tensors)
+        self._decide(update)
+        self._hold(update.weight_version)
+        self._serve()
+        return tuple(taker.take(self._model, label) for taker in self._takers)
+
+    def _prepare(self, update: UpdateManifest, tensors: Mapping[str, torch.Tensor]) -> None:
+        for number, target in enumerate(self._targets):
+            try:
+                target.prepare(update, tensors)
+            except BaseException:
+                self._each(self._targets[: number + 1], "abort")
+                raise
+
+    def _decide(self, update: UpdateManifest) -> None:
+        if self._decisions is not None and not self._decisions.decide(update.identity, made=True):
+            self._each(self._targets, "abort")
+            raise VersionConflict(
+                f"an engine that had {update.version!r} prepared lost the trainer, and decided against it; publish it "
+                "once more under another label"
+            )
+
+    def _hold(self, version: WeightVersion) -> None:
+        """What is sent and not measured gives no rollouts, also where this process ends in between."""
+        for taker in self._takers:
+            taker.hold(version)
+
+    def _serve(self) -> None:
+        if self._decisions is not None:
+            self._serve_all()
+            return
+        for number, target in enumerate(self._targets):
+            try:
+                target.publish()
+            except BaseException:
+                self._each([each for each in self._targets[:number] if each.goes_back], "roll_back")
+                self._each(self._targets[number:], "abort")
+                raise
+
+    def _serve_all(self) -> None:
+        """What was decided holds: one that fails does not keep the others from it, and is told of in the end."""
+        failed: list[Exception] = []
+        for target in self._targets:
+            try:
+                target.publish()
+            except (ZerodriftError, OSError) as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+    @staticmethod
+    def _each(targets: Sequence[Target], verb: str) -> None:
+        """All of them, whatever one of them says: the error that led here is the one to be told."""
+        for target in targets:
+            try:
+                getattr(target, verb)()
+            except (ZerodriftError, OSError) as error:
+                if verb == "roll_back":
+                    raise ZerodriftError(
+                        f"{target.name} could not be brought back ({error}); it serves a version that others do not"
+                    ) from error

@@ -1,0 +1,145 @@
+"""What was measured after one update of one engine, sealed with a key, and what a trainer may train on. Torch-free.
+
+    {"id": sha256 of the receipt as it stands here, "hmac": …, "receipt": {…}}
+
+The seal says that a holder of the key measured it; a digest alone would say what anybody can write.
+"""
+
+import hashlib
+import hmac
+import math
+import re
+
+import msgspec
+
+from zerodrift.core import require
+from zerodrift.core.completion import Completion
+from zerodrift.core.errors import InvalidValue, NoReceipt, RecordError, SchemaMismatch
+from zerodrift.core.version import WeightVersion
+from zerodrift.sync.judge import Arrival
+
+SCHEMA = "zerodrift.receipt/1"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One version on one rank of one replica of an engine."""
+
+    schema: str = SCHEMA
+    version: WeightVersion
+    """What the trainer sent: its label, and the digest of its tensors."""
+    parent: WeightVersion | None = None
+    """The version before it, that changes are counted from; None for the first."""
+    engine: str
+    """As backends are called: `vllm`, `exact`."""
+    replica: str
+    """Which copy of the engine, by the name or address that the caller gave it."""
+    rank: int | None = None
+    """Which rank of it; None where the engine answers as a whole."""
+    engine_digest: str | None = None
+    """Of the tensors that serve, by the engine itself; None where it shows none."""
+    told: str | None = None
+    """The label under which it answers; None where it shows none."""
+    canary: str
+    """Digest of the canary sequences."""
+    tokens: int
+    sequences: int
+    arrival: Arrival
+    cause: str | None = None
+    says: str
+    slope: float | None = None
+    """Observed on predicted change; None where nothing was to change."""
+    low: float | None = None
+    high: float | None = None
+    """Slopes beyond these are refused; None where nothing bounds it."""
+    predicted: float
+    """Root mean square of the predicted changes, in nats."""
+    error: float
+    """Mean |Δ| of engine and trainer on the canaries, after the update."""
+    usual: float
+    """The same before it."""
+    needed: int | None = None
+    """Canary tokens that would decide, where it is inconclusive."""
+    false_alarm: float
+    """Chance that MISSED is said of an update that arrived, at most."""
+    follows: str | None = None
+    """Id of the receipt of the version before, on the same rank."""
+    at: float
+    """Seconds since the epoch, for people."""
+    seconds: float
+    """How long it took."""
+
+    def __post_init__(self) -> None:
+        """One that can be true."""
+        if self.schema != SCHEMA:
+            raise SchemaMismatch(f"a receipt has schema {self.schema!r}, and this version reads {SCHEMA!r}")
+        require.instance(InvalidValue, "version", self.version, WeightVersion)
+        require.instance(InvalidValue, "arrival", self.arrival, Arrival)
+        if (self.cause is None) == (self.arrival is Arrival.MISSED):
+            raise InvalidValue(
+                f"a receipt that is {self.arrival} has cause {self.cause!r}; what was missed has one"
+            )
+        numbers = (self.slope, self.low, self.high, self.predicted, self.error, self.usual, self.seconds)
+        if not all(number is None or math.isfinite(number) for number in numbers):
+            raise InvalidValue("a receipt holds a number that is not finite; leave out what nothing bounds")
+
+    @property
+    def id(self) -> str:
+        """sha256 over all that it says."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+    @property
+    def place(self) -> tuple[str, int | None]:
+        """Whose it is."""
+        return self.replica, self.rank
+
+
+class SealedReceipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """As it travels and stands on the disk."""
+
+    id: str
+    hmac: str
+    receipt: Receipt
+
+
+def seal(receipt: Receipt, key: bytes) -> SealedReceipt:
+    """With the mark of whoever has `key`."""
+    return SealedReceipt(receipt.id, _mark(receipt, key), receipt)
+
+
+def opened(sealed: SealedReceipt, key: bytes) -> Receipt:
+    """The receipt, where it was sealed with `key` and not touched since."""
+    receipt = sealed.receipt
+    if sealed.id != receipt.id or not hmac.compare_digest(sealed.hmac.encode(), _mark(receipt, key).encode()):
+        raise NoReceipt(
+            f"the receipt of {receipt.version.label!r} was not sealed with this key, or was edited since; "
+            "take another, or give the key that it was made with"
+        )
+    return receipt
+
+
+def decode_receipt(content: bytes, where: str) -> SealedReceipt:
+    """What `content` holds; `where` is for messages."""
+    try:
+        return msgspec.json.decode(content, type=SealedReceipt)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError) as error:
+        raise RecordError(f"{where} holds no receipt: {error}") from error
+
+
+class ReceiptedRollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rollout, with the id of the receipt of each of the versions that made its tokens."""
+
+    completion: Completion
+    receipts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Ids that could be."""
+        require.instance(InvalidValue, "completion", self.completion, Completion)
+        require.each(InvalidValue, "receipts", self.receipts, str)
+        for each in self.receipts:
+            if not _SHA256.fullmatch(each):
+                raise InvalidValue(f"a rollout carries the receipt {each[:80]!r}; an id is 64 hex digits")
+
+
+def _mark(receipt: Receipt, key: bytes) -> str:
+    return hmac.new(key, msgspec.json.encode(receipt), hashlib.sha256).hexdigest()

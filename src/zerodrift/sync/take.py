@@ -1,0 +1,178 @@
+"""Take a receipt after every update: ask both sides about the canaries, judge, seal, and write it down.
+
+    key = read_key(Path("receipt.key"))
+    receipts = ReceiptTaker(engine, canary, ReceiptLedger(Path("runs/receipts"), key))
+    receipts.start(model, version_0)
+    …                                    # optimizer.step(), and the new weights are sent
+    receipt = receipts.take(model, version_1)
+
+Both sides' numbers of one version are what the next is compared with, so a receipt costs one scoring of the canaries by
+the engine, one by the trainer, and one more for each part where parts are to be told apart.
+"""
+
+import math
+import time
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from zerodrift.backends.base import Backend, Capability, need
+from zerodrift.core.completion import Completion
+from zerodrift.core.errors import BadAnswer, OutOfOrder
+from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.core.version import WeightVersion
+from zerodrift.stats.arrays import Floats
+from zerodrift.sync.canary import Canary
+from zerodrift.sync.judge import Arrival, CanaryScores, Finding, Told, judge
+from zerodrift.sync.ledger import Place, ReceiptLedger
+from zerodrift.sync.measure import part_scores, trainer_scores
+from zerodrift.sync.receipt import Receipt
+from zerodrift.sync.slope import FALSE_ALARM
+from zerodrift.weights.digest import checkpoint_state
+from zerodrift.weights.gathered import whole_state
+from zerodrift.weights.listing import manifest_of
+
+CACHED_PROMPT = 300
+"""Tokens that fill a block of any prefix cache: vLLM's have 16 on a GPU and 128 on a CPU."""
+
+
+class _Moment(NamedTuple):
+    """What both sides said at one version."""
+
+    version: WeightVersion
+    trainer: Floats
+    engine: Floats
+    tensors: dict[str, torch.Tensor]
+    """The trainer's, copied, where parts are told apart."""
+
+
+class ReceiptTaker:
+    """One replica of an engine, and the trainer's model."""
+
+    def __init__(
+        self,
+        engine: Backend,
+        canary: Canary,
+        ledger: ReceiptLedger,
+        *,
+        place: Place = ("0", None),
+        gate: float | None = None,
+        parts: bool = True,
+    ) -> None:
+        """`place`: replica, and rank where each has an address of its own; `gate`: mean |Δ| that is allowed at all, as an audit of the engine found it; `parts`: keep a copy of the
+        weights of the last version, to say which layer did not arrive."""
+        need(engine, Capability.SCORE, "a receipt needs logprobs of given tokens")
+        self.engine, self.canary, self.ledger, self.place = engine, canary, ledger, place
+        self._gate, self._parts = gate, parts
+        self._last: _Moment | None = None
+
+    def start(self, model: Any, version: WeightVersion | str) -> None:
+        """What both sides say before the first update: the weights that the engine was started with."""
+        self._ask(None)
+        self._last = self._moment(model, _whole(model, version))
+
+    def take(self, model: Any, version: WeightVersion | str, *, salt: str | None = None) -> Receipt:
+        """After `version` was sent; `salt` is what rollouts of this version are asked with, where they are."""
+        if (before := self._last) is None:
+            raise OutOfOrder("a receipt needs what both sides said before the update; call start() first")
+        began = time.perf_counter()
+        answer = self._ask(salt)
+        after = self._moment(model, _whole(model, version))
+        scores = CanaryScores(
+            before.trainer, after.trainer, before.engine, after.engine, self.canary.sequence
+        )
+        parts = part_scores(model, before.tensors, self.canary, after.trainer) if self._parts else {}
+        told, digest = self._told(answer, before.version, after.version)
+        receipt = self._written(judge(scores, parts, told), scores, before.version, after.version)
+        receipt = msgspec.structs.replace(
+            receipt, told=told.answers_as, engine_digest=digest, seconds=time.perf_counter() - began
+        )
+        self.ledger.append(receipt)
+        # Changes are counted from the last version that both sides are known to have had: of updates that say too
+        # little one by one the sum says more, and one that was missed may be sent again.
+        if receipt.arrival is Arrival.CONFIRMED:
+            self._last = after
+        return receipt
+
+    def hold(self, version: WeightVersion) -> None:
+        """`version` was sent, or is about to be: nothing is known until a receipt is taken."""
+        nothing = np.zeros(2)
+        scores = CanaryScores(nothing, nothing, nothing, nothing, np.arange(2))
+        says = "an update was sent, and no receipt was taken since"
+        finding = judge(scores, {}, Told())._replace(says=says, needed=self.canary.tokens)
+        self.ledger.append(self._written(finding, scores, None, version))
+
+    def _moment(self, model: Any, version: WeightVersion) -> _Moment:
+        engine = self.canary.flat("the engine", self.engine.score(self.canary.sequences))
+        tensors = (
+            {name: tensor.detach().clone() for name, tensor in checkpoint_state(model).items()}
+            if self._parts
+            else {}
+        )
+        return _Moment(version, trainer_scores(model, self.canary), engine, tensors)
+
+    def _ask(self, salt: str | None) -> Completion:
+        """One token after a long prompt, as rollouts ask: under which label, and out of which cache?"""
+        length = min(CACHED_PROMPT, self.engine.max_model_len - 1)
+        ids = [token for sequence in self.canary.sequences for token in sequence]
+        prompt = tuple((ids * (length // len(ids) + 1))[:length])
+        [answer] = self.engine.generate(
+            [Request(Prompt(prompt, None, salt), SamplingParams(max_tokens=1, seed=0))]
+        )
+        if not answer.completions or not answer.completions[0].versions:
+            raise BadAnswer("the engine gave no token for a canary prompt, and its label cannot be read")
+        return answer.completions[0]
+
+    def _told(self, answer: Completion, old: WeightVersion, new: WeightVersion) -> tuple[Told, str | None]:
+        version = answer.versions[0].version
+        label = version.label if Capability.WEIGHT_VERSION in self.engine.capabilities else None
+        # The exact engine keys its cache by the weights, and what it takes from there is right.
+        cached = 0 if version.digest is not None else answer.cached_tokens or 0
+        told = Told(
+            same_digest=old.digest == new.digest,
+            says_new=label == new.label,
+            answers_as=label,
+            cached_tokens=cached,
+            other_digest=version.digest not in (None, new.digest),
+            gate=self._gate,
+        )
+        return told, version.digest
+
+    def _written(
+        self, finding: Finding, scores: CanaryScores, old: WeightVersion | None, new: WeightVersion
+    ) -> Receipt:
+        low, high = finding.fit.interval
+        follows = self.ledger.last(self.place)
+        return Receipt(
+            version=new,
+            parent=old,
+            engine=self.engine.name,
+            replica=self.place[0],
+            rank=self.place[1],
+            canary=self.canary.digest,
+            tokens=self.canary.tokens,
+            sequences=len(self.canary.sequences),
+            arrival=finding.arrival,
+            cause=finding.cause,
+            says=finding.says,
+            slope=finding.fit.estimate if finding.fit.moves else None,
+            low=low if math.isfinite(low) else None,
+            high=high if math.isfinite(high) else None,
+            predicted=float(np.sqrt((scores.predicted**2).mean())),
+            error=finding.error,
+            usual=finding.usual,
+            needed=finding.needed,
+            false_alarm=FALSE_ALARM,
+            follows=None if follows is None else follows.id,
+            at=time.time(),
+            seconds=0.0,
+        )
+
+
+def _whole(model: Any, version: WeightVersion | str) -> WeightVersion:
+    """With the digest of the trainer's tensors, so that a receipt says what was to arrive."""
+    label = version if isinstance(version, str) else version.label
+    digest = manifest_of(whole_state(model).tensors).digest
+    return WeightVersion(label, digest)

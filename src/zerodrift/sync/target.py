@@ -1,0 +1,136 @@
+"""Where new weights go: one protocol for engines in this process, behind a network, and for servers that are not ours.
+
+`prepare` brings a whole version to an engine, verified, and serves nothing of it; `publish` serves it; `abort` forgets it.
+Who can go back to the version before says so; a vLLM server cannot, and is published to last.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from zerodrift.backends.base import Backend, Capability, need
+from zerodrift.backends.vllm import VllmBackend
+from zerodrift.core.errors import OutOfOrder
+from zerodrift.core.version import WeightVersion
+from zerodrift.engine.updates import Updates, WeightUpdate
+from zerodrift.weights.files import write_update
+from zerodrift.weights.session import Stage
+from zerodrift.weights.update import UpdateManifest
+
+CONFIG = "config.json"
+
+
+class Target(Protocol):
+    """One engine, as a publisher sees it."""
+
+    name: str
+    goes_back: bool
+    """Whether `roll_back` brings the version before it back, bit for bit."""
+
+    def prepare(self, update: UpdateManifest, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take all of it, or refuse and be as before."""
+        ...
+
+    def publish(self) -> None:
+        """Serve what was prepared."""
+        ...
+
+    def abort(self) -> None:
+        """Forget what was prepared; nothing, where nothing was."""
+        ...
+
+    def roll_back(self) -> None:
+        """Serve the version before once more."""
+        ...
+
+
+class InProcess:
+    """An exact engine in this process."""
+
+    goes_back = True
+
+    def __init__(self, updates: Updates, *, name: str = "exact", kv: str = "recompute") -> None:
+        """`kv` is what becomes of requests in flight."""
+        self.name, self._updates, self._kv = name, updates, kv
+        self._under_way: WeightUpdate | None = None
+        self._published: str | None = None
+
+    def prepare(self, update: UpdateManifest, tensors: Mapping[str, torch.Tensor]) -> None:
+        """On the disk when this returns."""
+        opened = self._updates.begin(update, self._updates.current)
+        try:
+            for record in update.weights.tensors:
+                opened.push(record.name, tensors[record.name])
+            opened.verify()
+            opened.commit()
+        except BaseException:
+            if opened.stage is not Stage.ABORTED:
+                opened.abort()
+            raise
+        self._under_way, self._published = opened, update.version
+
+    def publish(self) -> None:
+        """Between two steps."""
+        if self._under_way is None:
+            raise OutOfOrder(f"{self.name} has no update to publish; prepare one first")
+        self._under_way.publish(self._kv)
+        self._under_way = None
+
+    def abort(self) -> None:
+        """The old version serves on."""
+        if (under_way := self._under_way) is not None:
+            self._under_way = None
+            under_way.abort()
+
+    def roll_back(self) -> None:
+        """Also of an update that only this target has served."""
+        if self._published is None:
+            raise OutOfOrder(f"{self.name} was published nothing by this publisher")
+        self._updates.rollback(self._published)
+
+
+class Server:
+    """A running server that reads directories: vLLM, by its own protocol, paused while it does."""
+
+    goes_back = False
+
+    def __init__(self, backend: Backend, exchange: Path, checkpoint: Path, *, name: str) -> None:
+        """`exchange`: a directory that both sides see; `checkpoint`: that of the model, whose config.json goes along."""
+        need(backend, Capability.LOAD_WEIGHTS, "start vLLM with VLLM_SERVER_DEV_MODE=1")
+        self.name, self.backend = name, backend
+        self._exchange, self._config = Path(exchange), (Path(checkpoint) / CONFIG).read_bytes()
+        self._prepared: WeightVersion | None = None
+        self._directory: Path | None = None
+
+    def prepare(self, update: UpdateManifest, tensors: Mapping[str, torch.Tensor]) -> None:
+        """As a directory of its own, which the server reads when it is told to."""
+        self._exchange.mkdir(parents=True, exist_ok=True)
+        folder = update.identity[:32]
+        write_update(self._exchange, folder, update, tensors)
+        (self._exchange / folder / CONFIG).write_bytes(self._config)
+        self._prepared, self._directory = update.weight_version, self._exchange / folder
+
+    def publish(self) -> None:
+        """Nothing is in flight while it reads, and nothing that it cached before is used again."""
+        if self._prepared is None or self._directory is None:
+            raise OutOfOrder(f"{self.name} has no update to publish; prepare one first")
+        if isinstance(self.backend, VllmBackend):
+            with self.backend.paused():
+                self.backend.load_weights(self._directory, self._prepared)
+        else:
+            self.backend.load_weights(self._directory, self._prepared)
+        if Capability.RESET_CACHE in self.backend.capabilities:
+            self.backend.reset_cache()
+        self._prepared = None
+
+    def abort(self) -> None:
+        """Nothing was sent yet."""
+        self._prepared = None
+
+    def roll_back(self) -> None:
+        """It cannot."""
+        raise OutOfOrder(
+            f"{self.name} cannot go back; send it the weights of the version before as an update"
+        )

@@ -1,0 +1,266 @@
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from zerodrift.core.completion import Completion, FinishReason, LogprobKind
+from zerodrift.core.errors import InvalidPrompt, InvalidValue, NoReceipt, RecordError, UnsafePath
+from zerodrift.core.request import SamplingParams
+from zerodrift.core.version import VersionSpan, WeightVersion
+from zerodrift.sync.canary import Canary, canary_of, random_canary
+from zerodrift.sync.judge import Arrival
+from zerodrift.sync.key import create_key, read_key
+from zerodrift.sync.ledger import LOG, ReceiptLedger, require_receipt
+from zerodrift.sync.receipt import Receipt, ReceiptedRollout, SealedReceipt, decode_receipt, opened, seal
+
+KEY = bytes(range(32))
+FIRST, SECOND = WeightVersion("step 1", "1" * 64), WeightVersion("step 2", "2" * 64)
+
+
+def receipt(version=FIRST, arrival=Arrival.CONFIRMED, replica="a", rank=None, at=0.0):
+    return Receipt(
+        version=version,
+        engine="vllm",
+        replica=replica,
+        rank=rank,
+        canary="c" * 64,
+        tokens=512,
+        sequences=32,
+        arrival=arrival,
+        cause="weights/stale" if arrival is Arrival.MISSED else None,
+        says="",
+        predicted=1e-3,
+        error=1e-2,
+        usual=1e-2,
+        false_alarm=1e-4,
+        at=at,
+        seconds=1.0,
+    )
+
+
+def rollout(*labels):
+    spans = tuple(VersionSpan(WeightVersion(label), at, at + 1) for at, label in enumerate(labels))
+    return Completion(
+        prompt_token_ids=(1,),
+        token_ids=(2,) * len(labels),
+        logprobs=(-1.0,) * len(labels),
+        kind=LogprobKind.RAW,
+        sampling=SamplingParams(),
+        finish_reason=FinishReason.LENGTH,
+        versions=spans,
+        fingerprint="f",
+    )
+
+
+# The key
+
+
+def test_a_key_is_read_as_it_was_made(tmp_path):
+    path = tmp_path / "key"
+    key = create_key(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert read_key(path) == key
+    assert len(key) == 32
+    with pytest.raises(UnsafePath):
+        create_key(path)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o644, 0o400, 0o700, 0o602])
+def test_a_key_that_others_may_touch_is_refused(tmp_path, mode):
+    create_key(tmp_path / "key")
+    (tmp_path / "key").chmod(mode)
+    with pytest.raises(UnsafePath):
+        read_key(tmp_path / "key")
+
+
+def test_a_key_is_a_plain_file(tmp_path):
+    create_key(tmp_path / "key")
+    (tmp_path / "link").symlink_to("key")
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for name in ("link", "pipe", "none", "."):
+        with pytest.raises(UnsafePath):
+            read_key(tmp_path / name)
+    os.link(tmp_path / "key", tmp_path / "second")
+    with pytest.raises(UnsafePath):
+        read_key(tmp_path / "key")
+
+
+@pytest.mark.parametrize("content", [b"", b"ab" * 31, b"ab" * 33, b"zz" * 32, b"\xff" * 64])
+def test_what_is_no_key(tmp_path, content):
+    path = tmp_path / "key"
+    create_key(path)
+    path.write_bytes(content)
+    with pytest.raises(UnsafePath):
+        read_key(path)
+
+
+# The seal
+
+
+def test_a_receipt_is_opened_with_its_key_alone():
+    sealed = decode_receipt(msgspec.json.encode(seal(receipt(), KEY)), "here")
+    assert opened(sealed, KEY) == receipt()
+    with pytest.raises(NoReceipt):
+        opened(sealed, bytes(32))
+
+
+def test_whoever_edits_a_receipt_needs_the_key():
+    edited = receipt(SECOND)
+    for forged in (
+        SealedReceipt(seal(receipt(), KEY).id, seal(receipt(), KEY).hmac, edited),
+        SealedReceipt(edited.id, seal(receipt(), KEY).hmac, edited),
+        SealedReceipt(edited.id, seal(edited, bytes(32)).hmac, edited),
+    ):
+        with pytest.raises(NoReceipt):
+            opened(forged, KEY)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"arrival": Arrival.MISSED},
+        {"cause": "weights/stale"},
+        {"slope": float("nan")},
+        {"error": float("inf")},
+    ],
+)
+def test_a_receipt_that_cannot_be_true(change):
+    fields = {name: getattr(receipt(), name) for name in Receipt.__struct_fields__}
+    with pytest.raises(InvalidValue):
+        Receipt(**fields | change)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[1]", b"\xff", b'{"id":"a","hmac":"b","receipt":{"schema":"x"}}']
+)
+def test_what_is_no_receipt(content):
+    with pytest.raises(RecordError):
+        decode_receipt(content, "here")
+
+
+# The ledger
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return ReceiptLedger(tmp_path, KEY)
+
+
+def test_rollouts_are_let_in_by_the_receipt_of_their_version(ledger):
+    ledger.append(receipt())
+    ledger.append(receipt(SECOND))
+    made = [rollout("step 1"), rollout("step 1", "step 2")]
+    stamped = ledger.stamp(made, "a")
+    assert [len(each.receipts) for each in stamped] == [1, 2]
+    travelled = msgspec.json.decode(msgspec.json.encode(stamped), type=list[ReceiptedRollout])
+    assert require_receipt(travelled, ledger) == made
+
+
+def test_rollouts_without_one_are_refused(ledger):
+    ledger.append(receipt())
+    name = ledger.receipts[0].id
+    for carried, label in (((), "step 1"), ((name,), "step 2"), (("0" * 64,), "step 1")):
+        with pytest.raises(NoReceipt):
+            require_receipt([ReceiptedRollout(rollout(label), carried)], ledger)
+    with pytest.raises(InvalidValue):
+        ReceiptedRollout(rollout("step 1"), ("no id",))
+
+
+def test_a_digest_that_the_rollout_names_is_that_of_the_receipt(ledger):
+    ledger.append(receipt())
+    spans = (VersionSpan(WeightVersion("step 1", "9" * 64), 0, 1),)
+    other = msgspec.structs.replace(rollout("step 1"), versions=spans)
+    with pytest.raises(NoReceipt):
+        require_receipt([ReceiptedRollout(other, (ledger.receipts[0].id,))], ledger)
+
+
+@pytest.mark.parametrize("arrival", [Arrival.MISSED, Arrival.INCONCLUSIVE])
+def test_nothing_is_stamped_until_a_receipt_holds_again(ledger, arrival):
+    ledger.append(receipt())
+    [before] = ledger.stamp([rollout("step 1")], "a")
+    ledger.append(receipt(SECOND, arrival))
+    for label in ("step 1", "step 2"):
+        with pytest.raises(NoReceipt):
+            ledger.stamp([rollout(label)], "a")
+    # What was made under the version before is as good as it was.
+    assert require_receipt([before], ledger)
+    ledger.append(receipt(SECOND, at=1.0))
+    assert ledger.stamp([rollout("step 2")], "a")
+
+
+def test_one_rank_without_it_holds_its_replica_back(ledger):
+    ledger.append(receipt(rank=0))
+    ledger.append(receipt(SECOND, Arrival.MISSED, rank=1))
+    ledger.append(receipt(SECOND, rank=0))
+    with pytest.raises(NoReceipt):
+        ledger.stamp([rollout("step 2")], "a")
+
+
+def test_a_receipt_of_another_replica_does_not_do(ledger):
+    ledger.append(receipt(replica="b"))
+    with pytest.raises(NoReceipt):
+        ledger.stamp([rollout("step 1")], "a")
+
+
+def test_a_version_that_was_found_missing_later_is_refused(ledger):
+    ledger.append(receipt())
+    stamped = ledger.stamp([rollout("step 1")], "a")
+    ledger.append(receipt(arrival=Arrival.MISSED, at=1.0))
+    with pytest.raises(NoReceipt):
+        require_receipt(stamped, ledger)
+
+
+def test_a_ledger_is_read_again(ledger, tmp_path):
+    ledger.append(receipt())
+    with (tmp_path / LOG).open("ab") as file:
+        file.write(b'{"id": "torn')
+    again = ReceiptLedger(tmp_path, KEY)
+    assert again.receipts == (receipt(),)
+    again.append(receipt(SECOND))
+    assert ReceiptLedger(tmp_path, KEY).receipts == (receipt(), receipt(SECOND))
+
+
+def test_a_ledger_that_was_edited_is_refused(ledger, tmp_path):
+    ledger.append(receipt(arrival=Arrival.MISSED))
+    path: Path = tmp_path / LOG
+    line = path.read_bytes()
+    path.write_bytes(line + line)
+    with pytest.raises(RecordError):
+        ReceiptLedger(tmp_path, KEY)
+    path.write_bytes(line.replace(b'"missed"', b'"confirmed"').replace(b'"weights/stale"', b"null"))
+    with pytest.raises(NoReceipt):
+        ReceiptLedger(tmp_path, KEY)
+    path.write_bytes(line)
+    with pytest.raises(NoReceipt):
+        ReceiptLedger(tmp_path, bytes(32))
+
+
+# Canaries
+
+
+def test_canaries_are_numbered_by_sequence():
+    canary = Canary(((1, 2, 3), (4, 5)))
+    assert canary.tokens == 3
+    assert canary.sequence.tolist() == [0, 0, 1]
+    assert canary.flat("here", [[-1.0, -2.0], [-3.0]]).tolist() == [-1.0, -2.0, -3.0]
+    with pytest.raises(InvalidValue):
+        canary.flat("here", [[-1.0], [-3.0]])
+
+
+def test_random_canaries_are_the_same_again():
+    canary = random_canary(100, 250, avoid=(0, 1))
+    assert canary == random_canary(100, 250, avoid=(0, 1))
+    assert (len(canary.sequences), canary.tokens) == (32, 256)
+    assert not {0, 1} & {token for ids in canary.sequences for token in ids}
+
+
+def test_rollouts_are_canaries():
+    assert canary_of([rollout("step 1", "step 1", "step 1")] * 2, longest=3).sequences == ((1, 2, 2),) * 2
+
+
+@pytest.mark.parametrize("sequences", [(), ((1, 2),), ((1, 2), (3,)), [(1, 2), (3, 4)], ((1, -2), (3, 4))])
+def test_what_is_no_canary(sequences):
+    with pytest.raises(InvalidPrompt):
+        Canary(sequences)

@@ -1,0 +1,112 @@
+"""Receipts of the exact engine, whose trainer is vanilla transformers: two sides that round differently."""
+
+import copy
+
+import pytest
+import torch
+
+from zerodrift import models
+from zerodrift.backends.exact import ExactBackend
+from zerodrift.core.errors import OutOfOrder
+from zerodrift.core.version import WeightVersion
+from zerodrift.sync.canary import random_canary
+from zerodrift.sync.judge import Arrival
+from zerodrift.sync.ledger import ReceiptLedger, require_receipt
+from zerodrift.sync.take import ReceiptTaker
+from zerodrift.weights.digest import checkpoint_state
+
+SPEC = "testbed:qwen3"
+RATE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return ExactBackend(SPEC)
+
+
+@pytest.fixture(scope="module")
+def versions():
+    """A, and what one step of AdamW makes of it."""
+    before = models.load(SPEC)
+    after = copy.deepcopy(before).train()
+    ids = torch.tensor(random_canary(before.config.vocab_size, 64, seed=1).sequences)
+    after(ids, labels=ids).loss.backward()
+    torch.optim.AdamW(after.parameters(), lr=RATE, weight_decay=0).step()
+    after.zero_grad()
+    return before, after.eval()
+
+
+@pytest.fixture
+def taker(engine, versions, tmp_path):
+    engine.engine.swap_weights(versions[0].state_dict(), "step 0")
+    canary = random_canary(versions[0].config.vocab_size, 640, avoid=(0, 1, 2, 3))
+    taker = ReceiptTaker(engine, canary, ReceiptLedger(tmp_path, bytes(32)))
+    taker.start(versions[0], "step 0")
+    return taker
+
+
+def mixed(versions, *missing):
+    """The new weights, but for tensors whose names begin so."""
+    old, new = (checkpoint_state(each) for each in versions)
+    return {name: old[name] if name.startswith(missing) else new[name] for name in new}
+
+
+def test_an_update_that_arrived(taker, versions):
+    taker.engine.engine.swap_weights(versions[1].state_dict(), "step 1")
+    receipt = taker.take(versions[1], "step 1")
+    assert (receipt.arrival, receipt.cause) == (Arrival.CONFIRMED, None)
+    assert receipt.slope == pytest.approx(1, abs=0.05)
+    assert receipt.engine_digest == receipt.version.digest
+    assert (receipt.told, receipt.parent.label) == ("step 1", "step 0")
+    [answer] = taker.engine.generate([_request()])
+    [stamped] = taker.ledger.stamp(answer.completions, "0")
+    assert require_receipt([stamped], taker.ledger) == list(answer.completions)
+
+
+def _request():
+    from zerodrift.core.request import Prompt, Request, SamplingParams
+
+    return Request(Prompt((5, 6)), SamplingParams(max_tokens=2, seed=0))
+
+
+@pytest.mark.parametrize(
+    ("label", "cause"), [("step 0", "weights/stale"), ("step 1", "weights/version-label")]
+)
+def test_an_update_that_never_arrived(taker, versions, label, cause):
+    taker.engine.engine.swap_weights(versions[0].state_dict(), label)
+    receipt = taker.take(versions[1], "step 1")
+    assert (receipt.arrival, receipt.cause) == (Arrival.MISSED, cause)
+    assert receipt.slope == 0
+
+
+def test_a_layer_that_is_missing_and_the_update_sent_again(taker, versions):
+    taker.engine.engine.swap_weights(mixed(versions, "model.layers.1."), "step 1")
+    receipt = taker.take(versions[1], "step 1")
+    assert (receipt.arrival, receipt.cause) == (Arrival.MISSED, "weights/partial")
+    assert receipt.says.endswith(": layer 1")
+    assert receipt.engine_digest != receipt.version.digest
+
+    taker.engine.engine.swap_weights(versions[1].state_dict(), "step 1 again")
+    again = taker.take(versions[1], WeightVersion("step 1 again"))
+    assert (again.arrival, again.follows) == (Arrival.CONFIRMED, receipt.id)
+    assert again.parent.label == "step 0"
+
+
+def test_an_update_of_nothing(taker, versions):
+    taker.engine.engine.swap_weights(versions[0].state_dict(), "step 1")
+    assert taker.take(versions[0], "step 1").arrival is Arrival.CONFIRMED
+
+
+def test_the_trainers_model_is_left_as_it_was(taker, versions):
+    before = {name: tensor.clone() for name, tensor in versions[1].state_dict().items()}
+    versions[1].train()
+    taker.take(versions[1], "step 1")
+    assert versions[1].training
+    versions[1].eval()
+    assert all(torch.equal(before[name], tensor) for name, tensor in versions[1].state_dict().items())
+
+
+def test_a_receipt_before_the_start(engine, versions, tmp_path):
+    canary = random_canary(versions[0].config.vocab_size, 64)
+    with pytest.raises(OutOfOrder):
+        ReceiptTaker(engine, canary, ReceiptLedger(tmp_path, bytes(32))).take(versions[0], "step 1")
