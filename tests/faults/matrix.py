@@ -55,7 +55,7 @@ LONGEST_PROMPT, LONGEST_TRAINED, BEYOND_A_PAGE = 200, 24, 72
 """On built-in models, and on trained weights: as few as do, or beyond position 64 where a fault begins there."""
 TRAINED_CONTEXT = 96
 """Keeps the prompts of probes short on trained weights."""
-SAMPLES_ONLY = ("semantic/truncation-mass:top-p-0.95-full-mass", "semantic/sampling-bias:hotter-1.2")
+SAMPLES_ONLY = ("semantic/sampling-bias:top-p-0.95", "semantic/sampling-bias:hotter-1.2")
 """Faults that leave every reported number right."""
 AT_THE_END = ("semantic/eos:no-logprob", "semantic/eos:dropped")
 """Faults of a token that models without training sample once in 512: some outputs must end by themselves."""

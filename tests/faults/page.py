@@ -17,7 +17,7 @@ from tokens import RESULTS as TOKENS
 from zerodrift.faults.registry import FAULTS
 from zerodrift.records.codec import read_lines
 
-HIDDEN_NUCLEUS = "semantic/truncation-mass:top-p-0.95-full-mass"
+HIDDEN_NUCLEUS = "semantic/sampling-bias:top-p-0.95"
 PAGE = ROOT / "docs" / "faults.md"
 HEAD = """# Planted faults, and what the audit said
 

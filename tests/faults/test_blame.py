@@ -158,7 +158,7 @@ def test_a_truncation_that_the_numbers_hide_is_the_samplers(engine, judge):
     blamed = judge(rows)
     assert blamed.record.verdict is Outcome.FAIL
     assert blamed.record.guilty == "sampler"
-    assert principal(blamed) == "semantic/truncation-mass"
+    assert principal(blamed) == "semantic/sampling-bias"
     probes = {probe.name: probe for probe in blamed.record.probes}
     assert probes["parity"].status is Outcome.PASS
     assert abs(int(probes["sampling-since"].evidence["first"]) - 4) <= 2

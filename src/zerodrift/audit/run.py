@@ -19,6 +19,7 @@ from zerodrift.audit.counterfactual.binding import find_misbound
 from zerodrift.audit.counterfactual.boundary import Further, Gathered, parted_by
 from zerodrift.audit.counterfactual.path import not_asked
 from zerodrift.audit.counterfactual.same_model import find_unrelated
+from zerodrift.audit.counterfactual.served import find_served
 from zerodrift.audit.decide import Circumstances, Decision, decide
 from zerodrift.audit.diagnose import Suspect, diagnose
 from zerodrift.audit.explain import attributed, by_samples_alone
@@ -227,6 +228,9 @@ class Audit(AuditSetup):
         suspect = Suspect(self.reference.model, self.reference.tokenizer, self.reference.facts)
         attribution = diagnose(suspect, measurements, material.floor, gates, rng)
         if not attribution.explained_to_floor:
+            served = find_served(self.reference.teacher, measurements, gates)
+            if served is not None:
+                return (found("path/prefix-cache", self.engine.name, FoundBy.VALUE, served),)
             # Asked last: prompts that differ by a BOS explain each other's outputs where a BOS was lost.
             swap = find_misbound(self.reference.teacher, measurements, gates)
             if swap is not None:

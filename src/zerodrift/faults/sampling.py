@@ -207,7 +207,6 @@ SAMPLING_FAULTS: Mapping[str, Plant] = {
     "semantic/temperature:0.9-instead": _plant(_heated(0.9)),
     "semantic/temperature:ignored": _plant(_fixed(temperature=1.0)),
     "semantic/truncation-mass:top-p-0.95": _plant(_fixed(top_p=0.95)),
-    "semantic/truncation-mass:top-p-0.95-full-mass": lambda engine: BiasedTokens(engine, _fixed(top_p=0.95)),
     "semantic/truncation-mass:top-k-20": _plant(_fixed(top_k=20)),
     "semantic/penalty:repetition-1.05": _plant(_fixed(repetition_penalty=1.05)),
     "semantic/penalty:presence-0.5": _plant(_fixed(presence_penalty=0.5)),
@@ -216,4 +215,5 @@ SAMPLING_FAULTS: Mapping[str, Plant] = {
     "semantic/generation-config:default": _with_defaults,
     "semantic/seed:shared": SharedNoise,
     "semantic/sampling-bias:hotter-1.2": lambda engine: BiasedTokens(engine, _heated(1.2), hotter=1.2),
+    "semantic/sampling-bias:top-p-0.95": lambda engine: BiasedTokens(engine, _fixed(top_p=0.95)),
 }

@@ -120,7 +120,7 @@ def test_nothing_wrong_finds_nothing(judge, noise):
         (Engine(ASKED, RAW), "semantic/raw-logprobs", "before processing"),
         (Engine(at(0.63)), "semantic/temperature", "temperature=0.63 in force"),
         (Engine(at(0.7, 0.9)), "semantic/truncation-mass", "top_p=0.9 in force"),
-        (Engine(at(0.7, 0.9), ASKED), "semantic/truncation-mass", "top_p="),
+        (Engine(at(0.7, 0.9), ASKED), "semantic/sampling-bias", "top_p="),
         (Engine(at(1.0), ASKED), "semantic/sampling-bias", "temperature="),
         (Engine(penalised(0.5)), "semantic/penalty", "presence_penalty=0.5 in force"),
         (Engine(biased((3, 5), 2.0)), "semantic/logit-bias", "a bias of +2 on 2 tokens (3, 5)"),
@@ -147,7 +147,7 @@ def test_which_evidence_carried_it_is_said(judge):
 def test_two_faults_at_once_are_both_named(judge):
     """Raw logprobs hide the truncation: first what is told, then what was drawn."""
     attribution = judge(Engine(at(0.7, 0.8), RAW).cases())
-    assert causes(attribution) == ["semantic/raw-logprobs", "semantic/truncation-mass"]
+    assert causes(attribution) == ["semantic/raw-logprobs", "semantic/sampling-bias"]
     assert [finding.channel for finding in attribution.selected] == ["reported", "sampled"]
     assert "top_p=0.8" in attribution.selected[1].message
 
@@ -187,7 +187,7 @@ def test_one_token_each_leaves_nothing_to_shift(judge):
     attribution = judge(Engine(ASKED, RAW).cases(count=300, length=1))
     assert causes(attribution) == ["semantic/raw-logprobs"]
     attribution = judge(Engine(at(0.7, 0.8), RAW).cases(count=300, length=1))
-    assert causes(attribution) == ["semantic/raw-logprobs", "semantic/truncation-mass"]
+    assert causes(attribution) == ["semantic/raw-logprobs", "semantic/sampling-bias"]
 
 
 @pytest.mark.parametrize(("wrong", "sure"), [(1, False), (16, True)])

@@ -22,7 +22,7 @@ from zerodrift.sampler.processing import histories, processed_logprobs
 Ids = tuple[int, ...]
 CHAT = [{"role": "user", "content": "How far is it?"}]
 BIASED = {
-    "semantic/truncation-mass:top-p-0.95-full-mass": {"top_p": 0.95},
+    "semantic/sampling-bias:top-p-0.95": {"top_p": 0.95},
     "semantic/sampling-bias": {"temperature": 0.8 * 1.2},
 }
 """Right numbers beside tokens of another distribution."""

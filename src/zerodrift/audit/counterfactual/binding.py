@@ -40,20 +40,28 @@ def _home_of(
     teacher: Teacher, measurements: Sequence[Measurement], index: int, gates: Gates, size: float
 ) -> int | None:
     item = measurements[index]
-    own, output = item.observed.completion.prompt_token_ids, item.observed.completion.token_ids
+    own = item.observed.completion.prompt_token_ids
     prompts = {
         other.observed.completion.prompt_token_ids: number for number, other in enumerate(measurements)
     }
     prompts.pop(own, None)
     # Requests that were in flight together are the likeliest to be mixed up: nearest neighbours first.
     nearest = sorted(prompts.items(), key=lambda entry: abs(entry[1] - index))[:MOST_PROMPTS]
-    sequences = [prompt + output for prompt, _ in nearest]
-    rows = teacher.logits(sequences, [len(prompt) for prompt, _ in nearest])
-    for (prompt, number), logits_TV in zip(nearest, rows, strict=True):
-        wide_TV = logits_TV if logits_TV.dtype is torch.float64 else logits_TV.float()
-        drawn_TV = processed_logprobs(wide_TV, item.observed.requested, histories(prompt, output))
-        scores = drawn_TV[torch.arange(len(output)), torch.tensor(output)].double().numpy()
-        gap = float(np.abs(scores - item.reported).mean())
+    gaps = gap_behind(teacher, item, [prompt for prompt, _ in nearest])
+    for (_, number), gap in zip(nearest, gaps, strict=True):
         if gap < AT_HOME * gates.mean and gap < size / 10:
             return number
     return None
+
+
+def gap_behind(teacher: Teacher, item: Measurement, prompts: Sequence[tuple[int, ...]]) -> list[float]:
+    """Mean |Δ| of an output if it had come behind each of these prompts."""
+    output = item.observed.completion.token_ids
+    rows = teacher.logits([prompt + output for prompt in prompts], [len(prompt) for prompt in prompts])
+    gaps = []
+    for prompt, logits_TV in zip(prompts, rows, strict=True):
+        wide_TV = logits_TV if logits_TV.dtype is torch.float64 else logits_TV.float()
+        drawn_TV = processed_logprobs(wide_TV, item.observed.requested, histories(prompt, output))
+        scores = drawn_TV[torch.arange(len(output)), torch.tensor(output)].double().numpy()
+        gaps.append(float(np.abs(scores - item.reported).mean()))
+    return gaps

@@ -31,6 +31,7 @@ SEMANTIC = (
         "semantic/truncation-mass",
         "Logprobs are renormalised over the tokens that top-p, top-k or min-p kept.",
         "sample with top_p=1, top_k=0, min_p=0, or replay the kept set in the trainer",
+        when_hidden="semantic/sampling-bias",
         vllm='set "top_p": 1, "top_k": 0, "min_p": 0 in every request, or --generation-config vllm',
         llama_cpp="--top-k 0 --top-p 1 --min-p 0, or the same in every request",
         unless_requested=("top_p", "top_k", "min_p"),
