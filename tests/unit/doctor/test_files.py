@@ -406,7 +406,7 @@ ray job submit --address=http://127.0.0.1:8265 -- python3 -m openrlhf.cli.train_
 """
 
 
-def test_a_launch_of_openrlhf_is_read_by_its_flags(tmp_path: Path) -> None:
+def test_a_launch_of_openrlhf_is_read_by_its_flags(tmp_path):
     (tmp_path / "train.sh").write_text(OPENRLHF)
     target = open_target(str(tmp_path / "train.sh"))
     reading = target.read()
