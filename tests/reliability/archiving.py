@@ -18,9 +18,9 @@ from zerodrift.core.errors import ArchiveFull
 from zerodrift.records.archive.index import Index
 from zerodrift.records.archive.layout import ArchiveSettings
 from zerodrift.records.archive.reader import ArchiveReader
-from zerodrift.records.archive.segment import arrow
 from zerodrift.records.archive.writer import Archive
 from zerodrift.records.archived import ArchivedBatch, ArchivedRollout, BatchState, version_spans
+from zerodrift.records.arrow import arrow
 
 SETTINGS = ArchiveSettings(healthy_one_in=1, segment_bytes=12 * 1024)
 """Small enough that every third batch is sealed away."""
@@ -102,7 +102,7 @@ def write(directory: Path, first: int, die_at: int) -> None:
 
 
 def killed(directory: Path) -> None:
-    arrow()
+    arrow("an archive")
     say("ready")
     for line in sys.stdin:
         _, first, die_at = line.split()
