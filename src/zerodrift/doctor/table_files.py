@@ -116,7 +116,7 @@ class OpenRlhfFlags(SettingsFile):
                 f"--{min(older)} is no flag of OpenRLHF {OPENRLHF_VERSION}, whose flags have a section before a dot "
                 "(--rollout.temperature); those of older versions are not read here"
             )
-        found = self._settings() | framework_settings("openrlhf")
+        found = {**self._settings(), **framework_settings("openrlhf")}
         if found["correction"].value is True:
             found["logprobs_mode"] = Setting("logprobs_mode", "processed_logprobs", Origin.FRAMEWORK)
         else:
