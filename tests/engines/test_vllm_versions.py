@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zerodrift.doctor.other_version import DIFFER
-from zerodrift.doctor.tables import VLLM_VERSION, Release, vllm_names, vllm_releases
+from zerodrift.doctor.tables import VLLM_VERSION, VllmRelease, vllm_names, vllm_releases
 
 pytestmark = [pytest.mark.engines, pytest.mark.long]  # an import of vLLM for each
 
@@ -62,7 +62,7 @@ def compare(version: str, real: dict[str, str]) -> None:
     """`real` has flags and variables of a release with their defaults, as Python writes them."""
     # Of our own version, the table that others are told apart from.
     ours = {name: vllm_names()[name].default for name in DIFFER - FILLED_IN}
-    release = vllm_releases().get(version, Release(ours, ()))
+    release = vllm_releases().get(version, VllmRelease(ours, ()))
     flags = {spec.flag for spec in vllm_names().values() if spec.flag}
     assert {flag for flag in flags if f"--{flag}" not in real} == set(release.lacks)
     assert set(release.defaults) <= DIFFER

@@ -99,8 +99,17 @@ def build(into: Path) -> tuple[Path, Path]:
     subprocess.run([tools / "python", "-c", make], cwd=tree, check=True, stdout=subprocess.DEVNULL)
     (archive,) = sdist.glob("*.tar.gz")
     wheels = into / "wheels"
-    words = [tools / "python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", archive]
-    subprocess.run([*words, "--wheel-dir", wheels], check=True, cwd=into)
+    words = [
+        str(tools / "python"),
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        str(archive),
+    ]
+    subprocess.run([*words, "--wheel-dir", str(wheels)], check=True, cwd=into)
     (wheel,) = wheels.glob("zerodrift-*.whl")
     return wheel, archive
 
@@ -124,7 +133,7 @@ def pip(programs: Path, *names: str) -> None:
 
 def installed(programs: Path) -> dict[str, str]:
     """Package to version."""
-    words = [programs / "python", "-m", "pip", "list", "--format", "json"]
+    words = [str(programs / "python"), "-m", "pip", "list", "--format", "json"]
     listed = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
     return {package["name"]: package["version"] for package in listed}
 

@@ -80,6 +80,12 @@ InjectOption = Annotated[
 CaseOption = Annotated[
     Path | None, typer.Option(help="Send only this case.json of an earlier audit, and show its tokens.")
 ]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="One setting, as section.key=value. Repeatable.")
+]
+TrialsOption = Annotated[
+    int | None, typer.Option(help="Sampled sequences to judge by, of all prompts together.")
+]
 BudgetOption = Annotated[
     str | None, typer.Option(help="Time to spend, as 2m, 10m or 1h: a pilot fixes prompts and trials.")
 ]
@@ -100,9 +106,7 @@ def command(
     ] = None,
     url: Annotated[str | None, typer.Option(help="Address of a running server.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file; see `zerodrift init`.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="One setting, as section.key=value. Repeatable.")
-    ] = None,
+    settings: SetOption = None,
     prompts: Annotated[
         Path | None, typer.Option(help="JSON lines with `prompt`, `prompt_token_ids` or `messages`.")
     ] = None,
@@ -112,9 +116,7 @@ def command(
     device: DeviceOption = None,
     temperature: Annotated[float | None, typer.Option(help="What the trainer samples at.")] = None,
     num_prompts: Annotated[int | None, typer.Option(help="How many prompts are asked.")] = None,
-    trials: Annotated[
-        int | None, typer.Option(help="Sampled sequences to judge by, of all prompts together.")
-    ] = None,
+    trials: TrialsOption = None,
     budget: BudgetOption = None,
     sync: Annotated[bool, typer.Option("--sync", help="Also push a weight update and follow it.")] = False,
     reset_cache: ResetOption = True,

@@ -60,17 +60,17 @@ def _one(values: list[object]) -> object:
     return True if not values else values[0] if len(values) == 1 else values
 
 
-class Launch(NamedTuple):
+class Launcher(NamedTuple):
     """Whose keys the words of a program are, and how they are written."""
 
     file: Callable[[YamlText], Target]
     read: Callable[[Sequence[str]], Words]
 
 
-MODULES: Mapping[str, Launch] = {
-    "verl.trainer.main_ppo": Launch(VerlFile, _overrides),
-    "skyrl.train.entrypoints.main_base": Launch(SkyRlFile, _overrides),
-    "openrlhf.cli.train_ppo_ray": Launch(OpenRlhfFlags, _flags),
+MODULES: Mapping[str, Launcher] = {
+    "verl.trainer.main_ppo": Launcher(VerlFile, _overrides),
+    "skyrl.train.entrypoints.main_base": Launcher(SkyRlFile, _overrides),
+    "openrlhf.cli.train_ppo_ray": Launcher(OpenRlhfFlags, _flags),
 }
 
 

@@ -111,7 +111,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return frozenset((*self.switches, *self.bare, *self.values, *self.lists))
 
 
-class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class VllmRelease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where another vLLM differs from the one whose table we have."""
 
     defaults: Mapping[str, Value]
@@ -149,9 +149,9 @@ def vllm_options() -> Options:
 
 
 @cache
-def vllm_releases() -> Mapping[str, Release]:
+def vllm_releases() -> Mapping[str, VllmRelease]:
     """Other versions that were asked, as `0.18`."""
-    return read_table("settings/vllm_versions", dict[str, Release])
+    return read_table("settings/vllm_versions", dict[str, VllmRelease])
 
 
 @cache

@@ -7,6 +7,7 @@ from functools import cache
 import msgspec
 
 from zerodrift.core.errors import ConfigError
+from zerodrift.core.frozen import freeze
 from zerodrift.doctor.command import CommandLine
 from zerodrift.doctor.tables import TRL_VERSION, VLLM_VERSION, read_table
 
@@ -14,7 +15,7 @@ _PROGRAM = ["trl", "vllm-serve"]
 _OFF = ("false", "0", "no")
 
 
-class Served(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TrlServeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The table: what TRL renames, and what it adds."""
 
     env: Mapping[str, str]
@@ -22,10 +23,14 @@ class Served(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     switches: tuple[str, ...]
     imposed: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        """Tables do not change."""
+        freeze(self, "env", "renamed")
+
 
 @cache
-def _table() -> Served:
-    return read_table("settings/trl_serve", Served)
+def _table() -> TrlServeTable:
+    return read_table("settings/trl_serve", TrlServeTable)
 
 
 class TrlServe(CommandLine):
