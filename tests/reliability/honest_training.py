@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from honest_rollouts import FAULTS, Engine, Honest, Rollouts, engine_of, prompts_of
+from honest_rollouts import Engine, Honest, Rollouts, engine_of, prompts_of
 from safetensors.torch import load_file, save_file
 
 import zerodrift as zd
@@ -50,10 +50,6 @@ TRAININGS = {
     "vllm-fp32": Honest(
         "testbed:qwen3", "vllm", "float32", "float32", precision="fp32", prompts=4, samples=4, limit=32
     ),
-    **{
-        f"fault-{fault}": Honest("testbed:qwen3", prompts=64, samples=16, head_fp32=True, fault=fault)
-        for fault in ("none", *FAULTS)
-    },
 }  # fmt: skip
 
 
@@ -62,13 +58,9 @@ def autocast(asked: Honest) -> Any:
 
 
 def scored(model: Any, made: Rollouts, asked: Honest) -> torch.Tensor:
-    """The trainer's forward over whole outputs, in the dtype that it trains in; its head is in fp32 where the engine's is."""
+    """The trainer's forward over whole outputs, in the dtype that it trains in."""
     with autocast(asked):
-        hidden = model.model(made.ids[:, :-1]).last_hidden_state[:, made.prompt - 1 :]
-        if not asked.head_fp32:
-            logits = model.lm_head(hidden)
-    if asked.head_fp32:
-        logits = hidden.float() @ model.lm_head.weight.T
+        logits = model(made.ids[:, :-1]).logits[:, made.prompt - 1 :]
     return logits.float().log_softmax(dim=-1).gather(-1, made.ids[:, made.prompt :, None])[..., 0]
 
 
