@@ -1,7 +1,4 @@
-"""Engines for honest trainings: plain transformers with a cache, and a real vLLM server. Neither computes what the trainer does.
-
-Faults are for the other question, how soon one is seen in the midst of a training: they begin at a step of their own.
-"""
+"""Engines for honest trainings: plain transformers with a cache, and a real vLLM server. Neither computes what the trainer does."""
 
 import shutil
 from collections.abc import Iterator
@@ -22,7 +19,6 @@ from zerodrift.core.version import WeightVersion
 ROOT = Path(__file__).parents[2]
 ENDS = tuple(range(0, 512, 16))
 """Ids that end an output: one in sixteen, so that outputs have room to grow."""
-FAULTS = ("stale", "head-bf16", "temperature-0.98", "raw-at-0.7")
 
 
 @dataclass(frozen=True)
@@ -35,8 +31,6 @@ class Honest:
     engine_dtype: str = "bfloat16"
     trainer_dtype: str = "bfloat16"
     """Of the forward; the weights that AdamW moves are fp32."""
-    head_fp32: bool = False
-    """The engine's head in fp32, over hidden states in its dtype."""
     precision: str = "bf16"
     prompts: int = 8
     samples: int = 4
@@ -44,13 +38,7 @@ class Honest:
     rate: float = 1e-5
     lag: int = 0
     """Versions that the engine falls behind before it gets new weights; tokens are re-scored under their own."""
-    fault: str = ""
-    since: int = 30
-    """First step of the fault."""
     device: str = "cpu"
-
-    def faulty(self, step: int, fault: str) -> bool:
-        return self.fault == fault and step >= self.since
 
 
 class Rollouts(NamedTuple):
@@ -79,36 +67,23 @@ class Transformers:
     def draw(self, model: Any, prompts: torch.Tensor, step: int) -> Rollouts:
         asked = self._asked
         if self._version < 0 or step - self._version > asked.lag:
-            if not asked.faulty(step, "stale"):
-                for mine, theirs in zip(self._model.parameters(), model.parameters(), strict=True):
-                    mine.copy_(theirs)
+            for mine, theirs in zip(self._model.parameters(), model.parameters(), strict=True):
+                mine.copy_(theirs)
             self._version = step
         generator = torch.Generator(asked.device).manual_seed(step)
         ids, new, cache, reported = prompts, prompts, None, []
         done = torch.zeros(len(prompts), dtype=torch.bool, device=asked.device)
         ends = torch.tensor(ENDS, device=asked.device)
         for _ in range(asked.limit):
-            output = self._model.model(new, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
-            logits = self._head(output.last_hidden_state[:, -1], step)
-            new = torch.multinomial(self._drawn_from(logits, step), 1, generator=generator)
+            output = self._model(new, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache, logprobs = output.past_key_values, output.logits[:, -1].float().log_softmax(dim=-1)
+            new = torch.multinomial(logprobs.exp(), 1, generator=generator)
             ids = torch.cat([ids, new], dim=1)
-            reported.append(logits.log_softmax(dim=-1).gather(-1, new))
+            reported.append(logprobs.gather(-1, new))
             done |= torch.isin(new[:, 0], ends)
             if done.all():
                 break
         return cut(ids, torch.cat(reported, dim=1).cpu().numpy(), prompts.shape[1], self._version)
-
-    def _head(self, hidden: torch.Tensor, step: int) -> torch.Tensor:
-        asked = self._asked
-        exact = asked.head_fp32 and not asked.faulty(step, "head-bf16")
-        dtype = torch.float32 if exact else hidden.dtype
-        logits = (hidden.to(dtype) @ self._model.lm_head.weight.to(dtype).T).float()
-        return logits / 0.98 if asked.faulty(step, "temperature-0.98") else logits
-
-    def _drawn_from(self, logits: torch.Tensor, step: int) -> torch.Tensor:
-        temperature = 0.7 if self._asked.faulty(step, "raw-at-0.7") else 1.0
-        return (logits / temperature).softmax(dim=-1)
 
 
 class Served:

@@ -3,6 +3,7 @@
     python tests/reliability/honest_training.py qwen3-bf16 [--steps 1000] [--out runs/honest] [--device cuda]
     python tests/reliability/honest_training.py summary           # of every training in --out
     python tests/reliability/honest_training.py judge [NAME]      # recorded batches again, under the monitor as it is now
+    python tests/reliability/honest_training.py baselines [NAME]  # the same from every hundredth step on: other first batches
 
 GRPO on a built-in model: samples of each prompt, advantages within a prompt, AdamW. The reward is the share of wanted tokens
 among as many as an output may have, so entropy falls, outputs grow, and the policy leaves its reference. The engine draws by
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from honest_rollouts import FAULTS, Engine, Honest, Rollouts, engine_of, prompts_of
+from honest_rollouts import Engine, Honest, Rollouts, engine_of, prompts_of
 from safetensors.torch import load_file, save_file
 
 import zerodrift as zd
@@ -50,10 +51,6 @@ TRAININGS = {
     "vllm-fp32": Honest(
         "testbed:qwen3", "vllm", "float32", "float32", precision="fp32", prompts=4, samples=4, limit=32
     ),
-    **{
-        f"fault-{fault}": Honest("testbed:qwen3", prompts=64, samples=16, head_fp32=True, fault=fault)
-        for fault in ("none", *FAULTS)
-    },
 }  # fmt: skip
 
 
@@ -62,13 +59,9 @@ def autocast(asked: Honest) -> Any:
 
 
 def scored(model: Any, made: Rollouts, asked: Honest) -> torch.Tensor:
-    """The trainer's forward over whole outputs, in the dtype that it trains in; its head is in fp32 where the engine's is."""
+    """The trainer's forward over whole outputs, in the dtype that it trains in."""
     with autocast(asked):
-        hidden = model.model(made.ids[:, :-1]).last_hidden_state[:, made.prompt - 1 :]
-        if not asked.head_fp32:
-            logits = model.lm_head(hidden)
-    if asked.head_fp32:
-        logits = hidden.float() @ model.lm_head.weight.T
+        logits = model(made.ids[:, :-1]).logits[:, made.prompt - 1 :]
     return logits.float().log_softmax(dim=-1).gather(-1, made.ids[:, made.prompt :, None])[..., 0]
 
 
@@ -284,17 +277,31 @@ def recorded(directory: Path) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
             yield step, {key.removeprefix(start): arrays[key] for key in arrays if key.startswith(start)}
 
 
-def judged(name: str, out: Path) -> list[dict[str, Any]]:
-    """The recorded batches under the monitor as it is now."""
+def judged(name: str, out: Path, since: int = 0) -> list[dict[str, Any]]:
+    """The recorded batches from a step on under the monitor as it is now, which takes its baseline from the first of them."""
     asked, directory = TRAININGS[name], out / name
     monitor = monitor_of(asked, json.loads((directory / "level.json").read_text()))
     lines = []
     for step, flat in recorded(directory):
+        if step < since:
+            continue
         line = line_of(monitor.observe(**arguments(asked, step, flat)), monitor)
         lines.append(
             {**line, "length": float(flat["lengths"].mean()), "reward": float(flat["rewards"].mean())}
         )
     return lines
+
+
+def baselines(name: str, out: Path, every: int = 100) -> dict[str, Any]:
+    """States over monitors that began at different steps, each for as long as the training went on."""
+    last = max(map(number_of, (out / name).glob("record-*.npz")))
+    runs = [judged(name, out, since) for since in range(0, last - every, every)]
+    states = [Counter(line["state"] for line in lines) for lines in runs]
+    return {
+        "training": name, "baselines": len(runs), "steps": sum(map(len, runs)), "states": dict(sum(states, Counter())),
+        "highest_chart": [round(max(line["highest_chart"] for line in lines), 1) for lines in runs],
+        "bad": [(line["step"], line["codes"]) for lines in runs for line in lines if line["state"] in {"QUARANTINE", "HALT"}],
+    }  # fmt: skip
 
 
 def summary(name: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -317,24 +324,31 @@ def summary(name: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _told(word: str, name: str, out: Path) -> dict[str, Any]:
+    if word == "baselines":
+        return baselines(name, out)
+    if word == "judge":
+        return summary(name, judged(name, out))
+    lines = (out / name / "steps.jsonl").read_text().splitlines()
+    return summary(name, [json.loads(line) for line in lines])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("training", choices=(*TRAININGS, "summary", "judge"))
+    parser.add_argument("training", choices=(*TRAININGS, "summary", "judge", "baselines"))
     parser.add_argument("name", nargs="?", choices=tuple(TRAININGS))
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=Path("runs/honest"))
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
-    if given.training not in {"summary", "judge"}:
+    if given.training in TRAININGS:
         train(given.training, given.out, given.steps, given.device)
         return
     found = []
     for path in sorted(given.out.glob("*/steps.jsonl")):
         name = path.parent.name
         if given.name in {None, name}:
-            again = given.training == "judge"
-            lines = judged(name, given.out) if again else list(map(json.loads, path.read_text().splitlines()))
-            found.append(summary(name, lines))
+            found.append(_told(given.training, name, given.out))
             sys.stdout.write(json.dumps(found[-1]) + "\n")
     (given.out / f"{given.training}.json").write_text(json.dumps(found, indent=1) + "\n")
 
