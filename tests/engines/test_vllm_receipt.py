@@ -22,7 +22,7 @@ from zerodrift.sync.judge import Arrival
 from zerodrift.sync.ledger import ReceiptLedger, require_receipt
 from zerodrift.sync.publisher import WeightPublisher
 from zerodrift.sync.take import ReceiptTaker
-from zerodrift.sync.target import Server
+from zerodrift.sync.target import ServerTarget
 
 pytestmark = pytest.mark.engines
 
@@ -97,7 +97,7 @@ def rollouts(backend: VllmBackend) -> Sequence[Any]:
 def test_an_update_arrives_and_its_rollouts_are_let_in(
     taker: ReceiptTaker, backend: VllmBackend, weights: Weights, tmp_path: Path
 ) -> None:
-    server = Server(backend, tmp_path / "exchange", weights.a, name="0")
+    server = ServerTarget(backend, tmp_path / "exchange", weights.a, name="0")
     [receipt] = WeightPublisher(weights.new, [server], [taker]).publish("step 1")
     assert (receipt.arrival, receipt.cause, receipt.told) == (Arrival.CONFIRMED, None, "step 1")
     assert receipt.slope == pytest.approx(1, abs=0.1)

@@ -168,10 +168,7 @@ def updates(options: argparse.Namespace, rate: float, side: Any, master: Any) ->
         side.push(sent, f"{rate:g} {number}")
         begin = time.perf_counter()
         engine = side.score(canary)
-        # Predictions are in the arithmetic of the engine, or they would be those of another one's rounding.
-        trainer = trainer_scores(
-            sent.float() if options.engine == "exact" and options.device == "cpu" else sent, canary
-        )
+        trainer = trainer_scores(sent, canary)
         took = time.perf_counter() - begin
         twice = options.engine == "vllm" or number % OTHERS == 0
         yield Moment(trainer, engine, side.score(canary) if twice else engine, took)

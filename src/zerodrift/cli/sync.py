@@ -97,18 +97,14 @@ def verify(
     $ zerodrift sync verify runs/receipts --key receipt.key
     $ zerodrift sync verify runs/receipts --key receipt.key --rollouts batch.jsonl
     """
-    from zerodrift.records.codec import read_lines
-    from zerodrift.sync.ledger import require_receipt
-    from zerodrift.sync.receipt import ReceiptedRollout
+    from zerodrift.core.errors import NoReceipt
 
-    ledger = _ledger(directory, key)
-    if ledger is None or not ledger.receipts:
-        _nothing(directory, key)
-    assert ledger is not None
-    console.say(f"{len(ledger.receipts)} receipts, all sealed with {key}")
-    if rollouts is not None:
-        let_in = require_receipt(read_lines(rollouts, ReceiptedRollout), ledger)
-        console.say(f"{len(let_in)} rollouts, every token by weights that a receipt vouches for")
+    try:
+        _verified(directory, key, rollouts)
+    except NoReceipt as error:
+        # The gate that failed: what was asked could be judged.
+        console.report(error, debug=False)
+        raise typer.Exit(1) from error
 
 
 @app.command("rollback")
@@ -146,6 +142,21 @@ def rollback(
     finally:
         registry.close()
     console.say(f"current: {label}; the next engine over {directory} serves it")
+
+
+def _verified(directory: Path, key: Path, rollouts: Path | None) -> None:
+    from zerodrift.records.codec import read_lines
+    from zerodrift.sync.ledger import require_receipt
+    from zerodrift.sync.receipt import ReceiptedRollout
+
+    ledger = _ledger(directory, key)
+    if ledger is None or not ledger.receipts:
+        _nothing(directory, key)
+    assert ledger is not None
+    console.say(f"{len(ledger.receipts)} receipts, all sealed with {key}")
+    if rollouts is not None:
+        let_in = require_receipt(read_lines(rollouts, ReceiptedRollout), ledger)
+        console.say(f"{len(let_in)} rollouts, every token by weights that a receipt vouches for")
 
 
 def _ledger(directory: Path, key: Path | None) -> "ReceiptLedger | None":

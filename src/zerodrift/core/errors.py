@@ -235,7 +235,6 @@ class NoReceipt(ZerodriftError):
     """A rollout, or an engine, without a receipt which says that the engine has the weights that it names."""
 
     code = "update/no-receipt"
-    exit_code = 1
 
 
 class ExactError(ZerodriftError):

@@ -74,7 +74,7 @@ class Told(NamedTuple):
     """Mean |Δ| that the user allows."""
 
 
-class Finding(NamedTuple):
+class CanaryFinding(NamedTuple):
     """What is made of it."""
 
     arrival: Arrival
@@ -89,7 +89,7 @@ class Finding(NamedTuple):
     """Canary tokens that would decide, where it is inconclusive; None where no number would."""
 
 
-def judge(scores: CanaryScores, parts: Mapping[str, Floats], told: Told) -> Finding:
+def judge(scores: CanaryScores, parts: Mapping[str, Floats], told: Told) -> CanaryFinding:
     """`parts`: by name, what less of one part of the update would take away from each predicted change."""
     limit = critical(3 + len(parts))
     fit = fit_slope(scores.predicted, scores.observed, scores.sequence, limit)
@@ -101,9 +101,9 @@ def judge(scores: CanaryScores, parts: Mapping[str, Floats], told: Told) -> Find
     if (
         missed := _by_numbers(scores, parts, fit, told) or _by_word(told) or errors.worse(told.gate)
     ) is not None:
-        return Finding(Arrival.MISSED, *missed, fit, error, usual)
+        return CanaryFinding(Arrival.MISSED, *missed, fit, error, usual)
     arrival, says, needed = _undisputed(fit, told)
-    return Finding(arrival, None, says, fit, error, usual, needed)
+    return CanaryFinding(arrival, None, says, fit, error, usual, needed)
 
 
 class _Errors(NamedTuple):

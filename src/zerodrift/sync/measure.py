@@ -1,5 +1,10 @@
-"""Canary logprobs by the trainer's own model, whole and by the parts of an update."""
+"""Canary logprobs by the trainer's own model, whole and by the parts of an update.
 
+In fp32 arithmetic whatever the weights are in: in bf16 the trainer's own rounding is most of what it would predict. A real
+vLLM that had taken an update of 1e-6 whole had a slope of 0.06 on such predictions.
+"""
+
+import copy
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -26,7 +31,8 @@ def part_of(name: str) -> str:
 
 @torch.no_grad()
 def trainer_scores(model: Any, canary: Canary) -> Floats:
-    """By `model` as it is: in the dtype that is sent to engines, or predictions are those of weights that nobody has."""
+    """Of the weights of `model` as they are: those that are sent to engines, in the dtype in which they are sent."""
+    model = in_fp32(model)
     rows: dict[int, list[float]] = {}
     training = model.training
     model.eval()
@@ -40,6 +46,13 @@ def trainer_scores(model: Any, canary: Canary) -> Floats:
     finally:
         model.train(training)
     return canary.flat("the trainer", [rows[number] for number in range(len(canary.sequences))])
+
+
+def in_fp32(model: Any) -> Any:
+    """`model`, or a copy of it with the same numbers in fp32."""
+    if next(model.parameters()).dtype in (torch.float32, torch.float64):
+        return model
+    return copy.deepcopy(model).float()
 
 
 def _batches(canary: Canary, row_bytes: int) -> Iterator[list[int]]:
@@ -57,8 +70,9 @@ def part_scores(
 ) -> dict[str, Floats]:
     """By layer or module, how much of the change of each logprob is its own: what is lost where it did not arrive.
 
-    One forward for each. `old` has the tensors from before the update, which are put into `model` for a moment.
+    One forward for each. `old` has the tensors from before the update, which are put into the model for a moment.
     """
+    model = in_fp32(model)
     state = checkpoint_state(model)
     parts: dict[str, list[str]] = defaultdict(list)
     for name, tensor in state.items():

@@ -1,6 +1,6 @@
 """New weights to several engines in two phases: all have them verified before one of them serves them.
 
-    publisher = WeightPublisher(model, [InProcess(updates), Server(backend, exchange, checkpoint, name="b")], takers)
+    publisher = WeightPublisher(model, [InProcess(updates), ServerTarget(backend, exchange, checkpoint, name="b")], takers)
     receipts = publisher.publish("step 7")
 
 Engines that can go back are published to first, and brought back where any of them fails: all or none of them serve the new
@@ -19,7 +19,7 @@ from zerodrift.sync.decisions import Decisions
 from zerodrift.sync.gloo import GlooPeers
 from zerodrift.sync.receipt import Receipt
 from zerodrift.sync.take import ReceiptTaker
-from zerodrift.sync.target import Target
+from zerodrift.sync.target import WeightTarget
 from zerodrift.weights.gathered import whole_state
 from zerodrift.weights.listing import manifest_of
 from zerodrift.weights.update import UpdateManifest
@@ -31,7 +31,7 @@ class WeightPublisher:
     def __init__(
         self,
         model: Any,
-        targets: Sequence[Target],
+        targets: Sequence[WeightTarget],
         takers: Sequence[ReceiptTaker] = (),
         decisions: Decisions | None = None,
     ) -> None:
@@ -110,7 +110,7 @@ class WeightPublisher:
             raise failed[0]
 
     @staticmethod
-    def _each(targets: Sequence[Target], verb: str) -> None:
+    def _each(targets: Sequence[WeightTarget], verb: str) -> None:
         """All of them, whatever one of them says: the error that led here is the one to be told."""
         for target in targets:
             try:

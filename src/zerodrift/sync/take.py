@@ -25,7 +25,7 @@ from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.stats.arrays import Floats
 from zerodrift.sync.canary import Canary
-from zerodrift.sync.judge import Arrival, CanaryScores, Finding, Told, judge
+from zerodrift.sync.judge import Arrival, CanaryFinding, CanaryScores, Told, judge
 from zerodrift.sync.ledger import Place, ReceiptLedger
 from zerodrift.sync.measure import part_scores, trainer_scores
 from zerodrift.sync.receipt import Receipt
@@ -141,7 +141,7 @@ class ReceiptTaker:
         return told, version.digest
 
     def _written(
-        self, finding: Finding, scores: CanaryScores, old: WeightVersion | None, new: WeightVersion
+        self, finding: CanaryFinding, scores: CanaryScores, old: WeightVersion | None, new: WeightVersion
     ) -> Receipt:
         low, high = finding.fit.interval
         follows = self.ledger.last(self.place)

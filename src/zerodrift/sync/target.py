@@ -22,7 +22,7 @@ from zerodrift.weights.update import UpdateManifest
 CONFIG = "config.json"
 
 
-class Target(Protocol):
+class WeightTarget(Protocol):
     """One engine, as a publisher sees it."""
 
     name: str
@@ -91,7 +91,7 @@ class InProcess:
         self._updates.rollback(self._published)
 
 
-class Server:
+class ServerTarget:
     """A running server that reads directories: vLLM, by its own protocol, paused while it does."""
 
     goes_back = False

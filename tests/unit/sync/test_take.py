@@ -12,6 +12,7 @@ from zerodrift.core.version import WeightVersion
 from zerodrift.sync.canary import random_canary
 from zerodrift.sync.judge import Arrival
 from zerodrift.sync.ledger import ReceiptLedger, require_receipt
+from zerodrift.sync.measure import trainer_scores
 from zerodrift.sync.take import ReceiptTaker
 from zerodrift.weights.digest import checkpoint_state
 
@@ -110,3 +111,12 @@ def test_a_receipt_before_the_start(engine, versions, tmp_path):
     canary = random_canary(versions[0].config.vocab_size, 64)
     with pytest.raises(OutOfOrder):
         ReceiptTaker(engine, canary, ReceiptLedger(tmp_path, bytes(32))).take(versions[0], "step 1")
+
+
+def test_predictions_are_those_of_fp32_arithmetic(versions):
+    """Of weights in bf16: computed in bf16, most of a prediction would be rounding."""
+    sent = copy.deepcopy(versions[0]).to(torch.bfloat16)
+    canary = random_canary(versions[0].config.vocab_size, 64)
+    found = trainer_scores(sent, canary)
+    assert found.tolist() == trainer_scores(copy.deepcopy(sent).float(), canary).tolist()
+    assert next(sent.parameters()).dtype is torch.bfloat16
