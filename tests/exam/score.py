@@ -66,6 +66,10 @@ HEALTHY = tuple(
 )
 
 
+KEYS = {"A": "key.yaml", "B": "key.yaml", "C": "key-c.yaml", "D": "key-c.yaml"}
+"""Two exams of two halves each."""
+
+
 def read_key(path: Path) -> list[dict[str, Any]]:
     faults: list[dict[str, Any]] = yaml.safe_load(path.read_text())["faults"]
     return faults
@@ -74,7 +78,8 @@ def read_key(path: Path) -> list[dict[str, Any]]:
 def split(ids: Iterable[str]) -> dict[str, list[str]]:
     """Both halves, by order of sha256: nobody chose what is in which."""
     ordered = sorted(ids, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
-    return {"A": ordered[:FIRST_HALF], "B": ordered[FIRST_HALF:]}
+    first, second = ordered[:FIRST_HALF], ordered[FIRST_HALF:]
+    return {"A": first, "B": second, "C": first, "D": second}
 
 
 def half(key: Sequence[Mapping[str, Any]], which: str) -> list[Sitting]:
@@ -254,12 +259,12 @@ def text(rows: Sequence[Row], total: Score) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--half", choices=("A", "B"), required=True)
+    parser.add_argument("--half", choices=sorted(KEYS), required=True)
     parser.add_argument("--out", type=Path, required=True, help="what sit.py wrote")
     parser.add_argument("--write", type=Path, help="results as JSON")
     parser.add_argument("--commit", default="", help="of the auditor, for --write")
     asked = parser.parse_args()
-    key = read_key(EXAM / "key.yaml")
+    key = read_key(EXAM / KEYS[asked.half])
     rows = collect(asked.out, key, asked.half)
     total = score(rows, len(half(key, asked.half)) - len(HEALTHY))
     sys.stdout.write(text(rows, total))

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
-from score import Sitting, half, read_key
+from score import KEYS, Sitting, half, read_key
 
 ROOT = Path(__file__).parents[2]
 EXAM = Path(__file__).parent
@@ -241,7 +241,7 @@ def sit_all(driver: Driver, sittings: list[Sitting], jobs: int, until: datetime.
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--half", choices=("A", "B"), required=True)
+    parser.add_argument("--half", choices=sorted(KEYS), required=True)
     parser.add_argument("--jobs", type=int, default=1, help="servers at a time")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--src", type=Path, default=ROOT / "src", help="the auditor")
@@ -253,7 +253,7 @@ def main() -> int:
     if asked.until:
         clock = datetime.time.fromisoformat(asked.until)
         until = datetime.datetime.combine(datetime.datetime.now().astimezone(), clock).astimezone()
-    sittings = half(read_key(EXAM / "key.yaml"), asked.half)
+    sittings = half(read_key(EXAM / KEYS[asked.half]), asked.half)
     if asked.only:
         only = asked.only.split(",")
         if unknown := set(only) - {each.name for each in sittings}:

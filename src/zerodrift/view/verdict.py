@@ -33,7 +33,9 @@ def scope(record: VerdictRecord) -> str:
     if record.verdict is not Outcome.PASS or "tokens" not in record.metrics:
         return ""
     said = [
-        line.message.partition("; ")[0].replace(": ", " ", 1) for line in record.power if line.name in _TELLING
+        line.message.partition("; ")[0].replace(": ", " ", 1)
+        for line in record.power
+        if line.name in _TELLING
     ]
     seen = f"; would have been seen: {'; '.join(said)}" if said else ""
     return f"{count(record.metrics['tokens'])} tokens judged{seen}"

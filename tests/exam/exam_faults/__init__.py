@@ -11,6 +11,6 @@ def register():
     if not name or _applied == name:
         return
     _applied = name
-    from . import faults
+    from . import faults, faults_c  # noqa: F401
 
     faults.FAULTS[name].apply()
