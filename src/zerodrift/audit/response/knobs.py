@@ -61,6 +61,10 @@ _BOUNDS = {
     Kind.NORM_EPS: (0.0, 1.0),
     Kind.SOFT_CAP: (0.0, 1.0),
     Kind.LOGIT_ROW: (-20.0, 20.0),
+    # Of numbers of the size of 1.
+    Kind.QUERY_OFFSET: (-5.0, 5.0),
+    Kind.KEY_OFFSET: (-5.0, 5.0),
+    Kind.VALUE_OFFSET: (-5.0, 5.0),
     # Divided by, or undone by the norm behind it: neither is anything at 0.
     Kind.SLOPE: (-0.9, 2.0),
     Kind.RESIDUAL: (-0.9, 2.0),
@@ -78,6 +82,9 @@ _IN_WORDS = {
     Kind.RESIDUAL: ("residual stream into it", "scale"),
     Kind.EXPERT: ("experts", "output"),
     Kind.ROTARY: ("rotary", "frequencies"),
+    Kind.QUERY_OFFSET: ("queries", "offset"),
+    Kind.KEY_OFFSET: ("keys", "offset"),
+    Kind.VALUE_OFFSET: ("values", "offset"),
     Kind.OFFSET: ("positions of the output", "offset"),
     Kind.LOGIT_SCALE: ("logits", "scale"),
     Kind.SOFT_CAP: ("logits", "soft cap"),
@@ -90,7 +97,11 @@ _SINGLE = {
     Kind.EXPERT: "expert",
     Kind.ROTARY: "rotary band",
     Kind.LOGIT_ROW: "logit of token",
+    Kind.QUERY_OFFSET: "queries of head",
+    Kind.KEY_OFFSET: "keys of KV head",
+    Kind.VALUE_OFFSET: "values of KV head",
 }
+_ADDED = (Kind.QUERY_OFFSET, Kind.KEY_OFFSET, Kind.VALUE_OFFSET)
 
 _OF_LAYERS = (
     Kind.SCORES,
@@ -101,6 +112,7 @@ _OF_LAYERS = (
     Kind.SLOPE,
     Kind.GATE,
     Kind.EXPERT,
+    *_ADDED,
 )
 """What may be one setting of all layers; a residual stream that is scaled before each is no setting of anything."""
 
@@ -179,7 +191,7 @@ def _single(levers: Sequence[Lever]) -> Iterator[Knob]:
         if lever.kind not in _SINGLE or lever.size == 1:
             continue
         _, quantity = _IN_WORDS[lever.kind]
-        neutral = 0.0 if lever.kind is Kind.LOGIT_ROW else 1.0
+        neutral = 0.0 if lever.kind in (Kind.LOGIT_ROW, *_ADDED) else 1.0
         for index in range(lever.size):
             label = lever.labels[index] if lever.labels else index
             member = (((lever, index), 1.0),)
@@ -191,7 +203,7 @@ def _together(levers: Iterable[Lever], layer: int | None, part: str, quantity: s
     members = tuple(((lever, index), 1.0) for lever in levers for index in range(lever.size))
     kind = levers[0].kind
     neutral = {Kind.NORM_EPS: levers[0].neutral}.get(kind, 1.0)
-    if kind in (Kind.KEYS_FP8, Kind.VALUES_FP8, Kind.OFFSET):
+    if kind in (Kind.KEYS_FP8, Kind.VALUES_FP8, Kind.OFFSET, *_ADDED):
         neutral = 0.0
     return Knob(layer, part, None, quantity, kind, members, neutral)
 
