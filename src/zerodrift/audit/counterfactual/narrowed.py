@@ -32,9 +32,8 @@ def _through(dtype: torch.dtype, given: torch.Tensor) -> torch.Tensor:
     return given.to(dtype).to(given.dtype)
 
 
-def _int8(per_row: bool, given: torch.Tensor) -> torch.Tensor:
-    sizes = given.abs().amax(dim=-1, keepdim=True) if per_row else given.abs().amax()
-    scale = sizes.clamp(min=1e-12) / 127
+def _int8(sizes: Rounded, given: torch.Tensor) -> torch.Tensor:
+    scale = sizes(given).clamp(min=1e-12) / 127
     return (given / scale).round() * scale
 
 
@@ -44,8 +43,8 @@ DTYPES: dict[str, Rounded] = {
     "fp8": partial(_through, torch.float8_e4m3fn),
 }
 INTEGERS: dict[str, Rounded] = {
-    "int8 per row": partial(_int8, True),
-    "int8 per tensor": partial(_int8, False),
+    "int8 per row": partial(_int8, lambda given: given.abs().amax(dim=-1, keepdim=True)),
+    "int8 per tensor": partial(_int8, lambda given: given.abs().amax()),
 }
 WEIGHTS = (
     *(("gate", "up"), ("down",), ("q", "k", "v"), ("o",), ("q", "k", "v", "o"), ("gate", "up", "down")),
