@@ -227,12 +227,12 @@ class Audit(AuditSetup):
         rng: np.random.Generator,
     ) -> tuple[CauseFound, ...]:
         self.progress.stage("attribute")
+        served = find_served(self.reference.teacher, measurements, gates)
+        if served is not None:
+            return (found("path/prefix-cache", self.engine.name, FoundBy.VALUE, served),)
         suspect = Suspect(self.reference.model, self.reference.tokenizer, self.reference.facts)
         attribution = diagnose(suspect, measurements, floor, gates, rng)
         if not attribution.explained_to_floor:
-            served = find_served(self.reference.teacher, measurements, gates)
-            if served is not None:
-                return (found("path/prefix-cache", self.engine.name, FoundBy.VALUE, served),)
             # Asked last: prompts that differ by a BOS explain each other's outputs where a BOS was lost.
             swap = find_misbound(self.reference.teacher, measurements, gates)
             if swap is not None:
