@@ -6,7 +6,6 @@ every head, norm and single neuron of the model. Shapes: B windows, L positions,
 numbers of a lever, N tokens, C columns.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -21,8 +20,6 @@ from zerodrift.sampler.processing import histories, processed_logprobs
 from zerodrift.stats.arrays import Floats
 
 BATCH = 8
-MOST_ROWS = 1024
-"""Embeddings that are turned: one number each for every judged token."""
 
 
 class _Batch(NamedTuple):
@@ -42,7 +39,6 @@ class Response:
         """`model` is a transformers causal LM, which is left as it was."""
         self.windows, self.stop_ids = windows, stop_ids
         self.plumbing = Plumbing(model)
-        self.plumbing.add_rows(_commonest(windows))
         self._ends = np.cumsum([0, *(len(window.judged) for window in windows)])
         self.levers = [*self.plumbing.levers, *_of_logits(model, windows)]
 
@@ -126,12 +122,6 @@ class Response:
                 mask_BL[row, :length] = 1
                 kept |= set(range(length - len(window.judged) - 1, length - 1))
             yield _Batch(numbers, ids_BL.to(device), mask_BL.to(device), torch.tensor(sorted(kept)))
-
-
-def _commonest(windows: Sequence[Window]) -> tuple[int, ...]:
-    """Tokens that stand in most windows."""
-    seen = Counter(token for window in windows for token in {*window.prompt, *window.output})
-    return tuple(sorted(token for token, _ in seen.most_common(MOST_ROWS)))
 
 
 def _joined(slopes: Sequence[torch.Tensor | None], values: Mapping[Lever, torch.Tensor]) -> Floats:

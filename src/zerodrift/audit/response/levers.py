@@ -41,8 +41,6 @@ class Kind(StrEnum):
     VALUE_OFFSET = "value-offset"
     OFFSET = "offset"
     """Positions of the output + t."""
-    EMBEDDING_ROW = "embedding-row"
-    """The embedding of each of some tokens × (1 + t)."""
     LOGIT_SCALE = "logit-scale"
     """Logits × (1 + t)."""
     SOFT_CAP = "soft-cap"

@@ -20,10 +20,8 @@ from zerodrift.audit.counterfactual.evaluate import Window
 from zerodrift.audit.response.answer import Answer
 from zerodrift.audit.response.derivatives import Response
 from zerodrift.audit.response.knobs import Knob, by_knob, knobs_of
-from zerodrift.audit.response.levers import Kind, Member
+from zerodrift.audit.response.levers import Member
 from zerodrift.audit.response.pursuit import Pursuit, alike, pursue, singles
-from zerodrift.audit.response.rows import alike_rows
-from zerodrift.audit.response.rows import named as named_rows
 from zerodrift.records.evidence import LocatedEvidence
 from zerodrift.stats.arrays import Floats
 from zerodrift.stats.intervals import bootstrap_ratio
@@ -50,10 +48,6 @@ ROUNDED = (torch.bfloat16, torch.float16)
 SIMPLER = 3
 """So many knobs are tried alone where several were chosen: a large change of one bends away from its derivative, and what
 is left of it looks like others."""
-LITTLE = 0.2
-"""Share of Δ² that one factor of all rows may leave before each is fitted."""
-ALIKE = 0.2
-"""How far factors of rows may be apart, relative to what they are away from 1: one cause gives all of them one."""
 MOST_ALIKE = 2
 """So many others are mentioned that could not be told apart."""
 
@@ -78,15 +72,13 @@ def followed_by(response: Response, windows: Sequence[Window], rng: np.random.Ge
     low_K, high_K = (np.array(side) for side in zip(*(knob.bounds for knob in knobs), strict=True))
     found = pursue(difference / unit, slopes_NK, _sequences(windows), (low_K, high_K), rng)
     answer = Answer(r2=found.r2, null=found.null, follows=False, missing=tuple(response.plumbing.missing))
-    proof = _Proof(response, knobs, slopes_NK, reported, unit, sigma)
     if found.follows:
+        proof = _Proof(response, knobs, slopes_NK, reported, unit, sigma)
         answer = proof.answer(found, rng)
         alone = (
             singles(difference / unit, slopes_NK, (low_K, high_K), SIMPLER) if len(found.chosen) > 1 else []
         )
         answer = proof.simpler(answer, found, alone, rng)
-    if not answer.located:
-        answer = proof.of_rows(difference / unit, found, rng) or answer
     if answer.follows:
         return answer
     return msgspec.structs.replace(answer, rounding=_of_rounded_weights(response, difference))
@@ -167,43 +159,6 @@ class _Proof:
             if single.to_floor:
                 return single
         return answer
-
-    def of_rows(self, steps: Floats, found: Pursuit, rng: np.random.Generator) -> Answer | None:
-        """Embeddings of many tokens by one factor, where that brings Δ to the floor."""
-        rows = [
-            number
-            for number, knob in enumerate(self._knobs)
-            if knob.kind is Kind.EMBEDDING_ROW and knob.number is not None
-        ]
-        columns, value = alike_rows(steps, self._slopes_NK[:, rows])
-        chosen = tuple(rows[column] for column in columns)
-        for _ in range(REFINEMENTS if chosen else 0):
-            # What is left where these are turned for real shows those that were missed, and those that are none.
-            left = self._left(chosen, np.full(len(chosen), value))
-            linear = self._slopes_NK[:, list(chosen)].sum(axis=1).astype(np.float64) * value
-            columns, value = alike_rows(left + linear, self._slopes_NK[:, rows])
-            again = tuple(rows[column] for column in columns)
-            if set(again) == set(chosen) or not again:
-                break
-            chosen = again
-        left = self._left(chosen, np.full(len(chosen), value))
-        if not chosen or (left**2).sum() > LITTLE * (steps**2).sum():
-            return None
-        answer = self.answer(found._replace(chosen=chosen, values=(value,) * len(chosen)), rng)
-        factors = [each.estimate for each in answer.knobs]
-        if not answer.to_floor or np.ptp(factors) > ALIKE * abs(float(np.mean(factors)) - 1):
-            return None
-        tokens = sorted(self._knobs[column].number or 0 for column in chosen)
-        where = LocatedEvidence(
-            part=named_rows(tokens),
-            quantity="scale",
-            estimate=float(np.mean(factors)),
-            low=min(factors),
-            high=max(factors),
-            neutral=1.0,
-            r2=max(0.0, 1 - float((self._left(chosen, np.array(factors) - 1) ** 2).sum() / (steps**2).sum())),
-        )
-        return msgspec.structs.replace(answer, r2=where.r2, follows=True, knobs=(where,))
 
     def _refined(self, found: Pursuit, columns: Floats) -> tuple[Floats, Floats]:
         """Values that fit best, and what they leave of Δ, in units of each token."""

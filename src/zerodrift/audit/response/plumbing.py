@@ -48,11 +48,6 @@ class Plumbing:
         """In the order of the forward, but for logits, which have no module."""
         return list(self._modules)
 
-    def add_rows(self, tokens: tuple[int, ...]) -> None:
-        """A lever for the embeddings of these; others show in no number of windows without them."""
-        if (embedding := self.model.get_input_embeddings()) is not None and tokens:
-            self._modules[Lever(Kind.EMBEDDING_ROW, None, "", len(tokens), labels=tokens)] = embedding
-
     @contextmanager
     def turned(self, values: Values, prompt_lengths: Sequence[int]) -> Iterator[None]:
         """The model with its levers at `values`, for one batch whose prompts have these lengths."""
@@ -85,8 +80,6 @@ class Plumbing:
         elif lever.kind in (Kind.ROTARY, Kind.OFFSET):
             turn = partial(_rotate, lever, t_BS, starts_B)
             stack.callback(module.register_forward_hook(turn, with_kwargs=True).remove)
-        elif lever.kind is Kind.EMBEDDING_ROW:
-            stack.callback(module.register_forward_hook(partial(_rows, lever, t_BS)).remove)
         else:
             turn = partial(_AFTER[lever.kind], t_BS)
             stack.callback(module.register_forward_hook(turn).remove)
@@ -250,16 +243,6 @@ def _experts(t_BS: torch.Tensor, _: Any, given: tuple[Any, ...]) -> tuple[Any, .
     hidden, chosen_NK, weights_NK = given
     rows_N = torch.arange(len(chosen_NK), device=chosen_NK.device) // (len(chosen_NK) // len(t_BS))
     return hidden, chosen_NK, weights_NK * (1 + t_BS[rows_N].gather(1, chosen_NK)).to(weights_NK.dtype)
-
-
-def _rows(lever: Lever, t_BS: torch.Tensor, _: Any, given: tuple[Any, ...], output: torch.Tensor) -> Any:
-    ids_BL = given[0]
-    tokens_S = torch.tensor(lever.labels, device=ids_BL.device)
-    # Labels are sorted; a token that is none of them takes the last number, which is 0.
-    places_BL = torch.searchsorted(tokens_S, ids_BL).clamp(max=len(tokens_S) - 1)
-    places_BL = torch.where(tokens_S[places_BL] == ids_BL, places_BL, len(tokens_S))
-    t_BS1 = torch.cat((t_BS, torch.zeros_like(t_BS[:, :1])), dim=1)
-    return output * (1 + t_BS1.gather(1, places_BL))[:, :, None]
 
 
 def _added(t_BS: torch.Tensor, _: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
