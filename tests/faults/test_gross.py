@@ -135,9 +135,33 @@ def without_attention(model: Any) -> None:
     model.base_model.layers[0].self_attn.o_proj.weight.data.zero_()
 
 
+def negated_mlp(model: Any) -> None:
+    model.base_model.layers[2].mlp.down_proj.weight.data.neg_()
+
+
+def attention_twice(model: Any) -> None:
+    model.base_model.layers[1].self_attn.register_forward_hook(
+        lambda _, __, output: (2 * output[0], *output[1:])
+    )
+
+
+def exchanged_heads(role: str, *heads: int) -> Damage:
+    def damage(model: Any) -> None:
+        for projection in role.split(","):
+            weight = getattr(model.base_model.layers[0].self_attn, f"{projection}_proj").weight.data
+            by_head = weight.unflatten(0, (-1, model.config.head_dim))
+            by_head[list(heads)] = by_head[list(reversed(heads))].clone()
+
+    return damage
+
+
 @pytest.mark.parametrize(
     ("model", "damage", "layer", "part", "quantity"),
     [
+        ("testbed:qwen3", negated_mlp, 2, "MLP", "negated"),
+        ("testbed:llama", attention_twice, 1, "attention", "there twice"),
+        ("testbed:llama", exchanged_heads("k,v", 0, 1), 0, "keys and values of heads 0 and 1", "exchanged"),
+        ("testbed:qwen3", exchanged_heads("q", 1, 3), 0, "queries of heads 1 and 3", "exchanged"),
         ("testbed:llama", transposed, 1, "o_proj", "transposed"),
         ("testbed:qwen3", without_head_norms, None, "self_attn.q_norm in all layers", "missing"),
         ("testbed:qwen2", without_biases, None, "biases of projections in all layers", "missing"),

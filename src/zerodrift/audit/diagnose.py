@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from zerodrift.audit.attribute import Attribution, Costs, attribute
+from zerodrift.audit.by_precision import by_precision
 from zerodrift.audit.cases import affordable, choose_cases
 from zerodrift.audit.counterfactual.bias import SeenTokens, bias_hypotheses
 from zerodrift.audit.counterfactual.chunks import chunk_hypotheses
@@ -114,6 +115,9 @@ def diagnose(
     attribution = attribute(everything, propose, rng)
     if attribution.by_value:
         return attribution
+    rounded = by_precision(everything, screen, evaluator, paths, rng)
+    if rounded is not None:
+        return rounded
     outright = partial(try_outright, everything, screen, evaluator, paths, rng)
     return _inside(_with_response(attribution, paths.model, everything, rng), outright)
 

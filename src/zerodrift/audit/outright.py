@@ -16,6 +16,7 @@ from zerodrift.audit.attribute import Attribution, Costs, attribute
 from zerodrift.audit.counterfactual.evaluate import CaseWindow, Evaluator
 from zerodrift.audit.counterfactual.exchanged import exchanges
 from zerodrift.audit.counterfactual.explanation import Explanation, Hypothesis
+from zerodrift.audit.counterfactual.heads import exchanged_heads
 from zerodrift.audit.counterfactual.misbuilt import misbuilt
 from zerodrift.audit.counterfactual.path import Paths
 from zerodrift.audit.counterfactual.position import FitCost, dial_hypotheses
@@ -92,7 +93,7 @@ class _Search:
         """Of each candidate what it gains on the one window, in nats, and whether that leaves nothing of it."""
         model = self._paths.model
         yield from self._dials()
-        candidates = islice(chain(misbuilt(model), exchanges(model)), MOST_TRIED)
+        candidates = islice(chain(misbuilt(model), exchanged_heads(model), exchanges(model)), MOST_TRIED)
         while some := list(islice(candidates, AT_ONCE)):
             # Anew for each few: evaluators keep every row that they were asked for.
             costs = Costs(self._evaluate(self._screen[:1]))

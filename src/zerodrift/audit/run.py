@@ -225,12 +225,12 @@ class Audit(AuditSetup):
     def _explain(self, material: Material, rng: np.random.Generator) -> tuple[CauseFound, ...]:
         measurements, gates = material.measurements, material.gates
         self.progress.stage("attribute")
+        served = find_served(self.reference.teacher, measurements, gates)
+        if served is not None:
+            return (found("path/prefix-cache", self.engine.name, FoundBy.VALUE, served),)
         suspect = Suspect(self.reference.model, self.reference.tokenizer, self.reference.facts)
         attribution = diagnose(suspect, measurements, material.floor, gates, rng)
         if not attribution.explained_to_floor:
-            served = find_served(self.reference.teacher, measurements, gates)
-            if served is not None:
-                return (found("path/prefix-cache", self.engine.name, FoundBy.VALUE, served),)
             # Asked last: prompts that differ by a BOS explain each other's outputs where a BOS was lost.
             swap = find_misbound(self.reference.teacher, measurements, gates)
             if swap is not None:

@@ -14,6 +14,7 @@ from zerodrift.records.verdict import CauseFound, Outcome, Probe
 
 COMPARABLE = 0.3
 """Two differences within this factor of each other may be one."""
+SERVED = "path/prefix-cache"
 LATER = frozenset({Probe.ENDS, Probe.PARAMETERS, Probe.PREFILL_DECODE})
 
 
@@ -47,14 +48,19 @@ def _by_company(result: ProbeResult) -> bool:
     )
 
 
-def cache_apart(results: Sequence[ProbeResult]) -> tuple[ProbeResult, ...]:
+def cache_apart(
+    results: Sequence[ProbeResult], explanations: Sequence[CauseFound] = ()
+) -> tuple[ProbeResult, ...]:
     """What is off in requests that hit the prefix cache alone, or in prompts long enough to, is the cache's, where that is
-    wrong by itself twice and nothing else is: entries that are made worse whenever they are read come and go too."""
+    wrong by itself twice and nothing else is: entries that are made worse whenever they are read come and go too. So is what
+    comes and goes where another prompt's prefix explains numbers: who was served first is not the same twice."""
     others = any(each.probe in (Probe.REPEAT, Probe.BATCH) and each.causes for each in results)
     wrong = not others and any(_by_cache(each) for each in results)
+    served = not others and any(each.cause == SERVED and each.gating for each in explanations)
     return tuple(
         _anothers(each, "which is the prefix cache's, and found there")
-        if wrong and isinstance(each.evidence, ReturnEvidence) and _may_be_cached(each.evidence)
+        if isinstance(each.evidence, ReturnEvidence)
+        and ((served and each.causes) or (wrong and _may_be_cached(each.evidence)))
         else each
         for each in results
     )

@@ -166,7 +166,9 @@ def _undisputed(fit: SlopeFit, told: Circumstances) -> tuple[Arrival, str, int |
     return Arrival.INCONCLUSIVE, says, needed
 
 
-def _cause(scores: CanaryScores, parts: Mapping[str, Floats], fit: SlopeFit, told: Circumstances) -> tuple[str, str]:
+def _cause(
+    scores: CanaryScores, parts: Mapping[str, Floats], fit: SlopeFit, told: Circumstances
+) -> tuple[str, str]:
     """Why the slope is not 1."""
     low, high = fit.interval
     slope = f"slope {fit.estimate:.3f} [{low:.3f}, {high:.3f}]"

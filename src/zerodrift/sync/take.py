@@ -125,7 +125,9 @@ class ReceiptTaker:
             raise BadAnswer("the engine gave no token for a canary prompt, and its label cannot be read")
         return answer.completions[0]
 
-    def _told(self, answer: Completion, old: WeightVersion, new: WeightVersion) -> tuple[Circumstances, str | None]:
+    def _told(
+        self, answer: Completion, old: WeightVersion, new: WeightVersion
+    ) -> tuple[Circumstances, str | None]:
         version = answer.versions[0].version
         label = version.label if Capability.WEIGHT_VERSION in self.engine.capabilities else None
         # The exact engine keys its cache by the weights, and what it takes from there is right.

@@ -8,7 +8,7 @@ import pytest
 from zerodrift.audit.probes.result import ProbeResult, answered, found
 from zerodrift.audit.set_apart import cache_apart, company_apart, later_apart
 from zerodrift.records.evidence import AgreementEvidence, ReturnEvidence
-from zerodrift.records.verdict import Outcome, Probe
+from zerodrift.records.verdict import FoundBy, Outcome, Probe
 
 NOISE = "path/nondeterminism"
 
@@ -75,6 +75,23 @@ def test_what_only_hits_of_the_cache_show_is_the_caches(beside, particulars, sta
     assert others == beside
     assert [cause.cause for cause in judged.causes] == [NOISE] * stands
     assert judged.status is (Outcome.FAIL if stands else Outcome.PASS)
+
+
+@pytest.mark.parametrize(
+    ("beside", "name", "gating", "stands"),
+    [
+        ([], "path/prefix-cache", True, False),
+        ([], "path/prefix-cache", False, True),
+        ([], "path/rope", True, True),
+        ([differs(Probe.REPEAT, NOISE)], "path/prefix-cache", True, True),
+    ],
+)
+def test_what_was_served_of_another_prompt_comes_and_goes_with_the_cache(
+    beside: list[ProbeResult], name: str, gating: bool, stands: bool
+) -> None:
+    explained = found(name, "vllm", FoundBy.VALUE, "another prompt's", gating=gating)
+    *_, judged = cache_apart([*beside, returned(0.05)], [explained])
+    assert [cause.cause for cause in judged.causes] == [NOISE] * stands
 
 
 @pytest.mark.parametrize("probe", [Probe.PARAMETERS, Probe.ENDS, Probe.PREFILL_DECODE, Probe.CACHE])

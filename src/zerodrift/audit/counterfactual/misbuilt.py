@@ -21,7 +21,9 @@ from zerodrift.records.evidence import LocatedEvidence
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "quick_gelu", "relu")
 """What gated and plain layers are built with, and what an engine may take instead."""
-MISSING, TWICE = "missing", "there twice"
+MISSING, TWICE, NEGATED = "missing", "there twice", "negated"
+TIMES = {0.0: MISSING, 2.0: TWICE, -1.0: NEGATED}
+"""What is left out, added twice or taken away in the place of added."""
 PARTS = {"attention": "o", "MLP": "down"}
 """Parts of a layer, and the projection through which all of each goes."""
 
@@ -96,10 +98,11 @@ def _norm_places(parts: ModelParts) -> list[str]:
 def _of_layer(parts: ModelParts, number: int) -> Iterator[Variant]:
     depth = len(parts.layers) + 1
     for part, role in PARTS.items():
-        if parts.projection(number, role):
-            yield _variant([number], depth, part, MISSING, partial(_silent, number, (role,)))
+        for factor, quantity in TIMES.items() if parts.projection(number, role) else ():
+            yield _variant([number], depth, part, quantity, partial(_times, number, (role,), factor))
     if all(parts.projection(number, role) for role in PARTS.values()):
-        yield _variant([number], depth, "all of it", MISSING, partial(_silent, number, tuple(PARTS.values())))
+        build = partial(_times, number, tuple(PARTS.values()), 0.0)
+        yield _variant([number], depth, "all of it", MISSING, build)
     yield _variant([number], depth, "all of it", TWICE, partial(_computed_twice, number))
     middle = _before_mlp(parts, number)
     if middle is not None:
@@ -158,12 +161,12 @@ def _without_biases(model: Any) -> Any:
 
 
 @torch.no_grad()
-def _silent(number: int, roles: Sequence[str], model: Any) -> Any:
-    """Whatever goes through these projections is nothing."""
+def _times(number: int, roles: Sequence[str], factor: float, model: Any) -> Any:
+    """Whatever goes through these projections, so many times."""
     changed = ModelParts(sharing(model))
     for role in roles:
         for tensor in write(changed, (number, role)):
-            tensor.zero_()
+            tensor.mul_(factor)
     return changed.model
 
 

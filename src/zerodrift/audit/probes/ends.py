@@ -4,6 +4,7 @@ Cheap: the reference has said of every rollout how likely an end was at each pla
 where none of these will do, prefixes of one token. If a model never ends by itself, a bias on its stop token is asked for.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Completion, FinishReason
 from zerodrift.core.errors import CapabilityMissing, EngineRefused
-from zerodrift.core.request import SamplingParams
+from zerodrift.core.request import Request, SamplingParams
 from zerodrift.drift.ends import PREFIXES, Ends, count_ends, draws_needed, informative
 from zerodrift.drift.sampling import SAMPLING_ALPHA, SAMPLING_DOUBT
 from zerodrift.records.evidence import EndsEvidence
@@ -39,6 +40,10 @@ SINGLE = 256
 """Prefixes of one token. Of untrained models the likeliest end of so many has 0.1 to 0.6."""
 BIASED_DRAWS = 192
 """Of each of four prefixes, where a bias makes an end as likely as not: half of its odds are seen with 600."""
+FEWEST_ENDS = 5
+"""Drawn stop tokens whose numbers are judged."""
+FAR = 4.0
+"""Bands: nine in ten tokens of a sound engine are within one."""
 Prefix = tuple[int, ...]
 
 
@@ -51,6 +56,13 @@ class EndsAsked(NamedTuple):
     sampling: SamplingParams
     by_itself: "EndsAsked | None" = None
     """The same without a bias."""
+
+
+class _Drawn(NamedTuple):
+    """How often an end came, and how far its numbers are off."""
+
+    ends: Ends
+    gaps: Floats
 
 
 @dataclass(frozen=True)
@@ -82,9 +94,11 @@ class LikelyEnds:
             # It takes no bias. What little can be seen without is said in the power line.
             asked = asked.by_itself
             ends = self._drawn(asked)
-        return not_judged(NAME, "no draw came back") if ends is None else self._judged(ends, asked)
+        if ends is None:
+            return not_judged(NAME, "no draw came back")
+        return self._with_numbers(self._judged(ends.ends, asked), ends.gaps)
 
-    def _drawn(self, asked: EndsAsked) -> Ends | None:
+    def _drawn(self, asked: EndsAsked) -> "_Drawn | None":
         seed = self.seed if self.seeded else None
         requests = draws_of_one(asked.prefixes, asked.sampling, asked.draws, seed)
         likely = dict(zip(asked.prefixes, asked.masses.tolist(), strict=True))
@@ -93,7 +107,35 @@ class LikelyEnds:
             return None
         masses = [likely[request.prompt.token_ids] for request, _ in pairs]
         stopped = [self._stopped(completion) for _, completion in pairs]
-        return count_ends(np.array(masses), np.array(stopped), self.band, SAMPLING_ALPHA)
+        ends = count_ends(np.array(masses), np.array(stopped), self.band, SAMPLING_ALPHA)
+        return _Drawn(ends, self._gaps(pairs, asked))
+
+    def _gaps(self, pairs: Sequence[tuple[Request, Completion]], asked: EndsAsked) -> Floats:
+        """By how much the numbers of drawn stop tokens are off. With a bias none is judged: the run asks for none, and
+        engines may report what was before it."""
+        if asked.sampling.logit_bias:
+            return np.zeros(0)
+        rows = dict(zip(asked.prefixes, self._of_stops(asked.prefixes, asked.sampling), strict=True))
+        return np.array(
+            [
+                abs(completion.logprobs[0] - rows[request.prompt.token_ids][completion.token_ids[0]])
+                for request, completion in pairs
+                if completion.logprobs and completion.token_ids[0] in self.stops
+            ]
+        )
+
+    def _with_numbers(self, result: ProbeResult, gaps: Floats) -> ProbeResult:
+        """An end comes once in an output, and of outputs that mostly reach their limit parity sees it too rarely."""
+        if len(gaps) < FEWEST_ENDS or not float(np.median(gaps)) > FAR * self.band:
+            return result
+        message = (
+            f"{result.message}; the logprob reported of a stop token is off by {np.median(gaps):.2g} nats at the median "
+            f"of {len(gaps)} draws, and that of other tokens is right"
+        )
+        cause = found("semantic/eos", self.engine.name, NAME, message)
+        return msgspec.structs.replace(
+            result, status=Outcome.FAIL, message=message, causes=(cause, *result.causes)
+        )
 
     def plan(self) -> EndsAsked:
         """The prefixes that tell most, and draws enough to see an end with half of its odds."""
@@ -137,14 +179,19 @@ class LikelyEnds:
     def _scored(self, prefixes: list[Prefix], sampling: SamplingParams) -> list[tuple[Prefix, float]]:
         """How likely the engine is to end behind each, if it is right."""
         unique = list(dict.fromkeys(prefixes))
+        told = self._of_stops(unique, sampling)
+        return [(ids, sum(map(math.exp, each.values()))) for ids, each in zip(unique, told, strict=True)]
+
+    def _of_stops(self, prefixes: Sequence[Prefix], sampling: SamplingParams) -> list[dict[int, float]]:
+        """The logprob of each stop token behind each prefix."""
         # A teacher predicts the tokens that it is given: one more, whose own logits are not asked for.
-        rows = self.reference.teacher.logits([(*ids, 0) for ids in unique], [len(ids) for ids in unique])
+        rows = self.reference.teacher.logits([(*ids, 0) for ids in prefixes], [len(ids) for ids in prefixes])
         asked = msgspec.structs.replace(sampling, min_tokens=0, ignore_eos=False)
-        scored = []
-        for ids, logits_1V in zip(unique, rows, strict=True):
+        told = []
+        for ids, logits_1V in zip(prefixes, rows, strict=True):
             drawn_1V = processed_logprobs(logits_1V.double(), asked, [TokenHistory(ids, ())], self.stops)
-            scored.append((ids, float(drawn_1V[0, torch.tensor(self.stops)].exp().sum())))
-        return scored
+            told.append(dict(zip(self.stops, drawn_1V[0, torch.tensor(self.stops)].tolist(), strict=True)))
+        return told
 
     def _best(self, scored: Sequence[tuple[Prefix, float]]) -> list[tuple[Prefix, float]]:
         gain = informative(np.array([mass for _, mass in scored]))

@@ -61,6 +61,10 @@ _BOUNDS = {
     Effect.NORM_EPS: (0.0, 1.0),
     Effect.SOFT_CAP: (0.0, 1.0),
     Effect.LOGIT_ROW: (-20.0, 20.0),
+    # Of numbers of the size of 1.
+    Effect.QUERY_OFFSET: (-5.0, 5.0),
+    Effect.KEY_OFFSET: (-5.0, 5.0),
+    Effect.VALUE_OFFSET: (-5.0, 5.0),
     # Divided by, or undone by the norm behind it: neither is anything at 0.
     Effect.SLOPE: (-0.9, 2.0),
     Effect.RESIDUAL: (-0.9, 2.0),
@@ -78,6 +82,9 @@ _IN_WORDS = {
     Effect.RESIDUAL: ("residual stream into it", "scale"),
     Effect.EXPERT: ("experts", "output"),
     Effect.ROTARY: ("rotary", "frequencies"),
+    Effect.QUERY_OFFSET: ("queries", "offset"),
+    Effect.KEY_OFFSET: ("keys", "offset"),
+    Effect.VALUE_OFFSET: ("values", "offset"),
     Effect.OFFSET: ("positions of the output", "offset"),
     Effect.LOGIT_SCALE: ("logits", "scale"),
     Effect.SOFT_CAP: ("logits", "soft cap"),
@@ -90,7 +97,11 @@ _SINGLE = {
     Effect.EXPERT: "expert",
     Effect.ROTARY: "rotary band",
     Effect.LOGIT_ROW: "logit of token",
+    Effect.QUERY_OFFSET: "queries of head",
+    Effect.KEY_OFFSET: "keys of KV head",
+    Effect.VALUE_OFFSET: "values of KV head",
 }
+_ADDED = (Effect.QUERY_OFFSET, Effect.KEY_OFFSET, Effect.VALUE_OFFSET)
 
 _OF_LAYERS = (
     Effect.SCORES,
@@ -101,6 +112,7 @@ _OF_LAYERS = (
     Effect.SLOPE,
     Effect.GATE,
     Effect.EXPERT,
+    *_ADDED,
 )
 """What may be one setting of all layers; a residual stream that is scaled before each is no setting of anything."""
 
@@ -179,7 +191,7 @@ def _single(levers: Sequence[Lever]) -> Iterator[Knob]:
         if lever.kind not in _SINGLE or lever.size == 1:
             continue
         _, quantity = _IN_WORDS[lever.kind]
-        neutral = 0.0 if lever.kind is Effect.LOGIT_ROW else 1.0
+        neutral = 0.0 if lever.kind in (Effect.LOGIT_ROW, *_ADDED) else 1.0
         for index in range(lever.size):
             label = lever.labels[index] if lever.labels else index
             member = (((lever, index), 1.0),)
@@ -191,7 +203,7 @@ def _together(levers: Iterable[Lever], layer: int | None, part: str, quantity: s
     members = tuple(((lever, index), 1.0) for lever in levers for index in range(lever.size))
     kind = levers[0].kind
     neutral = {Effect.NORM_EPS: levers[0].neutral}.get(kind, 1.0)
-    if kind in (Effect.KEYS_FP8, Effect.VALUES_FP8, Effect.OFFSET):
+    if kind in (Effect.KEYS_FP8, Effect.VALUES_FP8, Effect.OFFSET, *_ADDED):
         neutral = 0.0
     return Knob(layer, part, None, quantity, kind, members, neutral)
 

@@ -119,10 +119,25 @@ class Plumbing:
                 self._modules[Lever(Effect.SCORES, number, "", heads)] = attention
                 self._modules[Lever(Effect.KEYS_FP8, number, "", 1)] = attention
                 self._modules[Lever(Effect.VALUES_FP8, number, "", 1)] = attention
+            self._find_offsets(number, attention, family.attention.projections)
             output = _at(attention, family.attention.projections.get("o"))
             if output is not None and _inputs(output) % heads == 0:
                 self._modules[Lever(Effect.HEAD, number, "", heads)] = output
         self._find_feed_forward(number, layer)
+
+    def _find_offsets(self, number: int, attention: Any, projections: Mapping[str, str]) -> None:
+        """Where each of queries, keys and values has a projection of its own."""
+        config = self.model.config
+        heads = getattr(config, "num_attention_heads", 0)
+        stored = getattr(config, "num_key_value_heads", None) or heads
+        for kind, role, count in (
+            (Effect.QUERY_OFFSET, "q", heads),
+            (Effect.KEY_OFFSET, "k", stored),
+            (Effect.VALUE_OFFSET, "v", stored),
+        ):
+            projection = _at(attention, projections.get(role))
+            if projection is not None and count and len(projection.weight) % count == 0:
+                self._modules[Lever(kind, number, "", count)] = projection
 
     def _find_feed_forward(self, number: int, layer: Any) -> None:
         family = self.parts.family
@@ -230,6 +245,11 @@ def _experts(t_BS: torch.Tensor, _: Any, given: tuple[Any, ...]) -> tuple[Any, .
     return hidden, chosen_NK, weights_NK * (1 + t_BS[rows_N].gather(1, chosen_NK)).to(weights_NK.dtype)
 
 
+def _added(t_BS: torch.Tensor, _: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
+    by_head = output.unflatten(-1, (t_BS.shape[1], -1)) + t_BS[:, None, :, None]
+    return by_head.flatten(-2)
+
+
 def _gain(t_B1: torch.Tensor, _: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
     return output * (1 + _spread(t_B1, output))
 
@@ -300,4 +320,7 @@ _AFTER: dict[Effect, Callable[..., Any]] = {
     Effect.NORM_EPS: _eps,
     Effect.GATE: _gain,
     Effect.SLOPE: _slope,
+    Effect.QUERY_OFFSET: _added,
+    Effect.KEY_OFFSET: _added,
+    Effect.VALUE_OFFSET: _added,
 }

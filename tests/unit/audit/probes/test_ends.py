@@ -42,6 +42,25 @@ class Reluctant(FaultyBackend):
         return second if ended and self._rng.random() < self._share else first
 
 
+class Unnumbered(FaultyBackend):
+    """Reports one and the same number of every stop token."""
+
+    def __init__(self, inner: Any, stops: Sequence[int], number: float) -> None:
+        super().__init__(inner)
+        self._stops, self._number = stops, number
+
+    def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        return [
+            msgspec.structs.replace(answer, completions=tuple(map(self._told, answer.completions)))
+            for answer in self.inner.generate(requests)
+        ]
+
+    def _told(self, one: Any) -> Any:
+        numbers = zip(one.token_ids, one.logprobs, strict=True)
+        told = tuple(self._number if token in self._stops else number for token, number in numbers)
+        return msgspec.structs.replace(one, logprobs=told)
+
+
 def _reseeded(request: Request) -> Request:
     sampling = msgspec.structs.replace(request.sampling, seed=(request.sampling.seed or 0) + 10**6)
     return msgspec.structs.replace(request, sampling=sampling)
@@ -69,6 +88,14 @@ def test_a_sound_engine_ends_as_often_as_it_should(llama):
     (power,) = result.evidence.power
     assert power.seen_from is not None
     assert power.seen_from >= 0.5
+
+
+@pytest.mark.parametrize("number", [0.0, -9.0])
+def test_an_end_without_a_logprob_of_its_own_is_found(llama, number):
+    """In an engine that draws ends as often as it should."""
+    result = ends(Unnumbered(llama, llama.facts.eos_token_ids, number), llama).ask()
+    (cause,) = result.causes
+    assert (result.status, cause.cause, cause.gating) == (Outcome.FAIL, "semantic/eos", True)
 
 
 def test_an_end_that_is_avoided_is_found(llama):
