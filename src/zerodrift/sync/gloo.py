@@ -145,6 +145,7 @@ def serve_gloo(updates: Updates, group: Any, decisions: Decisions, *, kv: str = 
 
 def _take(peer: _Group, nbytes: int, updates: Updates, decisions: Decisions, kv: str) -> None:
     content = bytes(peer.send(torch.empty(nbytes, dtype=torch.uint8)).tolist())
+    update: UpdateManifest | None = None
     under_way: WeightUpdate | None = None
     refusal = ""
     try:
@@ -154,7 +155,7 @@ def _take(peer: _Group, nbytes: int, updates: Updates, decisions: Decisions, kv:
         refusal = f"[{error.code}] {error}"
     try:
         peer.vote(refusal)
-        assert under_way is not None, "a refusal ends the vote"
+        assert update is not None and under_way is not None, "a refusal ends the vote"  # noqa: PT018
         peer.vote(_received(peer, update, under_way))
     except BaseException:
         _end(under_way)
