@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 
 from zerodrift.audit.attribute import AT_FLOOR, Attribution, Costs, attribute
-from zerodrift.audit.counterfactual.evaluate import Evaluator, Window
+from zerodrift.audit.counterfactual.evaluate import Evaluator, CaseWindow
 from zerodrift.audit.counterfactual.explanation import Explanation, Hypothesis
 from zerodrift.audit.counterfactual.narrowed import narrowed
 from zerodrift.audit.counterfactual.path import Paths
@@ -33,11 +33,15 @@ AT_ONCE = 32
 MOST_TRIED, MOST_OF_LARGE = 600, 80
 LARGE = 20_000_000
 """Parameters, from which on a candidate costs a second."""
-Evaluate = Callable[[Sequence[Window]], Evaluator]
+Evaluate = Callable[[Sequence[CaseWindow]], Evaluator]
 
 
 def by_precision(
-    everything: Costs, screen: Sequence[Window], evaluate: Evaluate, paths: Paths, rng: np.random.Generator
+    everything: Costs,
+    screen: Sequence[CaseWindow],
+    evaluate: Evaluate,
+    paths: Paths,
+    rng: np.random.Generator,
 ) -> Attribution | None:
     """The part whose rounding is most of Δ; None where none is."""
     typical = float(np.nanmedian(np.abs(everything.residual(Explanation()))))
@@ -65,7 +69,7 @@ def by_precision(
     return found if found.selected else None
 
 
-def _shortest(screen: Sequence[Window]) -> Sequence[Window]:
+def _shortest(screen: Sequence[CaseWindow]) -> Sequence[CaseWindow]:
     """One window at least, and more as long as they are short."""
     ordered = sorted(screen, key=lambda window: len(window.prompt) + len(window.output))
     lengths = np.cumsum([len(window.prompt) + len(window.output) for window in ordered])

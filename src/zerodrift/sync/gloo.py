@@ -155,7 +155,8 @@ def _take(peer: _Group, nbytes: int, updates: Updates, decisions: Decisions, kv:
         refusal = f"[{error.code}] {error}"
     try:
         peer.vote(refusal)
-        assert update is not None and under_way is not None, "a refusal ends the vote"  # noqa: PT018
+        assert update is not None, "a refusal ends the vote"
+        assert under_way is not None, "a refusal ends the vote"
         peer.vote(_received(peer, update, under_way))
     except BaseException:
         _end(under_way)
