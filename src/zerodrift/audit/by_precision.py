@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 
 from zerodrift.audit.attribute import AT_FLOOR, Attribution, Costs, attribute
-from zerodrift.audit.counterfactual.evaluate import Evaluator, CaseWindow
+from zerodrift.audit.counterfactual.evaluate import CaseWindow, Evaluator
 from zerodrift.audit.counterfactual.explanation import Explanation, Hypothesis
 from zerodrift.audit.counterfactual.narrowed import narrowed
 from zerodrift.audit.counterfactual.path import Paths

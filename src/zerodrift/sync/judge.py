@@ -57,7 +57,7 @@ class CanaryScores(NamedTuple):
         return self.engine_after - self.engine_before
 
 
-class Circumstances(NamedTuple):
+class SideFacts(NamedTuple):
     """What is known beside the numbers."""
 
     same_digest: bool = False
@@ -89,7 +89,7 @@ class CanaryFinding(NamedTuple):
     """Canary tokens that would decide, where it is inconclusive; None where no number would."""
 
 
-def judge(scores: CanaryScores, parts: Mapping[str, Floats], told: Circumstances) -> CanaryFinding:
+def judge(scores: CanaryScores, parts: Mapping[str, Floats], told: SideFacts) -> CanaryFinding:
     """`parts`: by name, what less of one part of the update would take away from each predicted change."""
     limit = critical(3 + len(parts))
     fit = fit_slope(scores.predicted, scores.observed, scores.sequence, limit)
@@ -124,7 +124,7 @@ class _Errors(NamedTuple):
 
 
 def _by_numbers(
-    scores: CanaryScores, parts: Mapping[str, Floats], fit: SlopeFit, told: Circumstances
+    scores: CanaryScores, parts: Mapping[str, Floats], fit: SlopeFit, told: SideFacts
 ) -> tuple[str, str] | None:
     """Cause and sentence, where what was observed is not what was predicted."""
     if fit.refuses(1.0):
@@ -138,7 +138,7 @@ def _by_numbers(
     return None
 
 
-def _by_word(told: Circumstances) -> tuple[str, str] | None:
+def _by_word(told: SideFacts) -> tuple[str, str] | None:
     """Cause and sentence, where the engine itself says that it is another version."""
     if told.answers_as is not None and not told.says_new:
         return "weights/version-label", f"the engine answers under the label {told.answers_as!r}"
@@ -147,7 +147,7 @@ def _by_word(told: Circumstances) -> tuple[str, str] | None:
     return None
 
 
-def _undisputed(fit: SlopeFit, told: Circumstances) -> tuple[Arrival, str, int | None]:
+def _undisputed(fit: SlopeFit, told: SideFacts) -> tuple[Arrival, str, int | None]:
     """Nothing speaks against it; is what speaks for it enough?"""
     if told.same_digest:
         says = "the new weights are the old ones bit for bit, and the engine errs as before"
@@ -167,7 +167,7 @@ def _undisputed(fit: SlopeFit, told: Circumstances) -> tuple[Arrival, str, int |
 
 
 def _cause(
-    scores: CanaryScores, parts: Mapping[str, Floats], fit: SlopeFit, told: Circumstances
+    scores: CanaryScores, parts: Mapping[str, Floats], fit: SlopeFit, told: SideFacts
 ) -> tuple[str, str]:
     """Why the slope is not 1."""
     low, high = fit.interval

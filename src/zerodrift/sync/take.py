@@ -25,7 +25,7 @@ from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.stats.arrays import Floats
 from zerodrift.sync.canary import Canary
-from zerodrift.sync.judge import Arrival, CanaryFinding, CanaryScores, Circumstances, judge
+from zerodrift.sync.judge import Arrival, CanaryFinding, CanaryScores, SideFacts, judge
 from zerodrift.sync.ledger import Place, ReceiptLedger
 from zerodrift.sync.measure import part_scores, trainer_scores
 from zerodrift.sync.receipt import Receipt
@@ -101,7 +101,7 @@ class ReceiptTaker:
         nothing = np.zeros(2)
         scores = CanaryScores(nothing, nothing, nothing, nothing, np.arange(2))
         says = "an update was sent, and no receipt was taken since"
-        finding = judge(scores, {}, Circumstances())._replace(says=says, needed=self.canary.tokens)
+        finding = judge(scores, {}, SideFacts())._replace(says=says, needed=self.canary.tokens)
         self.ledger.append(self._written(finding, scores, None, version))
 
     def _moment(self, model: Any, version: WeightVersion) -> _Moment:
@@ -127,12 +127,12 @@ class ReceiptTaker:
 
     def _told(
         self, answer: Completion, old: WeightVersion, new: WeightVersion
-    ) -> tuple[Circumstances, str | None]:
+    ) -> tuple[SideFacts, str | None]:
         version = answer.versions[0].version
         label = version.label if Capability.WEIGHT_VERSION in self.engine.capabilities else None
         # The exact engine keys its cache by the weights, and what it takes from there is right.
         cached = 0 if version.digest is not None else answer.cached_tokens or 0
-        told = Circumstances(
+        told = SideFacts(
             same_digest=old.digest == new.digest,
             says_new=label == new.label,
             answers_as=label,

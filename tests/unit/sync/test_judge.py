@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 
 from zerodrift.core.cause import UNEXPLAINED
-from zerodrift.sync.judge import Arrival, CanaryScores, Circumstances, judge
+from zerodrift.sync.judge import Arrival, CanaryScores, SideFacts, judge
 
 TOKENS, LENGTH = 1024, 16
 SEQUENCE = np.repeat(np.arange(TOKENS // LENGTH), LENGTH)
-NEW = Circumstances(says_new=True, answers_as="step 1")
-SILENT = Circumstances()
+NEW = SideFacts(says_new=True, answers_as="step 1")
+SILENT = SideFacts()
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_equal_bits_are_confirmed(rng):
     ("told", "cause"),
     [
         (SILENT, "weights/stale"),
-        (Circumstances(answers_as="step 0"), "weights/stale"),
+        (SideFacts(answers_as="step 0"), "weights/stale"),
         (NEW, "weights/version-label"),
     ],
 )
@@ -55,7 +55,7 @@ def test_what_never_arrived_is_named_by_its_label(rng, told, cause, noise):
 
 
 def test_new_weights_under_another_label(rng):
-    told = Circumstances(answers_as="step 0")
+    told = SideFacts(answers_as="step 0")
     assert of(scored(rng, lambda p: p), told=told) == (Arrival.MISSED, "weights/version-label")
 
 
@@ -138,7 +138,7 @@ def test_a_cache_that_the_old_weights_wrote(rng):
 
 
 def test_where_no_update_came_the_cache_is_not_to_blame(rng):
-    told = Circumstances(answers_as="step 0", cached_tokens=256)
+    told = SideFacts(answers_as="step 0", cached_tokens=256)
     assert of(scored(rng, lambda p: 0 * p), told=told) == (Arrival.MISSED, "weights/stale")
 
 
