@@ -44,7 +44,7 @@ def main(directory: Path) -> None:
         if what != "lost":
             engine.engine.swap_weights(state, f"step {step}")
         receipt = receipts.take(model, f"step {step}")
-        say(f"step {step}, {what}:", receipt.arrival, receipt.cause or "", "-", receipt.says)
+        say(f"step {step}, {what}:", receipt.arrival, receipt.cause or "", "-", receipt.message)
         rollouts(engine, ledger)
 
 

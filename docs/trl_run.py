@@ -64,10 +64,17 @@ trainer = GRPOTrainer(
     ),
 )  # fmt: skip
 trainer.pop_callback(PrinterCallback)
-with attach(trainer, zd.Monitor(precision="fp32", archive=directory / "archive"), sinks=[Jsonl(directory / "steps.jsonl")]):
+with attach(
+    trainer,
+    zd.Monitor(precision="fp32", archive=directory / "archive"),
+    sinks=[Jsonl(directory / "steps.jsonl")],
+):
     trainer.train()
 shown = ("zerodrift/state", "zerodrift/mismatch/mean_abs", "zerodrift/mismatch/bias", "grad_norm", "reward")
 print("step ", *(name.removeprefix("zerodrift/") for name in shown))
 for entry in trainer.state.log_history[:-1]:
-    print(f"{entry['step']:<5}", *(f"{entry[name]:<{len(name.removeprefix('zerodrift/'))}.3g}" for name in shown))
+    print(
+        f"{entry['step']:<5}",
+        *(f"{entry[name]:<{len(name.removeprefix('zerodrift/'))}.3g}" for name in shown),
+    )
 print(f"stopped after {trainer.state.global_step} of {trainer.state.max_steps} steps")

@@ -88,7 +88,9 @@ def main():
     asked = parser.parse_args()
     logging.basicConfig(stream=sys.stdout, format="%(name)s %(levelname)s %(message)s")
     at = asked.directory.resolve()
-    opened = nullcontext(VllmBackend(asked.url, explicit=True)) if asked.url else server(at, asked.logprobs_mode)
+    opened = (
+        nullcontext(VllmBackend(asked.url, explicit=True)) if asked.url else server(at, asked.logprobs_mode)
+    )
     with opened as engine:
         facts = engine.fingerprint()
         print(f"{facts.engine} {facts.numeric['vllm']} reports {facts.semantic['logprobs_mode']}")
@@ -101,7 +103,10 @@ def main():
         print(f"{entry['step']:<5}", *(f"{value:<{len(name)}.3g}" for name, value in numbers))
     names = ("OK", "WARN", "QUARANTINE", "HALT")
     states = Counter(names[int(entry["zerodrift/state"])] for entry in entries)
-    print(f"{trainer.state.global_step} of {asked.steps} steps:", ", ".join(f"{states[name]} {name}" for name in names))
+    print(
+        f"{trainer.state.global_step} of {asked.steps} steps:",
+        ", ".join(f"{states[name]} {name}" for name in names),
+    )
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def test_a_layer_that_is_missing(taker: ReceiptTaker, backend: VllmBackend, weig
     backend.reset_cache()
     receipt = taker.take(weights.new, "step 1")
     assert (receipt.arrival, receipt.cause) == (Arrival.MISSED, "weights/partial")
-    assert receipt.says.endswith(": layer 1")
+    assert receipt.message.endswith(": layer 1")
 
 
 def test_a_prefix_cache_that_outlives_the_update(

@@ -154,11 +154,11 @@ CAUSES: dict[str, Callable[[], Numbers]] = {
 }
 
 
-def batch(step: int, reported: Numbers, says: str) -> ArchivedBatch:
+def batch(step: int, reported: Numbers, message: str) -> ArchivedBatch:
     return ArchivedBatch(
         step=step,
         state=BatchState.QUARANTINE,
-        reasons=(says,),
+        reasons=(message,),
         rollouts=tuple(
             ArchivedRollout(
                 id=str(place), prompt_token_ids=rollout.prompt, token_ids=rollout.output,

@@ -108,7 +108,7 @@ def line_of(decision: Decision, monitor: Monitor) -> dict[str, Any]:
     return {
         "step": decision.step, "state": str(decision.state), "gap": decision.gap and str(decision.gap),
         "codes": [f"{'warn ' * (not each.bad)}{each.code} {each.where}".strip() for each in decision.reasons],
-        "says": [each.says for each in decision.reasons],
+        "says": [each.message for each in decision.reasons],
         "tokens": decision.tokens, "mean_abs": getattr(decision.mismatch, "mean_abs", None),
         "bias": getattr(decision.mismatch, "bias", None), "growth": getattr(decision.baseline, "growth", None),
         "entropy": decision.entropy, "highest_chart": scores.get(highest, 0.0), "highest_where": highest,

@@ -177,5 +177,5 @@ def _say_receipt(receipt: "Receipt") -> None:
     rank = "" if receipt.rank is None else f" rank {receipt.rank}"
     cause = "" if receipt.cause is None else f" {receipt.cause}"
     console.say(f"{receipt.arrival:<12} {receipt.version.label} on {receipt.replica}{rank}{cause}")
-    console.say(f"  {receipt.says}")
+    console.say(f"  {receipt.message}")
     console.say(f"  receipt {receipt.id[:16]}, {receipt.tokens} canary tokens, {receipt.seconds:.1f} s")

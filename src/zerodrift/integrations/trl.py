@@ -230,7 +230,7 @@ class Watch:
         return int(levels.max().item())
 
     def _tell(self, decision: Decision) -> None:
-        why = "; ".join(f"[{reason.code}] {reason.says}" for reason in decision.reasons)
+        why = "; ".join(f"[{reason.code}] {reason.message}" for reason in decision.reasons)
         if self._level == LEVELS[State.HALT]:
             logger.error(
                 "step %d: HALT, this batch is not trained on and training stops: %s", decision.step, why

@@ -52,5 +52,5 @@ def act(actions: Actions, decision: Decision, *, entered_halt: bool) -> Acted:
             done.add(name)
         # A user's callable may raise anything, and the others must still run.
         except Exception as error:
-            failed.append(Reason(code=Code.ACTION_FAILED, says=f"{name} failed: {error!r}", where=name))
+            failed.append(Reason(code=Code.ACTION_FAILED, message=f"{name} failed: {error!r}", where=name))
     return Acted("fall_back" in done, tuple(failed))

@@ -117,8 +117,8 @@ def _measured(
 def _impossible(gap: Gap | None, difference: Difference | str, counts: Ids) -> Reason:
     assert not isinstance(difference, str)
     most = largest(difference, counts)
-    says = f"a token has a ratio of e^{most:.0f}: no sampler draws what it gives such a probability"
-    return Reason(code=Code.IMPOSSIBLE_RATIO, says=says, gap=gap, value=most)
+    message = f"a token has a ratio of e^{most:.0f}: no sampler draws what it gives such a probability"
+    return Reason(code=Code.IMPOSSIBLE_RATIO, message=message, gap=gap, value=most)
 
 
 def _summed(

@@ -137,8 +137,10 @@ def _backwards(state: MonitorState, trainer_version: int | None) -> list[Reason]
     last = state.trainer_version
     if trainer_version is None or last is None or trainer_version >= last:
         return []
-    says = f"the trainer's version went from {last} back to {trainer_version}; after a resume, call rewind"
-    return [Reason(code=Code.VERSION_BACKWARDS, says=says, value=float(trainer_version), limit=float(last))]
+    message = f"the trainer's version went from {last} back to {trainer_version}; after a resume, call rewind"
+    return [
+        Reason(code=Code.VERSION_BACKWARDS, message=message, value=float(trainer_version), limit=float(last))
+    ]
 
 
 def _started(state: MonitorState, cells: Mapping[str, CellSums]) -> dict[str, Track]:
@@ -154,8 +156,8 @@ def _unseen(state: MonitorState, step: int, sums: BatchSums, interval: int) -> l
     last = -1 if state.mismatch_seen is None else state.mismatch_seen
     if sums.mismatch.summary.count or sums.trips or step - last <= interval:
         return []
-    says = f"no mismatch could be measured since step {last}: {sums.mismatch.why}"
-    return [Reason(code=Code.NOT_OBSERVED, gap=Gap.MISMATCH, says=says, value=float(step - last))]
+    message = f"no mismatch could be measured since step {last}: {sums.mismatch.why}"
+    return [Reason(code=Code.NOT_OBSERVED, gap=Gap.MISMATCH, message=message, value=float(step - last))]
 
 
 def _rewards(

@@ -87,7 +87,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One thing that is not as it should be."""
 
     code: Code
-    says: str
+    message: str
     gap: Gap | None = None
     """Which of the three is too large; None where it is not about one."""
     where: str = ""

@@ -205,8 +205,8 @@ def tokens_of(
         trips += told
     lag, told = _lag(layout, versions, trainer_version)
     if not layout.counts.sum():
-        says = "no token is left after the mask, so nothing could be judged; look at the mask, or leave the batch out"
-        trips.append(Reason(code=Code.NOTHING_TO_JUDGE, says=says))
+        message = "no token is left after the mask, so nothing could be judged; look at the mask, or leave the batch out"
+        trips.append(Reason(code=Code.NOTHING_TO_JUDGE, message=message))
     kept = np.flatnonzero(layout.counts)
     return Tokens(
         logprobs=flat,
@@ -220,8 +220,8 @@ def tokens_of(
 
 
 def _missing() -> Reason:
-    says = "no behavior_logprobs were given; request logprobs from the engine, a gap cannot be measured without them"
-    return Reason(code=Code.MISSING_LOGPROBS, says=says)
+    message = "no behavior_logprobs were given; request logprobs from the engine, a gap cannot be measured without them"
+    return Reason(code=Code.MISSING_LOGPROBS, message=message)
 
 
 def _numbers(name: str, values: NDArray[Any]) -> tuple[Reals, list[Reason]]:
@@ -233,20 +233,22 @@ def _numbers(name: str, values: NDArray[Any]) -> tuple[Reals, list[Reason]]:
         raise InvalidValue(f"{name} cannot be read as numbers ({error})") from error
     trips = []
     if missing:
-        says = f"{missing} of {name} are missing; the row that they came from has no logprobs"
-        trips.append(Reason(code=Code.MISSING_LOGPROBS, says=says, value=float(missing)))
+        message = f"{missing} of {name} are missing; the row that they came from has no logprobs"
+        trips.append(Reason(code=Code.MISSING_LOGPROBS, message=message, value=float(missing)))
     if numbers.size:
         low, high = float(numbers.min()), float(numbers.max())
         if not (np.isfinite(low) and np.isfinite(high) and low > LOWEST):
             wrong = int((~np.isfinite(numbers) | (numbers <= LOWEST)).sum()) - missing
             if wrong:
-                says = (
+                message = (
                     f"{wrong} of {name} are NaN, infinite or what engines write for it; the rows are corrupt"
                 )
-                trips.append(Reason(code=Code.NOT_FINITE, says=says, value=float(wrong)))
+                trips.append(Reason(code=Code.NOT_FINITE, message=message, value=float(wrong)))
         elif high > HIGHEST:
-            says = f"{name} reach {high:.4g}, and no log-probability is above 0; report the log of a softmax"
-            trips.append(Reason(code=Code.NOT_A_LOGPROB, says=says, value=high, limit=0.0))
+            message = (
+                f"{name} reach {high:.4g}, and no log-probability is above 0; report the log of a softmax"
+            )
+            trips.append(Reason(code=Code.NOT_A_LOGPROB, message=message, value=high, limit=0.0))
     return numbers, trips
 
 
@@ -258,25 +260,28 @@ def _lag(layout: Layout, versions: Any, trainer_version: int | None) -> tuple[Id
         raise InvalidValue("versions were given without trainer_version; a lag needs both")
     array = layout.per_token("versions", versions)
     if array.dtype.kind not in "iu":
-        says = f"versions have type {array.dtype}; a token whose weights are unknown cannot be placed: give whole numbers"
-        return None, [Reason(code=Code.VERSION_UNKNOWN, says=says)]
+        message = f"versions have type {array.dtype}; a token whose weights are unknown cannot be placed: give whole numbers"
+        return None, [Reason(code=Code.VERSION_UNKNOWN, message=message)]
     made = array.astype(np.int64, copy=False)
     trips = []
     # One number for all is an array of one entry with a stride of 0, and is not read a million times.
     ends = made[:1] if made.size and not made.strides[0] else made
     if made.size and (ends.max() > trainer_version or ends.min() < 0):
-        says = f"versions reach from {ends.min()} to {ends.max()}, and the trainer is at {trainer_version}: no such weights"
+        message = f"versions reach from {ends.min()} to {ends.max()}, and the trainer is at {trainer_version}: no such weights"
         trips.append(
             Reason(
-                code=Code.VERSION_UNKNOWN, says=says, value=float(ends.max()), limit=float(trainer_version)
+                code=Code.VERSION_UNKNOWN,
+                message=message,
+                value=float(ends.max()),
+                limit=float(trainer_version),
             )
         )
     if made.size and made.strides[0]:
         falls = np.diff(made) < 0
         falls[np.cumsum(layout.counts[layout.counts > 0])[:-1] - 1] = False
         if falls.any():
-            says = f"{int(falls.sum())} tokens were made by older weights than the token before them; weights only move on"
-            trips.append(Reason(code=Code.VERSION_BACKWARDS, says=says, value=float(falls.sum())))
+            message = f"{int(falls.sum())} tokens were made by older weights than the token before them; weights only move on"
+            trips.append(Reason(code=Code.VERSION_BACKWARDS, message=message, value=float(falls.sum())))
     if made.size and not made.strides[0]:
         # One number for all: no array of millions is made of it.
         return np.broadcast_to(np.int64(trainer_version - int(made[0])), made.shape), trips

@@ -40,15 +40,15 @@ def _gates(sums: BatchSums, gate: Magnitude) -> list[Reason]:
     reasons = [
         Reason(
             code=Code.GATE, gap=Gap.MISMATCH, value=value, limit=limit, warning=few,
-            says=f"{name} of the mismatch is {value:.3g}, and the gate {limit:.3g}",
+            message=f"{name} of the mismatch is {value:.3g}, and the gate {limit:.3g}",
         )
         for name, value, limit in (("mean |Δ|", mean, gate.mean_abs), ("k3", k3, gate.k3))
         if value > limit
     ]  # fmt: skip
     raw = sums.mismatch.summary.k3
     if raw > gate.k3 and not reasons:
-        says = f"k3 is {raw:.3g}, above the gate {gate.k3:.3g}, by a few tokens alone (max |Δ| {sums.mismatch.summary.max:.3g})"
-        reasons.append(Reason(code=Code.TAIL, gap=Gap.MISMATCH, value=raw, limit=gate.k3, says=says))
+        message = f"k3 is {raw:.3g}, above the gate {gate.k3:.3g}, by a few tokens alone (max |Δ| {sums.mismatch.summary.max:.3g})"
+        reasons.append(Reason(code=Code.TAIL, gap=Gap.MISMATCH, value=raw, limit=gate.k3, message=message))
     return reasons
 
 
@@ -76,7 +76,7 @@ def _ess(sums: BatchSums, least: float) -> list[Reason]:
     return [
         Reason(
             code=Code.ESS, gap=gap, value=ess, limit=least,
-            says=f"token ESS of the {gap or 'whole ratio'} is {ess:.3g}, below {least:g}: few tokens carry the batch",
+            message=f"token ESS of the {gap or 'whole ratio'} is {ess:.3g}, below {least:g}: few tokens carry the batch",
         )
         for gap, ess in named
     ]  # fmt: skip
@@ -85,8 +85,12 @@ def _ess(sums: BatchSums, least: float) -> list[Reason]:
 def _lag(sums: BatchSums, most: int | None) -> list[Reason]:
     if most is None or sums.lag_max is None or sums.lag_max <= most:
         return []
-    says = f"a token was made by weights {sums.lag_max} versions old, and {most} are allowed"
-    return [Reason(code=Code.LAG, gap=Gap.STALENESS, value=float(sums.lag_max), limit=float(most), says=says)]
+    message = f"a token was made by weights {sums.lag_max} versions old, and {most} are allowed"
+    return [
+        Reason(
+            code=Code.LAG, gap=Gap.STALENESS, value=float(sums.lag_max), limit=float(most), message=message
+        )
+    ]
 
 
 def charts(cells: Mapping[str, CellSums], tracks: Mapping[str, Track], good_needed: int) -> Judged:
@@ -99,8 +103,8 @@ def charts(cells: Mapping[str, CellSums], tracks: Mapping[str, Track], good_need
         where = "" if cell.kind == ALL else key
         jump = jumped(cell, cells[WHOLE], max(level, track.expected.factor))
         if jump is not None:
-            says = f"|Δ| is {jump.times:.1f} times what tokens as likely as these show{' in ' + where if where else ''}"
-            reasons.append((100 + jump.times, _reason(Code.JUMP, where, jump.times, 2.0, says)))
+            message = f"|Δ| is {jump.times:.1f} times what tokens as likely as these show{' in ' + where if where else ''}"
+            reasons.append((100 + jump.times, _reason(Code.JUMP, where, jump.times, 2.0, message)))
         if not track.judged(cell):
             continue
         track = track.update(cell, cells[WHOLE])
@@ -116,11 +120,11 @@ def _of_charts(track: Track, cell: CellSums, where: str) -> list[tuple[float, Re
         score = chart.cusum.score
         if not chart.tripped and score < WARN:
             continue
-        code, says = _CODES[name], _says(name, cell, track.expected, where)
+        code, message = _CODES[name], _says(name, cell, track.expected, where)
         if chart.tripped and chart.good:
-            found.append((score, _reason(Code.HALF_OPEN, where, score, chart.cusum.threshold, says)))
+            found.append((score, _reason(Code.HALF_OPEN, where, score, chart.cusum.threshold, message)))
         else:
-            reason = _reason(code, where, score, chart.cusum.threshold, says, warning=not chart.tripped)
+            reason = _reason(code, where, score, chart.cusum.threshold, message, warning=not chart.tripped)
             found.append((score, reason))
     return found
 
@@ -135,10 +139,10 @@ def _says(name: str, cell: CellSums, expected: Expected, where: str) -> str:
 
 
 def _reason(
-    code: Code, where: str, value: float, limit: float, says: str, *, warning: bool = False
+    code: Code, where: str, value: float, limit: float, message: str, *, warning: bool = False
 ) -> Reason:
     return Reason(
-        code=code, gap=Gap.MISMATCH, where=where, value=value, limit=limit, says=says, warning=warning
+        code=code, gap=Gap.MISMATCH, where=where, value=value, limit=limit, message=message, warning=warning
     )
 
 
@@ -147,7 +151,7 @@ def moved(tracks: Mapping[str, Track]) -> list[Reason]:
     growth = tracks[WHOLE].expected.factor if WHOLE in tracks else 1.0
     if growth <= MOVED:
         return []
-    says = (
+    message = (
         f"the mismatch has followed the policy to {growth:.2f} times its baseline; take a canary (`retake`)"
     )
-    return [Reason(code=Code.BASELINE_MOVED, gap=Gap.MISMATCH, value=growth, limit=MOVED, says=says)]
+    return [Reason(code=Code.BASELINE_MOVED, gap=Gap.MISMATCH, value=growth, limit=MOVED, message=message)]

@@ -263,17 +263,19 @@ class Monitor:
     def _moved(self, *, bad: bool) -> Breaker:
         return self._state.breaker.update(bad=bad, warned=False, windows=self.config.consecutive_windows)
 
-    def trigger_alert(self, says: str = "an alert was triggered by hand") -> Decision:
+    def trigger_alert(self, message: str = "an alert was triggered by hand") -> Decision:
         """Count a bad window that something else saw; actions run as for any other."""
-        return self._alert(Reason(code=Code.ALERT, says=says))
+        return self._alert(Reason(code=Code.ALERT, message=message))
 
     def compare_rewards(self, engine: Any, reference: Any) -> Decision | None:
         """Rewards of engine and reference on the same probe prompts; where they differ it is a bad window, else None."""
         p_value, ours, theirs = against_reference(engine, reference)
         if p_value >= TEST_P:
             return None
-        says = f"on the probe prompts the engine earns {ours:.4g} and the reference {theirs:.4g}"
-        return self._alert(Reason(code=Code.ALERT, says=says, where="rewards", value=p_value, limit=TEST_P))
+        message = f"on the probe prompts the engine earns {ours:.4g} and the reference {theirs:.4g}"
+        return self._alert(
+            Reason(code=Code.ALERT, message=message, where="rewards", value=p_value, limit=TEST_P)
+        )
 
     def _alert(self, reason: Reason) -> Decision:
         after = msgspec.structs.replace(self._state, breaker=self._moved(bad=True), bad=self._state.bad + 1)

@@ -15,11 +15,11 @@ def decision_of(
     state, reasons = outcome.state, outcome.reasons
     breaker = state.breaker
     if breaker.probing:
-        says = f"half open: {breaker.good_in_a_row} good windows in a row"
-        reasons = (*reasons, Reason(code=Code.HALF_OPEN, says=says, value=float(breaker.good_in_a_row)))
+        message = f"half open: {breaker.good_in_a_row} good windows in a row"
+        reasons = (*reasons, Reason(code=Code.HALF_OPEN, message=message, value=float(breaker.good_in_a_row)))
     if breaker.state is State.HALT and not any(reason.bad for reason in reasons):
-        says = "the breaker halted before; find the cause, then call half_open"
-        reasons = (*reasons, Reason(code=Code.HALTED, says=says))
+        message = "the breaker halted before; find the cause, then call half_open"
+        reasons = (*reasons, Reason(code=Code.HALTED, message=message))
     return Decision(
         step=step,
         state=breaker.state if enabled else State.WARN if reasons else State.OK,

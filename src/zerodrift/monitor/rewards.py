@@ -68,11 +68,11 @@ def read(given: Any, outputs: Sequence[Output] | None, rows: int, kept: Ids) -> 
     trips: tuple[Reason, ...] = ()
     misbound = _misbound(given, outputs) if bound else 0
     if misbound:
-        says = f"{misbound} rewards were given for other outputs (id or digest differ); they are refused"
-        trips = (Reason(code=Code.REWARD_MISBOUND, says=says, value=float(misbound)),)
+        message = f"{misbound} rewards were given for other outputs (id or digest differ); they are refused"
+        trips = (Reason(code=Code.REWARD_MISBOUND, message=message, value=float(misbound)),)
     if not np.isfinite(values).all():
-        says = f"{int((~np.isfinite(values)).sum())} rewards are not finite"
-        return Rewards(np.zeros(0), (*trips, Reason(code=Code.REWARD_NOT_FINITE, says=says)), misbound)
+        message = f"{int((~np.isfinite(values)).sum())} rewards are not finite"
+        return Rewards(np.zeros(0), (*trips, Reason(code=Code.REWARD_NOT_FINITE, message=message)), misbound)
     return Rewards(np.zeros(0) if misbound else values[kept], trips, misbound)
 
 
@@ -108,8 +108,8 @@ class RewardWindow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 p_value = energy_distance(values, before, np.random.default_rng(0), permutations=1999).p_value
                 limit, what = TEST_P, "distribution"
             if p_value < limit:
-                says = f"the {what} of rewards left the window before: {values.mean():.4g} against {before.mean():.4g}"
-                reasons = (Reason(code=Code.REWARD_SHIFT, says=says, value=p_value, limit=limit),)
+                message = f"the {what} of rewards left the window before: {values.mean():.4g} against {before.mean():.4g}"
+                reasons = (Reason(code=Code.REWARD_SHIFT, message=message, value=p_value, limit=limit),)
         view = RewardView(
             count=len(values),
             mean=float(values.mean()) if len(values) else 0.0,

@@ -53,8 +53,8 @@ def judge_scalar(
     """The track after this step, and what is wrong with it."""
     for name, value in (("kl_estimate", kl), ("reward_mean", reward_mean)):
         if value is not None and not math.isfinite(value):
-            says = f"{name} is {value}; a number that is not finite is no measurement"
-            return track, (Reason(code=Code.NOT_FINITE, says=says, where=name),)
+            message = f"{name} is {value}; a number that is not finite is no measurement"
+            return track, (Reason(code=Code.NOT_FINITE, message=message, where=name),)
     track = track.update(kl)
     found = []
     if kl > gate:
@@ -63,6 +63,6 @@ def judge_scalar(
         score, limit = track.cusum.score, track.cusum.threshold
         found.append((Code.SCALE, f"kl_estimate has been above its baseline, now {kl:.3g}", score, limit))
     return track, tuple(
-        Reason(code=code, gap=Gap.MISMATCH, says=says, value=value, limit=limit)
-        for code, says, value, limit in found
+        Reason(code=code, gap=Gap.MISMATCH, message=message, value=value, limit=limit)
+        for code, message, value, limit in found
     )

@@ -79,7 +79,7 @@ class CanaryFinding(NamedTuple):
 
     arrival: Arrival
     cause: str | None
-    says: str
+    message: str
     fit: SlopeFit
     error: float
     """Mean |Δ| of engine and trainer after the update."""
@@ -102,8 +102,8 @@ def judge(scores: CanaryScores, parts: Mapping[str, Floats], told: SideFacts) ->
         missed := _by_numbers(scores, parts, fit, told) or _by_word(told) or errors.worse(told.gate)
     ) is not None:
         return CanaryFinding(Arrival.MISSED, *missed, fit, error, usual)
-    arrival, says, needed = _undisputed(fit, told)
-    return CanaryFinding(arrival, None, says, fit, error, usual, needed)
+    arrival, message, needed = _undisputed(fit, told)
+    return CanaryFinding(arrival, None, message, fit, error, usual, needed)
 
 
 class _Errors(NamedTuple):
@@ -117,10 +117,10 @@ class _Errors(NamedTuple):
         if not worse and (gate is None or self.now <= gate):
             return None
         against = f"{self.usual:.3g} before the update" if worse else f"a gate of {gate:.3g}"
-        says = (
+        message = (
             f"the engine is {self.now:.3g} away from the trainer, against {against}, and not along the update"
         )
-        return UNEXPLAINED, says
+        return UNEXPLAINED, message
 
 
 def _by_numbers(
@@ -133,8 +133,8 @@ def _by_numbers(
         return _partial(absent)
     # Last: where no update came at all, what was cached before is as old as the rest.
     if told.cached_tokens:
-        says = f"{told.cached_tokens} prompt tokens came from a cache that the old weights wrote"
-        return "weights/stale-prefix-cache", says
+        message = f"{told.cached_tokens} prompt tokens came from a cache that the old weights wrote"
+        return "weights/stale-prefix-cache", message
     return None
 
 
@@ -150,20 +150,20 @@ def _by_word(told: SideFacts) -> tuple[str, str] | None:
 def _undisputed(fit: SlopeFit, told: SideFacts) -> tuple[Arrival, str, int | None]:
     """Nothing speaks against it; is what speaks for it enough?"""
     if told.same_digest:
-        says = "the new weights are the old ones bit for bit, and the engine errs as before"
-        return Arrival.CONFIRMED, says, None
+        message = "the new weights are the old ones bit for bit, and the engine errs as before"
+        return Arrival.CONFIRMED, message, None
     if not fit.moves:
         return Arrival.INCONCLUSIVE, "the update moves no canary token; take other canaries", None
     low, high = fit.interval
     if low > 1 - RESOLUTION and high < 1 + RESOLUTION:
-        says = f"slope {fit.estimate:.3f} [{low:.3f}, {high:.3f}] over {fit.tokens} canary tokens"
-        return Arrival.CONFIRMED, says, None
+        message = f"slope {fit.estimate:.3f} [{low:.3f}, {high:.3f}] over {fit.tokens} canary tokens"
+        return Arrival.CONFIRMED, message, None
     needed = fit.tokens_for(RESOLUTION)
-    says = (
+    message = (
         f"slope {fit.estimate:.2f} [{low:.2g}, {high:.2g}] tells too little with {fit.tokens} canary tokens; "
         f"about {needed} would do"
     )
-    return Arrival.INCONCLUSIVE, says, needed
+    return Arrival.INCONCLUSIVE, message, needed
 
 
 def _cause(

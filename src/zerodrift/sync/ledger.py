@@ -132,7 +132,7 @@ def require_receipt(rollouts: Iterable[ReceiptedRollout], ledger: ReceiptLedger)
 def _require_confirmed(receipt: Receipt) -> None:
     if receipt.arrival is not Arrival.CONFIRMED:
         raise NoReceipt(
-            f"{receipt.version.label!r} on replica {receipt.replica!r} is {receipt.arrival}: {receipt.says}; "
+            f"{receipt.version.label!r} on replica {receipt.replica!r} is {receipt.arrival}: {receipt.message}; "
             "no rollout is accepted until a receipt is confirmed"
         )
 

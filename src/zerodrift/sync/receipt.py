@@ -46,7 +46,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sequences: int
     arrival: Arrival
     cause: str | None = None
-    says: str
+    message: str
     slope: float | None = None
     """Observed on predicted change; None where nothing was to change."""
     low: float | None = None

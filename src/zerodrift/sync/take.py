@@ -100,8 +100,8 @@ class ReceiptTaker:
         """`version` was sent, or is about to be: nothing is known until a receipt is taken."""
         nothing = np.zeros(2)
         scores = CanaryScores(nothing, nothing, nothing, nothing, np.arange(2))
-        says = "an update was sent, and no receipt was taken since"
-        finding = judge(scores, {}, SideFacts())._replace(says=says, needed=self.canary.tokens)
+        message = "an update was sent, and no receipt was taken since"
+        finding = judge(scores, {}, SideFacts())._replace(message=message, needed=self.canary.tokens)
         self.ledger.append(self._written(finding, scores, None, version))
 
     def _moment(self, model: Any, version: WeightVersion) -> _Moment:
@@ -158,7 +158,7 @@ class ReceiptTaker:
             sequences=len(self.canary.sequences),
             arrival=finding.arrival,
             cause=finding.cause,
-            says=finding.says,
+            message=finding.message,
             slope=finding.fit.estimate if finding.fit.moves else None,
             low=low if math.isfinite(low) else None,
             high=high if math.isfinite(high) else None,

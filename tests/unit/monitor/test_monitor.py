@@ -152,7 +152,7 @@ def verdict(outcome=Outcome.PASS):
     return VerdictRecord(
         verdict=outcome,
         guilty="none",
-        says="s",
+        message="s",
         engine=engine,
         reference=engine,
         model="m",

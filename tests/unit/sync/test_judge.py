@@ -84,7 +84,7 @@ def test_layers_that_are_missing_are_named(rng, missing):
     scores, parts = with_parts(rng, 4, missing)
     found = judge(scores, parts, NEW)
     assert (found.arrival, found.cause) == (Arrival.MISSED, "weights/partial")
-    assert found.says.endswith(", ".join(f"layer {number}" for number in missing))
+    assert found.message.endswith(", ".join(f"layer {number}" for number in missing))
 
 
 def test_one_layer_of_many_is_seen_by_itself(rng):
@@ -93,7 +93,7 @@ def test_one_layer_of_many_is_seen_by_itself(rng):
     found = judge(scores, parts, NEW)
     assert not found.fit.refuses(1.0)
     assert (found.arrival, found.cause) == (Arrival.MISSED, "weights/partial")
-    assert found.says.endswith("layer 7")
+    assert found.message.endswith("layer 7")
 
 
 def test_nothing_is_missing_of_what_arrived_in_parts(rng):

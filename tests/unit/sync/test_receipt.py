@@ -30,7 +30,7 @@ def receipt(version=FIRST, arrival=Arrival.CONFIRMED, replica="a", rank=None, at
         sequences=32,
         arrival=arrival,
         cause="weights/stale" if arrival is Arrival.MISSED else None,
-        says="",
+        message="",
         predicted=1e-3,
         error=1e-2,
         usual=1e-2,

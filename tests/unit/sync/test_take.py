@@ -84,7 +84,7 @@ def test_a_layer_that_is_missing_and_the_update_sent_again(taker, versions):
     taker.engine.engine.swap_weights(mixed(versions, "model.layers.1."), "step 1")
     receipt = taker.take(versions[1], "step 1")
     assert (receipt.arrival, receipt.cause) == (Arrival.MISSED, "weights/partial")
-    assert receipt.says.endswith(": layer 1")
+    assert receipt.message.endswith(": layer 1")
     assert receipt.engine_digest != receipt.version.digest
 
     taker.engine.engine.swap_weights(versions[1].state_dict(), "step 1 again")

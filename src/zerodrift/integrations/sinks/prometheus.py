@@ -23,7 +23,7 @@ def exported(name: str) -> str:
 
 
 GAUGES: Mapping[str, str] = {
-    **{exported(PREFIX + name): says for name, says in MEANINGS.items()},
+    **{exported(PREFIX + name): message for name, message in MEANINGS.items()},
     "zerodrift_step": "step of the last decision",
 }
 COUNTERS: Mapping[str, str] = {
@@ -96,8 +96,8 @@ class Prometheus:
             self._server = None
 
 
-def _head(name: str, says: str, kind: str) -> Iterator[str]:
-    yield f"# HELP {name} {says}"
+def _head(name: str, message: str, kind: str) -> Iterator[str]:
+    yield f"# HELP {name} {message}"
     yield f"# TYPE {name} {kind}"
 
 

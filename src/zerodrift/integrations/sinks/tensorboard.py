@@ -28,8 +28,8 @@ class TensorBoard:
         for name, value in metrics_of(decision).items():
             self._writer.add_scalar(name, value, decision.step)
         if decision.reasons:
-            says = "\n\n".join(f"`{reason.code}` {reason.says}" for reason in decision.reasons)
-            self._writer.add_text("zerodrift/why", says, decision.step)
+            message = "\n\n".join(f"`{reason.code}` {reason.message}" for reason in decision.reasons)
+            self._writer.add_text("zerodrift/why", message, decision.step)
         self._writer.flush()
 
     def close(self) -> None:

@@ -97,7 +97,7 @@ def _host(url: str) -> str:
 
 
 def _body(decision: Decision, before: State) -> bytes:
-    why = "; ".join(reason.says for reason in decision.reasons)
+    why = "; ".join(reason.message for reason in decision.reasons)
     return msgspec.json.encode(
         {
             "text": f"zerodrift: {before} → {decision.state} at step {decision.step}"
