@@ -34,6 +34,8 @@ class Ask(NamedTuple):
     words: Sequence[str]
     codes: Sequence[int] = (0,)
     says: str = ""
+    refuses: str = ""
+    """What it says where it ends with 2."""
 
 
 def everywhere(run: Path) -> list[Ask]:
@@ -59,8 +61,8 @@ BASE = [
     Ask(["python", "-c", "import zerodrift as zd; zd.Engine"], (1,), "zerodrift[local]"),
 ]
 WITH_TORCH = [
-    # An engine's or a trainer's own environment has torch, and not all of the extra.
-    Ask(["zerodrift", "audit", "testbed:llama"], (2,), "zerodrift[local]"),
+    # An engine's or a trainer's own environment has torch, and perhaps all of the extra: it works, or names it.
+    Ask(["zerodrift", "audit", "testbed:llama"], (0, 2, 3), refuses="zerodrift[local]"),
     Ask(["zerodrift", "blame", "dump.jsonl", "--model", "testbed:llama"], (2,)),
 ]
 LOCAL = [
@@ -157,7 +159,8 @@ def ask(programs: Path, asked: Ask, cwd: Path) -> str | None:
     told = done.stdout + done.stderr
     # Where Python itself was asked, its traceback ends in our error.
     raised = "Traceback" in told and asked.words[0] != "python"
-    fits = done.returncode in asked.codes and asked.says in told and not raised
+    refused = done.returncode != 2 or asked.refuses in told
+    fits = done.returncode in asked.codes and asked.says in told and refused and not raised
     say(f"{'ok  ' if fits else 'FAIL'} {done.returncode}  {' '.join(asked.words)[:100]}")
     return None if fits else f"{' '.join(asked.words)} ended with {done.returncode}:\n{told[-2000:]}"
 
