@@ -74,6 +74,6 @@ def _with_heads_exchanged(
     changed = ModelParts(sharing(model))
     for role in roles:
         for tensor in write(changed, (number, role)):
-            by_head = tensor.unflatten(0, (count, -1))
+            by_head = tensor.view(count, -1, *tensor.shape[1:])
             by_head[list(pair)] = by_head[list(reversed(pair))].clone()
     return changed.model

@@ -246,7 +246,7 @@ def _experts(t_BS: torch.Tensor, _: Any, given: tuple[Any, ...]) -> tuple[Any, .
 
 
 def _added(t_BS: torch.Tensor, _: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
-    by_head = output.unflatten(-1, (t_BS.shape[1], -1)) + t_BS[:, None, :, None]
+    by_head = output.view(*output.shape[:-1], t_BS.shape[1], -1) + t_BS[:, None, :, None]
     return by_head.flatten(-2)
 
 

@@ -1,6 +1,6 @@
 """Causes of layer `path`: the number means the right thing and was computed another way."""
 
-from zerodrift.core.causes.entry import OF_ITS_PLACE, OF_THE_MODEL, Expected, cause
+from zerodrift.core.causes.entry import OF_ITS_PLACE, OF_THE_MODEL, cause
 
 PATH = (
     cause(
