@@ -249,7 +249,7 @@ def _change(change: Any) -> dict[str, Any]:
 def _reason(reason: Told) -> dict[str, Any]:
     return {
         "code": visible(reason.code),
-        "says": visible(reason.says),
+        "says": visible(reason.message),
         "gap": visible(reason.gap or ""),
         "where": visible(reason.where),
         "warning": reason.warning,

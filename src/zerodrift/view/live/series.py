@@ -34,7 +34,7 @@ class Told(msgspec.Struct):
     """A reason, as a line has it; what a later version adds is left alone."""
 
     code: str
-    says: str
+    message: str
     gap: str | None = None
     where: str = ""
     value: float | None = None
