@@ -1,7 +1,6 @@
 """Causes of layer `path`: the number means the right thing and was computed another way."""
 
 from zerodrift.core.causes.entry import OF_ITS_PLACE, OF_THE_MODEL, cause
-<<<<<<< HEAD
 
 DETERMINISTIC_VLLM = (
     "VLLM_BATCH_INVARIANT=1 --attention-backend TRITON_ATTN on a GPU; VLLM_CPU_ATTN_SPLIT_KV=0 on CPU"
@@ -10,8 +9,6 @@ DETERMINISTIC = {
     "vllm": {"VLLM_BATCH_INVARIANT": "true"},
     "sglang": {"enable_deterministic_inference": "true"},
 }
-=======
->>>>>>> mendb
 
 PATH = (
     cause(
