@@ -124,7 +124,7 @@ def test_every_verdict_says_what_would_have_been_seen(runs: dict[str, Path], nam
 
 
 def test_lines_of_power_are_wrapped_below_each_other(examples: Any) -> None:
-    power = (Power(name="lower temperature", says="from ×0.84 " * 20, seen_from=0.84),)
+    power = (Power(name="lower temperature", message="from ×0.84 " * 20, seen_from=0.84),)
     lines = printed(examples.verdict(Outcome.PASS, power=power), width=40).splitlines()
     long = [line for line in lines if "×0.84" in line]
     assert len(long) > 1
@@ -132,7 +132,7 @@ def test_lines_of_power_are_wrapped_below_each_other(examples: Any) -> None:
 
 
 def test_a_pass_says_first_what_it_is_about(examples: Any) -> None:
-    power = (Power(name="lower temperature", says="lower temperature: from ×0.84", seen_from=0.84),)
+    power = (Power(name="lower temperature", message="lower temperature: from ×0.84", seen_from=0.84),)
     passed = examples.verdict(Outcome.PASS, metrics={"tokens": 1017.0}, power=power)
     top = " ".join(printed(passed).split("\n\n")[0].split())
     assert "scope 1,017 tokens judged; would have been seen: lower temperature from ×0.84" in top
