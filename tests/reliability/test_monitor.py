@@ -23,7 +23,7 @@ MOST_STEPS = {
     "stale weights, labelled fresh": 20,
     "stale weights, labelled stale": 5,
     "a ramp of 1 % a step": 20,
-    "an update of 1.5 nats": 0,
+    "an update of 2 nats": 0,
     "rewards of two outputs swapped": 0,
     "one NaN": 0,
 }

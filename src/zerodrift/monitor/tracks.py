@@ -81,6 +81,8 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A cell's own place beside the baseline, and its charts."""
 
     bias: float
+    bias_squares: float = 0.0
+    """Σ (bias of a batch - their mean)² over the warm-up."""
     log_factor: float = 0.0
     batches: int = 0
     charts: tuple[Chart, Chart, Chart]
@@ -106,6 +108,12 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """What its residuals are taken against."""
         return Expected(self.bias, math.exp(self.log_factor))
 
+    @property
+    def unsure(self) -> float:
+        """Standard error of the bias that was learned. Where one batch of ten had a token that was far off, the nine others
+        are no measure of it: such a baseline quarantined eight healthy batches of one environment."""
+        return math.sqrt(self.bias_squares / (WARM_UP * (WARM_UP - 1)))
+
     def judged(self, cell: CellSums) -> bool:
         """Whether a batch of this cell goes into the charts."""
         ready = cell.kind in EXCHANGEABLE or self.batches >= WARM_UP
@@ -117,7 +125,7 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         The spread of four prompts is known from four prompts: their z is Student's t, which a chart of normal z takes for
         evidence. On vLLM with four prompts a step one of a healthy replica stood at 9.7 of 13 after seven batches.
         """
-        zs = (as_normal(t, whole.units - 1) for t in cell.z(whole))
+        zs = (as_normal(t, whole.units - 1) for t in cell.z(whole, self.unsure))
         return self.with_charts(tuple(chart.update(z) for chart, z in zip(self.charts, zs, strict=True)))
 
     def follow(self, cell: CellSums, versions: int) -> "Track":
@@ -132,10 +140,12 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
         most = math.inf if own else RATE * versions
         to_factor = gain * (math.log(cell.against_baseline) - self.log_factor)
-        to_bias = gain * (cell.ratio / cell.tokens - self.bias)
+        off = cell.ratio / cell.tokens - self.bias
+        to_bias = gain * off
         return msgspec.structs.replace(
             self,
             batches=batches,
+            bias_squares=self.bias_squares + (off * (off - to_bias) if own else 0.0),
             log_factor=self.log_factor + min(max(to_factor, -most), most),
             bias=self.bias + min(max(to_bias, -most * mean), most * mean),
         )
@@ -156,7 +166,8 @@ def jumped(cell: CellSums, whole: CellSums, factor: float) -> Jumped | None:
     """
     if cell.units < LEAST_UNITS or cell.baseline <= 0:
         return None
-    times, z = cell.against_baseline / factor, as_normal(cell.z(whole)[2], whole.units - 1)
+    times = cell.size / max(cell.baseline * factor, cell.least(whole))
+    z = as_normal(cell.z(whole)[2], whole.units - 1)
     return Jumped(times, z) if times >= JUMP and z >= JUMP_Z else None
 
 

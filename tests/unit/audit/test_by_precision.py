@@ -9,7 +9,7 @@ import torch
 
 from zerodrift.audit import by_precision as stage
 from zerodrift.audit.attribute import Attribution, Costs
-from zerodrift.audit.counterfactual.evaluate import Evaluator, Window
+from zerodrift.audit.counterfactual.evaluate import Evaluator, CaseWindow
 from zerodrift.audit.counterfactual.explanation import Explanation
 from zerodrift.audit.counterfactual.path import Paths
 from zerodrift.backends import variants
@@ -33,7 +33,7 @@ def judge(llama: ReferenceBackend, monkeypatch: pytest.MonkeyPatch) -> Judge:
 
     def run(change: Callable[[Any], Any]) -> Attribution | None:
         empty = [
-            Window(ids, output, SAMPLING, np.zeros(len(output)), np.full(len(output), 4e-6))
+            CaseWindow(ids, output, SAMPLING, np.zeros(len(output)), np.full(len(output), 4e-6))
             for ids, output in zip(prompts, outputs, strict=True)
         ]
         told = Evaluator(empty, Paths(change(model)).forwards).predict(Explanation()).reported

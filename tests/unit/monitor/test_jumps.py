@@ -76,3 +76,39 @@ def test_of_many_prompts_it_stays_nearly_what_it_is():
     everything = whole(many)
     track = Track.start("all", Expected(0.0, 1.0)).update(everything, everything)
     assert track.charts[2].last == pytest.approx(everything.z(everything)[2], rel=0.05)
+
+
+def test_what_is_nothing_beside_the_whole_is_no_jump():
+    """Sixteen prompts of an environment whose tokens are certain: three times a thousandth of what others show."""
+    everything = whole(np.tile(WHOLE, 4))
+    usual = np.full(16, 4.13e-7)
+    assert jumped(cell("environment", "chat", SAMPLES * TOKENS, 3 * usual, usual), everything, 1.0) is None
+
+
+def test_nor_does_a_bias_that_small_move_a_chart():
+    everything = whole(np.tile(WHOLE, 4))
+    count, usual = np.full(16, 256.0), np.full(16, 4.13e-7)
+    sure = np.linspace(0.9, 1.1, 16)
+    for share, moves in ((0.5, False), (2000.0, True)):
+        rows = _Rows(count, share * usual * sure, usual, usual)
+        certain = _cell("log p", "p>0.99", rows, lambda _: Expected(0.0, 1.0))
+        track = Track.start("log p", Expected(0.0, 1.0)).update(certain, everything)
+        assert (track.charts[0].cusum.score > 0) is moves
+
+
+def test_a_bias_learned_from_one_loud_batch_is_not_held_against_quiet_ones():
+    """Nine batches at 0 and one at 1: their mean is 0.1, with an error as large."""
+    track = Track.start("environment", Expected(0.0, 1.0))
+    usual, sure = np.full(16, 4.13e-4), np.linspace(-1e-6, 1e-6, 16)
+
+    def batch(bias):
+        rows = _Rows(np.full(16, 256.0), 256 * bias + sure, usual, usual)
+        return _cell("environment", "chat", rows, lambda _: track.expected)
+
+    for number in range(10):
+        track = track.follow(batch(1e-4 if number == 4 else 0.0), 1)
+    assert track.bias == pytest.approx(1e-5)
+    assert track.unsure == pytest.approx(1e-5)
+    quiet = batch(0.0)
+    assert abs(quiet.z(whole(np.tile(WHOLE, 4)), track.unsure)[1]) < 1.01
+    assert quiet.z(whole(np.tile(WHOLE, 4)))[1] > 4
