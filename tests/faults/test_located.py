@@ -167,7 +167,6 @@ LOCATED = {
     "neuron": ("testbed:llama", dead_neuron(1, 301), (1, 301, "output"), 0.0),
     "norm": ("testbed:qwen2", gain(1, 0.996), (1, None, "gain"), 0.996),
     "values": ("testbed:llama", values(1, 1.007), (1, None, "output"), 1.007),
-    "keys": ("testbed:llama", fp8_keys(1), (1, None, "fp8"), 1.0),
     "swish": ("testbed:qwen3", swish(1.043, 1), (1, None, "slope"), 1.043),
     "swishes": ("testbed:qwen2", swish(0.981, 0, 1), (None, None, "slope"), 0.981),
     "gate": ("testbed:llama", gate(0, 1.021), (0, None, "output"), 1.021),
@@ -190,6 +189,13 @@ def test_a_small_fault_is_located(audited, name):
     assert found.r2 > 0.9
     assert cause.explained > 0.9
     assert "float32" not in cause.fix
+
+
+def test_keys_of_one_layer_in_less_precision_have_their_name(audited):
+    cause = principal(audited(fp8_keys(1)))
+    assert cause.cause == "path/kv-precision", cause.evidence
+    assert cause.explained > 0.9
+    assert "layer 1" in cause.evidence
 
 
 def test_weights_that_differ_a_little_are_not_called_rounding(audited):

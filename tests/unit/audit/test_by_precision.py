@@ -9,7 +9,7 @@ import torch
 
 from zerodrift.audit import by_precision as stage
 from zerodrift.audit.attribute import Attribution, Costs
-from zerodrift.audit.counterfactual.evaluate import Evaluator, CaseWindow
+from zerodrift.audit.counterfactual.evaluate import CaseWindow, Evaluator
 from zerodrift.audit.counterfactual.explanation import Explanation
 from zerodrift.audit.counterfactual.path import Paths
 from zerodrift.backends import variants
