@@ -111,10 +111,21 @@ def test_a_server_that_dies_at_start_shows_its_last_words(interpreter, tmp_path)
 
 def test_a_server_that_dies_later_is_stopped_all_the_same(interpreter, tmp_path):
     log = tmp_path / "log"
-    body = "import threading; threading.Timer(0.8, lambda: os._exit(3)).start()"
+    told = tmp_path / "die"
+    body = f"""
+import threading
+
+def die_when_told():
+    while not os.path.exists({str(told)!r}):
+        time.sleep(0.02)
+    os._exit(3)
+
+threading.Thread(target=die_when_told, daemon=True).start()
+"""
 
     with start(interpreter(body), log) as server:
-        deadline = time.monotonic() + 5
+        told.touch()
+        deadline = time.monotonic() + 30
         while not server.exited() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert server.exited()
