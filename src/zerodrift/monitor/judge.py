@@ -120,7 +120,7 @@ def _of_charts(track: Track, cell: CellSums, where: str) -> list[tuple[float, Re
         score = chart.cusum.score
         if not chart.tripped and score < WARN:
             continue
-        code, message = _CODES[name], _says(name, cell, track.expected, where)
+        code, message = _CODES[name], _message(name, cell, track.expected, where)
         if chart.tripped and chart.good:
             found.append((score, _reason(Code.HALF_OPEN, where, score, chart.cusum.threshold, message)))
         else:
@@ -129,7 +129,7 @@ def _of_charts(track: Track, cell: CellSums, where: str) -> list[tuple[float, Re
     return found
 
 
-def _says(name: str, cell: CellSums, expected: Expected, where: str) -> str:
+def _message(name: str, cell: CellSums, expected: Expected, where: str) -> str:
     place = f" in {where}" if where else ""
     if name == "scale":
         times = cell.against_baseline / expected.factor
