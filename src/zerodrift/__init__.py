@@ -57,4 +57,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PACKAGES})
+    # What is for use, and not what this file is made of.
+    return sorted({*__all__, *_PACKAGES, *(name for name in globals() if name.startswith("__"))})

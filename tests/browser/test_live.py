@@ -15,7 +15,8 @@ import pytest
 
 from zerodrift.monitor.monitor import Monitor
 from zerodrift.view.live.access import Access
-from zerodrift.view.live.server import LiveServer, names_of, open_server
+from zerodrift.view.live.server import LiveServer, open_server
+from zerodrift.web.access import names_of
 
 pytestmark = pytest.mark.browser
 STEPS, MANY = 40, 100_000

@@ -31,6 +31,9 @@ class Loopback:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = (
+        128  # adapters connect 32 times at once: behind five the others wait a second for another try
+    )
     loopback: Loopback
 
 

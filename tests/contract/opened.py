@@ -138,11 +138,11 @@ def vllm_python(release: str) -> Path:
 
 
 @contextlib.contextmanager
-def vllm_server(release: str, model: Path, log: Path, *own: str) -> Iterator[LaunchedServer]:
+def vllm_server(release: str, model: Path, log: Path, *own: str, **env: str) -> Iterator[LaunchedServer]:
     flags = "--dtype float32 --enforce-eager --max-model-len 1024 --served-model-name tiny "
     flags += "--enable-prompt-tokens-details --logprobs-mode processed_logprobs"
     # Without splitting, CPU attention sums in one order: prefill and decode then agree to the last bit.
-    env = {"VLLM_CPU_ATTN_SPLIT_KV": "0"}
+    env |= {"VLLM_CPU_ATTN_SPLIT_KV": "0"}
     python = vllm_python(release)
     with (
         contextlib.chdir(ROOT),
@@ -161,7 +161,9 @@ def share_vllm(release: str, folder: Path) -> str:
     if release not in _STARTED:
         model = models.materialise(MODEL, folder / "model")
         opening = route_flags(EngineConfig(name="vllm", route="generate", python=str(vllm_python(release))))
-        server = RUNNING.enter_context(vllm_server(release, model, folder / "log", *opening))
+        forked = str(ROOT / "tests" / "engines" / "forking")
+        starting = vllm_server(release, model, folder / "log", *opening, PYTHONPATH=forked)
+        server = RUNNING.enter_context(starting)
         RUNNING.callback(_STARTED.pop, release)
         _STARTED[release] = server.url
     return _STARTED[release]

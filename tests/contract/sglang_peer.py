@@ -5,7 +5,9 @@ time, the whole prefix again for every token. A seed fixes its draws, and does n
 """
 
 import contextlib
+import functools
 import threading
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +33,8 @@ class SglangPeer:
         self.cached: list[list[int]] = []
         self.turn, self.unseeded = threading.Lock(), torch.Generator()
         self.unseeded.seed()
+        # Hundreds of draws after one prefix come in a row; what a model says of the same ids is the same.
+        self.rows = functools.lru_cache(maxsize=64)(self.computed)
 
     def routes(self) -> dict[str, Any]:
         card = {"id": self.path, "max_model_len": self.context}
@@ -56,7 +60,9 @@ class SglangPeer:
         shapes = [{name: t.shape for name, t in each.state_dict().items()} for each in (self.model, loaded)]
         if shapes[0] != shapes[1]:
             return 400, {"success": False, "message": "another shape"}
-        self.model, self.weight_version = loaded, call.body["weight_version"]
+        with self.turn:
+            self.model, self.weight_version = loaded, call.body["weight_version"]
+            self.rows.cache_clear()
         if call.body.get("flush_cache", True):
             self.cached.clear()
         return 200, {"success": True, "message": "", "num_paused_requests": 0}
@@ -70,6 +76,7 @@ class SglangPeer:
                 return 400, error
             answers = [error]
         except Exception:
+            traceback.print_exc()  # the engine writes it to its log, too: a test that fails shows it
             return 500, b"Internal Server Error"
         if not call.body.get("stream"):
             return 200, answers[-1]
@@ -119,9 +126,13 @@ class SglangPeer:
                 return
 
     def logits(self, ids: list[int]) -> torch.Tensor:
-        with self.turn, torch.inference_mode():
+        with self.turn:
+            return self.rows(tuple(ids)).clone()
+
+    def computed(self, ids: tuple[int, ...]) -> torch.Tensor:
+        with torch.inference_mode():
             rows: torch.Tensor = self.model(torch.tensor([ids])).logits[0].float()
-        return rows.clone()
+        return rows
 
     def distribution(
         self, logits: torch.Tensor, params: dict[str, Any], output: list[int]

@@ -107,6 +107,7 @@ def test_a_model_that_it_cannot_run_is_refused_with_the_engines_that_can(tmp_pat
     assert "--engine reference" in str(refused.value)
 
 
+@pytest.mark.long
 def test_an_audit_finds_every_bit_equal(tmp_path):
     session = Session(
         config=RunConfig(

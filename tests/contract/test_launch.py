@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from zerodrift.backends import launch
+from zerodrift.backends.registry import check_engine
 from zerodrift.backends.vllm_launch import launch_vllm
-from zerodrift.core.errors import EngineError
+from zerodrift.config.engine import EngineConfig
+from zerodrift.core.errors import ConfigError, EngineError
 
 
 def alive(pid):
@@ -171,7 +173,7 @@ def test_a_process_that_forgets_its_server_takes_it_along(interpreter, tmp_path)
     assert gone(child_of(log))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
 def test_a_command_that_is_told_to_end_takes_its_server_along(interpreter, tmp_path, number):
     """As a job is that runs out of time, or whose terminal is closed."""
     python, run = interpreter("time.sleep(120)"), tmp_path / "run"
@@ -197,3 +199,11 @@ def _appears(directory, pattern, wanted):
                 return path
         time.sleep(0.05)
     raise AssertionError(f"no {pattern} in {directory}")
+
+
+def test_an_engine_that_nobody_can_reach_names_the_keys_of_a_file():
+    """A command that reads a file has no option for the address."""
+    with pytest.raises(ConfigError) as refused:
+        check_engine(EngineConfig(name="vllm"))
+    assert "engine.url" in str(refused.value)
+    assert "engine.python" in str(refused.value)

@@ -9,9 +9,10 @@ import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -54,6 +55,71 @@ class Factory:
         cls.registered[name] = (module, attribute)
 
 
+class TrainerFactory(Factory):
+    pass
+
+
+@dataclass
+class TrainerInitInfo:
+    rank: int = field(kw_only=True)
+
+    @property
+    def is_sender(self) -> bool:
+        return self.rank == 0
+
+
+class TrainerWeightTransferEngine:
+    def __class_getitem__(cls, parameters: object) -> type:
+        return cls
+
+    def __init__(self, *, client: Any, source: Any, is_sender: bool) -> None:
+        self.client, self.source, self.is_sender = client, source, is_sender
+
+
+class ParamMeta(NamedTuple):
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Source:
+    """As vLLM's: yields tensors, and says before which they are; `declares` may say another thing."""
+
+    def __init__(
+        self, tensors: dict[str, torch.Tensor], declares: dict[str, torch.Tensor] | None = None
+    ) -> None:
+        self.tensors, self.declares, self.passes = tensors, tensors if declares is None else declares, 0
+
+    def metadata(self) -> list[ParamMeta]:
+        return [ParamMeta(name, each.dtype, tuple(each.shape)) for name, each in self.declares.items()]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        self.passes += 1
+        return iter(self.tensors.items())
+
+
+class Client:
+    """Hands what it is told to a transfer engine of this process, as a server does, and keeps the version's label."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.told, self.label = engine, [], "default"
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self.told.append(init_info)
+        self.engine.init_transfer_engine(self.engine.init_info_cls(**init_info))
+
+    def start_weight_update(self) -> None:
+        self.engine.start_weight_update()
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self.told.append(sorted(path.name for path in Path(update_info["directory"]).iterdir()))
+        self.engine.update_weights(update_info)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.engine.finish_weight_update()
+        self.label = weight_version or self.label
+
+
 class Model:
     """Takes tensors into `state`; fails at the name in `fails_at`, and ignores the one in `ignores`."""
 
@@ -83,9 +149,14 @@ def plugin(monkeypatch):
         WeightTransferEngine=WeightTransferEngine,
         WeightTransferInitInfo=object,
         WeightTransferUpdateInfo=object,
+        TrainerInitInfo=TrainerInitInfo,
+        TrainerWeightTransferEngine=TrainerWeightTransferEngine,
+        ParamMeta=ParamMeta,
+        VLLMWeightSyncClient=object,
+        WeightSource=object,
     )
     package = ModuleType("vllm.distributed.weight_transfer")
-    package.__dict__.update(WeightTransferEngineFactory=Factory)
+    package.__dict__.update(WeightTransferEngineFactory=Factory, WeightTransferTrainerFactory=TrainerFactory)
     reload = ModuleType("vllm.model_executor.model_loader.reload")
     reload.__dict__.update(
         initialize_layerwise_reload=lambda model: model.phases.append("initialised"),
@@ -95,7 +166,7 @@ def plugin(monkeypatch):
     for module in (*map(ModuleType, names), package, base, reload):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.syspath_prepend(str(SOURCES))
-    Factory.registered = {}
+    Factory.registered, TrainerFactory.registered = {}, {}
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "zerodrift_vllm"]:
         del sys.modules[name]
@@ -136,6 +207,15 @@ def test_registering_twice_is_once(plugin):
     register()
     register()
     assert Factory.registered == {"zerodrift": ("zerodrift_vllm.transfer", "DirectoryTransfer")}
+    assert TrainerFactory.registered == {"zerodrift": ("zerodrift_vllm.trainer", "DirectoryTrainer")}
+
+
+def test_a_vllm_without_trainers_engines_has_the_other_half(plugin, monkeypatch):
+    from zerodrift_vllm import register
+
+    monkeypatch.delattr(sys.modules["vllm.distributed.weight_transfer"], "WeightTransferTrainerFactory")
+    register()
+    assert list(Factory.registered) == ["zerodrift"]
 
 
 def test_a_vllm_without_transfer_engines_goes_on(plugin, monkeypatch):
@@ -325,6 +405,66 @@ def test_what_must_come_together(plugin, name, part):
     assert part_of(name) == part
 
 
+@pytest.fixture
+def exchange(tmp_path):
+    (tmp_path / "exchange").mkdir()
+    return tmp_path / "exchange"
+
+
+def trainer_of(engine: Any, exchange: Path, source: Source | None, rank: int = 0, **named: str) -> Any:
+    from zerodrift_vllm.trainer import DirectoryTrainer, DirectoryTrainerInitInfo
+
+    info = DirectoryTrainerInitInfo(str(exchange), **named, rank=rank)
+    return DirectoryTrainer.trainer_init(info, client=Client(engine), source=source)
+
+
+def test_a_trainer_sends_in_shards_and_leaves_nothing_behind(engine, exchange, monkeypatch):
+    trainer = trainer_of(engine, exchange, Source(moved()))
+    monkeypatch.setattr("zerodrift_vllm.trainer.SHARD_BYTES", 40)
+    trainer.send_weights()
+    assert trainer.client.label == "round-1"
+    assert trainer.client.told[1] == [
+        *(f"model-{n:05d}.safetensors" for n in (1, 2, 3)),
+        "model.safetensors.index.json",
+    ]
+    assert all((tensor == 1).all() for tensor in engine.model.state.values())
+    assert list(exchange.iterdir()) == []
+    trainer.send_weights("step 7")
+    assert trainer.client.label == "step 7"
+
+
+def test_other_ranks_gather_along_and_say_nothing(engine, exchange):
+    source = Source(moved())
+    trainer = trainer_of(engine, exchange / "not seen by this rank", source, rank=1)
+    trainer.send_weights()
+    assert (source.passes, trainer.client.told) == (1, [])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        Source(moved(), declares=A | {"other.weight": torch.zeros(1)}),
+        Source(moved() | {"other.weight": torch.zeros(1)}, declares=A),
+        Source(moved() | {"embed.weight": torch.zeros(4, 2).half()}, declares=A),
+        Source({name: tensor for name, tensor in moved().items() if "layers" not in name}),
+        Source({}),
+    ],
+)
+def test_a_source_that_is_not_the_model_changes_nothing(engine, exchange, source):
+    trainer = trainer_of(engine, exchange, source)
+    with pytest.raises(ValueError, match=r"declares|missing in|no tensors"):
+        trainer.send_weights("lost")
+    assert trainer.client.label == "default"
+    assert all((tensor == 0).all() for tensor in engine.model.state.values())
+    assert list(exchange.iterdir()) == []
+
+
+def test_a_trainer_without_a_source_or_a_place_is_refused(engine, exchange):
+    for place, source in ((exchange, None), (exchange / "none", Source(A))):
+        with pytest.raises(ValueError, match=r"nothing to send|no directory"):
+            trainer_of(engine, place, source)
+
+
 def test_it_needs_nothing_that_vllm_does_not_bring():
     """And nothing that runs code out of a file."""
     imported = set()
@@ -337,3 +477,17 @@ def test_it_needs_nothing_that_vllm_does_not_bring():
     own = {name.partition(".")[0] for name in imported} - sys.stdlib_module_names
     assert own == {"vllm", "torch", "safetensors", "zerodrift_vllm"}
     assert not imported & {"pickle", "marshal", "subprocess"}
+
+
+@pytest.mark.parametrize(
+    ("has_amx", "given", "warned"), [(True, True, 0), (True, False, 1), (False, False, 0)]
+)
+def test_leave_to_use_amx_is_asked_for_in_every_process(plugin, monkeypatch, caplog, has_amx, given, warned):
+    """Else vLLM's worker ends by an illegal instruction in bf16."""
+    from zerodrift_vllm import register
+
+    asked = []
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: asked.append(1) or given)
+    register()
+    assert (len(asked), len(caplog.records)) == (int(has_amx), warned)

@@ -9,7 +9,8 @@ import pytest
 from zerodrift import models
 from zerodrift.cli.main import main
 
-pytestmark = pytest.mark.engines
+# One more server, for what tests/unit/bench shows with engines of our own and the audits with this one.
+pytestmark = [pytest.mark.engines, pytest.mark.long]
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".engines" / os.environ.get("ZERODRIFT_TEST_ENGINE", "vllm-0.32.0") / "bin" / "python"
 

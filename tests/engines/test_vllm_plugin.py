@@ -4,6 +4,8 @@ The servers are started as `--engine vllm` starts them: the plugin is found in t
 """
 
 import contextlib
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -193,6 +195,53 @@ def test_unknown_words_are_refused(backend: VllmBackend) -> None:
         send(backend, {"directory": "x", "device": "cuda"})
     with pytest.raises(EngineError, match="Invalid init_info"):
         backend._http.post("/init_weight_transfer_engine", {"init_info": {"port": 1}})
+
+
+TRAINER = """
+import sys
+import torch
+from transformers import AutoModelForCausalLM
+import zerodrift_vllm
+from vllm.distributed.weight_transfer import HTTPVLLMWeightSyncClient, ModuleSource, WeightTransferTrainerFactory
+
+url, exchange, checkpoint = sys.argv[1:]
+zerodrift_vllm.register()
+from zerodrift_vllm.trainer import DirectoryTrainerInitInfo
+
+model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+info, client = DirectoryTrainerInitInfo(exchange, rank=0), HTTPVLLMWeightSyncClient(url)
+sender = WeightTransferTrainerFactory.trainer_init(info, client=client, source=ModuleSource(model))
+sender.send_weights("by the factory")
+"""
+
+
+@pytest.mark.long
+def test_vllms_own_trainer_factory_sends(
+    backend: VllmBackend, checkpoints: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """In a process of its own, with vLLM's client and source: what arrives is B, bit for bit."""
+    release = request.node.callspec.params["backend"]
+    if release != "vllm-0.32.0":
+        pytest.skip("earlier releases have another trainer's side")
+    python = ROOT / ".engines" / release / "bin" / "python"
+    plugin = ROOT / "integrations" / "vllm_plugin" / "src"
+    environment = {**os.environ, "PYTHONPATH": str(plugin), "VLLM_LOGGING_LEVEL": "ERROR"}
+    ran = subprocess.run(
+        [python, "-c", TRAINER, backend._http.address, tmp_path, checkpoints / "B"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    backend.reset_cache()
+    sent = ask(backend)
+    assert sent.versions[0].version.label == "by the factory"
+    backend.load_weights(checkpoints / "B", WeightVersion("B"))
+    backend.reset_cache()
+    assert ask(backend).logprobs == sent.logprobs
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_update_that_breaks_off_is_not_a_success(backend: VllmBackend, checkpoints: Path) -> None:

@@ -40,6 +40,7 @@ def test_it_is_named_on_a_second_family(matrix, tmp_path, name):
     assert matrix.named(row), row
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NEIGHBOURS)
 def test_a_neighbour_keeps_its_own_name(matrix, tmp_path, name):
     row = matrix.run_faults([FAULTS[name]], "testbed:llama", tmp_path)

@@ -217,8 +217,11 @@ def test_a_body_in_bf16_is_still_rounding_and_its_fix_is_not_in_force(audited):
         decoder.embed_tokens.register_forward_hook(lambda _, __, hidden: hidden.to(torch.bfloat16))
         decoder.norm.register_forward_hook(lambda _, __, hidden: hidden.to(torch.float32))
 
-    cause = principal(audited(in_bf16, "testbed:qwen2"))
+    record = audited(in_bf16, "testbed:qwen2")
+    cause = principal(record)
     assert cause.cause == "path/body-precision", cause.evidence
+    # What can be fitted to it by positions is not listed either.
+    assert not {"path/rope", "path/context-boundary"} & {each.cause for each in record.causes}
     assert not cause.located
     # The fingerprint says float32: asking for it again would be no fix.
     assert "in force already" in cause.fix

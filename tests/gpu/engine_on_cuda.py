@@ -122,11 +122,39 @@ def captured(
     differ["outputs, replayed in a crowd vs replayed in sevens"] = differing(
         [crowd[i] for i in few], other.generate([prompts[i] for i in few], [params[i] for i in few])
     )
+    aborted(engine, prompts, params, crowd, report)
     graphs, engine.runner.graphs = engine.runner.graphs, None
     differ["outputs, replayed vs launched one by one"] = differing(
         [crowd[i] for i in few], engine.generate([prompts[i] for i in few], [params[i] for i in few])
     )
     engine.runner.graphs = graphs
+
+
+def aborted(
+    engine: zd.Engine,
+    prompts: list[list[int]],
+    params: list[zd.SamplingParams],
+    crowd: Sequence[Output],
+    report: dict[str, Any],
+) -> None:
+    """Requests that are given up while captured rounds of theirs run, and the next ones are launched: nobody else sees it."""
+    names = [engine.add_request(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
+    gone, found, ahead, number = set(names[::5]), dict[str, Output](), 0, 0
+    while engine.has_unfinished:
+        for each in engine.step():
+            if each.output is not None:
+                found[each.output.request_id] = each.output
+        if engine._steps.ahead is not None:
+            ahead += 1
+            for name in sorted(gone & engine.scheduler.requests.keys())[: number % 5]:
+                engine.abort(name)
+            number += 1
+    report["steps launched ahead"] = ahead
+    assert ahead > 2, "no step was launched ahead: nothing is shown"
+    kept = [index for index, name in enumerate(names) if name not in gone]
+    report["differing"]["outputs, beside aborted ones"] = differing(
+        [crowd[index] for index in kept], [found[names[index]] for index in kept]
+    )
 
 
 def swapped(
@@ -150,7 +178,10 @@ def swapped(
         engine.step()
     after = engine.generate(prompts[:64], params[:64])
     differ["tokens, engine vs trainer after a swap"] = against_trainer(trainer, after)
-    plain = [zd.SamplingParams(temperature=1.0, max_tokens=OUTPUT, seed=number) for number in range(64)]
+    plain = [
+        zd.SamplingParams(temperature=1.0, max_tokens=OUTPUT, seed=number)
+        for number in range(len(prompts[:64]))
+    ]
     replayed = engine.generate(prompts[:64], plain)
     differ["tokens, replayed vs trainer after a swap"] = against_trainer(trainer, replayed)
 

@@ -117,16 +117,16 @@ def decoded(
     return [torch.cat(parts) for parts in hidden], [torch.stack(values) for values in logprobs], seconds
 
 
-def completion(ids: list[int]) -> Completion:
+def completion(ids: list[int], output: int = OUTPUT) -> Completion:
     version = WeightVersion("initial", "0" * 64)
     return Completion(
-        prompt_token_ids=tuple(ids[:-OUTPUT]),
-        token_ids=tuple(ids[-OUTPUT:]),
-        logprobs=(-1.0,) * OUTPUT,
+        prompt_token_ids=tuple(ids[:-output]),
+        token_ids=tuple(ids[-output:]),
+        logprobs=(-1.0,) * output,
         kind=LogprobKind.PROCESSED,
-        sampling=SamplingParams(max_tokens=OUTPUT),
+        sampling=SamplingParams(max_tokens=output),
         finish_reason=FinishReason.LENGTH,
-        versions=(VersionSpan(version, 0, OUTPUT),),
+        versions=(VersionSpan(version, 0, output),),
         fingerprint="none",
     )
 

@@ -1,7 +1,6 @@
 """`import zerodrift` must cost nothing: it runs inside other people's trainers."""
 
 import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +18,8 @@ def modules_after(code: str) -> set[str]:
     return set(run.stderr.splitlines()[-1].split())
 
 
-def median_s(*arguments: str) -> float:
-    """Median processor time of five fresh Pythons. Not wall time: a busy machine must not fail the test."""
+def least_s(*arguments: str) -> float:
+    """The least processor time of five fresh Pythons. Not wall time, nor the median: a busy machine must not fail the test."""
     times = []
     for _ in range(5):
         before = os.times()
@@ -29,7 +28,7 @@ def median_s(*arguments: str) -> float:
         times.append(
             after.children_user + after.children_system - before.children_user - before.children_system
         )
-    return statistics.median(times)
+    return min(times)
 
 
 @pytest.mark.parametrize(
@@ -52,15 +51,15 @@ def test_the_probe_would_see_a_heavy_module() -> None:
 
 
 def test_the_clock_runs() -> None:
-    assert median_s("-c", "sum(range(10**7))") > 0.05
+    assert least_s("-c", "sum(range(10**7))") > 0.05
 
 
 def test_importing_takes_less_than_300_ms() -> None:
-    assert median_s("-c", "import zerodrift") - median_s("-c", "pass") < 0.3
+    assert least_s("-c", "import zerodrift") - least_s("-c", "pass") < 0.3
 
 
 def test_help_takes_less_than_500_ms() -> None:
-    assert median_s("-m", "zerodrift.cli.main", "--help") < 0.5
+    assert least_s("-m", "zerodrift.cli.main", "--help") < 0.5
 
 
 def test_the_installed_command_is_this_one() -> None:

@@ -97,3 +97,15 @@ def test_rows_of_other_code_are_no_result_of_this_one(long_runs, monkeypatch, tm
 
 def test_every_file_of_rows_is_there(long_runs):
     assert all((ROOT / name).exists() for names in long_runs.ROWS.values() for name in names)
+
+
+@pytest.mark.parametrize("mark", ["engines", "browser"])
+def test_what_has_a_mark_is_where_make_looks_for_it(mark):
+    """One that stood elsewhere would never run."""
+    [folders] = re.findall(rf"^{mark.upper()} := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    marked = [file for file in (ROOT / "tests").rglob("*.py") if f"mark.{mark}" in file.read_text()]
+    assert marked
+    astray = [
+        file for file in marked if not any(file.is_relative_to(ROOT / each) for each in folders.split())
+    ]
+    assert not astray

@@ -7,7 +7,8 @@ from importlib import import_module
 
 import pytest
 
-PACKAGES = ("core", "config", "records", "stats", "view", "doctor", "monitor")
+PACKAGES = ("core", "config", "records", "stats", "view", "doctor", "monitor", "web")
+SERVE = ("access", "app", "asked", "control_wire", "figures", "openapi", "protocol", "wire")
 MODULES = ("sample", "plan", "limits", "blocks", "prefix_cache", "scheduler")
 
 
@@ -29,6 +30,14 @@ def test_the_engines_decisions_import_no_torch() -> None:
 
 def test_the_checklists_decisions_import_no_torch() -> None:
     assert heavy_after(["zerodrift.audit.checklist", "zerodrift.audit.history"]) == ""
+
+
+def test_whom_a_server_lets_in_is_decided_without_torch() -> None:
+    assert heavy_after([f"zerodrift.serve.{name}" for name in SERVE]) == ""
+
+
+def test_the_decisions_of_training_import_no_torch() -> None:
+    assert heavy_after(["zerodrift.train.advantage", "zerodrift.train.buffer"]) == ""
 
 
 def test_it_would_be_seen() -> None:

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from zerodrift import exact
+from zerodrift.core.errors import Unproven
 from zerodrift.exact.probe import threads
 from zerodrift.exact.verification import PromptThenTokens, Schedule, alone, differing_rows, packed, paged
 
@@ -41,8 +42,12 @@ def build() -> Any:
 
 @torch.no_grad()
 def main() -> None:
-    """Alone on one thread, against decode, chunks and packing on several."""
-    model = exact.prepare(build(), plain=frozenset(sys.argv[1:]))
+    """Alone on one thread, against decode, chunks and packing on several; or which proof refuses this processor."""
+    try:
+        model = exact.prepare(build(), plain=frozenset(sys.argv[1:]))
+    except Unproven as refusal:
+        json.dump({"refused": str(refusal)}, sys.stdout)
+        return
     with threads(1):
         whole = alone(model, SEQUENCES)
     found = {}

@@ -375,6 +375,8 @@ def counterexample(theorem: str, examples: int, model: Callable[[str, int], Any]
         max_examples=examples,
         deadline=None,
         database=None,
+        # Anew each time: a theorem has no bad luck, and the one set of draws that CI would repeat takes 147 s of swaps.
+        derandomize=False,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate],
     )
@@ -391,9 +393,9 @@ def counterexample(theorem: str, examples: int, model: Callable[[str, int], Any]
     return found[0] if found else None
 
 
-# Ten draws of twelve requests on average for each of ten theorems: a thousand cases, and ten thousand in the long
+# Six draws of twelve requests on average for each of ten theorems: seven hundred cases, and twelve thousand in the long
 # profile.
-@pytest.mark.parametrize("examples", [10, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [6, pytest.param(100, marks=pytest.mark.long)])
 @pytest.mark.parametrize("theorem", THEOREMS)
 def test_theorem(theorem: str, examples: int) -> None:
     assert counterexample(theorem, examples, model_of) is None
@@ -415,4 +417,5 @@ BROKEN_BY = {
 @pytest.mark.parametrize("theorem", THEOREMS)
 def test_a_theorem_fails_with_one_op_as_torch_has_it(theorem: str) -> None:
     plain = BROKEN_BY.get(theorem, "attention")
-    assert counterexample(theorem, 10, lambda family, seed: model_of(family, seed, plain)) is not None
+    # The first draw that differs ends it. Ten were not enough once: only what silu leaves over, 15 elements at most, can differ.
+    assert counterexample(theorem, 100, lambda family, seed: model_of(family, seed, plain)) is not None

@@ -28,7 +28,7 @@ def told(variables: dict[str, str], *plain: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("variables", "vectors"),
     [
-        ({"ATEN_CPU_CAPABILITY": "avx2"}, "AVX2"),
+        pytest.param({"ATEN_CPU_CAPABILITY": "avx2"}, "AVX2", marks=pytest.mark.long),
         ({"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}, "DEFAULT"),
         ({"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}, None),
     ],
@@ -36,11 +36,17 @@ def told(variables: dict[str, str], *plain: str) -> dict[str, Any]:
 )
 def test_one_two_and_four_threads(variables: dict[str, str], vectors: str | None) -> None:
     found = told(variables)
+    if "refused" in found and "MKL_ENABLE_INSTRUCTIONS" in variables:
+        # MKL kept to AVX2 on an Intel with AMX: one row of attention over 384 keys has other bits than the same row among
+        # others, however it is padded (docs/engine.md). Refused before anything runs is what is promised then.
+        assert found["refused"].startswith("attention of shape (1, 1, 64, 384")
+        return
     assert vectors in (None, found["vectors"])
     none = {"decode": 0, "chunks": 0, "packed": 0}
     assert found["differing"] == {"1": none, "2": none, "4": none}
 
 
+@pytest.mark.long
 def test_a_plain_op_is_seen_there_too() -> None:
     found = told({"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}, "attention")
     assert all(by_path["chunks"] > 0 for by_path in found["differing"].values())

@@ -66,7 +66,8 @@ def scaled(directory: Path, copy: Path, factor: float) -> Path:
 @pytest.mark.parametrize(
     ("length", "factor"),
     [
-        (2048, 1),
+        (512, 1),
+        pytest.param(2048, 1, marks=pytest.mark.long),
         pytest.param(8192, 1, marks=pytest.mark.long),
         pytest.param(32768, 4, marks=pytest.mark.long),
     ],

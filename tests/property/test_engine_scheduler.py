@@ -379,7 +379,7 @@ def forgets_blocks_in_flight(scheduler: Scheduler) -> None:
 
 
 def releases_while_a_step_writes(scheduler: Scheduler) -> None:
-    scheduler._release = scheduler.pool.release
+    scheduler.in_flight.release = scheduler.pool.release
 
 
 def exceeds_the_budget(scheduler: Scheduler) -> None:

@@ -123,8 +123,9 @@ def engine_of(asked: Honest, directory: Path) -> Iterator[Engine]:
     model = directory / "model"
     if not model.exists():
         zd.models.materialise(asked.model, model)
-    # One thread: the numbers are the same, and the trainer has the other core.
-    config = load(ROOT / "docs" / "vllm.yaml", ("engine.env.OMP_NUM_THREADS='1'",)).engine
+    # One thread: the numbers are the same, and the trainer has the other core. With AMX vLLM's bf16 needs all of oneDNN.
+    changed = ("engine.env.OMP_NUM_THREADS='1'", "engine.env.ONEDNN_MAX_CPU_ISA='ALL'")
+    config = load(ROOT / "docs" / "vllm.yaml", changed).engine
     with open_engine(config, ServedModel(str(model), asked.engine_dtype), directory) as engine:
         exchange = directory / "exchange"
         exchange.mkdir(exist_ok=True)

@@ -3,7 +3,7 @@
     python tests/reliability/honest_training.py qwen3-bf16 [--steps 1000] [--out runs/honest] [--device cuda]
     python tests/reliability/honest_training.py summary           # of every training in --out
     python tests/reliability/honest_training.py judge [NAME]      # recorded batches again, under the monitor as it is now
-    python tests/reliability/honest_training.py baselines [NAME]  # the same from every hundredth step on: other first batches
+    python tests/reliability/honest_training.py baselines [NAME] [--every 100]  # the same from every so many steps on
 
 GRPO on a built-in model: samples of each prompt, advantages within a prompt, AdamW. The reward is the share of wanted tokens
 among as many as an output may have, so entropy falls, outputs grow, and the policy leaves its reference. The engine draws by
@@ -246,10 +246,11 @@ def train(name: str, out: Path, steps: int, device: str) -> None:
             line = training.run_step(engine)
             with training.lines.open("a") as file:
                 file.write(json.dumps(line) + "\n")
-            if training.step % KEPT_EVERY == 0 or training.step == steps:
+            halted = line["state"] == "HALT"
+            if halted or training.step % KEPT_EVERY == 0 or training.step == steps:
                 training.keep()
             _bar(name, training.step, steps, line)
-            if line["state"] == "HALT":
+            if halted:
                 break
     sys.stderr.write("\n")
 
@@ -292,7 +293,7 @@ def judged(name: str, out: Path, since: int = 0) -> list[dict[str, Any]]:
     return lines
 
 
-def baselines(name: str, out: Path, every: int = 100) -> dict[str, Any]:
+def baselines(name: str, out: Path, every: int) -> dict[str, Any]:
     """States over monitors that began at different steps, each for as long as the training went on."""
     last = max(map(number_of, (out / name).glob("record-*.npz")))
     runs = [judged(name, out, since) for since in range(0, last - every, every)]
@@ -324,9 +325,9 @@ def summary(name: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _told(word: str, name: str, out: Path) -> dict[str, Any]:
+def _told(word: str, name: str, out: Path, every: int) -> dict[str, Any]:
     if word == "baselines":
-        return baselines(name, out)
+        return baselines(name, out, every)
     if word == "judge":
         return summary(name, judged(name, out))
     lines = (out / name / "steps.jsonl").read_text().splitlines()
@@ -339,6 +340,7 @@ def main() -> None:
     parser.add_argument("name", nargs="?", choices=tuple(TRAININGS))
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=Path("runs/honest"))
+    parser.add_argument("--every", type=int, default=100)
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     if given.training in TRAININGS:
@@ -348,7 +350,7 @@ def main() -> None:
     for path in sorted(given.out.glob("*/steps.jsonl")):
         name = path.parent.name
         if given.name in {None, name}:
-            found.append(_told(given.training, name, given.out))
+            found.append(_told(given.training, name, given.out, given.every))
             sys.stdout.write(json.dumps(found[-1]) + "\n")
     (given.out / f"{given.training}.json").write_text(json.dumps(found, indent=1) + "\n")
 

@@ -1,7 +1,9 @@
 """Weights that change while requests run, again and again: `inflight_updates.py [--updates 1000] [--kv keep]`.
 
 Clients keep an engine busy while a trainer publishes one version after the other. Every output is then replayed from what it
-says of itself, token by token and bit by bit. The stall is the time from the last token before a swap to the first one after.
+says of itself, token by token and bit by bit. The stall is the time from the last token before a swap to the first one after;
+it is held against two steps and the copy, both taken in the same run: a step as the gap between tokens without a swap, the
+copy as a swap of the same weights in the engine when it is idle.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from zerodrift.engine.weights import StagedWeights
 
 CLIENTS = 3
 TOKENS = 24
+COPIES = 10
 
 
 class Told(NamedTuple):
@@ -34,9 +37,21 @@ class Told(NamedTuple):
     outputs: list[Output]
     over_several: int
     """Outputs whose tokens are of more than one version."""
-    stall_ms: float
+    stalls_ms: list[float]
+    """Of each swap."""
     step_ms: float
-    """Medians: of a swap, and of a step that is none."""
+    copy_ms: float
+    """Medians: of a step without a swap, and of a swap without a step."""
+
+    @property
+    def stall(self) -> str:
+        """The middle, the worst in a hundred, and the middle in units of what a swap may take."""
+        middle, high = statistics.median(self.stalls_ms), statistics.quantiles(self.stalls_ms, n=100)[-1]
+        allowed = 2 * self.step_ms + self.copy_ms
+        return (
+            f"stall {middle:.1f} ms (p99 {high:.1f}), {middle / allowed:.2f} of two steps of {self.step_ms:.1f} ms and a copy "
+            f"of {self.copy_ms:.1f} ms"
+        )
 
     @property
     def tokens(self) -> int:
@@ -93,12 +108,17 @@ def run(updates: int, kv: str) -> tuple[Told, Engine]:
             at, before = began[0]
             stalls.append(load.times[at] - before)
         load.end()
+    copies = []
+    for number in range(updates + 1, updates + 1 + COPIES):
+        staged = engine.stage_weights(model_of(f"v{number % 40}").state_dict(), f"v{number}")
+        begin = time.perf_counter()
+        engine.swap_weights(staged, kv=kv)
+        copies.append(time.perf_counter() - begin)
     gaps = [later - earlier for earlier, later in zip(load.times, load.times[1:], strict=False)]
     steps = [gap for gap in gaps if gap > 1e-5]
     several = sum(len({span.version for span in output.versions}) > 1 for output in load.outputs)
-    return Told(
-        load.outputs, several, 1e3 * statistics.median(stalls), 1e3 * statistics.median(steps)
-    ), engine
+    step_ms, copy_ms = (1e3 * statistics.median(each) for each in (steps, copies))
+    return Told(load.outputs, several, [1e3 * stall for stall in stalls], step_ms, copy_ms), engine
 
 
 def replayed(told: Told, engine: Engine) -> int:
@@ -126,7 +146,7 @@ def main() -> int:
         count = replayed(told, engine)
         sys.stdout.write(
             f"{kv}: {options.updates} updates, {count} outputs with {told.tokens} tokens replayed, every bit; "
-            f"{told.over_several} over several versions; stall {told.stall_ms:.1f} ms, a step {told.step_ms:.1f} ms\n"
+            f"{told.over_several} over several versions; {told.stall}\n"
         )
         sys.stdout.flush()
     return 0

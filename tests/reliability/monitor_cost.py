@@ -12,7 +12,9 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
@@ -88,22 +90,22 @@ def seconds(name: str) -> tuple[float, float]:
     return one, cheapest(lambda: monitor.observe(**given))
 
 
-def table() -> Iterator[str]:
+def table(turns: int = 31) -> Iterator[str]:
+    """Medians, each turn one `observe` and one of every pass, so that what slows the machine slows all of them: the best of some
+    is kind to a pass, which is over before anything interrupts it."""
     given = million()
     monitor = warm(given)
-    # In turns, so that a machine that slows down slows both.
-    turns = [
-        (
-            cheapest(lambda: monitor.observe(**given), 5),
-            [cheapest(lambda one=one: one(given["old_logprobs"], given["behavior_logprobs"]), 5) for one in PASSES.values()],
-        )
-        for _ in range(5)
-    ]  # fmt: skip
-    all_of = min(turn[0] for turn in turns)
-    yield f"observe of {TOKENS:,} tokens: {1e3 * all_of:.1f} ms\n\n| one pass | ms | passes |\n|---|---|---|"
-    for place, name in enumerate(PASSES):
-        one = min(turn[1][place] for turn in turns)
-        yield f"| {name.replace('|', '&#124;')} | {1e3 * one:.2f} | {all_of / one:.1f} |"
+    arrays = given["old_logprobs"], given["behavior_logprobs"]
+    work = {"observe": lambda: monitor.observe(**given)}
+    work |= {name: partial(one, *arrays) for name, one in PASSES.items()}
+    found = {name: [] for name in work}
+    for _ in range(turns):
+        for name, each in work.items():
+            found[name].append(cheapest(each, 1))
+    middle = {name: median(values) for name, values in found.items()}
+    yield f"observe of {TOKENS:,} tokens: {1e3 * middle['observe']:.1f} ms\n\n| one pass | ms | passes |\n|---|---|---|"
+    for name in PASSES:
+        yield f"| {name.replace('|', '&#124;')} | {1e3 * middle[name]:.2f} | {middle['observe'] / middle[name]:.1f} |"
 
 
 def where() -> Iterator[str]:

@@ -17,7 +17,11 @@ MOST_AT_ONCE = 128 * MIB
 MOST_A_TOKEN = 96
 """Bytes that measuring keeps of a token, with ids that are laid out for the teacher: 53 to 69 were seen."""
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc"),
+    # A minute of processor: how much memory measuring takes has not moved since the rows were cut.
+    pytest.mark.long,
+]
 
 
 def told(*arguments: object) -> dict[str, Any]:
@@ -49,7 +53,6 @@ def test_measuring_keeps_a_few_numbers_of_a_token(rises: Mapping[str, int]) -> N
     assert rises["1600 sequences"] - rises["64 sequences"] < MOST_A_TOKEN * tokens
 
 
-@pytest.mark.long
 def test_an_audit_of_ten_thousand_prompts(tmp_path: Path) -> None:
     found = told("audit", tmp_path, 10_000, 256, 128)
     assert found["verdict"] == "PASS"

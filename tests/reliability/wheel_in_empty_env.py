@@ -40,7 +40,20 @@ class Ask(NamedTuple):
 
 def everywhere(run: Path) -> list[Ask]:
     """What needs nothing beside the base; `run` is a finished run directory from elsewhere."""
-    verbs = ("audit", "blame", "doctor", "env", "preflight", "init", "demo", "bench", "baseline", "archive")
+    verbs = (
+        "audit",
+        "blame",
+        "doctor",
+        "env",
+        "preflight",
+        "init",
+        "demo",
+        "bench",
+        "baseline",
+        "archive",
+        "view",
+        "sync",
+    )
     return [
         Ask(["zerodrift", "--help"], says="doctor"),
         *(Ask(["zerodrift", verb, "--help"], says="Usage") for verb in verbs),

@@ -37,6 +37,9 @@ AT_FLOOR = 4.0
 FAR_OFF = 100.0
 """No token of a healthy engine was seen more than 20 σ away, in fp32 or bf16."""
 MAX_CAUSES = 4
+MOST_NAMED = 2
+"""Changes that together may be a name. Faults come in pairs, which are told apart; with three or more fitted changes a
+curve can be followed that is none of them."""
 LEAST_SHARE = 0.05
 """A change must remove this share of what is left to be worth a name."""
 
@@ -145,6 +148,10 @@ class Costs:
         sigmas = self.sigmas(explanation)
         return float(np.nanquantile(sigmas, 0.9)) <= AT_FLOOR and float(np.nanmax(sigmas)) <= FAR_OFF
 
+    def leaves_nothing(self, explanation: Explanation) -> bool:
+        """At the floor on average too: one in ten may be off a little, and not carry on what all of them had."""
+        return self.at_floor(explanation) and float(np.nanmean(self.sigmas(explanation))) <= AT_FLOOR
+
     def rounds(self, explanation: Explanation) -> bool:
         """What `explanation` leaves over is what its rounding would leave, token by token."""
         scale = self.evaluator.scale(explanation)
@@ -171,7 +178,7 @@ def attribute(costs: Costs, propose: Propose, rng: np.random.Generator) -> Attri
     return Attribution(
         tuple(findings),
         float(np.nanmedian(costs.sigmas(explanation))),
-        costs.at_floor(explanation),
+        len(findings) <= MOST_NAMED and costs.leaves_nothing(explanation),
         explanation=explanation,
     )
 

@@ -72,7 +72,7 @@ def decide(
 ) -> Decision:
     """Answers and explanations of Δ to one decision."""
     right = about.mean <= about.gate
-    results = cache_apart(company_apart(results, about.gate), explanations)
+    results = cache_apart(company_apart(results, about.gate, explanations), explanations)
     results = later_apart(results, parity_is_right=right)
     results = scores_apart(results, explanations, parity_is_right=right)
     # What is named by its size alone yields to a better name first, and is refuted where there is none.

@@ -17,7 +17,6 @@ from zerodrift.audit.history import NAME as HISTORY
 from zerodrift.audit.history import RewardHistory, history_item
 from zerodrift.audit.progress import Progress
 from zerodrift.audit.session import DEFAULT_MODEL, Session, Wrap
-from zerodrift.audit.tasks import open_task
 from zerodrift.backends.http import RefusalAdvice
 from zerodrift.backends.registry import api_key
 from zerodrift.config.run import RunConfig
@@ -39,6 +38,7 @@ from zerodrift.records.preflight import (
 )
 from zerodrift.records.rewards import Rewards
 from zerodrift.records.verdict import Probe, VerdictRecord
+from zerodrift.tasks.checked import open_task
 
 _ADVICE = RefusalAdvice(
     key="put the server's --api-key into a variable and name it in the file: engine.api_key_env",

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -25,6 +26,7 @@ from zerodrift.audit.diagnose import Suspect, diagnose
 from zerodrift.audit.explain import attributed, by_samples_alone
 from zerodrift.audit.failure_replay import FailureReplay
 from zerodrift.audit.floor import measure_floor, some_of
+from zerodrift.audit.in_company import only_in_company
 from zerodrift.audit.measure import Measurement, Observed, measure, tabulate
 from zerodrift.audit.observe import BATCH, observe
 from zerodrift.audit.plan import asked_again
@@ -38,6 +40,7 @@ from zerodrift.audit.probes.template import chat_template, templates_asked
 from zerodrift.audit.record import verdict_record
 from zerodrift.audit.response.signs import Signs, settled
 from zerodrift.audit.setup import AuditSetup
+from zerodrift.backends.base import Capability
 from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import EngineError, EngineRefused, InvalidValue
@@ -50,7 +53,7 @@ from zerodrift.drift.shape import describe, shape
 from zerodrift.drift.tokens import TokenTable
 from zerodrift.records.case import Case
 from zerodrift.records.directory import ROLLOUTS
-from zerodrift.records.evidence import ParityEvidence
+from zerodrift.records.evidence import AgreementEvidence, ParityEvidence
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe, VerdictRecord
 
@@ -74,7 +77,15 @@ class Audit(AuditSetup):
     """An audit that is set up, and how it runs."""
 
     def run(self) -> "Audited":
-        """All probes."""
+        """All probes; where numbers are wrong, also the smallest request that shows it."""
+        audited, replay = self.judge()
+        if replay is None:
+            return audited
+        self.progress.stage("reduce")
+        return audited.with_case(replay.smallest())
+
+    def judge(self) -> "tuple[Audited, FailureReplay | None]":
+        """All probes, and how to ask again for the worst of wrong numbers; None where none are."""
         rng = np.random.default_rng(self.validation.seed)
         fingerprint = self._fingerprint()
         results, rollouts = self._ask()
@@ -82,12 +93,14 @@ class Audit(AuditSetup):
         observed = _observed(answered)
         if not observed:
             results.append(not_judged(Probe.PARITY, "nothing to compare", required=True))
-            return self._audited(
-                fingerprint, decide(results, (), Circumstances(required=self.required)), None
-            )
+            decision = decide(results, (), Circumstances(required=self.required))
+            return self._audited(fingerprint, decision, None), None
         material = self._material(answered, observed)
         measurements, floor, gates = material.measurements, material.floor, material.gates
-        numbers, drawn = parity(material.table, gates, rng), self._drawn(material.table, floor)
+        numbers = parity(
+            material.table, gates, rng, to_have_more="raise validation.equivalence_trials, --trials"
+        )
+        drawn = self._drawn(material.table, floor)
         results += [numbers, drawn]
         explained: tuple[CauseFound, ...] = ()
         # One sequence has no spread between sequences: what is wrong with it stays without a name.
@@ -102,6 +115,8 @@ class Audit(AuditSetup):
             results += [*suite.ends(measurements), *suite.parameters(measurements)]
         results += [*suite.consistency(semantic=semantic), *suite.head(), *suite.given()]
         results.append(self._return(material, failed=numbers.status is Outcome.FAIL))
+        if numbers.status is Outcome.FAIL and nameless(explained) and not _predicted(results):
+            explained = self._in_company(material) or explained
         # Before an update: some engines show the digest of their weights as a setting.
         results += self._unchanged(fingerprint)
         worst = answered[max(range(len(measurements)), key=lambda number: _size(measurements[number]))].index
@@ -111,11 +126,9 @@ class Audit(AuditSetup):
         explained = settled(explained, signs, self.engine.name)
         about = self._circumstances(fingerprint, _mean(numbers), gates.mean, replay)
         decision = _with_aside(decide(results, explained, about))
-        audited = self._audited(fingerprint, decision, material)
-        if numbers.status is not Outcome.FAIL:
-            return audited
-        self.progress.stage("reduce")
-        return audited.with_case(replay.smallest())
+        return self._audited(fingerprint, decision, material), (
+            replay if numbers.status is Outcome.FAIL else None
+        )
 
     def _circumstances(
         self, fingerprint: EngineFingerprint, mean: float, gate: float, replay: FailureReplay
@@ -164,7 +177,9 @@ class Audit(AuditSetup):
         rollouts = [readable(rollout, facts.vocab_size) for rollout in rollouts]
         same = guarded(Probe.TOKENIZER, lambda: tokenizer(self.engine, self.reference))
         rendered = guarded(Probe.TEMPLATE, lambda: self._template(same))
-        return [contract(rollouts, self.engine.name, facts, self.sources), same, rendered], rollouts
+        decode = self.reference.tokenizer.decode
+        honoured = contract(rollouts, self.engine.name, facts, self.sources, decode)
+        return [honoured, same, rendered], rollouts
 
     def _template(self, same: ProbeResult) -> ProbeResult:
         if same.status is Outcome.FAIL:
@@ -259,21 +274,46 @@ class Audit(AuditSetup):
         parted = parted_by(asked, material.floor, material.gates, np.random.default_rng(seed), further)
         return with_split(explained, parted, self.engine.name)
 
+    def _in_company(self, material: Material) -> tuple[CauseFound, ...]:
+        """Numbers that nothing predicts: are they right alone?"""
+        self.progress.stage("company")
+        sizes = [
+            (rollout.index, float(np.abs(item.delta).mean()))
+            for rollout, item in zip(material.answered, material.measurements, strict=True)
+        ]
+        salted = Capability.CACHE_SALT in self.engine.capabilities
+        salt = f"company-{self.validation.seed}-{time.time_ns()}" if salted else None
+        try:
+            told = only_in_company(self._measured_each, self.requests(), sizes, material.gates, salt)
+        except EngineError:
+            return ()
+        if told is None:
+            return ()
+        return (found("path/batch-variance", self.engine.name, FoundBy.VALUE, told, gating=True),)
+
     def _measured_anew(self, requests: list[Request]) -> Sequence[Measurement]:
         """What the engine answers to requests of no plan, where it can be read."""
+        return [each for one in self._measured_each(requests) for each in one]
+
+    def _measured_each(self, requests: list[Request]) -> list[Sequence[Measurement]]:
+        """The same, of each request by itself."""
         askable = self._askable(requests)
+        answers = [
+            answer
+            for begin in range(0, len(askable), BATCH)
+            for answer in generated(self.engine, askable[begin : begin + BATCH])
+        ]
+        readable_ones = [
+            [each for each in answer.completions if each.token_ids and np.isfinite(each.logprobs).all()]
+            for answer in answers
+        ]
         observed = [
             Observed(each, request.sampling)
-            for begin in range(0, len(askable), BATCH)
-            for request, answer in zip(
-                requests[begin : begin + BATCH],
-                generated(self.engine, askable[begin : begin + BATCH]),
-                strict=True,
-            )
-            for each in answer.completions
-            if each.token_ids and np.isfinite(each.logprobs).all()
+            for request, completions in zip(requests, readable_ones, strict=True)
+            for each in completions
         ]
-        return measure(self.reference.teacher, observed, self.reference.facts.eos_token_ids)
+        measured = iter(measure(self.reference.teacher, observed, self.reference.facts.eos_token_ids))
+        return [list(islice(measured, len(completions))) for completions in readable_ones]
 
     def _audited(
         self, fingerprint: EngineFingerprint, decision: Decision, material: Material | None
@@ -322,6 +362,11 @@ def _with_aside(decision: Decision) -> Decision:
     if decision.verdict is not Outcome.PASS or not aside:
         return decision
     return decision._replace(message=f"{decision.message} But {aside[0]}.")
+
+
+def _predicted(results: Sequence[ProbeResult]) -> bool:
+    """Whether what the engine does in company is known to the number."""
+    return any(isinstance(each.evidence, AgreementEvidence) and each.evidence.predicted for each in results)
 
 
 def _mean(numbers: ProbeResult) -> float:

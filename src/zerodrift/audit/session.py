@@ -20,7 +20,7 @@ from zerodrift.audit.prompts import assorted, check_file, from_file, of_lengths
 from zerodrift.audit.replay import Replay, Replayed
 from zerodrift.audit.run import Audit, Audited
 from zerodrift.audit.setup import RecordedBaseline
-from zerodrift.audit.tasks import check_room, open_task, prompts_of
+from zerodrift.audit.tasks import check_room
 from zerodrift.audit.trainers import open_trainer
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.reference import ReferenceBackend
@@ -41,6 +41,7 @@ from zerodrift.records.lock import only_writer
 from zerodrift.records.seal import SEAL
 from zerodrift.records.tokens import write_tokens
 from zerodrift.records.verdict import Outcome
+from zerodrift.tasks.checked import open_task, prompts_of
 
 DEFAULT_MODEL = "testbed:qwen3"
 PRECISIONS = {"float32": Precision.FP32, "float64": Precision.FP32, "bfloat16": Precision.BF16}
@@ -256,7 +257,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         if validation.task is None:
             return None
         task, vocab_size = open_task(validation.task, spec), reference.facts.vocab_size
-        return Posed(task, prompts_of(task, validation.num_prompts, validation.seed, vocab_size))
+        cure = "--set validation.num_prompts={} asks for as many"
+        return Posed(task, prompts_of(task, validation.num_prompts, validation.seed, vocab_size, cure))
 
     def _checkpoint(self, spec: str, directory: Path) -> Path | None:
         """A directory that an engine can be pointed at: the model's own, or a testbed model written out."""

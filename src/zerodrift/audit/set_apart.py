@@ -4,6 +4,7 @@ What company does is not what comes and goes, and scores that mean something els
 """
 
 from collections.abc import Sequence
+from math import inf
 
 import msgspec
 
@@ -14,16 +15,21 @@ from zerodrift.records.verdict import CauseFound, Outcome, Probe
 
 COMPARABLE = 0.3
 """Two differences within this factor of each other may be one."""
-SERVED = "path/prefix-cache"
+SERVED, COMPANY = "path/prefix-cache", "path/batch-variance"
 LATER = frozenset({Probe.ENDS, Probe.PARAMETERS, Probe.PREFILL_DECODE})
 
 
-def company_apart(results: Sequence[ProbeResult], gate: float) -> tuple[ProbeResult, ...]:
+def company_apart(
+    results: Sequence[ProbeResult], gate: float, explanations: Sequence[CauseFound] = ()
+) -> tuple[ProbeResult, ...]:
     """What is otherwise at the end of an audit came in other company, where company is known to make as much of a
     difference: an engine that repeats itself alone is not one whose numbers come and go."""
     known = [each for each in results if _by_company(each) and gap(each) > gate]
     alone_repeats = not any(each.probe is Probe.REPEAT and each.causes for each in results)
     most = max((largest(each) for each in known), default=0.0)
+    if any(each.cause == COMPANY and each.gating for each in explanations):
+        # Wrong in company twice, and right alone as often.
+        most = inf
     why = "but so are requests in company from those alone, and company is not the same twice"
     return tuple(
         _anothers(each, why)

@@ -14,7 +14,6 @@ import msgspec
 import torch
 
 from zerodrift import models
-from zerodrift.audit import user_objects
 from zerodrift.config.model import Device
 from zerodrift.core import require
 from zerodrift.core.errors import ConfigError, InvalidValue
@@ -22,6 +21,7 @@ from zerodrift.core.task import Scorer
 from zerodrift.models.loading import dtype_of
 from zerodrift.models.lora import attach
 from zerodrift.models.placing import check_device, place
+from zerodrift.tasks import user_objects
 
 BUILT_IN = "transformers"
 EXAMPLES = f"{BUILT_IN}, {BUILT_IN}:dtype=bfloat16,packed=true or my_module:scorer"

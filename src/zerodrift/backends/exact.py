@@ -58,8 +58,8 @@ class ExactBackend(OwnTokenizer):
             )
         except UnsupportedModel as error:
             raise UnsupportedModel(
-                f"the exact engine, which is audited where no other is named, cannot run this model; choose the engine that "
-                f"serves it, with --engine vllm, sglang or llama-cpp, or --engine reference ({error})"
+                f"the exact engine, which is audited unless engine.name (--engine) says otherwise, cannot run this model: {error}. "
+                "To audit the engine that serves it: --engine vllm, sglang or llama-cpp; or --engine reference"
             ) from error
         self.own_tokenizer = self.engine.tokenizer
 

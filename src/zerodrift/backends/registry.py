@@ -61,8 +61,9 @@ def check_engine(config: EngineConfig) -> None:
         )
     if config.name in STARTED_FROM and config.url is None and config.python is None:
         raise ConfigError(
-            "engine.url and engine.python are both null: give the address of a running server (--url), or the "
-            f"interpreter of an environment with {STARTED_FROM[config.name]} (--set engine.python=…/bin/python) to start one"
+            "engine.url and engine.python are both null: write the address of a running server into engine.url (audit: "
+            f"--url), or into engine.python the interpreter of an environment with {STARTED_FROM[config.name]} (audit: --set "
+            "engine.python=…/bin/python) to start one"
         )
     if config.name != "vllm" and config.route != EngineConfig().route:
         raise ConfigError(

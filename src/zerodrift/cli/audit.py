@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from zerodrift.cli import console
-from zerodrift.cli.bar import Bar
+from zerodrift.cli.bar import Bar, import_shown
 from zerodrift.cli.console import JsonOption
 
 if TYPE_CHECKING:
@@ -222,6 +222,7 @@ def diff_command(
 
 def _session(resolved: "RunConfig", out: Path | None, inject: str | None, **options: Any) -> "Session":
     # Seconds of imports, and not before what can be refused without them.
+    import_shown("zerodrift.audit.session")
     from zerodrift.audit.session import Session
     from zerodrift.cli.env import beside_a_run
 
@@ -239,7 +240,9 @@ def _session(resolved: "RunConfig", out: Path | None, inject: str | None, **opti
 def _run(session: "Session", *, named: bool) -> "VerdictRecord":
     from zerodrift.audit.session import command_line
 
-    with Bar() as progress, console.resumable(progress, session.directory, named=named):
+    progress = Bar()
+    # The bar ends first: a note beside it would be drawn over.
+    with console.resumable(progress, session.directory, named=named), progress:
         return session.run(progress, reproduce=command_line(sys.argv[1:])).record
 
 

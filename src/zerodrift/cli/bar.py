@@ -1,6 +1,7 @@
 """How far is it? A bar on a terminal; in a log, a line where a stage takes long."""
 
 import time
+from importlib import import_module
 from typing import Self
 
 from rich import progress
@@ -22,6 +23,9 @@ class _Count(progress.ProgressColumn):
 
 class Bar:
     """One line that changes with the stage."""
+
+    part = ""
+    """Before the name of every stage, where there are several runs: `2/4 `."""
 
     def __init__(self) -> None:
         """Drawn only on a terminal."""
@@ -48,9 +52,14 @@ class Bar:
 
     def stage(self, name: str) -> None:
         """A new stage begins; its length is not known yet."""
-        self._stage, self._done = name, ""
-        self._bar.reset(self._task, description=name, total=None)
+        self._stage, self._done = f"{self.part}{name}", ""
+        self._bar.reset(self._task, description=self._stage, total=None)
         self._log()
+
+    def describe(self, text: str) -> None:
+        """What the stage shows by now; it goes on."""
+        self._stage = text
+        self._bar.update(self._task, description=text)
 
     def step(self, done: int, total: int) -> None:
         """So much of the stage is done."""
@@ -65,7 +74,7 @@ class Bar:
     def _log(self) -> None:
         if self._bar.disable and time.monotonic() - self._logged >= QUIET_S:
             self._logged = time.monotonic()
-            console.note(self.place)
+            console.note(f"running: {self.place}")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -73,3 +82,10 @@ class Bar:
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
+
+
+def import_shown(module: str) -> None:
+    """Import what takes seconds (torch), where an empty screen would look like a command that hangs."""
+    with Bar() as bar:
+        bar.stage("start")
+        import_module(module)

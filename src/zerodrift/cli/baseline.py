@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from zerodrift.cli import console
-from zerodrift.cli.bar import Bar
+from zerodrift.cli.bar import Bar, import_shown
 from zerodrift.config.model import Device
 
 app = typer.Typer(no_args_is_help=True, help="Record a reference to audit against later, or elsewhere.")
@@ -14,10 +14,13 @@ app = typer.Typer(no_args_is_help=True, help="Record a reference to audit agains
 
 @app.command("record")
 def record(
-    model: Annotated[str, typer.Argument(help="Checkpoint directory or testbed:NAME.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint directory or testbed:NAME.")],
     out: Annotated[Path, typer.Option(help="File to write; an unfinished one is resumed.")],
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with `prompt` or `messages`; default: generated prompts.")
+        Path | None,
+        typer.Option(
+            help="JSON lines with `prompt`, `prompt_token_ids` or `messages`; default: generated prompts."
+        ),
     ] = None,
     num_prompts: Annotated[int, typer.Option(help="Prompts to record.")] = 256,
     max_tokens: Annotated[int, typer.Option(help="Tokens to sample per prompt.")] = 64,
@@ -32,6 +35,7 @@ def record(
 
     $ zerodrift baseline record ./model --prompts prompts.jsonl --out base.jsonl
     """
+    import_shown("zerodrift.audit.baseline")
     from zerodrift.audit.baseline import record as record_rows
     from zerodrift.audit.prompts import check_file, from_file, generated
     from zerodrift.backends.reference import ReferenceBackend

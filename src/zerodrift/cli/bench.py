@@ -12,6 +12,7 @@ from rich.table import Table
 from zerodrift.cli import console
 from zerodrift.cli.audit import options_of
 from zerodrift.cli.bar import Bar
+from zerodrift.cli.console import JsonOption
 from zerodrift.core.errors import ConfigError, ModelNotFound
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ LOGS = Path("runs/bench")
 
 # Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
 def command(
-    model: Annotated[str, typer.Argument(help="Checkpoint directory or testbed:NAME.")] = "testbed:qwen3",
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Checkpoint directory or testbed:NAME.")
+    ] = "testbed:qwen3",
     engine: Annotated[str | None, typer.Option(help="Who else takes part; as in an audit.")] = None,
     url: Annotated[str | None, typer.Option(help="Address of its server.")] = None,
     settings: Annotated[
@@ -42,9 +45,7 @@ def command(
     threads: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Of this process; default: what torch takes here.")
     ] = None,
-    json: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers here, too.")
-    ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Serve the same requests by several engines in turns, and compare.
 
@@ -72,11 +73,10 @@ def command(
     resolved = load(None, settings or [], options_of(model=model, engine=engine, url=url))
     with _other(resolved, requests, named=engine is not None) as other, Bar() as bar:
         setup, standings = _measure(bar, other, model, (requests, shorten, rounds, threads))
-    if json is not None:
-        json.parent.mkdir(parents=True, exist_ok=True)
-        content = msgspec.json.encode({"schema": 2, **setup, "standings": standings})
-        json.write_bytes(msgspec.json.format(content) + b"\n")
-    console.stdout().print(_table(setup, standings))
+    if as_json:
+        console.say_json({"schema": 2, **setup, "standings": standings})
+    else:
+        console.stdout().print(_table(setup, standings))
 
 
 def _measure(

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from zerodrift.cli import console
-from zerodrift.cli.bar import Bar
+from zerodrift.cli.bar import Bar, import_shown
 from zerodrift.cli.console import JsonOption
 from zerodrift.config.model import Device
 from zerodrift.config.precision import Precision
@@ -96,7 +96,11 @@ def command(
 
     {"prompt_token_ids": [..], "token_ids": [..], "logprobs": [..], "step": 7,
     "version": "7", "temperature": 0.7, "trainer_logprobs": [..]}
+
+    old_logprobs and the names of verl, TRL and NeMo-RL for the trainer's
+    numbers mean the same as trainer_logprobs (docs/blame.md).
     """
+    import_shown("zerodrift.audit.blame")
     from zerodrift import models
     from zerodrift.audit.blame import ENGINE, Blame
     from zerodrift.audit.recorded.checkpoints import per_step

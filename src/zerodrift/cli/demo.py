@@ -88,6 +88,8 @@ def command(
     failures = 0
     with tempfile.TemporaryDirectory(prefix="zerodrift-demo-") as folder, Bar() as bar:
         for number, scene in enumerate(scenes):
+            bar.part = f"{number + 1}/{len(scenes)} "
+            bar.stage("start")
             record = _audit(scene, extra, Path(folder) / str(number), bar)
             failures += _add(table, scene, record)
     console.stdout().print(table)

@@ -4,13 +4,13 @@ import os
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import typer
 
 from zerodrift import __version__
 from zerodrift.cli import console
+from zerodrift.cli.console import JsonOption
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -19,7 +19,7 @@ PACKAGES = ("torch", "transformers", "numpy", "scipy", "safetensors", "tokenizer
 
 
 def command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for bug reports and scripts.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show versions, processor, threads and devices.
 

@@ -26,7 +26,9 @@ from zerodrift.cli import (
     env,
     init,
     preflight,
+    serve,
     sync,
+    train,
     view,
 )
 
@@ -42,7 +44,9 @@ COMMANDS: Mapping[str, Command] = {
     "blame": blame.command,
     "doctor": doctor.command,
     "demo": demo.command,
+    "train": train.command,
     "baseline": baseline.app,
+    "serve": serve.command,
     "view": view.command,
     "archive": archive.app,
     "sync": sync.app,

@@ -10,7 +10,7 @@ import typer
 
 from zerodrift.cli import console
 from zerodrift.cli.audit import RUNS, ResetOption
-from zerodrift.cli.bar import Bar
+from zerodrift.cli.bar import Bar, import_shown
 from zerodrift.cli.console import JsonOption
 from zerodrift.core.errors import ConfigError
 
@@ -59,6 +59,7 @@ def command(
     _check_options(resolved, [history, record], sync=sync, reset_cache=reset_cache)
     compared, recorded = _histories(history, record)
     # Seconds of imports, and not before what can be refused without them.
+    import_shown("zerodrift.audit.preflight")
     from zerodrift.audit.preflight import Preflight
     from zerodrift.cli.env import beside_a_run
 
@@ -72,7 +73,8 @@ def command(
         recorded=recorded,
         environment=beside_a_run(),
     )
-    with Bar() as progress, console.resumable(progress, preflight.directory, named=out is not None):
+    progress = Bar()
+    with console.resumable(progress, preflight.directory, named=out is not None), progress:
         done = preflight.run(progress, shlex.join(["zerodrift", *sys.argv[1:]]))
     _publish(done, preflight.directory, as_json=as_json)
     if record is not None:

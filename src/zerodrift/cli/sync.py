@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerodrift.cli import console
+from zerodrift.cli.console import JsonOption
 
 if TYPE_CHECKING:
     from zerodrift.sync.ledger import ReceiptLedger
@@ -37,7 +38,7 @@ def key(path: Annotated[Path, typer.Argument(metavar="FILE", help="Where none is
 
 
 @app.command("status")
-def status(directory: Directory, key: Key = None) -> None:
+def status(directory: Directory, key: Key = None, as_json: JsonOption = False) -> None:
     """Which weights serve, and does a receipt vouch for them?
 
     Of a directory of versions (`Updates`): the version that serves, and those
@@ -47,34 +48,22 @@ def status(directory: Directory, key: Key = None) -> None:
     confirmed, since no rollout of that replica is accepted then.
 
     $ zerodrift sync status runs/weights
-    $ zerodrift sync status runs/receipts --key receipt.key
+    $ zerodrift sync status runs/receipts --key receipt.key --json
     """
     from zerodrift.sync.judge import Arrival
-    from zerodrift.weights.registry import LOG as VERSIONS
-    from zerodrift.weights.registry import Versions, read_log
 
-    found = False
-    if (directory / VERSIONS).is_file():
-        found = True
-        versions = Versions()
-        for entry in read_log(directory / VERSIONS):
-            versions = versions.after(entry)
-        for label in versions.kept:
-            digest = versions.known[label].version.digest or ""
-            serves = "serves" if label == versions.current else "kept"
-            console.say(f"{serves:<8} {label}  {digest[:12]}")
-    ledger = _ledger(directory, key)
-    for place in () if ledger is None else ledger.places:
-        found = True
-        receipt = ledger.last(place) if ledger is not None else None
-        assert receipt is not None, "a place is one of a receipt"
-        _say_receipt(receipt)
-    if not found:
+    versions, receipts = _versions(directory), _last_receipts(directory, key)
+    if not versions and not receipts:
         _nothing(directory, key)
-    if ledger is not None and any(
-        (last := ledger.last(place)) is not None and last.arrival is not Arrival.CONFIRMED
-        for place in ledger.places
-    ):
+    if as_json:
+        console.say_json({"versions": versions, "receipts": receipts})
+    else:
+        for version in versions:
+            serves = "serves" if version["serves"] else "kept"
+            console.say(f"{serves:<8} {version['label']}  {str(version['digest'])[:12]}")
+        for receipt in receipts:
+            _say_receipt(receipt)
+    if any(receipt.arrival is not Arrival.CONFIRMED for receipt in receipts):
         raise typer.Exit(1)
 
 
@@ -157,6 +146,30 @@ def _verified(directory: Path, key: Path, rollouts: Path | None) -> None:
     if rollouts is not None:
         let_in = require_receipt(read_lines(rollouts, ReceiptedRollout), ledger)
         console.say(f"{len(let_in)} rollouts, every token by weights that a receipt vouches for")
+
+
+def _versions(directory: Path) -> list[dict[str, str | bool]]:
+    """Versions that are kept, oldest first; none where the directory holds no engine's."""
+    from zerodrift.weights.registry import LOG, Versions, read_log
+
+    versions = Versions()
+    for entry in read_log(directory / LOG) if (directory / LOG).is_file() else ():
+        versions = versions.after(entry)
+    return [
+        {
+            "label": label,
+            "digest": versions.known[label].version.digest or "",
+            "serves": label == versions.current,
+        }
+        for label in versions.kept
+    ]
+
+
+def _last_receipts(directory: Path, key: Path | None) -> "list[Receipt]":
+    """The last of every replica and rank."""
+    ledger = _ledger(directory, key)
+    lasts = [] if ledger is None else [ledger.last(place) for place in ledger.places]
+    return [receipt for receipt in lasts if receipt is not None]
 
 
 def _ledger(directory: Path, key: Path | None) -> "ReceiptLedger | None":

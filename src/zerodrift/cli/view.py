@@ -29,6 +29,7 @@ def command(
     allow_host: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Another name that browsers reach it by.")
     ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="DIR may come later: the page waits for it.")] = False,
 ) -> None:
     """Watch a training in a browser, while it runs or afterwards.
 
@@ -38,7 +39,7 @@ def command(
     cannot show is called not observable, and never drawn as 0.
 
     In the training script (or attach(trainer, directory="runs/train") of
-    zerodrift.integrations.trl), then here, in any order:
+    zerodrift.integrations.trl), then here; before DIR is there, with --wait:
 
     monitor = zerodrift.Monitor(directory="runs/train")
 
@@ -50,11 +51,11 @@ def command(
 
     $ zerodrift view runs/train --host 0.0.0.0
     """
-    from zerodrift.view.live.access import Access, is_loopback, token_for
-    from zerodrift.view.live.server import names_of, open_server
+    from zerodrift.view.live.access import Access, token_for
+    from zerodrift.view.live.server import open_server
+    from zerodrift.web.access import is_loopback, names_of
 
-    if directory.exists() and not directory.is_dir():
-        raise ConfigError(f"{directory} is a file; name the directory that it is in")
+    _check(directory, may_come=wait)
     token = token_for(host, token_file)
     try:
         server = open_server(directory, host, port, Access(names_of(host, allow_host or ()), token))
@@ -63,7 +64,7 @@ def command(
             f"cannot listen on {host} port {port} ({error.strerror or error}); --port 0 takes a free one"
         ) from error
     if not directory.exists():
-        console.note(f"{directory} is not there yet; the page waits for it")
+        console.note(f"{directory} is not there yet; the page shows it as soon as it is")
     if not is_loopback(host):
         console.note("the page is not encrypted: whoever reads the network reads it, and its token")
     console.say(f"{_address(host, server.server_port, token)}   (Ctrl-C ends it; training goes on)")
@@ -76,11 +77,22 @@ def command(
         server.server_close()
 
 
+def _check(directory: Path, *, may_come: bool) -> None:
+    """Refuse what no page can be made of; a wrong name would otherwise be waited for without an end."""
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"{directory} is a file; name the directory that it is in")
+    if not directory.exists() and not may_come:
+        raise ConfigError(
+            f"there is no directory {directory}; name one that Monitor(directory=…), an archive or an audit wrote, "
+            "or add --wait if its training has still to start"
+        )
+
+
 def _address(host: str, port: int, token: str | None) -> str:
     """To be opened; a wildcard is replaced by this machine's name."""
     import socket
 
-    from zerodrift.view.live.access import WILDCARDS
+    from zerodrift.web.access import WILDCARDS
 
     name = socket.gethostname() if host in WILDCARDS else f"[{host}]" if ":" in host else host
     return f"http://{name}:{port}/" + (f"?token={token}" if token else "")

@@ -6,6 +6,7 @@ from zerodrift.config.engine import EngineConfig
 from zerodrift.config.model import ModelConfig
 from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.config.sampling_defaults import SamplingDefaults
+from zerodrift.config.training import TrainConfig
 from zerodrift.config.validation import ValidationConfig
 from zerodrift.core.errors import InvalidValue
 
@@ -27,6 +28,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """When a running job stops trusting its engine."""
     validation: ValidationConfig = ValidationConfig()
     """What an audit compares."""
+    train: TrainConfig = TrainConfig()
+    """How `zerodrift train` learns."""
 
     def __post_init__(self) -> None:
         """Sections that contradict each other are refused."""

@@ -52,6 +52,18 @@ class ContractViolation(InvalidValue):
     code = "value/contract"
 
 
+class RewardFailed(InvalidValue):
+    """A reward function that raised, did not answer in time, or gave no finite number: nothing was trained on."""
+
+    code = "train/reward"
+
+
+class RewardMisbound(InvalidValue):
+    """A reward that was given for another output than the one it stands beside."""
+
+    code = "train/misbound"
+
+
 class ConfigError(ZerodriftError):
     """A configuration that does not say what it means."""
 
@@ -163,6 +175,24 @@ class DuplicateRequest(EngineError):
     code = "engine/duplicate-request"
 
 
+class UnknownAdapter(EngineError):
+    """No adapter of this name is loaded."""
+
+    code = "engine/unknown-adapter"
+
+
+class DuplicateAdapter(EngineError):
+    """An adapter of this name is loaded already."""
+
+    code = "engine/duplicate-adapter"
+
+
+class AdapterInUse(EngineError):
+    """An adapter cannot be unloaded under requests, nor its base be swapped under it."""
+
+    code = "engine/adapter-in-use"
+
+
 class OutOfBlocks(EngineError):
     """A request that would not fit into the whole KV memory of our engine, even alone."""
 
@@ -235,6 +265,19 @@ class NoReceipt(ZerodriftError):
     """A rollout, or an engine, without a receipt which says that the engine has the weights that it names."""
 
     code = "update/no-receipt"
+
+
+class TrainingHalted(ZerodriftError):
+    """The monitor's breaker opened: nothing more is trained on until somebody has looked."""
+
+    code = "train/halted"
+    exit_code = 3
+
+
+class CheckpointMismatch(RecordError):
+    """A checkpoint or a run of another model, another configuration, or another way to compute."""
+
+    code = "train/checkpoint"
 
 
 class ExactError(ZerodriftError):

@@ -5,9 +5,13 @@ with everything, and that `True` is an int.
 """
 
 import math
+from enum import StrEnum
 from types import UnionType
+from typing import TypeVar
 
 from zerodrift.core.errors import InvalidValue
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def real(
@@ -58,3 +62,11 @@ def token_ids(error: type[InvalidValue], name: str, ids: object) -> None:
     for position, token in enumerate(ids):
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise error(f"{name}[{position}] is {token!r}; a token id is a non-negative int")
+
+
+def one_of(choices: type[Choice], name: str, value: str) -> Choice:
+    """A word of a user as one of `choices`."""
+    try:
+        return choices(value)
+    except ValueError:
+        raise InvalidValue(f"{name} is {value!r:.80}; use one of {', '.join(choices)}") from None

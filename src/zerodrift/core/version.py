@@ -25,6 +25,19 @@ class WeightVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidValue("a weight version needs a non-empty label; use the training step or a digest")
 
 
+class AdapterVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A LoRA adapter beside a set of weights: the name that requests ask for, and a digest over base, A, B and scale."""
+
+    name: str
+    digest: str
+
+    def __post_init__(self) -> None:
+        """It can be asked for."""
+        require.instance(InvalidValue, "digest", self.digest, str)
+        if not isinstance(self.name, str) or not self.name:
+            raise InvalidValue(f"an adapter is called {self.name!r}; requests ask for it by a non-empty name")
+
+
 class _Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: WeightVersion
     start: int

@@ -1,4 +1,4 @@
-"""The whole answer, as `--format json` writes it and the terminal shows it."""
+"""The whole answer, as `--json` writes it and the terminal shows it."""
 
 import msgspec
 
@@ -56,7 +56,12 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         """How often each severity occurs, worst first."""
         found = [advice.severity for advice in self.findings]
         found += [row.severity for row in self.settings if row.severity is Severity.UNKNOWN]
-        return [f"{found.count(each)} {each}" for each in Severity if each in found]
+        plural = (Severity.RISK, Severity.NOTE)
+        return [
+            f"{number} {each}s" if number > 1 and each in plural else f"{number} {each}"
+            for each in Severity
+            if (number := found.count(each))
+        ]
 
 
 def diagnose(

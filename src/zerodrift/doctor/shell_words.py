@@ -103,6 +103,8 @@ def _stranger(words: Sequence[str]) -> str:
         return f"{name!r} starts a container; paste what runs inside it"
     if name == "vllm":
         return "`vllm` is not followed by `serve`"
+    if any(word.startswith("sglang") for word in words):
+        return "it starts SGLang, whose settings are not judged; ask what it answers: zerodrift audit MODEL --engine sglang --url …"
     return f"{safe(' '.join(words[:2]))!r} starts something else than vLLM"
 
 

@@ -47,7 +47,7 @@ class ZerodriftFile(SettingsFile):
         engine = self._config.engine
         if engine.url is not None:
             sampling[RUNNING] = unknown(RUNNING)
-            return Reading(sampling, (), server=secrets.safe(engine.url))
+            return Reading(sampling, self._of_another_start(), server=secrets.safe(engine.url))
         if engine.name != VLLM:
             # What its logprobs mean is asked of every engine; the rest are flags of vLLM.
             mode = asked["logprobs_mode"]
@@ -71,6 +71,13 @@ class ZerodriftFile(SettingsFile):
         if engine.args or refusal.value:
             found["refused"] = refusal
         return Reading(sampling | found, tuple(vllm_settings.not_judged(parsed)))
+
+    def _of_another_start(self) -> tuple[str, ...]:
+        """Settings that only a start would use, where the server runs already and has its own."""
+        paths = [spec.path for spec in self._names.values() if spec.path.startswith("engine.")]
+        written = [path for path in paths if self._text.get(path.split(".")) not in (msgspec.UNSET, None)]
+        said = "for an engine that zerodrift starts; the one at engine.url runs already, with settings of its own"
+        return (f"{', '.join(written)}: {said}",) if written else ()
 
     def _asked(self, name: str) -> Setting | None:
         """What the configuration asks for; None where it leaves it to the engine."""

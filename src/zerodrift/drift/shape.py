@@ -67,7 +67,8 @@ def _words(name: str, value: float) -> str:
         ),
         "signed_bias": (
             abs(value) > CLEAR,
-            f"the engine reports too {'little' if value > 0 else 'much'} nearly everywhere",
+            # Of whoever reported them: a trainer's numbers are asked too.
+            f"the logprobs are too {'low' if value > 0 else 'high'} nearly everywhere",
         ),
         "sequence_concentration": (value > FEW, f"one sequence is off {value:.1f} times as much as the mean"),
     }

@@ -2,13 +2,15 @@
 
 The graph holds what an eager step does, with the same modules and kernels: forward, head, draw; and it goes on to the next
 round by itself, with the tokens that it drew. Its inputs lie in tensors that never move; a step writes them by three
-copies, replays as many rounds as it has, and reads all their tokens back by one. Sequences are seats 0 to the size of the
+copies and replays as many rounds as it has. Copies come from and go to pinned memory, of which there are two sets in turn: so a
+step can be launched behind another that is not read yet, and takes its tokens from where that one leaves them. Sequences are seats 0 to the size of the
 graph; seats that nobody has, or that have had their rounds, are computed with no key in sight, write their K and V into a
 block that is nobody's, and are not read. Weights never move either, so a swap leaves a graph valid.
 Shapes: B seats, J blocks, K rounds.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 
 from zerodrift.engine.limits import MOST_ROUNDS
-from zerodrift.engine.plan import Draw, StepPlan
+from zerodrift.engine.plan import TO_COME, Draw, StepPlan
 from zerodrift.exact.logprobs import head
 from zerodrift.exact.ops.interface import HeadShape
 from zerodrift.exact.paged import PagedKV, Pages, forward_tokens
@@ -55,7 +57,12 @@ class DecodeGraphs:
             len(part.token_ids) == 1 and len(part.draws) == 1 and not part.scored for part in plan.slices
         ):
             return None
-        return next(size for size in SIZES if size >= len(plan.slices))
+        return _least(len(plan.slices))
+
+    def can_follow(self, plan: StepPlan, sequences: int, blocks: int) -> bool:
+        """Whether a step behind `plan`, of some of its sequences, runs by the very graph that holds their tokens."""
+        graph = self._graphs.get(size := _least(len(plan.slices)))
+        return graph is not None and _least(sequences) == size and blocks <= graph.step.room
 
     def run(self, plan: StepPlan, size: int) -> "Iterator[Round]":
         """Start all rounds of `plan`; what every slice got in each, as soon as it is there."""
@@ -84,49 +91,73 @@ class _Graph:
         self.scale_B = torch.ones(size, device=device)
         self.round_1 = torch.zeros(1, dtype=torch.int64, device=device)
         self.out_K5B = torch.zeros(MOST_ROUNDS, 5, size, dtype=torch.float64, device=device)
-        self._host_K5B = torch.empty(self.out_K5B.shape, dtype=torch.float64, pin_memory=True)
         self.step = _SeatedStep(model, kv, size, 0)
         self.vocabulary = import_module("zerodrift.exact.ops.triton.vocabulary")
+        self._from_B = torch.zeros(size, dtype=torch.int64, device=device)
+        self._pinned = deque(_Pinned(size) for _ in range(2))
+        self._keys: dict[int, int] = {}
         self._pool = pool
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, plan: StepPlan) -> Iterator[Round]:
-        count, rounds = len(plan.slices), plan.rounds
-        tables, seats = array("i"), list[tuple[int, ...]]()
+        count, tables = len(plan.slices), array("i")
+        to_come = plan.slices[0].token_ids[0] == TO_COME
+        # Those of the step before last: it was read before the last one could be launched.
+        self._pinned.rotate()
+        pinned = self._pinned[0]
+        seats = list[tuple[int, ...]]()
         for seat, part in enumerate(plan.slices):
             last = part.start + part.rounds - 1
             seats.append((part.token_ids[0], part.start, last, len(tables), *_asked(part.draws[0], seat)))
             tables.extend(part.blocks)
         seats += [(0, 0, -1, 0, seat, 0, 0, 0, 0, 0) for seat in range(count, self.size)]
         if len(tables) > self.step.room:
+            assert not to_come, "asked before, since the tokens would be lost"
             # Where tables lie is part of the graph: more room is a new one.
             self.step = _SeatedStep(self.model, self.kv, self.size, 2 * len(tables) + 64 * self.size)
             self._graph = None
-        self._write(seats)
-        self.step.tables[: len(tables)].copy_(torch.frombuffer(tables, dtype=torch.int32))
+        columns = array("q", [value for column in zip(*seats, strict=True) for value in column])
+        pinned.seats_XB.copy_(torch.frombuffer(columns, dtype=torch.int64).view(_COLUMNS, self.size))
         temperatures = [part.draws[0].sampling.temperature or 1.0 for part in plan.slices]
         # As torch divides by a number on a GPU: it multiplies with the fp32 reciprocal.
-        self.scale_B[:count].copy_(torch.tensor(temperatures, dtype=torch.float32).reciprocal_())
+        pinned.scale_B[:count] = torch.tensor(temperatures, dtype=torch.float32).reciprocal_()
+        pinned.give_tables(tables)
+        if to_come:
+            pinned.from_B[:count] = torch.tensor([self._keys[part.key] for part in plan.slices])
+        self._write(pinned, len(tables), to_come=to_come)
         if self._graph is None:
             self._graph = self._captured()
-            self._write(seats)
+            self._write(pinned, len(tables), to_come=False)
+        self._keys = {part.key: seat for seat, part in enumerate(plan.slices)}
+        return self._read(self._replay(plan.rounds, pinned), pinned, count)
+
+    def _replay(self, rounds: int, pinned: "_Pinned") -> list[Any]:
+        assert self._graph is not None, "captured before"
         done = []
         for number in range(rounds):
             self._graph.replay()
             # Into pinned memory: the copy waits for its round alone, and the host for the copy.
-            self._host_K5B[number].copy_(self.out_K5B[number], non_blocking=True)
+            pinned.out_K5B[number].copy_(self.out_K5B[number], non_blocking=True)
             done.append(event := torch.cuda.Event())  # type: ignore[no-untyped-call]
             event.record()
-        return self._read(done, count)
+        return done
 
-    def _read(self, done: list[Any], count: int) -> Iterator[Round]:
-        for event, out_5B in zip(done, self._host_K5B, strict=False):
+    def _read(self, done: list[Any], pinned: "_Pinned", count: int) -> Iterator[Round]:
+        for event, out_5B in zip(done, pinned.out_K5B, strict=False):
             event.synchronize()
             yield Round(out_5B.tolist(), count)
 
-    def _write(self, seats: list[tuple[int, ...]]) -> None:
-        columns = array("q", [value for column in zip(*seats, strict=True) for value in column])
-        self.seats_XB.copy_(torch.frombuffer(columns, dtype=torch.int64).view(_COLUMNS, self.size))
+    def _write(self, pinned: "_Pinned", blocks: int, *, to_come: bool) -> None:
+        """Behind whatever is in flight; the host does not wait."""
+        tokens_B = None
+        if to_come:
+            self._from_B.copy_(pinned.from_B, non_blocking=True)
+            tokens_B = self.seats_XB[0][self._from_B]
+        self.seats_XB.copy_(pinned.seats_XB, non_blocking=True)
+        if tokens_B is not None:
+            self.seats_XB[0].copy_(tokens_B)
+        self.scale_B.copy_(pinned.scale_B, non_blocking=True)
+        self.step.tables[:blocks].copy_(pinned.tables[:blocks], non_blocking=True)
         self.round_1.zero_()
 
     def _captured(self) -> torch.cuda.CUDAGraph:
@@ -159,6 +190,23 @@ class _Graph:
         token_ids_B.copy_(out_5B[0])
         positions_B += live_B
         self.seats_XB[_DRAWN] += live_B
+
+
+class _Pinned:
+    """What a step brings to the device and back, in memory that a copy reads while the host goes on."""
+
+    def __init__(self, size: int) -> None:
+        self.seats_XB = torch.zeros(_COLUMNS, size, dtype=torch.int64, pin_memory=True)
+        self.from_B = torch.zeros(size, dtype=torch.int64, pin_memory=True)
+        """Seat of each sequence in the step before."""
+        self.scale_B = torch.ones(size, pin_memory=True)
+        self.out_K5B = torch.empty(MOST_ROUNDS, 5, size, dtype=torch.float64, pin_memory=True)
+        self.tables = torch.zeros(0, dtype=torch.int32)
+
+    def give_tables(self, tables: "array[int]") -> None:
+        if len(tables) > len(self.tables):
+            self.tables = torch.zeros(2 * len(tables), dtype=torch.int32, pin_memory=True)
+        self.tables[: len(tables)] = torch.frombuffer(tables, dtype=torch.int32)
 
 
 class _SeatedStep:
@@ -204,6 +252,10 @@ class _SeatedStep:
     def pages(self, layer_index: int) -> Pages:
         """Keys and values of a layer."""
         return self.kv.layers[layer_index]
+
+
+def _least(sequences: int) -> int:
+    return next(size for size in SIZES if size >= sequences)
 
 
 def _asked(draw: Draw, seat: int) -> tuple[int, int, int, int, int, int]:

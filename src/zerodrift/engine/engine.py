@@ -22,12 +22,14 @@ from zerodrift.core import require
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import BitsDiffer, EngineError, InvalidValue, InvariantBroken, ZerodriftError
 from zerodrift.core.request import SamplingParams
-from zerodrift.core.version import WeightVersion
+from zerodrift.core.version import AdapterVersion, WeightVersion
 from zerodrift.engine import consistency
+from zerodrift.engine.adapters import Adapters, AdapterSource
+from zerodrift.engine.ahead import Steps
 from zerodrift.engine.decode_graph import can_capture
 from zerodrift.engine.identity import Identity, fingerprint_of
 from zerodrift.engine.kv import DEFAULT_BYTES, blocks_in
-from zerodrift.engine.limits import default_limits, one_of, swap_policy
+from zerodrift.engine.limits import default_limits, swap_policy
 from zerodrift.engine.metrics import Clock, EngineMetrics, metrics_of
 from zerodrift.engine.output import (
     OnError,
@@ -49,6 +51,7 @@ from zerodrift.engine.prompts import (
     check_request,
     tokenizer_of,
 )
+from zerodrift.engine.reader import SoleReader
 from zerodrift.engine.runner import Runner
 from zerodrift.engine.sample import Phase, Sample
 from zerodrift.engine.sampler import LogprobsMode, Sampler
@@ -57,6 +60,7 @@ from zerodrift.engine.spot_check import SpotCheck
 from zerodrift.engine.text import Texts
 from zerodrift.engine.weights import StagedWeights, copy_running, own_model, stage, version_of
 from zerodrift.exact.fingerprint import stop_ids_of
+from zerodrift.exact.lora import LoraAdapter, applied
 from zerodrift.exact.paged import PagedKV
 from zerodrift.sampler.noise import draw_seed
 from zerodrift.weights.digest import checkpoint_state
@@ -71,6 +75,7 @@ class Engine:
     name = "exact"
     broken: ZerodriftError | None
     """Why it stopped itself: from then on every call raises this."""
+    _metrics: EngineMetrics
 
     def __init__(  # noqa: PLR0913  the settings that users of vLLM's LLM know, by their names
         self,
@@ -100,7 +105,7 @@ class Engine:
         """
         self.tokenizer = tokenizer_of(model, tokenizer)
         model = own_model(model, dtype)
-        self.mode = one_of(LogprobsMode, "logprobs_mode", logprobs_mode)
+        self.mode = require.one_of(LogprobsMode, "logprobs_mode", logprobs_mode)
         context = model.config.max_position_embeddings if max_model_len is None else max_model_len
         check_context(context, model.config)
         self.facts = ServedFacts(context, model.config.vocab_size, self.tokenizer is not None)
@@ -122,13 +127,13 @@ class Engine:
         first = version_of(checkpoint_state(model), version)
         self.scheduler = Scheduler(limits, first, self._texts.ended, sampler.runs_ahead)
         self.runner = Runner(model, kv, sampler)
+        self.adapters = Adapters(self.runner, self.scheduler)
+        self._steps = Steps(self.scheduler, self.runner)
         self._spot_check = SpotCheck(logprob_check_interval, limits.block_size, model.device.type)
-        self._numbers, self._clock = itertools.count(1), Clock()
-        self.broken = None
-        self._reading = False
-        self._user = threading.RLock()
+        self._numbers, self._clock, self._user = itertools.count(1), Clock(), threading.RLock()
+        self.broken, self._reader = None, SoleReader()
         self._identify()
-        self._metrics = self._read_metrics()
+        self._publish()
 
     @property
     def version(self) -> WeightVersion:
@@ -151,29 +156,31 @@ class Engine:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         forced: Sequence[Sequence[int]] | None = None,
         *,
+        lora: str | Sequence[str | None] | None = None,
         on_error: str = "raise",
     ) -> list[Output]:
         """One output per sample: in the order of prompts, and of sample indices within one.
 
-        `forced` gives, for each prompt, the first output tokens: they are decoded one by one as if drawn.
+        `forced` gives, for each prompt, the first output tokens: they are decoded one by one as if drawn. `lora` names
+        an adapter that is loaded, for all or for each; None is the base.
         What cannot be served raises, before anything runs where that can be seen; with on_error="return" it becomes an
         output with a problem, beside neighbours that are served.
         """
-        raises = one_of(OnError, "on_error", on_error) is OnError.RAISE
-        queue = as_requests(prompts, sampling_params, forced, self.tokenizer)[::-1]
+        raises = require.one_of(OnError, "on_error", on_error) is OnError.RAISE
+        queue = as_requests(prompts, sampling_params, forced, lora, self.tokenizer)[::-1]
         for request in queue[::-1] if raises else ():
-            self.checked(*request)
+            self.checked(*request[:3], lora=request.lora)
         order: dict[str, int] = {}
         outputs: list[Output] = []
-        with self._sole_reader():
+        with self._reader.reads(self):
             while queue or self.scheduler.requests:
                 while queue and len(self.scheduler.waiting) < self.scheduler.limits.max_waiting:
-                    asked, own, tokens = queue.pop()
+                    asked, own, tokens, adapter = queue.pop()
                     order[request_id := self.new_id(self.scheduler.requests)] = len(order)
                     prompt = None
                     try:
                         prompt = as_prompt(asked, self.tokenizer)
-                        self.queue(self.checked(prompt, own, tokens), request_id)
+                        self.queue(self.checked(prompt, own, tokens, lora=adapter), request_id)
                     except (EngineError, InvalidValue) as error:
                         outputs.append(refused(request_id, prompt, own, self._identity, error))
                 outputs += [each.output for each in self._step() if each.output is not None]
@@ -182,11 +189,11 @@ class Engine:
         return sorted(outputs, key=lambda output: (order[output.request_id], output.sample_index))
 
     def stream(
-        self, prompt: PromptLike, sampling_params: SamplingParams | None = None
+        self, prompt: PromptLike, sampling_params: SamplingParams | None = None, *, lora: str | None = None
     ) -> Iterator[SampleUpdate]:
         """Tokens as they come, of all samples of one prompt. Closing the iterator early aborts the request."""
-        checked = self.checked(prompt, sampling_params, stream_text=True)
-        with self._sole_reader():
+        checked = self.checked(prompt, sampling_params, stream_text=True, lora=lora)
+        with self._reader.reads(self):
             self.queue(checked)
             while self.scheduler.requests:
                 yield from self._step()
@@ -199,10 +206,12 @@ class Engine:
         request_id: str | None = None,
         forced: Sequence[int] = (),
         stream_text: bool = False,
+        lora: str | None = None,
     ) -> str:
         """Queue a request, and give back its id: `step` tells of it. What could never be served raises."""
-        self._require_no_reader()
-        return self.queue(self.checked(prompt, sampling_params, forced, stream_text=stream_text), request_id)
+        self._reader.require_none()
+        checked = self.checked(prompt, sampling_params, forced, stream_text=stream_text, lora=lora)
+        return self.queue(checked, request_id)
 
     def checked(
         self,
@@ -211,6 +220,7 @@ class Engine:
         forced: Sequence[int] = (),
         *,
         stream_text: bool = False,
+        lora: str | None = None,
     ) -> CheckedRequest:
         """A request that can be queued, or what it is refused for. Any thread may ask."""
         prompt = as_prompt(prompt, self.tokenizer)
@@ -219,7 +229,7 @@ class Engine:
         self.scheduler.limits.check_room(len(prompt.token_ids), sampling.max_tokens)
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=draw_seed())
-        return CheckedRequest(prompt, sampling, tuple(forced), stream_text)
+        return CheckedRequest(prompt, sampling, tuple(forced), stream_text, self.adapters.require(lora))
 
     def new_id(self, taken: Container[str]) -> str:
         """One that is not in `taken`, whatever ids a user gave. Any thread may ask: no number is given twice."""
@@ -228,25 +238,27 @@ class Engine:
     def queue(self, request: CheckedRequest, request_id: str | None = None) -> str:
         """Queue what was checked, and give back its id."""
         require.instance(InvalidValue, "request_id", request_id, str | None)
-        prompt, sampling, forced, stream_text = request
+        prompt, sampling, forced, stream_text, lora = request
         with self.owned():
+            self.adapters.require_same(lora)
             request_id = self.new_id(self.scheduler.requests) if request_id is None else request_id
-            self.scheduler.add(
-                Sample(0, request_id, 0, prompt.token_ids, sampling, prompt.cache_salt, forced, stream_text)
-            )
+            ids, salt = prompt.token_ids, prompt.cache_salt
+            self.scheduler.add(Sample(0, request_id, 0, ids, sampling, salt, forced, stream_text, lora))
             # Only this number changes: reading all of them off a thousand requests takes as long as a small step.
             self._metrics = msgspec.structs.replace(self._metrics, waiting=len(self.scheduler.waiting))
         return request_id
 
     def step(self) -> list[SampleUpdate]:
         """One forward over everything that can run; returns what each sample got in it, oldest first."""
-        self._require_no_reader()
+        self._reader.require_none()
         return self._step()
 
     def abort(self, request_id: str) -> list[SampleUpdate]:
         """End a request now; its samples come back with the tokens that they have."""
         with self.owned():
             updates = [self._update(sample) for sample in self.scheduler.abort(request_id)]
+            if not self.scheduler.samples:
+                self._steps.drop()
             self._publish()
         return updates
 
@@ -274,9 +286,11 @@ class Engine:
         policy = swap_policy(kv, in_flight=self.has_unfinished)
         if isinstance(state, StagedWeights) != (version is None):
             raise InvalidValue("staged weights come with their version, and others need one: give a label")
+        self.adapters.require_none()
         staged = state if isinstance(state, StagedWeights) else stage(self.model, state, version or "")
         staged.check_fits(self.model)
         with self.owned():
+            self._steps.drop()
             # An interrupt between two tensors would leave a mixture: until all are written, nothing may run.
             self.broken = InvariantBroken("a swap of weights was interrupted halfway; make the engine anew")
             staged.copy_into(self.model)
@@ -286,9 +300,28 @@ class Engine:
             self._publish()
         return staged.version
 
+    def load_adapter(
+        self, name: str | LoraAdapter, source: AdapterSource = None, config: Any = None, **limits: Any
+    ) -> AdapterVersion:
+        """Requests may ask for adapter `name` from now on, never merged: a directory that PEFT wrote, a PEFT model, or the
+        tensors of one with its config. What `adapters.staged` gave comes alone. `replace=True`: one that has the name gives it
+        up, and requests in flight keep it; `most=`: how many there may be."""
+        adapter = name if isinstance(name, LoraAdapter) else self.adapters.staged(name, source, config)
+        with self.owned():
+            version = self.adapters.load(adapter, **limits)
+            self._identify()
+        return version
+
+    def unload_adapter(self, name: str, *, in_use: str = "refuse") -> None:
+        """Forget adapter `name`. Where a request in flight has it: refused, or with `in_use="keep"` kept for that alone."""
+        with self.owned():
+            self.adapters.unload(name, in_use)
+            self._identify()
+
     def reset_cache(self) -> None:
         """Forget every cached prefix that no request in flight looks at."""
         with self.owned():
+            self._steps.drop()
             self.scheduler.cache.clear()
             self._publish()
 
@@ -319,6 +352,7 @@ class Engine:
 
     def check(self) -> None:
         """Stop the engine, with a dump of its books, if they contradict themselves. Runs by itself when idle."""
+        self._steps.drop()
         try:
             consistency.check(self.scheduler)
         except InvariantBroken as error:
@@ -330,21 +364,20 @@ class Engine:
         with self.owned():
             begin = time.perf_counter()
             try:
-                if not (plan := self.scheduler.plan()).slices:
+                if (step := self._steps.next()) is None:
                     return []
-                planned = time.perf_counter()
-                ticket = self.runner.launch(plan)
-                self._clock.runs += time.perf_counter() - planned
-                changed = self.scheduler.commit(plan, ticket.results())
+                changed = self.scheduler.commit(step.plan, self._steps.rounds(step))
             except BaseException:
+                self._steps.ahead = None
                 self.scheduler.discard()
                 raise
-            self._clock.runs += ticket.waited
+            self._clock.runs += step.ticket.waited
             updates = [self._update(sample) for sample in changed]
             self._clock.steps += time.perf_counter() - begin
             for sample, update in zip(changed, updates, strict=True):
                 if update.output is not None:
-                    self._spot_check.look(self.model, sample, update.output, self.scheduler.running)
+                    with applied(self.model, self.adapters.over_all(sample.lora)):
+                        self._spot_check.look(self.model, sample, update.output, self.scheduler.running)
             if not self.scheduler.samples:
                 self.check()
             self._publish()
@@ -356,38 +389,11 @@ class Engine:
         whole, rest = self._texts.finish(sample)
         return update_of(sample, rest, output_of(sample, self._identity, whole))
 
-    @contextmanager
-    def _sole_reader(self) -> Iterator[None]:
-        """What steps give is the caller's alone; when it is gone, nothing is computed for nobody."""
-        self._require_no_reader()
-        with self.owned():
-            if self.scheduler.requests:
-                raise EngineError(
-                    f"{len(self.scheduler.requests)} requests are in flight, whose updates step() gives; take them "
-                    "first, or share the engine through EngineLoop"
-                )
-            self._reading = True
-        try:
-            yield
-        finally:
-            self._reading = False
-            for request_id in list(self.scheduler.requests) if self.broken is None else ():
-                self.abort(request_id)
-
-    def _require_no_reader(self) -> None:
-        if self._reading:
-            raise EngineError(
-                "a stream of this engine is being read; read it to its end or close it first, or share the engine "
-                "through EngineLoop"
-            )
-
     def _publish(self) -> None:
         """Numbers of now, for whoever asks: a value, since others ask while the next step changes what it is made of."""
-        self._metrics = self._read_metrics()
-
-    def _read_metrics(self) -> EngineMetrics:
-        return metrics_of(self.scheduler, self._clock, self.runner, self._spot_check)
+        self._metrics = metrics_of(self.scheduler, self._clock, self.runner, self._spot_check)
 
     def _identify(self) -> None:
-        self._fingerprint = fingerprint_of(self.model, self.scheduler, self.facts, self.mode)
+        loaded = self.adapters.versions
+        self._fingerprint = fingerprint_of(self.model, self.scheduler, self.facts, self.mode, loaded)
         self._identity = Identity(self.mode.kind, self._fingerprint.digest, self._fingerprint.numeric)

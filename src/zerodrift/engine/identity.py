@@ -1,12 +1,13 @@
 """Who computed: the engine's settings and numerics, named as in the other engines' fingerprints."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from zerodrift.core.completion import EngineFingerprint, LogprobKind
 from zerodrift.core.frozen import freeze
+from zerodrift.core.version import AdapterVersion
 from zerodrift.engine.prompts import ServedFacts
 from zerodrift.engine.sampler import LogprobsMode
 from zerodrift.engine.scheduler import Scheduler
@@ -26,7 +27,11 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def fingerprint_of(
-    model: Any, scheduler: Scheduler, facts: ServedFacts, mode: LogprobsMode
+    model: Any,
+    scheduler: Scheduler,
+    facts: ServedFacts,
+    mode: LogprobsMode,
+    adapters: Sequence[AdapterVersion] = (),
 ) -> EngineFingerprint:
     """Of an engine between two swaps."""
     limits = scheduler.limits
@@ -36,7 +41,7 @@ def fingerprint_of(
             "logprobs_mode": mode.value,
             "generation_config": "vllm",
             "hf_overrides": "{}",
-            "lora": "null",
+            "lora": ", ".join(f"{each.name} {each.digest}" for each in adapters) or "null",
             "weights": scheduler.version.digest or "unknown",
         },
         numeric=numeric_fingerprint(model),

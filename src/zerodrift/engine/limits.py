@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from zerodrift.core import require
 from zerodrift.core.errors import EngineError, InvalidValue, OutOfBlocks
@@ -21,17 +21,6 @@ MOST_ROUNDS = 64
 """Results of so many rounds lie on the device at once."""
 
 
-Choice = TypeVar("Choice", bound=StrEnum)
-
-
-def one_of(choices: type[Choice], name: str, value: str) -> Choice:
-    """A word of a user as one of `choices`."""
-    try:
-        return choices(value)
-    except ValueError:
-        raise InvalidValue(f"{name} is {value!r}; use one of {', '.join(choices)}") from None
-
-
 class KVPolicy(StrEnum):
     """What becomes of KV when the weights change."""
 
@@ -43,9 +32,17 @@ class KVPolicy(StrEnum):
     """Sequences in flight come to their end under the old weights first, and new ones wait: no output has two versions."""
 
 
+class PausePolicy(StrEnum):
+    """What a pause does with requests that have not ended."""
+
+    KEEP = "keep"
+    DRAIN = "drain"
+    ABORT = "abort"
+
+
 def swap_policy(kv: str, *, in_flight: bool) -> KVPolicy:
     """What a swap does with KV now."""
-    policy = one_of(KVPolicy, "kv", kv)
+    policy = require.one_of(KVPolicy, "kv", kv)
     if policy is KVPolicy.DRAIN and in_flight:
         raise EngineError(
             "requests are in flight, which a drain lets end first; step() until has_unfinished is false, or share the "

@@ -16,7 +16,7 @@ import atexit
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,16 +27,18 @@ from zerodrift.core.errors import (
     EngineError,
     EngineStopped,
     InvalidValue,
+    OutOfOrder,
     QueueFull,
     UnknownRequest,
     ZerodriftError,
 )
 from zerodrift.core.request import SamplingParams
-from zerodrift.core.version import WeightVersion
+from zerodrift.core.version import AdapterVersion, WeightVersion
+from zerodrift.engine.adapters import AdapterSource
 from zerodrift.engine.engine import Engine
 from zerodrift.engine.handle import LOOK_AFTER_S, OnUpdate, RequestHandle
 from zerodrift.engine.latch import Latch
-from zerodrift.engine.limits import KVPolicy, one_of
+from zerodrift.engine.limits import KVPolicy, PausePolicy
 from zerodrift.engine.metrics import EngineMetrics
 from zerodrift.engine.output import SampleUpdate
 from zerodrift.engine.prompts import CheckedRequest, PromptLike
@@ -85,7 +87,7 @@ class EngineLoop:
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self.stop(drain=error is None)
 
-    def submit(
+    def submit(  # noqa: PLR0913  as Engine.add_request, and where its updates go
         self,
         prompt: PromptLike,
         sampling_params: SamplingParams | None = None,
@@ -93,6 +95,7 @@ class EngineLoop:
         request_id: str | None = None,
         forced: Sequence[int] = (),
         stream_text: bool = True,
+        lora: str | None = None,
         on_update: OnUpdate | None = None,
     ) -> RequestHandle:
         """Queue a request, without waiting for the step that runs. What could never be served raises here.
@@ -100,7 +103,7 @@ class EngineLoop:
         `on_update` is called in the worker's thread with each update, or with the error that ended the request; it
         must not wait. asyncio is fed by `lambda update: loop.call_soon_threadsafe(queue.put_nowait, update)`.
         """
-        request = self.engine.checked(prompt, sampling_params, forced, stream_text=stream_text)
+        request = self.engine.checked(prompt, sampling_params, forced, stream_text=stream_text, lora=lora)
         require.instance(InvalidValue, "request_id", request_id, str | None)
         if on_update is not None and not callable(on_update):
             raise InvalidValue(
@@ -125,9 +128,29 @@ class EngineLoop:
             )
         self._inbox.put(lambda: self._abort(handle))
 
-    def pause(self) -> None:
-        """No step runs when this returns, and none until `resume`. Requests can be submitted, and wait."""
-        self._between_steps(self._pause)
+    def pause(self, *, in_flight: str = "keep") -> None:
+        """No step runs when this returns, and none until `resume`. Requests can be submitted, and wait.
+
+        What is in flight is kept and goes on later, ends first ("drain"; who comes meanwhile waits), or is aborted.
+        """
+        what = require.one_of(PausePolicy, "in_flight", in_flight)
+        if what is PausePolicy.DRAIN and self._paused and self.engine.has_unfinished:
+            raise OutOfOrder(
+                "the engine is paused, so what is in flight never ends; resume it, or abort what is there"
+            )
+        if what is PausePolicy.ABORT:
+            self._between_steps(self._abort_all)
+        self._between_steps(self._pause, drain=what is PausePolicy.DRAIN)
+
+    @property
+    def paused(self) -> bool:
+        """Whether no step runs until `resume`."""
+        return self._paused
+
+    @property
+    def in_flight(self) -> tuple[str, ...]:
+        """Ids of all requests that have not ended."""
+        return tuple(self._live)
 
     def resume(self) -> None:
         """Go on."""
@@ -146,11 +169,13 @@ class EngineLoop:
         With kv="drain" that is when all that is in flight has ended; requests that come meanwhile wait for it. `before`
         is called there, right before the copy, and calls it off by raising.
         """
-        drain = one_of(KVPolicy, "kv", kv) is KVPolicy.DRAIN
+        drain = require.one_of(KVPolicy, "kv", kv) is KVPolicy.DRAIN
         if not isinstance(state, StagedWeights) and version is not None:
             state, version = self.engine.stage_weights(state, version), None
 
         def swap() -> WeightVersion:
+            # Before anybody writes down that the swap is made.
+            self.engine.adapters.require_none()
             if before is not None:
                 before()
             return self.engine.swap_weights(state, version, kv)
@@ -161,6 +186,23 @@ class EngineLoop:
         """As `Engine.retain_weights`: copied between two steps, digested and tried while steps go on."""
         engine = self.engine
         return self._between_steps(lambda: copy_running(engine.model, engine.version)).retained()
+
+    def load_adapter(
+        self,
+        name: str,
+        source: AdapterSource,
+        config: Any = None,
+        *,
+        replace: bool = False,
+        most: int | None = None,
+    ) -> AdapterVersion:
+        """As `Engine.load_adapter`: read and verified in the calling thread, loaded between two steps."""
+        adapter = self.engine.adapters.staged(name, source, config)
+        return self._between_steps(lambda: self.engine.load_adapter(adapter, replace=replace, most=most))
+
+    def unload_adapter(self, name: str, *, in_use: str = "refuse") -> None:
+        """As `Engine.unload_adapter`, between two steps."""
+        self._between_steps(lambda: self.engine.unload_adapter(name, in_use=in_use))
 
     def reset_cache(self) -> None:
         """Forget every cached prefix that no request in flight looks at."""
@@ -321,9 +363,12 @@ class EngineLoop:
     def _stop(self, *, drain: bool) -> None:
         self._stopping, self._paused = True, False
         if not drain:
-            self._aborted_early.update(handle for handle, _ in self._held)
-            for request_id in list(self.engine.scheduler.requests):
-                self._deliver(self.engine.abort(request_id))
+            self._abort_all()
+
+    def _abort_all(self) -> None:
+        self._aborted_early.update(handle for handle, _ in self._held)
+        for request_id in list(self.engine.scheduler.requests):
+            self._deliver(self.engine.abort(request_id))
 
     def _deliver(self, updates: Iterable[SampleUpdate]) -> None:
         failed: dict[str, Exception] = {}

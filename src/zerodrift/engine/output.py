@@ -10,7 +10,7 @@ from zerodrift.core.completion import Completion, FinishReason, Problem, TokenAl
 from zerodrift.core.errors import EngineError, InvalidValue, ZerodriftError
 from zerodrift.core.frozen import freeze
 from zerodrift.core.request import Prompt, SamplingParams
-from zerodrift.core.version import LineagePass
+from zerodrift.core.version import AdapterVersion, LineagePass
 from zerodrift.engine.identity import Identity
 from zerodrift.engine.plan import Drawn
 from zerodrift.engine.sample import Sample
@@ -41,6 +41,8 @@ class Output(Completion, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Alternatives for prompt tokens, as many as were asked for; the first prompt token has none."""
     past: tuple[LineagePass, ...] = ()
     """KV that earlier tokens looked back on and that was written anew since; the last ones' is `lineage`."""
+    lora: AdapterVersion | None = None
+    """The adapter that stood beside the weights of `versions`, for every token."""
 
     def __post_init__(self) -> None:
         """As a completion, and what it says of numerics cannot be changed either."""
@@ -127,6 +129,7 @@ def _whole(sample: Sample, identity: Identity, text: str | None) -> Output:
         top_logits=_top_logits(drawn),
         prompt_top_logprobs=_prompt_tops(sample),
         past=tuple(sample.past),
+        lora=sample.lora,
     )
 
 
@@ -186,6 +189,8 @@ class SampleUpdate(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[float, ...]
     text: str
     """What can be shown now, of requests that asked for text as it comes; what a stop string may yet cut is held back."""
+    top_logprobs: tuple[tuple[TokenAlternative, ...], ...] = ()
+    """Alternatives for each of these tokens, as many as were asked for."""
     output: Output | None = None
     """The whole, with the last update."""
 
@@ -199,5 +204,8 @@ def update_of(sample: Sample, text: str, output: Output | None) -> SampleUpdate:
         token_ids=tuple(sample.output[given:]),
         logprobs=tuple(sample.logprobs[given:]),
         text=text,
+        top_logprobs=tuple(_alternatives(each.alternatives) for each in sample.drawn[given:])
+        if sample.sampling.logprobs
+        else (),
         output=output,
     )

@@ -9,8 +9,11 @@ from typing import NamedTuple
 
 from zerodrift.core.completion import Problem
 from zerodrift.core.request import SamplingParams
-from zerodrift.core.version import WeightVersion
+from zerodrift.core.version import AdapterVersion, WeightVersion
 from zerodrift.sampler.prefix import Prefix
+
+TO_COME = -1
+"""In the place of a token that the step before has yet to draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Slice:
     """Alternatives to report for each."""
     rounds: int = 1
     """Tokens to draw, each but the first from the one before it, without anybody looking in between."""
+    lora: AdapterVersion | None = None
+    """The adapter that its rows run with."""
 
     @property
     def end(self) -> int:
@@ -119,7 +124,23 @@ def following(plan: StepPlan, drawn: Mapping[int, Drawn | Problem]) -> StepPlan:
             (draw,) = part.draws
             output = [*draw.output, got.token_id]
             draw = replace(draw, output=Prefix(output, len(output)), forced=None)
+            rounds = part.rounds - 1
             slices.append(
-                Slice(part.key, (got.token_id,), part.end, part.blocks, (draw,), (), 0, part.rounds - 1)
+                Slice(part.key, (got.token_id,), part.end, part.blocks, (draw,), (), 0, rounds, part.lora)
             )
     return StepPlan(plan.version, tuple(slices), ())
+
+
+def resolved(plan: StepPlan, results: Sequence[StepResult]) -> StepPlan:
+    """`plan` with the tokens that were to come, of the step before it, whose `results` are all there."""
+    slices = []
+    for part in plan.slices:
+        (draw,) = part.draws
+        drawn = [got.token_id for each in results if isinstance(got := each.drawn.get(part.key), Drawn)]
+        missing = len(draw.output) - len(draw.output.whole)
+        if len(drawn) < missing:
+            continue  # It came to an end on the way, and gets nothing more.
+        output = [*draw.output.whole, *drawn[len(drawn) - missing :]]
+        draw = replace(draw, output=Prefix(output, len(output)))
+        slices.append(replace(part, token_ids=(output[-1],), draws=(draw,)))
+    return StepPlan(plan.version, tuple(slices), plan.copies)

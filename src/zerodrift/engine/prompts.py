@@ -8,6 +8,7 @@ from zerodrift import models
 from zerodrift.core import require
 from zerodrift.core.errors import InvalidPrompt, InvalidSampling, InvalidValue
 from zerodrift.core.request import Prompt, SamplingParams
+from zerodrift.core.version import AdapterVersion
 from zerodrift.engine.text import MAX_STOP_CHARACTERS
 from zerodrift.models.family.rope import longest_context
 
@@ -33,6 +34,7 @@ class CheckedRequest(NamedTuple):
     """With the seed that is used."""
     forced: tuple[int, ...] = ()
     stream_text: bool = False
+    lora: AdapterVersion | None = None
 
 
 def tokenizer_of(model: Any, tokenizer: Any) -> Any:
@@ -41,20 +43,47 @@ def tokenizer_of(model: Any, tokenizer: Any) -> Any:
     return models.tokenizer(named) if isinstance(named, (str, Path)) else tokenizer
 
 
+class AskedRequest(NamedTuple):
+    """A request as it was asked for."""
+
+    prompt: PromptLike
+    sampling: SamplingParams
+    forced: tuple[int, ...]
+    lora: str | None
+
+
 def as_requests(
     prompts: PromptLike | Sequence[PromptLike],
     sampling: SamplingParams | Sequence[SamplingParams] | None,
     forced: Sequence[Sequence[int]] | None,
+    lora: str | Sequence[str | None] | None,
     tokenizer: Any,
-) -> list[tuple[PromptLike, SamplingParams, tuple[int, ...]]]:
-    """Prompts, each with its parameters and its forced tokens."""
+) -> list[AskedRequest]:
+    """Prompts, each with its parameters, its forced tokens and its adapter."""
     requests = as_prompts(prompts, tokenizer)
     given = [()] * len(requests) if forced is None else [tuple(tokens) for tokens in forced]
     if len(given) != len(requests):
         raise InvalidPrompt(
             f"{len(requests)} prompts came with {len(given)} lists of forced tokens; give one each"
         )
-    return list(zip(requests, as_sampling(sampling, len(requests)), given, strict=True))
+    adapters = _as_adapters(lora, len(requests))
+    parameters = as_sampling(sampling, len(requests))
+    return [AskedRequest(*each) for each in zip(requests, parameters, given, adapters, strict=True)]
+
+
+def _as_adapters(lora: str | Sequence[str | None] | None, num_prompts: int) -> list[str | None]:
+    """One for all, or one for each."""
+    if lora is None or isinstance(lora, str):
+        return [lora] * num_prompts
+    if not isinstance(lora, (list, tuple)) or not all(isinstance(each, str | None) for each in lora):
+        raise InvalidValue(
+            f"lora is {lora!r:.80}; give the name of an adapter that is loaded, one for all or a list with None for none"
+        )
+    if len(lora) != num_prompts:
+        raise InvalidValue(
+            f"{num_prompts} prompts came with {len(lora)} adapters; give one for all or one for each"
+        )
+    return list(lora)
 
 
 def as_prompts(prompts: PromptLike | Sequence[PromptLike], tokenizer: Any) -> list[PromptLike]:

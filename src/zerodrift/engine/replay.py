@@ -47,7 +47,7 @@ def replay(engine: Engine, output: Output, weights_of: WeightsOf, *, forced: int
     """Draw every token of `output` again. The first `forced` ones were given, and are taken as they are.
 
     `engine` lends its model's shape and its sampler, and is not changed; `weights_of` gives the weights of a version, as
-    `Updates.weights_of` does.
+    `Updates.weights_of` does. An adapter that it was made with must be loaded.
     """
     if dict(output.numeric) != dict(engine.fingerprint().numeric):
         raise InvalidValue(
@@ -55,6 +55,7 @@ def replay(engine: Engine, output: Output, weights_of: WeightsOf, *, forced: int
         )
     if output.token_ids and not output.lineage:
         raise InvalidCompletion("the output has no lineage, so nobody knows which weights wrote its KV")
+    engine.adapters.require_same(output.lora)
     models: dict[WeightVersion, Any] = {}
     drawn: list[Drawn] = []
     for each in _passes(output):
@@ -103,7 +104,7 @@ def _drawn_in(
             place = end - prompt
             draws = (_draw(output, place, forced),) if begin <= place < each.end else ()
             blocks = tuple(range(-(-end // size)))
-            part = Slice(0, sequence[start:end], start, blocks, draws, (), 0)
+            part = Slice(0, sequence[start:end], start, blocks, draws, (), 0, lora=output.lora)
             (result,) = runners[segment.version].launch(StepPlan(segment.version, (part,), ())).results()
             drawn += [_require(result.drawn[0]) for _ in draws]
     return drawn
@@ -111,6 +112,7 @@ def _drawn_in(
 
 def _runner(engine: Engine, model: Any, kv: PagedKV) -> Runner:
     runner = Runner(model, kv, engine.runner.sampler)
+    runner.adapters = engine.runner.adapters
     runner.graphs = None  # to capture one would take longer than the step
     return runner
 

@@ -7,19 +7,21 @@ Shapes: T tokens of the step, R rows that predict something asked for, H hidden 
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from zerodrift.core.completion import Problem
 from zerodrift.core.errors import NonFinite
+from zerodrift.core.version import AdapterVersion
 from zerodrift.engine.batch import paged_batch
-from zerodrift.engine.decode_graph import DecodeGraphs, can_capture
+from zerodrift.engine.decode_graph import DecodeGraphs, Round, can_capture
 from zerodrift.engine.kv import copy_blocks
-from zerodrift.engine.plan import Draw, Drawn, Scored, Slice, StepPlan, StepResult, following
+from zerodrift.engine.plan import Draw, Drawn, Scored, Slice, StepPlan, StepResult, following, resolved
 from zerodrift.engine.sampler import Sampler, not_finite
 from zerodrift.exact.logprobs import head
+from zerodrift.exact.lora import LoraAdapter, RowGroup, applied
 from zerodrift.exact.paged import PagedKV, PagedStep, forward_step
 
 LOGITS_AT_ONCE = 2**24
@@ -43,8 +45,10 @@ class _Part(NamedTuple):
 class Ticket:
     """A step in flight."""
 
-    def __init__(self, results: Iterable[StepResult]) -> None:
+    def __init__(self, results: Iterable[StepResult], known: Sequence[StepResult] = ()) -> None:
         self._results = iter(results)
+        self.known = known
+        """All of them, where nothing is left to wait for."""
         self.waited = 0.0
         """Seconds in which whoever reads had nothing else to do."""
 
@@ -65,6 +69,8 @@ class Runner:
         self.model = model
         self.kv = kv
         self.sampler = sampler
+        self.adapters: Mapping[AdapterVersion, LoraAdapter] = {}
+        """By the names that slices have."""
         self.forwarded_tokens = 0
         """Counted where the forward is called, so that nobody can look twice without being seen."""
         self.planning_seconds = 0.0
@@ -72,15 +78,28 @@ class Runner:
         self.graphs = DecodeGraphs(model, kv) if can_capture(model) else None
 
     @torch.no_grad()
-    def launch(self, plan: StepPlan) -> Ticket:
-        """One forward over all slices, and what it gives to each."""
+    def launch(self, plan: StepPlan, after: Ticket | None = None) -> Ticket:
+        """One forward over all slices, and what it gives to each. A plan whose tokens `after` has yet to give goes on from
+        what that one drew."""
         copy_blocks(self.kv, plan.copies)
         if (size := self._graph_size(plan)) is not None:
-            return Ticket(self._replay(plan, size))
-        results = [self._forward(plan)]
-        while (plan := following(plan, results[-1].drawn)).slices:
+            assert self.graphs is not None, "only where a graph was found"
+            self.forwarded_tokens += sum(part.rounds for part in plan.slices)
+            return Ticket(_replayed(plan, self.graphs.run(plan, size)))
+        results = list[StepResult]()
+        if after is not None:
+            plan = resolved(plan, after.known)
+        while plan.slices:
             results.append(self._forward(plan))
-        return Ticket(results)
+            plan = following(plan, results[-1].drawn)
+        return Ticket(results, results)
+
+    def can_follow(self, plan: StepPlan, sequences: int, blocks: int) -> bool:
+        """Whether rounds of so many of the sequences of `plan` can be launched before it is read: on a GPU by the graph that
+        runs it, as long as no smaller one would do."""
+        if self.graphs is None:
+            return True
+        return self._graph_size(plan) is not None and self.graphs.can_follow(plan, sequences, blocks)
 
     def _forward(self, plan: StepPlan) -> StepResult:
         begin = time.perf_counter()
@@ -88,11 +107,23 @@ class Runner:
         step = PagedStep(self.model, batch, self.kv)
         self.planning_seconds += time.perf_counter() - begin
         self.forwarded_tokens += len(batch.token_ids_T)
-        hidden_TH = forward_step(self.model, step)
+        with applied(self.model, self._adapted(plan.slices, batch.bounds)):
+            hidden_TH = forward_step(self.model, step)
         parts = [_Part(part, begin) for part, begin in zip(plan.slices, batch.bounds, strict=False)]
         failed = _failed(hidden_TH, parts)
         parts = [part for part in parts if part.slice.key not in failed]
         return StepResult(self._draw(hidden_TH, parts), self._score(hidden_TH, parts), failed)
+
+    def _adapted(self, slices: Sequence[Slice], bounds: Sequence[int]) -> list[RowGroup]:
+        """Rows of each adapter of the step, whoever they belong to."""
+        rows: dict[AdapterVersion, list[int]] = {}
+        for part, begin, end in zip(slices, bounds, bounds[1:], strict=False):
+            if part.lora is not None:
+                rows.setdefault(part.lora, []).extend(range(begin, end))
+        return [
+            RowGroup(self.adapters[version], None if len(found) == bounds[-1] else torch.tensor(found))
+            for version, found in rows.items()
+        ]
 
     def _graph_size(self, plan: StepPlan) -> int | None:
         """Seats of the CUDA graph that can run `plan`, where there is one."""
@@ -101,24 +132,6 @@ class Runner:
         ):
             return None
         return self.graphs.size_for(plan)
-
-    def _replay(self, plan: StepPlan, size: int) -> Iterator[StepResult]:
-        assert self.graphs is not None, "only where a graph was found"
-        self.forwarded_tokens += sum(part.rounds for part in plan.slices)
-        for number, got in enumerate(self.graphs.run(plan, size)):
-            drawn: dict[int, Drawn | Problem] = {}
-            failed: dict[int, Problem] = {}
-            for index, part in enumerate(plan.slices):
-                if number >= part.rounds:
-                    continue
-                if not got.finite_hidden[index]:
-                    failed[part.key] = _hidden_problem(part, number)
-                elif not got.finite_logits[index]:
-                    drawn[part.key] = not_finite(part.draws[0], number)
-                else:
-                    token, logprob = got.tokens[index], got.logprobs[index]
-                    drawn[part.key] = Drawn(token, logprob, (), None, (), got.entropies[index])
-            yield StepResult(drawn, {}, failed)
 
     def _draw(self, hidden_TH: torch.Tensor, parts: list[_Part]) -> dict[int, Drawn | Problem]:
         drawing = [part for part in parts if part.slice.draws]
@@ -148,6 +161,23 @@ class Runner:
         at_once = max(1, elements // int(self.model.config.vocab_size))
         for begin in range(0, num_rows, at_once):
             yield slice(begin, begin + at_once)
+
+
+def _replayed(plan: StepPlan, rounds: Iterable[Round]) -> Iterator[StepResult]:
+    for number, got in enumerate(rounds):
+        drawn: dict[int, Drawn | Problem] = {}
+        failed: dict[int, Problem] = {}
+        for index, part in enumerate(plan.slices):
+            if number >= part.rounds:
+                continue
+            if not got.finite_hidden[index]:
+                failed[part.key] = _hidden_problem(part, number)
+            elif not got.finite_logits[index]:
+                drawn[part.key] = not_finite(part.draws[0], number)
+            else:
+                token, logprob = got.tokens[index], got.logprobs[index]
+                drawn[part.key] = Drawn(token, logprob, (), None, (), got.entropies[index])
+        yield StepResult(drawn, {}, failed)
 
 
 def _failed(hidden_TH: torch.Tensor, parts: list[_Part]) -> dict[int, Problem]:

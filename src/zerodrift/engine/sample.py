@@ -13,7 +13,7 @@ from enum import StrEnum
 from zerodrift.core.completion import FinishReason, Problem
 from zerodrift.core.errors import InvariantBroken
 from zerodrift.core.request import SamplingParams
-from zerodrift.core.version import LineagePass, LineageSegment, VersionSpan, WeightVersion
+from zerodrift.core.version import AdapterVersion, LineagePass, LineageSegment, VersionSpan, WeightVersion
 from zerodrift.engine.plan import Drawn, Scored
 
 
@@ -55,6 +55,7 @@ class Sample:
     """The first output tokens, given instead of drawn."""
     stream_text: bool = False
     """Whether its text is decoded token by token."""
+    lora: AdapterVersion | None = None
     siblings: list["Sample"] = field(default_factory=list)
     """Samples that start from this one's prefill, until it is done."""
 
@@ -121,6 +122,10 @@ class Sample:
     def next_forced(self) -> int | None:
         """The next output token, where it is given."""
         return self.forced[len(self.output)] if len(self.output) < len(self.forced) else None
+
+    def weights(self, version: WeightVersion) -> str:
+        """What its KV is computed with, under base weights of `version`: an adapter's digest covers its base."""
+        return self.lora.digest if self.lora is not None else version.digest or version.label
 
     def tokens(self, start: int, end: int) -> tuple[int, ...]:
         """Known tokens at positions [start, end)."""
@@ -243,6 +248,7 @@ def expand(leader: Sample, keys: Sequence[int]) -> None:
             leader.salt,
             leader.forced,
             leader.stream_text,
+            leader.lora,
         )
         for index, key in enumerate(keys, start=1)
     ]

@@ -15,6 +15,7 @@ from zerodrift.core.completion import FinishReason, Problem
 from zerodrift.core.errors import DuplicateRequest, InvariantBroken, QueueFull, UnknownRequest
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.blocks import BlockPool
+from zerodrift.engine.in_flight import InFlight
 from zerodrift.engine.limits import Counters, KVPolicy, Limits
 from zerodrift.engine.plan import Copy, Draw, Drawn, Slice, StepPlan, StepResult
 from zerodrift.engine.prefix_cache import PrefixCache, chain, root
@@ -42,14 +43,13 @@ class Scheduler:
         self.cache = PrefixCache(self.pool)
         self.waiting: list[Sample] = []
         self.running: list[Sample] = []
-        self._ended, self._runs_ahead = ended, runs_ahead
+        self._ended, self.runs_ahead = ended, runs_ahead
         self.requests: dict[str, list[Sample]] = {}
         """Samples, finished ones too, of every request that is not finished as a whole."""
         self._samples: dict[int, Sample] = {}
         self.blocks_in_flight: dict[bytes, int] = {}
         """Keys of blocks that a running sample is about to compute, and which one it is."""
-        self._released_in_flight: list[int] | None = None
-        """While a step is in flight: blocks to release when it is done, since it may still write to them."""
+        self.in_flight = InFlight(self.pool)
         self._next_key = 0
 
     @property
@@ -60,7 +60,7 @@ class Scheduler:
     @property
     def releases_due(self) -> list[int]:
         """Blocks that nobody holds any more, and that a step in flight may still write to."""
-        return list(self._released_in_flight or ())
+        return self.in_flight.due
 
     def add(self, leader: Sample) -> None:
         """Queue a request: its first sample, made by the caller; the other n - 1 are made here."""
@@ -95,7 +95,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """The next step, in flight until it is committed or discarded; without slices when there is nothing to do."""
-        if self._released_in_flight is not None:
+        if self.in_flight:
             raise InvariantBroken(
                 "a step is in flight, whose slices would be planned again; commit or discard it first"
             )
@@ -113,7 +113,7 @@ class Scheduler:
             self._admit(budget, slices, copies)
         if slices:
             self.counters.steps += 1
-            self._released_in_flight = []
+            self.in_flight.begin()
         return StepPlan(self.version, tuple(slices), tuple(copies))
 
     def commit(self, plan: StepPlan, results: Iterable[StepResult]) -> list[Sample]:
@@ -123,7 +123,7 @@ class Scheduler:
             raise InvariantBroken(
                 f"a step planned under weights {plan.version.label!r} was committed under {self.version.label!r}"
             )
-        if plan.slices and self._released_in_flight is None:
+        if plan.slices and not self.in_flight:
             raise InvariantBroken("a step came back that is not in flight; each is committed once")
         changed = []
         for number, result in enumerate(results):
@@ -132,7 +132,7 @@ class Scheduler:
                 if (leader := self._samples.get(part.key)) is not None:
                     changed += self._take_round(leader, part, number, result)
         if plan.slices:
-            self._landed()
+            self.in_flight.landed()
         return changed
 
     def _take_round(self, leader: Sample, part: Slice, number: int, result: StepResult) -> list[Sample]:
@@ -155,7 +155,8 @@ class Scheduler:
 
     def discard(self) -> None:
         """No step in flight will be committed: blocks were planned for and never written, so all KV is recomputed."""
-        self._landed()
+        while self.in_flight:
+            self.in_flight.landed()
         self.swap(self.version)
 
     def swap(self, version: WeightVersion, policy: KVPolicy = KVPolicy.RECOMPUTE) -> None:
@@ -179,9 +180,8 @@ class Scheduler:
         drawing = [sample for draw in part.draws if (sample := self._samples.get(draw.key)) is not None]
         if drawing:
             leader.siblings = []
-        for sample in drawing:
-            if sample is not leader:
-                self._fork(leader, sample)
+        for sample in (each for each in drawing if each is not leader):
+            self._fork(leader, sample)
         for sample in drawing:
             self._take(sample, result.drawn[sample.key])
         return drawing
@@ -213,7 +213,7 @@ class Scheduler:
         most = self.limits.decode_rounds
         if most == 1 or (self.waiting and len(self.running) < self.limits.max_num_seqs):
             return 1
-        if not all(sample.remaining == 1 and self._runs_ahead(sample) for sample in self.running):
+        if not all(sample.remaining == 1 and self.runs_ahead(sample) for sample in self.running):
             return 1
         ends = [(sample, sample.computed + min(most, sample.tokens_left)) for sample in self.running]
         needed = sum(self._new_blocks(sample, end) for sample, end in ends)
@@ -243,6 +243,7 @@ class Scheduler:
             sample.prompt[start + 1 : end + 1] if scores else (),
             sample.sampling.prompt_logprobs or 0,
             rounds,
+            sample.lora,
         )
 
     def _reserve(self, sample: Sample, count: int, copies: list[Copy]) -> bool:
@@ -356,7 +357,7 @@ class Scheduler:
         """Cache keys of all full blocks of known tokens."""
         size, keys = self.limits.block_size, sample.cache_keys
         for index in range(len(keys), sample.length // size):
-            parent = keys[-1] if keys else root(self.version.digest or self.version.label, sample.salt)
+            parent = keys[-1] if keys else root(sample.weights(self.version), sample.salt)
             keys.append(chain(parent, sample.tokens(index * size, (index + 1) * size)))
         return keys
 
@@ -386,15 +387,4 @@ class Scheduler:
         for key in sample.cache_keys:
             if self.blocks_in_flight.get(key) == sample.key:
                 del self.blocks_in_flight[key]
-        self._release(sample.forget())
-
-    def _release(self, blocks: list[int]) -> None:
-        if self._released_in_flight is None:
-            self.pool.release(blocks)
-        else:
-            self._released_in_flight += blocks
-
-    def _landed(self) -> None:
-        """The step in flight, if one is, writes no more."""
-        self.pool.release(self._released_in_flight or [])
-        self._released_in_flight = None
+        self.in_flight.release(sample.forget())

@@ -31,7 +31,7 @@ from zerodrift.core.errors import (
     VersionConflict,
 )
 from zerodrift.core.version import WeightVersion
-from zerodrift.engine.limits import KVPolicy, one_of
+from zerodrift.engine.limits import KVPolicy
 from zerodrift.engine.loop import EngineLoop
 from zerodrift.engine.weights import StagedWeights, Staging
 from zerodrift.weights.files import read_update, write_update
@@ -140,7 +140,7 @@ class Updates:
         kv: str = "recompute",
     ) -> WeightVersion:
         """A whole update out of the directory `name` below `root`; with `digest`, of that very manifest alone."""
-        one_of(KVPolicy, "kv", kv)
+        require.one_of(KVPolicy, "kv", kv)
         with read_update(Path(root), name) as (manifest, tensors):
             if digest not in (None, manifest.digest):
                 raise DigestMismatch(
@@ -157,7 +157,7 @@ class Updates:
         self, expected: str | WeightVersion, *, to: str | None = None, kv: str = "recompute"
     ) -> WeightVersion:
         """Make a version that is kept current again: the one before, or `to`."""
-        policy = one_of(KVPolicy, "kv", kv)
+        policy = require.one_of(KVPolicy, "kv", kv)
         self._take_slot()
         try:
             self._require_current(expected)
@@ -346,7 +346,7 @@ class WeightUpdate:
 
     def publish(self, kv: str = "recompute") -> WeightVersion:
         """Serve it from the next step on; with kv="drain", when all that is in flight has ended."""
-        policy = one_of(KVPolicy, "kv", kv)
+        policy = require.one_of(KVPolicy, "kv", kv)
         with self._mutex:
             self._session.require_next(Stage.PUBLISHED)
             identity = self._session.update.identity

@@ -17,7 +17,9 @@ from zerodrift.core import require
 from zerodrift.core.errors import DigestMismatch, InvalidValue, ModelError, NonFinite
 from zerodrift.core.version import WeightVersion
 from zerodrift.exact.logprobs import head
+from zerodrift.exact.lora import make_room
 from zerodrift.exact.paged import PagedBatch, PagedKV, forward_paged
+from zerodrift.exact.peft_model import of_peft
 from zerodrift.exact.preparation import freeze_weights, layers_of, ops_of, prepare, refresh
 from zerodrift.weights.digest import checkpoint_state
 from zerodrift.weights.listing import dtype_name, manifest_of, record_of
@@ -31,9 +33,14 @@ def own_model(model: Any, dtype: str | None) -> Any:
     """A prepared model that nobody else holds, so that no optimizer writes into tensors that a step reads."""
     if isinstance(model, (str, Path)):
         model = models.load(model, dtype=dtype or "float32")
-    elif not isinstance(model, PreTrainedModel):
+    elif not isinstance(model, PreTrainedModel) and not of_peft(model):
         raise InvalidValue(
             f"a model is a {type(model).__name__}; give a directory, testbed:NAME, or a transformers model"
+        )
+    elif adapted := [path for path, module in model.named_modules() if of_peft(module)]:
+        raise InvalidValue(
+            f"{adapted[0] or 'the model'} has an adapter; an engine takes the base (model.unload() gives it back), and "
+            "adapters by load_adapter(NAME, …)"
         )
     elif dtype is None:
         model = copy.deepcopy(model)
@@ -45,7 +52,7 @@ def own_model(model: Any, dtype: str | None) -> Any:
     model = prepare(model.eval().requires_grad_(requires_grad=False))
     if (layers := layers_of(model)) is not None:
         layers.join()
-    return freeze_weights(model)
+    return make_room(freeze_weights(model))
 
 
 class StagedWeights:
@@ -133,7 +140,7 @@ class Staging:
         """All that came, tried on the canary: finite one by one, and together."""
         own = {name: self._tensors[name] for name in self._places}
         _check_finite(own)
-        _try_out(_twin(self._model, own))
+        try_out(_twin(self._model, own))
         records = tuple(self._records[name] for name in sorted(self._records))
         return StagedWeights(own, WeightVersion(label, Manifest(records).digest))
 
@@ -164,7 +171,7 @@ def _copied(model: Any, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Te
 
 def _tried(model: Any, own: Mapping[str, torch.Tensor], version: str | WeightVersion) -> StagedWeights:
     new = version_of(own, version)
-    _try_out(_twin(model, own))
+    try_out(_twin(model, own))
     return StagedWeights(own, new)
 
 
@@ -244,7 +251,7 @@ def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, 
 
 
 @torch.no_grad()
-def _try_out(model: Any) -> None:
+def try_out(model: Any) -> None:
     """A few tokens through the new model: weights that are finite one by one may still overflow together."""
     places_T = torch.arange(CANARY_TOKENS, device=model.device)
     tokens_T = places_T * (model.config.vocab_size // CANARY_TOKENS)

@@ -67,7 +67,7 @@ def attention(  # noqa: PLR0913  transformers calls it so
 
 
 class _Attention(torch.autograd.Function):
-    """Exact forward; the backward is the plain softmax's, one tile of queries at a time."""
+    """Exact forward; the backward is the device's own, else the plain softmax's, one tile of queries at a time."""
 
     @staticmethod
     def forward(
@@ -78,15 +78,20 @@ class _Attention(torch.autograd.Function):
         how: tuple[Any, Segments, HeadShape],
     ) -> torch.Tensor:
         ops, segments, shape = how
-        out_THD: torch.Tensor = ops.attend(q_THD, (k_TCD, v_TCD), segments, shape)
-        ctx.save_for_backward(q_THD, k_TCD, v_TCD, out_THD)
-        ctx.how = segments, shape
+        sums: list[torch.Tensor] = []
+        if ops.attend_backward is not None and any(ctx.needs_input_grad):
+            sums = [q_THD.new_empty(q_THD.shape[:2], dtype=torch.float32)]
+        out_THD: torch.Tensor = ops.attend(q_THD, (k_TCD, v_TCD), segments, shape, *sums)
+        ctx.save_for_backward(q_THD, k_TCD, v_TCD, out_THD, *sums)
+        ctx.how = how
         return out_THD
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ops, segments, shape = ctx.how
+        if ops.attend_backward is not None:
+            return (*ops.attend_backward(ctx.saved_tensors, grads[0], segments, shape), None)
         q_THD, k_TCD, v_TCD, out_THD = ctx.saved_tensors
-        segments, shape = ctx.how
         # Sums over queries in at least fp32, whatever the model's dtype.
         wide = torch.promote_types(q_THD.dtype, torch.float32)
         dq, dk, dv = (torch.zeros_like(part, dtype=wide) for part in (q_THD, k_TCD, v_TCD))

@@ -25,6 +25,8 @@ from zerodrift.exact.fingerprint import (
 from zerodrift.exact.normalisation import log_softmax
 from zerodrift.exact.ops.cpu.elementwise import soft_cap
 from zerodrift.exact.ops.cpu.proof import require_rows
+from zerodrift.exact.packed_head import can_pack, packed_logprobs, temperature_of
+from zerodrift.exact.peft_model import unwrapped
 from zerodrift.exact.preparation import (
     is_sharded,
     ops_of,
@@ -93,10 +95,11 @@ def token_logprobs(
 
     One without tokens (refused, or aborted before the first) gives an empty tensor. One that says how it was computed
     is refused where this model computes otherwise. `stop_ids` are what `min_tokens` forbids, by default the model's.
-    Where FSDP2 has sharded the model, every rank calls this at once, with completions of its own, and with one at least.
+    Of a prepared PEFT model the active adapter takes part, unmerged. Where FSDP2 has sharded the model, every rank calls this at once, with completions of its own, and with one at least.
     """
     if not isinstance(completions, (list, tuple)):
         raise InvalidPrompt(f"completions are a {type(completions).__name__}; give a list of them")
+    model = unwrapped(model)
     require_untouched(model)
     if is_sharded(model):
         _require_some_on_every_rank(model, completions)
@@ -159,7 +162,8 @@ def _of_completions(model: Any, completions: Sequence[Scored], stop_ids: Sequenc
     token_ids_T = torch.tensor([token for ids in sequences for token in ids], device=device)
     positions_T = torch.cat([torch.arange(len(ids)) for ids in sequences]).to(device)
     call = partial(_as_root_forward, model, score) if is_sharded(model) else score
-    return call(token_ids_T[None], positions_T[None])
+    with ops_of(model).computing():
+        return call(token_ids_T[None], positions_T[None])
 
 
 def _as_root_forward(
@@ -185,10 +189,16 @@ def _of_hidden(
     starts: Sequence[int],
     stop_ids: Sequence[int],
 ) -> list[torch.Tensor]:
+    packs = can_pack(model)
+    temperatures = [temperature_of(each.sampling, each.kind) if packs else None for each in completions]
+    packed = iter(_packed(model, hidden_TH, completions, starts, temperatures))
     most = max(1, LOGIT_BYTES // (4 * model.config.vocab_size))
     large = sum(len(each.token_ids) for each in completions) > most
     found = []
-    for completion, start in zip(completions, starts, strict=False):
+    for completion, start, temperature in zip(completions, starts, temperatures, strict=False):
+        if temperature is not None:
+            found.append(next(packed))
+            continue
         first = start + len(completion.prompt_token_ids) - 1
         parts = []
         for begin in range(0, len(completion.token_ids), most):
@@ -202,6 +212,29 @@ def _of_hidden(
                 parts.append(_of_tokens(*arguments))
         found.append(torch.cat(parts))
     return found
+
+
+def _packed(
+    model: Any,
+    hidden_TH: torch.Tensor,
+    completions: Sequence[Scored],
+    starts: Sequence[int],
+    temperatures: Sequence[float | None],
+) -> tuple[torch.Tensor, ...]:
+    """Those whose logits are divided by a temperature and nothing else, in one go."""
+    rows, tokens, scales, sizes = list[int](), list[int](), list[float](), list[int]()
+    for completion, start, temperature in zip(completions, starts, temperatures, strict=False):
+        if temperature is None:
+            continue
+        first, size = start + len(completion.prompt_token_ids) - 1, len(completion.token_ids)
+        rows += range(first, first + size)
+        tokens += completion.token_ids
+        scales += [temperature] * size
+        sizes.append(size)
+    if not sizes:
+        return ()
+    hidden_RH = hidden_TH[torch.tensor(rows, device=hidden_TH.device)]
+    return torch.split_with_sizes(packed_logprobs(model, hidden_RH, tokens, scales), sizes)
 
 
 def _sequence(model: Any, index: int, completion: Scored) -> tuple[int, ...]:

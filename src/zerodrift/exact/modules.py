@@ -110,18 +110,20 @@ class ExactLinear(nn.Linear):
 
 
 class _Norm(torch.autograd.Function):
-    """Exact forward; the backward is that of the formula, in fp32."""
+    """Exact forward; the backward is that of the formula, in fp32, in one kernel where the device has it."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight_H: torch.Tensor, eps: float, norm: Any) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight_H: torch.Tensor, eps: float, ops: Any) -> torch.Tensor:
         ctx.save_for_backward(x, weight_H)
-        ctx.eps = eps
-        out: torch.Tensor = norm(x, weight_H, eps)
+        ctx.eps, ctx.ops = eps, ops
+        out: torch.Tensor = ops.rms_norm(x, weight_H, eps)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight_H = ctx.saved_tensors
+        if ctx.ops.rms_norm_backward is not None:
+            return (*ctx.ops.rms_norm_backward(x, weight_H, ctx.eps, grads[0]), None, None)
         wide, grad = x.float(), grads[0].float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + ctx.eps)
         normed, along = wide * scale, grad * weight_H.float()
@@ -139,7 +141,7 @@ class ExactNorm:
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x / √(mean x² + ε) · weight."""
-        out: torch.Tensor = _Norm.apply(x, self.weight, self.variance_epsilon, self.exact_ops.rms_norm)  # type: ignore[no-untyped-call]
+        out: torch.Tensor = _Norm.apply(x, self.weight, self.variance_epsilon, self.exact_ops)  # type: ignore[no-untyped-call]
         return out
 
 

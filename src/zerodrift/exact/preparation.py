@@ -31,12 +31,19 @@ from zerodrift.exact.normalisation import log_softmax
 from zerodrift.exact.ops.cpu.elementwise import soft_cap
 from zerodrift.exact.ops.cpu.op_set import CpuOps
 from zerodrift.exact.ops.interface import Parts, RowOp
+from zerodrift.exact.peft_model import (
+    exchange_adapters,
+    lora_layers,
+    of_peft,
+    require_prepared,
+    set_aside,
+    unwrapped,
+)
 from zerodrift.exact.rotary import ROPE_TYPES, STATIC_ROPE_TYPES, exchange_rotary, give_back_rotary
 from zerodrift.models.family.base import Family
 from zerodrift.models.family.check import (
     check_formulas,
     check_tree,
-    require_no_adapter,
     require_own_forward,
 )
 from zerodrift.models.family.parts import ModelParts
@@ -57,11 +64,22 @@ class _Prepared(NamedTuple):
 
 
 def prepare(model: Any, *, plain: frozenset[str] = frozenset()) -> Any:
-    """`model` itself, exact from now on. `plain` leaves ops as torch has them: for negative controls and benches."""
-    _require_transformers(model)
-    if getattr(model, _STATE, None) is not None:
-        require_untouched(model)
-        return model
+    """`model` itself, exact from now on. `plain` leaves ops as torch has them: for negative controls and benches.
+
+    A model of PEFT is prepared with its LoRA adapters in place; one that is added later, by another call.
+    """
+    inner = unwrapped(model)
+    _require_transformers(inner)
+    adapted = lora_layers(inner)
+    if getattr(inner, _STATE, None) is None:
+        with set_aside(inner, adapted):
+            _prepare_base(inner, plain)
+    exchange_adapters(adapted, ops_of(inner))
+    require_untouched(inner)
+    return model
+
+
+def _prepare_base(model: Any, plain: frozenset[str]) -> None:
     parts = ModelParts(model, family_of_exact(model))
     ops = _ops_for(parts, plain)
     _check_numbers(parts, ops)
@@ -82,7 +100,6 @@ def prepare(model: Any, *, plain: frozenset[str] = frozenset()) -> Any:
     except Unproven:
         restore(model)
         raise
-    return model
 
 
 def family_of_exact(model: Any) -> Family:
@@ -125,10 +142,11 @@ def _exchange(parts: ModelParts, ops: Any) -> None:
 
 def restore(model: Any) -> Any:
     """`model` as it was before `prepare`: vanilla bits again, whatever was trained in between kept."""
-    state = getattr(model, _STATE, None)
+    inner = unwrapped(model)
+    state = getattr(inner, _STATE, None)
     if state is None:
         return model
-    for path, module in list(model.named_modules()):
+    for path, module in list(inner.named_modules()):
         if type(module) is ExactLinear:
             del module.exact_pack
             module.__class__ = nn.Linear  # type: ignore[assignment]
@@ -141,9 +159,9 @@ def restore(model: Any) -> Any:
         elif type(module).__name__ == "ExactRotary":
             give_back_rotary(module)
         elif isinstance(module, ExactActivation):
-            model.set_submodule(path, module.original[0])
-    model.set_attn_implementation(state.attention_before)
-    delattr(model, _STATE)
+            inner.set_submodule(path, module.original[0])
+    inner.set_attn_implementation(state.attention_before)
+    delattr(inner, _STATE)
     return model
 
 
@@ -170,7 +188,6 @@ def _packs(model: Any) -> Iterator[Pack]:
 
 
 def _require_transformers(model: Any) -> None:
-    require_no_adapter("", model)
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedModel(
             f"a {type(model).__name__} cannot be prepared; give a transformers model (models.load)"
@@ -178,10 +195,11 @@ def _require_transformers(model: Any) -> None:
 
 
 def require_untouched(model: Any) -> None:
-    """Nobody put an adapter, a hook or another forward on a model since it was prepared. 1.5 ms for 36 layers."""
+    """Nobody put another adapter, a hook or another forward on a model since it was prepared. 1.5 ms for 36 layers."""
     _require_transformers(model)
     for path, module in model.named_modules():
-        require_no_adapter(path, module)
+        if of_peft(module):
+            require_prepared(path, module)
         require_own_forward(path, module, _OF_FRAMEWORKS)
 
 
@@ -243,7 +261,8 @@ def _check_numbers(parts: ModelParts, ops: Any) -> None:
     if found := sorted({str(p.dtype) for p in model.parameters() if p.dtype not in ops.dtypes}):
         wanted = " or ".join(str(dtype) for dtype in ops.dtypes)
         raise UnsupportedModel(
-            f"parameters are {found}; on this device exact mode computes in {wanted}: load them so"
+            f"parameters are {found}; on this device exact mode computes in {wanted}: load them so "
+            "(model.dtype in a configuration, dtype= of models.load and Engine)"
         )
     if ops.activation(getattr(config, setting)) is None:
         raise UnsupportedModel(f"{setting} is {getattr(config, setting)!r}, which has no exact form here")

@@ -4,6 +4,7 @@ All hundred sums are trained on, since remembering them is the point. The same m
 the same weights; other machines give weights that differ by rounding.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,9 +23,17 @@ def problems() -> list[tuple[str, str]]:
     return [(f"{a}+{b}=", str(a + b)) for a in range(10) for b in range(10)]
 
 
-def warm_up(model: PreTrainedModel, tokenizer: Any, steps: int = _STEPS) -> list[float]:
-    """Train `model` in place; returns the loss of each step, in nats per answer token (EOS included)."""
-    ids_NT, labels_NT = _examples(tokenizer)
+def warm_up(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    steps: int = _STEPS,
+    lessons: Sequence[tuple[str, str]] | None = None,
+) -> list[float]:
+    """Train `model` in place; returns the loss of each step, in nats per answer token (EOS included).
+
+    `lessons` are (question, answer), in place of the hundred sums.
+    """
+    ids_NT, labels_NT = _examples(tokenizer, problems() if lessons is None else lessons)
     generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
     losses = []
@@ -42,10 +51,10 @@ def warm_up(model: PreTrainedModel, tokenizer: Any, steps: int = _STEPS) -> list
     return losses
 
 
-def _examples(tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _examples(tokenizer: Any, lessons: Sequence[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and labels, padded on the right with EOS, where no label lies and nothing looks back from."""
     rows = []
-    for question, answer in problems():
+    for question, answer in lessons:
         prompt, full = (
             tokenizer.encode(question),
             [*tokenizer.encode(question + answer), tokenizer.eos_token_id],

@@ -96,11 +96,13 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             # Both sides agree to the last bit. What a report in fp32 resolves is then the least that can be told apart.
             return Baseline(source=source, scales=(2.0**-24,) * RARITIES, bias=0.0, mean_abs=0.0)
         shape = np.array(_SHAPE)
-        known = (tokens >= LEAST_OF_STRATUM) & (sizes > 0)
-        level = (
-            sizes[known].sum() / (shape @ (tokens * known)) if known.any() else sizes.sum() / (shape @ tokens)
-        )
-        scales = np.where(known, sizes / np.maximum(tokens, 1), level * shape)
+        known = np.flatnonzero((tokens >= LEAST_OF_STRATUM) & (sizes > 0))
+        if known.size:
+            # By the nearest that is known: of a sharp policy the certain tokens are many, and far below the shape.
+            nearest = known[np.abs(np.arange(RARITIES)[:, None] - known).argmin(axis=1)]
+            scales = sizes[nearest] / tokens[nearest] * shape / shape[nearest]
+        else:
+            scales = sizes.sum() / (shape @ tokens) * shape
         count = float(tokens.sum())
         return Baseline(
             source=source,

@@ -37,6 +37,8 @@ class BatchSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     total: GapSums = GapSums()
     k3: float = 0.0
     """Σ k3(ψ) of the mismatch: of tokens that count for at most one nat."""
+    k3_squares: float = 0.0
+    """Σ ψ⁴/4, nearly that of their squares."""
     warm_up: WarmUp = WarmUp()
     cells: tuple[CellSums, ...] = ()
     corrected: CorrectedSums | None = None
@@ -98,7 +100,9 @@ def batch_sums(
     if counted is None:
         return sums
     cells = () if baseline is None else tuple(cells_of(counted, tokens, baseline, expect))
-    return msgspec.structs.replace(sums, k3=counted.squares, warm_up=WarmUp.of(counted), cells=cells)
+    return msgspec.structs.replace(
+        sums, k3=counted.k3, k3_squares=counted.k3_squares, warm_up=WarmUp.of(counted), cells=cells
+    )
 
 
 def _measured(

@@ -10,6 +10,7 @@ spread of the whole: eight prompts alone know their own to a quarter.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -81,6 +82,8 @@ class CellSums(msgspec.Struct, frozen=True, array_like=True):
     size: float
     baseline: float
     """Σ of what the baseline expects."""
+    level: float
+    """Tokens times the mean |ψ| of the baseline's own."""
     expected: float
     """The same, with the cell's own factor; and over units, squared."""
     expected_squares: float
@@ -106,18 +109,28 @@ class CellSums(msgspec.Struct, frozen=True, array_like=True):
         """Mean |ψ| over its expectation."""
         return self.size / self.baseline
 
+    @property
+    def effective(self) -> float:
+        """Units that its numbers are worth. Of a policy that has all but collapsed one prompt has every token that is not certain:
+        eight prompts are one then, whose spread nobody knows, and an honest training was halted for a jump of it."""
+        return self.expected**2 / self.expected_squares
+
     def least(self, whole: "CellSums") -> float:
         """Σ |Δ| that is worth acting upon, whatever tokens as likely as these show."""
         return LEAST_LEVEL * self.tokens * whole.expected / whole.tokens
 
     def z(self, whole: "CellSums", unsure: float = 0.0) -> tuple[float, float, float]:
         """Of up, down and excess; `unsure` is the standard error of the bias that the cell is held against."""
-        slack = (REPLICA_SLACK if self.kind == REPLICA else SLACK) * max(self.expected, self.least(whole))
+        share = REPLICA_SLACK if self.kind == REPLICA else SLACK
+        slack = share * max(self.expected, self.least(whole))
+        # A bias was learned from the baseline's tokens, and is known no better than those allow, however sharp a policy is by
+        # now: of one that had collapsed to |Δ| of 1e-7 nats a replica was off by 2e-7, and an honest training was halted.
+        bias_slack = max(slack, share * self.level)
         offset, excess = (self._spread(whole, name) for name in ("offset", "excess"))
         offset = math.hypot(offset, unsure * self.tokens)
         return (
-            _over(self.offset.total - slack, offset),
-            _over(-self.offset.total - slack, offset),
+            _over(self.offset.total - bias_slack, offset),
+            _over(-self.offset.total - bias_slack, offset),
             _over(self.excess.total - slack, excess),
         )
 
@@ -125,12 +138,10 @@ class CellSums(msgspec.Struct, frozen=True, array_like=True):
         """Standard deviation of a residual's sum."""
         own: Residual = getattr(self, name)
         theirs: Residual = getattr(whole, name)
-        mine = own.about_mean(self.expected, self.expected_squares) * self.units / max(1, self.units - 1)
-        pooled = (
-            theirs.about_mean(whole.expected, whole.expected_squares) * whole.units / max(1, whole.units - 1)
-        )
+        mine = own.about_mean(self.expected, self.expected_squares) * _freed(self.effective)
+        pooled = theirs.about_mean(whole.expected, whole.expected_squares) * _freed(whole.effective)
         borrowed = pooled * self._part_of(whole)
-        share = 1.0 if self.kind == ALL else self.units / (self.units + BORROWED)
+        share = 1.0 if self.kind == ALL else self.effective / (self.effective + BORROWED)
         return math.sqrt(share * mine + (1 - share) * borrowed)
 
     def _part_of(self, whole: "CellSums") -> float:
@@ -143,6 +154,11 @@ class CellSums(msgspec.Struct, frozen=True, array_like=True):
         if self.kind not in PARTS:
             return by_units
         return max(by_units, (self.expected / whole.expected) ** 2 * whole.tokens / self.tokens)
+
+
+def _freed(units: float) -> float:
+    """What a variance about a mean of so many is too small by."""
+    return units / max(1.0, units - 1)
 
 
 def _over(total: float, spread: float) -> float:
@@ -184,7 +200,7 @@ def cells_of(
             for kind, labels, code in _sequence_kinds(tokens)
         ),
     ):
-        found += _sums(kind, labels, rows, units, expect)
+        found += _sums(kind, labels, rows, units, partial(_cell, expect=expect, level=baseline.mean_abs))
     return found
 
 
@@ -218,14 +234,16 @@ def _spread(whole: _Rows, code: Ids, labels: int) -> _Rows:
 
 
 def _sums(
-    kind: str, labels: tuple[str, ...], rows: _Rows, units: Ids | None, expect: Callable[[str], Expected]
+    kind: str,
+    labels: tuple[str, ...],
+    rows: _Rows,
+    units: Ids | None,
+    cell: Callable[[str, str, _Rows], CellSums],
 ) -> list[CellSums]:
     if units is not None:
         rows = _Rows(*(_by_unit(values, units) for values in rows))
     used = [place for place in range(len(labels)) if rows.tokens[:, place].any()]
-    return [
-        _cell(kind, labels[place], _Rows(*(values[:, place] for values in rows)), expect) for place in used
-    ]
+    return [cell(kind, labels[place], _Rows(*(values[:, place] for values in rows))) for place in used]
 
 
 def _by_unit(values: Floats, units: Ids) -> Floats:
@@ -234,17 +252,21 @@ def _by_unit(values: Floats, units: Ids) -> Floats:
     return summed
 
 
-def _cell(kind: str, label: str, rows: _Rows, expect: Callable[[str], Expected]) -> CellSums:
+def _cell(
+    kind: str, label: str, rows: _Rows, expect: Callable[[str], Expected], level: float = 0.0
+) -> CellSums:
     bias, factor = expect(f"{kind}={label}")
+    tokens = float(rows.tokens.sum())
     expected = rows.expected * factor
     return CellSums(
         kind,
         label,
-        float(rows.tokens.sum()),
+        tokens,
         int(np.count_nonzero(rows.tokens)),
         float(rows.ratio.sum()),
         float(rows.size.sum()),
         float(rows.expected.sum()),
+        level * tokens,
         float(expected.sum()),
         float(expected @ expected),
         Residual.of(rows.ratio - bias * rows.tokens, expected),

@@ -10,10 +10,11 @@ from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.config.precision import Magnitude
 from zerodrift.core.errors import InvalidValue
 from zerodrift.monitor import judge
-from zerodrift.monitor.baseline import WARM_UP, Baseline
+from zerodrift.monitor.baseline import WARM_UP, Baseline, WarmUp
 from zerodrift.monitor.batch import BatchSums
 from zerodrift.monitor.cells import ALL, EXCHANGEABLE, MOST_LABELS, RESERVED, UNIT, CellSums, Expected
 from zerodrift.monitor.decision import Code, Gap, Reason, RewardView
+from zerodrift.monitor.gates import judge_gates
 from zerodrift.monitor.judge import WHOLE
 from zerodrift.monitor.state import MonitorState
 from zerodrift.monitor.tracks import Track
@@ -74,7 +75,10 @@ def without_evidence(state: MonitorState) -> MonitorState:
     tracks = {key: track.rested() for key, track in state.tracks.items()}
     cusum = msgspec.structs.replace(state.scalar.cusum, score=0.0)
     return msgspec.structs.replace(
-        state, tracks=tracks, scalar=msgspec.structs.replace(state.scalar, cusum=cusum)
+        state,
+        tracks=tracks,
+        gate=state.gate.rested(),
+        scalar=msgspec.structs.replace(state.scalar, cusum=cusum),
     )
 
 
@@ -83,9 +87,11 @@ def decide(
 ) -> Outcome:
     """Judge the batch, move the breaker, and follow the policy if the batch was good."""
     config = settings.config
+    gated = judge_gates(sums, settings.gate, state.gate, config.consecutive_windows)
     reasons = [
         *_backwards(state, trainer_version),
-        *judge.levels(sums, settings.gate, config),
+        *judge.levels(sums, config),
+        *gated.reasons,
     ]
     cells = {cell.key: cell for cell in sums.cells}
     tracks = {**state.tracks, **_started(state, cells)}
@@ -108,6 +114,7 @@ def decide(
         step=step,
         trainer_version=_newest(state.trainer_version, trainer_version),
         tracks=tracks,
+        gate=gated.chart,
         breaker=state.breaker.update(bad=bad, warned=bool(reasons), windows=config.consecutive_windows),
         observed=state.observed + 1,
         bad=state.bad + bad,
@@ -115,7 +122,7 @@ def decide(
         rewards=state.rewards.after(sums.rewards, sums.misbound, config.reward_baseline_window, bad=bad),
     )
     if not bad and after.baseline is None and sums.mismatch.summary.count:
-        after = _warmed(after, sums, audited=settings.audited)
+        after = _warmed(after, sums, settings)
     return Outcome(after, tuple(reasons), rewards, probe_due)
 
 
@@ -152,11 +159,14 @@ def _started(state: MonitorState, cells: Mapping[str, CellSums]) -> dict[str, Tr
 
 
 def _unseen(state: MonitorState, step: int, sums: BatchSums, interval: int) -> list[Reason]:
-    """Nobody could look at the engine for too long."""
+    """Nobody could look at the engine for too long; of a first batch that is said at once, since whoever forgot to give
+    versions would otherwise read OK a hundred times."""
     last = -1 if state.mismatch_seen is None else state.mismatch_seen
-    if sums.mismatch.summary.count or sums.trips or step - last <= interval:
+    late = step - last > interval or not state.observed
+    if sums.mismatch.summary.count or sums.trips or not late:
         return []
-    message = f"no mismatch could be measured since step {last}: {sums.mismatch.why}"
+    since = "yet" if state.mismatch_seen is None else f"since step {last}"
+    message = f"no mismatch could be measured {since}, so the engine is not judged: {sums.mismatch.why}"
     return [Reason(code=Code.NOT_OBSERVED, gap=Gap.MISMATCH, message=message, value=float(step - last))]
 
 
@@ -169,9 +179,13 @@ def _rewards(
     return window.judge(np.array(sums.rewards), whole_test=whole_test)
 
 
-def _warmed(state: MonitorState, sums: BatchSums, *, audited: bool) -> MonitorState:
+def _warmed(state: MonitorState, sums: BatchSums, settings: Settings) -> MonitorState:
     warm_up = state.warm_up.then(sums.warm_up)
     state = msgspec.structs.replace(state, warm_up=warm_up)
     if warm_up.batches < WARM_UP:
         return state
-    return with_baseline(state, warm_up.baseline("audit and first batches" if audited else "first batches"))
+    found = warm_up.baseline("audit and first batches" if settings.audited else "first batches")
+    if found.mean_abs > settings.gate.mean_abs:
+        # Each was above by no more than chance allows, and all together are no baseline: ten others are taken.
+        return msgspec.structs.replace(state, warm_up=WarmUp())
+    return with_baseline(state, found)

@@ -57,7 +57,6 @@ class Code(StrEnum):
     SCALE = "scale"
     # Worth a look.
     TAIL = "tail"
-    SAMPLED_ELSEWHERE = "mean-ratio"
     BASELINE_MOVED = "baseline-moved"
     NOT_OBSERVED = "not-observed"
     REWARD_SHIFT = "reward-shift"
@@ -73,7 +72,6 @@ class Code(StrEnum):
 
 _LOOK = {
     Code.TAIL,
-    Code.SAMPLED_ELSEWHERE,
     Code.BASELINE_MOVED,
     Code.NOT_OBSERVED,
     Code.REWARD_SHIFT,
@@ -95,7 +93,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     value: float | None = None
     limit: float | None = None
     warning: bool = False
-    """A chart on its way: evidence that is not yet enough to keep a batch back."""
+    """A chart on its way, or a batch that chance may have put above a gate: not enough to keep a batch back."""
 
     @property
     def bad(self) -> bool:

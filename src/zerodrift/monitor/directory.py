@@ -60,6 +60,10 @@ class MonitorDirectory:
             self.failures += 1
             logger.warning("%s: %s (%d lines are missing)", self.path / STEPS, error.strerror, self.failures)
 
+    def forget_after(self, step: int) -> None:
+        """Lines of later steps go."""
+        self._steps.drop_after(step)
+
     def close(self) -> None:
         """Twice does no harm."""
         if isinstance(self._archive, Directory):

@@ -1,16 +1,13 @@
 """From the sums of a batch to reasons: first what is too large in this batch, then what has been so for too long."""
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from zerodrift.config.monitoring import MonitoringConfig
-from zerodrift.config.precision import Magnitude
-from zerodrift.drift.gates import LEAST_TOKENS
 from zerodrift.monitor.batch import BatchSums
 from zerodrift.monitor.cells import ALL, CellSums, Expected
 from zerodrift.monitor.decision import Code, Gap, Reason
-from zerodrift.monitor.tracks import CHARTS, JUMP, JUMP_Z, WARN, Track, as_normal, jumped
+from zerodrift.monitor.tracks import CHARTS, WARN, Track, jumped
 
 MOVED = 1.5
 """Times the baseline as it was taken: from here on a new canary is asked for."""
@@ -26,39 +23,9 @@ class Judged(NamedTuple):
     tracks: Mapping[str, Track]
 
 
-def levels(sums: BatchSums, gate: Magnitude, config: MonitoringConfig) -> list[Reason]:
-    """What is too large in this batch by itself."""
-    return [*sums.trips, *_gates(sums, gate), *_ess(sums, config.least_ess), *_lag(sums, config.max_lag)]
-
-
-def _gates(sums: BatchSums, gate: Magnitude) -> list[Reason]:
-    tokens = sums.mismatch.summary.count
-    if not tokens:
-        return []
-    mean, k3 = sum(sums.warm_up.sizes) / tokens, sums.k3 / tokens
-    few = tokens < LEAST_TOKENS and not _surely_above(mean, k3, tokens, gate)
-    reasons = [
-        Reason(
-            code=Code.GATE, gap=Gap.MISMATCH, value=value, limit=limit, warning=few,
-            message=f"{name} of the mismatch is {value:.3g}, and the gate {limit:.3g}",
-        )
-        for name, value, limit in (("mean |Δ|", mean, gate.mean_abs), ("k3", k3, gate.k3))
-        if value > limit
-    ]  # fmt: skip
-    raw = sums.mismatch.summary.k3
-    if raw > gate.k3 and not reasons:
-        message = f"k3 is {raw:.3g}, above the gate {gate.k3:.3g}, by a few tokens alone (max |Δ| {sums.mismatch.summary.max:.3g})"
-        reasons.append(Reason(code=Code.TAIL, gap=Gap.MISMATCH, value=raw, limit=gate.k3, message=message))
-    return reasons
-
-
-def _surely_above(mean: float, k3: float, tokens: int, gate: Magnitude) -> bool:
-    """Twice the gate and beyond chance: 193 tokens of a stream with a fault of 0.2 nats were trained on with a warning."""
-    if mean < JUMP * gate.mean_abs or tokens < 2:
-        return False
-    error = math.sqrt(max(0.0, 2 * k3 - mean * mean) / tokens)
-    t = (mean - gate.mean_abs) / error if error else math.inf
-    return as_normal(t, tokens - 1) >= JUMP_Z
+def levels(sums: BatchSums, config: MonitoringConfig) -> list[Reason]:
+    """What is too large in this batch by itself; the gates are in `gates`."""
+    return [*sums.trips, *_ess(sums, config.least_ess), *_lag(sums, config.max_lag)]
 
 
 def _ess(sums: BatchSums, least: float) -> list[Reason]:

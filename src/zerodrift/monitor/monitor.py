@@ -83,7 +83,7 @@ class Monitor:
         if isinstance(baseline, str | Path):
             baseline = read_verdict(Path(baseline))
         audit = baseline if isinstance(baseline, VerdictRecord) else None
-        gate = limits(self.config, Precision(precision), audit)
+        gate = limits(self.config, require.one_of(Precision, "precision", precision), audit)
         self._settings = Settings(self.config, gate, audited=audit is not None)
         if directory is not None and path is not None:
             raise InvalidValue("the state is kept in the directory: give directory= or path=, not both")
@@ -95,7 +95,7 @@ class Monitor:
         if isinstance(baseline, Baseline) and self._state.baseline is None:
             check_below(baseline, gate)
             self._state = with_baseline(self._state, baseline)
-        self._was = self._state.breaker.state
+        self._was, self._closed = self._state.breaker.state, False
 
     @property
     def gate(self) -> Magnitude:
@@ -170,6 +170,8 @@ class Monitor:
         return self._directory.archive() if all(name in given for name in IDS) else None
 
     def _next(self, step: int | None) -> int:
+        if self._closed:
+            raise InvalidValue("this monitor was closed, and another may have its directory; make a new one")
         last = self._state.step
         if step is None:
             return 0 if last is None else last + 1
@@ -319,7 +321,15 @@ class Monitor:
         self._state = msgspec.structs.replace(self._state, step=step, trainer_version=trainer_version)
         self._write()
 
+    def restore(self, state: MonitorState) -> None:
+        """Be as after an earlier step (`remembered`, kept then): what was judged later is forgotten, and shown no more."""
+        self._state, self._was = state, state.breaker.state
+        self._write()
+        if self._directory is not None:
+            self._directory.forget_after(-1 if state.step is None else state.step)
+
     def close(self) -> None:
-        """Let go of the directory, so that another monitor may have it; nothing is lost without."""
+        """Let go of the directory, so that another monitor may have it; nothing is lost without. This one judges no more."""
+        self._closed = True
         if self._directory is not None:
             self._directory.close()

@@ -55,9 +55,10 @@ def judge_scalar(
         if value is not None and not math.isfinite(value):
             message = f"{name} is {value}; a number that is not finite is no measurement"
             return track, (Reason(code=Code.NOT_FINITE, message=message, where=name),)
-    track = track.update(kl)
+    # k3 is never negative, but k1 is where its sign was swapped or noise outweighs it: its size counts.
+    track = track.update(abs(kl))
     found = []
-    if kl > gate:
+    if abs(kl) > gate:
         found.append((Code.GATE, f"kl_estimate is {kl:.3g}, and the gate {gate:.3g}", kl, gate))
     if track.cusum.alarm:
         score, limit = track.cusum.score, track.cusum.threshold

@@ -10,7 +10,7 @@ from zerodrift.monitor.baseline import Baseline, WarmUp
 from zerodrift.monitor.breaker import Breaker
 from zerodrift.monitor.rewards import RewardWindow
 from zerodrift.monitor.scalar import ScalarTrack
-from zerodrift.monitor.tracks import Track
+from zerodrift.monitor.tracks import Chart, Track
 from zerodrift.records.document import read_document, write_document
 
 SCHEMA = "zerodrift.monitor/1"
@@ -27,6 +27,8 @@ class MonitorState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     baseline: Baseline | None = None
     warm_up: WarmUp = WarmUp()
     tracks: Mapping[str, Track] = {}
+    gate: Chart = Chart()
+    """Of batches that are above the gate, each by no more than chance allows."""
     rewards: RewardWindow = RewardWindow()
     scalar: ScalarTrack = ScalarTrack()
     observed: int = 0

@@ -10,6 +10,7 @@ import msgspec
 from zerodrift.core.frozen import freeze
 from zerodrift.monitor.decision import Decision, NotObservable, Reason, State
 from zerodrift.monitor.metrics import GAPS, metrics_of
+from zerodrift.records.codec import write_atomically
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +46,12 @@ def line_of(decision: Decision) -> bytes:
     return msgspec.json.encode(line) + b"\n"
 
 
+class _Numbered(msgspec.Struct):
+    """What is read of a line to know which step it is of."""
+
+    step: int
+
+
 class StepLog:
     """Opened for each line: it may be moved away under our hands, and there is nothing to close."""
 
@@ -63,3 +70,19 @@ class StepLog:
         with self._path.open("ab", buffering=0) as file:
             while rest:
                 rest = rest[file.write(rest) :]
+
+    def drop_after(self, step: int) -> None:
+        """Keep lines up to `step`, and what a kill tore off, which says of no step anything."""
+        if not self._path.exists():
+            return
+        lines = self._path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if not _is_after(line, step)]
+        if len(kept) < len(lines):
+            write_atomically(self._path, b"".join(kept))
+
+
+def _is_after(line: bytes, step: int) -> bool:
+    try:
+        return msgspec.json.decode(line, type=_Numbered).step > step
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False

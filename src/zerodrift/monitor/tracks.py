@@ -27,6 +27,8 @@ WARM_UP = 10
 """Batches in which a cell of its own learns where it stands; the whole watches over it meanwhile."""
 LEAST_UNITS = 4
 """Sequences. A z of fewer is no z."""
+LEAST_EFFECTIVE = 2.0
+"""What they must be worth at least: of one that has everything no spread is known at all."""
 BOUND = 100.0
 """Of z: an exact engine that is off by anything at all has no spread to compare with."""
 CHARTS = ("up", "down", "scale")
@@ -117,7 +119,7 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def judged(self, cell: CellSums) -> bool:
         """Whether a batch of this cell goes into the charts."""
         ready = cell.kind in EXCHANGEABLE or self.batches >= WARM_UP
-        return ready and cell.units >= LEAST_UNITS and cell.expected > 0
+        return ready and _has_spread(cell)
 
     def update(self, cell: CellSums, whole: CellSums) -> "Track":
         """With one more batch in its charts.
@@ -125,7 +127,7 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         The spread of four prompts is known from four prompts: their z is Student's t, which a chart of normal z takes for
         evidence. On vLLM with four prompts a step one of a healthy replica stood at 9.7 of 13 after seven batches.
         """
-        zs = (as_normal(t, whole.units - 1) for t in cell.z(whole, self.unsure))
+        zs = (as_normal(t, whole.effective - 1) for t in cell.z(whole, self.unsure))
         return self.with_charts(tuple(chart.update(z) for chart, z in zip(self.charts, zs, strict=True)))
 
     def follow(self, cell: CellSums, versions: int) -> "Track":
@@ -151,6 +153,10 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
 
+def _has_spread(cell: CellSums) -> bool:
+    return cell.units >= LEAST_UNITS and cell.expected > 0 and cell.effective >= LEAST_EFFECTIVE
+
+
 class Jumped(NamedTuple):
     """A cell that is far off in one batch."""
 
@@ -164,16 +170,17 @@ def jumped(cell: CellSums, whole: CellSums, factor: float) -> Jumped | None:
     The units of the whole, from which a small cell borrows, say how sure anybody is of a spread: of four prompts, whose
     samples share their first token, one that rounds badly was 2.0 times the expected |Δ| in a healthy training on vLLM.
     """
-    if cell.units < LEAST_UNITS or cell.baseline <= 0:
+    if not _has_spread(cell):
         return None
     times = cell.size / max(cell.baseline * factor, cell.least(whole))
-    z = as_normal(cell.z(whole)[2], whole.units - 1)
+    z = as_normal(cell.z(whole)[2], whole.effective - 1)
     return Jumped(times, z) if times >= JUMP and z >= JUMP_Z else None
 
 
-def as_normal(t: float, freedom: int) -> float:
+def as_normal(t: float, freedom: float) -> float:
     """The z that is as unlikely as Student's t (Wallace 1959; at most 0.1 too low for t up to 20 of three degrees)."""
     if not math.isfinite(t):
         return t
+    freedom = max(1.0, freedom)
     size = math.sqrt(freedom * math.log1p(t * t / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)
     return math.copysign(size, t)

@@ -5,15 +5,16 @@ reports a torn last line as such, because that is what a kill leaves behind.
 """
 
 import gzip
+import math
 import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Generic, Self, TypeVar
+from typing import Any, BinaryIO, Generic, Self, TypeVar
 
 import msgspec
 
-from zerodrift.core.errors import RecordError
+from zerodrift.core.errors import NonFinite, RecordError
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class LineWriter(Generic[T]):
 
     def write(self, *values: T) -> None:
         """All of `values` are on the disk when this returns; none of them if one cannot be written."""
-        lines = [self._encoder.encode(value) + b"\n" for value in values]
+        lines = [self._line(value) for value in values]
         if (longest := max(map(len, lines), default=0)) > MAX_LINE_BYTES:
             raise RecordError(
                 f"{self._path.name}: a line of {longest} bytes was about to be written, and at most {MAX_LINE_BYTES} "
@@ -46,11 +47,33 @@ class LineWriter(Generic[T]):
         self._file.flush()
         os.fsync(self._file.fileno())
 
+    def _line(self, value: T) -> bytes:
+        """JSON has no NaN and no infinity: they would become null, which is no number to whoever reads the line."""
+        line = self._encoder.encode(value) + b"\n"
+        if b"null" in line and (wrong := _non_finite(msgspec.to_builtins(value))):
+            raise NonFinite(
+                f"{self._path.name}: {wrong} was about to be written, and could not be read back; nothing was written"
+            )
+        return line
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+def _non_finite(value: Any, where: str = "") -> str:
+    """Where the first number is that is none, and which; empty where all are."""
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else f"{where.lstrip('.')}={value}"
+    if isinstance(value, dict):
+        inside = ((f"{where}.{name}", each) for name, each in value.items())
+    elif isinstance(value, list | tuple):
+        inside = ((f"{where}[{place}]", each) for place, each in enumerate(value))
+    else:
+        return ""
+    return next((found for name, each in inside if (found := _non_finite(each, name))), "")
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:

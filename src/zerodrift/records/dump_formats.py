@@ -55,6 +55,8 @@ Reader = Callable[[Fields, LinePlace], list[RecordedRollout]]
 
 PROMPT_KEYS = ("prompt_token_ids", "prompt_ids")
 OUTPUT_KEYS = ("token_ids", "completion_ids")
+TRAINER_KEYS = ("trainer_logprobs", "old_logprobs", "old_log_probs", "old_per_token_logps", "prev_logprobs")
+"""The trainer's numbers, under our name, the monitor's, and those of verl, TRL and NeMo-RL."""
 PRIME_RL_SCHEMA = 1
 
 
@@ -115,8 +117,8 @@ def _plain(
     stated = stated_parameters(fields)
     engine = numbers_of(part.of(listed(fields, "logprobs"), "logprobs", len(output), parts))
     trainer = None
-    if is_given(fields, "trainer_logprobs"):
-        beside = part.of(listed(fields, "trainer_logprobs"), "trainer_logprobs", len(output), parts)
+    if names := [name for name in TRAINER_KEYS if is_given(fields, name)]:
+        beside = part.of(listed(fields, *names), names[0], len(output), parts)
         # Of one writer and of one sign; where only the trainer's are above zero, they are refused.
         trainer = numbers_of(beside).values if engine.sign_turned else beside
     return RecordedRollout(

@@ -30,6 +30,7 @@ import torch
 
 from zerodrift.core import errors
 from zerodrift.core.errors import DigestMismatch, EngineError, EngineUnreachable, OutOfOrder, ZerodriftError
+from zerodrift.core.version import WeightVersion
 from zerodrift.engine.updates import Updates, WeightUpdate
 from zerodrift.weights.session import Stage
 from zerodrift.weights.update import MOST_MANIFEST_BYTES, UpdateManifest, decode_update, encode_update
@@ -38,6 +39,8 @@ EXPECTED, DIGEST, KV = "X-Expected-Version", "X-Sha256", "X-KV"
 MOST_WORDS = 4096
 IDLE_S = 60.0
 """A peer that says nothing for so long is gone; its update stays open, and `updates.abort()` ends it."""
+Call = Callable[[str, str, bytes, Mapping[str, str]], bytes]
+"""Verb, path, content and headers of one call; what was answered."""
 _ROUTE = re.compile(r"/updates/([0-9a-f]{64})(?:/(.+))?")
 _BY_CODE = {
     each.code: each
@@ -182,13 +185,21 @@ class HttpTarget:
         self.name, self._address, self._kv, self._timeout = name, address, kv, timeout_s
         self._headers = {"Authorization": f"Bearer {token.hex()}"}
         self._prepared: UpdateManifest | None = None
+        """What may be under way there: until the engine has said otherwise it is taken to be."""
+        self._asked = False
+        """Whether the engine was told to publish it."""
         self._published: str | None = None
 
     def prepare(self, update: UpdateManifest, tensors: Mapping[str, torch.Tensor]) -> None:
         """On the engine's disk when this returns."""
+        self._forget()  # left by an `abort` that was lost, it would be in the way
         with self._connected() as call:
-            current = msgspec.json.decode(call("GET", "/version", b"", {}))["label"]
-            call("POST", "/updates", encode_update(update), {EXPECTED: quote(current)})
+            current = self._current(call).label
+            try:
+                call("POST", "/updates", encode_update(update), {EXPECTED: quote(current)})
+            except EngineUnreachable:
+                self._prepared = update  # it may have come, and only the answer be lost
+                raise
             self._prepared = update
             for record in update.weights.tensors:
                 content = _content(tensors[record.name])
@@ -197,29 +208,60 @@ class HttpTarget:
             call("POST", f"/updates/{update.identity}/prepare", b"", {})
 
     def publish(self) -> None:
-        """Served when this returns; after an answer that was lost, `version` says whether it is."""
+        """Served when this returns. Where no answer comes the engine is asked what it serves; where it cannot be, or serves the
+        old version, this raises, and `abort` ends it either way."""
         if (update := self._prepared) is None:
             raise OutOfOrder(f"{self.name} has no update to publish; prepare one first")
-        self._prepared, self._published = None, update.version
+        self._asked, self._published = True, update.version
         with self._connected() as call:
-            call("POST", f"/updates/{update.identity}/publish", b"", {KV: self._kv})
+            try:
+                call("POST", f"/updates/{update.identity}/publish", b"", {KV: self._kv})
+            except EngineUnreachable:
+                if self._current(call) != update.weight_version:
+                    raise
+        self._prepared, self._asked = None, False
 
     def abort(self) -> None:
-        """The old version serves on."""
-        if (update := self._prepared) is not None:
-            self._prepared = None
-            with self._connected() as call:
-                call("DELETE", f"/updates/{update.identity}", b"", {})
+        """The old version serves on, or again: a call to publish of which nothing was heard may have come."""
+        update, asked = self._prepared, self._asked
+        # First, so that a call that is still on its way is refused when it comes.
+        if update is None or self._forget() or not asked:
+            return
+        with self._connected() as call:
+            served = self._current(call) == update.weight_version
+        if served:
+            self.roll_back()
 
     def roll_back(self) -> None:
         """Of what this target was published last."""
         if self._published is None:
             raise OutOfOrder(f"{self.name} was published nothing by this publisher")
         with self._connected() as call:
-            call("POST", "/rollback", b"", {EXPECTED: quote(self._published)})
+            try:
+                call("POST", "/rollback", b"", {EXPECTED: quote(self._published)})
+            except EngineUnreachable:
+                if self._current(call).label == self._published:
+                    raise
+
+    def _forget(self) -> bool:
+        """Have the engine forget what may be under way; False where it was not: never begun, or over already."""
+        if (update := self._prepared) is None:
+            return False
+        with self._connected() as call:
+            try:
+                call("DELETE", f"/updates/{update.identity}", b"", {})
+                forgot = True
+            except OutOfOrder:
+                forgot = False
+        self._prepared, self._asked = None, False
+        return forgot
+
+    @staticmethod
+    def _current(call: Call) -> WeightVersion:
+        return msgspec.json.decode(call("GET", "/version", b"", {}), type=WeightVersion)
 
     @contextmanager
-    def _connected(self) -> Iterator[Callable[[str, str, bytes, Mapping[str, str]], bytes]]:
+    def _connected(self) -> Iterator[Call]:
         connection = HTTPConnection(self._address, timeout=self._timeout)
 
         def call(verb: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
@@ -228,6 +270,7 @@ class HttpTarget:
                 answer = connection.getresponse()
                 said = answer.read()
             except (OSError, HTTPException) as error:
+                connection.close()  # half a call would be in the way of the next
                 raise EngineUnreachable(
                     f"{self.name} at {self._address} did not answer {verb} {path[:40]}: {error}"
                 ) from error

@@ -12,17 +12,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from zerodrift.core.errors import InvalidValue, VersionConflict, ZerodriftError
 from zerodrift.core.version import WeightVersion
 from zerodrift.sync.decisions import Decisions
 from zerodrift.sync.gloo import GlooPeers
+from zerodrift.sync.ranks import Ranks
 from zerodrift.sync.receipt import Receipt
 from zerodrift.sync.take import ReceiptTaker
 from zerodrift.sync.target import WeightTarget
-from zerodrift.weights.gathered import whole_state
+from zerodrift.weights.gathered import WholeState, gather_along, whole_state
 from zerodrift.weights.listing import manifest_of
 from zerodrift.weights.update import UpdateManifest
+
+
+def _unsharded(model: Any, state: WholeState) -> Any:
+    """A model that one rank can call by itself, for the canaries."""
+    dtype = next(iter(state.tensors.values())).dtype
+    whole = AutoModelForCausalLM.from_config(model.config, dtype=dtype).eval()
+    whole.load_state_dict(state.tensors | {name: state.tensors[first] for name, first in state.tied.items()})
+    return whole
 
 
 class WeightPublisher:
@@ -37,8 +47,16 @@ class WeightPublisher:
     ) -> None:
         """`takers`: who takes receipts of which replicas afterwards, each started with the weights that serve now.
         `decisions`: where engines in other processes look whether an update is made; a decision is never taken back."""
+        self._ranks = Ranks(model)
+        if not self._ranks.sends:
+            if targets or takers:
+                raise InvalidValue(
+                    f"rank {self._ranks.rank} of a sharded model has targets or takers; rank {self._ranks.first} sends for all: "
+                    "give them there, and WeightPublisher(model, []) on the others"
+                )
+            targets = takers = ()
         names = [target.name for target in targets]
-        if not targets or len({*names}) < len(names):
+        if (self._ranks.sends and not targets) or len({*names}) < len(names):
             raise InvalidValue(f"targets are called {names}; name at least one, each by a name of its own")
         if unguarded := [
             each.name
@@ -56,14 +74,36 @@ class WeightPublisher:
         self._targets = sorted(targets, key=lambda target: not target.goes_back)
 
     def publish(self, label: str, *, parent: WeightVersion | None = None) -> tuple[Receipt, ...]:
-        """Every target serves the model's weights as `label`; or those that can go back are where they were."""
-        tensors, tied = whole_state(self._model)
+        """Every target serves the model's weights as `label`; or those that can go back are where they were.
+
+        Every rank of a sharded model calls this: the first sends what all have gathered, and where it fails all raise.
+        """
+        receipts, error = tuple[Receipt, ...](), None
+        try:
+            if self._ranks.sends:
+                receipts = self._send(whole_state(self._model), label, parent)
+            else:
+                gather_along(self._model)
+        except BaseException as raised:  # whatever it is, the others must hear of it
+            error = raised
+        failed = self._ranks.any(error is not None)
+        if error is not None:
+            raise error
+        if failed:
+            raise VersionConflict(
+                f"rank {self._ranks.first} could not publish {label!r}, and its error says why; publish again on all ranks"
+            )
+        return receipts
+
+    def _send(self, state: WholeState, label: str, parent: WeightVersion | None) -> tuple[Receipt, ...]:
+        tensors, tied = state
         update = UpdateManifest(version=label, parent=parent, weights=manifest_of(tensors), tied=tied)
         self._prepare(update, tensors)
         self._decide(update)
         self._hold(update.weight_version)
         self._serve()
-        return tuple(taker.take(self._model, label) for taker in self._takers)
+        scored = _unsharded(self._model, state) if self._takers and self._ranks.size > 1 else self._model
+        return tuple(taker.take(scored, label) for taker in self._takers)
 
     def _prepare(self, update: UpdateManifest, tensors: Mapping[str, torch.Tensor]) -> None:
         for number, target in enumerate(self._targets):
@@ -93,9 +133,15 @@ class WeightPublisher:
         for number, target in enumerate(self._targets):
             try:
                 target.publish()
-            except BaseException:
-                self._each([each for each in self._targets[:number] if each.goes_back], "roll_back")
-                self._each(self._targets[number:], "abort")
+            except BaseException as error:
+                left = self._each([each for each in self._targets[:number] if each.goes_back], "roll_back")
+                # One that was asked and did not answer may serve it: there, to abort is to go back.
+                asked = self._each([target], "abort")
+                self._each(self._targets[number + 1 :], "abort")
+                if left := [*left, *(asked if target.goes_back else ())]:
+                    raise ZerodriftError(
+                        f"{'; '.join(left)}: it may serve a version that others do not; ask it for its version"
+                    ) from error
                 raise
 
     def _serve_all(self) -> None:
@@ -110,13 +156,12 @@ class WeightPublisher:
             raise failed[0]
 
     @staticmethod
-    def _each(targets: Sequence[WeightTarget], verb: str) -> None:
-        """All of them, whatever one of them says: the error that led here is the one to be told."""
+    def _each(targets: Sequence[WeightTarget], verb: str) -> list[str]:
+        """All of them, whatever one of them says; returns who could not, and why."""
+        failed = []
         for target in targets:
             try:
                 getattr(target, verb)()
             except (ZerodriftError, OSError) as error:
-                if verb == "roll_back":
-                    raise ZerodriftError(
-                        f"{target.name} could not be brought back ({error}); it serves a version that others do not"
-                    ) from error
+                failed.append(f"{target.name} could not be brought back ({error})")
+        return failed

@@ -23,6 +23,8 @@ _HEADLINES = {
     3: ("UNKNOWN", "yellow", "What decides cannot be seen from here"),
 }
 _INDENT = " " * 7
+NARROWEST = 16
+"""Columns that a sentence of the table needs to be read."""
 LONGEST_VALUE = 30
 """Of a value in the table; findings show it whole."""
 
@@ -47,12 +49,11 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console, *, everything: bool 
     if diagnosis.not_judged:
         console.print(Text("\nnot judged:" if shown else "not judged:", style="dim"))
         for text in diagnosis.not_judged:
-            console.print(Text(f"    {visible(text)}"), soft_wrap=True)
+            print_wrapped(Text("    "), visible(text), console)
     if not everything:
         notes = sum(advice.severity is Severity.NOTE for advice in diagnosis.findings)
-        folded = (
-            f"{notes} {'note' if notes == 1 else 'notes'} and all {len(diagnosis.settings)} settings: --all"
-        )
+        counted = f"{notes} {'note' if notes == 1 else 'notes'} and " if notes else ""
+        folded = f"{counted}all {len(diagnosis.settings)} settings: --all"
         console.print(Text(f"\n{folded}" if shown or diagnosis.not_judged else folded, style="dim"))
 
 
@@ -60,7 +61,7 @@ def _print_advice(advice: Advice, console: Console) -> None:
     head = Text.assemble((f"{advice.severity:<7}", STYLES[advice.severity]), (visible(advice.title), "bold"))
     console.print(Text.assemble(head, f" {visible(advice.value)}"), soft_wrap=True)
     print_wrapped(Text(_INDENT), visible(advice.message), console)
-    lines = [*(("type", typed) for typed in advice.type), ("do", advice.do), ("cause", advice.cause or "")]
+    lines = [*(("fix", typed) for typed in advice.type), ("do", advice.do), ("cause", advice.cause or "")]
     lines += [("see", source) for source in advice.source]
     for label, text in lines:
         head = Text.assemble(_INDENT, (f"{label:<6}", "dim"))
@@ -68,29 +69,42 @@ def _print_advice(advice: Advice, console: Console) -> None:
             print_wrapped(head, visible(text), console)
         elif text:
             # On one line each, however long: people copy them.
-            style = STYLES[advice.severity] if label == "type" else ""
+            style = STYLES[advice.severity] if label == "fix" else ""
             console.print(Text.assemble(head, (visible(text, LONGEST_TYPED), style)), soft_wrap=True)
     console.print()
 
 
 def _print_settings(rows: Sequence[Row], console: Console) -> None:
-    """One line a setting, cut where the terminal ends: the whole sentence is in the JSON."""
+    """A line for each setting; why it is judged so goes on below itself where the terminal ends."""
     headers = ("setting", "value", "from", "judged", "")
     lines = [[Text(header, style="dim") for header in headers], *(_cells(row) for row in rows)]
     widths = [max(cell.cell_len for cell in column) for column in zip(*lines, strict=True)]
     for cells in lines:
-        for cell, width in zip(cells, widths, strict=True):
+        *firsts, why = cells
+        for cell, width in zip(firsts, widths, strict=False):
             cell.pad_right(width - cell.cell_len)
-        line = Text("  ").join(cells)
-        line.rstrip()
-        line.truncate(console.width, overflow="ellipsis")
-        console.print(line, soft_wrap=True)
+        head = Text("  ").join([*firsts, Text("")])
+        # Beside columns that leave it no room, it stands alone in the next line.
+        if console.width - head.cell_len < NARROWEST and why.plain:
+            console.print(_stripped(head), soft_wrap=True)
+            head = Text(" " * 4)
+        if why.plain:
+            print_wrapped(head, why.plain, console, "dim")
+        else:
+            console.print(_stripped(head), soft_wrap=True)
+
+
+def _stripped(line: Text) -> Text:
+    line.rstrip()
+    return line
 
 
 def _cells(row: Row) -> list[Text]:
+    value = Text(visible(row.shown))
+    value.truncate(LONGEST_VALUE, overflow="ellipsis")
     return [
         Text(visible(row.title)),
-        Text(visible(row.shown, LONGEST_VALUE)),
+        value,
         Text(row.origin, style="dim"),
         Text(row.severity, style=STYLES[row.severity]),
         Text(visible(row.message), style="dim"),

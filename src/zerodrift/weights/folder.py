@@ -29,7 +29,9 @@ _NAME = re.compile(r"[\w\-][\w.\-]{0,199}", re.ASCII)
 _LINKS = {errno.ELOOP, errno.ENOTDIR, errno.EMLINK}
 
 
-class _Index(msgspec.Struct):
+class ShardIndex(msgspec.Struct):
+    """In which shard each tensor is."""
+
     weight_map: dict[str, str]
 
 
@@ -51,11 +53,11 @@ class Folder:
                 f"an update lies in {str(name)[:80]!r}; give the plain name of a directory in {root}"
             )
         self.where = f"{root}/{name}"
-        with _refused(str(root), "the root of updates"):
-            root_handle = os.open(root, _DIRECTORY)
+        with refused(str(root), "the root of updates"):
+            root_handle = os.open(root, DIRECTORY)
         try:
-            with _refused(self.where, "an update"):
-                self._handle = os.open(name, _DIRECTORY, dir_fd=root_handle)
+            with refused(self.where, "an update"):
+                self._handle = os.open(name, DIRECTORY, dir_fd=root_handle)
         finally:
             os.close(root_handle)
 
@@ -95,7 +97,9 @@ class Folder:
             return {WEIGHTS: names}
         where = f"{self.where}/{INDEX}"
         try:
-            told = msgspec.json.decode(bytes(self._read(INDEX, MOST_MANIFEST_BYTES)), type=_Index).weight_map
+            told = msgspec.json.decode(
+                bytes(self._read(INDEX, MOST_MANIFEST_BYTES)), type=ShardIndex
+            ).weight_map
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise ModelError(f"{where} cannot be read: {error}") from error
         if told.keys() != names:
@@ -107,7 +111,7 @@ class Folder:
     def _read(self, name: str, most: int) -> bytearray:
         """The whole file, copied; refused where it is no plain file, too long, or changes meanwhile."""
         where = f"{self.where}/{name}"
-        with _refused(where, "a file of an update"):
+        with refused(where, "a file of an update"):
             handle = os.open(name, _FILE, dir_fd=self._handle)
         try:
             before = os.fstat(handle)
@@ -125,7 +129,7 @@ class Folder:
         return content
 
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without waiting: to open a pipe would, until somebody writes to it.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -169,7 +173,7 @@ def _check_names(found: Iterable[str], expected: set[str], seen: set[str], where
 
 
 @contextmanager
-def _refused(where: str, what: str) -> Iterator[None]:
+def refused(where: str, what: str) -> Iterator[None]:
     """What the system says of a path, as an error of ours."""
     try:
         yield

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from zerodrift.audit.attribute import MAX_CAUSES, Attribution, Costs, attribute
+from zerodrift.audit.attribute import MAX_CAUSES, MOST_NAMED, Attribution, Costs, attribute
 from zerodrift.audit.counterfactual.bias import bias_hypotheses
 from zerodrift.audit.counterfactual.evaluate import CaseWindow, Evaluator
 from zerodrift.audit.counterfactual.explanation import VANILLA, Explanation, Hypothesis, Pick, Reported
@@ -280,31 +280,60 @@ def test_of_what_the_samples_show_the_share_is_that_of_chance_too(judge):
     assert unsure.interval == (0.0, 1.0)
 
 
-def test_no_more_causes_than_anyone_would_read(chain):
+@pytest.mark.parametrize("steps", [1, MOST_NAMED, MOST_NAMED + 1])
+def test_many_changes_that_reach_the_floor_together_are_no_name(stepwise, steps):
+    attribution = stepwise(24 // steps, steps)
+    assert len(attribution.selected) == steps
+    assert attribution.explained_to_floor is (steps <= MOST_NAMED)
+
+
+def test_one_in_twelve_that_stays_far_off_is_not_the_floor(chain):
+    """Nine in ten are explained; what is left carries on what all of them had."""
+    cases = [
+        case._replace(reported=case.reported + (0.0 if number else 60 * SIGMA))
+        for number, case in enumerate(Engine(ASKED).cases(count=12))
+    ]
+    costs = Costs(Evaluator(cases, {VANILLA: chain(TABLE)}))
+    assert costs.at_floor(Explanation())
+    assert not costs.leaves_nothing(Explanation())
+
+
+def test_no_more_causes_than_anyone_would_read(stepwise):
     """Eight steps, each of which explains three sequences more: the fifth is not taken."""
-    vanilla, other = chain(TABLE), chain(TABLE[::-1].copy())
-
-    def first(count):
-        def forward(sequences, starts, *_):
-            pairs = zip(sequences, vanilla(sequences, starts), other(sequences, starts), strict=True)
-            return [theirs if ids[1] < 3 * count else ours for ids, ours, theirs in pairs]
-
-        return forward
-
-    forwards = {VANILLA: vanilla, **{f"step-{count}": first(count) for count in range(1, 9)}}
-    cases = Engine(ASKED).cases()
-    told = Evaluator(cases, forwards).predict(Explanation(forward="step-8")).reported
-    cases = [case._replace(reported=values) for case, values in zip(cases, np.split(told, 24), strict=True)]
-
-    def propose(account):
-        count = 1 if account.forward == VANILLA else int(account.forward[-1]) + 1
-        return [Hypothesis("path/rope", f"step {count}", Explanation(forward=f"step-{count}"))]
-
-    attribution = attribute(Costs(Evaluator(cases, forwards)), propose, np.random.default_rng(0))
+    attribution = stepwise(3, 8)
     assert [finding.message for finding in attribution.selected] == [
         f"step {n}" for n in range(1, MAX_CAUSES + 1)
     ]
     assert not attribution.explained_to_floor
+
+
+@pytest.fixture
+def stepwise(chain):
+    """A difference that is explained in steps, so many sequences each."""
+    vanilla, other = chain(TABLE), chain(TABLE[::-1].copy())
+
+    def run(each, steps):
+        def first(count):
+            def forward(sequences, starts, *_):
+                pairs = zip(sequences, vanilla(sequences, starts), other(sequences, starts), strict=True)
+                return [theirs if ids[1] < each * count else ours for ids, ours, theirs in pairs]
+
+            return forward
+
+        forwards = {VANILLA: vanilla, **{f"step-{count}": first(count) for count in range(1, steps + 1)}}
+        cases = Engine(ASKED).cases()
+        told = Evaluator(cases, forwards).predict(Explanation(forward=f"step-{steps}")).reported
+        cases = [case._replace(reported=told[16 * n : 16 * n + 16]) for n, case in enumerate(cases)]
+
+        def propose(account):
+            count = 1 if account.forward == VANILLA else int(account.forward[-1]) + 1
+            if count > steps:
+                return []
+            return [Hypothesis("path/rope", f"step {count}", Explanation(forward=f"step-{count}"))]
+
+        return attribute(Costs(Evaluator(cases, forwards)), propose, np.random.default_rng(0))
+
+    return run
 
 
 def test_coarser_rounding_is_found_by_its_size_alone(chain):

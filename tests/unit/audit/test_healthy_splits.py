@@ -36,7 +36,9 @@ def requests(seed: int) -> list[Request]:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "precision"), [("float32", Precision.FP32), ("bfloat16", Precision.BF16)], ids=["fp32", "bf16"]
+    ("dtype", "precision"),
+    [("float32", Precision.FP32), pytest.param("bfloat16", Precision.BF16, marks=pytest.mark.long)],
+    ids=["fp32", "bf16"],
 )
 def test_no_split_is_stated_of_a_healthy_engine(llama, dtype, precision):
     engine = ReferenceBackend("testbed:llama", dtype=dtype)

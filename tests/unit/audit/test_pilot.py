@@ -91,7 +91,9 @@ def test_a_resumed_run_asks_what_its_pilot_wrote(tmp_path, monkeypatch):
     (tmp_path / "run" / files.VERDICT).unlink()
     session.run(Silent())
     assert load(tmp_path / "run" / files.CONFIG).validation == written
-    assert rollouts.read_bytes().splitlines(keepends=True)[:10] == lines[:10]
+    # The tenth is the first of two samples of one request, which is asked again whole: in other company, where vanilla
+    # transformers may round otherwise, and does on an Intel with AMX.
+    assert rollouts.read_bytes().splitlines(keepends=True)[:9] == lines[:9]
     assert len(list(read_lines(rollouts, Rollout))) == 22
     # Anything else that changed is another run.
     (tmp_path / "run" / files.VERDICT).unlink()

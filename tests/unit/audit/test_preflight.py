@@ -141,6 +141,7 @@ def test_without_a_task_and_an_update_two_questions_are_left(tmp_path):
     assert says(record, "weight-sync") == "left out with --no-sync"
 
 
+@pytest.mark.long
 def test_an_engine_that_takes_no_update_is_not_judged_and_can_be_spared_it(tmp_path):
     def bare(engine):
         engine.capabilities = frozenset()

@@ -48,6 +48,8 @@ def response():
 @pytest.mark.parametrize("name", MODELS)
 def test_derivatives_are_those_of_finite_differences(response, name):
     it = response(name)
+    # Derivative and difference in one precision: a value on the edge between two numbers of fp8 falls to another
+    # side in fp32 than in fp64, which is 5 % of a derivative on one processor and nothing on the next.
     wide = LinearResponse(variants.in_dtype(it.plumbing.model, torch.float64), it.windows, (0,))
     last = {lever.kind: lever for lever in it.levers}
     for kind, lever in last.items():
@@ -59,9 +61,17 @@ def test_derivatives_are_those_of_finite_differences(response, name):
         step = STEPS.get(kind, STEP)
         low = 0.0 if kind is Effect.SOFT_CAP else -step
         moved = wide.logprobs({member: step}) - wide.logprobs({member: low})
-        slope = it.jacobian.matrix_NC[:, it.jacobian.columns[member]]
-        size = np.abs(moved).max()
-        assert np.abs(slope * (step - low) - moved).max() < 0.05 * size, kind
+        slope = wide.jacobian.matrix_NC[:, wide.jacobian.columns[member]]
+        error, size = np.abs(slope * (step - low) - moved), np.abs(moved)
+        if name == "qwen3-moe":
+            # A token that goes to another expert jumps, by 0.86 nats once, and has no derivative: one of the eight may.
+            jumps = (error > 0.5 * size) & (size > 0.1 * size.max())
+            assert jumps.sum() <= 1, kind
+            error, size = error[~jumps], size[~jumps]
+        assert error.max() < 0.01 * size.max(), kind
+        if kind not in {Effect.KEYS_FP8, Effect.VALUES_FP8}:
+            narrow = it.jacobian.matrix_NC[:, it.jacobian.columns[member]]
+            assert np.abs(narrow - slope).max() < 0.001 * np.abs(slope).max(), kind
 
 
 @pytest.mark.parametrize("name", MODELS)

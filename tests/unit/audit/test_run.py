@@ -100,7 +100,8 @@ def test_an_engine_that_says_no_word(audit, scripted, completion):
     empty = scripted(lambda request, number: Answer((completion(request.prompt.token_ids, ()),)))
     audited = audit(empty).run()
     assert audited.record.verdict is Outcome.FAIL
-    assert audited.record.causes[0].cause == "semantic/eos"
+    assert audited.record.causes[0].cause == "unexplained"
+    assert "another length" in audited.record.causes[0].evidence
 
 
 def test_an_engine_without_a_fingerprint_is_still_judged(audit, scripted):

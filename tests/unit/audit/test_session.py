@@ -20,7 +20,6 @@ from zerodrift.config.precision import Precision
 from zerodrift.config.run import RunConfig
 from zerodrift.core.completion import Answer, EngineFingerprint
 from zerodrift.core.errors import ConfigError, EngineUnreachable, RecordError, ZerodriftError
-from zerodrift.models.sums import Sums
 from zerodrift.models.testbed_config import CONTEXT_LENGTH
 from zerodrift.models.warmup import problems
 from zerodrift.records import directory as files
@@ -28,6 +27,7 @@ from zerodrift.records.codec import read_lines
 from zerodrift.records.lock import only_writer
 from zerodrift.records.rollout import Rollout
 from zerodrift.records.verdict import Outcome, ProbeRecord, VerdictRecord
+from zerodrift.tasks.sums import Sums
 
 
 def bare(engine: Backend) -> Backend:

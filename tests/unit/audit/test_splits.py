@@ -91,6 +91,7 @@ def test_a_position_that_no_output_crosses_is_asked_for_and_named(audited, llama
     assert named.explained == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.long
 def test_a_length_of_prompts_is_no_position(audited, llama):
     named = principal(audited(WrongSomewhere(llama, with_prompts_of(70))))
     assert named.cause == "unexplained"
@@ -99,12 +100,13 @@ def test_a_length_of_prompts_is_no_position(audited, llama):
     assert "precision" not in named.fix
 
 
+@pytest.mark.long
 def test_a_place_in_the_output_is_told(audited, llama):
     named = principal(audited(WrongSomewhere(llama, lambda completion, index: index >= 9)))
     assert (named.cause, edges(named)) == ("unexplained", [9])
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1])
+@pytest.mark.parametrize("share", [pytest.param(0.0, marks=pytest.mark.long), 0.1])
 def test_what_is_wrong_everywhere_or_on_some_requests_by_chance_has_no_split(audited, llama, share):
     def where(completion, index):
         dice = np.random.default_rng(list(completion.prompt_token_ids))
@@ -130,7 +132,9 @@ class Biased(FaultyBackend):
         return super().generate(biased)
 
 
-@pytest.mark.parametrize(("ids", "size"), [((31, 77, 204), 0.35), ((9, 40), -0.6)])
+@pytest.mark.parametrize(
+    ("ids", "size"), [((31, 77, 204), 0.35), pytest.param((9, 40), -0.6, marks=pytest.mark.long)]
+)
 def test_a_small_bias_on_few_ids_is_named_with_them(audited, llama, ids, size):
     named = principal(audited(Biased(llama, dict.fromkeys(ids, size))))
     assert named.cause == "semantic/logit-bias", named.evidence

@@ -5,12 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerodrift.audit.tasks import Rewarded, check_room, open_task, prompts_of, rewarded
+from zerodrift.audit.tasks import Rewarded, check_room, rewarded
 from zerodrift.core.completion import Completion, Problem
 from zerodrift.core.errors import ConfigError, InvalidValue
 from zerodrift.core.request import Prompt, Request
-from zerodrift.models.sums import Sums
 from zerodrift.records.rollout import Rollout
+from zerodrift.tasks.checked import open_task, prompts_of
+from zerodrift.tasks.sums import Sums
 
 MODEL = "testbed:llama"
 PROMPTS = [Prompt((number, 6)) for number in range(4)]
@@ -78,7 +79,7 @@ def test_an_object_of_ones_own_and_a_class_that_is_called_with_the_model():
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("nonsense", "names nothing; write sums or my_module:task"),
+        ("nonsense", "names nothing; write sums, small-sums or my_module:task"),
         (":task", "names nothing"),
         ("their_task:", "names nothing"),
         ("no_such_task:task", "there is no module 'no_such_task' here or installed"),
@@ -104,7 +105,7 @@ def test_what_names_no_task_is_refused(spec, says):
 
 
 def test_prompts_are_the_tasks_own():
-    assert prompts_of(Toy(), 4, 0, vocab_size=512) == PROMPTS
+    assert prompts_of(Toy(), 4, 0, vocab_size=512, cure="--set validation.num_prompts={}") == PROMPTS
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_prompts_are_the_tasks_own():
 )
 def test_prompts_that_cannot_be_asked_are_refused(prompts, says):
     with pytest.raises(ConfigError, match=says):
-        prompts_of(Toy(prompts=prompts), 4, 0, vocab_size=512)
+        prompts_of(Toy(prompts=prompts), 4, 0, vocab_size=512, cure="--set validation.num_prompts={}")
 
 
 def test_a_prompt_that_does_not_fit_is_refused_and_not_cut():

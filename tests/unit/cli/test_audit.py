@@ -4,7 +4,9 @@ The audit itself is replaced by one that writes down how it was called and gives
 it does is tested where it lives.
 """
 
+import io
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from zerodrift.audit import session
+from zerodrift.cli import console
 from zerodrift.cli.main import main
 from zerodrift.config.run import RunConfig
 from zerodrift.core.completion import EngineFingerprint
@@ -313,6 +316,28 @@ def test_an_interruption_says_how_to_go_on(monkeypatch, capsys):
     assert "with --out runs/audit-" in capsys.readouterr().err
     assert run("--out", "mine") == 130
     assert "repeat the same command" in capsys.readouterr().err
+
+
+def test_a_bar_is_gone_before_that_is_said(monkeypatch):
+    class Interrupted(Asked):
+        directory = Path("runs")
+
+        def run(self, progress, reproduce=""):
+            bars.append(progress)
+            live.append(progress._bar.live.is_started)
+            raise KeyboardInterrupt
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    bars, live = [], []
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(session, "Session", Interrupted)
+    monkeypatch.setattr(console, "note", lambda _: live.append(bars[0]._bar.live.is_started))
+    assert run() == 130
+    assert live == [True, False]
 
 
 def test_a_fault_of_the_trainer_is_planted_there(asked, capsys):

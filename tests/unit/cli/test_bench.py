@@ -17,19 +17,21 @@ def run(*arguments: object) -> int:
     return code
 
 
-def test_standings(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("as_json", [False, True])
+def test_standings(capsys, monkeypatch, as_json):
     monkeypatch.setenv("COLUMNS", "200")
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    out = tmp_path / "new" / "it.json"
-    options = ("--requests", 2, "--rounds", 2, "--shorten", 16, "--threads", 2, "--json", out)
+    options = ("--requests", 2, "--rounds", 2, "--shorten", 16, "--threads", 2, *(["--json"] * as_json))
     assert run("testbed:llama", "--engine", "reference", *options) == 0
     assert asked[0] == 2, "proofs set it as well, later"
     said = capsys.readouterr()
     assert said.err == ""
     names = ["exact", "unconstrained", "unconstrained, F.linear", "reference"]
-    assert re.findall(r"│ ([\w,. ]+?) +│ +[\d.]+ \(", said.out) == names
-    written = json.loads(out.read_text())
+    if not as_json:
+        assert re.findall(r"│ ([\w,. ]+?) +│ +[\d.]+ \(", said.out) == names
+        return
+    written = json.loads(said.out)
     assert (written["schema"], written["requests"], written["rounds"]) == (2, 2, 2)
     assert written["output_tokens"] <= 2 * 16
     assert [len(each["tokens_per_second"]) for each in written["standings"]] == [2] * 4

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import msgspec
@@ -70,6 +71,10 @@ def test_status_of_versions(versions: Path, capsys: pytest.CaptureFixture[str]) 
         ["kept", "step", "1"],
         ["serves", "step", "2"],
     ]
+    assert run("sync", "status", versions, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(each["label"], each["serves"]) for each in told["versions"]][-1] == ("step 2", True)
+    assert told["receipts"] == []
 
 
 def test_status_of_receipts(

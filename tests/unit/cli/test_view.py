@@ -11,8 +11,8 @@ import pytest
 
 from zerodrift.cli.main import main
 from zerodrift.core.errors import ConfigError
-from zerodrift.view.live.access import is_loopback, token_for
-from zerodrift.view.live.server import names_of
+from zerodrift.view.live.access import token_for
+from zerodrift.web.access import is_loopback, names_of
 
 
 def refused(*arguments: object) -> int:
@@ -23,8 +23,13 @@ def refused(*arguments: object) -> int:
 
 
 def test_it_prints_where_it_is_serves_and_ends_with_an_interrupt(tmp_path):
+    # Whoever runs tests in the background may have told them to ignore interrupts, and that is inherited.
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from zerodrift.cli.main import main; main(sys.argv[1:])"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-m", "zerodrift.cli.main", "view", str(tmp_path / "later"), "--port", "0"],
+        [sys.executable, "-c", program, "view", str(tmp_path / "later"), "--wait", "--port", "0"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -44,13 +49,14 @@ def test_what_cannot_be_served_is_refused(tmp_path, capsys):
     file = tmp_path / "file"
     file.write_text("x")
     assert refused(file) == 2
+    assert refused(tmp_path / "mistyped", "--port", "0") == 2, "and not served without an end"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert refused(tmp_path, "--port", taken.getsockname()[1]) == 2
     assert refused(tmp_path, "--port", "70000") == 2
     assert refused(tmp_path, "--host", "no such host", "--port", "0") == 2
     assert refused(tmp_path, "--token-file", tmp_path / "none") == 2
     assert refused() == 2
-    assert capsys.readouterr().err.count("config/invalid") == 4
+    assert capsys.readouterr().err.count("config/invalid") == 5
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])

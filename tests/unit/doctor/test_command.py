@@ -119,6 +119,12 @@ def test_what_cannot_be_read_is_refused(command):
         CommandLine(command).read()
 
 
+def test_another_engine_is_refused_with_what_can_be_asked_of_it():
+    with pytest.raises(ConfigError) as refused:
+        CommandLine("python -m sglang.launch_server --model-path m").read()
+    assert "--engine sglang" in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("command", "name", "expected"),
     [

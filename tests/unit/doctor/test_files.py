@@ -165,6 +165,11 @@ def test_a_server_that_nobody_asks_is_named(asks):
     assert any("http://x:1" in line for line in told.not_judged) is not asks
 
 
+def test_settings_beside_a_server_that_runs_are_named_as_not_its_own():
+    told, _ = diagnose(opened("engine: {name: vllm, url: 'http://x:1', logprobs_mode: raw_logprobs}"), {})
+    assert told.not_judged[0].startswith("engine.logprobs_mode: ")
+
+
 @pytest.mark.parametrize(
     ("content", "code"),
     [

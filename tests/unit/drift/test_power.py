@@ -133,10 +133,12 @@ def test_a_tail_that_is_cut_off_is_seen(lines, probs):
     assert caught(probs, truncated) >= 0.9 * RUNS
 
 
-def test_nothing_planted_nothing_seen(probs):
-    assert caught(probs, None, runs=200) == 0
+@pytest.mark.parametrize("runs", [60, pytest.param(200, marks=pytest.mark.long)])
+def test_nothing_planted_nothing_seen(probs, runs):
+    assert caught(probs, None, runs) == 0
 
 
+@pytest.mark.long
 def test_half_of_it_is_mostly_overlooked(probs, lines):
     """The figures are not merely safe: half the deviation is not seen nine times in ten."""
     cooler, mass = lines["lower temperature"].seen_from, lines["ids never drawn"].seen_from

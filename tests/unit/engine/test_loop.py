@@ -312,11 +312,11 @@ def test_only_the_copy_of_what_runs_is_taken_between_two_steps(
 
         monkeypatch.setattr(engine_weights, name, note)
 
-    for name in ("_copied", "version_of", "_try_out"):
+    for name in ("_copied", "version_of", "try_out"):
         noted(name)
     loop.retain_weights()
     ours = threading.current_thread()
-    assert threads["version_of"] is threads["_try_out"] is ours
+    assert threads["version_of"] is threads["try_out"] is ours
     assert threads["_copied"] is not ours
 
 

@@ -154,7 +154,7 @@ def late(got: Got, output: Output) -> bool:
     return output.finish_reason is FinishReason.ABORT and bool(output.token_ids)
 
 
-@pytest.mark.parametrize("num_requests", [300, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_requests", [150, pytest.param(10_000, marks=pytest.mark.long)])
 def test_every_token_arrives_once_with_the_bits_of_its_weights(
     engine_of: Callable[..., Engine], num_requests: int
 ) -> None:

@@ -46,7 +46,7 @@ def test_the_gradient_of_the_norm() -> None:
     x, weight = torch.randn(4, 3, 8, generator=generator), torch.randn(8, generator=generator)
     pairs = []
     for norm in (
-        lambda *inputs: _Norm.apply(*inputs, 1e-6, plain_norm),
+        lambda *inputs: _Norm.apply(*inputs, 1e-6, WithNorm()),
         lambda *inputs: plain_norm(*inputs, 1e-6),
     ):
         inputs = x.clone().requires_grad_(), weight.clone().requires_grad_()

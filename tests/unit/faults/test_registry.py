@@ -197,7 +197,13 @@ def test_what_the_exact_engine_cannot_run_is_refused(spec, exact):
         FAULTS[spec].inject(exact)
 
 
-@pytest.mark.parametrize("spec", ["path/head-precision", "path/weight-quantisation", "path/rope"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "path/head-precision",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("path/weight-quantisation", "path/rope")),
+    ],
+)
 def test_it_outlives_an_update(spec, llama, exact, updated, update):
     for engine, healthy in ((llama, updated), (exact, ExactBackend(str(update)))):
         broken = resolve(spec).inject(engine)

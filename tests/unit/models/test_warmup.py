@@ -10,7 +10,7 @@ from zerodrift.weights.digest import model_digest
 @torch.no_grad()
 def accuracy(model, tokenizer) -> float:
     """Fraction of the hundred sums of which every answer token, EOS included, is the likeliest."""
-    ids_NT, labels_NT = _examples(tokenizer)
+    ids_NT, labels_NT = _examples(tokenizer, problems())
     right_NT = model(ids_NT).logits[:, :-1].argmax(-1) == labels_NT[:, 1:]
     return float((right_NT | (labels_NT[:, 1:] == _IGNORED)).all(-1).double().mean())
 

@@ -112,3 +112,13 @@ def test_a_bias_learned_from_one_loud_batch_is_not_held_against_quiet_ones():
     quiet = batch(0.0)
     assert abs(quiet.z(whole(np.tile(WHOLE, 4)), track.unsure)[1]) < 1.01
     assert quiet.z(whole(np.tile(WHOLE, 4)))[1] > 4
+
+
+def test_eight_prompts_of_which_one_has_every_uncertain_token_are_one():
+    """A policy that has all but collapsed: where all that is expected, and all that is seen, is in one prompt, there is no spread."""
+    expected = np.array([0.05, *[1e-7] * 7])
+    everything = cell("all", "all", 128, 3 * expected, expected)
+    assert everything.effective == pytest.approx(1.0, abs=1e-3)
+    assert jumped(everything, everything, 1.0) is None
+    even = np.full(8, 0.05)
+    assert jumped(cell("all", "all", 128, 3 * even, even), cell("all", "all", 128, 3 * even, even), 1.0)

@@ -191,14 +191,14 @@ def test_strata_with_few_tokens_take_the_shape_of_the_others():
     assert scales[5] == pytest.approx(0.044, rel=0.02)
 
 
-def test_nobody_looked_for_too_long():
+def test_whoever_gives_no_versions_is_told_at_once_and_again():
     monitor = Monitor(MonitoringConfig(check_interval_steps=3))
     behavior = np.full((8, 30), -1.0)
     codes = [
         [reason.code for reason in monitor.observe(behavior_logprobs=behavior, old_logprobs=behavior).reasons]
         for _ in range(4)
     ]
-    assert codes == [[], [], [], [Code.NOT_OBSERVED]]
+    assert codes == [[Code.NOT_OBSERVED], [], [], [Code.NOT_OBSERVED]]
 
 
 # --- ranks and archive --------------------------------------------------------------------------------------------
@@ -446,3 +446,24 @@ def test_a_halted_monitor_says_so_of_good_batches_too():
         monitor.trigger_alert()
     found = monitor.observe(**batch(np.random.default_rng(0)))
     assert (found.state, [reason.code for reason in found.reasons]) == (State.HALT, [Code.HALTED])
+
+
+def test_a_kl_that_is_below_zero_counts_by_its_size():
+    """k1 with its sign swapped is a common slip."""
+    assert Monitor().log_step(0, kl_estimate=-0.2).state is State.QUARANTINE
+    assert Monitor().log_step(0, kl_estimate=-1e-4).state is State.OK
+
+
+def test_one_that_is_closed_judges_no_more(tmp_path):
+    monitor = Monitor(directory=tmp_path)
+    monitor.log_step(0, kl_estimate=1e-4)
+    monitor.close()
+    with pytest.raises(InvalidValue):
+        monitor.log_step(1, kl_estimate=1e-4)
+    assert Monitor(directory=tmp_path).log_step(1, kl_estimate=1e-4).state is State.OK
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32", None, 16])
+def test_a_precision_by_another_name(precision):
+    with pytest.raises(InvalidValue):
+        Monitor(precision=precision)

@@ -1,8 +1,9 @@
+import math
 import os
 
 import pytest
 
-from zerodrift.core.errors import RecordError
+from zerodrift.core.errors import NonFinite, RecordError
 from zerodrift.core.request import Prompt
 from zerodrift.records import codec
 from zerodrift.records.codec import LineWriter, drop_torn_line, read_lines, write_atomically
@@ -139,6 +140,16 @@ def test_a_line_that_could_not_be_read_is_not_written(path, monkeypatch):
         with pytest.raises(TypeError):
             writer.write(PROMPTS[0], object())
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_json_does_not_have_is_not_written_as_null(path, value):
+    before = path.read_bytes()
+    with LineWriter[object](path) as writer:
+        with pytest.raises(NonFinite, match=rf"a.b\[1\]={value}"):
+            writer.write(PROMPTS[0], {"a": {"b": (None, value)}})
+        assert path.read_bytes() == before
+        writer.write({"a": None, "b": [1.5, "null"]})
 
 
 def test_a_failed_atomic_write_leaves_the_old_file(tmp_path, monkeypatch):

@@ -8,7 +8,14 @@ from zerodrift.core.errors import InvalidCompletion, InvalidSampling, InvalidVal
 from zerodrift.core.request import SHAPING, Prompt, Request, SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
 from zerodrift.records.dump_fields import LinePlace
-from zerodrift.records.dump_formats import DumpFormat, detect, read_own, read_plain, read_prime_rl
+from zerodrift.records.dump_formats import (
+    TRAINER_KEYS,
+    DumpFormat,
+    detect,
+    read_own,
+    read_plain,
+    read_prime_rl,
+)
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.rollout import Rollout
 
@@ -98,6 +105,17 @@ def test_a_plain_line_with_everything():
     assert rollout.trainer_logprobs == (-0.4, -0.9)
     assert rollout.sampling == SamplingParams(temperature=1.2, min_p=0.1, top_k=0, max_tokens=9)
     assert rollout.stated == {"temperature", "top_k", "min_p", "max_tokens"}
+
+
+@pytest.mark.parametrize("name", TRAINER_KEYS)
+def test_the_trainer_s_numbers_are_read_under_every_name_they_go_by(name):
+    assert plain(**{name: [-0.4, -0.9]}).trainer_logprobs == (-0.4, -0.9)
+
+
+def test_two_names_for_the_trainer_s_numbers_are_one_too_many():
+    with pytest.raises(RecordError):
+        plain(trainer_logprobs=[-0.4, -0.9], old_logprobs=[-0.4, -0.9])
+    assert plain(trainer_logprobs=None, old_logprobs=[-0.4, -0.9]).trainer_logprobs == (-0.4, -0.9)
 
 
 def test_what_shapes_a_distribution_is_read_wherever_it_stands():

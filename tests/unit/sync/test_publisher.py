@@ -2,6 +2,9 @@
 
 import contextlib
 import hashlib
+import socket
+import socketserver
+import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -24,6 +27,7 @@ from zerodrift.core.errors import (
     OutOfOrder,
     RecordError,
     VersionConflict,
+    ZerodriftError,
 )
 from zerodrift.engine.engine import Engine
 from zerodrift.engine.loop import EngineLoop
@@ -195,6 +199,133 @@ def test_http_refuses_what_is_not_an_update(engines: list[Updates], targets: lis
     targets[1].publish()
     targets[1].roll_back()
     assert labels(engines) == ["v0", "v0"]
+
+
+# --- a network that loses calls and answers ------------------------------------------------------------------------------
+
+
+class Lossy(socketserver.ThreadingTCPServer):
+    """Stands before a server. `loses` names a call and which way it is lost; after that, `deaf` connections get nothing."""
+
+    allow_reuse_address = True
+
+    def __init__(self, address: str, loses: str = "", way: str = "answer", deaf: int = 0) -> None:
+        host, port = address.split(":")
+        self.upstream, self.loses, self.way, self.deaf, self.lost = (host, int(port)), loses, way, deaf, 0
+        super().__init__(("127.0.0.1", 0), LossyConnection)
+        self.address = f"127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class LossyConnection(socketserver.BaseRequestHandler):
+    """One call: the server answers in HTTP/1.0, and closes."""
+
+    def handle(self) -> None:
+        ours: Any = self.server
+        first = self.request.recv(2**16)
+        hit = bool(ours.loses) and ours.loses.encode() in first.split(b"\r\n")[0]
+        if ours.lost and ours.deaf:
+            ours.deaf -= 1
+            return
+        ours.lost += hit
+        if hit and ours.way == "call":
+            return
+        with socket.create_connection(ours.upstream) as upstream:
+            upstream.sendall(first)
+            up = threading.Thread(target=pump, args=(self.request, upstream))
+            up.start()
+            answer = b"".join(iter(lambda: upstream.recv(2**16), b""))
+            if not hit:
+                self.request.sendall(answer)
+            self.request.shutdown(socket.SHUT_RDWR)
+            up.join()
+
+
+def pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while part := source.recv(2**16):
+            sink.sendall(part)
+
+
+@pytest.fixture
+def lossy(targets):
+    """`lossy("/publish", "answer")`: a target behind such a network."""
+    with contextlib.ExitStack() as stack:
+
+        def opener(*loses, **more):
+            between = stack.enter_context(Lossy(targets[1]._address, *loses, **more))
+            return between, HttpTarget(between.address, TOKEN, name="far", timeout_s=30)
+
+        yield opener
+
+
+def test_a_call_to_publish_that_is_lost_leaves_all_at_the_old_version(engines, targets, lossy) -> None:
+    between, far = lossy("/publish", "call")
+    with pytest.raises(EngineUnreachable):
+        WeightPublisher(model_of(1), [targets[0], far]).publish("v1")
+    assert (labels(engines), between.lost) == (["v0", "v0"], 1)
+    between.loses = ""
+    WeightPublisher(model_of(2), [targets[0], far]).publish("v2")
+    assert labels(engines) == ["v2", "v2"]
+
+
+def test_an_answer_that_is_lost_is_asked_for(engines, targets, lossy) -> None:
+    between, far = lossy("/publish", "answer")
+    WeightPublisher(model_of(1), [targets[0], far]).publish("v1")
+    assert (labels(engines), between.lost) == (["v1", "v1"], 1)
+    WeightPublisher(model_of(2), [targets[0], far]).publish("v2")
+    assert (labels(engines), between.lost) == (["v2", "v2"], 2)
+
+
+def test_who_serves_it_and_cannot_say_so_is_brought_back(engines, targets, lossy) -> None:
+    between, far = lossy("/publish", "answer", deaf=1)
+    with pytest.raises(EngineUnreachable):
+        WeightPublisher(model_of(1), [targets[0], far]).publish("v1")
+    assert (labels(engines), between.lost) == (["v0", "v0"], 1)
+    between.loses = ""
+    WeightPublisher(model_of(2), [targets[0], far]).publish("v2")
+    assert labels(engines) == ["v2", "v2"]
+
+
+@pytest.mark.parametrize(("way", "serves"), [("call", "v0"), ("answer", "v1")])
+def test_who_cannot_be_reached_at_all_is_told_of_and_not_wedged(engines, targets, lossy, way, serves) -> None:
+    between, far = lossy("/publish", way, deaf=9)
+    with pytest.raises(ZerodriftError, match="far could not be brought back"):
+        WeightPublisher(model_of(1), [targets[0], far]).publish("v1")
+    assert labels(engines) == ["v0", serves]
+    between.loses, between.deaf = "", 0
+    WeightPublisher(model_of(2), [targets[0], far]).publish("v2")
+    assert labels(engines) == ["v2", "v2"]
+
+
+@pytest.mark.parametrize("way", ["call", "answer"])
+def test_an_update_whose_beginning_is_lost_leaves_nothing_under_way(engines, targets, lossy, way) -> None:
+    between, far = lossy("POST /updates HTTP", way)
+    with pytest.raises(EngineUnreachable):
+        WeightPublisher(model_of(1), [targets[0], far]).publish("v1")
+    between.loses = ""
+    WeightPublisher(model_of(2), [targets[0], far]).publish("v2")
+    assert labels(engines) == ["v2", "v2"]
+
+
+def test_a_rollback_whose_answer_is_lost_is_none_that_failed(engines, targets, lossy) -> None:
+    between, far = lossy("/rollback", "answer")
+    failing(targets[0], "publish")
+    with pytest.raises(EngineError, match="planted"):
+        WeightPublisher(model_of(1), [far, targets[0]]).publish("v1")
+    assert (labels(engines), between.lost) == (["v0", "v0"], 1)
+
+
+def test_the_same_version_again_is_refused_and_stays(engines, targets) -> None:
+    """Refused at its beginning: what is aborted then is not the update that serves."""
+    for _ in range(2):
+        with contextlib.suppress(VersionConflict):
+            WeightPublisher(model_of(1), [targets[1]]).publish("v1")
+        assert labels(engines) == ["v0", "v1"]
 
 
 def test_targets_need_names_of_their_own(targets: list[Any]) -> None:

@@ -27,7 +27,7 @@ def test_the_worst_comes_first_with_what_to_type() -> None:
     lines = shown(of("vllm serve Q"))
     assert lines[0].startswith("WRONG  Do not train on this yet: 1 wrong,")
     assert lines[3] == "wrong  logprobs mode raw_logprobs"
-    assert "       type  --logprobs-mode processed_logprobs" in lines
+    assert "       fix   --logprobs-mode processed_logprobs" in lines
     assert "       cause semantic/raw-logprobs" in lines
     assert "       see   https://github.com/vllm-project/vllm/issues/42259" in lines
 
@@ -40,12 +40,23 @@ def test_settings_that_are_all_known_are_folded() -> None:
     assert lines[-1].endswith("--all")
 
 
-def test_every_setting_has_one_line_that_fits() -> None:
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_every_setting_is_shown_whole_and_fits(width) -> None:
     diagnosis = of("vllm serve Q --hf-overrides '{\"" + "x" * 200 + "\": 1}'")
-    lines = shown(diagnosis)
+    lines = shown(diagnosis, width)
     table = lines[next(i for i, line in enumerate(lines) if line.startswith("setting")) + 1 :]
-    assert len(table) == len(diagnosis.settings)
-    assert all(len(line) <= 80 for line in table)
+    assert sum(not line.startswith("    ") for line in table) == len(diagnosis.settings)
+    words = " ".join(table).split()
+    assert all(set(row.message.split()) <= set(words) for row in diagnosis.settings)
+    # Names, values and judgements are never cut; sentences go on below.
+    assert all(len(line) <= width for line in table if width >= 80 or line.startswith("    "))
+
+
+def test_what_is_counted_is_counted_in_words_that_fit() -> None:
+    assert [each.split()[1] for each in of("vllm serve Q").counts()] == ["wrong", "risks", "notes", "unknown"]
+    assert "1 risk" in of(f"{SOUND} --async-scheduling").counts()
+    lines = shown(msgspec.structs.replace(of(SOUND), findings=()), everything=False)
+    assert lines[-1].startswith("all "), "no notes are not counted"
 
 
 @pytest.mark.parametrize(
@@ -87,6 +98,6 @@ def test_an_unknown_says_what_it_depends_on() -> None:
 
 def test_prose_is_wrapped_and_what_is_copied_is_not() -> None:
     long = [line for line in shown(of("vllm serve Q")) if len(line) > 80]
-    assert all(line.split()[0] in ("type", "see") and len(line.split()) <= 3 for line in long), long
+    assert all(line.split()[0] in ("fix", "see") and len(line.split()) <= 3 for line in long), long
     wide = shown(of("vllm serve Q"), width=110)
     assert any(len(line) > 80 for line in wide), "there is prose to be wrapped"

@@ -129,3 +129,15 @@ def test_numbers_of_a_guilty_trainer_are_not_called_the_engine_s(
     page = render(run)
     assert ("log π(trainer)" in page) is trainer
     assert ("the <strong>engine's</strong> Δ" in page) is trainer
+
+
+def test_a_cause_in_the_trainer_s_numbers_is_not_told_as_the_engine_s(examples: Any, tmp_path: Path) -> None:
+    run = examples.RUNS["failing"](tmp_path / "run")
+    record = read(run).record
+    (cause, *others) = record.causes
+    assert "<p>The engine" in render(run)
+    found = tuple(msgspec.structs.replace(each, found_by="trainer") for each in (cause, *others))
+    write_verdict(run, msgspec.structs.replace(record, causes=found, guilty="trainer"))
+    page = render(run)
+    assert "<p>The engine" not in page
+    assert "Seen in the trainer's numbers." in page

@@ -12,6 +12,8 @@ from zerodrift.sampler.processing import histories, processed_logprobs
 
 WORST = 3
 """Outputs that are tried under other prompts."""
+LEAST_AT_HOME = 2
+"""Of those, so many must be found at home elsewhere."""
 MOST_PROMPTS = 40
 AT_HOME = 20.0
 """Gates: an output is explained by a prompt if its mean |Δ| under it is within this many, and ten times better."""
@@ -25,15 +27,18 @@ def find_misbound(teacher: Teacher, measurements: Sequence[Measurement], gates: 
     worst = [i for i in np.argsort(sizes)[::-1].tolist() if sizes[i] > max(FAR_FROM_HOME, 10 * gates.mean)][
         :WORST
     ]
-    for index in worst:
-        home = _home_of(teacher, measurements, index, gates, sizes[index])
-        if home is not None:
-            away = sum(size > AT_HOME * gates.mean for size in sizes)
-            return (
-                f"the output of request {index} has the logprobs it would have after the prompt of request {home}; "
-                f"{away} of {len(sizes)} outputs are not at home"
-            )
-    return None
+    homes = [(index, _home_of(teacher, measurements, index, gates, sizes[index])) for index in worst]
+    found = [(index, home) for index, home in homes if home is not None]
+    # An output that is handed over has a home elsewhere, and so has each of the worst. One alone may be at home behind a
+    # prompt that differs from its own by what the engine overlooks.
+    if not found or len(found) < min(LEAST_AT_HOME, len(worst)):
+        return None
+    index, home = found[0]
+    away = sum(size > AT_HOME * gates.mean for size in sizes)
+    return (
+        f"the output of request {index} has the logprobs it would have after the prompt of request {home}; "
+        f"{away} of {len(sizes)} outputs are not at home"
+    )
 
 
 def _home_of(

@@ -5,11 +5,12 @@ found here is exact: no statistics are involved.
 """
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 import msgspec
 
 from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous
+from zerodrift.core.cause import UNEXPLAINED
 from zerodrift.core.completion import Completion, FinishReason, Problem
 from zerodrift.core.errors import BadAnswer, ForeignTokens, NonFinite
 from zerodrift.models.model_facts import ModelFacts
@@ -19,6 +20,8 @@ from zerodrift.records.verdict import CauseFound, Outcome, Probe
 
 NAME = Probe.CONTRACT
 PROBLEM_CAUSES = {NonFinite.code: "semantic/nonfinite", ForeignTokens.code: "weights/other-model"}
+Decode = Callable[[Sequence[int]], str]
+EOS = "semantic/eos"
 LEAST_FOREIGN = 0.5
 """Share of samples with ids that the model does not have. A row of padding is drawn once in a while; another model's
 vocabulary shows in nearly all."""
@@ -35,12 +38,23 @@ def readable(rollout: Rollout, vocab_size: int) -> Rollout:
     return msgspec.structs.replace(rollout, completion=None, problem=Problem(code, message))
 
 
-def contract(rollouts: Sequence[Rollout], engine: str, facts: ModelFacts, sources: str = "") -> ProbeResult:
-    """Judge every rollout of the plan, those without a completion included; `sources` is where prompts came from."""
+def contract(
+    rollouts: Sequence[Rollout],
+    engine: str,
+    facts: ModelFacts,
+    sources: str = "",
+    decode: Decode | None = None,
+) -> ProbeResult:
+    """Judge every rollout of the plan, those without a completion included; `sources` is where prompts came from, and
+    `decode` tells whether two lists of ids are one text."""
     bos = facts.bos_token_id
     completed = [rollout for rollout in rollouts if rollout.completion is not None]
     problems = [rollout.problem for rollout in rollouts if rollout.problem is not None]
-    causes = [*_problems(rollouts, engine), *_prompts(completed, engine, bos), *_seeds(completed, engine)]
+    causes = [
+        *_problems(rollouts, engine),
+        *_prompts(completed, engine, bos, decode),
+        *_seeds(completed, engine),
+    ]
     causes += _stops(completed, engine, facts.eos_token_ids)
     ended = sum(
         rollout.completion is not None and rollout.completion.finish_reason is FinishReason.STOP
@@ -98,23 +112,35 @@ def _problems(rollouts: Sequence[Rollout], engine: str) -> list[CauseFound]:
     return causes
 
 
-def _prompts(rollouts: Sequence[Rollout], engine: str, bos: int | None) -> list[CauseFound]:
+def _prompts(
+    rollouts: Sequence[Rollout], engine: str, bos: int | None, decode: Decode | None
+) -> list[CauseFound]:
     """Prompts that the engine saw differently, classified by how most of them were changed."""
     changed = [(r.request.prompt.token_ids, _seen(r)) for r in rollouts]
     changed = [(sent, seen) for sent, seen in changed if seen != sent]
     if not changed:
         return []
     others = {rollout.request.prompt.token_ids for rollout in rollouts}
-    kinds = [_classify_prompt(sent, seen, bos, others) for sent, seen in changed]
+    kinds = [_classify_prompt(sent, seen, bos, others, decode) for sent, seen in changed]
     (cause, how), _ = Counter(kinds).most_common(1)[0]
     sent, seen = changed[kinds.index((cause, how))]
+    ends = {
+        len(seen) - len(sent) for (sent, seen), kind in zip(changed, kinds, strict=True) if kind[1] == how
+    }
+    if cause == "semantic/template" and len(ends) > 1:
+        # A template ends every prompt alike. What cuts each by a number of its own is a limit, or something else.
+        cause = UNEXPLAINED
     share = len(changed) / len(rollouts)
     message = f"the engine saw {how} in {len(changed)} of {len(rollouts)} prompts: sent {len(sent)} ids, saw {len(seen)}"
     return [found(cause, engine, NAME, message, explained=share)]
 
 
 def _classify_prompt(
-    sent: tuple[int, ...], seen: tuple[int, ...], bos: int | None, others: Set[tuple[int, ...]]
+    sent: tuple[int, ...],
+    seen: tuple[int, ...],
+    bos: int | None,
+    others: Set[tuple[int, ...]],
+    decode: Decode | None,
 ) -> tuple[str, str]:
     if bos is not None and seen == (bos, *sent):
         return "semantic/bos", "one BOS more than was sent"
@@ -124,7 +150,10 @@ def _classify_prompt(
         return "semantic/template", "another end of the prompt"
     if seen in others:
         return "semantic/misbound-output", "another request's prompt"
-    return "semantic/retokenised", "other token ids for the same prompt"
+    if decode is not None and decode(sent) == decode(seen):
+        return "semantic/retokenised", "other token ids for the same text"
+    # Lost, cut or exchanged ids are another text, and no encoding makes that of it.
+    return UNEXPLAINED, "other token ids, of another text,"
 
 
 def _seeds(rollouts: Sequence[Rollout], engine: str) -> list[CauseFound]:
@@ -152,15 +181,16 @@ def _seeds(rollouts: Sequence[Rollout], engine: str) -> list[CauseFound]:
 def _stops(rollouts: Sequence[Rollout], engine: str, eos_ids: Sequence[int]) -> list[CauseFound]:
     """Outputs whose end is not the end they claim."""
     causes = []
-    for message, wrong in (
-        ("ended by a stop but hold no stop token: it was dropped, and its logprob with it", _lost_stop),
-        ("go on after a stop token", _overran_stop),
-        ("have another length than their finish reason says", _wrong_length),
+    for cause, message, wrong in (
+        # Whatever loses or adds tokens makes a wrong length, and shortens outputs that end by a stop as well.
+        (UNEXPLAINED, "have another length than their finish reason says", _wrong_length),
+        (EOS, "ended by a stop but hold no stop token: it was dropped, and its logprob with it", _lost_stop),
+        (EOS, "go on after a stop token", _overran_stop),
     ):
         count = sum(wrong(rollout, eos_ids) for rollout in rollouts)
         if count:
             share = count / len(rollouts)
-            causes.append(found("semantic/eos", engine, NAME, f"{count} outputs {message}", explained=share))
+            causes.append(found(cause, engine, NAME, f"{count} outputs {message}", explained=share))
     return causes
 
 

@@ -2,8 +2,9 @@
 
 The logits of an output's first token are those of its prompt's last: a prefill computes them. What decoding computes
 otherwise leaves first tokens right and reaches nearly all that come after; what is done to logits or to reported numbers
-reaches both. Only what depends on the tokens before, as penalties do, looks like decoding: that moves a few logits, and
-all others of a position by one and the same number.
+reaches both. Only what depends on the tokens before, as penalties do, or on how many there are, looks like decoding: that
+moves a few logits, and all others of a position by one and the same number; or it bends all of them by one smooth curve,
+as another temperature or a cap does. Another forward moves each logit by a number of its own.
 """
 
 from collections.abc import Sequence
@@ -26,6 +27,10 @@ BY_CHANCE = 1e-4
 ALTERNATIVES = 20
 """The most that vLLM gives unless it was told otherwise."""
 MOSTLY = 0.5
+DEGREE = 3
+"""Of the curve: a temperature is a line, a soft cap bends once."""
+SMOOTH = 0.02
+"""Of how far alternatives are moved apart, what a curve may miss: another forward misses about all of it."""
 
 
 def decoded_only(pairs: Sequence[tuple[Floats, Floats]], gates: Gates) -> bool:
@@ -53,17 +58,29 @@ def processed_alike(
     completions = [
         one for each in asked for one in generated(engine, [each])[0].completions if one.top_logprobs
     ]
-    moved = [place for one in completions for place in _moved_by(reference, one)]
-    off = [place for place in moved if np.abs(place).max() > gates.outlier]
-    alike = [float(np.median(np.abs(place - np.median(place)))) <= gates.outlier for place in off]
+    places = [place for one in completions for place in _alternatives(reference, one)]
+    off = [(right, moved) for right, moved in places if np.abs(moved).max() > gates.outlier]
+    alike = [bent_alike(right, moved, gates.outlier) for right, moved in off]
     return len(alike) > 0 and float(np.mean(alike)) > MOSTLY
 
 
-def _moved_by(reference: ReferenceBackend, completion: Completion) -> list[Floats]:
-    """Of each position the difference of every alternative from what the reference has for it."""
+def bent_alike(right: Floats, moved: Floats, limit: float) -> bool:
+    """Whether most alternatives of a position moved by one number, or all by a smooth curve of what they should be."""
+    if float(np.median(np.abs(moved - np.median(moved)))) <= limit:
+        return True
+    # With as many points as a curve has coefficients anything is one.
+    if len(right) < 4 * DEGREE or np.ptp(right) == 0:
+        return False
+    curve = np.polynomial.Polynomial.fit(right, moved, deg=DEGREE)
+    return bool(np.abs(moved - curve(right)).max() <= max(limit, SMOOTH * np.ptp(moved)))
+
+
+def _alternatives(reference: ReferenceBackend, completion: Completion) -> list[tuple[Floats, Floats]]:
+    """Of each position what the reference has for every alternative, and by how much the engine is off."""
     (rows_TV,) = reference.teacher.logits([completion.sequence], [len(completion.prompt_token_ids)])
     right_TV = torch.log_softmax(rows_TV.double(), dim=-1).cpu().numpy()
-    return [
-        np.array([each.logprob - row_V[each.token_id] for each in entry])
-        for entry, row_V in zip(completion.top_logprobs, right_TV, strict=True)
-    ]
+    places = []
+    for entry, row_V in zip(completion.top_logprobs, right_TV, strict=True):
+        right = np.array([row_V[each.token_id] for each in entry])
+        places.append((right, np.array([each.logprob for each in entry]) - right))
+    return places

@@ -184,6 +184,10 @@ class AskParameters:
         used = getattr(self.sampling, wrong.name) != getattr(SamplingParams(), wrong.name)
         message = wrong.message(LEVEL) + ("" if used else "; this run does not use it")
         (cause,) = {each.cause for each in PARAMETERS if each.name == wrong.name}
+        if not wrong.off:
+            # Bets are on values of one parameter, and won as well where something else draws: rare tokens that are never
+            # drawn look colder. That draws and numbers part is what is known.
+            cause = "semantic/sampling-bias"
         return found(cause, self.engine.name, NAME, message, gating=used)
 
 

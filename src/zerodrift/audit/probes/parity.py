@@ -19,13 +19,15 @@ def parity(
     probe: Probe = Probe.PARITY,
     *,
     required: bool = True,
+    to_have_more: str = "",
 ) -> ProbeResult:
-    """Reported numbers against contracted ones."""
+    """Reported numbers against contracted ones; `to_have_more` is what asks for more tokens, where there is such a thing."""
     compared = compare(table, gates, rng)
+    too_few = compared.outcome is Outcome.INCONCLUSIVE and compared.evidence is None and to_have_more
     return ProbeResult(
         probe=probe,
         status=compared.outcome,
-        message=compared.message,
+        message=compared.message + (f" ({to_have_more})" if too_few else ""),
         evidence=compared.evidence,
         required=required,
         vacuous=compared.evidence is None,

@@ -122,7 +122,7 @@ def _judge(
         # Nothing was found, and nothing could have been.
         message = (
             f"rewards of one prompt differ too rarely: the least p that they could give is {least:.2g}, and "
-            f"{LEAST_P:g} is needed; raise --trials, or take prompts that are solved only sometimes"
+            f"{LEAST_P:g} is needed; raise validation.equivalence_trials (--trials), or take prompts that are solved only sometimes"
         )
         return vacuous(NAME, message, evidence)
     return answered(NAME, Outcome.PASS, message, evidence)

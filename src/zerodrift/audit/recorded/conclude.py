@@ -15,7 +15,7 @@ from zerodrift.audit.explain import LEAST_EXPLAINED
 from zerodrift.audit.probes.result import ProbeResult
 from zerodrift.audit.recorded.reading import how_to_state
 from zerodrift.audit.recorded.sides import Side, Sides
-from zerodrift.core.cause import CAUSES, Layer
+from zerodrift.core.cause import CAUSES, UNEXPLAINED, Layer
 from zerodrift.records.verdict import CauseFound, Outcome, Probe
 
 WEIGHT_SYNC = "weight sync"
@@ -129,7 +129,9 @@ def _with_sides(decision: Decision, sides: Sides, *, same_numbers: bool) -> Deci
         and known.layer is not Layer.TRAINER
     ):
         # The sentences of other causes speak of an engine.
-        message = f"The trainer's logprobs are not those of the checkpoint; {principal.evidence}."
+        message = "The trainer's logprobs are not those of the checkpoint"
+        fits_none = ", and fit none of the known causes; how they differ is in the evidence."
+        message += fits_none if principal.cause == UNEXPLAINED else f"; {principal.evidence}."
     return decision._replace(guilty=" and ".join(names), message=message)
 
 
@@ -153,6 +155,8 @@ def side_in_words(guilty: str, sides: Sides) -> str:
     }.get(guilty, f"{guilty}: each leaves the checkpoint by itself")
     if guilty in ("engine", WEIGHT_SYNC) and sides.trainer is not None:
         words += ", and the trainer's are the checkpoint's"
+    if guilty == "none" and sides.trainer is None:
+        words += "; of the trainer it has no logprobs"
     return words
 
 

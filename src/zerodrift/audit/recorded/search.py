@@ -39,6 +39,7 @@ from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe
 
 Flags = NDArray[np.bool_]
 OLDER_WEIGHTS = "--previous CHECKPOINT, which tells whether these are older weights"
+ASK_PREVIOUS = "repeat with --previous CHECKPOINT, the weights of an update before: it tells whether these are older weights"
 CLEARLY = 3.0
 """Gates: a rollout further off than this has the fault, one within a single gate has not."""
 
@@ -209,6 +210,8 @@ class Search(NamedTuple):
             asked = Gathered(chosen, np.arange(len(chosen)), len(chosen))
             causes = with_split(causes, parted_by(asked, self.floor, self.gates, rng), self.engine)
         causes = settled(causes, signs, self.engine)
+        if not self.asked_previous:
+            causes = tuple(_with_previous(each) if each.cause == UNEXPLAINED else each for each in causes)
         by_numbers = all(each.channel is Channel.REPORTED for each in attribution.selected)
         return Found(causes, in_force=attribution.explanation.sampling, by_numbers=by_numbers)
 
@@ -267,3 +270,8 @@ def joined(engine: Sequence[CauseFound], trainer: Sequence[CauseFound]) -> tuple
         ),
         *(cause for cause in trainer if cause.cause not in shared),
     )
+
+
+def _with_previous(cause: CauseFound) -> CauseFound:
+    """Older weights are the commonest reason for numbers that nothing explains, and one option away from being told."""
+    return msgspec.structs.replace(cause, fix=ASK_PREVIOUS, particular_fix=True)

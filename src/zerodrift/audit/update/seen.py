@@ -9,11 +9,13 @@ from zerodrift.core.completion import Completion
 from zerodrift.records.evidence import LocatedEvidence
 from zerodrift.stats.arrays import Floats
 
-MOST = 0.9
+MOST = 0.95
 """An account of the update is believed if it removes this share of the difference …"""
-HALF = 0.5
+NEARLY = 0.8
 """… or this share, and leaves no more than a healthy engine does: in bf16 rounding alone is a tenth of what a stale
 prefix cache does (vLLM 0.26 on an H200: 88.9 % were removed, and half a gate was left)."""
+HALF = 0.5
+"""What explains less is not gone after."""
 SETTLED = 0.99
 """Nothing else is tried once this share is gone: whatever was true left less than a thousandth in fp32."""
 

@@ -24,7 +24,7 @@ from zerodrift.audit.checked_calls import generated
 from zerodrift.audit.counterfactual.delivery import not_asked
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, vacuous
 from zerodrift.audit.update.explanations import accounts_of, ways
-from zerodrift.audit.update.seen import HALF, MOST, Seen
+from zerodrift.audit.update.seen import MOST, NEARLY, Seen
 from zerodrift.audit.update.weights import UpdatedWeights
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.teacher import Teacher, entries
@@ -171,7 +171,11 @@ def _not_returned(engine: Backend, returned: Seen, gates: Gates) -> CauseFound:
     if at_b <= max(gates.mean, returned.gap / 20):
         message = f"{message}, and answers with B: the second update did not arrive"
         return found("weights/stale", engine.name, NAME, message, explained=1 - at_b / returned.gap)
-    return found("weights/buffer", engine.name, NAME, f"{message}, and at neither of the two")
+    # A table beside the weights, or a second push of which a part was lost: both look like this.
+    message = (
+        f"{message}, and at neither of the two: the update may be lost in part, or something beside it stayed"
+    )
+    return found(UNEXPLAINED, engine.name, NAME, message, explained=0.0, interval=(0.0, 0.0))
 
 
 def _causes(
@@ -238,7 +242,7 @@ def _stale_replica(engine: Backend, weights: UpdatedWeights, fresh: Seen, gates:
 
 def _is_enough(explained: float, seen: Seen, gates: Gates) -> bool:
     """Whether an account that removes this share of the difference is to be believed."""
-    return explained > MOST or (explained > HALF and (1 - explained) * seen.gap <= gates.mean)
+    return explained > MOST or (explained > NEARLY and (1 - explained) * seen.gap <= gates.mean)
 
 
 def _stale_prefix(engine: Backend, weights: UpdatedWeights, cached: Seen, gates: Gates) -> CauseFound:

@@ -12,7 +12,7 @@ SEMANTIC = (
         sglang="unset SGLANG_RETURN_ORIGINAL_LOGPROB, and sample with top_p=1 and top_k=-1",
         llama_cpp='"post_sampling_probs": true in every request',
         unless_requested=("temperature",),
-        trainer="shape the trainer's logits as the request shaped the engine's, before the softmax",
+        trainer="divide the trainer's logits by the request's temperature before the softmax, and truncate as it does",
         predicts=OF_SAMPLED_TOKENS,
         in_force={"vllm": {"logprobs_mode": "processed_logprobs"}},
     ),

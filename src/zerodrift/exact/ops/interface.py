@@ -78,6 +78,11 @@ class Ops(Protocol):
     """Whether `pack` makes a copy, which can then be older than the weight."""
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] | None
     """x / √(mean x² + ε) · weight; None where the model's own holds."""
+    rms_norm_backward: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None
+    """Gradients of x and of the weight, from x, weight, ε and that of the result; None where the formula is enough."""
+    attend_backward: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None
+    """dQ, dK, dV from q, k, v, out and the log-sums that `attend` was told to keep, from dO, segments and shape; None where
+    the plain formula is enough."""
     reads_unwritten: bool
     """Whether attention multiplies what lies in a page beyond a sequence's end, by 0: then it must be finite."""
     fuses: bool
@@ -106,9 +111,14 @@ class Ops(Protocol):
         ...
 
     def attend(
-        self, q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], segments: Segments, shape: HeadShape
+        self,
+        q_THD: torch.Tensor,
+        kv: tuple[torch.Tensor, torch.Tensor],
+        segments: Segments,
+        shape: HeadShape,
+        *sums_TH: torch.Tensor,
     ) -> torch.Tensor:
-        """Causal attention of whole sequences, keys and values [T, C, D]."""
+        """Causal attention of whole sequences, keys and values [T, C, D]; log-sums are kept where there is an `attend_backward`."""
         ...
 
     def plan(

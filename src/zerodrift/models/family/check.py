@@ -23,7 +23,7 @@ MERGE = (
     "merge the adapter (model.merge_and_unload()) and prepare what comes back, or train it with the trainer's own forward "
     "and audit that (zerodrift audit --trainer transformers:base=…,lora=…)"
 )
-"""Said of an adapter, which exact mode does not run."""
+"""Said of an adapter that is no plain LoRA on a linear."""
 _LISTENING = "zerodrift_listening"
 
 
@@ -65,7 +65,7 @@ def require_no_adapter(path: str, module: Any) -> None:
     """PEFT calls its own modules by the names of those that they wrap."""
     if type(module).__module__.startswith("peft."):
         raise UnsupportedModel(
-            f"{path or 'the model'} is a {type(module).__name__} of PEFT, an adapter, which exact mode does not run; {MERGE}"
+            f"{path or 'the model'} is a {type(module).__name__} of PEFT, which exact mode does not run; {MERGE}"
         )
 
 

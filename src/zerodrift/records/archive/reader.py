@@ -36,13 +36,21 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """That cannot be read because of it."""
 
 
+def _no_archive(directory: Path) -> str:
+    if not directory.exists():
+        return f"{directory} is not there"
+    inside = directory / "archive"
+    hint = f"; did you mean {inside}?" if is_archive(inside) else ""
+    return f"{directory} is no archive; it holds neither an index nor journals{hint}"
+
+
 class ArchiveReader:
     """The batches of an archive directory."""
 
     def __init__(self, directory: Path) -> None:
         """Nothing is read but the index."""
         if not is_archive(directory):
-            raise RecordError(f"{directory} is no archive; it holds neither an index nor journals")
+            raise RecordError(_no_archive(directory))
         self._directory = directory
         self._index = Index.to_read(directory)
         self._opened: tuple[str, Any] | None = None

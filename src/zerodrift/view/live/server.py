@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,7 +20,7 @@ import msgspec
 from zerodrift import __version__
 from zerodrift.core.errors import ZerodriftError
 from zerodrift.records.directory import VERDICT
-from zerodrift.view.live.access import LOOPBACK, WILDCARDS, Access, is_loopback
+from zerodrift.view.live.access import Access
 from zerodrift.view.live.feed import Feed
 from zerodrift.view.live.page import COMMON, INERT, Page, live_page
 from zerodrift.view.visible import visible
@@ -200,12 +200,6 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in {**COMMON, "content-type": kind, **policy, **allow, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-
-
-def names_of(host: str, more: Sequence[str] = ()) -> frozenset[str]:
-    """Under which a server on `host` may be addressed; never by a wildcard, which any page could write."""
-    own = {socket.gethostname(), host} - WILDCARDS if not is_loopback(host) else {host}
-    return frozenset(name.lower() for name in {*LOOPBACK, *own, *more})
 
 
 def open_server(directory: Path, host: str, port: int, access: Access) -> LiveServer:

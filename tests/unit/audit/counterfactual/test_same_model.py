@@ -1,19 +1,21 @@
 """Tokens of the same model, of another one, and of the same with other weights, seen with the reference's logits."""
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
 
-from zerodrift.audit.counterfactual.same_model import find_unrelated, lead_left
+from zerodrift.audit.counterfactual.same_model import UNRELATED, find_unrelated, lead_left
 from zerodrift.audit.measure import Measurement, Observed, measure
 from zerodrift.audit.perturb import perturbed
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.teacher import Teacher
 from zerodrift.core.request import Prompt, Request, SamplingParams
+from zerodrift.faults.damage import Damaged
 from zerodrift.faults.registry import resolve
 
 REQUESTED = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=16)
@@ -97,8 +99,25 @@ def test_the_right_weights_used_wrongly_are_no_other_model(llama, look, fault):
     assert says is None
 
 
+def rolled(model: Any) -> None:
+    model.get_output_embeddings().register_forward_hook(lambda _, __, logits: torch.roll(logits, 1, -1))
+
+
+def lost(model: Any) -> None:
+    """The head sees nothing of what the layers computed: any token is as good."""
+    model.base_model.norm.register_forward_hook(lambda _, __, hidden: hidden * 0.02)
+
+
+@pytest.mark.parametrize("damage", [rolled, lost])
+def test_bugs_that_leave_no_kinship_are_no_other_model(llama, look, damage):
+    share, told = look(Damaged(llama, damage))
+    assert share is not None
+    assert share < UNRELATED
+    assert told is None
+
+
 def test_numbers_alone_say_nothing(llama, look):
-    """Kinship looks at tokens: what is reported for them may be anything."""
+    """Kinship looks at tokens: what is reported for them may be anything that is as open as they are."""
     assert look(resolve("semantic/wrong-token:likeliest").inject(llama)) == look(llama)
 
 

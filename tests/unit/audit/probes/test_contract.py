@@ -29,7 +29,12 @@ def rollout(
 
 
 def judge(*rollouts: Rollout, **facts: Any) -> ProbeResult:
-    return contract(rollouts, "vllm", msgspec.structs.replace(FACTS, **facts))
+    return contract(rollouts, "vllm", msgspec.structs.replace(FACTS, **facts), decode=text)
+
+
+def text(ids: Sequence[int]) -> str:
+    """Of the two tokens 11 and 12, and of 99 alone, the same."""
+    return "".join({11: "ab", 12: "cd", 99: "abcd"}.get(each, f"<{each}>") for each in ids)
 
 
 def causes(result: ProbeResult) -> list[str]:
@@ -68,8 +73,9 @@ def test_outputs_that_end_by_themselves_are_counted(completion):
         ((*SENT, 13), "semantic/template"),
         (OTHER, "semantic/misbound-output"),
         ((BOS_ID, 10, 99), "semantic/retokenised"),
-        # As many ids as before, and other ones: nobody else's prompt either.
-        ((BOS_ID, 10, 98, 99), "semantic/retokenised"),
+        # Other ids of another text, as many as before or fewer: nobody encodes that.
+        ((BOS_ID, 10, 98, 99), "unexplained"),
+        ((BOS_ID, 11, 12), "unexplained"),
     ],
 )
 def test_a_prompt_seen_differently_is_classified_by_how(completion, seen, cause):
@@ -83,7 +89,16 @@ def test_a_prompt_seen_differently_is_classified_by_how(completion, seen, cause)
 
 
 def test_without_a_bos_token_nothing_is_blamed_on_it(completion):
-    assert causes(judge(rollout(completion((BOS_ID, *SENT))), bos_token_id=None)) == ["semantic/retokenised"]
+    assert causes(judge(rollout(completion((BOS_ID, *SENT))), bos_token_id=None)) == ["unexplained"]
+
+
+@pytest.mark.parametrize(
+    ("kept", "cause"), [(lambda ids: ids[:-1], "semantic/template"), (lambda ids: ids[:3], "unexplained")]
+)
+def test_a_template_ends_every_prompt_alike_and_a_limit_does_not(completion, kept, cause):
+    prompts = [tuple(range(10, 10 + length)) for length in (5, 6, 9)]
+    rollouts = [rollout(completion(kept(ids)), number, ids) for number, ids in enumerate(prompts)]
+    assert causes(judge(*rollouts)) == [cause]
 
 
 def test_most_prompts_decide_how_they_were_changed(completion):
@@ -175,7 +190,9 @@ def test_one_sample_left_of_two_says_nothing_of_seeds(completion):
 )
 def test_the_end_of_an_output_is_the_end_it_claims(completion, output, reason, sampling, words):
     result = judge(rollout(completion(SENT, output, finish_reason=reason), **sampling))
-    assert causes(result) == ([] if words is None else ["semantic/eos"])
+    # What loses or adds any token makes another length: that is no matter of stop tokens.
+    named = "unexplained" if words == "another length" else "semantic/eos"
+    assert causes(result) == ([] if words is None else [named])
     if words is not None:
         assert words in result.causes[0].evidence
         assert result.causes[0].gating

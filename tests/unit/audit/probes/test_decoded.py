@@ -10,7 +10,7 @@ from torch import nn
 
 from zerodrift.audit.plan import probe_requests
 from zerodrift.audit.probes.consistency import SelfConsistency
-from zerodrift.audit.probes.decoded import decoded_only
+from zerodrift.audit.probes.decoded import bent_alike, decoded_only
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer
 from zerodrift.core.request import Request
@@ -38,6 +38,36 @@ def pairs(off: Sequence[Sequence[float]]) -> list[tuple[Any, Any]]:
 )
 def test_first_tokens_are_spared_and_nearly_all_others_are_not(off, only, gates):
     assert decoded_only(pairs(off), gates) is only
+
+
+RIGHT = -np.sort(np.random.default_rng(2).exponential(2.0, 20))
+
+
+@pytest.mark.parametrize(
+    ("moved", "alike"),
+    [
+        (np.full(20, 0.3), True),
+        (np.where(np.arange(20) < 5, -1.0, 0.2), True),
+        (0.08 * RIGHT + 0.1, True),
+        (30 * np.tanh(RIGHT / 30) - RIGHT, True),
+        (np.random.default_rng(3).normal(0, 0.1, 20), False),
+        (0.08 * RIGHT + np.random.default_rng(4).normal(0, 0.1, 20), False),
+    ],
+    ids=[
+        "one number",
+        "but a few",
+        "a temperature",
+        "a cap",
+        "another forward",
+        "a temperature and another forward",
+    ],
+)
+def test_what_bends_all_alternatives_by_one_curve_is_no_forward(moved, alike):
+    assert bent_alike(RIGHT, moved, 1e-4) is alike
+
+
+def test_few_alternatives_are_no_curve():
+    assert not bent_alike(RIGHT[:4], np.array([0.3, -0.1, 0.2, 0.7]), 1e-4)
 
 
 def ahead(by: int) -> Damage:

@@ -123,9 +123,9 @@ def gating(audited: Audited) -> list[str]:
     ("wrong", "field", "rate"),
     [
         (another_entry, "another_entry", {"requests": 1 / 20}),
-        (another_entry, "another_entry", {"tokens": 1 / 50}),
-        (stale, "another_position", {"tokens": 1 / 50}),
-        (neighbour, "another_request", {"requests": 1 / 20}),
+        pytest.param(another_entry, "another_entry", {"tokens": 1 / 50}, marks=pytest.mark.long),
+        pytest.param(stale, "another_position", {"tokens": 1 / 50}, marks=pytest.mark.long),
+        pytest.param(neighbour, "another_request", {"requests": 1 / 20}, marks=pytest.mark.long),
     ],
     ids=["another entry", "another entry of a token", "stale value", "neighbour's value"],
 )
@@ -140,7 +140,7 @@ def test_what_comes_and_goes_is_named_so_and_says_whose_values_it_reports(audite
     assert "since_request" not in evidence
 
 
-@pytest.mark.parametrize("since", [60, 83])
+@pytest.mark.parametrize("since", [60, pytest.param(83, marks=pytest.mark.long)])
 def test_what_begins_in_the_middle_is_named_so(audited, llama, since):
     """Among the requests of the audit, and behind the last of them."""
     verdict = audited(ComesAndGoes(llama, shifted, since=since))
@@ -149,6 +149,7 @@ def test_what_begins_in_the_middle_is_named_so(audited, llama, since):
     assert returned(verdict).evidence["came"] > 0
 
 
+@pytest.mark.long
 def test_what_has_ended_again_says_when_it_was(audited, llama):
     verdict = audited(ComesAndGoes(llama, shifted, since=60, until=71))
     assert gating(verdict) == [NAME]
@@ -186,7 +187,10 @@ def test_an_engine_that_rounds_anew_at_every_call_is_healthy_in_bf16(audited, ll
     assert returned(verdict).evidence["differing"] > 0
 
 
-@pytest.mark.parametrize(("where", "name"), [("model", "unexplained"), ("report", "semantic/temperature")])
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [("model", "unexplained"), pytest.param("report", "semantic/temperature", marks=pytest.mark.long)],
+)
 def test_logits_that_are_scaled_inside_the_model_are_no_temperature(audited, llama, where, name):
     """Prompt scores carry none, and fail where the model itself is wrong."""
     scaled = ReferenceBackend("testbed:llama", dtype="float64")

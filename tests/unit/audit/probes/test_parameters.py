@@ -94,7 +94,7 @@ def test_a_lowered_top_p_is_found_by_numbers_or_by_draws_alone(llama, measuremen
 @pytest.mark.parametrize(
     ("name", "cause"),
     [
-        ("temperature", "semantic/temperature"),
+        ("temperature", "semantic/sampling-bias"),
         ("top_k", "semantic/sampling-bias"),
         ("min_p", "semantic/sampling-bias"),
         ("repetition_penalty", "semantic/sampling-bias"),

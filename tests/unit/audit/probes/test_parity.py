@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from zerodrift.audit.probes.parity import drawn_again, samples
+from zerodrift.audit.probes.parity import drawn_again, parity, samples
 from zerodrift.audit.probes.result import ProbeResult, answered
+from zerodrift.audit.recorded.told_precision import strictest
 from zerodrift.drift import sampling
 from zerodrift.drift.sampling import Sampling
 from zerodrift.records.evidence import SamplingEvidence
@@ -22,6 +23,13 @@ from zerodrift.records.verdict import Outcome, Probe
 def test_more_samples_are_asked_for_by_whoever_can(tested, option, told, table, monkeypatch):
     monkeypatch.setattr(sampling, "fidelity", lambda _: tested)
     assert samples(table([np.zeros(2)]), greedy=False, to_have_more=option).message == told
+
+
+@pytest.mark.parametrize(("option", "asks"), [("--trials", True), ("", False)])
+def test_too_few_tokens_say_what_asks_for_more(option, asks, table):
+    judged = parity(table([np.zeros(2)]), strictest(), np.random.default_rng(0), to_have_more=option)
+    assert judged.status is Outcome.INCONCLUSIVE
+    assert judged.message.endswith("(--trials)") is asks
 
 
 def drawn(outcome: Outcome, p: float) -> ProbeResult:

@@ -42,7 +42,9 @@ def test_nobody_is_guilty():
     for missing in (Probe.DUMP, Probe.PARITY, Probe.SAMPLING):
         some = [each for each in results if each.probe is not missing]
         assert conclude(healthy, some, (), same_numbers=False).verdict is Outcome.INCONCLUSIVE
-    assert side_in_words("none", healthy).startswith("none: ")
+    assert side_in_words("none", healthy) == "none: what the dump shows is the checkpoint's"
+    alone = side_in_words("none", sides())
+    assert alone.endswith("of the trainer it has no logprobs"), "a PASS says what it is not about"
     assert since_in_words(healthy) == "nothing to date"
 
 

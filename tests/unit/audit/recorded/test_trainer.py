@@ -78,7 +78,7 @@ def test_a_known_account_is_named_as_a_fault_of_the_trainer(reference):
 @pytest.mark.parametrize(
     ("name", "fix"),
     [
-        ("semantic/raw-logprobs", "shape the trainer's logits"),
+        ("semantic/raw-logprobs", "divide the trainer's logits"),
         ("semantic/temperature", "divide the trainer's logits"),
         ("path/head-precision", "load the trainer's weights in float32"),
         ("unexplained", "keep the run directory"),

@@ -9,6 +9,7 @@ import torch
 
 from zerodrift.audit.blame import Blamed
 from zerodrift.audit.perturb import _move
+from zerodrift.audit.recorded.search import ASK_PREVIOUS
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
 from zerodrift.core.request import Prompt, Request, SamplingParams
@@ -63,6 +64,12 @@ def test_a_small_difference_is_not_called_rounding(slightly_off, reference, samp
     assert blamed.record.reproduce == "zerodrift blame d --precision fp32"
 
 
+@pytest.mark.long
+def test_what_nothing_explains_is_asked_about_with_older_weights(slightly_off, reference, sampled, judged):
+    cause = judged(sampled(slightly_off, prompts()), reference, precision=Precision.FP32).record.causes[0]
+    assert (cause.cause, cause.fix) == ("unexplained", ASK_PREVIOUS)
+
+
 def test_a_trainer_in_fp32_does_not_tell_the_engine_s_precision(
     slightly_off, engine, reference, sampled, judged
 ):
@@ -74,6 +81,7 @@ def test_a_trainer_in_fp32_does_not_tell_the_engine_s_precision(
     )
 
 
+@pytest.mark.long
 def test_nor_does_the_engine_s_that_of_a_trainer(slightly_off, engine, reference, sampled, judged):
     blamed = judged(with_trainer(sampled(engine, prompts()), slightly_off), reference)
     assert (blamed.record.verdict, blamed.record.precision) == (Outcome.INCONCLUSIVE, "fp32")
@@ -151,7 +159,7 @@ def drawn_with(engine: ReferenceBackend, count: int, **sampling: float) -> Rollo
 @pytest.mark.parametrize(
     ("sampling", "typed"),
     [
-        ({"top_p": 0.95}, "--top-p 0.95"),
+        pytest.param({"top_p": 0.95}, "--top-p 0.95", marks=pytest.mark.long),
         ({"top_p": 0.9}, "--top-p 0.9"),
         ({"temperature": 0.9}, "--temperature 0.9"),
     ],
@@ -164,6 +172,7 @@ def test_a_parameter_that_nobody_stated_is_no_fault(sampling, typed, engine, ref
     assert blamed.record.reproduce == f"zerodrift blame d {typed}"
 
 
+@pytest.mark.long
 def test_nor_is_it_in_bf16(in_bf16, reference, judged):
     """Numbers that are coarser than what the parameter does to them cannot contradict it."""
     blamed = judged(drawn_with(in_bf16, 60, top_p=0.95), reference, precision=Precision.BF16)

@@ -255,7 +255,7 @@ def test_the_first_completions_with_so_many_tokens(seen, tokens, count):
 
 
 @pytest.mark.parametrize(
-    ("returned", "named"), [(OLD + 0.1, "weights/buffer"), (AT_NEW, "weights/stale")], ids=["neither", "B"]
+    ("returned", "named"), [(OLD + 0.1, "unexplained"), (AT_NEW, "weights/stale")], ids=["neither", "B"]
 )
 def test_weights_that_do_not_come_back(judge, seen, returned, named):
     result = judge(seen(AT_NEW), seen(AT_NEW), returned)

@@ -205,3 +205,12 @@ def test_a_journal_that_was_sealed_between_question_and_answer(sealed, monkeypat
     answers = [Location(entry.piece, 0, None), reader._index.locate(entry.batch)]
     monkeypatch.setattr(reader, "_located", lambda _: answers.pop(0))
     assert reader.read(entry).step == 1
+
+
+def test_a_directory_that_is_no_archive_says_where_one_is(sealed, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(sealed, run / "archive")
+    for directory, told in ((run, str(run / "archive")), (tmp_path / "nothing", "not there")):
+        with pytest.raises(RecordError) as caught:
+            ArchiveReader(directory)
+        assert told in str(caught.value)

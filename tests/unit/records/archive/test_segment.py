@@ -4,7 +4,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerodrift.core.completion import FinishReason, LogprobKind
@@ -62,6 +62,7 @@ def batches(draw: st.DrawFn) -> ArchivedBatch:
     )
 
 
+@settings(max_examples=60)
 @given(st.lists(batches(), min_size=1, max_size=3))
 def test_every_bit_comes_back(given_batches):
     """Compared as bytes, for NaN is not equal to itself."""

@@ -9,7 +9,8 @@ import pytest
 
 from zerodrift.monitor.monitor import Monitor
 from zerodrift.view.live.access import Access
-from zerodrift.view.live.server import LiveServer, names_of, open_server
+from zerodrift.view.live.server import LiveServer, open_server
+from zerodrift.web.access import names_of
 
 HOST = "127.0.0.1"
 SEQUENCES, TOKENS = 16, 40

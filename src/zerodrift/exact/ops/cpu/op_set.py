@@ -30,6 +30,8 @@ class CpuOps:
     dtypes = (torch.float32,)
     reads_unwritten = True
     rms_norm = None
+    rms_norm_backward = None
+    attend_backward = None
     fuses = False
 
     def __init__(self, plain: frozenset[str] = frozenset()) -> None:

@@ -3,7 +3,7 @@
 A softmax that is carried along inside of splits of 512 keys, and an ordered merge of splits: a formula that a second
 kernel could take over for long contexts without changing a bit. Weights are summed as they are used, rounded, by a product
 with ones: products have one order whatever the tile, where the order of `tl.sum` is up to how a tile lies on its warps. 64
-keys per block is part of the contract, tiles are not.
+keys per block is part of the contract; tiles are not, nor where keys lie: in pages, or token by token as a trainer has them.
 Shapes: T tokens, H query heads, C kv heads, D head size.
 """
 
@@ -53,6 +53,7 @@ class Layout(NamedTuple):
     table_start: torch.Tensor
     """Where its blocks begin in `tables`."""
     tables: torch.Tensor
+    """Not looked at where keys lie token by token."""
 
 
 @triton.jit
@@ -61,6 +62,7 @@ def _attend_kernel(
     k_ptr,
     v_ptr,
     out_ptr,
+    sums_ptr,
     tile_sequence,
     tile_row,
     starts,
@@ -77,6 +79,7 @@ def _attend_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
     SPAN: tl.constexpr,
+    KEEP: tl.constexpr,
 ):
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -84,13 +87,15 @@ def _attend_kernel(
     sequence = tl.load(tile_sequence + tile)
     count = tl.load(counts + sequence)
     first = tl.load(firsts + sequence)
+    start = tl.load(starts + sequence)
     table = tables + tl.load(table_starts + sequence)
     row = tl.load(tile_row + tile) + tl.arange(0, BM)
     token = row // group
     inside = token < count
     position = first + token
     d = tl.arange(0, SIZE)
-    at = ((tl.load(starts + sequence) + token).to(tl.int64) * HEADS + kv_head * group + row % group) * SIZE
+    head_row = (start + token).to(tl.int64) * HEADS + kv_head * group + row % group
+    at = head_row * SIZE
     q = tl.load(q_ptr + at[:, None] + d[None, :], mask=inside[:, None], other=0.0)
     last = tl.max(tl.where(inside, position, 0), 0)
     low = 0
@@ -108,7 +113,10 @@ def _attend_kernel(
         for begin in range(tl.maximum(split, low), tl.minimum(split + SPAN, last + 1), BN):
             n = begin + tl.arange(0, BN)
             there = n < first + count
-            if PAGE % BN == 0:
+            if PAGE == 0:
+                first_row = (start + begin).to(tl.int64) * KV_HEADS + kv_head
+                where = first_row * SIZE + tl.arange(0, BN) * (KV_HEADS * SIZE)
+            elif PAGE % BN == 0:
                 # One look at the table, one base: a pointer for each key spilled 856 bytes.
                 block = tl.load(table + begin // PAGE).to(tl.int64)
                 first_row = (block * KV_HEADS + kv_head) * PAGE + begin % PAGE
@@ -139,6 +147,8 @@ def _attend_kernel(
         most = higher
     out = out / total[:, None]
     tl.store(out_ptr + at[:, None] + d[None, :], out.to(out_ptr.dtype.element_ty), mask=inside[:, None])
+    if KEEP:
+        tl.store(sums_ptr + head_row, most + tl.log2(total), mask=inside)
 
 
 def attend(
@@ -149,15 +159,19 @@ def attend(
     scale: float,
     window: int | None,
     out_THD: torch.Tensor,
+    sums_TH: torch.Tensor | None = None,
 ) -> None:
-    """Write the rows of `tiles` into `out`; keys and values are pages [blocks, C, page, D]."""
+    """Write the rows of `tiles` into `out`; keys and values are pages [blocks, C, page, D], or [T, C, D] beside the queries.
+
+    `sums` takes, for a backward, the log2 of each row's sum over keys of 2^(score · log2 e)."""
     _, heads, size = q_THD.shape
-    _, kv_heads, page, _ = kv[0].shape
+    kv_heads, page = kv[0].shape[1], kv[0].shape[2] if kv[0].dim() == 4 else 0
     _attend_kernel[(len(tiles.sequence), kv_heads)](
         q_THD,
         kv[0],
         kv[1],
         out_THD,
+        out_THD if sums_TH is None else sums_TH,
         tiles.sequence,
         tiles.first_row,
         *layout,
@@ -170,6 +184,7 @@ def attend(
         tiles.tile.rows,
         BLOCK,
         SPLIT,
+        sums_TH is not None,
         num_warps=tiles.tile.warps,
         num_stages=tiles.tile.stages,
     )

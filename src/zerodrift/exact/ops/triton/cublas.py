@@ -36,28 +36,28 @@ def linear(
     x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
     """x Wᵀ + b, rounded once, to `dtype`."""
-    counts = row_counts(len(weight_NK))
-    parts = [_product(part_TK, weight_NK, bias_N, dtype, counts) for part_TK in x_TK.split(counts[-1])]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _product(
-    x_TK: torch.Tensor,
-    weight_NK: torch.Tensor,
-    bias_N: torch.Tensor | None,
-    dtype: torch.dtype,
-    counts: tuple[int, ...],
-) -> torch.Tensor:
-    rows = len(x_TK)
-    if (more := next(count for count in counts if count >= rows) - rows) > 0:
-        x_TK = torch.nn.functional.pad(x_TK, (0, 0, 0, more))
-    with without_split_k():
-        if bias_N is None and dtype is x_TK.dtype:
-            return torch.mm(x_TK, weight_NK.T)[:rows]
-        out_TN = torch.mm(x_TK, weight_NK.T, out_dtype=torch.float32)[:rows]
+    counts, rows = row_counts(len(weight_NK)), len(x_TK)
+    whole = rows // counts[-1] * counts[-1]
+    more = next(count for count in (0, *counts) if count >= rows - whole)
+    straight = bias_N is None and dtype is x_TK.dtype
+    out_TN = x_TK.new_empty(whole + more, len(weight_NK), dtype=dtype if straight else torch.float32)
+    # Each where it belongs: put together afterwards, 16,384 rows took a third longer.
+    for part_TK, part_TN in zip(x_TK.split(counts[-1]), out_TN.split(counts[-1]), strict=True):
+        _product(part_TK, weight_NK, part_TN)
+    out_TN = out_TN[:rows]
     if bias_N is not None:
         out_TN += bias_N.float()
     return out_TN.to(dtype)
+
+
+def _product(x_TK: torch.Tensor, weight_NK: torch.Tensor, out_TN: torch.Tensor) -> None:
+    if len(x_TK) < len(out_TN):
+        x_TK = torch.nn.functional.pad(x_TK, (0, 0, 0, len(out_TN) - len(x_TK)))
+    with without_split_k():
+        if out_TN.dtype is x_TK.dtype:
+            torch.mm(x_TK, weight_NK.T, out=out_TN)
+        else:
+            torch.mm(x_TK, weight_NK.T, out_dtype=out_TN.dtype, out=out_TN)
 
 
 class _Setting:

@@ -1,8 +1,7 @@
 """The GPU's ops behind the common interface, each with its plain twin."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from zerodrift.exact import probe
 from zerodrift.exact.ops.interface import HeadShape, Parts, Query, Segments
 from zerodrift.exact.ops.triton import attention, cublas, fused, gemm, rows, vocabulary
 from zerodrift.exact.ops.triton.attention import Layout
+from zerodrift.exact.ops.triton.attention_backward import Saved, attend_backward
 from zerodrift.exact.ops.triton.proof import cublas_agrees, prove_attention, prove_draws, silu_agrees
 from zerodrift.exact.ops.triton.step import Step
 
@@ -41,8 +41,11 @@ class CudaOps:
             raise InvalidValue(f"no op is called {sorted(unknown)}; plain twins exist for {sorted(PLAIN)}")
         self.plain = plain
         self.rms_norm = None if "norm" in plain else rows.rms_norm
+        self.rms_norm_backward = None if "norm" in plain else rows.rms_norm_backward
         self.fuses = not plain
         self.heads, self.add_norm = fused.heads, fused.add_norm
+        self.attend_backward = None if "attention" in plain else self._attend_backward
+        self._last_whole: tuple[Segments, Step] | None = None
         self._proven: set[tuple[Any, ...]] = set()
         self._by_cublas: dict[tuple[int, ...], bool] = {}
         """By shape of a weight: whether cuBLAS has the bits of K in order, as it was found on this GPU."""
@@ -119,24 +122,36 @@ class CudaOps:
         return activation(gate_TI) * up_TI
 
     def attend(
-        self, q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], segments: Segments, shape: HeadShape
+        self,
+        q_THD: torch.Tensor,
+        kv: tuple[torch.Tensor, torch.Tensor],
+        segments: Segments,
+        shape: HeadShape,
+        *sums_TH: torch.Tensor,
     ) -> torch.Tensor:
-        """As an engine step that starts from nothing: the keys are put into pages, then read as ever."""
+        """By the kernel that reads pages, with keys where the model left them."""
         if "attention" in self.plain:
             return _sdpa(q_THD, kv, segments, shape)
-        page = attention.BLOCK
-        blocks = [-(-(end - begin) // page) for begin, end in zip(*segments, strict=True)]
-        offsets = [0, *accumulate(blocks)]
-        spans = list(zip(*segments, offsets, blocks, strict=False))
-        tokens_n = torch.cat([torch.arange(begin, end) for begin, end, _, _ in spans]).to(q_THD.device)
-        slots_n = torch.cat([torch.arange(end - begin) + at * page for begin, end, at, _ in spans])
-        slots_n = slots_n.to(q_THD.device)
-        k_pages, v_pages = (part.new_zeros(offsets[-1], part.shape[1], page, part.shape[2]) for part in kv)
-        k_pages[slots_n // page, :, slots_n % page] = kv[0][tokens_n]
-        v_pages[slots_n // page, :, slots_n % page] = kv[1][tokens_n]
-        queries = [Query(begin, end, 0, torch.arange(at, at + count)) for begin, end, at, count in spans]
-        step = Step.of(queries, q_THD.device)
-        return self._attend(q_THD, (k_pages, v_pages), step, shape, torch.zeros_like(q_THD))
+        step = self._whole(segments, q_THD.device)
+        covered = sum(step.counts) == len(q_THD)
+        out_THD = torch.empty_like(q_THD) if covered else torch.zeros_like(q_THD)
+        return self._attend(q_THD, (kv[0].contiguous(), kv[1].contiguous()), step, shape, out_THD, *sums_TH)
+
+    def _attend_backward(
+        self, saved: Sequence[torch.Tensor], dout_THD: torch.Tensor, segments: Segments, shape: HeadShape
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        q_THD, k_TCD, *_ = parts = Saved(*(part.contiguous() for part in saved))
+        step = self._whole(segments, dout_THD.device)
+        covered = sum(step.counts) == len(q_THD)
+        walks = step.walks(q_THD.shape[1] // k_TCD.shape[1])
+        return attend_backward(parts, dout_THD, walks, shape.scale, shape.window, covered=covered)
+
+    def _whole(self, segments: Segments, device: torch.device) -> Step:
+        """What the layers of one forward and backward share, by the very segments that they were given."""
+        known = self._last_whole
+        if known is None or known[0] is not segments:
+            self._last_whole = known = (segments, Step.of_whole(segments, device))
+        return known[1]
 
     def plan(
         self, queries: list[Query], block_size: int, num_kv_heads: int, windows: Collection[int | None]
@@ -165,10 +180,11 @@ class CudaOps:
         step: Step,
         shape: HeadShape,
         out_THD: torch.Tensor,
+        *sums_TH: torch.Tensor,
     ) -> torch.Tensor:
         q_THD = q_THD.contiguous()
         tiles = step.tiles(q_THD.shape[1] // kv[0].shape[1])
-        attention.attend(q_THD, kv, step.layout, tiles, shape.scale, shape.window, out_THD)
+        attention.attend(q_THD, kv, step.layout, tiles, shape.scale, shape.window, out_THD, *sums_TH)
         return out_THD
 
     def facts(self) -> Mapping[str, str]:

@@ -1,12 +1,13 @@
-"""One engine step as the GPU computes it: which tile of queries belongs to which sequence. Worked out once per step."""
+"""Which tile of queries belongs to which sequence, in an engine's step and in a trainer's forward. Worked out once for all layers."""
 
 from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
 
-from zerodrift.exact.ops.interface import Query
-from zerodrift.exact.ops.triton.attention import Layout, Tiles, tile_for
+from zerodrift.exact.ops.interface import Query, Segments
+from zerodrift.exact.ops.triton.attention import Layout, QueryTile, Tiles, tile_for
+from zerodrift.exact.ops.triton.attention_backward import OVER_KEYS, OVER_QUERIES, Walks
 
 
 class Step:
@@ -15,8 +16,8 @@ class Step:
     def __init__(self, counts: Sequence[int], layout: Layout, queries: Sequence[Query] = ()) -> None:
         """`counts` are the most tokens that each sequence may have, by the layout."""
         self.queries, self.counts, self.layout = queries, counts, layout
-        self.device = layout.start.device
         self._tiles: dict[int, Tiles] = {}
+        self._walks: dict[int, Walks] = {}
 
     @classmethod
     def of(cls, queries: Sequence[Query], device: torch.device) -> "Step":
@@ -33,16 +34,36 @@ class Step:
         tables = torch.cat([query.table_J for query in queries]).to(device=device, dtype=torch.int32)
         return cls(counts, Layout(start, tokens, first, table_start, tables), queries)
 
+    @classmethod
+    def of_whole(cls, segments: Segments, device: torch.device) -> "Step":
+        """Sequences from position 0 on, whose keys lie beside their queries: no tables."""
+        counts = [end - begin for begin, end in zip(*segments, strict=True)]
+        start, tokens = (
+            torch.tensor(values, dtype=torch.int32, device=device) for values in (segments.starts, counts)
+        )
+        nothing = torch.zeros_like(start)
+        return cls(counts, Layout(start, tokens, nothing, nothing, nothing))
+
     def tiles(self, group: int) -> Tiles:
         """For models with `group` query heads per kv head."""
         if group not in self._tiles:
-            tile = tile_for(max(self.counts) * group)
-            firsts = [range(0, count * group, tile.rows) for count in self.counts]
-            sequences = [index for index, each in enumerate(firsts) for _ in each]
-            self._tiles[group] = Tiles(
-                tile, self._int(sequences), self._int([first for each in firsts for first in each])
-            )
+            self._tiles[group] = self._over(group, tile_for(max(self.counts) * group))
         return self._tiles[group]
 
+    def walks(self, group: int) -> Walks:
+        """The same for a backward."""
+        if group not in self._walks:
+            queries, keys = (
+                self._over(rows, QueryTile(tile.keeps, tile.warps, tile.stages))
+                for rows, tile in ((group, OVER_KEYS), (1, OVER_QUERIES))
+            )
+            self._walks[group] = Walks(self.layout, queries, keys)
+        return self._walks[group]
+
+    def _over(self, rows_of_token: int, tile: QueryTile) -> Tiles:
+        firsts = [range(0, count * rows_of_token, tile.rows) for count in self.counts]
+        sequences = [index for index, each in enumerate(firsts) for _ in each]
+        return Tiles(tile, self._int(sequences), self._int([first for each in firsts for first in each]))
+
     def _int(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self.device)
+        return torch.tensor(values, dtype=torch.int32, device=self.layout.start.device)

@@ -15,7 +15,7 @@ import triton.language as tl
 
 CHUNK = 4096
 """Ids reduced by one program: 38 chunks of Qwen3's 151,936, so that 4 rows already fill a GPU."""
-_WARPS = 8
+WARPS = 8
 _NO_TOKEN = -1
 
 
@@ -44,7 +44,7 @@ class Drawn(NamedTuple):
     """Whether all logits of the row are; if not, the rest says nothing."""
 
 
-class _Sums(NamedTuple):
+class RowSums(NamedTuple):
     """Of every row: what its log-probabilities and draws are made of."""
 
     highest_RC: torch.Tensor
@@ -188,7 +188,7 @@ def _choose_kernel(
 def log_softmax(logits_RV: torch.Tensor) -> torch.Tensor:
     """In fp32; -inf stays -inf."""
     logits_RV = logits_RV.float().contiguous()
-    sums = _sums(logits_RV, torch.ones(len(logits_RV), device=logits_RV.device))
+    sums = row_sums(logits_RV, torch.ones(len(logits_RV), device=logits_RV.device))
     out_RV = torch.empty_like(logits_RV)
     if len(logits_RV):
         _log_softmax_kernel[(len(logits_RV), sums.highest_RC.shape[1])](
@@ -197,7 +197,7 @@ def log_softmax(logits_RV: torch.Tensor) -> torch.Tensor:
             out_RV,
             logits_RV.shape[1],
             CHUNK,
-            num_warps=_WARPS,
+            num_warps=WARPS,
             enable_fp_fusion=False,
         )
     return out_RV
@@ -221,7 +221,7 @@ def draw_into(
 ) -> None:
     """As above without the host: logits times `scale`, fields of `Draws` in order (no token is -1), and into `out` token,
     logprob, entropy and how many logits of the row are not finite."""
-    sums = _sums(logits_RV, scale_R)
+    sums = row_sums(logits_RV, scale_R)
     count, chunks = asked_6D.shape[1], sums.highest_RC.shape[1]
     _choose_kernel[(count,)](
         logits_RV,
@@ -236,12 +236,13 @@ def draw_into(
         chunks,
         CHUNK,
         triton.next_power_of_2(chunks),
-        num_warps=_WARPS,
+        num_warps=WARPS,
         enable_fp_fusion=False,
     )
 
 
-def _sums(logits_RV: torch.Tensor, scale_R: torch.Tensor) -> _Sums:
+def row_sums(logits_RV: torch.Tensor, scale_R: torch.Tensor) -> RowSums:
+    """Of logits times `scale`, which all else is made of."""
     rows, size = logits_RV.shape
     chunks = triton.cdiv(size, CHUNK)
     highest_RC = torch.empty(rows, chunks, device=logits_RV.device)
@@ -257,7 +258,7 @@ def _sums(logits_RV: torch.Tensor, scale_R: torch.Tensor) -> _Sums:
             size,
             chunks,
             CHUNK,
-            num_warps=_WARPS,
+            num_warps=WARPS,
             enable_fp_fusion=False,
         )
         _merge_kernel[(rows,)](
@@ -270,4 +271,4 @@ def _sums(logits_RV: torch.Tensor, scale_R: torch.Tensor) -> _Sums:
             num_warps=1,
             enable_fp_fusion=False,
         )
-    return _Sums(highest_RC, up_to_RC, row_R4)
+    return RowSums(highest_RC, up_to_RC, row_R4)

@@ -5,7 +5,7 @@ from zerodrift.core.request import Prompt, SamplingParams
 from zerodrift.core.task import Task
 from zerodrift.core.version import VersionSpan, WeightVersion
 from zerodrift.models.loading import tokenizer as load_tokenizer
-from zerodrift.models.sums import Sums
+from zerodrift.tasks.sums import SmallSums, Sums
 
 MODEL = "testbed:qwen3"
 
@@ -65,3 +65,19 @@ def test_the_reward_is_one_where_the_text_begins_with_the_sum(
 ) -> None:
     (prompt,) = [prompt for prompt in sums.prompts(100, 0) if prompt.text == question]
     assert sums.reward(prompt, answer(prompt, text)) == reward
+
+
+def test_small_sums_are_those_of_small_digits():
+    task = SmallSums("testbed:llama")
+    texts = {prompt.text for prompt in task.prompts(25, 0)}
+    assert texts == {f"{a}+{b}=" for a in range(5) for b in range(5)}
+    assert task.prompts(25, 0) == task.prompts(60, 0)[:25], "one stream, however much of it is asked for"
+
+
+def test_lessons_show_every_answer_and_the_right_one_more_often():
+    """What a warm-up never shows is never drawn, and so never rewarded."""
+    lessons = SmallSums("testbed:llama").lessons()
+    for question in {question for question, _ in lessons}:
+        answers = [answer for asked, answer in lessons if asked == question]
+        assert set(answers) == {str(number) for number in range(9)}
+        assert answers.count(str(sum(map(int, question[:-1].split("+"))))) / len(answers) == 3 / 11

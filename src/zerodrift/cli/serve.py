@@ -1,0 +1,193 @@
+"""`zerodrift serve`: the exact engine behind the routes of vLLM and OpenAI."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zerodrift.cli import console
+from zerodrift.cli.bar import Bar
+from zerodrift.core.errors import ConfigError, MissingExtra
+
+PORT = 8000
+ROLES = ("serving", "training")
+
+
+# Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
+def command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory of a model, or testbed:NAME.")],
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond loopback a token is needed.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = PORT,
+    admin_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Control routes answer here alone.")
+    ] = None,
+    role: Annotated[
+        str, typer.Option(help="serving, or training: nobody generates without the token.")
+    ] = "serving",
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the token that clients must send to generate.")
+    ] = None,
+    admin_token_file: Annotated[
+        Path | None, typer.Option(help="File with the token of control routes; a new one is made without it.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Another name that clients reach it by.")
+    ] = None,
+    unsafe_allow_unauthenticated: Annotated[
+        bool, typer.Option("--unsafe-allow-unauthenticated", help="Generate for whoever reaches the port.")
+    ] = False,
+    weight_root: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Directory below which weight updates are read.")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep versions here, and go on with them at the next start."),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What clients call it.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64: the trainer's.")] = "float32",
+    max_model_len: Annotated[int | None, typer.Option(min=2, help="Prompt and output together.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Sequences that run together.")] = None,
+    max_waiting: Annotated[int, typer.Option(min=1, help="Samples that may wait; more get 429.")] = 1024,
+    max_logprobs: Annotated[int, typer.Option(min=1, help="Alternatives that a request may ask for.")] = 100,
+    max_loras: Annotated[int, typer.Option(min=1, help="LoRA adapters that are held together.")] = 16,
+    max_lora_rank: Annotated[int, typer.Option(min=1, help="Of an adapter that is loaded.")] = 64,
+    max_body_mb: Annotated[int, typer.Option(min=1, help="Of one request.")] = 8,
+    drain_s: Annotated[float, typer.Option(min=0.1, help="After SIGTERM, for what is in flight.")] = 60.0,
+) -> None:
+    """Serve a model to RL clients, with the trainer's own bits.
+
+    Speaks OpenAI's /v1/completions and /v1/chat/completions (SSE too),
+    vLLM's /inference/v1/generate, and vLLM's control routes: /pause,
+    /update_weights and the others that TRL, prime-rl and vLLM's own client
+    call. What is not honoured is refused by name; nothing is ignored.
+
+    $ zerodrift serve ./model --weight-root ./checkpoints
+    $ curl -s http://127.0.0.1:8000/v1/completions \\
+        -H 'content-type: application/json' \\
+        -d '{"prompt": "3+4=", "max_tokens": 8, "logprobs": 0}'
+
+    Control routes always need the admin token, whose file is named at the
+    start; clients that send no headers take it in the address:
+
+    VLLMClient(base_url="http://zd:TOKEN@127.0.0.1:8000")
+
+    Is it right? Ask the auditor, from another shell:
+
+    $ zerodrift audit ./model --engine vllm --url http://127.0.0.1:8000
+
+    SIGTERM lets what is in flight come to its end first.
+    """
+    if role not in ROLES:
+        raise ConfigError(f"--role is {role!r}; use one of {', '.join(ROLES)}")
+    _require_extra()
+    from zerodrift.serve.access import check_exposure
+    from zerodrift.serve.limits import ServeLimits
+    from zerodrift.serve.settings import ServeSettings
+    from zerodrift.web.access import read_token
+
+    token = None if token_file is None else read_token("--token-file", token_file)
+    if role == "training" and token is None:
+        raise ConfigError("--role training lets nobody generate without a token; give --token-file FILE")
+    check_exposure(host, has_token=token is not None, unsafe=unsafe_allow_unauthenticated)
+    if weight_root is not None and not weight_root.is_dir():
+        raise ConfigError(
+            f"--weight-root {weight_root} is no directory; make it, and let the trainer save below it"
+        )
+    settings = ServeSettings(
+        model=served_model_name or model,
+        role=role,
+        weight_root=weight_root,
+        state=state,
+        limits=ServeLimits(
+            logprobs=max_logprobs,
+            loras=max_loras,
+            lora_rank=max_lora_rank,
+            body_bytes=max_body_mb * 2**20,
+            bodies_bytes=max(8 * max_body_mb, 64) * 2**20,
+            drain_s=drain_s,
+        ),
+    )
+    engine = {
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "max_waiting": max_waiting,
+    }
+    console.note(f"loading {model}; the address is told when it listens")
+    where = _Where(host, port, admin_port, allow_host or [], token, admin_token_file)
+    _run(model, engine, where, settings)
+
+
+class _Where:
+    """Sockets and tokens."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        admin_port: int | None,
+        names: list[str],
+        token: str | None,
+        admin: Path | None,
+    ) -> None:
+        from zerodrift.serve.server import listen
+
+        self.host, self.names, self.token, self.admin_file = host, names, token, admin
+        self.sockets = [listen(host, port)]
+        self.port = self.sockets[0].getsockname()[1]
+        self.admin_port: int | None = None
+        if admin_port is not None:
+            self.sockets.append(listen(host, admin_port))
+            self.admin_port = self.sockets[1].getsockname()[1]
+
+    def access(self, directory: Path) -> tuple[Any, Path]:
+        """Who gets in, and the file with the admin token."""
+        from zerodrift.serve.access import ServeAccess, new_token_file
+        from zerodrift.web.access import names_of, read_token
+
+        if self.admin_file is None:
+            token, path = new_token_file(directory)
+        else:
+            token, path = read_token("--admin-token-file", self.admin_file), self.admin_file
+        return ServeAccess(names_of(self.host, self.names), token, self.token, self.admin_port), path
+
+    def say(self, path: Path) -> None:
+        """Where it is reached."""
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        console.say(
+            f"listening on http://{name}:{self.port}   (Ctrl-C ends it; what is in flight ends first)"
+        )
+        if self.admin_port is not None:
+            console.say(f"control routes: http://{name}:{self.admin_port}")
+        console.say(f"admin token: {path}")
+
+
+def _run(model: str, options: dict[str, Any], where: _Where, settings: Any) -> None:
+    import tempfile
+
+    from zerodrift.serve.server import RolloutServer
+    from zerodrift.web.access import is_loopback
+
+    with tempfile.TemporaryDirectory(prefix="zerodrift-serve-") as directory:
+        access, path = where.access(Path(directory))
+        with Bar() as bar:
+            bar.stage("load the model")
+            from zerodrift.engine.engine import Engine
+
+            engine = Engine(model, **options)
+        server = RolloutServer(engine, access, settings)
+        if not is_loopback(where.host):
+            console.note("nothing is encrypted: whoever reads the network reads tokens; put TLS in front")
+        server.run(where.sockets, ready=lambda: where.say(path))
+    console.note("stopped")
+
+
+def _require_extra() -> None:
+    try:
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtra("serving needs uvicorn: pip install 'zerodrift[serve]'") from error

@@ -1,0 +1,195 @@
+"""`zerodrift train`: online RL whose rollouts are the trainer's own policy, bit for bit; to go on with, and to replay."""
+
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from zerodrift.cli import console
+from zerodrift.cli.bar import Bar
+from zerodrift.config.training import CorrectionName, ObjectiveName
+from zerodrift.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from zerodrift.config.run import RunConfig
+    from zerodrift.train.loop import Training
+    from zerodrift.train.records import StepRecord
+
+RUNS = Path("runs")
+BUNDLED = (
+    "model.path=testbed:llama", "sampling_defaults.max_tokens=3", "train.task=small-sums", "train.groups=25",
+    "train.samples=32", "train.steps=50", "train.warmup_steps=40", "train.learning_rate=0.0002", "train.entropy_coef=0.05",
+    "train.zero_advantage=keep",
+)  # fmt: skip
+"""What is trained where nothing is named: a built-in model on 25 sums. With 16 samples, or half of the learning rate, more sums
+lose their right answer to that of a neighbour before it is drawn often enough."""
+
+
+# Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
+def command(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="YAML, as `zerodrift init` writes it.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory of the run; default runs/train-TIME.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps in all.")] = None,
+    objective: Annotated[ObjectiveName | None, typer.Option(help="What is made of rewards.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    replay: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Do a recorded run again, and compare.")
+    ] = None,
+    until: Annotated[int | None, typer.Option(min=1, help="Steps to replay; default all.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in the file; repeatable.")
+    ] = None,
+    as_json: console.JsonOption = False,
+) -> None:
+    """Train a policy online, and prove that engine and trainer agree.
+
+    Rollouts come from the exact engine in this process while the learner
+    learns. Weights change in flight; each token keeps the version that made
+    it, and its logprob is computed again by the trainer: a bit that differs
+    stops the training. Without arguments a built-in model learns to add.
+
+    $ zerodrift train
+    $ zerodrift train my.yaml --out runs/mine
+    $ zerodrift train --out runs/mine --resume
+    $ zerodrift train --replay runs/mine --until 30
+    $ zerodrift view runs/mine
+    """
+    if replay is not None:
+        _refuse_beside(
+            "--replay", config=config, out=out, steps=steps, objective=objective, settings=settings
+        )
+        if resume:
+            raise ConfigError(
+                "--replay does a run again, and --resume goes on with one; leave one of them out"
+            )
+        _replay(replay, until, as_json=as_json)
+        return
+    if until is not None:
+        raise ConfigError("--until says how far to replay; give --replay RUN, or --steps to train")
+    if resume:
+        _refuse_beside("--resume", config=config, objective=objective, settings=settings)
+        if out is None:
+            raise ConfigError("--resume goes on with a run; name it with --out")
+    directory = out or RUNS / time.strftime("train-%Y%m%d-%H%M%S")
+    resolved = None if resume else _resolved(config, steps, objective, settings or [])
+    _train(resolved, directory, steps, named=out is not None, as_json=as_json)
+
+
+def _refuse_beside(option: str, **given: Any) -> None:
+    """A recorded run has its configuration."""
+    for name, value in given.items():
+        if value:
+            flag = {"config": "CONFIG", "settings": "--set"}.get(name, f"--{name}")
+            raise ConfigError(f"{option} takes the run as it was configured; leave out {flag}")
+
+
+def _resolved(
+    path: Path | None, steps: int | None, objective: ObjectiveName | None, settings: list[str]
+) -> "RunConfig":
+    from zerodrift.config.load import Option, load
+
+    named = {"--steps": ("train.steps", steps), "--objective": ("train.objective", objective)}
+    options = [Option(flag, key, value) for flag, (key, value) in named.items() if value is not None]
+    return load(path, [*(BUNDLED if path is None else ()), *settings], options)
+
+
+def _train(
+    config: "RunConfig | None", directory: Path, steps: int | None, *, named: bool, as_json: bool
+) -> None:
+    from zerodrift.train.setup import begin, resume
+    from zerodrift.train.summary import summary_of
+
+    with Bar() as bar, console.resumable(bar, directory, named=named), _graceful() as stopped:
+        bar.stage("warm up" if config is not None else "read the run")
+        training = resume(directory, steps=steps) if config is None else begin(config, directory)
+        _say_what_is_on(training)
+        try:
+            total = training.config.train.steps
+            training.run(total, lambda record: _tell(bar, record, total), lambda: bool(stopped))
+        finally:
+            training.close()
+        if stopped and training.step < total:
+            sys.exit(128 + stopped[0])
+    found = summary_of(training.files.steps())
+    if as_json:
+        console.say_json(found)
+        return
+    console.say(
+        f"reward {found.first_reward:.3f} to {found.last_reward:.3f} in {found.steps} steps, {found.tokens:,} tokens, "
+        f"{found.seconds:.0f} s\n"
+        f"mismatch exactly 0 on {found.rescored:,} of {found.rescored:,} re-scored tokens ({found.tokens:,} were learnt from); oldest {found.lag} versions, "
+        f"{found.dropped} groups dropped, {found.kept_back} batches kept back\n"
+        f"weights {found.digest[:16]} in {directory}; zerodrift train --replay {directory} does it again"
+    )
+
+
+def _replay(directory: Path, until: int | None, *, as_json: bool) -> None:
+    from zerodrift.train.setup import replay
+    from zerodrift.train.summary import summary_of
+
+    with Bar() as bar, tempfile.TemporaryDirectory(prefix="zerodrift-replay-") as scratch:
+        bar.stage("read the run")
+        training = replay(directory, Path(scratch))
+        total = len(training.steps) if until is None else until
+        if total > len(training.steps):
+            training.close()
+            raise ConfigError(
+                f"{directory} has {len(training.steps)} steps, and --until {until} asks for more"
+            )
+        try:
+            training.run(total, lambda record: _tell(bar, record, total))
+        finally:
+            training.close()
+    found = summary_of(training.steps[:total])
+    if as_json:
+        console.say_json(found)
+        return
+    console.say(
+        f"{found.steps} steps done again: equal digests at every step, {found.tokens:,} of {found.tokens:,} tokens drawn "
+        f"again with the same bits\nweights {found.digest[:16]}"
+    )
+
+
+def _tell(bar: Bar, record: "StepRecord", total: int) -> None:
+    parts = [f"reward {record.reward:.2f}"]
+    parts += [] if record.kl is None else [f"KL {record.kl:.2g}"]
+    parts += [] if record.ess is None else [f"ESS {record.ess:.2f}"]
+    parts += [f"lag {record.lag}", f"{record.tokens / record.seconds:.0f} tokens/s"]
+    parts += [] if record.trained else [str(record.state)]
+    bar.describe("  ".join(parts))
+    bar.step(record.step + 1, total)
+
+
+def _say_what_is_on(training: "Training") -> None:
+    if training.config.train.correction is not CorrectionName.NONE:
+        console.note(
+            f"train.correction={training.config.train.correction} weighs tokens by how far engine and trainer are apart: that "
+            "hides an engine that is wrong. Here it can only correct for lag, since a differing bit stops the training"
+        )
+
+
+@contextmanager
+def _graceful() -> Iterator[list[int]]:
+    """The first signal ends the training after the step that is under way; the second one at once."""
+    stopped: list[int] = []
+
+    def stop(number: int, _frame: object) -> None:
+        if stopped:
+            sys.exit(128 + number)
+        stopped.append(number)
+        console.note("the step that is under way is finished and kept; once more ends it now")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""`zerodrift serve`: the exact engine behind the routes that RL clients speak."""

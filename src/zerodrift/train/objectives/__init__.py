@@ -1,0 +1,1 @@
+"""What is made of rewards: one objective per file, each a function of per-token logprobs."""

@@ -1,0 +1,211 @@
+"""From a configuration and a directory to a training that can run: begun, gone on with, or replayed."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from zerodrift import models
+from zerodrift.config.model import ModelConfig
+from zerodrift.config.run import EXACT, RunConfig
+from zerodrift.core.errors import ConfigError, RecordError
+from zerodrift.core.version import WeightVersion
+from zerodrift.engine.weights import own_model
+from zerodrift.exact.fingerprint import numeric_fingerprint
+from zerodrift.exact.preparation import prepare
+from zerodrift.models.spec import builtin_name
+from zerodrift.models.warmup import warm_up
+from zerodrift.monitor.decision import State
+from zerodrift.monitor.monitor import Monitor
+from zerodrift.tasks.checked import open_task
+from zerodrift.tasks.sums import SmallSums
+from zerodrift.train.buffer import GroupBuffer
+from zerodrift.train.checkpoint import read_checkpoint, steps_of, write_checkpoint
+from zerodrift.train.learner import Learner
+from zerodrift.train.loop import Training
+from zerodrift.train.prompts import PromptStream
+from zerodrift.train.records import RunFiles, RunHeader, StepRecord, version_label
+from zerodrift.train.source import ExactSource
+from zerodrift.weights.digest import model_digest
+
+logger = logging.getLogger("zerodrift.train")
+
+WEIGHTS = "weights"
+"""Of the engine's last versions; made anew by every process."""
+
+
+def begin(config: RunConfig, directory: Path) -> Training:
+    """A new training. Its first checkpoint is on the disk before it counts as begun."""
+    _check(config)
+    files = RunFiles(directory)
+    if files.exists:
+        raise ConfigError(f"{directory} has a training already; go on with --resume, or choose another --out")
+    directory.mkdir(parents=True, exist_ok=True)
+    model, tokenizer = _policy(config.model), models.tokenizer(_path(config.model))
+    prompts = _prompts(config, model)
+    if builtin_name(_path(config.model)) is not None and config.train.warmup_steps:
+        lessons = prompts.task.lessons() if isinstance(prompts.task, SmallSums) else None
+        warm_up(model, tokenizer, config.train.warmup_steps, lessons)
+    learner = _learner(model, config)
+    monitor = _monitor(config, directory)
+    write_checkpoint(directory, learner, 0, 0)
+    files.begin(_header(config, model, WeightVersion(version_label(0), model_digest(model))))
+    return _training(config, files, learner, tokenizer, prompts, monitor, directory / WEIGHTS)
+
+
+def resume(directory: Path, *, steps: int | None = None) -> Training:
+    """Go on from the last checkpoint: steps that were recorded after it are done again, and must give the same weights."""
+    files = RunFiles(directory)
+    header = files.header()
+    config = header.config
+    if steps is not None:
+        config = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, steps=steps))
+    model, tokenizer = _policy(config.model), models.tokenizer(_path(config.model))
+    header.require_same(_header(config, model, header.first))
+    monitor = _monitor(config, directory)
+    files.mend()
+    learner = _learner(model, config, directory)
+    kept = read_checkpoint(directory, learner, _latest(directory))
+    training = _training(
+        config, files, learner, tokenizer, _prompts(config, model), monitor, directory / WEIGHTS,
+        step=kept.step, cursor=kept.cursor, steps=files.steps(),
+    )  # fmt: skip
+    _take_back(monitor, files, len(training.steps) - 1)
+    if monitor.state is State.HALT:
+        monitor.half_open()
+    return training
+
+
+def replay(directory: Path, scratch: Path) -> Training:
+    """A recorded run once more, from its first checkpoint: every token drawn again, every step's digest compared."""
+    files = RunFiles(directory)
+    header = files.header()
+    model = _policy(header.config.model)
+    header.require_same(_header(header.config, model, header.first))
+    learner = _learner(model, header.config, directory)
+    read_checkpoint(directory, learner, 0)
+    return _training(
+        header.config, files, learner, models.tokenizer(_path(header.config.model)),
+        _prompts(header.config, model), None, scratch / WEIGHTS, steps=files.steps(),
+    )  # fmt: skip
+
+
+def _training(  # noqa: PLR0913 - the parts of a training, each by name
+    config: RunConfig,
+    files: RunFiles,
+    learner: Learner,
+    tokenizer: Any,
+    prompts: PromptStream,
+    monitor: Monitor | None,
+    weights: Path,
+    *,
+    step: int = 0,
+    cursor: int = 0,
+    steps: list[StepRecord] | None = None,
+) -> Training:
+    train = config.train
+    source = ExactSource(learner.model, tokenizer, weights, first=step, kv=train.kv, max_lag=train.max_lag)
+    return Training(
+        config=config, files=files, learner=learner, source=source, prompts=prompts, monitor=monitor,
+        buffer=GroupBuffer(train, cursor=cursor), step=step, groups=files.groups(), steps=steps or (),
+    )  # fmt: skip
+
+
+def _check(config: RunConfig) -> None:
+    if config.engine != EXACT:
+        raise ConfigError(
+            "zerodrift train generates with the exact engine in its own process, as it is by default; leave section engine "
+            "out (rollouts of a server: watch your own trainer with zerodrift.Monitor)"
+        )
+    _check_truncation(config)
+
+
+def _check_truncation(config: RunConfig) -> None:
+    """What one version's top-k, top-p or min-p keeps another's may cut off, and the log of its probability is then -inf.
+
+    Alone, more epochs are sound: such a token has a ratio of 0. Entropy at lag 0 and one epoch is, too: all tokens are the
+    current weights' own.
+    """
+    sampling, train = config.sampling_defaults.params(), config.train
+    if not sampling.truncates:
+        return
+    for undefined, meets, change in (
+        (train.kl_coef > 0, f"train.kl_coef={train.kl_coef}", "train.kl_coef=0"),
+        (train.max_lag > 0, f"train.max_lag={train.max_lag}", "train.max_lag=0"),
+        (
+            train.entropy_coef > 0 and train.epochs > 1,
+            f"train.entropy_coef={train.entropy_coef} with train.epochs={train.epochs}",
+            "train.epochs=1 or train.entropy_coef=0",
+        ),
+    ):
+        if undefined:
+            raise ConfigError(
+                f"sampling_defaults has top_k={sampling.top_k}, top_p={sampling.top_p}, min_p={sampling.min_p}, and {meets}: "
+                "a token that some weights drew may have probability 0 by others, and no log-ratio; set "
+                f"{change}, or sample from all tokens (top_k=0, top_p=1, min_p=0)"
+            )
+
+
+def _path(model: ModelConfig) -> str:
+    if model.path is None:
+        raise ConfigError("model.path is not set; name a checkpoint directory, or testbed:llama")
+    return model.path
+
+
+def _policy(model: ModelConfig) -> Any:
+    """Trainable, and no dropout: what learns computes what the engine computes."""
+    loaded = models.load(_path(model), dtype="float32" if model.dtype == "auto" else model.dtype)
+    return loaded.eval().requires_grad_(requires_grad=True)
+
+
+def _prompts(config: RunConfig, model: Any) -> PromptStream:
+    return PromptStream(open_task(config.train.task, _path(config.model)), config, model.config.vocab_size)
+
+
+def _learner(model: Any, config: RunConfig, directory: Path | None = None) -> Learner:
+    """With a reference where a KL to it is asked for: the weights that the run began with."""
+    prepare(model)
+    reference = None
+    if config.train.kl_coef:
+        if directory is not None:
+            read_checkpoint(directory, Learner(model, config.train), 0)
+        reference = own_model(model, None)
+    return Learner(model, config.train, reference)
+
+
+def _header(config: RunConfig, model: Any, first: WeightVersion) -> RunHeader:
+    return RunHeader(
+        config=config,
+        first=first,
+        numeric=dict(numeric_fingerprint(prepare(model))),
+        torch=str(torch.__version__),
+        threads=torch.get_num_threads(),
+    )
+
+
+def _monitor(config: RunConfig, directory: Path) -> Monitor:
+    precision = "bf16" if config.model.dtype == "bfloat16" else "fp32"
+    return Monitor(config.monitoring, precision=precision, directory=directory)
+
+
+def _take_back(monitor: Monitor, files: RunFiles, last: int) -> None:
+    """The monitor remembers what was recorded, up to step `last`, and no batch that it will be shown once more."""
+    wanted = None if last < 0 else last
+    for state in (monitor.remembered, files.monitor_before()):
+        if state.step == wanted:
+            monitor.restore(state)
+            return
+    logger.warning(
+        "%s: the monitor has judged up to step %s, and step %s is the last that was recorded; its state of then is not there, "
+        "so that batches in between count twice",
+        files.directory, monitor.remembered.step, wanted,
+    )  # fmt: skip
+    monitor.rewind(last, max(last, 0))
+
+
+def _latest(directory: Path) -> int:
+    if not (found := steps_of(directory)):
+        raise RecordError(f"{directory} has no checkpoint; start it anew in another directory")
+    return found[-1]

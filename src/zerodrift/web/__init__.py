@@ -1,0 +1,1 @@
+"""What servers of ours share: who may ask, and by which name."""

@@ -1,0 +1,53 @@
+"""The curl lines of docs/serve.md, run as they stand; `python test_serve_page.py` writes the answers anew."""
+
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests" / "unit" / "serve"))
+
+from serving import serve  # noqa: E402 (beside the tests of the server)
+
+PAGE = ROOT / "docs" / "serve.md"
+SHOWN = re.compile(r"```sh\n(curl .*?)\n```\n\n```json\n(.*?)\n```", re.DOTALL)
+
+
+def settled(answer: str) -> str:
+    """Without what differs from call to call."""
+    answer = re.sub(r'"(cmpl|gen|score)-[0-9a-f]{32}"', r'"\1-…"', answer)
+    return re.sub(r'"created":\d+', '"created":…', answer)
+
+
+def rounded(answer: str) -> str:
+    """The last bits are this machine's."""
+    return re.sub(r"-?\d+\.\d+", lambda found: f"{float(found[0]):.3f}", answer)
+
+
+def answer_to(line: str, port: int) -> str:
+    words = shlex.split(line.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
+    return settled(subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout)
+
+
+def test_answers_are_what_the_server_says(tmp_path):
+    found = SHOWN.findall(PAGE.read_text())
+    assert len(found) == 4
+    for server in serve(tmp_path):
+        for line, shown in found:
+            assert rounded(answer_to(line, server.port)) == rounded(shown)
+
+
+def written(port: int) -> str:
+    """The page with the answers of now."""
+    return SHOWN.sub(
+        lambda match: f"```sh\n{match[1]}\n```\n\n```json\n{answer_to(match[1], port)}\n```", PAGE.read_text()
+    )
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as root:
+        for server in serve(Path(root)):
+            PAGE.write_text(written(server.port))
