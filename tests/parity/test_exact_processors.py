@@ -29,7 +29,11 @@ def told(variables: dict[str, str], *plain: str) -> dict[str, Any]:
     ("variables", "vectors"),
     [
         pytest.param({"ATEN_CPU_CAPABILITY": "avx2"}, "AVX2", marks=pytest.mark.long),
-        ({"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}, "DEFAULT"),
+        pytest.param(
+            {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"},
+            "DEFAULT",
+            marks=pytest.mark.long,
+        ),
         ({"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}, None),
     ],
     ids=["torch-avx2", "torch-default-onednn-sse41", "onednn-mkl-avx2"],

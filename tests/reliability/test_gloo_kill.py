@@ -56,7 +56,13 @@ def test_an_update_reaches_both(play: Hear) -> None:
     assert said == {"killed": [], "refused": [], "serves": ["v1", "v1"]}
 
 
-@pytest.mark.parametrize("point", [("engine", "voted"), ("trainer", "prepared")], ids=" ".join)
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(("engine", "voted"), id="engine voted"),
+        pytest.param(("trainer", "prepared"), id="trainer prepared", marks=pytest.mark.long),
+    ],
+)
 def test_all_or_none_around_the_decision(
     play: Hear, script: Callable[[str], ModuleType], point: tuple[str, str]
 ) -> None:

@@ -158,6 +158,7 @@ def test_what_has_ended_again_says_when_it_was(audited, llama):
     assert evidence["gone"] == evidence["asked_again"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rate", [{"tokens": 1 / 50}])
 def test_the_same_fault_when_it_stays_does_not_come_and_go(audited, llama, rate):
     """As rare, and the same for the same request: whatever it is, it is no matter of time."""
