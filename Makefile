@@ -22,7 +22,7 @@ demo-vllm: venv vllm ## the same on a real vLLM server: its own faults, its own 
 test: venv smollm2 ## everything that needs neither a foreign engine nor a browser
 	$(PYTEST) $(QUICK)
 
-faults: venv ## every planted fault on one model must be named, healthy engines must pass (several minutes)
+faults: venv ## one planted fault of each name on one model must be named, healthy engines must pass (several minutes)
 	$(PYTEST) tests/faults -m "not long" -n 2 --dist worksteal
 
 # What takes longer than a change can wait for: lanes, and when each last ran, in docs/long-runs.md.
@@ -40,7 +40,7 @@ profiles-long: venv smollm2 ## the tests marked `long` that need no foreign engi
 property-long: venv ## the properties with 5,000 examples each
 	HYPOTHESIS_PROFILE=long $(PYTEST) tests/property -n 2
 
-faults-long: venv ## bugs that nobody planned for, and public ones
+faults-long: venv ## the other injectors, bugs that nobody planned for, and public ones
 	$(PYTEST) tests/faults -m long -n 2 --dist worksteal
 
 DEVICE ?= cpu
