@@ -1,10 +1,10 @@
-"""Does `zerodrift.Engine` report the trainer's own bits on this GPU? A model of Qwen3-0.6B's shape says.
+"""Does `zerodrift.Engine` report the trainer's own bits on this GPU? A model of Qwen3-0.6B's shape says, or one of Gemma 3's or Qwen3-MoE's.
 
-    PYTHONPATH=src:.gpu-deps python3 tests/gpu/engine_on_cuda.py [--sequences 224] [--small]
+    PYTHONPATH=src:.gpu-deps python3 tests/gpu/engine_on_cuda.py [--family qwen3] [--sequences 224] [--small]
 
 Requests of mixed length and mixed sampling parameters go through the engine as a user sends them: in a crowd, one by
 one with other pages and budgets, with and without the prefix cache, and after a swap of weights in mid-flight. Counts
-and rates go to standard output, and as JSON to $OUT/engine_on_cuda.json where $OUT is set. Exit code 1 if a bit differs.
+and rates go to standard output, and as JSON to $OUT/engine_on_cuda.json (-FAMILY) where $OUT is set. Exit code 1 if a bit differs.
 """
 
 import random
@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from exact_on_cuda import build
-from report import VOCAB, reported, size, timed
+from models_on_cuda import build
+from report import VOCAB, report_name, reported, size, timed
 
 import zerodrift as zd
 from zerodrift.core.errors import NonFinite
 from zerodrift.engine.output import Output
 
-OUTPUT = 64
+OUTPUT, CONTEXT = 64, 32_768
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7},
     {"temperature": 1.0, "top_p": 0.9},
@@ -31,9 +31,9 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 
 
 def requests(count: int) -> tuple[list[list[int]], list[zd.SamplingParams]]:
-    """Prompts around the edges of blocks and chunks; every fourth begins as the one before it, for the prefix cache."""
+    """Prompts around the edges of blocks and chunks, one that fills 32,768 positions; every fourth begins as the one before it."""
     source = random.Random(0)
-    edges = [1, 15, 16, 17, 63, 64, 65, 128, 511, 512, 513, 1024, 1552]
+    edges = [1, 15, 16, 17, 63, 64, 65, 128, 511, 512, 513, 1024, 1552, CONTEXT - OUTPUT]
     prompts: list[list[int]] = []
     for number in range(count):
         length = edges[number] if number < len(edges) else source.randint(1, 600)
@@ -88,7 +88,7 @@ def check(model: Any, count: int, report: dict[str, Any]) -> None:
         max_num_seqs=7,
         max_num_batched_tokens=300,
         enable_prefix_caching=False,
-        kv_cache_memory_bytes=2 * 2**30,
+        kv_cache_memory_bytes=6 * 2**30,
     )
     some = range(0, count, max(1, count // 40))
     alone = [other.generate([prompts[i]], [params[i]])[0] for i in some]
@@ -122,7 +122,8 @@ def captured(
     differ["outputs, replayed in a crowd vs replayed in sevens"] = differing(
         [crowd[i] for i in few], other.generate([prompts[i] for i in few], [params[i] for i in few])
     )
-    aborted(engine, prompts, params, crowd, report)
+    # As many as run at once: with others waiting, nothing is launched ahead.
+    aborted(engine, prompts[:256], params[:256], crowd[:256], report)
     graphs, engine.runner.graphs = engine.runner.graphs, None
     differ["outputs, replayed vs launched one by one"] = differing(
         [crowd[i] for i in few], engine.generate([prompts[i] for i in few], [params[i] for i in few])
@@ -200,8 +201,8 @@ def overflowing_is_refused(model: Any) -> int:
 
 def main() -> int:
     options = size()
-    with reported("engine_on_cuda") as report:
-        model = build(small=options.small)
+    with reported(report_name("engine_on_cuda", options.family)) as report:
+        model = build(options.family, small=options.small)
         check(model, options.sequences, report)
         report["differing"]["weights that overflow, taken"] = overflowing_is_refused(model)
     return 1 if any(report["differing"].values()) else 0

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 VOCAB = 151_936
+FAMILIES = ("qwen3", "gemma3", "qwen3-moe")
 
 
 def say(line: str) -> None:
@@ -32,9 +33,15 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 def size() -> argparse.Namespace:
     """How much is asked for on the command line."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--family", choices=FAMILIES, default=FAMILIES[0])
     parser.add_argument("--sequences", type=int, default=224)
     parser.add_argument("--small", action="store_true", help="two layers, to look at the script itself")
     return parser.parse_args()
+
+
+def report_name(script: str, family: str) -> str:
+    """Of the first family, the script's own name."""
+    return script if family == FAMILIES[0] else f"{script}-{family}"
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
     PYTHONPATH=src OUT=reports python -m pytest -m gpu tests/gpu
 
-Each script of this folder runs in a process of its own, since none gives back all of a GPU's memory, and writes its JSON to
-$OUT. Where there is no GPU, all are skipped.
+Families other than Qwen3: `-k "gemma3 or moe"`. Each script of this folder runs in a process of its own, since none gives back
+all of a GPU's memory, and writes its JSON to $OUT. Where there is no GPU, all are skipped.
 """
 
 import os
@@ -20,7 +20,14 @@ HERE = Path(__file__).parent
 SCRIPTS = {
     "products, log-probabilities and draws": "ops_on_cuda.py",
     "decode, prefill and the trainer's forward": "exact_on_cuda.py",
-    "the engine": "engine_on_cuda.py",
+    "the engine, 1,000 requests, one of 32k": "engine_on_cuda.py --sequences 1000",
+    "gemma3: decode, prefill and the trainer's forward": "exact_on_cuda.py --family gemma3 --sequences 96",
+    "gemma3: the engine": "engine_on_cuda.py --family gemma3 --sequences 96",
+    "gemma3: the trainer's gradients": "trainer_on_cuda.py --family gemma3",
+    "moe: decode, prefill and the trainer's forward": "exact_on_cuda.py --family qwen3-moe --sequences 96",
+    "moe: the engine": "engine_on_cuda.py --family qwen3-moe --sequences 96",
+    "moe: neighbours that turn NaN or are preempted": "neighbours_on_cuda.py --sequences 96",
+    "moe: the trainer's gradients": "trainer_on_cuda.py --family qwen3-moe",
     "the trainer's gradients, 0.6B": "trainer_on_cuda.py --size 0.6B",
     "the trainer's time, 8B": "trainer_on_cuda.py --size 8B",
     "beside itself, 0.6B": "itself_on_cuda.py --size 0.6B",

@@ -1,7 +1,8 @@
 """Routers and experts whose result for a token does not depend on the tokens that go the same way.
 
 A token's experts are added up in order of their numbers, whoever else was routed to them; equal probabilities go to the
-lower number. Weights of experts are stacked in one tensor and packed one by one, as those of a linear are.
+lower number. Weights of experts are stacked in one tensor and packed one by one, as those of a linear are. A device that
+multiplies by all of them at once has experts of its own (`grouped_experts.py`).
 Shapes: T tokens, E experts, K experts of a token, H hidden size, I inner size.
 """
 
@@ -13,8 +14,9 @@ from typing import Any
 import torch
 
 from zerodrift.core.errors import UnsupportedModel
+from zerodrift.exact.grouped_experts import ExactGroupedExperts, routed_at_once
 from zerodrift.exact.modules import Pack, exact_linear
-from zerodrift.exact.ops.interface import Ops
+from zerodrift.exact.ops.interface import ExpertOps, Ops
 
 
 def routed(logits_TE: torch.Tensor, count: int, *, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,6 +28,15 @@ def routed(logits_TE: torch.Tensor, count: int, *, normalise: bool) -> tuple[tor
     if normalise:
         weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
     return weights_TK.to(logits_TE.dtype), experts_TK
+
+
+def chosen(
+    at_once: ExpertOps | None, logits_TE: torch.Tensor, count: int, *, normalise: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, by the device's own kernel where it has one."""
+    if at_once is None:
+        return routed(logits_TE, count, normalise=normalise)
+    return routed_at_once(at_once, logits_TE, count, normalise=normalise)
 
 
 class ExactRouter:
@@ -42,7 +53,9 @@ class ExactRouter:
         """Logits of all experts, weights and numbers of the chosen ones."""
         x_TH = hidden.reshape(-1, self.hidden_dim)
         logits_TE = exact_linear(x_TH, self.weight, None, self.exact_pack)
-        weights_TK, experts_TK = routed(logits_TE, self.top_k, normalise=self.norm_topk_prob)
+        weights_TK, experts_TK = chosen(
+            self.exact_pack.ops.experts, logits_TE, self.top_k, normalise=self.norm_topk_prob
+        )
         if self.exact_routing is not None:
             self.exact_routing.append((experts_TK.detach(), weights_TK.detach()))
         return logits_TE, weights_TK, experts_TK
@@ -76,6 +89,11 @@ class ExactExperts:
             out_TH = out_TH.index_add(0, tokens, made_NH)
         return out_TH
 
+    def packed(self) -> list[tuple[Any, None]]:
+        """Every matrix of every expert in the layout of the ops; none has a bias."""
+        every = zip(self.exact_packs, self.expert_weights(), strict=True)
+        return [(pack.of(weight), None) for each in every for pack, weight in zip(*each, strict=True)]
+
     def expert_weights(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Gate, up and down of each expert, [I, H], [I, H] and [H, I]."""
         # Unbound at once: a gradient through 128 slices of one tensor would be 128 tensors of its size.
@@ -92,6 +110,10 @@ def exchange_router(module: Any, ops: Ops) -> None:
 
 def exchange_experts(module: Any, ops: Ops) -> None:
     """Make experts exact in place."""
+    if ops.experts is not None:
+        module.exact_ops = ops
+        module.__class__ = type("ExactExperts", (ExactGroupedExperts, type(module)), {})
+        return
     module.exact_packs = [(Pack(ops), Pack(ops), Pack(ops)) for _ in range(module.num_experts)]
     module.__class__ = type("ExactExperts", (ExactExperts, type(module)), {})
 
@@ -100,6 +122,8 @@ def give_back_experts(module: Any) -> None:
     """Undo either."""
     if isinstance(module, ExactRouter):
         del module.exact_pack, module.exact_routing
+    elif isinstance(module, ExactGroupedExperts):
+        del module.exact_ops
     else:
         del module.exact_packs
     module.__class__ = type(module).__bases__[1]

@@ -1,7 +1,8 @@
 """An engine's forward over the modules of a prepared model, with all that stands between two products in one kernel.
 
 A layer of a dense model is 28 kernels as its own modules compute it, and 9 here, where weights that meet the same rows lie
-side by side (`join`): one product instead of three. Attention and parameters are the same. Only where the device's ops can (`ops.fuses`), and only for families without anything unusual.
+side by side (`join`): one product instead of three. Attention, experts and parameters are the same. Only where the device's
+ops can (`ops.fuses`), and only for families without anything unusual.
 It is held against the modules' own forward when it first runs, and not used unless every bit agrees.
 Shapes: T tokens, H hidden size, C kv heads, D head size.
 """
@@ -14,9 +15,26 @@ import torch
 from zerodrift.exact.ops.interface import HeadShape
 from zerodrift.models.family.base import AttentionPlaces, Family, MlpPlaces
 from zerodrift.models.family.parts import ModelParts
+from zerodrift.models.family.rope import rope_types
 
 _PROOF_TOKENS = (1, 65)
 """Held against the modules at the first step of so many tokens or more: products change hands at 65."""
+
+
+class _Dense(NamedTuple):
+    """A feed-forward part of three products."""
+
+    gate: Any
+    up: Any
+    down: Any
+    activation: Any
+
+
+class _Sparse(NamedTuple):
+    """A router and experts, which are few kernels already: they are called as they are."""
+
+    router: Any
+    experts: Any
 
 
 class _Layer(NamedTuple):
@@ -25,13 +43,15 @@ class _Layer(NamedTuple):
     k: Any
     v: Any
     o: Any
-    head_norms: tuple[torch.Tensor, torch.Tensor, float] | None
+    head_norms: tuple[Any, Any] | None
+    after_attention: Any | None
+    """Norm of what attention gives, where the family has one."""
     mlp_norm: Any
-    gate: Any
-    up: Any
-    down: Any
-    activation: Any
+    feed: _Dense | _Sparse
+    after_feed: Any | None
     shape: HeadShape
+    rotary: tuple[str, ...]
+    """What the rotary module is told beside positions: the type of the layer, where each type has its own base."""
 
 
 class FusedLayers:
@@ -54,28 +74,44 @@ class FusedLayers:
     def __call__(self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: Any) -> torch.Tensor:
         """Hidden states [T, H] after the final norm; K and V of the tokens are written."""
         hidden_TH: torch.Tensor = self.embedding(token_ids_T)
-        cos, sin = (part[0].contiguous() for part in self.rotary(hidden_TH[None], positions_T[None]))
+        tables = {
+            kind: tuple(
+                part[0].contiguous() for part in self.rotary(hidden_TH[None], positions_T[None], *kind)
+            )
+            for kind in dict.fromkeys(layer.rotary for layer in self._layers)
+        }
         norms = [*(layer.norm for layer in self._layers[1:]), self.final_norm]
         x_TH: torch.Tensor = self._layers[0].norm(hidden_TH)
         for index, (layer, next_norm) in enumerate(zip(self._layers, norms, strict=True)):
             pages = step.pages(index)
             parts = self._products(x_TH, (layer.q, layer.k, layer.v))
             qkv = tuple(part.view(len(part), -1, self.head_dim) for part in parts)
-            q_THD = self.ops.heads(qkv, layer.head_norms, (cos, sin), step.rows, pages)
+            head_norms = layer.head_norms and tuple(norm.exact_gain for norm in layer.head_norms)
+            q_THD = self.ops.heads(qkv, head_norms, tables[layer.rotary], step.rows, pages)
             out_THD = self.ops.attend_paged(q_THD, pages, step.plan, layer.shape)
-            hidden_TH, x_TH = self._add_norm(hidden_TH, layer.o(out_THD.flatten(1)), layer.mlp_norm)
-            gate_up = self._products(x_TH, (layer.gate, layer.up))
-            added_TH = layer.down(self.ops.gated(layer.activation.function, *gate_up))
-            hidden_TH, x_TH = self._add_norm(hidden_TH, added_TH, next_norm)
+            added_TH = layer.o(out_THD.flatten(1))
+            hidden_TH, x_TH = self._add_norm(hidden_TH, added_TH, layer.mlp_norm, layer.after_attention)
+            added_TH = self._fed(layer.feed, x_TH)
+            hidden_TH, x_TH = self._add_norm(hidden_TH, added_TH, next_norm, layer.after_feed)
         return x_TH
 
     def join(self) -> None:
         """Lay weights that meet the same rows side by side. Parameters move: only of a model that nobody else holds."""
         for layer in self._layers:
-            for linears in ((layer.q, layer.k, layer.v), (layer.gate, layer.up)):
+            dense = ((layer.feed.gate, layer.feed.up),) if isinstance(layer.feed, _Dense) else ()
+            for linears in ((layer.q, layer.k, layer.v), *dense):
                 lay_side_by_side([each.weight for each in linears])
                 if all(each.bias is not None for each in linears):
                     lay_side_by_side([each.bias for each in linears])
+
+    def _fed(self, feed: _Dense | _Sparse, x_TH: torch.Tensor) -> torch.Tensor:
+        if isinstance(feed, _Dense):
+            gate_up = self._products(x_TH, (feed.gate, feed.up))
+            out_TH: torch.Tensor = feed.down(self.ops.gated(feed.activation.function, *gate_up))
+        else:
+            _, weights_TK, experts_TK = feed.router(x_TH)
+            out_TH = feed.experts(x_TH, experts_TK, weights_TK)
+        return out_TH
 
     def _products(self, x_TH: torch.Tensor, linears: Sequence[Any]) -> Sequence[torch.Tensor]:
         """x Wᵀ + b of each: one product where the weights lie side by side, since every column has its own sum."""
@@ -88,8 +124,8 @@ class FusedLayers:
         out_TN: torch.Tensor = self.ops.linear(x_TH, weight_NH, bias_N)
         return torch.split_with_sizes(out_TN, [each.out_features for each in linears], dim=1)
 
-    def _add_norm(self, hidden: torch.Tensor, added: torch.Tensor, norm: Any) -> Any:
-        return self.ops.add_norm(hidden, added, norm.weight, norm.variance_epsilon)
+    def _add_norm(self, hidden: torch.Tensor, added: torch.Tensor, norm: Any, of_added: Any | None) -> Any:
+        return self.ops.add_norm(hidden, added, norm.exact_gain, of_added and of_added.exact_gain)
 
 
 def lay_side_by_side(parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -112,25 +148,35 @@ def side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def can_fuse(family: Family) -> bool:
-    """Whether a layer of it is what `FusedLayers` computes."""
+    """Whether a layer of it is what `FusedLayers` computes: with two norms, or with four, two of them of what is added."""
     plain = isinstance(family.attention, AttentionPlaces) and isinstance(family.mlp, MlpPlaces)
-    usual = not (family.experts or family.norm_offset or family.embedding_scaled) and len(family.norms) == 2
+    usual = family.norm_offset in (0, 1) and len(family.norms) in (2, 4)
     return plain and usual and not (family.attention.fused or family.mlp.fused)  # type: ignore[union-attr]
 
 
 def _layer_of(parts: ModelParts, index: int) -> _Layer:
     family, config, layer = parts.family, parts.model.config, parts.layers[index]
     assert family.attention is not None, "only of a family that can be fused"
-    assert family.mlp is not None, "only of a family that can be fused"
     attention = parts.attention(index)
-    mlp = parts.at(family.mlp.place, "feed-forward part", layer)
     head_norms = None
     if family.attention.norms:
         q_norm, k_norm = (attention.get_submodule(family.attention.norms[role]) for role in "qk")
-        head_norms = (q_norm.weight, k_norm.weight, q_norm.variance_epsilon)
-    norm, mlp_norm = (layer.get_submodule(place) for place in family.norms)
+        head_norms = (q_norm, k_norm)
+    norm, *norms = (layer.get_submodule(place) for place in family.norms)
+    after_attention, mlp_norm, after_feed = norms if len(norms) == 3 else (None, *norms, None)
     shape = HeadShape(family.scale(config), family.windows(config)[index])
     q, k, v, o = (attention.get_submodule(family.attention.projections[role]) for role in "qkvo")
+    feed = _feed_of(parts, index)
+    kind = () if "" in rope_types(config) else (config.layer_types[index],)
+    return _Layer(norm, q, k, v, o, head_norms, after_attention, mlp_norm, feed, after_feed, shape, kind)
+
+
+def _feed_of(parts: ModelParts, index: int) -> _Dense | _Sparse:
+    family, layer = parts.family, parts.layers[index]
+    if family.experts is not None and family.sparse_layers(parts.model.config)[index]:
+        router, experts = family.experts.router, family.experts.place
+        return _Sparse(parts.at(router, "router", layer), parts.at(experts, "experts", layer))
+    assert family.mlp is not None, "only of a family that can be fused"
+    mlp = parts.at(family.mlp.place, "feed-forward part", layer)
     gate, up, down = (mlp.get_submodule(family.mlp.projections[role]) for role in ("gate", "up", "down"))
-    activation = mlp.get_submodule(str(family.mlp.activation))
-    return _Layer(norm, q, k, v, o, head_norms, mlp_norm, gate, up, down, activation, shape)
+    return _Dense(gate, up, down, mlp.get_submodule(str(family.mlp.activation)))

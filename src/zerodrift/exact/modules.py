@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from zerodrift.core.errors import UnsupportedModel
-from zerodrift.exact.ops.interface import Ops
+from zerodrift.exact.ops.interface import NormGain, Ops
 
 
 class Pack:
@@ -113,36 +113,60 @@ class _Norm(torch.autograd.Function):
     """Exact forward; the backward is that of the formula, in fp32, in one kernel where the device has it."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight_H: torch.Tensor, eps: float, ops: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, weight_H: torch.Tensor, how: tuple[float, bool, Any]
+    ) -> torch.Tensor:
         ctx.save_for_backward(x, weight_H)
-        ctx.eps, ctx.ops = eps, ops
-        out: torch.Tensor = ops.rms_norm(x, weight_H, eps)
+        ctx.how = eps, one_plus, ops = how
+        out: torch.Tensor = ops.rms_norm(x, NormGain(weight_H, eps, one_plus))
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight_H = ctx.saved_tensors
-        if ctx.ops.rms_norm_backward is not None:
-            return (*ctx.ops.rms_norm_backward(x, weight_H, ctx.eps, grads[0]), None, None)
+        eps, one_plus, ops = ctx.how
+        if ops.rms_norm_backward is not None:
+            return (*ops.rms_norm_backward(x, NormGain(weight_H, eps, one_plus), grads[0]), None)
         wide, grad = x.float(), grads[0].float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + ctx.eps)
-        normed, along = wide * scale, grad * weight_H.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        normed, along = wide * scale, grad * (weight_H.float() + one_plus)
         grad_x = scale * (along - normed * (along * normed).mean(-1, keepdim=True))
         grad_weight = (grad * normed).flatten(0, -2).sum(0)
-        return grad_x.to(x.dtype), grad_weight.to(weight_H.dtype), None, None
+        return grad_x.to(x.dtype), grad_weight.to(weight_H.dtype), None
 
 
 class ExactNorm:
     """What an RMS norm's class is mixed with where the device has a norm of its own."""
 
     weight: torch.Tensor
-    variance_epsilon: float
+    exact_eps_name: str
+    """Families call it by one of two names."""
+    exact_one_plus: bool
     exact_ops: Ops
 
+    @property
+    def exact_gain(self) -> NormGain:
+        """For kernels that norm on their way."""
+        return NormGain(self.weight, getattr(self, self.exact_eps_name), self.exact_one_plus)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x / √(mean x² + ε) · weight."""
-        out: torch.Tensor = _Norm.apply(x, self.weight, self.variance_epsilon, self.exact_ops)  # type: ignore[no-untyped-call]
+        """x / √(mean x² + ε) times the gain."""
+        weight_H, eps, one_plus = self.exact_gain
+        out: torch.Tensor = _Norm.apply(x, weight_H, (eps, one_plus, self.exact_ops))  # type: ignore[no-untyped-call]
         return out
+
+
+def exchange_norm(module: Any, ops: Ops, *, one_plus: bool) -> None:
+    """Make a norm exact in place."""
+    module.exact_ops, module.exact_one_plus = ops, one_plus
+    module.exact_eps_name = "variance_epsilon" if hasattr(module, "variance_epsilon") else "eps"
+    module.__class__ = type("ExactRMSNorm", (ExactNorm, type(module)), {})
+
+
+def give_back_norm(module: Any) -> None:
+    """Undo `exchange_norm`."""
+    del module.exact_ops, module.exact_eps_name, module.exact_one_plus
+    module.__class__ = type(module).__bases__[1]
 
 
 class ExactActivation(nn.Module):

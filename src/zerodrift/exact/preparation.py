@@ -20,13 +20,21 @@ from zerodrift.exact import interface
 from zerodrift.exact.experts import (
     ExactExperts,
     ExactRouter,
+    chosen,
     exchange_experts,
     exchange_router,
     give_back_experts,
-    routed,
 )
 from zerodrift.exact.fused_layers import FusedLayers, can_fuse
-from zerodrift.exact.modules import ExactActivation, ExactLinear, ExactNorm, Pack
+from zerodrift.exact.grouped_experts import ExactGroupedExperts
+from zerodrift.exact.modules import (
+    ExactActivation,
+    ExactLinear,
+    ExactNorm,
+    Pack,
+    exchange_norm,
+    give_back_norm,
+)
 from zerodrift.exact.normalisation import log_softmax
 from zerodrift.exact.ops.cpu.elementwise import soft_cap
 from zerodrift.exact.ops.cpu.op_set import CpuOps
@@ -126,8 +134,7 @@ def _exchange(parts: ModelParts, ops: Any) -> None:
         elif kind == f"{family.prefix}Attention":
             module.exact_ops = ops
         elif kind == family.prefix + family.norm_class and ops.rms_norm is not None:
-            module.exact_ops = ops
-            module.__class__ = type("ExactRMSNorm", (ExactNorm, type(module)), {})
+            exchange_norm(module, ops, one_plus=family.norm_offset == 1)
         elif kind == f"{family.prefix}RotaryEmbedding":
             exchange_rotary(module)
         elif kind == f"{family.prefix}TopKRouter" and "router" not in ops.plain:
@@ -150,12 +157,12 @@ def restore(model: Any) -> Any:
         if type(module) is ExactLinear:
             del module.exact_pack
             module.__class__ = nn.Linear  # type: ignore[assignment]
-        elif isinstance(module, (ExactRouter, ExactExperts)):
+        elif isinstance(module, (ExactRouter, ExactExperts, ExactGroupedExperts)):
             give_back_experts(module)
+        elif isinstance(module, ExactNorm):
+            give_back_norm(module)
         elif hasattr(module, "exact_ops"):
             del module.exact_ops
-            if isinstance(module, ExactNorm):
-                module.__class__ = type(module).__bases__[1]
         elif type(module).__name__ == "ExactRotary":
             give_back_rotary(module)
         elif isinstance(module, ExactActivation):
@@ -286,17 +293,21 @@ def _proof_parts(parts: ModelParts, ops: Any) -> Parts:
     """What the proof at start-up asks about: every shape that this model uses."""
     model, config, family = parts.model, parts.model.config, parts.family
     linears: list[tuple[Any, torch.Tensor | None]] = []
+    grouped: list[tuple[torch.Tensor, int]] = []
     rows: dict[str, RowOp] = {}
     for module in model.modules():
         if isinstance(module, ExactLinear):
             linears.append((module.exact_pack.of(module.weight), module.bias))
         elif isinstance(module, ExactRouter):
             linears.append((module.exact_pack.of(module.weight), None))
-            choose = partial(_routed_weights, count=module.top_k, normalise=module.norm_topk_prob)
-            rows["router"] = RowOp(choose, module.weight.shape[0])
-        elif isinstance(module, ExactExperts):
-            for packs, weights in zip(module.exact_packs, module.expert_weights(), strict=True):
-                linears += [(pack.of(weight), None) for pack, weight in zip(packs, weights, strict=True)]
+            choose = partial(chosen, ops.experts, count=module.top_k, normalise=module.norm_topk_prob)
+            rows["router"] = RowOp(partial(_routing, choose), module.weight.shape[0])
+        elif isinstance(module, (ExactExperts, ExactGroupedExperts)):
+            if isinstance(module, ExactGroupedExperts):
+                per_token = config.num_experts_per_tok
+                grouped += [(module.gate_up_proj.detach(), per_token), (module.down_proj.detach(), per_token)]
+            else:
+                linears += module.packed()
             rows["activation of experts"] = RowOp(module.act_fn.forward, module.down_proj.shape[-1])
         elif type(module).__name__.endswith(family.norm_class):
             rows[f"norm of {len(module.weight)}"] = RowOp(module.forward, len(module.weight))
@@ -320,11 +331,14 @@ def _proof_parts(parts: ModelParts, ops: Any) -> Parts:
         },
         config.num_attention_heads // config.num_key_value_heads,
         tuple(dict.fromkeys(family.windows(config))),
+        grouped,
     )
 
 
-def _routed_weights(logits_TE: torch.Tensor, count: int, *, normalise: bool) -> torch.Tensor:
-    return routed(logits_TE, count, normalise=normalise)[0]
+def _routing(choose: Any, logits_TE: torch.Tensor) -> torch.Tensor:
+    """Weights, and behind them the numbers of the experts that have them."""
+    weights_TK, experts_TK = choose(logits_TE)
+    return torch.cat((weights_TK, experts_TK.to(weights_TK.dtype)), dim=-1)
 
 
 def _cosine_and_sine(x: torch.Tensor) -> torch.Tensor:

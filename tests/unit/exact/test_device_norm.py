@@ -13,10 +13,11 @@ from zerodrift.exact import normalisation, preparation
 from zerodrift.exact.fingerprint import require_same
 from zerodrift.exact.modules import ExactNorm, _Norm
 from zerodrift.exact.ops.cpu.op_set import CpuOps
+from zerodrift.exact.ops.interface import NormGain
 
 
-def plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
+def plain_norm(x: torch.Tensor, gain: NormGain) -> torch.Tensor:
+    return (gain.weight_H + gain.one_plus) * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + gain.eps))
 
 
 class WithNorm(CpuOps):
@@ -24,30 +25,33 @@ class WithNorm(CpuOps):
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Any:
+def with_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation, "_ops_for", lambda _, plain: WithNorm(plain))
-    return models.load("testbed:qwen3")
 
 
-def test_the_devices_norm_is_used_and_given_back(model: Any) -> None:
+@pytest.mark.usefixtures("with_norm")
+@pytest.mark.parametrize("name", ["testbed:qwen3", "testbed:gemma3"])
+def test_the_devices_norm_is_used_and_given_back(name: str) -> None:
+    model: Any = models.load(name)
     kind, ids = type(model.model.norm), torch.tensor([[5, 6, 7]])
     with torch.no_grad():
-        own = exact.prepare(models.load("testbed:qwen3"))(ids).logits
+        own = model(ids).logits
         exact.prepare(model)
         assert isinstance(model.model.layers[0].self_attn.q_norm, ExactNorm)
-        assert torch.equal(model(ids).logits, own)
+        torch.testing.assert_close(model(ids).logits, own, atol=2e-5, rtol=0)
     exact.restore(model)
     assert type(model.model.norm) is kind
     assert not hasattr(model.model.norm, "exact_ops")
 
 
-def test_the_gradient_of_the_norm() -> None:
+@pytest.mark.parametrize("one_plus", [False, True])
+def test_the_gradient_of_the_norm(one_plus: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(4, 3, 8, generator=generator), torch.randn(8, generator=generator)
     pairs = []
     for norm in (
-        lambda *inputs: _Norm.apply(*inputs, 1e-6, WithNorm()),
-        lambda *inputs: plain_norm(*inputs, 1e-6),
+        lambda x, weight: _Norm.apply(x, weight, (1e-6, one_plus, WithNorm())),
+        lambda x, weight: plain_norm(x, NormGain(weight, 1e-6, one_plus)),
     ):
         inputs = x.clone().requires_grad_(), weight.clone().requires_grad_()
         norm(*inputs).square().sum().backward()

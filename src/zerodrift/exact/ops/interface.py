@@ -6,6 +6,7 @@ run. Shapes: T tokens, H query heads, C key/value heads, D head size, N outputs,
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,6 +18,15 @@ class HeadShape(NamedTuple):
     scale: float
     window: int | None
     """A query at position p sees keys p-window+1…p; None sees all."""
+
+
+class NormGain(NamedTuple):
+    """What an RMS norm multiplies its rows by, and what it adds to their mean square."""
+
+    weight_H: torch.Tensor
+    eps: float
+    one_plus: bool = False
+    """The gain is 1 + weight, and only the result is rounded (Gemma); else weight, on rows that are rounded before."""
 
 
 class Segments(NamedTuple):
@@ -65,6 +75,56 @@ class Parts(NamedTuple):
     """Query heads of one kv head."""
     windows: tuple[int | None, ...] = (None,)
     """Of all layers, each once."""
+    grouped: Sequence[tuple[torch.Tensor, int]] = ()
+    """Weights of experts, [E, N, K], where the device multiplies by all of them at once; and how many a token has."""
+
+
+class ExpertRows(Enum):
+    """Where a product of experts finds its rows, and where it leaves them."""
+
+    TOKENS_TO_GROUPS = "each token's row, once for every expert it goes to; results stand by expert"
+    GROUPS_TO_PAIRS = "rows that stand by expert; results stand by token, then by place among its experts"
+
+
+class ExpertOps(Protocol):
+    """Of one device. Pairs P are (token, one of its experts); `groups` are pairs by expert, on the device alone."""
+
+    def route(
+        self, logits_TE: torch.Tensor, count: int, *, normalise: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights and numbers of the `count` likeliest experts, likeliest first; of two equals the lower number."""
+        ...
+
+    def groups(self, experts_TK: torch.Tensor, num_experts: int) -> Any:
+        """Pairs by expert. Nothing is read back, so that a captured step may do it."""
+        ...
+
+    def product(
+        self,
+        x: torch.Tensor,
+        weight_ENK: torch.Tensor,
+        groups: Any,
+        rows: ExpertRows,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """x Wᵀ of each pair with the weight of its expert, [P, N]: K in order, whoever goes the same way."""
+        ...
+
+    def grad_of_rows(
+        self, grad_PN: torch.Tensor, weight_ENK: torch.Tensor, groups: Any, rows: ExpertRows
+    ) -> torch.Tensor:
+        """Gradient of a product's x."""
+        ...
+
+    def grad_of_weight(
+        self, grad_PN: torch.Tensor, x: torch.Tensor, groups: Any, rows: ExpertRows
+    ) -> torch.Tensor:
+        """Gradient of a product's weight, [E, N, K]; 0 for experts that nobody went to."""
+        ...
+
+    def combine(self, made_PH: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
+        """Rows that stand by token, times their weights, added in order of place; fp32 sums, rounded once."""
+        ...
 
 
 class Ops(Protocol):
@@ -76,10 +136,14 @@ class Ops(Protocol):
 
     copies: bool
     """Whether `pack` makes a copy, which can then be older than the weight."""
-    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] | None
-    """x / √(mean x² + ε) · weight; None where the model's own holds."""
-    rms_norm_backward: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None
-    """Gradients of x and of the weight, from x, weight, ε and that of the result; None where the formula is enough."""
+    rms_norm: Callable[[torch.Tensor, NormGain], torch.Tensor] | None
+    """x / √(mean x² + ε) times the gain; None where the model's own holds."""
+    rms_norm_backward: (
+        Callable[[torch.Tensor, NormGain, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None
+    )
+    """Gradients of x and of the weight, from x, gain and the gradient of the result; None where the formula is enough."""
+    experts: "ExpertOps | None"
+    """Products of all experts at once; None where one expert after another is enough."""
     attend_backward: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None
     """dQ, dK, dV from q, k, v, out and the log-sums that `attend` was told to keep, from dO, segments and shape; None where
     the plain formula is enough."""

@@ -234,14 +234,16 @@ def _expected_experts(parts: ModelParts, index: int, rows_RH: torch.Tensor) -> t
     router = layer.get_submodule(family.experts.router)
     activation = layer.get_submodule(f"{family.experts.place}.{family.experts.activation}")
     (gate,), (up,), (down,) = (parts.projection(index, role) for role in ("gate", "up", "down"))
-    shares, chosen = (rows_RH @ router.weight.T).softmax(-1).topk(config.num_experts_per_tok)
+    # By the very product and softmax that transformers has: in 16 bits the last experts of a row are close together.
+    logits_RE = torch.nn.functional.linear(rows_RH, router.weight)
+    shares, chosen = logits_RE.softmax(-1, dtype=torch.float32).topk(config.num_experts_per_tok)
     if config.norm_topk_prob:
         shares = shares / shares.sum(-1, keepdim=True)
-    out_RH = torch.zeros_like(rows_RH)
-    for row, x_H in enumerate(rows_RH):
+    out_RH = torch.zeros_like(rows_RH, dtype=torch.float64)
+    for row, x_H in enumerate(rows_RH.double()):
         for share, expert in zip(shares[row], chosen[row].tolist(), strict=True):
-            inner = activation(gate[expert] @ x_H) * (up[expert] @ x_H)
-            out_RH[row] += share * (down[expert] @ inner)
+            own = [part[expert].double() for part in (gate, up, down)]
+            out_RH[row] += share * (own[2] @ (activation(own[0] @ x_H) * (own[1] @ x_H)))
     return out_RH
 
 

@@ -18,7 +18,7 @@ QWEN3_MOE = Family(
     name="Qwen3-MoE",
     model_type="qwen3_moe",
     prefix="Qwen3Moe",
-    exact_on=frozenset({"cpu"}),
+    exact_on=frozenset({"cpu", "cuda"}),
     attention=AttentionPlaces(norms={"q": "q_norm", "k": "k_norm"}, window="every-layer"),
     experts=ExpertPlaces(),
     sparse=_sparse,

@@ -32,6 +32,7 @@ class CpuOps:
     rms_norm = None
     rms_norm_backward = None
     attend_backward = None
+    experts = None
     fuses = False
 
     def __init__(self, plain: frozenset[str] = frozenset()) -> None:

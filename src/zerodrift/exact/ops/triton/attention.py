@@ -27,11 +27,14 @@ class QueryTile(NamedTuple):
 
 
 DECODE, PREFILL = QueryTile(16, 2, 3), QueryTile(64, 4, 2)
+WIDE_DECODE, WIDE_PREFILL = QueryTile(16, 8, 2), QueryTile(64, 8, 2)
+"""For heads of 256: more warps, since the sums of both, twice, do not fit the registers of two or four."""
 
 
-def tile_for(most_rows: int) -> QueryTile:
-    """For sequences of so many rows at most."""
-    return DECODE if most_rows <= DECODE.rows else PREFILL
+def tile_for(most_rows: int, size: int) -> QueryTile:
+    """For sequences of so many rows at most, with heads of `size`."""
+    decode, prefill = (DECODE, PREFILL) if size <= 128 else (WIDE_DECODE, WIDE_PREFILL)
+    return decode if most_rows <= decode.rows else prefill
 
 
 class Tiles(NamedTuple):

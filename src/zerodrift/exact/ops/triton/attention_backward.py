@@ -25,8 +25,22 @@ class WalkTile(NamedTuple):
     stages: int
 
 
-OVER_KEYS, OVER_QUERIES = WalkTile(128, 64, 8, 3), WalkTile(64, 64, 4, 2)
+class WalkTiles(NamedTuple):
+    """Of both kernels."""
+
+    over_keys: WalkTile
+    over_queries: WalkTile
+
+
+_NARROW = WalkTiles(WalkTile(128, 64, 8, 3), WalkTile(64, 64, 4, 2))
+_WIDE = WalkTiles(WalkTile(64, 64, 8, 2), WalkTile(64, 32, 8, 3))
+"""For heads of 256, whose rows are twice as long: what a program keeps and takes has to fit 227 KiB and its registers."""
 _DELTA_ROWS = 32
+
+
+def walk_tiles(size: int) -> WalkTiles:
+    """For heads of `size`."""
+    return _NARROW if size <= 128 else _WIDE
 
 
 @triton.jit
@@ -192,8 +206,8 @@ def attend_backward(
     read = (q_THD, k_TCD, v_TCD, dout_THD, sums_TH, delta_TH)
     numbers = (scale, scale * LOG2_E, window or 0, heads, kv_heads, size)
     for kernel, written, tiles, (keeps, takes, warps, stages) in (
-        (_dkv_kernel, (dk_TCD, dv_TCD), walks.keys, OVER_QUERIES),
-        (_dq_kernel, (dq_THD,), walks.queries, OVER_KEYS),
+        (_dkv_kernel, (dk_TCD, dv_TCD), walks.keys, walk_tiles(size).over_queries),
+        (_dq_kernel, (dq_THD,), walks.queries, walk_tiles(size).over_keys),
     ):
         rows, keys = (takes, keeps) if kernel is _dkv_kernel else (keeps, takes)
         kernel[(len(tiles.sequence), kv_heads)](

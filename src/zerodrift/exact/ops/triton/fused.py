@@ -5,27 +5,45 @@ rounded before it is added stays so. Shapes: T tokens, H query heads, C kv heads
 I width of the feed-forward part.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from zerodrift.exact.ops.triton.rows import normed, warps_for
+from zerodrift.exact.ops.interface import NormGain
+from zerodrift.exact.ops.triton.rows import gained, normed, warps_for
 
 
 @triton.jit
 def _add_norm_kernel(
-    hidden_ptr, added_ptr, w_ptr, sum_ptr, out_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr
+    hidden_ptr,
+    added_ptr,
+    added_w_ptr,
+    w_ptr,
+    sum_ptr,
+    out_ptr,
+    added_eps,
+    eps,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NORM_ADDED: tl.constexpr,
+    ONE_PLUS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * SIZE
     column = tl.arange(0, BLOCK)
     inside = column < SIZE
-    x = tl.load(hidden_ptr + row + column, mask=inside, other=0.0).to(tl.float32)
-    x += tl.load(added_ptr + row + column, mask=inside, other=0.0).to(tl.float32)
-    total = x.to(sum_ptr.dtype.element_ty)
+    kind: tl.constexpr = out_ptr.dtype.element_ty
+    added = tl.load(added_ptr + row + column, mask=inside, other=0.0).to(tl.float32)
+    if NORM_ADDED:
+        added_w = tl.load(added_w_ptr + column, mask=inside, other=0.0)
+        added = normed(added, added_w, added_eps, SIZE, kind, ONE_PLUS).to(tl.float32)
+    x = tl.load(hidden_ptr + row + column, mask=inside, other=0.0).to(tl.float32) + added
+    total = x.to(kind)
     tl.store(sum_ptr + row + column, total, mask=inside)
     w = tl.load(w_ptr + column, mask=inside, other=0.0)
-    y = normed(total.to(tl.float32), w, eps, SIZE, out_ptr.dtype.element_ty)
+    y = normed(total.to(tl.float32), w, eps, SIZE, kind, ONE_PLUS)
     tl.store(out_ptr + row + column, y, mask=inside)
 
 
@@ -42,6 +60,21 @@ def _silu_times_kernel(gate_ptr, up_ptr, out_ptr, gate_row, up_row, SIZE: tl.con
 
 
 @triton.jit
+def _gelu_tanh_times_kernel(
+    gate_ptr, up_ptr, out_ptr, gate_row, up_row, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < SIZE
+    x = tl.load(gate_ptr + row * gate_row + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + row * up_row + column, mask=inside, other=0.0).to(tl.float32)
+    # torch's formula, contracted where nvcc contracts it.
+    inner = 0.7978845608028654 * tl.fma(x * x * x, 0.044715, x)
+    y = (0.5 * x * (1.0 + libdevice.tanh(inner))).to(out_ptr.dtype.element_ty).to(tl.float32)
+    tl.store(out_ptr + row * SIZE + column, (y * up).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _rotated(x, partner, cos, sin, d, SIZE: tl.constexpr, KIND: tl.constexpr):
     partner = tl.where(d < SIZE // 2, -partner.to(tl.float32), partner.to(tl.float32))
     straight = (x.to(tl.float32) * cos).to(KIND).to(tl.float32)
@@ -49,12 +82,11 @@ def _rotated(x, partner, cos, sin, d, SIZE: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
-def _normed_head(x, partner, w_ptr, partner_w_ptr, eps, SIZE: tl.constexpr, KIND: tl.constexpr):
+def _normed_head(x, partner, w_ptr, d, eps, SIZE: tl.constexpr, KIND: tl.constexpr, ONE_PLUS: tl.constexpr):
     x, partner = x.to(tl.float32), partner.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps)
-    x = ((x * scale).to(KIND).to(tl.float32) * tl.load(w_ptr).to(tl.float32)).to(KIND)
-    partner_w = tl.load(partner_w_ptr).to(tl.float32)
-    return x, ((partner * scale).to(KIND).to(tl.float32) * partner_w).to(KIND)
+    own = gained(x * scale, tl.load(w_ptr + d), KIND, ONE_PLUS)
+    return own, gained(partner * scale, tl.load(w_ptr + (d + SIZE // 2) % SIZE), KIND, ONE_PLUS)
 
 
 @triton.jit
@@ -79,6 +111,7 @@ def _heads_kernel(
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     NORM: tl.constexpr,
+    ONE_PLUS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
     head = tl.program_id(1)
@@ -105,25 +138,30 @@ def _heads_kernel(
                 weight, to = q_weight, q_out + (token * HEADS + head) * SIZE
             x, partner = tl.load(place + d, mask=live), tl.load(place + partner_d, mask=live)
             if NORM:
-                x, partner = _normed_head(x, partner, weight + d, weight + partner_d, eps, SIZE, kind)
+                x, partner = _normed_head(x, partner, weight, d, eps, SIZE, kind, ONE_PLUS)
             tl.store(to + d, _rotated(x, partner, cos, sin, d, SIZE, kind), mask=live)
 
 
 def add_norm(
-    hidden_RH: torch.Tensor, added_RH: torch.Tensor, weight_H: torch.Tensor, eps: float
+    hidden_RH: torch.Tensor, added_RH: torch.Tensor, gain: NormGain, of_added: NormGain | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """hidden + added, and the norm of that."""
+    """hidden + added, and the norm of that; what is added is normed before it is, where it has a gain of its own."""
     sum_RH, out_RH = torch.empty_like(hidden_RH), torch.empty_like(hidden_RH)
-    size = hidden_RH.shape[-1]
+    size, first = hidden_RH.shape[-1], gain if of_added is None else of_added
+    assert first.one_plus == gain.one_plus, "norms of one family have one kind of gain"
     _add_norm_kernel[(len(hidden_RH),)](
         hidden_RH,
         added_RH,
-        weight_H,
+        first.weight_H,
+        gain.weight_H,
         sum_RH,
         out_RH,
-        eps,
+        first.eps,
+        gain.eps,
         size,
         triton.next_power_of_2(size),
+        of_added is not None,
+        gain.one_plus,
         num_warps=warps_for(size),
         enable_fp_fusion=False,
     )
@@ -132,10 +170,20 @@ def add_norm(
 
 def silu_times(gate_TI: torch.Tensor, up_TI: torch.Tensor) -> torch.Tensor:
     """silu(gate) · up, each rounded; rows may stand apart."""
+    return _times(_silu_times_kernel, gate_TI, up_TI, fused=False)
+
+
+def gelu_tanh_times(gate_TI: torch.Tensor, up_TI: torch.Tensor) -> torch.Tensor:
+    """The same for gelu by tanh."""
+    return _times(_gelu_tanh_times_kernel, gate_TI, up_TI, fused=True)
+
+
+def _times(kernel: Any, gate_TI: torch.Tensor, up_TI: torch.Tensor, *, fused: bool) -> torch.Tensor:
+    """`fused`: whether products and sums inside of the device library's functions are contracted, as nvcc does."""
     rows, size = gate_TI.shape
     out_TI = gate_TI.new_empty(rows, size)
     block = min(1024, triton.next_power_of_2(size))
-    _silu_times_kernel[(rows, triton.cdiv(size, block))](
+    kernel[(rows, triton.cdiv(size, block))](
         gate_TI,
         up_TI,
         out_TI,
@@ -144,14 +192,14 @@ def silu_times(gate_TI: torch.Tensor, up_TI: torch.Tensor) -> torch.Tensor:
         size,
         block,
         num_warps=4,
-        enable_fp_fusion=False,
+        enable_fp_fusion=fused,
     )
     return out_TI
 
 
 def heads(
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    norms: tuple[torch.Tensor, torch.Tensor, float] | None,
+    norms: tuple[NormGain, NormGain] | None,
     rotary: tuple[torch.Tensor, torch.Tensor],
     rows: torch.Tensor,
     pages: tuple[torch.Tensor, torch.Tensor],
@@ -161,24 +209,26 @@ def heads(
     q_THD, k_TCD, _ = qkv
     tokens, heads_, size = q_THD.shape
     kv_heads, out_THD = k_TCD.shape[1], q_THD.new_empty(q_THD.shape)
-    q_weight, k_weight, eps = norms if norms is not None else (q_THD, q_THD, 0.0)
+    of_q, of_k = norms if norms is not None else (NormGain(q_THD, 0.0), NormGain(q_THD, 0.0))
+    assert (of_q.eps, of_q.one_plus) == (of_k.eps, of_k.one_plus), "norms of one family are alike"
     # A program for each token of a prefill of 8,192 took five times as long as its memory.
     at_once = 1 if tokens <= 64 else 2 if tokens <= 512 else 8
     _heads_kernel[(triton.cdiv(tokens, at_once), heads_ + 2 * kv_heads)](
         *qkv,
-        q_weight,
-        k_weight,
+        of_q.weight_H,
+        of_k.weight_H,
         *rotary,
         rows,
         out_THD,
         *pages,
         *(part.stride(0) for part in qkv),
-        eps,
+        of_q.eps,
         tokens,
         heads_,
         kv_heads,
         size,
         norms is not None,
+        of_q.one_plus,
         at_once,
         num_warps=warps_for(size),
         enable_fp_fusion=False,

@@ -15,15 +15,25 @@ from zerodrift.exact.ops.interface import HeadShape, Parts, Query, Segments
 from zerodrift.exact.ops.triton import attention, cublas, fused, gemm, rows, vocabulary
 from zerodrift.exact.ops.triton.attention import Layout
 from zerodrift.exact.ops.triton.attention_backward import Saved, attend_backward
-from zerodrift.exact.ops.triton.proof import cublas_agrees, prove_attention, prove_draws, silu_agrees
+from zerodrift.exact.ops.triton.expert_ops import GroupedExperts
+from zerodrift.exact.ops.triton.expert_proof import prove_experts
+from zerodrift.exact.ops.triton.proof import (
+    cublas_agrees,
+    gelu_tanh,
+    gelu_tanh_agrees,
+    prove_attention,
+    prove_draws,
+    silu_agrees,
+)
 from zerodrift.exact.ops.triton.step import Step
 
-PLAIN = frozenset({"linear", "attention", "norm"})
+PLAIN = frozenset({"linear", "attention", "norm", "router", "experts"})
 _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     # A GPU has no vector tails: torch's own kernels compute every element alike, in fp32, and round once.
     "silu": silu,
     "swish": silu,
     "gelu": gelu,
+    "gelu_pytorch_tanh": gelu_tanh,
 }
 
 
@@ -45,6 +55,7 @@ class CudaOps:
         self.fuses = not plain
         self.heads, self.add_norm = fused.heads, fused.add_norm
         self.attend_backward = None if "attention" in plain else self._attend_backward
+        self.experts = GroupedExperts()
         self._last_whole: tuple[Segments, Step] | None = None
         self._proven: set[tuple[Any, ...]] = set()
         self._by_cublas: dict[tuple[int, ...], bool] = {}
@@ -55,8 +66,10 @@ class CudaOps:
 
     def prove(self, parts: Parts) -> None:
         size = parts.head_dim
-        if size < 16 or size & (size - 1):
-            raise UnsupportedModel(f"heads of {size} have no GPU kernel yet; sizes are powers of two from 16")
+        if size < 16 or size > 256 or size & (size - 1):
+            raise UnsupportedModel(
+                f"heads of {size} have no GPU kernel yet; sizes are powers of two from 16 to 256"
+            )
         for window in () if "attention" in self.plain else parts.windows:
             if (key := ("attention", size, parts.group, window)) not in self._proven:
                 prove_attention(self, size, parts.group, window)
@@ -64,6 +77,10 @@ class CudaOps:
         prove_draws(parts.row_ops["log-softmax"].columns)
         for weight_NK, bias_N in () if "linear" in self.plain else parts.linears:
             self._prove_linear(weight_NK, bias_N)
+        for weight_ENK, per_token in parts.grouped:
+            if (key := ("experts", *weight_ENK.shape, per_token)) not in self._proven:
+                prove_experts(self.experts, weight_ENK, per_token)
+                self._proven.add(key)
         for name, op in parts.row_ops.items():
             if name.startswith("norm") and "norm" in self.plain:
                 continue
@@ -119,6 +136,8 @@ class CudaOps:
         """activation(gate) · up, in one kernel where that has torch's bits on this GPU."""
         if activation is silu and silu_agrees():
             return fused.silu_times(gate_TI, up_TI)
+        if activation is gelu_tanh and gelu_tanh_agrees():
+            return fused.gelu_tanh_times(gate_TI, up_TI)
         return activation(gate_TI) * up_TI
 
     def attend(
@@ -134,7 +153,8 @@ class CudaOps:
             return _sdpa(q_THD, kv, segments, shape)
         step = self._whole(segments, q_THD.device)
         covered = sum(step.counts) == len(q_THD)
-        out_THD = torch.empty_like(q_THD) if covered else torch.zeros_like(q_THD)
+        # Not like the queries: Gemma norms them by head, so that heads lie apart and tokens side by side.
+        out_THD = q_THD.new_empty(q_THD.shape) if covered else q_THD.new_zeros(q_THD.shape)
         return self._attend(q_THD, (kv[0].contiguous(), kv[1].contiguous()), step, shape, out_THD, *sums_TH)
 
     def _attend_backward(
@@ -143,7 +163,7 @@ class CudaOps:
         q_THD, k_TCD, *_ = parts = Saved(*(part.contiguous() for part in saved))
         step = self._whole(segments, dout_THD.device)
         covered = sum(step.counts) == len(q_THD)
-        walks = step.walks(q_THD.shape[1] // k_TCD.shape[1])
+        walks = step.walks(q_THD.shape[1] // k_TCD.shape[1], q_THD.shape[2])
         return attend_backward(parts, dout_THD, walks, shape.scale, shape.window, covered=covered)
 
     def _whole(self, segments: Segments, device: torch.device) -> Step:
@@ -171,7 +191,7 @@ class CudaOps:
     ) -> torch.Tensor:
         if "attention" in self.plain:
             return _sdpa_paged(q_THD, kv, step, shape)
-        return self._attend(q_THD, kv, step, shape, torch.empty_like(q_THD))
+        return self._attend(q_THD, kv, step, shape, q_THD.new_empty(q_THD.shape))
 
     def _attend(
         self,
@@ -183,7 +203,7 @@ class CudaOps:
         *sums_TH: torch.Tensor,
     ) -> torch.Tensor:
         q_THD = q_THD.contiguous()
-        tiles = step.tiles(q_THD.shape[1] // kv[0].shape[1])
+        tiles = step.tiles(q_THD.shape[1] // kv[0].shape[1], q_THD.shape[2])
         attention.attend(q_THD, kv, step.layout, tiles, shape.scale, shape.window, out_THD, *sums_TH)
         return out_THD
 
@@ -195,7 +215,8 @@ class CudaOps:
             if "attention" in self.plain
             else f"blocks-{attention.BLOCK}-splits-{attention.SPLIT}",
             "norm": "plain" if "norm" in self.plain else "triton-row",
-            "gate": "one-kernel" if silu_agrees() else "torch",
+            "gate": "one-kernel" if silu_agrees() and gelu_tanh_agrees() else "torch",
+            "experts": "plain" if self.plain & {"router", "experts"} else "grouped-k-in-order",
             "vocabulary": f"chunks-{vocabulary.CHUNK}",
             "isa": f"sm_{major}{minor}",
             "triton": triton.__version__,
@@ -206,15 +227,15 @@ class CudaOps:
 def _sdpa(
     q_THD: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], segments: Segments, shape: HeadShape
 ) -> torch.Tensor:
-    """torch's own, sequence by sequence."""
-    if shape.window is not None:
-        raise InvalidValue(
-            "the plain twin of attention has no window; it is for comparing models without one"
-        )
+    """torch's own, sequence by sequence; where there is no window, by the kernel for causal ones."""
     out_THD = torch.zeros_like(q_THD)
     for begin, end in zip(*segments, strict=True):
         q, k, v = (part[begin:end].transpose(0, 1)[None] for part in (q_THD, *kv))
-        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=shape.scale, enable_gqa=True)
+        positions = torch.arange(end - begin, device=q.device)
+        seen = None if shape.window is None else _seen(positions, shape.window)
+        out = scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, is_causal=seen is None, scale=shape.scale, enable_gqa=True
+        )
         out_THD[begin:end] = out[0].transpose(0, 1)
     return out_THD
 
@@ -228,7 +249,14 @@ def _sdpa_paged(
         q = q_THD[query.begin : query.end].transpose(0, 1)[None]
         k, v = (part[query.table_J].transpose(0, 1).flatten(1, 2)[None, :, : query.last + 1] for part in kv)
         positions = torch.arange(query.first, query.last + 1, device=q.device)
-        seen = torch.arange(query.last + 1, device=q.device) <= positions[:, None]
+        seen = _seen(positions, shape.window)
         out = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=shape.scale, enable_gqa=True)
         out_THD[query.begin : query.end] = out[0].transpose(0, 1)
     return out_THD
+
+
+def _seen(positions_n: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Which keys, from position 0 to the last, each query sees."""
+    keys_L = torch.arange(int(positions_n[-1]) + 1, device=positions_n.device)
+    seen_nL = keys_L <= positions_n[:, None]
+    return seen_nL if window is None else seen_nL & (keys_L > positions_n[:, None] - window)

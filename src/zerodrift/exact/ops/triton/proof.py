@@ -3,12 +3,13 @@
 Asked of this GPU before either is used.
 """
 
+from collections.abc import Callable
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 from zerodrift.core.errors import Unproven
 from zerodrift.exact.ops.interface import HeadShape, Query, Segments
@@ -39,14 +40,32 @@ def cublas_agrees(weight_NK: torch.Tensor) -> bool:
     return True
 
 
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """torch's own."""
+    return gelu(x, approximate="tanh")
+
+
 @cache
-@torch.no_grad()
 def silu_agrees() -> bool:
     """Whether the fused gate has torch's bits for every bf16 number there is."""
+    return _gate_agrees(fused.silu_times, silu)
+
+
+@cache
+def gelu_tanh_agrees() -> bool:
+    """The same for gelu by tanh."""
+    return _gate_agrees(fused.gelu_tanh_times, gelu_tanh)
+
+
+@torch.no_grad()
+def _gate_agrees(
+    at_once: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    activation: Callable[[torch.Tensor], torch.Tensor],
+) -> bool:
     every = torch.arange(-(2**15), 2**15, device="cuda").to(torch.int16).view(torch.bfloat16)
     gate_TI = every[every.isfinite()].view(-1, 64)
     up_TI = hard(*gate_TI.shape).to("cuda", torch.bfloat16)
-    return same_bits(fused.silu_times(gate_TI, up_TI), silu(gate_TI) * up_TI)
+    return same_bits(at_once(gate_TI, up_TI), activation(gate_TI) * up_TI)
 
 
 @torch.no_grad()
@@ -68,11 +87,13 @@ def prove_draws(vocab_size: int) -> None:
 def prove_attention(ops: Any, size: int, group: int, window: int | None) -> None:
     """Heads of `size`, `group` of them to a kv head, or `Unproven`."""
     generator = torch.Generator().manual_seed(size)
+    # A window shows only in a sequence that is longer.
+    lengths = LENGTHS if window is None else (window + BLOCK + 1, *LENGTHS)
     q_THD, k_TCD, v_TCD = (
-        torch.randn(sum(LENGTHS), heads, size, generator=generator).to("cuda", ops.dtypes[0])
+        torch.randn(sum(lengths), heads, size, generator=generator).to("cuda", ops.dtypes[0])
         for heads in (group * KV_HEADS, KV_HEADS, KV_HEADS)
     )
-    shape, bounds = HeadShape(size**-0.5, window), (0, *accumulate(LENGTHS))
+    shape, bounds = HeadShape(size**-0.5, window), (0, *accumulate(lengths))
     crowd_THD = ops.attend(q_THD, (k_TCD, v_TCD), Segments(bounds[:-1], bounds[1:]), shape)
     for begin, end in pairwise(bounds):
         part = slice(begin, end)

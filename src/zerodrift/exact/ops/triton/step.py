@@ -7,7 +7,7 @@ import torch
 
 from zerodrift.exact.ops.interface import Query, Segments
 from zerodrift.exact.ops.triton.attention import Layout, QueryTile, Tiles, tile_for
-from zerodrift.exact.ops.triton.attention_backward import OVER_KEYS, OVER_QUERIES, Walks
+from zerodrift.exact.ops.triton.attention_backward import Walks, walk_tiles
 
 
 class Step:
@@ -16,8 +16,8 @@ class Step:
     def __init__(self, counts: Sequence[int], layout: Layout, queries: Sequence[Query] = ()) -> None:
         """`counts` are the most tokens that each sequence may have, by the layout."""
         self.queries, self.counts, self.layout = queries, counts, layout
-        self._tiles: dict[int, Tiles] = {}
-        self._walks: dict[int, Walks] = {}
+        self._tiles: dict[tuple[int, int], Tiles] = {}
+        self._walks: dict[tuple[int, int], Walks] = {}
 
     @classmethod
     def of(cls, queries: Sequence[Query], device: torch.device) -> "Step":
@@ -44,21 +44,21 @@ class Step:
         nothing = torch.zeros_like(start)
         return cls(counts, Layout(start, tokens, nothing, nothing, nothing))
 
-    def tiles(self, group: int) -> Tiles:
-        """For models with `group` query heads per kv head."""
-        if group not in self._tiles:
-            self._tiles[group] = self._over(group, tile_for(max(self.counts) * group))
-        return self._tiles[group]
+    def tiles(self, group: int, size: int) -> Tiles:
+        """For models with `group` query heads per kv head, of `size`."""
+        if (group, size) not in self._tiles:
+            self._tiles[group, size] = self._over(group, tile_for(max(self.counts) * group, size))
+        return self._tiles[group, size]
 
-    def walks(self, group: int) -> Walks:
+    def walks(self, group: int, size: int) -> Walks:
         """The same for a backward."""
-        if group not in self._walks:
+        if (group, size) not in self._walks:
             queries, keys = (
                 self._over(rows, QueryTile(tile.keeps, tile.warps, tile.stages))
-                for rows, tile in ((group, OVER_KEYS), (1, OVER_QUERIES))
+                for rows, tile in zip((group, 1), walk_tiles(size), strict=True)
             )
-            self._walks[group] = Walks(self.layout, queries, keys)
-        return self._walks[group]
+            self._walks[group, size] = Walks(self.layout, queries, keys)
+        return self._walks[group, size]
 
     def _over(self, rows_of_token: int, tile: QueryTile) -> Tiles:
         firsts = [range(0, count * rows_of_token, tile.rows) for count in self.counts]
