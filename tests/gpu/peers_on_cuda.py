@@ -1,6 +1,6 @@
 """The same requests through other engines on this GPU: vLLM as its users run it, vLLM batch-invariant, transformers.
 
-    PYTHONPATH=src:.gpu-deps:VLLM python3 tests/gpu/peers_on_cuda.py CONTENDER [--size 0.6B|8B] [--requests 256] [--repeats 3]
+    PYTHONPATH=src:.gpu-deps:VLLM python3 tests/gpu/peers_on_cuda.py CONTENDER [--size 0.6B|8B|gemma3|qwen3-moe] [--requests 256] [--repeats 3]
 
 CONTENDER is `vllm`, `vllm-batch-invariant` or `transformers`. Weights, prompts, lengths and temperature are those of
 `speed_on_cuda.py`, which measures our own; logprobs of the sampled tokens are asked of everyone. One engine per process: none
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from exact_on_cuda import VOCAB, say
-from speed_on_cuda import OUTPUT, PROMPT, SHAPES, build
+from speed_on_cuda import OUTPUT, PROMPT, SIZES, build
 
 Generate = Callable[[list[list[int]], int], int]
 """Prompts and a seed to output tokens."""
@@ -63,6 +63,9 @@ def vllm(size: str, settings: dict[str, Any]) -> Iterator[Generate]:
 @contextmanager
 def transformers(size: str, settings: dict[str, Any]) -> Iterator[Generate]:
     model = build(size)
+    if hasattr(model.config, "num_experts"):
+        # All experts at once, as it comes; the loop is for comparisons of bits.
+        model.set_experts_implementation("grouped_mm")
 
     def generate(prompts: list[list[int]], seed: int) -> int:
         torch.manual_seed(seed)
@@ -78,7 +81,7 @@ def transformers(size: str, settings: dict[str, Any]) -> Iterator[Generate]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("contender", choices=CONTENDERS)
-    parser.add_argument("--size", choices=SHAPES, default="0.6B")
+    parser.add_argument("--size", choices=SIZES, default="0.6B")
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()

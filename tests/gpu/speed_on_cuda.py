@@ -1,9 +1,9 @@
 """How many tokens a second does the engine give on this GPU, and where does a decode round spend its time?
 
-    PYTHONPATH=src:.gpu-deps python3 tests/gpu/speed_on_cuda.py [--size 0.6B|8B] [--requests 256] [--repeats 3] [--decode-rounds 8]
-        [--max-num-batched-tokens 16384]
+    PYTHONPATH=src:.gpu-deps python3 tests/gpu/speed_on_cuda.py [--size 0.6B|8B|gemma3|qwen3-moe] [--requests 256] [--repeats 3]
+        [--decode-rounds 8] [--max-num-batched-tokens 16384]
 
-Random bf16 weights, 128 prompt tokens, 256 output tokens, temperature 1, logprobs. The tables are one captured round
+Random bf16 weights (other families: `models_on_cuda.py`), 128 prompt tokens, 256 output tokens, temperature 1, logprobs. The tables are one captured round
 at 256 sequences of 256 tokens and one prefill of 8,192 tokens, kernel by kernel, as torch's profiler sees them. JSON goes to
 $OUT/speed_on_cuda-SIZE.json.
 """
@@ -19,8 +19,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import models_on_cuda
 import torch
-from exact_on_cuda import VOCAB, say
+from report import FAMILIES, VOCAB, say
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 import zerodrift as zd
@@ -40,9 +41,12 @@ SHAPES = {
         "num_attention_heads": 32,
     },
 }
+SIZES = (*SHAPES, *FAMILIES[1:])
 
 
 def build(size: str) -> Any:
+    if size in FAMILIES:
+        return models_on_cuda.build(size, small=False)
     config = Qwen3Config(
         vocab_size=VOCAB,
         num_key_value_heads=8,
@@ -85,7 +89,7 @@ def kernels(engine: zd.Engine, rounds: int) -> dict[str, Any]:
     while any(sample.remaining > 1 for sample in engine.scheduler.samples) or engine.scheduler.waiting:
         engine.step()
     engine.step()
-    found = profiled(engine, rounds)
+    found = profiled(engine)
     while engine.has_unfinished:
         engine.step()
     return found
@@ -95,7 +99,7 @@ def prefill_kernels(engine: zd.Engine) -> dict[str, Any]:
     """Of a step that forwards 64 prompts of 128 tokens."""
     for _ in range(2):
         add(engine, 64, PROMPT, 1)
-        found = profiled(engine, 1)
+        found = profiled(engine)
     return found
 
 
@@ -108,7 +112,7 @@ def add(engine: zd.Engine, count: int, prompt: int, output: int) -> None:
         )
 
 
-def profiled(engine: zd.Engine, rounds: int) -> dict[str, Any]:
+def profiled(engine: zd.Engine) -> dict[str, Any]:
     """Microseconds of each kernel in a round of the next step, largest first."""
     engine.reset_cache()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -122,7 +126,10 @@ def profiled(engine: zd.Engine, rounds: int) -> dict[str, Any]:
         if event.device_type == torch.autograd.DeviceType.CUDA:
             times[event.name] += event.device_time
             counts[event.name] += 1
+    # Rounds of the step after it may be among them: they are launched before the last ones are read.
+    rounds = counts["_attend_kernel"] / engine.model.config.num_hidden_layers
     return {
+        "rounds": rounds,
         "step ms by the clock": round(took * 1000, 3),
         "round ms": round(sum(times.values()) / rounds / 1000, 3),
         "kernels": [
@@ -133,7 +140,7 @@ def profiled(engine: zd.Engine, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--size", choices=SHAPES, default="0.6B")
+    parser.add_argument("--size", choices=SIZES, default="0.6B")
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--decode-rounds", type=int)
