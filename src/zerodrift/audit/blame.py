@@ -40,6 +40,7 @@ from zerodrift.audit.recorded.sides import (
     judge_numbers,
     judge_samples,
     mean_of,
+    require_filled,
     undecided,
     with_trainer,
 )
@@ -124,6 +125,7 @@ class Blame:
         scale, trainer_scale = self._scales(scored)
         table = tabulate(scored.measurements, scale.floor)
         trained = with_trainer(table, rollouts)
+        require_filled(table, trained)
         sides = Sides(
             self._judge(scale, Probe.PARITY, table, scored.order, rng),
             judge_samples(table, scored.order, rollouts),
@@ -172,8 +174,16 @@ class Blame:
         # A record has room for one command: the last, which passes nothing that is wrong.
         reproduce = to_type[-1].command if to_type else self.reproduce
         fingerprint = fingerprint_of(self.dump, rollouts, self.engine)
+        # Metrics are those of the side that is wrong, and so is what they are held against.
+        measured = search.trainer_scale if conclusion.guilty == "trainer" else scale
         record = verdict_record(
-            conclusion, fingerprint, self.reference, precision, scale.floor, scale.gates, reproduce=reproduce
+            conclusion,
+            fingerprint,
+            self.reference,
+            measured.told.precision,
+            measured.floor,
+            measured.gates,
+            reproduce=reproduce,
         )
         if self.checkpoints is not None:
             record = msgspec.structs.replace(record, model=self.checkpoints.pattern)

@@ -53,6 +53,9 @@ class _Answers(Console):
 
 def settle() -> None:
     """Write what is still held back, before the exit code is settled; Python would exit with 120 where nobody reads."""
+    # A daemon's standard output may have been closed before we began.
+    if sys.stdout is None:
+        return
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -61,6 +64,8 @@ def settle() -> None:
 
 def _nobody_reads() -> None:
     """From here on answers go nowhere; what is held back included."""
+    if sys.stdout is None:
+        return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

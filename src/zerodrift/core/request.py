@@ -180,7 +180,7 @@ def _check_shape_of_distribution(params: SamplingParams) -> None:
 
 
 def _check_penalties(params: SamplingParams) -> None:
-    rule = "it divides logits, so it must be positive; 1 is off"
+    rule = "it divides logits, so it is at least 0.001; 1 is off"
     require.real(InvalidSampling, "repetition_penalty", params.repetition_penalty, rule, 1e-3)
     for name in ("presence_penalty", "frequency_penalty"):
         require.real(InvalidSampling, name, getattr(params, name), "it lies in [-2, 2]; 0 is off", -2, 2)

@@ -1,8 +1,11 @@
 """The whole answer, as `--json` writes it and the terminal shows it."""
 
+import math
+
 import msgspec
 
 from zerodrift.core.cause import CAUSES
+from zerodrift.core.errors import ConfigError
 from zerodrift.doctor.judge import Judgement, displayed, exit_code, findings, judge
 from zerodrift.doctor.rule import Rule, Severity
 from zerodrift.doctor.setting import Origin, Reading, Setting, Settings, Target, Value
@@ -72,6 +75,7 @@ def diagnose(
     A caller that `asks_server` need not be told to ask the one that the target names.
     """
     reading = target.read()
+    _require_numbers(reading.settings)
     to_ask = f"engine.url: ask it with zerodrift doctor {reading.server}"
     judgements = judge(_ordered(reading, asked))
     return (
@@ -88,6 +92,15 @@ def diagnose(
         ),
         judgements,
     )
+
+
+def _require_numbers(settings: Settings) -> None:
+    """NaN is not even itself, so that every rule about it would hold."""
+    for name, setting in settings.items():
+        if isinstance(setting.value, float) and not math.isfinite(setting.value):
+            raise ConfigError(
+                f"{name} is {setting.value}, which is no number to sample or score with; write one"
+            )
 
 
 def _ordered(reading: Reading, asked: Settings) -> dict[str, Setting]:

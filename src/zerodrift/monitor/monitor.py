@@ -175,8 +175,8 @@ class Monitor:
         last = self._state.step
         if step is None:
             return 0 if last is None else last + 1
-        if isinstance(step, bool) or not isinstance(step, int):
-            raise InvalidValue(f"step is {step!r}; it counts optimizer steps")
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise InvalidValue(f"step is {step!r}; it counts optimizer steps, from 0")
         if last is not None and step <= last:
             raise InvalidValue(
                 f"step {step} came after step {last}; a batch is judged once, in order: after a resume, call rewind({step - 1})"
@@ -244,7 +244,9 @@ class Monitor:
 
         `reference_kl`, the distance to a frozen policy, is recorded and never trips.
         """
-        step = self._next(step)
+        step, kl_estimate = self._next(step), _number("kl_estimate", kl_estimate)
+        reward_mean = None if reward_mean is None else _number("reward_mean", reward_mean)
+        reference_kl = None if reference_kl is None else _number("reference_kl", reference_kl)
         scalar, reasons = judge_scalar(self._state.scalar, kl_estimate, reward_mean, self.gate.k3)
         bad = bool(reasons)
         due = is_probe_due(self._state, self.config)
@@ -333,3 +335,14 @@ class Monitor:
         self._closed = True
         if self._directory is not None:
             self._directory.close()
+
+
+def _number(name: str, value: Any) -> float:
+    """One number, also out of a tensor of one; what is not finite is judged, not refused."""
+    try:
+        found = None if isinstance(value, str | bytes | bool) else float(value)
+    except (TypeError, ValueError):
+        found = None
+    if found is None:
+        raise InvalidValue(f"{name} is {value!r}; give one number")
+    return found

@@ -243,7 +243,8 @@ def _decode(line: bytes) -> Fields:
         torn = "" if line.endswith(b"\n") else "the line is torn, as after a kill: "
         raise RecordError(f"{torn}it is not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise RecordError(f"the line holds a {type(value).__name__}; a rollout is an object")
+        how = "; of one list of rollouts make lines by jq -c '.[]'" if isinstance(value, list) else ""
+        raise RecordError(f"the line holds a {type(value).__name__}; a rollout is an object{how}")
     return value
 
 

@@ -46,14 +46,14 @@ def check_seal(directory: Path, names: Sequence[str], seal: str = SEAL) -> None:
     """Those of `names` are as they were when the run ended: none changed, gone or new."""
     if not (directory / seal).is_file():
         raise DigestMismatch(
-            f"{directory} was altered: it has {' and '.join(names)} and no {seal}, which is written with it; run it again"
+            f"{directory} was altered: it has {' and '.join(names)} and no {seal}, which is written with it; run it again with another --out"
         )
     sealed = read_document(directory / seal, Seal, SCHEMA, "run").files
     now = {name: _digest(directory / name) for name in names if (directory / name).is_file()}
     if changed := sorted(name for name in names if sealed.get(name) != now.get(name)):
         raise DigestMismatch(
             f"{directory} was altered: {', '.join(changed)} {'is' if len(changed) == 1 else 'are'} not as the run left "
-            f"{'it' if len(changed) == 1 else 'them'}; run it again, or put back what was there"
+            f"{'it' if len(changed) == 1 else 'them'}; run it again with another --out, or put back what was there"
         )
 
 

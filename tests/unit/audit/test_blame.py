@@ -1,3 +1,5 @@
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,6 +16,7 @@ from zerodrift.audit.recorded.scored import ScoredDump
 from zerodrift.audit.recorded.search import joined
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.config.precision import Precision
+from zerodrift.core.errors import RecordError
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.records.dump import Dump
 from zerodrift.records.dump_formats import DumpFormat
@@ -69,6 +72,36 @@ def test_a_run_directory_that_can_be_rendered(tmp_path):
     blamed.write(tmp_path / "run", reference.tokenizer.decode)
     assert len((tmp_path / "run" / JUDGED).read_bytes().splitlines()) == 16
     assert "The same policy" in render(tmp_path / "run")
+
+
+def trained_as(recorded: list[RecordedRollout], change: Callable[[float], float]) -> list[RecordedRollout]:
+    """With other numbers of the trainer's."""
+    return [
+        msgspec.structs.replace(each, trainer_logprobs=tuple(change(number) for number in each.logprobs))
+        for each in recorded
+    ]
+
+
+def test_an_offset_of_the_trainer_is_held_against_the_trainers_own_gates():
+    """Its precision is not told, so its gates are wide; those of the engine, whose numbers are sharp, are not its."""
+    reference = ReferenceBackend(MODEL)
+    recorded = trained_as(rollouts(reference, range(24)), lambda number: number - 0.2)
+    record = replace(blame(recorded, reference), precision=None).run().record
+    assert (record.verdict, record.guilty) == (Outcome.FAIL, "trainer")
+    assert [cause.cause for cause in record.causes if cause.gating] == ["unexplained"]
+    assert record.metrics["mean"] == pytest.approx(0.2, rel=1e-3)
+    assert 1 < record.metrics["mean"] / record.gates["mean"] < 100
+
+
+@pytest.mark.parametrize("side", ["logprobs", "trainer_logprobs"])
+def test_numbers_that_nobody_filled_in(side):
+    reference = ReferenceBackend(MODEL)
+    recorded = [
+        msgspec.structs.replace(each, **{side: (0.0,) * len(each.output)})
+        for each in rollouts(reference, range(8))
+    ]
+    with pytest.raises(RecordError, match=f"all 256 {side} of the dump are 0"):
+        blame(recorded, reference).run()
 
 
 def test_weights_from_before_an_update(tmp_path):

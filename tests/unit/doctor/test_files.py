@@ -31,6 +31,13 @@ def exit_code(content: str) -> int:
     return diagnose(opened(content), {})[0].exit_code
 
 
+@pytest.mark.parametrize("written", [".nan", ".inf", "-.inf"])
+def test_what_is_no_number_is_refused(written):
+    """NaN differs from itself: it was told to be NaN instead."""
+    with pytest.raises(ConfigError, match="temperature is"):
+        exit_code(f"use_vllm: true\nnum_generations: 8\ntemperature: {written}")
+
+
 @pytest.mark.parametrize(
     ("content", "kind"),
     [

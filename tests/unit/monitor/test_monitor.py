@@ -454,6 +454,21 @@ def test_a_kl_that_is_below_zero_counts_by_its_size():
     assert Monitor().log_step(0, kl_estimate=-1e-4).state is State.OK
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"reward_mean": "a"},
+        {"reward_mean": [1.0, 2.0]},
+        {"reference_kl": "0.1"},
+        {"kl_estimate": None},
+        {"step": -1},
+    ],
+)
+def test_what_is_no_number_or_no_step_is_refused_by_name(given):
+    with pytest.raises(InvalidValue, match=next(iter(given))):
+        Monitor().log_step(**{"step": 3, "kl_estimate": 1e-4, **given})
+
+
 def test_one_that_is_closed_judges_no_more(tmp_path):
     monitor = Monitor(directory=tmp_path)
     monitor.log_step(0, kl_estimate=1e-4)

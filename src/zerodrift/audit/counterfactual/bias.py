@@ -95,7 +95,9 @@ def _pursued(seen: SeenTokens) -> _Fit:
 
 
 def _explains(seen: SeenTokens, fit: _Fit) -> bool:
-    """Whether half of what is off is no more."""
+    """Whether half of what is off is no more, and one number for every token does not do as well as the ids do."""
+    if _cost(seen.residual - np.median(seen.residual), seen.sigma) <= fit.cost:
+        return False
     off = np.abs(seen.residual) > OFF * seen.sigma
     left, sigma = _left(seen, fit)[off], seen.sigma[off]
     return _cost(left, sigma) <= (1 - LEAST_GAIN) * _cost(seen.residual[off], sigma)

@@ -18,7 +18,8 @@ from zerodrift.audit.recorded.copies import copies
 from zerodrift.audit.recorded.dated import Dated
 from zerodrift.audit.recorded.told_precision import ToldPrecision, strictest
 from zerodrift.config.precision import Precision
-from zerodrift.drift.gates import Gates
+from zerodrift.core.errors import RecordError
+from zerodrift.drift.gates import LEAST_TOKENS, Gates
 from zerodrift.drift.onset import Since, drift_since, odds, sampling_since
 from zerodrift.drift.parity import compare
 from zerodrift.drift.strata import Timeline
@@ -27,6 +28,8 @@ from zerodrift.records.evidence import OnsetEvidence, ParityEvidence
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.verdict import Outcome, Probe
 
+VARIED = 0.01
+"""Nats of deviation: a policy that is surer than that of every token may well have one number for all."""
 SINCE = {
     Probe.PARITY: Probe.PARITY_SINCE,
     Probe.TRAINER: Probe.TRAINER_SINCE,
@@ -165,6 +168,19 @@ def with_trainer(table: TokenTable, rollouts: Sequence[RecordedRollout]) -> Toke
         [np.array(rollout.trainer_logprobs or (), dtype=np.float64) for rollout in rollouts]
     )
     return replace(table.rows(has[table.sequence]), reported=numbers)
+
+
+def require_filled(table: TokenTable, trained: TokenTable | None) -> None:
+    """One number for every token, where the reference has many, is a field that was never written: nothing to explain."""
+    for name, numbers in (("logprobs", table), ("trainer_logprobs", trained)):
+        if numbers is None or len(numbers.reported) < LEAST_TOKENS:
+            continue
+        varied = float(np.std(numbers.raw)) > VARIED
+        if varied and np.ptp(numbers.reported) == 0:
+            raise RecordError(
+                f"all {len(numbers.reported):,} {name} of the dump are {numbers.reported[0]:g}, where the checkpoint's are spread "
+                f"over {np.std(numbers.raw):.2g} nats: the field was never filled in; write the numbers, or leave the field out"
+            )
 
 
 def agree(table: TokenTable, trainer: TokenTable, gates: Gates) -> bool:

@@ -102,6 +102,25 @@ def test_what_is_no_bias_has_no_ids(kind, seed):
     assert not list(bias_hypotheses(Explanation(), drawn.seen(others[kind]), 1.0, drawn.cost()))
 
 
+@pytest.mark.parametrize("noise", [1e-6, 0.02])
+@pytest.mark.parametrize("spread", [0.3, 1.0])
+def test_what_is_taken_from_every_token_is_no_bias_of_some(spread, noise):
+    """Where rounding is as coarse as bf16's and no id is likely, a bias on ten that are hardly drawn lowers all others alike."""
+    rng = np.random.default_rng(1)
+    masses = np.exp(rng.normal(0, spread, (TOKENS, VOCABULARY)))
+    masses /= masses.sum(axis=1, keepdims=True)
+    tokens = np.array([rng.choice(VOCABULARY, p=row) for row in masses])
+    residual = -0.2 + rng.normal(0, noise, TOKENS)
+    seen = SeenTokens(residual, np.full(TOKENS, 0.05), tokens, masses.astype(np.float32))
+
+    def cost(account):
+        ids = list(account.bias)
+        told = moved(account.bias[ids[0]], np.isin(tokens, ids), masses[:, ids].sum(axis=1))
+        return float(np.log1p(((residual - told) / 0.05) ** 2).sum())
+
+    assert not list(bias_hypotheses(Explanation(), seen, 1.0, cost))
+
+
 def test_one_bias_is_enough():
     drawn = Drawn(3, 0.25)
     account = Explanation(bias={3: 1.0})
