@@ -146,6 +146,31 @@ def test_what_a_run_cannot_show_is_called_so_and_text_does_nothing(
     assert page.said() == []
 
 
+def said_of_the_writer(page: Any, word: str) -> None:
+    page.wait_for(f"document.getElementById('connection').innerText === '{word}'")
+
+
+def test_it_says_live_while_a_monitor_writes_and_what_became_of_it(
+    browser: Any, serve: Callable[[Path], LiveServer], tmp_path: Path
+) -> None:
+    monitor = Monitor(directory=tmp_path)
+    monitor.log_step(0, kl_estimate=1e-4)
+    page = browser.open(address(serve(tmp_path)), width=DESKTOP)
+    page.wait_for(rows(1))
+    said_of_the_writer(page, "live")
+    monitor.close()
+    said_of_the_writer(page, "ended")
+    assert page.evaluate("document.getElementById('notice').hidden")
+    assert "was as it should be" in page.evaluate("document.getElementById('sentence').innerText")
+    # As a kill leaves it.
+    (tmp_path / "ended").unlink()
+    said_of_the_writer(page, "stopped")
+    assert "killed" in page.evaluate("document.getElementById('notice').innerText")
+    (tmp_path / ".lock").unlink()
+    said_of_the_writer(page, "connected")
+    assert page.said() == []
+
+
 def busy_s(page: Any) -> float:
     """Processor time of the page since it was asked to count: a busy machine does not make it longer."""
     told = page.call("Performance.getMetrics")["metrics"]

@@ -3,17 +3,20 @@
 pip install 'zerodrift[trl]' datasets, then: pytest -m trl tests/contract/test_trl_real.py
 """
 
+import dataclasses
 import warnings
 
 import pytest
 import torch
 
 from zerodrift import models
+from zerodrift.doctor.tables import trl_keys
 from zerodrift.integrations.metrics import MEANINGS, PREFIX
 from zerodrift.integrations.sinks.jsonl import Jsonl
 from zerodrift.integrations.trl import OWN, TRL_NAMES, attach
 from zerodrift.monitor.decision import Measured, State
 from zerodrift.monitor.monitor import Monitor
+from zerodrift.monitor.writer import Writer, writer_of
 from zerodrift.records.archive.reader import ArchiveReader
 
 with warnings.catch_warnings():
@@ -138,6 +141,15 @@ def test_watching_a_healthy_training_changes_no_bit_of_it(made, tmp_path):
     assert len((tmp_path / "z.jsonl").read_text().splitlines()) == 3
 
 
+def test_a_page_hears_that_the_training_is_over_while_its_process_lives_on(made, tmp_path):
+    trainer = made(max_steps=1)
+    with attach(trainer, directory=tmp_path / "watched") as watch:
+        assert writer_of(tmp_path / "watched") is Writer.WRITING
+        trainer.train()
+        assert writer_of(tmp_path / "watched") is Writer.ENDED
+    watch.monitor.close()
+
+
 def test_it_can_be_detached_and_nothing_is_left(made):
     trainer = made(max_steps=1)
     attach(trainer).detach()
@@ -241,3 +253,11 @@ def test_tensorboard_gets_the_numbers_through_report_to(made, tmp_path):
     found = events.EventAccumulator(str(file.parent))
     found.Reload()
     assert [event.step for event in found.Scalars("train/zerodrift/mismatch/mean_abs")] == [1, 2, 3]
+
+
+def test_the_keys_of_a_trl_file_are_those_that_trl_reads():
+    """By them the doctor tells a mistyped key from one that says nothing of drift."""
+    from trl.scripts.grpo import GRPOScriptArguments
+
+    read = (trl.GRPOConfig, trl.ModelConfig, GRPOScriptArguments, trl.DatasetMixtureConfig)
+    assert set(trl_keys()) == {field.name for each in read for field in dataclasses.fields(each)} | {"env"}

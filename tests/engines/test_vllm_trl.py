@@ -112,4 +112,4 @@ def test_vllms_default_is_kept_back_from_the_first_batch_on_and_blame_names_it(
     command = [sys.executable, "-m", "zerodrift.cli.main", "blame", str(tmp_path / "archive")]
     command += ["--model", script.MODEL, "--engine", "vllm", "--out", str(tmp_path / "blame")]
     assert subprocess.run(command, check=False).returncode == 1
-    assert [cause.name for cause in read_verdict(tmp_path / "blame").causes] == ["semantic/raw-logprobs"]
+    assert [cause.cause for cause in read_verdict(tmp_path / "blame").causes] == ["semantic/raw-logprobs"]

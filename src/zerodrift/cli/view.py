@@ -7,8 +7,11 @@ import typer
 
 from zerodrift.cli import console
 from zerodrift.core.errors import ConfigError
+from zerodrift.view.visible import visible
 
 PORT = 8377
+_NAMED = 3
+"""Things of a directory that a refusal names."""
 
 
 # Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
@@ -29,7 +32,9 @@ def command(
     allow_host: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Another name that browsers reach it by.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="DIR may come later: the page waits for it.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="DIR, or a run in it, may come later: the page waits.")
+    ] = False,
 ) -> None:
     """Watch a training in a browser, while it runs or afterwards.
 
@@ -63,8 +68,8 @@ def command(
         raise ConfigError(
             f"cannot listen on {host} port {port} ({error.strerror or error}); --port 0 takes a free one"
         ) from error
-    if not directory.exists():
-        console.note(f"{directory} is not there yet; the page shows it as soon as it is")
+    if (missing := _missing(directory)) is not None:
+        console.note(f"{directory} {missing}; the page begins by itself with the first step of a training")
     if not is_loopback(host):
         console.note("the page is not encrypted: whoever reads the network reads it, and its token")
     console.say(f"{_address(host, server.server_port, token)}   (Ctrl-C ends it; training goes on)")
@@ -81,11 +86,51 @@ def _check(directory: Path, *, may_come: bool) -> None:
     """Refuse what no page can be made of; a wrong name would otherwise be waited for without an end."""
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is a file; name the directory that it is in")
-    if not directory.exists() and not may_come:
+    if may_come:
+        return
+    if not directory.exists():
         raise ConfigError(
             f"there is no directory {directory}; name one that Monitor(directory=…), an archive or an audit wrote, "
             "or add --wait if its training has still to start"
         )
+    held = _names(directory)
+    if held and not _is_run(directory):
+        more = f" and {len(held) - _NAMED:,} more" if len(held) > _NAMED else ""
+        raise ConfigError(
+            f"{directory} holds nothing that Monitor(directory=…), an archive or an audit writes, but {', '.join(held[:_NAMED])}{more}; "
+            "name such a directory, or add --wait if a training is about to write here"
+        )
+
+
+def _missing(directory: Path) -> str | None:
+    """What there is not to be shown yet; None where there is something."""
+    if not directory.exists():
+        return "is not there yet"
+    if _is_run(directory):
+        return None
+    return "holds no run yet" if _names(directory) else "is empty"
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return sorted(visible(path.name) for path in directory.iterdir())
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be read ({error.strerror})") from error
+
+
+def _is_run(directory: Path) -> bool:
+    """Whether a monitor, a sink, an archive, a training or an audit has begun here."""
+    from zerodrift.monitor.directory import ARCHIVE, RANKS, STATE, STEPS
+    from zerodrift.monitor.writer import LOCK
+    from zerodrift.records.archive.layout import is_archive
+    from zerodrift.records.directory import CONFIG, VERDICT
+
+    begun = (ARCHIVE, LOCK, STATE, STEPS, CONFIG, VERDICT)
+    return (
+        any((directory / name).exists() for name in begun)
+        or is_archive(directory)
+        or any(directory.glob(f"{RANKS}/{STEPS}"))
+    )
 
 
 def _address(host: str, port: int, token: str | None) -> str:

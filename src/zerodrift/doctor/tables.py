@@ -149,6 +149,12 @@ def vllm_options() -> Options:
 
 
 @cache
+def trl_keys() -> tuple[str, ...]:
+    """Every key of a TRL file, judged or not."""
+    return read_table("settings/trl_keys", tuple[str, ...])
+
+
+@cache
 def vllm_releases() -> Mapping[str, VllmRelease]:
     """Other versions that were asked, as `0.18`."""
     return read_table("settings/vllm_versions", dict[str, VllmRelease])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, Self
 
 import msgspec
@@ -18,6 +19,7 @@ from zerodrift.doctor.tables import (
     FrameworkName,
     file_names,
     framework_settings,
+    trl_keys,
     vllm_names,
 )
 from zerodrift.doctor.vllm_flags import Parsed, number, parse
@@ -33,6 +35,8 @@ TRL_TOO = {
 }  # fmt: skip
 """Keys by which a TRL file is known too, and which say nothing that is judged by itself."""
 _INNER = "generation_kwargs"
+NEAR = 0.8
+"""Of difflib's likeness: one wrong letter of five. Below it, names that TRL has had are taken for one another."""
 SECTIONS = {
     "vllm_config", "finetune", "llm", "streams", "defaults", "max_lag", "use_fsdp", "model_path", "seed",
 }  # fmt: skip
@@ -145,7 +149,7 @@ class TrlFile(SettingsFile):
         inner = {name: plain(value) for name, value in self._inner().items() if name in sampler}
         found |= {name: Setting(name, value, Origin.SET) for name, value in inner.items()}
         judged = {spec.path for spec in self._names.values()} | TRL_TOO
-        return Reading(found, tuple(str(key) for key in values if key not in judged))
+        return Reading(found, tuple(_unread(str(key)) for key in values if key not in judged))
 
     def _path(self, name: str) -> tuple[str, ...] | None:
         """What `generation_kwargs` override is changed there, if they are no JSON between quotes."""
@@ -241,6 +245,14 @@ class PipelineRlFile(WithVllmFlags):
             if isinstance(entry, dict) and "streams" in entry:
                 return Setting("stream", str(entry["streams"]), Origin.SET)
         return Setting("stream", "files", Origin.DEFAULT)
+
+
+def _unread(key: str) -> str:
+    """A key that no rule reads; one that TRL does not have, with the one that may have been meant."""
+    close = (
+        [] if key in trl_keys() else get_close_matches(key.replace("-", "_"), trl_keys(), n=1, cutoff=NEAR)
+    )
+    return f"{key}, which TRL {TRL_VERSION} does not have; did you mean {close[0]}?" if close else key
 
 
 def _launched() -> dict[str, Setting]:

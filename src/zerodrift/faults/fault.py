@@ -15,7 +15,7 @@ from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.core.errors import CapabilityMissing, InvalidValue, ZerodriftError
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.task import Scorer
-from zerodrift.faults.wrapper import Plant, fact_of, host_in, innermost
+from zerodrift.faults.wrapper import Plant, fact_of, host_in, innermost, unstated_defaults
 
 
 class Need(Enum):
@@ -67,8 +67,8 @@ class Need(Enum):
         "it turns ids to text and back, and this engine has no tokenizer",
     )
     GENERATION_DEFAULTS = (
-        lambda engine: fact_of(engine, "generation_defaults"),
-        "the model's generation_config.json holds no sampling defaults: write a temperature there, in a copy, and audit that",
+        unstated_defaults,
+        "generation_config.json holds no sampling default that requests leave open: write top_p there, in a copy, and audit that",
         InvalidValue,
     )
     SLIDING_WINDOW = (

@@ -21,7 +21,7 @@ from zerodrift.core.errors import CapabilityMissing, InvalidValue
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.faults.processing import sampled_logprobs
 from zerodrift.faults.rewriting import as_requested, restated, rewrite
-from zerodrift.faults.wrapper import FaultyBackend, Plant, fact_of, innermost
+from zerodrift.faults.wrapper import FaultyBackend, Plant, fact_of, innermost, unstated_defaults
 
 Parameters = Callable[[SamplingParams], SamplingParams]
 
@@ -161,13 +161,7 @@ def _heated(factor: float) -> Parameters:
 
 def _with_defaults(engine: Backend) -> Backend:
     """Fills in what a request leaves at its neutral value, as engines do with what a request leaves out."""
-    neutral = SamplingParams()
-    defaults = {
-        name: value
-        for name, value in fact_of(engine, "generation_defaults").items()
-        # Every client states these two.
-        if name not in {"temperature", "max_new_tokens"}
-    }
+    neutral, defaults = SamplingParams(), unstated_defaults(engine)
 
     def fill(params: SamplingParams) -> SamplingParams:
         missing = {

@@ -12,7 +12,7 @@ from zerodrift.backends.base import Backend
 from zerodrift.backends.exact import ExactBackend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer, EngineFingerprint
-from zerodrift.core.request import Request
+from zerodrift.core.request import Request, SamplingParams
 from zerodrift.core.version import WeightVersion
 
 Plant = Callable[[Any], Any]
@@ -95,6 +95,17 @@ def innermost(engine: Backend) -> Backend:
 def fact_of(engine: Backend, name: str) -> Any:
     """One of the `ModelFacts` of the engine's model; None where the engine does not know its model's files."""
     return getattr(getattr(innermost(engine), "facts", None), name, None)
+
+
+def unstated_defaults(engine: Backend) -> dict[str, Any]:
+    """Of the model's generation_config.json, what changes a request that does not state it."""
+    neutral = SamplingParams()
+    return {
+        name: value
+        for name, value in (fact_of(engine, "generation_defaults") or {}).items()
+        # Every client states these two, and a default that is neutral changes nothing.
+        if name not in {"temperature", "max_new_tokens"} and value != getattr(neutral, name)
+    }
 
 
 def host_in(engine: Backend) -> ReferenceBackend | ExactBackend | None:

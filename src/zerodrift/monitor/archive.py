@@ -9,7 +9,7 @@ import numpy as np
 from zerodrift.core.errors import InvalidValue
 from zerodrift.core.request import SHAPING
 from zerodrift.monitor.decision import Decision
-from zerodrift.monitor.intake import host
+from zerodrift.monitor.intake import RESCORED, host
 from zerodrift.monitor.rewards import BoundReward
 from zerodrift.records.archive.layout import ArchiveSettings
 from zerodrift.records.archive.writer import Archive as Directory
@@ -49,6 +49,9 @@ def rollouts_of(step: int, decision: Decision, given: Mapping[str, Any]) -> Arch
     lengths = _lengths(given)
     groups = given.get("groups", {})
     columns: dict[str, Any] = {name: given[name] for name in (*LOGPROBS, "mask") if name in given}
+    if "rescored_mask" in given and not np.all(host("rescored_mask", given["rescored_mask"])):
+        # Of a part only: blame scores all of it again anyway, and an archive has no place for half a rollout.
+        columns.pop(RESCORED, None)
     columns.setdefault("behavior_logprobs", _missing(outputs))
     columns |= {name: list(plain(groups[kind])) for kind, name in LABELS.items() if kind in groups}
     if "sampling" in given:

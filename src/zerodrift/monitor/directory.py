@@ -4,6 +4,7 @@ steps.jsonl     a line for each decision
 monitor.json    the state
 archive/        batches that were kept, where `observe` is given their ids
 .lock           held while a monitor writes
+ended           there once it is closed, or its training is over
 """
 
 import logging
@@ -15,9 +16,11 @@ from zerodrift.core.errors import ArchiveLocked, RecordError
 from zerodrift.monitor.archive import Archive, opened
 from zerodrift.monitor.decision import Decision
 from zerodrift.monitor.steps import StepLog
+from zerodrift.monitor.writer import ENDED, LOCK
 from zerodrift.records.archive.writer import Archive as Directory
+from zerodrift.records.lock import ASKED_S
 
-STEPS, STATE, ARCHIVE, LOCK = "steps.jsonl", "monitor.json", "archive", ".lock"
+STEPS, STATE, ARCHIVE = "steps.jsonl", "monitor.json", "archive"
 RANKS = "rank*"
 """Directories of the other ranks, in that of the first."""
 
@@ -33,7 +36,7 @@ class MonitorDirectory:
             raise RecordError(f"{path} is a file; a monitor writes into a directory")
         path.mkdir(parents=True, exist_ok=True)
         self.path, self.state = path, path / STATE
-        self._lock = FileLock(path / LOCK, timeout=0, thread_local=False)
+        self._lock = FileLock(path / LOCK, timeout=ASKED_S, thread_local=False)
         try:
             self._lock.acquire()
         except Timeout as error:
@@ -41,6 +44,8 @@ class MonitorDirectory:
                 f"another monitor writes {path}; close() that one, or give each rank a directory of its own "
                 f"({path / 'rank1'} and so on)"
             ) from error
+        (path / ENDED).unlink(missing_ok=True)
+        self._ended = self._closed = False
         self._steps = StepLog(path / STEPS)
         self._archive: Archive | None = None
         self.failures = 0
@@ -53,8 +58,11 @@ class MonitorDirectory:
         return self._archive
 
     def tell(self, decision: Decision) -> None:
-        """A line more. A full disk stops no training: the decision stands without its record, and is counted."""
+        """A line more, and no end yet. A full disk stops no training: the decision stands without its record, and is counted."""
         try:
+            if self._ended:
+                (self.path / ENDED).unlink(missing_ok=True)
+                self._ended = False
             self._steps.append(decision)
         except OSError as error:
             self.failures += 1
@@ -64,8 +72,20 @@ class MonitorDirectory:
         """Lines of later steps go."""
         self._steps.drop_after(step)
 
+    def end(self) -> None:
+        """Nothing more is expected: what looks on need not take silence for a long step."""
+        try:
+            (self.path / ENDED).touch()
+            self._ended = True
+        except OSError as error:
+            logger.warning("%s: %s", self.path / ENDED, error.strerror)
+
     def close(self) -> None:
-        """Twice does no harm."""
+        """Twice does no harm: by then the directory may be another monitor's."""
+        if self._closed:
+            return
+        self._closed = True
+        self.end()
         if isinstance(self._archive, Directory):
             self._archive.close()
         self._lock.release()

@@ -1,6 +1,7 @@
 """Three gaps out of four sets of logprobs, as sums that ranks can add.
 
-    mismatch    rescored - behavior                     the trainer's forward under the weights that made the token,
+    mismatch    rescored - behavior                     the trainer's forward under the weights that made the token
+                                                        (where only some were scored again: of those),
                 old - behavior, of tokens of lag 0      or its newest, where those are the same weights
     staleness   old - rescored                          one forward, two sets of weights
     update      current - old
@@ -12,6 +13,7 @@ is the sum of two gaps is not called by the name of either; it is `total`.
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from zerodrift.drift.summary import DriftSummary
 from zerodrift.monitor.decision import Gap, GapView, Measured, NotObservable
@@ -108,7 +110,7 @@ def differences(tokens: Tokens) -> dict[Gap | None, Difference | str]:
 
 def _mismatch(tokens: Tokens, behavior: Reals, old: Reals | None, rescored: Reals | None) -> Difference | str:
     if rescored is not None:
-        return Difference(rescored, behavior)
+        return _of_rescored(tokens, behavior, old, rescored)
     if old is None:
         return "no logprobs of the trainer were given"
     if tokens.lag is None:
@@ -121,9 +123,20 @@ def _mismatch(tokens: Tokens, behavior: Reals, old: Reals | None, rescored: Real
     return Difference(old, behavior, fresh)
 
 
+def _of_rescored(tokens: Tokens, behavior: Reals, old: Reals | None, rescored: Reals) -> Difference:
+    """Of the tokens that were scored again, and of those that the trainer's own weights made."""
+    chosen = tokens.rescored
+    if chosen is None or old is None or tokens.lag is None:
+        return Difference(rescored, behavior, chosen)
+    later: Reals = np.where(chosen, rescored, old)
+    return Difference(later, behavior, chosen | (tokens.lag == 0))
+
+
 def _staleness(tokens: Tokens, old: Reals | None, rescored: Reals | None) -> Difference | str:
     if old is None or rescored is None:
         return "give rescored_logprobs: the trainer's forward under the weights that made each token"
     if tokens.lag is not None and tokens.fresh is None:
         return "every token was made by the trainer's own weights"
+    if tokens.rescored is not None:
+        return "only some tokens were scored again; give rescored_logprobs of all"
     return Difference(old, rescored)

@@ -15,7 +15,8 @@ from zerodrift.core.errors import InvalidValue
 from zerodrift.monitor.decision import Code, Reason
 from zerodrift.stats.arrays import Bools, Ids, Reals
 
-LOGPROBS = ("behavior_logprobs", "old_logprobs", "current_logprobs", "rescored_logprobs")
+RESCORED = "rescored_logprobs"
+LOGPROBS = ("behavior_logprobs", "old_logprobs", "current_logprobs", RESCORED)
 HIGHEST = 1e-4
 """A softmax in fp32 may round to a hair above zero, as in `core.completion`."""
 LOWEST = -9998.0
@@ -36,6 +37,8 @@ class Tokens:
     """Sequences, empty ones included."""
     lag: Ids | None = None
     """Of each token; None where versions are unknown."""
+    rescored: Bools | None = None
+    """Which tokens have a re-scored logprob, if some have; the others have 0 there, which nobody reads."""
     trips: tuple[Reason, ...] = ()
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Label of each sequence, by kind."""
@@ -184,7 +187,7 @@ def _whole(name: str, value: Any) -> Ids:
     return array.astype(np.int64, copy=False)
 
 
-def tokens_of(
+def tokens_of(  # noqa: PLR0913 - one per thing that is told of all tokens alike
     given: Mapping[str, Any],
     *,
     mask: Any,
@@ -192,15 +195,22 @@ def tokens_of(
     versions: Any,
     trainer_version: int | None,
     groups: Any,
+    rescored_mask: Any = None,
 ) -> Tokens:
     """The batch, with everything about it that trips by itself."""
     arrays = {name: host(name, value) for name, value in given.items() if value is not None}
     if not arrays:
         return Tokens({}, np.zeros(0, np.int64), np.zeros(0, np.int64), trips=(_missing(),))
     layout = Layout(next(iter(arrays.values())), mask, lengths)
+    rescored = _rescored(layout, arrays, rescored_mask)
     flat, trips = {}, [] if "behavior_logprobs" in arrays else [_missing()]
     for name, array in arrays.items():
-        values, told = _numbers(name, layout.tokens(name, array))
+        given_values = layout.tokens(name, array)
+        if name == RESCORED and rescored is not None:
+            if not rescored.any():
+                continue
+            given_values = np.where(rescored, given_values, 0.0)
+        values, told = _numbers(name, given_values)
         flat[name] = values
         trips += told
     lag, told = _lag(layout, versions, trainer_version)
@@ -214,9 +224,20 @@ def tokens_of(
         kept=kept,
         given=len(layout.given),
         lag=lag,
+        rescored=rescored if rescored is not None and rescored.any() else None,
         trips=(*trips, *told),
         groups=_labels(groups, len(layout.given), kept),
     )
+
+
+def _rescored(layout: Layout, arrays: Mapping[str, Any], mask: Any) -> Bools | None:
+    """Which tokens were scored again; None where all of them were, or nothing is said."""
+    if mask is None:
+        return None
+    if RESCORED not in arrays:
+        raise InvalidValue("rescored_mask was given without rescored_logprobs; it says which of those count")
+    chosen: Bools = layout.per_token("rescored_mask", mask).astype(np.bool_)
+    return None if chosen.all() else chosen
 
 
 def _missing() -> Reason:

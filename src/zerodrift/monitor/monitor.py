@@ -121,6 +121,7 @@ class Monitor:
         old_logprobs: Any = None,
         current_logprobs: Any = None,
         rescored_logprobs: Any = None,
+        rescored_mask: Any = None,
         versions: Any = None,
         trainer_version: int | None = None,
         mask: Any = None,
@@ -136,6 +137,7 @@ class Monitor:
     ) -> Decision:
         """Judge a batch. Logprobs and versions per token: [sequence, token] with a mask, lists, or flat with lengths.
 
+        `rescored_mask`: which tokens, or sequences, have rescored_logprobs, where not all were scored again.
         `prompt_ids` and `completion_ids` go to the archive with the rest, which needs them, and are not looked at; so does
         `sampling`, by which the trainer had the tokens drawn, and without which blame has to be told.
         """
@@ -148,6 +150,7 @@ class Monitor:
             tokens = tokens_of(
                 {name: given.get(name) for name in LOGPROBS},
                 mask=mask, lengths=lengths, versions=versions, trainer_version=trainer_version, groups=groups,
+                rescored_mask=rescored_mask,
             )  # fmt: skip
             check_labels(self._state, tokens.groups)
             sums = batch_sums(
@@ -329,6 +332,11 @@ class Monitor:
         self._write()
         if self._directory is not None:
             self._directory.forget_after(-1 if state.step is None else state.step)
+
+    def end(self) -> None:
+        """The training is over, as far as its trainer knows: a page says so, until another batch comes."""
+        if self._directory is not None and not self._closed:
+            self._directory.end()
 
     def close(self) -> None:
         """Let go of the directory, so that another monitor may have it; nothing is lost without. This one judges no more."""

@@ -101,9 +101,8 @@ class Training:
         rescored = self._rescored(batch, learnt)
         if expected is None:
             assert self.monitor is not None, "a replay ends with what was recorded"
-            all_rescored = rescored == sum(len(each.output.token_ids) for each in batch)
             self.files.keep_monitor(self.monitor.remembered)
-            decision = judged(self.monitor, self.step, groups, learnt, all_rescored=all_rescored)
+            decision = judged(self.monitor, self.step, groups, learnt, rescored)
             trained = decision.train
         else:
             decision, trained = None, expected.trained
@@ -112,7 +111,7 @@ class Training:
         version = self.source.publish(self.step)
         record = msgspec.structs.replace(
             _record(self.step - 1, taken, learnt, decision, version),
-            trained=trained, grad_norm=norm, rescored=rescored, seconds=time.perf_counter() - began,
+            trained=trained, grad_norm=norm, rescored=_tokens(batch, rescored), seconds=time.perf_counter() - began,
         )  # fmt: skip
         if expected is None:
             self.files.keep_step(record)
@@ -154,7 +153,7 @@ class Training:
         for group in found:
             self.buffer.put(group.index, group)
 
-    def _rescored(self, batch: Sequence[WeighedRollout], learnt: Learnt) -> int:
+    def _rescored(self, batch: Sequence[WeighedRollout], learnt: Learnt) -> list[bool]:
         outputs = [each.output for each in batch]
         if self.monitor is None:
             return self._rescorer.draw_again(outputs)
@@ -172,6 +171,10 @@ class Training:
     def _pass_over(self) -> float:
         self.learner.discard()
         return 0.0
+
+
+def _tokens(batch: Sequence[WeighedRollout], chosen: Sequence[bool]) -> int:
+    return sum(len(each.output.token_ids) for each, counts in zip(batch, chosen, strict=True) if counts)
 
 
 def _record(

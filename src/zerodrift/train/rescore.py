@@ -31,12 +31,12 @@ class Rescorer:
 
     def check(
         self, outputs: Sequence[Output], learnt: Sequence[torch.Tensor], current: WeightVersion, one_in: int
-    ) -> int:
-        """Compare all that is fresh, and one in so many of the others; returns how many tokens were compared."""
+    ) -> list[bool]:
+        """Compare all that is fresh, and one in so many of the others; says which were compared."""
         self._models = {
             version: model for version, model in self._models.items() if self._source.has(version)
         }
-        tokens = 0
+        compared = [False] * len(outputs)
         for place, (output, ours) in enumerate(zip(outputs, learnt, strict=True)):
             versions = versions_of(output)
             if versions == {current}:
@@ -47,14 +47,14 @@ class Rescorer:
                 require_same(output, self._of_version(versions.pop(), output))
             else:
                 check_replay(self._source.engine, output, self._source.weights_of)
-            tokens += len(output.token_ids)
-        return tokens
+            compared[place] = True
+        return compared
 
-    def draw_again(self, outputs: Sequence[Output]) -> int:
-        """Every token of every output, by the noise it was drawn with; returns how many."""
+    def draw_again(self, outputs: Sequence[Output]) -> list[bool]:
+        """Every token of every output, by the noise it was drawn with."""
         for output in outputs:
             check_replay(self._source.engine, output, self._source.weights_of)
-        return sum(len(output.token_ids) for output in outputs)
+        return [True] * len(outputs)
 
     @torch.no_grad()
     def _of_version(self, version: WeightVersion, output: Output) -> torch.Tensor:

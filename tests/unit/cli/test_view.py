@@ -12,6 +12,7 @@ import pytest
 from zerodrift.cli.main import main
 from zerodrift.core.errors import ConfigError
 from zerodrift.view.live.access import token_for
+from zerodrift.view.live.server import LiveServer
 from zerodrift.web.access import is_loopback, names_of
 
 
@@ -57,6 +58,54 @@ def test_what_cannot_be_served_is_refused(tmp_path, capsys):
     assert refused(tmp_path, "--token-file", tmp_path / "none") == 2
     assert refused() == 2
     assert capsys.readouterr().err.count("config/invalid") == 5
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What would be served, without an end, is served for no time."""
+
+    def serve(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LiveServer, "serve_forever", serve)
+
+    def view(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(["view", *map(str, arguments), "--port", "0"])
+        return ended.value.code
+
+    return view
+
+
+def test_a_directory_of_other_things_is_refused_by_what_it_holds(tmp_path, capsys, served):
+    (tmp_path / "README.md").write_text("mine")
+    for number in range(9):
+        (tmp_path / f"notes-{number}").mkdir()
+    assert served(tmp_path) == 2, "and not waited for without an end"
+    told = " ".join(capsys.readouterr().err.split())
+    assert "README.md" in told
+    assert "7 more" in told
+    assert "--wait" in told, "as for a training that writes beside other things"
+    assert served(tmp_path, "--wait") == 0
+
+
+def test_an_empty_directory_may_be_one_that_a_training_is_about_to_fill(tmp_path, capsys, served):
+    assert served(tmp_path) == 0
+    told = capsys.readouterr()
+    assert "empty" in told.err, "but what the page waits for is said"
+    assert "http://" in told.out
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["steps.jsonl", "monitor.json", ".lock", "archive", "index.sqlite", "config.yaml", "rank1/steps.jsonl"],
+)
+def test_what_a_run_begins_with_is_enough(tmp_path, name, served, capsys):
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    assert served(tmp_path) == 0
+    assert "note" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])

@@ -475,3 +475,23 @@ def test_trl_vllm_serve_is_the_vllm_serve_that_it_becomes() -> None:
 def test_what_trl_vllm_serve_would_not_start_is_refused(command: str) -> None:
     with pytest.raises(ConfigError):
         open_target(command).read()
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("temprature", "temperature"),
+        ("vllm-mode", "vllm_mode"),
+        ("vllm_importance_sampling_corection", "vllm_importance_sampling_correction"),
+        ("max_step", "max_steps"),  # nothing that is judged, and mistyped all the same
+    ],
+)
+def test_a_mistyped_key_of_a_trl_file_is_told_which_was_meant(key, meant):
+    (told,) = opened(f"use_vllm: true\n{key}: 1").read().not_judged
+    assert key in told
+    assert told.endswith(f"did you mean {meant}?")
+
+
+@pytest.mark.parametrize("key", ["per_device_eval_batch_size", "logging_steps", "max_prompt_length", "mine"])
+def test_a_key_that_trl_has_or_nobody_meant_is_listed_as_it_stands(key):
+    assert opened(f"use_vllm: true\n{key}: 1").read().not_judged == (key,)

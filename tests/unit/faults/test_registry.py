@@ -18,6 +18,7 @@ from zerodrift.core.errors import CapabilityMissing, InvalidValue, UnsupportedMo
 from zerodrift.faults.damage import Damaged
 from zerodrift.faults.fault import Need
 from zerodrift.faults.registry import FAULTS, resolve
+from zerodrift.faults.sampling import write_model_with_defaults
 from zerodrift.faults.wrapper import FaultyBackend, clone, fact_of, host_in, innermost
 from zerodrift.models.family.parts import ModelParts
 
@@ -162,6 +163,16 @@ def test_a_model_of_another_kind(llama, mistral):
             resolve(spec).inject(engine)
     with pytest.raises(UnsupportedModel):
         ModelParts(tiny("gpt2")).replace_rotary(torch.nn.Identity())
+
+
+@pytest.mark.parametrize(
+    "defaults", [{"temperature": 0.7}, {"max_new_tokens": 64}, {"top_p": 1.0, "temperature": 0.6}]
+)
+def test_defaults_that_no_request_leaves_out_cannot_be_filled_in(defaults, tmp_path):
+    """Every client states its temperature: an audit of that fault would pass, and mean nothing."""
+    engine = ReferenceBackend(write_model_with_defaults("testbed:llama", tmp_path / "chatty", defaults))
+    with pytest.raises(InvalidValue, match="top_p"):
+        resolve("semantic/generation-config").inject(engine)
 
 
 def test_sides_are_not_confused(llama):

@@ -53,6 +53,18 @@ def test_bad_batches_with_ids_are_kept_and_those_without_need_no_archive(tmp_pat
     monitor.close()
 
 
+def test_half_a_rollout_that_was_scored_again_is_not_archived_as_a_whole_one(tmp_path):
+    given = batch(0, nats=0.3)
+    for step, mask in enumerate(([True] * 16, [True] * 4 + [False] * 12)):
+        monitor = Monitor(directory=tmp_path / str(step))
+        monitor.observe(**given, rescored_logprobs=given["old_logprobs"], rescored_mask=mask, **IDS)
+        monitor.close()
+        with ArchiveReader(tmp_path / str(step) / "archive") as reader:
+            (entry,) = reader.entries()
+            kept = [rollout.rescored_logprobs is not None for rollout in reader.read(entry).rollouts]
+        assert kept == [all(mask)] * 16
+
+
 def test_one_monitor_at_a_time(tmp_path):
     monitor = Monitor(directory=tmp_path)
     with pytest.raises(ArchiveLocked):

@@ -54,6 +54,53 @@ def test_the_three_gaps_are_those_of_their_two_policies():
     assert (found.lag_mean, found.lag_max) == (2, 2)
 
 
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("unscored", [np.nan, -0.7])
+def test_the_mismatch_of_tokens_that_were_scored_again(per_token, unscored):
+    """Re-scoring all of a batch costs a forward more: a part of it shows the mismatch too, and nothing is made up for the rest."""
+    chosen = np.arange(40) % 8 == 0
+    mask = np.repeat(chosen[:, None], 25, axis=1)
+    found = observe(
+        behavior_logprobs=BEHAVIOR,
+        rescored_logprobs=np.where(mask, RESCORED, unscored),
+        rescored_mask=mask if per_token else chosen,
+        old_logprobs=OLD,
+        versions=3,
+        trainer_version=5,
+    )
+    assert isinstance(found.mismatch, Measured)
+    assert found.mismatch.tokens == 125
+    assert found.mismatch.bias == pytest.approx((RESCORED - BEHAVIOR)[mask].mean(), abs=1e-12)
+    assert isinstance(found.staleness, NotObservable), "of a part that nobody drew at random"
+    assert isinstance(found.total, Measured)
+    assert found.total.tokens == 1000
+
+
+def test_tokens_of_the_trainer_s_own_weights_are_seen_beside_those_that_were_scored_again():
+    versions = np.where(np.arange(40) < 10, 5, 4)
+    scored = np.arange(40) >= 30
+    found = observe(
+        behavior_logprobs=BEHAVIOR, rescored_logprobs=RESCORED, rescored_mask=scored, old_logprobs=OLD,
+        versions=versions, trainer_version=5,
+    )  # fmt: skip
+    assert isinstance(found.mismatch, Measured)
+    both = np.concatenate([(OLD - BEHAVIOR)[:10], (RESCORED - BEHAVIOR)[30:]])
+    assert found.mismatch.tokens == 500
+    assert found.mismatch.mean_abs == pytest.approx(np.abs(both).mean())
+
+
+def test_a_mask_of_all_or_none_is_as_if_it_were_not_given():
+    asked = {"behavior_logprobs": BEHAVIOR, "old_logprobs": OLD, "versions": 3, "trainer_version": 5}
+    every, none = (
+        observe(**asked, rescored_logprobs=RESCORED, rescored_mask=np.full(40, value))
+        for value in (True, False)
+    )
+    assert every == observe(**asked, rescored_logprobs=RESCORED)
+    assert none == observe(**asked)
+    with pytest.raises(InvalidValue):
+        observe(**asked, rescored_mask=np.full(40, fill_value=True))
+
+
 @pytest.mark.parametrize(
     ("given", "seen"),
     [

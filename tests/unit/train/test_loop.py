@@ -267,3 +267,17 @@ def test_an_answer_that_came_several_times_is_computed_once_with_the_gradients_o
     assert torch.equal(found[logprobs_of][0], found[token_logprobs][0]), "the same bits"
     for once, each in zip(found[logprobs_of][1], found[token_logprobs][1], strict=True):
         torch.testing.assert_close(once, each, rtol=1e-4, atol=1e-4)
+
+
+def test_the_page_shows_the_mismatch_of_every_step_that_scored_something_again(run):
+    """Of what was scored again, which is not all: the terminal and train.jsonl have told of it from the beginning."""
+    training = run("train.rescore_one_in=4")
+    training.run(6)
+    steps = training.files.steps()
+    judged = (training.files.directory / "steps.jsonl").read_bytes().splitlines()
+    lines = [msgspec.json.decode(line) for line in judged]
+    parts = [each for each in steps if 0 < each.rescored < each.tokens]
+    assert parts, "a training whose batches are old in part, or all scored, tests nothing here"
+    for step, line in zip(steps, lines, strict=True):
+        assert ("zerodrift/mismatch/mean_abs" in line["metrics"]) == bool(step.rescored)
+        assert line["metrics"].get("zerodrift/mismatch/mean_abs", 0.0) == 0.0

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from zerodrift.monitor.directory import ARCHIVE, STEPS
+from zerodrift.monitor.writer import Writer, writer_of
 from zerodrift.records.directory import CONFIG, ROLLOUTS, VERDICT
 from zerodrift.view.live.batches import Batches
 from zerodrift.view.live.series import Series, Told, step_of
@@ -57,6 +58,7 @@ class Feed:
         self._unreadable, self._first_bad, self._lines = 0, "", 0
         self._audit: dict[str, Any] | None = None
         self._trouble = ""
+        self._writer: Writer | None = None
         self._version, self._status, self._listing = 0, 0, 0
         self._changed = threading.Condition()
         self._ends = threading.Event()
@@ -89,6 +91,7 @@ class Feed:
                 more = self.poll()
                 if time.monotonic() >= archive_due:
                     self.poll_batches()
+                    self.poll_writer()
                     archive_due = time.monotonic() + ARCHIVE_POLL_S
                 self._tell_trouble("")
             except OSError as error:  # a network's file system may be gone for a while
@@ -143,6 +146,15 @@ class Feed:
                 self._version += 1
                 self._changed.notify_all()
 
+    def poll_writer(self) -> None:
+        """Look whether somebody still writes. After the lines: who has ended has written all of them."""
+        if (found := writer_of(self.directory)) != self._writer:
+            with self._changed:
+                self._writer = found
+                self._status += 1
+                self._version += 1
+                self._changed.notify_all()
+
     # --- sending -----------------------------------------------------------------------------------------------------
 
     def resume(self, last_event_id: str | None) -> Cursor:
@@ -194,6 +206,7 @@ class Feed:
             "found": self._steps.found,
             "archive": ARCHIVE,
             "audit": self._audit,
+            "writer": self._writer,
             "now": time.time(),
             "rows": len(series),
             "state": last.state if last else None,

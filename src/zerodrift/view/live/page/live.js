@@ -6,7 +6,24 @@ const SENTENCES = {
 };
 const history_ = new Map();
 const SHOWN_CHANGES = 100;
-let status_ = null, clockSkew = 0, listed = null;
+let status_ = null, clockSkew = 0, listed = null, connected = false;
+
+// What the directory tells of its monitor; where it tells nothing, that we are connected is all that is known.
+const WRITERS = {
+  writing: { label: "live", kind: "on" }, ended: { label: "ended", kind: "" },
+  stopped: { label: "stopped", kind: "off", says: "No monitor writes here any more, and none said that it was done: its process was killed, or came to its end without close()." },
+};
+
+function sentence(told) {
+  const over = told.writer === "ended" || told.writer === "stopped";
+  return over && told.state === "OK" ? "all was as it should be" : SENTENCES[told.state];
+}
+
+function showConnection() {
+  if (!connected) return;
+  const told = WRITERS[status_ && status_.writer] || { label: "connected", kind: "" };
+  $("connection").textContent = told.label; $("connection").className = told.kind;
+}
 
 function age(seconds) {
   if (seconds < 5) return "just now";
@@ -16,13 +33,13 @@ function age(seconds) {
 }
 
 function showStatus(told) {
-  status_ = told; unseen = told.unseen; clockSkew = told.now - Date.now() / 1000;
+  status_ = told; unseen = told.unseen; showConnection(); clockSkew = told.now - Date.now() / 1000;
   if (told.audit && told.audit.finished) { location.reload(); return; }
   const rows = told.rows > 0;
   $("live").hidden = !rows; $("waiting").hidden = rows;
   document.body.className = told.state || "";
   $("state").textContent = told.state || (told.audit ? "Audit" : "Waiting");
-  $("sentence").textContent = told.state ? `· ${SENTENCES[told.state]}` : told.audit ? `· ${told.audit.answers.toLocaleString("en")} answers so far` : "· for the first step";
+  $("sentence").textContent = told.state ? `· ${sentence(told)}` : told.audit ? `· ${told.audit.answers.toLocaleString("en")} answers so far` : told.writer === "ended" || told.writer === "stopped" ? `· for a step; the last monitor has ${told.writer}` : "· for the first step";
   document.title = `${told.state && told.state !== "OK" ? `${told.state} · ` : ""}${told.name} · zerodrift`;
   showFacts();
   // Only where they changed: somebody may have unfolded them.
@@ -50,6 +67,7 @@ function reasonLine(reason) {
 
 function showNotice(told) {
   const says = told.trouble ? [told.trouble] : [];
+  if (told.writer === "stopped") says.push(WRITERS.stopped.says);
   if (told.unreadable) says.push(`${told.unreadable} lines of steps.jsonl could not be read${told.first_bad ? ` (${told.first_bad})` : ""}; a line that a kill tore is one.`);
   if (told.rewound) says.push(`Training went back from step ${told.rewound[0].toLocaleString("en")} to ${told.rewound[1].toLocaleString("en")}; steps that were made again are shown as they are now.`);
   $("notice").hidden = !says.length; $("notice").textContent = says.join(" ");
@@ -93,10 +111,11 @@ function historyChanged() {
 function connect() {
   const source = new EventSource("/events");
   const on = (kind, act) => source.addEventListener(kind, (event) => act(JSON.parse(event.data)));
-  const connection = (text, kind) => { $("connection").textContent = text; $("connection").className = kind; };
-  source.onopen = () => connection("live", "on");
+  source.onopen = () => { connected = true; showConnection(); };
   source.onerror = () => {
-    connection(source.readyState === EventSource.CLOSED ? "ended: reload" : "no connection, trying again", "off");
+    connected = false;
+    $("connection").textContent = source.readyState === EventSource.CLOSED ? "no connection: reload" : "no connection, trying again";
+    $("connection").className = "off";
   };
   on("reset", () => { clearRows(); history_.clear(); hovered = null; redraw(); historyChanged(); });
   on("rows", (block) => {
