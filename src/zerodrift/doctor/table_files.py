@@ -5,6 +5,7 @@ known here, and not taken for vLLM's default either.
 """
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from zerodrift.doctor.tables import (
     framework_settings,
     vllm_names,
 )
-from zerodrift.doctor.trainer_files import SettingsFile, WithVllmFlags
+from zerodrift.doctor.trainer_files import NEAR, SettingsFile, WithVllmFlags
 
 VLLM = "vllm"
 ASK = "what the framework sets by itself: ask the server once it runs, zerodrift doctor http://HOST:PORT"
@@ -145,4 +146,12 @@ def _unread(values: Mapping[Any, Any], read: frozenset[str], at: str = "") -> It
         if isinstance(value, dict) and any(other.startswith(f"{path}.") for other in read):
             yield from _unread(value, read, f"{path}.")
         else:
-            yield path
+            yield path + _near(path, read)
+
+
+def _near(path: str, read: frozenset[str]) -> str:
+    """What may have been meant, of the same section. A question: keys that no rule reads may be the framework's own."""
+    section, _, key = path.rpartition(".")
+    beside = [other.rpartition(".")[2] for other in read if other.rpartition(".")[0] == section]
+    close = get_close_matches(key, beside, n=1, cutoff=NEAR)
+    return f": no rule reads it; did you mean {close[0]}?" if close else ""

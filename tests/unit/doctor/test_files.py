@@ -152,6 +152,19 @@ def test_lines_that_vllm_refuses(line):
 
 
 @pytest.mark.parametrize(
+    ("key", "meant"), [("temprature", "temperature"), ("top_pp", "top_p"), ("response_length", None)]
+)
+def test_a_key_of_verl_that_nobody_reads_may_be_a_slip(key, meant):
+    (line,) = (
+        each
+        for each in opened(f"actor_rollout_ref: {{rollout: {{{key}: 1}}}}").read().not_judged
+        if key in each
+    )
+    assert ("did you mean" in line) is (meant is not None)
+    assert meant is None or line.endswith(f"did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
     ("content", "listed"),
     [
         ("model: Q\nblock-size: 8\ndtype: false", ("--block-size", "dtype: false, which vLLM drops")),
