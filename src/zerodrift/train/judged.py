@@ -10,15 +10,18 @@ from zerodrift.train.records import GroupRecord, output_id, version_number
 
 
 def judged(
-    monitor: Monitor, step: int, groups: Sequence[GroupRecord], learnt: Learnt, *, all_rescored: bool
+    monitor: Monitor,
+    step: int,
+    groups: Sequence[GroupRecord],
+    learnt: Learnt,
+    rescored: Sequence[float] | None,
 ) -> Decision:
-    """Before it is learnt from. `all_rescored`: every token was computed again, and has the bits that the engine reported."""
+    """Before it is learnt from. `rescored`: the trainer's numbers under the weights of each token, where it has all of them."""
     outputs = [output for group in groups for output in group.outputs]
-    behavior = [value for output in outputs for value in output.logprobs]
     return monitor.observe(
-        behavior_logprobs=behavior,
+        behavior_logprobs=[value for output in outputs for value in output.logprobs],
         old_logprobs=[value for row in learnt.logprobs for value in row.tolist()],
-        rescored_logprobs=behavior if all_rescored else None,
+        rescored_logprobs=rescored,
         versions=[
             version_number(span.version)
             for output in outputs

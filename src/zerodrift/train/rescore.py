@@ -1,14 +1,15 @@
-"""Does the trainer compute what the engine reported? Bit by bit, under the weights that made each token.
+"""Does the trainer compute what the engine reported? Under the weights that made each token, and bit by bit where it is exact.
 
 fresh    made by the weights that learn: the forward that learns has computed it already
 old      made by one earlier version: the trainer's forward over that version's weights
 mixed    weights changed while it was in flight: drawn again, token by token, over the KV that it looked back on
 
-A bit that differs stops the training before the batch is learnt from.
+Of an exact engine a bit that differs stops the training before the batch is learnt from. Of any other the difference is
+measured, for the record and for the monitor, which has the gate.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,50 +19,77 @@ from zerodrift.engine.output import Output
 from zerodrift.engine.replay import check_replay
 from zerodrift.exact.logprobs import token_logprobs
 from zerodrift.train.records import output_id, versions_of
-from zerodrift.train.source import ExactSource
+from zerodrift.train.source import ExactSource, RolloutSource
+
+
+class RescoredBatch(NamedTuple):
+    """What came of one batch."""
+
+    tokens: int
+    """That were scored again."""
+    mean: float | None
+    """Of |engine - trainer| over those, in nats; None where there are none."""
+    largest: float | None
+    values: list[float] | None
+    """The trainer's number of every token under its own weights, where all were scored again."""
 
 
 class Rescorer:
     """Of one source; the weights of older versions are those that the source has kept."""
 
-    def __init__(self, source: ExactSource) -> None:
+    def __init__(self, source: RolloutSource) -> None:
         """`source` lends the shape of its model."""
         self._source = source
         self._models: dict[WeightVersion, Any] = {}
 
     def check(
         self, outputs: Sequence[Output], learnt: Sequence[torch.Tensor], current: WeightVersion, one_in: int
-    ) -> int:
-        """Compare all that is fresh, and one in so many of the others; returns how many tokens were compared."""
+    ) -> RescoredBatch:
+        """Compare all that is fresh, and one in so many of the others."""
         self._models = {
             version: model for version, model in self._models.items() if self._source.has(version)
         }
-        tokens = 0
+        found: list[torch.Tensor | None] = []
         for place, (output, ours) in enumerate(zip(outputs, learnt, strict=True)):
-            versions = versions_of(output)
-            if versions == {current}:
-                require_same(output, ours)
-            elif place % one_in or not all(map(self._source.has, versions)):
-                continue
-            elif len(versions) == 1:
-                require_same(output, self._of_version(versions.pop(), output))
-            else:
-                check_replay(self._source.engine, output, self._source.weights_of)
-            tokens += len(output.token_ids)
-        return tokens
+            sampled = place % one_in == 0 and all(map(self._source.has, versions_of(output)))
+            fresh = versions_of(output) == {current}
+            found.append(ours if fresh else self._of_older(output) if sampled else None)
+            if self._source.exact and (row := found[-1]) is not None:
+                require_same(output, row)
+        return _rescored(outputs, found)
 
-    def draw_again(self, outputs: Sequence[Output]) -> int:
-        """Every token of every output, by the noise it was drawn with; returns how many."""
+    def draw_again(self, outputs: Sequence[Output]) -> RescoredBatch:
+        """Every token of every output, by the noise it was drawn with."""
         for output in outputs:
-            check_replay(self._source.engine, output, self._source.weights_of)
-        return sum(len(output.token_ids) for output in outputs)
+            self._drawn_again(output)
+        return RescoredBatch(sum(len(output.token_ids) for output in outputs), 0.0, 0.0, None)
+
+    def _of_older(self, output: Output) -> torch.Tensor:
+        if len(versions := versions_of(output)) == 1:
+            return self._of_version(versions.pop(), output)
+        self._drawn_again(output)
+        return torch.tensor(output.logprobs)
+
+    def _drawn_again(self, output: Output) -> None:
+        assert isinstance(self._source, ExactSource), "groups of a server are drained, and not replayed"
+        check_replay(self._source.engine, output, self._source.weights_of)
 
     @torch.no_grad()
     def _of_version(self, version: WeightVersion, output: Output) -> torch.Tensor:
         if version not in self._models:
-            self._models[version] = self._source.weights_of(version).twin_of(self._source.engine.model)
+            self._models[version] = self._source.weights_of(version).twin_of(self._source.model)
         (found,) = token_logprobs(self._models[version], [output])
         return found
+
+
+def _rescored(outputs: Sequence[Output], found: Sequence[torch.Tensor | None]) -> RescoredBatch:
+    told = [(output, row.double()) for output, row in zip(outputs, found, strict=True) if row is not None]
+    apart = [row - torch.tensor(output.logprobs, dtype=row.dtype) for output, row in told]
+    sizes = torch.cat([*apart, torch.zeros(0, dtype=torch.float64)]).abs()
+    values = [value for _, row in told for value in row.tolist()] if len(told) == len(outputs) else None
+    if not len(sizes):
+        return RescoredBatch(0, None, None, values)
+    return RescoredBatch(len(sizes), float(sizes.mean()), float(sizes.max()), values)
 
 
 def require_same(output: Output, ours: torch.Tensor) -> None:
