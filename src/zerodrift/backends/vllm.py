@@ -357,7 +357,9 @@ def _versions(choice: Choice, now: WeightVersion) -> tuple[VersionSpan, ...]:
     if choice.weight_versions is None:
         return (VersionSpan(now, 0, len(choice.token_ids)),) if choice.token_ids else ()
     return tuple(
-        VersionSpan(WeightVersion(span.version) if span.version else UNKNOWN, span.start, span.end)
+        VersionSpan(
+            WeightVersion(span.version, span.digest) if span.version else UNKNOWN, span.start, span.end
+        )
         for span in choice.weight_versions
         if span.start != span.end
     )

@@ -40,6 +40,8 @@ class Span(msgspec.Struct):
     version: str
     start: int
     end: int
+    digest: str | None = None
+    """Of the tensors themselves: `zerodrift serve` tells it, vLLM does not."""
 
 
 class _Details(msgspec.Struct):

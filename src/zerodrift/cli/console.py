@@ -3,7 +3,7 @@
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -81,13 +81,18 @@ class Place(Protocol):
 
 
 @contextmanager
-def resumable(progress: Place, directory: Path, *, named: bool) -> Iterator[None]:
-    """A run that is interrupted says where it stopped and what to type to go on; `named`: --out was given."""
+def resumable(
+    progress: Place, directory: Path, *, named: bool, command: Callable[[], str] = str
+) -> Iterator[None]:
+    """A run that is interrupted says where it stopped and what to type to go on: `command` by then, or what was typed.
+
+    `named`: --out was given.
+    """
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         again = "repeat the same command" if named else f"repeat the command with --out {directory}"
-        note(f"stopped at {progress.place}; {again} to go on")
+        note(f"stopped at {progress.place}; {command() or again} to go on")
         raise
 
 

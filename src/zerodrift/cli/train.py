@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from zerodrift.config.run import RunConfig
     from zerodrift.train.loop import Training
     from zerodrift.train.records import StepRecord
+    from zerodrift.train.summary import TrainSummary
 
 RUNS = Path("runs")
 BUNDLED = (
@@ -51,10 +52,12 @@ def command(
 ) -> None:
     """Train a policy online, and prove that engine and trainer agree.
 
-    Rollouts come from the exact engine in this process while the learner
-    learns. Weights change in flight; each token keeps the version that made
-    it, and its logprob is computed again by the trainer: a bit that differs
-    stops the training. Without arguments a built-in model learns to add.
+    Rollouts come from the exact engine in this process, or from a server
+    (train.rollouts: serve or vllm), while the learner learns. Weights change
+    in flight; each token keeps the version that made it, and its logprob is
+    computed again by the trainer: a bit that differs stops the training, and
+    of a vLLM the difference is measured. Without arguments a built-in model
+    learns to add.
 
     $ zerodrift train
     $ zerodrift train my.yaml --out runs/mine
@@ -75,12 +78,30 @@ def command(
     if until is not None:
         raise ConfigError("--until says how far to replay; give --replay RUN, or --steps to train")
     if resume:
-        _refuse_beside("--resume", config=config, objective=objective, settings=settings)
+        _refuse_beside("--resume", config=config, objective=objective)
         if out is None:
             raise ConfigError("--resume goes on with a run; name it with --out")
+    place = _place(settings or []) if resume else {}
     directory = out or RUNS / time.strftime("train-%Y%m%d-%H%M%S")
     resolved = None if resume else _resolved(config, steps, objective, settings or [])
-    _train(resolved, directory, steps, named=out is not None, as_json=as_json)
+    _train(resolved, directory, steps, place, named=out is not None, as_json=as_json)
+
+
+_MOVED = ("engine.url", "train.admin_token_file")
+"""What may be another when a run goes on: the server was started anew."""
+
+
+def _place(settings: list[str]) -> dict[str, str]:
+    """Those of `--set` that say where the server is now; a recorded run has the rest of its configuration."""
+    found = {}
+    for each in settings:
+        key, separator, value = each.partition("=")
+        if key not in _MOVED:
+            _refuse_beside("--resume", settings=each)
+        if not separator or not value:
+            raise ConfigError(f"--set {each} gives no value; write {key}=VALUE")
+        found[key.rpartition(".")[2]] = value
+    return found
 
 
 def _refuse_beside(option: str, **given: Any) -> None:
@@ -102,14 +123,33 @@ def _resolved(
 
 
 def _train(
-    config: "RunConfig | None", directory: Path, steps: int | None, *, named: bool, as_json: bool
+    config: "RunConfig | None",
+    directory: Path,
+    steps: int | None,
+    place: dict[str, str],
+    *,
+    named: bool,
+    as_json: bool,
 ) -> None:
-    from zerodrift.train.setup import begin, resume
+    from zerodrift.train.records import RUN
+    from zerodrift.train.setup import ServerPlace, begin, resume
     from zerodrift.train.summary import summary_of
 
-    with Bar() as bar, console.resumable(bar, directory, named=named), _graceful() as stopped:
+    def go_on() -> str:
+        """Nothing yet, where the warm-up was not over."""
+        return f"zerodrift train --out {directory} --resume" if (directory / RUN).is_file() else ""
+
+    with (
+        Bar() as bar,
+        console.resumable(bar, directory, named=named, command=go_on),
+        _graceful() as stopped,
+    ):
         bar.stage("warm up" if config is not None else "read the run")
-        training = resume(directory, steps=steps) if config is None else begin(config, directory)
+        training = (
+            resume(directory, steps=steps, place=ServerPlace(**place))
+            if config is None
+            else begin(config, directory)
+        )
         _say_what_is_on(training)
         try:
             total = training.config.train.steps
@@ -122,12 +162,28 @@ def _train(
     if as_json:
         console.say_json(found)
         return
+    exact = training.source.exact
+    again = (
+        f"zerodrift train --replay {directory} does it again" if exact else "a run of a vLLM is not replayed"
+    )
     console.say(
         f"reward {found.first_reward:.3f} to {found.last_reward:.3f} in {found.steps} steps, {found.tokens:,} tokens, "
         f"{found.seconds:.0f} s\n"
-        f"mismatch exactly 0 on {found.rescored:,} of {found.rescored:,} re-scored tokens ({found.tokens:,} were learnt from); oldest {found.lag} versions, "
+        f"{_mismatch(found, exact=exact)} ({found.tokens:,} were learnt from); oldest {found.lag} versions, "
         f"{found.dropped} groups dropped, {found.kept_back} batches kept back\n"
-        f"weights {found.digest[:16]} in {directory}; zerodrift train --replay {directory} does it again"
+        f"weights {found.digest[:16]} in {directory}; {again}"
+    )
+
+
+def _mismatch(found: "TrainSummary", *, exact: bool) -> str:
+    """Of an exact engine a promise that was kept, or there would be no summary; of another what was measured."""
+    if exact:
+        return f"mismatch exactly 0 on {found.rescored:,} of {found.rescored:,} re-scored tokens"
+    if found.mismatch is None:
+        return "mismatch unknown: no token was scored again"
+    return (
+        f"mismatch {found.mismatch:.2g} nats on average, {found.mismatch_largest:.2g} at most, on {found.rescored:,} re-scored "
+        "tokens"
     )
 
 
@@ -162,6 +218,7 @@ def _tell(bar: Bar, record: "StepRecord", total: int) -> None:
     parts = [f"reward {record.reward:.2f}"]
     parts += [] if record.kl is None else [f"KL {record.kl:.2g}"]
     parts += [] if record.ess is None else [f"ESS {record.ess:.2f}"]
+    parts += [f"mismatch {record.mismatch:.2g}"] if record.mismatch else []
     parts += [f"lag {record.lag}", f"{record.tokens / record.seconds:.0f} tokens/s"]
     parts += [] if record.trained else [str(record.state)]
     bar.describe("  ".join(parts))
@@ -169,10 +226,15 @@ def _tell(bar: Bar, record: "StepRecord", total: int) -> None:
 
 
 def _say_what_is_on(training: "Training") -> None:
+    hides = (
+        "Here it can only correct for lag, since a differing bit stops the training"
+        if training.source.exact
+        else "The mismatch that is reported is the one before it"
+    )
     if training.config.train.correction is not CorrectionName.NONE:
         console.note(
             f"train.correction={training.config.train.correction} weighs tokens by how far engine and trainer are apart: that "
-            "hides an engine that is wrong. Here it can only correct for lag, since a differing bit stops the training"
+            f"hides an engine that is wrong. {hides}"
         )
 
 

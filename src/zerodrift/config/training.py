@@ -18,6 +18,17 @@ class ObjectiveName(StrEnum):
     GSPO = "gspo"
 
 
+class RolloutsFrom(StrEnum):
+    """Who generates. A server is the one at `engine.url`."""
+
+    EXACT = "exact"
+    """The exact engine in this process."""
+    SERVE = "serve"
+    """A `zerodrift serve`: the same bits, over HTTP."""
+    VLLM = "vllm"
+    """A vLLM: the mismatch is measured, and is not 0."""
+
+
 class OnLag(StrEnum):
     """What becomes of rollouts that would be older than `max_lag` allows."""
 
@@ -78,6 +89,10 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     task: str = "sums"
     """Prompts with rewards: `sums`, which ships with zerodrift, or module:task."""
+    rollouts: RolloutsFrom = RolloutsFrom.EXACT
+    """Who generates: the exact engine in this process, or the server at `engine.url`: `serve` (ours) or `vllm`."""
+    admin_token_file: str | None = None
+    """With rollouts=serve: file of mode 0600 with the admin token, which the server named at its start."""
     steps: int = 100
     """Batches to learn from."""
     groups: int = 32
@@ -136,6 +151,15 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """A training that could never begin, or never end, is refused."""
         if not self.task:
             raise InvalidValue("task is an empty string; name one, as in sums or my_module:task")
+        if self.admin_token_file is not None and self.rollouts is not RolloutsFrom.SERVE:
+            raise InvalidValue(
+                f"admin_token_file is given with rollouts={self.rollouts}, which has no use for it; leave it out"
+            )
+        if self.rollouts is not RolloutsFrom.EXACT and self.kv is not UpdateKV.DRAIN:
+            raise InvalidValue(
+                f"kv is {self.kv} with rollouts={self.rollouts}, and answers over HTTP do not say which weights wrote their "
+                "KV; leave it at drain"
+            )
         for name, rule in _COUNTS.items():
             require.whole(InvalidValue, name, getattr(self, name), rule, 1)
         rule = "rollouts of one prompt are each other's baseline, which takes two"

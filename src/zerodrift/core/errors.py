@@ -213,6 +213,12 @@ class InvariantBroken(EngineError):
     """The state of the engine's books, where it was at hand."""
 
 
+class UpdateFailed(EngineError):
+    """A server that cannot go back failed while it took new weights: nobody knows what it serves, and nothing is asked of it."""
+
+    code = "update/failed"
+
+
 class RecordError(ZerodriftError):
     """A file of ours, or a dump, that cannot be read as what it claims to be."""
 

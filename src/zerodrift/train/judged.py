@@ -7,19 +7,23 @@ from zerodrift.monitor.monitor import Monitor
 from zerodrift.monitor.rewards import Output as OutputId
 from zerodrift.train.learner import Learnt
 from zerodrift.train.records import GroupRecord, output_id, version_number
+from zerodrift.train.rescore import RescoredBatch
 
 
 def judged(
-    monitor: Monitor, step: int, groups: Sequence[GroupRecord], learnt: Learnt, rescored: Sequence[bool]
+    monitor: Monitor,
+    step: int,
+    groups: Sequence[GroupRecord],
+    learnt: Learnt,
+    rescored: RescoredBatch,
 ) -> Decision:
-    """Before it is learnt from. `rescored`: outputs that were computed again, and have the bits that the engine reported."""
+    """Before it is learnt from."""
     outputs = [output for group in groups for output in group.outputs]
-    behavior = [value for output in outputs for value in output.logprobs]
     return monitor.observe(
-        behavior_logprobs=behavior,
+        behavior_logprobs=[value for output in outputs for value in output.logprobs],
         old_logprobs=[value for row in learnt.logprobs for value in row.tolist()],
-        rescored_logprobs=behavior,
-        rescored_mask=list(rescored),
+        rescored_logprobs=rescored.values,
+        rescored_mask=rescored.scored,
         versions=[
             version_number(span.version)
             for output in outputs

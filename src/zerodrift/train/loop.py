@@ -25,9 +25,9 @@ from zerodrift.train.judged import judged
 from zerodrift.train.learner import Learner, Learnt, WeighedRollout
 from zerodrift.train.prompts import PromptStream
 from zerodrift.train.records import GroupRecord, RunFiles, StepRecord
-from zerodrift.train.rescore import Rescorer
+from zerodrift.train.rescore import RescoredBatch, Rescorer
 from zerodrift.train.rewards import rewards_of
-from zerodrift.train.source import ExactSource
+from zerodrift.train.source import RolloutSource
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Training:
     config: RunConfig
     files: RunFiles
     learner: Learner
-    source: ExactSource
+    source: RolloutSource
     prompts: PromptStream
     buffer: GroupBuffer[GroupRecord]
     monitor: Monitor | None
@@ -111,7 +111,8 @@ class Training:
         version = self.source.publish(self.step)
         record = msgspec.structs.replace(
             _record(self.step - 1, taken, learnt, decision, version),
-            trained=trained, grad_norm=norm, rescored=_tokens(batch, rescored), seconds=time.perf_counter() - began,
+            trained=trained, grad_norm=norm, seconds=time.perf_counter() - began,
+            rescored=rescored.tokens, mismatch=rescored.mean, mismatch_largest=rescored.largest,
         )  # fmt: skip
         if expected is None:
             self.files.keep_step(record)
@@ -153,7 +154,7 @@ class Training:
         for group in found:
             self.buffer.put(group.index, group)
 
-    def _rescored(self, batch: Sequence[WeighedRollout], learnt: Learnt) -> list[bool]:
+    def _rescored(self, batch: Sequence[WeighedRollout], learnt: Learnt) -> RescoredBatch:
         outputs = [each.output for each in batch]
         if self.monitor is None:
             return self._rescorer.draw_again(outputs)
@@ -171,10 +172,6 @@ class Training:
     def _pass_over(self) -> float:
         self.learner.discard()
         return 0.0
-
-
-def _tokens(batch: Sequence[WeighedRollout], chosen: Sequence[bool]) -> int:
-    return sum(len(each.output.token_ids) for each, counts in zip(batch, chosen, strict=True) if counts)
 
 
 def _record(

@@ -49,13 +49,13 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         freeze(self, "numeric")
 
     def require_same(self, other: "RunHeader") -> None:
-        """Refuse to go on where a bit could differ; the number of steps is free to."""
+        """Refuse to go on where a bit could differ; the number of steps is free to, and where a server is reached."""
         for name, ours, theirs in (
             ("torch", self.torch, other.torch),
             ("threads", self.threads, other.threads),
             ("numeric", dict(self.numeric), dict(other.numeric)),
             ("first weights", self.first, other.first),
-            ("configuration", _without_steps(self.config), _without_steps(other.config)),
+            ("configuration", _without_place(self.config), _without_place(other.config)),
         ):
             if ours != theirs:
                 raise CheckpointMismatch(
@@ -112,8 +112,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     lag: int
     tokens: int
     rescored: int
-    """Tokens whose logprob was computed again under the weights that made them, each with the same bits."""
+    """Tokens whose logprob was computed again under the weights that made them; of an exact engine each has the same bits."""
     seconds: float
+    mismatch: float | None = None
+    """Mean of |engine - trainer| over those tokens, in nats: exactly 0 of an exact engine; None where there are none."""
+    mismatch_largest: float | None = None
 
 
 def version_label(number: int) -> str:
@@ -222,8 +225,10 @@ class RunFiles:
             writer.write(*values)
 
 
-def _without_steps(config: RunConfig) -> RunConfig:
-    return msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, steps=1))
+def _without_place(config: RunConfig) -> RunConfig:
+    train = msgspec.structs.replace(config.train, steps=1, admin_token_file=None)
+    engine = msgspec.structs.replace(config.engine, url=None)
+    return msgspec.structs.replace(config, train=train, engine=engine)
 
 
 def _shown(value: object) -> str:

@@ -2,15 +2,16 @@
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
 from zerodrift import models
 from zerodrift.config.model import ModelConfig
-from zerodrift.config.run import EXACT, RunConfig
-from zerodrift.core.errors import ConfigError, RecordError
+from zerodrift.config.run import RunConfig
+from zerodrift.config.training import RolloutsFrom
+from zerodrift.core.errors import ConfigError, ExactError, RecordError
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.weights import own_model
 from zerodrift.exact.fingerprint import numeric_fingerprint
@@ -27,13 +28,30 @@ from zerodrift.train.learner import Learner
 from zerodrift.train.loop import Training
 from zerodrift.train.prompts import PromptStream
 from zerodrift.train.records import RunFiles, RunHeader, StepRecord, version_label
-from zerodrift.train.source import ExactSource
+from zerodrift.train.rollouts import check_engine, open_source, reach
+from zerodrift.train.served import ReachedServer
 from zerodrift.weights.digest import model_digest
 
 logger = logging.getLogger("zerodrift.train")
 
 WEIGHTS = "weights"
 """Of the engine's last versions; made anew by every process."""
+
+
+class ServerPlace(NamedTuple):
+    """Where a server is reached: all that may change of a run's configuration, beside the number of steps."""
+
+    url: str | None = None
+    admin_token_file: str | None = None
+
+    def put_into(self, config: RunConfig) -> RunConfig:
+        """The configuration of the run, at this place."""
+        engine, train = config.engine, config.train
+        if self.url is not None:
+            engine = msgspec.structs.replace(engine, url=self.url)
+        if self.admin_token_file is not None:
+            train = msgspec.structs.replace(train, admin_token_file=self.admin_token_file)
+        return msgspec.structs.replace(config, engine=engine, train=train)
 
 
 def begin(config: RunConfig, directory: Path) -> Training:
@@ -49,28 +67,42 @@ def begin(config: RunConfig, directory: Path) -> Training:
         lessons = prompts.task.lessons() if isinstance(prompts.task, SmallSums) else None
         warm_up(model, tokenizer, config.train.warmup_steps, lessons)
     learner = _learner(model, config)
-    monitor = _monitor(config, directory)
-    write_checkpoint(directory, learner, 0, 0)
-    files.begin(_header(config, model, WeightVersion(version_label(0), model_digest(model))))
-    return _training(config, files, learner, tokenizer, prompts, monitor, directory / WEIGHTS)
+    server = reach(config, numeric_fingerprint(model))
+    monitor = _monitor(config, directory, server)
+    training = _training(
+        config, files, learner, tokenizer, prompts, monitor, directory / WEIGHTS, server=server
+    )
+    try:
+        # Behind the first update: a server that refuses this model leaves nothing that was begun.
+        write_checkpoint(directory, learner, 0, 0)
+        files.begin(_header(config, model, WeightVersion(version_label(0), model_digest(model))))
+    except BaseException:
+        training.close()
+        raise
+    return training
 
 
-def resume(directory: Path, *, steps: int | None = None) -> Training:
-    """Go on from the last checkpoint: steps that were recorded after it are done again, and must give the same weights."""
+def resume(directory: Path, *, steps: int | None = None, place: ServerPlace | None = None) -> Training:
+    """Go on from the last checkpoint: steps that were recorded after it are done again, and must give the same weights.
+
+    `place`: where the server is now, which may have another address and another token than when the run began.
+    """
     files = RunFiles(directory)
     header = files.header()
-    config = header.config
+    config = header.config if place is None else place.put_into(header.config)
+    _check(config)
     if steps is not None:
         config = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, steps=steps))
     model, tokenizer = _policy(config.model), models.tokenizer(_path(config.model))
     header.require_same(_header(config, model, header.first))
-    monitor = _monitor(config, directory)
     files.mend()
     learner = _learner(model, config, directory)
     kept = read_checkpoint(directory, learner, _latest(directory))
+    server = reach(config, numeric_fingerprint(model))
+    monitor = _monitor(config, directory, server)
     training = _training(
         config, files, learner, tokenizer, _prompts(config, model), monitor, directory / WEIGHTS,
-        step=kept.step, cursor=kept.cursor, steps=files.steps(),
+        step=kept.step, cursor=kept.cursor, steps=files.steps(), server=server,
     )  # fmt: skip
     _take_back(monitor, files, len(training.steps) - 1)
     if monitor.state is State.HALT:
@@ -82,6 +114,12 @@ def replay(directory: Path, scratch: Path) -> Training:
     """A recorded run once more, from its first checkpoint: every token drawn again, every step's digest compared."""
     files = RunFiles(directory)
     header = files.header()
+    if header.config.train.rollouts is RolloutsFrom.VLLM:
+        raise ExactError(
+            f"{directory} took its rollouts from a vLLM, whose numbers are its own: no seed draws its tokens again here, so there is "
+            "nothing to replay bit for bit. train.jsonl has the mismatch of every step; runs of exact engines (train.rollouts=exact "
+            "or serve) are replayed"
+        )
     model = _policy(header.config.model)
     header.require_same(_header(header.config, model, header.first))
     learner = _learner(model, header.config, directory)
@@ -104,21 +142,18 @@ def _training(  # noqa: PLR0913 - the parts of a training, each by name
     step: int = 0,
     cursor: int = 0,
     steps: list[StepRecord] | None = None,
+    server: ReachedServer | None = None,
 ) -> Training:
-    train = config.train
-    source = ExactSource(learner.model, tokenizer, weights, first=step, kv=train.kv, max_lag=train.max_lag)
+    """A replay has no server: what an exact one made is drawn again in this process."""
+    source = open_source(config, server, learner.model, tokenizer, weights, first=step)
     return Training(
         config=config, files=files, learner=learner, source=source, prompts=prompts, monitor=monitor,
-        buffer=GroupBuffer(train, cursor=cursor), step=step, groups=files.groups(), steps=steps or (),
+        buffer=GroupBuffer(config.train, cursor=cursor), step=step, groups=files.groups(), steps=steps or (),
     )  # fmt: skip
 
 
 def _check(config: RunConfig) -> None:
-    if config.engine != EXACT:
-        raise ConfigError(
-            "zerodrift train generates with the exact engine in its own process, as it is by default; leave section engine "
-            "out (rollouts of a server: watch your own trainer with zerodrift.Monitor)"
-        )
+    check_engine(config)
     _check_truncation(config)
 
 
@@ -185,8 +220,10 @@ def _header(config: RunConfig, model: Any, first: WeightVersion) -> RunHeader:
     )
 
 
-def _monitor(config: RunConfig, directory: Path) -> Monitor:
-    precision = "bf16" if config.model.dtype == "bfloat16" else "fp32"
+def _monitor(config: RunConfig, directory: Path, server: ReachedServer | None) -> Monitor:
+    """Its gates are those of the coarser side."""
+    coarse = config.model.dtype == "bfloat16" or (server is not None and server.coarse)
+    precision = "bf16" if coarse else "fp32"
     return Monitor(config.monitoring, precision=precision, directory=directory)
 
 

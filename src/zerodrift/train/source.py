@@ -1,4 +1,4 @@
-"""Where rollouts come from: one protocol, and the exact engine in this process behind it.
+"""Where rollouts come from: one protocol, and the exact engine in this process behind it; servers are in `served.py`.
 
 A source is asked for a group and answers later, while the learner learns. Weights are published to it as a transaction: all
 of them verified, or none. What comes back is held against what was published, so that an engine which serves other weights
@@ -29,6 +29,19 @@ from zerodrift.train.records import version_label, version_number, versions_of
 class RolloutSource(Protocol):
     """An engine, as the training loop sees it."""
 
+    exact: bool
+    """Whether its numbers are the trainer's, bit for bit; those of another are measured."""
+
+    @property
+    def version(self) -> WeightVersion:
+        """That serves."""
+        ...
+
+    @property
+    def model(self) -> Any:
+        """One with the shape of every version."""
+        ...
+
     def submit(self, index: int, prompt: Prompt, sampling: SamplingParams) -> None:
         """Ask for a group, and return at once."""
         ...
@@ -42,7 +55,15 @@ class RolloutSource(Protocol):
         ...
 
     def publish(self, number: int) -> WeightVersion:
-        """Serve the trainer's weights as those of `number` steps; as before, where this raises."""
+        """Serve the trainer's weights as those of `number` steps; as before, where this raises, or nothing is asked any more."""
+        ...
+
+    def has(self, version: WeightVersion) -> bool:
+        """Whether the weights of a version are still kept."""
+        ...
+
+    def weights_of(self, version: WeightVersion) -> StagedWeights:
+        """Of a version that is kept, verified again."""
         ...
 
     def close(self) -> None:
@@ -52,6 +73,8 @@ class RolloutSource(Protocol):
 
 class ExactSource:
     """The exact engine on a thread of its own. `directory` holds weights of the last versions, and is made anew."""
+
+    exact = True
 
     def __init__(
         self, model: Any, tokenizer: Any, directory: Path, *, first: int, kv: UpdateKV, max_lag: int
@@ -75,6 +98,11 @@ class ExactSource:
     def version(self) -> WeightVersion:
         """That serves."""
         return self._updates.current
+
+    @property
+    def model(self) -> Any:
+        """The engine's own."""
+        return self.engine.model
 
     def submit(self, index: int, prompt: Prompt, sampling: SamplingParams) -> None:
         """Under an id that says which group it is."""

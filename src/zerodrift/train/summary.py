@@ -18,6 +18,9 @@ class TrainSummary(msgspec.Struct, frozen=True, kw_only=True):
     last_reward: float
     tokens: int
     rescored: int
+    mismatch: float | None
+    """Mean of |engine - trainer| over the tokens that were scored again, in nats."""
+    mismatch_largest: float | None
     kept_back: int
     dropped: int
     lag: int
@@ -34,9 +37,20 @@ def summary_of(steps: Sequence[StepRecord]) -> TrainSummary:
         last_reward=sum(each.reward for each in steps[-ends:]) / ends,
         tokens=sum(each.tokens for each in steps),
         rescored=sum(each.rescored for each in steps),
+        mismatch=_mean(steps),
+        mismatch_largest=max(
+            (each.mismatch_largest for each in steps if each.mismatch_largest is not None), default=None
+        ),
         kept_back=sum(not each.trained for each in steps),
         dropped=sum(len(each.dropped) for each in steps),
         lag=max(each.lag for each in steps),
         seconds=sum(each.seconds for each in steps),
         digest=steps[-1].digest,
     )
+
+
+def _mean(steps: Sequence[StepRecord]) -> float | None:
+    """Over tokens; steps that were recorded before there was a mismatch in them have none."""
+    told = [(each.mismatch, each.rescored) for each in steps if each.mismatch is not None]
+    tokens = sum(count for _, count in told)
+    return sum(mismatch * count for mismatch, count in told) / tokens if tokens else None

@@ -9,12 +9,13 @@ import torch
 from tests.unit.train.conftest import small
 
 from zerodrift.config.load import load
-from zerodrift.config.training import TrainConfig
+from zerodrift.config.training import RolloutsFrom, TrainConfig, UpdateKV
 from zerodrift.core.completion import FinishReason, LogprobKind
 from zerodrift.core.errors import (
     CheckpointMismatch,
     ConfigError,
     EngineStopped,
+    InvalidValue,
     NonFinite,
     RecordError,
     RewardFailed,
@@ -33,6 +34,7 @@ from zerodrift.train.rewards import rewards_of
 from zerodrift.train.setup import begin, resume
 
 PROMPT = Prompt((5, 6))
+_URL, _FILE = "engine.url=http://127.0.0.1:1", "train.admin_token_file=no_such_token"
 
 
 class Toy:
@@ -119,13 +121,46 @@ def test_seeds_differ_by_group_and_by_run() -> None:
     ("settings", "message"),
     [
         (["model.path=null"], "model.path is not set"),
-        (["model.path=testbed:llama", "engine.name=vllm"], "the exact engine in its own process"),
+        (
+            ["engine.name=vllm"],
+            "engine.name is set with train.rollouts=exact, which generates in this process",
+        ),
+        (["engine.enable_prefix_caching=false"], "engine.enable_prefix_caching is set"),
+        ([_URL], "engine.url is set with train.rollouts=exact.*asks the server at engine.url"),
+        (["train.rollouts=serve"], "write its address into engine.url"),
+        (["train.rollouts=serve", _URL], "takes the admin token; name its file in train.admin_token_file"),
+        (["train.rollouts=serve", _URL, _FILE, "engine.api_key_env=KEY"], "engine.api_key_env is set"),
+        (
+            ["train.rollouts=serve", _URL, _FILE, "engine.name=vllm"],
+            "engine.name is 'vllm' with train.rollouts=serve",
+        ),
+        (["train.rollouts=serve", _URL, _FILE], "no_such_token cannot be read"),
+        (
+            ["train.rollouts=vllm", _URL, "engine.block_size=16"],
+            "engine.block_size is set.*where the server is started",
+        ),
     ],
 )
 def test_what_cannot_be_trained(tmp_path, settings, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        begin(load(None, settings), tmp_path / "run")
+        begin(load(None, ["train.warmup_steps=0", *settings]), tmp_path / "run")
     assert not (tmp_path / "run" / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"admin_token_file": "token"}, "rollouts=exact, which has no use for it"),
+        (
+            {"rollouts": RolloutsFrom.VLLM, "admin_token_file": "token"},
+            "rollouts=vllm, which has no use for it",
+        ),
+        ({"rollouts": RolloutsFrom.SERVE, "kv": UpdateKV.KEEP}, "kv is keep with rollouts=serve"),
+    ],
+)
+def test_settings_of_rollouts_that_contradict_each_other(changes, message) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        TrainConfig(**changes)
 
 
 UNDEFINED = [
