@@ -134,7 +134,7 @@ class _Where:
         token: str | None,
         admin: Path | None,
     ) -> None:
-        from zerodrift.serve.server import listen
+        from zerodrift.serve.listening import listen
 
         self.host, self.names, self.token, self.admin_file = host, names, token, admin
         self.sockets = [listen(host, port)]
