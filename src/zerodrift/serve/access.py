@@ -83,6 +83,13 @@ class ServeAccess(NamedTuple):
             )
         return route
 
+    def is_ours(self, authorization: str | None) -> bool:
+        """Whether this header carries a token of this server: nothing that is to be passed on."""
+        given = _token(authorization)
+        return same_token(given, self.admin_token) or same_token(
+            given, self.inference_token or self.admin_token
+        )
+
     def _check_names(self, caller: Caller) -> None:
         host = caller.one("host")
         if not knows_host(self.names, host, caller.local):
