@@ -38,7 +38,7 @@ from zerodrift.serve.shadow.salted import salted
 from zerodrift.serve.shadow.samples import Passed
 from zerodrift.serve.shadow.scorer import KEPT_BYTES, ShadowScorer
 from zerodrift.serve.shadow.upstream import Headers, Upstream, UpstreamAnswer, UpstreamFailed
-from zerodrift.serve.shadow.versions import RequestPassage, EngineVersions
+from zerodrift.serve.shadow.versions import EngineVersions, RequestPassage
 
 log = logging.getLogger("zerodrift.serve")
 VERSION = b"x-zerodrift-weight-version"

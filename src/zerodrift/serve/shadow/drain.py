@@ -3,7 +3,7 @@
 import asyncio
 
 from zerodrift.serve.errors import CallRefused
-from zerodrift.serve.shadow.versions import RequestPassage, EngineVersions
+from zerodrift.serve.shadow.versions import EngineVersions, RequestPassage
 
 
 class Drain:

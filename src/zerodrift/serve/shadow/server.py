@@ -11,7 +11,7 @@ from zerodrift.backends.http import HttpClient
 from zerodrift.serve.access import ServeAccess
 from zerodrift.serve.limits import ServeLimits
 from zerodrift.serve.listening import QuietServer, http_server
-from zerodrift.serve.shadow.app import ShadowParts, ShadowApp
+from zerodrift.serve.shadow.app import ShadowApp, ShadowParts
 from zerodrift.serve.shadow.control import ShadowControl
 from zerodrift.serve.shadow.drain import Drain
 from zerodrift.serve.shadow.facts import facts_of
