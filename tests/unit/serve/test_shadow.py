@@ -228,6 +228,20 @@ def test_a_bad_engine_is_an_error_of_that_request_alone(proxy, says, does, code)
     assert proxy.post(COMPLETIONS, ASK).status == 200
 
 
+def test_what_comes_behind_an_answer_is_not_the_next_answer(proxy, says):
+    two = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+    planted = two.replace(b"{}", b"[]")
+    says[f"POST {COMPLETIONS}"] = lambda _, http: http.wfile.write(two + planted) and None
+    answers = [proxy.post(COMPLETIONS, ASK).content for _ in range(3)]
+    assert answers == [b"{}"] * 3
+
+
+def test_a_large_answer_comes_whole(proxy, says):
+    body = json.dumps({"choices": ["x" * 5_000_000]}).encode()
+    says[f"POST {COMPLETIONS}"] = lambda _, http: http.send(200, body, **JSON)
+    assert proxy.post(COMPLETIONS, ASK | {"pad": "y" * 3_000_000}).content == body
+
+
 def test_a_stream_that_is_cut_says_so(proxy, says):
     says[f"POST {COMPLETIONS}"] = cut_stream
     answer = proxy.post(COMPLETIONS, ASK | {"stream": True})

@@ -144,6 +144,7 @@ def test_what_cannot_be_scored_says_why(path, answer, asked, facts, reason):
 
 def test_processed_numbers_that_are_raw_as_well_are_scored():
     assert samples_of(passed(COMPLETIONS, GOOD, NEUTRAL), PROCESSED)
+    assert samples_of(passed(COMPLETIONS, GOOD, {"top_p": 1.0}), PROCESSED._replace(fills_in=False))
     assert samples_of(passed(GENERATE, generated([-1.0, -2.0]), {"sampling_params": NEUTRAL}), PROCESSED)
     assert samples_of(passed(COMPLETIONS, GOOD, {"temperature": 0.5, "top_p": 0.9}), RAW)
 

@@ -16,11 +16,18 @@ def facts_of(http: HttpClient) -> UpstreamFacts:
     try:
         info = parse(http.find(INFO), vllm_facts.ServerInfo, INFO)
         kind = vllm_facts.logprob_kind(info) if info.logprobs_mode else None
+        model = info.vllm_config.get("model_config")
+        fills_in = not isinstance(model, dict) or not _is_silent(model)
     except BadAnswer:
-        kind = None
+        kind, fills_in = None, True
     listed: Any = http.find(MODELS)
     cards = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(cards, list):
         raise BadAnswer(f"{http.address}{MODELS} lists no models; is this a vLLM server?")
     adapters = frozenset(card["id"] for card in cards if isinstance(card, dict) and card.get("parent"))
-    return UpstreamFacts(kind, adapters)
+    return UpstreamFacts(kind, adapters, fills_in)
+
+
+def _is_silent(model: dict[str, Any]) -> bool:
+    """Under --generation-config vllm a request that says nothing asks for nothing."""
+    return model.get("generation_config") == "vllm" and not model.get("override_generation_config")

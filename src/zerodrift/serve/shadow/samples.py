@@ -51,6 +51,8 @@ class UpstreamFacts(NamedTuple):
     """None: it does not say."""
     adapters: frozenset[str]
     """Names of models that are a base and something on it."""
+    fills_in: bool = True
+    """Where a request is silent, a checkpoint's generation_config.json may speak."""
 
 
 class Passed(NamedTuple):
@@ -95,17 +97,19 @@ def _check_asked(asked: Mapping[str, Any], facts: UpstreamFacts) -> None:
     if kinds - {"text"} or asked.get("features"):
         raise Unscored("multimodal")
     inner = asked.get("sampling_params")
-    if facts.kind is not LogprobKind.RAW and not _is_plain(inner if isinstance(inner, dict) else asked):
+    sampling = inner if isinstance(inner, dict) else asked
+    if facts.kind is not LogprobKind.RAW and not _is_plain(sampling, fills_in=facts.fills_in):
         raise Unscored("processed" if facts.kind else "kind-unknown")
 
 
-def _is_plain(asked: Mapping[str, Any]) -> bool:
+def _is_plain(asked: Mapping[str, Any], *, fills_in: bool) -> bool:
     """Whether raw and processed logprobs are the same number."""
-    stated = all(
-        name in asked and asked[name] in (plain, -1 if name == "top_k" else plain)
-        for name, plain in _FROM_DEFAULTS.items()
-    )
-    return stated and not any(asked.get(name) for name in _SHAPES)
+    for name, plain in _FROM_DEFAULTS.items():
+        told = asked.get(name)
+        # -1 is another word of vLLM's for no top-k.
+        if told not in (plain, -1 if name == "top_k" else plain) and (told is not None or fills_in):
+            return False
+    return not any(asked.get(name) for name in _SHAPES)
 
 
 def _choices(passed: Passed) -> list[dict[str, Any]]:

@@ -47,8 +47,7 @@ class ShadowServer:
         """The address is looked at and the model is loaded here; the engine may come later."""
         self._access, self._settings = access, settings
         self.figures = ShadowFigures()
-        limits = settings.limits
-        self._upstream = Upstream(settings.url, settings.key, limits.connections)
+        self._upstream = Upstream(settings.url, settings.key)
         self._facts = HttpClient(settings.url, api_key=settings.key, timeout_s=FACTS_S, concurrency=1)
         self.reference = (
             ShadowReference(settings.model, settings.dtype, settings.weight_root)
@@ -81,7 +80,7 @@ class ShadowServer:
         try:
             await self._server.serve(sockets)
         finally:
-            await self._upstream.close()
+            self._upstream.close()
             if scorer is not None:
                 await asyncio.to_thread(scorer.close)
             self._facts.close()

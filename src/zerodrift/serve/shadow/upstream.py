@@ -1,24 +1,26 @@
 """The engine behind the proxy: one origin, no redirects, and every way to fail under a name. Torch-free.
 
-The transport is called below the client that httpx2 puts on top of it: no cookie, no redirect, no proxy of the environment,
-and half of the time of a call.
+Nothing is said twice and nothing is remembered: no retry, no cookie, no proxy of the environment.
 """
 
+import asyncio
+import ssl
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+import h11
 import httpx2
 
 from zerodrift.core.errors import ConfigError
+from zerodrift.serve.shadow.wire import EngineConnection
 
 CONNECT_S = 5.0
 ANSWER_BYTES = 512 * 2**20
 """Of an answer that is no stream: ten million logprobs are 300 MB of JSON."""
 # uvicorn drops idle connections after 5 s; letting go first avoids sending into a closing one.
 IDLE_S = 2.0
-_TIMEOUTS = {"connect": CONNECT_S, "read": None, "write": 60.0, "pool": None}
-"""How long a call may take is for the caller to say."""
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding upgrade".split()
 )
@@ -69,73 +71,83 @@ class UpstreamAnswer(NamedTuple):
 class Upstream:
     """One engine. Only the event loop calls."""
 
-    def __init__(self, url: str, key: str | None, connections: int) -> None:
+    def __init__(self, url: str, key: str | None) -> None:
         """`key` is sent as its --api-key."""
         self._origin = origin_of(url)
         self.address = str(self._origin).rstrip("/")
         self._key = None if key is None else f"Bearer {key}".encode()
-        self._host = self._origin.netloc
-        self._plain: dict[bytes, httpx2.URL] = {}
-        """Of calls without a query, which are few paths and most calls: to parse one takes 0.1 ms."""
-        limits = httpx2.Limits(
-            max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=IDLE_S
-        )
-        self._transport = httpx2.AsyncHTTPTransport(
-            verify=self._origin.scheme == "https", limits=limits, trust_env=False
-        )
+        self._secure = ssl.create_default_context() if self._origin.scheme == "https" else None
+        self._idle: list[EngineConnection] = []
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Drop every connection."""
-        await self._transport.aclose()
+        while self._idle:
+            self._idle.pop().close()
 
     @asynccontextmanager
     async def exchange(
         self, method: str, target: bytes, headers: Headers, content: bytes
     ) -> AsyncIterator[UpstreamAnswer]:
         """One call, never said twice. `target` is a path, with its query."""
-        request = httpx2.Request(
-            method,
-            self._url(target),
-            headers=self._sent(headers, content),
-            content=content,
-            extensions={"timeout": _TIMEOUTS},
-        )
+        connection = await self._connection()
+        ended = False
         try:
-            response = await self._transport.handle_async_request(request)
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise UpstreamFailed(
-                "upstream/unreachable",
-                f"no engine answers at {self.address} ({_words(error)})",
-                sent=False,
-            ) from error
-        except httpx2.TransportError as error:
-            raise self._broken(error) from error
-        try:
-            if 300 <= response.status_code < 400:
+            connection.say(method, target, self._sent(headers, content), content)
+            head = await self._head(connection)
+            if 300 <= head.status_code < 400:
                 raise UpstreamFailed(
                     "upstream/redirect",
-                    f"{self.address} redirects ({response.status_code}), which is not followed; give the address of the engine",
+                    f"{self.address} redirects ({head.status_code}), which is not followed; give the address of the engine",
                     sent=True,
                 )
             # Whoever answers says when.
-            headers = [pair for pair in _kept(response.headers.raw) if pair[0].lower() != b"date"]
-            yield UpstreamAnswer(response.status_code, headers, self._pieces(response))
+            kept = [pair for pair in _kept(head.headers.raw_items()) if pair[0].lower() != b"date"]
+            yield UpstreamAnswer(head.status_code, kept, self._pieces(connection))
+            ended = connection.again()
         finally:
-            await response.aclose()
+            if ended:
+                connection.rest(time.monotonic())
+                self._idle.append(connection)
+            else:
+                connection.close()
 
-    def _url(self, target: bytes) -> httpx2.URL:
-        if (known := self._plain.get(target)) is not None:
-            return known
-        url = self._origin.copy_with(raw_path=target)
-        if b"?" not in target:
-            self._plain[target] = url
-        return url
-
-    async def _pieces(self, response: httpx2.Response) -> AsyncIterator[bytes]:
+    async def _connection(self) -> EngineConnection:
+        """The one that was used last, or a new one: there are no more than requests that were let in together."""
+        now = time.monotonic()
+        while self._idle:
+            known = self._idle.pop()
+            if known.usable and now - known.idle_since < IDLE_S:
+                return known
+            known.close()
+        port = self._origin.port or (443 if self._secure else 80)
         try:
-            async for piece in response.aiter_raw():
-                yield piece
-        except httpx2.TransportError as error:
+            async with asyncio.timeout(CONNECT_S):
+                loop = asyncio.get_running_loop()
+                _, made = await loop.create_connection(
+                    EngineConnection, self._origin.host, port, ssl=self._secure
+                )
+        except (OSError, TimeoutError) as error:
+            raise UpstreamFailed(
+                "upstream/unreachable", f"no engine answers at {self.address} ({_words(error)})", sent=False
+            ) from error
+        return made
+
+    async def _head(self, connection: EngineConnection) -> h11.Response:
+        try:
+            found = await connection.event()
+            # 100 and 103: there is more to come.
+            while isinstance(found, h11.InformationalResponse):
+                found = await connection.event()
+        except h11.RemoteProtocolError as error:
+            raise self._broken(error) from error
+        assert isinstance(found, h11.Response), f"{found!r} before the head of an answer"
+        return found
+
+    async def _pieces(self, connection: EngineConnection) -> AsyncIterator[bytes]:
+        try:
+            while isinstance(found := await connection.event(), h11.Data):
+                yield bytes(found.data)
+        except h11.RemoteProtocolError as error:
             raise self._broken(error) from error
 
     def _broken(self, error: Exception) -> UpstreamFailed:
@@ -147,7 +159,10 @@ class Upstream:
 
     def _sent(self, headers: Headers, content: bytes) -> list[tuple[bytes, bytes]]:
         dropped = {b"host", b"content-length", b"expect"} | ({b"authorization"} if self._key else set())
-        sent = [(b"host", self._host), *((n, v) for n, v in _kept(headers) if n.lower() not in dropped)]
+        sent = [
+            (b"host", self._origin.netloc),
+            *(pair for pair in _kept(headers) if pair[0].lower() not in dropped),
+        ]
         if content:
             sent.append((b"content-length", str(len(content)).encode()))
         if self._key is not None:
