@@ -7,6 +7,7 @@ import typer
 
 from zerodrift.cli import console
 from zerodrift.cli.bar import Bar
+from zerodrift.cli.serve_shadow import checked, run_shadow
 from zerodrift.cli.served_at import ServedAt
 from zerodrift.core.errors import ConfigError, MissingExtra
 
@@ -137,15 +138,14 @@ def command(
         bodies_bytes=max(8 * max_body_mb, 64) * 2**20,
         drain_s=drain_s,
     )
+    key = None if shadow_of is None else checked(shadow_of, shadow_key_env)
     where = ServedAt(host, port, admin_port, allow_host or [], token, admin_token_file)
     if shadow_of is not None:
-        from zerodrift.cli.serve_shadow import run_shadow
-
         run_shadow(
             where,
             model=model,
             url=shadow_of,
-            key_env=shadow_key_env,
+            key=key,
             rescore_every=rescore_every,
             dtype=dtype,
             weight_root=weight_root,

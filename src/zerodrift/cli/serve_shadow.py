@@ -11,14 +11,26 @@ from zerodrift.cli.served_at import ServedAt
 from zerodrift.core.errors import ConfigError
 
 
-def run_shadow(where: ServedAt, *, key_env: str | None, **settings: Any) -> None:
+def checked(url: str, key_env: str | None) -> str | None:
+    """The engine's key, where it has one; refused before anything is opened: an address that is none."""
+    from zerodrift.serve.shadow.upstream import origin_of
+
+    origin_of(url)
+    if key_env is None:
+        return None
+    if not (key := os.environ.get(key_env)):
+        raise ConfigError(
+            f"--shadow-key-env names {key_env}, which is not set; put the engine's --api-key into it"
+        )
+    return key
+
+
+def run_shadow(where: ServedAt, **settings: Any) -> None:
     """Until it is told to stop; `settings` as in ShadowSettings."""
     from zerodrift.serve.shadow.routes import BY_PATH
     from zerodrift.serve.shadow.server import ShadowServer, ShadowSettings
-    from zerodrift.serve.shadow.upstream import origin_of
 
-    origin_of(settings["url"])
-    told = ShadowSettings(key=_key_in(key_env), **settings)
+    told = ShadowSettings(**settings)
     with tempfile.TemporaryDirectory(prefix="zerodrift-serve-") as directory:
         access, path = where.access(Path(directory))
         with Bar() as bar:
@@ -28,13 +40,3 @@ def run_shadow(where: ServedAt, *, key_env: str | None, **settings: Any) -> None
         console.say(f"in front of {told.url}")
         server.run(where.sockets, ready=lambda: where.say(path))
     console.note("stopped")
-
-
-def _key_in(name: str | None) -> str | None:
-    if name is None:
-        return None
-    if not (key := os.environ.get(name)):
-        raise ConfigError(
-            f"--shadow-key-env names {name}, which is not set; put the engine's --api-key into it"
-        )
-    return key
