@@ -42,6 +42,9 @@ from zerodrift.serve.shadow.versions import EngineVersions, RequestPassage
 
 log = logging.getLogger("zerodrift.serve")
 VERSION = b"x-zerodrift-weight-version"
+METRICS_S = 5.0
+ASKED_S = 30.0
+"""For what neither generates nor changes anything."""
 _EVENTS, _JSON, _TEXT = sse.MEDIA.encode(), b"application/json", "text/plain; version=0.0.4; charset=utf-8"
 _GONE = ("upstream/unreachable", "upstream/broken")
 
@@ -126,7 +129,7 @@ class ShadowApp:
     async def _handled(self, connection: Connection, asked: PassedCall) -> int:
         handler = asked.route.handler
         try:
-            async with asyncio.timeout(self._limits.request_s) as limit:
+            async with asyncio.timeout(self._limit_s(asked.route)) as limit:
                 if handler == GENERATE:
                     return await self._generate(connection, asked, limit)
                 if handler == "metrics":
@@ -140,6 +143,12 @@ class ShadowApp:
         except (CallRefused, UpstreamFailed, TimeoutError) as error:
             return await reply(connection, told(self._refusal(error, asked.route)))
         return await _whole(connection, found, [])
+
+    def _limit_s(self, route: ServedRoute) -> float:
+        """A probe must not wait as long as a rollout: a vLLM whose front end was killed still takes connections."""
+        if route.handler == GENERATE or route.level is Level.ADMIN:
+            return self._limits.request_s
+        return min(ASKED_S, self._limits.request_s)
 
     async def _generate(self, connection: Connection, asked: PassedCall, limit: asyncio.Timeout) -> int:
         parts = self._parts
@@ -229,9 +238,11 @@ class ShadowApp:
         """The engine's page as plain text, and ours behind it; ours alone where there is none."""
         page = b""
         try:
-            found = await self._forward(asked._replace(headers=[(b"accept", b"text/plain")]))
+            # Prometheus gives up after ten seconds.
+            async with asyncio.timeout(METRICS_S):
+                found = await self._forward(asked._replace(headers=[(b"accept", b"text/plain")]))
             page = found.content if found.status == 200 else b""
-        except UpstreamFailed as error:
+        except (UpstreamFailed, TimeoutError) as error:
             log.warning("the engine's metrics are not there: %s", error)
         own = self._figures.lines(self._parts.versions).encode()
         return CallReply(page + (b"" if page.endswith(b"\n") or not page else b"\n") + own, media=_TEXT)
@@ -262,7 +273,7 @@ class ShadowApp:
             return error
         failed = isinstance(error, UpstreamFailed)
         code = error.code if isinstance(error, UpstreamFailed) else "upstream/timeout"
-        said = str(error) if failed else f"the engine did not answer within {self._limits.request_s:g} s"
+        said = str(error) if failed else f"the engine did not answer within {self._limit_s(route):g} s"
         if route.level is Level.ADMIN and (not isinstance(error, UpstreamFailed) or error.sent):
             return CallRefused(
                 424,
