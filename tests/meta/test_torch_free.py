@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 
 PACKAGES = ("core", "config", "records", "stats", "view", "doctor", "monitor", "web")
-SERVE = ("access", "app", "asked", "control_wire", "figures", "openapi", "protocol", "wire")
+SERVE = ("access", "app", "asked", "control_wire", "figures", "openapi", "protocol", "wire", "shadow.app")
 MODULES = ("sample", "plan", "limits", "blocks", "prefix_cache", "scheduler")
 
 

@@ -17,7 +17,7 @@ from serving import ADMIN, MODEL, serve
 from zerodrift.core.request import SamplingParams
 from zerodrift.engine.engine import Engine
 from zerodrift.engine.loop import EngineLoop
-from zerodrift.serve import app, protocol
+from zerodrift.serve import connection, protocol
 from zerodrift.serve.limits import ServeLimits
 
 CANARY = {"prompt": [3, 1, 4], "max_tokens": 4, "temperature": 0, "seed": 0, "logprobs": 0}
@@ -29,8 +29,8 @@ def server(tmp_path_factory):
     """With short waits: what takes ten seconds of a slow client takes one here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(protocol, "HEAD_S", 1.0)
-        patch.setattr(app, "BODY_S", 1.0)
-        patch.setattr(app, "STALLED_S", 1.0)
+        patch.setattr(connection, "BODY_S", 1.0)
+        patch.setattr(connection, "STALLED_S", 1.0)
         yield from serve(
             tmp_path_factory.mktemp("root"),
             limits=ServeLimits(body_bytes=MOST_BODY, bodies_bytes=4 * MOST_BODY),

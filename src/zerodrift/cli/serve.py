@@ -7,14 +7,29 @@ import typer
 
 from zerodrift.cli import console
 from zerodrift.cli.bar import Bar
+from zerodrift.cli.serve_shadow import checked, run_shadow
+from zerodrift.cli.served_at import ServedAt
 from zerodrift.core.errors import ConfigError, MissingExtra
 
-PORT = 8000
+PORT, RESCORE_EVERY = 8000, 100
 ROLES = ("serving", "training")
+OF_ENGINE = (
+    "state",
+    "served_model_name",
+    "max_model_len",
+    "max_num_seqs",
+    "max_waiting",
+    "max_logprobs",
+    "max_loras",
+    "max_lora_rank",
+)
+"""Options that say nothing to a proxy."""
+OF_SHADOW = ("shadow_key_env", "rescore_every", "drain_updates")
 
 
 # Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
 def command(
+    ctx: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory of a model, or testbed:NAME.")],
     host: Annotated[
         str, typer.Option(help="Address to listen on; beyond loopback a token is needed.")
@@ -57,6 +72,19 @@ def command(
     max_lora_rank: Annotated[int, typer.Option(min=1, help="Of an adapter that is loaded.")] = 64,
     max_body_mb: Annotated[int, typer.Option(min=1, help="Of one request.")] = 8,
     drain_s: Annotated[float, typer.Option(min=0.1, help="After SIGTERM, for what is in flight.")] = 60.0,
+    shadow_of: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Be a proxy before the vLLM there; MODEL is the trainer's."),
+    ] = None,
+    shadow_key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Variable with that vLLM's --api-key.")
+    ] = None,
+    rescore_every: Annotated[
+        int, typer.Option(min=0, help="Of a proxy: score one answer in so many by MODEL; 0 none.")
+    ] = RESCORE_EVERY,
+    drain_updates: Annotated[
+        bool, typer.Option("--drain-updates", help="Of a proxy: no request is alive across an update.")
+    ] = False,
 ) -> None:
     """Serve a model to RL clients, with the trainer's own bits.
 
@@ -80,9 +108,14 @@ def command(
     $ zerodrift audit ./model --engine vllm --url http://127.0.0.1:8000
 
     SIGTERM lets what is in flight come to its end first.
+
+    With --shadow-of URL it is a proxy before a vLLM: requests pass as they
+    are, with a cache salt that changes with the weights, and one answer in
+    so many is scored by MODEL. See docs/serve.md, "In front of a vLLM".
     """
     if role not in ROLES:
         raise ConfigError(f"--role is {role!r}; use one of {', '.join(ROLES)}")
+    _check_options(ctx, shadow=shadow_of is not None)
     _require_extra()
     from zerodrift.serve.access import check_exposure
     from zerodrift.serve.limits import ServeLimits
@@ -97,19 +130,31 @@ def command(
         raise ConfigError(
             f"--weight-root {weight_root} is no directory; make it, and let the trainer save below it"
         )
+    limits = ServeLimits(
+        logprobs=max_logprobs,
+        loras=max_loras,
+        lora_rank=max_lora_rank,
+        body_bytes=max_body_mb * 2**20,
+        bodies_bytes=max(8 * max_body_mb, 64) * 2**20,
+        drain_s=drain_s,
+    )
+    key = None if shadow_of is None else checked(shadow_of, shadow_key_env)
+    where = ServedAt(host, port, admin_port, allow_host or [], token, admin_token_file)
+    if shadow_of is not None:
+        run_shadow(
+            where,
+            model=model,
+            url=shadow_of,
+            key=key,
+            rescore_every=rescore_every,
+            dtype=dtype,
+            weight_root=weight_root,
+            drains=drain_updates,
+            limits=limits,
+        )
+        return
     settings = ServeSettings(
-        model=served_model_name or model,
-        role=role,
-        weight_root=weight_root,
-        state=state,
-        limits=ServeLimits(
-            logprobs=max_logprobs,
-            loras=max_loras,
-            lora_rank=max_lora_rank,
-            body_bytes=max_body_mb * 2**20,
-            bodies_bytes=max(8 * max_body_mb, 64) * 2**20,
-            drain_s=drain_s,
-        ),
+        model=served_model_name or model, role=role, weight_root=weight_root, state=state, limits=limits
     )
     engine = {
         "dtype": dtype,
@@ -118,59 +163,13 @@ def command(
         "max_waiting": max_waiting,
     }
     console.note(f"loading {model}; the address is told when it listens")
-    where = _Where(host, port, admin_port, allow_host or [], token, admin_token_file)
     _run(model, engine, where, settings)
 
 
-class _Where:
-    """Sockets and tokens."""
-
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        admin_port: int | None,
-        names: list[str],
-        token: str | None,
-        admin: Path | None,
-    ) -> None:
-        from zerodrift.serve.server import listen
-
-        self.host, self.names, self.token, self.admin_file = host, names, token, admin
-        self.sockets = [listen(host, port)]
-        self.port = self.sockets[0].getsockname()[1]
-        self.admin_port: int | None = None
-        if admin_port is not None:
-            self.sockets.append(listen(host, admin_port))
-            self.admin_port = self.sockets[1].getsockname()[1]
-
-    def access(self, directory: Path) -> tuple[Any, Path]:
-        """Who gets in, and the file with the admin token."""
-        from zerodrift.serve.access import ServeAccess, new_token_file
-        from zerodrift.web.access import names_of, read_token
-
-        if self.admin_file is None:
-            token, path = new_token_file(directory)
-        else:
-            token, path = read_token("--admin-token-file", self.admin_file), self.admin_file
-        return ServeAccess(names_of(self.host, self.names), token, self.token, self.admin_port), path
-
-    def say(self, path: Path) -> None:
-        """Where it is reached."""
-        name = f"[{self.host}]" if ":" in self.host else self.host
-        console.say(
-            f"listening on http://{name}:{self.port}   (Ctrl-C ends it; what is in flight ends first)"
-        )
-        if self.admin_port is not None:
-            console.say(f"control routes: http://{name}:{self.admin_port}")
-        console.say(f"admin token: {path}")
-
-
-def _run(model: str, options: dict[str, Any], where: _Where, settings: Any) -> None:
+def _run(model: str, options: dict[str, Any], where: ServedAt, settings: Any) -> None:
     import tempfile
 
     from zerodrift.serve.server import RolloutServer
-    from zerodrift.web.access import is_loopback
 
     with tempfile.TemporaryDirectory(prefix="zerodrift-serve-") as directory:
         access, path = where.access(Path(directory))
@@ -180,10 +179,17 @@ def _run(model: str, options: dict[str, Any], where: _Where, settings: Any) -> N
 
             engine = Engine(model, **options)
         server = RolloutServer(engine, access, settings)
-        if not is_loopback(where.host):
-            console.note("nothing is encrypted: whoever reads the network reads tokens; put TLS in front")
         server.run(where.sockets, ready=lambda: where.say(path))
     console.note("stopped")
+
+
+def _check_options(ctx: typer.Context, *, shadow: bool) -> None:
+    """An option of the other kind of server would be ignored."""
+    for name in OF_ENGINE if shadow else OF_SHADOW:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            why = "is of the engine, which runs elsewhere" if shadow else "needs --shadow-of URL"
+            raise ConfigError(f"--{name.replace('_', '-')} {why}; leave it out")
 
 
 def _require_extra() -> None:

@@ -55,12 +55,14 @@ class ServeAccess(NamedTuple):
     """None: whoever reaches the port may generate."""
     admin_port: int | None = None
     """Where control routes answer, if not on the port of all others."""
+    routes: Mapping[str, Mapping[str, ServedRoute]] = BY_PATH
+    """What there is, by path and method."""
 
     def admit(self, caller: Caller) -> ServedRoute:
         """The route that is called, or a refusal."""
         self._check_names(caller)
         level = self._level(caller)
-        methods = BY_PATH.get(caller.path)
+        methods = self.routes.get(caller.path)
         needed = _needed(methods or {}, caller.method)
         if level < needed:
             sent = bool(caller.headers.get("authorization"))
@@ -80,6 +82,13 @@ class ServeAccess(NamedTuple):
                 405, f"this route takes {allowed}", code="route/method", headers={"allow": allowed}
             )
         return route
+
+    def is_ours(self, authorization: str | None) -> bool:
+        """Whether this header carries a token of this server: nothing that is to be passed on."""
+        given = _token(authorization)
+        return same_token(given, self.admin_token) or same_token(
+            given, self.inference_token or self.admin_token
+        )
 
     def _check_names(self, caller: Caller) -> None:
         host = caller.one("host")

@@ -60,21 +60,21 @@ class Figures:
     def lines(self, gauges: Mapping[str, tuple[str, float]], about: Mapping[str, str]) -> str:
         """The whole page; `gauges` by name, each with what it means."""
         told = [
-            *_labelled("zerodrift_http_answers_total", "Calls by path and status", self._answer_rows()),
-            *_labelled(
+            *labelled("zerodrift_http_answers_total", "Calls by path and status", self._answer_rows()),
+            *labelled(
                 "zerodrift_weight_updates_total", "Updates by how they ended", _rows("result", self.updates)
             ),
-            *_labelled(
+            *labelled(
                 "zerodrift_canaries_total",
                 "Idle canaries by whether their bits held",
                 _rows("result", self.canaries),
             ),
-            *_labelled(
+            *labelled(
                 "zerodrift_client_disconnects_total", "Clients that left early", [({}, self.disconnects)]
             ),
             *self.call_s.lines("zerodrift_http_seconds", "From a call to the end of its answer"),
             *self.first_token_s.lines("zerodrift_first_token_seconds", "From a call to its first token"),
-            *_labelled("zerodrift_serving", "What is served", [(about, 1)], "gauge"),
+            *labelled("zerodrift_serving", "What is served", [(about, 1)], "gauge"),
         ]
         for name, (says, value) in gauges.items():
             told += [f"# HELP {name} {says}", f"# TYPE {name} gauge", f"{name} {value:.9g}"]
@@ -90,9 +90,10 @@ def _rows(label: str, counts: Mapping[str, int]) -> list[tuple[Mapping[str, str]
     return [({label: name}, count) for name, count in sorted(counts.items())]
 
 
-def _labelled(
+def labelled(
     name: str, says: str, rows: Iterable[tuple[Mapping[str, str], float]], kind: str = "counter"
 ) -> list[str]:
+    """One metric with a value for each set of labels, as Prometheus reads it."""
     found = [f"# HELP {name} {says}", f"# TYPE {name} {kind}"]
     for labels, value in rows:
         inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())

@@ -2,16 +2,11 @@
 
 import asyncio
 import logging
-import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import uvicorn
-
-from zerodrift.core.errors import ConfigError
 from zerodrift.engine.engine import Engine
 from zerodrift.engine.loop import EngineLoop
 from zerodrift.serve.access import ServeAccess
@@ -21,16 +16,13 @@ from zerodrift.serve.bridge import Bridge
 from zerodrift.serve.control import Control
 from zerodrift.serve.figures import Figures
 from zerodrift.serve.generation import Generation
-from zerodrift.serve.limits import HEADER_BYTES
-from zerodrift.serve.protocol import BoundedProtocol
+from zerodrift.serve.listening import http_server
 from zerodrift.serve.routes import ROUTES
 from zerodrift.serve.settings import ServeSettings
 from zerodrift.serve.status import StatusRoutes
 from zerodrift.serve.watch import EngineWatch
 from zerodrift.serve.weight_updates import WeightUpdates
 
-KEEP_ALIVE_S = 30
-BACKLOG = 1024
 log = logging.getLogger("zerodrift.serve")
 
 
@@ -41,23 +33,7 @@ class RolloutServer:
         self._engine, self._settings = engine, settings
         self.figures = Figures()
         self._app = App(access, settings.limits, self.figures)
-        config = uvicorn.Config(
-            self._app,
-            http=BoundedProtocol,
-            ws="none",
-            lifespan="off",
-            loop="asyncio",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, round(settings.limits.drain_s)),
-            limit_concurrency=settings.limits.connections,
-            h11_max_incomplete_event_size=HEADER_BYTES,
-            backlog=BACKLOG,
-        )
-        self._server = _Uvicorn(config)
+        self._server = http_server(self._app, settings.limits)
 
     def run(self, sockets: list[socket.socket], ready: Callable[[], None] = lambda: None) -> None:
         """Until SIGTERM, SIGINT or `stop`; what is in flight ends first, within `drain_s`."""
@@ -104,44 +80,3 @@ def _handlers(*parts: object) -> dict[str, Any]:
     """By the names in the table; one that nobody has is a bug."""
     names = {route.handler for route in ROUTES}
     return {name: next(getattr(part, name) for part in parts if hasattr(part, name)) for name in names}
-
-
-class _Uvicorn(uvicorn.Server):
-    """One that ends quietly: a signal is how it is meant to end, and is not raised again behind it."""
-
-    on_exit: Callable[[], None] = staticmethod(lambda: None)
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        told = (signal.SIGINT, signal.SIGTERM)
-        for number in told:
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in told:
-                loop.remove_signal_handler(number)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.on_exit()
-        await super().shutdown(sockets)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Bound and listening: who comes before the engine is there waits, and is not turned away."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        found.bind((host, port))
-        found.listen(BACKLOG)
-    except OSError as error:
-        found.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port} ({error.strerror or error}); --port 0 takes a free one"
-        ) from error
-    return found

@@ -203,10 +203,12 @@ class WeightUpdates:
             known = self._loop.engine.model.state_dict()
             if folder.has_manifest:
                 manifest = folder.manifest()
-                return Sent({each.name: _tensor(each, known) for each in folder.tensors(manifest)}, manifest)
+                return Sent(
+                    {each.name: tensor_of(each, known) for each in folder.tensors(manifest)}, manifest
+                )
             # As wide as doubles, and tied heads written out: no checkpoint of this model is larger.
             most = 2 * sum(8 * tensor.numel() for tensor in known.values())
-            return Sent({each.name: _tensor(each, known) for each in folder.plain_tensors(most)}, None)
+            return Sent({each.name: tensor_of(each, known) for each in folder.plain_tensors(most)}, None)
         finally:
             folder.close()
 
@@ -248,7 +250,7 @@ class WeightUpdates:
             )
 
 
-def _tensor(read: TensorBytes, known: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def tensor_of(read: TensorBytes, known: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """In the engine's dtype, if that takes no rounding."""
     if (own := known.get(read.name)) is None:
         raise ModelError(f"the model that is served has no {read.name[:80]!r}; send a checkpoint of it")

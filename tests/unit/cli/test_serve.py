@@ -32,6 +32,12 @@ def token(tmp_path):
         (["--weight-root", "nowhere"], "nowhere"),
         (["--token-file", "nowhere"], "--token-file"),
         (["--host", "192.0.2.1", "--unsafe-allow-unauthenticated"], "cannot listen"),
+        (["--drain-updates"], "--shadow-of"),
+        (["--rescore-every", "5"], "--shadow-of"),
+        (["--shadow-of", "http://127.0.0.1:1", "--max-num-seqs", "5"], "--max-num-seqs"),
+        (["--shadow-of", "http://127.0.0.1:1", "--shadow-key-env", "ZERODRIFT_NOT_SET"], "ZERODRIFT_NOT_SET"),
+        (["--shadow-of", "http://127.0.0.1:1/v1"], "http://HOST:PORT"),
+        (["--shadow-of", "http://192.0.2.1:1", "--host", "0.0.0.0"], "--unsafe-allow-unauthenticated"),
     ],
 )
 def test_what_must_not_be_opened_is_refused_before_a_model_is_loaded(arguments, says, capsys):

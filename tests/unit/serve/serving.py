@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from zerodrift.engine.engine import Engine
 from zerodrift.serve.access import ServeAccess
 from zerodrift.serve.limits import ServeLimits
-from zerodrift.serve.server import RolloutServer, listen
+from zerodrift.serve.listening import listen
+from zerodrift.serve.server import RolloutServer
 from zerodrift.serve.settings import ServeSettings
 from zerodrift.web.access import names_of
 

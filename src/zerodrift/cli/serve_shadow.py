@@ -1,0 +1,42 @@
+"""`zerodrift serve --shadow-of URL`: a proxy before an engine that runs elsewhere."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from zerodrift.cli import console
+from zerodrift.cli.bar import Bar
+from zerodrift.cli.served_at import ServedAt
+from zerodrift.core.errors import ConfigError
+
+
+def checked(url: str, key_env: str | None) -> str | None:
+    """The engine's key, where it has one; refused before anything is opened: an address that is none."""
+    from zerodrift.serve.shadow.upstream import origin_of
+
+    origin_of(url)
+    if key_env is None:
+        return None
+    if not (key := os.environ.get(key_env)):
+        raise ConfigError(
+            f"--shadow-key-env names {key_env}, which is not set; put the engine's --api-key into it"
+        )
+    return key
+
+
+def run_shadow(where: ServedAt, **settings: Any) -> None:
+    """Until it is told to stop; `settings` as in ShadowSettings."""
+    from zerodrift.serve.shadow.routes import BY_PATH
+    from zerodrift.serve.shadow.server import ShadowServer, ShadowSettings
+
+    told = ShadowSettings(**settings)
+    with tempfile.TemporaryDirectory(prefix="zerodrift-serve-") as directory:
+        access, path = where.access(Path(directory))
+        with Bar() as bar:
+            if told.rescore_every:
+                bar.stage("load the model")
+            server = ShadowServer(access._replace(routes=BY_PATH), told)
+        console.say(f"in front of {told.url}")
+        server.run(where.sockets, ready=lambda: where.say(path))
+    console.note("stopped")

@@ -1,0 +1,143 @@
+"""One HTTP call at the level of ASGI: a body within its limits, an answer to a reader that may be slow or gone. Torch-free.
+
+What the server of our engine and the proxy before another have in common: both count before they hold.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, NamedTuple
+
+from zerodrift.serve.access import Caller
+from zerodrift.serve.call import JSON, CallReply
+from zerodrift.serve.errors import CallRefused
+from zerodrift.serve.limits import BODY_S, NO_BODY_BYTES, STALLED_S, ServeLimits
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Any]
+Receive = Callable[[], Any]
+COMMON = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+
+
+class ClientGone(Exception):
+    """Nobody is left to answer."""
+
+
+class Connection(NamedTuple):
+    """What ASGI gives for one call."""
+
+    scope: Mapping[str, Any]
+    receive: Receive
+    send: Send
+
+
+class Bodies:
+    """Those that are being read, all together within one limit."""
+
+    def __init__(self, limits: ServeLimits) -> None:
+        self._limits = limits
+        self._reading = 0
+        """Bytes that are held now."""
+
+    @asynccontextmanager
+    async def read(self, connection: Connection, *, takes: bool) -> AsyncIterator[bytes]:
+        """The whole body of a route that `takes` one, held for as long as the context lasts."""
+        headers = dict(connection.scope["headers"])
+        promised = headers.get(b"content-length", b"")
+        # Anybody may call some of the routes without a body, and must not hold the memory of those with one.
+        most = self._limits.body_bytes if takes else NO_BODY_BYTES
+        if promised and (not promised.isdigit() or len(promised) > 18 or int(promised) > most):
+            raise CallRefused(413, f"a body has at most {most} bytes", code="limit")
+        content = bytearray()
+        try:
+            async with asyncio.timeout(BODY_S):
+                more = True
+                while more:
+                    message = await connection.receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    piece, more = message.get("body", b""), message.get("more_body", False)
+                    self._check_size(len(content) + len(piece), len(piece), most)
+                    content += piece
+                    self._reading += len(piece)
+            media = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+            if content and media != b"application/json":
+                raise CallRefused(
+                    415, "a body is JSON, and says so: Content-Type: application/json", code="body/media"
+                )
+            yield bytes(content)
+        except TimeoutError:
+            raise CallRefused(408, f"the body did not come within {BODY_S:g} s", code="timeout") from None
+        finally:
+            self._reading -= len(content)
+
+    def _check_size(self, length: int, new: int, most: int) -> None:
+        if length > most:
+            raise CallRefused(413, f"a body has at most {most} bytes", code="limit")
+        if self._reading + new > self._limits.bodies_bytes:
+            raise CallRefused(
+                429,
+                "too many large bodies are being read; come again",
+                code="limit",
+                headers={"retry-after": "1"},
+            )
+
+
+def caller_of(scope: Mapping[str, Any], path: str) -> Caller:
+    """What is looked at to let somebody in."""
+    headers: dict[str, list[str]] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+    host, port = scope.get("server") or ("", None)
+    return Caller(scope["method"], path, headers, str(host), port)
+
+
+async def unless_left(connection: Connection, work: asyncio.Task[int]) -> int:
+    """What `work` comes to; it is cancelled where the client leaves before."""
+    leaving = asyncio.create_task(_left(connection.receive))
+    try:
+        done, _ = await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if work not in done:
+            raise ClientGone
+        return work.result()
+    finally:
+        for task in (work, leaving):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+def told(refusal: CallRefused) -> CallReply:
+    """A refusal as an answer."""
+    return CallReply(refusal.body, refusal.status, JSON, refusal.headers)
+
+
+async def reply(connection: Connection, answer: CallReply, *, close: bool = False) -> int:
+    """Send all of it; the status comes back."""
+    content = answer.encoded
+    headers = {"content-type": answer.media, "content-length": str(len(content)), **COMMON, **answer.headers}
+    if close:
+        headers["connection"] = "close"
+    start = {"type": "http.response.start", "status": answer.status, "headers": encoded(headers)}
+    await send(connection, start)
+    await send(connection, {"type": "http.response.body", "body": content})
+    return answer.status
+
+
+def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """As ASGI has them."""
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
+async def send(connection: Connection, message: Message) -> None:
+    """Wait for a slow reader, and not for ever."""
+    try:
+        async with asyncio.timeout(STALLED_S):
+            await connection.send(message)
+    except (TimeoutError, OSError):
+        raise ClientGone from None
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

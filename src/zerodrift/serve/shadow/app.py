@@ -1,0 +1,299 @@
+"""From a connection to the engine and back, as a plain ASGI application. Torch-free.
+
+What passes is what was sent, but for the salt of its cache; what comes back is what the engine said, and one header more.
+Where the engine says nothing, the answer is an error under a name: 502 or 504 for what may be asked again, and 424 for a
+control call that the engine may have carried out, because clients re-send on 5xx by themselves.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+from zerodrift.backends import sse
+from zerodrift.serve.access import ServeAccess
+from zerodrift.serve.call import DONE, CallReply
+from zerodrift.serve.connection import (
+    Bodies,
+    ClientGone,
+    Connection,
+    Receive,
+    Send,
+    caller_of,
+    reply,
+    send,
+    told,
+    unless_left,
+)
+from zerodrift.serve.errors import CallRefused
+from zerodrift.serve.limits import LARGE_BODY_BYTES, QUERY_BYTES, ServeLimits
+from zerodrift.serve.routes import Level, ServedRoute
+from zerodrift.serve.shadow.control import Forwarded, ShadowControl
+from zerodrift.serve.shadow.drain import Drain
+from zerodrift.serve.shadow.figures import ShadowFigures
+from zerodrift.serve.shadow.routes import BY_PATH, GENERATE, PASS
+from zerodrift.serve.shadow.salted import salted
+from zerodrift.serve.shadow.samples import Passed
+from zerodrift.serve.shadow.scorer import KEPT_BYTES, ShadowScorer
+from zerodrift.serve.shadow.upstream import Headers, Upstream, UpstreamAnswer, UpstreamFailed
+from zerodrift.serve.shadow.versions import EngineVersions, RequestPassage
+
+log = logging.getLogger("zerodrift.serve")
+VERSION = b"x-zerodrift-weight-version"
+METRICS_S = 5.0
+ASKED_S = 30.0
+"""For what neither generates nor changes anything."""
+_EVENTS, _JSON, _TEXT = sse.MEDIA.encode(), b"application/json", "text/plain; version=0.0.4; charset=utf-8"
+_GONE = ("upstream/unreachable", "upstream/broken")
+
+
+class PassedCall(NamedTuple):
+    """A call that was let in."""
+
+    route: ServedRoute
+    query: bytes
+    headers: Headers
+    content: bytes
+
+    @property
+    def target(self) -> bytes:
+        """As it is asked of the engine."""
+        return self.route.path.encode() + (b"?" + self.query if self.query else b"")
+
+
+class ShadowParts(NamedTuple):
+    """What a proxy is made of."""
+
+    upstream: Upstream
+    versions: EngineVersions
+    drain: Drain
+    control: ShadowControl
+    scorer: ShadowScorer | None
+    figures: ShadowFigures
+
+
+class ShadowApp:
+    """Passes calls to one engine."""
+
+    def __init__(self, access: ServeAccess, limits: ServeLimits, parts: ShadowParts) -> None:
+        self._access, self._limits, self._parts = access, limits, parts
+        self._figures = parts.figures
+        self._bodies = Bodies(limits)
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """One call."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"{scope['type']} is not served")
+        begun, status = time.monotonic(), 499
+        path = scope["raw_path"].decode("latin-1")
+        try:
+            status = await self._answer(Connection(scope, receive, send), path)
+        except ClientGone:
+            self._figures.disconnects += 1
+            if (abort := scope.get("zerodrift.abort")) is not None:
+                abort()
+        finally:
+            known = path if path in BY_PATH else "unknown"
+            self._figures.answered(known, status, time.monotonic() - begun)
+
+    async def _answer(self, connection: Connection, path: str) -> int:
+        try:
+            route = self._access.admit(caller_of(connection.scope, path))
+            async with self._bodies.read(connection, takes=route.body is not None) as content:
+                asked = self._asked(connection, route, content)
+        except CallRefused as refusal:
+            # What was not read would be taken for the next call.
+            return await reply(connection, told(refusal), close=True)
+        work = asyncio.create_task(self._handled(connection, asked))
+        if route.level is Level.ADMIN:
+            return await asyncio.shield(work)
+        return await unless_left(connection, work)
+
+    def _asked(self, connection: Connection, route: ServedRoute, content: bytes) -> PassedCall:
+        query = connection.scope["query_string"]
+        if len(query) > QUERY_BYTES:
+            raise CallRefused(414, f"a query has at most {QUERY_BYTES} bytes", code="limit")
+        headers = list(connection.scope["headers"])
+        if any(name == b"content-encoding" for name, _ in headers):
+            raise CallRefused(415, "a body is JSON as it is, and not compressed", code="body/encoding")
+        # A token of ours says nothing to the engine, and is not to be read in its log.
+        ours = [
+            name == b"authorization" and self._access.is_ours(value.decode("latin-1"))
+            for name, value in headers
+        ]
+        kept = [pair for pair, is_ours in zip(headers, ours, strict=True) if not is_ours]
+        return PassedCall(route, query, kept, content)
+
+    async def _handled(self, connection: Connection, asked: PassedCall) -> int:
+        handler = asked.route.handler
+        try:
+            async with asyncio.timeout(self._limit_s(asked.route)) as limit:
+                if handler == GENERATE:
+                    return await self._generate(connection, asked, limit)
+                if handler == "metrics":
+                    return await reply(connection, await self._metrics(asked))
+                if handler == PASS:
+                    found = await self._forward(asked)
+                else:
+                    found = await self._parts.control.handle(
+                        handler, asked.content, asked.query, lambda: self._forward(asked)
+                    )
+        except (CallRefused, UpstreamFailed, TimeoutError) as error:
+            return await reply(connection, told(self._refusal(error, asked.route)))
+        return await _whole(connection, found, [])
+
+    def _limit_s(self, route: ServedRoute) -> float:
+        """A probe must not wait as long as a rollout: a vLLM whose front end was killed still takes connections."""
+        if route.handler == GENERATE or route.level is Level.ADMIN:
+            return self._limits.request_s
+        return min(ASKED_S, self._limits.request_s)
+
+    async def _generate(self, connection: Connection, asked: PassedCall, limit: asyncio.Timeout) -> int:
+        parts = self._parts
+        passage = await parts.drain.admit()
+        try:
+            asked = asked._replace(content=await _salted(asked.content, parts.versions, passage))
+            async with self._exchange(asked) as answer:
+                chosen = parts.scorer is not None and answer.status == 200 and parts.scorer.chooses()
+                if answer.media == _EVENTS:
+                    # Its end is told in the stream.
+                    end = limit.when()
+                    limit.reschedule(None)
+                    async with self._told_in(connection, asked.route, end):
+                        await self._stream(connection, asked, answer, passage, chosen=chosen)
+                    return answer.status
+                if answer.status == 200 and answer.media != _JSON:
+                    raise UpstreamFailed(
+                        "upstream/nonsense",
+                        f"the engine answered a request with {answer.media[:80]!r}, which is neither JSON nor a stream of events",
+                        sent=True,
+                    )
+                found = Forwarded(answer.status, answer.headers, await answer.whole())
+        finally:
+            self._left(passage)
+        if chosen:
+            self._offer(asked, found.content, passage, streamed=False)
+        return await _whole(connection, found, [(VERSION, passage.told.encode())])
+
+    async def _stream(
+        self,
+        connection: Connection,
+        asked: PassedCall,
+        answer: UpstreamAnswer,
+        passage: RequestPassage,
+        *,
+        chosen: bool,
+    ) -> None:
+        """Each piece as it comes; of those that are to be scored a copy is kept."""
+        headers = [*answer.headers, (VERSION, passage.told.encode())]
+        await send(connection, {"type": "http.response.start", "status": answer.status, "headers": headers})
+        kept = bytearray()
+        async for piece in answer.pieces:
+            if chosen and len(kept) <= KEPT_BYTES:
+                kept += piece
+            await send(connection, {"type": "http.response.body", "body": piece, "more_body": True})
+        await send(connection, {"type": "http.response.body", "body": b"", "more_body": False})
+        if chosen:
+            self._offer(asked, bytes(kept), passage, streamed=True)
+
+    @asynccontextmanager
+    async def _told_in(
+        self, connection: Connection, route: ServedRoute, end: float | None
+    ) -> AsyncIterator[None]:
+        """What goes wrong behind the head of a stream: the status is out, so it is told where the next tokens would have been,
+        behind whatever line was cut."""
+        found: Exception | None = None
+        try:
+            async with asyncio.timeout_at(end):
+                yield
+        except (UpstreamFailed, TimeoutError) as error:
+            found = error
+        if found is not None:
+            body = b"\n\ndata: " + self._refusal(found, route).body + b"\n\n" + DONE
+            await send(connection, {"type": "http.response.body", "body": body, "more_body": False})
+        if isinstance(found, UpstreamFailed):
+            self._note(found)
+
+    def _left(self, passage: RequestPassage) -> None:
+        self._parts.drain.leave(passage)
+        self._figures.mixed += passage.is_mixed
+
+    def _offer(self, asked: PassedCall, content: bytes, passage: RequestPassage, *, streamed: bool) -> None:
+        assert self._parts.scorer is not None, "an answer was chosen and nobody scores"
+        if passage.is_mixed:
+            self._figures.mismatch.leave_out("mixed")
+        elif len(content) > KEPT_BYTES:
+            self._figures.mismatch.leave_out("too-large")
+        else:
+            passed = Passed(asked.route.path, asked.content, content, streamed, passage.last)
+            self._parts.scorer.offer(passed)
+
+    async def _forward(self, asked: PassedCall) -> Forwarded:
+        async with self._exchange(asked) as answer:
+            return Forwarded(answer.status, answer.headers, await answer.whole())
+
+    async def _metrics(self, asked: PassedCall) -> CallReply:
+        """The engine's page as plain text, and ours behind it; ours alone where there is none."""
+        page = b""
+        try:
+            # Prometheus gives up after ten seconds.
+            async with asyncio.timeout(METRICS_S):
+                found = await self._forward(asked._replace(headers=[(b"accept", b"text/plain")]))
+            page = found.content if found.status == 200 else b""
+        except (UpstreamFailed, TimeoutError) as error:
+            log.warning("the engine's metrics are not there: %s", error)
+        own = self._figures.lines(self._parts.versions).encode()
+        return CallReply(page + (b"" if page.endswith(b"\n") or not page else b"\n") + own, media=_TEXT)
+
+    @asynccontextmanager
+    async def _exchange(self, asked: PassedCall) -> AsyncIterator[UpstreamAnswer]:
+        try:
+            async with self._parts.upstream.exchange(
+                asked.route.method, asked.target, asked.headers, asked.content
+            ) as answer:
+                self._figures.up = True
+                yield answer
+        except UpstreamFailed as error:
+            self._note(error)
+            raise
+
+    def _note(self, error: UpstreamFailed) -> None:
+        figures = self._figures
+        figures.failures[error.code] += 1
+        # One that was never there has lost nothing.
+        if error.code in _GONE and figures.up:
+            figures.up = False
+            log.warning("the engine is gone: %s", error)
+            self._parts.control.lose()
+
+    def _refusal(self, error: Exception, route: ServedRoute) -> CallRefused:
+        if isinstance(error, CallRefused):
+            return error
+        failed = isinstance(error, UpstreamFailed)
+        code = error.code if isinstance(error, UpstreamFailed) else "upstream/timeout"
+        said = str(error) if failed else f"the engine did not answer within {self._limit_s(route):g} s"
+        if route.level is Level.ADMIN and (not isinstance(error, UpstreamFailed) or error.sent):
+            return CallRefused(
+                424,
+                f"{said}; whether it did what was asked is not known: ask it before you ask again",
+                code=code,
+            )
+        return CallRefused(502 if failed else 504, said, code=code)
+
+
+async def _salted(content: bytes, versions: EngineVersions, passage: RequestPassage) -> bytes:
+    def made() -> bytes:
+        return salted(content, lambda own: versions.salt(passage, own))
+
+    return await asyncio.to_thread(made) if len(content) > LARGE_BODY_BYTES else made()
+
+
+async def _whole(connection: Connection, found: Forwarded, more: list[tuple[bytes, bytes]]) -> int:
+    """As the engine said it, with its own length."""
+    headers = [pair for pair in found.headers if pair[0].lower() != b"content-length"]
+    headers += [(b"content-length", str(len(found.content)).encode()), *more]
+    await send(connection, {"type": "http.response.start", "status": found.status, "headers": headers})
+    await send(connection, {"type": "http.response.body", "body": found.content})
+    return found.status
