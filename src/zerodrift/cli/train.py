@@ -131,17 +131,12 @@ def _train(
     named: bool,
     as_json: bool,
 ) -> None:
-    from zerodrift.train.records import RUN
     from zerodrift.train.setup import ServerPlace, begin, resume
     from zerodrift.train.summary import summary_of
 
-    def go_on() -> str:
-        """Nothing yet, where the warm-up was not over."""
-        return f"zerodrift train --out {directory} --resume" if (directory / RUN).is_file() else ""
-
     with (
         Bar() as bar,
-        console.resumable(bar, directory, named=named, command=go_on),
+        console.resumable(bar, directory, named=named, command=lambda: _resumed_by(directory)),
         _graceful() as stopped,
     ):
         bar.stage("warm up" if config is not None else "read the run")
@@ -173,6 +168,13 @@ def _train(
         f"{found.dropped} groups dropped, {found.kept_back} batches kept back\n"
         f"weights {found.digest[:16]} in {directory}; {again}"
     )
+
+
+def _resumed_by(directory: Path) -> str:
+    """Nothing yet, where the warm-up was not over."""
+    from zerodrift.train.records import RUN
+
+    return f"zerodrift train --out {directory} --resume" if (directory / RUN).is_file() else ""
 
 
 def _mismatch(found: "TrainSummary", *, exact: bool) -> str:

@@ -142,7 +142,7 @@ def test_a_checklist_that_was_altered_is_not_believed(tmp_path, spoil):
         assert path.read_text() != content
     else:
         (tmp_path / PREFLIGHT_SEAL).unlink()
-    with pytest.raises(DigestMismatch):
+    with pytest.raises(DigestMismatch, match="another --out"):
         read_preflight(tmp_path)
 
 
