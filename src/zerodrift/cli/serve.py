@@ -138,6 +138,10 @@ def command(
         bodies_bytes=max(8 * max_body_mb, 64) * 2**20,
         drain_s=drain_s,
     )
+    if shadow_of is not None and rescore_every == 0 and (weight_root is not None or _is_typed(ctx, "dtype")):
+        raise ConfigError(
+            "--weight-root and --dtype are of what scores, and --rescore-every 0 scores nothing; leave them out"
+        )
     key = None if shadow_of is None else checked(shadow_of, shadow_key_env)
     where = ServedAt(host, port, admin_port, allow_host or [], token, admin_token_file)
     if shadow_of is not None:
@@ -186,10 +190,14 @@ def _run(model: str, options: dict[str, Any], where: ServedAt, settings: Any) ->
 def _check_options(ctx: typer.Context, *, shadow: bool) -> None:
     """An option of the other kind of server would be ignored."""
     for name in OF_ENGINE if shadow else OF_SHADOW:
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if _is_typed(ctx, name):
             why = "is of the engine, which runs elsewhere" if shadow else "needs --shadow-of URL"
             raise ConfigError(f"--{name.replace('_', '-')} {why}; leave it out")
+
+
+def _is_typed(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _require_extra() -> None:

@@ -22,6 +22,10 @@ def checked(url: str, key_env: str | None) -> str | None:
         raise ConfigError(
             f"--shadow-key-env names {key_env}, which is not set; put the engine's --api-key into it"
         )
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise ConfigError(
+            f"{key_env} holds more than a key: blanks, line breaks or signs that no header takes"
+        )
     return key
 
 

@@ -1,5 +1,6 @@
 """`zerodrift train`: online RL whose rollouts are the trainer's own policy, bit for bit; to go on with, and to replay."""
 
+import shlex
 import signal
 import sys
 import tempfile
@@ -136,7 +137,7 @@ def _train(
 
     with (
         Bar() as bar,
-        console.resumable(bar, directory, named=named, command=lambda: _resumed_by(directory)),
+        console.resumable(bar, directory, named=named, command=lambda: _resumed_by(directory, steps, place)),
         _graceful() as stopped,
     ):
         bar.stage("warm up" if config is not None else "read the run")
@@ -170,11 +171,18 @@ def _train(
     )
 
 
-def _resumed_by(directory: Path) -> str:
-    """Nothing yet, where the warm-up was not over."""
+def _resumed_by(directory: Path, steps: int | None, place: dict[str, str]) -> str:
+    """With what a run does not record, where it was typed; nothing yet, where the warm-up was not over."""
     from zerodrift.train.records import RUN
 
-    return f"zerodrift train --out {directory} --resume" if (directory / RUN).is_file() else ""
+    if not (directory / RUN).is_file():
+        return ""
+    words = ["zerodrift", "train", "--out", str(directory), "--resume"]
+    words += [] if steps is None else ["--steps", str(steps)]
+    moved = {key.rpartition(".")[2]: key for key in _MOVED}
+    return shlex.join(
+        [*words, *(word for name, value in place.items() for word in ("--set", f"{moved[name]}={value}"))]
+    )
 
 
 def _mismatch(found: "TrainSummary", *, exact: bool) -> str:

@@ -150,6 +150,7 @@ def _blocks(table: TokenTable, order: Timeline, drawn: NDArray[np.bool_]) -> lis
     block = ((np.cumsum(variance) - variance) // SAMPLING_VARIANCE).astype(np.int64)
     _, firsts, block = np.unique(block, return_index=True, return_inverse=True)
     surprise = np.minimum(table.contracted[rows], 0.0) + table.entropy[rows]
-    scores = np.bincount(block, weights=surprise) / np.sqrt(np.bincount(block, weights=variance))
-    places = order.of_sequence[table.sequence[rows[firsts]]]
-    return list(zip(places.tolist(), scores.tolist(), strict=True))[:-1]
+    # The last one is left out before it is divided by: of a sampler that is certain of every token it is nothing at all.
+    sums, spread = (np.bincount(block, weights=each)[:-1] for each in (surprise, variance))
+    places = order.of_sequence[table.sequence[rows[firsts]]][:-1]
+    return list(zip(places.tolist(), (sums / np.sqrt(spread)).tolist(), strict=True))

@@ -73,7 +73,8 @@ class ServeAccess(NamedTuple):
                 headers=_CHALLENGE,
             )
         if methods is None:
-            raise CallRefused(404, "there is no such route; /openapi.json lists them", code="route/unknown")
+            listed = "; /openapi.json lists them" if "/openapi.json" in self.routes else ""
+            raise CallRefused(404, f"there is no such route{listed}", code="route/unknown")
         if needed is Level.ADMIN and self.admin_port not in (None, caller.port):
             raise CallRefused(403, "control routes answer on the admin port alone", code="access/port")
         if (route := methods.get(caller.method)) is None:

@@ -84,7 +84,7 @@ class Training:
         self._kept_at = self.step
 
     def close(self) -> None:
-        """Let go of engine and files; what is in flight is aborted."""
+        """Let go of engine and files; what is in flight is aborted, or waited for where it is a server's."""
         self.source.close()
         if self.monitor is not None:
             self.monitor.close()

@@ -1,6 +1,7 @@
 """From a configuration and a directory to a training that can run: begun, gone on with, or replayed."""
 
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,18 +68,18 @@ def begin(config: RunConfig, directory: Path) -> Training:
         lessons = prompts.task.lessons() if isinstance(prompts.task, SmallSums) else None
         warm_up(model, tokenizer, config.train.warmup_steps, lessons)
     learner = _learner(model, config)
-    server = reach(config, numeric_fingerprint(model))
-    monitor = _monitor(config, directory, server)
-    training = _training(
-        config, files, learner, tokenizer, prompts, monitor, directory / WEIGHTS, server=server
-    )
-    try:
+    with ExitStack() as opened:
+        server = _reached(config, model, opened)
+        monitor = _monitor(config, directory, server)
+        opened.callback(monitor.close)
+        training = _training(
+            config, files, learner, tokenizer, prompts, monitor, directory / WEIGHTS, server=server
+        )
+        opened.callback(training.close)
         # Behind the first update: a server that refuses this model leaves nothing that was begun.
         write_checkpoint(directory, learner, 0, 0)
         files.begin(_header(config, model, WeightVersion(version_label(0), model_digest(model))))
-    except BaseException:
-        training.close()
-        raise
+        opened.pop_all()
     return training
 
 
@@ -98,16 +99,27 @@ def resume(directory: Path, *, steps: int | None = None, place: ServerPlace | No
     files.mend()
     learner = _learner(model, config, directory)
     kept = read_checkpoint(directory, learner, _latest(directory))
-    server = reach(config, numeric_fingerprint(model))
-    monitor = _monitor(config, directory, server)
-    training = _training(
-        config, files, learner, tokenizer, _prompts(config, model), monitor, directory / WEIGHTS,
-        step=kept.step, cursor=kept.cursor, steps=files.steps(), server=server,
-    )  # fmt: skip
-    _take_back(monitor, files, len(training.steps) - 1)
-    if monitor.state is State.HALT:
-        monitor.half_open()
+    with ExitStack() as opened:
+        server = _reached(config, model, opened)
+        monitor = _monitor(config, directory, server)
+        opened.callback(monitor.close)
+        training = _training(
+            config, files, learner, tokenizer, _prompts(config, model), monitor, directory / WEIGHTS,
+            step=kept.step, cursor=kept.cursor, steps=files.steps(), server=server,
+        )  # fmt: skip
+        opened.callback(training.close)
+        _take_back(monitor, files, len(training.steps) - 1)
+        if monitor.state is State.HALT:
+            monitor.half_open()
+        opened.pop_all()
     return training
+
+
+def _reached(config: RunConfig, model: Any, opened: ExitStack) -> ReachedServer | None:
+    """Closed again where the rest of the beginning fails."""
+    if (server := reach(config, numeric_fingerprint(model))) is not None:
+        opened.callback(server.close)
+    return server
 
 
 def replay(directory: Path, scratch: Path) -> Training:

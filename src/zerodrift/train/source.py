@@ -67,7 +67,7 @@ class RolloutSource(Protocol):
         ...
 
     def close(self) -> None:
-        """End it; what is in flight is aborted."""
+        """End it; what is in flight is aborted, or waited for where it is a server's."""
         ...
 
 

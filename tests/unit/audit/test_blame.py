@@ -104,6 +104,30 @@ def test_numbers_that_nobody_filled_in(side):
         blame(recorded, reference).run()
 
 
+def test_a_sampler_that_leaves_one_token_reports_zeros_and_rightly():
+    """Processed logprobs after top-k 1: every token is certain."""
+    reference = ReferenceBackend(MODEL)
+    requests = [
+        Request(
+            Prompt((0, 5 + number, 40, 7)),
+            SamplingParams(max_tokens=16, top_k=1, seed=number, ignore_eos=True),
+        )
+        for number in range(16)
+    ]
+    ids = [answer.completions[0].sequence for answer in reference.generate(requests)]
+    recorded = [
+        msgspec.structs.replace(
+            each,
+            output=own[4:],
+            logprobs=(0.0,) * 16,
+            trainer_logprobs=None,
+            sampling=SamplingParams(top_k=1),
+        )
+        for each, own in zip(rollouts(reference, range(8)), ids, strict=True)
+    ]
+    assert blame(recorded, reference).run().record.verdict is not Outcome.FAIL
+
+
 def test_weights_from_before_an_update(tmp_path):
     before = models.materialise(MODEL, tmp_path / "before")
     older = ReferenceBackend(before)

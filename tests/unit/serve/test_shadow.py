@@ -348,6 +348,27 @@ def test_sizes_are_counted(proxy):
     assert answer.status == 415
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "changes"),
+    [
+        ("/weight_checker", {"action": "checksum"}, False),
+        ("/weight_checker", {"action": "reset"}, True),
+        ("/sleep?level=1", {}, False),
+        ("/sleep", {}, False),
+        ("/sleep?level=2", {}, True),
+    ],
+)
+def test_a_call_that_takes_weights_away_is_a_version(proxy, says, path, body, changes):
+    says[f"POST {path}"] = lambda *_: (200, {})
+
+    def version():
+        return proxy.post(COMPLETIONS, ASK).headers["x-zerodrift-weight-version"]
+
+    before = version()
+    assert proxy.admin(path, body).status == 200
+    assert (version() != before) is changes
+
+
 def test_metrics_are_the_engines_and_ours_behind_them(proxy, says):
     lines = proxy.get("/metrics").content.decode().splitlines()
     assert lines[0] == "vllm:requests 1"

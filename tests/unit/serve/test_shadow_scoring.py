@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from zerodrift.models.directory import WEIGHTS
 from zerodrift.serve.shadow.figures import Mismatch
 from zerodrift.serve.shadow.reference import ShadowReference
 from zerodrift.serve.shadow.samples import Passed, Unscored, UpstreamFacts, samples_of
-from zerodrift.serve.shadow.scorer import ShadowScorer, Switch
+from zerodrift.serve.shadow.scorer import MODELS, ShadowScorer, Switch
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"
 PROMPT, TOKENS = [5, 6, 7], [8, 9]
@@ -116,6 +117,19 @@ def test_every_route_gives_the_same_sample(path, answer):
         (COMPLETIONS, GOOD, {}, PROCESSED, "processed"),
         (COMPLETIONS, GOOD, NEUTRAL | {"min_tokens": 1}, PROCESSED, "processed"),
         (COMPLETIONS, GOOD, {}, RAW._replace(kind=None), "kind-unknown"),
+        # vLLM masks by a grammar before it takes raw logprobs.
+        (COMPLETIONS, GOOD, {"response_format": {"type": "json_object"}}, RAW, "structured"),
+        (COMPLETIONS, GOOD, {"structured_outputs": {"choice": ["a"]}}, RAW, "structured"),
+        (CHAT, chat([-1.0, -2.0]), {"tool_choice": "required"}, RAW, "structured"),
+        (
+            GENERATE,
+            generated([-1.0, -2.0]),
+            {"sampling_params": {"structured_outputs": {"regex": "a"}}},
+            RAW,
+            "structured",
+        ),
+        # A field of another route, which the engine does not read here.
+        (CHAT, chat([-1.0, -2.0]), {"temperature": 0.2, "sampling_params": NEUTRAL}, PROCESSED, "processed"),
         (
             GENERATE,
             generated(
@@ -209,9 +223,40 @@ def test_weights_that_nobody_read_score_nothing_until_some_are(scorer):
     assert (seen.samples, seen.unscored) == (1, {"weights": 2})
 
 
+def test_of_models_that_wait_for_their_turn_the_newest_are_kept(scorer, monkeypatch):
+    """Each is a whole model, and updates may come faster than samples are scored."""
+    scoring, go_on = threading.Event(), threading.Event()
+
+    def score(prompt, tokens):
+        scoring.set()
+        assert go_on.wait(10)
+        return [-1.0] * len(tokens)
+
+    monkeypatch.setattr(scorer.reference, "score", score)
+    scorer.offer(passed(COMPLETIONS, GOOD))
+    assert scoring.wait(10)
+    for version in range(1, 6):
+        scorer.switch(Switch(version, {"value": -1.0}))
+        scorer.offer(passed(COMPLETIONS, GOOD, version=version))
+        assert len(scorer._weights) <= MODELS
+    go_on.set()
+    seen = settled(scorer)
+    assert (seen.samples, seen.unscored) == (1 + MODELS, {"weights": 5 - MODELS})
+
+
+def test_one_token_that_is_very_far_off_does_not_end_the_sum():
+    seen = Mismatch()
+    seen.add([-9999.0], [-1.0])
+    before = seen.k3
+    for _ in range(100):
+        seen.add([-1.1], [-1.0])
+    assert seen.k3 > before
+
+
 def test_a_reference_that_fails_is_not_the_end(scorer):
     scorer.switch(Switch(1, {"value": 5.0}))
     scorer.offer(passed(COMPLETIONS, GOOD, version=1))
+    settled(scorer)
     scorer.switch(Switch(2, {"wrong": 5.0}))
     scorer.offer(passed(COMPLETIONS, GOOD, version=2))
     scorer.offer(passed(COMPLETIONS, {"choices": [{"index": {}}]}, version=2))

@@ -46,7 +46,6 @@ METRICS_S = 5.0
 ASKED_S = 30.0
 """For what neither generates nor changes anything."""
 _EVENTS, _JSON, _TEXT = sse.MEDIA.encode(), b"application/json", "text/plain; version=0.0.4; charset=utf-8"
-_GONE = ("upstream/unreachable", "upstream/broken")
 
 
 class PassedCall(NamedTuple):
@@ -81,6 +80,7 @@ class ShadowApp:
         self._access, self._limits, self._parts = access, limits, parts
         self._figures = parts.figures
         self._bodies = Bodies(limits)
+        self._looking: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """One call."""
@@ -263,10 +263,23 @@ class ShadowApp:
         figures = self._figures
         figures.failures[error.code] += 1
         # One that was never there has lost nothing.
-        if error.code in _GONE and figures.up:
+        if error.code == "upstream/unreachable" and figures.up:
             figures.up = False
             log.warning("the engine is gone: %s", error)
             self._parts.control.lose()
+        if error.code == "upstream/broken" and self._looking is None:
+            # An answer that was cut is no proof: whether the engine is gone, the next connection says.
+            self._looking = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        try:
+            async with self._parts.upstream.exchange("GET", b"/health", [], b"") as answer:
+                await answer.whole()
+        except UpstreamFailed as error:
+            if error.code == "upstream/unreachable":
+                self._note(error)
+        finally:
+            self._looking = None
 
     def _refusal(self, error: Exception, route: ServedRoute) -> CallRefused:
         if isinstance(error, CallRefused):

@@ -8,6 +8,9 @@ from threading import Lock
 from zerodrift.serve.figures import Histogram, labelled
 from zerodrift.serve.shadow.versions import EngineVersions
 
+FURTHEST = 10.0
+"""Nats."""
+
 
 class Mismatch:
     """Engine's logprobs less those of the reference, of every token that was scored. Any thread."""
@@ -28,8 +31,11 @@ class Mismatch:
             self.samples += 1
             self.tokens += len(gaps)
             self.absolute += math.fsum(sizes)
-            # Of reference from engine, over tokens of the engine; exp(-gap) of a broken engine may not fit a float.
-            self.k3 += math.fsum(math.expm1(min(-gap, 700.0)) + gap for gap in gaps)
+            # Of reference from engine, over tokens of the engine. A token that is further off counts as this far, 22,000 nats:
+            # one at -9999 would add 1e304, and no later token would move the sum.
+            self.k3 += math.fsum(
+                math.expm1(capped) - capped for capped in (min(-gap, FURTHEST) for gap in gaps)
+            )
             self.largest = max(self.largest, *sizes)
             self.last = math.fsum(sizes) / len(sizes)
 

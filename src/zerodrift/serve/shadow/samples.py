@@ -15,7 +15,7 @@ from zerodrift.backends.vllm_routes import ROUTES, Choice
 from zerodrift.core.completion import LogprobKind
 from zerodrift.core.errors import ZerodriftError
 
-CHAT = "/v1/chat/completions"
+CHAT, IN_TOKENS = "/v1/chat/completions", "/inference/v1/generate"
 _BY_PATH = {route.path: route for route in ROUTES.values()}
 _FROM_DEFAULTS = {
     "temperature": 1.0,
@@ -32,8 +32,6 @@ _SHAPES = (
     "min_tokens",
     "allowed_token_ids",
     "bad_words",
-    "structured_outputs",
-    "response_format",
     "thinking_token_budget",
     "vllm_xargs",
 )
@@ -76,14 +74,14 @@ class ScorableSample(NamedTuple):
 def samples_of(passed: Passed, facts: UpstreamFacts) -> list[ScorableSample]:
     """Every sample of an answer."""
     asked = msgspec.json.decode(passed.asked)
-    _check_asked(asked, facts)
+    _check_asked(asked, facts, passed.path)
     try:
         return [_sample(choice, passed.path) for choice in _choices(passed)]
     except (ZerodriftError, msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
         raise Unscored("unreadable") from error
 
 
-def _check_asked(asked: Mapping[str, Any], facts: UpstreamFacts) -> None:
+def _check_asked(asked: Mapping[str, Any], facts: UpstreamFacts, path: str) -> None:
     if asked.get("model") in facts.adapters:
         raise Unscored("adapter")
     parts = [message.get("content") for message in asked.get("messages") or [] if isinstance(message, dict)]
@@ -96,10 +94,20 @@ def _check_asked(asked: Mapping[str, Any], facts: UpstreamFacts) -> None:
     }
     if kinds - {"text"} or asked.get("features"):
         raise Unscored("multimodal")
-    inner = asked.get("sampling_params")
+    inner = asked.get("sampling_params") if path == IN_TOKENS else None
     sampling = inner if isinstance(inner, dict) else asked
+    if _is_structured(asked, sampling):
+        raise Unscored("structured")
     if facts.kind is not LogprobKind.RAW and not _is_plain(sampling, fills_in=facts.fills_in):
         raise Unscored("processed" if facts.kind else "kind-unknown")
+
+
+def _is_structured(asked: Mapping[str, Any], sampling: Mapping[str, Any]) -> bool:
+    """vLLM masks logits by a grammar before it takes raw logprobs of them, so that these are shaped too."""
+    form = asked.get("response_format")
+    free = form is None or (isinstance(form, dict) and form.get("type") == "text")
+    forced = asked.get("tool_choice") not in (None, "none", "auto")
+    return bool(sampling.get("structured_outputs")) or forced or not free
 
 
 def _is_plain(asked: Mapping[str, Any], *, fills_in: bool) -> bool:

@@ -19,6 +19,8 @@ WAITING = 64
 KEPT_BYTES = 32 * 2**20
 """Of one answer, and of its request."""
 WAITING_BYTES = 256 * 2**20
+MODELS = 2
+"""Weights that wait for their turn, each a whole model: where updates come faster than samples are scored, older ones go."""
 
 
 class Scores(Protocol):
@@ -61,6 +63,8 @@ class ShadowScorer:
         self._mutex = threading.Lock()
         self._version: int | None = 0
         """That the reference holds; None: another one's."""
+        self._weights: dict[int, Mapping[str, Any]] = {}
+        """That the reference is to take, by version."""
         self._facts: UpstreamFacts | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="zerodrift-shadow", daemon=True)
@@ -85,7 +89,12 @@ class ShadowScorer:
 
     def switch(self, change: Switch) -> None:
         """Behind everything that was offered before."""
-        self._queue.put(change)
+        with self._mutex:
+            if change.weights is not None:
+                self._weights[change.version] = change.weights
+            while len(self._weights) > MODELS:
+                del self._weights[min(self._weights)]
+        self._queue.put(change._replace(weights=None))
 
     def close(self) -> None:
         """What waits is not scored any more."""
@@ -118,9 +127,11 @@ class ShadowScorer:
             return
         self._version = None
         self._mismatch.begin_version()
-        if change.weights is not None:
+        with self._mutex:
+            weights = self._weights.pop(change.version, None)
+        if weights is not None:
             try:
-                self.reference.switch(change.weights)
+                self.reference.switch(weights)
             except Exception:
                 log.exception(
                     "the reference could not take version %d; its samples are not scored", change.version

@@ -16,14 +16,22 @@ class UpdateTold(NamedTuple):
     label: str | None = None
 
 
-def told_of(handler: str, content: bytes) -> UpdateTold:
-    """Of a call that `handler` handles."""
+def action_of(content: bytes) -> object:
+    """What a /weight_checker is to do."""
+    return _body(content).get("action")
+
+
+def _body(content: bytes) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(content) if content else {}
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return UpdateTold()
-    if not isinstance(body, dict):
-        return UpdateTold()
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def told_of(handler: str, content: bytes) -> UpdateTold:
+    """Of a call that `handler` handles."""
+    body = _body(content)
     directory = _directory(body) if handler == "update" else _reloaded(body) if handler == "rpc" else None
     label = body.get({"finish": "weight_version", "relabel": "new_version"}.get(handler, ""))
     return UpdateTold(

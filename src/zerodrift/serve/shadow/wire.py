@@ -42,7 +42,9 @@ class EngineConnection(asyncio.Protocol):
         """No more will come."""
         if self.lost is None:
             self.lost = exc or ConnectionError("the connection was closed")
-            self._http.receive_data(b"")
+            # A reset is no end: an answer that ends where its connection does would pass for whole.
+            if exc is None:
+                self._http.receive_data(b"")
         self._wake()
 
     def say(self, method: str, target: bytes, headers: list[tuple[bytes, bytes]], content: bytes) -> None:
@@ -62,6 +64,8 @@ class EngineConnection(asyncio.Protocol):
             if found is not h11.NEED_DATA and found is not h11.PAUSED:
                 assert isinstance(found, h11.Event), f"h11 gave {found!r}"
                 return found
+            if self.lost is not None:
+                raise h11.RemoteProtocolError(f"the connection was lost: {self.lost}")
             if self._held > HELD_BYTES:
                 self._transport.resume_reading()
             self._held = 0
@@ -83,7 +87,9 @@ class EngineConnection(asyncio.Protocol):
         return self.lost is None and not self._held and not self._transport.is_closing()
 
     def rest(self, now: float) -> None:
-        """Nobody waits; what comes now belongs to no call."""
+        """Nobody waits; what comes now belongs to no call, and is to be seen."""
+        # An answer may have ended while more was held than is read ahead: nothing would ever be read again.
+        self._transport.resume_reading()
         self._held, self.idle_since = 0, now
 
     def close(self) -> None:
