@@ -4,7 +4,8 @@
     if decision.train: …
 
 Plan, run, commit: read the arrays (`intake`), reduce them to sums (`batch`), add those of other ranks, judge (`judge`),
-move the breaker, write the state, archive, act. An exception leaves everything as it was.
+move the breaker, write the state, archive, act. A batch that is refused leaves everything as it was. Where nothing but
+writing fails, the decision stands, actions run, and then the error is raised (`commit`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from zerodrift.monitor.baseline import Baseline, check_below, limits, of_canary
 from zerodrift.monitor.batch import BatchSums, Gather, batch_sums, over_ranks
 from zerodrift.monitor.breaker import Breaker
 from zerodrift.monitor.cells import UNIT
+from zerodrift.monitor.commit import Writes
 from zerodrift.monitor.correction import Correction
 from zerodrift.monitor.decide import (
     Outcome,
@@ -96,6 +98,8 @@ class Monitor:
             check_below(baseline, gate)
             self._state = with_baseline(self._state, baseline)
         self._was, self._closed = self._state.breaker.state, False
+        self.last: Decision | None = None
+        """The last decision, also of a call that raised because it could not be recorded."""
 
     @property
     def gate(self) -> Magnitude:
@@ -172,9 +176,12 @@ class Monitor:
             return self._archive
         return self._directory.archive() if all(name in given for name in IDS) else None
 
-    def _next(self, step: int | None) -> int:
+    def _check_open(self) -> None:
         if self._closed:
             raise InvalidValue("this monitor was closed, and another may have its directory; make a new one")
+
+    def _next(self, step: int | None) -> int:
+        self._check_open()
         last = self._state.step
         if step is None:
             return 0 if last is None else last + 1
@@ -211,23 +218,31 @@ class Monitor:
         reference_kl: float | None = None,
     ) -> Decision:
         """State on the disk first, then the archive, then actions: what is killed in between stays halted."""
-        self._state = outcome.state
+        self._state, writes = outcome.state, Writes()
         decision = decision_of(step, sums, outcome, reference_kl, enabled=self.config.circuit_breaker_enabled)
         decision = msgspec.structs.replace(decision, kl_estimate=given.get("kl_estimate"))
+        with writes.attempt():
+            self._write()
+        with writes.attempt():
+            self._keep(decision, given)
         entered = decision.state is State.HALT and self._was is not State.HALT
+        acted = act(self._actions, decision, entered_halt=entered)
         self._was = decision.state
-        self._write()
+        if acted.fell_back:
+            with writes.attempt():
+                self._half_open()
+        decision = msgspec.structs.replace(decision, reasons=(*decision.reasons, *acted.failed))
+        self.last = decision
+        if self._directory is not None:
+            self._directory.tell(decision)
+        writes.raise_first(decision)
+        return decision
+
+    def _keep(self, decision: Decision, given: Mapping[str, Any]) -> None:
         sampled = self._state.observed % self._healthy_every == 0
         archive = self._archive_of(given)
         if archive is not None and "completion_ids" in given and (not decision.train or sampled):
-            archive.append(rollouts_of(step, decision, given))
-        acted = act(self._actions, decision, entered_halt=entered)
-        if acted.fell_back:
-            self.half_open()
-        decision = msgspec.structs.replace(decision, reasons=(*decision.reasons, *acted.failed))
-        if self._directory is not None:
-            self._directory.tell(decision)
-        return decision
+            archive.append(rollouts_of(decision.step, decision, given))
 
     def _write(self) -> None:
         if self._path is not None:
@@ -285,6 +300,7 @@ class Monitor:
         )
 
     def _alert(self, reason: Reason) -> Decision:
+        self._check_open()
         after = msgspec.structs.replace(self._state, breaker=self._moved(bad=True), bad=self._state.bad + 1)
         return self._commit(
             self._state.step or 0, BatchSums(), Outcome(after, (reason,), None, probe_due=True), {}
@@ -296,6 +312,7 @@ class Monitor:
         A canary of the engine that is being watched may carry the fault that is being looked for: it is taken only where
         it lies within JUMP of what is expected. `trusted` says that an engine known to be good has made it.
         """
+        self._check_open()
         fresh = of_canary(
             host("behavior_logprobs", behavior_logprobs), host("trainer_logprobs", trainer_logprobs)
         )
@@ -315,6 +332,10 @@ class Monitor:
 
     def half_open(self) -> None:
         """Somebody has looked: let batches through on probation, with charts that start from zero."""
+        self._check_open()
+        self._half_open()
+
+    def _half_open(self) -> None:
         self._was = State.WARN
         self._state = without_evidence(
             msgspec.structs.replace(self._state, breaker=self._state.breaker.half_open())
@@ -323,11 +344,13 @@ class Monitor:
 
     def rewind(self, step: int, trainer_version: int | None = None) -> None:
         """Training goes on from a checkpoint: the next step is the one after `step`."""
+        self._check_open()
         self._state = msgspec.structs.replace(self._state, step=step, trainer_version=trainer_version)
         self._write()
 
     def restore(self, state: MonitorState) -> None:
         """Be as after an earlier step (`remembered`, kept then): what was judged later is forgotten, and shown no more."""
+        self._check_open()
         self._state, self._was = state, state.breaker.state
         self._write()
         if self._directory is not None:
