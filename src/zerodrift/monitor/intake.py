@@ -37,6 +37,8 @@ class Tokens:
     """Sequences, empty ones included."""
     lag: Ids | None = None
     """Of each token; None where versions are unknown."""
+    widths: Ids | None = None
+    """Entries of each sequence given, padding included; None where no array was given."""
     rescored: Bools | None = None
     """Which tokens have a re-scored logprob, if some have; the others have 0 there, which nobody reads."""
     trips: tuple[Reason, ...] = ()
@@ -223,6 +225,7 @@ def tokens_of(  # noqa: PLR0913 - one per thing that is told of all tokens alike
         counts=layout.counts[kept],
         kept=kept,
         given=len(layout.given),
+        widths=layout.given,
         lag=lag,
         rescored=rescored if rescored is not None and rescored.any() else None,
         trips=(*trips, *told),
@@ -310,12 +313,12 @@ def _lag(layout: Layout, versions: Any, trainer_version: int | None) -> tuple[Id
 
 
 def _labels(groups: Any, rows: int, kept: Ids) -> dict[str, tuple[str, ...]]:
+    if not isinstance(groups, Mapping | None):
+        raise InvalidValue(f"groups is a {type(groups).__name__}; give labels by kind, one per sequence")
     labels = {}
     for kind, values in (groups or {}).items():
-        texts = [
-            str(value)
-            for value in (values if isinstance(values, (list, tuple)) else host(kind, values).tolist())
-        ]
+        listed = values if isinstance(values, (list, tuple)) else host(kind, values).tolist()
+        texts = [str(value) for value in listed] if isinstance(listed, (list, tuple)) else []
         if len(texts) != rows:
             raise InvalidValue(
                 f"groups[{kind!r}] has {len(texts)} labels for {rows} sequences; give one per sequence"

@@ -19,10 +19,10 @@ import numpy as np
 from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.config.precision import Magnitude, Precision
 from zerodrift.core import require
-from zerodrift.core.errors import InvalidValue, ZerodriftError
+from zerodrift.core.errors import InvalidSampling, InvalidValue, ZerodriftError
 from zerodrift.core.request import SamplingParams
 from zerodrift.monitor.actions import Actions, act
-from zerodrift.monitor.archive import IDS, Archive, opened, require_ids, rollouts_of
+from zerodrift.monitor.archive import IDS, Archive, check_ids, keepable, opened, require_ids
 from zerodrift.monitor.baseline import Baseline, check_below, limits, of_canary
 from zerodrift.monitor.batch import BatchSums, Gather, batch_sums, over_ranks
 from zerodrift.monitor.breaker import Breaker
@@ -43,6 +43,7 @@ from zerodrift.monitor.decision import Code, Decision, Reason, RewardView, State
 from zerodrift.monitor.directory import MonitorDirectory
 from zerodrift.monitor.intake import LOGPROBS, Tokens, host, tokens_of
 from zerodrift.monitor.judge import WHOLE
+from zerodrift.monitor.numbers import counted, number
 from zerodrift.monitor.report import decision_of
 from zerodrift.monitor.rewards import TEST_P, Output, against_reference, read
 from zerodrift.monitor.scalar import judge_scalar
@@ -148,20 +149,11 @@ class Monitor:
         given = {name: value for name, value in locals().items() if name != "self" and value is not None}
         try:
             step = self._next(step)
-            if self._archive is not None:
-                require_ids(given)
-            self._archive_of(given)  # opened now: one that cannot be is an error before anything is judged
-            tokens = tokens_of(
-                {name: given.get(name) for name in LOGPROBS},
-                mask=mask, lengths=lengths, versions=versions, trainer_version=trainer_version, groups=groups,
-                rescored_mask=rescored_mask,
-            )  # fmt: skip
-            check_labels(self._state, tokens.groups)
-            sums = batch_sums(
-                tokens, epsilon=self.config.clip_epsilon, baseline=self._state.baseline, expect=partial(expected, self._state),
-                correction=self._correction,
-            )  # fmt: skip
-            sums = self._with_rewards(sums, tokens, rewards, outputs)
+            if trainer_version is not None:
+                trainer_version = given["trainer_version"] = counted("trainer_version", trainer_version)
+            if reference_kl is not None:
+                reference_kl = number("reference_kl", reference_kl)
+            sums = self._summed(given)
         except ZerodriftError:
             self._state = msgspec.structs.replace(self._state, refused=self._state.refused + 1)
             raise
@@ -169,6 +161,26 @@ class Monitor:
             sums = over_ranks(sums, self._gather)
         outcome = decide(self._state, step, sums, trainer_version, self._settings)
         return self._commit(step, sums, outcome, given, reference_kl)
+
+    def _summed(self, given: Mapping[str, Any]) -> BatchSums:
+        """What is wrong with the call raises here, before anything is judged."""
+        if self._archive is not None:
+            require_ids(given)
+        if "sampling" in given:
+            require.instance(InvalidSampling, "sampling", given["sampling"], SamplingParams)
+        archived = self._archive_of(given) is not None  # opened now: one that cannot be is an error
+        told = ("mask", "lengths", "versions", "trainer_version", "groups", "rescored_mask")
+        tokens = tokens_of(
+            {name: given.get(name) for name in LOGPROBS}, **{name: given.get(name) for name in told}
+        )
+        if archived:
+            check_ids(given, tokens.widths)
+        check_labels(self._state, tokens.groups)
+        sums = batch_sums(
+            tokens, epsilon=self.config.clip_epsilon, baseline=self._state.baseline, expect=partial(expected, self._state),
+            correction=self._correction,
+        )  # fmt: skip
+        return self._with_rewards(sums, tokens, given.get("rewards"), given.get("outputs"))
 
     def _archive_of(self, given: Mapping[str, Any]) -> Archive | None:
         """Where a batch would be kept; a directory's archive keeps those that have ids."""
@@ -185,8 +197,7 @@ class Monitor:
         last = self._state.step
         if step is None:
             return 0 if last is None else last + 1
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise InvalidValue(f"step is {step!r}; it counts optimizer steps, from 0")
+        step = counted("step", step)
         if last is not None and step <= last:
             raise InvalidValue(
                 f"step {step} came after step {last}; a batch is judged once, in order: after a resume, call rewind({step - 1})"
@@ -223,8 +234,10 @@ class Monitor:
         decision = msgspec.structs.replace(decision, kl_estimate=given.get("kl_estimate"))
         with writes.attempt():
             self._write()
+        unkept: tuple[Reason, ...] = ()
         with writes.attempt():
-            self._keep(decision, given)
+            unkept = self._keep(decision, given)
+        decision = msgspec.structs.replace(decision, reasons=(*decision.reasons, *unkept))
         entered = decision.state is State.HALT and self._was is not State.HALT
         acted = act(self._actions, decision, entered_halt=entered)
         self._was = decision.state
@@ -238,11 +251,16 @@ class Monitor:
         writes.raise_first(decision)
         return decision
 
-    def _keep(self, decision: Decision, given: Mapping[str, Any]) -> None:
+    def _keep(self, decision: Decision, given: Mapping[str, Any]) -> tuple[Reason, ...]:
+        """What the archive could not take is said; a batch that trips must not raise for the very thing it trips by."""
         sampled = self._state.observed % self._healthy_every == 0
         archive = self._archive_of(given)
-        if archive is not None and "completion_ids" in given and (not decision.train or sampled):
-            archive.append(rollouts_of(decision.step, decision, given))
+        if archive is None or "completion_ids" not in given or (decision.train and not sampled):
+            return ()
+        batch, without = keepable(decision.step, decision, given)
+        if batch is not None:
+            archive.append(batch)
+        return () if without is None else (Reason(code=Code.NOT_ARCHIVED, message=without),)
 
     def _write(self) -> None:
         if self._path is not None:
@@ -262,9 +280,9 @@ class Monitor:
 
         `reference_kl`, the distance to a frozen policy, is recorded and never trips.
         """
-        step, kl_estimate = self._next(step), _number("kl_estimate", kl_estimate)
-        reward_mean = None if reward_mean is None else _number("reward_mean", reward_mean)
-        reference_kl = None if reference_kl is None else _number("reference_kl", reference_kl)
+        step, kl_estimate = self._next(step), number("kl_estimate", kl_estimate)
+        reward_mean = None if reward_mean is None else number("reward_mean", reward_mean)
+        reference_kl = None if reference_kl is None else number("reference_kl", reference_kl)
         scalar, reasons = judge_scalar(self._state.scalar, kl_estimate, reward_mean, self.gate.k3)
         bad = bool(reasons)
         due = is_probe_due(self._state, self.config)
@@ -345,7 +363,15 @@ class Monitor:
     def rewind(self, step: int, trainer_version: int | None = None) -> None:
         """Training goes on from a checkpoint: the next step is the one after `step`."""
         self._check_open()
-        self._state = msgspec.structs.replace(self._state, step=step, trainer_version=trainer_version)
+        # -1: nothing was trained yet, and the next is step 0.
+        step = counted("step", step, -1)
+        if trainer_version is not None:
+            trainer_version = counted("trainer_version", trainer_version)
+        seen = self._state.mismatch_seen
+        # A step that is yet to come has seen nothing.
+        self._state = msgspec.structs.replace(
+            self._state, step=step, trainer_version=trainer_version, mismatch_seen=None if seen is None else min(seen, step)
+        )  # fmt: skip
         self._write()
 
     def restore(self, state: MonitorState) -> None:
@@ -366,14 +392,3 @@ class Monitor:
         self._closed = True
         if self._directory is not None:
             self._directory.close()
-
-
-def _number(name: str, value: Any) -> float:
-    """One number, also out of a tensor of one; what is not finite is judged, not refused."""
-    try:
-        found = None if isinstance(value, str | bytes | bool) else float(value)
-    except (TypeError, ValueError):
-        found = None
-    if found is None:
-        raise InvalidValue(f"{name} is {value!r}; give one number")
-    return found
