@@ -127,7 +127,8 @@ def rollouts_of(step: int, decision: Decision, given: Mapping[str, Any]) -> Arch
     outputs = plain(given["completion_ids"])
     lengths = _lengths(given)
     groups = given.get("groups", {})
-    columns: dict[str, Any] = {name: given[name] for name in (*LOGPROBS, "mask") if name in given}
+    columns: dict[str, Any] = {name: _rows(given[name], outputs) for name in LOGPROBS if name in given}
+    columns |= {"mask": given["mask"]} if "mask" in given else {}
     if "rescored_mask" in given and not np.all(host("rescored_mask", given["rescored_mask"])):
         # Of a part only: blame scores all of it again anyway, and an archive has no place for half a rollout.
         columns.pop(RESCORED, None)
@@ -187,6 +188,15 @@ def _rewards(rewards: Any) -> Any:
     if rewards is None:
         return None
     return [plain(each.value if isinstance(each, BoundReward) else each) for each in plain(rewards)]
+
+
+def _rows(logprobs: Any, outputs: Sequence[Any]) -> Any:
+    """Where a row is missing, as many missing numbers as its output has tokens."""
+    if not isinstance(logprobs, list | tuple) or all(row is not None for row in logprobs):
+        return logprobs
+    if len(logprobs) != len(outputs):
+        return logprobs
+    return [empty if row is None else row for row, empty in zip(logprobs, _missing(outputs), strict=True)]
 
 
 def _missing(outputs: Sequence[Any]) -> list[Any]:
