@@ -115,7 +115,12 @@ def decide(
         trainer_version=_newest(state.trainer_version, trainer_version),
         tracks=tracks,
         gate=gated.chart,
-        breaker=state.breaker.update(bad=bad, warned=bool(reasons), windows=config.consecutive_windows),
+        breaker=state.breaker.update(
+            bad=bad,
+            warned=bool(reasons),
+            windows=config.consecutive_windows,
+            measured=bool(sums.mismatch.summary.count),
+        ),
         observed=state.observed + 1,
         bad=state.bad + bad,
         mismatch_seen=step if sums.mismatch.summary.count else state.mismatch_seen,

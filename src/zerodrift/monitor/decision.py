@@ -63,6 +63,7 @@ class Code(StrEnum):
     HALF_OPEN = "half-open"
     HALTED = "halted"
     ACTION_FAILED = "action-failed"
+    NOT_ARCHIVED = "not-archived"
 
     @property
     def bad(self) -> bool:
@@ -78,6 +79,7 @@ _LOOK = {
     Code.HALF_OPEN,
     Code.HALTED,
     Code.ACTION_FAILED,
+    Code.NOT_ARCHIVED,
 }
 
 

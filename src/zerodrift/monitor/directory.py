@@ -70,7 +70,12 @@ class MonitorDirectory:
 
     def forget_after(self, step: int) -> None:
         """Lines of later steps go."""
-        self._steps.drop_after(step)
+        try:
+            self._steps.drop_after(step)
+        except OSError as error:
+            raise RecordError(
+                f"{self.path / STEPS} cannot be written ({error.strerror or error}); look at the disk"
+            ) from error
 
     def end(self) -> None:
         """Nothing more is expected: what looks on need not take silence for a long step."""

@@ -37,6 +37,8 @@ class Tokens:
     """Sequences, empty ones included."""
     lag: Ids | None = None
     """Of each token; None where versions are unknown."""
+    widths: Ids | None = None
+    """Entries of each sequence given, padding included; None where no array was given."""
     rescored: Bools | None = None
     """Which tokens have a re-scored logprob, if some have; the others have 0 there, which nobody reads."""
     trips: tuple[Reason, ...] = ()
@@ -84,12 +86,18 @@ def host(name: str, value: Any) -> NDArray[Any]:
         # bf16 has no numpy type, so a tensor is widened before it leaves its framework.
         call = getattr(value, method, None)
         if call is not None and (method != "float" or "float" in str(getattr(value, "dtype", ""))):
-            value = call()
+            try:
+                value = call()
+            except RuntimeError as error:
+                raise InvalidValue(f"{name} cannot be copied to the host ({error})") from error
+    if isinstance(value, list | tuple) and any(hasattr(row, "detach") for row in value):
+        # numpy reads neither bf16 nor what requires a gradient out of a list.
+        value = [None if row is None else host(f"{name}[{place}]", row) for place, row in enumerate(value)]
     try:
         return np.asarray(value)
     except ValueError:
         return _ragged(name, value)
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:
         raise InvalidValue(
             f"{name} cannot be read as an array ({error}); give a tensor, an array or lists"
         ) from error
@@ -98,8 +106,48 @@ def host(name: str, value: Any) -> NDArray[Any]:
 def _ragged(name: str, rows: Sequence[Any]) -> NDArray[Any]:
     result = np.empty(len(rows), dtype=object)
     for place, row in enumerate(rows):
-        result[place] = host(f"{name}[{place}]", row)
+        result[place] = None if row is None else host(f"{name}[{place}]", row)
     return result
+
+
+def _is_rows(array: NDArray[Any]) -> bool:
+    """One object for each sequence; the others are numbers, of which some may be missing."""
+    return array.dtype == object and array.ndim == 1 and any(hasattr(row, "__len__") for row in array)
+
+
+def _filled(arrays: Mapping[str, NDArray[Any]], lengths: Any) -> dict[str, NDArray[Any]]:
+    """A row that is None, as a row of missing numbers: as long as it is in the other arrays, or as `lengths` say."""
+    told = None if lengths is None else _whole("lengths", lengths)
+    return {name: _without_holes(name, array, arrays, told) for name, array in arrays.items()}
+
+
+def _without_holes(
+    name: str, array: NDArray[Any], arrays: Mapping[str, NDArray[Any]], told: Ids | None
+) -> NDArray[Any]:
+    if array.dtype != object or array.ndim != 1:
+        return array
+    if not _is_rows(array):
+        flat = told is not None and told.sum() == len(array) != len(told)
+        if flat or any(row is not None for row in array):
+            return array
+    result = np.empty(len(array), dtype=object)
+    for place, row in enumerate(array):
+        if row is not None and np.ndim(row) != 1:
+            raise InvalidValue(
+                f"{name}[{place}] is {row!r:.40}; give one row of numbers per sequence, or None"
+            )
+        result[place] = np.full(_width(place, arrays, told), None) if row is None else row
+    return result
+
+
+def _width(place: int, arrays: Mapping[str, NDArray[Any]], told: Ids | None) -> int:
+    """Entries of one sequence, by whoever knows; one that is missing where nobody does, so that it is counted."""
+    for array in arrays.values():
+        if array.ndim == 2 and place < len(array):
+            return int(array.shape[1])
+        if _is_rows(array) and place < len(array) and hasattr(array[place], "__len__"):
+            return len(array[place])
+    return 1 if told is None or place >= len(told) else int(told[place])
 
 
 class Layout:
@@ -108,11 +156,15 @@ class Layout:
     def __init__(self, first: NDArray[Any], mask: Any, lengths: Any) -> None:
         """From the first array that was given, with the mask and the lengths, if any."""
         self.shape = first.shape
-        self.ragged = tuple(map(len, first)) if first.dtype == object and first.ndim == 1 else None
+        self.ragged = tuple(map(len, first)) if _is_rows(first) else None
         self.chosen: Bools | None = None
         told = None if lengths is None else _whole("lengths", lengths)
         if self.ragged is not None:
             given = np.array(self.ragged, dtype=np.int64)
+            if told is not None and not np.array_equal(told, given):
+                raise InvalidValue(
+                    f"lengths {told.tolist()[:8]} are not those of the rows, {given.tolist()[:8]}; leave them out, or pad"
+                )
         elif first.ndim == 2:
             given = np.full(first.shape[0], first.shape[1], dtype=np.int64)
             if told is not None:
@@ -201,6 +253,7 @@ def tokens_of(  # noqa: PLR0913 - one per thing that is told of all tokens alike
     arrays = {name: host(name, value) for name, value in given.items() if value is not None}
     if not arrays:
         return Tokens({}, np.zeros(0, np.int64), np.zeros(0, np.int64), trips=(_missing(),))
+    arrays = _filled(arrays, lengths)
     layout = Layout(next(iter(arrays.values())), mask, lengths)
     rescored = _rescored(layout, arrays, rescored_mask)
     flat, trips = {}, [] if "behavior_logprobs" in arrays else [_missing()]
@@ -223,6 +276,7 @@ def tokens_of(  # noqa: PLR0913 - one per thing that is told of all tokens alike
         counts=layout.counts[kept],
         kept=kept,
         given=len(layout.given),
+        widths=layout.given,
         lag=lag,
         rescored=rescored if rescored is not None and rescored.any() else None,
         trips=(*trips, *told),
@@ -310,12 +364,12 @@ def _lag(layout: Layout, versions: Any, trainer_version: int | None) -> tuple[Id
 
 
 def _labels(groups: Any, rows: int, kept: Ids) -> dict[str, tuple[str, ...]]:
+    if not isinstance(groups, Mapping | None):
+        raise InvalidValue(f"groups is a {type(groups).__name__}; give labels by kind, one per sequence")
     labels = {}
     for kind, values in (groups or {}).items():
-        texts = [
-            str(value)
-            for value in (values if isinstance(values, (list, tuple)) else host(kind, values).tolist())
-        ]
+        listed = values if isinstance(values, (list, tuple)) else host(kind, values).tolist()
+        texts = [str(value) for value in listed] if isinstance(listed, (list, tuple)) else []
         if len(texts) != rows:
             raise InvalidValue(
                 f"groups[{kind!r}] has {len(texts)} labels for {rows} sequences; give one per sequence"

@@ -4,7 +4,8 @@
     if decision.train: …
 
 Plan, run, commit: read the arrays (`intake`), reduce them to sums (`batch`), add those of other ranks, judge (`judge`),
-move the breaker, write the state, archive, act. An exception leaves everything as it was.
+move the breaker, write the state, archive, act. A batch that is refused leaves everything as it was. Where nothing but
+writing fails, the decision stands, actions run, and then the error is raised (`commit`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +19,15 @@ import numpy as np
 from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.config.precision import Magnitude, Precision
 from zerodrift.core import require
-from zerodrift.core.errors import InvalidValue, ZerodriftError
+from zerodrift.core.errors import InvalidSampling, InvalidValue, ZerodriftError
 from zerodrift.core.request import SamplingParams
 from zerodrift.monitor.actions import Actions, act
-from zerodrift.monitor.archive import IDS, Archive, opened, require_ids, rollouts_of
+from zerodrift.monitor.archive import IDS, Archive, check_ids, keepable, opened, require_ids
 from zerodrift.monitor.baseline import Baseline, check_below, limits, of_canary
 from zerodrift.monitor.batch import BatchSums, Gather, batch_sums, over_ranks
 from zerodrift.monitor.breaker import Breaker
 from zerodrift.monitor.cells import UNIT
+from zerodrift.monitor.commit import Writes
 from zerodrift.monitor.correction import Correction
 from zerodrift.monitor.decide import (
     Outcome,
@@ -41,6 +43,7 @@ from zerodrift.monitor.decision import Code, Decision, Reason, RewardView, State
 from zerodrift.monitor.directory import MonitorDirectory
 from zerodrift.monitor.intake import LOGPROBS, Tokens, host, tokens_of
 from zerodrift.monitor.judge import WHOLE
+from zerodrift.monitor.numbers import counted, number
 from zerodrift.monitor.report import decision_of
 from zerodrift.monitor.rewards import TEST_P, Output, against_reference, read
 from zerodrift.monitor.scalar import judge_scalar
@@ -96,6 +99,8 @@ class Monitor:
             check_below(baseline, gate)
             self._state = with_baseline(self._state, baseline)
         self._was, self._closed = self._state.breaker.state, False
+        self.last: Decision | None = None
+        """The last decision, also of a call that raised because it could not be recorded."""
 
     @property
     def gate(self) -> Magnitude:
@@ -144,20 +149,11 @@ class Monitor:
         given = {name: value for name, value in locals().items() if name != "self" and value is not None}
         try:
             step = self._next(step)
-            if self._archive is not None:
-                require_ids(given)
-            self._archive_of(given)  # opened now: one that cannot be is an error before anything is judged
-            tokens = tokens_of(
-                {name: given.get(name) for name in LOGPROBS},
-                mask=mask, lengths=lengths, versions=versions, trainer_version=trainer_version, groups=groups,
-                rescored_mask=rescored_mask,
-            )  # fmt: skip
-            check_labels(self._state, tokens.groups)
-            sums = batch_sums(
-                tokens, epsilon=self.config.clip_epsilon, baseline=self._state.baseline, expect=partial(expected, self._state),
-                correction=self._correction,
-            )  # fmt: skip
-            sums = self._with_rewards(sums, tokens, rewards, outputs)
+            if trainer_version is not None:
+                trainer_version = given["trainer_version"] = counted("trainer_version", trainer_version)
+            if reference_kl is not None:
+                reference_kl = number("reference_kl", reference_kl)
+            sums = self._summed(given)
         except ZerodriftError:
             self._state = msgspec.structs.replace(self._state, refused=self._state.refused + 1)
             raise
@@ -166,20 +162,42 @@ class Monitor:
         outcome = decide(self._state, step, sums, trainer_version, self._settings)
         return self._commit(step, sums, outcome, given, reference_kl)
 
+    def _summed(self, given: Mapping[str, Any]) -> BatchSums:
+        """What is wrong with the call raises here, before anything is judged."""
+        if self._archive is not None:
+            require_ids(given)
+        if "sampling" in given:
+            require.instance(InvalidSampling, "sampling", given["sampling"], SamplingParams)
+        archived = self._archive_of(given) is not None  # opened now: one that cannot be is an error
+        told = ("mask", "lengths", "versions", "trainer_version", "groups", "rescored_mask")
+        tokens = tokens_of(
+            {name: given.get(name) for name in LOGPROBS}, **{name: given.get(name) for name in told}
+        )
+        if archived:
+            check_ids(given, tokens.widths)
+        check_labels(self._state, tokens.groups)
+        sums = batch_sums(
+            tokens, epsilon=self.config.clip_epsilon, baseline=self._state.baseline, expect=partial(expected, self._state),
+            correction=self._correction,
+        )  # fmt: skip
+        return self._with_rewards(sums, tokens, given.get("rewards"), given.get("outputs"))
+
     def _archive_of(self, given: Mapping[str, Any]) -> Archive | None:
         """Where a batch would be kept; a directory's archive keeps those that have ids."""
         if self._archive is not None or self._directory is None:
             return self._archive
         return self._directory.archive() if all(name in given for name in IDS) else None
 
-    def _next(self, step: int | None) -> int:
+    def _check_open(self) -> None:
         if self._closed:
             raise InvalidValue("this monitor was closed, and another may have its directory; make a new one")
+
+    def _next(self, step: int | None) -> int:
+        self._check_open()
         last = self._state.step
         if step is None:
             return 0 if last is None else last + 1
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise InvalidValue(f"step is {step!r}; it counts optimizer steps, from 0")
+        step = counted("step", step)
         if last is not None and step <= last:
             raise InvalidValue(
                 f"step {step} came after step {last}; a batch is judged once, in order: after a resume, call rewind({step - 1})"
@@ -211,23 +229,38 @@ class Monitor:
         reference_kl: float | None = None,
     ) -> Decision:
         """State on the disk first, then the archive, then actions: what is killed in between stays halted."""
-        self._state = outcome.state
+        self._state, writes = outcome.state, Writes()
         decision = decision_of(step, sums, outcome, reference_kl, enabled=self.config.circuit_breaker_enabled)
         decision = msgspec.structs.replace(decision, kl_estimate=given.get("kl_estimate"))
+        with writes.attempt():
+            self._write()
+        unkept: tuple[Reason, ...] = ()
+        with writes.attempt():
+            unkept = self._keep(decision, given)
+        decision = msgspec.structs.replace(decision, reasons=(*decision.reasons, *unkept))
         entered = decision.state is State.HALT and self._was is not State.HALT
-        self._was = decision.state
-        self._write()
-        sampled = self._state.observed % self._healthy_every == 0
-        archive = self._archive_of(given)
-        if archive is not None and "completion_ids" in given and (not decision.train or sampled):
-            archive.append(rollouts_of(step, decision, given))
         acted = act(self._actions, decision, entered_halt=entered)
+        self._was = decision.state
         if acted.fell_back:
-            self.half_open()
+            with writes.attempt():
+                self._half_open()
         decision = msgspec.structs.replace(decision, reasons=(*decision.reasons, *acted.failed))
+        self.last = decision
         if self._directory is not None:
             self._directory.tell(decision)
+        writes.raise_first(decision)
         return decision
+
+    def _keep(self, decision: Decision, given: Mapping[str, Any]) -> tuple[Reason, ...]:
+        """What the archive could not take is said; a batch that trips must not raise for the very thing it trips by."""
+        sampled = self._state.observed % self._healthy_every == 0
+        archive = self._archive_of(given)
+        if archive is None or "completion_ids" not in given or (decision.train and not sampled):
+            return ()
+        batch, without = keepable(decision.step, decision, given)
+        if batch is not None:
+            archive.append(batch)
+        return () if without is None else (Reason(code=Code.NOT_ARCHIVED, message=without),)
 
     def _write(self) -> None:
         if self._path is not None:
@@ -247,9 +280,9 @@ class Monitor:
 
         `reference_kl`, the distance to a frozen policy, is recorded and never trips.
         """
-        step, kl_estimate = self._next(step), _number("kl_estimate", kl_estimate)
-        reward_mean = None if reward_mean is None else _number("reward_mean", reward_mean)
-        reference_kl = None if reference_kl is None else _number("reference_kl", reference_kl)
+        step, kl_estimate = self._next(step), number("kl_estimate", kl_estimate)
+        reward_mean = None if reward_mean is None else number("reward_mean", reward_mean)
+        reference_kl = None if reference_kl is None else number("reference_kl", reference_kl)
         scalar, reasons = judge_scalar(self._state.scalar, kl_estimate, reward_mean, self.gate.k3)
         bad = bool(reasons)
         due = is_probe_due(self._state, self.config)
@@ -285,6 +318,7 @@ class Monitor:
         )
 
     def _alert(self, reason: Reason) -> Decision:
+        self._check_open()
         after = msgspec.structs.replace(self._state, breaker=self._moved(bad=True), bad=self._state.bad + 1)
         return self._commit(
             self._state.step or 0, BatchSums(), Outcome(after, (reason,), None, probe_due=True), {}
@@ -296,6 +330,7 @@ class Monitor:
         A canary of the engine that is being watched may carry the fault that is being looked for: it is taken only where
         it lies within JUMP of what is expected. `trusted` says that an engine known to be good has made it.
         """
+        self._check_open()
         fresh = of_canary(
             host("behavior_logprobs", behavior_logprobs), host("trainer_logprobs", trainer_logprobs)
         )
@@ -315,6 +350,10 @@ class Monitor:
 
     def half_open(self) -> None:
         """Somebody has looked: let batches through on probation, with charts that start from zero."""
+        self._check_open()
+        self._half_open()
+
+    def _half_open(self) -> None:
         self._was = State.WARN
         self._state = without_evidence(
             msgspec.structs.replace(self._state, breaker=self._state.breaker.half_open())
@@ -323,11 +362,21 @@ class Monitor:
 
     def rewind(self, step: int, trainer_version: int | None = None) -> None:
         """Training goes on from a checkpoint: the next step is the one after `step`."""
-        self._state = msgspec.structs.replace(self._state, step=step, trainer_version=trainer_version)
+        self._check_open()
+        # -1: nothing was trained yet, and the next is step 0.
+        step = counted("step", step, -1)
+        if trainer_version is not None:
+            trainer_version = counted("trainer_version", trainer_version)
+        seen = self._state.mismatch_seen
+        # A step that is yet to come has seen nothing.
+        self._state = msgspec.structs.replace(
+            self._state, step=step, trainer_version=trainer_version, mismatch_seen=None if seen is None else min(seen, step)
+        )  # fmt: skip
         self._write()
 
     def restore(self, state: MonitorState) -> None:
         """Be as after an earlier step (`remembered`, kept then): what was judged later is forgotten, and shown no more."""
+        self._check_open()
         self._state, self._was = state, state.breaker.state
         self._write()
         if self._directory is not None:
@@ -343,14 +392,3 @@ class Monitor:
         self._closed = True
         if self._directory is not None:
             self._directory.close()
-
-
-def _number(name: str, value: Any) -> float:
-    """One number, also out of a tensor of one; what is not finite is judged, not refused."""
-    try:
-        found = None if isinstance(value, str | bytes | bool) else float(value)
-    except (TypeError, ValueError):
-        found = None
-    if found is None:
-        raise InvalidValue(f"{name} is {value!r}; give one number")
-    return found

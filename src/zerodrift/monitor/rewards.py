@@ -62,7 +62,7 @@ class Rewards(NamedTuple):
 def read(given: Any, outputs: Sequence[Output] | None, rows: int, kept: Ids) -> Rewards:
     """The values of sequences that have tokens, in their order."""
     bound = isinstance(given, Sequence) and len(given) > 0 and isinstance(given[0], BoundReward)
-    values = np.asarray([each.value for each in given] if bound else host("rewards", given), dtype=np.float64)
+    values = _values(given, bound=bound)
     if values.shape != (rows,):
         raise InvalidValue(f"rewards have shape {values.shape} for {rows} sequences; give one per sequence")
     trips: tuple[Reason, ...] = ()
@@ -76,11 +76,24 @@ def read(given: Any, outputs: Sequence[Output] | None, rows: int, kept: Ids) -> 
     return Rewards(np.zeros(0) if misbound else values[kept], trips, misbound)
 
 
+def _values(given: Any, *, bound: bool) -> Floats:
+    if bound and not all(isinstance(each, BoundReward) for each in given):
+        raise InvalidValue("some rewards are bound to an output and some are not; bind all, or none")
+    try:
+        return np.asarray(
+            [each.value for each in given] if bound else host("rewards", given), dtype=np.float64
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidValue(f"rewards cannot be read as numbers ({error})") from error
+
+
 def _misbound(rewards: Sequence[BoundReward], outputs: Sequence[Output] | None) -> int:
     if outputs is None:
         raise InvalidValue(
             "bound rewards need outputs= to be held against: one Output(id, digest) per sequence"
         )
+    if not all(isinstance(each, tuple) and len(each) == 2 for each in outputs):
+        raise InvalidValue("outputs hold something else than Output(id, digest); give one per sequence")
     if len(outputs) != len(rewards):
         raise InvalidValue(f"{len(outputs)} outputs for {len(rewards)} rewards; give one per sequence")
     wrong = sum(

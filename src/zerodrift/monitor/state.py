@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from zerodrift.core.errors import RecordError
 from zerodrift.core.frozen import freeze
 from zerodrift.monitor.baseline import Baseline, WarmUp
 from zerodrift.monitor.breaker import Breaker
@@ -53,4 +54,9 @@ def read_state(path: Path) -> MonitorState:
 
 def write_state(path: Path, state: MonitorState) -> None:
     """Whole or not at all."""
-    write_document(path, state)
+    try:
+        write_document(path, state)
+    except OSError as error:
+        raise RecordError(
+            f"{path} cannot be written ({error.strerror or error}): a restart would go on from an older state; look at the disk"
+        ) from error

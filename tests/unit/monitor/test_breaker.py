@@ -17,13 +17,13 @@ HEALTHY, BAD = 1e-4, 0.5
 
 
 def states(pattern: str, windows: int = 3) -> list[State]:
-    """`b` is a bad window, `w` one that warns, `.` a good one, `h` half-opens by hand."""
+    """`b` is a bad window, `w` one that warns, `.` a good one, `u` one that nobody could measure, `h` half-opens by hand."""
     breaker, found = Breaker(), []
     for each in pattern:
         breaker = (
             breaker.half_open()
             if each == "h"
-            else breaker.update(bad=each == "b", warned=each == "w", windows=windows)
+            else breaker.update(bad=each == "b", warned=each in "wu", windows=windows, measured=each != "u")
         )
         found.append(breaker.state)
     return found
@@ -38,11 +38,27 @@ def states(pattern: str, windows: int = 3) -> list[State]:
         ("bb.b.", [QUARANTINE, QUARANTINE, WARN, QUARANTINE, WARN]),
         ("bbb...", [QUARANTINE, QUARANTINE, HALT, HALT, HALT, HALT]),
         ("bbbh...", [QUARANTINE, QUARANTINE, HALT, WARN, WARN, WARN, OK]),
+        ("bbbhuuuuu...", [QUARANTINE, QUARANTINE, HALT, *[WARN] * 8, OK]),
+        ("bbbhub", [QUARANTINE, QUARANTINE, HALT, WARN, WARN, HALT]),
+        ("buuu.u.u.", [QUARANTINE, *[WARN] * 7, OK]),
+        ("bubub", [QUARANTINE, WARN, QUARANTINE, WARN, HALT]),
+        ("uu.", [WARN, WARN, OK]),
         ("bbbh.b", [QUARANTINE, QUARANTINE, HALT, WARN, WARN, HALT]),
     ],
 )
 def test_windows(pattern, expected):
     assert states(pattern) == expected
+
+
+def test_batches_that_nobody_could_measure_close_nothing():
+    logprobs = np.full((8, 30), -1.0)
+    fresh = {"behavior_logprobs": logprobs, "old_logprobs": logprobs, "trainer_version": 3}
+    monitor = Monitor()
+    for _ in range(3):
+        monitor.trigger_alert()
+    monitor.half_open()
+    assert [monitor.observe(**fresh, versions=2).state for _ in range(5)] == [WARN] * 5
+    assert [monitor.observe(**fresh, versions=3).state for _ in range(3)] == [WARN, WARN, OK]
 
 
 def test_how_many_in_a_row_is_the_users():

@@ -310,7 +310,7 @@ def _named(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         if getattr(error, "sqlite_errorcode", None) in _NO_ROOM:
             raise ArchiveFull(
-                f"{path} cannot grow ({error}); all that was acknowledged is safe: make room, and hand in again what was not"
+                f"{path} cannot grow ({error}); all that was acknowledged is safe, and this batch is not kept: make room"
             ) from error
         raise RecordError(
             f"{path} cannot be used ({error}); move it away, and it is made anew from segments and journals"

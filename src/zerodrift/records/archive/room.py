@@ -19,6 +19,6 @@ def room_for(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise ArchiveFull(
-                f"{shown} cannot grow ({error.strerror}); all that was acknowledged is safe: make room, and hand in again what was not"
+                f"{shown} cannot grow ({error.strerror}); all that was acknowledged is safe, and this batch is not kept: make room"
             ) from error
         raise RecordError(f"{shown} cannot be written ({error.strerror}); look at the disk") from error

@@ -1,0 +1,168 @@
+"""What an archive would refuse is refused before anything is decided; and what trips, trips, archived or not."""
+
+import numpy as np
+import pytest
+
+from zerodrift.core.errors import InvalidValue
+from zerodrift.monitor.decision import Code, State
+from zerodrift.monitor.monitor import Monitor
+from zerodrift.monitor.rewards import BoundReward, Output
+from zerodrift.records.archive.reader import ArchiveReader
+
+ROWS, TOKENS = 16, 50
+IDS = {"prompt_ids": [[1, 2, 3]] * ROWS, "completion_ids": [[5] * TOKENS] * ROWS}
+
+
+def batch(nats=0.01, **more):
+    rng = np.random.default_rng(0)
+    behavior = -rng.exponential(1.0, (ROWS, TOKENS)) - 0.5
+    old = np.minimum(behavior + rng.normal(0, nats, behavior.shape), 0)
+    given = {"behavior_logprobs": behavior, "old_logprobs": old, "versions": 3, "trainer_version": 3}
+    return given | IDS | more
+
+
+class Kept:
+    def __init__(self):
+        self.batches = []
+
+    def append(self, batch):
+        self.batches.append(batch)
+
+
+def observe(**more):
+    archive = Kept()
+    return Monitor(archive=archive).observe(**batch(**more)), archive.batches
+
+
+def codes(decision):
+    return [reason.code for reason in decision.reasons]
+
+
+def test_labels_may_be_numbers_also_of_a_bad_batch(tmp_path):
+    groups = {"replica": [place % 4 for place in range(ROWS)], "environment": [None] * ROWS}
+    for labels in (groups, {"replica": np.arange(ROWS), "prompt": tuple(range(ROWS))}):
+        decision, (kept,) = observe(nats=0.5, groups=labels)
+        assert decision.state is State.QUARANTINE
+        assert Code.NOT_ARCHIVED not in codes(decision)
+        assert [rollout.replica for rollout in kept.rollouts] == [str(each) for each in labels["replica"]]
+    monitor = Monitor(directory=tmp_path)
+    monitor.observe(**batch(nats=0.5, groups=groups))
+    monitor.close()
+    assert len(list(ArchiveReader(tmp_path / "archive").entries())) == 1
+
+
+@pytest.mark.parametrize("nats", [0.01, 0.5])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt_ids": [[1]] * (ROWS - 1)},
+        {"prompt_ids": [[-100, 1]] * ROWS},
+        {"prompt_ids": ["text"] * ROWS},
+        {"prompt_ids": [[1.5]] * ROWS},
+        {"prompt_ids": [[2**31]] * ROWS},
+        {"completion_ids": [[5] * (TOKENS - 1)] * ROWS},
+        {"completion_ids": [[5] * TOKENS] * (ROWS - 1)},
+        {"completion_ids": [5] * (TOKENS * ROWS)},
+        {"completion_ids": [[-1] * TOKENS] * ROWS},
+        {"completion_ids": np.full((ROWS, TOKENS), 5.0)},
+        {"completion_ids": 5},
+        {"sampling": {}},
+        {"reference_kl": "x"},
+        {"groups": [1, 2]},
+        {"groups": {"replica": 3}},
+        {"rewards": ["a"] * ROWS},
+        {"rewards": [BoundReward("0", "x", 1.0)] + [1.0] * (ROWS - 1), "outputs": [Output("0", "x")] * ROWS},
+        {"rewards": [BoundReward("0", "x", 1.0)] * ROWS, "outputs": list(range(ROWS))},
+    ],
+    ids=lambda wrong: next(iter(wrong)) if isinstance(wrong, dict) else str(wrong),
+)
+def test_what_does_not_fit_is_refused_healthy_or_not(nats, wrong):
+    monitor = Monitor(archive=Kept())
+    with pytest.raises(InvalidValue):
+        monitor.observe(**batch(nats, **wrong))
+    assert (monitor.remembered.step, monitor.remembered.refused) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    "fits",
+    [
+        {"completion_ids": np.full((ROWS, TOKENS), 5)},
+        {"completion_ids": np.full(ROWS * 30, 5), "lengths": [30] * ROWS, "flat": True},
+        {"completion_ids": [[5] * 30 + [-100] * 20] * ROWS, "lengths": [30] * ROWS},
+        {
+            "completion_ids": [[5] * 30 + [-100] * 20] * ROWS,
+            "mask": np.arange(TOKENS)[None].repeat(ROWS, 0) < 30,
+        },
+        {"prompt_ids": [[]] * ROWS},
+        {"prompt_ids": [[1] * (1 + place) for place in range(ROWS)]},
+        {"versions": np.int64(3)},
+    ],
+    ids=lambda fits: next(iter(fits)),
+)
+def test_what_fits_is_kept(fits):
+    given = batch(0.5, **fits)
+    if given.pop("flat", False):
+        for name in ("behavior_logprobs", "old_logprobs"):
+            given[name] = given[name][:, :30].ravel()
+    archive = Kept()
+    decision = Monitor(archive=archive).observe(**given)
+    assert Code.NOT_ARCHIVED not in codes(decision)
+    assert len(archive.batches) == 1
+
+
+@pytest.mark.parametrize("versions", [3.0, float("nan"), {}, "a", [3.5] * ROWS, [None] * ROWS, 4, True])
+def test_versions_that_nobody_can_place_trip(versions):
+    decision, batches = observe(versions=versions)
+    assert decision.state is State.QUARANTINE
+    assert Code.VERSION_UNKNOWN in codes(decision)
+    assert len(batches) == 1
+
+
+def test_two_rewards_of_one_output_trip_and_the_batch_is_kept_without_their_names():
+    decision, (kept,) = observe(
+        rewards=[BoundReward("0", "x", 1.0)] * ROWS, outputs=[Output("0", "x")] * ROWS
+    )
+    assert codes(decision) == [Code.REWARD_MISBOUND, Code.NOT_ARCHIVED]
+    assert not decision.reasons[-1].bad
+    assert "outputs" in decision.reasons[-1].message
+    assert [rollout.id for rollout in kept.rollouts] == [str(place) for place in range(ROWS)]
+
+
+@pytest.mark.parametrize("value", [np.int64(3), np.array(3), np.uint8(3)])
+def test_a_whole_number_of_any_kind_is_a_version_and_a_step(tmp_path, value):
+    monitor = Monitor(directory=tmp_path)
+    monitor.observe(**batch(trainer_version=value), step=value)
+    assert [type(each) for each in (monitor.remembered.step, monitor.remembered.trainer_version)] == [
+        int,
+        int,
+    ]
+    monitor.rewind(value, value)
+    monitor.close()
+    assert Monitor(path=tmp_path / "monitor.json").remembered.trainer_version == 3
+
+
+@pytest.mark.parametrize(
+    "value", [3.0, 3.5, "3", True, np.bool_(True), -2, float("nan"), [3], np.array([3]), 10**30]
+)
+def test_anything_else_is_refused(value):
+    monitor = Monitor()
+    given = batch()
+    del given["versions"]
+    with pytest.raises(InvalidValue):
+        monitor.observe(**{**given, "trainer_version": value})
+    with pytest.raises(InvalidValue):
+        monitor.observe(**given, step=value)
+    with pytest.raises(InvalidValue):
+        monitor.rewind(value)
+    with pytest.raises(InvalidValue):
+        monitor.rewind(1, value)
+    assert (monitor.remembered.step, monitor.remembered.trainer_version) == (None, None)
+
+
+def test_a_rewind_hides_no_engine_that_nobody_sees():
+    monitor = Monitor()
+    monitor.observe(**batch(), step=1000)
+    monitor.rewind(10, 3)
+    unseen = batch(versions=2)
+    found = [monitor.observe(**unseen) for _ in range(110)]
+    assert any(Code.NOT_OBSERVED in codes(decision) for decision in found)
