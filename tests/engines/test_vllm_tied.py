@@ -60,7 +60,7 @@ def test_a_tied_head_follows_its_embedding(model: str, tmp_path: Path) -> None:
         pytest.skip(f"{PYTHON} is not there: engines/install vllm-0.32.0")
     a = given(model, tmp_path / "a")
     old = load_reference(a).model
-    new = perturbed(old, 3)
+    new = perturbed(old, 3).new
     b = write_checkpoint(new, a, tmp_path / "b")
     engine = load(ROOT / "docs" / "vllm.yaml", SETTINGS).engine
     with contextlib.chdir(ROOT), open_engine(engine, ServedModel(str(a), "float32"), tmp_path) as backend:

@@ -51,7 +51,7 @@ def updated(reference, tmp_path_factory):
     """Checkpoints before and after a weight update."""
     before = models.materialise(SPEC, tmp_path_factory.mktemp("before") / "model")
     after = write_checkpoint(
-        perturbed(reference.model, 1), before, tmp_path_factory.mktemp("after") / "model"
+        perturbed(reference.model, 1).new, before, tmp_path_factory.mktemp("after") / "model"
     )
     return before, after
 

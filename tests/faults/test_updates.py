@@ -93,8 +93,8 @@ def push(tmp_path_factory):
         root = tmp_path_factory.mktemp("update")
         a = models.materialise(model, root / "a")
         old = load_reference(a).model
-        new = perturbed(old, seed)
-        return Pushed(Update(a, write_checkpoint(new, a, root / "b"), True), UpdatedWeights(old, new))
+        weights = perturbed(old, seed)
+        return Pushed(Update(a, write_checkpoint(weights.new, a, root / "b"), True), weights)
 
     def run(arrives, gates=FP32, model=MODEL, dtype="float32", seed=5, spoil=None):
         how, weights = update(model, seed)

@@ -185,19 +185,26 @@ class ProbeSuite:
         model = self.setup.reference.model
         if told := check_room(model):
             self.setup.progress.note(told)
-        changed = perturbed(model, self.setup.validation.seed, lambda moved: self._moves(moved, requests))
-        after = write_checkpoint(changed, self.setup.checkpoint, self.setup.directory / "sync" / "b")
+        saved = self.setup.reference.saved_dtype
+        weights = perturbed(
+            model, self.setup.validation.seed, lambda moved: self._moves(moved, requests), saved
+        )
+        after = write_checkpoint(weights.new, self.setup.checkpoint, self.setup.directory / "sync" / "b", saved)
         update = Update(self.setup.checkpoint, after, self.setup.resets_cache)
-        return weight_sync(self.setup.engine, UpdatedWeights(model, changed), update, requests, self.gates)
+        try:
+            return weight_sync(self.setup.engine, weights, update, requests, self.gates)
+        finally:
+            weights.bring(model)
 
-    def _moves(self, changed: Any, requests: Sequence[Request]) -> bool:
-        """Whether an update to `changed` can be told from rounding, by what both make of some prompts."""
+    def _moves(self, weights: UpdatedWeights, requests: Sequence[Request]) -> bool:
+        """Whether the update can be told from rounding, by what both make of some prompts."""
         prompts = [request.prompt.token_ids for request in requests[:MOVED_PROMPTS]]
         starts = [1] * len(prompts)
-        before, after = (
-            torch.cat(list(Teacher(model).logprobs(prompts, starts)))
-            for model in (self.setup.reference.model, changed)
-        )
+        scores = []
+        for model in (weights.old, weights.new):
+            weights.bring(model)
+            scores.append(torch.cat(list(Teacher(model).logprobs(prompts, starts))))
+        before, after = scores
         return float((before - after).abs().mean()) >= 2 * LEAST_SIGNAL * self.gates.mean
 
     def _rewards(self, rollouts: Sequence[Rollout]) -> ProbeResult:

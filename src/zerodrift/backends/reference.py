@@ -67,7 +67,7 @@ class ReferenceBackend(OwnTokenizer):
         self.spec = spec
         self.facts = models.facts(spec)
         self.tokenizer = self.own_tokenizer = tokenizer or models.tokenizer(spec)
-        self.model, digest = load_reference(spec, dtype, device)
+        self.model, digest, self.saved_dtype = load_reference(spec, dtype, device)
         # Of the checkpoint, not of the model that runs: a planted fault may wrap modules of the latter.
         self._shapes = _shapes(self.model)
         self.kind = kind
@@ -155,7 +155,7 @@ class ReferenceBackend(OwnTokenizer):
 
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
         """All tensors or none: the new model is complete before the old one is let go."""
-        model, digest = load_reference(directory, str(self.model.dtype).removeprefix("torch."), self.device)
+        model, digest, _ = load_reference(directory, str(self.model.dtype).removeprefix("torch."), self.device)
         if differing := sorted(_shapes(model).items() ^ self._shapes.items()):
             raise ModelError(
                 f"{directory} holds another model than the one that runs: {differing[0][0]} and others are not in both "
@@ -212,6 +212,8 @@ class Loaded(NamedTuple):
     model: Any
     digest: str
     """In the checkpoint's own dtype: the same whatever the model computes in."""
+    saved: torch.dtype
+    """That dtype; fp32 of weights that are saved in less than 16 bits, or in fp64."""
 
 
 def load_reference(spec: str | Path, dtype: str | None = None, device: Device = "cpu") -> Loaded:
@@ -219,12 +221,13 @@ def load_reference(spec: str | Path, dtype: str | None = None, device: Device = 
     check_device(device)
     model = models.load(spec, dtype=AS_SAVED)
     digest = model_digest(model)
+    saved = model.dtype if model.dtype in (torch.bfloat16, torch.float16) else torch.float32
     # After the digest: RWKV rescales its weights in its first forward.
     if model.config.model_type not in FAMILIES:
         require_causal(model)
     tiny = sum(p.numel() for p in model.parameters()) < TINY_PARAMETERS
     wanted = dtype or ("float64" if tiny and computes_in_fp64(model) else "float32")
     if torch.promote_types(model.dtype, dtype_of(wanted)) is dtype_of(wanted):
-        return Loaded(place(model.to(dtype_of(wanted)), device), digest)
+        return Loaded(place(model.to(dtype_of(wanted)), device), digest, saved)
     # Narrower than saved: loaded anew, because `.to` would also narrow the rotary frequencies, which stay in fp32.
-    return Loaded(place(models.load(spec, dtype=wanted), device), digest)
+    return Loaded(place(models.load(spec, dtype=wanted), device), digest, saved)

@@ -131,7 +131,7 @@ def test_a_sampler_that_leaves_one_token_reports_zeros_and_rightly():
 def test_weights_from_before_an_update(tmp_path):
     before = models.materialise(MODEL, tmp_path / "before")
     older = ReferenceBackend(before)
-    after = write_checkpoint(perturbed(older.model, 1), before, tmp_path / "after")
+    after = write_checkpoint(perturbed(older.model, 1).new, before, tmp_path / "after")
     newer = ReferenceBackend(after)
     stale = rollouts(older, range(4, 8), trainer=newer)
     blamed = blame([*rollouts(newer, range(4)), *stale], newer, previous=before).run()
@@ -152,7 +152,7 @@ def moving(tmp_path_factory):
     first = models.materialise(MODEL, folder / "step_0")
     model = ReferenceBackend(first).model
     for step in range(1, 4):
-        write_checkpoint(perturbed(model, step), first, folder / f"step_{step}")
+        write_checkpoint(perturbed(model, step).new, first, folder / f"step_{step}")
     return folder
 
 

@@ -22,7 +22,7 @@ def model():
 
 def test_every_tensor_moves_by_a_share_of_its_spread(model):
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    changed = perturbed(model, 1)
+    changed = perturbed(model, 1).new
     for name, tensor in changed.state_dict().items():
         old = before[name]
         moved = float((tensor - old).std() / old.std())
@@ -31,7 +31,7 @@ def test_every_tensor_moves_by_a_share_of_its_spread(model):
 
 
 def test_the_change_is_known_by_its_seed(model):
-    one, same, other = perturbed(model, 1), perturbed(model, 1), perturbed(model, 2)
+    one, same, other = (perturbed(model, seed).new for seed in (1, 1, 2))
     for a, b, c in zip(one.parameters(), same.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
         assert not torch.equal(a, c)
@@ -44,7 +44,7 @@ def test_a_constant_tensor_moves_by_its_size(name, gain):
     with torch.no_grad():
         model.model.norm.weight.fill_(3.0)
         model.model.layers[0].input_layernorm.weight.fill_(0.0)
-    changed = perturbed(model, 0)
+    changed = perturbed(model, 0).new
     moved = (changed.model.norm.weight - 3.0).detach().abs().mean()
     assert float(moved) == pytest.approx(0.8 * SHARES[0] * gain, rel=0.5)
     fresh = changed.model.layers[0].input_layernorm.weight.detach().abs().mean()
@@ -55,7 +55,7 @@ def test_a_constant_tensor_moves_by_its_size(name, gain):
 def test_a_written_checkpoint_loads_bit_for_bit(spec, tmp_path):
     original = models.materialise(spec, tmp_path / "a")
     (original / "model.safetensors.index.json").write_text("{}")
-    changed = perturbed(load_reference(spec).model, 3)
+    changed = perturbed(load_reference(spec).model, 3).new
     assert changed.dtype is torch.float64
     directory = write_checkpoint(changed, original, tmp_path / "deep" / "b")
     loaded = load_reference(directory).model
@@ -73,15 +73,31 @@ def test_a_written_checkpoint_loads_bit_for_bit(spec, tmp_path):
     assert ReferenceBackend(directory).tokenizer("the") == ReferenceBackend(spec).tokenizer("the")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_pushed_is_what_the_checkpoint_s_own_dtype_holds(dtype, tmp_path):
+    """An engine in bf16 would round numbers that are sent in fp32, and be off by the rounding of every weight."""
+    original = models.materialise("testbed:llama", tmp_path / "a", dtype=dtype)
+    reference = ReferenceBackend(original, dtype="float32")
+    changed = perturbed(reference.model, 3, saved=reference.saved_dtype).new
+    assert changed.dtype is torch.float32
+    directory = write_checkpoint(changed, original, tmp_path / "b", reference.saved_dtype)
+    written = load_file(directory / "model.safetensors")
+    assert {tensor.dtype for tensor in written.values()} == {getattr(torch, dtype)}
+    for name, tensor in changed.named_parameters():
+        assert torch.equal(tensor, written[name].float()), name
+    rounded = changed.model.norm.weight.bfloat16().float()
+    assert torch.equal(rounded, changed.model.norm.weight) == (dtype == "bfloat16"), "the control"
+
+
 # --- memory -----------------------------------------------------------------------------------------------------
 
 
 def test_a_larger_change_takes_the_place_of_a_smaller_one(model):
     tried: list[Any] = []
-    changed = perturbed(model, 1, lambda moved: bool(tried.append(moved)))
+    changed = perturbed(model, 1, lambda moved: bool(tried.append(moved.new))).new
     assert [each is changed for each in tried] == [True, True], "one copy, whatever the share"
     moved, least = (
-        (each.model.norm.weight - model.model.norm.weight).detach() for each in (changed, perturbed(model, 1))
+        (each.model.norm.weight - model.model.norm.weight).detach() for each in (changed, perturbed(model, 1).new)
     )
     assert (moved.std() / least.std()).item() == pytest.approx(SHARES[-1] / SHARES[0], rel=0.01)
 
@@ -89,7 +105,7 @@ def test_a_larger_change_takes_the_place_of_a_smaller_one(model):
 @pytest.mark.parametrize("spec", ["testbed:llama", "testbed:qwen3-moe"])
 def test_a_large_checkpoint_is_written_in_several_files(spec, tmp_path, monkeypatch):
     monkeypatch.setattr("zerodrift.audit.perturb.SHARD_BYTES", 2**18)
-    changed = perturbed(load_reference(spec).model, 3)
+    changed = perturbed(load_reference(spec).model, 3).new
     directory = write_checkpoint(changed, models.materialise(spec, tmp_path / "a"), tmp_path / "b")
     files = list(directory.glob("*.safetensors"))
     assert len(files) > 2

@@ -95,8 +95,10 @@ def _to_bf16(tensor: torch.Tensor) -> torch.Tensor:
 def _untied(body: Any, head: Any, rest: Any = None) -> Any:
     """`body`'s embedding under `head`'s head; every other tensor is `rest`'s, or `body`'s where not given."""
     changed = copy.deepcopy(body if rest is None else rest)
-    weight = head.get_input_embeddings().weight.detach().clone()
-    embedding = body.get_input_embeddings().weight.detach().clone()
+    # The old weights may wait on the host.
+    device = (rest or body).device
+    weight = head.get_input_embeddings().weight.detach().to(device, copy=True)
+    embedding = body.get_input_embeddings().weight.detach().to(device, copy=True)
     changed.get_input_embeddings().weight = torch.nn.Parameter(embedding, requires_grad=False)
     changed.get_output_embeddings().weight = torch.nn.Parameter(weight, requires_grad=False)
     return changed

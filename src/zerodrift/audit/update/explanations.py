@@ -24,6 +24,7 @@ def accounts_of(
     enough = True
     for tried in tries:
         try:
+            weights.bring(weights.new)
             found += tried(weights, seen, rng)
         except (MemoryError, RuntimeError) as error:
             if not ran_out(error):

@@ -31,6 +31,7 @@ from zerodrift.backends.teacher import Teacher, entries
 from zerodrift.core.cause import UNEXPLAINED
 from zerodrift.core.completion import Completion
 from zerodrift.core.errors import BadAnswer, EngineError, ZerodriftError
+from zerodrift.core.memory import ran_out
 from zerodrift.core.request import Prompt, Request
 from zerodrift.core.version import WeightVersion
 from zerodrift.drift.gates import Gates
@@ -77,7 +78,8 @@ def weight_sync(
     except ZerodriftError as error:
         raise pushed.failed("putting the old weights back failed", error, puts_back=False) from error
     back = _generate(engine, _salted(engine, requests, "audit-a"))
-    returned = Seen(back, _reported(back), weights.score(weights.old, back), weights.score(weights.new, back))
+    at_new, at_old = weights.at_both(back)
+    returned = Seen(back, _reported(back), at_new=at_old, at_old=at_new)
     return _judge(engine, weights, cached, fresh, returned, gates)
 
 
@@ -250,6 +252,13 @@ def _stale_prefix(engine: Backend, weights: UpdatedWeights, cached: Seen, gates:
     if not has_kv_cache(weights.new):
         message = "prompts that were cached differ, and the model keeps nothing that could be replayed: not asked why"
         return found(UNEXPLAINED, engine.name, NAME, message, explained=0.0)
+    try:
+        weights.bring_both()
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out(error):
+            raise
+        message = "prompts that were cached differ, and there is no room for both versions to replay it: not asked why"
+        return found(UNEXPLAINED, engine.name, NAME, message, explained=0.0)
     before, after = 0.0, 0.0
     teacher = Teacher(weights.new)
     begin = 0
@@ -280,12 +289,8 @@ def _replay(teacher: Teacher, earlier: Any, completion: Completion) -> Floats:
 
 
 def _see(weights: UpdatedWeights, completions: list[Completion]) -> Seen:
-    return Seen(
-        completions,
-        _reported(completions),
-        weights.score(weights.new, completions),
-        weights.score(weights.old, completions),
-    )
+    at_new, at_old = weights.at_both(completions)
+    return Seen(completions, _reported(completions), at_new, at_old)
 
 
 def _reported(completions: Sequence[Completion]) -> Floats:

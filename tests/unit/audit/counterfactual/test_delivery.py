@@ -16,7 +16,7 @@ State = dict[str, torch.Tensor]
 @pytest.fixture(scope="module")
 def llama():
     old = models.load("testbed:llama")
-    return old, perturbed(old, 1)
+    return old, perturbed(old, 1).new
 
 
 def find(pair: tuple[Any, Any], words: str) -> Delivery:
@@ -103,7 +103,7 @@ def test_one_end_of_a_tie(llama, words, embedding_is_new):
 
 def test_an_untied_head_cannot_come_loose():
     old = models.load("testbed:qwen3")
-    causes = {each.cause for each in deliveries(old, perturbed(old, 1))}
+    causes = {each.cause for each in deliveries(old, perturbed(old, 1).new)}
     assert "weights/tied-head" not in causes
     assert {"weights/dtype", "weights/swapped", "weights/buffer"} <= causes
 
@@ -153,7 +153,7 @@ def test_rotary_frequencies(llama, words, expected):
 @pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox", "mixtral", "mamba", "gemma3_text", "qwen3_moe"])
 def test_other_families_are_asked_what_they_have_parts_for(model_type):
     old = tiny(model_type)
-    new = perturbed(old, 1)
+    new = perturbed(old, 1).new
     ids = torch.arange(4, 40)[None]
     with torch.no_grad():
         whole = new(ids).logits

@@ -83,7 +83,7 @@ def one_step(model: torch.nn.Module) -> torch.nn.Module:
     return stepped
 
 
-@pytest.mark.parametrize("change", [one_step, lambda model: perturbed(model, 0)], ids=["step", "noise"])
+@pytest.mark.parametrize("change", [one_step, lambda model: perturbed(model, 0).new], ids=["step", "noise"])
 def test_weights_of_an_earlier_step_are_no_other_model(llama, look, change):
     share, says = look(with_model(llama, change))
     assert share is not None

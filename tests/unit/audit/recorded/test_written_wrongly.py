@@ -131,7 +131,7 @@ def test_a_sound_dump_with_padding_in_prompt_and_output(engine, reference, sampl
 
 
 def test_other_weights_are_none_of_these(sound, reference, judged):
-    older = Teacher(perturbed(reference.model, 1), layout=Layout.PADDED)
+    older = Teacher(perturbed(reference.model, 1).new, layout=Layout.PADDED)
     ids = [each.prompt + each.output for each in sound]
     scores = older.score(ids)
     stale = [

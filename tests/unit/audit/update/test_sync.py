@@ -42,6 +42,12 @@ class Linear:
         self.old, self.new, self.family = "old", SimpleNamespace(config=None), LLAMA
         self.rows = dict.fromkeys(self.parts, 1)
 
+    def bring(self, model: Any) -> None:
+        """Both are here."""
+
+    def bring_both(self) -> None:
+        """They are."""
+
     def slopes(self, completions: Sequence[Completion]) -> dict[str, np.ndarray]:
         return {name: part[places_of(completions), None] for name, part in self.parts.items()}
 
@@ -169,6 +175,9 @@ class Scores:
 
     old, new = OLD, AT_NEW
 
+    def bring(self, model: np.ndarray) -> None:
+        """Both are here."""
+
     def score(self, model: np.ndarray, completions: Sequence[Completion]) -> np.ndarray:
         return model[places_of(completions)]
 
@@ -283,9 +292,9 @@ def test_shares_are_not_drowned_by_large_groups():
 @pytest.fixture(scope="module")
 def update(checkpoint, tmp_path_factory):
     old = load_reference(checkpoint).model
-    new = perturbed(old, 0)
-    after = write_checkpoint(new, checkpoint, tmp_path_factory.mktemp("sync") / "b")
-    return Update(checkpoint, after, True), UpdatedWeights(old, new)
+    weights = perturbed(old, 0)
+    after = write_checkpoint(weights.new, checkpoint, tmp_path_factory.mktemp("sync") / "b")
+    return Update(checkpoint, after, True), weights
 
 
 REQUESTS = probe_requests(512, 120, (0, 1, 2, 3), seed=1)[:4]

@@ -8,7 +8,7 @@ from zerodrift import models
 from zerodrift.audit.perturb import perturbed
 from zerodrift.audit.update.groups import by_kind, by_layer, by_role
 from zerodrift.audit.update.parts import WHOLE, Part, grouped, parts_of
-from zerodrift.audit.update.weights import Move, UpdatedWeights
+from zerodrift.audit.update.weights import Move
 from zerodrift.models.family.llama import LLAMA
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -19,7 +19,7 @@ EMBEDDING = "model.embed_tokens.weight"
 @pytest.fixture(scope="module")
 def weights():
     model = models.load("testbed:llama")
-    return UpdatedWeights(model, perturbed(model, 1))
+    return perturbed(model, 1)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_scores_are_those_of_the_outputs(weights, outputs):
 )
 def test_slopes_are_what_a_little_more_of_an_update_does(outputs, part):
     model = models.load("testbed:llama").double()
-    weights = UpdatedWeights(model, perturbed(model, 1))
+    weights = perturbed(model, 1)
     slopes = weights.slopes(outputs)
     assert slopes[DOWN].shape == (7, weights.rows[DOWN])
     # Norms of transformers compute in fp32, whatever the model: a smaller step is lost in its rounding.
