@@ -10,6 +10,7 @@ where one does not pass, or where an update takes more than MOST_GIB beside the 
 import argparse
 import gc
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -100,6 +101,7 @@ def audit(asked: Asked, where: tuple[str, ...], directory: Path) -> dict[str, ob
     began = time.monotonic()
     session = Session(config=load(None, (*BASE, *asked.changes, *where)), directory=directory, sync=asked.sync)
     record = session.run(Silent()).record
+    shutil.rmtree(directory / "sync", ignore_errors=True)  # 16 GiB each
     return {
         "audit": asked.name,
         "verdict": record.verdict.value,
