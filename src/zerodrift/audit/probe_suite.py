@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import msgspec
 import torch
@@ -189,7 +188,9 @@ class ProbeSuite:
         weights = perturbed(
             model, self.setup.validation.seed, lambda moved: self._moves(moved, requests), saved
         )
-        after = write_checkpoint(weights.new, self.setup.checkpoint, self.setup.directory / "sync" / "b", saved)
+        after = write_checkpoint(
+            weights.new, self.setup.checkpoint, self.setup.directory / "sync" / "b", saved
+        )
         update = Update(self.setup.checkpoint, after, self.setup.resets_cache)
         try:
             return weight_sync(self.setup.engine, weights, update, requests, self.gates)

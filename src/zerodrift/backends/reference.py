@@ -155,7 +155,9 @@ class ReferenceBackend(OwnTokenizer):
 
     def load_weights(self, directory: Path, version: WeightVersion) -> None:
         """All tensors or none: the new model is complete before the old one is let go."""
-        model, digest, _ = load_reference(directory, str(self.model.dtype).removeprefix("torch."), self.device)
+        model, digest, _ = load_reference(
+            directory, str(self.model.dtype).removeprefix("torch."), self.device
+        )
         if differing := sorted(_shapes(model).items() ^ self._shapes.items()):
             raise ModelError(
                 f"{directory} holds another model than the one that runs: {differing[0][0]} and others are not in both "

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from zerodrift.audit.counterfactual.exchanged import LIKELY, exchanges, has
+from zerodrift.models.copies import sharing
 from zerodrift.models.family.parts import ModelParts
 
 
@@ -81,10 +82,9 @@ def _tied(model: Any) -> bool:
 
 
 def _rounded(model: Any, which: Callable[[torch.Tensor], bool] = lambda _: True) -> Any:
-    changed = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in filter(which, changed.parameters()):
-            parameter.copy_(_to_bf16(parameter))
+    changed = sharing(model)
+    for parameter in filter(which, changed.parameters()):
+        parameter.data = _to_bf16(parameter.data)
     return changed
 
 
@@ -94,7 +94,7 @@ def _to_bf16(tensor: torch.Tensor) -> torch.Tensor:
 
 def _untied(body: Any, head: Any, rest: Any = None) -> Any:
     """`body`'s embedding under `head`'s head; every other tensor is `rest`'s, or `body`'s where not given."""
-    changed = copy.deepcopy(body if rest is None else rest)
+    changed = sharing(body if rest is None else rest)
     # The old weights may wait on the host.
     device = (rest or body).device
     weight = head.get_input_embeddings().weight.detach().to(device, copy=True)
@@ -130,13 +130,13 @@ class _NoTables(torch.nn.Module):
 
 
 def _without_tables(model: Any) -> Any:
-    changed = ModelParts(copy.deepcopy(model))
+    changed = ModelParts(sharing(model))
     changed.replace_rotary(_NoTables(changed.rotary))
     return changed.model
 
 
 def _with_frequencies(model: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    changed = copy.deepcopy(model)
+    changed = sharing(model)
     for module, name in list(ModelParts(changed).frequencies()):
         setattr(module, name, change(getattr(module, name)))
     return changed

@@ -4,7 +4,6 @@ A changed model shares all numbers with the one it was made of, but for the tens
 thousands of exchanges in a deep model, and a copy of all weights for each would cost as much as its forward.
 """
 
-import copy
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import combinations
@@ -14,6 +13,7 @@ import torch
 
 from zerodrift.audit.counterfactual.variant import Variant
 from zerodrift.core.cause import UNEXPLAINED
+from zerodrift.models.copies import sharing
 from zerodrift.models.family.parts import ModelParts
 from zerodrift.records.evidence import LocatedEvidence
 
@@ -24,12 +24,6 @@ LIKELY = (("gate", "up"), ("k", "v"), ("q", "k"), ("q", "o"))
 """Projections of a layer that are taken for each other; those of one shape may be."""
 MOST_EXCHANGES = 2000
 """Of a 30-layer model about half of its 435 pairs of layers, with seven projections each; what is nearest is asked first."""
-
-
-def sharing(model: Any) -> Any:
-    """The same modules anew around the same numbers: a parameter of it may be pointed elsewhere, never written."""
-    shared = {id(each): torch.nn.Parameter(each.data, requires_grad=False) for each in model.parameters()}
-    return copy.deepcopy(model, dict(shared))
 
 
 def exchanges(model: Any) -> Iterator[Variant]:

@@ -13,8 +13,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from zerodrift.audit.counterfactual.exchanged import sharing, write
+from zerodrift.audit.counterfactual.exchanged import write
 from zerodrift.audit.counterfactual.variant import Variant
+from zerodrift.models.copies import sharing
 from zerodrift.models.family.abilities import has_a_choice_of_attention
 from zerodrift.models.family.parts import ModelParts
 from zerodrift.models.family.registry import FAMILIES

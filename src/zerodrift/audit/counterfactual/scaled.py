@@ -8,10 +8,10 @@ import math
 from functools import partial
 from typing import Any
 
-from zerodrift.audit.counterfactual.exchanged import sharing
 from zerodrift.audit.counterfactual.position import Dial, by_secants
 from zerodrift.audit.counterfactual.variant import Variant
 from zerodrift.core.cause import UNEXPLAINED
+from zerodrift.models.copies import sharing
 from zerodrift.models.family.parts import ModelParts
 from zerodrift.records.evidence import LocatedEvidence
 

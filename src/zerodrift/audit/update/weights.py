@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zerodrift.audit.counterfactual.exchanged import sharing
 from zerodrift.audit.update.derivatives import by_row, rows_of
 from zerodrift.audit.update.parts import Part, Slopes
 from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.core.completion import Completion
+from zerodrift.models.copies import sharing
 from zerodrift.models.family.registry import family_of
 from zerodrift.stats.arrays import Floats
 
