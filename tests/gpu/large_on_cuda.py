@@ -99,7 +99,9 @@ def audit(asked: Asked, where: tuple[str, ...], directory: Path) -> dict[str, ob
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     began = time.monotonic()
-    session = Session(config=load(None, (*BASE, *asked.changes, *where)), directory=directory, sync=asked.sync)
+    session = Session(
+        config=load(None, (*BASE, *asked.changes, *where)), directory=directory, sync=asked.sync
+    )
     record = session.run(Silent()).record
     shutil.rmtree(directory / "sync", ignore_errors=True)  # 16 GiB each
     return {
@@ -109,7 +111,8 @@ def audit(asked: Asked, where: tuple[str, ...], directory: Path) -> dict[str, ob
         "GiB": round(torch.cuda.max_memory_reserved() / 2**30, 1),
         "causes": [f"{cause.cause}{' (gating)' * cause.gating}: {cause.evidence}" for cause in record.causes],
         "probes": {
-            probe.name: f"{probe.status.value} {probe.seconds:.1f} s: {probe.message}" for probe in record.probes
+            probe.name: f"{probe.status.value} {probe.seconds:.1f} s: {probe.message}"
+            for probe in record.probes
         },
         "metrics": record.metrics,
         "floor": record.floor,

@@ -97,7 +97,8 @@ def test_a_larger_change_takes_the_place_of_a_smaller_one(model):
     changed = perturbed(model, 1, lambda moved: bool(tried.append(moved.new))).new
     assert [each is changed for each in tried] == [True, True], "one copy, whatever the share"
     moved, least = (
-        (each.model.norm.weight - model.model.norm.weight).detach() for each in (changed, perturbed(model, 1).new)
+        (each.model.norm.weight - model.model.norm.weight).detach()
+        for each in (changed, perturbed(model, 1).new)
     )
     assert (moved.std() / least.std()).item() == pytest.approx(SHARES[-1] / SHARES[0], rel=0.01)
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from zerodrift.audit.counterfactual.exchanged import sharing, write
+from zerodrift.audit.counterfactual.exchanged import write
 from zerodrift.audit.counterfactual.variant import Variant
 from zerodrift.core.cause import UNEXPLAINED
+from zerodrift.models.copies import sharing
 from zerodrift.models.family.parts import ModelParts
 from zerodrift.models.family.registry import FAMILIES
 from zerodrift.records.evidence import LocatedEvidence
