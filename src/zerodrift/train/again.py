@@ -20,8 +20,8 @@ from zerodrift.train.setup import begin
 class DoneAgain(msgspec.Struct, frozen=True):
     """A run beside the recorded one."""
 
-    recorded: list[StepRecord]
-    steps: list[StepRecord]
+    recorded: tuple[StepRecord, ...]
+    steps: tuple[StepRecord, ...]
     parted: int | None
     """First step whose weights are others; None where none are."""
 
@@ -69,7 +69,7 @@ def done_again(
         _run(training, total, compare)
     finally:
         training.close()
-    return DoneAgain(recorded[:total], found, parted[0] if parted else None)
+    return DoneAgain(tuple(recorded[:total]), tuple(found), parted[0] if parted else None)
 
 
 def _run(training: Training, until: int, tell: Callable[[StepRecord], None]) -> None:
