@@ -3,7 +3,6 @@
 import shlex
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +13,14 @@ import typer
 
 from zerodrift.cli import console
 from zerodrift.cli.bar import Bar
-from zerodrift.config.training import CorrectionName, ObjectiveName
+from zerodrift.cli.train_replay import replay_command
+from zerodrift.cli.train_step import tell
+from zerodrift.config.training import CorrectionName, ObjectiveName, RolloutsFrom
 from zerodrift.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from zerodrift.config.run import RunConfig
     from zerodrift.train.loop import Training
-    from zerodrift.train.records import StepRecord
     from zerodrift.train.summary import TrainSummary
 
 RUNS = Path("runs")
@@ -46,6 +46,16 @@ def command(
         Path | None, typer.Option(metavar="RUN", help="Do a recorded run again, and compare.")
     ] = None,
     until: Annotated[int | None, typer.Option(min=1, help="Steps to replay; default all.")] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="CAUSE", help="Replay without this planted fault; repeatable.")
+    ] = None,
+    inject: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CAUSE[:VARIANT]", help="Plant a fault in the engine; repeatable."),
+    ] = None,
+    inject_from: Annotated[
+        int | None, typer.Option(min=0, help="Step from which on it is there; default 0.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in the file; repeatable.")
     ] = None,
@@ -65,26 +75,35 @@ def command(
     $ zerodrift train --out runs/mine --resume
     $ zerodrift train --replay runs/mine --until 30
     $ zerodrift view runs/mine
+
+    What a broken engine does to a training, and what the same training is
+    without it:
+
+    $ zerodrift train --inject path/head-precision --inject-from 10 --out runs/it
+    $ zerodrift train --replay runs/it --without path/head-precision
     """
     if replay is not None:
         _refuse_beside(
-            "--replay", config=config, out=out, steps=steps, objective=objective, settings=settings
-        )
+            "--replay", config=config, steps=steps, objective=objective, inject=inject,
+            inject_from=inject_from, settings=settings, **({} if without else {"out": out}),
+        )  # fmt: skip
         if resume:
             raise ConfigError(
                 "--replay does a run again, and --resume goes on with one; leave one of them out"
             )
-        _replay(replay, until, as_json=as_json)
+        replay_command(replay, until, without or [], out, as_json=as_json)
         return
-    if until is not None:
-        raise ConfigError("--until says how far to replay; give --replay RUN, or --steps to train")
+    if until is not None or without:
+        flag = "--without takes a planted fault out of" if without else "--until says how far to do"
+        raise ConfigError(f"{flag} a run that is done again; give --replay RUN")
     if resume:
-        _refuse_beside("--resume", config=config, objective=objective)
+        _refuse_beside("--resume", config=config, objective=objective, inject=inject, inject_from=inject_from)
         if out is None:
             raise ConfigError("--resume goes on with a run; name it with --out")
     place = _place(settings or []) if resume else {}
     directory = out or RUNS / time.strftime("train-%Y%m%d-%H%M%S")
-    resolved = None if resume else _resolved(config, steps, objective, settings or [])
+    planted = {"inject": inject, "inject_from": inject_from}
+    resolved = None if resume else _resolved(config, steps, objective, planted, settings or [])
     _train(resolved, directory, steps, place, named=out is not None, as_json=as_json)
 
 
@@ -109,16 +128,21 @@ def _refuse_beside(option: str, **given: Any) -> None:
     """A recorded run has its configuration."""
     for name, value in given.items():
         if value:
-            flag = {"config": "CONFIG", "settings": "--set"}.get(name, f"--{name}")
+            flag = {"config": "CONFIG", "settings": "--set"}.get(name, f"--{name.replace('_', '-')}")
             raise ConfigError(f"{option} takes the run as it was configured; leave out {flag}")
 
 
 def _resolved(
-    path: Path | None, steps: int | None, objective: ObjectiveName | None, settings: list[str]
+    path: Path | None,
+    steps: int | None,
+    objective: ObjectiveName | None,
+    planted: dict[str, Any],
+    settings: list[str],
 ) -> "RunConfig":
     from zerodrift.config.load import Option, load
 
     named = {"--steps": ("train.steps", steps), "--objective": ("train.objective", objective)}
+    named |= {f"--{name.replace('_', '-')}": (f"train.{name}", value) for name, value in planted.items()}
     options = [Option(flag, key, value) for flag, (key, value) in named.items() if value is not None]
     return load(path, [*(BUNDLED if path is None else ()), *settings], options)
 
@@ -149,7 +173,7 @@ def _train(
         _say_what_is_on(training)
         try:
             total = training.config.train.steps
-            training.run(total, lambda record: _tell(bar, record, total), lambda: bool(stopped))
+            training.run(total, lambda record: tell(bar, record, total), lambda: bool(stopped))
         finally:
             training.close()
         if stopped and training.step < total:
@@ -158,9 +182,11 @@ def _train(
     if as_json:
         console.say_json(found)
         return
-    exact = training.source.exact
+    exact, measured = training.source.exact, training.config.train.rollouts is RolloutsFrom.VLLM
     again = (
-        f"zerodrift train --replay {directory} does it again" if exact else "a run of a vLLM is not replayed"
+        "a run of a vLLM is not replayed"
+        if measured
+        else f"zerodrift train --replay {directory} does it again"
     )
     console.say(
         f"reward {found.first_reward:.3f} to {found.last_reward:.3f} in {found.steps} steps, {found.tokens:,} tokens, "
@@ -195,44 +221,6 @@ def _mismatch(found: "TrainSummary", *, exact: bool) -> str:
         f"mismatch {found.mismatch:.2g} nats on average, {found.mismatch_largest:.2g} at most, on {found.rescored:,} re-scored "
         "tokens"
     )
-
-
-def _replay(directory: Path, until: int | None, *, as_json: bool) -> None:
-    from zerodrift.train.setup import replay
-    from zerodrift.train.summary import summary_of
-
-    with Bar() as bar, tempfile.TemporaryDirectory(prefix="zerodrift-replay-") as scratch:
-        bar.stage("read the run")
-        training = replay(directory, Path(scratch))
-        total = len(training.steps) if until is None else until
-        if total > len(training.steps):
-            training.close()
-            raise ConfigError(
-                f"{directory} has {len(training.steps)} steps, and --until {until} asks for more"
-            )
-        try:
-            training.run(total, lambda record: _tell(bar, record, total))
-        finally:
-            training.close()
-    found = summary_of(training.steps[:total])
-    if as_json:
-        console.say_json(found)
-        return
-    console.say(
-        f"{found.steps} steps done again: equal digests at every step, {found.tokens:,} of {found.tokens:,} tokens drawn "
-        f"again with the same bits\nweights {found.digest[:16]}"
-    )
-
-
-def _tell(bar: Bar, record: "StepRecord", total: int) -> None:
-    parts = [f"reward {record.reward:.2f}"]
-    parts += [] if record.kl is None else [f"KL {record.kl:.2g}"]
-    parts += [] if record.ess is None else [f"ESS {record.ess:.2f}"]
-    parts += [f"mismatch {record.mismatch:.2g}"] if record.mismatch else []
-    parts += [f"lag {record.lag}", f"{record.tokens / record.seconds:.0f} tokens/s"]
-    parts += [] if record.trained else [str(record.state)]
-    bar.describe("  ".join(parts))
-    bar.step(record.step + 1, total)
 
 
 def _say_what_is_on(training: "Training") -> None:

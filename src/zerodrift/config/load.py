@@ -31,7 +31,7 @@ class Option(NamedTuple):
 
     flag: str
     path: str
-    value: str | float | Path
+    value: str | float | Path | Sequence[str]
 
 
 def load(path: Path | None, overrides: Sequence[str] = (), options: Sequence[Option] = ()) -> RunConfig:

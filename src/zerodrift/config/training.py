@@ -23,10 +23,17 @@ class RolloutsFrom(StrEnum):
 
     EXACT = "exact"
     """The exact engine in this process."""
+    REFERENCE = "reference"
+    """Vanilla transformers in this process: the mismatch is measured, and is rounding's."""
     SERVE = "serve"
     """A `zerodrift serve`: the same bits, over HTTP."""
     VLLM = "vllm"
     """A vLLM: the mismatch is measured, and is not 0."""
+
+    @property
+    def in_process(self) -> bool:
+        """Whether it generates in this process, and not at `engine.url`."""
+        return self in (RolloutsFrom.EXACT, RolloutsFrom.REFERENCE)
 
 
 class OnLag(StrEnum):
@@ -90,9 +97,14 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     task: str = "sums"
     """Prompts with rewards: `sums`, which ships with zerodrift, or module:task."""
     rollouts: RolloutsFrom = RolloutsFrom.EXACT
-    """Who generates: the exact engine in this process, or the server at `engine.url`: `serve` (ours) or `vllm`."""
+    """Who generates: the `exact` engine or vanilla transformers (`reference`) in this process, or the server at `engine.url`:
+    `serve` (ours) or `vllm`."""
     admin_token_file: str | None = None
     """With rollouts=serve: file of mode 0600 with the admin token, which the server named at its start."""
+    inject: tuple[str, ...] = ()
+    """Faults planted in an engine in this process, as `zerodrift audit --inject list` names them; its numbers are then measured."""
+    inject_from: int = 0
+    """Step from whose weights on they are there."""
     steps: int = 100
     """Batches to learn from."""
     groups: int = 32
@@ -157,9 +169,10 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             )
         if self.rollouts is not RolloutsFrom.EXACT and self.kv is not UpdateKV.DRAIN:
             raise InvalidValue(
-                f"kv is {self.kv} with rollouts={self.rollouts}, and answers over HTTP do not say which weights wrote their "
-                "KV; leave it at drain"
+                f"kv is {self.kv} with rollouts={self.rollouts}, and its answers do not say which weights wrote their KV; leave it "
+                "at drain"
             )
+        self._check_planted()
         for name, rule in _COUNTS.items():
             require.whole(InvalidValue, name, getattr(self, name), rule, 1)
         rule = "rollouts of one prompt are each other's baseline, which takes two"
@@ -182,6 +195,26 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def capacity(self) -> int:
         """Groups that may be in flight or waiting."""
         return (self.max_lag + 1) * self.groups if self.buffer_groups is None else self.buffer_groups
+
+    def _check_planted(self) -> None:
+        """Nothing is planted in an engine that is not ours, and nothing is planted later than the end."""
+        require.whole(InvalidValue, "inject_from", self.inject_from, "it counts steps", 0)
+        if not self.inject:
+            if self.inject_from:
+                raise InvalidValue(
+                    f"inject_from is {self.inject_from}, and inject names no fault; name one, or leave both out"
+                )
+            return
+        if not self.rollouts.in_process or self.kv is not UpdateKV.DRAIN:
+            raise InvalidValue(
+                f"inject plants faults in an engine of this process (rollouts: exact or reference), with updates that drain what is "
+                f"in flight; rollouts is {self.rollouts} and kv is {self.kv}"
+            )
+        if self.inject_from >= self.steps:
+            raise InvalidValue(
+                f"inject_from is {self.inject_from}, and the training has {self.steps} steps, so that nothing would be planted; "
+                "lower it"
+            )
 
     def _check_room(self) -> None:
         """A lag bound that no batch could meet, or a room that no group could ever fill."""

@@ -116,6 +116,12 @@ class Fault:
 
     def inject(self, engine: Backend) -> Backend:
         """`engine` with this fault. Planting changes nothing in the one handed in; updates may pass on to it."""
+        self.require_plantable(engine)
+        broken: Backend = self.plant(engine)
+        return broken
+
+    def require_plantable(self, engine: Backend) -> None:
+        """Raise where `inject` would, and say what this engine lacks."""
         if self.kind is Layer.TRAINER:
             raise InvalidValue(
                 f"{self.spec} is a fault of the trainer and cannot be planted in an engine; "
@@ -124,8 +130,6 @@ class Fault:
         for need in self.needs:
             if not need.holds(engine):
                 raise need.error(f"{self.spec} cannot be planted in {engine.name}: {need.advice}")
-        broken: Backend = self.plant(engine)
-        return broken
 
     def check_visible(self, sampling: SamplingParams, *, sync: bool, resets_cache: bool = False) -> None:
         """Refuse an audit that could not see this fault: its PASS would mean nothing."""

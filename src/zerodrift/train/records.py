@@ -50,18 +50,19 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def require_same(self, other: "RunHeader") -> None:
         """Refuse to go on where a bit could differ; the number of steps is free to, and where a server is reached."""
+        self.require_same_origin(other)
+        ours, theirs = _without_place(self.config), _without_place(other.config)
+        _require_equal("configuration", ours, theirs)
+
+    def require_same_origin(self, other: "RunHeader") -> None:
+        """Refuse what would compute otherwise, or began with other weights."""
         for name, ours, theirs in (
             ("torch", self.torch, other.torch),
             ("threads", self.threads, other.threads),
             ("numeric", dict(self.numeric), dict(other.numeric)),
             ("first weights", self.first, other.first),
-            ("configuration", _without_place(self.config), _without_place(other.config)),
         ):
-            if ours != theirs:
-                raise CheckpointMismatch(
-                    f"the run was made with {name} {_shown(ours)}, and this one has {_shown(theirs)}; its bits would be "
-                    "others: go on as it was begun, or start another run"
-                )
+            _require_equal(name, ours, theirs)
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,8 +126,8 @@ def version_label(number: int) -> str:
 
 
 def version_number(version: WeightVersion) -> int:
-    """The steps that made it."""
-    word, _, number = version.label.partition(" ")
+    """The steps that made it; a server's label says behind that which process sent it."""
+    word, _, number = version.label.partition(" of ")[0].partition(" ")
     if word != "step" or not number.isdecimal():
         raise RecordError(f"weights are called {version.label!r}; a training calls its own 'step 7'")
     return int(number)
@@ -225,8 +226,17 @@ class RunFiles:
             writer.write(*values)
 
 
+def _require_equal(name: str, ours: object, theirs: object) -> None:
+    if ours != theirs:
+        raise CheckpointMismatch(
+            f"the run was made with {name} {_shown(ours)}, and this one has {_shown(theirs)}; its bits would be "
+            "others: go on as it was begun, or start another run"
+        )
+
+
 def _without_place(config: RunConfig) -> RunConfig:
-    train = msgspec.structs.replace(config.train, steps=1, admin_token_file=None)
+    # As few steps as there may be: a fault is planted within them.
+    train = msgspec.structs.replace(config.train, steps=config.train.inject_from + 1, admin_token_file=None)
     engine = msgspec.structs.replace(config.engine, url=None)
     return msgspec.structs.replace(config, train=train, engine=engine)
 

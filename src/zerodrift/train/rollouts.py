@@ -19,6 +19,7 @@ from zerodrift.exact.fingerprint import require_same
 from zerodrift.sync.serve import ServeTarget
 from zerodrift.sync.target import CONFIG, ServerTarget, WeightTarget
 from zerodrift.train.kept import KeptVersions
+from zerodrift.train.measured import measured_engine
 from zerodrift.train.served import ReachedServer, ServedSource
 from zerodrift.train.source import ExactSource, RolloutSource
 from zerodrift.web.access import read_token
@@ -27,6 +28,7 @@ from zerodrift.weights.update import UpdateManifest
 _OF_ANY_SERVER = frozenset({"name", "url", "served_model", "request_timeout_s", "concurrency", "route"})
 _HONOURED = {
     RolloutsFrom.EXACT: frozenset[str](),
+    RolloutsFrom.REFERENCE: frozenset[str](),
     RolloutsFrom.SERVE: _OF_ANY_SERVER,
     RolloutsFrom.VLLM: _OF_ANY_SERVER | {"api_key_env"},
 }
@@ -43,13 +45,13 @@ def check_engine(config: RunConfig) -> None:
     if unread := sorted(given - _HONOURED[asked]):
         where = (
             "which generates in this process (train.rollouts=serve or vllm asks the server at engine.url)"
-            if asked is RolloutsFrom.EXACT
+            if asked.in_process
             else "which only asks the server at engine.url"
         )
         raise ConfigError(
             f"engine.{unread[0]} is set with train.rollouts={asked}, {where}; leave it out, and set it where the server is started"
         )
-    if asked is RolloutsFrom.EXACT:
+    if asked.in_process:
         return
     if engine.url is None:
         raise ConfigError(f"train.rollouts={asked} asks a server; write its address into engine.url")
@@ -59,11 +61,17 @@ def check_engine(config: RunConfig) -> None:
         _token(config)
 
 
+def measured_here(config: RunConfig) -> bool:
+    """Whether the engine is in this process, and its numbers are not the trainer's."""
+    train = config.train
+    return train.rollouts is RolloutsFrom.REFERENCE or bool(train.inject)
+
+
 def reach(config: RunConfig, numeric: Mapping[str, str]) -> ReachedServer | None:
-    """The server that is asked, found fit; None where the engine is in this process. `numeric` is how the trainer computes."""
+    """The server that is asked, found fit; None where it is the exact engine in this process. `numeric` is how the trainer computes."""
     asked = config.train.rollouts
-    if asked is RolloutsFrom.EXACT:
-        return None
+    if asked.in_process:
+        return _in_process(config) if measured_here(config) else None
     backend = _connected(config)
     try:
         if asked is RolloutsFrom.SERVE:
@@ -92,8 +100,13 @@ def open_source(
 
 
 def _target(config: RunConfig, server: ReachedServer, model: Any, directory: Path) -> WeightTarget:
-    name = f"{config.train.rollouts} at {config.engine.url}"
-    if config.train.rollouts is RolloutsFrom.SERVE:
+    train = config.train
+    name = (
+        f"the engine with {', '.join(train.inject)}"
+        if train.inject
+        else f"{train.rollouts} at {config.engine.url}"
+    )
+    if train.rollouts is RolloutsFrom.SERVE:
         assert server.control is not None, "an exact server is reached with one"
         return ServeTarget(server.control, directory, name=name)
     # vLLM reads a checkpoint, and a checkpoint has the model's configuration beside its weights.
@@ -142,6 +155,13 @@ def _token(config: RunConfig) -> str:
 
 
 # --- two kinds of servers -----------------------------------------------------------------------------------------------
+
+
+def _in_process(config: RunConfig) -> ReachedServer:
+    """Asked by one thread: an engine of one owner."""
+    engine = measured_engine(config)
+    coarse = config.model.dtype in _COARSE
+    return ReachedServer(engine, None, _send_or_stop, {}, salted=False, coarse=coarse, width=1)
 
 
 def _exact_server(config: RunConfig, backend: VllmBackend, numeric: Mapping[str, str]) -> ReachedServer:

@@ -151,9 +151,8 @@ class ServedSource:
         _check_versions(index, flying.wire, told, exact=self.exact)
         made, looked_back_on = len(told.token_ids), len(flying.prompt.token_ids) + len(told.token_ids) - 1
         fields = {name: getattr(told, name) for name in Completion.__struct_fields__}
-        if self._server.numeric:
-            # One version wrote all: what was drained looked back on nothing else.
-            fields["lineage"] = (LineageSegment(flying.version, 0, looked_back_on),)
+        # One version wrote all: what was drained looked back on nothing else. Of what is measured that is not known.
+        fields["lineage"] = (LineageSegment(flying.version, 0, looked_back_on),) if self.exact else ()
         fields |= {"versions": (VersionSpan(flying.version, 0, made),), "sampling": flying.sampling}
         return Output(**fields, request_id=f"g{index}", numeric=self._server.numeric)
 

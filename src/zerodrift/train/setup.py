@@ -27,9 +27,10 @@ from zerodrift.train.buffer import GroupBuffer
 from zerodrift.train.checkpoint import read_checkpoint, steps_of, write_checkpoint
 from zerodrift.train.learner import Learner
 from zerodrift.train.loop import Training
+from zerodrift.train.planted import check_resumable
 from zerodrift.train.prompts import PromptStream
 from zerodrift.train.records import RunFiles, RunHeader, StepRecord, version_label
-from zerodrift.train.rollouts import check_engine, open_source, reach
+from zerodrift.train.rollouts import check_engine, measured_here, open_source, reach
 from zerodrift.train.served import ReachedServer
 from zerodrift.weights.digest import model_digest
 
@@ -99,6 +100,7 @@ def resume(directory: Path, *, steps: int | None = None, place: ServerPlace | No
     files.mend()
     learner = _learner(model, config, directory)
     kept = read_checkpoint(directory, learner, _latest(directory))
+    check_resumable(config, kept.step)
     with ExitStack() as opened:
         server = _reached(config, model, opened)
         monitor = _monitor(config, directory, server)
@@ -132,6 +134,9 @@ def replay(directory: Path, scratch: Path) -> Training:
             "nothing to replay bit for bit. train.jsonl has the mismatch of every step; runs of exact engines (train.rollouts=exact "
             "or serve) are replayed"
         )
+    assert not measured_here(header.config), (
+        "a run whose numbers are measured is done again as a whole (again.py)"
+    )
     model = _policy(header.config.model)
     header.require_same(_header(header.config, model, header.first))
     learner = _learner(model, header.config, directory)
