@@ -91,6 +91,8 @@ class MonitorDirectory:
             return
         self._closed = True
         self.end()
-        if isinstance(self._archive, Directory):
-            self._archive.close()
-        self._lock.release()
+        try:
+            if isinstance(self._archive, Directory):
+                self._archive.close()
+        finally:
+            self._lock.release()

@@ -18,7 +18,7 @@ from scipy import special
 
 from zerodrift.core.errors import InvalidValue
 from zerodrift.monitor.decision import Code, Reason, RewardView
-from zerodrift.monitor.intake import host
+from zerodrift.monitor.host import host
 from zerodrift.stats.arrays import Floats, Ids
 from zerodrift.stats.summaries import Summary, mean_shift
 from zerodrift.stats.twosample import energy_distance

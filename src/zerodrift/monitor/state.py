@@ -11,6 +11,7 @@ from zerodrift.monitor.baseline import Baseline, WarmUp
 from zerodrift.monitor.breaker import Breaker
 from zerodrift.monitor.rewards import RewardWindow
 from zerodrift.monitor.scalar import ScalarTrack
+from zerodrift.monitor.sight import Sight
 from zerodrift.monitor.tracks import Chart, Track
 from zerodrift.records.document import read_document, write_document
 
@@ -39,6 +40,7 @@ class MonitorState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Calls that raised: they are no healthy batches, and no bad ones."""
     mismatch_seen: int | None = None
     """The last step at which a mismatch could be measured."""
+    sight: Sight = Sight()
 
     def __post_init__(self) -> None:
         """What was remembered stays."""

@@ -1,0 +1,135 @@
+"""Several ranks as one monitor: each sends what it read, and by what it judges; all decide alike, or all raise alike.
+
+A rank that cannot read its batch sends why, and takes part all the same: one that raised by itself would leave the others
+waiting for it in a collective that never ends. What ranks remember may differ after a restart, where a kill came between two
+writes or the first rank alone has a file, and after calls on one of them. Then all go on from the one that has seen most, of those
+the one that is worst off, and what was read by another state is read again.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import add
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import xxhash
+
+from zerodrift.core.errors import RanksDisagree
+from zerodrift.monitor.batch import BatchSums
+from zerodrift.monitor.decide import Settings
+from zerodrift.monitor.metrics import LEVELS
+from zerodrift.monitor.state import MonitorState
+
+logger = logging.getLogger("zerodrift.monitor")
+
+Gather = Callable[[bytes], Iterable[bytes]]
+T = TypeVar("T")
+
+
+class Read(NamedTuple):
+    """One batch, read and not yet judged."""
+
+    step: int
+    trainer_version: int | None
+    sums: BatchSums
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one rank sends."""
+
+    settings: str
+    """Digest of what does not change from step to step."""
+    state: str
+    """Digest of what it remembers."""
+    refused: str = ""
+    """Why it cannot read its batch; then the rest means nothing."""
+    step: int = 0
+    trainer_version: int | None = None
+    sums: BatchSums = BatchSums()
+
+
+def over_ranks(
+    gather: Gather, settings: Settings, state: MonitorState, read: Callable[[MonitorState], Read]
+) -> tuple[MonitorState, Read]:
+    """The batch of all ranks, and the state that all judge it by. `read` makes this rank's part of it."""
+    part, failed = _part(settings, state, read)
+    parts = _exchanged(gather, part, Part)
+    if len({each.settings for each in parts}) > 1:
+        raise RanksDisagree("ranks have different settings: give their monitors the same, and one baseline")
+    if len({each.state for each in parts}) > 1:
+        state = _agreed(state, _exchanged(gather, state, MonitorState))
+        part, failed = _part(settings, state, read)
+        parts = _exchanged(gather, part, Part)
+    if failed is not None:
+        raise failed
+    return state, _together(parts)
+
+
+def _part(
+    settings: Settings, state: MonitorState, read: Callable[[MonitorState], Read]
+) -> tuple[Part, Exception | None]:
+    """This rank's, and why it is none."""
+    by = {"settings": _digest(settings), "state": _digest(state)}
+    try:
+        found = read(state)
+    # A correction of the user's may raise anything, and the others wait.
+    except Exception as error:
+        return Part(**by, refused=str(error) or type(error).__name__), error
+    return Part(**by, **found._asdict()), None
+
+
+def _together(parts: Sequence[Part]) -> Read:
+    refused = [f"rank {rank}: {part.refused}" for rank, part in enumerate(parts) if part.refused]
+    if refused:
+        raise RanksDisagree(
+            f"no rank has judged this batch, since one cannot read its part of it; {'; '.join(refused)}"
+        )
+    step = _same("step", [part.step for part in parts])
+    assert step is not None
+    version = _same("trainer_version", [part.trainer_version for part in parts])
+    return Read(step, version, reduce(add, (part.sums for part in parts)))
+
+
+def _same(name: str, values: Sequence[int | None]) -> int | None:
+    """Of all that know it."""
+    known = {value for value in values if value is not None}
+    if len(known) > 1:
+        told = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+        raise RanksDisagree(f"{name} is {told}; no rank has judged this batch: all must speak of the same")
+    return next(iter(known), None)
+
+
+def _agreed(mine: MonitorState, states: Sequence[MonitorState]) -> MonitorState:
+    """That of the rank that has seen most; a halt that it shares with nobody is not lost."""
+    rank = max(
+        range(len(states)),
+        key=lambda rank: (states[rank].observed, LEVELS[states[rank].breaker.state], -rank),
+    )
+    if states[rank] != mine:
+        logger.warning(
+            "ranks remember different things; this one goes on from what rank %d remembers, after %d batches",
+            rank,
+            states[rank].observed,
+        )
+    return states[rank]
+
+
+def _digest(value: object) -> str:
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(value))
+
+
+def _exchanged(gather: Gather, mine: T, kind: type[T]) -> list[T]:
+    sent = msgspec.json.encode(mine)
+    try:
+        parts = [bytes(part) for part in gather(sent)]
+        found = [msgspec.json.decode(part, type=kind) for part in parts]
+    except (TypeError, msgspec.MsgspecError) as error:
+        raise RanksDisagree(
+            f"gather brought something else than what ranks of this version send ({error}); it gives everybody's bytes as they are"
+        ) from error
+    if sent not in parts:
+        raise RanksDisagree(
+            f"gather brought {len(parts)} parts, and not this rank's own among them; it gives everybody's bytes"
+        )
+    return found
