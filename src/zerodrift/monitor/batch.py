@@ -15,7 +15,7 @@ from zerodrift.monitor.groups import UNIT
 from zerodrift.monitor.intake import Tokens
 from zerodrift.monitor.measure import GapMeasured, largest, measure
 from zerodrift.monitor.rewards import read
-from zerodrift.monitor.sight import Seen, seen_of
+from zerodrift.monitor.sight import LabelSeen, seen_of
 from zerodrift.monitor.sight import merged as together
 from zerodrift.stats.arrays import Ids
 
@@ -41,7 +41,7 @@ class BatchSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Σ ψ⁴/4, nearly that of their squares."""
     warm_up: WarmUp = WarmUp()
     cells: tuple[CellSums, ...] = ()
-    sight: tuple[Seen, ...] = ()
+    sight: tuple[LabelSeen, ...] = ()
     corrected: CorrectedSums | None = None
     trips: tuple[Reason, ...] = ()
     rewards: tuple[float, ...] = ()

@@ -9,7 +9,7 @@ spread of the whole: eight prompts alone know their own to a quarter.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -93,6 +93,12 @@ class CellSums(msgspec.Struct, frozen=True, array_like=True):
             for mine, theirs in ((self.offset, other.offset), (self.excess, other.excess))
         )
         return CellSums(self.kind, self.label, *sums, *both)
+
+    def without(self, parts: Iterable["CellSums"]) -> "CellSums":
+        """Level and bias of the rest, which is what a baseline follows; its spread is not that of the rest."""
+        names = ("tokens", "ratio", "size", "baseline")
+        left = {name: getattr(self, name) - sum(getattr(part, name) for part in parts) for name in names}
+        return msgspec.structs.replace(self, **left)
 
     @property
     def key(self) -> str:

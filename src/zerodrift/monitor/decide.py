@@ -12,7 +12,7 @@ from zerodrift.config.precision import Magnitude
 from zerodrift.monitor import judge
 from zerodrift.monitor.baseline import LEAST_TOKENS, WARM_UP, Baseline, WarmUp
 from zerodrift.monitor.batch import BatchSums
-from zerodrift.monitor.cells import ALL, EXCHANGEABLE, CellSums, Expected
+from zerodrift.monitor.cells import ALL, EXCHANGEABLE, REPLICA, CellSums, Expected
 from zerodrift.monitor.decision import Code, Gap, Reason, RewardView
 from zerodrift.monitor.gates import judge_gates
 from zerodrift.monitor.groups import check_count
@@ -105,7 +105,8 @@ def decide(
     tracks = dict(charted.tracks)
     if not bad:
         passed = _passed(state.trainer_version, trainer_version)
-        tracks |= {key: tracks[key].follow(cell, passed) for key, cell in cells.items()}
+        learned = {**cells, **_undoubted(cells, tracks)}
+        tracks |= {key: tracks[key].follow(cell, passed) for key, cell in learned.items()}
     after = msgspec.structs.replace(
         state,
         step=step,
@@ -141,6 +142,15 @@ def _passed(last: int | None, now: int | None) -> int:
 
 def _newest(last: int | None, now: int | None) -> int | None:
     return max((version for version in (last, now) if version is not None), default=None)
+
+
+def _undoubted(cells: Mapping[str, CellSums], tracks: Mapping[str, Track]) -> dict[str, CellSums]:
+    """The whole without replicas that are in doubt: one that is a tenth off would draw along what it is held against."""
+    doubted = [cell for key, cell in cells.items() if cell.kind == REPLICA and tracks[key].in_doubt]
+    if not doubted or WHOLE not in cells:
+        return {}
+    rest = cells[WHOLE].without(doubted)
+    return {WHOLE: rest} if rest.tokens > 0 and rest.baseline > 0 else {}
 
 
 def _backwards(state: MonitorState, trainer_version: int | None) -> list[Reason]:

@@ -14,6 +14,9 @@ RESERVED = frozenset({"all", "log p", "position", "length", "lag"})
 MOST_LABELS = 64
 """Of one kind. Memory is constant, and an id per sequence is no group."""
 
+MOST_BYTES = 256
+"""Of a label: it names something, in messages and in every state that is written."""
+
 
 def labels_of(groups: Any, rows: int, kept: Ids) -> dict[str, tuple[str, ...]]:
     """Of sequences that have tokens, in their order."""
@@ -28,6 +31,7 @@ def labels_of(groups: Any, rows: int, kept: Ids) -> dict[str, tuple[str, ...]]:
             raise InvalidValue(
                 f"groups[{kind!r}] has {len(texts)} labels for {rows} sequences; give one per sequence"
             )
+        _check_texts(str(kind), texts)
         labels[str(kind)] = tuple(texts[place] for place in kept)
         check_count(str(kind), len(set(labels[str(kind)])))
     return labels
@@ -46,3 +50,16 @@ def _check_kind(kind: str) -> None:
         )
     if not kind or "=" in kind:
         raise InvalidValue(f"groups has a kind {kind!r}; reasons say kind=label, so it has a name, without =")
+
+
+def _check_texts(kind: str, texts: list[str]) -> None:
+    """A label goes into a file and to the other ranks."""
+    for text in texts:
+        try:
+            short = len(text.encode()) <= MOST_BYTES
+        except UnicodeEncodeError:
+            short = False
+        if not short:
+            raise InvalidValue(
+                f"groups[{kind!r}] has a label {text[:40]!a}; a label is text of at most {MOST_BYTES} bytes"
+            )

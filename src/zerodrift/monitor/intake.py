@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from zerodrift.core.errors import InvalidValue
 from zerodrift.monitor.decision import Code, Reason
 from zerodrift.monitor.groups import labels_of
-from zerodrift.monitor.host import host
+from zerodrift.monitor.host import host, yes_or_no
 from zerodrift.stats.arrays import Bools, Ids, Reals
 
 RESCORED = "rescored_logprobs"
@@ -167,7 +167,7 @@ class Layout:
             )
 
     def _mask(self, mask: Any) -> None:
-        chosen = self._flat("mask", host("mask", mask)).astype(np.bool_)
+        chosen = yes_or_no("mask", self._flat("mask", host("mask", mask)))
         if self.chosen is not None:
             chosen &= self.chosen.ravel()
         rows = np.repeat(np.arange(len(self.given)), self.given)
@@ -261,7 +261,7 @@ def _rescored(layout: Layout, arrays: Mapping[str, Any], mask: Any) -> Bools | N
         return None
     if RESCORED not in arrays:
         raise InvalidValue("rescored_mask was given without rescored_logprobs; it says which of those count")
-    chosen: Bools = layout.per_token("rescored_mask", mask).astype(np.bool_)
+    chosen = yes_or_no("rescored_mask", layout.per_token("rescored_mask", mask))
     return None if chosen.all() else chosen
 
 
@@ -272,6 +272,8 @@ def _missing() -> Reason:
 
 def _numbers(name: str, values: NDArray[Any]) -> tuple[Reals, list[Reason]]:
     """Floating numbers, and what is wrong with them; a fault that is in padding was masked before."""
+    if values.dtype.kind not in "fiuO":
+        raise InvalidValue(f"{name} have type {values.dtype}; give real numbers, logs of probabilities")
     missing = sum(value is None for value in values) if values.dtype == object else 0
     try:
         numbers: Reals = values if values.dtype.kind == "f" else values.astype(np.float64)
@@ -304,6 +306,9 @@ def _lag(layout: Layout, versions: Any, trainer_version: int | None) -> tuple[Id
         return None, []
     if trainer_version is None:
         raise InvalidValue("versions were given without trainer_version; a lag needs both")
+    if not layout.counts.sum():
+        # Of no token, and an empty list has no type.
+        return np.zeros(0, dtype=np.int64), []
     array = layout.per_token("versions", versions)
     if array.dtype.kind not in "iu":
         message = f"versions have type {array.dtype}; a token whose weights are unknown cannot be placed: give whole numbers"

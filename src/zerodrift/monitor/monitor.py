@@ -28,6 +28,7 @@ from zerodrift.monitor.baseline import Baseline, check_below, limits, of_canary
 from zerodrift.monitor.batch import BatchSums, batch_sums, rewarded
 from zerodrift.monitor.breaker import Breaker
 from zerodrift.monitor.commit import Writes
+from zerodrift.monitor.connected import check_connected
 from zerodrift.monitor.correction import Correction
 from zerodrift.monitor.decide import (
     Outcome,
@@ -41,7 +42,6 @@ from zerodrift.monitor.decide import (
 )
 from zerodrift.monitor.decision import Code, Decision, Reason, RewardView, State
 from zerodrift.monitor.directory import MonitorDirectory
-from zerodrift.monitor.host import host
 from zerodrift.monitor.intake import LOGPROBS, tokens_of
 from zerodrift.monitor.judge import WHOLE
 from zerodrift.monitor.numbers import counted, number
@@ -49,7 +49,7 @@ from zerodrift.monitor.ranks import Gather, Read, over_ranks
 from zerodrift.monitor.report import decision_of
 from zerodrift.monitor.rewards import TEST_P, Output, against_reference
 from zerodrift.monitor.scalar import judge_scalar
-from zerodrift.monitor.state import MonitorState, read_state, write_state
+from zerodrift.monitor.state import MonitorState, StateFile
 from zerodrift.records.archive.writer import Archive as OwnArchive
 from zerodrift.records.directory import read_verdict
 from zerodrift.records.verdict import VerdictRecord
@@ -85,9 +85,12 @@ class Monitor:
         require.whole(
             InvalidValue, "healthy_every", healthy_every, "one of so many healthy batches is archived", 1
         )
+        check_connected(config=config, actions=actions, archive=archive, gather=gather, correction=correction)
         self.config = config or MonitoringConfig()
         if isinstance(baseline, str | Path):
             baseline = read_verdict(Path(baseline))
+        if baseline is not None:
+            require.instance(InvalidValue, "baseline", baseline, Baseline | VerdictRecord)
         audit = baseline if isinstance(baseline, VerdictRecord) else None
         gate = limits(self.config, require.one_of(Precision, "precision", precision), audit)
         self._settings = Settings(self.config, gate, audited=audit is not None)
@@ -99,8 +102,9 @@ class Monitor:
             self._directory = (
                 None if directory is None else undo.enter_context(closing(MonitorDirectory(Path(directory))))
             )
-            self._path = self._directory.state if self._directory else None if path is None else Path(path)
-            self._state = MonitorState() if self._path is None else read_state(self._path)
+            kept = self._directory.state if self._directory else path
+            self._file = None if kept is None else StateFile(Path(kept))
+            self._state = MonitorState() if self._file is None else self._file.read()
             if isinstance(baseline, Baseline) and self._state.baseline is None:
                 check_below(baseline, gate)
                 self._state = with_baseline(self._state, baseline)
@@ -243,7 +247,8 @@ class Monitor:
         decision = msgspec.structs.replace(decision, reasons=(*decision.reasons, *unkept))
         entered = decision.state is State.HALT and self._was is not State.HALT
         acted = act(self._actions, decision, entered_halt=entered)
-        self._was = decision.state
+        # Of an action that opened the breaker again it is not halted any more.
+        self._was = self._state.breaker.state
         if acted.fell_back:
             with writes.attempt():
                 self._half_open()
@@ -266,8 +271,8 @@ class Monitor:
         return () if without is None else (Reason(code=Code.NOT_ARCHIVED, message=without),)
 
     def _write(self) -> None:
-        if self._path is not None:
-            write_state(self._path, self._state)
+        if self._file is not None:
+            self._file.write(self._state)
 
     # --- what else may happen ----------------------------------------------------------------------------------------
 
@@ -334,9 +339,7 @@ class Monitor:
         it lies within JUMP of what is expected. `trusted` says that an engine known to be good has made it.
         """
         self._check_open()
-        fresh = of_canary(
-            host("behavior_logprobs", behavior_logprobs), host("trainer_logprobs", trainer_logprobs)
-        )
+        fresh = of_canary(behavior_logprobs, trainer_logprobs)
         old = self._state.baseline
         check_below(fresh, self.gate)
         if old is not None and not trusted:
@@ -380,6 +383,7 @@ class Monitor:
     def restore(self, state: MonitorState) -> None:
         """Be as after an earlier step (`remembered`, kept then): what was judged later is forgotten, and shown no more."""
         self._check_open()
+        require.instance(InvalidValue, "state", state, MonitorState)
         self._state, self._was = state, state.breaker.state
         self._write()
         if self._directory is not None:

@@ -8,7 +8,7 @@ the one that is worst off, and what was read by another state is read again.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import NamedTuple, TypeVar
 
@@ -42,11 +42,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Digest of what does not change from step to step."""
     state: str
     """Digest of what it remembers."""
+    found: Read | None = None
     refused: str = ""
-    """Why it cannot read its batch; then the rest means nothing."""
-    step: int = 0
-    trainer_version: int | None = None
-    sums: BatchSums = BatchSums()
+    """Why it cannot read its batch, where it has found nothing."""
 
 
 def over_ranks(
@@ -70,25 +68,31 @@ def _part(
     settings: Settings, state: MonitorState, read: Callable[[MonitorState], Read]
 ) -> tuple[Part, Exception | None]:
     """This rank's, and why it is none."""
-    by = {"settings": _digest(settings), "state": _digest(state)}
+    by = partial(Part, settings=_digest(settings), state=_digest(state))
     try:
-        found = read(state)
-    # A correction of the user's may raise anything, and the others wait.
+        part = by(found=read(state))
+        msgspec.json.encode(part)  # what cannot be sent must not raise while the others wait
+    # A correction of the user's may raise anything.
     except Exception as error:
-        return Part(**by, refused=str(error) or type(error).__name__), error
-    return Part(**by, **found._asdict()), None
+        return by(refused=_sendable(str(error) or type(error).__name__)), error
+    return part, None
+
+
+def _sendable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _together(parts: Sequence[Part]) -> Read:
-    refused = [f"rank {rank}: {part.refused}" for rank, part in enumerate(parts) if part.refused]
-    if refused:
+    found = [part.found for part in parts if part.found is not None]
+    if len(found) < len(parts):
+        refused = [f"rank {rank}: {part.refused}" for rank, part in enumerate(parts) if part.found is None]
         raise RanksDisagree(
             f"no rank has judged this batch, since one cannot read its part of it; {'; '.join(refused)}"
         )
-    step = _same("step", [part.step for part in parts])
+    step = _same("step", [each.step for each in found])
     assert step is not None
-    version = _same("trainer_version", [part.trainer_version for part in parts])
-    return Read(step, version, reduce(add, (part.sums for part in parts)))
+    version = _same("trainer_version", [each.trainer_version for each in found])
+    return Read(step, version, reduce(add, (each.sums for each in found)))
 
 
 def _same(name: str, values: Sequence[int | None]) -> int | None:

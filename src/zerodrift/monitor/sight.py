@@ -26,7 +26,7 @@ MOST_NAMED = 12
 """In one decision; the others have their turn in the next."""
 
 
-class Seen(msgspec.Struct, frozen=True, array_like=True):
+class LabelSeen(msgspec.Struct, frozen=True, array_like=True):
     """What one batch has of one label, or of all (an empty `where`); `+` adds what another rank has of it."""
 
     where: str
@@ -36,10 +36,10 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
     freshest: int | None = None
     """Versions that its youngest token is old; None where versions are unknown."""
 
-    def __add__(self, other: "Seen") -> "Seen":
+    def __add__(self, other: "LabelSeen") -> "LabelSeen":
         """Both."""
         known = [each.freshest for each in (self, other) if each.freshest is not None]
-        return Seen(
+        return LabelSeen(
             self.where, self.tokens + other.tokens, self.shown + other.shown, min(known, default=None)
         )
 
@@ -72,7 +72,7 @@ class Looked(NamedTuple):
     sight: Sight
 
 
-def seen_of(tokens: Tokens, counted: Counted | None) -> tuple[Seen, ...]:
+def seen_of(tokens: Tokens, counted: Counted | None) -> tuple[LabelSeen, ...]:
     """Every label of the batch."""
     shown = np.zeros(len(tokens.counts)) if counted is None else counted.tokens.sum(axis=(1, 2))
     # Versions only rise within a sequence, so its last token is its youngest.
@@ -88,21 +88,23 @@ def seen_of(tokens: Tokens, counted: Counted | None) -> tuple[Seen, ...]:
     return tuple(found)
 
 
-def _seen(where: str, not_chosen: Ids, counts: Ids, shown: np.ndarray, lag: Ids | None) -> Seen:
+def _seen(where: str, not_chosen: Ids, counts: Ids, shown: np.ndarray, lag: Ids | None) -> LabelSeen:
     chosen = not_chosen == 0
     freshest = None if lag is None else int(lag[chosen].min())
-    return Seen(where, int(counts[chosen].sum()), int(shown[chosen].sum()), freshest)
+    return LabelSeen(where, int(counts[chosen].sum()), int(shown[chosen].sum()), freshest)
 
 
-def merged(parts: Iterable[Seen]) -> tuple[Seen, ...]:
+def merged(parts: Iterable[LabelSeen]) -> tuple[LabelSeen, ...]:
     """By label, of all ranks."""
-    found: dict[str, Seen] = {}
+    found: dict[str, LabelSeen] = {}
     for each in parts:
         found[each.where] = found[each.where] + each if each.where in found else each
     return tuple(found[where] for where in sorted(found))
 
 
-def looked(sight: Sight, step: int, seen: tuple[Seen, ...], interval: int, max_lag: int | None) -> Looked:
+def looked(
+    sight: Sight, step: int, seen: tuple[LabelSeen, ...], interval: int, max_lag: int | None
+) -> Looked:
     """One more batch; of one that was not measured, since it trips, nothing is known."""
     hidden, reasons = _hidden(sight.hidden, step, seen, interval)
     behind = dict(sight.behind)
@@ -113,7 +115,7 @@ def looked(sight: Sight, step: int, seen: tuple[Seen, ...], interval: int, max_l
 
 
 def _hidden(
-    before: Mapping[str, Spell], step: int, seen: tuple[Seen, ...], interval: int
+    before: Mapping[str, Spell], step: int, seen: tuple[LabelSeen, ...], interval: int
 ) -> tuple[dict[str, Spell], list[Reason]]:
     after, reasons = dict(before), list[Reason]()
     # Where nothing shows at all, that is said of the whole, and not of each part of it.
@@ -144,7 +146,7 @@ def _not_observed(where: str, spell: Spell) -> Reason:
 
 
 def _behind(
-    before: Mapping[str, int], seen: tuple[Seen, ...], interval: int
+    before: Mapping[str, int], seen: tuple[LabelSeen, ...], interval: int
 ) -> tuple[dict[str, int], list[Reason]]:
     """Told at `interval`, and whenever it has doubled since."""
     after, reasons = dict(before), list[Reason]()
@@ -170,7 +172,7 @@ def _old(where: str, age: int) -> Reason:
     )
 
 
-def hides_doubt(seen: tuple[Seen, ...], tracks: Mapping[str, Track]) -> bool:
+def hides_doubt(seen: tuple[LabelSeen, ...], tracks: Mapping[str, Track]) -> bool:
     """A cell whose chart has tripped is in this batch, and none of it shows: the others say nothing of it."""
     return any(
         each.tokens and not each.shown and any(chart.tripped for chart in tracks[each.where].charts)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from zerodrift.core.errors import RecordError
+from zerodrift.core.errors import ArchiveLocked, RecordError
 from zerodrift.core.frozen import freeze
 from zerodrift.monitor.baseline import Baseline, WarmUp
 from zerodrift.monitor.breaker import Breaker
@@ -62,3 +62,36 @@ def write_state(path: Path, state: MonitorState) -> None:
         raise RecordError(
             f"{path} cannot be written ({error.strerror or error}): a restart would go on from an older state; look at the disk"
         ) from error
+
+
+class StateFile:
+    """The file of one monitor. Another that writes there too is found by what it left in the place of ours."""
+
+    def __init__(self, path: Path) -> None:
+        """`read` comes first."""
+        self._path = path
+        self._left: tuple[int, int] | None = None
+
+    def read(self) -> MonitorState:
+        """From here on it is ours."""
+        self._left = self._there()
+        return read_state(self._path)
+
+    def write(self, state: MonitorState) -> None:
+        """Refused where another monitor has written since."""
+        found = self._there()
+        if found is not None and found != self._left:
+            raise ArchiveLocked(
+                f"{self._path} was written by another monitor since: what that one knows, a halt maybe, is left as it is; "
+                "give each a path of its own"
+            )
+        write_state(self._path, state)
+        self._left = self._there()
+
+    def _there(self) -> tuple[int, int] | None:
+        """Which file it is: each write makes a new one."""
+        try:
+            told = self._path.stat()
+        except OSError:
+            return None
+        return told.st_ino, told.st_mtime_ns

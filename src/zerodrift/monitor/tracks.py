@@ -116,6 +116,11 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         are no measure of it: such a baseline quarantined eight healthy batches of one environment."""
         return math.sqrt(self.bias_squares / (WARM_UP * (WARM_UP - 1)))
 
+    @property
+    def in_doubt(self) -> bool:
+        """Half way to a warning: too little to say so, and enough not to learn from it."""
+        return any(chart.cusum.score >= WARN / 2 for chart in self.charts)
+
     def judged(self, cell: CellSums) -> bool:
         """Whether a batch of this cell goes into the charts."""
         ready = cell.kind in EXCHANGEABLE or self.batches >= WARM_UP

@@ -11,6 +11,7 @@ from zerodrift.core.errors import InvalidValue, RanksDisagree
 from zerodrift.monitor.baseline import WARM_UP
 from zerodrift.monitor.decision import Code, State
 from zerodrift.monitor.monitor import Monitor
+from zerodrift.monitor.rewards import BoundReward
 
 PATIENCE_S = 20
 
@@ -135,6 +136,8 @@ def test_ranks_that_disagree_raise_on_all_of_them_and_none_has_judged(one, other
         {"groups": {"replica": ["a"]}},
         {"reference_kl": "much"},
         {"rewards": [1.0]},
+        {"groups": {"replica": ["\ud800"] * 16}},
+        {"rewards": [BoundReward("\ud800", "x", 1.0)] * 16, "outputs": []},
     ],
     ids=lambda broken: next(iter(broken)),
 )
