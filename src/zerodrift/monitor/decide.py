@@ -91,7 +91,7 @@ def decide(
     cells = {cell.key: cell for cell in sums.cells}
     tracks = {**state.tracks, **_started(state, cells)}
     charted = judge.charts(cells, tracks, config.consecutive_windows)
-    sight = looked(state.sight, step, sums.sight, config.check_interval_steps, config.max_lag)
+    sight = looked(state.sight, step, sums.sight, cells.get(WHOLE), config)
     reasons += [
         *charted.reasons,
         *judge.moved(tracks),

@@ -14,12 +14,14 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.core.frozen import freeze
+from zerodrift.monitor.cells import CellSums
 from zerodrift.monitor.decision import Code, Gap, Reason
 from zerodrift.monitor.groups import UNIT
 from zerodrift.monitor.intake import Tokens
 from zerodrift.monitor.strata import Counted
-from zerodrift.monitor.tracks import Track
+from zerodrift.monitor.tracks import LEAST_UNITS, Track, has_spread
 from zerodrift.stats.arrays import Ids
 
 MOST_NAMED = 12
@@ -59,6 +61,8 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     hidden: Mapping[str, Spell] = {}
     behind: Mapping[str, int] = {}
     """How many versions old the freshest token was when that was last said."""
+    thin: int = 0
+    """Batches in a row of too few prompts to know a spread from."""
 
     def __post_init__(self) -> None:
         """What was remembered stays."""
@@ -103,15 +107,19 @@ def merged(parts: Iterable[LabelSeen]) -> tuple[LabelSeen, ...]:
 
 
 def looked(
-    sight: Sight, step: int, seen: tuple[LabelSeen, ...], interval: int, max_lag: int | None
+    sight: Sight, step: int, seen: tuple[LabelSeen, ...], whole: CellSums | None, config: MonitoringConfig
 ) -> Looked:
     """One more batch; of one that was not measured, since it trips, nothing is known."""
+    interval, max_lag = config.check_interval_steps, config.max_lag
     hidden, reasons = _hidden(sight.hidden, step, seen, interval)
+    thin = sight.thin if whole is None else 0 if has_spread(whole) else sight.thin + 1
+    if whole is not None and thin == interval:
+        reasons.append(_too_few(whole, thin))
     behind = dict(sight.behind)
     if max_lag is None:
         behind, more = _behind(sight.behind, seen, interval)
         reasons += more
-    return Looked(reasons, Sight(hidden=hidden, behind=behind))
+    return Looked(reasons, Sight(hidden=hidden, behind=behind, thin=thin))
 
 
 def _hidden(
@@ -143,6 +151,14 @@ def _not_observed(where: str, spell: Spell) -> Reason:
     return Reason(
         code=Code.NOT_OBSERVED, gap=Gap.MISMATCH, where=where, value=float(spell.batches), message=message
     )
+
+
+def _too_few(whole: CellSums, batches: int) -> Reason:
+    message = (
+        f"for {batches} batches there were too few prompts to know how far they differ (now {whole.units}, worth "
+        f"{whole.effective:.1f}), so nothing is judged but gates, ESS and lag; charts need {LEAST_UNITS} in a batch"
+    )
+    return Reason(code=Code.NOT_OBSERVED, gap=Gap.MISMATCH, value=float(batches), message=message)
 
 
 def _behind(

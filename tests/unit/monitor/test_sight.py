@@ -14,7 +14,7 @@ REPLICA = [str(place % 4) for place in range(ROWS)]
 INTERVAL = 5
 
 
-def batch(step, old=(), groups=REPLICA, nats=0.01, lag=2, **more):
+def batch(step, old=(), labels=REPLICA, nats=0.01, lag=2, **more):
     """Sequences of replicas in `old` were made by older weights."""
     rng = np.random.default_rng(step)
     behavior = -rng.exponential(1.0, (ROWS, TOKENS)) - 0.5
@@ -23,9 +23,9 @@ def batch(step, old=(), groups=REPLICA, nats=0.01, lag=2, **more):
     return {
         "behavior_logprobs": behavior,
         "old_logprobs": trainer,
-        "versions": [version - lag * (label in old) for label in groups],
+        "versions": [version - lag * (label in old) for label in labels],
         "trainer_version": version,
-        "groups": {"replica": groups},
+        "groups": {"replica": labels},
         "step": step,
         **more,
     }
@@ -89,13 +89,13 @@ def test_a_sample_that_was_scored_again_shows_it(monitor):
 
 def test_a_replica_that_is_gone_is_not_waited_for(monitor):
     rest = [label if label != "3" else "0" for label in REPLICA]
-    given = lambda step: batch(step, old="3", groups=REPLICA if step < INTERVAL - 1 else rest)  # noqa: E731
+    given = lambda step: batch(step, old="3", labels=REPLICA if step < INTERVAL - 1 else rest)  # noqa: E731
     assert told(monitor, range(3 * INTERVAL), given) == []
 
 
 def test_one_that_comes_late_is_given_as_long(monitor):
     rest = [label if label != "3" else "0" for label in REPLICA]
-    given = lambda step: batch(step, old="3", groups=rest if step < 20 else REPLICA)  # noqa: E731
+    given = lambda step: batch(step, old="3", labels=rest if step < 20 else REPLICA)  # noqa: E731
     assert told(monitor, range(40), given) == [(20 + INTERVAL - 1, "replica=3")]
 
 
@@ -128,9 +128,9 @@ def test_it_survives_a_restart(tmp_path):
 def test_labels_that_nobody_could_look_at_are_counted_too(monitor):
     labels = [[f"{step}-{place}" for place in range(8)] * 4 for step in range(9)]
     for step in range(8):
-        monitor.observe(**batch(step, old=labels[step], groups=labels[step]))
+        monitor.observe(**batch(step, old=labels[step], labels=labels[step]))
     with pytest.raises(InvalidValue, match="72 labels"):
-        monitor.observe(**batch(8, old=labels[8], groups=labels[8]))
+        monitor.observe(**batch(8, old=labels[8], labels=labels[8]))
 
 
 def test_a_replica_in_doubt_that_is_hidden_does_not_close_the_breaker(monitor):
@@ -151,6 +151,16 @@ def _off(given):
     off = given["old_logprobs"].copy()
     off[3::4] -= 0.006
     return {**given, "old_logprobs": off}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [(1, [(WARM_UP + INTERVAL - 1, "")]), (3, [(WARM_UP + INTERVAL - 1, "")]), (4, [])],
+)
+def test_prompts_too_few_to_know_a_spread_from_are_said_once(monitor, prompts, expected):
+    """Nothing but gates would be judged for a whole training, and every batch would read OK."""
+    groups = {"prompt": [place % prompts for place in range(ROWS)]}
+    assert told(monitor, range(WARM_UP + 4 * INTERVAL), lambda step: batch(step, groups=groups)) == expected
 
 
 # --- weights that are old, and labelled so ------------------------------------------------------------------------
