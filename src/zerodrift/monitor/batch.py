@@ -30,6 +30,8 @@ class BatchSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     told: int = 0
     """Tokens whose behaviour logprob is known."""
     lag: float | None = None
+    lag_tokens: int = 0
+    """Tokens whose version is known."""
     lag_max: int | None = None
     mismatch: GapSums = GapSums()
     staleness: GapSums = GapSums()
@@ -132,6 +134,7 @@ def _summed(
         surprise=0.0 if behavior is None else -float(behavior.sum(dtype=np.float64)),
         told=0 if behavior is None else behavior.size,
         lag=tokens.lag_sum,
+        lag_tokens=0 if tokens.lag is None else tokens.size,
         lag_max=tokens.lag_max,
         mismatch=gaps[Gap.MISMATCH].sums,
         staleness=gaps[Gap.STALENESS].sums,

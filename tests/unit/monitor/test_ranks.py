@@ -173,10 +173,12 @@ def test_a_closed_rank_leaves_no_other_waiting():
 def test_a_rank_that_does_not_know_the_version_takes_that_of_the_others():
     ranks = monitors()
     blind = {name: value for name, value in batch(1).items() if "version" not in name}
-    assert observed(ranks, batch(trainer_version=0), blind)[0].train
-    assert [state.trainer_version for state in states(ranks)] == [0, 0]
+    found, _ = observed(ranks, batch(versions=1, trainer_version=3), blind)
+    assert found.train
+    assert found.lag_mean == 2.0  # of the tokens that have a version
+    assert [state.trainer_version for state in states(ranks)] == [3, 3]
     found = observed(
-        ranks, batch(step=1, trainer_version=0), batch(1, step=1, versions=None, trainer_version=0)
+        ranks, batch(step=1, trainer_version=3), batch(1, step=1, versions=None, trainer_version=3)
     )
     assert [each.state for each in found] == [State.OK, State.OK]
 
