@@ -1,5 +1,6 @@
 """All that a monitor remembers, in one small file: a restarted training goes on where it stood, a halted one halted."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -69,24 +70,30 @@ class StateFile:
 
     def __init__(self, path: Path) -> None:
         """`read` comes first."""
-        self._path = path
-        self._left: tuple[int, int] | None = None
+        self._path, self._process = path, os.getpid()
+        self._which: tuple[int, int] | None = None
+        self._left = MonitorState()
 
     def read(self) -> MonitorState:
         """From here on it is ours."""
-        self._left = self._there()
-        return read_state(self._path)
+        self._which, self._left = self._there(), read_state(self._path)
+        return self._left
 
     def write(self, state: MonitorState) -> None:
-        """Refused where another monitor has written since."""
+        """Refused where another monitor has written since, and in a fork of the process that it belongs to."""
+        if os.getpid() != self._process:
+            raise RecordError(
+                f"{self._path} belongs to the monitor of process {self._process}, and this is a fork of it; observe there"
+            )
         found = self._there()
-        if found is not None and found != self._left:
+        # A copy that a backup put there is ours still.
+        if found not in (None, self._which) and read_state(self._path) != self._left:
             raise ArchiveLocked(
                 f"{self._path} was written by another monitor since: what that one knows, a halt maybe, is left as it is; "
                 "give each a path of its own"
             )
         write_state(self._path, state)
-        self._left = self._there()
+        self._which, self._left = self._there(), state
 
     def _there(self) -> tuple[int, int] | None:
         """Which file it is: each write makes a new one."""

@@ -1,5 +1,8 @@
 """What an archive would refuse is refused before anything is decided; and what trips, trips, archived or not."""
 
+import os
+import shutil
+
 import numpy as np
 import pytest
 
@@ -285,3 +288,35 @@ def test_a_state_that_was_removed_is_written_again(tmp_path):
 def test_a_directory_that_cannot_be_made_is_named(place):
     with pytest.raises(RecordError, match="nowhere"):
         Monitor(directory=place)
+
+
+def test_a_state_that_a_backup_put_back_is_ours_still(tmp_path):
+    monitor = Monitor(path=tmp_path / "state.json")
+    monitor.observe(**batch())
+    (tmp_path / "copy.json").write_bytes((tmp_path / "state.json").read_bytes())
+    (tmp_path / "copy.json").replace(tmp_path / "state.json")
+    assert monitor.observe(**batch()).step == 1
+
+
+def test_a_fork_writes_nothing_beside_the_monitor_that_it_was(tmp_path):
+    monitor = Monitor(path=tmp_path / "state.json")
+    monitor.observe(**batch())
+    child = os.fork()
+    if not child:
+        try:
+            monitor.observe(**batch(0.5))
+        except RecordError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert monitor.observe(**batch()).state is State.OK
+
+
+def test_an_archive_that_is_gone_is_named(tmp_path):
+    monitor = Monitor(archive=tmp_path / "archive", healthy_every=1)
+    monitor.observe(**batch())
+    shutil.rmtree(tmp_path / "archive")
+    with pytest.raises(RecordError, match="cannot be written"):
+        monitor.observe(**batch())
+    with pytest.raises(RecordError, match="cannot be written"):
+        monitor.close()
