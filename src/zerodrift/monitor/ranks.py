@@ -59,6 +59,10 @@ def over_ranks(
         state = _agreed(state, _exchanged(gather, state, MonitorState))
         part, failed = _part(settings, state, read)
         parts = _exchanged(gather, part, Part)
+        if len({each.state for each in parts}) > 1:
+            raise RanksDisagree(
+                "ranks cannot agree on what they remember: gather gives the same parts in one order to all"
+            )
     if failed is not None:
         raise failed
     return state, _together(parts)

@@ -241,6 +241,20 @@ def test_a_halt_of_one_rank_is_a_halt_of_all(halted):
     assert {each.state for each in observed(ranks, batch(6), batch(7))} == {State.WARN}
 
 
+def test_a_gather_that_gives_each_its_own_first_is_found_before_ranks_part():
+    exchange = Exchange(2)
+
+    def own_first(rank):
+        gather = exchange.of(rank)
+        return lambda mine: sorted(gather(mine), key=lambda part: part != mine)
+
+    ranks = [Monitor(gather=own_first(rank)) for rank in range(2)]
+    observed(ranks, batch(), batch(1))
+    ranks[0].rewind(-1)
+    found = observed(ranks, batch(2, step=1), batch(3, step=1))
+    assert [type(each) for each in found] == [RanksDisagree] * 2
+
+
 def test_labels_of_all_ranks_together_are_counted():
     ranks = monitors()
     labels = [{"task": [f"{rank}-{place}" for place in range(40)]} for rank in range(2)]
